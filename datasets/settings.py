@@ -1,0 +1,70 @@
+"""How a run chooses, splits and packs its data."""
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from hydragnn.settings import Settings
+
+
+class DataSettings(Settings):
+    """Which store, and which of its fields the model sees."""
+
+    store: Path
+    """A store made by ``hydragnn data build``; relative paths count from the configuration file's folder."""
+
+    inputs: list[str] | None = None
+    """Names of the input fields; all fields with role ``input`` if absent."""
+
+    edges: bool = True
+    """False takes every edge away: the ablation that shows what the neighbours are worth."""
+
+
+class SplitSettings(Settings):
+    """Which graphs train, which choose (validation) and which only judge (test)."""
+
+    kind: Literal["random", "composition", "group", "given"] = "random"
+    """random: by graph; composition: graphs of one composition stay together; group: by the values of ``field``;
+    given: ``field`` holds 0 (train), 1 (validation), 2 (test) for every graph."""
+
+    field: str | None = None
+    """Graph field with group labels or with the given parts; only for ``group`` and ``given``."""
+
+    train: float = Field(default=0.8, gt=0, lt=1)
+    """Fraction of graphs (or of groups) for training."""
+
+    valid: float = Field(default=0.1, gt=0, lt=1)
+    """Fraction for validation; what remains is the test part (may be empty where train + valid = 1)."""
+
+    seed: int = Field(default=0, ge=0)
+    """Seed of the split; independent of the training seed, so that ensemble members share their held-out data."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.train + self.valid > 1 + 1e-9:
+            raise ValueError(f"train + valid = {self.train + self.valid:g} exceeds 1; lower one of them")
+        if (self.kind in ("group", "given")) != (self.field is not None):
+            raise ValueError(f"split kind {self.kind} {'needs' if self.field is None else 'takes no'} field")
+        return self
+
+
+class BatchSettings(Settings):
+    """Budget of one optimisation step, over all ranks together; 0 means no limit."""
+
+    max_graphs: int = Field(default=32, ge=0)
+    """Graphs per step."""
+
+    max_nodes: int = Field(default=0, ge=0)
+    """Nodes per step."""
+
+    max_edges: int = Field(default=0, ge=0)
+    """Edges per step."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not (self.max_graphs or self.max_nodes or self.max_edges):
+            raise ValueError(
+                "a batch without any limit is the whole data set; set max_graphs, max_nodes or max_edges"
+            )
+        return self

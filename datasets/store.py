@@ -1,0 +1,49 @@
+"""The promise that every place where graphs are kept makes."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.field import Field
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Sizes:
+    """Nodes and edges of every graph of a store, known without reading any payload."""
+
+    nodes: NDArray[np.int64]
+    edges: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+
+class GraphStore(Protocol):
+    """Graphs by number; what was written comes back bit for bit, to any number of readers."""
+
+    @property
+    def attributes(self) -> Mapping[str, Any]:
+        """JSON values about the whole store: where the data came from, cutoff, units of length."""
+
+    @property
+    def dim(self) -> int:
+        """Spatial dimension of positions; 0 for graphs without geometry."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the content; equal for equal graphs whatever the backend."""
+
+    def __len__(self) -> int: ...
+
+    def fields(self) -> tuple[Field, ...]:
+        """What the store holds beside the graphs themselves."""
+
+    def sizes(self) -> Sizes:
+        """Nodes and edges of every graph."""
+
+    def read(self, indices: Sequence[int] | NDArray[np.int64]) -> GraphBatch:
+        """The graphs with these numbers, in this order, repeats allowed; InputError where a number is out of range."""

@@ -1,0 +1,4 @@
+"""What a graph is, at three scales."""
+
+from hydragnn.graphs.batch import GraphBatch, concatenate, edge_vectors, one_graph, split, to, volumes
+from hydragnn.graphs.field import ATOMIC_NUMBERS, Field, field_from_json

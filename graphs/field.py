@@ -1,0 +1,104 @@
+"""What a tensor means: the one description that stores, heads, metrics, predictions and plots are driven by."""
+
+import math
+import re
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+import torch
+
+from hydragnn.errors import InputError
+
+Place = Literal["node", "edge", "graph"]
+Parity = Literal["scalar", "vector", "tensor"]
+Role = Literal["input", "target", "auxiliary"]
+Dtype = Literal["float32", "float64", "int64"]
+
+ATOMIC_NUMBERS = "atomic_numbers"
+RESERVED = (
+    "positions",
+    "senders",
+    "receivers",
+    "edge_shifts",
+    "cell",
+    "periodic",
+    "node_offsets",
+    "edge_offsets",
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Field:
+    """The meaning of one tensor ``[items, *shape]`` where items are nodes, edges or graphs.
+
+    A field with ``classes > 0`` is categorical: integers from 0 to classes - 1, dtype int64.
+
+    >>> Field(name="forces", on="node", shape=(3,), unit="eV/Angstrom", parity="vector", role="target").width
+    3
+    """
+
+    name: str
+    on: Place
+    shape: tuple[int, ...] = ()
+    unit: str = ""
+    parity: Parity = "scalar"
+    role: Role = "input"
+    classes: int = 0
+    dtype: Dtype = "float32"
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", self.name) or self.name in RESERVED:
+            raise InputError(
+                f"field name {self.name!r} is not usable; use letters, digits and _, and none of {', '.join(RESERVED)}"
+            )
+        for value, allowed, what in (
+            (self.on, get_args(Place), "on"),
+            (self.parity, get_args(Parity), "parity"),
+            (self.role, get_args(Role), "role"),
+            (self.dtype, get_args(Dtype), "dtype"),
+        ):
+            if value not in allowed:
+                raise InputError(f"field {self.name}: {what} is {value!r}; use one of {', '.join(allowed)}")
+        if any(size < 1 for size in self.shape):
+            raise InputError(
+                f"field {self.name}: shape {self.shape} has an axis below 1; use () for one number per item"
+            )
+        if (self.classes > 0) != (self.dtype == "int64"):
+            raise InputError(
+                f"field {self.name}: categorical fields have classes > 0 and dtype int64, others neither"
+            )
+        if self.parity == "vector" and not self.shape:
+            raise InputError(
+                f"field {self.name}: a vector needs a last axis of length dim; give shape=(3,) for example"
+            )
+        if self.parity == "tensor" and (len(self.shape) < 2 or self.shape[-1] != self.shape[-2]):
+            raise InputError(
+                f"field {self.name}: a tensor needs two last axes of equal length; give shape=(3, 3)"
+            )
+
+    @property
+    def kind(self) -> Literal["regression", "classification"]:
+        """Whether values are numbers or classes."""
+        return "classification" if self.classes else "regression"
+
+    @property
+    def width(self) -> int:
+        """Numbers per item."""
+        return math.prod(self.shape)
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The dtype that tensors of this field have in stores."""
+        return {"float32": torch.float32, "float64": torch.float64, "int64": torch.int64}[self.dtype]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON; ``field_from_json`` gives the same field back."""
+        return {**asdict(self), "shape": list(self.shape)}
+
+
+def field_from_json(value: dict[str, Any]) -> Field:
+    """The field that ``Field.to_json`` wrote; InputError on unknown or missing keys."""
+    try:
+        return Field(**{**value, "shape": tuple(value.get("shape", ()))})
+    except TypeError as error:
+        raise InputError(f"a field description is damaged or from a newer version: {error}") from error

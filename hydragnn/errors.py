@@ -1,0 +1,28 @@
+"""What goes wrong because of what came in from outside; every other exception is a defect of ours."""
+
+
+class InputError(ValueError):
+    """Bad input: one sentence with what, where and the next move; the command line prints it and exits with 2."""
+
+
+class MissingPackageError(InputError):
+    """An optional package is not installed; the message names the extra that brings it."""
+
+    def __init__(self, package: str, extra: str, purpose: str) -> None:
+        super().__init__(
+            f"{purpose} needs the package {package}; install it with: pip install 'hydragnn-ensemble[{extra}]'"
+        )
+
+
+def nearest(word: str, valid: list[str]) -> str:
+    """The hint for a misspelled word: the closest valid one, or the whole list where none is close.
+
+    >>> nearest("cutof", ["cutoff", "kind"])
+    'did you mean cutoff?'
+    >>> nearest("zzz", ["cutoff", "kind"])
+    'valid: cutoff, kind'
+    """
+    from difflib import get_close_matches
+
+    close = get_close_matches(word, valid, n=1, cutoff=0.6)
+    return f"did you mean {close[0]}?" if close else "valid: " + ", ".join(sorted(valid))

@@ -1,0 +1,76 @@
+"""Files that are complete or absent: written beside their name, flushed to disk, then renamed."""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hydragnn.errors import InputError
+
+
+def write_atomically(path: Path, content: bytes | str) -> None:
+    """Put content at path so that a reader sees the old file or the new one, never half; OSError becomes InputError."""
+    data = content.encode() if isinstance(content, str) else content
+
+    def write(temporary: Path) -> None:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+
+    replace_atomically(path, write)
+
+
+def replace_atomically(path: Path, write: Callable[[Path], None]) -> None:
+    """Let ``write`` make a file beside ``path``, then rename it into place; nothing is left behind on failure."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(temporary)
+        temporary.replace(path)
+        flush_directory(path.parent)
+    except OSError as error:
+        raise InputError(
+            f"cannot write {path}: {error.strerror or error}; free space or choose another place"
+        ) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def flush_directory(folder: Path) -> None:
+    """Make a rename in ``folder`` survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write value as indented JSON, atomically; NaN and infinities are refused because JSON has none."""
+    write_atomically(path, json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """The value in a JSON file; InputError that names the file where it is missing or damaged."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"{path} does not exist; check the path") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"{path} is not valid JSON ({error}); it was cut off or belongs to another program"
+        ) from error
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def digest(value: Any) -> str:
+    """A short, stable hash of a JSON value; equal values hash equally on every machine.
+
+    >>> digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1})
+    True
+    """
+    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:16]

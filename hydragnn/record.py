@@ -1,0 +1,92 @@
+"""What one training run leaves behind for search and ensemble."""
+
+from dataclasses import asdict, dataclass, fields
+from dataclasses import field as member
+from pathlib import Path
+from typing import Any, Literal
+
+from hydragnn.errors import InputError
+from hydragnn.files import read_json, write_json
+
+VERSION = 1
+
+Status = Literal["running", "paused", "finished", "stopped", "failed"]
+FailureKind = Literal[
+    "lost_node", "launch", "out_of_memory", "diverged", "timeout", "configuration", "preempted", "defect"
+]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failure:
+    """Why a run ended without a result, decided from evidence."""
+
+    kind: FailureKind
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cost:
+    """What the run used so far, all segments together."""
+
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    peak_memory_mb: float = 0.0
+    graphs_per_second: float = 0.0
+    ranks: int = 1
+    nodes: int = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunRecord:
+    """Configuration, data, curves, cost and end of one run; JSON on disk as ``record.json`` in the run's folder.
+
+    ``curves`` has one value per finished epoch under names such as ``train/loss``, ``valid/loss``, ``learning_rate`` and
+    ``valid/<field>/mae|rmse|r2`` in the field's unit. ``best`` holds the values of the epoch with the lowest
+    ``valid/loss``, plus ``epoch``. ``trivial`` holds the same metrics for the mean of the training part (names
+    ``valid/<field>/mae`` and so on; forces: zero). ``test`` is filled only by an explicit evaluation. Status ``paused`` is the end of a segment.
+    """
+
+    version: int = VERSION
+    config: dict[str, Any]
+    config_hash: str
+    data_hash: str
+    seed: int
+    status: Status = "running"
+    epochs: int = 0
+    parameters: int = 0
+    parts: dict[str, int] = member(default_factory=dict)
+    curves: dict[str, list[float | None]] = member(default_factory=dict)
+    best: dict[str, float] = member(default_factory=dict)
+    trivial: dict[str, float] = member(default_factory=dict)
+    cost: Cost = Cost()
+    failure: Failure | None = None
+    versions: dict[str, str] = member(default_factory=dict)
+    hardware: dict[str, Any] = member(default_factory=dict)
+
+
+def write_record(record: RunRecord, folder: Path) -> None:
+    """Write ``record.json`` into the run's folder, atomically."""
+    write_json(folder / "record.json", asdict(record))
+
+
+def read_record(folder: Path) -> RunRecord:
+    """The record of the run in ``folder``; InputError where it is missing, damaged or from a newer version."""
+    path = folder / "record.json"
+    value = read_json(path)
+    if not isinstance(value, dict) or "version" not in value:
+        raise InputError(f"{path} is not a run record; was {folder} made by hydragnn train?")
+    if value["version"] > VERSION:
+        raise InputError(
+            f"{path} has version {value['version']}, this program reads up to {VERSION}; update the program"
+        )
+    known = {f.name for f in fields(RunRecord)}
+    try:
+        return RunRecord(
+            **{
+                **{key: item for key, item in value.items() if key in known},
+                "cost": Cost(**value.get("cost", {})),
+                "failure": Failure(**value["failure"]) if value.get("failure") else None,
+            }
+        )
+    except (TypeError, KeyError) as error:
+        raise InputError(f"{path} is damaged ({error}); resume or repeat the run") from error

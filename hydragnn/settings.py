@@ -1,0 +1,158 @@
+"""Typed settings read from TOML: unknown keys are errors that name the nearest valid one."""
+
+import json
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import pydantic
+
+from hydragnn.errors import InputError, nearest
+
+T = TypeVar("T", bound="Settings")
+
+
+class Settings(pydantic.BaseModel):
+    """Base of every configuration model: frozen, no unknown keys, attribute docstrings become ``--help`` texts."""
+
+    model_config = pydantic.ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False, validate_default=True
+    )
+
+    @classmethod
+    def parse(cls, value: Any, source: str = "configuration") -> Self:
+        """The typed object that ``value`` (parsed TOML or JSON) describes; InputError naming key, source and remedy."""
+        try:
+            return cls.model_validate(value)
+        except pydantic.ValidationError as error:
+            raise InputError(f"{source}: {_sentence(cls, error)}") from error
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON, complete with defaults; ``parse`` gives the same object back."""
+        result: dict[str, Any] = self.model_dump(mode="json")
+        return result
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The table in a TOML file; InputError where it is missing or malformed."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"{path} does not exist; check the path") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not valid TOML: {error}") from error
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def with_overrides(table: dict[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
+    """A copy of ``table`` with ``a.b=value`` assignments applied; values are TOML, bare words are strings.
+
+    >>> with_overrides({"model": {"kind": "schnet"}}, ["model.hidden_dim=128", "model.kind=painn"])
+    {'model': {'kind': 'painn', 'hidden_dim': 128}}
+    """
+    result: dict[str, Any] = json.loads(json.dumps(table))
+    for assignment in assignments:
+        path, separator, text = assignment.partition("=")
+        if not separator or not path.strip():
+            raise InputError(f"--set {assignment}: expected key=value, for example model.hidden_dim=128")
+        with_value(result, path.strip(), _toml_value(text.strip()))
+    return result
+
+
+def with_value(table: dict[str, Any], path: str, value: Any) -> None:
+    """Set ``path`` (dots between keys, list positions as numbers) in a nested table, in place.
+
+    >>> table = {"heads": [{"weight": 1.0}]}
+    >>> with_value(table, "heads.0.weight", 5.0); table
+    {'heads': [{'weight': 5.0}]}
+    """
+    *parents, last = path.split(".")
+    here: Any = table
+    for key in parents:
+        if isinstance(here, list):
+            here = _item(here, key, path)
+        else:
+            here = here.setdefault(key, {})
+        if not isinstance(here, dict | list):
+            raise InputError(f"{path}: {key} is a value, not a section; check the path")
+    if isinstance(here, list):
+        _item(here, last, path)
+        here[int(last)] = value
+    else:
+        here[last] = value
+
+
+def _item(items: list[Any], key: str, path: str) -> Any:
+    if not key.isdigit() or int(key) >= len(items):
+        raise InputError(
+            f"{path}: {key} is not a position in a list of {len(items)}; use 0 to {len(items) - 1}"
+        )
+    return items[int(key)]
+
+
+def _toml_value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _sentence(cls: type[Settings], error: pydantic.ValidationError) -> str:
+    """The first problem of a validation error as one sentence."""
+    first = error.errors()[0]
+    location = tuple(part for part in first["loc"])
+    path = ".".join(str(part) for part in _without_tags(cls, location))
+    if first["type"] == "extra_forbidden":
+        valid = _keys_at(cls, location[:-1])
+        hint = nearest(str(location[-1]), valid) if valid else "remove it"
+        return f"unknown key {path}; {hint}"
+    if first["type"] == "missing":
+        return f"missing key {path}; add it"
+    message = first["msg"].removeprefix("Value error, ")
+    more = len(error.errors()) - 1
+    given = "" if first["type"] == "value_error" else f" (given: {first['input']!r:.80})"
+    return f"{path + ': ' if path else ''}{message}{given}" + (
+        f"; and {more} more problem(s)" if more else ""
+    )
+
+
+def _without_tags(cls: type[Settings], location: tuple[int | str, ...]) -> list[int | str]:
+    """The location without the tags that pydantic inserts for discriminated unions: model.painn.cutoff is model.cutoff."""
+    kept: list[int | str] = []
+    for position, part in enumerate(location):
+        is_key = isinstance(part, int) or part in _keys_at(cls, location[:position])
+        if is_key or position == len(location) - 1:
+            kept.append(part)
+    return kept
+
+
+def _keys_at(cls: Any, location: tuple[int | str, ...]) -> list[str]:
+    """The valid keys of the settings class found at ``location``; empty where the annotation is not a settings class."""
+    candidates: list[Any] = [cls]
+    for part in location:
+        following: list[Any] = []
+        for candidate in candidates:
+            if isinstance(part, str) and part in getattr(candidate, "model_fields", {}):
+                following += _settings_in(candidate.model_fields[part].annotation)
+            elif _tag(candidate) == part:
+                following.append(
+                    candidate
+                )  # pydantic inserts the tag of a discriminated union into the location
+            elif isinstance(part, int):
+                following.append(candidate)
+        candidates = following
+    return sorted({key for candidate in candidates for key in candidate.model_fields})
+
+
+def _tag(candidate: Any) -> Any:
+    kind = getattr(candidate, "model_fields", {}).get("kind")
+    return None if kind is None else kind.default
+
+
+def _settings_in(annotation: Any) -> list[Any]:
+    """All settings classes mentioned in a type annotation."""
+    if isinstance(annotation, type) and issubclass(annotation, Settings):
+        return [annotation]
+    return [found for argument in getattr(annotation, "__args__", ()) for found in _settings_in(argument)]
