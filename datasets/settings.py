@@ -64,7 +64,5 @@ class BatchSettings(Settings):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if not (self.max_graphs or self.max_nodes or self.max_edges):
-            raise ValueError(
-                "a batch without any limit is the whole data set; set max_graphs, max_nodes or max_edges"
-            )
+            raise ValueError("a batch without any limit is the whole data set; set max_graphs, max_nodes or max_edges")
         return self

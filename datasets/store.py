@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
-
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
+from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

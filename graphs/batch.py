@@ -6,11 +6,11 @@ from dataclasses import field as member
 from typing import Any
 
 import torch
+from hydragnn.graphs.field import Field, Place
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hydragnn.errors import InputError
-from hydragnn.graphs.field import Field, Place
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -110,9 +110,7 @@ class GraphBatch:
     def __getitem__(self, name: str) -> Tensor:
         """The tensor of the field ``name``; InputError names the fields that there are."""
         if name not in self.fields:
-            raise InputError(
-                f"the batch has no field {name}; it has {', '.join(sorted(self.fields)) or 'none'}"
-            )
+            raise InputError(f"the batch has no field {name}; it has {', '.join(sorted(self.fields)) or 'none'}")
         return self.on(self.fields[name].on)[name]
 
     def present(self, name: str) -> Bool[Tensor, " graphs"]:
@@ -144,35 +142,31 @@ def volumes(batch: GraphBatch) -> Float[Tensor, " graphs"]:
     return torch.linalg.det(batch.cell).abs()
 
 
-def to(
-    batch: GraphBatch, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-) -> GraphBatch:
+def to(batch: GraphBatch, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> GraphBatch:
     """The batch on ``device`` with floating-point tensors in ``dtype``; None keeps what there is."""
 
     def move(value: Tensor) -> Tensor:
         return value.to(device=device, dtype=dtype if value.is_floating_point() else None)
 
+    def move_all(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: move(value) for name, value in values.items()}
+
     return replace(
         batch,
-        **{name: move(getattr(batch, name)) for name in _TENSORS},
-        **{
-            place: {k: move(v) for k, v in getattr(batch, place).items()}
-            for place in ("nodes", "edges", "graphs", "masks")
-        },
-        cache={k: move(v) for k, v in batch.cache.items()},
+        positions=move(batch.positions),
+        senders=move(batch.senders),
+        receivers=move(batch.receivers),
+        edge_shifts=move(batch.edge_shifts),
+        cell=move(batch.cell),
+        periodic=move(batch.periodic),
+        node_offsets=move(batch.node_offsets),
+        edge_offsets=move(batch.edge_offsets),
+        nodes=move_all(batch.nodes),
+        edges=move_all(batch.edges),
+        graphs=move_all(batch.graphs),
+        masks=move_all(batch.masks),
+        cache=move_all(batch.cache),
     )
-
-
-_TENSORS = (
-    "positions",
-    "senders",
-    "receivers",
-    "edge_shifts",
-    "cell",
-    "periodic",
-    "node_offsets",
-    "edge_offsets",
-)
 
 
 def concatenate(batches: Sequence[GraphBatch]) -> GraphBatch:
@@ -181,16 +175,12 @@ def concatenate(batches: Sequence[GraphBatch]) -> GraphBatch:
         raise InputError("cannot concatenate an empty list of graphs; give at least one")
     dims = {batch.dim for batch in batches}
     if len(dims) > 1:
-        raise InputError(
-            f"cannot concatenate graphs of dimensions {sorted(dims)}; keep them in separate stores"
-        )
+        raise InputError(f"cannot concatenate graphs of dimensions {sorted(dims)}; keep them in separate stores")
     fields: dict[str, Field] = {}
     for batch in batches:
         for name, field in batch.fields.items():
             if fields.setdefault(name, field) != field:
-                raise InputError(
-                    f"field {name} has two meanings: {fields[name]} and {field}; rename one of them"
-                )
+                raise InputError(f"field {name} has two meanings: {fields[name]} and {field}; rename one of them")
     node_base = _bases([batch.num_nodes for batch in batches])
     edge_base = _bases([batch.num_edges for batch in batches])
     tensors: dict[str, dict[str, Tensor]] = {"node": {}, "edge": {}, "graph": {}}
@@ -252,9 +242,7 @@ def one_graph(batch: GraphBatch, index: int) -> GraphBatch:
     e0, e1 = batch.edge_offsets[index : index + 2].tolist()
     span = {"node": slice(n0, n1), "edge": slice(e0, e1), "graph": slice(index, index + 1)}
     kept = {
-        name: field
-        for name, field in batch.fields.items()
-        if name not in batch.masks or bool(batch.masks[name][index])
+        name: field for name, field in batch.fields.items() if name not in batch.masks or bool(batch.masks[name][index])
     }
     tensors = {place: {n: batch[n][span[place]] for n, f in kept.items() if f.on == place} for place in span}
     return GraphBatch(

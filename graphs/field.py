@@ -64,17 +64,13 @@ class Field:
                 f"field {self.name}: shape {self.shape} has an axis below 1; use () for one number per item"
             )
         if (self.classes > 0) != (self.dtype == "int64"):
-            raise InputError(
-                f"field {self.name}: categorical fields have classes > 0 and dtype int64, others neither"
-            )
+            raise InputError(f"field {self.name}: categorical fields have classes > 0 and dtype int64, others neither")
         if self.parity == "vector" and not self.shape:
             raise InputError(
                 f"field {self.name}: a vector needs a last axis of length dim; give shape=(3,) for example"
             )
         if self.parity == "tensor" and (len(self.shape) < 2 or self.shape[-1] != self.shape[-2]):
-            raise InputError(
-                f"field {self.name}: a tensor needs two last axes of equal length; give shape=(3, 3)"
-            )
+            raise InputError(f"field {self.name}: a tensor needs two last axes of equal length; give shape=(3, 3)")
 
     @property
     def kind(self) -> Literal["regression", "classification"]:

@@ -59,9 +59,7 @@ class TrainSettings(Settings):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.warmup_epochs >= self.epochs:
-            raise ValueError(
-                f"warmup_epochs = {self.warmup_epochs:g} leaves nothing of epochs = {self.epochs}"
-            )
+            raise ValueError(f"warmup_epochs = {self.warmup_epochs:g} leaves nothing of epochs = {self.epochs}")
         return self
 
 

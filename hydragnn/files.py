@@ -60,9 +60,7 @@ def read_json(path: Path) -> Any:
     except FileNotFoundError:
         raise InputError(f"{path} does not exist; check the path") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise InputError(
-            f"{path} is not valid JSON ({error}); it was cut off or belongs to another program"
-        ) from error
+        raise InputError(f"{path} is not valid JSON ({error}); it was cut off or belongs to another program") from error
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
 

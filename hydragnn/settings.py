@@ -86,9 +86,7 @@ def with_value(table: dict[str, Any], path: str, value: Any) -> None:
 
 def _item(items: list[Any], key: str, path: str) -> Any:
     if not key.isdigit() or int(key) >= len(items):
-        raise InputError(
-            f"{path}: {key} is not a position in a list of {len(items)}; use 0 to {len(items) - 1}"
-        )
+        raise InputError(f"{path}: {key} is not a position in a list of {len(items)}; use 0 to {len(items) - 1}")
     return items[int(key)]
 
 
@@ -113,9 +111,7 @@ def _sentence(cls: type[Settings], error: pydantic.ValidationError) -> str:
     message = first["msg"].removeprefix("Value error, ")
     more = len(error.errors()) - 1
     given = "" if first["type"] == "value_error" else f" (given: {first['input']!r:.80})"
-    return f"{path + ': ' if path else ''}{message}{given}" + (
-        f"; and {more} more problem(s)" if more else ""
-    )
+    return f"{path + ': ' if path else ''}{message}{given}" + (f"; and {more} more problem(s)" if more else "")
 
 
 def _without_tags(cls: type[Settings], location: tuple[int | str, ...]) -> list[int | str]:
@@ -137,9 +133,7 @@ def _keys_at(cls: Any, location: tuple[int | str, ...]) -> list[str]:
             if isinstance(part, str) and part in getattr(candidate, "model_fields", {}):
                 following += _settings_in(candidate.model_fields[part].annotation)
             elif _tag(candidate) == part:
-                following.append(
-                    candidate
-                )  # pydantic inserts the tag of a discriminated union into the location
+                following.append(candidate)  # pydantic inserts the tag of a discriminated union into the location
             elif isinstance(part, int):
                 following.append(candidate)
         candidates = following

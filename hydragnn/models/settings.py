@@ -124,9 +124,7 @@ class HeadSettings(Settings):
         if (self.references or self.forces or self.stress) and self.pool != "sum":
             raise ValueError(f'head {self.field}: references, forces and stress need pool = "sum"')
         if self.distribution == "gaussian" and (self.forces or self.stress):
-            raise ValueError(
-                f"head {self.field}: forces and stress come from a point energy; use distribution = point"
-            )
+            raise ValueError(f"head {self.field}: forces and stress come from a point energy; use distribution = point")
         return self
 
     @property
