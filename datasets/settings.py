@@ -1,7 +1,7 @@
 """How a run chooses, splits and packs its data."""
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal
 
 from pydantic import Field, model_validator
 
@@ -41,7 +41,7 @@ class SplitSettings(Settings):
     """Seed of the split; independent of the training seed, so that ensemble members share their held-out data."""
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check(self) -> "SplitSettings":
         if self.train + self.valid > 1 + 1e-9:
             raise ValueError(f"train + valid = {self.train + self.valid:g} exceeds 1; lower one of them")
         if (self.kind in ("group", "given")) != (self.field is not None):
@@ -62,7 +62,7 @@ class BatchSettings(Settings):
     """Edges per step."""
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check(self) -> "BatchSettings":
         if not (self.max_graphs or self.max_nodes or self.max_edges):
             raise ValueError("a batch without any limit is the whole data set; set max_graphs, max_nodes or max_edges")
         return self

@@ -1,7 +1,7 @@
 """One run, completely described: everything that its result depends on."""
 
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -57,7 +57,7 @@ class TrainSettings(Settings):
     """Also write TensorBoard curves into the run's folder."""
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check(self) -> "TrainSettings":
         if self.warmup_epochs >= self.epochs:
             raise ValueError(f"warmup_epochs = {self.warmup_epochs:g} leaves nothing of epochs = {self.epochs}")
         return self
@@ -74,7 +74,7 @@ class RunConfig(Settings):
     train: TrainSettings = TrainSettings()
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check(self) -> "RunConfig":
         outputs = [name for head in self.heads for name in head.outputs]
         twice = sorted({name for name in outputs if outputs.count(name) > 1})
         if twice:

@@ -4,7 +4,7 @@ import json
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import pydantic
 
@@ -21,7 +21,7 @@ class Settings(pydantic.BaseModel):
     )
 
     @classmethod
-    def parse(cls, value: Any, source: str = "configuration") -> Self:
+    def parse(cls: type[T], value: Any, source: str = "configuration") -> T:
         """The typed object that ``value`` (parsed TOML or JSON) describes; InputError naming key, source and remedy."""
         try:
             return cls.model_validate(value)

@@ -1,6 +1,6 @@
 """Typed settings of encoders and heads: each encoder has its own model, so a foreign key is an error."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -118,7 +118,7 @@ class HeadSettings(Settings):
     """Weight of the stress' mean loss in the total."""
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check(self) -> "HeadSettings":
         if (self.distribution == "gaussian") != (self.loss == "nll"):
             raise ValueError(f'head {self.field}: distribution = "gaussian" and loss = "nll" go together')
         if (self.references or self.forces or self.stress) and self.pool != "sum":
