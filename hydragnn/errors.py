@@ -5,6 +5,10 @@ class InputError(ValueError):
     """Bad input: one sentence with what, where and the next move; the command line prints it and exits with 2."""
 
 
+class Interrupted(Exception):
+    """Ctrl-C or a signal: everything finished is saved; the message says how to go on; the command line exits with 130."""
+
+
 class MissingPackageError(InputError):
     """An optional package is not installed; the message names the extra that brings it."""
 

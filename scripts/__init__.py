@@ -1,1 +1,1 @@
-"""TODO"""
+"""Thin: the command line, the Python face, quickstart, recipes and the report."""

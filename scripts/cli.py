@@ -1,0 +1,215 @@
+"""The command line: each command is one function of the Python face, with its result as a table or as JSON."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from hydragnn.scripts import face
+from rich.console import Console
+from rich.table import Table
+
+from hydragnn.errors import InputError, Interrupted
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    help="""**HydraGNN Ensemble**: from graphs to trustworthy predictions.
+
+    Bring graphs into a store, search for good models, run the best as one calibrated ensemble, read the report:
+
+    `hydragnn data build` -> `hydragnn search` -> `hydragnn ensemble` -> `hydragnn predict` -> `hydragnn report`
+
+    See it work on three scales in minutes: `hydragnn quickstart`. Every command takes `--json`.""",
+)
+data = typer.Typer(no_args_is_help=True, help="Make, look at, check and convert stores of graphs.")
+app.add_typer(data, name="data")
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON value instead of text.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a configuration value, e.g. `model.hidden_dim=128`."),
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue what an interrupted command left in --out.")]
+Out = Annotated[Path, typer.Option("--out", help="Where the result goes; must not exist yet, unless resuming.")]
+
+
+@app.command()
+def quickstart(
+    out: Annotated[Path, typer.Option("--out", help="Folder for data, campaigns, ensembles and reports.")] = Path(
+        "quickstart"
+    ),
+    scale: Annotated[
+        list[str] | None, typer.Option("--scale", help="Only this scale: alloys, polycrystals or plates; repeatable.")
+    ] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Trials at once, one thread each.")] = 2,
+    as_json: AsJson = False,
+) -> None:
+    """Demo data, search, top-3 ensemble and report on three scales; continues where an earlier call was interrupted."""
+    from hydragnn.scripts.quickstart import run_quickstart
+
+    result = run_quickstart(out, scales=scale, workers=workers, quiet=as_json)
+    if as_json:
+        print(json.dumps(result))
+
+
+@data.command("build")
+def data_build(
+    source: Annotated[Path, typer.Argument(help="BUILD.toml: which files, which fields; see docs/data.md.")],
+    out: Out,
+    assignments: Set = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a store from extended XYZ or any ASE format, PyTorch Geometric lists, npz arrays, meshes or grain tables."""
+    _show(face.build_store(source, out, overrides=assignments or []), as_json)
+
+
+@data.command("info")
+def data_info(store: Path, as_json: AsJson = False) -> None:
+    """What a store holds: fields with units, sizes, attributes, backend."""
+    from hydragnn.datasets import store_info
+
+    _show(store_info(store), as_json)
+
+
+@data.command("check")
+def data_check(store: Path, as_json: AsJson = False) -> None:
+    """Read all of a store: checksums, offsets, indices, NaN; exits with 2 where there is a problem."""
+    from hydragnn.datasets import check_store
+
+    problems = check_store(store)
+    _show({"store": str(store), "problems": problems}, as_json)
+    if problems:
+        raise typer.Exit(2)
+
+
+@data.command("convert")
+def data_convert(
+    source: Annotated[Path, typer.Argument(help="A store.")],
+    target: Annotated[Path, typer.Argument(help="The new store; .h5 for HDF5, .bp for ADIOS2.")],
+    as_json: AsJson = False,
+) -> None:
+    """Copy a store to the other backend, bit for bit."""
+    from hydragnn.datasets import convert_store, store_info
+
+    convert_store(source, target)
+    _show(store_info(target), as_json)
+
+
+@app.command()
+def train(
+    config: Annotated[Path, typer.Argument(help="CONFIG.toml; sections data, split, batch, model, heads, train.")],
+    out: Out,
+    resume: Resume = False,
+    assignments: Set = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train one model; Ctrl-C saves, `--resume` continues with the same bits. Runs under torchrun, mpirun or srun too."""
+    record = face.train(config, out, resume=resume, overrides=assignments or [])
+    _show(face.run_summary(record, out), as_json)
+    if record.status == "failed":
+        raise typer.Exit(3)
+
+
+@app.command()
+def search(
+    campaign: Annotated[Path, typer.Argument(help="CAMPAIGN.toml: the sections of CONFIG.toml plus [search].")],
+    out: Out,
+    resume: Resume = False,
+    workers: Annotated[int | None, typer.Option(min=1, help="Trials at once, one thread each.")] = None,
+    assignments: Set = None,
+    as_json: AsJson = False,
+) -> None:
+    """Search for good configurations: trials in segments, early stopping at rungs, all journalled and resumable."""
+    _show(
+        face.search(campaign, out, resume=resume, workers=workers, overrides=assignments or [], quiet=as_json), as_json
+    )
+
+
+@app.command()
+def ensemble(
+    campaign: Annotated[Path, typer.Argument(help="A campaign folder made by `hydragnn search`.")],
+    out: Out,
+    top_k: Annotated[int, typer.Option("--top-k", min=1, help="Number of members.")] = 5,
+    method: Annotated[
+        str, typer.Option(help="top-k: the K best; greedy: forward selection on CRPS, members may repeat as weights.")
+    ] = "top-k",
+    final_seeds: Annotated[
+        int, typer.Option(min=0, help="Train every chosen configuration anew with this many seeds; 0 keeps the trials.")
+    ] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Turn the best configurations of a campaign into one calibrated ensemble, evaluated on the test part."""
+    result = face.build_ensemble(campaign, out, top_k=top_k, method=method, final_seeds=final_seeds)
+    if as_json:
+        print(json.dumps(result))
+    else:
+        from hydragnn.scripts.report.terminal import summary_table
+
+        Console().print(summary_table(out))
+
+
+@app.command()
+def predict(
+    model: Annotated[Path, typer.Argument(help="An ensemble or run folder.")],
+    source: Annotated[Path, typer.Argument(help="A store, or any file of structures that ASE reads.")],
+    out: Annotated[Path, typer.Option("--out", help="Predictions: .h5, .npz, .csv, .xyz or .bp.")],
+    resume: Resume = False,
+    as_json: AsJson = False,
+) -> None:
+    """Predict every graph with uncertainty; one line per graph also for graphs that failed, with the reason."""
+    _show(face.predict(model, source, out, resume=resume), as_json)
+
+
+@app.command()
+def report(
+    source: Annotated[Path, typer.Argument(help="A campaign, ensemble or run folder.")],
+    out: Annotated[Path | None, typer.Option("--out", help="The HTML file; SOURCE/report.html if absent.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """One self-contained HTML page: data, search, members, parity, calibration, worst cases, how to reproduce."""
+    _show({"report": str(face.report(source, out))}, as_json)
+
+
+@app.command()
+def doctor(as_json: AsJson = False) -> None:
+    """What this machine has: Python packages, MPI, GPUs, Triton, ADIOS2, scheduler."""
+    _show(face.doctor(), as_json)
+
+
+def _show(value: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(value, allow_nan=False))
+        return
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for key, item in value.items():
+        table.add_row(f"[bold]{key}[/bold]", _text(item))
+    Console().print(table)
+
+
+def _text(item: Any) -> str:
+    if isinstance(item, float):
+        return f"{item:.6g}"
+    if isinstance(item, dict):
+        return "\n".join(f"{key}: {_text(inner)}" for key, inner in item.items())
+    if isinstance(item, list):
+        return "\n".join(_text(inner) for inner in item) or "none"
+    return str(item)
+
+
+def main() -> None:
+    """Run the command line: 0 on success, 2 with one sentence on bad input, 3 on a failed run, 130 on Ctrl-C."""
+    try:
+        app()
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except Interrupted as error:
+        print(f"interrupted: {error}", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # `hydragnn ... | head` is not an error
