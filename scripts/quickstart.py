@@ -1,0 +1,122 @@
+"""The main job once on three scales: data from independent solvers, search, top-3 ensemble, ablation, report."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from rich.console import Console
+
+from hydragnn.errors import InputError, nearest
+from hydragnn.files import read_json, write_json
+from hydragnn.scripts import face
+from hydragnn.settings import read_toml
+
+TOP_K = 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scale:
+    """One demonstration: what makes its store, and which fields show what the neighbours are worth."""
+
+    name: str
+    says: str
+    make: Callable[[Path], None]
+    ablation: bool = False
+
+
+def scales() -> dict[str, Scale]:
+    """The three demonstrations by name; the solvers are imported only here."""
+    from hydragnn.scripts.demo.alloys import make_alloys
+    from hydragnn.scripts.demo.plates import make_plates
+    from hydragnn.scripts.demo.polycrystals import make_polycrystals
+
+    listed = (
+        Scale(name="alloys", says="atomic: alloys, energy and forces labelled by ASE's EMT", make=make_alloys),
+        Scale(
+            name="polycrystals",
+            says="mesoscale: conductivity and grain fluxes labelled by finite elements or volumes",
+            make=make_polycrystals,
+            ablation=True,
+        ),
+        Scale(name="plates", says="continuum: fields on irregular meshes labelled by scikit-fem", make=make_plates),
+    )
+    return {scale.name: scale for scale in listed}
+
+
+def run_quickstart(
+    out: Path, *, scales: Sequence[str] | None = None, workers: int = 2, quiet: bool = False
+) -> dict[str, Any]:
+    """Run the demonstrations into ``out`` and print a table per scale; whatever an earlier call finished is kept."""
+    console = Console(quiet=quiet)
+    started = perf_counter()
+    summary = {scale.name: _one_scale(scale, out, workers, console, quiet) for scale in _chosen(scales)}
+    seconds = perf_counter() - started
+    console.rule("Summary")
+    for name in summary:
+        _print_table(console, out / name / "ensemble")
+    for name, result in summary.items():
+        console.print(f"report ({name}): {result['report']}", soft_wrap=True)
+    console.print(f"finished in {seconds / 60:.1f} minutes")
+    return {"seconds": seconds, "scales": summary}
+
+
+def _chosen(names: Sequence[str] | None) -> list[Scale]:
+    known = scales()
+    for name in names or ():
+        if name not in known:
+            raise InputError(f"--scale {name}: no such demonstration; {nearest(name, list(known))}")
+    return [known[name] for name in names or known]
+
+
+def _one_scale(scale: Scale, out: Path, workers: int, console: Console, quiet: bool) -> dict[str, Any]:
+    folder = out / scale.name
+    store, campaign, ensemble = folder / f"{scale.name}.h5", folder / "campaign", folder / "ensemble"
+    console.rule(f"{scale.name}  ({scale.says})")
+    if not store.exists():
+        scale.make(store)
+    table = read_toml(Path(__file__).parent / "demo" / f"{scale.name}.toml")
+    table["data"]["store"] = str(store.resolve())
+    face.search(table, campaign, resume=campaign.exists(), workers=workers, quiet=quiet)
+    if not ensemble.exists():
+        face.build_ensemble(campaign, ensemble, top_k=TOP_K)
+    if scale.ablation and not (ensemble / "ablation.json").exists():
+        write_json(ensemble / "ablation.json", _without_edges(ensemble, folder / "no-edges"))
+    page = face.report(ensemble, folder / "report.html")
+    return {"report": str(page), "test": read_json(ensemble / "evaluation.json")["parts"]["test"]}
+
+
+def _without_edges(ensemble: Path, run: Path) -> dict[str, Any]:
+    """The best member's configuration trained again on the same graphs without their edges, on the same test part."""
+    from hydragnn.ensemble import ensemble_from_runs
+
+    config = read_json(ensemble / "members" / "0" / "config.json")
+    config["data"]["edges"] = False
+    face.train(config, run, resume=run.exists())
+    alone = run.with_name("no-edges-evaluation")
+    if not alone.exists():
+        ensemble_from_runs([run], alone, top_k=1)
+    with_edges = read_json(ensemble / "evaluation.json")["parts"]["test"]
+    without = read_json(alone / "evaluation.json")["parts"]["test"]
+    return {
+        field: {
+            "unit": metrics["unit"],
+            "with_edges": metrics["members"][0]["rmse"],
+            "without_edges": without[field]["members"][0]["rmse"],
+            "trivial": metrics["trivial"]["rmse"],
+        }
+        for field, metrics in with_edges.items()
+    }
+
+
+def _print_table(console: Console, ensemble: Path) -> None:
+    from hydragnn.scripts.report.terminal import summary_table
+
+    console.print(summary_table(ensemble))
+    if (ensemble / "ablation.json").exists():
+        for field, row in read_json(ensemble / "ablation.json").items():
+            console.print(
+                f"  {field}: RMSE with edges {row['with_edges']:.3g}, without edges {row['without_edges']:.3g}, "
+                f"trivial predictor {row['trivial']:.3g} {row['unit']}"
+            )
