@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from hydragnn.scripts import face
 from rich.console import Console
 from rich.table import Table
 
 from hydragnn.errors import InputError, Interrupted
+from hydragnn.scripts import face
 
 app = typer.Typer(
     no_args_is_help=True,

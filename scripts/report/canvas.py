@@ -1,0 +1,225 @@
+"""From a drawing to inline SVG that takes its colours and fonts from the page, so that it follows light and dark."""
+
+import io
+import math
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure as Drawing
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+INK, MUTED, RULE, ACCENT, PAPER, SOFT = "#1b1f24", "#6a737d", "#d9dde2", "#2a6fb0", "#fefefe", "#a9b4bf"
+VARIABLES = {INK: "ink", MUTED: "muted", RULE: "rule", ACCENT: "accent", PAPER: "paper", SOFT: "soft"}
+RASTER_ACCENT = "#3f87c9"  # pixels cannot follow the page's colours; this one is visible on light and on dark paper
+
+COLUMN = 340  # pixels: the width of a phone's text column, so that one SVG unit is about one pixel everywhere
+WIDE = 700
+
+SVG, XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
+
+STYLE = {
+    "svg.fonttype": "none",
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
+    "font.size": 11.5,
+    "axes.titlesize": 11.5,
+    "axes.titleweight": "bold",
+    "axes.labelsize": 11.5,
+    "xtick.labelsize": 11,
+    "ytick.labelsize": 11,
+    "legend.fontsize": 11,
+    "legend.frameon": False,
+    "legend.handlelength": 1.4,
+    "legend.borderaxespad": 0.2,
+    "text.color": INK,
+    "axes.labelcolor": MUTED,
+    "axes.edgecolor": SOFT,
+    "axes.facecolor": "none",
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.unicode_minus": True,
+    "xtick.color": SOFT,
+    "ytick.color": SOFT,
+    "xtick.labelcolor": MUTED,
+    "ytick.labelcolor": MUTED,
+    "xtick.major.size": 3,
+    "ytick.major.size": 3,
+    "xtick.minor.size": 0,
+    "ytick.minor.size": 0,
+    "figure.facecolor": "none",
+    "savefig.facecolor": "none",
+    "lines.linewidth": 1.6,
+    "lines.solid_capstyle": "round",
+    "axes.prop_cycle": mpl.cycler(color=[ACCENT, MUTED, SOFT]),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Figure:
+    """One figure of the page: pictures for wide and for narrow screens, and the words that belong to them."""
+
+    name: str
+    title: str
+    caption: str
+    svg: str
+    narrow: str = ""
+
+    @property
+    def wide(self) -> bool:
+        """Whether the figure has a wide picture beside its narrow one."""
+        return bool(self.narrow)
+
+
+def picture(
+    name: str, title: str, draw: Callable[[Axes], None], *, width: int = COLUMN, height: int = 250
+) -> str:
+    """The SVG that ``draw`` makes on one pair of axes, ``width`` by ``height`` pixels; texts stay texts."""
+    with mpl.rc_context({**STYLE, "svg.hashsalt": name}):
+        figure = Drawing(figsize=(width / 72, height / 72), dpi=72, layout="constrained")
+        FigureCanvasSVG(figure)
+        axes = figure.subplots()
+        draw(axes)
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="svg", dpi=200, metadata={"Date": None})
+    return themed(buffer.getvalue(), name, title)
+
+
+def figure(
+    name: str, title: str, caption: str, draw: Callable[[Axes], None], *, height: int = 250
+) -> Figure:
+    """A figure of one column, the same on every screen."""
+    return Figure(name=name, title=title, caption=caption, svg=picture(name, title, draw, height=height))
+
+
+def wide_figure(
+    name: str,
+    title: str,
+    caption: str,
+    draw: Callable[[Axes], None],
+    draw_narrow: Callable[[Axes], None],
+    *,
+    height: int = 280,
+    narrow_height: int = 280,
+) -> Figure:
+    """A figure drawn twice: over the whole page for desktops and in one column for phones."""
+    return Figure(
+        name=name,
+        title=title,
+        caption=caption,
+        svg=picture(f"{name}-wide", title, draw, width=WIDE, height=height),
+        narrow=picture(f"{name}-narrow", title, draw_narrow, height=narrow_height),
+    )
+
+
+def themed(svg: bytes, name: str, title: str) -> str:
+    """The SVG without what a page has already (declarations, metadata, fonts), colours as CSS variables, unique ids."""
+    root = ET.fromstring(svg)
+    for parent in list(root.iter()):
+        for child in [child for child in parent if child.tag in (f"{{{SVG}}}metadata", f"{{{SVG}}}title")]:
+            parent.remove(child)
+    text = ET.tostring(root, encoding="unicode")
+    wanted = set(re.findall(r'(?:url\(#|href="#)([^")]+)', text))
+    for element in root.iter():
+        element.tag = element.tag.removeprefix(f"{{{SVG}}}")
+        for key, value in list(element.attrib.items()):
+            del element.attrib[key]
+            _set_themed(element, key, value, name, wanted)
+    size = root.attrib["viewBox"].split()
+    root.attrib.clear()
+    root.attrib.update({"viewBox": " ".join(size), "role": "img", "aria-label": title, "class": "figure"})
+    root.attrib["style"] = f"max-width: {float(size[2]) * 1.35:.0f}px"
+    label = ET.Element("title")
+    label.text = title
+    root.insert(0, label)
+    return ET.tostring(root, encoding="unicode")
+
+
+def _set_themed(element: ET.Element, key: str, value: str, name: str, wanted: set[str]) -> None:
+    if key == "id":
+        if value in wanted:
+            element.set("id", f"{name}-{value}")
+        return
+    if key.startswith(f"{{{XLINK}}}"):
+        key = key.removeprefix(f"{{{XLINK}}}")
+    if key == "href" and value.startswith("#"):
+        value = f"#{name}-{value[1:]}"
+    value = value.replace("url(#", f"url(#{name}-")
+    if key == "style":
+        value = re.sub(r"font: ([\d.]+px) [^;]*", r"font-size: \1", value)
+        value = re.sub(r"font: bold ([\d.]+px) [^;]*", r"font-weight: 600; font-size: \1", value)
+        for colour, variable in VARIABLES.items():
+            value = value.replace(colour, f"var(--{variable})")
+    element.set(key, value)
+
+
+@contextmanager
+def no_vertical_frame(axes: Axes) -> Iterator[None]:
+    """Axes whose rows are named, not measured: no left line, no ticks."""
+    yield
+    axes.spines["left"].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+
+
+def plain_number(value: float) -> str:
+    """A number as people write it: three digits, no computer notation.
+
+    >>> [plain_number(value) for value in (0.0123456, 1234.5, 0.5, 0, 3e-7, -2e9)]
+    ['0.0123', '1230', '0.5', '0', '3×10⁻⁷', '−2×10⁹']
+    """
+    if not math.isfinite(value):
+        return "–"
+    if value == 0:
+        return "0"
+    sign = "−" if value < 0 else ""
+    size = abs(value)
+    exponent = math.floor(math.log10(size))
+    if -4 < exponent < 6:
+        rounded = float(f"{size:.3g}")
+        return sign + (f"{rounded:.0f}" if rounded >= 100 else f"{rounded:.6f}".rstrip("0").rstrip("."))
+    mantissa = float(f"{size / 10**exponent:.3g}")
+    return f"{sign}{mantissa:g}×10{superscript(exponent)}"
+
+
+def superscript(exponent: int) -> str:
+    """The exponent in raised digits.
+
+    >>> superscript(-12)
+    '⁻¹²'
+    """
+    return str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+
+
+def log_scale(axes: Axes, axis: str, low: float, high: float) -> None:
+    """A logarithmic axis from ``low`` to ``high`` that is labelled in plain numbers, at least at three places."""
+    set_scale, set_limits = (axes.set_xscale, axes.set_xlim) if axis == "x" else (axes.set_yscale, axes.set_ylim)
+    set_scale("log")
+    set_limits(low, high)
+    decades = math.log10(high / low)
+    steps = (1.0,) if decades > 3 else (1.0, 3.0) if decades > 1.3 else (1.0, 2.0, 5.0)
+    line = axes.xaxis if axis == "x" else axes.yaxis
+    if decades < 0.5:  # less than a factor of three: decades would leave the axis without labels
+        line.set_major_locator(MaxNLocator(4))
+    else:
+        line.set_major_locator(LogLocator(subs=steps, numticks=8))
+    line.set_major_formatter(FuncFormatter(lambda value, _: plain_number(value)))
+    line.set_minor_formatter(NullFormatter())
+
+
+def linear_scale(axes: Axes, axis: str, ticks: int = 5) -> None:
+    """A linear axis with few ticks, labelled in plain numbers."""
+    line = axes.xaxis if axis == "x" else axes.yaxis
+    line.set_major_locator(MaxNLocator(ticks))
+    line.set_major_formatter(FuncFormatter(lambda value, _: plain_number(round(value, 12))))
+
+
+def quiet_grid(axes: Axes, axis: str = "both") -> None:
+    """Hairlines behind the data."""
+    axes.grid(True, axis=axis, color=RULE, linewidth=0.7)
+    axes.set_axisbelow(True)

@@ -1,0 +1,211 @@
+"""What a report is about, as plain values: read once by ``collect``, then only looked at."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from dataclasses import field as member
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hydragnn.record import RunRecord
+
+Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scores:
+    """Errors of one predictor for one field on one part, in the field's unit; NaN where unknown."""
+
+    name: str
+    mae: float
+    rmse: float
+    r2: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FieldScores:
+    """How well one field is predicted on one part, by the trivial predictor, every member and the ensemble."""
+
+    field: str
+    unit: str
+    trivial: Scores
+    members: tuple[Scores, ...]
+    best_member: Scores | None
+    ensemble: Scores | None
+    uncertainty: Mapping[str, float] = member(default_factory=dict)
+
+    @property
+    def judged(self) -> Scores:
+        """What a user would work with: the ensemble, or the best single model where there is none."""
+        chosen = self.ensemble or self.best_member
+        return chosen if chosen is not None else self.trivial
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Points:
+    """Targets and predictions of one field on one part, one row per number; spreads are standard deviations."""
+
+    field: str
+    unit: str
+    target: Values
+    mean: Values
+    graph: NDArray[np.int64]
+    epistemic: Values | None = None
+    aleatoric: Values | None = None
+    lower: Values | None = None
+    upper: Values | None = None
+
+    @property
+    def error(self) -> Values:
+        """Prediction minus target."""
+        return self.mean - self.target
+
+    @property
+    def spread(self) -> Values | None:
+        """Total standard deviation by the law of total variance; None where the prediction has none."""
+        parts = [part**2 for part in (self.epistemic, self.aleatoric) if part is not None]
+        total: Values | None = np.sqrt(sum(parts, np.zeros(len(self.target)))) if parts else None
+        return total if total is not None and float(total.max(initial=0.0)) > 0 else None
+
+    @property
+    def covered(self) -> NDArray[np.bool_] | None:
+        """Whether each target lies inside its interval; None where there are no intervals."""
+        if self.lower is None or self.upper is None:
+            return None
+        return np.asarray((self.target >= self.lower) & (self.target <= self.upper))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Part:
+    """Everything known about predictions on one part (test, valid)."""
+
+    name: str
+    scores: tuple[FieldScores, ...]
+    points: Mapping[str, Points] = member(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Member:
+    """One model of an ensemble."""
+
+    name: str
+    weight: float
+    record: RunRecord | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class EnsembleFacts:
+    """An ensemble folder as read."""
+
+    folder: Path
+    nominal: float
+    members: tuple[Member, ...]
+    parts: Mapping[str, Part]
+    description: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Trial:
+    """One configuration of a search and what became of it; objective is None where it never got a value."""
+
+    number: int
+    folder: Path
+    parameters: Mapping[str, Any]
+    objective: float | None
+    record: RunRecord | None
+    status: str
+    reason: str = ""
+    failure_kind: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class CampaignFacts:
+    """A campaign folder as read; trials in the order of their numbers."""
+
+    folder: Path
+    config: Mapping[str, Any]
+    search: Mapping[str, Any]
+    objective: str
+    rungs: tuple[int, ...]
+    trials: tuple[Trial, ...]
+    importances: Mapping[str, float]
+
+    @property
+    def scored(self) -> list[Trial]:
+        """Trials with a value of the objective."""
+        return [trial for trial in self.trials if trial.objective is not None]
+
+    @property
+    def best(self) -> Trial | None:
+        """The trial with the smallest objective."""
+        return min(self.scored, key=lambda trial: trial.objective or 0.0, default=None)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class RunFacts:
+    """A run folder as read."""
+
+    folder: Path
+    record: RunRecord
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Target:
+    """Values of one target field, drawn from a sample of every part."""
+
+    field: str
+    unit: str
+    on: str
+    parts: Mapping[str, Values]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class DataFacts:
+    """The store behind the report; ``sampled`` graphs were read for compositions and targets, sizes are complete."""
+
+    path: Path
+    fingerprint: str
+    dim: int
+    nodes: NDArray[np.int64]
+    edges: NDArray[np.int64]
+    parts: Mapping[str, int]
+    fields: Sequence[Mapping[str, Any]]
+    attributes: Mapping[str, Any]
+    composition: Mapping[str, float]
+    composition_of: str
+    targets: tuple[Target, ...]
+    sampled: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ablation:
+    """One field's error with and without edges, beside the trivial predictor."""
+
+    field: str
+    unit: str
+    with_edges: float
+    without_edges: float
+    trivial: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Facts:
+    """All that one report shows; what does not apply is None or empty."""
+
+    title: str
+    kind: str
+    config: Mapping[str, Any]
+    run: RunFacts | None = None
+    campaign: CampaignFacts | None = None
+    ensemble: EnsembleFacts | None = None
+    data: DataFacts | None = None
+    data_problem: str = ""
+    parts: Mapping[str, Part] = member(default_factory=dict)
+    ablation: tuple[Ablation, ...] = ()
+
+    @property
+    def judged_part(self) -> Part | None:
+        """The part that the verdict is about: test, or validation where there is no test part."""
+        return self.parts.get("test") or self.parts.get("valid")
