@@ -45,7 +45,7 @@ class SplitSettings(Settings):
         if self.train + self.valid > 1 + 1e-9:
             raise ValueError(f"train + valid = {self.train + self.valid:g} exceeds 1; lower one of them")
         if (self.kind in ("group", "given")) != (self.field is not None):
-            raise ValueError(f"split kind {self.kind} {'needs' if self.field is None else 'takes no'} field")
+            raise ValueError(f"split kind {self.kind} {'needs a' if self.field is None else 'takes no'} field")
         return self
 
 

@@ -1,0 +1,81 @@
+"""Settings: TOML in, a typed object out, or one sentence with the next move."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hydragnn.config import RunConfig, read_config
+from hydragnn.errors import InputError
+from hydragnn.settings import with_overrides
+
+GOOD: dict[str, Any] = {"data": {"store": "a.h5"}, "model": {"kind": "painn"}, "heads": [{"field": "energy"}]}
+
+
+@pytest.mark.parametrize(
+    ("assignment", "sentence"),
+    [
+        ("model.cutof=3", "unknown key model.cutof; did you mean cutoff?"),
+        ("model.relation='shell'", "unknown key model.relation"),
+        ("trian.epochs=3", "unknown key trian; did you mean train?"),
+        ("heads.0.pol='sum'", "unknown key heads.0.pol; did you mean pool?"),
+        ("model.kind='pain'", "model"),
+        ("model.cutoff=-1", "model.cutoff"),
+        ("model.hidden_dim='many'", "model.hidden_dim"),
+        ("heads.0.loss='nll'", "go together"),
+        ("heads.0.forces='forces'", "pool"),
+        ("split.train=1.5", "split.train"),
+        ("split.valid=0.5", "exceeds 1"),
+        ("split.kind='group'", "needs a field"),
+        ("batch.max_graphs=0", "without any limit"),
+        ("train.warmup_epochs=100", "leaves nothing"),
+        ("heads.0.weight=0", "every loss weight is 0"),
+        ("heads.3.weight=1", "not a position"),
+        ("train.learning_rate=nan", "train.learning_rate"),
+    ],
+)
+def test_a_wrong_value_is_one_sentence_that_names_the_key(assignment: str, sentence: str) -> None:
+    with pytest.raises(InputError) as caught:
+        RunConfig.parse(with_overrides(GOOD, [assignment]))
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_section_is_named() -> None:
+    with pytest.raises(InputError, match="missing key heads"):
+        RunConfig.parse({key: value for key, value in GOOD.items() if key != "heads"})
+
+
+def test_an_assignment_without_a_value_is_refused() -> None:
+    with pytest.raises(InputError, match="expected key=value"):
+        with_overrides(GOOD, ["model.hidden_dim"])
+
+
+def test_a_field_has_one_head() -> None:
+    with pytest.raises(InputError, match="predicted twice"):
+        RunConfig.parse({**GOOD, "heads": [{"field": "energy"}, {"field": "energy"}]})
+
+
+def test_the_resolved_configuration_reads_back_as_itself() -> None:
+    config = RunConfig.parse(GOOD)
+    assert RunConfig.parse(config.to_json()) == config
+    assert RunConfig.parse(config.to_json()).hash == config.hash
+
+
+def test_a_relative_store_counts_from_the_folder_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('[data]\nstore = "a.h5"\n[model]\nkind = "egnn"\n[[heads]]\nfield = "energy"\n')
+    assert read_config(path).data.store == tmp_path / "a.h5"
+
+
+@pytest.mark.parametrize("content", [b"[data", b"\xff\xfe"], ids=["half a table", "not text"])
+def test_a_damaged_file_is_named(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "run.toml"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match="is not valid TOML"):
+        read_config(path)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="does not exist"):
+        read_config(tmp_path / "absent.toml")

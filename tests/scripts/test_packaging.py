@@ -1,0 +1,59 @@
+"""What a user installs is what the repository holds."""
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+
+def test_every_package_in_the_checkout_is_shipped(root: Path) -> None:
+    listed = set(tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
+    found = set()
+    for room in ("graphs", "datasets", "hpo", "ensemble", "scripts", "hydragnn"):
+        for init in (root / room).rglob("__init__.py"):
+            parts = init.parent.relative_to(root).parts
+            found.add(".".join(parts if room == "hydragnn" else ("hydragnn", *parts)))
+    assert listed == found
+
+
+def test_every_module_imports_from_a_bare_checkout_in_another_folder(root: Path, tmp_path: Path) -> None:
+    code = (
+        "import importlib, pkgutil, hydragnn\n"
+        "rooms = ('graphs', 'datasets', 'kernels', 'layers', 'models', 'training', 'hpo', 'ensemble', 'scripts')\n"
+        "for room in rooms:\n"
+        "    package = importlib.import_module('hydragnn.' + room)\n"
+        "    for found in pkgutil.walk_packages(package.__path__, package.__name__ + '.'):\n"
+        "        if not found.name.endswith('__main__'): importlib.import_module(found.name)\n"
+        "print('imported')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error::SyntaxWarning", "-c", code],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(root), "PATH": ""},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.strip() == "imported", done.stderr
+
+
+def test_the_short_name_of_a_room_is_refused(root: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import datasets"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(root), "PATH": ""},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert "hydragnn.datasets" in done.stderr.splitlines()[-1]
+
+
+def test_light_import_does_not_load_torch(root: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys, hydragnn; print('torch' in sys.modules)"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(root), "PATH": ""},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.strip() == "False"
