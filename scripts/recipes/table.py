@@ -1,0 +1,49 @@
+"""What a recipe reached, beside what others reach: printed, and kept as ``results.json``."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from hydragnn.files import write_json
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Figure:
+    """One measured figure; ``goal`` is the largest value that the recipe promises, ``beside`` what simpler predictors get."""
+
+    what: str
+    value: float
+    unit: str
+    goal: float | None = None
+    at_least: bool = False
+    beside: str = ""
+
+    @property
+    def reached(self) -> bool:
+        """Whether the promise is kept; true where there is none."""
+        if self.goal is None:
+            return True
+        return self.value >= self.goal if self.at_least else self.value <= self.goal
+
+
+def show_figures(name: str, figures: Sequence[Figure], cpu_minutes: float, out: Path) -> None:
+    """Print the figures as a table and write them to ``out/results.json``."""
+    table = Table(title=f"{name}: {cpu_minutes:.1f} CPU minutes of training, one thread each")
+    for column in ("figure", "value", "promise", "kept", "beside it"):
+        table.add_column(column, justify="left" if column in ("figure", "beside it") else "right")
+    for figure in figures:
+        promise = "" if figure.goal is None else f"{'>=' if figure.at_least else '<='} {figure.goal:.4g}"
+        kept = "" if figure.goal is None else ("yes" if figure.reached else "no")
+        table.add_row(figure.what, f"{figure.value:.4g} {figure.unit}", promise, kept, figure.beside)
+    Console().print(table)
+    write_json(
+        out / "results.json",
+        {
+            "recipe": name,
+            "cpu_minutes": cpu_minutes,
+            "figures": [{**asdict(figure), "reached": figure.reached} for figure in figures],
+        },
+    )
