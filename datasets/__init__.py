@@ -1,1 +1,25 @@
-"""TODO"""
+"""How graphs are kept, split, normalised, packed and served."""
+
+if __name__ == "datasets":
+    raise ImportError(
+        "this folder is hydragnn.datasets, not the package datasets; import hydragnn.datasets, and do not put the checkout "
+        "itself before site-packages on the path"
+    )
+
+from hydragnn.datasets.fit import TargetRule, fit_normalisation
+from hydragnn.datasets.loader import Loader
+from hydragnn.datasets.memory import MemoryStore
+from hydragnn.datasets.normalisation import (
+    Normalisation,
+    Scale,
+    denormalise_mean,
+    denormalise_variance,
+    normalisation_from_json,
+    normalise,
+    reference_sums,
+)
+from hydragnn.datasets.packing import pack, shard
+from hydragnn.datasets.settings import BatchSettings, DataSettings, SplitSettings
+from hydragnn.datasets.split import Split, make_split
+from hydragnn.datasets.store import Column, GraphStore, Sizes
+from hydragnn.datasets.views import WithoutEdges, without_edges

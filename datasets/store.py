@@ -1,13 +1,14 @@
 """The promise that every place where graphs are kept makes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
+
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
-from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -19,6 +20,14 @@ class Sizes:
 
     def __len__(self) -> int:
         return len(self.nodes)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Column:
+    """One field of consecutive graphs: its values end to end, and which of the graphs have it (zeros elsewhere)."""
+
+    values: NDArray[Any]
+    present: NDArray[np.bool_]
 
 
 class GraphStore(Protocol):
@@ -44,5 +53,11 @@ class GraphStore(Protocol):
     def sizes(self) -> Sizes:
         """Nodes and edges of every graph."""
 
-    def read(self, indices: Sequence[int] | NDArray[np.int64]) -> GraphBatch:
-        """The graphs with these numbers, in this order, repeats allowed; InputError where a number is out of range."""
+    def read(self, indices: Sequence[int] | NDArray[np.int64], fields: Collection[str] | None = None) -> GraphBatch:
+        """The graphs with these numbers, in this order, repeats allowed, with the named fields only (None: all).
+
+        InputError where a number is out of range or a field is not there.
+        """
+
+    def column(self, name: str, start: int = 0, stop: int | None = None) -> Column:
+        """The field ``name`` of the graphs ``start`` to ``stop`` without reading anything else."""

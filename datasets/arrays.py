@@ -1,0 +1,225 @@
+"""The flat arrays that hold graphs, in memory and on disk alike: their names, places, dtypes and shapes."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hydragnn.errors import InputError
+from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.field import Field, Place
+
+Array = NDArray[Any]
+COMPACT = ("edge_shifts", "cell", "periodic")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ArraySpec:
+    """One flat array ``[items, *shape]``; items are the nodes, edges or graphs of all graphs, in order."""
+
+    name: str
+    place: Place
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+
+def array_specs(dim: int, fields: Iterable[Field]) -> dict[str, ArraySpec]:
+    """The arrays of graphs with these fields, by name; ``docs/format.md`` is the specification.
+
+    >>> list(array_specs(2, [Field(name="load", on="node")]))
+    ['positions', 'senders', 'receivers', 'edge_shifts', 'cell', 'periodic', 'node/load']
+    """
+    real, index = np.dtype(np.float64), np.dtype(np.int64)
+    specs = [
+        ArraySpec(name="positions", place="node", dtype=real, shape=(dim,)),
+        ArraySpec(name="senders", place="edge", dtype=index, shape=()),
+        ArraySpec(name="receivers", place="edge", dtype=index, shape=()),
+        ArraySpec(name="edge_shifts", place="edge", dtype=real, shape=(dim,)),
+        ArraySpec(name="cell", place="graph", dtype=real, shape=(3, 3)),
+        ArraySpec(name="periodic", place="graph", dtype=np.dtype(np.bool_), shape=(3,)),
+    ]
+    specs += [
+        ArraySpec(name=array_name(field), place=field.on, dtype=np.dtype(field.dtype), shape=field.shape)
+        for field in fields
+    ]
+    return {spec.name: spec for spec in specs}
+
+
+def array_name(field: Field) -> str:
+    """The name of a field's array: its place and its name."""
+    return f"{field.on}/{field.name}"
+
+
+def mask_name(field: Field) -> str:
+    """The name of the array that says which graphs have the field."""
+    return f"present/{field.name}"
+
+
+def offsets_of(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Where each graph begins, and the total at the end.
+
+    >>> offsets_of(np.array([2, 0, 3]))
+    array([0, 2, 2, 5])
+    """
+    offsets = np.zeros(len(counts) + 1, dtype=np.int64)
+    np.cumsum(counts, out=offsets[1:])
+    return offsets
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class FlatGraphs:
+    """Graphs laid end to end in numpy arrays; node indices are local to their graph, int32 or int64.
+
+    ``edge_shifts``, ``cell`` and ``periodic`` may be absent, which means zero everywhere. An array ``present/NAME`` exists
+    only where some graph lacks the field; values of absent fields are zero.
+    """
+
+    dim: int
+    fields: tuple[Field, ...]
+    node_offsets: NDArray[np.int64]
+    edge_offsets: NDArray[np.int64]
+    arrays: Mapping[str, Array]
+
+    def __len__(self) -> int:
+        return len(self.node_offsets) - 1
+
+    def offsets(self, place: Place) -> NDArray[np.int64]:
+        """Where each graph's items of a place begin."""
+        if place == "graph":
+            return np.arange(len(self) + 1)
+        return self.node_offsets if place == "node" else self.edge_offsets
+
+    def full(self, spec: ArraySpec) -> Array:
+        """The array in its full form: zeros written out, indices as int64."""
+        if spec.name not in self.arrays:
+            return np.zeros((int(self.offsets(spec.place)[-1]), *spec.shape), dtype=spec.dtype)
+        return np.ascontiguousarray(self.arrays[spec.name], dtype=spec.dtype)
+
+
+def flat_graphs(batch: GraphBatch, fields: tuple[Field, ...]) -> FlatGraphs:
+    """The batch as flat arrays with these fields; a field that the batch lacks is absent from all its graphs.
+
+    InputError where the batch has a field that is not declared, another meaning, a wrong shape or dtype, or a cell or
+    positions that are not float64.
+    """
+    known = {field.name: field for field in fields}
+    for name, field in batch.fields.items():
+        if name not in known:
+            raise InputError(f"the batch has a field {name} that was not declared; add it to the store's fields")
+        if field != known[name]:
+            raise InputError(f"field {name} was declared as {known[name]}, but the batch has {field}; make them equal")
+    node_offsets, edge_offsets = batch.node_offsets.numpy(), batch.edge_offsets.numpy()
+    base = np.repeat(node_offsets[:-1], np.diff(edge_offsets))
+    structure = {
+        "positions": batch.positions.numpy(),
+        "senders": _narrow(batch.senders.numpy() - base),
+        "receivers": _narrow(batch.receivers.numpy() - base),
+        "edge_shifts": batch.edge_shifts.numpy(),
+        "cell": batch.cell.numpy(),
+        "periodic": batch.periodic.numpy(),
+    }
+    arrays: dict[str, Array] = {
+        name: array for name, array in structure.items() if name not in COMPACT or not _is_zero(array)
+    }
+    for field in fields:
+        values, mask = _field_values(batch, field)
+        arrays[array_name(field)] = values
+        if not mask.all():
+            arrays[mask_name(field)] = mask
+    flat = FlatGraphs(
+        dim=batch.dim,
+        fields=fields,
+        node_offsets=node_offsets - node_offsets[0],
+        edge_offsets=edge_offsets - edge_offsets[0],
+        arrays=arrays,
+    )
+    _check_arrays(flat)
+    _check_indices(flat)
+    return flat
+
+
+def _narrow(index: NDArray[np.int64]) -> Array:
+    """int32 where it fits: half the bytes to keep and to copy."""
+    fits = not len(index) or (int(index.max()) < 2**31 and int(index.min()) >= -(2**31))
+    return index.astype(np.int32) if fits else index
+
+
+def _is_zero(array: Array) -> bool:
+    """Whether every bit is zero; minus zero is not, because it has to come back as it was."""
+    return not np.ascontiguousarray(array).view(np.uint8).any()
+
+
+def _field_values(batch: GraphBatch, field: Field) -> tuple[Array, NDArray[np.bool_]]:
+    counts = {"node": batch.num_nodes, "edge": batch.num_edges, "graph": batch.num_graphs}
+    if field.name not in batch.fields:
+        return np.zeros((counts[field.on], *field.shape), dtype=field.dtype), np.zeros(len(batch), dtype=np.bool_)
+    values, mask = batch[field.name].detach().numpy(), batch.present(field.name).numpy()
+    if not mask.all():
+        spans = {"node": batch.nodes_per_graph.numpy(), "edge": batch.edges_per_graph.numpy()}
+        absent = np.repeat(~mask, spans.get(field.on, np.ones(len(batch), dtype=np.int64)))
+        values = values.copy()
+        values[absent] = 0
+    return values, mask
+
+
+def _check_arrays(flat: FlatGraphs) -> None:
+    for spec in array_specs(flat.dim, flat.fields).values():
+        if spec.name not in flat.arrays:
+            continue
+        array = flat.arrays[spec.name]
+        expected = (int(flat.offsets(spec.place)[-1]), *spec.shape)
+        if array.shape != expected:
+            raise InputError(f"{spec.name} has shape {array.shape}, expected {expected}; check the field's shape")
+        if array.dtype != spec.dtype and spec.name not in ("senders", "receivers"):
+            raise InputError(f"{spec.name} has dtype {array.dtype}, expected {spec.dtype}; convert it first")
+
+
+def _check_indices(flat: FlatGraphs) -> None:
+    """InputError where an edge leaves its graph or receivers are not in order."""
+    nodes, edges = np.diff(flat.node_offsets), np.diff(flat.edge_offsets)
+    limit = np.repeat(nodes, edges)
+    for name in ("senders", "receivers"):
+        outside = (flat.arrays[name] < 0) | (flat.arrays[name] >= limit)
+        if outside.any():
+            edge = int(outside.argmax())
+            graph = int(np.searchsorted(flat.edge_offsets, edge, side="right")) - 1
+            raise InputError(
+                f"graph {graph}: {name} has node {int(flat.arrays[name][edge])}, but the graph has {nodes[graph]} nodes; "
+                "number nodes from 0 inside each graph"
+            )
+    step = np.diff(flat.arrays["receivers"].astype(np.int64) + np.repeat(flat.node_offsets[:-1], edges))
+    if (step < 0).any():
+        graph = int(np.searchsorted(flat.edge_offsets, int((step < 0).argmax()), side="right")) - 1
+        raise InputError(
+            f"graph {graph}: edges are not sorted by receiver; build it with graph_from_arrays, which sorts"
+        )
+
+
+def join(parts: list[FlatGraphs]) -> FlatGraphs:
+    """All graphs of ``parts``, which have the same fields, in order."""
+    if len(parts) == 1:
+        return parts[0]
+    first = parts[0]
+    specs = array_specs(first.dim, first.fields)
+    arrays: dict[str, Array] = {}
+    for name, spec in specs.items():
+        if any(name in part.arrays for part in parts):
+            arrays[name] = np.concatenate([_written_out(part, spec) for part in parts])
+    for field in first.fields:
+        name = mask_name(field)
+        if any(name in part.arrays for part in parts):
+            everywhere = [part.arrays.get(name, np.ones(len(part), dtype=np.bool_)) for part in parts]
+            arrays[name] = np.concatenate(everywhere)
+    return FlatGraphs(
+        dim=first.dim,
+        fields=first.fields,
+        node_offsets=offsets_of(np.concatenate([np.diff(part.node_offsets) for part in parts])),
+        edge_offsets=offsets_of(np.concatenate([np.diff(part.edge_offsets) for part in parts])),
+        arrays=arrays,
+    )
+
+
+def _written_out(part: FlatGraphs, spec: ArraySpec) -> Array:
+    return part.arrays[spec.name] if spec.name in part.arrays else part.full(spec)

@@ -1,0 +1,147 @@
+"""Fitting the normalisation on the training part of a store, in one pass per field."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hydragnn.datasets.normalisation import Normalisation, Scale
+from hydragnn.datasets.split import species_counts
+from hydragnn.datasets.store import GraphStore
+from hydragnn.errors import InputError
+from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
+
+BLOCK = 8192  # graphs read at once: bounds memory, whatever the store
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TargetRule:
+    """How the scale of one head's fields is fitted."""
+
+    field: str
+    extensive: bool = False
+    """The value grows with the number of nodes: no mean, std per node."""
+    references: bool = False
+    """Take reference values per atomic number off first."""
+    forces: str | None = None
+    stress: str | None = None
+
+
+def fit_normalisation(
+    store: GraphStore,
+    indices: NDArray[np.int64],
+    *,
+    inputs: Sequence[Field],
+    heads: Sequence[TargetRule],
+) -> Normalisation:
+    """Scales of the float inputs and of all targets, from the graphs ``indices`` (the training part) only.
+
+    Scalars: mean and standard deviation per component (0 becomes 1). Vectors and tensors: mean 0 and one common root
+    mean square, so that rotations still act on them. Extensive heads: mean 0 and the root mean square of value minus
+    references per node; with forces, the root mean square of all force components, shared by energy, forces and stress.
+    InputError where a field is missing or has no value in the training part.
+    """
+    known = {field.name: field for field in store.fields()}
+    scales: dict[str, Scale] = {}
+    references: dict[str, dict[int, float]] = {}
+    chosen = np.zeros(len(store), dtype=np.bool_)
+    chosen[indices] = True
+    for field in inputs:
+        if not field.classes:
+            scales[field.name] = _scale(store, chosen, _known(known, field.name))
+    for rule in heads:
+        field = _known(known, rule.field)
+        if rule.references:
+            references[field.name] = _references(store, chosen, field)
+        if rule.extensive and field.on == "graph":
+            scales |= _extensive_scales(store, chosen, known, rule, references.get(field.name, {}))
+        elif not field.classes:
+            scales[field.name] = _scale(store, chosen, field)
+    return Normalisation(scales=scales, references=references)
+
+
+def _known(known: dict[str, Field], name: str) -> Field:
+    if name not in known:
+        raise InputError(f"the store has no field {name}; it has {', '.join(sorted(known)) or 'none'}")
+    return known[name]
+
+
+def _blocks(store: GraphStore, chosen: NDArray[np.bool_], field: Field) -> Iterator[NDArray[np.float64]]:
+    """The present values of the chosen graphs, ``[items, width]``, block by block."""
+    sizes = store.sizes()
+    counts = {"node": sizes.nodes, "edge": sizes.edges, "graph": np.ones(len(store), dtype=np.int64)}[field.on]
+    for start in range(0, len(store), BLOCK):
+        stop = min(start + BLOCK, len(store))
+        if chosen[start:stop].any():
+            column = store.column(field.name, start, stop)
+            wanted = np.repeat(column.present & chosen[start:stop], counts[start:stop])
+            yield column.values[wanted].reshape(int(wanted.sum()), field.width).astype(np.float64)
+
+
+def _scale(store: GraphStore, chosen: NDArray[np.bool_], field: Field) -> Scale:
+    count, mean, spread = 0, np.zeros(field.width), np.zeros(field.width)
+    for values in _blocks(store, chosen, field):
+        if field.parity != "scalar":
+            spread, count = spread + np.square(values).sum(), count + values.size
+        elif len(values):  # merge of two parts' means and squared deviations: Chan et al. 1979
+            total, shift = count + len(values), values.mean(axis=0) - mean
+            spread = spread + np.square(values - values.mean(axis=0)).sum(axis=0)
+            spread = spread + np.square(shift) * (count * len(values) / total)
+            mean, count = mean + shift * (len(values) / total), total
+    if count == 0:
+        raise InputError(f"no graph of the training part has a value of {field.name}; choose another split or field")
+    return Scale(mean=tuple(mean.tolist()), std=_stds(np.sqrt(spread / count), mean))
+
+
+def _stds(std: NDArray[np.float64], mean: NDArray[np.float64]) -> tuple[float, ...]:
+    """A component that is constant up to rounding is not blown up: its std becomes 1."""
+    constant = std <= 1e-12 * np.abs(mean)
+    return tuple(np.where(constant, 1.0, std).tolist())
+
+
+def _references(store: GraphStore, chosen: NDArray[np.bool_], field: Field) -> dict[int, float]:
+    """Least squares of a graph field on the species counts; the shortest solution where composition leaves a choice."""
+    if field.on != "graph" or field.width != 1:
+        raise InputError(f"references need one value per graph, but {field.name} is {field.on} of shape {field.shape}")
+    if ATOMIC_NUMBERS not in {known.name for known in store.fields()}:
+        raise InputError(f"references of {field.name} need the node field {ATOMIC_NUMBERS}; the store has none")
+    column = store.column(field.name)
+    used = chosen & column.present
+    counts = species_counts(store)[used]
+    species = np.flatnonzero(counts.any(axis=0))
+    values = column.values[used].reshape(-1).astype(np.float64)
+    solution = np.linalg.lstsq(counts[:, species].astype(np.float64), values, rcond=None)[0]
+    return dict(zip(species.tolist(), solution.tolist()))
+
+
+def _extensive_scales(
+    store: GraphStore,
+    chosen: NDArray[np.bool_],
+    known: dict[str, Field],
+    rule: TargetRule,
+    references: dict[int, float],
+) -> dict[str, Scale]:
+    field = known[rule.field]
+    if rule.forces:
+        _known(known, rule.forces)
+        squares = [(np.square(v).sum(), v.size) for v in _blocks(store, chosen, known[rule.forces])]
+        std = float(np.sqrt(sum(s for s, _ in squares) / max(1, sum(n for _, n in squares))))
+    else:
+        std = _rms_per_node(store, chosen, field, references)
+    std = std if std > 0 else 1.0
+    names = [name for name in (rule.field, rule.forces, rule.stress) if name]
+    return {name: Scale(mean=(0.0,) * (w := _known(known, name).width), std=(std,) * w) for name in names}
+
+
+def _rms_per_node(store: GraphStore, chosen: NDArray[np.bool_], field: Field, references: dict[int, float]) -> float:
+    column = store.column(field.name)
+    used = chosen & column.present
+    if not used.any():
+        raise InputError(f"no graph of the training part has a value of {field.name}; choose another split or field")
+    values = column.values[used].reshape(int(used.sum()), field.width).astype(np.float64)
+    if references:
+        per_species = np.zeros(119)
+        per_species[list(references)] = list(references.values())
+        values = values - (species_counts(store)[used] @ per_species)[:, None]
+    return float(np.sqrt(np.square(values / np.maximum(store.sizes().nodes[used], 1)[:, None]).mean()))

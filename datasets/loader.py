@@ -1,0 +1,98 @@
+"""Batches of an epoch, in an order that depends on seed and epoch only, never on the number of ranks."""
+
+from collections.abc import Collection, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hydragnn.datasets.memory import MemoryStore
+from hydragnn.datasets.packing import pack, shard
+from hydragnn.datasets.settings import BatchSettings
+from hydragnn.datasets.store import GraphStore
+from hydragnn.graphs.batch import GraphBatch
+
+
+class Loader:
+    """Global batches within a budget, of which this rank reads its share; resumable at any step.
+
+    With ``window`` (for stores larger than memory) graphs are read in blocks: the order of blocks and the order inside a
+    window of several blocks are random, so that reads are contiguous and a window's graphs of this rank are in memory.
+    """
+
+    def __init__(
+        self,
+        store: GraphStore,
+        indices: NDArray[np.int64],
+        settings: BatchSettings,
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+        rank: int = 0,
+        ranks: int = 1,
+        fields: Collection[str] | None = None,
+        window: int | None = None,
+    ) -> None:
+        """The graphs ``indices`` of a store; ``window`` is the number of graphs in memory at once (None: no limit).
+
+        InputError where a single graph exceeds the budget.
+        """
+        self.store = store
+        self.indices = np.asarray(indices, dtype=np.int64)
+        self.settings = settings
+        self.seed = seed
+        self.shuffle = shuffle
+        self.rank = rank
+        self.ranks = ranks
+        self.fields = fields
+        self.window = window
+        self.sizes = store.sizes()
+        self._length = len(self.batches(0))
+
+    def __len__(self) -> int:
+        """Batches of epoch 0; epochs differ only under a node or edge budget, see ``batches``."""
+        return self._length
+
+    def batches(self, epoch: int) -> list[NDArray[np.int64]]:
+        """The global batches of an epoch, as graph numbers."""
+        return [batch for window in self._windows(epoch) for batch in window]
+
+    def epoch(self, number: int, start: int = 0) -> Iterator[tuple[int, GraphBatch]]:
+        """This rank's share of every batch of an epoch from step ``start`` on; a share may have no graphs."""
+        step = 0
+        for window in self._windows(number):
+            shares = [shard(batch, self.sizes, self.ranks)[self.rank] for batch in window[max(0, start - step) :]]
+            step = max(step, min(start, step + len(window)))
+            for share in self._read(shares):
+                yield step, share
+                step += 1
+
+    def _read(self, shares: list[NDArray[np.int64]]) -> Iterator[GraphBatch]:
+        if self.window is None or not shares:
+            yield from (self.store.read(share, self.fields) for share in shares)
+            return
+        wanted = np.unique(np.concatenate(shares))
+        held = MemoryStore(self.store.read(wanted, self.fields))
+        yield from (held.read(np.searchsorted(wanted, share)) for share in shares)
+
+    def _windows(self, epoch: int) -> Iterator[list[NDArray[np.int64]]]:
+        generator = np.random.default_rng([self.seed, epoch])
+        for window in self._ordered(generator):
+            yield pack(self.sizes, window, self.settings)
+
+    def _ordered(self, generator: np.random.Generator) -> Iterator[NDArray[np.int64]]:
+        """Graph numbers window by window."""
+        size = self.window or max(len(self.indices), 1)
+        if not self.shuffle:
+            yield from (self.indices[a : a + size] for a in range(0, len(self.indices), size))
+            return
+        if self.window is None:
+            yield generator.permutation(self.indices)
+            return
+        block = max(1, size // BLOCKS_PER_WINDOW)
+        blocks = [self.indices[a : a + block] for a in range(0, len(self.indices), block)]
+        shuffled = [blocks[number] for number in generator.permutation(len(blocks))]
+        for first in range(0, len(shuffled), BLOCKS_PER_WINDOW):
+            yield generator.permutation(np.concatenate(shuffled[first : first + BLOCKS_PER_WINDOW]))
+
+
+BLOCKS_PER_WINDOW = 16

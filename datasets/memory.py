@@ -1,0 +1,98 @@
+"""Graphs in memory: what training reads from when the data fits."""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hydragnn.datasets.arrays import FlatGraphs, array_name, flat_graphs, mask_name
+from hydragnn.datasets.fingerprint import fingerprint_of, graph_digests
+from hydragnn.datasets.gather import gather
+from hydragnn.datasets.store import Column, Sizes
+from hydragnn.errors import InputError
+from hydragnn.graphs.batch import GraphBatch, concatenate
+from hydragnn.graphs.field import Field
+
+
+class MemoryStore:
+    """Graphs in flat arrays in memory; reading copies whole arrays, so a batch costs microseconds per graph."""
+
+    def __init__(
+        self, graphs: GraphBatch | Sequence[GraphBatch] | FlatGraphs, attributes: Mapping[str, Any] | None = None
+    ) -> None:
+        """Graphs as one batch, as several (a field that only some have gets a mask), or as flat arrays.
+
+        InputError on an empty list, mixed dimensions, or a field with two meanings.
+        """
+        if isinstance(graphs, FlatGraphs):
+            self._flat = graphs
+        else:
+            batch = graphs if isinstance(graphs, GraphBatch) else concatenate(graphs)
+            self._flat = flat_graphs(batch, tuple(batch.fields.values()))
+        self._attributes = dict(attributes or {})
+        self._fingerprint = ""
+
+    @property
+    def attributes(self) -> Mapping[str, Any]:
+        """JSON values about the whole store."""
+        return self._attributes
+
+    @property
+    def dim(self) -> int:
+        """Spatial dimension of positions."""
+        return self._flat.dim
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the content; equal for equal graphs whatever the backend."""
+        if not self._fingerprint:
+            self._fingerprint = fingerprint_of(self.dim, self._flat.fields, graph_digests(self._flat))
+        return self._fingerprint
+
+    @property
+    def flat(self) -> FlatGraphs:
+        """The arrays themselves; they are not to be changed."""
+        return self._flat
+
+    def __len__(self) -> int:
+        return len(self._flat)
+
+    def fields(self) -> tuple[Field, ...]:
+        """What the store holds beside the graphs themselves."""
+        return self._flat.fields
+
+    def sizes(self) -> Sizes:
+        """Nodes and edges of every graph."""
+        return Sizes(nodes=np.diff(self._flat.node_offsets), edges=np.diff(self._flat.edge_offsets))
+
+    def read(self, indices: Sequence[int] | NDArray[np.int64], fields: Collection[str] | None = None) -> GraphBatch:
+        """The graphs with these numbers, in this order, repeats allowed, with the named fields only (None: all)."""
+        check_fields(self.fields(), fields)
+        return gather(self._flat, checked_indices(indices, len(self)), fields)
+
+    def column(self, name: str, start: int = 0, stop: int | None = None) -> Column:
+        """The field ``name`` of the graphs ``start`` to ``stop``."""
+        check_fields(self.fields(), [name])
+        field = next(field for field in self.fields() if field.name == name)
+        stop = len(self) if stop is None else stop
+        first, last = self._flat.offsets(field.on)[[start, stop]]
+        mask = self._flat.arrays.get(mask_name(field), np.ones(len(self), dtype=np.bool_))
+        return Column(values=self._flat.arrays[array_name(field)][first:last], present=mask[start:stop])
+
+
+def checked_indices(indices: Sequence[int] | NDArray[np.int64], graphs: int) -> NDArray[np.int64]:
+    """Graph numbers as int64; InputError where one is not a graph of a store with ``graphs`` graphs."""
+    numbers = np.asarray(indices, dtype=np.int64).reshape(-1)
+    if len(numbers) and (int(numbers.min()) < 0 or int(numbers.max()) >= graphs):
+        wrong = int(numbers[(numbers < 0) | (numbers >= graphs)][0])
+        raise InputError(f"there is no graph {wrong}; the store has {graphs} graphs, numbered from 0")
+    return numbers
+
+
+def check_fields(known: Sequence[Field], asked: Collection[str] | None) -> None:
+    """InputError where a field is asked for that is not there."""
+    names = [field.name for field in known]
+    for name in asked or ():
+        if name not in names:
+            raise InputError(f"the store has no field {name}; it has {', '.join(sorted(names)) or 'none'}")

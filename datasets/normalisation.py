@@ -1,0 +1,136 @@
+"""Scales in which models see and predict fields; fitted on the training part, kept as JSON with the model."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from dataclasses import field as member
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from hydragnn.errors import InputError
+from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scale:
+    """Normalised value = (value - mean) / std, per component of the field."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Normalisation:
+    """Scales by field name, and reference values per atomic number that are taken off a graph field before scaling.
+
+    An energy, its forces and its stress share one std, so that forces stay minus the gradient of the energy.
+    """
+
+    scales: Mapping[str, Scale] = member(default_factory=dict)
+    references: Mapping[str, Mapping[int, float]] = member(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON; ``normalisation_from_json`` gives the same object back."""
+        return {
+            "scales": {name: asdict(scale) for name, scale in self.scales.items()},
+            "references": {name: {str(z): value for z, value in by.items()} for name, by in self.references.items()},
+        }
+
+
+def normalisation_from_json(value: dict[str, Any]) -> Normalisation:
+    """The object that ``Normalisation.to_json`` wrote; InputError where it is damaged."""
+    try:
+        scales = {
+            name: Scale(mean=tuple(map(float, scale["mean"])), std=tuple(map(float, scale["std"])))
+            for name, scale in value["scales"].items()
+        }
+        references = {
+            name: {int(z): float(energy) for z, energy in by.items()} for name, by in value["references"].items()
+        }
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"the normalisation is damaged ({error!r}); train the model again") from error
+    return Normalisation(scales=scales, references=references)
+
+
+def normalise(batch: GraphBatch, normalisation: Normalisation) -> GraphBatch:
+    """The batch with every field that has a scale in normalised units, float64; absent values stay zero.
+
+    InputError where a field with references meets an element without one.
+    """
+    changed: dict[str, dict[str, Tensor]] = {"node": dict(batch.nodes), "edge": dict(batch.edges)}
+    changed["graph"] = dict(batch.graphs)
+    for name, scale in normalisation.scales.items():
+        if name not in batch.fields:
+            continue
+        field = batch.fields[name]
+        values = batch[name].to(torch.float64)
+        if name in normalisation.references:
+            sums = reference_sums(normalisation, name, batch)
+            values = values - sums.reshape(-1, *(1 for _ in field.shape))
+        mean, std = _tensors(scale, field, values)
+        values = (values - mean) / std
+        if name in batch.masks:
+            values = values * _present_items(batch, field).reshape(-1, *(1 for _ in field.shape))
+        changed[field.on][name] = values
+    return replace(batch, nodes=changed["node"], edges=changed["edge"], graphs=changed["graph"])
+
+
+def _present_items(batch: GraphBatch, field: Field) -> Tensor:
+    present = batch.masks[field.name]
+    if field.on == "graph":
+        return present
+    return present.index_select(0, batch.graph_of_node if field.on == "node" else batch.graph_of_edge)
+
+
+def _tensors(scale: Scale, field: Field, like: Tensor) -> tuple[Tensor, Tensor]:
+    mean = torch.tensor(scale.mean, dtype=torch.float64, device=like.device).reshape(field.shape)
+    return mean, torch.tensor(scale.std, dtype=torch.float64, device=like.device).reshape(field.shape)
+
+
+def reference_sums(normalisation: Normalisation, name: str, batch: GraphBatch) -> Float[Tensor, " graphs"]:
+    """Sum of the reference values of each graph's nodes, zero where the field has none.
+
+    InputError where a node's atomic number has no reference, since the training part did not hold it.
+    """
+    sums = torch.zeros(batch.num_graphs, dtype=torch.float64, device=batch.positions.device)
+    if name not in normalisation.references:
+        return sums
+    values = np.full(119, np.nan)
+    values[list(normalisation.references[name])] = list(normalisation.references[name].values())
+    per_node = torch.from_numpy(values).to(sums.device).index_select(0, batch[ATOMIC_NUMBERS])
+    unknown = per_node.isnan()
+    if bool(unknown.any()):
+        node = int(unknown.nonzero()[0])
+        raise InputError(
+            f"graph {int(batch.graph_of_node[node])} of the batch has atomic number {int(batch[ATOMIC_NUMBERS][node])}, for "
+            f"which {name} has no reference value; train on data that holds this element"
+        )
+    return sums.index_add(0, batch.graph_of_node, per_node)
+
+
+def denormalise_mean(
+    normalisation: Normalisation, field: Field, values: Float[Tensor, "items ..."], batch: GraphBatch
+) -> Float[Tensor, "items ..."]:
+    """Predicted means of a field in its unit, float64; ``batch`` is the one predicted for (references need its nodes)."""
+    values = values.to(torch.float64)
+    if field.name in normalisation.scales:
+        mean, std = _tensors(normalisation.scales[field.name], field, values)
+        values = values * std + mean
+    if field.name in normalisation.references:
+        sums = reference_sums(normalisation, field.name, batch)
+        values = values + sums.reshape(-1, *(1 for _ in field.shape))
+    return values
+
+
+def denormalise_variance(
+    normalisation: Normalisation, field: Field, values: Float[Tensor, "items ..."]
+) -> Float[Tensor, "items ..."]:
+    """Predicted variances of a field in its unit squared, float64."""
+    values = values.to(torch.float64)
+    if field.name not in normalisation.scales:
+        return values
+    return values * _tensors(normalisation.scales[field.name], field, values)[1].square()

@@ -1,0 +1,73 @@
+"""A store seen without its edges: the ablation that shows what the neighbours are worth."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hydragnn.datasets.store import Column, GraphStore, Sizes
+from hydragnn.files import digest
+from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.field import Field
+
+
+class WithoutEdges:
+    """The same graphs, nodes and labels, and no edges; edge fields are left out."""
+
+    def __init__(self, store: GraphStore) -> None:
+        """A view of ``store``; nothing is copied."""
+        self._store = store
+
+    @property
+    def attributes(self) -> Mapping[str, Any]:
+        """Those of the store."""
+        return self._store.attributes
+
+    @property
+    def dim(self) -> int:
+        """That of the store."""
+        return self._store.dim
+
+    @property
+    def fingerprint(self) -> str:
+        """Differs from that of the store."""
+        return digest({"without_edges": self._store.fingerprint})
+
+    def __len__(self) -> int:
+        return len(self._store)
+
+    def fields(self) -> tuple[Field, ...]:
+        """The node and graph fields."""
+        return tuple(field for field in self._store.fields() if field.on != "edge")
+
+    def sizes(self) -> Sizes:
+        """Nodes of every graph, and no edges."""
+        sizes = self._store.sizes()
+        return Sizes(nodes=sizes.nodes, edges=np.zeros_like(sizes.edges))
+
+    def read(self, indices: Sequence[int] | NDArray[np.int64], fields: Collection[str] | None = None) -> GraphBatch:
+        """The graphs with these numbers, without edges."""
+        names = [field.name for field in self.fields()] if fields is None else fields
+        return without_edges(self._store.read(indices, names))
+
+    def column(self, name: str, start: int = 0, stop: int | None = None) -> Column:
+        """A node or graph field."""
+        return self._store.column(name, start, stop)
+
+
+def without_edges(batch: GraphBatch) -> GraphBatch:
+    """The batch with every edge and edge field taken away."""
+    kept = {name: field for name, field in batch.fields.items() if field.on != "edge"}
+    return replace(
+        batch,
+        senders=batch.senders[:0],
+        receivers=batch.receivers[:0],
+        edge_shifts=batch.edge_shifts[:0],
+        edge_offsets=batch.edge_offsets.new_zeros(batch.num_graphs + 1),
+        fields=kept,
+        edges={},
+        masks={name: mask for name, mask in batch.masks.items() if name in kept},
+        cache={},
+    )
