@@ -6,11 +6,11 @@ from dataclasses import field as member
 from typing import Any
 
 import torch
-from hydragnn.graphs.field import Field, Place
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hydragnn.errors import InputError
+from hydragnn.graphs.field import Field, Place
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -1,0 +1,189 @@
+"""Atoms: nodes are atoms, edges the pairs within a cutoff through every periodic image."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from ase import Atoms
+from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
+from hydragnn.graphs.validate import graph_from_arrays
+from jaxtyping import Float, Int
+from numpy import ndarray
+
+from hydragnn.errors import InputError
+
+ATOMIC_NUMBERS_FIELD = Field(name=ATOMIC_NUMBERS, on="node", classes=119, dtype="int64")
+CLOSEST = 1e-3  # Angstrom; atoms nearer than this are taken for duplicates
+_VOIGT = ((0, 5, 4), (5, 1, 3), (4, 3, 2))  # ASE's order: xx, yy, zz, yz, xz, xy
+_TIE = 1e-8  # Angstrom; distances closer than this count as equal when neighbours are cut
+
+
+def from_ase(
+    atoms: Atoms,
+    cutoff: float,
+    *,
+    fields: Iterable[Field] = (),
+    keys: Mapping[str, str] | None = None,
+    optional: Iterable[str] = (),
+    max_neighbours: int | None = None,
+    name: str = "structure",
+) -> GraphBatch:
+    """The graph of one structure; atoms without neighbours are legal, periodic images are neighbours of their own.
+
+    ``cutoff`` is in Angstrom and may exceed the cell. ``max_neighbours`` keeps, at every receiver, its nearest
+    neighbours (equal distances in the order of the image and then of the sender), so that edges need no longer come in pairs.
+
+    Every structure has the field ``atomic_numbers``. Values of other ``fields`` are taken, under their name or the name
+    that ``keys`` gives, from the calculator's stored results (nothing is computed), from ``atoms.info`` (graph fields)
+    or ``atoms.arrays`` (node fields). Energies are eV, forces eV/Angstrom, stress eV/Angstrom^3 in ASE's sign: the
+    derivative of the energy with respect to strain, divided by the volume (tension is positive). Six stress components
+    (xx, yy, zz, yz, xz, xy) become a 3 x 3 tensor. A field named in ``optional`` may be absent.
+
+    Raises InputError for no atoms, two atoms nearer than 0.001 Angstrom, a cell that is singular along periodic axes,
+    a missing label, and everything that ``graph_from_arrays`` refuses.
+
+    >>> from ase.build import bulk
+    >>> from_ase(bulk("Cu", "fcc", a=3.6), cutoff=2.6).num_edges
+    12
+    """
+    if not cutoff > 0:
+        raise InputError(f"{name}: cutoff {cutoff} is not a positive length; give Angstrom")
+    if not len(atoms):
+        raise InputError(f"{name} has no atoms; leave empty structures out")
+    periodic = np.asarray(atoms.pbc, dtype=bool)
+    cell = _complete_cell(np.asarray(atoms.cell.array, dtype=np.float64), periodic, name)
+    positions = np.asarray(atoms.positions, dtype=np.float64)
+    if not np.isfinite(positions).all():
+        raise InputError(f"{name}, positions: NaN or infinite; remove the structure")
+    senders, receivers, shifts = neighbour_list(positions, cell, periodic, cutoff, max_neighbours, name=name)
+    declared = [ATOMIC_NUMBERS_FIELD]
+    values: dict[str, dict[str, Any]] = {"node": {ATOMIC_NUMBERS: np.asarray(atoms.numbers)}, "graph": {}}
+    absent = set(optional)
+    for field in fields:
+        if field.name == ATOMIC_NUMBERS:
+            continue
+        value = _label(atoms, field, (keys or {}).get(field.name, field.name), name)
+        if value is None and field.name in absent:
+            continue
+        if value is None:
+            raise InputError(_missing(atoms, field, (keys or {}).get(field.name, field.name), name))
+        declared.append(field)
+        values[field.on][field.name] = value
+    return graph_from_arrays(
+        positions,
+        senders,
+        receivers,
+        fields=declared,
+        nodes=values["node"],
+        graphs=values["graph"],
+        edge_shifts=shifts @ cell,
+        cell=np.asarray(atoms.cell.array, dtype=np.float64),
+        periodic=periodic,
+        name=name,
+    )
+
+
+def neighbour_list(
+    positions: Float[ndarray, "nodes 3"],
+    cell: Float[ndarray, "3 3"],
+    periodic: Any,
+    cutoff: float,
+    max_neighbours: int | None = None,
+    *,
+    name: str = "structure",
+) -> tuple[Int[ndarray, " edges"], Int[ndarray, " edges"], Int[ndarray, "edges 3"]]:
+    """Senders, receivers and cell shifts (in cell vectors) of all pairs within ``cutoff``, sorted by receiver.
+
+    Order at a receiver: sender, then shift; with ``max_neighbours``: the nearest first are kept. InputError for duplicates.
+    """
+    from vesin import NeighborList
+
+    engine = NeighborList(cutoff=float(cutoff), full_list=True, n_threads=1)
+    first, second, shift, distance = engine.compute(positions, cell, list(periodic), "ijSd")
+    receivers, senders, shifts = first.astype(np.int64), second.astype(np.int64), shift.astype(np.int64)
+    if len(distance) and distance.min() < CLOSEST:
+        worst = int(distance.argmin())
+        pair = sorted((int(receivers[worst]), int(senders[worst])))
+        raise InputError(
+            f"{name}: atoms {pair[0]} and {pair[1]} are {distance[worst]:.2g} Angstrom apart; remove the duplicate"
+        )
+    order = np.lexsort((*shifts.T, senders, receivers))
+    if max_neighbours is not None:
+        if max_neighbours < 1:
+            raise InputError(f"{name}: max_neighbours = {max_neighbours}; give at least 1")
+        order = order[_nearest(receivers[order], senders[order], shifts[order], distance[order], max_neighbours)]
+    return senders[order], receivers[order], shifts[order]
+
+
+def _nearest(
+    receivers: Int[ndarray, " edges"],
+    senders: Int[ndarray, " edges"],
+    shifts: Int[ndarray, "edges 3"],
+    distance: Float[ndarray, " edges"],
+    keep: int,
+) -> Int[ndarray, " kept"]:
+    """Which of the sorted edges are among the ``keep`` nearest of their receiver, in the order of the edges."""
+    rounded = np.rint(distance / _TIE).astype(np.int64)
+    ranked = np.lexsort((senders, *shifts.T, rounded, receivers))
+    start = np.searchsorted(receivers, receivers[ranked])
+    rank = np.arange(len(ranked)) - start
+    return np.sort(ranked[rank < keep])
+
+
+def _complete_cell(cell: Float[ndarray, "3 3"], periodic: Any, name: str) -> Float[ndarray, "3 3"]:
+    """The cell with unit vectors where it has none; InputError where a periodic axis has none or all are dependent."""
+    from ase.geometry import complete_cell
+
+    if not periodic.any():
+        return np.eye(3)
+    lacking = periodic & ~cell.any(axis=1)
+    if lacking.any():
+        axis = "abc"[int(lacking.argmax())]
+        raise InputError(f"{name}: periodic along {axis} but the cell has no vector there; set the cell or pbc=False")
+    completed = np.asarray(complete_cell(cell), dtype=np.float64)
+    lengths = np.linalg.norm(completed, axis=1)
+    if not np.isfinite(completed).all() or abs(np.linalg.det(completed / lengths[:, None])) < 1e-8:
+        raise InputError(f"{name}: the cell is singular; give independent cell vectors")
+    return completed
+
+
+def _label(atoms: Atoms, field: Field, key: str, name: str) -> Any:
+    """The value of one field, or None where the structure has none."""
+    value = None
+    if atoms.calc is not None and key in getattr(atoms.calc, "results", {}):
+        value = _stored_result(atoms, key, name)
+    if value is None:
+        value = (atoms.arrays if field.on == "node" else atoms.info).get(key)
+    if value is not None and field.shape == (3, 3):
+        value = _as_tensor(np.asarray(value))
+    return value
+
+
+def _stored_result(atoms: Atoms, key: str, name: str) -> Any:
+    from ase.calculators.calculator import PropertyNotImplementedError
+
+    try:
+        return atoms.calc.get_property(key, atoms, allow_calculation=False)
+    except PropertyNotImplementedError as error:
+        raise InputError(
+            f"{name}: the stored {key} belongs to other positions than these ({error}); "
+            "recompute it, or take the calculator away"
+        ) from error
+
+
+def _as_tensor(value: ndarray) -> ndarray:
+    """Voigt components as 3 x 3 tensors, on one item or on each; anything else as it is."""
+    if value.shape[-1:] == (6,):
+        return value[..., np.array(_VOIGT)]
+    return value.reshape(*value.shape[:-1], 3, 3) if value.shape[-1:] == (9,) else value
+
+
+def _missing(atoms: Atoms, field: Field, key: str, name: str) -> str:
+    here = "atoms.arrays" if field.on == "node" else "atoms.info"
+    stored = sorted(getattr(atoms.calc, "results", {})) if atoms.calc is not None else []
+    there = sorted(atoms.arrays if field.on == "node" else atoms.info)
+    return (
+        f"{name}: no {key} for the field {field.name}; {here} has {', '.join(there) or 'nothing'} and the calculator "
+        f"{', '.join(stored) or 'nothing'}; name the right key, or list the field as optional"
+    )

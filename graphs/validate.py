@@ -1,0 +1,347 @@
+"""The door: graphs made from arrays that come from outside, and the check that every graph must pass."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.field import Field, Place
+from jaxtyping import Float
+from torch import Tensor
+
+from hydragnn.errors import InputError, nearest
+
+ArrayLike = np.ndarray | Tensor | Sequence[Any] | float | int
+
+_ITEMS: dict[Place, str] = {"node": "nodes", "edge": "edges", "graph": "graphs"}
+
+
+def graph_from_arrays(
+    positions: ArrayLike | None,
+    senders: ArrayLike,
+    receivers: ArrayLike,
+    *,
+    fields: Iterable[Field] = (),
+    nodes: Mapping[str, Any] | None = None,
+    edges: Mapping[str, Any] | None = None,
+    graphs: Mapping[str, Any] | None = None,
+    edge_shifts: ArrayLike | None = None,
+    cell: ArrayLike | None = None,
+    periodic: bool | Sequence[bool] | np.ndarray | Tensor = False,
+    name: str = "graph",
+) -> GraphBatch:
+    """One checked graph from numpy arrays, tensors or lists; edges may come in any order, or not at all.
+
+    ``positions`` is [nodes, 2 or 3], or None (then every node field gives the number of nodes). Edges are sorted by
+    receiver (stable) and the edge fields follow. Values of graph fields have the shape of their Field. ``cell`` holds
+    the cell vectors as rows ([3, 3]; [2, 2] in two dimensions) or the edge lengths of an orthogonal box.
+
+    Raises InputError, naming the graph, the field and the fix, for an index out of range, NaN or infinite values,
+    wrong lengths, shapes or dtypes, classes out of range, a graph without nodes, undeclared and missing fields.
+
+    >>> charge = Field(name="charge", on="node", unit="e", role="target")
+    >>> graph = graph_from_arrays([[0, 0], [1, 0]], [0, 1], [1, 0], fields=[charge], nodes={"charge": [0.5, -0.5]})
+    >>> graph.receivers, graph["charge"]
+    (tensor([0, 1]), tensor([ 0.5000, -0.5000]))
+    """
+    given: dict[Place, Mapping[str, Any]] = {"node": nodes or {}, "edge": edges or {}, "graph": graphs or {}}
+    declared = _declared(fields, given, name)
+    points = _points(positions, given["node"], name)
+    count, dim = points.shape
+    sender, receiver = _ends(senders, "senders", count, name), _ends(receivers, "receivers", count, name)
+    if len(sender) != len(receiver):
+        raise InputError(f"{name}: {len(sender)} senders but {len(receiver)} receivers; give one of each per edge")
+    shifts = _shifts(edge_shifts, len(sender), dim, name)
+    items: dict[Place, int] = {"node": count, "edge": len(sender), "graph": 1}
+    values: dict[Place, dict[str, Tensor]] = {"node": {}, "edge": {}, "graph": {}}
+    for field in declared.values():
+        raw = given[field.on][field.name]
+        values[field.on][field.name] = field_values(raw, field, items[field.on], name)
+    order = torch.argsort(receiver, stable=True)
+    flags = _flags(periodic, dim, name)
+    batch = GraphBatch(
+        positions=points,
+        senders=sender[order],
+        receivers=receiver[order],
+        edge_shifts=shifts[order],
+        cell=_box(cell, flags, dim, name)[None],
+        periodic=flags[None],
+        node_offsets=torch.tensor([0, count]),
+        edge_offsets=torch.tensor([0, len(sender)]),
+        fields=declared,
+        nodes=values["node"],
+        edges={key: value[order] for key, value in values["edge"].items()},
+        graphs=values["graph"],
+    )
+    _check_axes(batch, name)
+    return batch
+
+
+def field_values(raw: Any, field: Field, items: int, name: str = "graph") -> Tensor:
+    """``raw`` as the tensor [items, *shape] that ``field`` declares; InputError where it cannot be that.
+
+    >>> field_values([1, 2], Field(name="mass", on="node"), 2)
+    tensor([1., 2.])
+    """
+    where = f"{name}, field {field.name}"
+    array = _array(raw, where)
+    expected = (items, *field.shape)
+    if field.on == "graph" and tuple(array.shape) == field.shape:
+        array = array[None]
+    if tuple(array.shape) != expected:
+        if array.ndim == len(expected) and array.shape[0] != items:
+            raise InputError(
+                f"{where}: {array.shape[0]} rows for {items} {_ITEMS[field.on]}; give one row per {field.on}"
+            )
+        raise InputError(f"{where}: shape {tuple(array.shape)} is not {expected}; reshape it or declare another shape")
+    if field.classes:
+        if array.dtype.is_floating_point or array.dtype.is_complex:
+            raise InputError(f"{where}: {field.classes} classes but {_short(array.dtype)} values; give integers")
+        return _checked_classes(array.to(torch.int64), field, where)
+    if array.dtype.is_complex or array.dtype == torch.bool:
+        raise InputError(f"{where}: {_short(array.dtype)} values where {field.dtype} is declared; give real numbers")
+    return _checked_finite(array.to(field.torch_dtype), where)
+
+
+def validate(batch: GraphBatch) -> GraphBatch:
+    """The same batch, checked; InputError naming the graph, the field and the fix for the first thing that is wrong.
+
+    >>> validate(graph_from_arrays([[0.0, 0.0]], [], [])).num_nodes
+    1
+    """
+    _check_offsets(batch)
+    _check_edges(batch)
+    _check_geometry(batch)
+    for place in _ITEMS:
+        undeclared = [n for n in batch.on(place) if n not in batch.fields or batch.fields[n].on != place]
+        if undeclared:
+            raise InputError(f"the tensor {undeclared[0]} on {_ITEMS[place]} has no Field; declare it or take it away")
+    for mask, present in batch.masks.items():
+        if mask not in batch.fields or tuple(present.shape) != (batch.num_graphs,) or present.dtype != torch.bool:
+            raise InputError(f"mask {mask} is not one bool per graph of a declared field; make it so")
+    for field in batch.fields.values():
+        _check_field(batch, field)
+    _check_axes(batch, "batch")
+    return batch
+
+
+def _declared(fields: Iterable[Field], given: Mapping[Place, Mapping[str, Any]], name: str) -> dict[str, Field]:
+    declared: dict[str, Field] = {}
+    for field in fields:
+        if field.name in declared:
+            raise InputError(f"{name}: field {field.name} is declared twice; remove one")
+        if field.name not in given[field.on]:
+            raise InputError(f"{name}: field {field.name} is declared but missing; pass {_ITEMS[field.on]}={{...}}")
+        declared[field.name] = field
+    for place, values in given.items():
+        for key in values:
+            if key not in declared or declared[key].on != place:
+                hint = nearest(key, [n for n, f in declared.items() if f.on == place] or ["none declared"])
+                raise InputError(f"{name}: {_ITEMS[place]} holds {key} without a Field on {place}s; declare it ({hint})")
+    return declared
+
+
+def _points(positions: ArrayLike | None, nodes: Mapping[str, Any], name: str) -> Float[Tensor, "nodes dim"]:
+    if positions is None:
+        if not nodes:
+            raise InputError(f"{name}: neither positions nor node fields, so no nodes; give one of them")
+        key, first = next(iter(nodes.items()))
+        points = torch.zeros(_array(first, f"{name}, field {key}").shape[0], 0, dtype=torch.float64)
+    else:
+        points = _reals(positions, f"{name}, positions")
+    if points.ndim != 2 or points.shape[1] not in (0, 2, 3):
+        raise InputError(f"{name}, positions: shape {tuple(points.shape)} is not [nodes, 2] or [nodes, 3]; reshape them")
+    if not len(points):
+        raise InputError(f"{name} has no nodes; leave empty graphs out")
+    return points
+
+
+def _ends(raw: ArrayLike, which: str, count: int, name: str) -> Tensor:
+    index = _array(raw, f"{name}, {which}")
+    if index.ndim != 1:
+        raise InputError(f"{name}, {which}: shape {tuple(index.shape)} is not [edges]; give one index per edge")
+    if not len(index):
+        return torch.zeros(0, dtype=torch.int64)
+    if index.dtype.is_floating_point or index.dtype.is_complex or index.dtype == torch.bool:
+        raise InputError(f"{name}, {which}: {_short(index.dtype)} values are no node indices; give integers")
+    index = index.to(torch.int64)
+    outside = (index < 0) | (index >= count)
+    if bool(outside.any()):
+        raise InputError(
+            f"{name}, {which}: node index {int(index[outside][0])} is out of range; "
+            f"there are {count} nodes, use 0 to {count - 1}"
+        )
+    return index
+
+
+def _shifts(raw: ArrayLike | None, edges: int, dim: int, name: str) -> Float[Tensor, "edges dim"]:
+    if raw is None:
+        return torch.zeros(edges, dim, dtype=torch.float64)
+    shifts = _reals(raw, f"{name}, edge_shifts")
+    if tuple(shifts.shape) != (edges, dim):
+        raise InputError(
+            f"{name}, edge_shifts: shape {tuple(shifts.shape)} is not {(edges, dim)}; give one vector per edge"
+        )
+    return shifts
+
+
+def _flags(raw: Any, dim: int, name: str) -> Tensor:
+    flags = torch.zeros(3, dtype=torch.bool)
+    if isinstance(raw, bool | np.bool_):
+        flags[: dim or 3] = bool(raw)
+        return flags
+    given = _array(raw, f"{name}, periodic")
+    if given.ndim != 1 or len(given) not in {3, dim} or bool((given.to(torch.int64) & ~1).any()):
+        raise InputError(f"{name}, periodic: {raw} is not one flag per axis; give {dim or 3} of True or False")
+    flags[: len(given)] = given.bool()
+    return flags
+
+
+def _box(raw: ArrayLike | None, periodic: Tensor, dim: int, name: str) -> Float[Tensor, "3 3"]:
+    """The cell with its vectors as rows; a two-dimensional cell gets a third vector of length 1."""
+    if raw is None:
+        if bool(periodic.any()):
+            raise InputError(f"{name} is periodic but has no cell; give cell=")
+        return torch.zeros(3, 3, dtype=torch.float64)
+    cell = _reals(raw, f"{name}, cell")
+    if cell.ndim == 1:
+        cell = torch.diag(cell)
+    if dim == 2 and tuple(cell.shape) == (2, 2):
+        cell = torch.block_diag(cell, torch.ones(1, 1, dtype=torch.float64))
+    if tuple(cell.shape) != (3, 3):
+        raise InputError(f"{name}, cell: shape {tuple(cell.shape)} is not [3, 3]; give the cell vectors as rows")
+    _check_cell(cell, periodic, name)
+    return cell
+
+
+def _check_cell(cell: Tensor, periodic: Tensor, name: str) -> None:
+    rows = cell[periodic]
+    scale = rows.norm(dim=1).clamp_min(1e-300)
+    if len(rows) and float(torch.linalg.svdvals(rows / scale[:, None]).min()) < 1e-8:
+        axes = ", ".join("xyz"[i] for i in range(3) if bool(periodic[i]))
+        raise InputError(f"{name}: the cell is singular along its periodic axes ({axes}); give independent cell vectors")
+
+
+def _array(raw: Any, where: str) -> Tensor:
+    if isinstance(raw, Tensor):
+        return raw.detach()
+    try:
+        array = np.asarray(raw)
+    except ValueError as error:
+        raise InputError(f"{where}: rows of different lengths ({error}); give a rectangular array") from error
+    if array.dtype.kind not in "biufc":
+        raise InputError(f"{where}: {array.dtype} values are not numbers; convert them first")
+    if array.dtype.kind == "u":
+        array = array.astype(np.int64)
+    return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("="), order="C"))
+
+
+def _reals(raw: Any, where: str) -> Tensor:
+    array = _array(raw, where)
+    if array.dtype.is_complex or array.dtype == torch.bool:
+        raise InputError(f"{where}: {_short(array.dtype)} values; give real numbers")
+    return _checked_finite(array.to(torch.float64), where)
+
+
+def _checked_finite(values: Tensor, where: str) -> Tensor:
+    bad = ~torch.isfinite(values)
+    if bool(bad.any()):
+        row = int(bad.nonzero()[0][0]) if values.ndim else 0
+        raise InputError(
+            f"{where}: {values[bad][0].item()} in row {row} ({int(bad.sum())} in all); "
+            "remove the graph, or leave the field out where it is missing"
+        )
+    return values
+
+
+def _checked_classes(values: Tensor, field: Field, where: str) -> Tensor:
+    outside = (values < 0) | (values >= field.classes)
+    if bool(outside.any()):
+        raise InputError(
+            f"{where}: class {int(values[outside][0])} is out of range; "
+            f"use 0 to {field.classes - 1} or declare more classes"
+        )
+    return values
+
+
+def _check_offsets(batch: GraphBatch) -> None:
+    for what, offsets, total in (("node", batch.node_offsets, batch.num_nodes), ("edge", batch.edge_offsets, batch.num_edges)):
+        steps = offsets.diff()
+        if len(offsets) < 2 or int(offsets[0]) != 0 or int(offsets[-1]) != total or bool((steps < 0).any()):
+            raise InputError(f"{what}_offsets do not run from 0 to the {total} {what}s of the batch; rebuild it")
+        if len(offsets) != batch.num_graphs + 1:
+            raise InputError(f"{what}_offsets describe {len(offsets) - 1} graphs, not {batch.num_graphs}; rebuild the batch")
+    empty = (batch.nodes_per_graph == 0).nonzero()
+    if len(empty):
+        raise InputError(f"graph {int(empty[0])} has no nodes; leave empty graphs out")
+
+
+def _check_edges(batch: GraphBatch) -> None:
+    first = batch.node_offsets[:-1][batch.graph_of_edge]
+    last = batch.node_offsets[1:][batch.graph_of_edge]
+    for which, index in (("senders", batch.senders), ("receivers", batch.receivers)):
+        if index.dtype != torch.int64:
+            raise InputError(f"{which}: {_short(index.dtype)} values; node indices are int64")
+        if tuple(index.shape) != (batch.num_edges,):
+            raise InputError(f"{which}: {len(index)} values for {batch.num_edges} edges; give one per edge")
+        outside = ((index < first) | (index >= last)).nonzero()
+        if len(outside):
+            edge = int(outside[0])
+            raise InputError(
+                f"graph {int(batch.graph_of_edge[edge])}, {which}: node index {int(index[edge] - first[edge])} is out of "
+                f"range; the graph has {int(last[edge] - first[edge])} nodes"
+            )
+    if bool((batch.receivers.diff() < 0).any()):
+        raise InputError("edges are not sorted by receiver; make the graph with graph_from_arrays, which sorts them")
+
+
+def _check_geometry(batch: GraphBatch) -> None:
+    expected = {
+        "positions": (batch.positions, (batch.num_nodes, batch.dim)),
+        "edge_shifts": (batch.edge_shifts, (batch.num_edges, batch.dim)),
+        "cell": (batch.cell, (batch.num_graphs, 3, 3)),
+        "periodic": (batch.periodic, (batch.num_graphs, 3)),
+    }
+    for what, (value, shape) in expected.items():
+        if tuple(value.shape) != shape:
+            raise InputError(f"{what}: shape {tuple(value.shape)} is not {shape}; rebuild the batch")
+        if value.is_floating_point() == (what == "periodic"):
+            raise InputError(f"{what}: {_short(value.dtype)} values; give {'bool' if what == 'periodic' else 'float64'}")
+        if value.is_floating_point():
+            _checked_finite(value, what)
+    if batch.dim not in (0, 2, 3):
+        raise InputError(f"positions have {batch.dim} columns; use 2 or 3, or none for graphs without geometry")
+    for index in batch.periodic.any(dim=1).nonzero().flatten().tolist():
+        _check_cell(batch.cell[index], batch.periodic[index], f"graph {index}")
+
+
+def _check_field(batch: GraphBatch, field: Field) -> None:
+    if field.name not in batch.on(field.on):
+        raise InputError(f"field {field.name} is declared but no tensor on {_ITEMS[field.on]} has its name; add it")
+    values = batch[field.name]
+    owner = {"node": batch.graph_of_node, "edge": batch.graph_of_edge, "graph": torch.arange(batch.num_graphs)}[field.on]
+    if tuple(values.shape) != (len(owner), *field.shape):
+        raise InputError(f"field {field.name}: shape {tuple(values.shape)} is not {(len(owner), *field.shape)}; reshape it")
+    if values.dtype != field.torch_dtype:
+        raise InputError(f"field {field.name}: {_short(values.dtype)} values but {field.dtype} declared; convert them")
+    bad = ((values < 0) | (values >= field.classes)) if field.classes else ~torch.isfinite(values)
+    bad = bad.flatten(1).any(dim=1) if bad.ndim > 1 else bad
+    bad = bad & batch.present(field.name)[owner]
+    if bool(bad.any()):
+        row = int(bad.nonzero()[0])
+        where = f"graph {int(owner[row])}, field {field.name}"
+        (_checked_classes(values[row], field, where) if field.classes else _checked_finite(values[row], where))
+
+
+def _check_axes(batch: GraphBatch, name: str) -> None:
+    for field in batch.fields.values():
+        if field.parity != "scalar" and batch.dim and field.shape[-1] != batch.dim:
+            raise InputError(
+                f"{name}, field {field.name}: a {field.parity} of length {field.shape[-1]} in {batch.dim} dimensions; "
+                f'give {batch.dim} components or declare parity="scalar"'
+            )
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
