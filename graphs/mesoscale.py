@@ -1,0 +1,234 @@
+"""Microstructures: nodes are grains or cells, edges their shared faces."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.field import Field
+from hydragnn.graphs.validate import graph_from_arrays
+from hydragnn.graphs.voronoi import voronoi_cells
+from jaxtyping import Float, Int
+from numpy import ndarray
+
+from hydragnn.errors import InputError
+
+Axes = bool | Sequence[bool] | ndarray
+
+
+def mesoscale_fields(dim: int, *, source: str = "voronoi") -> list[Field]:
+    """The fields that ``from_voronoi`` (source "voronoi") or ``from_labels`` ("labels") give every graph."""
+    volume = Field(name="volume", on="node", dtype="float64")
+    area = Field(name="area", on="edge", dtype="float64")
+    if source == "labels":
+        return [volume, area, Field(name="area_vector", on="edge", shape=(dim,), parity="vector", role="auxiliary")]
+    return [
+        volume,
+        Field(name="boundary_area", on="node", shape=(2 * dim,), dtype="float64"),
+        area,
+        Field(name="normal", on="edge", shape=(dim,), parity="vector", role="auxiliary", dtype="float64"),
+    ]
+
+
+def from_voronoi(
+    seeds: Any,
+    box: Any,
+    periodic: Axes = True,
+    *,
+    fields: Iterable[Field] = (),
+    nodes: Mapping[str, Any] | None = None,
+    graphs: Mapping[str, Any] | None = None,
+    name: str = "microstructure",
+) -> GraphBatch:
+    """The Voronoi cells of ``seeds`` [cells, 2 or 3] in a box from 0 to ``box`` (edge lengths); one cell is legal.
+
+    Nodes sit at the seeds (wrapped into the box along periodic axes) and have ``volume`` and ``boundary_area``: what the cell
+    shows to the walls, low and high side of each axis in turn. Edges are shared faces with their ``area`` and ``normal``
+    (out of the receiver). In two dimensions a volume is an area and an area a length. Cells that touch through several
+    periodic images have one edge per image; the volumes sum to the box, and area times normal over the faces and walls
+    of a cell sums to zero. ``fields`` declares the tensors in ``nodes`` and ``graphs``.
+
+    InputError for seeds that coincide, or lie on or outside a bounded wall.
+
+    >>> from_voronoi([[0.25, 0.5], [0.75, 0.5]], [1.0, 1.0], periodic=False)["volume"]
+    tensor([0.5000, 0.5000], dtype=torch.float64)
+    """
+    points, lengths, flags = _seeds(seeds, box, periodic, name)
+    cells = voronoi_cells(points, lengths, flags, name)
+    return graph_from_arrays(
+        points,
+        cells.senders,
+        cells.receivers,
+        fields=[*mesoscale_fields(len(lengths)), *fields],
+        nodes={"volume": cells.volumes, "boundary_area": cells.walls, **(nodes or {})},
+        edges={"area": cells.areas, "normal": cells.normals},
+        graphs=graphs,
+        edge_shifts=cells.images * lengths,
+        cell=np.diag(lengths),
+        periodic=flags,
+        name=name,
+    )
+
+
+def _seeds(seeds: Any, box: Any, periodic: Axes, name: str) -> tuple[ndarray, ndarray, ndarray]:
+    points = np.array(seeds, dtype=np.float64)
+    lengths = np.array(box, dtype=np.float64)
+    if points.ndim != 2 or points.shape[1] not in (2, 3) or not len(points):
+        raise InputError(f"{name}: seeds of shape {points.shape} are not [cells, 2] or [cells, 3]; give at least one")
+    if lengths.shape != (points.shape[1],) or not (np.isfinite(lengths) & (lengths > 0)).all():
+        raise InputError(f"{name}: box {box} is not {points.shape[1]} positive edge lengths; give one per axis")
+    if not np.isfinite(points).all():
+        raise InputError(f"{name}: seed {int((~np.isfinite(points)).any(axis=1).argmax())} is NaN or infinite; remove it")
+    flags = _axes(periodic, points.shape[1], name)
+    points = np.where(flags, points % lengths, points)
+    return np.where(points >= lengths, np.where(flags, 0.0, points), points), lengths, flags
+
+
+def _axes(periodic: Axes, dim: int, name: str) -> ndarray:
+    flags = np.asarray(periodic, dtype=bool)
+    flags = np.full(dim, bool(flags)) if flags.ndim == 0 else flags
+    if flags.shape != (dim,):
+        raise InputError(f"{name}: periodic has {flags.size} flags for {dim} axes; give one per axis")
+    return flags
+
+
+def from_labels(
+    voxels: Any,
+    spacing: float | Sequence[float] | ndarray = 1.0,
+    periodic: Axes = False,
+    *,
+    background: int | None = None,
+    fields: Iterable[Field] = (),
+    nodes: Mapping[str, Any] | None = None,
+    graphs: Mapping[str, Any] | None = None,
+    name: str = "microstructure",
+) -> GraphBatch:
+    """The grains of an image of labels (two or three axes); grain i is the i-th smallest label that occurs.
+
+    ``spacing`` is the voxel's edge length (one, or one per axis). Voxels labelled ``background`` belong to no grain. Nodes
+    sit at the grain's centroid (found through the periodic wrap; exact for grains shorter than the image) and have its
+    ``volume``. An edge is all faces that two grains share through one periodic image, with their total ``area`` (of
+    voxel faces, so a slanted boundary counts its steps) and ``area_vector`` (their vector sum, out of the receiver, in which
+    steps cancel). A grain has no edge to itself. ``fields`` declares the tensors in ``nodes`` and ``graphs``; ``grain_numbers``
+    gives the node of every voxel.
+
+    >>> from_labels([[7, 7, 9], [7, 7, 9]])["volume"]
+    tensor([4., 2.], dtype=torch.float64)
+    """
+    image, steps, flags = _image(voxels, spacing, periodic, name)
+    grain = grain_numbers(image, background)
+    count = int(grain.max()) + 1
+    if count == 0:
+        raise InputError(f"{name}: the image has no grain, only background {background}; leave it out")
+    lengths = np.array(image.shape) * steps
+    centroids = _centroids(grain, count, steps, lengths, flags)
+    faces = _shared_faces(grain, centroids, steps, lengths, flags)
+    return graph_from_arrays(
+        centroids,
+        faces.senders,
+        faces.receivers,
+        fields=[*mesoscale_fields(image.ndim, source="labels"), *fields],
+        nodes={"volume": np.bincount(grain[grain >= 0], minlength=count) * steps.prod(), **(nodes or {})},
+        edges={"area": faces.areas, "area_vector": faces.vectors},
+        graphs=graphs,
+        edge_shifts=faces.images * lengths,
+        cell=np.diag(lengths),
+        periodic=flags,
+        name=name,
+    )
+
+
+def grain_numbers(voxels: Any, background: int | None = None) -> Int[ndarray, "*axes"]:
+    """The node number of every voxel, in the order of the labels; -1 in the background.
+
+    >>> grain_numbers([[5, 5], [0, 2]], background=0).tolist()
+    [[1, 1], [-1, 0]]
+    """
+    image = np.asarray(voxels)
+    labels, inverse = np.unique(image, return_inverse=True)
+    number = inverse.reshape(image.shape).astype(np.int64)
+    if background is None or background not in labels:
+        return number
+    hole = int(np.searchsorted(labels, background))
+    return np.where(number == hole, -1, number - (number > hole))
+
+
+def _image(voxels: Any, spacing: Any, periodic: Axes, name: str) -> tuple[ndarray, ndarray, ndarray]:
+    image = np.asarray(voxels)
+    if image.dtype.kind not in "iu" or image.ndim not in (2, 3) or not image.size:
+        raise InputError(f"{name}: {image.dtype} image of shape {image.shape}; give integer labels on 2 or 3 axes")
+    steps = np.broadcast_to(np.asarray(spacing, dtype=np.float64), (image.ndim,)) if np.ndim(spacing) == 0 else None
+    steps = np.array(spacing, dtype=np.float64) if steps is None else steps
+    if steps.shape != (image.ndim,) or not (np.isfinite(steps) & (steps > 0)).all():
+        raise InputError(f"{name}: spacing {spacing} is not {image.ndim} positive lengths; give one, or one per axis")
+    return image, np.array(steps), _axes(periodic, image.ndim, name)
+
+
+def _centroids(
+    grain: Int[ndarray, "*axes"], count: int, steps: ndarray, lengths: ndarray, periodic: ndarray
+) -> Float[ndarray, "grains dim"]:
+    """Mean voxel position of every grain, unwrapped about its circular mean along periodic axes, wrapped into the image."""
+    kept = grain >= 0
+    owner = grain[kept]
+    sizes = np.bincount(owner, minlength=count)
+    columns = []
+    for axis, index in enumerate(np.nonzero(kept)):
+        x = (index + 0.5) * steps[axis]
+        if periodic[axis]:
+            phase = 2 * np.pi * x / lengths[axis]
+            sine, cosine = (np.bincount(owner, weights=f(phase), minlength=count) for f in (np.sin, np.cos))
+            middle = np.arctan2(sine, cosine) / (2 * np.pi) * lengths[axis]
+            local = x - middle[owner]
+            local -= lengths[axis] * np.rint(local / lengths[axis])
+            columns.append((middle + np.bincount(owner, weights=local, minlength=count) / sizes) % lengths[axis])
+        else:
+            columns.append(np.bincount(owner, weights=x, minlength=count) / sizes)
+    return np.stack(columns, axis=1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Faces:
+    senders: Int[ndarray, " edges"]
+    receivers: Int[ndarray, " edges"]
+    images: Int[ndarray, "edges dim"]
+    areas: Float[ndarray, " edges"]
+    vectors: Float[ndarray, "edges dim"]
+
+
+def _shared_faces(
+    grain: Int[ndarray, "*axes"], centroids: ndarray, steps: ndarray, lengths: ndarray, periodic: ndarray
+) -> _Faces:
+    """Faces between voxels of different grains, summed over every (receiver, sender, image) in both directions."""
+    rows, vectors = [], []
+    copies = _copies(grain, centroids, steps, lengths, periodic)
+    for axis in range(grain.ndim):
+        low = np.moveaxis(grain, axis, 0)
+        high = np.roll(low, -1, axis=0)
+        boundary = (low != high) & (low >= 0) & (high >= 0)
+        if not periodic[axis]:
+            boundary[-1] = False
+        where = np.nonzero(boundary)
+        copy = np.moveaxis(copies, axis, 0)
+        image = np.roll(copy, -1, axis=0)[where] - copy[where]
+        image[:, axis] += where[0] == low.shape[0] - 1  # the neighbour beyond the last voxel is the first, one box on
+        vector = np.zeros((len(image), grain.ndim))
+        vector[:, axis] = steps.prod() / steps[axis]
+        a, b = low[where], high[where]
+        rows += [np.column_stack([a, b, image]), np.column_stack([b, a, -image])]
+        vectors += [vector, -vector]
+    keys, member = np.unique(np.concatenate(rows), axis=0, return_inverse=True)
+    stacked = np.concatenate(vectors)
+    total = np.zeros((len(keys), grain.ndim))
+    np.add.at(total, member.reshape(-1), stacked)
+    areas = np.bincount(member.reshape(-1), weights=np.abs(stacked).sum(axis=1), minlength=len(keys))
+    return _Faces(receivers=keys[:, 0], senders=keys[:, 1], images=keys[:, 2:], areas=areas, vectors=total)
+
+
+def _copies(
+    grain: Int[ndarray, "*axes"], centroids: ndarray, steps: ndarray, lengths: ndarray, periodic: ndarray
+) -> Int[ndarray, "*voxels"]:
+    """Which periodic image of its grain's centroid every voxel is nearest to, in boxes."""
+    where = np.moveaxis(np.indices(grain.shape), 0, -1)
+    offset = ((where + 0.5) * steps - centroids[np.maximum(grain, 0)]) / lengths
+    return np.where(periodic, np.rint(offset), 0).astype(np.int64)
