@@ -1,1 +1,1 @@
-"""TODO"""
+"""Several models speaking as one."""

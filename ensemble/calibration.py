@@ -1,0 +1,198 @@
+"""Honest error bars: a scale for the spread and conformal intervals, per field, fitted on validation graphs only."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+from hydragnn.graphs.field import Field
+from jaxtyping import Float, Int
+from numpy.typing import NDArray
+
+from hydragnn.ensemble.metrics import gaussian_nll
+from hydragnn.ensemble.uncertainty import Array, Moments, isotropic
+from hydragnn.errors import InputError
+
+Method = Literal["spread", "absolute"]
+
+FLOORS = (0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 1.0)
+"""Smallest believed spread, as a fraction of the root mean square spread on validation; the likelihood chooses."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Component:
+    """Calibration of one component of a field (of all components together for vectors and tensors)."""
+
+    scale: float
+    """Factor on the spread (method spread) or the standard deviation itself in the field's unit (absolute)."""
+    floor: float
+    """Smallest spread that is believed, in the field's unit, before scaling."""
+    quantile: float
+    """Half-width of the interval in units of the calibrated standard deviation."""
+    reference: float
+    """Root mean square spread on validation, in the field's unit, before scaling."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Calibration:
+    """How the spread of one field becomes a standard deviation and an interval."""
+
+    method: Method
+    nominal: float
+    components: tuple[Component, ...]
+    graphs: int
+    """Validation graphs behind it."""
+    guaranteed: bool
+    """False where there are too few validation graphs for the nominal level: the largest error seen is used then."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON; ``calibration_from_json`` gives the same calibration back."""
+        return {**asdict(self), "components": [asdict(component) for component in self.components]}
+
+
+def calibration_from_json(value: Mapping[str, Any]) -> Calibration:
+    """The calibration that ``Calibration.to_json`` wrote; InputError on anything else."""
+    try:
+        components = tuple(Component(**component) for component in value["components"])
+        return Calibration(**{**value, "components": components})
+    except (KeyError, TypeError) as error:
+        raise InputError(
+            f"a calibration is damaged or from a newer version ({error}); build the ensemble anew"
+        ) from error
+
+
+def conformal_quantile(
+    scores: Float[NDArray[np.float64], " rows"], graph: Int[NDArray[np.int64], " rows"], nominal: float
+) -> tuple[float, bool]:
+    """The score below which a new graph's item falls with probability ``nominal``, and whether that is guaranteed.
+
+    Every graph has the same weight, shared by its items, and one more graph is counted with infinite scores: items of one
+    graph are not exchangeable with those of another, graphs are (Lee, Barber and Willett 2023, arXiv:2306.06342). With
+    one item per graph it is the split-conformal quantile, rank ceil((n + 1) nominal) of n. With too few graphs for the
+    level the largest score is given and nothing is guaranteed.
+
+    >>> conformal_quantile(np.arange(1.0, 20.0), np.arange(19), nominal=0.9)
+    (18.0, True)
+    """
+    if len(scores) == 0:
+        raise InputError(
+            "calibration needs labelled validation graphs; this field has none; enlarge the validation part"
+        )
+    groups, inverse, counts = np.unique(graph, return_inverse=True, return_counts=True)
+    weights = 1.0 / ((len(groups) + 1) * counts[inverse])
+    order = np.argsort(scores, kind="stable")
+    reached = np.cumsum(weights[order])
+    position = int(np.searchsorted(reached, nominal * (1.0 - 1e-12)))
+    if position == len(scores):
+        return float(scores[order[-1]]), False
+    return float(scores[order[position]]), True
+
+
+def fit_calibration(
+    field: Field,
+    target: Float[Array, "items *shape"],
+    moments: Moments,
+    graph: Int[NDArray[np.int64], " items"],
+    *,
+    nominal: float = 0.9,
+    method: Method | None = None,
+) -> Calibration:
+    """Scale and interval factor of every component from labelled validation items.
+
+    Method ``spread`` divides errors by the ensemble's standard deviation, so that intervals widen where members
+    disagree; ``absolute`` gives every item the same width. The default is spread wherever there is any. Vectors and
+    tensors are calibrated with all components together, so that nothing depends on how the axes lie.
+    """
+    if not 0.0 < nominal < 1.0:
+        raise InputError(f"the nominal level is {nominal:g}; give a fraction between 0 and 1, for example 0.9")
+    error, spread, rows_of = _columns(field, target - moments.mean, raw_spread(field, moments), graph)
+    method = method or ("spread" if bool((spread > 0).any(axis=0).all()) else "absolute")
+    if method == "spread" and not (spread > 0).any(axis=0).all():
+        raise InputError(
+            f"field {field.name}: the members do not differ, so there is no spread; use absolute intervals"
+        )
+    fitted = [_component(error[:, c], spread[:, c], rows_of, nominal, method) for c in range(error.shape[1])]
+    return Calibration(
+        method=method,
+        nominal=nominal,
+        components=tuple(component for component, _ in fitted),
+        graphs=len(np.unique(graph)),
+        guaranteed=all(guaranteed for _, guaranteed in fitted),
+    )
+
+
+def raw_spread(field: Field, moments: Moments) -> Float[Array, "items *shape"]:
+    """Standard deviation of the mixture before calibration; the same for all components of a vector or tensor."""
+    return np.sqrt(isotropic(moments, turning_axes(field)).variance)
+
+
+def turning_axes(field: Field) -> int:
+    """How many of a field's last axes turn with the graph: 1 for vectors, 2 for tensors."""
+    return {"scalar": 0, "vector": 1, "tensor": 2}[field.parity]
+
+
+def calibrated_std(
+    field: Field, calibration: Calibration, spread: Float[Array, "items *shape"]
+) -> Float[Array, "items *shape"]:
+    """Standard deviation after calibration, in the field's unit; never zero."""
+    scale = _spread_over(field, [component.scale for component in calibration.components])
+    if calibration.method == "absolute":
+        return np.broadcast_to(scale, spread.shape).copy()
+    floor = _spread_over(field, [component.floor for component in calibration.components])
+    return scale * np.maximum(spread, floor)
+
+
+def half_width(
+    field: Field, calibration: Calibration, std: Float[Array, "items *shape"]
+) -> Float[Array, "items *shape"]:
+    """Half of the interval around the mean that holds the truth with the nominal probability."""
+    return std * _spread_over(field, [component.quantile for component in calibration.components])
+
+
+def variance_factor(field: Field, calibration: Calibration) -> Float[Array, "*shape"]:
+    """What the raw variances are multiplied with so that their sum is the calibrated variance (above the floor)."""
+    if calibration.method == "absolute":
+        return np.ones(field.shape)
+    return _spread_over(field, [component.scale**2 for component in calibration.components])
+
+
+def _spread_over(field: Field, values: list[float]) -> Array:
+    """One number per component, or one for all, in the field's shape."""
+    return np.broadcast_to(np.array(values if len(values) > 1 else values[0]).reshape(-1), (field.width,)).reshape(
+        field.shape
+    )
+
+
+def _columns(
+    field: Field, error: Array, spread: Array, graph: NDArray[np.int64]
+) -> tuple[Array, Array, NDArray[np.int64]]:
+    """Errors and spreads as [rows, components to calibrate], and the graph of every row."""
+    if turning_axes(field):
+        return error.reshape(-1, 1), spread.reshape(-1, 1), np.repeat(graph, field.width)
+    return error.reshape(len(graph), field.width), spread.reshape(len(graph), field.width), graph
+
+
+def _component(
+    error: Array, spread: Array, graph: NDArray[np.int64], nominal: float, method: Method
+) -> tuple[Component, bool]:
+    reference = float(np.sqrt(np.mean(spread**2)))
+    tiny = float(np.finfo(np.float64).tiny) ** 0.5
+    if method == "absolute":
+        scale = max(float(np.sqrt(np.mean(error**2))), tiny)
+        quantile, guaranteed = conformal_quantile(np.abs(error) / scale, graph, nominal)
+        return Component(scale=scale, floor=0.0, quantile=quantile, reference=reference), guaranteed
+    candidates = [_scaled(error, spread, fraction * reference, tiny) for fraction in FLOORS]
+    likelihoods = [
+        float(np.mean(gaussian_nll(error, np.zeros_like(error), c.scale * np.maximum(spread, c.floor))))
+        for c in candidates
+    ]
+    best = candidates[int(np.argmin(likelihoods))]
+    scores = np.abs(error) / (best.scale * np.maximum(spread, best.floor))
+    quantile, guaranteed = conformal_quantile(scores, graph, nominal)
+    return replace(best, quantile=quantile, reference=reference), guaranteed
+
+
+def _scaled(error: Array, spread: Array, floor: float, tiny: float) -> Component:
+    """The factor of largest likelihood for this floor: the root mean square of standardised errors."""
+    scale = float(np.sqrt(np.mean((error / np.maximum(spread, floor)) ** 2)))
+    return Component(scale=max(scale, tiny), floor=floor, quantile=0.0, reference=0.0)

@@ -1,0 +1,110 @@
+"""How far predictions are from the truth, and how honest their uncertainties are; every number in the field's unit."""
+
+import math
+
+import numpy as np
+from jaxtyping import Bool, Float
+from numpy.typing import NDArray
+from scipy.special import ndtr, ndtri
+
+from hydragnn.errors import InputError
+
+Rows = Float[NDArray[np.float64], " rows"]
+
+
+def point_metrics(target: Rows, mean: Rows) -> dict[str, float]:
+    """Mean absolute error, root mean square error and R2 over all rows; R2 is 0 where the target is constant.
+
+    >>> point_metrics(np.array([1.0, 2.0, 3.0]), np.array([1.0, 2.0, 4.0]))["mae"]
+    0.3333333333333333
+    """
+    _some_rows(target)
+    error = mean - target
+    spread = float(np.mean((target - target.mean()) ** 2))
+    mse = float(np.mean(error**2))
+    return {
+        "mae": float(np.mean(np.abs(error))),
+        "rmse": math.sqrt(mse),
+        "r2": 1.0 - mse / spread if spread > 0 else 0.0,
+    }
+
+
+def gaussian_crps(target: Rows, mean: Rows, std: Rows) -> Rows:
+    """Continuous ranked probability score of normal predictions; the absolute error where the std is zero.
+
+    Gneiting and Raftery 2007, doi:10.1198/016214506000001437, eq. 21; lower is better, in the unit of the target.
+
+    >>> gaussian_crps(np.array([0.0]), np.array([0.0]), np.array([1.0])).round(4)
+    array([0.2337])
+    """
+    error = target - mean
+    safe = np.where(std > 0, std, 1.0)
+    z = error / safe
+    density = np.exp(-0.5 * z * z) / math.sqrt(2.0 * math.pi)
+    crps = safe * (z * (2.0 * ndtr(z) - 1.0) + 2.0 * density - 1.0 / math.sqrt(math.pi))
+    return np.where(std > 0, crps, np.abs(error))
+
+
+def gaussian_nll(target: Rows, mean: Rows, std: Rows) -> Rows:
+    """Negative log likelihood of normal predictions, in nats; lower is better; the std must be positive.
+
+    >>> gaussian_nll(np.array([0.0]), np.array([0.0]), np.array([1.0])).round(4)
+    array([0.9189])
+    """
+    z = (target - mean) / std
+    return 0.5 * z * z + np.log(std) + 0.5 * math.log(2.0 * math.pi)
+
+
+def coverage(target: Rows, lower: Rows, upper: Rows) -> float:
+    """Fraction of targets inside their intervals, ends included.
+
+    >>> coverage(np.array([0.0, 5.0]), np.array([-1.0, -1.0]), np.array([1.0, 1.0]))
+    0.5
+    """
+    _some_rows(target)
+    inside: Bool[NDArray[np.bool_], " rows"] = (lower <= target) & (target <= upper)
+    return float(np.mean(inside))
+
+
+def calibration_curve(
+    target: Rows, mean: Rows, std: Rows, levels: Float[NDArray[np.float64], " levels"]
+) -> Float[NDArray[np.float64], " levels"]:
+    """Observed fraction of targets inside the central normal interval of every level.
+
+    >>> calibration_curve(np.array([0.0, 9.0]), np.zeros(2), np.ones(2), np.array([0.5]))
+    array([0.5])
+    """
+    _some_rows(target)
+    z = np.sort(np.abs(target - mean) / std)
+    half_widths = ndtri(0.5 + levels / 2.0)
+    return np.searchsorted(z, half_widths, side="right") / len(z)
+
+
+def miscalibration_area(target: Rows, mean: Rows, std: Rows) -> float:
+    """Area between the calibration curve and the diagonal; 0 is perfect, 0.5 the worst.
+
+    Kuleshov et al. 2018, arXiv:1807.00263; trapezoid over 101 levels.
+    """
+    levels = np.linspace(0.0, 1.0, 101)
+    observed = np.concatenate([[0.0], calibration_curve(target, mean, std, levels[1:-1]), [1.0]])
+    return float(np.trapezoid(np.abs(observed - levels), levels))
+
+
+def rank_correlation(first: Rows, second: Rows) -> float:
+    """Spearman's rank correlation with ties at their mean rank; 0 where one side is constant.
+
+    >>> rank_correlation(np.array([1.0, 2.0, 3.0]), np.array([10.0, 20.0, 90.0]))
+    1.0
+    """
+    from scipy.stats import rankdata
+
+    _some_rows(first)
+    a = rankdata(first) - (len(first) + 1) / 2.0
+    b = rankdata(second) - (len(second) + 1) / 2.0
+    norm = math.sqrt(float(a @ a) * float(b @ b))
+    return float(a @ b) / norm if norm > 0 else 0.0
+
+
+def _some_rows(values: Rows) -> None:
+    if len(values) == 0:
+        raise InputError("a metric over no values has no meaning; choose a part of the data that has labelled graphs")

@@ -1,0 +1,63 @@
+"""The law of total variance: what members disagree about, and what every member says it cannot know."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Moments:
+    """Mean and the two parts of the variance of a weighted mixture of members."""
+
+    mean: Float[Array, "*items"]
+    epistemic: Float[Array, "*items"]
+    """Variance of the members' means: shrinks with more data and better models."""
+    aleatoric: Float[Array, "*items"]
+    """Mean of the members' variances: noise that stays; zero for members that predict points."""
+
+    @property
+    def variance(self) -> Float[Array, "*items"]:
+        """Variance of the mixture."""
+        return self.epistemic + self.aleatoric
+
+
+def total_variance(
+    means: Float[Array, "members *items"],
+    variances: Float[Array, "members *items"] | None,
+    weights: Float[Array, " members"],
+) -> Moments:
+    """Moments of the mixture of members with these weights (summing to 1); one member alone has no epistemic part.
+
+    Var[y] = Var_members(E[y | member]) + E_members(Var[y | member]).
+
+    >>> total_variance(np.array([[0.0], [2.0]]), np.array([[1.0], [3.0]]), np.array([0.5, 0.5])).variance
+    array([3.])
+    """
+    mean = np.tensordot(weights, means, axes=1)
+    epistemic = np.tensordot(weights, (means - mean) ** 2, axes=1)
+    aleatoric = np.zeros_like(mean) if variances is None else np.tensordot(weights, variances, axes=1)
+    return Moments(mean=mean, epistemic=epistemic, aleatoric=aleatoric)
+
+
+def isotropic(moments: Moments, axes: int) -> Moments:
+    """The same with variances averaged over the last ``axes`` axes, so that they turn with a vector or tensor.
+
+    The spread of every component on its own depends on how the axes lie; its mean over components does not, and is
+    estimated from several times as many numbers.
+
+    >>> m = Moments(mean=np.zeros((1, 2)), epistemic=np.array([[1.0, 3.0]]), aleatoric=np.zeros((1, 2)))
+    >>> isotropic(m, axes=1).epistemic
+    array([[2., 2.]])
+    """
+    if axes == 0:
+        return moments
+    last = tuple(range(-axes, 0))
+
+    def averaged(values: Array) -> Array:
+        return np.broadcast_to(values.mean(axis=last, keepdims=True), values.shape).copy()
+
+    return Moments(mean=moments.mean, epistemic=averaged(moments.epistemic), aleatoric=averaged(moments.aleatoric))

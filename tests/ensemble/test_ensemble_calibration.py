@@ -1,0 +1,166 @@
+"""Intervals hold the truth as often as they say, on data like that of the calibration."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hydragnn.ensemble.calibration import (
+    calibrated_std,
+    calibration_from_json,
+    conformal_quantile,
+    fit_calibration,
+    half_width,
+    raw_spread,
+    variance_factor,
+)
+from hydragnn.ensemble.metrics import miscalibration_area
+from hydragnn.ensemble.uncertainty import Moments
+from hydragnn.errors import InputError
+from hydragnn.graphs import Field
+
+ENERGY = Field(name="energy", on="graph", unit="eV", role="target")
+FORCES = Field(name="forces", on="node", shape=(3,), unit="eV/Angstrom", parity="vector", role="target")
+
+
+@given(st.integers(1, 300), st.floats(0.05, 0.99))
+def test_with_one_item_per_graph_the_quantile_is_the_split_conformal_rank(graphs, nominal):
+    scores = np.random.default_rng(graphs).uniform(size=graphs)
+    rank = math.ceil((graphs + 1) * nominal - 1e-9)
+    value, guaranteed = conformal_quantile(scores, np.arange(graphs), nominal)
+    assert guaranteed == (rank <= graphs)
+    assert value == np.sort(scores)[min(rank, graphs) - 1]
+
+
+@given(st.integers(2, 30), st.integers(1, 5))
+def test_repeating_the_items_of_a_graph_does_not_move_the_quantile(graphs, copies):
+    scores = np.random.default_rng(graphs).uniform(size=graphs)
+    once = conformal_quantile(scores, np.arange(graphs), 0.8)
+    assert conformal_quantile(np.repeat(scores, copies), np.repeat(np.arange(graphs), copies), 0.8) == once
+
+
+def synthetic(field, graphs, items, seed):
+    """Heteroscedastic errors with a strong effect of the graph; three members' worth of noise in the spread."""
+    generator = np.random.default_rng(seed)
+    graph = np.repeat(np.arange(graphs), items)
+    sigma = np.exp(generator.normal(size=graphs))[graph] * np.exp(0.3 * generator.normal(size=graphs * items))
+    shape = (graphs * items, *field.shape)
+    error = generator.normal(size=shape) * sigma.reshape(-1, *[1] * len(field.shape))
+    variance = np.broadcast_to((0.2 * sigma.reshape(-1, *[1] * len(field.shape))) ** 2, shape)
+    variance = variance * generator.chisquare(2, size=shape) / 2
+    moments = Moments(mean=np.zeros(shape), epistemic=variance, aleatoric=np.zeros(shape))
+    return error, moments, graph
+
+
+@pytest.mark.parametrize("method", ["spread", "absolute"])
+@pytest.mark.parametrize("field, items", [(ENERGY, 1), (FORCES, 12)], ids=["graph scalar", "node vector"])
+def test_coverage_on_new_graphs_is_nominal(field, items, method):
+    observed = []
+    for seed in range(30):
+        target, moments, graph = synthetic(field, 120, items, seed)
+        calibration = fit_calibration(field, target, moments, graph, nominal=0.9, method=method)
+        fresh, new, _ = synthetic(field, 120, items, 1000 + seed)
+        width = half_width(field, calibration, calibrated_std(field, calibration, raw_spread(field, new)))
+        observed.append(float(np.mean(np.abs(fresh) <= width)))
+        assert calibration.guaranteed
+    # the mean over 30 calibrations of 120 graphs: its standard error is below 0.01
+    assert 0.875 <= np.mean(observed) <= 0.935
+
+
+def test_intervals_widen_where_members_disagree_and_hold_out_of_distribution():
+    target, moments, graph = synthetic(FORCES, 200, 8, 1)
+    calibration = fit_calibration(FORCES, target, moments, graph)
+    assert calibration.method == "spread"
+    far, spread, _ = synthetic(FORCES, 200, 8, 2)
+    far, wider = 5 * far, Moments(mean=spread.mean, epistemic=25 * spread.epistemic, aleatoric=spread.aleatoric)
+    width = half_width(FORCES, calibration, calibrated_std(FORCES, calibration, raw_spread(FORCES, wider)))
+    assert np.mean(np.abs(far) <= width) > 0.85
+
+
+def test_the_calibrated_spread_is_honest():
+    generator = np.random.default_rng(5)
+    std = generator.uniform(0.5, 2.0, size=3000)
+    target = generator.normal(0.0, std)
+    moments = Moments(mean=np.zeros(3000), epistemic=(0.1 * std) ** 2, aleatoric=np.zeros(3000))
+    calibration = fit_calibration(ENERGY, target, moments, np.arange(3000))
+    # the factor is known to 1/sqrt(2 * 3000) = 1.3 %
+    assert calibration.components[0].scale == pytest.approx(10.0, rel=0.05)
+    assert (
+        miscalibration_area(target, moments.mean, calibrated_std(ENERGY, calibration, raw_spread(ENERGY, moments)))
+        < 0.02
+    )
+    assert variance_factor(ENERGY, calibration) == pytest.approx(calibration.components[0].scale ** 2)
+
+
+def test_members_that_agree_by_chance_do_not_make_an_empty_interval():
+    target, moments, graph = synthetic(ENERGY, 100, 1, 3)
+    calibration = fit_calibration(ENERGY, target, moments, graph)
+    agreed = Moments(mean=np.zeros(1), epistemic=np.zeros(1), aleatoric=np.zeros(1))
+    assert half_width(ENERGY, calibration, calibrated_std(ENERGY, calibration, raw_spread(ENERGY, agreed)))[0] > 0
+
+
+def test_one_point_model_gets_intervals_of_equal_width():
+    target = np.random.default_rng(0).normal(size=50)
+    alone = Moments(mean=np.zeros(50), epistemic=np.zeros(50), aleatoric=np.zeros(50))
+    calibration = fit_calibration(ENERGY, target, alone, np.arange(50))
+    assert calibration.method == "absolute"
+    std = calibrated_std(ENERGY, calibration, raw_spread(ENERGY, alone))
+    np.testing.assert_allclose(std, np.sqrt(np.mean(target**2)))
+
+
+def test_components_with_different_scales_are_calibrated_apart_unless_they_turn():
+    field = Field(name="pair", on="graph", shape=(2,), role="target")
+    generator = np.random.default_rng(0)
+    target = generator.normal(size=(400, 2)) * np.array([1.0, 100.0])
+    moments = Moments(mean=np.zeros((400, 2)), epistemic=np.ones((400, 2)), aleatoric=np.zeros((400, 2)))
+    calibration = fit_calibration(field, target, moments, np.arange(400))
+    assert [round(math.log10(component.scale)) for component in calibration.components] == [0, 2]
+    vectors = Field(name="pull", on="graph", shape=(2,), parity="vector", role="target")
+    assert len(fit_calibration(vectors, target, moments, np.arange(400)).components) == 1
+
+
+def test_a_perfect_model_still_has_finite_calibration():
+    exact = Moments(mean=np.ones(20), epistemic=np.zeros(20), aleatoric=np.zeros(20))
+    calibration = fit_calibration(ENERGY, np.ones(20), exact, np.arange(20))
+    assert np.isfinite(half_width(ENERGY, calibration, calibrated_std(ENERGY, calibration, np.zeros(3)))).all()
+
+
+def test_too_few_graphs_are_told():
+    target, moments, graph = synthetic(ENERGY, 5, 1, 0)
+    assert not fit_calibration(ENERGY, target, moments, graph, nominal=0.9).guaranteed
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 1000))
+def test_json_gives_the_same_calibration_back(seed):
+    target, moments, graph = synthetic(FORCES, 10, 3, seed)
+    calibration = fit_calibration(FORCES, target, moments, graph)
+    assert calibration_from_json(calibration.to_json()) == calibration
+
+
+@pytest.mark.parametrize(
+    "call, says",
+    [
+        (lambda t, m, g: fit_calibration(ENERGY, t, m, g, nominal=90.0), "fraction between 0 and 1"),
+        (
+            lambda t, m, g: fit_calibration(
+                ENERGY, t[:0], Moments(mean=t[:0], epistemic=t[:0], aleatoric=t[:0]), g[:0]
+            ),
+            "labelled",
+        ),
+        (
+            lambda t, m, g: fit_calibration(
+                ENERGY, t, Moments(mean=t, epistemic=0 * t, aleatoric=0 * t), g, method="spread"
+            ),
+            "absolute",
+        ),
+        (lambda t, m, g: calibration_from_json({"method": "spread"}), "damaged"),
+    ],
+    ids=["nominal in percent", "no labels", "no spread", "damaged"],
+)
+def test_bad_calibration_input_is_refused(call, says):
+    target, moments, graph = synthetic(ENERGY, 20, 1, 0)
+    with pytest.raises(InputError, match=says):
+        call(target, moments, graph)

@@ -1,0 +1,68 @@
+"""Nothing is lost, nothing is done twice, everything stays in order and within budget."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hydragnn.datasets.settings import BatchSettings
+from hydragnn.datasets.store import Sizes
+from hydragnn.ensemble.plan import by_chunk, certificate, chunks_of, default_budget, makespan, units_of
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 12), st.integers(0, 40), st.booleans()), max_size=40),
+    st.integers(0, 5),
+    st.integers(4, 30),
+)
+def test_every_graph_is_in_exactly_one_chunk_and_in_order(graphs, max_graphs, max_nodes):
+    built = [(n, e) for n, e, failed in graphs if not failed]
+    numbers = np.array([i for i, (_, _, failed) in enumerate(graphs) if not failed], dtype=np.int64)
+    failures = {i: "duplicate atoms" for i, (_, _, failed) in enumerate(graphs) if failed}
+    sizes = Sizes(
+        nodes=np.array([n for n, _ in built], dtype=np.int64), edges=np.array([e for _, e in built], dtype=np.int64)
+    )
+    budget = BatchSettings(max_graphs=max_graphs, max_nodes=max_nodes)
+    chunks = chunks_of(sizes, numbers, budget, failures)
+    assert [int(n) for chunk in chunks for n in chunk.numbers] == list(range(len(graphs)))
+    assert [int(g) for chunk in chunks for g in chunk.graphs] == list(range(len(built)))
+    for chunk in chunks:
+        if not chunk.reason:
+            assert sizes.nodes[chunk.graphs].sum() <= max_nodes
+            assert not max_graphs or len(chunk.graphs) <= max_graphs
+
+
+def test_a_graph_above_the_budget_stands_alone_and_says_what_it_needs():
+    sizes = Sizes(nodes=np.array([2, 9, 2]), edges=np.array([0, 0, 0]))
+    chunks = chunks_of(sizes, np.arange(3), BatchSettings(max_graphs=0, max_nodes=8), {})
+    assert [chunk.reason for chunk in chunks] == [
+        "",
+        "9 nodes are more than the budget of 8; raise batch.max_nodes to at least 9",
+        "",
+    ]
+
+
+def test_no_graph_is_too_large_for_the_default_budget():
+    sizes = Sizes(nodes=np.array([5, 5]), edges=np.array([10, 10_000_000]))
+    assert not any(chunk.reason for chunk in chunks_of(sizes, np.arange(2), default_budget(sizes), {}))
+
+
+def test_every_unit_is_planned_once_costliest_first():
+    sizes = Sizes(nodes=np.array([1, 2, 3]), edges=np.array([0, 0, 0]))
+    chunks = chunks_of(sizes, np.arange(3), BatchSettings(max_graphs=1), {})
+    units = units_of(chunks, [1.0, 5.0])
+    assert {(u.member, u.chunk) for u in units} == {(m, c) for m in range(2) for c in range(3)}
+    assert [u.cost for u in units] == sorted((u.cost for u in units), reverse=True)
+    assert [group[0].chunk for group in by_chunk(units)] == [2, 1, 0]
+
+
+@given(st.lists(st.floats(0.1, 10.0), min_size=1, max_size=60), st.integers(1, 9))
+def test_longest_first_is_within_four_thirds_of_the_bound_that_nobody_beats(costs, workers):
+    longest_first = makespan(sorted(costs, reverse=True), workers)
+    bound = max(sum(costs) / workers, max(costs))
+    assert longest_first >= bound * (1 - 1e-12)
+    # Graham 1969: 4/3 - 1/(3 m) of the optimum, and list scheduling never exceeds mean + largest
+    assert longest_first <= sum(costs) / workers + max(costs) + 1e-9
+
+
+def test_the_certificate_of_nothing_is_perfect():
+    assert certificate([], workers=2)["ratio"] == 1.0
