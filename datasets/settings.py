@@ -20,6 +20,9 @@ class DataSettings(Settings):
     edges: bool = True
     """False takes every edge away: the ablation that shows what the neighbours are worth."""
 
+    window: int = Field(default=0, ge=0)
+    """Graphs in memory at once, for stores larger than memory; 0 keeps all of them. It decides the order of training."""
+
 
 class SplitSettings(Settings):
     """Which graphs train, which choose (validation) and which only judge (test)."""

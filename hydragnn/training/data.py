@@ -1,0 +1,216 @@
+"""From a store and a configuration to the batches that the loop takes: normalised, cast and on the device."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hydragnn.config import RunConfig
+from hydragnn.datasets import (
+    GraphStore,
+    Loader,
+    MemoryStore,
+    Normalisation,
+    Split,
+    TargetRule,
+    WithoutEdges,
+    fit_normalisation,
+    make_split,
+    normalise,
+)
+from hydragnn.datasets.arrays import array_name, flat_graphs
+from hydragnn.errors import InputError, nearest
+from hydragnn.graphs.batch import GraphBatch, to
+from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
+from hydragnn.training.distributed import Ranks
+from hydragnn.training.metrics import Moments, Target, target_moments, targets_of
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Where a batch is computed and with which numbers."""
+
+    device: torch.device
+    dtype: torch.dtype
+
+
+class Feed:
+    """This rank's share of every batch of one part of a store, as the model takes it.
+
+    The part is normalised and cast once and kept in memory; with a ``window`` this happens batch by batch.
+    """
+
+    def __init__(self, loader: Loader, normalisation: Normalisation | None, place: Place) -> None:
+        """Batches of ``loader``; without ``normalisation`` its store is normalised already."""
+        self.loader = loader
+        self.normalisation = normalisation
+        self.place = place
+
+    def steps(self, epoch: int) -> int:
+        """Batches of an epoch, over all ranks."""
+        settings = self.loader.settings
+        by_count = not (settings.max_nodes or settings.max_edges)
+        return len(self.loader) if by_count else len(self.loader.batches(epoch))
+
+    def epoch(self, number: int, start: int = 0) -> Iterator[GraphBatch]:
+        """The batches of an epoch from step ``start`` on; a share may have no graphs."""
+        for _, batch in self.loader.epoch(number, start):
+            if self.normalisation is not None:
+                batch = normalise(batch, self.normalisation)
+            yield to(batch, self.place.device, self.place.dtype)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class RunData:
+    """The parts of a store as one run sees them."""
+
+    store: GraphStore
+    fields: Mapping[str, Field]
+    inputs: tuple[str, ...]
+    targets: tuple[Target, ...]
+    split: Split
+    normalisation: Normalisation
+    train: Feed
+    valid: tuple[GraphBatch, ...]
+    """This rank's shares of the validation part."""
+    valid_moments: Mapping[str, Moments]
+    """Moments of the whole validation part's labels, in the fields' units."""
+
+
+def prepare_data(config: RunConfig, store: GraphStore, place: Place, ranks: Ranks) -> RunData:
+    """Split, normalisation and feeds of a run; InputError where a field is missing, a value is not finite or a part is empty."""
+    store = store if config.data.edges else WithoutEdges(store)
+    fields = {field.name: field for field in store.fields()}
+    inputs = input_names(config, fields)
+    for name in config.targets:
+        if name not in fields:
+            raise InputError(f"heads: the store has no field {name}; {nearest(name, sorted(fields))}")
+    targets = targets_of(config.heads, fields)
+    split = make_split(store, config.split)
+    rules = [
+        TargetRule(
+            field=head.field,
+            extensive=target_is_extensive(targets, head.field),
+            references=head.references,
+            forces=head.forces,
+            stress=head.stress,
+        )
+        for head in config.heads
+    ]
+    wanted = [*dict.fromkeys([*inputs, *config.targets])]
+    for name in wanted:
+        _check_finite(store, fields[name], np.concatenate([split.train, split.valid]))
+    normalisation = fit_normalisation(
+        store, split.train, inputs=[fields[name] for name in inputs], heads=rules
+    )
+    feeds = {
+        part: _feed(config, store, part, getattr(split, part), wanted, normalisation, place, ranks)
+        for part in ("train", "valid")
+    }
+    return RunData(
+        store=store,
+        fields={name: fields[name] for name in wanted},
+        inputs=inputs,
+        targets=targets,
+        split=split,
+        normalisation=normalisation,
+        train=feeds["train"],
+        valid=tuple(feeds["valid"].epoch(0)),
+        valid_moments=target_moments(targets, store.read(split.valid, config.targets)),
+    )
+
+
+def input_names(config: RunConfig, fields: Mapping[str, Field]) -> tuple[str, ...]:
+    """The input fields of a run: those it names, or all with role input."""
+    if config.data.inputs is None:
+        names = [name for name, field in fields.items() if field.role == "input"]
+    else:
+        names = config.data.inputs
+    for name in names:
+        if name not in fields:
+            raise InputError(f"data.inputs: the store has no field {name}; {nearest(name, sorted(fields))}")
+        if name in config.targets:
+            raise InputError(f"data.inputs: {name} is also predicted by a head; take it out of one of them")
+    return tuple(names)
+
+
+def target_is_extensive(targets: Sequence[Target], name: str) -> bool:
+    """Whether the field's value grows with the number of nodes."""
+    return next(target.extensive for target in targets if target.name == name)
+
+
+def _feed(
+    config: RunConfig,
+    store: GraphStore,
+    part: str,
+    indices: NDArray[np.int64],
+    fields: Sequence[str],
+    normalisation: Normalisation,
+    place: Place,
+    ranks: Ranks,
+) -> Feed:
+    shuffle = part == "train"
+    options = {"seed": config.train.seed, "shuffle": shuffle, "rank": ranks.rank, "ranks": ranks.size}
+    if config.data.window:
+        needed = [*fields, *(name for name in (ATOMIC_NUMBERS,) if normalisation.references and name not in fields)]
+        loader = Loader(store, indices, config.batch, **options, fields=needed, window=config.data.window)
+        return Feed(loader, normalisation, place)
+    kept = normalised_store(store, indices, fields, normalisation, place.dtype)
+    return Feed(Loader(kept, np.arange(len(kept)), config.batch, **options), None, place)
+
+
+def normalised_store(
+    store: GraphStore,
+    indices: NDArray[np.int64],
+    names: Sequence[str],
+    normalisation: Normalisation,
+    dtype: torch.dtype,
+) -> MemoryStore:
+    """The graphs ``indices`` in memory, with the named fields in normalised units, floats in ``dtype``."""
+    needed = [*names]
+    if normalisation.references and ATOMIC_NUMBERS not in needed:
+        needed.append(ATOMIC_NUMBERS)
+    raw = store.read(indices, needed)
+    batch = normalise(raw, normalisation)
+    kept = tuple(field for name, field in raw.fields.items() if name in names)
+    flat = flat_graphs(_only(raw, kept), kept)
+
+    def cast(value: Tensor) -> Tensor:
+        return value.to(dtype) if value.is_floating_point() else value
+
+    arrays = {name: cast(torch.from_numpy(array)).numpy() for name, array in flat.arrays.items()}
+    arrays |= {array_name(field): cast(batch[field.name]).numpy() for field in kept}
+    return MemoryStore(replace(flat, arrays=arrays))
+
+
+def _only(batch: GraphBatch, fields: Sequence[Field]) -> GraphBatch:
+    """The batch with these fields only."""
+    names = {field.name for field in fields}
+    return replace(
+        batch,
+        fields={name: field for name, field in batch.fields.items() if name in names},
+        nodes={name: value for name, value in batch.nodes.items() if name in names},
+        edges={name: value for name, value in batch.edges.items() if name in names},
+        graphs={name: value for name, value in batch.graphs.items() if name in names},
+        masks={name: value for name, value in batch.masks.items() if name in names},
+    )
+
+
+def _check_finite(store: GraphStore, field: Field, indices: NDArray[np.int64]) -> None:
+    """InputError that names the first graph of training or validation with NaN or infinity in a field."""
+    column = store.column(field.name)
+    if field.classes or np.isfinite(column.values).all():
+        return
+    sizes = store.sizes()
+    counts = {"node": sizes.nodes, "edge": sizes.edges, "graph": np.ones(len(store), dtype=np.int64)}[field.on]
+    owners = np.repeat(np.arange(len(store)), counts)
+    bad = owners[~np.isfinite(column.values).reshape(len(owners), -1).all(axis=1)]
+    bad = np.intersect1d(bad[column.present[bad]], indices)
+    if len(bad):
+        raise InputError(
+            f"field {field.name} is NaN or infinite in graph {int(bad[0])} (and {len(bad) - 1} more); mark missing labels as "
+            "absent in the store, or leave these graphs out"
+        )

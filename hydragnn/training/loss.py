@@ -1,0 +1,106 @@
+"""Errors of predictions as sums and counts, one pair for each field."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from hydragnn.config import RunConfig, head_weights
+from hydragnn.graphs.batch import GraphBatch
+from hydragnn.models.prediction import Prediction
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FieldLoss:
+    """How the errors of one field are measured and weighed."""
+
+    name: str
+    kind: str
+    weight: float
+    per_node: bool = False
+
+
+def field_losses(config: RunConfig) -> tuple[FieldLoss, ...]:
+    """The loss of every predicted field, in the order of the heads; forces and stress share the kind of their energy."""
+    return tuple(
+        FieldLoss(name=name, kind=head.loss, weight=weight, per_node=head.per_node and name == head.field)
+        for head in config.heads
+        for name, weight in head_weights(head).items()
+    )
+
+
+def squared(error: Tensor) -> Tensor:
+    """Squares."""
+    return error.square()
+
+
+def absolute(error: Tensor) -> Tensor:
+    """Absolute values."""
+    return error.abs()
+
+
+def huber(error: Tensor) -> Tensor:
+    """Half the square up to 1, then linear (Huber 1964); errors are in normalised units."""
+    size = error.abs()
+    return torch.where(size <= 1.0, 0.5 * error.square(), size - 0.5)
+
+
+POINT_LOSSES: dict[str, Callable[[Tensor], Tensor]] = {"mse": squared, "mae": absolute, "huber": huber}
+
+
+def negative_log_likelihood(error: Tensor, variance: Tensor) -> Tensor:
+    """Of a Gaussian, without the constant; Nix and Weigend 1994, doi:10.1109/ICNN.1994.374138."""
+    return 0.5 * (variance.log() + error.square() / variance)
+
+
+def present_items(batch: GraphBatch, name: str) -> Tensor | None:
+    """Which items (nodes, edges or graphs) have the field; None where all do."""
+    if name not in batch.masks:
+        return None
+    present = batch.masks[name]
+    place = batch.fields[name].on
+    if place == "graph":
+        return present
+    owner = batch.graph_of_node if place == "node" else batch.graph_of_edge
+    return present.index_select(0, owner)
+
+
+def label_counts(losses: Sequence[FieldLoss], batch: GraphBatch) -> list[float]:
+    """How many numbers of each field are present in the batch; a vector of three counts three times."""
+    counts = []
+    for loss in losses:
+        present = present_items(batch, loss.name)
+        items = batch[loss.name].shape[0] if present is None else int(present.sum())
+        counts.append(float(items * batch.fields[loss.name].width))
+    return counts
+
+
+def loss_sums(
+    losses: Sequence[FieldLoss], predictions: Mapping[str, Prediction], batch: GraphBatch
+) -> Float[Tensor, " fields"]:
+    """The summed errors of each field over the labels that are present, in normalised units."""
+    return torch.stack([loss_sum(loss, predictions[loss.name], batch) for loss in losses])
+
+
+def loss_sum(loss: FieldLoss, prediction: Prediction, batch: GraphBatch) -> Float[Tensor, ""]:
+    """The summed error of one field; a missing label contributes neither value nor gradient."""
+    target = batch[loss.name]
+    mean = prediction.mean.to(target.dtype)
+    error = mean - target
+    present = present_items(batch, loss.name)
+    if present is not None:
+        present = present.view(-1, *[1] * (error.ndim - 1))
+        error = torch.where(present, error, 0.0)
+    divisor = batch.nodes_per_graph.view(-1, *[1] * (error.ndim - 1)).clamp(min=1) if loss.per_node else None
+    if divisor is not None:
+        error = error / divisor
+    if loss.kind != "nll":
+        return POINT_LOSSES[loss.kind](error).sum()
+    assert prediction.variance is not None, f"head {loss.name} has no variance"
+    variance = prediction.variance.to(target.dtype)
+    if divisor is not None:
+        variance = variance / divisor.square()
+    values = negative_log_likelihood(error, variance)
+    return (values if present is None else torch.where(present, values, 0.0)).sum()
