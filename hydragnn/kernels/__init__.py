@@ -1,1 +1,31 @@
-"""TODO"""
+"""Gather and scatter: a family of ops closed under differentiation, and reductions per receiver."""
+
+from hydragnn.kernels.segments import (
+    segment_max,
+    segment_mean,
+    segment_min,
+    segment_softmax,
+    segment_statistics,
+    segment_std,
+    segment_sum,
+    segment_variance,
+)
+from hydragnn.kernels.topology import Topology, relation_topology, topology_of
+from hydragnn.kernels.trilinear import edge_product, gather_multiply_sum, scatter_multiply_sum
+
+__all__ = [
+    "Topology",
+    "edge_product",
+    "gather_multiply_sum",
+    "relation_topology",
+    "scatter_multiply_sum",
+    "segment_max",
+    "segment_mean",
+    "segment_min",
+    "segment_softmax",
+    "segment_statistics",
+    "segment_std",
+    "segment_sum",
+    "segment_variance",
+    "topology_of",
+]

@@ -1,0 +1,155 @@
+"""Reductions of edge messages to their receivers, each in one documented, twice differentiable form."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.autograd import Function
+
+
+def segment_sum(
+    messages: Float[Tensor, "edges *features"], receivers: Int[Tensor, " edges"], num_nodes: int
+) -> Float[Tensor, "{num_nodes} *features"]:
+    """Sum each node's incoming messages; a node without edges receives zeros.
+
+    >>> segment_sum(torch.ones(3, 1), torch.tensor([0, 0, 2]), num_nodes=3).squeeze(1)
+    tensor([2., 0., 1.])
+    """
+    return messages.new_zeros(num_nodes, *messages.shape[1:]).index_add(0, receivers, messages)
+
+
+def segment_mean(
+    messages: Float[Tensor, "edges *features"], receivers: Int[Tensor, " edges"], num_nodes: int
+) -> Float[Tensor, "{num_nodes} *features"]:
+    """Mean of each node's incoming messages; a node without edges receives zeros.
+
+    >>> segment_mean(torch.tensor([[1.0], [3.0]]), torch.tensor([1, 1]), num_nodes=2).squeeze(1)
+    tensor([0., 2.])
+    """
+    total = segment_sum(messages, receivers, num_nodes)
+    return total / _counts(receivers, num_nodes, total)
+
+
+def segment_max(
+    messages: Float[Tensor, "edges *features"], receivers: Int[Tensor, " edges"], num_nodes: int
+) -> Float[Tensor, "{num_nodes} *features"]:
+    """Largest incoming message per feature; zeros without edges. The gradient goes to one edge: the first among equals.
+
+    >>> segment_max(torch.tensor([[1.0], [3.0]]), torch.tensor([1, 1]), num_nodes=2).squeeze(1)
+    tensor([0., 3.])
+    """
+    return _Extreme.apply(messages, receivers, num_nodes, "amax")
+
+
+def segment_min(
+    messages: Float[Tensor, "edges *features"], receivers: Int[Tensor, " edges"], num_nodes: int
+) -> Float[Tensor, "{num_nodes} *features"]:
+    """Smallest incoming message per feature; zeros without edges. The gradient goes to one edge: the first among equals."""
+    return _Extreme.apply(messages, receivers, num_nodes, "amin")
+
+
+def segment_variance(
+    messages: Float[Tensor, "edges *features"], receivers: Int[Tensor, " edges"], num_nodes: int
+) -> Float[Tensor, "{num_nodes} *features"]:
+    """Population variance of each node's incoming messages, from centred values; zeros without edges.
+
+    Mean 1e3 with deviation 1e-2 keeps its digits in float32, which E[x^2] - E[x]^2 does not.
+    """
+    return _centred(messages, receivers, num_nodes)[1]
+
+
+def segment_std(
+    messages: Float[Tensor, "edges *features"], receivers: Int[Tensor, " edges"], num_nodes: int, floor: float = 1e-5
+) -> Float[Tensor, "{num_nodes} *features"]:
+    """sqrt(variance + floor) of the incoming messages; the floor keeps both derivatives finite where all are equal."""
+    return (segment_variance(messages, receivers, num_nodes) + floor).sqrt()
+
+
+def segment_statistics(
+    messages: Float[Tensor, "edges *features"], receivers: Int[Tensor, " edges"], num_nodes: int, floor: float = 1e-5
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Mean, min, max and std of each node's incoming messages, sharing what they have in common."""
+    mean, variance = _centred(messages, receivers, num_nodes)
+    low = segment_min(messages, receivers, num_nodes)
+    high = segment_max(messages, receivers, num_nodes)
+    return mean, low, high, (variance + floor).sqrt()
+
+
+def segment_softmax(
+    scores: Float[Tensor, "edges *features"], receivers: Int[Tensor, " edges"], num_nodes: int
+) -> Float[Tensor, "edges *features"]:
+    """Weights of each node's incoming edges, positive and summing to one per node; safe for scores of any size.
+
+    >>> segment_softmax(torch.tensor([1e4, 1e4, -5.0]), torch.tensor([0, 0, 1]), num_nodes=2)
+    tensor([0.5000, 0.5000, 1.0000])
+    """
+    highest = segment_max(scores.detach(), receivers, num_nodes)
+    shares = (scores - highest.index_select(0, receivers)).exp()
+    return shares / segment_sum(shares, receivers, num_nodes).index_select(0, receivers)
+
+
+def _counts(receivers: Tensor, num_nodes: int, like: Tensor) -> Tensor:
+    """Incoming edges per node, at least 1, shaped to divide ``like``."""
+    counts = torch.bincount(receivers, minlength=num_nodes).clamp_min(1).to(like.dtype)
+    return counts.view(-1, *[1] * (like.dim() - 1))
+
+
+def _centred(messages: Tensor, receivers: Tensor, num_nodes: int) -> tuple[Tensor, Tensor]:
+    """Mean and variance; the second pass over centred values is what keeps the digits."""
+    total = segment_sum(messages, receivers, num_nodes)
+    counts = _counts(receivers, num_nodes, total)
+    mean = total / counts
+    centred = messages - mean.index_select(0, receivers)
+    return mean, segment_sum(centred.square(), receivers, num_nodes) / counts
+
+
+class _Extreme(Function):
+    @staticmethod
+    def forward(ctx: Any, messages: Tensor, receivers: Tensor, num_nodes: int, which: str) -> Tensor:
+        edges = messages.shape[0]
+        rows = receivers.view(-1, *[1] * (messages.dim() - 1)).expand_as(messages)
+        value = messages.new_zeros(num_nodes, *messages.shape[1:])
+        value.scatter_reduce_(0, rows, messages, which, include_self=False)
+        numbers = torch.arange(edges, device=messages.device).view(-1, *[1] * (messages.dim() - 1))
+        hit = torch.where(messages == value.index_select(0, receivers), numbers, edges)
+        winner = torch.full_like(value, edges, dtype=torch.int64).scatter_reduce_(0, rows, hit, "amin")
+        ctx.save_for_backward(winner)
+        ctx.edges = edges
+        ctx.mark_non_differentiable(winner)
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, u: Tensor) -> tuple[Tensor | None, ...]:
+        (winner,) = ctx.saved_tensors
+        return _ToWinner.apply(u, winner, ctx.edges), None, None, None
+
+
+class _ToWinner(Function):
+    """Each node's gradient put on its winning edge; the linear map whose transpose reads the winners."""
+
+    @staticmethod
+    def forward(ctx: Any, u: Tensor, winner: Tensor, edges: int) -> Tensor:
+        ctx.save_for_backward(winner)
+        return u.new_zeros(edges + 1, *u.shape[1:]).scatter_(0, winner, u)[:edges]
+
+    @staticmethod
+    def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
+        (winner,) = ctx.saved_tensors
+        return _FromWinner.apply(v, winner), None, None
+
+
+class _FromWinner(Function):
+    """What each node's winning edge holds; zero for a node without edges."""
+
+    @staticmethod
+    def forward(ctx: Any, v: Tensor, winner: Tensor) -> Tensor:
+        ctx.save_for_backward(winner)
+        ctx.edges = v.shape[0]
+        padded = torch.cat([v, v.new_zeros(1, *v.shape[1:])])
+        return padded.gather(0, winner)
+
+    @staticmethod
+    def backward(ctx: Any, u: Tensor) -> tuple[Tensor | None, ...]:
+        (winner,) = ctx.saved_tensors
+        return _ToWinner.apply(u, winner, ctx.edges), None

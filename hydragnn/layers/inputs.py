@@ -1,0 +1,85 @@
+"""Input fields become states: numbers through a network, classes through a table, graph inputs on every node."""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.field import Field
+from hydragnn.layers.mlp import mlp
+
+
+class ClassEmbedding(nn.Module):
+    """One learned row per class; a field with several components has a table for each, and their rows add up."""
+
+    shifts: Tensor
+
+    def __init__(self, field: Field, channels: int) -> None:
+        super().__init__()
+        self.field = field
+        self.table = nn.Embedding(field.classes * field.width, channels)
+        self.register_buffer("shifts", torch.arange(field.width) * field.classes, persistent=False)
+
+    def forward(self, values: Int[Tensor, "items *shape"]) -> Float[Tensor, "items channels"]:
+        """The row of every item."""
+        flat = values.reshape(values.shape[0], self.field.width)
+        return self.table(flat + self.shifts).sum(1)
+
+
+class NodeInputs(nn.Module):
+    """First states of all nodes from node and graph inputs; without any input every node starts from one learned state."""
+
+    def __init__(self, fields: Sequence[Field], channels: int) -> None:
+        super().__init__()
+        self.node_numbers = _of(fields, "node", classes=False)
+        self.graph_numbers = _of(fields, "graph", classes=False)
+        self.node_classes = _of(fields, "node", classes=True)
+        self.graph_classes = _of(fields, "graph", classes=True)
+        self.origin = nn.Parameter(torch.randn(channels) * channels**-0.5)
+        self.node_tables = nn.ModuleList(ClassEmbedding(field, channels) for field in self.node_classes)
+        self.graph_tables = nn.ModuleList(ClassEmbedding(field, channels) for field in self.graph_classes)
+        width = sum(field.width for field in self.node_numbers + self.graph_numbers)
+        self.network = mlp([width, channels, channels]) if width else None
+
+    def forward(self, batch: GraphBatch) -> Float[Tensor, "nodes channels"]:
+        """The states, in the dtype of the weights."""
+        states = self.origin.expand(batch.num_nodes, -1)
+        for field, table in zip(self.node_classes, self.node_tables):
+            states = states + table(batch.nodes[field.name])
+        for field, table in zip(self.graph_classes, self.graph_tables):
+            states = states + table(batch.graphs[field.name]).index_select(0, batch.graph_of_node)
+        if self.network is not None:
+            node = [_columns(batch.nodes[field.name], field) for field in self.node_numbers]
+            graph = [_columns(batch.graphs[field.name], field) for field in self.graph_numbers]
+            broadcast = [values.index_select(0, batch.graph_of_node) for values in graph]
+            states = states + self.network(torch.cat([*node, *broadcast], dim=-1))
+        return states
+
+
+class EdgeInputs(nn.Module):
+    """Edge inputs as one row of numbers per edge; a class becomes a learned row of at most 16 numbers."""
+
+    def __init__(self, fields: Sequence[Field]) -> None:
+        super().__init__()
+        self.numbers = _of(fields, "edge", classes=False)
+        self.classes = _of(fields, "edge", classes=True)
+        self.tables = nn.ModuleList(ClassEmbedding(field, min(field.classes, 16)) for field in self.classes)
+        self.width = sum(field.width for field in self.numbers) + sum(min(f.classes, 16) for f in self.classes)
+
+    def forward(self, batch: GraphBatch) -> Float[Tensor, "edges width"] | None:
+        """The rows; None without edge inputs."""
+        if not self.width:
+            return None
+        numbers = [_columns(batch.edges[field.name], field) for field in self.numbers]
+        classes = [table(batch.edges[field.name]) for field, table in zip(self.classes, self.tables)]
+        return torch.cat([*numbers, *classes], dim=-1)
+
+
+def _of(fields: Sequence[Field], place: str, *, classes: bool) -> list[Field]:
+    return [field for field in fields if field.on == place and bool(field.classes) == classes]
+
+
+def _columns(values: Tensor, field: Field) -> Tensor:
+    return values.reshape(values.shape[0], field.width)

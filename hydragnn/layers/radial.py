@@ -1,0 +1,93 @@
+"""Edge lengths as smooth features, and the smooth end of messages at the cutoff."""
+
+import math
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+
+class BesselBasis(nn.Module):
+    """sqrt(2 / c) sin(n pi r / c) / r for n = 1 ... num_radial (Gasteiger et al. 2020, arXiv:2003.03123, eq. 7).
+
+    >>> BesselBasis(cutoff=5.0, num_radial=4)(torch.tensor([1.0, 5.0])).shape
+    torch.Size([2, 4])
+    """
+
+    orders: Tensor
+
+    def __init__(self, cutoff: float, num_radial: int) -> None:
+        super().__init__()
+        self.amplitude = math.sqrt(2 / cutoff)
+        self.step = math.pi / cutoff
+        self.register_buffer("orders", torch.arange(1.0, num_radial + 1), persistent=False)
+
+    def forward(self, lengths: Float[Tensor, " edges"]) -> Float[Tensor, "edges radial"]:
+        """The basis at every length (Angstrom, or the store's unit of length)."""
+        phase = (lengths * self.step).unsqueeze(-1) * self.orders
+        return torch.sin(phase) * (self.amplitude / lengths).unsqueeze(-1)
+
+
+class GaussianBasis(nn.Module):
+    """exp(-(r - m_k)^2 / (2 s^2)) with centres m_k from 0 to the cutoff, s their distance (arXiv:1706.08566, eq. 4)."""
+
+    orders: Tensor
+
+    def __init__(self, cutoff: float, num_radial: int) -> None:
+        super().__init__()
+        self.step = cutoff / max(num_radial - 1, 1)
+        self.register_buffer("orders", torch.arange(0.0, num_radial), persistent=False)
+
+    def forward(self, lengths: Float[Tensor, " edges"]) -> Float[Tensor, "edges radial"]:
+        """The basis at every length."""
+        return torch.exp(-0.5 * ((lengths / self.step).unsqueeze(-1) - self.orders).square())
+
+
+RADIAL = {"bessel": BesselBasis, "gaussian": GaussianBasis}
+
+
+def envelope_at(
+    lengths: Float[Tensor, " edges"], cutoff: float, kind: Literal["polynomial", "cosine", "none"]
+) -> Float[Tensor, " edges"] | None:
+    """A factor from 1 at length 0 to 0 at the cutoff and beyond; None for ``none``, which multiplies nothing.
+
+    ``polynomial`` has two continuous derivatives at the cutoff (arXiv:2003.03123, eq. 8 with p = 6); ``cosine`` has one.
+
+    >>> envelope_at(torch.tensor([0.0, 5.0, 7.0]), cutoff=5.0, kind="polynomial")
+    tensor([1., 0., 0.])
+    """
+    if kind == "none":
+        return None
+    x = (lengths / cutoff).clamp_max(1.0)
+    if kind == "cosine":
+        return 0.5 * (torch.cos(math.pi * x) + 1)
+    return 1 + x.pow(6) * (-28 + x * (48 - 21 * x))
+
+
+class RadialFeatures(nn.Module):
+    """Everything an edge says to a filter: radial basis, edge inputs and a constant; and its envelope, kept apart."""
+
+    def __init__(
+        self,
+        cutoff: float,
+        num_radial: int,
+        radial: str,
+        envelope: Literal["polynomial", "cosine", "none"],
+        inputs: int,
+    ) -> None:
+        super().__init__()
+        self.basis = RADIAL[radial](cutoff, num_radial)
+        self.cutoff = cutoff
+        self.envelope: Literal["polynomial", "cosine", "none"] = envelope
+        self.width = num_radial + inputs + 1
+
+    def forward(
+        self, lengths: Float[Tensor, " edges"], features: Float[Tensor, "edges features"] | None
+    ) -> tuple[Float[Tensor, "edges width"], Float[Tensor, "edges 1"] | None]:
+        """The features of every edge, and the factor that ends its messages at the cutoff (None: no end)."""
+        parts = [self.basis(lengths), torch.ones_like(lengths).unsqueeze(-1)]
+        if features is not None:
+            parts.append(features.to(lengths.dtype))
+        envelope = envelope_at(lengths, self.cutoff, self.envelope)
+        return torch.cat(parts, dim=-1), None if envelope is None else envelope.unsqueeze(-1)

@@ -1,0 +1,60 @@
+"""From states to a target: pooling over the nodes of a graph, networks, and vectors that turn with the graph."""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from hydragnn.kernels import segment_max, segment_mean, segment_sum
+from hydragnn.layers.mlp import mlp
+
+Pool = Literal["sum", "mean", "max"]
+POOLS = {"sum": segment_sum, "mean": segment_mean, "max": segment_max}
+
+
+def pooled(
+    values: Float[Tensor, "nodes *features"], graph_of_node: Int[Tensor, " nodes"], num_graphs: int, pool: Pool
+) -> Float[Tensor, "{num_graphs} *features"]:
+    """Sum, mean or largest value over the nodes of every graph; zeros for a graph without nodes.
+
+    >>> pooled(torch.tensor([[1.0], [3.0]]), torch.tensor([0, 0]), num_graphs=1, pool="mean")
+    tensor([[2.]])
+    """
+    return POOLS[pool](values, graph_of_node, num_graphs)
+
+
+class GatedVectors(nn.Module):
+    """Equivariant network of vectors, each layer gated by scalars (arXiv:2102.03150, figure 3)."""
+
+    def __init__(self, channels: int, hidden: int, outputs: int) -> None:
+        super().__init__()
+        self.first = GatedLayer(channels, channels, hidden)
+        self.second = GatedLayer(hidden, hidden, outputs)
+
+    def forward(
+        self, scalars: Float[Tensor, "nodes channels"], vectors: Float[Tensor, "nodes dim channels"]
+    ) -> Float[Tensor, "nodes outputs dim"]:
+        """Vectors with the parity of the positions."""
+        scalars, vectors = self.first(scalars, vectors)
+        _, vectors = self.second(nn.functional.silu(scalars), vectors)
+        return vectors.transpose(-1, -2)
+
+
+class GatedLayer(nn.Module):
+    """Mixes channels of vectors and multiplies them with gates made from scalars and lengths of vectors."""
+
+    def __init__(self, scalars: int, vectors: int, outputs: int) -> None:
+        super().__init__()
+        self.outputs = outputs
+        self.measure = nn.Linear(vectors, scalars, bias=False)
+        self.mix = nn.Linear(vectors, outputs, bias=False)
+        self.network = mlp([2 * scalars, scalars, 2 * outputs])
+
+    def forward(
+        self, scalars: Float[Tensor, "nodes scalars"], vectors: Float[Tensor, "nodes dim vectors"]
+    ) -> tuple[Float[Tensor, "nodes outputs"], Float[Tensor, "nodes dim outputs"]]:
+        """New scalars and gated vectors."""
+        lengths = (self.measure(vectors).square().sum(-2) + 1e-8).sqrt()
+        new, gates = self.network(torch.cat([scalars, lengths], dim=-1)).split(self.outputs, dim=-1)
+        return new, gates.unsqueeze(-2) * self.mix(vectors)

@@ -1,0 +1,37 @@
+"""One way to make a model: checked, with every parameter in place, initial weights from the seed alone."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from hydragnn.graphs.field import Field
+from hydragnn.models.checks import check
+from hydragnn.models.description import DegreeStatistics, ModelDescription, described
+from hydragnn.models.graph_model import GraphModel
+from hydragnn.models.settings import HeadSettings, ModelSettings
+
+
+def build_model(
+    model: ModelSettings,
+    heads: Sequence[HeadSettings],
+    fields: Mapping[str, Field] | Sequence[Field],
+    *,
+    inputs: Sequence[str],
+    dim: int,
+    seed: int,
+    statistics: DegreeStatistics | None = None,
+) -> GraphModel:
+    """A model for these heads and data, in float32; equal seeds give equal weights and leave other random states alone.
+
+    ``statistics`` is needed by PNA. Raises InputError for combinations that cannot work.
+    """
+    description = described(model, heads, fields, inputs=inputs, dim=dim, statistics=statistics)
+    return build_described(description, seed)
+
+
+def build_described(description: ModelDescription, seed: int) -> GraphModel:
+    """The model of a description; InputError where it asks for what no model can give."""
+    check(description)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return GraphModel(description)

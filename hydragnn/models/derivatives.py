@@ -1,0 +1,46 @@
+"""Forces and stress as derivatives of an energy with respect to edge vectors.
+
+Models see positions only through edge vectors v_e = x_sender + shift - x_receiver, so dE/dv holds everything:
+F_i = sum of dE/dv over the edges that i receives, minus that over the edges it sends, and the virial is the sum of
+v (x) dE/dv over the edges of a graph, since a strain turns every v into v + strain v.
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from hydragnn.graphs.batch import GraphBatch, volumes
+from hydragnn.kernels import segment_sum
+
+
+def energy_gradient(
+    energy: Float[Tensor, "graphs *shape"], vectors: Float[Tensor, "edges dim"], *, differentiable: bool
+) -> Float[Tensor, "edges dim"]:
+    """dE/dv of every edge; zeros where the energy does not depend on an edge."""
+    if not energy.requires_grad:
+        return torch.zeros_like(vectors)
+    (gradient,) = torch.autograd.grad(
+        energy.sum(), vectors, create_graph=differentiable, retain_graph=True, materialize_grads=True
+    )
+    return gradient
+
+
+def forces_from(gradient: Float[Tensor, "edges dim"], batch: GraphBatch) -> Float[Tensor, "nodes dim"]:
+    """Minus the derivative of the energy with respect to positions; they sum to zero over every graph."""
+    received = segment_sum(gradient, batch.receivers, batch.num_nodes)
+    sent = segment_sum(gradient, batch.senders, batch.num_nodes)
+    return received - sent
+
+
+def stress_from(
+    gradient: Float[Tensor, "edges dim"], vectors: Float[Tensor, "edges dim"], batch: GraphBatch
+) -> Float[Tensor, "graphs dim dim"]:
+    """Derivative of the energy with respect to a symmetric strain, divided by the volume: positive under tension.
+
+    A graph without a volume gets zeros.
+    """
+    outer = vectors.unsqueeze(-1) * gradient.unsqueeze(-2)
+    virial = segment_sum(outer, batch.graph_of_edge, batch.num_graphs)
+    volume = volumes(batch).to(virial.dtype).view(-1, 1, 1)
+    inverse = torch.where(volume > 0, 1 / volume.clamp_min(torch.finfo(volume.dtype).tiny), 0.0)
+    return 0.5 * (virial + virial.transpose(-1, -2)) * inverse

@@ -1,0 +1,110 @@
+"""Encoders: from first node states and edges to final states, as the figures of their papers show."""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from hydragnn.layers import (
+    Edges,
+    PaiNNMessage,
+    PaiNNUpdate,
+    RadialFeatures,
+    SchNetInteraction,
+    States,
+    mlp,
+)
+from hydragnn.models.description import DegreeStatistics
+from hydragnn.models.settings import PaiNNSettings, SchNetSettings
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Surroundings:
+    """What the data and the heads ask of an encoder."""
+
+    dim: int
+    """Spatial dimension; 0 without geometry."""
+
+    edge_width: int
+    """Numbers of the edge inputs."""
+
+    relations: int = 0
+    """Kinds of edges."""
+
+    vectors: bool = False
+    """Whether a head reads vectors."""
+
+    statistics: DegreeStatistics | None = None
+    """Degrees of the training part."""
+
+
+class Encoder(Protocol):
+    """First node states and edges in, final states out; ``scalars`` keep ``hidden_dim`` channels."""
+
+    def __init__(self, settings: Any, surroundings: Surroundings) -> None: ...
+
+    def __call__(self, states: Float[Tensor, "nodes channels"], edges: Edges) -> States:
+        """The final states."""
+
+
+class SchNet(nn.Module):
+    """Interactions with filters of distance (arXiv:1706.08566, figure 2)."""
+
+    def __init__(self, settings: SchNetSettings, surroundings: Surroundings) -> None:
+        super().__init__()
+        channels = settings.hidden_dim
+        self.radial = RadialFeatures(
+            settings.cutoff, settings.num_radial, settings.radial, settings.envelope, surroundings.edge_width
+        )
+        self.filters = nn.ModuleList(mlp([self.radial.width, channels, channels]) for _ in range(settings.num_layers))
+        self.interactions = nn.ModuleList(SchNetInteraction(channels) for _ in range(settings.num_layers))
+        self.dropout = nn.Dropout(settings.dropout)
+
+    def forward(self, states: Float[Tensor, "nodes channels"], edges: Edges) -> States:
+        """States of all nodes after all interactions."""
+        assert edges.lengths is not None
+        features, envelope = self.radial(edges.lengths, edges.features)
+        for network, interaction in zip(self.filters, self.interactions):
+            filters = network(features) if envelope is None else network(features) * envelope
+            states = states + self.dropout(interaction(states, filters, edges.topology))
+        return States(states)
+
+
+class PaiNN(nn.Module):
+    """Messages and updates of scalars and vectors (arXiv:2102.03150, figure 2)."""
+
+    def __init__(self, settings: PaiNNSettings, surroundings: Surroundings) -> None:
+        super().__init__()
+        channels, layers = settings.hidden_dim, settings.num_layers
+        self.radial = RadialFeatures(
+            settings.cutoff, settings.num_radial, settings.radial, settings.envelope, surroundings.edge_width
+        )
+        parts = [2 if number == 0 else 3 for number in range(layers)]
+        self.widths = [part * channels for part in parts]
+        self.filters = nn.Linear(self.radial.width, sum(self.widths), bias=False)
+        self.messages = nn.ModuleList(PaiNNMessage(channels, part) for part in parts)
+        self.updates = nn.ModuleList(
+            PaiNNUpdate(channels, last=number == layers - 1 and not surroundings.vectors) for number in range(layers)
+        )
+        self.dropout = nn.Dropout(settings.dropout)
+
+    def forward(self, states: Float[Tensor, "nodes channels"], edges: Edges) -> States:
+        """Scalars and vectors of all nodes after all layers."""
+        assert edges.lengths is not None and edges.directions is not None
+        features, envelope = self.radial(edges.lengths, edges.features)
+        filters = self.filters(features if envelope is None else features * envelope).split(self.widths, dim=-1)
+        scalars, vectors = states, None
+        for message, update, filtered in zip(self.messages, self.updates, filters):
+            d_scalars, d_vectors = message(scalars, vectors, filtered, edges.directions, edges.topology)
+            scalars = scalars + self.dropout(d_scalars)
+            vectors = d_vectors if vectors is None else vectors + d_vectors
+            d_scalars, d_vectors = update(scalars, vectors)
+            scalars = scalars + self.dropout(d_scalars)
+            vectors = vectors if d_vectors is None else vectors + d_vectors
+        return States(scalars, vectors)
+
+
+MESSAGE_PASSING: dict[str, type[Encoder]] = {"schnet": SchNet, "painn": PaiNN}
+GEOMETRIC = ("schnet", "painn", "egnn")
+EQUIVARIANT = ("painn", "egnn")

@@ -1,0 +1,118 @@
+"""Heads: from final states to the predictions of one field, chosen by the field and its settings."""
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.field import Field
+from hydragnn.layers import Edges, GatedVectors, Pool, States, mlp, pooled
+from hydragnn.models.prediction import Prediction
+from hydragnn.models.settings import HeadSettings, ModelSettings
+
+VARIANCE_FLOOR = 1e-6
+
+
+class NodeHead(nn.Module):
+    """A network on every node."""
+
+    def __init__(self, settings: HeadSettings, field: Field, channels: int) -> None:
+        super().__init__()
+        self.spread = Spread(settings, field)
+        self.network = mlp([channels, *settings.hidden_dims, self.spread.width])
+
+    def forward(self, states: States, edges: Edges, batch: GraphBatch) -> Prediction:
+        """One value per node, of the field's shape."""
+        return self.spread(self.network(states.scalars))
+
+
+class GraphHead(nn.Module):
+    """A value per graph: nodes contribute and are summed, or states are pooled (mean, max) and a network follows.
+
+    With ``sum`` the value is extensive: two graphs side by side hold the sum of their values.
+    """
+
+    def __init__(self, settings: HeadSettings, field: Field, channels: int) -> None:
+        super().__init__()
+        self.pool: Pool = settings.pool
+        self.spread = Spread(settings, field)
+        self.network = mlp([channels, *settings.hidden_dims, self.spread.width])
+
+    def forward(self, states: States, edges: Edges, batch: GraphBatch) -> Prediction:
+        """One value per graph, of the field's shape."""
+        if self.pool == "sum":
+            of_node = self.spread(self.network(states.scalars))
+            return _pooled_prediction(of_node, batch, "sum")
+        of_graph = pooled(states.scalars, batch.graph_of_node, batch.num_graphs, self.pool)
+        return self.spread(self.network(of_graph))
+
+
+class VectorHead(nn.Module):
+    """Vectors that turn with the graph, on nodes or (summed or averaged over nodes) on graphs."""
+
+    def __init__(self, settings: HeadSettings, field: Field, channels: int, dim: int) -> None:
+        super().__init__()
+        self.field = field
+        self.pool: Pool | None = settings.pool if field.on == "graph" else None
+        hidden = settings.hidden_dims[0] if settings.hidden_dims else channels
+        outputs = field.width // dim
+        self.vectors = GatedVectors(channels, hidden, outputs)
+        gaussian = settings.distribution == "gaussian"
+        self.variance = mlp([channels, *settings.hidden_dims, outputs]) if gaussian else None
+
+    def forward(self, states: States, edges: Edges, batch: GraphBatch) -> Prediction:
+        """Vectors of the field's shape; the variance of a vector is the same in all directions."""
+        assert states.vectors is not None
+        vectors = self.vectors(states.scalars, states.vectors)
+        mean = vectors.reshape(-1, *self.field.shape)
+        variance = None
+        if self.variance is not None:
+            spread = _positive(self.variance(states.scalars)).unsqueeze(-1).expand_as(vectors)
+            variance = spread.reshape(-1, *self.field.shape)
+        prediction = Prediction(mean=mean, variance=variance)
+        return prediction if self.pool is None else _pooled_prediction(prediction, batch, self.pool)
+
+
+class Spread(nn.Module):
+    """Raw outputs as a prediction: values alone, or values and positive variances."""
+
+    def __init__(self, settings: HeadSettings, field: Field) -> None:
+        super().__init__()
+        self.shape = field.shape
+        self.gaussian = settings.distribution == "gaussian"
+        self.width = field.width * (2 if self.gaussian else 1)
+
+    def forward(self, raw: Float[Tensor, "items width"]) -> Prediction:
+        """The prediction in the field's shape."""
+        if not self.gaussian:
+            return Prediction(mean=raw.reshape(-1, *self.shape))
+        mean, spread = raw.chunk(2, dim=-1)
+        return Prediction(mean=mean.reshape(-1, *self.shape), variance=_positive(spread).reshape(-1, *self.shape))
+
+
+def _positive(raw: Tensor) -> Tensor:
+    """A variance: never below the floor, so that its logarithm and its inverse stay finite."""
+    return nn.functional.softplus(raw) + VARIANCE_FLOOR
+
+
+def _pooled_prediction(of_node: Prediction, batch: GraphBatch, pool: Pool) -> Prediction:
+    """Node predictions as one of the graph; nodes count as independent, so variances add up (and shrink in a mean)."""
+    owners, graphs = batch.graph_of_node, batch.num_graphs
+    mean = pooled(of_node.mean, owners, graphs, pool)
+    if of_node.variance is None:
+        return Prediction(mean=mean)
+    variance = pooled(of_node.variance, owners, graphs, pool)
+    if pool == "mean":
+        counts = batch.nodes_per_graph.clamp_min(1).to(variance.dtype)
+        variance = variance / counts.view(-1, *[1] * (variance.dim() - 1))
+    return Prediction(mean=mean, variance=variance)
+
+
+Head = NodeHead | GraphHead | VectorHead
+
+
+def build_head(settings: HeadSettings, field: Field, model: ModelSettings, dim: int) -> Head:
+    """The head for a field: by its parity and its place."""
+    if field.parity == "vector":
+        return VectorHead(settings, field, model.hidden_dim, dim)
+    kind = NodeHead if field.on == "node" else GraphHead
+    return kind(settings, field, model.hidden_dim)

@@ -1,0 +1,119 @@
+"""A trained model that speaks physical units: normalise, predict, denormalise."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from hydragnn.datasets.normalisation import Normalisation, denormalise_mean, denormalise_variance, normalise
+from hydragnn.errors import InputError
+from hydragnn.graphs.batch import GraphBatch, to
+from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
+from hydragnn.models.graph_model import GraphModel
+from hydragnn.models.prediction import Prediction
+from hydragnn.models.saving import load_graph_model
+from hydragnn.models.settings import HeadSettings, ModelSettings
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class TrainedModel:
+    """A model with the normalisation it was trained in; predictions come in the units of the data."""
+
+    model: GraphModel
+    normalisation: Normalisation
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def settings(self) -> ModelSettings:
+        """Settings of the encoder."""
+        return self.model.description.model
+
+    @property
+    def heads(self) -> tuple[HeadSettings, ...]:
+        """Settings of the heads."""
+        return self.model.description.heads
+
+    @property
+    def fields(self) -> Mapping[str, Field]:
+        """Meanings of all inputs and targets by name."""
+        return self.model.description.fields
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the fields that a batch must bring."""
+        return self.model.description.inputs
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Names of the fields that come out."""
+        return self.model.description.targets
+
+    @property
+    def dim(self) -> int:
+        """Spatial dimension of the graphs; 0 without geometry."""
+        return self.model.description.dim
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.model.parameters()).device
+
+    def predict(self, batch: GraphBatch) -> dict[str, Prediction]:
+        """Predictions of every target in physical units, float64; InputError where the batch lacks an input."""
+        self.check(batch)
+        of_inputs = {name: scale for name, scale in self.normalisation.scales.items() if name in self.inputs}
+        seen = to(
+            normalise(batch, replace(self.normalisation, scales=of_inputs, references={})), self.device, self.dtype
+        )
+        with torch.no_grad():
+            predictions = self.model.eval()(seen)
+        return {name: self._physical(name, value, batch) for name, value in predictions.items()}
+
+    def check(self, batch: GraphBatch) -> None:
+        """Raise InputError unless the batch has everything that the model reads, with the same meaning."""
+        if batch.dim != self.dim:
+            raise InputError(
+                f"the graphs have dimension {batch.dim}, but the model was trained on dimension {self.dim}"
+            )
+        for name in (*self.inputs, *((ATOMIC_NUMBERS,) if self.normalisation.references else ())):
+            found = batch.fields.get(name)
+            if found is None:
+                raise InputError(f"the graphs have no field {name}, which the model reads; add it")
+            if name in batch.masks and not bool(batch.masks[name].all()):
+                missing = int((~batch.masks[name]).nonzero()[0])
+                raise InputError(f"graph {missing} has no {name}, which the model reads; add it or leave the graph out")
+            expected = self.fields.get(name)
+            if expected is not None:
+                _check_meaning(batch, found, expected)
+
+    def _physical(self, name: str, prediction: Prediction, batch: GraphBatch) -> Prediction:
+        field, variance = self.fields[name], prediction.variance
+        mean = denormalise_mean(self.normalisation, field, prediction.mean.to(batch.positions.device), batch)
+        if variance is not None:
+            variance = denormalise_variance(self.normalisation, field, variance.to(batch.positions.device))
+        return Prediction(mean=mean, variance=variance)
+
+
+def load_model(folder: Path, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> TrainedModel:
+    """The model that ``save_model`` wrote into ``folder``, ready to predict in ``dtype``.
+
+    InputError where files are missing, damaged, from a newer version or do not fit together.
+    """
+    model, normalisation = load_graph_model(folder)
+    model.to(device=device, dtype=dtype).eval().requires_grad_(False)
+    return TrainedModel(model=model, normalisation=normalisation, dtype=dtype)
+
+
+def _check_meaning(batch: GraphBatch, found: Field, expected: Field) -> None:
+    if (found.on, found.shape) != (expected.on, expected.shape):
+        raise InputError(
+            f"field {found.name} lies on {found.on} with shape {found.shape}, but the model was trained with "
+            f"{expected.on} and shape {expected.shape}"
+        )
+    values = batch[found.name]
+    if expected.classes and values.numel() and not (0 <= int(values.min()) <= int(values.max()) < expected.classes):
+        raise InputError(
+            f"field {found.name} holds {int(values.min())} to {int(values.max())}, but the model knows classes 0 to "
+            f"{expected.classes - 1}"
+        )
