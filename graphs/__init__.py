@@ -1,6 +1,21 @@
 """What a graph is, at three scales."""
 
-from hydragnn.graphs.atomic import from_ase
+from hydragnn.graphs.atomic import ATOMIC_NUMBERS_FIELD, from_ase, neighbour_list
 from hydragnn.graphs.batch import GraphBatch, concatenate, edge_vectors, one_graph, split, to, volumes
+from hydragnn.graphs.continuum import from_mesh, used_points
+from hydragnn.graphs.encodings import with_laplacian_encoding, with_random_walk_encoding
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field, field_from_json
-from hydragnn.graphs.validate import graph_from_arrays, validate
+from hydragnn.graphs.mesoscale import from_labels, from_voronoi, grain_numbers, mesoscale_fields
+from hydragnn.graphs.orientation import misorientation, orientation_features, rotation_matrices, symmetry_rotations
+from hydragnn.graphs.pyg import from_pyg, to_pyg
+from hydragnn.graphs.relations import (
+    direction_bins,
+    multilevel_edges,
+    relation_field,
+    shell_radii,
+    with_direction_relations,
+    with_multilevel_edges,
+    with_relations,
+    with_shell_relations,
+)
+from hydragnn.graphs.validate import field_values, graph_from_arrays, validate

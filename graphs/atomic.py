@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 from ase import Atoms
-from hydragnn.graphs.batch import GraphBatch
-from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
-from hydragnn.graphs.validate import graph_from_arrays
 from jaxtyping import Float, Int
 from numpy import ndarray
 
 from hydragnn.errors import InputError
+from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
+from hydragnn.graphs.validate import graph_from_arrays
 
 ATOMIC_NUMBERS_FIELD = Field(name=ATOMIC_NUMBERS, on="node", classes=119, dtype="int64")
 CLOSEST = 1e-3  # Angstrom; atoms nearer than this are taken for duplicates

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from hydragnn.graphs.batch import GraphBatch
-from hydragnn.graphs.field import Field
-from hydragnn.graphs.validate import graph_from_arrays
-from hydragnn.graphs.voronoi import voronoi_cells
 from jaxtyping import Float, Int
 from numpy import ndarray
 
 from hydragnn.errors import InputError
+from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.field import Field
+from hydragnn.graphs.validate import graph_from_arrays
+from hydragnn.graphs.voronoi import voronoi_cells
 
 Axes = bool | Sequence[bool] | ndarray
 
@@ -79,7 +79,9 @@ def _seeds(seeds: Any, box: Any, periodic: Axes, name: str) -> tuple[ndarray, nd
     if lengths.shape != (points.shape[1],) or not (np.isfinite(lengths) & (lengths > 0)).all():
         raise InputError(f"{name}: box {box} is not {points.shape[1]} positive edge lengths; give one per axis")
     if not np.isfinite(points).all():
-        raise InputError(f"{name}: seed {int((~np.isfinite(points)).any(axis=1).argmax())} is NaN or infinite; remove it")
+        raise InputError(
+            f"{name}: seed {int((~np.isfinite(points)).any(axis=1).argmax())} is NaN or infinite; remove it"
+        )
     flags = _axes(periodic, points.shape[1], name)
     points = np.where(flags, points % lengths, points)
     return np.where(points >= lengths, np.where(flags, 0.0, points), points), lengths, flags

@@ -30,9 +30,13 @@ def rotation_matrices(orientations: Any, *, name: str = "orientations") -> Float
     """
     values = np.asarray(orientations, dtype=np.float64)
     if values.ndim != 2 or values.shape[1] not in (3, 4):
-        raise InputError(f"{name}: shape {values.shape} is neither Euler angles [grains, 3] nor quaternions [grains, 4]")
+        raise InputError(
+            f"{name}: shape {values.shape} is neither Euler angles [grains, 3] nor quaternions [grains, 4]"
+        )
     if not np.isfinite(values).all():
-        raise InputError(f"{name}: grain {int((~np.isfinite(values)).any(axis=1).argmax())} is NaN or infinite; remove it")
+        raise InputError(
+            f"{name}: grain {int((~np.isfinite(values)).any(axis=1).argmax())} is NaN or infinite; remove it"
+        )
     return _from_euler(values) if values.shape[1] == 3 else _from_quaternions(values, name)
 
 
@@ -96,7 +100,11 @@ def symmetry_rotations(symmetry: Symmetry) -> Float[ndarray, "operations 3 3"]:
     (24, 3, 3)
     """
     if symmetry == "cubic":
-        signed = [np.eye(3)[list(p)] * np.array(s)[:, None] for p in permutations(range(3)) for s in product((1, -1), repeat=3)]
+        signed = [
+            np.eye(3)[list(p)] * np.array(s)[:, None]
+            for p in permutations(range(3))
+            for s in product((1, -1), repeat=3)
+        ]
         return np.stack([matrix for matrix in signed if np.linalg.det(matrix) > 0])
     if symmetry == "hexagonal":
         turns = [_from_euler(np.array([[k * np.pi / 3, 0.0, 0.0]]))[0] for k in range(6)]
@@ -104,7 +112,9 @@ def symmetry_rotations(symmetry: Symmetry) -> Float[ndarray, "operations 3 3"]:
     raise InputError(f"symmetry {symmetry!r} is not known; use one of {', '.join(_AXES)}")
 
 
-def misorientation(orientations: Any, senders: Any, receivers: Any, symmetry: Symmetry = "cubic") -> Float[ndarray, " edges"]:
+def misorientation(
+    orientations: Any, senders: Any, receivers: Any, symmetry: Symmetry = "cubic"
+) -> Float[ndarray, " edges"]:
     """The smallest angle (rad) that turns the receiver's crystal into the sender's, over all equivalent rotations.
 
     At most 62.8 degrees for cubic crystals (Mackenzie 1958, doi:10.1093/biomet/45.1-2.229).

@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from hydragnn.graphs.batch import GraphBatch
-from hydragnn.graphs.field import Field, Place
 from jaxtyping import Float
 from torch import Tensor
 
 from hydragnn.errors import InputError, nearest
+from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.field import Field, Place
 
 ArrayLike = np.ndarray | Tensor | Sequence[Any] | float | int
 
@@ -138,7 +138,9 @@ def _declared(fields: Iterable[Field], given: Mapping[Place, Mapping[str, Any]],
         for key in values:
             if key not in declared or declared[key].on != place:
                 hint = nearest(key, [n for n, f in declared.items() if f.on == place] or ["none declared"])
-                raise InputError(f"{name}: {_ITEMS[place]} holds {key} without a Field on {place}s; declare it ({hint})")
+                raise InputError(
+                    f"{name}: {_ITEMS[place]} holds {key} without a Field on {place}s; declare it ({hint})"
+                )
     return declared
 
 
@@ -151,7 +153,9 @@ def _points(positions: ArrayLike | None, nodes: Mapping[str, Any], name: str) ->
     else:
         points = _reals(positions, f"{name}, positions")
     if points.ndim != 2 or points.shape[1] not in (0, 2, 3):
-        raise InputError(f"{name}, positions: shape {tuple(points.shape)} is not [nodes, 2] or [nodes, 3]; reshape them")
+        raise InputError(
+            f"{name}, positions: shape {tuple(points.shape)} is not [nodes, 2] or [nodes, 3]; reshape them"
+        )
     if not len(points):
         raise InputError(f"{name} has no nodes; leave empty graphs out")
     return points
@@ -220,7 +224,9 @@ def _check_cell(cell: Tensor, periodic: Tensor, name: str) -> None:
     scale = rows.norm(dim=1).clamp_min(1e-300)
     if len(rows) and float(torch.linalg.svdvals(rows / scale[:, None]).min()) < 1e-8:
         axes = ", ".join("xyz"[i] for i in range(3) if bool(periodic[i]))
-        raise InputError(f"{name}: the cell is singular along its periodic axes ({axes}); give independent cell vectors")
+        raise InputError(
+            f"{name}: the cell is singular along its periodic axes ({axes}); give independent cell vectors"
+        )
 
 
 def _array(raw: Any, where: str) -> Tensor:
@@ -266,12 +272,17 @@ def _checked_classes(values: Tensor, field: Field, where: str) -> Tensor:
 
 
 def _check_offsets(batch: GraphBatch) -> None:
-    for what, offsets, total in (("node", batch.node_offsets, batch.num_nodes), ("edge", batch.edge_offsets, batch.num_edges)):
+    for what, offsets, total in (
+        ("node", batch.node_offsets, batch.num_nodes),
+        ("edge", batch.edge_offsets, batch.num_edges),
+    ):
         steps = offsets.diff()
         if len(offsets) < 2 or int(offsets[0]) != 0 or int(offsets[-1]) != total or bool((steps < 0).any()):
             raise InputError(f"{what}_offsets do not run from 0 to the {total} {what}s of the batch; rebuild it")
         if len(offsets) != batch.num_graphs + 1:
-            raise InputError(f"{what}_offsets describe {len(offsets) - 1} graphs, not {batch.num_graphs}; rebuild the batch")
+            raise InputError(
+                f"{what}_offsets describe {len(offsets) - 1} graphs, not {batch.num_graphs}; rebuild the batch"
+            )
     empty = (batch.nodes_per_graph == 0).nonzero()
     if len(empty):
         raise InputError(f"graph {int(empty[0])} has no nodes; leave empty graphs out")
@@ -307,7 +318,9 @@ def _check_geometry(batch: GraphBatch) -> None:
         if tuple(value.shape) != shape:
             raise InputError(f"{what}: shape {tuple(value.shape)} is not {shape}; rebuild the batch")
         if value.is_floating_point() == (what == "periodic"):
-            raise InputError(f"{what}: {_short(value.dtype)} values; give {'bool' if what == 'periodic' else 'float64'}")
+            raise InputError(
+                f"{what}: {_short(value.dtype)} values; give {'bool' if what == 'periodic' else 'float64'}"
+            )
         if value.is_floating_point():
             _checked_finite(value, what)
     if batch.dim not in (0, 2, 3):
@@ -320,9 +333,13 @@ def _check_field(batch: GraphBatch, field: Field) -> None:
     if field.name not in batch.on(field.on):
         raise InputError(f"field {field.name} is declared but no tensor on {_ITEMS[field.on]} has its name; add it")
     values = batch[field.name]
-    owner = {"node": batch.graph_of_node, "edge": batch.graph_of_edge, "graph": torch.arange(batch.num_graphs)}[field.on]
+    owner = {"node": batch.graph_of_node, "edge": batch.graph_of_edge, "graph": torch.arange(batch.num_graphs)}[
+        field.on
+    ]
     if tuple(values.shape) != (len(owner), *field.shape):
-        raise InputError(f"field {field.name}: shape {tuple(values.shape)} is not {(len(owner), *field.shape)}; reshape it")
+        raise InputError(
+            f"field {field.name}: shape {tuple(values.shape)} is not {(len(owner), *field.shape)}; reshape it"
+        )
     if values.dtype != field.torch_dtype:
         raise InputError(f"field {field.name}: {_short(values.dtype)} values but {field.dtype} declared; convert them")
     bad = ((values < 0) | (values >= field.classes)) if field.classes else ~torch.isfinite(values)

@@ -62,7 +62,9 @@ def _check_seeds(seeds: ndarray, box: ndarray, periodic: ndarray, name: str) -> 
         raise InputError(f"{name}: seeds {pairs[0][0]} and {pairs[0][1]} coincide; remove one")
 
 
-def _ghosts(seeds: ndarray, box: ndarray, periodic: ndarray, margin: float) -> tuple[ndarray, ndarray, ndarray, ndarray]:
+def _ghosts(
+    seeds: ndarray, box: ndarray, periodic: ndarray, margin: float
+) -> tuple[ndarray, ndarray, ndarray, ndarray]:
     """Seeds, their periodic images and mirror images within ``margin`` of the box; mirrors have a wall number, others -1."""
     count, dim = seeds.shape
     index = np.arange(count)

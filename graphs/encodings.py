@@ -1,0 +1,90 @@
+"""Structural encodings: node fields that tell where in its graph a node sits."""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from hydragnn.errors import InputError
+from hydragnn.graphs.batch import GraphBatch, concatenate, split
+from hydragnn.graphs.field import Field
+from hydragnn.graphs.pyg import Data, torch_geometric
+
+LAPLACIAN = "laplacian_encoding"
+RANDOM_WALK = "random_walk_encoding"
+
+
+def with_laplacian_encoding(batch: GraphBatch, k: int) -> GraphBatch:
+    """The batch with the node field ``laplacian_encoding`` [k]: eigenvectors 2 to k + 1 of the normalised Laplacian.
+
+    The sign of each is chosen so that its largest component is positive; graphs with fewer than k + 1 nodes have zeros in
+    the last columns. Edge directions are ignored. Dwivedi et al. 2020, arXiv:2003.00982.
+
+    >>> from hydragnn.graphs.validate import graph_from_arrays
+    >>> pair = graph_from_arrays([[0.0, 0.0], [1.0, 0.0]], [0, 1], [1, 0])
+    >>> with_laplacian_encoding(pair, k=1)["laplacian_encoding"].abs()
+    tensor([[0.7071],
+            [0.7071]])
+    """
+    return _with_encoding(batch, LAPLACIAN, k, _laplacian)
+
+
+def with_random_walk_encoding(batch: GraphBatch, steps: int) -> GraphBatch:
+    """The batch with the node field ``random_walk_encoding`` [steps]: the probability to be back after 1 to ``steps`` steps.
+
+    Parallel edges (several periodic images) count several times. Dwivedi et al. 2021, arXiv:2110.07875.
+    """
+    return _with_encoding(batch, RANDOM_WALK, steps, _random_walk)
+
+
+def _with_encoding(
+    batch: GraphBatch, name: str, width: int, encode: Callable[[Data, int], Float[Tensor, "nodes width"]]
+) -> GraphBatch:
+    if width < 1:
+        raise InputError(f"{name} of width {width}; give at least 1")
+    if name in batch.fields:
+        raise InputError(f"the batch already has the field {name}; take it away first")
+    field = Field(name=name, on="node", shape=(width,))
+    made = []
+    for graph in split(batch):
+        values = encode(_weighted(graph), width).to(torch.float32)
+        made.append(replace(graph, fields={**graph.fields, name: field}, nodes={**graph.nodes, name: values}, cache={}))
+    return concatenate(made)
+
+
+def _weighted(graph: GraphBatch) -> Data:
+    """The graph's edges, parallel ones merged into one with their number as its weight."""
+    pairs, counts = torch.stack([graph.senders, graph.receivers]).unique(dim=1, return_counts=True)
+    return torch_geometric("data").Data(
+        edge_index=pairs, edge_weight=counts.to(torch.float32), num_nodes=graph.num_nodes
+    )
+
+
+def _laplacian(data: Data, k: int) -> Float[Tensor, "nodes k"]:
+    count = int(data.num_nodes or 0)
+    known = min(k, count - 1) if count < 100 else min(k, count - 2)
+    result = torch.zeros(count, k, dtype=torch.float64)
+    if known < 1:
+        return result
+    pairs = torch.cat([data.edge_index, data.edge_index.flip(0)], dim=1)
+    weight = torch.cat([data.edge_weight, data.edge_weight]).to(torch.float64) / 2
+    both = torch_geometric("data").Data(edge_index=pairs, edge_weight=weight, num_nodes=count)
+    transform = torch_geometric("transforms").AddLaplacianEigenvectorPE
+    # the start vector of the sparse solver and the random signs of the transform would make every call another result
+    start = {} if count < transform.SPARSE_THRESHOLD else {"v0": torch.ones(count).numpy()}
+    with torch.random.fork_rng(devices=[]):
+        encoded = transform(known, attr_name="pe", is_undirected=True, **start)(both)
+    vectors = encoded.pe.to(torch.float64)
+    largest = vectors.gather(0, vectors.abs().round(decimals=6).argmax(dim=0, keepdim=True))
+    result[:, :known] = vectors * torch.where(largest < 0, -1.0, 1.0)
+    return result
+
+
+def _random_walk(data: Data, steps: int) -> Float[Tensor, "nodes steps"]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Sparse", category=UserWarning)
+        walk: Tensor = torch_geometric("transforms").AddRandomWalkPE(steps, attr_name="pe")(data).pe
+    return walk

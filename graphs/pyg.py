@@ -1,0 +1,112 @@
+"""Exchange with torch_geometric, whose edges also flow from row 0 (sender) to row 1 (receiver) of ``edge_index``."""
+
+import warnings
+from collections.abc import Iterable
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hydragnn.errors import InputError, nearest
+from hydragnn.graphs.batch import GraphBatch, split
+from hydragnn.graphs.field import Field
+from hydragnn.graphs.validate import graph_from_arrays
+
+Data = Any  # torch_geometric.data.Data: importing it takes seconds, so only what uses it does
+
+
+def torch_geometric(module: str) -> ModuleType:
+    """A module of torch_geometric, imported on first use and without the deprecation notes of its own import."""
+    from importlib import import_module
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return import_module(f"torch_geometric.{module}")
+
+
+def from_pyg(
+    data: Data, fields: Iterable[Field] = (), *, optional: Iterable[str] = (), name: str = "graph"
+) -> GraphBatch:
+    """The graph of one torch_geometric ``Data``; each field is the attribute of its name (``x``, ``y``, ``edge_attr``, ...).
+
+    Positions come from ``pos`` (none: dimension 0), periodicity from ``cell``, ``periodic`` and ``edge_shifts`` where they
+    are there. A trailing axis of length 1 may stand for a scalar, and a leading one for the graph. Fields named in
+    ``optional`` may be absent. InputError for a missing attribute and for all that ``graph_from_arrays`` refuses.
+
+    >>> data = torch_geometric("data").Data(pos=torch.zeros(2, 3), edge_index=torch.tensor([[0], [1]]), y=torch.tensor([2.0]))
+    >>> from_pyg(data, [Field(name="y", on="graph", role="target")])["y"]
+    tensor([2.])
+    """
+    declared: list[Field] = []
+    values: dict[str, dict[str, Tensor]] = {"node": {}, "edge": {}, "graph": {}}
+    absent = set(optional)
+    for field in fields:
+        value = data.get(field.name)
+        if value is None and field.name in absent:
+            continue
+        if value is None:
+            keys = list(data.keys())
+            raise InputError(f"{name}: the data has no attribute {field.name}; {nearest(field.name, keys)}")
+        declared.append(field)
+        values[field.on][field.name] = _shaped(torch.as_tensor(value), field)
+    count = data.num_nodes
+    if count is None:
+        raise InputError(f"{name}: the data has neither nodes nor positions; set pos, x or num_nodes")
+    edge_index = data.edge_index if data.edge_index is not None else torch.zeros(2, 0, dtype=torch.int64)
+    if edge_index.ndim != 2 or edge_index.shape[0] != 2:
+        raise InputError(f"{name}: edge_index of shape {tuple(edge_index.shape)} is not [2, edges]; transpose it")
+    return graph_from_arrays(
+        data.pos if data.get("pos") is not None else torch.zeros(count, 0),
+        edge_index[0],
+        edge_index[1],
+        fields=declared,
+        nodes=values["node"],
+        edges=values["edge"],
+        graphs=values["graph"],
+        edge_shifts=data.get("edge_shifts"),
+        cell=_first(data.get("cell")),
+        periodic=_flags(data),
+        name=name,
+    )
+
+
+def to_pyg(batch: GraphBatch) -> list[Data]:
+    """One ``Data`` per graph, with every field under its name; ``from_pyg`` with the batch's fields gives the graphs back.
+
+    Graph fields have a leading axis of 1, so that torch_geometric stacks them when it makes batches.
+    """
+    return [_data(graph) for graph in split(batch)]
+
+
+def _data(graph: GraphBatch) -> Data:
+    geometry: dict[str, Any] = {"pos": graph.positions, "edge_shifts": graph.edge_shifts} if graph.dim else {}
+    return torch_geometric("data").Data(
+        edge_index=torch.stack([graph.senders, graph.receivers]),
+        num_nodes=graph.num_nodes,
+        cell=graph.cell,
+        periodic=graph.periodic,
+        **geometry,
+        **graph.nodes,
+        **graph.edges,
+        **graph.graphs,
+    )
+
+
+def _first(cell: Tensor | None) -> Tensor | None:
+    return cell[0] if cell is not None and cell.ndim == 3 else cell
+
+
+def _flags(data: Data) -> Tensor | bool:
+    flags = data.get("periodic")
+    return False if flags is None else torch.as_tensor(flags).reshape(-1)
+
+
+def _shaped(value: Tensor, field: Field) -> Tensor:
+    """Without the axis of length 1 that torch_geometric's users keep for scalars."""
+    extra = value.ndim - len(field.shape)
+    if field.on == "graph" and extra == 0 and not field.shape:
+        return value[None]
+    if extra == 2 and not field.shape and value.shape[-1] == 1:
+        return value.squeeze(-1)
+    return value

@@ -1,0 +1,167 @@
+"""Kinds of edges as a categorical edge field: neighbour shells of lattices, levels and directions of meshes."""
+
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from numpy import ndarray
+from scipy.spatial import cKDTree
+
+from hydragnn.errors import InputError
+from hydragnn.graphs.batch import GraphBatch, edge_vectors
+from hydragnn.graphs.field import Field
+from hydragnn.graphs.validate import field_values, graph_from_arrays
+
+RELATION = "relation"
+
+
+def relation_field(relations: int, name: str = RELATION) -> Field:
+    """The categorical edge field that relational layers read."""
+    return Field(name=name, on="edge", classes=relations, dtype="int64")
+
+
+def with_relations(batch: GraphBatch, relations: Any, count: int, name: str = RELATION) -> GraphBatch:
+    """The batch with the edge field ``name``: integers from 0 to ``count`` - 1, one per edge in the order of the batch."""
+    field = relation_field(count, name)
+    values = field_values(relations, field, batch.num_edges, "batch")
+    return replace(batch, fields={**batch.fields, name: field}, edges={**batch.edges, name: values})
+
+
+def shell_radii(batch: GraphBatch, tolerance: float = 1e-3) -> tuple[float, ...]:
+    """The distinct lengths of edges, ascending; lengths closer than ``tolerance`` to the one below are one shell.
+
+    >>> from hydragnn.graphs.validate import graph_from_arrays
+    >>> square = graph_from_arrays([[0.0, 0], [1, 0], [1, 1]], [0, 1, 0], [1, 2, 2])
+    >>> [round(radius, 3) for radius in shell_radii(square)]
+    [1.0, 1.414]
+    """
+    lengths = np.sort(edge_vectors(batch).norm(dim=1).numpy())
+    if not len(lengths):
+        return ()
+    shells = np.split(lengths, np.flatnonzero(np.diff(lengths) > tolerance) + 1)
+    return tuple(float(shell.mean()) for shell in shells)
+
+
+def with_shell_relations(batch: GraphBatch, radii: tuple[float, ...], tolerance: float = 1e-3) -> GraphBatch:
+    """The batch with each edge's neighbour shell as its relation; ``radii`` (of a reference lattice) number the shells.
+
+    All graphs of one store take the same ``radii``. InputError for an edge that is within ``tolerance`` of no shell, which
+    happens where atoms left their sites: lattice shells describe ideal lattices.
+    """
+    lengths = edge_vectors(batch).norm(dim=1).numpy()
+    if not radii:
+        raise InputError("no shell radii; take them from a reference graph with shell_radii")
+    distance = np.abs(lengths[:, None] - np.asarray(radii))
+    nearest = distance.argmin(axis=1)
+    off = distance[np.arange(len(lengths)), nearest] > tolerance
+    if off.any():
+        raise InputError(
+            f"an edge of length {lengths[off][0]:.6g} is in none of the {len(radii)} shells (tolerance {tolerance:g}); "
+            "take the radii from this lattice, or raise the tolerance"
+        )
+    return with_relations(batch, nearest.astype(np.int64), len(radii))
+
+
+def direction_bins(vectors: Float[ndarray, "edges dim"], sectors: int) -> Int[ndarray, " edges"]:
+    """The sector that each vector points into; sector 0 is centred on the first axis.
+
+    Two dimensions: any number of equal sectors, counter-clockwise. Three: 6 (the axes) or 26 (axes, edges and corners of a
+    cube, nearest direction). Vectors of length 0 are in sector 0.
+
+    >>> direction_bins(np.array([[1.0, 0.1], [0.0, 1.0], [-1.0, 0.0]]), sectors=8).tolist()
+    [0, 2, 4]
+    """
+    if vectors.shape[1] == 2 and sectors >= 1:
+        turns = np.arctan2(vectors[:, 1], vectors[:, 0]) / (2 * np.pi) * sectors
+        # half a sector rounds up whatever the sign of a rounding error, so equal edges of a lattice fall into one sector
+        return np.floor(turns + 0.5 + 1e-9).astype(np.int64) % sectors
+    if vectors.shape[1] != 3 or sectors not in (6, 26):
+        raise InputError(f"{sectors} sectors in {vectors.shape[1]} dimensions; use 6 or 26 in three, any number in two")
+    lattice = np.array(
+        [c for c in product((1, 0, -1), repeat=3) if sum(map(abs, c)) in ((1,) if sectors == 6 else (1, 2, 3))]
+    )
+    order = np.lexsort((*lattice[:, ::-1].T, np.abs(lattice).sum(axis=1)))
+    lattice = lattice[order][::-1] if sectors == 6 else lattice[order]
+    unit = lattice / np.linalg.norm(lattice, axis=1, keepdims=True)
+    return (vectors @ unit.T).round(9).argmax(axis=1).astype(np.int64)
+
+
+def multilevel_edges(
+    points: Float[ndarray, "nodes dim"], spacing: float, levels: int, *, reach: float = 1.5
+) -> tuple[Int[ndarray, " edges"], Int[ndarray, " edges"], Int[ndarray, " edges"]]:
+    """Senders, receivers and level of edges on ever coarser subsets of the points, so that few layers reach far.
+
+    Level 0 joins all points within ``reach * spacing``; level l keeps, of every cell of side ``spacing * 2**l`` centred on a
+    lattice point, the point of level l - 1 nearest to that lattice point, and joins those within ``reach`` of its side.
+
+    >>> senders, receivers, level = multilevel_edges(np.linspace(0, 8, 9)[:, None] * [1.0, 0.0], 1.0, 3)
+    >>> np.bincount(level).tolist()
+    [16, 8, 4]
+    """
+    if not (spacing > 0 and levels >= 1 and reach > 0):
+        raise InputError(f"spacing {spacing}, levels {levels}, reach {reach}: all must be positive")
+    senders, receivers, level = [], [], []
+    kept = np.arange(len(points))
+    for number in range(levels):
+        side = spacing * 2**number
+        if number:
+            kept = _nearest_to_lattice(points, kept, side)
+        pairs = kept[cKDTree(points[kept]).query_pairs(reach * side * (1 + 1e-9), output_type="ndarray")]
+        senders += [pairs[:, 0], pairs[:, 1]]
+        receivers += [pairs[:, 1], pairs[:, 0]]
+        level.append(np.full(2 * len(pairs), number))
+    return np.concatenate(senders), np.concatenate(receivers), np.concatenate(level)
+
+
+def _nearest_to_lattice(points: ndarray, kept: ndarray, side: float) -> ndarray:
+    corner = points.min(axis=0)
+    scaled = (points[kept] - corner) / side
+    cell = np.floor(scaled + 0.5 + 1e-9).astype(np.int64)
+    distance = ((scaled - cell) ** 2).sum(axis=1).round(9)
+    order = np.lexsort((distance, *cell.T))
+    ordered = cell[order]
+    first = np.concatenate([[True], (np.diff(ordered, axis=0) != 0).any(axis=1)])
+    return np.sort(kept[order[first]])
+
+
+def with_multilevel_edges(
+    batch: GraphBatch, spacing: float, levels: int, *, sectors: int = 8, reach: float = 1.5, level_name: str = "level"
+) -> GraphBatch:
+    """One graph with multilevel edges in place of its own; ``relation`` = level * sectors + direction, and the level itself.
+
+    The direction is that of the sender as seen from the receiver (``edge_vectors``). InputError where the graph is
+    periodic, is more than one, or has edge fields, which the new edges would not have.
+    """
+    if batch.num_graphs != 1 or batch.edges or bool(batch.periodic.any()):
+        raise InputError(
+            "multilevel edges are for one bounded graph without edge fields; split the batch, drop the fields"
+        )
+    points = batch.positions.numpy().astype(np.float64)
+    senders, receivers, level = multilevel_edges(points, spacing, levels, reach=reach)
+    bins = direction_bins(points[senders] - points[receivers], sectors)
+    made = graph_from_arrays(
+        batch.positions,
+        senders,
+        receivers,
+        fields=[*batch.fields.values(), relation_field(levels * sectors), relation_field(levels, level_name)],
+        nodes=batch.nodes,
+        edges={RELATION: level * sectors + bins, level_name: level},
+        graphs=batch.graphs,
+        cell=batch.cell[0],
+    )
+    return replace(made, masks=batch.masks)
+
+
+def with_direction_relations(batch: GraphBatch, sectors: int = 8) -> GraphBatch:
+    """The batch with the direction of each edge (towards its sender) as its relation.
+
+    >>> from hydragnn.graphs.validate import graph_from_arrays
+    >>> pair = graph_from_arrays([[0.0, 0.0], [1.0, 0.0]], [0, 1], [1, 0])
+    >>> with_direction_relations(pair, sectors=4)["relation"]
+    tensor([0, 2])
+    """
+    bins = direction_bins(edge_vectors(batch).to(torch.float64).numpy(), sectors)
+    return with_relations(batch, bins, sectors)
