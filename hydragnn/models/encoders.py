@@ -6,17 +6,21 @@ from typing import Any, Protocol
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from hydragnn.kernels import relation_topology, segment_mean
 from hydragnn.layers import (
     Edges,
+    EGNNLayer,
     PaiNNMessage,
     PaiNNUpdate,
+    PNALayer,
     RadialFeatures,
+    RelationalLayer,
     SchNetInteraction,
     States,
     mlp,
 )
 from hydragnn.models.description import DegreeStatistics
-from hydragnn.models.settings import PaiNNSettings, SchNetSettings
+from hydragnn.models.settings import EGNNSettings, PaiNNSettings, PNASettings, RelationalSettings, SchNetSettings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,9 +58,7 @@ class SchNet(nn.Module):
     def __init__(self, settings: SchNetSettings, surroundings: Surroundings) -> None:
         super().__init__()
         channels = settings.hidden_dim
-        self.radial = RadialFeatures(
-            settings.cutoff, settings.num_radial, settings.radial, settings.envelope, surroundings.edge_width
-        )
+        self.radial = _radial(settings, surroundings)
         self.filters = nn.ModuleList(mlp([self.radial.width, channels, channels]) for _ in range(settings.num_layers))
         self.interactions = nn.ModuleList(SchNetInteraction(channels) for _ in range(settings.num_layers))
         self.dropout = nn.Dropout(settings.dropout)
@@ -77,9 +79,7 @@ class PaiNN(nn.Module):
     def __init__(self, settings: PaiNNSettings, surroundings: Surroundings) -> None:
         super().__init__()
         channels, layers = settings.hidden_dim, settings.num_layers
-        self.radial = RadialFeatures(
-            settings.cutoff, settings.num_radial, settings.radial, settings.envelope, surroundings.edge_width
-        )
+        self.radial = _radial(settings, surroundings)
         parts = [2 if number == 0 else 3 for number in range(layers)]
         self.widths = [part * channels for part in parts]
         self.filters = nn.Linear(self.radial.width, sum(self.widths), bias=False)
@@ -105,6 +105,96 @@ class PaiNN(nn.Module):
         return States(scalars, vectors)
 
 
-MESSAGE_PASSING: dict[str, type[Encoder]] = {"schnet": SchNet, "painn": PaiNN}
+class EGNN(nn.Module):
+    """Messages from states and lengths, positions at rest (arXiv:2102.09844, equations 3 to 6)."""
+
+    def __init__(self, settings: EGNNSettings, surroundings: Surroundings) -> None:
+        super().__init__()
+        self.radial = _radial(settings, surroundings)
+        self.layers = nn.ModuleList(
+            EGNNLayer(
+                settings.hidden_dim, self.radial.width, attention=settings.attention, vectors=surroundings.vectors
+            )
+            for _ in range(settings.num_layers)
+        )
+        self.dropout = nn.Dropout(settings.dropout)
+
+    def forward(self, states: Float[Tensor, "nodes channels"], edges: Edges) -> States:
+        """Scalars and, where a head wants them, vectors of all nodes after all layers."""
+        assert edges.lengths is not None and edges.directions is not None
+        features, envelope = self.radial(edges.lengths, edges.features)
+        vectors = None
+        for layer in self.layers:
+            d_scalars, d_vectors = layer(states, features, envelope, edges.directions, edges.topology)
+            states = states + self.dropout(d_scalars)
+            vectors = d_vectors if vectors is None else vectors + d_vectors
+        return States(states, vectors)
+
+
+class PNA(nn.Module):
+    """Four statistics of the neighbours at three scales of the degree (arXiv:2004.05718, figure 2)."""
+
+    def __init__(self, settings: PNASettings, surroundings: Surroundings) -> None:
+        super().__init__()
+        assert surroundings.statistics is not None
+        channels, log_degree = settings.hidden_dim, surroundings.statistics.mean_log_degree
+        self.radial = _radial(settings, surroundings) if surroundings.dim else None
+        width = self.radial.width if self.radial else surroundings.edge_width
+        self.norms = nn.ModuleList(nn.LayerNorm(channels) for _ in range(settings.num_layers))
+        self.layers = nn.ModuleList(PNALayer(channels, width, log_degree) for _ in range(settings.num_layers))
+        self.dropout = nn.Dropout(settings.dropout)
+
+    def forward(self, states: Float[Tensor, "nodes channels"], edges: Edges) -> States:
+        """States of all nodes after all layers."""
+        features, envelope = edges.features, None
+        if self.radial is not None:
+            assert edges.lengths is not None
+            features, envelope = self.radial(edges.lengths, edges.features)
+        for norm, layer in zip(self.norms, self.layers):
+            received = layer(norm(states), features, envelope, edges.topology)
+            states = states + self.dropout(nn.functional.silu(received))
+        return States(states)
+
+
+class Relational(nn.Module):
+    """A matrix for every kind of edge (arXiv:1703.06103); edge inputs enter as their mean over a node's edges."""
+
+    def __init__(self, settings: RelationalSettings, surroundings: Surroundings) -> None:
+        super().__init__()
+        channels, width = settings.hidden_dim, surroundings.edge_width
+        self.relations = surroundings.relations
+        self.edge_inputs = nn.Linear(width, channels) if width else None
+        self.layers = nn.ModuleList(
+            RelationalLayer(channels, surroundings.relations) for _ in range(settings.num_layers)
+        )
+        self.norm = nn.LayerNorm(channels)
+        self.dropout = nn.Dropout(settings.dropout)
+
+    def forward(self, states: Float[Tensor, "nodes channels"], edges: Edges) -> States:
+        """States of all nodes after all layers."""
+        assert edges.relation is not None
+        topology = edges.topology
+        if self.edge_inputs is not None and edges.features is not None:
+            around = segment_mean(edges.features, topology.receivers, topology.num_rows)
+            states = states + self.edge_inputs(around)
+        keyed = relation_topology(topology, edges.relation, self.relations)
+        for layer in self.layers:
+            states = states + self.dropout(layer(states, keyed))
+        return States(self.norm(states))
+
+
+def _radial(
+    settings: SchNetSettings | PaiNNSettings | EGNNSettings | PNASettings, around: Surroundings
+) -> RadialFeatures:
+    return RadialFeatures(settings.cutoff, settings.num_radial, settings.radial, settings.envelope, around.edge_width)
+
+
+MESSAGE_PASSING: dict[str, type[Encoder]] = {
+    "schnet": SchNet,
+    "painn": PaiNN,
+    "egnn": EGNN,
+    "pna": PNA,
+    "relational": Relational,
+}
 GEOMETRIC = ("schnet", "painn", "egnn")
 EQUIVARIANT = ("painn", "egnn")
