@@ -11,7 +11,6 @@ class RelationalLayer(nn.Module):
 
     def __init__(self, channels: int, relations: int) -> None:
         super().__init__()
-        self.relations = relations
         self.norm = nn.LayerNorm(channels)
         self.own = nn.Linear(channels, channels)
         self.told = nn.Linear(relations * channels, channels, bias=False)
@@ -20,5 +19,5 @@ class RelationalLayer(nn.Module):
     def forward(self, states: Float[Tensor, "nodes channels"], keyed: Topology) -> Float[Tensor, "nodes channels"]:
         """Increment of the states; ``keyed`` has one row per (receiver, relation)."""
         states = self.norm(states)
-        sums = gather_multiply_sum(states, None, keyed).reshape(states.shape[0], -1)
+        sums = gather_multiply_sum(states, None, keyed).reshape(states.shape[0], self.told.in_features)
         return self.out(nn.functional.silu(self.own(states) + self.told(sums)))

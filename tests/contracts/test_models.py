@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from pydantic import TypeAdapter
+from torch import Tensor
+
 from hydragnn.datasets import Normalisation, Scale
 from hydragnn.graphs.batch import GraphBatch, concatenate, one_graph, to
 from hydragnn.graphs.field import Field
@@ -20,8 +23,6 @@ from hydragnn.models import (
     load_model,
     save_model,
 )
-from pydantic import TypeAdapter
-from torch import Tensor
 
 INPUTS = (
     Field(name="species", on="node", classes=5, dtype="int64"),
@@ -238,14 +239,14 @@ def test_forces_are_minus_the_gradient_of_the_energy(kind: str, corner: str) -> 
     if kind in FORCE_FREE:
         pytest.skip(f"{kind} sees no lengths")
     batch, model = CORNERS[corner](), make_model(kind)
-    forces = model(batch)["forces"].mean
+    forces = model(batch)["forces"].mean.detach()
     step = 1e-5
     for node in range(0, batch.num_nodes, 2):
         for axis in range(3):
             shift = torch.zeros_like(batch.positions)
             shift[node, axis] = step
             up, down = (
-                model(replace(batch, positions=batch.positions + sign * shift))["energy"].mean.sum()
+                model(replace(batch, positions=batch.positions + sign * shift))["energy"].mean.detach().sum()
                 for sign in (1, -1)
             )
             # central differences: truncation of order step^2, rounding 1e-16 / step
@@ -256,7 +257,7 @@ def test_stress_is_the_derivative_with_respect_to_strain_over_the_volume(kind: s
     if kind in FORCE_FREE:
         pytest.skip(f"{kind} sees no lengths")
     batch, model = CORNERS["one graph"](), make_model(kind)
-    stress = model(batch)["stress"].mean[0]
+    stress = model(batch)["stress"].mean[0].detach()
     volume = torch.linalg.det(batch.cell[0]).abs()
     step = 1e-5
     for i, j in ((0, 0), (1, 1), (0, 1), (1, 2)):
@@ -269,7 +270,7 @@ def test_stress_is_the_derivative_with_respect_to_strain_over_the_volume(kind: s
             strained = replace(
                 batch, positions=batch.positions @ map_, edge_shifts=batch.edge_shifts @ map_, cell=batch.cell @ map_
             )
-            energies.append(model(strained)["energy"].mean.sum())
+            energies.append(model(strained)["energy"].mean.detach().sum())
         expected = (energies[0] - energies[1]) / (2 * step) / volume
         assert abs(expected - stress[i, j]) < 1e-7 * max(1.0, float(stress.abs().max()))
 
@@ -360,7 +361,8 @@ def test_half_precision_arithmetic_stays_close(kind: str, recording: bool) -> No
     with torch.autocast("cpu", dtype=torch.bfloat16), torch.set_grad_enabled(recording):
         rough = model(batch)
     for name, prediction in exact.items():
-        scale = max(float(prediction.mean.abs().max()), 0.1)
+        expected = prediction.mean.detach()
+        scale = max(float(expected.abs().max()), 0.1)
         # bf16 keeps 8 bits; a handful of layers in a row lose a few of them
-        assert float((rough[name].mean.float() - prediction.mean).abs().max()) < 0.15 * scale
+        assert float((rough[name].mean.detach().float() - expected).abs().max()) < 0.15 * scale
         assert rough[name].mean.requires_grad == recording
