@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,7 @@ class Column:
     present: NDArray[np.bool_]
 
 
+@runtime_checkable
 class GraphStore(Protocol):
     """Graphs by number; what was written comes back bit for bit, to any number of readers."""
 
