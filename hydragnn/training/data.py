@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -103,9 +104,7 @@ def prepare_data(config: RunConfig, store: GraphStore, place: Place, ranks: Rank
     wanted = [*dict.fromkeys([*inputs, *config.targets])]
     for name in wanted:
         _check_finite(store, fields[name], np.concatenate([split.train, split.valid]))
-    normalisation = fit_normalisation(
-        store, split.train, inputs=[fields[name] for name in inputs], heads=rules
-    )
+    normalisation = fit_normalisation(store, split.train, inputs=[fields[name] for name in inputs], heads=rules)
     feeds = {
         part: _feed(config, store, part, getattr(split, part), wanted, normalisation, place, ranks)
         for part in ("train", "valid")
@@ -152,14 +151,29 @@ def _feed(
     place: Place,
     ranks: Ranks,
 ) -> Feed:
-    shuffle = part == "train"
-    options = {"seed": config.train.seed, "shuffle": shuffle, "rank": ranks.rank, "ranks": ranks.size}
+    def loader(source: GraphStore, numbers: NDArray[np.int64], **more: Any) -> Loader:
+        return Loader(
+            source,
+            numbers,
+            config.batch,
+            seed=config.train.seed,
+            shuffle=part == "train",
+            rank=ranks.rank,
+            ranks=ranks.size,
+            **more,
+        )
+
     if config.data.window:
-        needed = [*fields, *(name for name in (ATOMIC_NUMBERS,) if normalisation.references and name not in fields)]
-        loader = Loader(store, indices, config.batch, **options, fields=needed, window=config.data.window)
-        return Feed(loader, normalisation, place)
+        needed = with_elements(fields, normalisation)
+        return Feed(loader(store, indices, fields=needed, window=config.data.window), normalisation, place)
     kept = normalised_store(store, indices, fields, normalisation, place.dtype)
-    return Feed(Loader(kept, np.arange(len(kept)), config.batch, **options), None, place)
+    return Feed(loader(kept, np.arange(len(kept))), None, place)
+
+
+def with_elements(names: Sequence[str], normalisation: Normalisation) -> list[str]:
+    """The names, and the atomic numbers where reference values need them."""
+    extra = [ATOMIC_NUMBERS] if normalisation.references and ATOMIC_NUMBERS not in names else []
+    return [*names, *extra]
 
 
 def normalised_store(
@@ -170,10 +184,7 @@ def normalised_store(
     dtype: torch.dtype,
 ) -> MemoryStore:
     """The graphs ``indices`` in memory, with the named fields in normalised units, floats in ``dtype``."""
-    needed = [*names]
-    if normalisation.references and ATOMIC_NUMBERS not in needed:
-        needed.append(ATOMIC_NUMBERS)
-    raw = store.read(indices, needed)
+    raw = store.read(indices, with_elements(names, normalisation))
     batch = normalise(raw, normalisation)
     kept = tuple(field for name, field in raw.fields.items() if name in names)
     flat = flat_graphs(_only(raw, kept), kept)

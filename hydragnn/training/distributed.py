@@ -27,7 +27,15 @@ from hydragnn.files import read_json, write_json
 PATIENCE = timedelta(minutes=10)
 """How long a rank waits for a silent peer; a peer that died is noticed at once."""
 
-_MPI_SIZES = ("PMI_SIZE", "PMIX_SIZE", "OMPI_COMM_WORLD_SIZE")
+SECONDS_FOR_THE_FIRST = 5.0
+"""How long a failing rank stays, so that rank 0 can write down why before the launcher ends it."""
+
+_MPI_SIZES = {
+    "OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_RANK",
+    "PMI_SIZE": "PMI_RANK",
+    "PMIX_SIZE": "PMIX_RANK",
+    "PALS_SIZE": "PALS_RANKID",
+}
 _MPI_LOCAL_RANKS = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "PALS_LOCAL_RANKID", "SLURM_LOCALID")
 
 
@@ -86,9 +94,10 @@ def launch_from(environment: Mapping[str, str]) -> Launch:
         size, rank = int(environment["WORLD_SIZE"]), int(environment["RANK"])
         return Launch(by="torchrun", rank=rank, size=size, local_rank=int(environment.get("LOCAL_RANK", rank)))
     local = next((int(environment[name]) for name in _MPI_LOCAL_RANKS if name in environment), 0)
-    for name in _MPI_SIZES:
-        if int(environment.get(name, 1)) > 1:
-            return Launch(by="mpi", size=int(environment[name]), local_rank=local)
+    for count, number in _MPI_SIZES.items():
+        if int(environment.get(count, 1)) > 1:
+            rank = int(environment.get(number, 0))
+            return Launch(by="mpi", rank=rank, size=int(environment[count]), local_rank=local)
     if int(environment.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
         names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
         return Launch(
@@ -101,6 +110,11 @@ def launch_from(environment: Mapping[str, str]) -> Launch:
     return Launch(by="alone")
 
 
+def this_launch() -> Launch:
+    """Who started this process."""
+    return launch_from(os.environ)
+
+
 @contextmanager
 def joined_ranks(folder: Path, device: torch.device | None = None) -> Iterator[Ranks]:
     """The ranks that the launcher started, connected for the length of the block.
@@ -108,7 +122,7 @@ def joined_ranks(folder: Path, device: torch.device | None = None) -> Iterator[R
     A process group that the caller has made already is used as it is. ``folder`` is where ranks under srun without MPI
     meet. InputError where the launcher's count and MPI's disagree, because the ranks would train N copies in silence.
     """
-    launch = launch_from(os.environ)
+    launch = this_launch()
     if dist.is_initialized():
         yield _described(Launch(by="torchrun", rank=dist.get_rank(), size=dist.get_world_size()))
         return
@@ -134,9 +148,11 @@ def joined_ranks(folder: Path, device: torch.device | None = None) -> Iterator[R
 
 def leave(code: int) -> NoReturn:
     """End the process with ``code``; with several ranks past the interpreter's shutdown, which can abort under gloo."""
-    mpi = sys.modules.get("mpi4py.MPI")
-    if mpi is None and launch_from(os.environ).size == 1:
+    mpi, launch = sys.modules.get("mpi4py.MPI"), this_launch()
+    if mpi is None and launch.size == 1:
         sys.exit(code)
+    if code and launch.rank:
+        time.sleep(SECONDS_FOR_THE_FIRST)
     if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
         if code == 0:
             mpi.Finalize()
@@ -166,9 +182,7 @@ def _described(launch: Launch) -> Ranks:
     host = int.from_bytes(hashlib.sha256(host_name().encode()).digest()[:8], "big") >> 2
     place = torch.device("cuda", launch.local_rank) if dist.get_backend() == "nccl" else torch.device("cpu")
     hosts = ranks.gather(torch.tensor(host, dtype=torch.int64, device=place))
-    return Ranks(
-        rank=launch.rank, size=launch.size, local_rank=launch.local_rank, nodes=len(torch.unique(hosts))
-    )
+    return Ranks(rank=launch.rank, size=launch.size, local_rank=launch.local_rank, nodes=len(torch.unique(hosts)))
 
 
 def _through_mpi(launch: Launch) -> tuple[Launch, dist.Store]:
@@ -201,7 +215,9 @@ def _through_folder(launch: Launch, folder: Path) -> tuple[Launch, dist.Store]:
     deadline = time.monotonic() + PATIENCE.total_seconds()
     while not path.exists():
         if time.monotonic() > deadline:
-            raise InputError(f"rank {launch.rank} waited for {path} in vain; is {folder} on a file system all nodes share?")
+            raise InputError(
+                f"rank {launch.rank} waited for {path} in vain; is {folder} on a file system all nodes share?"
+            )
         time.sleep(0.05)
     place = read_json(path)
     host = "127.0.0.1" if place["host"] == host_name() else place["host"]

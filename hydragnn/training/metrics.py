@@ -100,7 +100,7 @@ class Errors:
         )
         self.sums[self.targets.index(target)] += torch.stack(row)
 
-    def values(self, moments: dict[str, Moments]) -> dict[str, dict[str, float | None]]:
+    def values(self, moments: Mapping[str, Moments]) -> dict[str, dict[str, float | None]]:
         """mae, rmse, r2 and count of every field, for extensive fields also per node; None where there is no label.
 
         r2 is 1 minus squared errors over squared deviations from each component's mean; None where labels are all equal.

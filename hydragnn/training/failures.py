@@ -1,0 +1,70 @@
+"""Why a run ended without a result, decided from the exception and from what peers left behind."""
+
+import time
+import traceback
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from hydragnn.errors import InputError
+from hydragnn.files import read_json, write_json
+from hydragnn.record import Failure
+from hydragnn.training.distributed import Ranks
+from hydragnn.training.recipe import Diverged
+
+OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory")
+PEER_LOST = ("connection closed by peer", "connection reset", "gloo", "nccl", "broken pipe", "timed out")
+SECONDS_FOR_PEERS = 5.0
+
+
+def failure_of(error: BaseException) -> Failure:
+    """The kind of a failure and one line about it; a defect comes with the place it happened."""
+    message = str(error).strip()
+    low = message.lower()
+    if isinstance(error, Diverged):
+        return Failure(kind="diverged", message=f"{message}; lower the learning rate or clip the gradient")
+    if isinstance(error, MemoryError | torch.OutOfMemoryError) or any(text in low for text in OUT_OF_MEMORY):
+        return Failure(
+            kind="out_of_memory",
+            message=f"{first_line(message) or 'no memory left'}; use smaller batches or a smaller model",
+        )
+    if isinstance(error, InputError):
+        return Failure(kind="configuration", message=message)
+    if isinstance(error, dist.DistError) or (
+        isinstance(error, RuntimeError) and any(text in low for text in PEER_LOST)
+    ):
+        return Failure(kind="lost_node", message=f"another rank is gone: {first_line(message)}")
+    lines = "".join(traceback.format_exception(error)).strip().splitlines()
+    return Failure(kind="defect", message="\n".join(lines[-12:]))
+
+
+def agreed_failure(failure: Failure, folder: Path, ranks: Ranks) -> Failure:
+    """The failure that the first rank records: that of the rank where it began, which tells it through a file."""
+    if ranks.size == 1:
+        return failure
+    if not ranks.first:
+        if failure.kind != "lost_node":
+            write_json(folder / f".failure-{ranks.rank}.json", asdict(failure))
+        return failure
+    deadline = time.monotonic() + (SECONDS_FOR_PEERS if failure.kind == "lost_node" else 0.0)
+    while True:
+        told = sorted(folder.glob(".failure-*.json"))
+        if told:
+            failure = Failure(**read_json(told[0]))
+        if told or time.monotonic() >= deadline:
+            forget_failures(folder)
+            return failure
+        time.sleep(0.05)
+
+
+def forget_failures(folder: Path) -> None:
+    """Remove what ranks of an earlier attempt said."""
+    for path in folder.glob(".failure-*.json"):
+        path.unlink(missing_ok=True)
+
+
+def first_line(text: str) -> str:
+    """The first line of a message."""
+    return text.splitlines()[0] if text else ""

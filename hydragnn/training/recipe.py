@@ -1,0 +1,58 @@
+"""What the loop is told, and whom it tells."""
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from hydragnn.config import TrainSettings
+from hydragnn.training.distributed import Ranks
+from hydragnn.training.loss import FieldLoss
+from hydragnn.training.state import TrainState
+
+
+class Diverged(ArithmeticError):
+    """A loss or a gradient is NaN or infinite."""
+
+
+class Watcher(Protocol):
+    """Who is told what happens in the loop: writes checkpoints and records, shows progress, hears signals."""
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether this process was asked to stop."""
+
+    def step_taken(self, state: TrainState, steps: int, graphs: int, loss: float) -> None:
+        """One of ``steps`` steps of the epoch was taken, with this rank's graphs and part of the loss."""
+
+    def epoch_finished(self, state: TrainState) -> None:
+        """An epoch was judged and its values stand in the curves."""
+
+    def save(self, state: TrainState) -> None:
+        """Write a checkpoint now."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Recipe:
+    """What the loop is told to do; it never changes."""
+
+    settings: TrainSettings
+    losses: tuple[FieldLoss, ...]
+    weights: Tensor
+    """Loss weights of the fields, float64."""
+    ranks: Ranks
+    device: torch.device
+
+    def arithmetic(self) -> AbstractContextManager[object]:
+        """bf16 runs under autocast; fp32 and fp64 are what the weights are."""
+        if self.settings.precision == "bf16":
+            return torch.autocast(self.device.type, dtype=torch.bfloat16)
+        return nullcontext()
+
+
+def make_recipe(settings: TrainSettings, losses: tuple[FieldLoss, ...], ranks: Ranks, device: torch.device) -> Recipe:
+    """The recipe with its loss weights on the device."""
+    weights = torch.tensor([loss.weight for loss in losses], dtype=torch.float64, device=device)
+    return Recipe(settings=settings, losses=losses, weights=weights, ranks=ranks, device=device)

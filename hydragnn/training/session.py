@@ -1,0 +1,253 @@
+"""One run in its folder: begin or resume, train to the end of a segment, leave a record that says how it ended."""
+
+import platform
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from hydragnn.config import RunConfig
+from hydragnn.datasets import GraphStore
+from hydragnn.errors import InputError, Interrupted
+from hydragnn.files import read_json, write_json
+from hydragnn.models import DegreeStatistics, GraphModel, build_model, degree_statistics
+from hydragnn.record import Cost, RunRecord, read_record
+from hydragnn.training.checkpoint import latest_checkpoint, load_checkpoint
+from hydragnn.training.data import Place, RunData, prepare_data
+from hydragnn.training.distributed import Ranks, host_name, joined_ranks
+from hydragnn.training.evaluate import flattened, trivial_metrics
+from hydragnn.training.failures import agreed_failure, failure_of, forget_failures
+from hydragnn.training.loop import train_epochs
+from hydragnn.training.loss import field_losses
+from hydragnn.training.progress import Progress
+from hydragnn.training.recipe import make_recipe
+from hydragnn.training.state import TrainState, first_state
+from hydragnn.training.watch import RunWatcher, Signals, Stopwatch, identity
+
+DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.float32}
+DEGREE_BLOCK = 4096
+
+
+def train(
+    config: RunConfig,
+    out: Path,
+    *,
+    until: int | None = None,
+    resume: bool = False,
+    progress: Progress | None = None,
+    store: GraphStore | None = None,
+    device: torch.device | str | None = None,
+) -> RunRecord:
+    """Train the model that ``config`` describes into the folder ``out``, up to epoch ``until`` (all epochs if absent).
+
+    The record ends as ``finished``, ``stopped`` (early), ``paused`` (end of a segment) or ``failed`` with a typed reason.
+    Started by torchrun, mpirun or srun, all ranks train together and each gets the record. ``store`` saves opening it.
+
+    Raises InputError for bad input and for an ``out`` that holds a run already (unless ``resume``), Interrupted after
+    SIGINT or SIGTERM, with a checkpoint written, and whatever a defect of ours raises, after recording it.
+    """
+    place = Place(device=chosen_device(device), dtype=DTYPES[config.train.precision])
+    with joined_ranks(out, place.device) as ranks:
+        place = replace(place, device=own_device(place.device, ranks))
+        check_folder(config, out, resume)
+        ranks.wait()
+        return _train(config, out, store, place, ranks, progress, config.train.epochs if until is None else until)
+
+
+def _train(
+    config: RunConfig,
+    out: Path,
+    store: GraphStore | None,
+    place: Place,
+    ranks: Ranks,
+    progress: Progress | None,
+    until: int,
+) -> RunRecord:
+    signals = Signals()
+    stopwatch = Stopwatch(earlier_cost(out), ranks, place.device)
+    data = prepare_data(config, store or opened(config), place, ranks)
+    model = make_model(config, data).to(device=place.device, dtype=place.dtype)
+    losses = field_losses(config)
+    state = first_state(model, config.train, fields=len(losses))
+    record = first_record(config, data, state, place)
+    checkpoint = latest_checkpoint(out / "checkpoints")
+    if checkpoint:
+        load_checkpoint(checkpoint, state, ranks, identity(record))
+    watcher = RunWatcher(
+        out,
+        replace(record, epochs=state.epoch),
+        data.normalisation,
+        ranks,
+        stopwatch,
+        signals,
+        checkpoint_epochs=config.train.checkpoint_epochs,
+        progress=progress,
+        tensorboard=config.train.tensorboard,
+    )
+    if ranks.first:
+        forget_failures(out)
+        write_json(out / "config.json", config.to_json())
+        watcher.export(state)
+    watcher.write(state)
+    if progress and ranks.first:
+        progress.begin(state.epoch + state.step / max(1, data.train.steps(state.epoch)), config.train.epochs)
+    recipe = make_recipe(config.train, losses, ranks, place.device)
+    try:
+        with signals.heard():
+            status = train_epochs(state, data, recipe, watcher, until)
+        watcher.save(state)
+    except Interrupted as note:
+        watcher.write(state, status="paused")
+        watcher.close(f"{note}; resume the run in {out} to go on")
+        raise
+    except Exception as error:
+        failure = agreed_failure(failure_of(error), out, ranks)
+        with suppress(InputError):  # a full disk must not hide what happened
+            watcher.write(state, status="failed", failure=failure)
+        watcher.close(f"failed in epoch {state.epoch + 1}: {failure.message}")
+        if failure.kind == "diverged" or (failure.kind == "out_of_memory" and ranks.size == 1):
+            return watcher.record
+        raise
+    record = watcher.write(state, status=status)
+    watcher.close(sentence_of(record))
+    return record
+
+
+def sentence_of(record: RunRecord) -> str:
+    """How a run stands, in one line."""
+    best = (
+        f"; best valid loss {record.best['valid/loss']:.4g} in epoch {record.best['epoch']:.0f}" if record.best else ""
+    )
+    return f"{record.status} after {record.epochs} epochs in {record.cost.seconds:,.0f} s{best}"
+
+
+def chosen_device(device: torch.device | str | None) -> torch.device:
+    """The device asked for, else a GPU where there is one."""
+    if device is not None:
+        return torch.device(device)
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def own_device(device: torch.device, ranks: Ranks) -> torch.device:
+    """The GPU of this rank where there are several ranks; otherwise the device itself."""
+    if device.type != "cuda" or ranks.size == 1:
+        return device
+    own = torch.device("cuda", ranks.local_rank % torch.cuda.device_count())
+    torch.cuda.set_device(own)
+    return own
+
+
+def opened(config: RunConfig) -> GraphStore:
+    """The store of the configuration."""
+    from hydragnn.datasets import open_store
+
+    return open_store(config.data.store)
+
+
+def check_folder(config: RunConfig, out: Path, resume: bool) -> None:
+    """InputError where ``out`` holds a run and nobody said resume, where it holds another run, or nothing to resume."""
+    if out.exists() and not out.is_dir():
+        raise InputError(f"{out} is a file, not a folder; choose another --out")
+    holds_run = (out / "record.json").exists() or (out / "checkpoints").exists()
+    if not resume:
+        if holds_run:
+            raise InputError(f"{out} holds a run already; add --resume to continue it, or choose another folder")
+        return
+    if not (out / "config.json").exists():
+        raise InputError(f"{out} holds no run to resume; leave out --resume to begin one")
+    begun = RunConfig.parse(read_json(out / "config.json"), str(out / "config.json"))
+    if begun.hash != config.hash:
+        changed = differences(begun.to_json(), config.to_json())
+        raise InputError(
+            f"{out} was begun with another configuration ({', '.join(changed[:3])}); resume it with the same one, or begin a "
+            "new run in another folder"
+        )
+
+
+def differences(before: object, now: object, path: str = "") -> list[str]:
+    """Paths at which two JSON values differ.
+
+    >>> differences({"train": {"epochs": 5, "seed": 0}}, {"train": {"epochs": 9, "seed": 0}})
+    ['train.epochs: 5, now 9']
+    """
+    if isinstance(before, dict) and isinstance(now, dict):
+        keys = [*dict.fromkeys([*before, *now])]
+        return [
+            entry
+            for key in keys
+            for entry in differences(before.get(key), now.get(key), f"{path}.{key}" if path else str(key))
+        ]
+    return [] if before == now else [f"{path}: {before}, now {now}"]
+
+
+def earlier_cost(out: Path) -> Cost:
+    """What earlier segments of the run cost, as far as they could say."""
+    if not (out / "record.json").exists():
+        return Cost()
+    return read_record(out).cost
+
+
+def make_model(config: RunConfig, data: RunData) -> GraphModel:
+    """The model with its first weights, which depend on the seed only."""
+    return build_model(
+        config.model,
+        config.heads,
+        data.fields,
+        inputs=data.inputs,
+        dim=data.store.dim,
+        seed=config.train.seed,
+        statistics=training_degrees(data) if config.model.kind == "pna" else None,
+    )
+
+
+def training_degrees(data: RunData) -> DegreeStatistics:
+    """Degree statistics of the training part, read in blocks."""
+    indices = data.split.train
+    blocks = (indices[start : start + DEGREE_BLOCK] for start in range(0, len(indices), DEGREE_BLOCK))
+    return degree_statistics(data.store.read(block, []) for block in blocks)
+
+
+def first_record(config: RunConfig, data: RunData, state: TrainState, place: Place) -> RunRecord:
+    """What is known before the first step."""
+    trivial = trivial_metrics(data.store, data.split.train, data.split.valid, data.targets, data.normalisation)
+    return RunRecord(
+        config=config.to_json(),
+        config_hash=config.hash,
+        data_hash=data.store.fingerprint,
+        seed=config.train.seed,
+        parameters=state.weights.count,
+        parts=data.split.counts,
+        trivial=flattened(trivial, "valid"),
+        versions=versions(),
+        hardware=hardware(place.device),
+    )
+
+
+def versions() -> dict[str, str]:
+    """Versions of what computes."""
+    from hydragnn import __version__
+
+    return {
+        "hydragnn": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+    }
+
+
+def hardware(device: torch.device) -> dict[str, str | int]:
+    """The machine of this rank."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name()
+    return {"host": host_name(), "device": name, "threads": torch.get_num_threads()}
+
+
+def processor_name() -> str:
+    """The processor as the system names it."""
+    path = Path("/proc/cpuinfo")
+    if path.is_file():
+        for line in path.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()

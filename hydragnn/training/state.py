@@ -1,0 +1,89 @@
+"""What changes while a run trains: weights, optimizer, average, position and curves."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hydragnn.config import TrainSettings
+from hydragnn.training.optimise import FlatWeights, best_epoch, make_optimizer
+
+Curves = dict[str, list[float | None]]
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class TrainState:
+    """One run at one moment; a checkpoint holds exactly this.
+
+    Random numbers are functions of (seed, epoch, step, rank), see ``seed_step``, and the order of data of (seed, epoch), so
+    the position says all that there is to know about them.
+    """
+
+    model: nn.Module
+    weights: FlatWeights
+    optimizer: torch.optim.Optimizer
+    average: Tensor | None
+    """Moving average of the weights; None where it is off."""
+    best: Tensor
+    """The weights (or their average) of the best epoch so far."""
+    totals: Tensor
+    """Summed loss and number of labels of each field in the epoch so far ``[2, fields]``; this rank's part."""
+    epoch: int = 0
+    """Finished epochs."""
+    step: int = 0
+    """Finished steps of the epoch that is under way."""
+    steps: int = 0
+    """Finished steps of the run."""
+    curves: Curves = field(default_factory=dict)
+    """One value per finished epoch, by name."""
+
+    @property
+    def valid_losses(self) -> list[float | None]:
+        """The curve that schedules, early stopping and searches go by."""
+        return self.curves.get("valid/loss", [])
+
+    @property
+    def best_epoch(self) -> int:
+        """Position in the curves of the best epoch so far; -1 before the first."""
+        return best_epoch(self.valid_losses)
+
+    @property
+    def judged(self) -> Tensor:
+        """The weights that are validated and kept as the model."""
+        return self.weights.vector.detach() if self.average is None else self.average
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors by name; a checkpoint saves them and loads into them."""
+        named = {"weights": self.weights.vector.detach(), "best": self.best}
+        if self.average is not None:
+            named["average"] = self.average
+        moments: dict[str, Any] = self.optimizer.state.get(self.weights.vector, {})
+        return named | {f"optimizer/{name}": value for name, value in moments.items() if isinstance(value, Tensor)}
+
+
+def first_state(model: nn.Module, settings: TrainSettings, fields: int) -> TrainState:
+    """The state before the first step; the model's parameters become views of one vector."""
+    weights = FlatWeights(model)
+    start = weights.vector.detach().clone()
+    return TrainState(
+        model=model,
+        weights=weights,
+        optimizer=make_optimizer(weights, settings),
+        average=start.clone() if settings.ema_decay else None,
+        best=start,
+        totals=torch.zeros(2, fields, dtype=torch.float64, device=start.device),
+    )
+
+
+def seed_step(seed: int, epoch: int, step: int, rank: int) -> None:
+    """Seed torch for one step of one rank, so that dropout is the same however often the run was interrupted.
+
+    The four numbers are mixed by multiplication with odd constants (Steele et al. 2014, splitmix).
+    """
+    mixed = 0
+    for number in (seed, epoch, step, rank):
+        mixed = ((mixed ^ number) + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+        mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+        mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+    torch.manual_seed(mixed >> 1)

@@ -1,0 +1,196 @@
+"""What happens around the loop: signals, checkpoints, the exported model, the record, curves for TensorBoard, progress."""
+
+import resource
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from hydragnn.datasets import Normalisation
+from hydragnn.errors import MissingPackageError
+from hydragnn.models import GraphModel, save_model
+from hydragnn.record import Cost, RunRecord, write_record
+from hydragnn.training.checkpoint import save_checkpoint
+from hydragnn.training.distributed import Ranks
+from hydragnn.training.progress import Progress
+from hydragnn.training.state import TrainState
+
+
+class Signals:
+    """Whether SIGINT or SIGTERM came; the second one ends the process as usual."""
+
+    def __init__(self) -> None:
+        """Nothing came yet."""
+        self.came = False
+
+    @contextmanager
+    def heard(self) -> Iterator[None]:
+        """Listen for the length of the block; in threads other than the main one nothing is heard."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+        def note(number: int, frame: FrameType | None) -> None:
+            self.came = True
+            signal.signal(number, before[signal.Signals(number)])
+
+        for number in before:
+            signal.signal(number, note)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+class Stopwatch:
+    """Cost of this segment on top of what earlier segments cost."""
+
+    def __init__(self, earlier: Cost, ranks: Ranks, device: torch.device) -> None:
+        """Begin now."""
+        self.earlier, self.ranks, self.device = earlier, ranks, device
+        self.start, self.cpu_start = time.perf_counter(), time.process_time()
+        self.graphs, self.training_seconds, self.step_start = 0, 0.0, time.perf_counter()
+
+    def begin_steps(self) -> None:
+        """Steps begin now, after validation and checkpoints."""
+        self.step_start = time.perf_counter()
+
+    def count_step(self, graphs: int) -> None:
+        """A step with this rank's graphs ended."""
+        now = time.perf_counter()
+        self.graphs += graphs
+        self.training_seconds += now - self.step_start
+        self.step_start = now
+
+    @property
+    def graphs_per_second(self) -> float:
+        """Training speed of this segment; ranks are taken to have equal shares."""
+        return self.graphs * self.ranks.size / self.training_seconds if self.training_seconds else 0.0
+
+    def cost(self) -> Cost:
+        """All segments together; CPU seconds and memory as if every rank were like this one."""
+        if self.device.type == "cuda":
+            peak = torch.cuda.max_memory_allocated(self.device) / 2**20
+        else:
+            unit = 2**20 if sys.platform == "darwin" else 2**10
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+        return Cost(
+            seconds=self.earlier.seconds + time.perf_counter() - self.start,
+            cpu_seconds=self.earlier.cpu_seconds + (time.process_time() - self.cpu_start) * self.ranks.size,
+            peak_memory_mb=max(self.earlier.peak_memory_mb, peak),
+            graphs_per_second=self.graphs_per_second or self.earlier.graphs_per_second,
+            ranks=self.ranks.size,
+            nodes=self.ranks.nodes,
+        )
+
+
+class RunWatcher:
+    """The watcher of a run in a folder; ranks other than the first only take part in checkpoints."""
+
+    def __init__(
+        self,
+        folder: Path,
+        record: RunRecord,
+        normalisation: Normalisation,
+        ranks: Ranks,
+        stopwatch: Stopwatch,
+        signals: Signals,
+        *,
+        checkpoint_epochs: int,
+        progress: Progress | None,
+        tensorboard: bool = False,
+    ) -> None:
+        """``record`` is what the record says apart from curves and cost."""
+        self.folder, self.record, self.normalisation = folder, record, normalisation
+        self.ranks, self.stopwatch, self.signals = ranks, stopwatch, signals
+        self.checkpoint_epochs = checkpoint_epochs
+        self.progress = progress if ranks.first else None
+        self.board: Any = summary_writer(folder / "tensorboard", record.epochs) if tensorboard and ranks.first else None
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a signal came."""
+        return self.signals.came
+
+    def step_taken(self, state: TrainState, steps: int, graphs: int, loss: float) -> None:
+        """Count the graphs and move the bar."""
+        self.stopwatch.count_step(graphs)
+        if self.progress:
+            epochs = state.epoch + state.step / steps
+            self.progress.step(epochs, loss if self.ranks.size == 1 else None, self.stopwatch.graphs_per_second)
+
+    def epoch_finished(self, state: TrainState) -> None:
+        """Export the model where it is the best, write the record, and a checkpoint where one is due."""
+        if state.epoch % self.checkpoint_epochs == 0:
+            self.save(state)
+        if state.best_epoch == state.epoch - 1:
+            self.export(state)
+        values = {name: curve[-1] for name, curve in state.curves.items()}
+        self.write(state)
+        if self.progress:
+            self.progress.epoch(state.epoch, values)
+        if self.board:
+            for name, value in values.items():
+                if value is not None:
+                    self.board.add_scalar(name, value, state.epoch)
+            self.board.flush()
+        self.stopwatch.begin_steps()
+
+    def save(self, state: TrainState) -> None:
+        """Write a checkpoint."""
+        save_checkpoint(self.folder / "checkpoints", state, self.ranks, identity(self.record))
+
+    def export(self, state: TrainState) -> None:
+        """Write the weights of the best epoch as the model of the run."""
+        if self.ranks.first and state.best_epoch >= 0:
+            assert isinstance(state.model, GraphModel)
+            with state.weights.replaced_by(state.best):
+                weights = {name: value.detach().clone() for name, value in state.model.state_dict().items()}
+            save_model(self.folder / "model", state.model, self.normalisation, weights)
+
+    def write(self, state: TrainState, **changes: Any) -> RunRecord:
+        """Write the record of the state, with ``changes`` such as its status, and give it back."""
+        at_best = {name: curve[state.best_epoch] for name, curve in state.curves.items() if state.best_epoch >= 0}
+        best = {name: value for name, value in at_best.items() if value is not None}
+        self.record = replace(
+            self.record,
+            epochs=state.epoch,
+            curves={name: list(curve) for name, curve in state.curves.items()},
+            best=best | {"epoch": state.best_epoch + 1.0} if best else {},
+            cost=self.stopwatch.cost(),
+            **changes,
+        )
+        if self.ranks.first:
+            write_record(self.record, self.folder)
+        return self.record
+
+    def close(self, sentence: str) -> None:
+        """Say how the run ended and close what is open."""
+        if self.board:
+            self.board.close()
+        if self.progress:
+            self.progress.end(sentence)
+
+
+def identity(record: RunRecord) -> dict[str, Any]:
+    """Whose checkpoint it is."""
+    return {"configuration_hash": record.config_hash, "data_hash": record.data_hash}
+
+
+def summary_writer(folder: Path, epochs: int) -> Any:
+    """TensorBoard's writer, which forgets what a lost segment wrote after ``epochs``; MissingPackageError without it."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise MissingPackageError("tensorboard", "tensorboard", "train.tensorboard = true") from error
+    return SummaryWriter(str(folder), purge_step=epochs + 1)
