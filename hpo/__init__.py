@@ -1,1 +1,18 @@
-"""TODO"""
+"""Which configuration to try next, and how far: campaigns of trials, judged at rungs, that survive any kill."""
+
+from hydragnn.hpo.campaign import CampaignResult, OnEvent, run_campaign, trial_folder
+from hydragnn.hpo.launcher import Exit, Launcher, Task
+from hydragnn.hpo.local import LocalLauncher
+from hydragnn.hpo.objective import Objective, objective_value
+from hydragnn.hpo.records import (
+    CampaignHistory,
+    TrialHistory,
+    campaign_history,
+    campaign_records,
+    parameter_importance,
+)
+from hydragnn.hpo.sampler import SAMPLERS
+from hydragnn.hpo.scheduler import State, Trial, step
+from hydragnn.hpo.settings import CampaignSettings, SearchSettings, campaign_settings, read_campaign
+from hydragnn.hpo.space import Space, space_of
+from hydragnn.hpo.table import CampaignView

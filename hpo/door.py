@@ -1,0 +1,131 @@
+"""What is checked and written before the first trial of a campaign starts."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hydragnn.errors import InputError
+from hydragnn.files import read_json, write_json
+from hydragnn.hpo.events import Plan
+from hydragnn.hpo.objective import check_objective
+from hydragnn.hpo.settings import CampaignSettings, campaign_settings
+from hydragnn.hpo.space import Point, Space, check_space, random_point, trial_config
+from hydragnn.hpo.warm import warm_points
+
+NAME = "campaign.json"
+VERSION = 1
+LEFTOVERS = ("journal.lock", "journal.jsonl")
+"""What a search leaves that is killed in its very first moment."""
+EXTENSIBLE = ("trials", "finalists", "retries", "max_hours", "timeout_minutes", "workers", "warm_start")
+"""Members of [search] that may change when a campaign is resumed; the rest decides what its results mean."""
+
+
+def check_campaign(settings: CampaignSettings, space: Space) -> None:
+    """InputError for a space without valid points, rungs beyond the budget, or fields that nothing predicts or holds."""
+    check_space(settings, space)
+    config = trial_config(settings, space, _valid_point(settings, space), 0)
+    rungs = settings.search.rungs
+    if rungs and rungs[-1] >= config.train.epochs:
+        raise InputError(
+            f"{settings.source}: search.rungs ends at {rungs[-1]}, but train.epochs = {config.train.epochs}; "
+            "keep rungs below it"
+        )
+    check_objective(settings.search.objective, config.targets, settings.source)
+    from hydragnn.datasets import open_store
+
+    names = {field.name for field in open_store(config.data.store).fields()}
+    missing = [name for name in [*config.targets, *(config.data.inputs or [])] if name not in names]
+    if missing:
+        raise InputError(
+            f"{settings.source}: {config.data.store} has no field {missing[0]}; it has {', '.join(sorted(names))}"
+        )
+
+
+def plan_of(settings: CampaignSettings) -> Plan:
+    """What the scheduler needs to know of the settings."""
+    search = settings.search
+    epochs = settings.base.get("train", {}).get("epochs", 100)
+    return Plan(
+        trials=search.trials,
+        rungs=(*search.rungs, epochs),
+        reduction=search.reduction,
+        finalists=search.finalists,
+        retries=search.retries,
+        max_seconds=None if search.max_hours is None else search.max_hours * 3600,
+        timeout=None if search.timeout_minutes is None else search.timeout_minutes * 60,
+    )
+
+
+def check_folder(settings: CampaignSettings, space: Space, out: Path, *, resume: bool) -> list[Point]:
+    """The configurations from earlier campaigns that are tried first, after a look at the campaign's folder.
+
+    InputError for a folder that holds something else, or a campaign that is not to be resumed or has other settings.
+    """
+    path = out / NAME
+    if not path.exists():
+        if out.exists() and (not out.is_dir() or any(entry.name not in LEFTOVERS for entry in out.iterdir())):
+            raise InputError(f"{out} exists and is not a campaign; choose another folder")
+        return warm_points(settings, space)
+    if not resume:
+        raise InputError(f"{out} holds a campaign; continue it with --resume, or choose another folder")
+    saved = read_json(path)
+    _check_unchanged(settings, _saved_settings(saved, path))
+    enqueued: list[Point] = saved["enqueued"]
+    return enqueued
+
+
+def write_settings(settings: CampaignSettings, enqueued: list[Point], out: Path) -> None:
+    """Write ``campaign.json``; only the holder of the journal's lock may."""
+    write_json(out / NAME, {"version": VERSION, **settings.to_json(), "enqueued": enqueued})
+
+
+def open_campaign(out: Path) -> CampaignSettings:
+    """The settings of the campaign in a folder; InputError where there is none or it is from a newer version."""
+    path = out / NAME
+    if not path.exists():
+        raise InputError(f"{out} is not a campaign (no {NAME}); check the path")
+    return _saved_settings(read_json(path), path)
+
+
+def _saved_settings(saved: Any, path: Path) -> CampaignSettings:
+    if not isinstance(saved, dict) or "version" not in saved or "enqueued" not in saved:
+        raise InputError(f"{path} is not a campaign's; check the path")
+    if saved["version"] > VERSION:
+        raise InputError(
+            f"{path} has version {saved['version']}, this program reads up to {VERSION}; update the program"
+        )
+    return campaign_settings({key: v for key, v in saved.items() if key not in ("version", "enqueued")}, path)
+
+
+def _check_unchanged(settings: CampaignSettings, saved: CampaignSettings) -> None:
+    now, before = settings.to_json(), saved.to_json()
+    for key in EXTENSIBLE:
+        now["search"].pop(key), before["search"].pop(key)
+    changed = _differences(before, now)
+    if changed:
+        raise InputError(
+            f"{settings.source}: {changed[0]} differs from the campaign that is to be resumed; "
+            f"restore it, or begin in another folder (may change: {', '.join(EXTENSIBLE)})"
+        )
+
+
+def _differences(one: Any, other: Any, path: str = "") -> list[str]:
+    """Paths at which two JSON values differ."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        keys = list(dict.fromkeys([*one, *other]))
+        return [found for key in keys for found in _differences(one.get(key), other.get(key), f"{path}.{key}")]
+    return [] if json.dumps(one) == json.dumps(other) else [path.removeprefix(".")]
+
+
+def _valid_point(settings: CampaignSettings, space: Space) -> Point:
+    """Some valid point; ``check_space`` has made sure that there is one."""
+    generator = np.random.default_rng(0)
+    while True:
+        point = random_point(space, generator)
+        try:
+            trial_config(settings, space, point, 0)
+        except InputError:
+            continue
+        return point

@@ -1,0 +1,176 @@
+"""What can happen to a campaign, and what the scheduler can ask for; both are plain values."""
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
+
+from hydragnn.errors import InputError
+from hydragnn.record import FailureKind
+
+Origin = Literal["sampler", "warm start"]
+Identity = dict[str, Any]
+"""What names a started process beyond doubt, for example host, process id and start time."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """What the campaign is asked for, as far as the scheduler needs to know."""
+
+    trials: int
+    rungs: tuple[int, ...]
+    """Epochs at which segments end; the last is the full budget."""
+    reduction: int = 3
+    finalists: int = 0
+    retries: int = 3
+    max_seconds: float | None = None
+    timeout: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Opened:
+    """A controller begins, or begins again; whatever ran under an earlier one runs no more."""
+
+    plan: Plan
+    places: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Proposed:
+    """A configuration for a trial that the scheduler asked for."""
+
+    trial: int
+    values: dict[str, Any]
+    origin: Origin = "sampler"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exhausted:
+    """There is no configuration left that was not tried; answers the request for ``trial`` and all later ones."""
+
+    trial: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Launched:
+    """A process exists for an attempt, and waits for this line to be on disk before it works."""
+
+    trial: int
+    attempt: int
+    identity: Identity
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reached:
+    """An attempt ended its segment with a record; ``over`` where training needs no further segment (early stop)."""
+
+    trial: int
+    attempt: int
+    epochs: int
+    value: float
+    over: bool = False
+    seconds: float = 0.0
+    """Training time of the trial so far, all segments together."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failed:
+    """An attempt ended without a result, for the stated reason."""
+
+    trial: int
+    attempt: int
+    kind: FailureKind
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stopping:
+    """The user, or the end of the allocation, wants the campaign to leave with everything saved."""
+
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tick:
+    """Nothing but time passed."""
+
+
+Event = Opened | Proposed | Exhausted | Launched | Reached | Failed | Stopping | Tick
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Propose:
+    """Ask the sampler for the configuration of a new trial."""
+
+    trial: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Start:
+    """Train a trial on these places until so many epochs are done."""
+
+    trial: int
+    attempt: int
+    until: int
+    places: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cancel:
+    """Let an attempt save itself and end."""
+
+    trial: int
+    attempt: int
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settle:
+    """A trial's outcome is final: tell whoever keeps statistics."""
+
+    trial: int
+    outcome: Literal["finished", "pruned", "failed", "lost"]
+
+
+Ending = Literal["finished", "hours", "stopped", "hopeless"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Close:
+    """Nothing runs and nothing will be started."""
+
+    ending: Ending
+
+
+Action = Propose | Start | Cancel | Settle | Close
+
+_EVENTS: dict[str, type[Any]] = {
+    cls.__name__.lower(): cls for cls in (Opened, Proposed, Exhausted, Launched, Reached, Failed, Stopping, Tick)
+}
+
+
+def event_to_json(event: Event) -> dict[str, Any]:
+    """The event as a JSON object.
+
+    >>> event_to_json(Exhausted(trial=3))
+    {'event': 'exhausted', 'trial': 3}
+    """
+    return {"event": type(event).__name__.lower(), **asdict(event)}
+
+
+def event_from_json(value: dict[str, Any]) -> Event:
+    """The event that a JSON object describes; InputError for an unknown kind or missing members.
+
+    >>> event_from_json({"event": "exhausted", "trial": 3})
+    Exhausted(trial=3)
+    """
+    cls = _EVENTS.get(str(value.get("event")))
+    if cls is None:
+        raise InputError(f"unknown event {value.get('event')!r}; it was written by a newer program, update this one")
+    members = {f.name: value[f.name] for f in fields(cls) if f.name in value}
+    try:
+        if cls is Opened:
+            plan = dict(members["plan"])
+            members |= {"plan": Plan(**{**plan, "rungs": tuple(plan["rungs"])}), "places": tuple(members["places"])}
+        event: Event = cls(**members)
+    except (TypeError, KeyError) as error:
+        raise InputError(f"event {value.get('event')} is damaged ({error})") from error
+    return event

@@ -1,0 +1,51 @@
+"""What is minimised: one number from a run record."""
+
+import math
+from collections.abc import Sequence
+
+from hydragnn.errors import InputError
+from hydragnn.record import RunRecord
+
+Objective = str | dict[str, float]
+"""A curve's name, or weights per field for a sum of normalised errors."""
+
+
+def objective_value(record: RunRecord, objective: Objective, epochs: int | None = None) -> float | None:
+    """The objective of the model kept after ``epochs`` epochs (all if None), so of the epoch with the lowest
+    ``valid/loss`` so far; None where it is missing or not finite.
+
+    >>> curves = {"valid/loss": [3.0, 1.0, 2.0], "valid/energy/mae": [9.0, 8.0, 7.0]}
+    >>> record = RunRecord(config={}, config_hash="", data_hash="", seed=0, curves=curves, trivial={"valid/energy/mae": 16.0})
+    >>> objective_value(record, "valid/energy/mae"), objective_value(record, {"energy": 1.0}, epochs=1)
+    (8.0, 0.5625)
+    """
+    losses = record.curves.get("valid/loss", [])[:epochs]
+    finite = [(loss, epoch) for epoch, loss in enumerate(losses) if loss is not None and math.isfinite(loss)]
+    if not finite:
+        return None
+    epoch = min(finite)[1]
+    if isinstance(objective, str):
+        return _finite(record.curves.get(objective, []), epoch)
+    total = 0.0
+    for field, weight in objective.items():
+        error = _finite(record.curves.get(f"valid/{field}/mae", []), epoch)
+        trivial = record.trivial.get(f"valid/{field}/mae", 0.0)
+        if error is None or trivial <= 0:
+            return None
+        total += weight * error / trivial
+    return total / sum(objective.values())
+
+
+def check_objective(objective: Objective, targets: Sequence[str], source: str) -> None:
+    """InputError where the objective speaks of a field that the model does not predict."""
+    valid = ["valid/loss", *(f"valid/{field}/{metric}" for field in targets for metric in ("mae", "rmse"))]
+    if isinstance(objective, str) and objective not in valid:
+        raise InputError(f"{source}: search.objective = {objective!r} is not recorded; valid: {', '.join(valid)}")
+    unknown = [] if isinstance(objective, str) else [field for field in objective if field not in targets]
+    if unknown:
+        raise InputError(f"{source}: search.objective: no head predicts {unknown[0]}; valid: {', '.join(targets)}")
+
+
+def _finite(values: Sequence[float | None], position: int) -> float | None:
+    value = values[position] if position < len(values) else None
+    return value if value is not None and math.isfinite(value) else None

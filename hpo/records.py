@@ -1,0 +1,118 @@
+"""What a campaign found: run records, the course of every trial, and which parameters mattered."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import optuna
+
+from hydragnn.hpo.door import open_campaign
+from hydragnn.hpo.events import Origin
+from hydragnn.hpo.journal import NAME as JOURNAL
+from hydragnn.hpo.journal import read_journal
+from hydragnn.hpo.sampler import study_of, valued_trial
+from hydragnn.hpo.scheduler import State, TrialStatus, step
+from hydragnn.hpo.settings import CampaignSettings
+from hydragnn.hpo.space import Point, Space, random_point, space_of
+from hydragnn.record import RunRecord, read_record
+
+TOO_FEW = 6
+"""Below so many results, importances are noise."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrialHistory:
+    """One configuration and how far it came."""
+
+    number: int
+    status: TrialStatus
+    """finished, paused (not let through by its last rung), failed, lost (to the machine), or still on its way."""
+    values: Point
+    """Sampled values by configuration path; inactive conditional parameters are absent."""
+    origin: Origin
+    rungs: dict[int, float]
+    """Objective by epochs, for every rung passed."""
+    value: float | None
+    """Objective at the last rung passed."""
+    seconds: float
+    attempts: int
+    failure: str | None
+    started: float
+    """Seconds since 1970 at the first attempt; 0 if there was none."""
+    folder: Path
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CampaignHistory:
+    """Everything that happened in a campaign, from its journal."""
+
+    settings: CampaignSettings
+    trials: list[TrialHistory]
+    rungs: tuple[int, ...]
+    """Epochs of the rungs; the last is the full budget."""
+    seconds: float
+    ending: str | None
+    """finished, hours, stopped or hopeless; None while it runs or after a kill."""
+
+
+def campaign_records(out: Path) -> list[tuple[int, RunRecord, Path]]:
+    """(trial number, record, run folder) of every trial that left a record, in order; paused and failed ones too.
+
+    InputError where ``out`` is not a campaign, or a record is damaged.
+    """
+    open_campaign(out)
+    folders = sorted(path.parent for path in out.glob("trials/*/record.json"))
+    return [(int(folder.name), read_record(folder), folder) for folder in folders]
+
+
+def campaign_history(out: Path) -> CampaignHistory:
+    """The course of the campaign in folder ``out``, read from its journal; safe while the campaign runs."""
+    settings = open_campaign(out)
+    state, started = State(), dict[int, float]()
+    for now, event in read_journal(out / JOURNAL):
+        state, _ = step(state, event, now)
+        for trial in state.running:
+            started.setdefault(trial.number, trial.started)
+    trials = [
+        TrialHistory(
+            number=number,
+            status=trial.status,
+            values=trial.values,
+            origin=trial.origin,
+            rungs=dict(zip(state.plan.rungs, trial.results)),
+            value=trial.value,
+            seconds=trial.seconds,
+            attempts=trial.attempt,
+            failure=None if trial.failure is None else f"{trial.failure.kind}: {trial.failure.message}",
+            started=started.get(number, 0.0),
+            folder=out / "trials" / f"{number:04d}",
+        )
+        for number, trial in sorted(state.trials.items())
+        if trial.values
+    ]
+    return CampaignHistory(
+        settings=settings,
+        trials=trials,
+        rungs=state.plan.rungs,
+        seconds=state.elapsed(state.last),
+        ending=state.ending,
+    )
+
+
+def parameter_importance(out: Path) -> dict[str, float]:
+    """Share of the objective's variance that each parameter explains (fANOVA), largest first; sums to 1.
+
+    Trials are compared where all are equally far: at the first rung. A parameter that is inactive in a trial counts with
+    a value drawn at random, so that it explains nothing there. Empty with fewer than six results.
+    """
+    history = campaign_history(out)
+    space = space_of(history.settings.search.space)
+    results = [(trial.values, next(iter(trial.rungs.values()))) for trial in history.trials if trial.rungs]
+    if len(results) < TOO_FEW or len({value for _, value in results}) < 2:
+        return {}
+    generator = np.random.default_rng(0)
+    complete = Space(parameters={path: p.model_copy(update={"when": {}}) for path, p in space.parameters.items()})
+    trials = [valued_trial(complete, random_point(complete, generator, values), value) for values, value in results]
+    evaluator = optuna.importance.FanovaImportanceEvaluator(seed=0)
+    importance = optuna.importance.get_param_importances(study_of(trials), evaluator=evaluator)
+    return {path: float(share) for path, share in importance.items()}

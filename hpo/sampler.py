@@ -1,0 +1,186 @@
+"""Which configuration comes next: Optuna's samplers, asked so that the answer depends on the campaign's history only.
+
+Every request builds a fresh sampler, seeded by (campaign seed, trial number), over a study made from the state. So a
+resumed campaign asks exactly as the undisturbed one would, and what Optuna is told can change as trials go on.
+"""
+
+import hashlib
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from hydragnn.errors import InputError
+from hydragnn.hpo.scheduler import State, Trial
+from hydragnn.hpo.settings import CampaignSettings, Choice, Choices, IntRange, Parameter
+from hydragnn.hpo.space import Point, Space, all_points, point_key, random_point, trial_config, value_at
+
+DRAWS = 100
+"""So many proposals that are invalid or known are thrown away before the sampler counts as exhausted."""
+
+STARTUP = 10
+"""Trials drawn at random before a model of the objective is trusted."""
+
+Ask = Callable[[CampaignSettings, Space, State, int, int], Point]
+
+
+def proposal(settings: CampaignSettings, space: Space, state: State, number: int) -> Point | None:
+    """A valid configuration for trial ``number`` that no trial has; None where there seems to be none left.
+
+    The same history gives the same answer.
+    """
+    known = {point_key(trial.values) for trial in state.trials.values() if trial.values}
+    ask = SAMPLERS[settings.search.sampler]
+    for draw in range(DRAWS):
+        point = (ask if draw < DRAWS // 2 else random_ask)(settings, space, state, number, draw)
+        if point_key(point) not in known and _is_valid(settings, space, point, number):
+            return point
+    unknown = [p for p in all_points(space) or [] if point_key(p) not in known]
+    return next((point for point in unknown if _is_valid(settings, space, point, number)), None)
+
+
+def random_ask(settings: CampaignSettings, space: Space, state: State, number: int, draw: int) -> Point:
+    """An independent draw."""
+    return random_point(space, np.random.default_rng(_seed(settings.search.seed, number, draw)))
+
+
+def sobol_ask(settings: CampaignSettings, space: Space, state: State, number: int, draw: int) -> Point:
+    """The next point of a scrambled Sobol sequence; a point that cannot be used is skipped by a random draw."""
+    from scipy.stats import qmc
+
+    if draw:
+        return random_ask(settings, space, state, number, draw)
+    engine = qmc.Sobol(len(space.parameters), scramble=True, rng=np.random.default_rng(settings.search.seed))
+    fractions = dict(zip(space.parameters, engine.fast_forward(number).random(1)[0].tolist()))
+    return space.point(lambda path, parameter: value_at(parameter, fractions[path]))
+
+
+def tpe_ask(settings: CampaignSettings, space: Space, state: State, number: int, draw: int) -> Point:
+    """Tree-structured Parzen estimators (Bergstra et al. 2011), joint over the parameters that occur together."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # group
+        sampler = optuna.samplers.TPESampler(
+            seed=_seed(settings.search.seed, number, draw),
+            n_startup_trials=min(STARTUP, max(4, settings.search.trials // 3)),
+            multivariate=True,
+            group=True,
+            constant_liar=True,
+        )
+    return _asked(space, sampler, [_known(space, state, trial) for trial in _told(state)])
+
+
+def gp_ask(settings: CampaignSettings, space: Space, state: State, number: int, draw: int) -> Point:
+    """A Gaussian process with expected improvement; every trial counts with its value at the last rung it passed."""
+    sampler = optuna.samplers.GPSampler(
+        seed=_seed(settings.search.seed, number, draw),
+        n_startup_trials=min(STARTUP, max(4, settings.search.trials // 3)),
+        warn_independent_sampling=False,
+    )
+    return _asked(
+        space,
+        sampler,
+        [valued_trial(space, trial.values, v) for trial in _told(state) if (v := trial.value) is not None],
+    )
+
+
+SAMPLERS: dict[str, Ask] = {"tpe": tpe_ask, "gp": gp_ask, "qmc": sobol_ask, "random": random_ask}
+
+
+def frozen_trial(space: Space, state: State, trial: Trial, unfinished: TrialState) -> FrozenTrial:
+    """A trial as Optuna holds it; ``unfinished`` is what a trial counts as that has not come to its end."""
+    states = {"finished": TrialState.COMPLETE, "failed": TrialState.FAIL, "lost": TrialState.FAIL}
+    outcome = states.get(trial.status, unfinished)
+    failure = {} if trial.failure is None else {"failure": f"{trial.failure.kind}: {trial.failure.message}"}
+    return create_trial(
+        state=outcome,
+        value=trial.value if outcome in (TrialState.COMPLETE, TrialState.PRUNED) else None,
+        params={path: encoded(space.parameters[path], value) for path, value in trial.values.items()},
+        distributions={path: distribution(space.parameters[path]) for path in trial.values},
+        intermediate_values=dict(zip(state.plan.rungs, trial.results)),
+        user_attrs={"origin": trial.origin, **failure},
+    )
+
+
+def study_of(trials: Iterable[FrozenTrial], sampler: optuna.samplers.BaseSampler | None = None) -> optuna.Study:
+    """A study in memory that holds the trials, minimising."""
+    verbosity = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)  # "A new study created" at every request otherwise
+    try:
+        study = optuna.create_study(sampler=sampler)
+    finally:
+        optuna.logging.set_verbosity(verbosity)
+    study.add_trials(trials)
+    return study
+
+
+def distribution(parameter: Parameter) -> BaseDistribution:
+    """The parameter's range in Optuna's terms; choices that are lists become their JSON text."""
+    if isinstance(parameter, Choices):
+        return CategoricalDistribution([encoded(parameter, choice) for choice in parameter.choices])
+    if isinstance(parameter, IntRange):
+        high = parameter.high - (parameter.high - parameter.low) % parameter.step
+        return IntDistribution(parameter.low, high, log=parameter.log, step=parameter.step)
+    top = parameter.high
+    if parameter.step is not None:
+        top = parameter.low + int((top - parameter.low) / parameter.step + 1e-9) * parameter.step
+    return FloatDistribution(parameter.low, top, log=parameter.log, step=parameter.step)
+
+
+def encoded(parameter: Parameter, value: Choice) -> Any:
+    """A value as Optuna takes it.
+
+    >>> encoded(Choices(choices=[[64], [64, 64]]), [64, 64])
+    '[64, 64]'
+    """
+    return str(value) if isinstance(parameter, Choices) and isinstance(value, list) else value
+
+
+def valued_trial(space: Space, values: Point, value: float) -> FrozenTrial:
+    """A finished trial in Optuna's terms."""
+    return create_trial(
+        value=value,
+        params={path: encoded(space.parameters[path], v) for path, v in values.items()},
+        distributions={path: distribution(space.parameters[path]) for path in values},
+    )
+
+
+def _known(space: Space, state: State, trial: Trial) -> FrozenTrial:
+    """What TPE learns from: a trial that passed a rung counts with it, even while it is trained further."""
+    return frozen_trial(space, state, trial, TrialState.PRUNED if trial.results else TrialState.RUNNING)
+
+
+def _told(state: State) -> list[Trial]:
+    """What a sampler may know, in the order of the trials: everything but trials lost to the machine."""
+    return [trial for _, trial in sorted(state.trials.items()) if trial.values and trial.status != "lost"]
+
+
+def _asked(space: Space, sampler: optuna.samplers.BaseSampler, trials: list[FrozenTrial]) -> Point:
+    trial = study_of(trials, sampler).ask()
+
+    def value_of(path: str, parameter: Parameter) -> Any:
+        if isinstance(parameter, Choices):
+            options = [encoded(parameter, choice) for choice in parameter.choices]
+            return parameter.choices[options.index(trial.suggest_categorical(path, options))]
+        allowed = distribution(parameter)
+        if isinstance(allowed, IntDistribution):
+            return trial.suggest_int(path, allowed.low, allowed.high, step=allowed.step, log=allowed.log)
+        return trial.suggest_float(path, parameter.low, allowed.high, step=parameter.step, log=parameter.log)
+
+    return space.point(value_of)
+
+
+def _is_valid(settings: CampaignSettings, space: Space, point: Point, number: int) -> bool:
+    try:
+        trial_config(settings, space, point, number)
+    except InputError:
+        return False
+    return True
+
+
+def _seed(*parts: int) -> int:
+    """A seed from whole numbers, well mixed and the same everywhere."""
+    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:4], "big")

@@ -1,0 +1,209 @@
+"""What a campaign searches: the [search] section of CAMPAIGN.toml, typed."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from hydragnn.errors import InputError, nearest
+from hydragnn.settings import Settings, read_toml, with_overrides
+
+Scalar = bool | int | float | str
+"""A value that TOML, JSON and Optuna all hold."""
+
+Choice = Scalar | list[Scalar]
+"""One of the values of a categorical parameter; a list, for example, for ``heads.0.hidden_dims``."""
+
+
+class _Parameter(Settings):
+    """What every parameter has."""
+
+    when: dict[str, Choice | list[Choice]] = Field(default_factory=dict)
+    """Only searched where the named parameters have (one of) these values, for example ``{"model.kind" = ["egnn"]}``."""
+
+
+class FloatRange(_Parameter):
+    """A real number between two bounds."""
+
+    type: Literal["float"] = "float"
+
+    low: float
+    """Smallest value."""
+
+    high: float
+    """Largest value."""
+
+    log: bool = False
+    """Searched on a logarithmic scale."""
+
+    step: float | None = Field(default=None, gt=0)
+    """Only ``low + k * step``."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "FloatRange":
+        _check_range(self.low, self.high, self.log, self.step is not None)
+        return self
+
+
+class IntRange(_Parameter):
+    """A whole number between two bounds, both included."""
+
+    type: Literal["int"] = "int"
+
+    low: int
+    """Smallest value."""
+
+    high: int
+    """Largest value."""
+
+    log: bool = False
+    """Searched on a logarithmic scale."""
+
+    step: int = Field(default=1, ge=1)
+    """Only ``low + k * step``."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "IntRange":
+        _check_range(self.low, self.high, self.log, self.step != 1)
+        return self
+
+
+class Choices(_Parameter):
+    """One of several values; a single choice with ``when`` is a conditional constant."""
+
+    type: Literal["categorical"] = "categorical"
+
+    choices: list[Choice] = Field(min_length=1)
+    """The values."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "Choices":
+        if len({json.dumps(choice) for choice in self.choices}) < len(self.choices):
+            raise ValueError(f"choices = {self.choices} names a value twice; keep one")
+        return self
+
+
+Parameter = FloatRange | IntRange | Choices
+PARAMETERS: dict[str, type[FloatRange] | type[IntRange] | type[Choices]] = {
+    "float": FloatRange,
+    "int": IntRange,
+    "categorical": Choices,
+}
+
+
+class SearchSettings(Settings):
+    """How many configurations are tried, which, for how long, and what makes one better than another."""
+
+    trials: int = Field(default=24, ge=1)
+    """Configurations to try, those that fail included."""
+
+    sampler: Literal["tpe", "gp", "qmc", "random"] = "tpe"
+    """tpe: Parzen estimators; gp: Gaussian process; qmc: scrambled Sobol points; random: independent draws."""
+
+    seed: int = Field(default=0, ge=0)
+    """Seed of the sampler; with one worker the whole campaign is a function of it."""
+
+    workers: int = Field(default=1, ge=1)
+    """Trials trained at once, each in its own process on one thread."""
+
+    objective: str | dict[str, float] = "valid/loss"
+    """What is minimised: ``valid/loss``, one metric such as ``valid/energy/mae``, or a table of weights per field, whose mean
+    absolute errors are divided by those of the trivial predictor: ``{energy = 1.0, forces = 2.0}``."""
+
+    rungs: list[int] = Field(default_factory=list)
+    """Epochs after which trials are compared and only the best go on; the last segment ends at ``train.epochs``."""
+
+    reduction: int = Field(default=3, ge=2)
+    """At every rung the best ``1 / reduction`` of the trials that reached it go on."""
+
+    finalists: int = Field(default=5, ge=0)
+    """At least so many trials are trained to the end, however few the rungs let through, so that an ensemble finds members."""
+
+    retries: int = Field(default=3, ge=0)
+    """Further attempts that one trial gets after faults of the machine; faults of the configuration are not repeated."""
+
+    max_hours: float | None = Field(default=None, gt=0)
+    """After so many hours nothing more is started; what runs comes to the end of its segment."""
+
+    timeout_minutes: float | None = Field(default=None, gt=0)
+    """A segment that takes longer fails with ``timeout``."""
+
+    warm_start: list[Path] = Field(default_factory=list)
+    """Earlier campaign folders or DeepHyper ``results.csv`` files; their best configurations are tried first."""
+
+    space: dict[str, Parameter] = Field(min_length=1)
+    """Configuration path -> parameter, for example ``"model.hidden_dim"`` or ``"heads.0.weight"``."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "SearchSettings":
+        if sorted(set(self.rungs)) != self.rungs or (self.rungs and self.rungs[0] < 1):
+            raise ValueError(f"rungs = {self.rungs}: must be increasing numbers of epochs from 1")
+        if isinstance(self.objective, dict) and not any(weight > 0 for weight in self.objective.values()):
+            raise ValueError("objective: no field has a positive weight; give at least one")
+        if isinstance(self.objective, dict) and min(self.objective.values()) < 0:
+            raise ValueError("objective: a negative weight rewards errors; use weights of 0 or more")
+        return self
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CampaignSettings:
+    """A campaign: the configuration that all trials share, and what is searched around it.
+
+    ``base`` stays a table because it is complete only together with the sampled values.
+    """
+
+    base: dict[str, Any]
+    search: SearchSettings
+    source: str = "campaign"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON from which ``campaign_settings`` makes the same object."""
+        return {**self.base, "search": self.search.to_json()}
+
+
+def read_campaign(path: Path, assignments: Sequence[str] = ()) -> CampaignSettings:
+    """The campaign that a TOML file and ``--set key=value`` assignments describe; relative paths count from the file."""
+    return campaign_settings(with_overrides(read_toml(path), assignments), path)
+
+
+def campaign_settings(table: Mapping[str, Any], path: Path) -> CampaignSettings:
+    """The campaign in a parsed table; relative paths count from the folder of ``path``, which also names it in errors."""
+    base = json.loads(json.dumps({key: value for key, value in table.items() if key != "search"}))
+    if not isinstance(table.get("search"), Mapping):
+        raise InputError(f"{path}: section [search] is missing; add trials and [search.space]")
+    search = _search_settings(dict(table["search"]), str(path))
+    search = search.model_copy(update={"warm_start": [(path.parent / s).resolve() for s in search.warm_start]})
+    data = base.get("data")
+    if isinstance(data, dict) and isinstance(data.get("store"), str):
+        data["store"] = str((path.parent / data["store"]).resolve())
+    return CampaignSettings(base=base, search=search, source=str(path))
+
+
+def _search_settings(table: dict[str, Any], source: str) -> SearchSettings:
+    space = table.get("space", {})
+    if not isinstance(space, Mapping) or not space:
+        raise InputError(f'{source}: search.space is empty; add for example [search.space."train.learning_rate"]')
+    parameters = {path: _parameter(path, value, source) for path, value in space.items()}
+    return SearchSettings.parse({**table, "space": parameters}, source=f"{source}: [search]")
+
+
+def _parameter(path: str, table: Any, source: str) -> Parameter:
+    where = f'{source}: search.space."{path}"'
+    kind = table.get("type") if isinstance(table, Mapping) else None
+    if kind is None:
+        raise InputError(f"{where}: expected a table with type = float, int or categorical")
+    if kind not in PARAMETERS:
+        raise InputError(f"{where}: unknown type {kind}; {nearest(str(kind), list(PARAMETERS))}")
+    return PARAMETERS[kind].parse(dict(table), source=where)
+
+
+def _check_range(low: float, high: float, log: bool, stepped: bool) -> None:
+    if low > high:
+        raise ValueError(f"low = {low:g} lies above high = {high:g}; swap them")
+    if log and low <= 0:
+        raise ValueError(f"low = {low:g}: a logarithmic scale needs low > 0")
+    if log and stepped:
+        raise ValueError("log and step exclude each other; drop one")

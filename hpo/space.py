@@ -1,0 +1,258 @@
+"""The search space: which points there are, and the run that each of them is."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, get_args
+
+import numpy as np
+
+from hydragnn.config import RunConfig
+from hydragnn.errors import InputError, nearest
+from hydragnn.hpo.settings import CampaignSettings, Choice, Choices, FloatRange, IntRange, Parameter
+from hydragnn.models.settings import ModelSettings
+from hydragnn.settings import with_value
+
+Point = dict[str, Any]
+"""Values of the active parameters by configuration path."""
+
+FIXED = ("data.store", "split", "train.epochs")
+"""Trials that differ in these cannot be compared, so that they are not searched."""
+
+TRIES = 64
+ENUMERATED = 4096
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Space:
+    """Parameters by configuration path, those named in a ``when`` before those that depend on them."""
+
+    parameters: dict[str, Parameter]
+
+    def point(self, value_of: Callable[[str, Parameter], Any]) -> Point:
+        """The point made by asking for every active parameter's value, in order."""
+        values: Point = {}
+        for path, parameter in self.parameters.items():
+            if is_active(parameter, values):
+                values[path] = value_of(path, parameter)
+        return values
+
+
+def space_of(parameters: Mapping[str, Parameter], source: str = "campaign") -> Space:
+    """The space with its parameters in order; InputError where a ``when`` names nothing, cannot come true or is circular."""
+    for path, parameter in parameters.items():
+        for parent, wanted in parameter.when.items():
+            _check_condition(path, parent, wanted, parameters, source)
+    ordered: dict[str, Parameter] = {}
+    while len(ordered) < len(parameters):
+        ready = [path for path, p in parameters.items() if path not in ordered and all(w in ordered for w in p.when)]
+        if not ready:
+            left = sorted(set(parameters) - set(ordered))
+            raise InputError(f"{source}: search.space: the conditions of {', '.join(left)} form a circle; remove one")
+        ordered.update({path: parameters[path] for path in ready})
+    return Space(parameters=ordered)
+
+
+def is_active(parameter: Parameter, values: Point) -> bool:
+    """Whether the conditions of a parameter hold; a parameter without conditions is always active.
+
+    >>> is_active(FloatRange(low=0, high=1, when={"model.kind": ["egnn"]}), {"model.kind": "schnet"})
+    False
+    """
+    return all(
+        path in values and any(values[path] == allowed for allowed in allowed_values(wanted))
+        for path, wanted in parameter.when.items()
+    )
+
+
+def allowed_values(wanted: Any) -> list[Any]:
+    """The values that a condition lists; a single value counts as a list of one."""
+    return wanted if isinstance(wanted, list) else [wanted]
+
+
+def contains(parameter: Parameter, value: Any) -> bool:
+    """Whether a value lies in a parameter's range and on its grid.
+
+    >>> contains(IntRange(low=16, high=64, step=16), 40)
+    False
+    """
+    if isinstance(parameter, Choices):
+        return any(type(value) is type(choice) and value == choice for choice in parameter.choices)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not parameter.low <= value <= parameter.high:
+        return False
+    if isinstance(parameter, IntRange):
+        return float(value).is_integer() and (int(value) - parameter.low) % parameter.step == 0
+    if parameter.step is None:
+        return True
+    steps = (value - parameter.low) / parameter.step
+    return abs(steps - round(steps)) < 1e-9
+
+
+def is_point(space: Space, values: Point) -> bool:
+    """Whether ``values`` has a value in range for exactly the active parameters."""
+    active = {path for path, parameter in space.parameters.items() if is_active(parameter, values)}
+    return active == set(values) and all(contains(space.parameters[path], value) for path, value in values.items())
+
+
+def value_at(parameter: Parameter, fraction: float) -> Any:
+    """The value at a fraction in [0, 1) of a parameter's range, on its scale.
+
+    >>> value_at(FloatRange(low=1e-4, high=1e-2, log=True), 0.5)
+    0.001
+    >>> [value_at(Choices(choices=["a", "b"]), fraction) for fraction in (0.0, 0.49, 0.5)]
+    ['a', 'a', 'b']
+    """
+    if isinstance(parameter, Choices):
+        return parameter.choices[int(fraction * len(parameter.choices))]
+    low, high = float(parameter.low), float(parameter.high)
+    if isinstance(parameter, FloatRange) and parameter.step is None:
+        if parameter.log:
+            return float(min(max(np.exp(np.log(low) + fraction * (np.log(high) - np.log(low))).round(15), low), high))
+        return low + fraction * (high - low)
+    if isinstance(parameter, IntRange) and parameter.log:
+        edges = np.log(low - 0.5) + fraction * (np.log(high + 0.5) - np.log(low - 0.5))
+        return int(min(max(np.rint(np.exp(edges)), low), high))
+    step = parameter.step or 1
+    steps = int(fraction * (int((high - low) / step + 1e-9) + 1))
+    value = parameter.low + steps * step
+    return int(value) if isinstance(parameter, IntRange) else float(value)
+
+
+def random_point(space: Space, generator: np.random.Generator, given: Point | None = None) -> Point:
+    """A point drawn at random, except for the ``given`` values."""
+    given = given or {}
+
+    def value_of(path: str, parameter: Parameter) -> Any:
+        fraction = float(generator.random())  # drawn in any case, so that given values do not shift the others
+        return given[path] if path in given else value_at(parameter, fraction)
+
+    return space.point(value_of)
+
+
+def all_points(space: Space) -> list[Point] | None:
+    """Every point of a small discrete space; None where a parameter is continuous or there are too many."""
+    grids = [_grid(parameter) for parameter in space.parameters.values()]
+    if any(grid is None for grid in grids) or np.prod([float(len(grid or [])) for grid in grids]) > ENUMERATED:
+        return None
+    distinct: dict[str, Point] = {}
+    for values in product(*(grid or [] for grid in grids)):
+        by_path = dict(zip(space.parameters, values))
+        point = space.point(lambda path, _, chosen=by_path: chosen[path])  # type: ignore[misc]
+        distinct[point_key(point)] = point
+    return list(distinct.values())
+
+
+def point_key(values: Point) -> str:
+    """Equal for equal points."""
+    return json.dumps(values, sort_keys=True)
+
+
+def trial_config(settings: CampaignSettings, space: Space, values: Point, number: int) -> RunConfig:
+    """The run of trial ``number``: the base with the point's values; InputError where they do not go together.
+
+    The seed is ``train.seed + number`` unless the space has ``train.seed``. Where ``model.kind`` is searched, keys of
+    the base's [model] that the chosen kind does not know are left out, provided that another of the kinds knows them.
+    """
+    table: dict[str, Any] = json.loads(json.dumps(settings.base))
+    kinds = space.parameters.get("model.kind")
+    if isinstance(kinds, Choices) and isinstance(table.get("model"), dict):
+        table["model"] = _known_keys(table["model"], str(values["model.kind"]), [str(k) for k in kinds.choices])
+    for path, value in values.items():
+        with_value(table, path, value)
+    if "train.seed" not in space.parameters and isinstance(table.setdefault("train", {}), dict):
+        seed = table["train"].get("seed", 0)
+        table["train"]["seed"] = seed + number if isinstance(seed, int) else seed
+    return RunConfig.parse(table, source=settings.source)
+
+
+def check_space(settings: CampaignSettings, space: Space) -> None:
+    """InputError unless every value at the ends of every parameter takes part in at least one valid run."""
+    _check_paths(settings, space)
+    generator = np.random.default_rng(0)
+    for path, parameter in space.parameters.items():
+        for value in _ends(parameter):
+            _check_end(settings, space, path, value, generator)
+    points = all_points(space)
+    if points is not None and len(points) < settings.search.trials:
+        raise InputError(
+            f"{settings.source}: search.space has {len(points)} points, fewer than trials = {settings.search.trials}; "
+            "lower search.trials or widen the space"
+        )
+
+
+def _check_end(settings: CampaignSettings, space: Space, path: str, value: Any, rng: np.random.Generator) -> None:
+    problem = ""
+    for _ in range(TRIES):
+        point = random_point(space, rng, {**_conditions(space, path, rng), path: value})
+        try:
+            trial_config(settings, space, point, 0)
+        except InputError as error:
+            problem = problem or str(error)
+        else:
+            return
+    hint = "" if space.parameters[path].when else "; a parameter that only some choices know needs when = {...}"
+    raise InputError(f'search.space."{path}" = {value!r} takes part in no valid run: {problem}{hint}')
+
+
+def _conditions(space: Space, path: str, rng: np.random.Generator) -> Point:
+    """Values of the parameters above ``path`` that make it active."""
+    given: Point = {}
+    for parent, wanted in space.parameters[path].when.items():
+        options = allowed_values(wanted)
+        given |= {**_conditions(space, parent, rng), parent: options[int(rng.integers(len(options)))]}
+    return given
+
+
+def _check_paths(settings: CampaignSettings, space: Space) -> None:
+    for path in space.parameters:
+        if any(path == fixed or path.startswith(fixed + ".") for fixed in FIXED):
+            raise InputError(
+                f'{settings.source}: search.space."{path}": trials that differ in it cannot be compared; '
+                "set it in the base configuration"
+            )
+        section, *_, last = path.split(".")
+        if settings.search.objective == "valid/loss" and section == "heads" and last != "hidden_dims":
+            raise InputError(
+                f'{settings.source}: search.space."{path}" changes what valid/loss means, so that trials cannot be '
+                'compared by it; set objective to a metric such as "valid/energy/mae" or to weights per field'
+            )
+
+
+def _check_condition(path: str, parent: str, wanted: Any, parameters: Mapping[str, Parameter], source: str) -> None:
+    where = f'{source}: search.space."{path}".when'
+    if parent not in parameters:
+        raise InputError(f"{where}: {parent} is not in the space; {nearest(parent, list(parameters))}")
+    for value in allowed_values(wanted):
+        if not contains(parameters[parent], value):
+            raise InputError(f"{where}: {parent} never is {value!r}; correct the value or the parameter {parent}")
+
+
+def _known_keys(model: dict[str, Any], kind: str, kinds: Iterable[str]) -> dict[str, Any]:
+    """The keys of a [model] table without those that only other searched kinds know."""
+    known = {key: set(fields) for key, fields in _model_fields() if key in {kind, *kinds}}
+    foreign = set().union(*known.values()) - known.get(kind, set()) if kind in known else set()
+    return {key: value for key, value in model.items() if key not in foreign}
+
+
+def _model_fields() -> Iterator[tuple[str, list[str]]]:
+    for cls in get_args(get_args(ModelSettings)[0]):
+        yield cls.model_fields["kind"].default, list(cls.model_fields)
+
+
+def _ends(parameter: Parameter) -> list[Choice]:
+    if isinstance(parameter, Choices):
+        return list(parameter.choices)
+    return [parameter.low] if parameter.low == parameter.high else [parameter.low, parameter.high]
+
+
+def _grid(parameter: Parameter) -> list[Any] | None:
+    """All values of a discrete parameter; None for a continuous one or a very fine grid."""
+    if isinstance(parameter, Choices):
+        return list(parameter.choices)
+    if isinstance(parameter, FloatRange) and parameter.low == parameter.high:
+        return [parameter.low]
+    if parameter.step is None:
+        return None
+    count = int((parameter.high - parameter.low) / parameter.step + 1e-9) + 1
+    return None if count > ENUMERATED else [parameter.low + k * parameter.step for k in range(count)]
