@@ -4,8 +4,7 @@ import io
 import math
 import re
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import matplotlib as mpl
@@ -19,7 +18,7 @@ VARIABLES = {INK: "ink", MUTED: "muted", RULE: "rule", ACCENT: "accent", PAPER: 
 RASTER_ACCENT = "#3f87c9"  # pixels cannot follow the page's colours; this one is visible on light and on dark paper
 
 COLUMN = 340  # pixels: the width of a phone's text column, so that one SVG unit is about one pixel everywhere
-WIDE = 700
+WIDE = 900
 
 SVG, XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 
@@ -27,13 +26,13 @@ STYLE = {
     "svg.fonttype": "none",
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],
-    "font.size": 11.5,
-    "axes.titlesize": 11.5,
+    "font.size": 12,
+    "axes.titlesize": 12,
     "axes.titleweight": "bold",
-    "axes.labelsize": 11.5,
-    "xtick.labelsize": 11,
-    "ytick.labelsize": 11,
-    "legend.fontsize": 11,
+    "axes.labelsize": 12,
+    "xtick.labelsize": 11.5,
+    "ytick.labelsize": 11.5,
+    "legend.fontsize": 11.5,
     "legend.frameon": False,
     "legend.handlelength": 1.4,
     "legend.borderaxespad": 0.2,
@@ -62,24 +61,41 @@ STYLE = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Panel:
+    """One picture of a figure; label and note stand above it."""
+
+    svg: str
+    label: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Figure:
-    """One figure of the page: pictures for wide and for narrow screens, and the words that belong to them."""
+    """One figure of the page: pictures, and the words that belong to them; ``broad`` replaces them on wide screens."""
 
     name: str
     title: str
     caption: str
-    svg: str
-    narrow: str = ""
+    panels: tuple[Panel, ...]
+    broad: str = ""
 
     @property
     def wide(self) -> bool:
-        """Whether the figure has a wide picture beside its narrow one."""
-        return bool(self.narrow)
+        """Whether the figure takes the whole width of the page."""
+        return bool(self.broad) or len(self.panels) > 1
 
 
-def picture(
-    name: str, title: str, draw: Callable[[Axes], None], *, width: int = COLUMN, height: int = 250
-) -> str:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sketch:
+    """A panel that is not drawn yet."""
+
+    name: str
+    label: str
+    draw: Callable[[Axes], None]
+    note: str = ""
+
+
+def picture(name: str, title: str, draw: Callable[[Axes], None], *, width: int = COLUMN, height: int = 250) -> str:
     """The SVG that ``draw`` makes on one pair of axes, ``width`` by ``height`` pixels; texts stay texts."""
     with mpl.rc_context({**STYLE, "svg.hashsalt": name}):
         figure = Drawing(figsize=(width / 72, height / 72), dpi=72, layout="constrained")
@@ -91,11 +107,25 @@ def picture(
     return themed(buffer.getvalue(), name, title)
 
 
-def figure(
-    name: str, title: str, caption: str, draw: Callable[[Axes], None], *, height: int = 250
-) -> Figure:
+def figure(name: str, title: str, caption: str, draw: Callable[[Axes], None], *, height: int = 250) -> Figure:
     """A figure of one column, the same on every screen."""
-    return Figure(name=name, title=title, caption=caption, svg=picture(name, title, draw, height=height))
+    panel = Panel(svg=picture(name, title, draw, height=height))
+    return Figure(name=name, title=title, caption=caption, panels=(panel,))
+
+
+def panels(name: str, title: str, caption: str, sketches: Sequence[Sketch], *, height: int = 250) -> Figure | None:
+    """One figure of several pictures side by side that are read in the same way; None without sketches."""
+    if not sketches:
+        return None
+    drawn = tuple(
+        Panel(
+            svg=picture(f"{name}-{sketch.name}", f"{title}: {sketch.label}", sketch.draw, height=height),
+            label=sketch.label,
+            note=sketch.note,
+        )
+        for sketch in sketches
+    )
+    return Figure(name=name, title=title, caption=caption, panels=drawn)
 
 
 def wide_figure(
@@ -113,8 +143,8 @@ def wide_figure(
         name=name,
         title=title,
         caption=caption,
-        svg=picture(f"{name}-wide", title, draw, width=WIDE, height=height),
-        narrow=picture(f"{name}-narrow", title, draw_narrow, height=narrow_height),
+        panels=(Panel(svg=picture(f"{name}-narrow", title, draw_narrow, height=narrow_height)),),
+        broad=picture(f"{name}-wide", title, draw, width=WIDE, height=height),
     )
 
 
@@ -134,7 +164,8 @@ def themed(svg: bytes, name: str, title: str) -> str:
     size = root.attrib["viewBox"].split()
     root.attrib.clear()
     root.attrib.update({"viewBox": " ".join(size), "role": "img", "aria-label": title, "class": "figure"})
-    root.attrib["style"] = f"max-width: {float(size[2]) * 1.35:.0f}px"
+    if float(size[2]) < WIDE:
+        root.attrib["style"] = f"max-width: {float(size[2]) * 1.3:.0f}px"
     label = ET.Element("title")
     label.text = title
     root.insert(0, label)
@@ -159,10 +190,10 @@ def _set_themed(element: ET.Element, key: str, value: str, name: str, wanted: se
     element.set(key, value)
 
 
-@contextmanager
-def no_vertical_frame(axes: Axes) -> Iterator[None]:
-    """Axes whose rows are named, not measured: no left line, no ticks."""
-    yield
+def named_rows(axes: Axes, names: Sequence[str]) -> None:
+    """Rows from the top down that are named, not measured: no left line, no ticks."""
+    axes.set_yticks(range(len(names)), labels=list(names))
+    axes.set_ylim(len(names) - 0.5, -0.5)
     axes.spines["left"].set_visible(False)
     axes.tick_params(axis="y", length=0)
 
@@ -180,11 +211,21 @@ def plain_number(value: float) -> str:
     sign = "−" if value < 0 else ""
     size = abs(value)
     exponent = math.floor(math.log10(size))
-    if -4 < exponent < 6:
+    if -5 < exponent < 6:
         rounded = float(f"{size:.3g}")
-        return sign + (f"{rounded:.0f}" if rounded >= 100 else f"{rounded:.6f}".rstrip("0").rstrip("."))
+        return sign + (f"{rounded:.0f}" if rounded >= 100 else f"{rounded:.7f}".rstrip("0").rstrip("."))
     mantissa = float(f"{size / 10**exponent:.3g}")
     return f"{sign}{mantissa:g}×10{superscript(exponent)}"
+
+
+def short(path: str) -> str:
+    """A configuration path without its section.
+
+    >>> short("train.learning_rate"), short("heads.0.weight"), short("valid/loss")
+    ('learning_rate', 'heads.0.weight', 'valid/loss')
+    """
+    parts = path.split(".")
+    return parts[-1] if len(parts) == 2 else path
 
 
 def superscript(exponent: int) -> str:
@@ -223,3 +264,9 @@ def quiet_grid(axes: Axes, axis: str = "both") -> None:
     """Hairlines behind the data."""
     axes.grid(True, axis=axis, color=RULE, linewidth=0.7)
     axes.set_axisbelow(True)
+
+
+def legend_above(axes: Axes) -> None:
+    """The legend over the axes, where it hides no data."""
+    entries = axes.get_legend_handles_labels()[1]
+    axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=len(entries), columnspacing=1.2, handletextpad=0.5)

@@ -158,6 +158,7 @@ class Target:
     field: str
     unit: str
     on: str
+    components: int
     parts: Mapping[str, Values]
 
 

@@ -1,0 +1,250 @@
+"""Reading campaign, ensemble and run folders into facts."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from hydragnn.config import RunConfig
+from hydragnn.errors import InputError
+from hydragnn.files import read_json
+from hydragnn.record import RunRecord, read_record
+from hydragnn.scripts.report.campaign_facts import campaign_facts
+from hydragnn.scripts.report.data_facts import data_facts
+from hydragnn.scripts.report.facts import (
+    Ablation,
+    CampaignFacts,
+    DataFacts,
+    EnsembleFacts,
+    Facts,
+    FieldScores,
+    Member,
+    Part,
+    Points,
+    RunFacts,
+    Scores,
+)
+
+Kind = Literal["ensemble", "campaign", "run"]
+MARKS: dict[str, Kind] = {"ensemble.json": "ensemble", "campaign.json": "campaign", "record.json": "run"}
+UNCERTAINTY = ("crps", "nll", "coverage", "interval_width", "miscalibration_area", "spearman")
+
+
+def folder_kind(folder: Path) -> Kind:
+    """What made a folder; InputError where it is none of the three.
+
+    The order matters: an ensemble's member holds a record, an ensemble may lie inside a campaign.
+    """
+    for mark, kind in MARKS.items():
+        if (folder / mark).is_file():
+            return kind
+    raise InputError(
+        f"{folder} is neither a campaign, an ensemble nor a run (no {', '.join(MARKS)}); give the --out of an earlier command"
+    )
+
+
+def collect(source: Path, *, campaign: Path | None = None, ensemble: Path | None = None) -> Facts:
+    """Everything that the report on ``source`` shows; companions are used where they are given or known."""
+    kind = folder_kind(source)
+    campaign = source if kind == "campaign" else campaign
+    ensemble = source if kind == "ensemble" else ensemble
+    found = ensemble_facts(ensemble) if ensemble else None
+    campaign = campaign or (_campaign_of(found) if found else None)
+    searched = campaign_facts(campaign) if campaign else None
+    run = RunFacts(folder=source, record=read_record(source)) if kind == "run" else None
+    config = _config(found, searched, run)
+    data, problem = _data(config)
+    units = {str(field["name"]): str(field["unit"]) for field in data.fields} if data else {}
+    parts = dict(found.parts) if found else {}
+    record = run.record if run else searched.best.record if searched and searched.best else None
+    if not parts and record is not None:
+        parts = record_parts(record, units)
+    return Facts(
+        title=source.resolve().name,
+        kind="ensemble" if found else kind,
+        config=config,
+        run=run,
+        campaign=searched,
+        ensemble=found,
+        data=data,
+        data_problem=problem,
+        parts=parts,
+        ablation=_ablation(ensemble or source),
+    )
+
+
+def _campaign_of(ensemble: EnsembleFacts) -> Path | None:
+    """The campaign that an ensemble names, if it is still where it was."""
+    named = ensemble.description.get("campaign")
+    if not isinstance(named, str):
+        return None
+    folder = (ensemble.folder / named).resolve()
+    return folder if (folder / "campaign.json").is_file() else None
+
+
+def _config(ensemble: EnsembleFacts | None, campaign: CampaignFacts | None, run: RunFacts | None) -> Mapping[str, Any]:
+    if campaign is not None:
+        return campaign.config
+    if run is not None:
+        return run.record.config
+    records = [member.record for member in ensemble.members if member.record] if ensemble else []
+    return records[0].config if records else {}
+
+
+def _data(config: Mapping[str, Any]) -> tuple[DataFacts | None, str]:
+    """The data behind the configuration, or one sentence on why it cannot be shown."""
+    if not config:
+        return None, "no member keeps the record of its training"
+    try:
+        sections = {key: value for key, value in config.items() if key in RunConfig.model_fields}
+        return data_facts(RunConfig.parse(sections)), ""
+    except InputError as error:
+        return None, str(error)
+
+
+def ensemble_facts(folder: Path) -> EnsembleFacts:
+    """An ensemble folder; InputError where a file of it is missing or damaged."""
+    description = read_json(folder / "ensemble.json")
+    evaluation = read_json(folder / "evaluation.json") if (folder / "evaluation.json").is_file() else {}
+    arrays = _arrays(folder / "evaluation.npz")
+    try:
+        members = tuple(_member(folder, entry) for entry in description["members"])
+        parts = {
+            name: Part(
+                name=name,
+                scores=tuple(field_scores(field, scores) for field, scores in fields.items()),
+                points=_all_points(name, fields, arrays),
+            )
+            for name, fields in evaluation.get("parts", {}).items()
+        }
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{folder} holds a damaged ensemble ({error!r}); build it again") from error
+    return EnsembleFacts(
+        folder=folder,
+        nominal=float(evaluation.get("nominal", description.get("nominal", 0.9))),
+        members=members,
+        parts=parts,
+        description=description,
+    )
+
+
+def _arrays(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} is damaged ({error}); evaluate the ensemble again") from error
+
+
+def _member(folder: Path, entry: Mapping[str, Any]) -> Member:
+    place = folder / str(entry.get("folder", f"members/{entry['name']}"))
+    record = read_record(place) if (place / "record.json").is_file() else None
+    return Member(name=str(entry["name"]), weight=float(entry["weight"]), record=record)
+
+
+def _scores(name: str, values: Mapping[str, Any]) -> Scores:
+    numbers = {key: _number(values.get(key)) for key in ("mae", "rmse", "r2")}
+    return Scores(name=name, **numbers)
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else math.nan
+
+
+def field_scores(field: str, values: Mapping[str, Any]) -> FieldScores:
+    """One field's entry of ``evaluation.json``."""
+    members = tuple(_scores(str(member["name"]), member) for member in values.get("members", []))
+    best = next((member for member in members if member.name == str(values.get("best_member"))), None)
+    ensemble = values.get("ensemble") or {}
+    return FieldScores(
+        field=field,
+        unit=str(values.get("unit", "")),
+        trivial=_scores("trivial", values.get("trivial") or {}),
+        members=members,
+        best_member=best or min(members, key=lambda member: member.mae, default=None),
+        ensemble=_scores("ensemble", ensemble) if ensemble else None,
+        uncertainty={key: float(ensemble[key]) for key in UNCERTAINTY if isinstance(ensemble.get(key), int | float)},
+    )
+
+
+def _all_points(part: str, fields: Mapping[str, Any], arrays: Mapping[str, Any]) -> dict[str, Points]:
+    found: dict[str, Points] = {}
+    for field, scores in fields.items():
+        prefix = f"{part}/{field}/"
+        if f"{prefix}target" not in arrays:
+            continue
+        rows = {key: arrays.get(prefix + key) for key in ("epistemic", "aleatoric", "lower", "upper")}
+        floats = {key: None if value is None else np.asarray(value, dtype=np.float64) for key, value in rows.items()}
+        points = Points(
+            field=field,
+            unit=str(scores.get("unit", "")),
+            target=np.asarray(arrays[f"{prefix}target"], dtype=np.float64),
+            mean=np.asarray(arrays[f"{prefix}mean"], dtype=np.float64),
+            graph=np.asarray(arrays[f"{prefix}graph"], dtype=np.int64),
+            **floats,
+        )
+        if len(points.target):
+            found[field] = _labelled(points)
+    return found
+
+
+def _labelled(points: Points) -> Points:
+    """The rows that have a target: a missing label is NaN."""
+    known = np.isfinite(points.target)
+    if known.all():
+        return points
+    names = ("target", "mean", "graph", "epistemic", "aleatoric", "lower", "upper")
+    values = {name: getattr(points, name) for name in names}
+    return replace(points, **{name: None if value is None else value[known] for name, value in values.items()})
+
+
+def record_parts(record: RunRecord, units: Mapping[str, str]) -> dict[str, Part]:
+    """The errors that a single run kept, as parts: validation always, test where it was evaluated."""
+    parts: dict[str, Part] = {}
+    for name in ("valid", "test"):
+        fields = sorted(
+            {key.split("/")[1] for key in record.best if key.startswith(f"{name}/") and key.count("/") == 2}
+        )
+        if fields:
+            scores = tuple(_record_scores(record, name, field, units.get(field, "")) for field in fields)
+            parts[name] = Part(name=name, scores=scores)
+    return parts
+
+
+def _record_scores(record: RunRecord, part: str, field: str, unit: str) -> FieldScores:
+    def scores(name: str, values: Mapping[str, float]) -> Scores:
+        return _scores(name, {key: values.get(f"{part}/{field}/{key}") for key in ("mae", "rmse", "r2")})
+
+    model = scores("model", record.best)
+    return FieldScores(
+        field=field,
+        unit=unit,
+        trivial=scores("trivial", record.trivial),
+        members=(model,),
+        best_member=model,
+        ensemble=None,
+    )
+
+
+def _ablation(folder: Path) -> tuple[Ablation, ...]:
+    path = folder / "ablation.json"
+    if not path.is_file():
+        return ()
+    try:
+        return tuple(
+            Ablation(
+                field=str(field),
+                unit=str(values.get("unit", "")),
+                with_edges=float(values["with_edges"]),
+                without_edges=float(values["without_edges"]),
+                trivial=float(values["trivial"]),
+            )
+            for field, values in read_json(path).items()
+        )
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{path} is not an ablation ({error!r}); remove it or repeat the ablation") from error

@@ -1,0 +1,108 @@
+"""What the store behind a run, search or ensemble holds, at a glance."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from ase.data import chemical_symbols
+from numpy.typing import NDArray
+
+from hydragnn.config import RunConfig
+from hydragnn.datasets import open_store
+from hydragnn.datasets.split import Split, make_split
+from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
+from hydragnn.scripts.report.facts import DataFacts, Target, Values
+
+SAMPLE_NODES = 400_000  # enough for a histogram, little enough for any store
+SAMPLE_GRAPHS = 2_000
+
+
+def data_facts(config: RunConfig) -> DataFacts:
+    """Sizes of all graphs, and compositions and targets of a sample spread evenly over every part.
+
+    InputError where the store is no longer where the configuration says, or the split no longer fits it.
+    """
+    store = open_store(config.data.store)
+    split = make_split(store, config.split)
+    sizes = store.sizes()
+    picked = {name: _sample(getattr(split, name), sizes.nodes) for name in ("train", "valid", "test")}
+    fields = {field.name: field for field in store.fields()}
+    wanted = [name for name in config.targets if name in fields]
+    kinds = _kind_field(list(fields.values()), config)
+    read = {
+        name: store.read(indices, [*wanted, *([kinds.name] if kinds else [])])
+        for name, indices in picked.items()
+        if len(indices)
+    }
+    return DataFacts(
+        path=config.data.store,
+        fingerprint=store.fingerprint,
+        dim=store.dim,
+        nodes=sizes.nodes,
+        edges=sizes.edges,
+        parts=_counts(split),
+        fields=[field.to_json() for field in store.fields()],
+        attributes=dict(store.attributes),
+        composition=_composition(read, kinds) if kinds else {},
+        composition_of=_composition_name(kinds),
+        targets=tuple(_target(fields[name], read) for name in wanted),
+        sampled=sum(len(indices) for indices in picked.values()),
+    )
+
+
+def _counts(split: Split) -> dict[str, int]:
+    return {"train": len(split.train), "valid": len(split.valid), "test": len(split.test)}
+
+
+def _sample(indices: NDArray[np.int64], nodes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Evenly spaced graphs of a part, within the budgets of graphs and nodes."""
+    if not len(indices):
+        return indices
+    affordable = int(SAMPLE_NODES / max(1.0, float(nodes[indices].mean())))
+    count = min(len(indices), SAMPLE_GRAPHS, max(1, affordable))
+    return np.asarray(indices[np.linspace(0, len(indices) - 1, count).astype(np.int64)], dtype=np.int64)
+
+
+def _kind_field(fields: list[Field], config: RunConfig) -> Field | None:
+    """The field that says what a node is: the species, else the first categorical input of nodes."""
+    inputs = config.data.inputs
+    kinds = [field for field in fields if field.on == "node" and field.classes and field.role == "input"]
+    kinds = [field for field in kinds if inputs is None or field.name in inputs or field.name == ATOMIC_NUMBERS]
+    return next((field for field in kinds if field.name == ATOMIC_NUMBERS), kinds[0] if kinds else None)
+
+
+def _composition_name(kinds: Field | None) -> str:
+    if kinds is None:
+        return ""
+    return "chemical element" if kinds.name == ATOMIC_NUMBERS else kinds.name
+
+
+def _composition(read: Mapping[str, GraphBatch], kinds: Field) -> dict[str, float]:
+    values = np.concatenate([_present_rows(batch, kinds).astype(np.int64) for batch in read.values()])
+    found, counts = np.unique(values, return_counts=True)
+    names = [_kind_name(kinds, int(value)) for value in found]
+    return {name: float(count / counts.sum()) for name, count in zip(names, counts)}
+
+
+def _kind_name(kinds: Field, value: int) -> str:
+    if kinds.name == ATOMIC_NUMBERS and 0 <= value < len(chemical_symbols):
+        return str(chemical_symbols[value])
+    return str(value)
+
+
+def _present_rows(batch: GraphBatch, field: Field) -> NDArray[Any]:
+    """All numbers of a field, flat, from the graphs that have it."""
+    present = batch.present(field.name)
+    owner = {"node": batch.graph_of_node, "edge": batch.graph_of_edge}.get(field.on)
+    rows = present if owner is None else present.index_select(0, owner)
+    return np.asarray(batch[field.name][rows].reshape(-1).numpy())
+
+
+def _target(field: Field, read: Mapping[str, GraphBatch]) -> Target:
+    values: dict[str, Values] = {
+        name: _present_rows(batch, field).astype(np.float64)
+        for name, batch in read.items()
+        if field.name in batch.fields
+    }
+    return Target(field=field.name, unit=field.unit, on=field.on, components=field.width, parts=values)

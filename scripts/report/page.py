@@ -1,0 +1,276 @@
+"""From facts to one self-contained page."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from hydragnn.scripts.report import data_figures, quality_figures, search_figures, tables
+from hydragnn.scripts.report.canvas import Figure, plain_number
+from hydragnn.scripts.report.facts import Facts
+from hydragnn.scripts.report.reproduce import reproduction
+from hydragnn.scripts.report.tables import Table
+from hydragnn.scripts.report.verdict import THRESHOLDS, join, pretty_unit, verdict
+
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Section:
+    """One chapter of the page: a sentence or two, figures, tables."""
+
+    anchor: str
+    title: str
+    lead: str
+    figures: tuple[Figure, ...] = ()
+    tables: tuple[Table, ...] = ()
+    folded: tuple[Table, ...] = ()
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to show but the lead."""
+        return not (self.figures or self.tables or self.folded)
+
+
+def page(facts: Facts, made: str) -> str:
+    """The whole HTML document; ``made`` says when and by which version."""
+    environment = Environment(
+        loader=FileSystemLoader(HERE),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(number=plain_number, svg=Markup, unit=pretty_unit)
+    return environment.get_template("template.html.j2").render(
+        facts=facts,
+        made=made,
+        css=Markup((HERE / "style.css").read_text(encoding="utf-8")),  # our own file, not a user's text
+        verdict=verdict(facts),
+        thresholds=THRESHOLDS,
+        nominal=facts.ensemble.nominal if facts.ensemble else 0.9,
+        bar=bar_width,
+        sections=[section for section in chapters(facts) if section is not None],
+        reproduction=reproduction(facts),
+    )
+
+
+def bar_width(value: float, base: float) -> str:
+    """Length of an error's bar in percent of the trivial predictor's; full where the error is larger.
+
+    >>> bar_width(1.0, 4.0), bar_width(5.0, 4.0), bar_width(1.0, 0.0)
+    ('25.0', '100.0', '0')
+    """
+    return f"{min(100.0, 100 * value / base):.1f}" if base > 0 and math.isfinite(value) else "0"
+
+
+def chapters(facts: Facts) -> list[Section | None]:
+    """All chapters between the verdict and the reproduction, in order; None where one does not apply."""
+    return [
+        asked(facts),
+        data(facts),
+        search(facts),
+        training(facts),
+        members(facts),
+        quality(facts),
+        uncertainty(facts),
+        worst_cases(facts),
+        ablation(facts),
+    ]
+
+
+def present(*items: Any) -> tuple[Any, ...]:
+    """The items that are there."""
+    return tuple(item for item in items if item is not None)
+
+
+def asked(facts: Facts) -> Section:
+    """What was asked."""
+    heads = facts.config.get("heads", [])
+    model = facts.config.get("model", {})
+    names = [name for head in heads for name in (head["field"], head.get("forces"), head.get("stress")) if name]
+    sentences = [f"Predict {join(names)} with {model.get('kind', '?')!s} models."] if names else []
+    if facts.campaign is not None:
+        count = len(facts.campaign.trials)
+        sentences.append(
+            f"Search {count} configurations for the smallest {facts.campaign.objective} "
+            f"({facts.campaign.search.get('sampler', 'default')} sampler)."
+        )
+    if facts.ensemble is not None:
+        sentences.append(
+            f"Combine {len(facts.ensemble.members)} models into an ensemble with {facts.ensemble.nominal * 100:.0f} % intervals."
+        )
+    space = tables.space_table(facts.campaign) if facts.campaign else None
+    return Section(
+        anchor="asked",
+        title="What was asked",
+        lead=" ".join(sentences),
+        tables=present(tables.heads_table(heads) if heads else None, space),
+        folded=(tables.settings_table(facts.config),) if facts.config else (),
+    )
+
+
+def data(facts: Facts) -> Section:
+    """Data at a glance."""
+    found = facts.data
+    if found is None:
+        return Section(anchor="data", title="Data at a glance", lead=f"The data cannot be shown: {facts.data_problem}.")
+    source = str(found.attributes.get("source", found.attributes.get("description", "")))
+    total = len(found.nodes)
+    lead = (
+        f"{total:,} graphs with {int(found.nodes.sum()):,} nodes and {int(found.edges.sum()):,} edges".replace(",", " ")
+        + (f", in {found.dim} dimensions. " if found.dim else ", without geometry. ")
+        + (f"Source: {source}. " if source else "")
+        + (
+            f"Compositions and targets are from an even sample of {found.sampled} graphs."
+            if found.sampled < total
+            else ""
+        )
+    )
+    return Section(
+        anchor="data",
+        title="Data at a glance",
+        lead=lead,
+        figures=present(
+            data_figures.sizes(found),
+            data_figures.composition(found),
+            data_figures.targets(found),
+        ),
+        tables=(tables.parts_table(found),),
+        folded=(tables.fields_table(found),),
+    )
+
+
+def search(facts: Facts) -> Section | None:
+    """The search."""
+    campaign = facts.campaign
+    if campaign is None:
+        return None
+    best = campaign.best
+    lead = f"{len(campaign.trials)} trials: {tables.trial_status(campaign.trials)}. " + (
+        f"The best is trial {best.number} with {campaign.objective} = {plain_number(best.objective or 0.0)}."
+        if best
+        else "None has a result yet."
+    )
+    return Section(
+        anchor="search",
+        title="The search",
+        lead=lead,
+        figures=present(
+            search_figures.history(campaign),
+            search_figures.learning_curves(campaign),
+            search_figures.parallel_coordinates(campaign),
+            search_figures.importance(campaign),
+        ),
+        tables=present(tables.trials_table(campaign), tables.failures_table(campaign)),
+    )
+
+
+def training(facts: Facts) -> Section | None:
+    """The training of a single run."""
+    if facts.run is None:
+        return None
+    record = facts.run.record
+    units = {str(field["name"]): str(field["unit"]) for field in facts.data.fields} if facts.data else {}
+    lead = (
+        f"The run is {record.status} after {record.epochs} epochs and {tables.duration(record.cost.seconds)}; "
+        f"{record.parameters:,} parameters".replace(",", " ")
+        + (f"; best epoch {record.best['epoch']:.0f}" if "epoch" in record.best else "")
+        + (f". It failed ({record.failure.kind.replace('_', ' ')}): {record.failure.message}" if record.failure else "")
+        + "."
+    )
+    return Section(
+        anchor="training",
+        title="Training",
+        lead=lead,
+        figures=present(search_figures.run_curves(record, units)),
+    )
+
+
+def members(facts: Facts) -> Section | None:
+    """The members of the ensemble."""
+    if facts.ensemble is None:
+        return None
+    seconds = [m.record.cost.seconds for m in facts.ensemble.members if m.record]
+    total = f" They took {tables.duration(sum(seconds))} to train." if seconds else ""
+    return Section(
+        anchor="members",
+        title="The members",
+        lead=f"{len(facts.ensemble.members)} models speak as one.{total}",
+        tables=(tables.members_table(facts, facts.ensemble),),
+    )
+
+
+def quality(facts: Facts) -> Section | None:
+    """Errors, parity and error distributions of the judged part."""
+    part = facts.judged_part
+    if part is None:
+        return None
+    others = [tables.score_table(other) for name, other in facts.parts.items() if name != part.name]
+    return Section(
+        anchor="errors",
+        title="How large are the errors",
+        lead="Every error stands beside the trivial predictor's, which knows only the mean of the training part (for energies "
+        "with reference values: the composition; for forces: zero).",
+        figures=present(
+            quality_figures.error_ratios(part.scores, part.name),
+            quality_figures.parity(part),
+            quality_figures.errors(part),
+        ),
+        tables=(tables.score_table(part),),
+        folded=tuple(others),
+    )
+
+
+def uncertainty(facts: Facts) -> Section | None:
+    """Calibration, coverage, spread against error."""
+    part = facts.judged_part
+    if part is None or facts.ensemble is None:
+        return None
+    nominal = facts.ensemble.nominal
+    figures = present(
+        quality_figures.coverage(list(facts.parts.values()), nominal),
+        quality_figures.calibration(part, nominal),
+        quality_figures.spread_against_error(part),
+    )
+    table = tables.uncertainty_table(part, nominal)
+    if not figures and table is None:
+        return None
+    return Section(
+        anchor="uncertainty",
+        title="Does it know what it does not know",
+        lead=f"Every prediction comes with a spread (between members and within each) and a {nominal * 100:.0f} % interval. "
+        "Here both are held against what really happened.",
+        figures=figures,
+        tables=present(table),
+    )
+
+
+def worst_cases(facts: Facts) -> Section | None:
+    """The graphs with the largest errors."""
+    part = facts.judged_part
+    if part is None or not part.points:
+        return None
+    return Section(
+        anchor="worst",
+        title="Worst cases",
+        lead=f"Look at these graphs of the {part.name} part first: wrong labels and missing physics show here. "
+        "Numbers are positions in the store.",
+        tables=tuple(tables.worst_table(points, facts.data) for points in part.points.values()),
+    )
+
+
+def ablation(facts: Facts) -> Section | None:
+    """What the edges are worth."""
+    if not facts.ablation:
+        return None
+    return Section(
+        anchor="ablation",
+        title="Without edges",
+        lead="The same configuration was trained with every edge taken away, so that no node hears of its neighbours.",
+        figures=(quality_figures.ablation(facts.ablation),),
+        tables=(tables.ablation_table(facts.ablation),),
+    )

@@ -1,0 +1,95 @@
+"""How to do it again: commands, configuration, versions, hashes, hardware."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from hydragnn.record import RunRecord
+from hydragnn.scripts.report.facts import Facts
+from hydragnn.scripts.report.tables import text
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reproduction:
+    """What one needs to repeat the work."""
+
+    commands: str
+    file_name: str
+    toml: str
+    provenance: tuple[tuple[str, str], ...]
+
+
+def reproduction(facts: Facts) -> Reproduction:
+    """Commands and provenance of everything in the report."""
+    table = dict(facts.config)
+    name = "CONFIG.toml"
+    if facts.campaign is not None:
+        table["search"] = dict(facts.campaign.search)
+        name = "CAMPAIGN.toml"
+    return Reproduction(
+        commands="\n".join(_commands(facts, name)),
+        file_name=name,
+        toml=tomli_w.dumps(_without_none(table)),
+        provenance=tuple(_provenance(facts)),
+    )
+
+
+def _commands(facts: Facts, name: str) -> list[str]:
+    lines: list[str] = []
+    last = "RUN"
+    if facts.run is not None:
+        lines.append(f"hydragnn train {name} --out RUN")
+    if facts.campaign is not None:
+        lines.append(f"hydragnn search {name} --out CAMPAIGN")
+        last = "CAMPAIGN"
+    if facts.ensemble is not None:
+        members = len(facts.ensemble.members)
+        source = "CAMPAIGN" if facts.campaign is not None else "RUNS"
+        lines.append(f"hydragnn ensemble {source} --top-k {members} --out ENSEMBLE")
+        last = "ENSEMBLE"
+    return [*lines, f"hydragnn report {last}"]
+
+
+def _without_none(value: Any) -> Any:
+    """The value without keys that have no value: TOML has no null."""
+    if isinstance(value, Mapping):
+        return {str(key): _without_none(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list | tuple):
+        return [_without_none(item) for item in value if item is not None]
+    return str(value) if isinstance(value, Path) else value
+
+
+def _record(facts: Facts) -> RunRecord | None:
+    """A record that speaks for all: of the run, of the first member, of the best trial."""
+    if facts.run is not None:
+        return facts.run.record
+    members = [member.record for member in facts.ensemble.members if member.record] if facts.ensemble else []
+    if members:
+        return members[0]
+    return facts.campaign.best.record if facts.campaign and facts.campaign.best else None
+
+
+def _provenance(facts: Facts) -> list[tuple[str, str]]:
+    rows: list[tuple[str, str]] = []
+    if facts.data is not None:
+        rows += [("store", str(facts.data.path)), ("store fingerprint", facts.data.fingerprint)]
+    record = _record(facts)
+    if record is not None:
+        rows.append(("data hash", record.data_hash))
+        rows.append(("configuration hash", record.config_hash))
+        rows.append(("training seed", str(record.seed)))
+        rows += [(name, version) for name, version in record.versions.items()]
+        rows += [(key.replace("_", " "), text(value)) for key, value in record.hardware.items()]
+    if facts.ensemble is not None:
+        hashes = [member.record.config_hash for member in facts.ensemble.members if member.record]
+        if len(hashes) > 1:
+            rows.append(("members' configurations", ", ".join(dict.fromkeys(hashes))))
+    seconds = (
+        [trial.record.cost.cpu_seconds for trial in facts.campaign.trials if trial.record] if facts.campaign else []
+    )
+    if seconds:
+        rows.append(("CPU time of the search", f"{sum(seconds) / 60:.1f} min"))
+    return [(key, value) for key, value in rows if value]

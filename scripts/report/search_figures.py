@@ -1,0 +1,332 @@
+"""Figures of a search: history, importance of hyperparameters, parallel coordinates, learning curves by rung."""
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from hydragnn.record import RunRecord
+from hydragnn.scripts.report.canvas import (
+    ACCENT,
+    INK,
+    MUTED,
+    SOFT,
+    Figure,
+    Sketch,
+    figure,
+    legend_above,
+    linear_scale,
+    log_scale,
+    panels,
+    plain_number,
+    quiet_grid,
+    short,
+    wide_figure,
+)
+from hydragnn.scripts.report.facts import CampaignFacts, Trial
+from hydragnn.scripts.report.verdict import with_unit
+
+
+def history(campaign: CampaignFacts) -> Figure | None:
+    """The objective of every trial in order, with the best so far; None before any trial has a value."""
+    if not campaign.scored:
+        return None
+    draw = partial(_draw_history, campaign=campaign)
+    return wide_figure(
+        "history",
+        "Objective of every trial",
+        f"How to read it: each dot is one trial's {campaign.objective} (lower is better), hollow where it was stopped before "
+        "its full budget; the line is the best so far. A line that is flat at the end says that more trials of the same kind "
+        "would hardly help.",
+        draw,
+        draw,
+    )
+
+
+def _draw_history(axes: Axes, campaign: CampaignFacts) -> None:
+    scored = campaign.scored
+    numbers = [trial.number for trial in scored]
+    values = [trial.objective if trial.objective is not None else math.nan for trial in scored]
+    full = [trial.status == "finished" for trial in scored]
+    best = np.minimum.accumulate(values)
+    axes.step(
+        [*numbers, campaign.trials[-1].number], [*best, best[-1]], where="post", color=ACCENT, label="best so far"
+    )
+    for chosen, face, label in ((True, SOFT, "full budget"), (False, "none", "stopped early")):
+        shown = [(n, v) for n, v, done in zip(numbers, values, full) if done == chosen]
+        if shown:
+            x, y = zip(*shown)
+            axes.plot(x, y, "o", color=face, markersize=6, markeredgecolor=MUTED, markeredgewidth=0.8, label=label)
+    winner = campaign.best
+    if winner is not None and winner.objective is not None:
+        axes.plot([winner.number], [winner.objective], "o", color=ACCENT, markersize=8, markeredgewidth=0)
+    value_axis(axes, "y", values)
+    linear_scale(axes, "x", 6)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    quiet_grid(axes, "y")
+    axes.set_xlabel("trial")
+    axes.set_ylabel(campaign.objective)
+    legend_above(axes)
+
+
+def value_axis(axes: Axes, axis: str, values: Sequence[float]) -> None:
+    """Logarithmic where positive values span more than a factor of five, else linear."""
+    finite = [value for value in values if math.isfinite(value)]
+    if finite and min(finite) > 0 and max(finite) / min(finite) > 5:
+        log_scale(axes, axis, min(finite) / 1.3, max(finite) * 1.3)
+    else:
+        linear_scale(axes, axis)
+
+
+def importance(campaign: CampaignFacts) -> Figure | None:
+    """Share of the objective's variation that each hyperparameter explains; None where it is unknown."""
+    items = sorted(campaign.importances.items(), key=lambda item: -item[1])[:10]
+    if not items:
+        return None
+    return figure(
+        "importance",
+        "What mattered in the search",
+        "How to read it: the share of the objective's variation over all trials that each hyperparameter explains. Long bars "
+        "are worth searching more finely; short ones can be left at their defaults. With few trials this is a hint only.",
+        partial(_draw_importance, items=items),
+        height=70 + 34 * len(items),
+    )
+
+
+def _draw_importance(axes: Axes, items: Sequence[tuple[str, float]]) -> None:
+    """Bars with the names above them, since paths of configuration keys are longer than any margin."""
+    top = max(value for _, value in items) or 1.0
+    for row, (name, value) in enumerate(items):
+        axes.barh(row, value, height=0.3, color=ACCENT if row == 0 else SOFT)
+        axes.text(0, row - 0.24, name, va="bottom", ha="left", color=INK, fontsize=11)
+        axes.text(value + 0.02 * top, row, f"{value * 100:.0f} %", va="center", ha="left", color=MUTED, fontsize=11)
+    axes.set_xlim(0, 1.18 * top)
+    axes.set_ylim(len(items) - 0.6, -0.8)
+    axes.set_yticks([])
+    axes.spines["left"].set_visible(False)
+    axes.xaxis.set_visible(False)
+    axes.spines["bottom"].set_visible(False)
+
+
+def parallel_coordinates(campaign: CampaignFacts) -> Figure | None:
+    """One line per scored trial through all searched hyperparameters; None with fewer than two of either."""
+    names = coordinate_names(campaign)
+    if len(names) < 2 or len(campaign.scored) < 2:
+        return None
+    objectives = [trial.objective or 0.0 for trial in campaign.scored]
+    columns = [
+        *(Coordinate(n, [t.parameters.get(n) for t in campaign.scored], logarithmic(campaign, n)) for n in names),
+        Coordinate(campaign.objective, objectives, min(objectives) > 0),
+    ]
+    return wide_figure(
+        "parallel",
+        "All trials through all hyperparameters",
+        "How to read it: each line is one trial; follow it through the value of every hyperparameter to its objective. The "
+        "coloured lines are the best fifth: where they bundle, the search has found what it likes; where they fan out, the "
+        "value does not matter. A trial that lacks a conditional hyperparameter passes through “none”.",
+        partial(_draw_columns, columns=columns),
+        partial(_draw_rows, columns=columns),
+        height=330,
+        narrow_height=64 * len(columns) + 20,
+    )
+
+
+def coordinate_names(campaign: CampaignFacts) -> list[str]:
+    """Up to seven searched paths, the important ones where that is known, in the order of the space."""
+    space = campaign.search.get("space")
+    seen = {name for trial in campaign.scored for name in trial.parameters}
+    names = [name for name in space if name in seen] if isinstance(space, Mapping) else sorted(seen)
+    ranked = sorted(names, key=lambda name: -campaign.importances.get(name, 0.0))[:7]
+    return [name for name in names if name in ranked]
+
+
+def logarithmic(campaign: CampaignFacts, name: str) -> bool:
+    """Whether the search draws this hyperparameter on a logarithmic scale."""
+    space = campaign.search.get("space")
+    entry = space.get(name) if isinstance(space, Mapping) else None
+    return bool(isinstance(entry, Mapping) and entry.get("log"))
+
+
+class Coordinate:
+    """One axis of parallel coordinates: where every trial lies between 0 and 1, and what to write where."""
+
+    def __init__(self, name: str, values: Sequence[Any], log: bool = False) -> None:
+        self.name = name
+        present = [value for value in values if value is not None]
+        numeric = all(isinstance(v, int | float) and not isinstance(v, bool) for v in present)
+        if numeric and present:
+            scale = math.log if log and min(present) > 0 else float
+            low, high = scale(min(present)), scale(max(present))
+            width = (high - low) or 1.0
+            self.places = [None if v is None else (scale(v) - low) / width for v in values]
+            self.ticks = [(0.0, plain_number(min(present))), (1.0, plain_number(max(present)))]
+            if high == low:
+                self.ticks = self.ticks[:1]
+        else:
+            labels = sorted({str(value) for value in present})
+            step = 1 / max(1, len(labels) - 1)
+            at = {label: position * step for position, label in enumerate(labels)}
+            self.places = [None if v is None else at[str(v)] for v in values]
+            self.ticks = [(place, label) for label, place in at.items()]
+        self.floor = 0.0
+        if len(present) < len(values):
+            self.floor = -0.18
+            self.places = [-0.18 if place is None else place for place in self.places]
+            self.ticks = [(-0.18, "none"), *self.ticks]
+
+
+def _styles(columns: Sequence[Coordinate]) -> list[tuple[int, dict[str, Any]]]:
+    """Trials from worst to best with the look of their line."""
+    objective = np.array(columns[-1].places, dtype=float)
+    order = np.argsort(-objective, kind="stable")
+    best = set(order[-max(1, len(order) // 5) :].tolist())
+    last = int(order[-1])
+    return [
+        (int(i), {"color": ACCENT, "linewidth": 2.2 if i == last else 1.3, "alpha": 1.0})
+        if int(i) in best
+        else (int(i), {"color": SOFT, "linewidth": 0.9, "alpha": 0.75})
+        for i in order
+    ]
+
+
+def _draw_columns(axes: Axes, columns: Sequence[Coordinate]) -> None:
+    """Axes side by side, objective at the right."""
+    x = list(range(len(columns)))
+    for trial, look in _styles(columns):
+        axes.plot(x, [column.places[trial] for column in columns], **look)
+    names = [short(column.name) for column in columns]
+    stagger = 0.11 if len(columns) > 6 else 0.0
+    for position, column in enumerate(columns):
+        axes.plot([position, position], [column.floor, 1], color=MUTED, linewidth=0.8, zorder=1)
+        for place, label in column.ticks:
+            axes.text(position + 0.04, place, label, va="center", fontsize=11.5, color=INK, bbox=_plate())
+        axes.text(position, 1.08 + stagger * (position % 2), names[position], ha="center", fontsize=12, color=MUTED)
+    axes.set_xlim(-0.35, len(columns) - 0.4)
+    axes.set_ylim(min(column.floor for column in columns) - 0.06, 1.16 + stagger)
+    axes.axis("off")
+
+
+def _draw_rows(axes: Axes, columns: Sequence[Coordinate]) -> None:
+    """Axes below each other, objective at the bottom: the form for phones."""
+    y = list(range(len(columns)))
+    for trial, look in _styles(columns):
+        axes.plot([column.places[trial] for column in columns], y, **look)
+    for position, column in enumerate(columns):
+        axes.plot([column.floor, 1], [position, position], color=MUTED, linewidth=0.8, zorder=1)
+        for place, label in column.ticks:
+            side = "left" if place <= 0 else "right" if place >= 1 else "center"
+            axes.text(place, position + 0.12, label, va="top", ha=side, fontsize=11.5, color=INK, bbox=_plate())
+        axes.text(0.5, position - 0.1, short(column.name), ha="center", fontsize=11.5, color=MUTED, bbox=_plate())
+    axes.set_ylim(len(columns) - 0.4, -0.5)
+    axes.set_xlim(-0.22, 1.06)
+    axes.axis("off")
+
+
+def _plate() -> dict[str, Any]:
+    return {"facecolor": "#fefefe", "edgecolor": "none", "alpha": 0.85, "pad": 1.5}
+
+
+def learning_curves(campaign: CampaignFacts) -> Figure | None:
+    """Validation loss of every trial over epochs with the rungs marked; None where no trial has a curve."""
+    curves = [(trial, curve(trial.record, "valid/loss")) for trial in campaign.trials if trial.record is not None]
+    curves = [(trial, values) for trial, values in curves if values]
+    if not curves:
+        return None
+    draw = partial(_draw_curves, curves=curves, rungs=campaign.rungs, best=campaign.best)
+    return wide_figure(
+        "rungs",
+        "Learning curves and rungs",
+        "How to read it: each line is one trial's validation loss. At every rung (dashed) only the better trials go on, so "
+        "that the budget is spent on promising ones; a cross marks where a trial was stopped. The coloured line is the best.",
+        draw,
+        draw,
+        height=300,
+        narrow_height=290,
+    )
+
+
+def curve(record: RunRecord, name: str) -> list[float]:
+    """One curve of a record with NaN where an epoch has no value."""
+    return [math.nan if value is None else float(value) for value in record.curves.get(name, [])]
+
+
+def _draw_curves(
+    axes: Axes, curves: Sequence[tuple[Trial, list[float]]], rungs: Sequence[int], best: Trial | None
+) -> None:
+    everything: list[float] = []
+    for trial, values in curves:
+        epochs = range(1, len(values) + 1)
+        winner = best is not None and trial.number == best.number
+        axes.plot(
+            epochs, values, color=ACCENT if winner else SOFT, linewidth=2.2 if winner else 1, zorder=3 if winner else 2
+        )
+        if trial.status in ("paused", "failed", "lost"):
+            axes.plot([len(values)], values[-1:], "x", color=MUTED, markersize=6, zorder=3)
+        everything += values[1:] or values
+    for rung in rungs:
+        axes.axvline(rung, color=SOFT, linestyle=(0, (4, 3)), linewidth=1, zorder=1)
+    finite = [value for value in everything if math.isfinite(value)]
+    if finite:
+        value_axis(axes, "y", [min(finite), float(np.quantile(finite, 0.98))])
+    linear_scale(axes, "x", 6)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    quiet_grid(axes, "y")
+    axes.set_xlabel("epoch")
+    axes.set_ylabel("valid/loss")
+
+
+def run_curves(record: RunRecord, units: Mapping[str, str]) -> Figure | None:
+    """Losses and every field's validation error over the epochs of one run; None where the record has no curves."""
+    losses = {name: curve(record, f"{name}/loss") for name in ("train", "valid")}
+    sketches = (
+        [Sketch(name="loss", label="loss", draw=partial(_draw_losses, curves=losses))] if any(losses.values()) else []
+    )
+    for field in curve_fields(record):
+        draw = partial(
+            _draw_run,
+            values=curve(record, f"valid/{field}/mae"),
+            trivial=record.trivial.get(f"valid/{field}/mae"),
+            unit=units.get(field, ""),
+        )
+        sketches.append(Sketch(name=field, label=field, draw=draw, note="validation error"))
+    return panels(
+        "curves",
+        "Over training",
+        "How to read it: after every epoch, the loss on normalised values and each field's mean absolute error on validation "
+        "graphs; dashed is the trivial predictor. A line that still falls at the end says that longer training would help; a "
+        "validation line that rises, or lies far above the training line, says that the model memorises.",
+        sketches,
+    )
+
+
+def curve_fields(record: RunRecord) -> list[str]:
+    """Fields with a curve of their validation error."""
+    return [name.split("/")[1] for name, values in record.curves.items() if name.endswith("/mae") and values]
+
+
+def _draw_run(axes: Axes, values: list[float], trivial: float | None, unit: str) -> None:
+    axes.plot(range(1, len(values) + 1), values, color=ACCENT)
+    shown = list(values)
+    if trivial is not None and math.isfinite(trivial):
+        axes.axhline(trivial, color=MUTED, linestyle=(0, (4, 3)), linewidth=1)
+        shown.append(trivial)
+    value_axis(axes, "y", shown)
+    linear_scale(axes, "x", 6)
+    quiet_grid(axes, "y")
+    axes.set_xlabel("epoch")
+    axes.set_ylabel(with_unit("MAE", unit))
+
+
+def _draw_losses(axes: Axes, curves: Mapping[str, list[float]]) -> None:
+    for name, colour in (("train", SOFT), ("valid", ACCENT)):
+        if curves[name]:
+            axes.plot(range(1, len(curves[name]) + 1), curves[name], color=colour, label=name)
+    value_axis(axes, "y", [value for values in curves.values() for value in values])
+    linear_scale(axes, "x", 6)
+    quiet_grid(axes, "y")
+    axes.set_xlabel("epoch")
+    axes.set_ylabel("loss")
+    legend_above(axes)

@@ -1,0 +1,53 @@
+"""The one table that a person sees at the end of a run: is it better than nothing, and are its intervals honest?"""
+
+import math
+from pathlib import Path
+
+from rich.table import Table
+
+from hydragnn.errors import InputError
+from hydragnn.scripts.report.canvas import plain_number
+from hydragnn.scripts.report.collect import ensemble_facts
+from hydragnn.scripts.report.facts import FieldScores, Part
+from hydragnn.scripts.report.verdict import pretty_unit
+
+COLUMNS = ("field", "unit", "trivial", "best single", "ensemble", "ensemble / trivial", "coverage")
+
+
+def summary_table(ensemble_folder: Path, title: str | None = None) -> Table:
+    """Mean absolute errors of trivial predictor, best single model and ensemble per field, with coverage.
+
+    The test part is shown, or validation where there is no test part. InputError where the folder is no ensemble or was
+    never evaluated.
+    """
+    facts = ensemble_facts(ensemble_folder)
+    part = facts.parts.get("test") or facts.parts.get("valid")
+    if part is None:
+        raise InputError(
+            f"{ensemble_folder} was never evaluated (no evaluation.json); build it with data that has labels"
+        )
+    table = Table(title=title or _title(ensemble_folder, part), title_justify="left")
+    for name in COLUMNS:
+        table.add_column(name, justify="left" if name in ("field", "unit") else "right", no_wrap=name != "unit")
+    for scores in part.scores:
+        table.add_row(*_cells(scores, facts.nominal))
+    return table
+
+
+def _title(folder: Path, part: Part) -> str:
+    return f"{folder.resolve().name}: mean absolute errors on the {part.name} part"
+
+
+def _cells(scores: FieldScores, nominal: float) -> tuple[str, ...]:
+    ensemble, best = scores.ensemble, scores.best_member
+    ratio = ensemble.mae / scores.trivial.mae if ensemble and scores.trivial.mae > 0 else math.nan
+    covered = scores.uncertainty.get("coverage", math.nan)
+    return (
+        scores.field,
+        pretty_unit(scores.unit) or "–",
+        plain_number(scores.trivial.mae),
+        plain_number(best.mae) if best else "–",
+        plain_number(ensemble.mae) if ensemble else "–",
+        f"{ratio:.3f}" if math.isfinite(ratio) else "–",
+        f"{covered * 100:.1f} % of {nominal * 100:.0f} %" if math.isfinite(covered) else "–",
+    )

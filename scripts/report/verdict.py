@@ -1,0 +1,256 @@
+"""The judgement at the top of a report: rules with stated thresholds, nothing hidden."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from hydragnn.scripts.report.canvas import plain_number
+from hydragnn.scripts.report.facts import Facts, FieldScores, Part, Points
+
+Grade = Literal["good", "fair", "poor", "unknown"]
+
+USEFUL, WEAK = 0.5, 0.9  # error / error of the trivial predictor
+NARROW, BROAD = 0.03, 0.08  # |coverage - nominal|
+RANKS, BARELY_RANKS = 0.5, 0.2  # Spearman correlation of spread and error
+
+THRESHOLDS = (
+    f"Error: good below {USEFUL:g} times the error of the trivial predictor (the mean of the training part; for forces zero), "
+    f"fair below {WEAK:g}, poor above. "
+    f"Coverage: good within {NARROW * 100:g} percentage points of the promise or within two standard errors of it "
+    f"(graphs counted as wholes), fair within {BROAD * 100:g} points, poor beyond; fewer than 20 graphs are too few to judge. "
+    f"Spread: good if its rank correlation with the error is at least {RANKS:g}, fair from {BARELY_RANKS:g}. "
+    "A field is as good as the worse of error and coverage; the whole is as good as its worst field."
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """One graded statement."""
+
+    grade: Grade
+    short: str
+    sentence: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FieldVerdict:
+    """The judgement of one field."""
+
+    scores: FieldScores
+    error: Finding
+    coverage: Finding
+    spread: Finding
+    observed: float | None
+    grade: Grade
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """The judgement of the whole."""
+
+    grade: Grade
+    headline: str
+    explanation: str
+    part: str
+    fields: tuple[FieldVerdict, ...]
+    cautions: tuple[str, ...]
+
+
+def with_unit(text: str, unit: str, form: str = "{0} ({1})") -> str:
+    """The text with its unit, or alone where there is none.
+
+    >>> with_unit("true", "eV"), with_unit("true", "")
+    ('true (eV)', 'true')
+    """
+    return form.format(text, pretty_unit(unit)) if unit else text
+
+
+def pretty_unit(unit: str) -> str:
+    """A unit as it is printed.
+
+    >>> pretty_unit("eV/Angstrom")
+    'eV/Å'
+    """
+    return unit.replace("Angstrom", "Å").replace("^2", "²").replace("^3", "³").replace("**2", "²").replace("**3", "³")
+
+
+def coverage_error(points: Points, nominal: float) -> float:
+    """Standard error of coverage when whole graphs are drawn; values of one graph stand or fall together.
+
+    The design effect (Kish 1965) inflates the binomial error; where hits do not vary it is the rows per graph.
+    """
+    covered = points.covered
+    if covered is None or not len(covered):
+        return math.nan
+    _, group = np.unique(points.graph, return_inverse=True)
+    size = np.bincount(group).astype(np.float64)
+    hits = np.bincount(group, weights=covered.astype(np.float64))
+    rows, share = len(covered), float(covered.mean())
+    binomial = share * (1 - share) / rows
+    clustered = float(((hits - size * share) ** 2).sum()) / rows**2
+    effect = clustered / binomial if binomial > 0 else rows / len(size)
+    effect = min(max(1.0, effect), max(1.0, rows / len(size)) * 2)
+    return math.sqrt(nominal * (1 - nominal) / rows * effect)
+
+
+def error_finding(scores: FieldScores) -> Finding:
+    """How the error compares with the trivial predictor and with the best member."""
+    judged, base = scores.judged, scores.trivial.mae
+    if not (math.isfinite(base) and base > 0 and math.isfinite(judged.mae)):
+        return Finding(grade="unknown", short="not known", sentence="There is no trivial predictor to compare with.")
+    ratio = judged.mae / base
+    grade: Grade = "good" if ratio < USEFUL else "fair" if ratio < WEAK else "poor"
+    if ratio < WEAK:
+        sentence = f"{plain_number(1 / ratio)} times smaller than the trivial predictor's error."
+    elif ratio < 1:
+        sentence = "hardly better than the trivial predictor."
+    else:
+        sentence = "no better than the trivial predictor."
+    if scores.ensemble is not None and scores.best_member is not None and len(scores.members) > 1:
+        gain = 1 - scores.ensemble.mae / scores.best_member.mae
+        sentence += (
+            f" {abs(gain) * 100:.0f} % {'below' if gain >= 0 else 'above'} its best member."
+            if abs(gain) >= 0.005
+            else " Level with its best member."
+        )
+    return Finding(grade=grade, short=f"{ratio * 100:.{0 if ratio >= 0.1 else 1}f} % of trivial", sentence=sentence)
+
+
+def coverage_finding(points: Points | None, observed: float | None, nominal: float) -> Finding:
+    """Whether the intervals keep their promise."""
+    if observed is None or not math.isfinite(observed):
+        return Finding(grade="unknown", short="no intervals", sentence="There are no intervals to check.")
+    promise = f"{nominal * 100:.0f} %"
+    graphs = len(np.unique(points.graph)) if points is not None else 0
+    chance = 2 * coverage_error(points, nominal) if points is not None else 0.0
+    miss = observed - nominal
+    short = f"{observed * 100:.1f} % of {promise}"
+    if points is not None and graphs < 20:
+        return Finding(grade="unknown", short=short, sentence=f"{graphs} graphs are too few to judge coverage.")
+    if abs(miss) <= max(NARROW, chance):
+        return Finding(grade="good", short=short, sentence=f"The {promise} intervals keep their promise.")
+    grade: Grade = "fair" if abs(miss) <= BROAD else "poor"
+    degree = "somewhat" if grade == "fair" else "much"
+    side = "narrow: the model is overconfident" if miss < 0 else "wide: the model is more careful than it need be"
+    return Finding(grade=grade, short=short, sentence=f"Intervals are {degree} too {side}.")
+
+
+def spread_finding(spearman: float | None) -> Finding:
+    """Whether the spread tells bad predictions from good ones."""
+    if spearman is None or not math.isfinite(spearman):
+        return Finding(grade="unknown", short="–", sentence="Predictions carry no spread.")
+    grade: Grade = "good" if spearman >= RANKS else "fair" if spearman >= BARELY_RANKS else "poor"
+    tells = {"good": "tells", "fair": "hints", "poor": "does not tell"}[grade]
+    return Finding(grade=grade, short=f"{spearman:.2f}", sentence=f"The spread {tells} which predictions are worse.")
+
+
+def field_verdict(scores: FieldScores, points: Points | None, nominal: float) -> FieldVerdict:
+    """The judgement of one field from its scores and, where known, its predictions."""
+    observed = scores.uncertainty.get("coverage")
+    if observed is None and points is not None and points.covered is not None:
+        observed = float(points.covered.mean())
+    error = error_finding(scores)
+    coverage = coverage_finding(points, observed, nominal)
+    return FieldVerdict(
+        scores=scores,
+        error=error,
+        coverage=coverage,
+        spread=spread_finding(scores.uncertainty.get("spearman")),
+        observed=observed,
+        grade=worst([error.grade, coverage.grade]),
+    )
+
+
+def worst(grades: Sequence[Grade]) -> Grade:
+    """The lowest grade; unknown counts only where nothing is known.
+
+    >>> worst(["good", "unknown", "fair"]), worst(["unknown"])
+    ('fair', 'unknown')
+    """
+    order: tuple[Grade, ...] = ("poor", "fair", "good")
+    return next((grade for grade in order if grade in grades), "unknown")
+
+
+def verdict(facts: Facts) -> Verdict:
+    """The judgement of everything that the report knows."""
+    part = facts.judged_part
+    nominal = facts.ensemble.nominal if facts.ensemble else 0.9
+    fields = tuple(field_verdict(s, part.points.get(s.field), nominal) for s in part.scores) if part else ()
+    grade = worst([field.grade for field in fields])
+    return Verdict(
+        grade=grade,
+        headline=_headline(facts, grade, fields),
+        explanation=_explanation(facts, fields, part),
+        part=part.name if part else "",
+        fields=fields,
+        cautions=_cautions(facts, part, fields),
+    )
+
+
+def _headline(facts: Facts, grade: Grade, fields: Sequence[FieldVerdict]) -> str:
+    if not fields or grade == "unknown":
+        return "There is not yet enough here to judge this model."
+    if facts.ensemble is None or all(field.coverage.grade == "unknown" for field in fields):
+        return {
+            "good": "It has learned its task; how far each prediction can be trusted is not known.",
+            "fair": "It has learned something, but use it with care.",
+            "poor": "Do not use it: it is no better than guessing the mean.",
+        }[grade]
+    poor = [field.scores.field for field in fields if field.grade == "poor"]
+    return {
+        "good": "Yes, on graphs like those it was trained on.",
+        "fair": "With care: read the rows that are marked fair.",
+        "poor": f"Not for {join(poor)}; see why below.",
+    }[grade]
+
+
+def join(words: Sequence[str]) -> str:
+    """Words as a list in a sentence.
+
+    >>> join(["a", "b", "c"])
+    'a, b and c'
+    """
+    return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1] if words else ""
+
+
+def _explanation(facts: Facts, fields: Sequence[FieldVerdict], part: Part | None) -> str:
+    if not fields or part is None:
+        return "No trial has finished with errors in physical units."
+    known = [f.scores.trivial.mae / f.scores.judged.mae for f in fields if f.error.grade != "unknown"]
+    known = [value for value in known if math.isfinite(value)]
+    what = {"ensemble": "The ensemble", "campaign": "The best trial", "run": "The model"}[facts.kind]
+    where = {"test": "graphs it has never seen", "valid": "validation graphs"}.get(part.name, part.name)
+    sentences = []
+    if known:
+        low, high = plain_number(float(f"{min(known):.2g}")), plain_number(float(f"{max(known):.2g}"))
+        times = low if low == high else f"{low} to {high}"
+        sentences.append(f"{what}'s error on {where} is {times} times smaller than the trivial predictor's.")
+    covered = [f.observed for f in fields if f.observed is not None]
+    if covered and facts.ensemble is not None:
+        low, high = f"{min(covered) * 100:.0f}", f"{max(covered) * 100:.0f}"
+        share = low if low == high else f"{low} to {high}"
+        sentences.append(f"Its {facts.ensemble.nominal * 100:.0f} % intervals hold {share} % of the true values.")
+    return " ".join(sentences)
+
+
+def _cautions(facts: Facts, part: Part | None, fields: Sequence[FieldVerdict]) -> tuple[str, ...]:
+    cautions: list[str] = []
+    if part is not None and part.name != "test":
+        cautions.append(
+            "There is no test part: these are validation errors, which chose the model, so they flatter it a little."
+        )
+    if facts.ensemble is None:
+        cautions.append("A single model says nothing about its own uncertainty; an ensemble does.")
+    if facts.ensemble is not None and len(facts.ensemble.members) < 3:
+        cautions.append("Fewer than three members: the spread between them says little.")
+    weak = [f.scores.field for f in fields if f.spread.grade == "poor"]
+    if weak:
+        cautions.append(
+            f"For {join(weak)} the spread does not tell good predictions from bad ones: use the interval, not the ranking."
+        )
+    if part is not None and facts.ensemble is not None:
+        cautions.append("Coverage holds for data like the test part; on new kinds of graphs check it again.")
+    return tuple(cautions)

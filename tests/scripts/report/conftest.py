@@ -1,0 +1,286 @@
+"""Folders as search, ensemble and training leave them, filled with invented but lawful numbers."""
+
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hydragnn.config import RunConfig
+from hydragnn.datasets import StoreWriter
+from hydragnn.files import write_json
+from hydragnn.graphs import Field, GraphBatch, concatenate, graph_from_arrays
+from hydragnn.hpo.events import Failed, Launched, Opened, Plan, Propose, Proposed, Reached, Start
+from hydragnn.hpo.journal import Journal
+from hydragnn.hpo.scheduler import State, step
+from hydragnn.record import Cost, Failure, RunRecord, write_record
+
+UNITS = {"energy": "eV", "forces": "eV/Angstrom", "charge": "e"}
+TRIVIAL = {"energy": 0.84, "forces": 1.31, "charge": 0.071}
+RUNGS = (4, 12, 36)
+GRAPHS = 240
+SPACE: dict[str, Any] = {
+    "model.kind": {"type": "categorical", "choices": ["schnet", "painn"]},
+    "model.hidden_dim": {"type": "int", "low": 16, "high": 128, "log": True},
+    "model.num_layers": {"type": "int", "low": 2, "high": 6},
+    "train.learning_rate": {"type": "float", "low": 1e-4, "high": 1e-2, "log": True},
+    "model.dropout": {"type": "float", "low": 0.0, "high": 0.3, "when": {"model.kind": ["schnet"]}},
+}
+
+
+@dataclass(frozen=True)
+class Samples:
+    """The folders, and the store behind them."""
+
+    store: Path
+    campaign: Path
+    ensemble: Path
+    run: Path
+
+
+@pytest.fixture(scope="session")
+def samples(tmp_path_factory: pytest.TempPathFactory) -> Samples:
+    root = tmp_path_factory.mktemp("report")
+    return make_samples(root)
+
+
+def make_samples(root: Path) -> Samples:
+    store = write_alloys(root / "alloys.h5")
+    campaign = write_campaign(root / "campaign", store)
+    ensemble = write_ensemble(root / "ensemble", store)
+    run = root / "run"
+    write_record(record_of(base_config(store), {}, quality=0.1, epochs=36, seed=3), run)
+    return Samples(store=store, campaign=campaign, ensemble=ensemble, run=run)
+
+
+def write_alloys(path: Path) -> Path:
+    """Small clusters of three elements with an energy, forces and charges."""
+    fields = [
+        Field(name="atomic_numbers", on="node", classes=119, dtype="int64"),
+        Field(name="energy", on="graph", unit="eV", role="target", dtype="float64"),
+        Field(name="forces", on="node", shape=(3,), unit="eV/Angstrom", parity="vector", role="target"),
+        Field(name="charge", on="node", unit="e", role="target"),
+    ]
+    generator = torch.Generator().manual_seed(0)
+    with StoreWriter(path, fields, dim=3, attributes={"source": "invented for the tests of the report"}) as writer:
+        writer.write(concatenate([_cluster(fields, generator) for _ in range(GRAPHS)]))
+    return path
+
+
+def _cluster(fields: list[Field], generator: torch.Generator) -> GraphBatch:
+    nodes = int(torch.randint(8, 40, (1,), generator=generator))
+    receivers = torch.arange(nodes).repeat_interleave(2)
+    species = torch.tensor([26, 78, 29])[torch.randint(0, 3, (nodes,), generator=generator)]
+    return graph_from_arrays(
+        positions=4 * torch.rand(nodes, 3, generator=generator, dtype=torch.float64),
+        senders=(receivers + torch.tensor([1, 2]).repeat(nodes)) % nodes,
+        receivers=receivers,
+        fields=fields,
+        nodes={
+            "atomic_numbers": species,
+            "forces": torch.randn(nodes, 3, generator=generator),
+            "charge": 0.1 * torch.randn(nodes, generator=generator),
+        },
+        graphs={"energy": -3.2 * nodes + torch.randn((), generator=generator, dtype=torch.float64)},
+    )
+
+
+def base_config(store: Path) -> dict[str, Any]:
+    return {
+        "data": {"store": str(store)},
+        "split": {"train": 0.7, "valid": 0.1},
+        "model": {"kind": "painn", "hidden_dim": 32},
+        "heads": [
+            {"field": "energy", "pool": "sum", "references": True, "forces": "forces", "forces_weight": 10.0},
+            {"field": "charge", "loss": "huber"},
+        ],
+        "train": {"epochs": 36},
+    }
+
+
+def record_of(config: dict[str, Any], values: dict[str, Any], *, quality: float, epochs: int, seed: int) -> RunRecord:
+    """A record whose errors fall to ``quality`` times those of the trivial predictor."""
+    table: dict[str, Any] = json.loads(json.dumps(config))
+    for path, value in values.items():
+        section, key = path.split(".")
+        table[section][key] = value
+    resolved = RunConfig.parse(table)
+    noise = np.random.default_rng(seed)
+    fall = quality + (1 - quality) * np.exp(-np.arange(1, epochs + 1) / 5)
+    wiggle = fall * np.exp(0.06 * noise.normal(size=epochs))
+    curves = {"train/loss": list(0.8 * fall**2), "valid/loss": list(wiggle**2), "learning_rate": [1e-3] * epochs}
+    for field, base in TRIVIAL.items():
+        curves[f"valid/{field}/mae"] = list(base * wiggle)
+        curves[f"valid/{field}/rmse"] = list(1.3 * base * wiggle)
+        curves[f"valid/{field}/r2"] = list(1 - wiggle**2)
+    best = int(np.argmin(curves["valid/loss"]))
+    metrics = {
+        f"valid/{field}/{key}": factor * base
+        for field, base in TRIVIAL.items()
+        for key, factor in (("mae", 1.0), ("rmse", 1.3), ("r2", 0.0))
+    }
+    return RunRecord(
+        config=resolved.to_json(),
+        config_hash=resolved.hash,
+        data_hash="5be1c0ffee00aa11",
+        seed=seed,
+        status="finished" if epochs == RUNGS[-1] else "paused",
+        epochs=epochs,
+        parameters=41_217,
+        parts={"train": 168, "valid": 24, "test": 48},
+        curves=curves,
+        best={**{name: values[best] for name, values in curves.items()}, "epoch": float(best + 1)},
+        trivial=metrics,
+        cost=Cost(seconds=1.9 * epochs, cpu_seconds=1.8 * epochs, peak_memory_mb=512.0, graphs_per_second=410.0),
+        versions={"hydragnn": "0.1.0", "python": "3.11.9", "torch": "2.8.0"},
+        hardware={"processor": "2 cores", "gpus": []},
+    )
+
+
+def write_campaign(folder: Path, store: Path) -> Path:
+    """Twenty-four trials through three rungs by the real scheduler and journal; the training is invented."""
+    config = base_config(store)
+    search = {
+        "trials": 24,
+        "sampler": "tpe",
+        "seed": 1,
+        "rungs": list(RUNGS[:-1]),
+        "objective": "valid/loss",
+        "space": SPACE,
+    }
+    write_json(folder / "campaign.json", {**config, "search": search})
+    generator = np.random.default_rng(7)
+    values: dict[int, dict[str, Any]] = {}
+    clock = 0.0
+    with Journal(folder / "journal.jsonl") as journal:
+        opened = Opened(plan=Plan(trials=24, rungs=RUNGS, finalists=4), places=("local-0",))
+        pending: list[Any] = [opened]
+        state = State()
+        while pending:
+            event = pending.pop(0)
+            clock += 1.0
+            journal.append(event, clock)
+            state, actions = step(state, event, clock)
+            for action in actions:
+                if isinstance(action, Propose):
+                    values[action.trial] = _point(generator)
+                    pending.append(Proposed(trial=action.trial, values=values[action.trial]))
+                elif isinstance(action, Start):
+                    pending.append(Launched(trial=action.trial, attempt=action.attempt, identity={"pid": 1}))
+                    pending.append(_trained(folder, config, action, values[action.trial]))
+    return folder
+
+
+def _point(generator: np.random.Generator) -> dict[str, Any]:
+    kind = str(generator.choice(["schnet", "painn"]))
+    point = {
+        "model.kind": kind,
+        "model.hidden_dim": int(2 ** generator.uniform(4, 7)),
+        "model.num_layers": int(generator.integers(2, 7)),
+        "train.learning_rate": float(10 ** generator.uniform(-4, -2)),
+    }
+    return {**point, "model.dropout": float(generator.uniform(0, 0.3))} if kind == "schnet" else point
+
+
+def _trained(folder: Path, config: dict[str, Any], start: Start, values: dict[str, Any]) -> Reached | Failed:
+    place = folder / "trials" / f"{start.trial:04d}"
+    distance = abs(np.log10(values["train.learning_rate"]) + 2.7)
+    quality = float(
+        0.05 + 0.12 * distance**2 + 0.05 * (values["model.kind"] == "schnet") + 0.4 / values["model.hidden_dim"]
+    )
+    record = record_of(config, values, quality=min(quality, 0.7), epochs=start.until, seed=start.trial)
+    if values["train.learning_rate"] > 5e-3:
+        failure = Failure(kind="diverged", message="the loss is not finite in epoch 2; lower train.learning_rate")
+        write_record(replace(record, status="failed", failure=failure, best={}, curves={}, epochs=1), place)
+        return Failed(trial=start.trial, attempt=start.attempt, kind=failure.kind, message=failure.message)
+    write_record(record, place)
+    return Reached(
+        trial=start.trial, attempt=start.attempt, epochs=start.until, value=record.best["valid/loss"], seconds=2.0
+    )
+
+
+def write_ensemble(folder: Path, store: Path, campaign: str = "") -> Path:
+    """Three members with errors, spreads and intervals that obey the law of total variance."""
+    generator = np.random.default_rng(11)
+    arrays: dict[str, Any] = {}
+    parts: dict[str, Any] = {}
+    for part, first, count in (("valid", 0, 24), ("test", 100, 48)):
+        parts[part] = {}
+        for field, per_graph in (("energy", 1), ("forces", 60), ("charge", 20)):
+            entry, rows = _evaluated(field, per_graph, np.arange(first, first + count), generator)
+            parts[part][field] = entry
+            arrays |= {f"{part}/{field}/{name}": value for name, value in rows.items()}
+    names = ["0012", "0019", "0003"]
+    members = [{"name": name, "folder": f"members/{i}", "weight": 1 / 3} for i, name in enumerate(names)]
+    write_json(
+        folder / "ensemble.json",
+        {"version": 1, "members": members, "campaign": campaign} if campaign else {"version": 1, "members": members},
+    )
+    for number in range(3):
+        record = record_of(
+            base_config(store),
+            {"model.hidden_dim": 32 + 16 * number},
+            quality=0.07 + 0.01 * number,
+            epochs=36,
+            seed=number,
+        )
+        write_json(folder / "members" / str(number) / "record.json", asdict(record))
+    write_json(folder / "evaluation.json", {"version": 1, "nominal": 0.9, "parts": parts})
+    np.savez(folder / "evaluation.npz", **arrays)
+    rows = {
+        f: {"unit": UNITS[f], "trivial": TRIVIAL[f], "with_edges": 0.06 * TRIVIAL[f], "without_edges": 0.7 * TRIVIAL[f]}
+        for f in UNITS
+    }
+    write_json(folder / "ablation.json", rows)
+    return folder
+
+
+def _evaluated(
+    field: str, per_graph: int, graphs: np.ndarray[Any, Any], generator: np.random.Generator
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    base = TRIVIAL[field]
+    graph = np.repeat(graphs, per_graph)
+    target = 1.25 * base * generator.normal(size=len(graph))
+    sigma = 0.07 * base * np.exp(0.5 * generator.normal(size=len(graph)))
+    common = sigma * generator.normal(size=len(graph))
+    members = target + common + 0.6 * sigma * generator.normal(size=(3, len(graph)))
+    mean = members.mean(axis=0)
+    epistemic = members.std(axis=0)
+    aleatoric = np.zeros_like(mean) if field != "charge" else 0.9 * sigma
+    width = 1.645 * sigma * 1.06
+
+    def errors(name: str, prediction: np.ndarray[Any, Any]) -> dict[str, Any]:
+        error = prediction - target
+        r2 = 1 - float((error**2).sum() / ((target - target.mean()) ** 2).sum())
+        return {"name": name, "mae": float(abs(error).mean()), "rmse": float(np.sqrt((error**2).mean())), "r2": r2}
+
+    scores = [errors(name, values) for name, values in zip(("0012", "0019", "0003"), members)]
+    best = min(scores, key=lambda score: score["mae"])["name"]
+    ensemble = errors("ensemble", mean)
+    del ensemble["name"]
+    inside = abs(mean - target) <= width
+    ensemble |= {
+        "crps": 0.03,
+        "nll": -0.4,
+        "coverage": float(inside.mean()),
+        "interval_width": float(2 * width.mean()),
+        "miscalibration_area": 0.021,
+        "spearman": 0.56,
+    }
+    trivial = errors("trivial", np.zeros_like(target))
+    del trivial["name"]
+    entry = {"unit": UNITS[field], "trivial": trivial, "members": scores, "best_member": best, "ensemble": ensemble}
+    rows = {
+        "target": target,
+        "mean": mean,
+        "epistemic": epistemic,
+        "aleatoric": aleatoric,
+        "lower": mean - width,
+        "upper": mean + width,
+        "graph": graph,
+        "members": members,
+    }
+    return entry, rows
