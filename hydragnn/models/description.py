@@ -2,10 +2,9 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, get_args
 
 import torch
-from pydantic import TypeAdapter
 
 from hydragnn.errors import InputError, nearest
 from hydragnn.graphs.batch import GraphBatch
@@ -74,13 +73,23 @@ def description_from_json(value: Mapping[str, Any]) -> ModelDescription:
     fields = [field_from_json(item) for item in value["fields"]]
     statistics = value["statistics"]
     return ModelDescription(
-        model=TypeAdapter(ModelSettings).validate_python(value["model"]),
+        model=_encoder_settings(value["model"]),
         heads=tuple(HeadSettings.parse(head, "model.json") for head in value["heads"]),
         fields={field.name: field for field in fields},
         inputs=tuple(value["inputs"]),
         dim=value["dim"],
         statistics=DegreeStatistics(**statistics) if statistics else None,
     )
+
+
+def _encoder_settings(value: Mapping[str, Any]) -> ModelSettings:
+    """The settings of the encoder that ``kind`` names."""
+    union, *_ = get_args(ModelSettings)
+    by_kind = {cls.model_fields["kind"].default: cls for cls in get_args(union)}
+    if value["kind"] not in by_kind:
+        raise InputError(f"unknown kind of model {value['kind']!r}; {nearest(str(value['kind']), list(by_kind))}")
+    settings: ModelSettings = by_kind[value["kind"]].parse(value, "model")
+    return settings
 
 
 def described(

@@ -1,0 +1,90 @@
+"""Radial features, envelopes, edge geometry and pooling."""
+
+import math
+
+import pytest
+import torch
+
+from hydragnn.layers import (
+    BesselBasis,
+    GatedVectors,
+    GaussianBasis,
+    RadialFeatures,
+    envelope_at,
+    lengths_and_directions,
+    mlp,
+    pooled,
+)
+
+
+def test_the_bessel_basis_is_orthonormal_on_the_ball() -> None:
+    basis, cutoff = BesselBasis(cutoff=4.0, num_radial=5).double(), 4.0
+    r = (torch.arange(20000, dtype=torch.float64) + 0.5) * cutoff / 20000
+    values = basis(r) * r.unsqueeze(-1)  # the measure r^2 dr, one r on each side
+    gram = values.T @ values * (cutoff / 20000)
+    torch.testing.assert_close(gram, torch.eye(5, dtype=torch.float64), rtol=0, atol=1e-6)
+
+
+def test_a_gaussian_peaks_at_its_centre_and_centres_reach_the_cutoff() -> None:
+    values = GaussianBasis(cutoff=6.0, num_radial=4)(torch.tensor([0.0, 2.0, 4.0, 6.0]))
+    torch.testing.assert_close(values.diagonal(), torch.ones(4))
+    assert (values.argmax(-1) == torch.arange(4)).all()
+
+
+@pytest.mark.parametrize(("kind", "smooth"), [("polynomial", 2), ("cosine", 1)])
+def test_an_envelope_ends_at_the_cutoff_with_its_derivatives(kind: str, smooth: int) -> None:
+    r = torch.tensor([5.0 - 1e-9], dtype=torch.float64, requires_grad=True)
+    value = envelope_at(r, 5.0, kind)  # type: ignore[arg-type]
+    assert value is not None
+    for order in range(smooth + 1):
+        assert abs(float(value.detach())) < 1e-6, f"derivative {order}"
+        (value,) = torch.autograd.grad(value.sum(), r, create_graph=True)
+
+
+def test_no_envelope_multiplies_nothing() -> None:
+    features, envelope = RadialFeatures(5.0, 3, "bessel", "none", inputs=0)(torch.tensor([1.0, 9.0]), None)
+    assert envelope is None
+    assert features.shape == (2, 4)
+
+
+def test_radial_features_hold_basis_constant_and_edge_inputs() -> None:
+    module = RadialFeatures(5.0, 3, "gaussian", "cosine", inputs=2)
+    features, envelope = module(torch.tensor([2.5]), torch.tensor([[7.0, 8.0]]))
+    assert features.shape == (1, module.width)
+    torch.testing.assert_close(features[0, -3:], torch.tensor([1.0, 7.0, 8.0]))
+    assert envelope is not None
+    torch.testing.assert_close(envelope.squeeze(), torch.tensor(0.5))
+
+
+def test_an_edge_of_length_zero_is_finite_to_the_second_derivative() -> None:
+    vectors = torch.tensor([[0.0, 0.0, 0.0], [1.0, 2.0, 2.0]], dtype=torch.float64, requires_grad=True)
+    lengths, directions = lengths_and_directions(vectors)
+    basis = BesselBasis(5.0, 4).double()(lengths)
+    (first,) = torch.autograd.grad(basis.sum() + directions.sum(), vectors, create_graph=True)
+    (second,) = torch.autograd.grad(first.square().sum(), vectors)
+    for value in (basis, directions, first, second):
+        assert value.isfinite().all()
+    assert float(lengths[1].detach()) == 3.0
+    # the limit of sin(n pi r / c) / r
+    expected = math.sqrt(2 / 5) * math.pi / 5 * torch.arange(1.0, 5.0, dtype=torch.float64)
+    torch.testing.assert_close(basis[0].detach(), expected)
+
+
+@pytest.mark.parametrize(("pool", "expected"), [("sum", 4.0), ("mean", 2.0), ("max", 3.0)])
+def test_pooling_stays_inside_its_graph(pool: str, expected: float) -> None:
+    values, owners = torch.tensor([[1.0], [3.0], [9.0]]), torch.tensor([0, 0, 2])
+    found = pooled(values, owners, 3, pool)  # type: ignore[arg-type]
+    assert found.squeeze(1).tolist() == [expected, 0.0, 9.0]
+
+
+def test_gated_vectors_turn_with_their_input() -> None:
+    torch.manual_seed(0)
+    module = GatedVectors(4, 6, 2).double()
+    scalars, vectors = torch.randn(5, 4).double(), torch.randn(5, 3, 4).double()
+    turn, _ = torch.linalg.qr(torch.randn(3, 3).double())
+    turned = module(scalars, torch.einsum("ab,nbc->nac", turn, vectors))
+    torch.testing.assert_close(turned, module(scalars, vectors) @ turn.T)
+
+
+def test_a_network_has_an_activation_between_layers_only() -> None:
+    assert [type(layer).__name__ for layer in mlp([2, 3, 4, 1])] == ["Linear", "SiLU", "Linear", "SiLU", "Linear"]

@@ -1,0 +1,298 @@
+"""Building, refusing, saving and loading models."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import TypeAdapter
+
+from hydragnn.datasets import Normalisation, Scale
+from hydragnn.errors import InputError
+from hydragnn.graphs.batch import GraphBatch, concatenate
+from hydragnn.graphs.field import Field
+from hydragnn.models import (
+    DegreeStatistics,
+    GraphModel,
+    HeadSettings,
+    ModelSettings,
+    build_model,
+    degree_statistics,
+    load_model,
+    save_model,
+)
+
+FIELDS = {
+    field.name: field
+    for field in (
+        Field(name="atomic_numbers", on="node", classes=119, dtype="int64"),
+        Field(name="size", on="node"),
+        Field(name="normal", on="edge", shape=(3,), parity="vector"),
+        Field(name="area", on="edge"),
+        Field(name="relation", on="edge", classes=3, dtype="int64"),
+        Field(name="energy", on="graph", role="target", unit="eV"),
+        Field(name="forces", on="node", shape=(3,), parity="vector", role="target"),
+        Field(name="stress", on="graph", shape=(3, 3), parity="tensor", role="target"),
+        Field(name="displacement", on="node", shape=(2,), role="target"),
+        Field(name="heat", on="edge", role="target"),
+        Field(name="kind", on="graph", classes=2, dtype="int64", role="target"),
+        Field(name="pair", on="graph", shape=(2,), role="target"),
+        Field(name="dipole", on="graph", shape=(3,), parity="vector", role="target"),
+    )
+}
+
+
+def settings(**values: Any) -> ModelSettings:
+    return TypeAdapter(ModelSettings).validate_python({"hidden_dim": 8, "num_layers": 2, **values})  # type: ignore[no-any-return]
+
+
+def built(
+    kind: str, *heads: HeadSettings, dim: int = 3, inputs: tuple[str, ...] = ("size",), **extra: Any
+) -> GraphModel:
+    return build_model(
+        settings(kind=kind, **extra),
+        heads,
+        FIELDS,
+        inputs=inputs,
+        dim=dim,
+        seed=0,
+        statistics=DegreeStatistics(mean_log_degree=1.5),
+    )
+
+
+def chain(nodes: int, dim: int) -> GraphBatch:
+    """Nodes in a row, each with its neighbours."""
+    pairs = sorted((r, s) for r in range(nodes) for s in (r - 1, r + 1) if 0 <= s < nodes)
+    receivers, senders = torch.tensor(pairs, dtype=torch.int64).view(-1, 2).T.contiguous()
+    positions = torch.arange(nodes * dim, dtype=torch.float32).view(nodes, dim).sin()
+    return GraphBatch(
+        positions=positions,
+        senders=senders,
+        receivers=receivers,
+        edge_shifts=torch.zeros(len(pairs), dim),
+        cell=torch.zeros(1, 3, 3),
+        periodic=torch.zeros(1, 3, dtype=torch.bool),
+        node_offsets=torch.tensor([0, nodes]),
+        edge_offsets=torch.tensor([0, len(pairs)]),
+        fields={name: FIELDS[name] for name in ("size", "relation", "atomic_numbers", "area")},
+        nodes={"size": torch.arange(nodes) / nodes, "atomic_numbers": torch.arange(nodes) % 3 + 1},
+        edges={"relation": torch.arange(len(pairs)) % 3, "area": torch.ones(len(pairs))},
+    )
+
+
+ENERGY = HeadSettings(field="energy", pool="sum")
+WRONG = {
+    "no geometry": (lambda: built("painn", ENERGY, dim=0), "needs positions.*relational"),
+    "vector input": (lambda: built("painn", ENERGY, inputs=("normal",)), "input normal is a vector.*components"),
+    "vector of schnet": (lambda: built("schnet", HeadSettings(field="dipole")), "painn.*egnn.*not schnet"),
+    "vector of relational": (
+        lambda: built("relational", HeadSettings(field="dipole"), inputs=("relation",)),
+        "scalar if the axes are fixed",
+    ),
+    "vector in the plane": (lambda: built("painn", HeadSettings(field="dipole"), dim=2), r"give shape \(2,\)"),
+    "largest vector": (lambda: built("egnn", HeadSettings(field="dipole", pool="max")), "pool = .sum."),
+    "tensor": (lambda: built("painn", HeadSettings(field="stress")), "only as the stress of an energy"),
+    "edge target": (lambda: built("pna", HeadSettings(field="heat")), "heat: it lies on edges"),
+    "classes": (lambda: built("pna", HeadSettings(field="kind")), "kind: it is categorical"),
+    "forces of a pair": (
+        lambda: built("painn", HeadSettings(field="pair", pool="sum", forces="forces")),
+        "pair: forces and stress are derivatives of one scalar",
+    ),
+    "forces without lengths": (
+        lambda: built("relational", ENERGY.model_copy(update={"forces": "forces"}), inputs=("relation",)),
+        "sees no lengths",
+    ),
+    "forces of another shape": (
+        lambda: built("painn", ENERGY.model_copy(update={"forces": "displacement"})),
+        r"displacement lies on node with shape \(2,\); expected node and \(3,\)",
+    ),
+    "no relation": (lambda: built("relational", ENERGY), "categorical edge field 'relation'"),
+    "relation is a number": (
+        lambda: built("relational", ENERGY, inputs=("area",), relation="area"),
+        "categorical edge field 'area'",
+    ),
+    "unknown target": (lambda: built("painn", HeadSettings(field="enrgy")), "no field enrgy; did you mean energy"),
+    "unknown input": (lambda: built("painn", ENERGY, inputs=("sise",)), "no field sise; did you mean size"),
+    "target as input": (lambda: built("painn", ENERGY, inputs=("size", "energy")), "both an input and a target"),
+    "pna without statistics": (
+        lambda: build_model(settings(kind="pna"), [ENERGY], FIELDS, inputs=["size"], dim=3, seed=0),
+        "degree statistics",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_cannot_work_is_refused_with_a_remedy(case: str) -> None:
+    build, sentence = WRONG[case]
+    with pytest.raises(InputError, match=sentence):
+        build()
+
+
+@pytest.mark.parametrize(
+    ("kind", "dim"),
+    [("pna", 0), ("pna", 2), ("relational", 0), ("relational", 2), ("painn", 2), ("egnn", 2), ("schnet", 2)],
+)
+def test_graphs_of_any_dimension_are_welcome_where_physics_allows(kind: str, dim: int) -> None:
+    head = HeadSettings(field="displacement")
+    model = built(kind, head, dim=dim, inputs=("size", "relation", "area"))
+    found = model(chain(5, dim))["displacement"].mean
+    assert found.shape == (5, 2)
+    assert found.isfinite().all()
+
+
+def test_a_model_needs_no_input_field() -> None:
+    model = built("schnet", ENERGY, inputs=())
+    assert model(chain(4, 3))["energy"].mean.shape == (1,)
+
+
+def test_extensive_heads_add_up_over_parts() -> None:
+    model = built("painn", ENERGY)
+    one = chain(4, 3)
+    apart = replace(chain(4, 3), positions=one.positions + 100.0)
+    both = concatenate([one, apart])
+    merged = replace(
+        both,
+        cell=both.cell[:1],
+        periodic=both.periodic[:1],
+        node_offsets=both.node_offsets[[0, 2]],
+        edge_offsets=both.edge_offsets[[0, 2]],
+    )
+    torch.testing.assert_close(model(merged)["energy"].mean.sum(), model(both)["energy"].mean.sum())
+
+
+def test_variances_are_positive_however_sure_the_model_is() -> None:
+    model = built("schnet", HeadSettings(field="energy", distribution="gaussian", loss="nll"))
+    with torch.no_grad():
+        for parameter in model.heads.parameters():
+            parameter.fill_(-50.0)
+    variance = model(chain(4, 3))["energy"].variance
+    assert variance is not None and bool((variance > 0).all()) and bool(variance.log().isfinite().all())
+
+
+def test_degree_statistics_count_every_node() -> None:
+    found = degree_statistics([chain(3, 2), chain(1, 2)])
+    expected = torch.tensor([2.0, 3.0, 2.0, 1.0]).log().mean()
+    assert found.mean_log_degree == pytest.approx(float(expected))
+    with pytest.raises(InputError, match="at least one training graph"):
+        degree_statistics([])
+
+
+def test_a_cutoff_is_crossed_smoothly() -> None:
+    for kind in ("schnet", "painn", "egnn", "pna"):
+        model = built(kind, HeadSettings(field="energy", pool="sum", forces="forces"), cutoff=2.0).double()
+        batch = chain(2, 3)
+
+        def energy_and_force(
+            distance: float, model: GraphModel = model, batch: GraphBatch = batch
+        ) -> tuple[float, float]:
+            positions = torch.tensor([[0.0, 0.0, 0.0], [distance, 0.0, 0.0]], dtype=torch.float64)
+            nodes = {name: v.double() if v.is_floating_point() else v for name, v in batch.nodes.items()}
+            with torch.no_grad():
+                found = model(replace(batch, positions=positions, edge_shifts=batch.edge_shifts.double(), nodes=nodes))
+            return float(found["energy"].mean), float(found["forces"].mean[0, 0])
+
+        inside, beyond = energy_and_force(2.0 - 1e-4), energy_and_force(2.0 + 1e-4)
+        assert inside[0] == pytest.approx(beyond[0], abs=1e-6)
+        assert inside[1] == pytest.approx(beyond[1], abs=1e-4)
+        assert beyond[1] == 0.0
+
+
+def saved(folder: Path) -> GraphModel:
+    model = built("painn", ENERGY, inputs=("atomic_numbers",))
+    save_model(folder, model, Normalisation(scales={"energy": Scale(mean=(0.0,), std=(2.0,))}))
+    return model
+
+
+def test_averaged_weights_can_take_the_place_of_the_models_own(tmp_path: Path) -> None:
+    model = built("painn", ENERGY)
+    halved = {name: value / 2 for name, value in model.state_dict().items()}
+    save_model(tmp_path, model, Normalisation(), weights=halved)
+    loaded = load_model(tmp_path).model.state_dict()
+    assert all(torch.equal(loaded[name], halved[name]) for name in halved)
+
+
+def test_loaded_models_predict_in_the_asked_precision(tmp_path: Path) -> None:
+    saved(tmp_path)
+    rough = load_model(tmp_path).predict(chain(4, 3))["energy"].mean
+    fine = load_model(tmp_path, dtype=torch.float64).predict(chain(4, 3))["energy"].mean
+    assert rough.dtype == fine.dtype == torch.float64
+    torch.testing.assert_close(rough, fine, rtol=1e-5, atol=1e-6)
+    assert not torch.equal(rough, fine)
+
+
+def test_references_come_back_on_top_of_the_prediction(tmp_path: Path) -> None:
+    model = built("painn", ENERGY, inputs=("atomic_numbers",))
+    scales = {"energy": Scale(mean=(0.0,), std=(2.0,))}
+    save_model(tmp_path / "plain", model, Normalisation(scales=scales))
+    references = {"energy": {1: 10.0, 2: 20.0, 3: 30.0}}
+    save_model(tmp_path / "referenced", model, Normalisation(scales=scales, references=references))
+    plain, shifted = (
+        load_model(tmp_path / name).predict(chain(4, 3))["energy"].mean for name in ("plain", "referenced")
+    )
+    torch.testing.assert_close(shifted - plain, torch.tensor([70.0], dtype=torch.float64), rtol=1e-12, atol=1e-12)
+
+
+def spoil(folder: Path, how: str) -> None:
+    description = folder / "model.json"
+    value = json.loads(description.read_text())
+    match how:
+        case "newer":
+            description.write_text(json.dumps({**value, "version": 99}))
+        case "foreign":
+            description.write_text(json.dumps({"hello": 1}))
+        case "cut description":
+            description.write_text(description.read_text()[:50])
+        case "missing key":
+            del value["heads"]
+            description.write_text(json.dumps(value))
+        case "unknown setting":
+            value["model"]["colour"] = "red"
+            description.write_text(json.dumps(value))
+        case "cut weights":
+            weights = folder / "weights.safetensors"
+            weights.write_bytes(weights.read_bytes()[:-100])
+        case "no weights":
+            (folder / "weights.safetensors").unlink()
+        case "other weights":
+            value["model"]["hidden_dim"] = 16
+            description.write_text(json.dumps(value))
+
+
+@pytest.mark.parametrize(
+    ("how", "sentence"),
+    [
+        ("newer", "version 99.*update"),
+        ("foreign", "does not describe a model"),
+        ("cut description", "not valid JSON"),
+        ("missing key", "damaged.*heads"),
+        ("unknown setting", "damaged.*colour"),
+        ("cut weights", "cannot be read"),
+        ("no weights", "does not exist"),
+        ("other weights", "does not fit"),
+    ],
+)
+def test_a_spoiled_model_folder_is_refused_in_one_sentence(tmp_path: Path, how: str, sentence: str) -> None:
+    saved(tmp_path)
+    spoil(tmp_path, how)
+    with pytest.raises(InputError, match=sentence) as caught:
+        load_model(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_trained_model_says_what_a_batch_lacks(tmp_path: Path) -> None:
+    saved(tmp_path)
+    model, batch = load_model(tmp_path), chain(4, 3)
+    cases = {
+        "no field atomic_numbers": replace(batch, fields={}),
+        "graph 0 has no atomic_numbers": replace(batch, masks={"atomic_numbers": torch.tensor([False])}),
+        "dimension 2": chain(4, 2),
+        "holds 1 to 500": replace(batch, nodes={**batch.nodes, "atomic_numbers": torch.tensor([1, 2, 3, 500])}),
+        "lies on node with shape": replace(
+            batch, fields={**batch.fields, "atomic_numbers": replace(FIELDS["atomic_numbers"], shape=(2,))}
+        ),
+    }
+    for sentence, wrong in cases.items():
+        with pytest.raises(InputError, match=sentence):
+            model.predict(wrong)
