@@ -34,7 +34,7 @@ def test_a_gaussian_peaks_at_its_centre_and_centres_reach_the_cutoff() -> None:
 @pytest.mark.parametrize(("kind", "smooth"), [("polynomial", 2), ("cosine", 1)])
 def test_an_envelope_ends_at_the_cutoff_with_its_derivatives(kind: str, smooth: int) -> None:
     r = torch.tensor([5.0 - 1e-9], dtype=torch.float64, requires_grad=True)
-    value = envelope_at(r, 5.0, kind)  # type: ignore[arg-type]
+    value = envelope_at(r, 5.0, kind)
     assert value is not None
     for order in range(smooth + 1):
         assert abs(float(value.detach())) < 1e-6, f"derivative {order}"
@@ -73,7 +73,7 @@ def test_an_edge_of_length_zero_is_finite_to_the_second_derivative() -> None:
 @pytest.mark.parametrize(("pool", "expected"), [("sum", 4.0), ("mean", 2.0), ("max", 3.0)])
 def test_pooling_stays_inside_its_graph(pool: str, expected: float) -> None:
     values, owners = torch.tensor([[1.0], [3.0], [9.0]]), torch.tensor([0, 0, 2])
-    found = pooled(values, owners, 3, pool)  # type: ignore[arg-type]
+    found = pooled(values, owners, 3, pool)
     assert found.squeeze(1).tolist() == [expected, 0.0, 9.0]
 
 

@@ -45,7 +45,7 @@ FIELDS = {
 
 
 def settings(**values: Any) -> ModelSettings:
-    return TypeAdapter(ModelSettings).validate_python({"hidden_dim": 8, "num_layers": 2, **values})  # type: ignore[no-any-return]
+    return TypeAdapter(ModelSettings).validate_python({"hidden_dim": 8, "num_layers": 2, **values})
 
 
 def built(

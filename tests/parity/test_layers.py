@@ -1,0 +1,182 @@
+"""Our layers with the weights of independent implementations: PyTorch Geometric's, and the papers' equations as loops."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hydragnn.kernels import Topology, relation_topology
+from hydragnn.layers import (
+    EGNNLayer,
+    PaiNNMessage,
+    PaiNNUpdate,
+    PNALayer,
+    RadialFeatures,
+    RelationalLayer,
+    SchNetInteraction,
+    mlp,
+)
+
+NODES, CHANNELS, RADIAL, CUTOFF = 7, 6, 5, 4.0
+SUMS = {"rtol": 1e-10, "atol": 1e-10}  # float64 sums in another order
+
+
+@pytest.fixture
+def edges() -> Topology:
+    """Every node hears three others."""
+    pairs = [(i, (i + step) % NODES) for i in range(NODES) for step in (1, 2, 4)]
+    receivers, senders = torch.tensor(pairs).T.contiguous()
+    return Topology(senders=senders, receivers=receivers, num_columns=NODES, num_rows=NODES)
+
+
+@pytest.fixture(autouse=True)
+def in_double() -> Any:
+    """Layers and their models in float64, from one seed."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(0)
+    yield
+    torch.set_default_dtype(before)
+
+
+def linear(module: nn.Module) -> Tensor:
+    weight = module.weight
+    assert isinstance(weight, Tensor)
+    return weight
+
+
+def pairs_of(edges: Topology) -> list[tuple[int, int, int]]:
+    return [(e, s, r) for e, (s, r) in enumerate(zip(edges.senders.tolist(), edges.receivers.tolist()))]
+
+
+def test_schnet_equals_the_interaction_of_pytorch_geometric(edges: Topology) -> None:
+    schnet = pytest.importorskip("torch_geometric.nn.models.schnet")
+    theirs = schnet.InteractionBlock(CHANNELS, RADIAL, CHANNELS, CUTOFF)
+    theirs.mlp[1] = theirs.act = nn.SiLU()  # we use SiLU for their shifted softplus
+    radial = RadialFeatures(CUTOFF, RADIAL, "gaussian", "cosine", inputs=0)
+    filters, ours = mlp([radial.width, CHANNELS, CHANNELS]), SchNetInteraction(CHANNELS)
+    with torch.no_grad():
+        filters[0].weight.copy_(torch.cat([linear(theirs.mlp[0]), torch.zeros(CHANNELS, 1)], dim=1))
+        filters[0].bias.copy_(theirs.mlp[0].bias)
+        filters[2].load_state_dict(theirs.mlp[2].state_dict())
+        ours.before.load_state_dict(theirs.conv.lin1.state_dict())
+        ours.after[0].load_state_dict(theirs.conv.lin2.state_dict())
+        ours.after[2].load_state_dict(theirs.lin.state_dict())
+    lengths, states = CUTOFF * torch.rand(edges.num_edges), torch.randn(NODES, CHANNELS)
+    smearing = schnet.GaussianSmearing(0.0, CUTOFF, RADIAL)(lengths)
+    expected = theirs(states, torch.stack([edges.senders, edges.receivers]), lengths, smearing)
+    features, envelope = radial(lengths, None)
+    assert envelope is not None
+    torch.testing.assert_close(ours(states, filters(features) * envelope, edges), expected, **SUMS)
+
+
+def test_pna_equals_the_convolution_of_pytorch_geometric(edges: Topology) -> None:
+    geometric = pytest.importorskip("torch_geometric.nn")
+    aggregators, scalers = ["mean", "min", "max", "std"], ["identity", "amplification", "attenuation"]
+    histogram = torch.tensor([0, 2, 5, 3, 1])
+    theirs = geometric.PNAConv(CHANNELS, CHANNELS, aggregators, scalers, deg=histogram, edge_dim=3)
+    log_degrees = (torch.arange(5) + 1).log()
+    ours = PNALayer(CHANNELS, 3, mean_log_degree=float((log_degrees * histogram).sum() / histogram.sum()))
+    pre, post = theirs.pre_nns[0][0], theirs.post_nns[0][0]
+    with torch.no_grad():
+        receiver, sender, edge = pre.weight.split(CHANNELS, dim=1)
+        ours.from_receiver.weight.copy_(receiver)
+        ours.from_receiver.bias.copy_(pre.bias + edge @ theirs.edge_encoder.bias)
+        ours.from_sender.weight.copy_(sender)
+        linear(ours.from_edge).copy_(edge @ theirs.edge_encoder.weight)
+        own, plain, amplified, attenuated = post.weight.split([CHANNELS, *[4 * CHANNELS] * 3], dim=1)
+        ours.from_self.weight.copy_(own)
+        ours.from_self.bias.copy_(post.bias)
+        ours.from_statistics.weight.copy_(torch.cat([plain, amplified, attenuated]))
+        ours.mix.load_state_dict(theirs.lin.state_dict())
+    states, features = 30 * torch.randn(NODES, CHANNELS), torch.randn(edges.num_edges, 3)
+    expected = theirs(states, torch.stack([edges.senders, edges.receivers]), features)
+    # they clamp the variance at 1e-5 where we add 1e-5, which is 1e-8 of variances of order 1e2
+    torch.testing.assert_close(ours(states, features, None, edges), expected, rtol=1e-6, atol=1e-5)
+
+
+def test_relational_sums_equal_the_convolution_of_pytorch_geometric(edges: Topology) -> None:
+    geometric = pytest.importorskip("torch_geometric.nn")
+    theirs = geometric.RGCNConv(CHANNELS, CHANNELS, num_relations=3, aggr="add")
+    ours = RelationalLayer(CHANNELS, relations=3)
+    with torch.no_grad():
+        ours.told.weight.copy_(theirs.weight.permute(2, 0, 1).reshape(CHANNELS, -1))
+        ours.own.weight.copy_(theirs.root.T)
+        ours.own.bias.copy_(theirs.bias.normal_())
+    states, relation = torch.randn(NODES, CHANNELS), torch.arange(edges.num_edges) % 3
+    convolved = theirs(ours.norm(states), torch.stack([edges.senders, edges.receivers]), relation)
+    expected = ours.out(nn.functional.silu(convolved))
+    torch.testing.assert_close(ours(states, relation_topology(edges, relation, 3)), expected, **SUMS)
+
+
+def test_painn_messages_equal_equations_7_and_8(edges: Topology) -> None:
+    message = PaiNNMessage(CHANNELS, 3)
+    scalars, vectors = torch.randn(NODES, CHANNELS), torch.randn(NODES, 3, CHANNELS)
+    filters = torch.randn(edges.num_edges, 3 * CHANNELS)
+    directions = nn.functional.normalize(torch.randn(edges.num_edges, 3), dim=1)
+    d_scalars, d_vectors = message(scalars, vectors, filters, directions, edges)
+    expected_s, expected_v = torch.zeros_like(scalars), torch.zeros_like(vectors)
+    for e, sender, receiver in pairs_of(edges):
+        gated = message.states(scalars[sender]) * filters[e]
+        for c in range(CHANNELS):
+            expected_s[receiver, c] += gated[c]
+            for axis in range(3):
+                expected_v[receiver, axis, c] += gated[CHANNELS + c] * directions[e, axis]
+                expected_v[receiver, axis, c] += gated[2 * CHANNELS + c] * vectors[sender, axis, c]
+    torch.testing.assert_close(d_scalars, expected_s, **SUMS)
+    torch.testing.assert_close(d_vectors, expected_v, **SUMS)
+
+
+def test_painn_updates_equal_equations_9_and_10() -> None:
+    update = PaiNNUpdate(CHANNELS, last=False)
+    scalars, vectors = torch.randn(NODES, CHANNELS), torch.randn(NODES, 3, CHANNELS)
+    d_scalars, d_vectors = update(scalars, vectors)
+    left, right = linear(update.mix)[:CHANNELS], linear(update.mix)[CHANNELS:]
+    for node in range(NODES):
+        u, v = vectors[node] @ left.T, vectors[node] @ right.T
+        norms = torch.stack([torch.linalg.norm(v[:, c]) for c in range(CHANNELS)])
+        shift, product, scale = update.gates(torch.cat([scalars[node], norms])).split(CHANNELS)
+        inner = torch.stack([u[:, c] @ v[:, c] for c in range(CHANNELS)])
+        # the norm inside is sqrt(v^2 + 1e-8)
+        torch.testing.assert_close(d_scalars[node], shift + product * inner, rtol=1e-6, atol=1e-6)
+        assert d_vectors is not None
+        torch.testing.assert_close(d_vectors[node], scale * u, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("attention", [True, False])
+def test_egnn_equals_its_equations_written_as_a_loop(edges: Topology, attention: bool) -> None:
+    layer = EGNNLayer(CHANNELS, 4, attention=attention, vectors=True)
+    states, features = torch.randn(NODES, CHANNELS), torch.randn(edges.num_edges, 4)
+    directions = nn.functional.normalize(torch.randn(edges.num_edges, 3), dim=1)
+    envelope = torch.rand(edges.num_edges, 1)
+    d_states, d_vectors = layer(states, features, envelope, directions, edges)
+    joined = torch.cat([linear(layer.from_receiver), linear(layer.from_sender), linear(layer.from_edge)], dim=1)
+    received, moved = torch.zeros_like(states), torch.zeros(NODES, 3, CHANNELS)
+    for e, sender, receiver in pairs_of(edges):
+        hidden = joined @ torch.cat([states[receiver], states[sender], features[e]]) + layer.from_receiver.bias
+        carried = nn.functional.silu(layer.second(nn.functional.silu(hidden)))
+        if layer.gate is not None:
+            carried = carried * torch.sigmoid(layer.gate(carried))
+        carried = carried * envelope[e]
+        received[receiver] += carried
+        assert layer.coordinates is not None
+        moved[receiver] += torch.outer(directions[e], layer.coordinates(carried) * envelope[e])
+    for node in range(NODES):
+        expected = layer.nodes(torch.cat([states[node], received[node]]))
+        torch.testing.assert_close(d_states[node], expected, **SUMS)
+    assert d_vectors is not None
+    torch.testing.assert_close(d_vectors, moved, **SUMS)
+
+
+def test_the_bessel_basis_equals_that_of_e3nn() -> None:
+    soft = pytest.importorskip("e3nn.math")
+    radial = RadialFeatures(CUTOFF, RADIAL, "bessel", "none", inputs=0)
+    lengths = torch.linspace(0.3, CUTOFF - 0.1, 20)
+    theirs = soft.soft_one_hot_linspace(lengths, 0.0, CUTOFF, RADIAL, basis="bessel", cutoff=False)
+    features, _ = radial(lengths, None)
+    # theirs differs by one constant factor; every function at every length must have the same one
+    ratio = features[:, :RADIAL] / theirs
+    torch.testing.assert_close(ratio, ratio[0, 0].expand_as(ratio), **SUMS)
+    assert math.isfinite(float(ratio[0, 0]))
