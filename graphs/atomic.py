@@ -150,26 +150,17 @@ def _complete_cell(cell: Float[ndarray, "3 3"], periodic: Any, name: str) -> Flo
 
 def _label(atoms: Atoms, field: Field, key: str, name: str) -> Any:
     """The value of one field, or None where the structure has none."""
-    value = None
     if atoms.calc is not None and key in getattr(atoms.calc, "results", {}):
-        value = _stored_result(atoms, key, name)
-    if value is None:
+        value = atoms.calc.get_property(key, atoms, allow_calculation=False)
+        if value is None:
+            raise InputError(
+                f"{name}: the stored {key} belongs to other positions than these; recompute it, or set atoms.calc = None"
+            )
+    else:
         value = (atoms.arrays if field.on == "node" else atoms.info).get(key)
     if value is not None and field.shape == (3, 3):
         value = _as_tensor(np.asarray(value))
     return value
-
-
-def _stored_result(atoms: Atoms, key: str, name: str) -> Any:
-    from ase.calculators.calculator import PropertyNotImplementedError
-
-    try:
-        return atoms.calc.get_property(key, atoms, allow_calculation=False)
-    except PropertyNotImplementedError as error:
-        raise InputError(
-            f"{name}: the stored {key} belongs to other positions than these ({error}); "
-            "recompute it, or take the calculator away"
-        ) from error
 
 
 def _as_tensor(value: ndarray) -> ndarray:

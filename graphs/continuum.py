@@ -77,7 +77,7 @@ def _vertex_graph(
     kept = np.unique(pairs)
     points = _coordinates(np.asarray(mesh.points, dtype=np.float64)[kept])
     local = np.searchsorted(kept, pairs)
-    nodes = {key: _rows(value, mesh, kept, key, points.shape[1], declared, name) for key, value in given.items()}
+    nodes = {key: _rows(value, mesh, kept, key, declared, name) for key, value in given.items()}
     for tag, flags in membership.items():
         marked = np.zeros(len(mesh.points), dtype=np.int64)
         for block, flag in zip(mesh.cells, flags):
@@ -106,7 +106,7 @@ def _cell_graph(
     facets, owner, areas, volumes, centres = _facets(mesh, points)
     _, group = np.unique(facets, axis=0, return_inverse=True)
     senders, receivers, area = _across(group.reshape(-1), owner, areas)
-    nodes = {key: _rows(value, mesh, None, key, len(points.T), declared, name) for key, value in given.items()}
+    nodes = {key: _rows(value, mesh, None, key, declared, name) for key, value in given.items()}
     for tag, flags in membership.items():
         nodes[tag] = _marked_cells(mesh, flags, facets, owner, len(volumes))
     return graph_from_arrays(
@@ -173,9 +173,7 @@ def _coordinates(points: Float[ndarray, "nodes columns"]) -> Float[ndarray, "nod
     return points[:, :2] if flat else points
 
 
-def _rows(
-    value: Any, mesh: meshio.Mesh, kept: ndarray | None, key: str, dim: int, declared: list[Field], name: str
-) -> ndarray:
+def _rows(value: Any, mesh: meshio.Mesh, kept: ndarray | None, key: str, declared: list[Field], name: str) -> ndarray:
     """One row per node; files that always write three components lose the empty third where two are declared."""
     array = np.asarray(value)
     if kept is not None and len(array) == len(mesh.points):

@@ -21,7 +21,7 @@ def with_laplacian_encoding(batch: GraphBatch, k: int) -> GraphBatch:
     """The batch with the node field ``laplacian_encoding`` [k]: eigenvectors 2 to k + 1 of the normalised Laplacian.
 
     The sign of each is chosen so that its largest component is positive; graphs with fewer than k + 1 nodes have zeros in
-    the last columns. Edge directions are ignored. Dwivedi et al. 2020, arXiv:2003.00982.
+    the last columns. Directions are ignored and parallel edges (several periodic images) count once. Dwivedi et al. 2020, arXiv:2003.00982.
 
     >>> from hydragnn.graphs.validate import graph_from_arrays
     >>> pair = graph_from_arrays([[0.0, 0.0], [1.0, 0.0]], [0, 1], [1, 0])
@@ -35,7 +35,7 @@ def with_laplacian_encoding(batch: GraphBatch, k: int) -> GraphBatch:
 def with_random_walk_encoding(batch: GraphBatch, steps: int) -> GraphBatch:
     """The batch with the node field ``random_walk_encoding`` [steps]: the probability to be back after 1 to ``steps`` steps.
 
-    Parallel edges (several periodic images) count several times. Dwivedi et al. 2021, arXiv:2110.07875.
+    Parallel edges (several periodic images) count once. Dwivedi et al. 2021, arXiv:2110.07875.
     """
     return _with_encoding(batch, RANDOM_WALK, steps, _random_walk)
 
@@ -50,17 +50,15 @@ def _with_encoding(
     field = Field(name=name, on="node", shape=(width,))
     made = []
     for graph in split(batch):
-        values = encode(_weighted(graph), width).to(torch.float32)
+        values = encode(_simple(graph), width).to(torch.float32)
         made.append(replace(graph, fields={**graph.fields, name: field}, nodes={**graph.nodes, name: values}, cache={}))
     return concatenate(made)
 
 
-def _weighted(graph: GraphBatch) -> Data:
-    """The graph's edges, parallel ones merged into one with their number as its weight."""
-    pairs, counts = torch.stack([graph.senders, graph.receivers]).unique(dim=1, return_counts=True)
-    return torch_geometric("data").Data(
-        edge_index=pairs, edge_weight=counts.to(torch.float32), num_nodes=graph.num_nodes
-    )
+def _simple(graph: GraphBatch) -> Data:
+    """The graph's edges for torch_geometric, parallel ones merged into one."""
+    pairs = torch.stack([graph.senders, graph.receivers]).unique(dim=1)
+    return torch_geometric("data").Data(edge_index=pairs, num_nodes=graph.num_nodes)
 
 
 def _laplacian(data: Data, k: int) -> Float[Tensor, "nodes k"]:
@@ -69,9 +67,10 @@ def _laplacian(data: Data, k: int) -> Float[Tensor, "nodes k"]:
     result = torch.zeros(count, k, dtype=torch.float64)
     if known < 1:
         return result
-    pairs = torch.cat([data.edge_index, data.edge_index.flip(0)], dim=1)
-    weight = torch.cat([data.edge_weight, data.edge_weight]).to(torch.float64) / 2
-    both = torch_geometric("data").Data(edge_index=pairs, edge_weight=weight, num_nodes=count)
+    pairs = torch.cat([data.edge_index, data.edge_index.flip(0)], dim=1).unique(dim=1)
+    both = torch_geometric("data").Data(
+        edge_index=pairs, edge_weight=torch.ones(pairs.shape[1], dtype=torch.float64), num_nodes=count
+    )
     transform = torch_geometric("transforms").AddLaplacianEigenvectorPE
     # the start vector of the sparse solver and the random signs of the transform would make every call another result
     start = {} if count < transform.SPARSE_THRESHOLD else {"v0": torch.ones(count).numpy()}

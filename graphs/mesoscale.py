@@ -223,7 +223,8 @@ def _shared_faces(
     stacked = np.concatenate(vectors)
     total = np.zeros((len(keys), grain.ndim))
     np.add.at(total, member.reshape(-1), stacked)
-    areas = np.bincount(member.reshape(-1), weights=np.abs(stacked).sum(axis=1), minlength=len(keys))
+    areas = np.zeros(len(keys))
+    np.add.at(areas, member.reshape(-1), np.abs(stacked).sum(axis=1))
     return _Faces(receivers=keys[:, 0], senders=keys[:, 1], images=keys[:, 2:], areas=areas, vectors=total)
 
 

@@ -25,8 +25,8 @@ def rotation_matrices(orientations: Any, *, name: str = "orientations") -> Float
     ``orientations`` [grains, 3] are Bunge's Euler angles (rad; rotations about z, x', z''), [grains, 4] are unit
     quaternions (w, x, y, z). InputError for other shapes, NaN, and quaternions that are not of length 1 within 1e-3.
 
-    >>> rotation_matrices([[0.0, 0.0, 0.0]])[0].tolist()
-    [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
+    >>> (rotation_matrices([[0.0, 0.0, 0.0]])[0] == np.eye(3)).all()
+    np.True_
     """
     values = np.asarray(orientations, dtype=np.float64)
     if values.ndim != 2 or values.shape[1] not in (3, 4):

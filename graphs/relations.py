@@ -80,11 +80,11 @@ def direction_bins(vectors: Float[ndarray, "edges dim"], sectors: int) -> Int[nd
         return np.floor(turns + 0.5 + 1e-9).astype(np.int64) % sectors
     if vectors.shape[1] != 3 or sectors not in (6, 26):
         raise InputError(f"{sectors} sectors in {vectors.shape[1]} dimensions; use 6 or 26 in three, any number in two")
+    cube = [corner for corner in product((-1, 0, 1), repeat=3) if any(corner)]
+    near = [corner for corner in cube if sectors == 26 or sum(map(abs, corner)) == 1]
     lattice = np.array(
-        [c for c in product((1, 0, -1), repeat=3) if sum(map(abs, c)) in ((1,) if sectors == 6 else (1, 2, 3))]
+        sorted(near, key=lambda corner: (sum(map(abs, corner)), *(-x for x in corner))), dtype=np.float64
     )
-    order = np.lexsort((*lattice[:, ::-1].T, np.abs(lattice).sum(axis=1)))
-    lattice = lattice[order][::-1] if sectors == 6 else lattice[order]
     unit = lattice / np.linalg.norm(lattice, axis=1, keepdims=True)
     return (vectors @ unit.T).round(9).argmax(axis=1).astype(np.int64)
 

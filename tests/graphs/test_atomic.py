@@ -1,0 +1,205 @@
+"""Structures: parity with ASE's neighbour list, symmetries, labels and their units."""
+
+import numpy as np
+import pytest
+import torch
+from ase import Atoms
+from ase.build import bulk, molecule
+from ase.calculators.emt import EMT
+from ase.calculators.singlepoint import SinglePointCalculator
+from ase.neighborlist import neighbor_list
+from ase.stress import voigt_6_to_full_3x3_stress
+
+from hydragnn.errors import InputError
+from hydragnn.graphs import ATOMIC_NUMBERS, Field, edge_vectors, from_ase, validate, volumes
+
+ENERGY = Field(name="energy", on="graph", unit="eV", role="target", dtype="float64")
+FORCES = Field(name="forces", on="node", shape=(3,), unit="eV/Angstrom", parity="vector", role="target")
+STRESS = Field(name="stress", on="graph", shape=(3, 3), unit="eV/Angstrom^3", parity="tensor", role="target")
+
+
+def rattled(atoms: Atoms, seed: int = 0) -> Atoms:
+    atoms = atoms.copy()
+    atoms.rattle(0.1, seed=seed)
+    return atoms
+
+
+def slab() -> Atoms:
+    atoms = bulk("Cu", cubic=True) * (2, 2, 2)
+    atoms.pbc = (True, True, False)
+    return rattled(atoms)
+
+
+def skewed() -> Atoms:
+    cell = [[3.0, 0.1, 0.0], [1.4, 2.5, 0.3], [-1.0, 0.5, 4.0]]
+    return Atoms("CuAgAu", scaled_positions=[[0.1, 0.2, -3.3], [1.4, 7.7, 0.6], [-0.3, 0.9, 0.1]], cell=cell, pbc=True)
+
+
+STRUCTURES = {
+    "molecule": lambda: molecule("C2H6"),
+    "one atom alone": lambda: Atoms("He"),
+    "one atom in a small periodic cell": lambda: bulk("Cu"),
+    "bulk": lambda: rattled(bulk("Cu", cubic=True) * (2, 2, 2)),
+    "slab": slab,
+    "wire without other cell vectors": lambda: Atoms("Cu2", [[0, 0, -5], [1.0, 1.0, 7]], cell=[3, 0, 0], pbc=[1, 0, 0]),
+    "skewed cell, atoms far outside": skewed,
+    "molecule in a box, not periodic": lambda: Atoms("H2", [[0, 0, 0], [0, 0, 9.5]], cell=[10, 10, 10]),
+}
+
+
+@pytest.mark.parametrize("cutoff", [1.5, 3.2, 6.1])
+@pytest.mark.parametrize("case", STRUCTURES)
+def test_edges_are_those_of_ase(case, cutoff):
+    atoms = STRUCTURES[case]()
+    graph = validate(from_ase(atoms, cutoff))
+    receivers, senders, vectors = neighbor_list("ijD", atoms, cutoff)
+    ours = np.column_stack([graph.receivers, graph.senders, edge_vectors(graph).numpy().round(9)])
+    theirs = np.column_stack([receivers, senders, vectors.round(9)])
+    # +0.0 turns -0.0 into 0.0, which sort apart
+    np.testing.assert_allclose(*(rows[np.lexsort((rows + 0.0).T[::-1])] for rows in (ours, theirs)), atol=2e-9)
+
+
+@pytest.mark.parametrize("case", STRUCTURES)
+def test_every_edge_has_its_reverse_and_no_atom_is_its_own_neighbour_in_place(case):
+    graph = from_ase(STRUCTURES[case](), 4.0)
+    rows = {
+        (s, r, *(v + 0.0 for v in vector))
+        for s, r, vector in zip(
+            graph.senders.tolist(), graph.receivers.tolist(), edge_vectors(graph).numpy().round(6).tolist()
+        )
+    }
+    assert len(rows) == graph.num_edges
+    assert rows == {(r, s, *(-v + 0.0 for v in vector)) for s, r, *vector in rows}
+    assert (edge_vectors(graph).norm(dim=1) > 0.1).all()
+
+
+def test_translation_and_rotation_change_no_length():
+    atoms = slab()
+    moved = atoms.copy()
+    moved.translate([0.3, -7.0, 11.0])
+    moved.rotate(40, (1, 2, 3), rotate_cell=True)
+    before, after = (edge_vectors(from_ase(a, 4.0)).norm(dim=1).sort().values for a in (atoms, moved))
+    torch.testing.assert_close(before, after, rtol=0, atol=1e-9)
+
+
+def test_wrapping_atoms_into_the_cell_changes_no_edge_vector():
+    atoms = skewed()
+    wrapped = atoms.copy()
+    wrapped.wrap()
+    first, second = from_ase(atoms, 4.0), from_ase(wrapped, 4.0)
+    assert first.num_edges == second.num_edges
+    torch.testing.assert_close(
+        edge_vectors(first).norm(dim=1).sort().values, edge_vectors(second).norm(dim=1).sort().values
+    )
+
+
+def test_permuting_atoms_permutes_the_graph():
+    atoms = slab()
+    order = np.random.default_rng(3).permutation(len(atoms))
+    first, second = from_ase(atoms, 3.0), from_ase(atoms[order], 3.0)
+    degrees = first.receiver_offsets.diff()
+    assert torch.equal(second.receiver_offsets.diff(), degrees[order])
+    assert torch.equal(second[ATOMIC_NUMBERS], first[ATOMIC_NUMBERS][order])
+
+
+def test_truncation_keeps_the_nearest_at_every_receiver():
+    graph, full = from_ase(slab(), 5.0, max_neighbours=7), from_ase(slab(), 5.0)
+    assert (graph.receiver_offsets.diff() == torch.minimum(full.receiver_offsets.diff(), torch.tensor(7))).all()
+    for node in range(graph.num_nodes):
+        kept = edge_vectors(graph)[graph.receivers == node].norm(dim=1)
+        every = edge_vectors(full)[full.receivers == node].norm(dim=1).sort().values
+        torch.testing.assert_close(kept.sort().values, every[:7])
+
+
+def test_truncation_of_equal_distances_does_not_depend_on_rounding():
+    atoms = bulk("Cu", cubic=True)
+    moved = atoms.copy()
+    moved.translate([0.123, 0.456, 0.789])
+    first, second = (from_ase(a, 3.0, max_neighbours=5) for a in (atoms, moved))
+    assert torch.equal(first.senders, second.senders)
+    torch.testing.assert_close(first.edge_shifts, second.edge_shifts)
+
+
+def test_labels_come_from_a_calculator_in_ase_units_and_signs():
+    atoms = rattled(bulk("Cu", cubic=True))
+    atoms.calc = EMT()
+    atoms.get_stress(), atoms.get_forces()
+    graph = from_ase(atoms, 4.0, fields=[ENERGY, FORCES, STRESS])
+    assert float(graph["energy"]) == pytest.approx(atoms.get_potential_energy())
+    np.testing.assert_allclose(graph["forces"], atoms.get_forces(), rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(graph["stress"][0], voigt_6_to_full_3x3_stress(atoms.get_stress()), rtol=1e-6)
+
+
+def test_stress_is_the_strain_derivative_of_the_energy_per_volume():
+    atoms = rattled(bulk("Cu", cubic=True))
+    atoms.calc = EMT()
+    atoms.get_stress()
+    stress = from_ase(atoms, 4.0, fields=[STRESS])["stress"][0]
+    energies = []
+    for step in (1e-5, -1e-5):
+        strained = atoms.copy()
+        strained.set_cell(atoms.cell.array * [1 + step, 1, 1], scale_atoms=True)
+        strained.calc = EMT()
+        energies.append(strained.get_potential_energy())
+    slope = (energies[0] - energies[1]) / 2e-5 / float(volumes(from_ase(atoms, 4.0)))
+    assert float(stress[0, 0]) == pytest.approx(slope, rel=1e-4)
+
+
+def test_nothing_is_computed_for_labels():
+    atoms = bulk("Cu")
+    atoms.calc = EMT()
+    with pytest.raises(InputError, match="no energy for the field energy"):
+        from_ase(atoms, 3.0, fields=[ENERGY])
+
+
+def test_labels_come_from_info_and_arrays_under_other_names():
+    atoms = Atoms("H2", [[0, 0, 0], [0, 0, 0.7]])
+    atoms.info["REF_energy"] = -31.0
+    atoms.arrays["F"] = np.ones((2, 3))
+    graph = from_ase(atoms, 2.0, fields=[ENERGY, FORCES], keys={"energy": "REF_energy", "forces": "F"})
+    assert float(graph["energy"]) == -31.0
+    assert graph["forces"].sum() == 6.0
+
+
+def test_an_optional_label_may_be_absent():
+    graph = from_ase(Atoms("H"), 2.0, fields=[ENERGY], optional=["energy"])
+    assert list(graph.fields) == [ATOMIC_NUMBERS]
+
+
+def test_labels_of_other_positions_are_refused():
+    atoms = Atoms("H2", [[0, 0, 0], [0, 0, 0.7]])
+    atoms.calc = SinglePointCalculator(atoms, energy=-31.0)
+    atoms.positions[0, 0] = 0.1
+    with pytest.raises(InputError, match="other positions"):
+        from_ase(atoms, 2.0, fields=[ENERGY])
+
+
+def nan_atoms() -> Atoms:
+    atoms = Atoms("H2", [[0, 0, 0], [0, 0, 0.7]])
+    atoms.positions[1] = np.nan
+    return atoms
+
+
+WRONG = {
+    "no atoms": (lambda: Atoms(), {}, "no atoms"),
+    "duplicate atoms": (lambda: Atoms("H3", [[0, 0, 0], [1, 1, 1], [0, 0, 1e-6]]), {}, "atoms 0 and 2 are"),
+    "duplicate through the cell": (
+        lambda: Atoms("H2", [[0, 0, 0], [5, 0, 0]], cell=[5, 5, 5], pbc=True),
+        {},
+        "remove the duplicate",
+    ),
+    "NaN": (nan_atoms, {}, "NaN or infinite"),
+    "periodic without a vector": (lambda: Atoms("H", cell=[5, 5, 0], pbc=True), {}, "periodic along c"),
+    "flat cell": (lambda: Atoms("H", cell=[[1, 0, 0], [2, 0, 0], [0, 0, 3]], pbc=True), {}, "singular"),
+    "no cutoff": (lambda: Atoms("H"), {"cutoff": 0.0}, "not a positive length"),
+    "NaN cutoff": (lambda: Atoms("H"), {"cutoff": float("nan")}, "not a positive length"),
+    "no neighbours allowed": (lambda: Atoms("H"), {"max_neighbours": 0}, "at least 1"),
+    "missing forces": (lambda: Atoms("H"), {"fields": [FORCES]}, "no forces .* atoms.arrays has numbers, positions"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_is_wrong_is_named(case):
+    make, arguments, message = WRONG[case]
+    with pytest.raises(InputError, match=message):
+        from_ase(make(), **{"cutoff": 3.0, **arguments})

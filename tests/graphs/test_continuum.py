@@ -1,0 +1,277 @@
+"""Meshes: edges counted independently, quadratic cells, tags, cell-centred graphs."""
+
+from pathlib import Path
+
+import meshio
+import numpy as np
+import pytest
+import torch
+from skfem import MeshHex, MeshQuad, MeshTet, MeshTri, MeshWedge1
+from skfem.io.meshio import to_meshio
+
+from hydragnn.errors import InputError
+from hydragnn.graphs import Field, GraphBatch, edge_vectors, from_mesh, used_points, validate
+from hydragnn.graphs.cells import cell_edges, cell_facets, cell_shape
+
+TEMPERATURE = Field(name="temperature", on="node", unit="K", role="target")
+PULL = Field(name="pull", on="node", shape=(2,), parity="vector", role="target")
+
+
+def undirected(graph: GraphBatch) -> set[tuple[int, int]]:
+    pairs = set(zip(graph.senders.tolist(), graph.receivers.tolist()))
+    assert len(pairs) == graph.num_edges
+    assert pairs == {(r, s) for s, r in pairs}
+    return {(min(pair), max(pair)) for pair in pairs}
+
+
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        MeshTri().refined(3),
+        MeshQuad().refined(3),
+        MeshTet().refined(2),
+        MeshHex().refined(2),
+        MeshWedge1(),
+    ],
+    ids=lambda mesh: type(mesh).__name__,
+)
+def test_edges_are_those_of_scikit_fem(mesh):
+    edges = mesh.facets if mesh.p.shape[0] == 2 else mesh.edges
+    graph = validate(from_mesh(to_meshio(mesh)))
+    assert undirected(graph) == {tuple(sorted(pair)) for pair in edges.T.tolist()}
+    assert graph.dim == mesh.p.shape[0]
+
+
+@pytest.mark.parametrize(
+    "mesh",
+    [MeshTri().refined(3), MeshQuad().refined(3), MeshTet().refined(2), MeshHex().refined(2)],
+    ids=lambda mesh: type(mesh).__name__,
+)
+def test_cells_that_share_a_facet_are_those_of_scikit_fem(mesh):
+    graph = validate(from_mesh(to_meshio(mesh), cell_centred=True))
+    inner = mesh.f2t[:, mesh.f2t[1] >= 0]
+    assert undirected(graph) == {tuple(sorted(pair)) for pair in inner.T.tolist()}
+    assert float(graph["volume"].sum()) == pytest.approx(1.0)
+
+
+SHAPES = {
+    "pyramid": [[0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0], [0.5, 0.5, 1]],
+    "wedge": [[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 0, 1], [0, 1, 1]],
+    "hexahedron": [[0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0], [0, 0, 1], [1, 0, 1], [1, 1, 1], [0, 1, 1]],
+    "tetra": [[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1]],
+    "triangle": [[0, 0], [1, 0], [0, 1]],
+    "quad": [[0, 0], [1, 0], [1, 1], [0, 1]],
+    "line": [[0, 0], [1, 0]],
+}
+VOLUMES = {"pyramid": 1 / 3, "wedge": 0.5, "hexahedron": 1.0, "tetra": 1 / 6, "triangle": 0.5, "quad": 1.0, "line": 1.0}
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_edges_and_facets_of_one_cell_obey_eulers_formula(kind):
+    points = SHAPES[kind]
+    mesh = meshio.Mesh(points, [(kind, [list(range(len(points)))])])
+    graph = from_mesh(mesh)
+    facets = len(cell_facets(kind, len(points)))
+    if graph.dim == 3:
+        assert len(points) - graph.num_edges // 2 + facets == 2
+    assert from_mesh(mesh, cell_centred=True)["volume"].tolist() == [pytest.approx(VOLUMES[kind])]
+
+
+def quadratic(kind: str, size: int) -> meshio.Mesh:
+    """One quadratic cell whose further nodes sit at the middles that VTK's node order says."""
+    corners = np.pad(np.array(SHAPES[kind], dtype=float), ((0, 0), (0, 3 - len(SHAPES[kind][0]))))
+    middles = [corners[[a, b]].mean(axis=0) for a, b in cell_edges(kind, len(corners))]
+    points = [*corners, *middles][:size]
+    return meshio.Mesh(np.array(points), [(kind + str(size), [list(range(len(points)))])])
+
+
+@pytest.mark.parametrize(
+    ("kind", "size"),
+    [("line", 3), ("triangle", 6), ("quad", 8), ("tetra", 10), ("hexahedron", 20)],
+)
+def test_mid_side_nodes_split_every_edge_in_two(kind, size):
+    graph = validate(from_mesh(quadratic(kind, size)))
+    linear = from_mesh(meshio.Mesh(SHAPES[kind], [(kind, [list(range(len(SHAPES[kind])))])]))
+    assert graph.num_nodes == size
+    assert graph.num_edges == 2 * linear.num_edges
+    corners = len(SHAPES[kind])
+    assert all((a < corners) != (b < corners) for a, b in undirected(graph))
+    total, expected = (float(edge_vectors(g).norm(dim=1).sum()) for g in (graph, linear))
+    assert total == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("cell_type", "size", "degrees"),
+    [
+        ("pyramid13", 13, {0: 3, 4: 4, 12: 2}),
+        ("wedge15", 15, {0: 3, 14: 2}),
+        ("triangle7", 7, {6: 3}),
+        ("quad9", 9, {8: 4}),
+        ("pyramid14", 14, {13: 4}),
+        ("wedge18", 18, {15: 4, 17: 4}),
+        ("hexahedron24", 24, {20: 4, 23: 4}),
+        ("hexahedron27", 27, {20: 5, 25: 5, 26: 6}),
+    ],
+)
+def test_nodes_beyond_the_corners_join_those_around_them(cell_type, size, degrees):
+    pairs = np.array(cell_edges(cell_type, size))
+    assert len(np.unique(np.sort(pairs, axis=1), axis=0)) == len(pairs)
+    count = np.bincount(pairs.ravel(), minlength=size)
+    assert len(count) == size and count.min() >= 2
+    assert {node: int(count[node]) for node in degrees} == degrees
+
+
+def test_polygons_and_polyhedra_are_cells_too():
+    pentagon = meshio.Mesh(np.eye(5, 2), [("polygon", [[0, 1, 2, 3, 4]])])
+    assert from_mesh(pentagon).num_edges == 10
+    faces = [[0, 2, 1], [0, 1, 3], [1, 2, 3], [2, 0, 3]]
+    polyhedron = meshio.Mesh(SHAPES["tetra"], [("polyhedron4", [faces])])
+    assert undirected(from_mesh(polyhedron)) == {(a, b) for a in range(4) for b in range(a + 1, 4)}
+
+
+def square(**data: object) -> meshio.Mesh:
+    points = [[9, 9, 0], [0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0]]
+    cells = [("line", [[1, 4]]), ("triangle", [[1, 2, 3], [1, 3, 4]]), ("vertex", [[0]])]
+    return meshio.Mesh(points, cells, **data)
+
+
+def test_points_that_no_element_uses_are_dropped_and_fields_follow():
+    mesh = square(point_data={"temperature": [99.0, 1.0, 2.0, 3.0, 4.0]})
+    graph = from_mesh(mesh, fields=[TEMPERATURE])
+    assert used_points(mesh).tolist() == [1, 2, 3, 4]
+    assert graph["temperature"].tolist() == [1.0, 2.0, 3.0, 4.0]
+    assert graph.num_edges == 10 and graph.dim == 2
+
+
+def test_the_empty_third_component_of_plane_vectors_goes():
+    mesh = square(point_data={"pull": np.pad(np.arange(10.0).reshape(5, 2), ((0, 0), (0, 1)))})
+    assert from_mesh(mesh, fields=[PULL])["pull"].tolist() == np.arange(2.0, 10.0).reshape(4, 2).tolist()
+
+
+def test_physical_groups_and_cell_sets_become_tags():
+    mesh = square(
+        cell_data={"gmsh:physical": [np.array([7]), np.array([8, 8]), np.array([0])]},
+        field_data={"fixed": np.array([7, 1]), "bulk": np.array([8, 2])},
+        cell_sets={"lower-half": [None, np.array([0]), None]},
+    )
+    graph = from_mesh(mesh)
+    assert list(graph.nodes) == ["tag_bulk", "tag_fixed", "tag_lower_half"]
+    assert graph["tag_fixed"].tolist() == [1, 0, 0, 1]
+    assert graph["tag_lower_half"].tolist() == [1, 1, 1, 0]
+    cells = from_mesh(mesh, cell_centred=True, tags=["fixed", "lower-half"])
+    assert cells["tag_fixed"].tolist() == [0, 1]
+    assert cells["tag_lower_half"].tolist() == [1, 0]
+    assert "tag_bulk" not in cells.fields
+
+
+def test_cell_data_become_fields_of_cell_centred_graphs():
+    mesh = square(cell_data={"temperature": [np.array([0.0]), np.array([5.0, 6.0]), np.array([0.0])]})
+    graph = from_mesh(mesh, fields=[TEMPERATURE], cell_centred=True)
+    assert graph["temperature"].tolist() == [5.0, 6.0]
+    assert graph["area"].tolist() == pytest.approx([2**0.5] * 2)
+    np.testing.assert_allclose(graph.positions, [[2 / 3, 1 / 3], [1 / 3, 2 / 3]])
+
+
+def test_mixed_cells_share_facets():
+    mesh = meshio.Mesh(
+        [[0, 0], [1, 0], [1, 1], [0, 1], [2, 0.5]], [("quad", [[0, 1, 2, 3]]), ("triangle", [[1, 4, 2]])]
+    )
+    assert undirected(from_mesh(mesh)) == {(0, 1), (1, 2), (2, 3), (0, 3), (1, 4), (2, 4)}
+    assert undirected(from_mesh(mesh, cell_centred=True)) == {(0, 1)}
+
+
+def test_a_surface_in_space_keeps_three_dimensions():
+    mesh = meshio.Mesh([[0, 0, 0], [1, 0, 0], [0, 1, 1.0]], [("triangle", [[0, 1, 2]])])
+    assert from_mesh(mesh).dim == 3
+    assert float(from_mesh(mesh, cell_centred=True)["volume"]) == pytest.approx(2**0.5 / 2)
+
+
+WRONG = {
+    "unknown cells": (lambda: from_mesh(meshio.Mesh(np.eye(4, 2), [("line4", [[0, 1, 2, 3]])])), "line4 are not known"),
+    "no cells": (lambda: from_mesh(meshio.Mesh(np.eye(2), [("vertex", [[0]])])), "no cells that join points"),
+    "dangling index": (lambda: from_mesh(meshio.Mesh(np.eye(2), [("line", [[0, 2]])])), "names point 2"),
+    "missing field": (lambda: from_mesh(square(), fields=[TEMPERATURE]), "temperature is declared but missing"),
+    "unknown tag": (lambda: from_mesh(square(), tags=["inlet"]), "no physical group or cell set inlet"),
+    "short field": (
+        lambda: from_mesh(square(), fields=[TEMPERATURE], nodes={"temperature": [1.0]}),
+        "1 rows for 5 points",
+    ),
+    "NaN": (
+        lambda: from_mesh(square(point_data={"temperature": [0, np.nan, 0, 0, 0]}), fields=[TEMPERATURE]),
+        "temperature: nan in row 0",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_is_wrong_is_named(case):
+    make, message = WRONG[case]
+    with pytest.raises(InputError, match=message):
+        make()
+
+
+FILES = [
+    "annulus.msh",
+    "beams.msh",
+    "box.msh",
+    "cube_oriented_sub.msh",
+    "cuubat.msh",
+    "cylinder_stokes.msh",
+    "ex28.msh",
+    "interface.msh",
+    "internal.msh",
+    "mixedtriquad.msh",
+    "oriented_squares.msh",
+    "quadratic_quad.msh",
+    "quadratic_sphere_tet.msh",
+    "quadratic_tri.msh",
+    "quadraticsphere.msh",
+    "square.msh",
+    "tagged_gmsh4.msh",
+    "troublesome_mesh.vtk",
+]
+
+
+@pytest.fixture(params=FILES)
+def real_mesh(request, real_data: Path, capsys) -> meshio.Mesh:
+    return meshio.read(real_data / "meshes" / request.param)
+
+
+def corner_edges(mesh: meshio.Mesh) -> set[tuple[int, int]]:
+    """Edges between corners of all elements, the slow way."""
+    linear = {"line": 2, "triangle": 3, "quad": 4, "tetra": 4}
+    cycles = {"line": [(0, 1)], "triangle": [(0, 1), (1, 2), (0, 2)], "quad": [(0, 1), (1, 2), (2, 3), (0, 3)]}
+    cycles["tetra"] = [(a, b) for a in range(4) for b in range(a)]
+    return {
+        tuple(sorted((int(cell[a]), int(cell[b]))))
+        for block in mesh.cells
+        if cell_shape(block.type) in linear
+        for cell in block.data
+        for a, b in cycles[cell_shape(block.type)]
+    }
+
+
+def test_real_meshes_have_the_edges_of_their_elements(real_mesh):
+    graph = validate(from_mesh(real_mesh))
+    kept = used_points(real_mesh)
+    assert graph.num_nodes == len(kept)
+    quadratic_cells = any(block.type[-1].isdigit() for block in real_mesh.cells)
+    if quadratic_cells:
+        # every edge between corners has become two through its middle
+        expected = len(corner_edges(real_mesh))
+        centres = sum(len(block.data) for block in real_mesh.cells if block.type == "quad9")
+        assert graph.num_edges == 2 * (2 * expected + 4 * centres)
+    else:
+        assert undirected(graph) == {(kept.searchsorted(a), kept.searchsorted(b)) for a, b in corner_edges(real_mesh)}
+
+
+def test_cells_of_real_meshes_fill_their_domain(real_mesh):
+    graph = validate(from_mesh(real_mesh, cell_centred=True))
+    top = max(block.dim for block in real_mesh.cells)
+    assert graph.num_nodes == sum(len(block.data) for block in real_mesh.cells if block.dim == top)
+    assert (graph["volume"] > 0).all()
+    # facets inside have two cells, those on the boundary one
+    per_cell = {2: 3, 3: 4}[top]
+    if all(block.type.startswith(("triangle", "tetra")) for block in real_mesh.cells if block.dim == top):
+        assert graph.num_edges <= per_cell * graph.num_nodes
+    torch.testing.assert_close(graph["area"].sum(), graph["area"][torch.argsort(graph.senders, stable=True)].sum())

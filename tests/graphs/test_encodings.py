@@ -1,0 +1,85 @@
+"""Structural encodings: parity with dense linear algebra, the same on every call."""
+
+import numpy as np
+import pytest
+import torch
+
+from hydragnn.errors import InputError
+from hydragnn.graphs import (
+    concatenate,
+    from_voronoi,
+    graph_from_arrays,
+    validate,
+    with_laplacian_encoding,
+    with_random_walk_encoding,
+)
+from hydragnn.graphs.batch import GraphBatch
+
+
+def cells(count: int, periodic: bool = False) -> GraphBatch:
+    return from_voronoi(np.random.default_rng(count).random((count, 2)), [1.0, 1.0], periodic)
+
+
+def adjacency(graph: GraphBatch) -> np.ndarray:
+    matrix = np.zeros((graph.num_nodes, graph.num_nodes))
+    matrix[graph.senders.numpy(), graph.receivers.numpy()] = 1.0
+    return matrix
+
+
+@pytest.mark.parametrize("count", [3, 30, 150], ids=["fewer nodes than columns", "dense", "sparse"])
+def test_laplacian_columns_are_eigenvectors_in_ascending_order(count):
+    graph = cells(count)
+    k = 5
+    vectors = with_laplacian_encoding(graph, k)["laplacian_encoding"].double().numpy()
+    matrix = adjacency(graph)
+    root = 1 / np.sqrt(matrix.sum(axis=1))
+    laplacian = np.eye(count) - root[:, None] * matrix * root
+    values = np.linalg.eigvalsh(laplacian)
+    known = min(k, count - 1)
+    # float32 storage
+    np.testing.assert_allclose(laplacian @ vectors[:, :known], vectors[:, :known] * values[1 : known + 1], atol=2e-6)
+    np.testing.assert_allclose(np.linalg.norm(vectors[:, :known], axis=0), 1.0, atol=1e-6)
+    assert not vectors[:, known:].any()
+
+
+@pytest.mark.parametrize("count", [30, 150])
+def test_signs_are_the_same_on_every_call_and_leave_the_random_state_alone(count):
+    graph = cells(count)
+    before = torch.get_rng_state()
+    first, second = (with_laplacian_encoding(graph, 4)["laplacian_encoding"] for _ in range(2))
+    assert torch.equal(first, second)
+    assert torch.equal(before, torch.get_rng_state())
+    assert (first.gather(0, first.abs().argmax(dim=0, keepdim=True)) > 0).all()
+
+
+@pytest.mark.parametrize("periodic", [True, False])
+def test_random_walks_return_with_the_probability_of_the_matrix_power(periodic):
+    graph = cells(6, periodic)
+    encoding = with_random_walk_encoding(graph, 4)["random_walk_encoding"]
+    matrix = adjacency(graph)
+    step = matrix / matrix.sum(axis=1, keepdims=True)
+    expected = np.stack([np.diag(np.linalg.matrix_power(step, n)) for n in (1, 2, 3, 4)], axis=1)
+    np.testing.assert_allclose(encoding, expected, atol=1e-6)
+
+
+def test_every_graph_of_a_batch_is_encoded_on_its_own():
+    graphs = [cells(5), cells(8)]
+    batch = validate(with_random_walk_encoding(concatenate(graphs), 3))
+    alone = torch.cat([with_random_walk_encoding(graph, 3)["random_walk_encoding"] for graph in graphs])
+    assert torch.equal(batch["random_walk_encoding"], alone)
+    assert set(batch.fields) == {*graphs[0].fields, "random_walk_encoding"}
+
+
+@pytest.mark.parametrize("encode", [with_laplacian_encoding, with_random_walk_encoding])
+def test_lone_nodes_have_zeros(encode):
+    graph = graph_from_arrays(np.zeros((1, 2)), [], [])
+    (values,) = encode(graph, 3).nodes.values()
+    assert values.tolist() == [[0.0, 0.0, 0.0]]
+
+
+@pytest.mark.parametrize("encode", [with_laplacian_encoding, with_random_walk_encoding])
+def test_encodings_of_no_width_and_repeated_ones_are_refused(encode):
+    with pytest.raises(InputError, match="at least 1"):
+        encode(cells(3), 0)
+    with pytest.raises(InputError, match="already has"):
+        encode(encode(cells(3), 1), 1)

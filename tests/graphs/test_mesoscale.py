@@ -1,0 +1,229 @@
+"""Microstructures: cells fill the box, faces close around cells, images of grains agree with the cells they show."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.spatial import cKDTree
+
+from hydragnn.errors import InputError
+from hydragnn.graphs import Field, GraphBatch, edge_vectors, from_labels, from_voronoi, grain_numbers, validate
+
+
+def closure(graph: GraphBatch) -> np.ndarray:
+    """Sum of area times normal over all faces and walls of every cell."""
+    total = np.zeros((graph.num_nodes, graph.dim))
+    np.add.at(total, graph.receivers.numpy(), (graph["area"][:, None] * graph["normal"]).numpy())
+    walls = graph["boundary_area"].numpy()
+    return total + walls[:, 1::2] - walls[:, 0::2]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(1, 40),
+    st.lists(st.floats(0.3, 4.0), min_size=2, max_size=3),
+    st.lists(st.booleans(), min_size=3, max_size=3),
+    st.integers(0, 2**32 - 1),
+)
+def test_cells_fill_the_box_and_their_faces_close(count, box, periodic, seed):
+    generator = np.random.default_rng(seed)
+    seeds = (0.001 + 0.998 * generator.random((count, len(box)))) * box
+    graph = validate(from_voronoi(seeds, box, periodic[: len(box)]))
+    assert float(graph["volume"].sum()) == pytest.approx(np.prod(box), rel=1e-10)
+    assert np.abs(closure(graph)).max() < 1e-10 * max(box) ** (len(box) - 1)
+    # the face between two seeds is perpendicular to the line through them
+    vectors = edge_vectors(graph)
+    torch.testing.assert_close(vectors / vectors.norm(dim=1, keepdim=True), graph["normal"], atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("periodic", [True, False, [True, False, False]])
+def test_volumes_agree_with_counting_random_points(periodic):
+    generator = np.random.default_rng(5)
+    box = np.array([1.0, 2.0, 1.5])
+    seeds = generator.random((12, 3)) * box
+    graph = from_voronoi(seeds, box, periodic)
+    samples = generator.random((200_000, 3)) * box
+    _, owner = cKDTree(seeds, boxsize=np.where(np.broadcast_to(periodic, 3), box, 0.0)).query(samples)
+    counted = np.bincount(owner, minlength=12) / len(samples) * box.prod()
+    # five standard deviations of a binomial share
+    assert np.abs(counted - graph["volume"].numpy()).max() < 5 * box.prod() * np.sqrt(0.25 / len(samples))
+
+
+@pytest.mark.parametrize(("dim", "neighbours"), [(2, 4), (3, 6)])
+def test_a_cubic_lattice_has_square_faces_only(dim, neighbours):
+    lattice = np.stack(np.meshgrid(*[np.arange(5) / 5 + 0.07] * dim), -1).reshape(-1, dim)
+    graph = from_voronoi(lattice, [1.0] * dim)
+    assert (graph.receiver_offsets.diff() == neighbours).all()
+    torch.testing.assert_close(graph["area"], torch.full_like(graph["area"], 0.2 ** (dim - 1)))
+
+
+def test_one_cell_in_a_periodic_box_touches_itself_through_every_face():
+    graph = from_voronoi([[0.3, 0.4, 0.5]], [1.0, 2.0, 3.0])
+    assert graph.num_edges == 6
+    assert (graph.senders == 0).all()
+    assert sorted(edge_vectors(graph).norm(dim=1).tolist()) == [1.0, 1.0, 2.0, 2.0, 3.0, 3.0]
+    assert sorted(graph["area"].tolist()) == pytest.approx([2.0, 2.0, 3.0, 3.0, 6.0, 6.0])
+
+
+def test_one_cell_in_a_bounded_box_has_walls_and_no_edges():
+    graph = from_voronoi([[0.3, 0.4]], [1.0, 2.0], periodic=False)
+    assert graph.num_edges == 0
+    assert graph["boundary_area"].tolist() == [pytest.approx([2.0, 2.0, 1.0, 1.0])]
+
+
+def test_two_cells_that_touch_through_two_images_have_two_edges_each_way():
+    graph = from_voronoi([[0.25, 0.5], [0.75, 0.5]], [1.0, 1.0], periodic=[True, False])
+    assert graph.receivers.tolist() == [0, 0, 1, 1]
+    assert sorted(edge_vectors(graph)[:2, 0].tolist()) == [-0.5, 0.5]
+    torch.testing.assert_close(graph["area"], torch.ones(4, dtype=torch.float64))
+
+
+def test_seeds_outside_a_periodic_box_are_wrapped():
+    inside, outside = from_voronoi([[0.2, 0.3], [0.6, 0.8]], [1, 1]), from_voronoi([[1.2, -1.7], [0.6, 0.8]], [1, 1])
+    torch.testing.assert_close(inside["volume"], outside["volume"])
+    torch.testing.assert_close(inside.positions, outside.positions)
+
+
+def test_translation_of_a_periodic_structure_changes_no_area():
+    seeds = np.random.default_rng(1).random((30, 3))
+    first, second = from_voronoi(seeds, [1, 1, 1]), from_voronoi(seeds + np.array([0.3, 0.9, -2.2]), [1, 1, 1])
+    torch.testing.assert_close(first["volume"], second["volume"])
+    torch.testing.assert_close(first["area"].sort().values, second["area"].sort().values)
+
+
+def test_own_fields_ride_along():
+    phase = Field(name="phase", on="node", classes=2, dtype="int64")
+    strength = Field(name="strength", on="graph", unit="MPa", role="target")
+    graph = from_voronoi(
+        [[0.2, 0.3], [0.6, 0.8]],
+        [1, 1],
+        fields=[phase, strength],
+        nodes={"phase": [1, 0]},
+        graphs={"strength": 200.0},
+    )
+    assert graph["phase"].tolist() == [1, 0] and graph["strength"].tolist() == [200.0]
+
+
+WRONG_SEEDS = {
+    "coincide": (([[0.1, 0.1], [0.1, 0.1]], [1, 1], True), "seeds 0 and 1 coincide"),
+    "coincide through the box": (([[0.0, 0.1], [1.0, 0.1]], [1, 1], True), "coincide"),
+    "outside a wall": (([[1.5, 0.1]], [1, 1], False), "outside the wall of axis 0"),
+    "on a wall": (([[0.5, 1.0]], [1, 1], False), "outside the wall of axis 1"),
+    "no seeds": ((np.zeros((0, 2)), [1, 1], True), "at least one"),
+    "NaN": (([[np.nan, 0.1]], [1, 1], True), "seed 0 is NaN"),
+    "flat box": (([[0.1, 0.1]], [1, 0], True), "positive edge lengths"),
+    "box of other dimension": (([[0.1, 0.1]], [1, 1, 1], True), "one per axis"),
+    "flags of other dimension": (([[0.1, 0.1]], [1, 1], [True] * 3), "3 flags for 2 axes"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_SEEDS)
+def test_what_is_wrong_with_seeds_is_named(case):
+    arguments, message = WRONG_SEEDS[case]
+    with pytest.raises(InputError, match=message):
+        from_voronoi(*arguments)
+
+
+def picture(seeds: np.ndarray, box: np.ndarray, shape: tuple[int, ...], periodic: bool) -> np.ndarray:
+    steps = box / shape
+    centres = (np.moveaxis(np.indices(shape), 0, -1) + 0.5) * steps
+    return cKDTree(seeds, boxsize=box if periodic else None).query(centres)[1]
+
+
+@pytest.mark.parametrize("periodic", [True, False])
+@pytest.mark.parametrize("shape", [(256, 192), (64, 48, 56)], ids=["2-D", "3-D"])
+def test_an_image_of_cells_has_nearly_their_graph(shape, periodic):
+    box = np.array([1.0, 1.3, 0.9])[: len(shape)]
+    seeds = np.random.default_rng(8).random((14, len(shape))) * box
+    exact = from_voronoi(seeds, box, periodic)
+    image = validate(from_labels(picture(seeds, box, shape, periodic), box / shape, periodic))
+    assert float(image["volume"].sum()) == pytest.approx(box.prod())
+    voxel = (box / shape).max()
+    # a voxel's misplacement over the surface of a cell
+    assert (image["volume"] - exact["volume"]).abs().max() < 3 * voxel * exact["area"].sum() / 14
+    by_pair = {}
+    for graph, weight in ((exact, exact["area"]), (image, image["area_vector"].norm(dim=1).double())):
+        for s, r, a in zip(graph.senders.tolist(), graph.receivers.tolist(), weight.tolist()):
+            by_pair.setdefault((s, r), []).append(a)
+    both = [values for values in by_pair.values() if len(values) == 2]
+    areas = np.array(both)
+    assert len(both) > 20
+    # faces smaller than some voxels may be missing; the shared ones agree to a few voxel widths of their rim
+    assert np.abs(areas[:, 0] - areas[:, 1]).max() < 8 * voxel * max(1.0, areas.max() ** 0.5) ** (len(shape) - 2)
+
+
+def test_edges_of_images_come_in_both_directions_with_opposite_vectors():
+    labels = np.random.default_rng(0).integers(0, 5, (8, 9))
+    graph = from_labels(labels, 0.5, True)
+    rows = {
+        (s, r, *np.round(shift, 6)): (area, *np.round(vector, 6))
+        for s, r, shift, area, vector in zip(
+            graph.senders.tolist(),
+            graph.receivers.tolist(),
+            graph.edge_shifts.numpy() + 0.0,
+            graph["area"].tolist(),
+            graph["area_vector"].numpy() + 0.0,
+        )
+    }
+    for (s, r, *shift), (area, *vector) in rows.items():
+        back_area, *back = rows[(r, s, *(-np.array(shift) + 0.0))]
+        assert back_area == area and np.allclose(back, -np.array(vector))
+
+
+def test_the_areas_of_an_image_count_its_unlike_neighbours():
+    labels = np.random.default_rng(0).integers(0, 4, (6, 7, 5))
+    graph = from_labels(labels, [0.5, 1.0, 2.0], False)
+    expected = sum(area * int((np.diff(labels, axis=axis) != 0).sum()) for axis, area in enumerate((2.0, 1.0, 0.5)))
+    assert float(graph["area"].sum()) == pytest.approx(2 * expected)
+
+
+def test_the_centroid_of_a_grain_across_the_boundary_is_inside_it():
+    labels = np.zeros((10, 4), dtype=int)
+    labels[[0, 1, 9]] = 1
+    graph = from_labels(labels, 1.0, [True, False])
+    assert graph.positions[1].tolist() == pytest.approx([0.5, 2.0])
+    assert graph.positions[0].tolist() == pytest.approx([5.5, 2.0])
+    assert sorted(edge_vectors(graph)[graph.receivers == 1, 0].tolist()) == pytest.approx([-5.0, 5.0])
+
+
+def test_rolling_a_periodic_image_moves_nothing_but_the_centroids():
+    seeds = np.random.default_rng(2).random((9, 2))
+    labels = picture(seeds, np.ones(2), (60, 60), True)
+    first, second = from_labels(labels, 1 / 60, True), from_labels(np.roll(labels, (17, 31), (0, 1)), 1 / 60, True)
+    assert first.num_edges == second.num_edges
+    torch.testing.assert_close(first["volume"], second["volume"])
+    moved = (first.positions + torch.tensor([17.0, 31.0], dtype=torch.float64) / 60 - second.positions) % 1.0
+    assert (torch.minimum(moved, 1 - moved) < 1e-9).all()
+    lengths = [edge_vectors(graph).norm(dim=1).sort().values for graph in (first, second)]
+    torch.testing.assert_close(*lengths, atol=1e-9, rtol=0)
+
+
+def test_background_belongs_to_no_grain():
+    labels = np.array([[5, 0, 7], [5, 0, 7]])
+    graph = from_labels(labels, background=0)
+    assert graph.num_nodes == 2 and graph.num_edges == 0
+    assert grain_numbers(labels, background=0).tolist() == [[0, -1, 1], [0, -1, 1]]
+    assert graph.positions.tolist() == [[1.0, 0.5], [1.0, 2.5]]
+
+
+def test_one_grain_fills_the_image_without_edges():
+    graph = from_labels(np.ones((4, 4), dtype=int), 0.25, True)
+    assert graph.num_edges == 0 and graph["volume"].tolist() == [1.0]
+
+
+WRONG_IMAGES = {
+    "real labels": (lambda: from_labels(np.ones((3, 3))), "integer labels"),
+    "one axis": (lambda: from_labels(np.ones(3, dtype=int)), "2 or 3 axes"),
+    "empty": (lambda: from_labels(np.ones((0, 3), dtype=int)), "2 or 3 axes"),
+    "only background": (lambda: from_labels(np.zeros((3, 3), dtype=int), background=0), "no grain"),
+    "spacing": (lambda: from_labels(np.ones((3, 3), dtype=int), [1.0, 0.0]), "positive lengths"),
+    "spacing of other dimension": (lambda: from_labels(np.ones((3, 3), dtype=int), [1.0] * 3), "positive lengths"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_IMAGES)
+def test_what_is_wrong_with_images_is_named(case):
+    make, message = WRONG_IMAGES[case]
+    with pytest.raises(InputError, match=message):
+        make()

@@ -1,0 +1,242 @@
+"""The door: what comes in is what was given, and what is wrong is told by name."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hydragnn.errors import InputError
+from hydragnn.graphs import Field, GraphBatch, concatenate, edge_vectors, graph_from_arrays, split, validate
+
+MASS = Field(name="mass", on="node", unit="u")
+KIND = Field(name="kind", on="node", classes=3, dtype="int64")
+LENGTH = Field(name="length", on="edge", dtype="float64")
+PULL = Field(name="pull", on="node", shape=(3,), parity="vector", role="target")
+ENERGY = Field(name="energy", on="graph", unit="eV", role="target", dtype="float64")
+
+
+def triangle(**changes: object) -> GraphBatch:
+    arguments: dict[str, object] = {
+        "positions": np.eye(3),
+        "senders": [0, 1, 2],
+        "receivers": [2, 0, 1],
+        "fields": [MASS, KIND, LENGTH, ENERGY],
+        "nodes": {"mass": [1, 2, 3], "kind": [0, 1, 2]},
+        "edges": {"length": [0.2, 0.0, 0.1]},
+        "graphs": {"energy": -1.5},
+        "name": "triangle",
+    }
+    arguments.update(changes)
+    positions, senders, receivers = (arguments.pop(key) for key in ("positions", "senders", "receivers"))
+    return graph_from_arrays(positions, senders, receivers, **arguments)
+
+
+def test_edges_are_sorted_by_receiver_and_their_fields_follow():
+    graph = triangle()
+    assert graph.receivers.tolist() == [0, 1, 2]
+    assert graph.senders.tolist() == [1, 2, 0]
+    assert graph["length"].tolist() == [0.0, 0.1, 0.2]
+    assert validate(graph) is graph
+
+
+def test_fields_come_in_their_declared_dtype():
+    graph = triangle()
+    assert graph["mass"].dtype == torch.float32
+    assert graph["kind"].dtype == torch.int64
+    assert graph["energy"].dtype == torch.float64 and graph["energy"].shape == (1,)
+
+
+def test_numpy_tensors_and_lists_make_the_same_graph():
+    as_lists = triangle(positions=np.eye(3).tolist())
+    as_tensors = triangle(
+        positions=torch.eye(3, dtype=torch.float32), senders=torch.tensor([0, 1, 2], dtype=torch.int32)
+    )
+    assert torch.equal(as_lists.positions, as_tensors.positions)
+    assert torch.equal(as_lists.senders, as_tensors.senders)
+
+
+def test_the_graph_does_not_share_memory_with_the_arrays_it_came_from():
+    positions = np.eye(3)
+    graph = triangle(positions=positions)
+    positions[:] = 7.0
+    assert graph.positions.max() == 1.0
+
+
+@given(
+    st.integers(1, 12).flatmap(
+        lambda n: st.tuples(st.just(n), st.lists(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)), max_size=40))
+    )
+)
+def test_sorting_is_stable_and_loses_no_edge(case):
+    count, pairs = case
+    senders, receivers = [s for s, _ in pairs], [r for _, r in pairs]
+    number = Field(name="number", on="edge", classes=100, dtype="int64")
+    graph = graph_from_arrays(
+        np.zeros((count, 2)), senders, receivers, fields=[number], edges={"number": np.arange(len(pairs))}
+    )
+    assert (graph.receivers.diff() >= 0).all()
+    order = graph["number"].tolist()
+    assert [pairs[i] for i in order] == list(zip(graph.senders.tolist(), graph.receivers.tolist()))
+    assert all(a < b for a, b, r, q in zip(order, order[1:], graph.receivers, graph.receivers[1:]) if r == q)
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        pytest.param(lambda: graph_from_arrays(np.zeros((1, 3)), [], []), id="lone node"),
+        pytest.param(lambda: graph_from_arrays(np.zeros((4, 2)), [], []), id="no edges"),
+        pytest.param(lambda: graph_from_arrays(np.zeros((1, 2)), [0], [0]), id="self loop"),
+        pytest.param(lambda: graph_from_arrays(np.zeros((4, 2)), [0, 1, 2, 3], [1, 0, 3, 2]), id="two components"),
+        pytest.param(
+            lambda: graph_from_arrays(None, [0], [1], fields=[MASS], nodes={"mass": [1.0, 2.0]}), id="no geometry"
+        ),
+        pytest.param(lambda: triangle(cell=[2.0, 2.0, 2.0], periodic=True), id="periodic box"),
+        pytest.param(
+            lambda: triangle(cell=np.diag([2.0, 2.0, 0.0]), periodic=[True, True, False]), id="mixed periodicity"
+        ),
+    ],
+)
+def test_legal_corners_pass(graph):
+    assert validate(graph()).num_graphs == 1
+
+
+def test_a_two_dimensional_cell_has_its_area_as_volume():
+    graph = graph_from_arrays(np.zeros((1, 2)), [], [], cell=[[2.0, 0.0], [1.0, 3.0]], periodic=True)
+    assert graph.periodic.tolist() == [[True, True, False]]
+    assert float(torch.linalg.det(graph.cell[0])) == pytest.approx(6.0)
+
+
+WRONG = {
+    "index too large": ({"senders": [0, 1, 3]}, "senders: node index 3 is out of range"),
+    "index negative": ({"receivers": [-1, 0, 1]}, "receivers: node index -1 is out of range"),
+    "index not an integer": ({"senders": [0.0, 1.0, 2.0]}, "give integers"),
+    "index of two axes": ({"senders": [[0, 1, 2]]}, "one index per edge"),
+    "ends of different length": ({"senders": [0, 1]}, "2 senders but 3 receivers"),
+    "no nodes": ({"positions": np.zeros((0, 3))}, "has no nodes"),
+    "positions of one axis": ({"positions": np.zeros(3)}, "positions: shape"),
+    "positions in four dimensions": ({"positions": np.zeros((3, 4))}, "positions: shape"),
+    "NaN position": ({"positions": np.full((3, 3), np.nan)}, "positions: nan in row 0"),
+    "infinite position": ({"positions": np.diag([1.0, np.inf, 1.0])}, "positions: inf in row 1"),
+    "complex positions": ({"positions": np.eye(3) * 1j}, "give real numbers"),
+    "ragged positions": ({"positions": [[0, 0, 0], [1, 1]]}, "rectangular"),
+    "words": ({"nodes": {"mass": ["a", "b", "c"], "kind": [0, 1, 2]}}, "field mass.*not numbers"),
+    "NaN field": ({"nodes": {"mass": [1, np.nan, 2], "kind": [0, 1, 2]}}, "field mass: nan in row 1"),
+    "overflow": ({"nodes": {"mass": [1, 1e300, 2], "kind": [0, 1, 2]}}, "field mass: inf in row 1"),
+    "too few rows": ({"nodes": {"mass": [1, 2], "kind": [0, 1, 2]}}, "field mass: 2 rows for 3 nodes"),
+    "wrong shape": ({"nodes": {"mass": np.ones((3, 2)), "kind": [0, 1, 2]}}, "field mass: shape"),
+    "wrong graph shape": ({"graphs": {"energy": [1.0, 2.0]}}, "field energy: 2 rows for 1 graphs"),
+    "class too large": ({"nodes": {"mass": [1, 2, 3], "kind": [0, 1, 3]}}, "class 3 is out of range; use 0 to 2"),
+    "class negative": ({"nodes": {"mass": [1, 2, 3], "kind": [0, 1, -1]}}, "class -1 is out of range"),
+    "class with a comma": ({"nodes": {"mass": [1, 2, 3], "kind": [0.0, 1.0, 2.0]}}, "give integers"),
+    "bools for numbers": ({"edges": {"length": [True, False, True]}}, "field length: bool"),
+    "undeclared tensor": ({"graphs": {"energy": 1.0, "enthalpy": 2.0}}, "enthalpy without a Field"),
+    "missing tensor": ({"edges": {}}, "field length is declared but missing"),
+    "declared twice": ({"fields": [MASS, MASS, KIND, LENGTH, ENERGY]}, "declared twice"),
+    "shifts of the wrong shape": ({"edge_shifts": np.zeros((3, 2))}, "edge_shifts: shape"),
+    "periodic without cell": ({"periodic": True}, "has no cell"),
+    "flat cell": ({"periodic": True, "cell": np.ones((3, 3))}, "singular along its periodic axes"),
+    "cell of the wrong shape": ({"cell": np.ones((2, 3))}, "cell: shape"),
+    "too many flags": ({"periodic": [True] * 4}, "one flag per axis"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_is_wrong_is_named(case):
+    changes, message = WRONG[case]
+    with pytest.raises(InputError, match=message) as caught:
+        triangle(**changes)
+    assert "triangle" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_vector_has_as_many_components_as_space_has_dimensions():
+    with pytest.raises(InputError, match="vector of length 3 in 2 dimensions"):
+        graph_from_arrays(np.zeros((1, 2)), [], [], fields=[PULL], nodes={"pull": np.zeros((1, 3))})
+
+
+def broken(**changes: object) -> GraphBatch:
+    return replace(concatenate([triangle(), triangle()]), cache={}, **changes)
+
+
+BROKEN = {
+    "edge between graphs": (
+        lambda b: {"senders": torch.tensor([1, 2, 0, 0, 5, 3])},
+        "graph 1, senders: node index -3",
+    ),
+    "unsorted": (lambda b: {"senders": b.senders.flip(0), "receivers": b.receivers.flip(0)}, "out of range|not sorted"),
+    "swapped inside": (lambda b: {"receivers": torch.tensor([0, 2, 1, 3, 4, 5])}, "not sorted by receiver"),
+    "empty graph": (
+        lambda b: {"node_offsets": torch.tensor([0, 6, 6]), "edge_offsets": torch.tensor([0, 6, 6])},
+        "graph 1 has no nodes",
+    ),
+    "offsets end early": (lambda b: {"node_offsets": torch.tensor([0, 3, 5])}, "node_offsets do not run"),
+    "NaN of one graph": (
+        lambda b: {"graphs": {"energy": torch.tensor([1.0, torch.nan]).double()}},
+        "graph 1, field energy",
+    ),
+    "class of one graph": (
+        lambda b: {"nodes": {**b.nodes, "kind": torch.tensor([0, 1, 2, 0, 1, 9])}},
+        "graph 1, field kind: class 9",
+    ),
+    "wrong dtype": (
+        lambda b: {"nodes": {**b.nodes, "mass": b["mass"].double()}},
+        "float64 values but float32 declared",
+    ),
+    "wrong length": (lambda b: {"nodes": {**b.nodes, "mass": b["mass"][:5]}}, "field mass: shape"),
+    "undeclared": (lambda b: {"graphs": {**b.graphs, "gap": torch.zeros(2)}}, "tensor gap on graphs has no Field"),
+    "missing": (lambda b: {"graphs": {}}, "field energy is declared but no tensor"),
+    "mask without a field": (lambda b: {"masks": {"gap": torch.ones(2, dtype=torch.bool)}}, "mask gap"),
+    "int32 indices": (lambda b: {"senders": b.senders.int(), "receivers": b.receivers}, "senders: int32"),
+    "NaN cell": (lambda b: {"cell": torch.full((2, 3, 3), torch.nan).double()}, "cell: nan"),
+    "periodic without cell": (
+        lambda b: {"periodic": torch.tensor([[False] * 3, [True] * 3])},
+        "graph 1: the cell is singular",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_damaged_batch_is_named(case):
+    changes, message = BROKEN[case]
+    batch = concatenate([triangle(), triangle()])
+    with pytest.raises(InputError, match=message):
+        validate(replace(batch, cache={}, **changes(batch)))
+
+
+def test_nan_is_legal_where_the_mask_says_that_the_label_is_missing():
+    batch = concatenate([triangle(), triangle()])
+    energies = torch.tensor([1.0, torch.nan]).double()
+    masked = replace(batch, cache={}, graphs={"energy": energies}, masks={"energy": torch.tensor([True, False])})
+    assert validate(masked) is masked
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=6))
+def test_split_and_concatenate_are_inverse(sizes):
+    generator = np.random.default_rng(sum(sizes))
+    graphs = [
+        graph_from_arrays(
+            generator.normal(size=(n, 2)),
+            generator.integers(0, n, 2 * n),
+            generator.integers(0, n, 2 * n),
+            fields=[MASS],
+            nodes={"mass": generator.normal(size=n)},
+        )
+        for n in sizes
+    ]
+    batch = validate(concatenate(graphs))
+    for before, after in zip(graphs, split(batch)):
+        assert torch.equal(before.positions, after.positions)
+        assert torch.equal(before.senders, after.senders)
+        assert torch.equal(edge_vectors(before), edge_vectors(after))
+        assert torch.equal(before["mass"], after["mass"])
+
+
+def test_a_field_that_only_some_graphs_have_gets_a_mask():
+    plain = graph_from_arrays(np.eye(3), [], [])
+    batch = concatenate([triangle(), plain])
+    assert batch.present("energy").tolist() == [True, False]
+    assert "energy" not in split(batch)[1].fields
+    assert validate(batch) is batch
