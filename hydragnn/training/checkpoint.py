@@ -37,25 +37,43 @@ def save_checkpoint(folder: Path, state: TrainState, ranks: Ranks, identity: dic
     target, temporary = folder / name, folder / f".{name}.tmp"
     if target == latest_checkpoint(folder):  # resumed from it and not moved since
         return target
-    totals = ranks.gather(state.totals)
-    if ranks.first:
-        with _writing(folder):
+    try:
+        _write(temporary, state, ranks, identity)
+        if ranks.first:
+            _put_in_place(temporary, target)
+    except (OSError, CheckpointException) as error:
+        if ranks.first:
             shutil.rmtree(temporary, ignore_errors=True)
-            temporary.mkdir(parents=True)
-    ranks.wait()
-    with _writing(folder), _quietly():
-        dcp.save({**state.tensors(), "totals": totals}, checkpoint_id=temporary, no_dist=ranks.size == 1)
-    if ranks.first:
-        with _writing(folder):
-            write_json(temporary / "state.json", {**_described(state), **identity, "ranks": ranks.size})
-            flush_directory(temporary)
-            shutil.rmtree(target, ignore_errors=True)
-            temporary.rename(target)
-            flush_directory(folder)
-            write_json(folder / "latest.json", {"version": VERSION, "checkpoint": name})
-            _remove_old(folder, keep=name)
+        why = _cause(error) if isinstance(error, CheckpointException) else error.strerror or str(error)
+        raise InputError(
+            f"cannot write a checkpoint into {folder}: {why}; free space there and resume the run"
+        ) from error
     ranks.wait()
     return target
+
+
+def _write(folder: Path, state: TrainState, ranks: Ranks, identity: dict[str, Any]) -> None:
+    """Write tensors and ``state.json`` into a new folder, flushed to disk."""
+    totals = ranks.gather(state.totals)
+    if ranks.first:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+    ranks.wait()
+    with _quietly():
+        dcp.save({**state.tensors(), "totals": totals}, checkpoint_id=folder, no_dist=ranks.size == 1)
+    if ranks.first:
+        write_json(folder / "state.json", {**_described(state), **identity, "ranks": ranks.size})
+        flush_directory(folder)
+
+
+def _put_in_place(temporary: Path, target: Path) -> None:
+    """Give the finished folder its name, point to it, and remove what is no longer needed."""
+    folder = target.parent
+    shutil.rmtree(target, ignore_errors=True)
+    temporary.rename(target)
+    flush_directory(folder)
+    write_json(folder / "latest.json", {"version": VERSION, "checkpoint": target.name})
+    _remove_old(folder, keep=target.name)
 
 
 def latest_checkpoint(folder: Path) -> Path | None:
@@ -145,25 +163,10 @@ def _remove_old(folder: Path, keep: str) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-@contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    """Turn what goes wrong with files into one sentence."""
-    try:
-        yield
-    except OSError as error:
-        raise _refused(folder, error.strerror or str(error)) from error
-    except CheckpointException as error:
-        raise _refused(folder, _cause(error)) from error
-
-
-def _refused(folder: Path, why: str) -> InputError:
-    return InputError(f"cannot write a checkpoint into {folder}: {why}; free space there and resume the run")
-
-
 def _cause(error: CheckpointException) -> str:
     """The first rank's own error."""
     first = next(iter(error.failures.values()), (error,))[0]
-    return getattr(first, "strerror", None) or str(first).splitlines()[0]
+    return getattr(first, "strerror", None) or (str(first) or type(first).__name__).splitlines()[0]
 
 
 @contextmanager

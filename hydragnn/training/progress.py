@@ -2,7 +2,7 @@
 
 import sys
 import time
-from typing import Protocol, TextIO
+from typing import Protocol, TextIO, runtime_checkable
 
 from rich.console import Console
 from rich.progress import BarColumn, ProgressColumn, Task, TextColumn, TimeRemainingColumn
@@ -12,6 +12,7 @@ from rich.text import Text
 SECONDS_BETWEEN_LINES = 10.0
 
 
+@runtime_checkable
 class Progress(Protocol):
     """Who shows the progress of a run."""
 

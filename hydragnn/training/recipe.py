@@ -2,7 +2,7 @@
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ class Diverged(ArithmeticError):
     """A loss or a gradient is NaN or infinite."""
 
 
+@runtime_checkable
 class Watcher(Protocol):
     """Who is told what happens in the loop: writes checkpoints and records, shows progress, hears signals."""
 

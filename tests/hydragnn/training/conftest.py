@@ -1,0 +1,100 @@
+"""Small graphs and configurations for the tests of training."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from hydragnn.config import RunConfig
+from hydragnn.datasets import MemoryStore
+from hydragnn.settings import with_value
+
+WORKER = Path(__file__).with_name("worker.py")
+MODELS: dict[str, dict[str, Any]] = {
+    "schnet": {"kind": "schnet", "hidden_dim": 8, "num_layers": 2, "num_radial": 6, "cutoff": 3.0},
+    "painn": {"kind": "painn", "hidden_dim": 8, "num_layers": 2, "num_radial": 6, "cutoff": 3.0},
+    "egnn": {"kind": "egnn", "hidden_dim": 8, "num_layers": 2, "num_radial": 6, "cutoff": 3.0},
+    "pna": {"kind": "pna", "hidden_dim": 8, "num_layers": 2, "num_radial": 6, "cutoff": 3.0},
+}
+ENERGY = {
+    "field": "energy",
+    "pool": "sum",
+    "per_node": True,
+    "references": True,
+    "forces": "forces",
+    "forces_weight": 10.0,
+    "hidden_dims": [8],
+}
+CHARGE = {"field": "charge", "hidden_dims": [8], "loss": "huber"}
+
+
+@pytest.fixture(scope="session")
+def material() -> ModuleType:
+    """The worker script as a module."""
+    spec = importlib.util.spec_from_file_location("training_worker", WORKER)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def store(material: ModuleType) -> MemoryStore:
+    """Forty clusters."""
+    return material.clusters(40)
+
+
+@pytest.fixture(scope="session")
+def make_config() -> Callable[..., RunConfig]:
+    """Makes a configuration; keyword arguments with __ for . change it (train__epochs=3)."""
+
+    def make(model: str = "schnet", heads: list[dict[str, Any]] | None = None, **changes: Any) -> RunConfig:
+        table: dict[str, Any] = {
+            "data": {"store": "in memory", "inputs": ["atomic_numbers"]},
+            "split": {"train": 0.7, "valid": 0.2},
+            "batch": {"max_graphs": 6},
+            "model": MODELS[model],
+            "heads": heads or [ENERGY, CHARGE],
+            "train": {"epochs": 3, "learning_rate": 0.005, "precision": "fp64"},
+        }
+        table = json.loads(json.dumps(table))
+        for path, value in changes.items():
+            with_value(table, path.replace("__", "."), value)
+        return RunConfig.parse(table)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def environment(root: Path) -> dict[str, str]:
+    """The environment of a process that finds the checkout and runs on one thread."""
+    return {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+@pytest.fixture
+def launch(tmp_path: Path, environment: dict[str, str]) -> Callable[..., subprocess.Popen[str]]:
+    """Starts the worker, alone or behind a launcher command."""
+
+    def start(
+        config: RunConfig, out: Path, *options: str, launcher: list[str] | None = None, **variables: str
+    ) -> subprocess.Popen[str]:
+        path = tmp_path / f"{out.name}.json"
+        path.write_text(json.dumps(config.to_json()))
+        command = [*(launcher or [sys.executable]), str(WORKER), str(out), str(path), *options]
+        return subprocess.Popen(
+            command,
+            env={**environment, **variables},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    return start

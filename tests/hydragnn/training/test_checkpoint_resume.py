@@ -1,0 +1,204 @@
+"""Runs that are cut anywhere and resumed end with the same bits."""
+
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+from hydragnn.errors import InputError, Interrupted
+from hydragnn.record import read_record
+from hydragnn.training import train
+
+HARD = {
+    "model__dropout": 0.2,
+    "train__ema_decay": 0.9,
+    "train__warmup_epochs": 1.5,
+    "train__epochs": 4,
+    "train__precision": "fp32",
+}
+
+
+class SignalAt:
+    """A progress display that sends this process a signal when a run has come to a moment."""
+
+    def __init__(self, moment: float, number: signal.Signals) -> None:
+        self.moment, self.number = moment, number
+
+    def begin(self, epochs: float, total: int) -> None: ...
+
+    def step(self, epochs: float, loss: float | None, graphs_per_second: float) -> None:
+        if self.moment <= epochs:
+            self.moment = 1e9
+            signal.raise_signal(self.number)
+
+    def epoch(self, number: int, values: dict[str, float | None]) -> None: ...
+
+    def end(self, sentence: str) -> None: ...
+
+
+def bits(run: Path) -> dict[str, bytes]:
+    """The last weights, the best weights and everything else of the newest checkpoint, and the model."""
+    newest = max(path for path in (run / "checkpoints").iterdir() if path.is_dir())
+    found = {"model": (run / "model" / "weights.safetensors").read_bytes()}
+    described = dcp.FileSystemReader(newest).read_metadata().state_dict_metadata
+    tensors = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in described.items()}
+    dcp.load(tensors, checkpoint_id=newest, no_dist=True)
+    return found | {name: value.numpy().tobytes() for name, value in tensors.items()}
+
+
+def assert_same_end(one: Path, other: Path) -> None:
+    before, after = read_record(one), read_record(other)
+    assert after.status == before.status and after.curves == before.curves and after.best == before.best
+    assert bits(other) == bits(one)
+
+
+quiet = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+
+@quiet
+@pytest.mark.parametrize("model, optimizer", [("schnet", "adamw"), ("painn", "sgd"), ("pna", "adamw")])
+def test_segments_and_signals_in_mid_epoch_change_no_bit(model, optimizer, store, make_config, tmp_path):
+    config = make_config(model, **HARD, train__optimizer=optimizer)
+    train(config, tmp_path / "whole", store=store)
+    cut = tmp_path / "cut"
+    assert train(config, cut, store=store, until=1).status == "paused"
+    for moment, number in ((1.5, signal.SIGTERM), (2.9, signal.SIGINT)):
+        with pytest.raises(Interrupted, match="a checkpoint was written"):
+            train(config, cut, store=store, resume=True, progress=SignalAt(moment, number))
+        assert read_record(cut).status == "paused"
+    assert train(config, cut, store=store, resume=True).status == "finished"
+    assert_same_end(tmp_path / "whole", cut)
+
+
+@quiet
+def test_sigkill_at_random_moments_changes_no_bit(store, make_config, launch, tmp_path):
+    config = make_config(**{**HARD, "train__epochs": 12, "train__checkpoint_epochs": 2})
+    train(config, tmp_path / "whole", store=store)
+    moments, cut = random.Random(7), tmp_path / "cut"
+    for kill in range(3):
+        process = launch(config, cut, *(["--resume"] if (cut / "config.json").exists() else []))
+        while process.poll() is None and not (cut / "checkpoints" / "latest.json").exists():
+            time.sleep(0.01)
+        start = (cut / "checkpoints" / "latest.json").stat().st_mtime_ns if kill else 0
+        while process.poll() is None and (cut / "checkpoints" / "latest.json").stat().st_mtime_ns == start:
+            time.sleep(0.001)
+        time.sleep(moments.uniform(0.0, 0.15))
+        process.kill()
+        process.communicate()
+    train(config, cut, store=store, resume=True)
+    assert_same_end(tmp_path / "whole", cut)
+
+
+def test_cost_accumulates_over_segments(store, make_config, tmp_path):
+    config = make_config()
+    first = train(config, tmp_path / "run", store=store, until=1).cost
+    second = train(config, tmp_path / "run", store=store, until=3, resume=True).cost
+    assert second.seconds > first.seconds > 0 and second.cpu_seconds > first.cpu_seconds > 0
+    assert second.peak_memory_mb >= first.peak_memory_mb > 0 and second.graphs_per_second > 0
+
+
+def test_a_finished_run_resumes_to_what_it_was(store, make_config, tmp_path):
+    config = make_config(train__patience=1, train__epochs=40, train__learning_rate=0.3)
+    stopped = train(config, tmp_path / "run", store=store)
+    assert stopped.status == "stopped" and stopped.epochs < 40
+    again = train(config, tmp_path / "run", store=store, resume=True)
+    assert (again.status, again.epochs, again.curves) == ("stopped", stopped.epochs, stopped.curves)
+
+
+def test_only_the_last_two_checkpoints_stay(store, make_config, tmp_path):
+    train(make_config(train__epochs=4), tmp_path / "run", store=store)
+    kept = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert kept == ["000003-000000", "000004-000000", "latest.json"]
+
+
+def test_an_existing_run_is_refused_and_left_alone(store, make_config, tmp_path):
+    train(make_config(), tmp_path / "run", store=store)
+    before = bits_of_files(tmp_path / "run")
+    with pytest.raises(InputError, match="holds a run already; add --resume"):
+        train(make_config(), tmp_path / "run", store=store)
+    with pytest.raises(InputError, match=r"begun with another configuration \(train.learning_rate: 0.005, now 0.1\)"):
+        train(make_config(train__learning_rate=0.1), tmp_path / "run", store=store, resume=True)
+    assert bits_of_files(tmp_path / "run") == before
+
+
+def bits_of_files(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_other_data_are_refused_on_resume(store, material, make_config, tmp_path):
+    train(make_config(), tmp_path / "run", store=store, until=1)
+    with pytest.raises(InputError, match="belongs to another data"):
+        train(make_config(), tmp_path / "run", store=material.clusters(40, seed=1), resume=True)
+
+
+def test_there_is_nothing_to_resume_in_an_empty_folder(store, make_config, tmp_path):
+    with pytest.raises(InputError, match="holds no run to resume"):
+        train(make_config(), tmp_path / "nothing", store=store, resume=True)
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_a_file_in_the_place_of_the_run_is_refused(store, make_config, tmp_path):
+    (tmp_path / "run").write_text("mine")
+    with pytest.raises(InputError, match="is a file, not a folder"):
+        train(make_config(), tmp_path / "run", store=store)
+
+
+@pytest.mark.parametrize("damage", ["pointer", "state", "tensors", "newer"])
+def test_a_damaged_checkpoint_is_refused_with_its_name(damage, store, make_config, tmp_path):
+    config, run = make_config(), tmp_path / "run"
+    train(config, run, store=store, until=1)
+    (newest,) = (path for path in (run / "checkpoints").iterdir() if path.is_dir())
+    if damage == "pointer":
+        (run / "checkpoints" / "latest.json").write_text('{"checkpoint": 3}')
+    elif damage == "state":
+        (newest / "state.json").write_text("{}")
+    elif damage == "tensors":
+        (newest / "__0_0.distcp").write_bytes(b"")
+    else:
+        text = (newest / "state.json").read_text()
+        (newest / "state.json").write_text(text.replace('"version": 1', '"version": 99'))
+    with pytest.raises(InputError, match=r"checkpoints"):
+        train(config, run, store=store, resume=True)
+
+
+RANKS = ["-m", "torch.distributed.run", "--standalone"]
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_checkpoint_of_two_ranks_continues_on_one_and_three(ranks, store, make_config, launch, tmp_path):
+    import sys
+
+    config = make_config(train__ema_decay=0.9)
+    whole = train(config, tmp_path / "whole", store=store)
+    for count, options in ((2, ["--until", "1"]), (ranks, ["--resume"])):
+        process = launch(
+            config, tmp_path / "run", *options, launcher=[sys.executable, *RANKS, f"--nproc-per-node={count}"]
+        )
+        output, _ = process.communicate(timeout=180)
+        assert process.returncode == 0, output
+    record = read_record(tmp_path / "run")
+    assert record.status == "finished" and record.cost.ranks == ranks
+    assert record.curves["valid/loss"] == pytest.approx(whole.curves["valid/loss"], rel=1e-6)
+
+
+def test_a_full_disk_ends_the_run_with_one_sentence_and_keeps_the_last_checkpoint(store, make_config, launch, tmp_path):
+    import resource
+
+    config, run = make_config(), tmp_path / "run"
+    train(config, run, store=store, until=1)
+    kept = bits_of_files(run / "checkpoints")
+    size = max(len(content) for content in kept.values())
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size // 2, hard))  # the largest file that the child can write
+    try:
+        process = launch(config, run, "--resume")
+        output, _ = process.communicate(timeout=120)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert process.returncode == 2 and "cannot write" in output, output
+    assert bits_of_files(run / "checkpoints") == kept
+    assert train(config, run, store=store, resume=True).status == "finished"

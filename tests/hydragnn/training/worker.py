@@ -1,0 +1,92 @@
+"""A process that trains on graphs made on the spot; started by the tests, also under torchrun and mpirun.
+
+``python worker.py RUN CONFIG.json [--until N] [--resume]``; CONFIG.json is a RunConfig.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from hydragnn.config import RunConfig
+from hydragnn.datasets import MemoryStore
+from hydragnn.errors import InputError, Interrupted
+from hydragnn.graphs import ATOMIC_NUMBERS_FIELD, Field, GraphBatch, graph_from_arrays
+from hydragnn.training import leave, train
+
+CUTOFF = 3.0
+FIELDS = (
+    ATOMIC_NUMBERS_FIELD,
+    Field(name="energy", on="graph", unit="eV", role="target", dtype="float64"),
+    Field(name="forces", on="node", shape=(3,), unit="eV/Angstrom", parity="vector", role="target", dtype="float64"),
+    Field(name="charge", on="node", unit="e", role="target", dtype="float64"),
+    Field(name="length", on="edge", unit="Angstrom", dtype="float64"),
+)
+
+
+def cluster(generator: np.random.Generator) -> GraphBatch:
+    """Three to seven atoms of two kinds with a pair potential exp(-r) and charges from the neighbours."""
+    count = int(generator.integers(3, 8))
+    positions = generator.uniform(0.0, 3.0, (count, 3))
+    numbers = generator.choice([1, 8], count)
+    strength = np.where(numbers == 1, 1.0, 2.0)
+    vectors = positions[None, :] - positions[:, None]
+    lengths = np.linalg.norm(vectors, axis=-1) + np.eye(count) * 10 * CUTOFF
+    pair = strength[:, None] * strength[None, :] * np.exp(-lengths)
+    senders, receivers = np.nonzero(lengths < CUTOFF)
+    return graph_from_arrays(
+        positions,
+        senders,
+        receivers,
+        fields=FIELDS,
+        nodes={
+            "atomic_numbers": numbers,
+            "forces": -(pair[..., None] * vectors / lengths[..., None]).sum(1),
+            "charge": (strength[None, :] * np.exp(-lengths)).sum(1),
+        },
+        edges={"length": lengths[senders, receivers]},
+        graphs={"energy": 0.5 * pair.sum() + strength.sum()},
+    )
+
+
+def clusters(count: int, seed: int = 0) -> MemoryStore:
+    """A store of clusters; every fifth has no charges."""
+    generator = np.random.default_rng(seed)
+    return MemoryStore([_without_charges(cluster(generator), number % 5 == 4) for number in range(count)])
+
+
+def _without_charges(graph: GraphBatch, really: bool) -> GraphBatch:
+    if not really:
+        return graph
+    from dataclasses import replace
+
+    fields = {name: field for name, field in graph.fields.items() if name != "charge"}
+    return replace(graph, fields=fields, nodes={n: v for n, v in graph.nodes.items() if n != "charge"})
+
+
+def main() -> int:
+    """Train; exit code 0 unless the run failed."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("out", type=Path)
+    parser.add_argument("config", type=Path)
+    parser.add_argument("--graphs", type=int, default=40)
+    parser.add_argument("--until", type=int, default=None)
+    parser.add_argument("--resume", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    config = RunConfig.parse(json.loads(options.config.read_text()))
+    try:
+        record = train(config, options.out, until=options.until, resume=options.resume, store=clusters(options.graphs))
+    except Interrupted as note:
+        print(note)
+        return 0
+    except InputError as error:
+        print(error)
+        return 2
+    return 3 if record.status == "failed" else 0
+
+
+if __name__ == "__main__":
+    leave(main())
