@@ -6,6 +6,7 @@ import re
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -18,7 +19,7 @@ VARIABLES = {INK: "ink", MUTED: "muted", RULE: "rule", ACCENT: "accent", PAPER: 
 RASTER_ACCENT = "#3f87c9"  # pixels cannot follow the page's colours; this one is visible on light and on dark paper
 
 COLUMN = 340  # pixels: the width of a phone's text column, so that one SVG unit is about one pixel everywhere
-WIDE = 900
+LARGE, WIDE = 600, 900
 
 SVG, XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 
@@ -56,7 +57,6 @@ STYLE = {
     "savefig.facecolor": "none",
     "lines.linewidth": 1.6,
     "lines.solid_capstyle": "round",
-    "axes.prop_cycle": mpl.cycler(color=[ACCENT, MUTED, SOFT]),
 }
 
 
@@ -78,11 +78,7 @@ class Figure:
     caption: str
     panels: tuple[Panel, ...]
     broad: str = ""
-
-    @property
-    def wide(self) -> bool:
-        """Whether the figure takes the whole width of the page."""
-        return bool(self.broad) or len(self.panels) > 1
+    span: Literal["column", "large", "page"] = "column"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,7 +121,8 @@ def panels(name: str, title: str, caption: str, sketches: Sequence[Sketch], *, h
         )
         for sketch in sketches
     )
-    return Figure(name=name, title=title, caption=caption, panels=drawn)
+    span: Literal["column", "page"] = "page" if len(drawn) > 1 else "column"
+    return Figure(name=name, title=title, caption=caption, panels=drawn, span=span)
 
 
 def wide_figure(
@@ -137,14 +134,16 @@ def wide_figure(
     *,
     height: int = 280,
     narrow_height: int = 280,
+    span: Literal["large", "page"] = "page",
 ) -> Figure:
-    """A figure drawn twice: over the whole page for desktops and in one column for phones."""
+    """A figure drawn twice: over the page (large: two thirds of it) for desktops and in one column for phones."""
     return Figure(
         name=name,
         title=title,
         caption=caption,
         panels=(Panel(svg=picture(f"{name}-narrow", title, draw_narrow, height=narrow_height)),),
-        broad=picture(f"{name}-wide", title, draw, width=WIDE, height=height),
+        broad=picture(f"{name}-wide", title, draw, width=WIDE if span == "page" else LARGE, height=height),
+        span=span,
     )
 
 
@@ -164,8 +163,8 @@ def themed(svg: bytes, name: str, title: str) -> str:
     size = root.attrib["viewBox"].split()
     root.attrib.clear()
     root.attrib.update({"viewBox": " ".join(size), "role": "img", "aria-label": title, "class": "figure"})
-    if float(size[2]) < WIDE:
-        root.attrib["style"] = f"max-width: {float(size[2]) * 1.3:.0f}px"
+    if float(size[2]) == COLUMN:
+        root.attrib["style"] = f"max-width: {float(size[2]) * 1.2:.0f}px"
     label = ET.Element("title")
     label.text = title
     root.insert(0, label)
@@ -228,6 +227,20 @@ def short(path: str) -> str:
     return parts[-1] if len(parts) == 2 else path
 
 
+def measured(value: float) -> str:
+    """A number for a table: three digits, kept where they are zeros, so that rows compare.
+
+    >>> [measured(value) for value in (0.097, 12.0, 0.0, 3e-7)]
+    ['0.0970', '12.0', '0', '3×10⁻⁷']
+    """
+    text = plain_number(value)
+    size = abs(value)
+    if not math.isfinite(value) or not 1e-4 <= size < 99.95:
+        return text
+    places = 2 - math.floor(math.log10(float(f"{size:.2e}")))
+    return ("−" if value < 0 else "") + f"{size:.{places}f}"
+
+
 def superscript(exponent: int) -> str:
     """The exponent in raised digits.
 
@@ -253,14 +266,14 @@ def log_scale(axes: Axes, axis: str, low: float, high: float) -> None:
     line.set_minor_formatter(NullFormatter())
 
 
-def linear_scale(axes: Axes, axis: str, ticks: int = 5) -> None:
-    """A linear axis with few ticks, labelled in plain numbers."""
+def linear_scale(axes: Axes, axis: str, ticks: int = 5, *, whole: bool = False) -> None:
+    """A linear axis with few ticks, labelled in plain numbers; ``whole`` where there is nothing between integers."""
     line = axes.xaxis if axis == "x" else axes.yaxis
-    line.set_major_locator(MaxNLocator(ticks))
+    line.set_major_locator(MaxNLocator(ticks, integer=whole))
     line.set_major_formatter(FuncFormatter(lambda value, _: plain_number(round(value, 12))))
 
 
-def quiet_grid(axes: Axes, axis: str = "both") -> None:
+def quiet_grid(axes: Axes, axis: Literal["both", "x", "y"] = "both") -> None:
     """Hairlines behind the data."""
     axes.grid(True, axis=axis, color=RULE, linewidth=0.7)
     axes.set_axisbelow(True)
@@ -269,4 +282,20 @@ def quiet_grid(axes: Axes, axis: str = "both") -> None:
 def legend_above(axes: Axes) -> None:
     """The legend over the axes, where it hides no data."""
     entries = axes.get_legend_handles_labels()[1]
-    axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=len(entries), columnspacing=1.2, handletextpad=0.5)
+    axes.legend(
+        loc="lower left",
+        bbox_to_anchor=(-0.02, 1.0),
+        handlelength=1.0,
+        ncols=len(entries),
+        columnspacing=1.0,
+        handletextpad=0.4,
+    )
+
+
+def thousands(count: int) -> str:
+    """A count with its thousands set apart.
+
+    >>> thousands(1234567).split("\u202f")
+    ['1', '234', '567']
+    """
+    return f"{count:,}".replace(",", "\u202f")

@@ -26,7 +26,9 @@ from hydragnn.scripts.report.facts import (
     Points,
     RunFacts,
     Scores,
+    Values,
 )
+from hydragnn.scripts.report.verdict import join
 
 Kind = Literal["ensemble", "campaign", "run"]
 MARKS: dict[str, Kind] = {"ensemble.json": "ensemble", "campaign.json": "campaign", "record.json": "run"}
@@ -55,17 +57,19 @@ def collect(source: Path, *, campaign: Path | None = None, ensemble: Path | None
     campaign = campaign or (_campaign_of(found) if found else None)
     searched = campaign_facts(campaign) if campaign else None
     run = RunFacts(folder=source, record=read_record(source)) if kind == "run" else None
-    config = _config(found, searched, run)
-    data, problem = _data(config)
+    resolved = _resolved(found, searched, run)
+    data, problem = _data(resolved, found)
     units = {str(field["name"]): str(field["unit"]) for field in data.fields} if data else {}
     parts = dict(found.parts) if found else {}
     record = run.record if run else searched.best.record if searched and searched.best else None
     if not parts and record is not None:
         parts = record_parts(record, units)
     return Facts(
-        title=source.resolve().name,
+        title=_title(source, parts, resolved),
         kind="ensemble" if found else kind,
-        config=config,
+        folder="/".join(source.resolve().parts[-2:]),
+        config=searched.config if searched else resolved,
+        resolved=resolved,
         run=run,
         campaign=searched,
         ensemble=found,
@@ -76,31 +80,43 @@ def collect(source: Path, *, campaign: Path | None = None, ensemble: Path | None
     )
 
 
+def _title(source: Path, parts: Mapping[str, Part], config: Mapping[str, Any]) -> str:
+    """What is predicted, as a heading; the folder's name where that is unknown."""
+    names = [scores.field for part in parts.values() for scores in part.scores]
+    names = list(dict.fromkeys(names)) or [str(head["field"]) for head in config.get("heads", [])]
+    title = join([name.replace("_", " ") for name in names]) or source.resolve().name
+    return title[:1].upper() + title[1:]
+
+
 def _campaign_of(ensemble: EnsembleFacts) -> Path | None:
-    """The campaign that an ensemble names, if it is still where it was."""
-    named = ensemble.description.get("campaign")
-    if not isinstance(named, str):
+    """The campaign that an ensemble names, if it lies in the ensemble's folder or beside it."""
+    named = (ensemble.description.get("selection") or {}).get("campaign")
+    if not isinstance(named, str) or not named:
         return None
-    folder = (ensemble.folder / named).resolve()
-    return folder if (folder / "campaign.json").is_file() else None
+    here = ensemble.folder.resolve()
+    places = [place / Path(named).name for place in (here, here.parent)] + [here.parent]
+    return next((p for p in places if p.name == Path(named).name and (p / "campaign.json").is_file()), None)
 
 
-def _config(ensemble: EnsembleFacts | None, campaign: CampaignFacts | None, run: RunFacts | None) -> Mapping[str, Any]:
-    if campaign is not None:
-        return campaign.config
-    if run is not None:
-        return run.record.config
-    records = [member.record for member in ensemble.members if member.record] if ensemble else []
+def _resolved(
+    ensemble: EnsembleFacts | None, campaign: CampaignFacts | None, run: RunFacts | None
+) -> Mapping[str, Any]:
+    """A complete configuration that speaks for all: of the run, of the best trial, of the first member that has one."""
+    trials = [trial.record for trial in (campaign.best, *campaign.trials) if trial] if campaign else []
+    members = [member.record for member in ensemble.members] if ensemble else []
+    records = [record for record in (run.record if run else None, *trials, *members) if record is not None]
     return records[0].config if records else {}
 
 
-def _data(config: Mapping[str, Any]) -> tuple[DataFacts | None, str]:
+def _data(config: Mapping[str, Any], ensemble: EnsembleFacts | None) -> tuple[DataFacts | None, str]:
     """The data behind the configuration, or one sentence on why it cannot be shown."""
     if not config:
         return None, "no member keeps the record of its training"
     try:
-        sections = {key: value for key, value in config.items() if key in RunConfig.model_fields}
-        return data_facts(RunConfig.parse(sections)), ""
+        run = RunConfig.parse({key: value for key, value in config.items() if key in RunConfig.model_fields})
+        moved = ensemble.description.get("data", {}).get("store") if ensemble else None
+        beside = (ensemble.folder / moved).resolve() if ensemble and moved else run.data.store
+        return data_facts(run, run.data.store if run.data.store.exists() else beside), ""
     except InputError as error:
         return None, str(error)
 
@@ -128,6 +144,7 @@ def ensemble_facts(folder: Path) -> EnsembleFacts:
         members=members,
         parts=parts,
         description=description,
+        failed={name: graphs for name, graphs in evaluation.get("failed", {}).items() if graphs},
     )
 
 
@@ -178,7 +195,7 @@ def _all_points(part: str, fields: Mapping[str, Any], arrays: Mapping[str, Any])
         prefix = f"{part}/{field}/"
         if f"{prefix}target" not in arrays:
             continue
-        rows = {key: arrays.get(prefix + key) for key in ("epistemic", "aleatoric", "lower", "upper")}
+        rows = {key: arrays.get(prefix + key) for key in ("std", "lower", "upper")}
         floats = {key: None if value is None else np.asarray(value, dtype=np.float64) for key, value in rows.items()}
         points = Points(
             field=field,
@@ -198,9 +215,19 @@ def _labelled(points: Points) -> Points:
     known = np.isfinite(points.target)
     if known.all():
         return points
-    names = ("target", "mean", "graph", "epistemic", "aleatoric", "lower", "upper")
-    values = {name: getattr(points, name) for name in names}
-    return replace(points, **{name: None if value is None else value[known] for name, value in values.items()})
+
+    def kept(values: Values | None) -> Values | None:
+        return None if values is None else values[known]
+
+    return replace(
+        points,
+        target=points.target[known],
+        mean=points.mean[known],
+        graph=points.graph[known],
+        std=kept(points.std),
+        lower=kept(points.lower),
+        upper=kept(points.upper),
+    )
 
 
 def record_parts(record: RunRecord, units: Mapping[str, str]) -> dict[str, Part]:

@@ -1,6 +1,7 @@
 """What the store behind a run, search or ensemble holds, at a glance."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,12 +19,12 @@ SAMPLE_NODES = 400_000  # enough for a histogram, little enough for any store
 SAMPLE_GRAPHS = 2_000
 
 
-def data_facts(config: RunConfig) -> DataFacts:
-    """Sizes of all graphs, and compositions and targets of a sample spread evenly over every part.
+def data_facts(config: RunConfig, path: Path) -> DataFacts:
+    """The store at ``path``: sizes of all graphs, and compositions and targets of a sample spread evenly over every part.
 
     InputError where the store is no longer where the configuration says, or the split no longer fits it.
     """
-    store = open_store(config.data.store)
+    store = open_store(path)
     split = make_split(store, config.split)
     sizes = store.sizes()
     picked = {name: _sample(getattr(split, name), sizes.nodes) for name in ("train", "valid", "test")}
@@ -36,7 +37,7 @@ def data_facts(config: RunConfig) -> DataFacts:
         if len(indices)
     }
     return DataFacts(
-        path=config.data.store,
+        path=path,
         fingerprint=store.fingerprint,
         dim=store.dim,
         nodes=sizes.nodes,

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -48,8 +49,7 @@ def _draw_sizes(axes: Axes, nodes: NDArray[np.int64]) -> None:
         bins = np.array([low - 0.5, low + 0.5])
         axes.set_xlim(low - 3, high + 3)
     axes.hist(nodes, bins=bins.tolist(), color=ACCENT, rwidth=0.92)
-    linear_scale(axes, "x", 5)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    linear_scale(axes, "x", 5, whole=True)
     linear_scale(axes, "y", 4)
     quiet_grid(axes, "y")
     axes.set_xlabel("nodes per graph")
@@ -111,10 +111,11 @@ def _draw_target(axes: Axes, parts: Mapping[str, NDArray[np.float64]], held_out:
     if low == high:
         low, high = low - 0.5, high + 0.5
     bins = np.linspace(low, high, 34)
-    for name, look in (
+    looks: list[tuple[str, dict[str, Any]]] = [
         ("train", {"histtype": "stepfilled", "color": SOFT, "alpha": 0.7}),
         (held_out, {"histtype": "step", "color": ACCENT, "linewidth": 1.8}),
-    ):
+    ]
+    for name, look in looks:
         part = parts.get(name)
         if part is not None and len(part):
             weights = np.full(len(part), 100 / len(part))

@@ -45,15 +45,14 @@ class FieldScores:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Points:
-    """Targets and predictions of one field on one part, one row per number; spreads are standard deviations."""
+    """Targets and predictions of one field on one part, one row per number; ``std`` is the calibrated deviation."""
 
     field: str
     unit: str
     target: Values
     mean: Values
     graph: NDArray[np.int64]
-    epistemic: Values | None = None
-    aleatoric: Values | None = None
+    std: Values | None = None
     lower: Values | None = None
     upper: Values | None = None
 
@@ -64,10 +63,8 @@ class Points:
 
     @property
     def spread(self) -> Values | None:
-        """Total standard deviation by the law of total variance; None where the prediction has none."""
-        parts = [part**2 for part in (self.epistemic, self.aleatoric) if part is not None]
-        total: Values | None = np.sqrt(sum(parts, np.zeros(len(self.target)))) if parts else None
-        return total if total is not None and float(total.max(initial=0.0)) > 0 else None
+        """Calibrated standard deviation; None where the prediction has none."""
+        return self.std if self.std is not None and float(self.std.max(initial=0.0)) > 0 else None
 
     @property
     def covered(self) -> NDArray[np.bool_] | None:
@@ -104,6 +101,8 @@ class EnsembleFacts:
     members: tuple[Member, ...]
     parts: Mapping[str, Part]
     description: Mapping[str, Any]
+    failed: Mapping[str, Mapping[str, str]]
+    """Graphs that could not be predicted, by part, with the reason."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -131,6 +130,7 @@ class CampaignFacts:
     rungs: tuple[int, ...]
     trials: tuple[Trial, ...]
     importances: Mapping[str, float]
+    seconds: float
 
     @property
     def scored(self) -> list[Trial]:
@@ -197,7 +197,11 @@ class Facts:
 
     title: str
     kind: str
+    folder: str
     config: Mapping[str, Any]
+    """The configuration as it was asked for; a search's base may be incomplete without a trial's values."""
+    resolved: Mapping[str, Any]
+    """The complete configuration of the run, of the best trial or of the first member."""
     run: RunFacts | None = None
     campaign: CampaignFacts | None = None
     ensemble: EnsembleFacts | None = None

@@ -8,9 +8,10 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from hydragnn.scripts.report import data_figures, quality_figures, search_figures, tables
-from hydragnn.scripts.report.canvas import Figure, plain_number
+from hydragnn.scripts.report import data_figures, quality_figures, quality_tables, search_figures, tables
+from hydragnn.scripts.report.canvas import Figure, measured, plain_number, thousands
 from hydragnn.scripts.report.facts import Facts
+from hydragnn.scripts.report.parallel_figures import parallel_coordinates
 from hydragnn.scripts.report.reproduce import reproduction
 from hydragnn.scripts.report.tables import Table
 from hydragnn.scripts.report.verdict import THRESHOLDS, join, pretty_unit, verdict
@@ -44,7 +45,7 @@ def page(facts: Facts, made: str) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(number=plain_number, svg=Markup, unit=pretty_unit)
+    environment.filters.update(measured=measured, svg=Markup, unit=pretty_unit)
     return environment.get_template("template.html.j2").render(
         facts=facts,
         made=made,
@@ -89,10 +90,11 @@ def present(*items: Any) -> tuple[Any, ...]:
 
 def asked(facts: Facts) -> Section:
     """What was asked."""
-    heads = facts.config.get("heads", [])
-    model = facts.config.get("model", {})
+    heads = facts.resolved.get("heads", [])
+    model = facts.resolved.get("model", {})
     names = [name for head in heads for name in (head["field"], head.get("forces"), head.get("stress")) if name]
-    sentences = [f"Predict {join(names)} with {model.get('kind', '?')!s} models."] if names else []
+    kinds = _model_kinds(facts) or [str(model.get("kind", "graph"))]
+    sentences = [f"Predict {join(names)} with {join(kinds, 'or')} models."] if names else []
     if facts.campaign is not None:
         count = len(facts.campaign.trials)
         sentences.append(
@@ -109,8 +111,14 @@ def asked(facts: Facts) -> Section:
         title="What was asked",
         lead=" ".join(sentences),
         tables=present(tables.heads_table(heads) if heads else None, space),
-        folded=(tables.settings_table(facts.config),) if facts.config else (),
+        folded=(tables.settings_table(facts.resolved),) if facts.resolved else (),
     )
+
+
+def _model_kinds(facts: Facts) -> list[str]:
+    """The kinds of model that the search could choose from; empty where it had no choice."""
+    space = facts.campaign.search.get("space", {}) if facts.campaign else {}
+    return [str(choice) for choice in space.get("model.kind", {}).get("choices", [])]
 
 
 def data(facts: Facts) -> Section:
@@ -121,7 +129,7 @@ def data(facts: Facts) -> Section:
     source = str(found.attributes.get("source", found.attributes.get("description", "")))
     total = len(found.nodes)
     lead = (
-        f"{total:,} graphs with {int(found.nodes.sum()):,} nodes and {int(found.edges.sum()):,} edges".replace(",", " ")
+        f"{thousands(total)} graphs with {thousands(int(found.nodes.sum()))} nodes and {thousands(int(found.edges.sum()))} edges"
         + (f", in {found.dim} dimensions. " if found.dim else ", without geometry. ")
         + (f"Source: {source}. " if source else "")
         + (
@@ -161,9 +169,9 @@ def search(facts: Facts) -> Section | None:
         lead=lead,
         figures=present(
             search_figures.history(campaign),
-            search_figures.learning_curves(campaign),
-            search_figures.parallel_coordinates(campaign),
             search_figures.importance(campaign),
+            search_figures.learning_curves(campaign),
+            parallel_coordinates(campaign),
         ),
         tables=present(tables.trials_table(campaign), tables.failures_table(campaign)),
     )
@@ -177,7 +185,7 @@ def training(facts: Facts) -> Section | None:
     units = {str(field["name"]): str(field["unit"]) for field in facts.data.fields} if facts.data else {}
     lead = (
         f"The run is {record.status} after {record.epochs} epochs and {tables.duration(record.cost.seconds)}; "
-        f"{record.parameters:,} parameters".replace(",", " ")
+        f"{thousands(record.parameters)} parameters"
         + (f"; best epoch {record.best['epoch']:.0f}" if "epoch" in record.best else "")
         + (f". It failed ({record.failure.kind.replace('_', ' ')}): {record.failure.message}" if record.failure else "")
         + "."
@@ -192,15 +200,26 @@ def training(facts: Facts) -> Section | None:
 
 def members(facts: Facts) -> Section | None:
     """The members of the ensemble."""
-    if facts.ensemble is None:
+    ensemble = facts.ensemble
+    if ensemble is None:
         return None
-    seconds = [m.record.cost.seconds for m in facts.ensemble.members if m.record]
-    total = f" They took {tables.duration(sum(seconds))} to train." if seconds else ""
+    seconds = [m.record.cost.seconds for m in ensemble.members if m.record]
+    lead = [f"{len(ensemble.members)} models speak as one."]
+    chosen = ensemble.description.get("selection") or {}
+    if chosen.get("method") and chosen.get("candidates"):
+        by = "CRPS, with replacement" if chosen["method"] == "greedy" else str(chosen.get("by", "valid/loss"))
+        lead.append(f"Chosen among {chosen['candidates']} finished runs ({chosen['method']} by {by}).")
+    if chosen.get("final_seeds"):
+        lead.append(f"Each configuration was trained anew with {chosen['final_seeds']} seed(s).")
+    if seconds:
+        lead.append(f"They took {tables.duration(sum(seconds))} to train.")
     return Section(
         anchor="members",
         title="The members",
-        lead=f"{len(facts.ensemble.members)} models speak as one.{total}",
-        tables=(tables.members_table(facts, facts.ensemble),),
+        lead=" ".join(lead),
+        tables=present(
+            quality_tables.members_table(facts, ensemble), quality_tables.diversity_table(chosen.get("diversity") or {})
+        ),
     )
 
 
@@ -209,7 +228,7 @@ def quality(facts: Facts) -> Section | None:
     part = facts.judged_part
     if part is None:
         return None
-    others = [tables.score_table(other) for name, other in facts.parts.items() if name != part.name]
+    others = [quality_tables.score_table(other) for name, other in facts.parts.items() if name != part.name]
     return Section(
         anchor="errors",
         title="How large are the errors",
@@ -220,7 +239,7 @@ def quality(facts: Facts) -> Section | None:
             quality_figures.parity(part),
             quality_figures.errors(part),
         ),
-        tables=(tables.score_table(part),),
+        tables=(quality_tables.score_table(part),),
         folded=tuple(others),
     )
 
@@ -236,7 +255,7 @@ def uncertainty(facts: Facts) -> Section | None:
         quality_figures.calibration(part, nominal),
         quality_figures.spread_against_error(part),
     )
-    table = tables.uncertainty_table(part, nominal)
+    table = quality_tables.uncertainty_table(part, nominal)
     if not figures and table is None:
         return None
     return Section(
@@ -259,7 +278,7 @@ def worst_cases(facts: Facts) -> Section | None:
         title="Worst cases",
         lead=f"Look at these graphs of the {part.name} part first: wrong labels and missing physics show here. "
         "Numbers are positions in the store.",
-        tables=tuple(tables.worst_table(points, facts.data) for points in part.points.values()),
+        tables=tuple(quality_tables.worst_table(points, facts.data) for points in part.points.values()),
     )
 
 
@@ -272,5 +291,5 @@ def ablation(facts: Facts) -> Section | None:
         title="Without edges",
         lead="The same configuration was trained with every edge taken away, so that no node hears of its neighbours.",
         figures=(quality_figures.ablation(facts.ablation),),
-        tables=(tables.ablation_table(facts.ablation),),
+        tables=(quality_tables.ablation_table(facts.ablation),),
     )

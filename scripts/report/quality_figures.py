@@ -25,6 +25,7 @@ from hydragnn.scripts.report.canvas import (
     panels,
     plain_number,
     quiet_grid,
+    thousands,
     wide_figure,
 )
 from hydragnn.scripts.report.facts import Ablation, FieldScores, Part, Points, Values
@@ -88,7 +89,7 @@ def parity(part: Part) -> Figure | None:
                 name=name,
                 label=name,
                 draw=partial(_draw_parity, points=points),
-                note=f"{len(points.target):,} values of {len(np.unique(points.graph)):,} graphs".replace(",", " "),
+                note=f"{thousands(len(points.target))} values of {thousands(len(np.unique(points.graph)))} graphs",
             )
             for name, points in part.points.items()
         ],
@@ -149,8 +150,8 @@ def errors(part: Part) -> Figure | None:
                 name=name,
                 label=name,
                 draw=partial(_draw_errors, points=points),
-                note=f"MAE {plain_number(float(np.abs(points.error).mean()))}, trivial predictor "
-                + with_unit(plain_number(trivial.get(name, math.nan)), points.unit, "{0} {1}"),
+                note=f"MAE\u00a0{plain_number(float(np.abs(points.error).mean()))}, trivial predictor "
+                + with_unit(plain_number(trivial.get(name, math.nan)), points.unit, "{0}\u00a0{1}"),
             )
             for name, points in part.points.items()
         ],

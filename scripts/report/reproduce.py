@@ -8,7 +8,7 @@ from typing import Any
 import tomli_w
 
 from hydragnn.record import RunRecord
-from hydragnn.scripts.report.facts import Facts
+from hydragnn.scripts.report.facts import EnsembleFacts, Facts
 from hydragnn.scripts.report.tables import text
 
 
@@ -48,9 +48,20 @@ def _commands(facts: Facts, name: str) -> list[str]:
     if facts.ensemble is not None:
         members = len(facts.ensemble.members)
         source = "CAMPAIGN" if facts.campaign is not None else "RUNS"
-        lines.append(f"hydragnn ensemble {source} --top-k {members} --out ENSEMBLE")
+        lines.append(f"hydragnn ensemble {source} {_choice(facts.ensemble, members)} --out ENSEMBLE")
         last = "ENSEMBLE"
     return [*lines, f"hydragnn report {last}"]
+
+
+def _choice(ensemble: EnsembleFacts, members: int) -> str:
+    """The options of ``hydragnn ensemble`` that chose these members."""
+    chosen = ensemble.description.get("selection") or {}
+    options = [f"--top-k {chosen.get('k', members)}"]
+    if chosen.get("method", "top-k") != "top-k":
+        options.append(f"--method {chosen['method']}")
+    if chosen.get("final_seeds"):
+        options.append(f"--final-seeds {chosen['final_seeds']}")
+    return " ".join(options)
 
 
 def _without_none(value: Any) -> Any:

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -21,9 +20,7 @@ from hydragnn.scripts.report.canvas import (
     linear_scale,
     log_scale,
     panels,
-    plain_number,
     quiet_grid,
-    short,
     wide_figure,
 )
 from hydragnn.scripts.report.facts import CampaignFacts, Trial
@@ -43,6 +40,8 @@ def history(campaign: CampaignFacts) -> Figure | None:
         "would hardly help.",
         draw,
         draw,
+        height=300,
+        span="large",
     )
 
 
@@ -55,7 +54,7 @@ def _draw_history(axes: Axes, campaign: CampaignFacts) -> None:
     axes.step(
         [*numbers, campaign.trials[-1].number], [*best, best[-1]], where="post", color=ACCENT, label="best so far"
     )
-    for chosen, face, label in ((True, SOFT, "full budget"), (False, "none", "stopped early")):
+    for chosen, face, label in ((True, SOFT, "full budget"), (False, "none", "stopped")):
         shown = [(n, v) for n, v, done in zip(numbers, values, full) if done == chosen]
         if shown:
             x, y = zip(*shown)
@@ -64,8 +63,7 @@ def _draw_history(axes: Axes, campaign: CampaignFacts) -> None:
     if winner is not None and winner.objective is not None:
         axes.plot([winner.number], [winner.objective], "o", color=ACCENT, markersize=8, markeredgewidth=0)
     value_axis(axes, "y", values)
-    linear_scale(axes, "x", 6)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    linear_scale(axes, "x", 6, whole=True)
     quiet_grid(axes, "y")
     axes.set_xlabel("trial")
     axes.set_ylabel(campaign.objective)
@@ -111,124 +109,6 @@ def _draw_importance(axes: Axes, items: Sequence[tuple[str, float]]) -> None:
     axes.spines["bottom"].set_visible(False)
 
 
-def parallel_coordinates(campaign: CampaignFacts) -> Figure | None:
-    """One line per scored trial through all searched hyperparameters; None with fewer than two of either."""
-    names = coordinate_names(campaign)
-    if len(names) < 2 or len(campaign.scored) < 2:
-        return None
-    objectives = [trial.objective or 0.0 for trial in campaign.scored]
-    columns = [
-        *(Coordinate(n, [t.parameters.get(n) for t in campaign.scored], logarithmic(campaign, n)) for n in names),
-        Coordinate(campaign.objective, objectives, min(objectives) > 0),
-    ]
-    return wide_figure(
-        "parallel",
-        "All trials through all hyperparameters",
-        "How to read it: each line is one trial; follow it through the value of every hyperparameter to its objective. The "
-        "coloured lines are the best fifth: where they bundle, the search has found what it likes; where they fan out, the "
-        "value does not matter. A trial that lacks a conditional hyperparameter passes through “none”.",
-        partial(_draw_columns, columns=columns),
-        partial(_draw_rows, columns=columns),
-        height=330,
-        narrow_height=64 * len(columns) + 20,
-    )
-
-
-def coordinate_names(campaign: CampaignFacts) -> list[str]:
-    """Up to seven searched paths, the important ones where that is known, in the order of the space."""
-    space = campaign.search.get("space")
-    seen = {name for trial in campaign.scored for name in trial.parameters}
-    names = [name for name in space if name in seen] if isinstance(space, Mapping) else sorted(seen)
-    ranked = sorted(names, key=lambda name: -campaign.importances.get(name, 0.0))[:7]
-    return [name for name in names if name in ranked]
-
-
-def logarithmic(campaign: CampaignFacts, name: str) -> bool:
-    """Whether the search draws this hyperparameter on a logarithmic scale."""
-    space = campaign.search.get("space")
-    entry = space.get(name) if isinstance(space, Mapping) else None
-    return bool(isinstance(entry, Mapping) and entry.get("log"))
-
-
-class Coordinate:
-    """One axis of parallel coordinates: where every trial lies between 0 and 1, and what to write where."""
-
-    def __init__(self, name: str, values: Sequence[Any], log: bool = False) -> None:
-        self.name = name
-        present = [value for value in values if value is not None]
-        numeric = all(isinstance(v, int | float) and not isinstance(v, bool) for v in present)
-        if numeric and present:
-            scale = math.log if log and min(present) > 0 else float
-            low, high = scale(min(present)), scale(max(present))
-            width = (high - low) or 1.0
-            self.places = [None if v is None else (scale(v) - low) / width for v in values]
-            self.ticks = [(0.0, plain_number(min(present))), (1.0, plain_number(max(present)))]
-            if high == low:
-                self.ticks = self.ticks[:1]
-        else:
-            labels = sorted({str(value) for value in present})
-            step = 1 / max(1, len(labels) - 1)
-            at = {label: position * step for position, label in enumerate(labels)}
-            self.places = [None if v is None else at[str(v)] for v in values]
-            self.ticks = [(place, label) for label, place in at.items()]
-        self.floor = 0.0
-        if len(present) < len(values):
-            self.floor = -0.18
-            self.places = [-0.18 if place is None else place for place in self.places]
-            self.ticks = [(-0.18, "none"), *self.ticks]
-
-
-def _styles(columns: Sequence[Coordinate]) -> list[tuple[int, dict[str, Any]]]:
-    """Trials from worst to best with the look of their line."""
-    objective = np.array(columns[-1].places, dtype=float)
-    order = np.argsort(-objective, kind="stable")
-    best = set(order[-max(1, len(order) // 5) :].tolist())
-    last = int(order[-1])
-    return [
-        (int(i), {"color": ACCENT, "linewidth": 2.2 if i == last else 1.3, "alpha": 1.0})
-        if int(i) in best
-        else (int(i), {"color": SOFT, "linewidth": 0.9, "alpha": 0.75})
-        for i in order
-    ]
-
-
-def _draw_columns(axes: Axes, columns: Sequence[Coordinate]) -> None:
-    """Axes side by side, objective at the right."""
-    x = list(range(len(columns)))
-    for trial, look in _styles(columns):
-        axes.plot(x, [column.places[trial] for column in columns], **look)
-    names = [short(column.name) for column in columns]
-    stagger = 0.11 if len(columns) > 6 else 0.0
-    for position, column in enumerate(columns):
-        axes.plot([position, position], [column.floor, 1], color=MUTED, linewidth=0.8, zorder=1)
-        for place, label in column.ticks:
-            axes.text(position + 0.04, place, label, va="center", fontsize=11.5, color=INK, bbox=_plate())
-        axes.text(position, 1.08 + stagger * (position % 2), names[position], ha="center", fontsize=12, color=MUTED)
-    axes.set_xlim(-0.35, len(columns) - 0.4)
-    axes.set_ylim(min(column.floor for column in columns) - 0.06, 1.16 + stagger)
-    axes.axis("off")
-
-
-def _draw_rows(axes: Axes, columns: Sequence[Coordinate]) -> None:
-    """Axes below each other, objective at the bottom: the form for phones."""
-    y = list(range(len(columns)))
-    for trial, look in _styles(columns):
-        axes.plot([column.places[trial] for column in columns], y, **look)
-    for position, column in enumerate(columns):
-        axes.plot([column.floor, 1], [position, position], color=MUTED, linewidth=0.8, zorder=1)
-        for place, label in column.ticks:
-            side = "left" if place <= 0 else "right" if place >= 1 else "center"
-            axes.text(place, position + 0.12, label, va="top", ha=side, fontsize=11.5, color=INK, bbox=_plate())
-        axes.text(0.5, position - 0.1, short(column.name), ha="center", fontsize=11.5, color=MUTED, bbox=_plate())
-    axes.set_ylim(len(columns) - 0.4, -0.5)
-    axes.set_xlim(-0.22, 1.06)
-    axes.axis("off")
-
-
-def _plate() -> dict[str, Any]:
-    return {"facecolor": "#fefefe", "edgecolor": "none", "alpha": 0.85, "pad": 1.5}
-
-
 def learning_curves(campaign: CampaignFacts) -> Figure | None:
     """Validation loss of every trial over epochs with the rungs marked; None where no trial has a curve."""
     curves = [(trial, curve(trial.record, "valid/loss")) for trial in campaign.trials if trial.record is not None]
@@ -271,8 +151,7 @@ def _draw_curves(
     finite = [value for value in everything if math.isfinite(value)]
     if finite:
         value_axis(axes, "y", [min(finite), float(np.quantile(finite, 0.98))])
-    linear_scale(axes, "x", 6)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    linear_scale(axes, "x", 6, whole=True)
     quiet_grid(axes, "y")
     axes.set_xlabel("epoch")
     axes.set_ylabel("valid/loss")

@@ -1,20 +1,15 @@
 """Tables of the report: rows of ready texts."""
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from hydragnn.record import RunRecord
-from hydragnn.scripts.report.campaign_facts import value_at
-from hydragnn.scripts.report.canvas import plain_number, short
-from hydragnn.scripts.report.facts import Ablation, CampaignFacts, DataFacts, EnsembleFacts, Facts, Part, Points, Trial
+from hydragnn.scripts.report.canvas import measured, plain_number, short
+from hydragnn.scripts.report.facts import CampaignFacts, DataFacts, Trial
 from hydragnn.scripts.report.verdict import join, pretty_unit
 
-WORST, BEST_TRIALS = 8, 10
+BEST_TRIALS = 10
 WORDS = {
     "finished": "finished",
     "paused": "stopped at a rung",
@@ -35,6 +30,11 @@ class Table:
     caption: str
     strong: frozenset[int] = frozenset()
     prose: frozenset[int] = frozenset()
+
+    @property
+    def title(self) -> str:
+        """The first sentence of the caption."""
+        return self.caption.split(". ")[0].rstrip(".")
 
     def css(self, column: int) -> str:
         """The class of the cells of a column."""
@@ -75,57 +75,18 @@ def text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
+def choices(value: Any) -> str:
+    """A value, or a list of them as alternatives.
+
+    >>> choices(["schnet", "egnn"]), choices(3)
+    ('schnet or egnn', '3')
+    """
+    return join([text(item) for item in value], "or") if isinstance(value, list) else text(value)
+
+
 def numbers(values: Sequence[float]) -> tuple[str, ...]:
     """Several numbers, ready."""
-    return tuple(plain_number(value) for value in values)
-
-
-def score_table(part: Part) -> Table:
-    """Trivial predictor, best member and ensemble of every field."""
-    rows: list[tuple[str, ...]] = []
-    strong: set[int] = set()
-    for entry in part.scores:
-        chosen = [
-            ("trivial predictor", entry.trivial),
-            ("best single model", entry.best_member),
-            ("ensemble", entry.ensemble),
-        ]
-        for name, scores in chosen:
-            if scores is None:
-                continue
-            if name == "ensemble":
-                strong.add(len(rows))
-            ratio = scores.mae / entry.trivial.mae if entry.trivial.mae else math.nan
-            label = f"{name} ({scores.name})" if name == "best single model" and len(entry.members) > 1 else name
-            rows.append(
-                (entry.field, label, pretty_unit(entry.unit), *numbers((scores.mae, scores.rmse, scores.r2, ratio)))
-            )
-    return Table(
-        header=("field", "predictor", "unit", "MAE", "RMSE", "R²", "MAE / trivial"),
-        rows=tuple(rows),
-        caption=f"Errors on the {part.name} part. MAE: mean absolute error; RMSE: root mean square error; R²: explained share "
-        "of the variance.",
-        strong=frozenset(strong),
-    )
-
-
-def uncertainty_table(part: Part, nominal: float) -> Table | None:
-    """How good the spreads and intervals of every field are; None where there are none."""
-    keys = ("coverage", "interval_width", "crps", "nll", "miscalibration_area", "spearman")
-    rows = tuple(
-        (s.field, pretty_unit(s.unit), *numbers([s.uncertainty.get(key, math.nan) for key in keys]))
-        for s in part.scores
-        if s.uncertainty
-    )
-    if not rows:
-        return None
-    return Table(
-        header=("field", "unit", "coverage", "interval width", "CRPS", "NLL", "miscalibration area", "Spearman"),
-        rows=rows,
-        caption=f"Uncertainty on the {part.name} part. Coverage should be {nominal:.2f}; width in the field's unit (narrower is "
-        "better at equal coverage); CRPS and NLL: proper scores, lower is better; miscalibration area: 0 is perfect; "
-        "Spearman: does the spread rank the errors, 1 is perfect.",
-    )
+    return tuple(measured(value) for value in values)
 
 
 def parts_table(data: DataFacts) -> Table:
@@ -181,7 +142,7 @@ def space_table(campaign: CampaignFacts) -> Table | None:
                 if entry.get("choices")
                 else f"{text(entry.get('low'))} to {text(entry.get('high'))}",
                 "categories" if entry.get("choices") else "logarithmic" if entry.get("log") else "linear",
-                ", ".join(f"{key} = {text(value)}" for key, value in (entry.get("when") or {}).items()) or "–",
+                ", ".join(f"{key} = {choices(value)}" for key, value in (entry.get("when") or {}).items()) or "–",
                 text(best.parameters.get(path)) if best else "–",
             )
             for path, entry in space.items()
@@ -201,7 +162,7 @@ def trials_table(campaign: CampaignFacts) -> Table | None:
         rows=tuple(
             (
                 str(trial.number),
-                text(trial.objective),
+                measured(trial.objective or 0.0),
                 WORDS.get(trial.status, trial.status),
                 str(trial.record.epochs) if trial.record else "–",
                 duration(trial.record.cost.seconds) if trial.record else "–",
@@ -234,96 +195,17 @@ def failures_table(campaign: CampaignFacts) -> Table | None:
     )
 
 
-def members_table(facts: Facts, ensemble: EnsembleFacts) -> Table:
-    """Every member: weight, what distinguishes it, errors, cost."""
-    part = facts.judged_part
-    paths = member_paths(facts, ensemble)
-    fields = part.scores if part else ()
-    rows = []
-    for member in ensemble.members:
-        record = member.record
-        errors = [next((s.mae for s in entry.members if s.name == member.name), math.nan) for entry in fields]
-        rows.append(
-            (
-                member.name,
-                f"{member.weight:.3g}",
-                *(text(value_at(record.config, path)) if record else "–" for path in paths),
-                *numbers(errors),
-                f"{record.parameters:,}".replace(",", " ") if record else "–",
-                str(record.epochs) if record else "–",
-                duration(record.cost.seconds) if record else "–",
-            )
-        )
-    heads = [f"{s.field} MAE" + (f" ({pretty_unit(s.unit)})" if s.unit else "") for s in fields]
-    return Table(
-        header=("member", "weight", *(short(path) for path in paths), *heads, "parameters", "epochs", "training time"),
-        rows=tuple(rows),
-        caption=f"The members, with what distinguishes them and their errors on the {part.name} part."
-        if part
-        else "The members.",
-    )
+def leaves(value: Any, path: str = "") -> list[tuple[str, Any]]:
+    """All plain values of a nested table by dotted path; lists of numbers count as one value.
 
-
-def member_paths(facts: Facts, ensemble: EnsembleFacts) -> list[str]:
-    """The searched paths, else the configuration paths in which the members differ."""
-    records = [member.record for member in ensemble.members if member.record is not None]
-    space = list(facts.campaign.search.get("space") or {}) if facts.campaign else []
-    if space:
-        return [path for path in space if any(value_at(r.config, path) is not None for r in records)]
-    return differing_paths(records)
-
-
-def differing_paths(records: Sequence[RunRecord]) -> list[str]:
-    """Dotted paths of plain values that are not the same in all configurations."""
-    flat = [dict(_leaves(record.config)) for record in records]
-    paths = list(dict.fromkeys(path for leaves in flat for path in leaves))
-    return [path for path in paths if len({json.dumps(leaves.get(path)) for leaves in flat}) > 1][:10]
-
-
-def _leaves(value: Any, path: str = "") -> list[tuple[str, Any]]:
+    >>> leaves({"heads": [{"weight": 1.0}], "seed": 0})
+    [('heads.0.weight', 1.0), ('seed', 0)]
+    """
     if isinstance(value, Mapping):
-        return [leaf for key, item in value.items() for leaf in _leaves(item, f"{path}.{key}" if path else str(key))]
+        return [leaf for key, item in value.items() for leaf in leaves(item, f"{path}.{key}" if path else str(key))]
     if isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
-        return [leaf for number, item in enumerate(value) for leaf in _leaves(item, f"{path}.{number}")]
+        return [leaf for number, item in enumerate(value) for leaf in leaves(item, f"{path}.{number}")]
     return [(path, value)]
-
-
-def worst_table(points: Points, data: DataFacts | None) -> Table:
-    """The graphs with the largest mean absolute error of one field."""
-    graphs, group = np.unique(points.graph, return_inverse=True)
-    count = np.bincount(group)
-    error = np.bincount(group, weights=np.abs(points.error)) / count
-    spread = points.spread
-    mean_spread = np.bincount(group, weights=spread) / count if spread is not None else None
-    covered = points.covered
-    inside = np.bincount(group, weights=covered.astype(float)) / count if covered is not None else None
-    order = np.argsort(-error, kind="stable")[:WORST]
-    rows = []
-    for g in order:
-        rows_of = np.flatnonzero(group == g)
-        row = rows_of[np.argmax(np.abs(points.error[rows_of]))]
-        nodes = str(data.nodes[graphs[g]]) if data is not None and graphs[g] < len(data.nodes) else "–"
-        rows.append(
-            (
-                str(graphs[g]),
-                nodes,
-                plain_number(float(error[g])),
-                plain_number(float(points.target[row])),
-                plain_number(float(points.mean[row])),
-                plain_number(float(mean_spread[g])) if mean_spread is not None else "–",
-                f"{100 * inside[g]:.0f} %" if inside is not None else "–",
-            )
-        )
-    many = bool(count.max() > 1)
-    return Table(
-        header=("graph", "nodes", "MAE" if many else "error", "true", "predicted", "spread", "covered"),
-        rows=tuple(rows),
-        caption=f"{points.field}"
-        + (f" ({pretty_unit(points.unit)})" if points.unit else "")
-        + ": the graphs with the largest "
-        "error, by their number in the store"
-        + ("; true and predicted are those of the graph's worst single value." if many else "."),
-    )
 
 
 def trial_status(trials: Sequence[Trial]) -> str:
@@ -359,23 +241,6 @@ def settings_table(config: Mapping[str, Any]) -> Table:
     """The whole configuration, one value per row."""
     return Table(
         header=("setting", "value"),
-        rows=tuple((path, text(value)) for path, value in _leaves(config)),
-        caption="The base configuration with all defaults.",
-    )
-
-
-def ablation_table(rows: Sequence[Ablation]) -> Table:
-    """Errors with and without edges."""
-    return Table(
-        header=("field", "unit", "with edges", "without edges", "trivial predictor", "worse by"),
-        rows=tuple(
-            (
-                row.field,
-                pretty_unit(row.unit),
-                *numbers((row.with_edges, row.without_edges, row.trivial)),
-                f"{row.without_edges / row.with_edges:.1f} ×" if row.with_edges else "–",
-            )
-            for row in rows
-        ),
-        caption="Errors of the same model with and without edges.",
+        rows=tuple((path, text(value)) for path, value in leaves(config)),
+        caption="The whole configuration, defaults included (of the best trial or first member, where there are several).",
     )

@@ -6,12 +6,12 @@ from pathlib import Path
 from rich.table import Table
 
 from hydragnn.errors import InputError
-from hydragnn.scripts.report.canvas import plain_number
+from hydragnn.scripts.report.canvas import measured
 from hydragnn.scripts.report.collect import ensemble_facts
 from hydragnn.scripts.report.facts import FieldScores, Part
-from hydragnn.scripts.report.verdict import pretty_unit
+from hydragnn.scripts.report.verdict import with_unit
 
-COLUMNS = ("field", "unit", "trivial", "best single", "ensemble", "ensemble / trivial", "coverage")
+COLUMNS = ("field", "trivial", "best single", "ensemble", "ratio", "covered")
 
 
 def summary_table(ensemble_folder: Path, title: str | None = None) -> Table:
@@ -28,9 +28,12 @@ def summary_table(ensemble_folder: Path, title: str | None = None) -> Table:
         )
     table = Table(title=title or _title(ensemble_folder, part), title_justify="left")
     for name in COLUMNS:
-        table.add_column(name, justify="left" if name in ("field", "unit") else "right", no_wrap=name != "unit")
+        table.add_column(name, justify="left" if name == "field" else "right", overflow="fold")
+    table.caption = (
+        f"ratio: ensemble / trivial predictor; covered: share inside the {facts.nominal * 100:.0f} % interval"
+    )
     for scores in part.scores:
-        table.add_row(*_cells(scores, facts.nominal))
+        table.add_row(*_cells(scores))
     return table
 
 
@@ -38,16 +41,15 @@ def _title(folder: Path, part: Part) -> str:
     return f"{folder.resolve().name}: mean absolute errors on the {part.name} part"
 
 
-def _cells(scores: FieldScores, nominal: float) -> tuple[str, ...]:
+def _cells(scores: FieldScores) -> tuple[str, ...]:
     ensemble, best = scores.ensemble, scores.best_member
     ratio = ensemble.mae / scores.trivial.mae if ensemble and scores.trivial.mae > 0 else math.nan
     covered = scores.uncertainty.get("coverage", math.nan)
     return (
-        scores.field,
-        pretty_unit(scores.unit) or "–",
-        plain_number(scores.trivial.mae),
-        plain_number(best.mae) if best else "–",
-        plain_number(ensemble.mae) if ensemble else "–",
+        with_unit(scores.field, scores.unit),
+        measured(scores.trivial.mae),
+        measured(best.mae) if best else "–",
+        measured(ensemble.mae) if ensemble else "–",
         f"{ratio:.3f}" if math.isfinite(ratio) else "–",
-        f"{covered * 100:.1f} % of {nominal * 100:.0f} %" if math.isfinite(covered) else "–",
+        f"{covered * 100:.1f} %" if math.isfinite(covered) else "–",
     )

@@ -19,8 +19,9 @@ RANKS, BARELY_RANKS = 0.5, 0.2  # Spearman correlation of spread and error
 THRESHOLDS = (
     f"Error: good below {USEFUL:g} times the error of the trivial predictor (the mean of the training part; for forces zero), "
     f"fair below {WEAK:g}, poor above. "
-    f"Coverage: good within {NARROW * 100:g} percentage points of the promise or within two standard errors of it "
-    f"(graphs counted as wholes), fair within {BROAD * 100:g} points, poor beyond; fewer than 20 graphs are too few to judge. "
+    f"Coverage: good within {NARROW * 100:g} percentage points of the promise, or within {BROAD * 100:g} where that is less "
+    "than two standard errors (whole graphs counted, since values of one graph stand or fall together); "
+    f"fair within {BROAD * 100:g} points or two standard errors; poor beyond. Fewer than 20 graphs are too few to judge. "
     f"Spread: good if its rank correlation with the error is at least {RANKS:g}, fair from {BARELY_RANKS:g}. "
     "A field is as good as the worse of error and coverage; the whole is as good as its worst field."
 )
@@ -130,8 +131,15 @@ def coverage_finding(points: Points | None, observed: float | None, nominal: flo
     short = f"{observed * 100:.1f} % of {promise}"
     if points is not None and graphs < 20:
         return Finding(grade="unknown", short=short, sentence=f"{graphs} graphs are too few to judge coverage.")
-    if abs(miss) <= max(NARROW, chance):
+    if abs(miss) <= NARROW:
         return Finding(grade="good", short=short, sentence=f"The {promise} intervals keep their promise.")
+    if abs(miss) <= chance:
+        points_off = f"{abs(miss) * 100:.0f} points {'below' if miss < 0 else 'above'} the promise"
+        return Finding(
+            grade="good" if abs(miss) <= BROAD else "fair",
+            short=short,
+            sentence=f"{points_off}; with {graphs} graphs, chance alone allows {chance * 100:.0f}.",
+        )
     grade: Grade = "fair" if abs(miss) <= BROAD else "poor"
     degree = "somewhat" if grade == "fair" else "much"
     side = "narrow: the model is overconfident" if miss < 0 else "wide: the model is more careful than it need be"
@@ -207,13 +215,13 @@ def _headline(facts: Facts, grade: Grade, fields: Sequence[FieldVerdict]) -> str
     }[grade]
 
 
-def join(words: Sequence[str]) -> str:
+def join(words: Sequence[str], last: str = "and") -> str:
     """Words as a list in a sentence.
 
-    >>> join(["a", "b", "c"])
-    'a, b and c'
+    >>> join(["a", "b", "c"]), join(["a", "b"], "or")
+    ('a, b and c', 'a or b')
     """
-    return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1] if words else ""
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {last} {words[-1]}" if words else ""
 
 
 def _explanation(facts: Facts, fields: Sequence[FieldVerdict], part: Part | None) -> str:
@@ -246,6 +254,11 @@ def _cautions(facts: Facts, part: Part | None, fields: Sequence[FieldVerdict]) -
         cautions.append("A single model says nothing about its own uncertainty; an ensemble does.")
     if facts.ensemble is not None and len(facts.ensemble.members) < 3:
         cautions.append("Fewer than three members: the spread between them says little.")
+    lost = len(facts.ensemble.failed.get(part.name, {})) if facts.ensemble is not None and part is not None else 0
+    if lost:
+        cautions.append(
+            f"{lost} graph(s) of the {part.name if part else ''} part could not be predicted and are not counted."
+        )
     weak = [f.scores.field for f in fields if f.spread.grade == "poor"]
     if weak:
         cautions.append(

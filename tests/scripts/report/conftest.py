@@ -13,6 +13,8 @@ from hydragnn.config import RunConfig
 from hydragnn.datasets import StoreWriter
 from hydragnn.files import write_json
 from hydragnn.graphs import Field, GraphBatch, concatenate, graph_from_arrays
+from hydragnn.hpo import campaign_settings
+from hydragnn.hpo.door import write_settings
 from hydragnn.hpo.events import Failed, Launched, Opened, Plan, Propose, Proposed, Reached, Start
 from hydragnn.hpo.journal import Journal
 from hydragnn.hpo.scheduler import State, step
@@ -143,15 +145,9 @@ def record_of(config: dict[str, Any], values: dict[str, Any], *, quality: float,
 def write_campaign(folder: Path, store: Path) -> Path:
     """Twenty-four trials through three rungs by the real scheduler and journal; the training is invented."""
     config = base_config(store)
-    search = {
-        "trials": 24,
-        "sampler": "tpe",
-        "seed": 1,
-        "rungs": list(RUNGS[:-1]),
-        "objective": "valid/loss",
-        "space": SPACE,
-    }
-    write_json(folder / "campaign.json", {**config, "search": search})
+    search = {"trials": 24, "seed": 1, "rungs": list(RUNGS[:-1]), "finalists": 4, "space": SPACE}
+    settings = campaign_settings({**config, "search": search}, folder / "CAMPAIGN.toml")
+    write_settings(settings, [], folder)
     generator = np.random.default_rng(7)
     values: dict[int, dict[str, Any]] = {}
     clock = 0.0
@@ -202,7 +198,7 @@ def _trained(folder: Path, config: dict[str, Any], start: Start, values: dict[st
     )
 
 
-def write_ensemble(folder: Path, store: Path, campaign: str = "") -> Path:
+def write_ensemble(folder: Path, store: Path) -> Path:
     """Three members with errors, spreads and intervals that obey the law of total variance."""
     generator = np.random.default_rng(11)
     arrays: dict[str, Any] = {}
@@ -215,10 +211,17 @@ def write_ensemble(folder: Path, store: Path, campaign: str = "") -> Path:
             arrays |= {f"{part}/{field}/{name}": value for name, value in rows.items()}
     names = ["0012", "0019", "0003"]
     members = [{"name": name, "folder": f"members/{i}", "weight": 1 / 3} for i, name in enumerate(names)]
-    write_json(
-        folder / "ensemble.json",
-        {"version": 1, "members": members, "campaign": campaign} if campaign else {"version": 1, "members": members},
-    )
+    selection = {
+        "method": "top-k",
+        "by": "valid/loss",
+        "k": 3,
+        "candidates": 4,
+        "final_seeds": 0,
+        "campaign": "campaign",
+        "diversity": {field: {"error_correlation": 0.71, "ambiguity": 0.12} for field in UNITS},
+    }
+    description = {"version": 1, "nominal": 0.9, "members": members, "data": {"store": "../alloys.h5"}}
+    write_json(folder / "ensemble.json", {**description, "selection": selection})
     for number in range(3):
         record = record_of(
             base_config(store),
@@ -276,6 +279,7 @@ def _evaluated(
     rows = {
         "target": target,
         "mean": mean,
+        "std": sigma,
         "epistemic": epistemic,
         "aleatoric": aleatoric,
         "lower": mean - width,
