@@ -6,6 +6,7 @@ if __name__ == "datasets":
         "itself before site-packages on the path"
     )
 
+from hydragnn.datasets.disk import DiskStore, open_store
 from hydragnn.datasets.fit import TargetRule, fit_normalisation
 from hydragnn.datasets.loader import Loader
 from hydragnn.datasets.memory import MemoryStore
@@ -23,3 +24,4 @@ from hydragnn.datasets.settings import BatchSettings, DataSettings, SplitSetting
 from hydragnn.datasets.split import Split, make_split
 from hydragnn.datasets.store import Column, GraphStore, Sizes
 from hydragnn.datasets.views import WithoutEdges, without_edges
+from hydragnn.datasets.writer import StoreWriter, finish_store

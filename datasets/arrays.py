@@ -70,7 +70,7 @@ def offsets_of(counts: NDArray[np.int64]) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class FlatGraphs:
-    """Graphs laid end to end in numpy arrays; node indices are local to their graph, int32 or int64.
+    """Graphs laid end to end in numpy arrays; node indices are local to their graph, int32.
 
     ``edge_shifts``, ``cell`` and ``periodic`` may be absent, which means zero everywhere. An array ``present/NAME`` exists
     only where some graph lacks the field; values of absent fields are zero.
@@ -140,10 +140,13 @@ def flat_graphs(batch: GraphBatch, fields: tuple[Field, ...]) -> FlatGraphs:
     return flat
 
 
-def _narrow(index: NDArray[np.int64]) -> Array:
-    """int32 where it fits: half the bytes to keep and to copy."""
-    fits = not len(index) or (int(index.max()) < 2**31 and int(index.min()) >= -(2**31))
-    return index.astype(np.int32) if fits else index
+def _narrow(index: NDArray[np.int64]) -> NDArray[np.int32]:
+    """int32: half the bytes to keep and to copy; numbers local to a graph fit."""
+    if len(index) and (int(index.max()) >= 2**31 or int(index.min()) < 0):
+        raise InputError(
+            "an edge leaves its graph, or a graph has 2147483648 nodes or more; number nodes inside each graph"
+        )
+    return index.astype(np.int32)
 
 
 def _is_zero(array: Array) -> bool:

@@ -1,0 +1,263 @@
+"""Stores on disk: opened lazily, read in runs of neighbouring graphs, the same for HDF5 and ADIOS2."""
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hydragnn.datasets.arrays import Array, ArraySpec, FlatGraphs, array_name, array_specs, join, mask_name, offsets_of
+from hydragnn.datasets.gather import gather, spans_of
+from hydragnn.datasets.manifest import Manifest, PartInfo, check_part_files, read_manifest
+from hydragnn.datasets.memory import check_fields, checked_indices
+from hydragnn.datasets.store import Column, GraphStore, Sizes
+from hydragnn.errors import InputError
+from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.field import Field
+
+GAP = 16  # graphs between two wanted ones that are cheaper to read than to skip
+
+
+class PartReader(Protocol):
+    """What an engine offers for reading one part."""
+
+    def fill(self, name: str, out: Array, start: int) -> None:
+        """Put rows of an array, from ``start`` on, into ``out``, which is zero."""
+
+    def close(self) -> None:
+        """Let go of the files."""
+
+
+class Part:
+    """One part of a store, opened when it is first read."""
+
+    def __init__(self, folder: Path, info: PartInfo, manifest: Manifest) -> None:
+        """The part ``info`` of the store in ``folder``; nothing is opened yet."""
+        self.info = info
+        self.path = folder / info.name
+        self.specs = disk_specs(manifest.dim, manifest.fields)
+        self._manifest = manifest
+        self._reader: PartReader | None = None
+        self._offsets: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
+
+    @property
+    def reader(self) -> PartReader:
+        """The engine; InputError where the part is cut off, changed or missing."""
+        if self._reader is None:
+            check_part_files(self.path, self.info)
+            self._reader = open_part(self.path, self.info, self._manifest)
+        return self._reader
+
+    @property
+    def offsets(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Where the nodes and the edges of every graph of the part begin."""
+        if self._offsets is None:
+            nodes, edges = (
+                np.concatenate([[0], self.rows(name, 0, self.info.graphs)]) for name in ("node_stops", "edge_stops")
+            )
+            for what, offsets, total in (("node", nodes, self.info.nodes), ("edge", edges, self.info.edges)):
+                if (np.diff(offsets) < 0).any() or offsets[-1] != total:
+                    raise InputError(f"{self.path}: {what} offsets do not rise to {total}; copy the store again")
+            self._offsets = nodes, edges
+        return self._offsets
+
+    def rows(self, name: str, start: int, stop: int) -> Array:
+        """The rows ``start`` to ``stop`` of an array, in the dtype that it has in memory."""
+        return self.runs(name, [(start, stop)])
+
+    def runs(self, name: str, runs: Sequence[tuple[int, int]]) -> Array:
+        """Several runs of rows of an array, end to end."""
+        spec = self.specs[name]
+        out = np.zeros((sum(stop - start for start, stop in runs), *spec.shape), dtype=spec.dtype)
+        place = 0
+        for start, stop in runs:
+            if stop > start and 0 not in spec.shape:
+                self.reader.fill(name, out[place : place + stop - start], start)
+            place += stop - start
+        return out
+
+    def stores(self, name: str) -> bool:
+        """Whether the array is stored in any block; else it is zero."""
+        return bool(self.info.stored.get(name, [0]))
+
+    def read(self, graphs: NDArray[np.int64], fields: Sequence[Field]) -> FlatGraphs:
+        """The graphs with these ascending numbers inside the part."""
+        nodes, edges = self.offsets
+        breaks = np.flatnonzero(np.diff(graphs) > GAP) + 1
+        heads = graphs[np.r_[0, breaks]]
+        tails = graphs[np.r_[breaks, len(graphs)] - 1] + 1
+        spans = {
+            "graph": list(zip(heads.tolist(), tails.tolist())),
+            "node": list(zip(nodes[heads].tolist(), nodes[tails].tolist())),
+            "edge": list(zip(edges[heads].tolist(), edges[tails].tolist())),
+        }
+        arrays = {
+            name: self.runs(name, spans[spec.place])
+            for name, spec in array_specs(self._manifest.dim, fields).items()
+            if self.stores(name)
+        }
+        for field in fields:
+            if field.name in self.info.masked:
+                arrays[mask_name(field)] = self.runs(mask_name(field), spans["graph"]).view(np.bool_)
+        if "periodic" in arrays:
+            arrays["periodic"] = arrays["periodic"].view(np.bool_)
+        read = np.concatenate([np.arange(a, b) for a, b in spans["graph"]])
+        flat = FlatGraphs(
+            dim=self._manifest.dim,
+            fields=tuple(fields),
+            node_offsets=offsets_of(np.diff(nodes)[read]),
+            edge_offsets=offsets_of(np.diff(edges)[read]),
+            arrays=arrays,
+        )
+        return flat if len(read) == len(graphs) else chosen(flat, np.searchsorted(read, graphs))
+
+    def close(self) -> None:
+        """Let go of the files."""
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+
+def chosen(flat: FlatGraphs, graphs: NDArray[np.int64]) -> FlatGraphs:
+    """Some graphs of ``flat``, in this order."""
+    nodes, edges = spans_of(flat.node_offsets, graphs), spans_of(flat.edge_offsets, graphs)
+    places = {name: spec.place for name, spec in array_specs(flat.dim, flat.fields).items()}
+
+    def copy(name: str, array: Array) -> Array:
+        place = places.get(name, "graph")
+        return array[graphs] if place == "graph" else (nodes if place == "node" else edges).copy(array)
+
+    return FlatGraphs(
+        dim=flat.dim,
+        fields=flat.fields,
+        node_offsets=offsets_of(nodes.counts),
+        edge_offsets=offsets_of(edges.counts),
+        arrays={name: copy(name, array) for name, array in flat.arrays.items()},
+    )
+
+
+def disk_specs(dim: int, fields: Sequence[Field]) -> dict[str, ArraySpec]:
+    """All arrays of a part with the dtype that they have on disk."""
+    specs = dict(array_specs(dim, fields))
+    byte, index, count = np.dtype(np.uint8), np.dtype(np.int32), np.dtype(np.int64)
+    for name in ("senders", "receivers"):
+        specs[name] = ArraySpec(name=name, place="edge", dtype=index, shape=())
+    specs["periodic"] = ArraySpec(name="periodic", place="graph", dtype=byte, shape=(3,))
+    for field in fields:
+        specs[mask_name(field)] = ArraySpec(name=mask_name(field), place="graph", dtype=byte, shape=())
+    for name in ("node_stops", "edge_stops"):
+        specs[name] = ArraySpec(name=name, place="graph", dtype=count, shape=())
+    specs["digests"] = ArraySpec(name="digests", place="graph", dtype=byte, shape=(16,))
+    return specs
+
+
+def open_part(path: Path, info: PartInfo, manifest: Manifest) -> PartReader:
+    """The engine for reading a part; InputError where it cannot read it."""
+    if manifest.backend == "hdf5":
+        from hydragnn.datasets.hdf5 import Hdf5PartReader
+
+        return Hdf5PartReader(path, info)
+    from hydragnn.datasets.adios import AdiosPartReader
+
+    columns = {"graph": 0, "node": 1, "edge": 2}
+    specs = disk_specs(manifest.dim, manifest.fields)
+    return AdiosPartReader(path, info, {name: columns[spec.place] for name, spec in specs.items()})
+
+
+class DiskStore:
+    """A store of parts on disk; several processes may read it at once."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the store at ``path``; InputError where it is foreign, damaged, incomplete or from a newer version."""
+        self.path = path
+        self.manifest = read_manifest(path)
+        self.parts = [Part(path, info, self.manifest) for info in self.manifest.parts]
+        self._first = offsets_of(np.array([part.info.graphs for part in self.parts], dtype=np.int64))
+        for part in self.parts:
+            check_part_files(part.path, part.info)
+
+    @property
+    def attributes(self) -> Mapping[str, Any]:
+        """JSON values about the whole store."""
+        return self.manifest.attributes
+
+    @property
+    def dim(self) -> int:
+        """Spatial dimension of positions."""
+        return self.manifest.dim
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the content; equal for equal graphs whatever the backend."""
+        return self.manifest.fingerprint
+
+    def __len__(self) -> int:
+        return self.manifest.graphs
+
+    def fields(self) -> tuple[Field, ...]:
+        """What the store holds beside the graphs themselves."""
+        return self.manifest.fields
+
+    def sizes(self) -> Sizes:
+        """Nodes and edges of every graph."""
+        counts = [[np.diff(offsets) for offsets in part.offsets] for part in self.parts]
+        return Sizes(nodes=np.concatenate([c[0] for c in counts]), edges=np.concatenate([c[1] for c in counts]))
+
+    def read(self, indices: Sequence[int] | NDArray[np.int64], fields: Collection[str] | None = None) -> GraphBatch:
+        """The graphs with these numbers, in this order, repeats allowed, with the named fields only (None: all)."""
+        check_fields(self.fields(), fields)
+        numbers = checked_indices(indices, len(self))
+        unique, order = np.unique(numbers, return_inverse=True)
+        return gather(self.read_flat(unique, fields), order.reshape(-1))
+
+    def read_flat(self, graphs: NDArray[np.int64], fields: Collection[str] | None = None) -> FlatGraphs:
+        """The graphs with these ascending numbers as flat arrays."""
+        kept = [field for field in self.fields() if fields is None or field.name in fields]
+        cuts = np.searchsorted(graphs, self._first)
+        pieces = [
+            part.read(graphs[a:b] - first, kept)
+            for part, a, b, first in zip(self.parts, cuts[:-1], cuts[1:], self._first)
+            if b > a
+        ]
+        return join(pieces) if pieces else no_graphs(self.dim, kept)
+
+    def column(self, name: str, start: int = 0, stop: int | None = None) -> Column:
+        """The field ``name`` of the graphs ``start`` to ``stop`` without reading anything else."""
+        check_fields(self.fields(), [name])
+        field = next(field for field in self.fields() if field.name == name)
+        spec = array_specs(self.dim, [field])[array_name(field)]
+        stop = len(self) if stop is None else stop
+        values, present = [np.zeros((0, *spec.shape), dtype=spec.dtype)], [np.zeros(0, dtype=np.bool_)]
+        for part, first in zip(self.parts, self._first):
+            a, b = (int(np.clip(graph - first, 0, part.info.graphs)) for graph in (start, stop))
+            if b > a:
+                nodes, edges = part.offsets
+                rows = {"graph": (a, b), "node": (nodes[a], nodes[b]), "edge": (edges[a], edges[b])}[field.on]
+                values.append(part.rows(spec.name, int(rows[0]), int(rows[1])))
+                present.append(part.rows(mask_name(field), a, b).view(np.bool_))
+        return Column(values=np.concatenate(values), present=np.concatenate(present))
+
+    def close(self) -> None:
+        """Let go of all files; reading opens them again."""
+        for part in self.parts:
+            part.close()
+
+
+def no_graphs(dim: int, fields: Sequence[Field]) -> FlatGraphs:
+    """Flat arrays without any graph."""
+    none = np.zeros(1, dtype=np.int64)
+    empty = FlatGraphs(dim=dim, fields=tuple(fields), node_offsets=none, edge_offsets=none, arrays={})
+    specs = array_specs(dim, fields).items()
+    return FlatGraphs(
+        dim=dim,
+        fields=tuple(fields),
+        node_offsets=none,
+        edge_offsets=none,
+        arrays={name: empty.full(spec) for name, spec in specs},
+    )
+
+
+def open_store(path: Path) -> GraphStore:
+    """The store at ``path``; InputError where it is missing, foreign, cut off, incomplete or from a newer version."""
+    return DiskStore(path)

@@ -1,0 +1,83 @@
+"""Parts of a store as HDF5 files: one resizable dataset per flat array."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from hydragnn.datasets.arrays import Array
+from hydragnn.datasets.manifest import PartInfo
+from hydragnn.errors import InputError
+
+CHUNK_BYTES = 1 << 18
+SLACK_BYTES = 1 << 22  # for chunks that are not full and for HDF5's own tables
+
+
+class Hdf5PartWriter:
+    """Appends blocks of arrays; the space of a block is reserved first, since HDF5 cannot survive a failed write."""
+
+    def __init__(self, path: Path) -> None:
+        """A new file at ``path``; OSError where it cannot be made."""
+        self._path = path
+        self._reserve(SLACK_BYTES, new=True)
+        self._file = h5py.File(path, "w", libver=("v110", "v110"))
+
+    def write_block(self, arrays: dict[str, Array], rows_before: dict[str, int]) -> None:
+        """Append ``arrays``; rows that were never written are zero. OSError where there is no space."""
+        needed = sum(array.nbytes + CHUNK_BYTES for array in arrays.values())
+        self._reserve(self._path.stat().st_size + needed + SLACK_BYTES)
+        for name, array in arrays.items():
+            start = rows_before[name]
+            data = self._file[name] if name in self._file else self._create(name, array)
+            data.resize(start + len(array), axis=0)
+            data[start:] = array
+        self._file.flush()
+
+    def _create(self, name: str, like: Array) -> Any:
+        row_bytes = max(1, like.itemsize * int(np.prod(like.shape[1:], dtype=np.int64)))
+        return self._file.create_dataset(
+            name,
+            shape=(0, *like.shape[1:]),
+            maxshape=(None, *like.shape[1:]),
+            chunks=(max(1, CHUNK_BYTES // row_bytes), *like.shape[1:]),
+            dtype=like.dtype.newbyteorder("<"),
+        )
+
+    def _reserve(self, size: int, new: bool = False) -> None:
+        descriptor = os.open(self._path, os.O_RDWR | (os.O_CREAT | os.O_EXCL if new else 0), 0o666)
+        try:
+            os.posix_fallocate(descriptor, 0, size)
+        finally:
+            os.close(descriptor)
+
+    def close(self) -> None:
+        """Finish the file; HDF5 gives back what was reserved and not used."""
+        self._file.close()
+
+
+class Hdf5PartReader:
+    """Reads runs of rows of a part's arrays."""
+
+    def __init__(self, path: Path, part: PartInfo) -> None:
+        """Open the file; InputError where it is not the HDF5 file that was written."""
+        self._path = path
+        try:
+            self._file = h5py.File(path, "r")
+        except OSError as error:
+            raise InputError(f"{path} cannot be read as HDF5 ({error}); copy the store again") from error
+
+    def fill(self, name: str, out: Array, start: int) -> None:
+        """Put the rows from ``start`` on into ``out``; rows after the last stored one stay as they are."""
+        try:
+            data = self._file[name]
+            rows = min(len(out), len(data) - start)
+            if rows > 0:
+                data.read_direct(out[:rows], np.s_[start : start + rows])
+        except (OSError, KeyError, TypeError) as error:
+            raise InputError(f"{self._path}: {name} cannot be read ({error}); copy the store again") from error
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._file.close()

@@ -1,0 +1,169 @@
+"""The manifest of a store: which parts it has, what they hold and how to know that they are whole."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from dataclasses import field as member
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Literal, cast, get_args
+
+from hydragnn.datasets.arrays import array_specs
+from hydragnn.errors import InputError
+from hydragnn.files import read_json, write_json
+from hydragnn.graphs.field import Field, field_from_json
+
+FORMAT = "hydragnn-store"
+VERSION = 1
+MANIFEST = "manifest.json"
+
+Backend = Literal["hdf5", "adios2"]
+SUFFIXES: dict[str, Backend] = {".h5": "hdf5", ".hdf5": "hdf5", ".bp": "adios2"}
+PART_SUFFIX: dict[Backend, str] = {"hdf5": ".h5", "adios2": ".bp"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileSeal:
+    """Size and BLAKE2b hash of one file of a part."""
+
+    bytes: int
+    blake2b: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PartInfo:
+    """One part: its name, its counts, its blocks and its files.
+
+    ``blocks`` holds graphs, nodes and edges of every block in the order of writing. ``stored`` names, for arrays that are
+    not stored in every block, the blocks that have them; they are zero in the others.
+    """
+
+    name: str
+    graphs: int
+    nodes: int
+    edges: int
+    blocks: list[tuple[int, int, int]]
+    stored: dict[str, list[int]]
+    masked: list[str]
+    files: dict[str, FileSeal]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Manifest:
+    """What a store is; written last, so that a store with a manifest is complete."""
+
+    backend: Backend
+    dim: int
+    fields: tuple[Field, ...]
+    parts: list[PartInfo]
+    fingerprint: str
+    attributes: dict[str, Any] = member(default_factory=dict)
+    version: int = VERSION
+
+    @property
+    def graphs(self) -> int:
+        """Graphs of all parts."""
+        return sum(part.graphs for part in self.parts)
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Make the store in ``folder`` complete."""
+    table = {"format": FORMAT, **asdict(manifest), "fields": [field.to_json() for field in manifest.fields]}
+    write_json(folder / MANIFEST, {**table, "graphs": manifest.graphs})
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a store; InputError where there is none, it is damaged, foreign, or from a newer version."""
+    if not folder.exists():
+        raise InputError(f"{folder} does not exist; check the path")
+    if not folder.is_dir():
+        raise InputError(f"{folder} is a file, not a store; make one with: hydragnn data build")
+    path = folder / MANIFEST
+    if not path.exists():
+        if any(folder.glob("*part-*")):
+            raise InputError(f"{folder} has no {MANIFEST}: the writer did not finish; run it again")
+        raise InputError(f"{folder} has no {MANIFEST}, so it is not a store; make one with: hydragnn data build")
+    table = read_json(path)
+    if not isinstance(table, dict) or table.get("format") != FORMAT:
+        raise InputError(f"{path} does not describe a store of this program; check the path")
+    if not isinstance(table.get("version"), int) or table["version"] > VERSION:
+        raise InputError(
+            f"{folder} has format version {table.get('version')}, this program reads up to {VERSION}; update the program"
+        )
+    return _manifest(table, path)
+
+
+def _manifest(table: dict[str, Any], path: Path) -> Manifest:
+    try:
+        if table["backend"] not in get_args(Backend) or table["dim"] not in (0, 2, 3):
+            raise ValueError(f"backend {table['backend']}, dim {table['dim']}")
+        return Manifest(
+            backend=cast(Backend, table["backend"]),
+            dim=table["dim"],
+            fields=tuple(field_from_json(field) for field in table["fields"]),
+            parts=[part_from_json(part) for part in table["parts"]],
+            fingerprint=str(table["fingerprint"]),
+            attributes=dict(table["attributes"]),
+            version=table["version"],
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"{path} is damaged ({error!r}); write the store again") from error
+
+
+def part_from_json(table: dict[str, Any]) -> PartInfo:
+    """The part that ``asdict`` wrote; KeyError and TypeError where it is damaged."""
+    blocks = [(int(graphs), int(nodes), int(edges)) for graphs, nodes, edges in table["blocks"]]
+    files = {name: FileSeal(bytes=int(seal["bytes"]), blake2b=seal["blake2b"]) for name, seal in table["files"].items()}
+    return PartInfo(**{**table, "blocks": blocks, "files": files})
+
+
+def part_name(number: int, backend: Backend) -> str:
+    """The name of a part: ``part-00000.h5`` or ``part-00000.bp``."""
+    return f"part-{number:05d}{PART_SUFFIX[backend]}"
+
+
+def backend_of(path: Path) -> Backend:
+    """The engine that a store's suffix asks for; InputError for another suffix."""
+    if path.suffix not in SUFFIXES:
+        raise InputError(
+            f"{path}: the suffix decides the engine; call it {path.stem}.h5 (HDF5) or {path.stem}.bp (ADIOS2)"
+        )
+    return SUFFIXES[path.suffix]
+
+
+def seal(path: Path) -> FileSeal:
+    """Size and hash of a file."""
+    state = blake2b(digest_size=16)
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 22):
+            state.update(chunk)
+    return FileSeal(bytes=path.stat().st_size, blake2b=state.hexdigest())
+
+
+def part_files(path: Path) -> dict[str, Path]:
+    """The files of a part by name: one for HDF5, those of the directory for ADIOS2."""
+    if path.is_dir():
+        return {file.name: file for file in sorted(path.iterdir())}
+    return {path.name: path}
+
+
+def check_part_files(path: Path, part: PartInfo) -> None:
+    """InputError where a file of the part is missing, cut off, or (small descriptive files of ADIOS2) changed.
+
+    The engines hang or crash on files that are cut off, so this comes before they see them.
+    """
+    for name, expected in part.files.items():
+        file = path / name if path.suffix == PART_SUFFIX["adios2"] else path
+        if not file.is_file():
+            raise InputError(f"{file} is missing; copy the whole store again")
+        size = file.stat().st_size
+        if size != expected.bytes:
+            raise InputError(
+                f"{file} has {size} bytes where {expected.bytes} were written: it was cut off or changed; copy it again"
+            )
+        if path.is_dir() and not name.startswith("data.") and seal(file) != expected:
+            raise InputError(f"{file} was changed after it was written; copy the store again")
+
+
+def stored_everywhere(dim: int, fields: Sequence[Field]) -> list[str]:
+    """Arrays that every block stores: all but those without any numbers."""
+    return [name for name, spec in array_specs(dim, fields).items() if 0 not in spec.shape]

@@ -1,0 +1,334 @@
+"""Writing stores: in blocks, with bounded memory; a part is complete or absent, and so is the store."""
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import numpy as np
+
+from hydragnn.datasets.arrays import Array, FlatGraphs, array_specs, flat_graphs, join, mask_name
+from hydragnn.datasets.fingerprint import fingerprint_of, graph_digests
+from hydragnn.datasets.manifest import (
+    MANIFEST,
+    Backend,
+    Manifest,
+    PartInfo,
+    backend_of,
+    part_files,
+    part_from_json,
+    part_name,
+    seal,
+    write_manifest,
+)
+from hydragnn.errors import InputError
+from hydragnn.files import flush_directory, read_json, write_json
+from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.field import Field, field_from_json
+from hydragnn.graphs.validate import validate
+
+BLOCK_GRAPHS = 4096
+BLOCK_BYTES = 1 << 26
+
+
+class PartWriter(Protocol):
+    """What an engine offers for writing one part."""
+
+    def write_block(self, arrays: dict[str, Array], rows_before: dict[str, int]) -> None:
+        """Append rows to some arrays; ``rows_before`` counts the rows of each array in the blocks before."""
+
+    def close(self) -> None:
+        """Finish the part."""
+
+
+@dataclass(slots=True)
+class _Block:
+    """Graphs that wait to be written, and how many bytes they take."""
+
+    waiting: list[FlatGraphs]
+    graphs: int = 0
+    bytes: int = 0
+
+
+class StoreWriter:
+    """Writes graphs into a store; use it with ``with``, so that an error leaves nothing behind.
+
+    One writer makes the whole store. Several writers (``part=0``, ``part=1``, ...; in any processes) make a part each, and
+    ``finish_store`` then makes the store. A store that exists is never overwritten; what a killed writer left is.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        fields: Sequence[Field],
+        *,
+        dim: int,
+        attributes: Mapping[str, Any] | None = None,
+        backend: Backend | None = None,
+        part: int | None = None,
+    ) -> None:
+        """A store at ``path`` for graphs with these fields; the suffix .h5 or .bp decides the engine.
+
+        InputError where the place is taken or cannot be written.
+        """
+        self.path = path
+        self.backend = backend or backend_of(path)
+        self.fields = tuple(fields)
+        self.dim = dim
+        self.attributes = dict(attributes or {})
+        self.graphs = 0
+        self._part = part
+        self.name = part_name(part or 0, self.backend)
+        self._temporary = path / f".{os.getpid()}.{self.name}"
+        self._block = _Block(waiting=[])
+        self._blocks: list[tuple[int, int, int]] = []
+        self._stored: dict[str, list[int]] = {}
+        self._masked: set[str] = set()
+        self._digests: list[Array] = []
+        self._rows = dict.fromkeys(("node", "edge", "graph"), 0)
+        self._engine: PartWriter | None = None
+        _prepare(path, self.name, alone=part is None)
+
+    def write(self, batch: GraphBatch) -> None:
+        """Add the graphs of a batch; InputError where they are not valid or the place is full."""
+        try:
+            flat = flat_graphs(validate(batch), self.fields)
+        except InputError as error:
+            raise InputError(f"{error} (counted from graph {self.graphs} of the store)") from error
+        if flat.dim != self.dim:
+            raise InputError(f"graph {self.graphs} has dimension {flat.dim}, the store {self.dim}; keep them apart")
+        self._block.waiting.append(flat)
+        self._block.graphs += len(flat)
+        self._block.bytes += sum(array.nbytes for array in flat.arrays.values())
+        self.graphs += len(flat)
+        if self._block.graphs >= BLOCK_GRAPHS or self._block.bytes >= BLOCK_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        if not self._block.waiting:
+            return
+        flat = join(self._block.waiting)
+        self._block = _Block(waiting=[])
+        digests = graph_digests(flat)
+        arrays = _disk_arrays(flat, digests, self._rows)
+        number = len(self._blocks)
+        specs = array_specs(self.dim, self.fields)
+        places = {name: specs[name].place if name in specs else "graph" for name in arrays}
+        try:
+            if self._engine is None:
+                self._engine = _engine(self.backend, self._temporary)
+            self._engine.write_block(arrays, {name: self._rows[place] for name, place in places.items()})
+        except OSError as error:
+            raise self._failed(error) from error
+        for name in specs:
+            if name in arrays:
+                self._stored.setdefault(name, []).append(number)
+        self._masked |= {field.name for field in self.fields if mask_name(field) in flat.arrays}
+        counts = (len(flat), int(flat.node_offsets[-1]), int(flat.edge_offsets[-1]))
+        self._blocks.append(counts)
+        self._digests.append(digests)
+        for place, count in zip(("graph", "node", "edge"), counts):
+            self._rows[place] += count
+
+    def _failed(self, error: OSError) -> InputError:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        return InputError(f"cannot write {self.path}: {reason}; free space or choose another place, then run it again")
+
+    def _sealed(self) -> PartInfo:
+        """Close the part, flush it to disk and give it its name."""
+        final = self.path / self.name
+        files = {}
+        if self._engine is not None:
+            engine, self._engine = self._engine, None
+            engine.close()
+            for file in part_files(self._temporary).values():
+                _flush_file(file)
+            names = part_files(self._temporary)
+            files = {self.name if name == self._temporary.name else name: seal(file) for name, file in names.items()}
+            self._temporary.rename(final)
+            flush_directory(self.path)
+        return PartInfo(
+            name=self.name,
+            graphs=self.graphs,
+            nodes=self._rows["node"],
+            edges=self._rows["edge"],
+            blocks=self._blocks,
+            stored={
+                name: self._stored.get(name, [])
+                for name in array_specs(self.dim, self.fields)
+                if len(self._stored.get(name, [])) < len(self._blocks)
+            },
+            masked=sorted(self._masked),
+            files=files,
+        )
+
+    def close(self) -> None:
+        """Write what waits and complete the part or the store; InputError where no graph was written or the disk is full."""
+        try:
+            if self._part is None and self.graphs == 0:
+                raise InputError(f"{self.path}: no graphs were written, and a store without graphs is of no use")
+            self._flush()
+            part = self._sealed()
+            digests = np.concatenate(self._digests) if self._digests else np.zeros((0, 16), dtype=np.uint8)
+            if self._part is None:
+                _complete(self, [part], digests)
+            else:
+                _write_part(self, part, digests)
+        except OSError as error:
+            failure = self._failed(error)
+            self.abort()
+            raise failure from error
+        except InputError:
+            self.abort()
+            raise
+
+    def abort(self) -> None:
+        """Take back what this writer made."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            _close_quietly(engine)
+        _remove(self._temporary)
+        if self._part is None and not (self.path / MANIFEST).exists():
+            _remove(self.path / self.name)
+            _remove_if_empty(self.path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
+
+
+def _engine(backend: Backend, path: Path) -> PartWriter:
+    if backend == "hdf5":
+        from hydragnn.datasets.hdf5 import Hdf5PartWriter
+
+        return Hdf5PartWriter(path)
+    from hydragnn.datasets.adios import AdiosPartWriter
+
+    return AdiosPartWriter(path)
+
+
+def _disk_arrays(flat: FlatGraphs, digests: Array, rows: dict[str, int]) -> dict[str, Array]:
+    """The arrays of a block as they are stored: bool as uint8, offsets counted over the whole part."""
+    arrays = {name: array for name, array in flat.arrays.items() if 0 not in array.shape[1:]}
+    for field in flat.fields:
+        arrays.setdefault(mask_name(field), np.ones(len(flat), dtype=np.bool_))
+    arrays["node_stops"] = flat.node_offsets[1:] + rows["node"]
+    arrays["edge_stops"] = flat.edge_offsets[1:] + rows["edge"]
+    arrays["digests"] = digests
+    return {name: array.view(np.uint8) if array.dtype == np.bool_ else array for name, array in arrays.items()}
+
+
+def _prepare(path: Path, name: str, alone: bool) -> None:
+    """Make the folder; InputError where it holds a store or something else; remains of a killed writer are removed."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if (path / MANIFEST).exists():
+            raise InputError(f"{path} is a store already; choose another path or remove it first")
+        others = [entry for entry in path.iterdir() if "part-" not in entry.name]
+        if others:
+            raise InputError(f"{path} holds {others[0].name}, which belongs to no store; choose another path")
+        for entry in path.iterdir():
+            if alone or entry.name.endswith(name):
+                _remove(entry)
+        if not os.access(path, os.W_OK):
+            raise PermissionError(13, os.strerror(13))
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror or error}; choose another place") from error
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _remove_if_empty(path: Path) -> None:
+    if path.is_dir() and not any(path.iterdir()):
+        path.rmdir()
+
+
+def _close_quietly(engine: PartWriter) -> None:
+    """The part is thrown away, so whether it could be finished does not matter."""
+    try:
+        engine.close()
+    except (OSError, RuntimeError):
+        return
+
+
+def _flush_file(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _complete(writer: StoreWriter, parts: list[PartInfo], digests: Array) -> None:
+    fingerprint = fingerprint_of(writer.dim, writer.fields, digests)
+    manifest = Manifest(
+        backend=writer.backend,
+        dim=writer.dim,
+        fields=writer.fields,
+        parts=parts,
+        fingerprint=fingerprint,
+        attributes=writer.attributes,
+    )
+    write_manifest(writer.path, manifest)
+
+
+def _write_part(writer: StoreWriter, part: PartInfo, digests: Array) -> None:
+    """Leave the description of the part for ``finish_store``."""
+    write_json(
+        writer.path / f"{writer.name}.json",
+        {
+            "backend": writer.backend,
+            "dim": writer.dim,
+            "fields": [field.to_json() for field in writer.fields],
+            "attributes": writer.attributes,
+            "part": asdict(part),
+            "digests": digests.tobytes().hex(),
+        },
+    )
+
+
+def finish_store(path: Path, parts: int) -> None:
+    """Make one store of the parts 0 to ``parts`` - 1, graphs in the order of the parts.
+
+    InputError where a part is missing, or where the writers did not agree on fields, dimension or attributes.
+    """
+    backend = backend_of(path)
+    descriptions = []
+    for number in range(parts):
+        file = path / f"{part_name(number, backend)}.json"
+        if not file.exists():
+            raise InputError(f"{path}: part {number} of {parts} is missing; run its writer again")
+        descriptions.append(read_json(file))
+    first = descriptions[0]
+    for number, other in enumerate(descriptions):
+        for key in ("dim", "fields", "attributes"):
+            if other[key] != first[key]:
+                raise InputError(f"{path}: parts 0 and {number} differ in {key}; write them with the same settings")
+    fields = tuple(field_from_json(field) for field in first["fields"])
+    digests = np.frombuffer(bytes.fromhex("".join(item["digests"] for item in descriptions)), dtype=np.uint8)
+    infos = [part_from_json(item["part"]) for item in descriptions]
+    if not sum(info.graphs for info in infos):
+        raise InputError(f"{path}: no graphs were written, and a store without graphs is of no use")
+    manifest = Manifest(
+        backend=backend,
+        dim=first["dim"],
+        fields=fields,
+        parts=[info for info in infos if info.graphs],
+        fingerprint=fingerprint_of(first["dim"], fields, digests),
+        attributes=first["attributes"],
+    )
+    write_manifest(path, manifest)
+    for number in range(parts):
+        (path / f"{part_name(number, backend)}.json").unlink()
