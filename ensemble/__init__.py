@@ -1,1 +1,13 @@
-"""Several models speaking as one."""
+"""Several models speaking as one: selection, prediction, uncertainty, calibration."""
+
+from hydragnn.ensemble.build import build_ensemble
+from hydragnn.ensemble.calculator import EnsembleCalculator, calculator
+from hydragnn.ensemble.calibration import Calibration, conformal_quantile, fit_calibration
+from hydragnn.ensemble.choose import ensemble_from_runs, final_training
+from hydragnn.ensemble.ensemble import Ensemble, ensemble_of
+from hydragnn.ensemble.evaluation import part_evaluation
+from hydragnn.ensemble.manifest import Manifest, read_manifest
+from hydragnn.ensemble.predict import predict_to_file
+from hydragnn.ensemble.predictions import Estimate, Predictions
+from hydragnn.ensemble.selection import Candidate, Selection, candidates, diversity, greedy_selection, top_k
+from hydragnn.ensemble.uncertainty import Moments, total_variance

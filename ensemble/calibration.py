@@ -5,13 +5,13 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
-from hydragnn.graphs.field import Field
 from jaxtyping import Float, Int
 from numpy.typing import NDArray
 
 from hydragnn.ensemble.metrics import gaussian_nll
 from hydragnn.ensemble.uncertainty import Array, Moments, isotropic
 from hydragnn.errors import InputError
+from hydragnn.graphs.field import Field
 
 Method = Literal["spread", "absolute"]
 
@@ -74,10 +74,6 @@ def conformal_quantile(
     >>> conformal_quantile(np.arange(1.0, 20.0), np.arange(19), nominal=0.9)
     (18.0, True)
     """
-    if len(scores) == 0:
-        raise InputError(
-            "calibration needs labelled validation graphs; this field has none; enlarge the validation part"
-        )
     groups, inverse, counts = np.unique(graph, return_inverse=True, return_counts=True)
     weights = 1.0 / ((len(groups) + 1) * counts[inverse])
     order = np.argsort(scores, kind="stable")
@@ -105,6 +101,10 @@ def fit_calibration(
     """
     if not 0.0 < nominal < 1.0:
         raise InputError(f"the nominal level is {nominal:g}; give a fraction between 0 and 1, for example 0.9")
+    if len(target) == 0:
+        raise InputError(
+            f"field {field.name} has no labelled validation graph to calibrate on; enlarge the validation part"
+        )
     error, spread, rows_of = _columns(field, target - moments.mean, raw_spread(field, moments), graph)
     method = method or ("spread" if bool((spread > 0).any(axis=0).all()) else "absolute")
     if method == "spread" and not (spread > 0).any(axis=0).all():

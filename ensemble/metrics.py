@@ -12,15 +12,19 @@ from hydragnn.errors import InputError
 Rows = Float[NDArray[np.float64], " rows"]
 
 
-def point_metrics(target: Rows, mean: Rows) -> dict[str, float]:
-    """Mean absolute error, root mean square error and R2 over all rows; R2 is 0 where the target is constant.
+def point_metrics(
+    target: Float[NDArray[np.float64], "items components"], mean: Float[NDArray[np.float64], "items components"]
+) -> dict[str, float]:
+    """Mean absolute error, root mean square error and R2 over all components; R2 is 0 where the target is constant.
 
-    >>> point_metrics(np.array([1.0, 2.0, 3.0]), np.array([1.0, 2.0, 4.0]))["mae"]
+    R2 compares with the mean of each component.
+
+    >>> point_metrics(np.array([[1.0], [2.0], [3.0]]), np.array([[1.0], [2.0], [4.0]]))["mae"]
     0.3333333333333333
     """
     _some_rows(target)
     error = mean - target
-    spread = float(np.mean((target - target.mean()) ** 2))
+    spread = float(np.mean((target - target.mean(axis=0)) ** 2))
     mse = float(np.mean(error**2))
     return {
         "mae": float(np.mean(np.abs(error))),
@@ -105,6 +109,6 @@ def rank_correlation(first: Rows, second: Rows) -> float:
     return float(a @ b) / norm if norm > 0 else 0.0
 
 
-def _some_rows(values: Rows) -> None:
+def _some_rows(values: Float[NDArray[np.float64], "rows ..."]) -> None:
     if len(values) == 0:
         raise InputError("a metric over no values has no meaning; choose a part of the data that has labelled graphs")

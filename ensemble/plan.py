@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from jaxtyping import Int
+from numpy.typing import NDArray
+
 from hydragnn.datasets.packing import graph_costs, pack
 from hydragnn.datasets.settings import BatchSettings
 from hydragnn.datasets.store import Sizes
-from jaxtyping import Int
-from numpy.typing import NDArray
 
 Numbers = Int[NDArray[np.int64], " graphs"]
 
@@ -18,7 +19,7 @@ Numbers = Int[NDArray[np.int64], " graphs"]
 class Chunk:
     """Neighbouring graphs of a source that are predicted together, or one graph that cannot be."""
 
-    graphs: Numbers
+    graphs: Int[NDArray[np.int64], " built"]
     """Their numbers in the store; empty where the graph could not even be built."""
     numbers: Numbers
     """Their numbers in the output."""
@@ -59,7 +60,7 @@ def chunks_of(sizes: Sizes, numbers: Numbers, budget: BatchSettings, failures: M
     return sorted(chunks, key=lambda chunk: int(chunk.numbers[0]))
 
 
-def _chunk(sizes: Sizes, numbers: Numbers, graphs: Numbers, reason: str = "") -> Chunk:
+def _chunk(sizes: Sizes, numbers: Numbers, graphs: Int[NDArray[np.int64], " some"], reason: str = "") -> Chunk:
     return Chunk(graphs=graphs, numbers=numbers[graphs], load=float(graph_costs(sizes, graphs).sum()), reason=reason)
 
 

@@ -46,13 +46,13 @@ def test_nll_is_that_of_scipy():
 
 def test_the_mean_predictor_has_no_r2():
     target = np.random.default_rng(1).normal(size=50)
-    metrics = point_metrics(target, np.full(50, target.mean()))
+    metrics = point_metrics(target[:, None], np.full((50, 1), target.mean()))
     assert metrics["r2"] == pytest.approx(0.0, abs=1e-12)
     assert metrics["rmse"] == pytest.approx(target.std())
 
 
 def test_r2_of_a_constant_target_is_zero_and_not_infinite():
-    assert point_metrics(np.ones(3), np.zeros(3))["r2"] == 0.0
+    assert point_metrics(np.ones((3, 1)), np.zeros((3, 1)))["r2"] == 0.0
 
 
 def test_miscalibration_area_is_small_for_honest_and_near_half_for_absurd_errors():
@@ -82,4 +82,4 @@ def test_coverage_counts_the_ends():
 
 def test_metrics_of_nothing_are_refused():
     with pytest.raises(InputError, match="labelled graphs"):
-        point_metrics(np.array([]), np.array([]))
+        point_metrics(np.zeros((0, 1)), np.zeros((0, 1)))

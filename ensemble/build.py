@@ -1,0 +1,238 @@
+"""From finished runs to one calibrated ensemble in a folder that moves."""
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hydragnn.datasets import BatchSettings, GraphStore, Split, WithoutEdges, make_split, open_store, pack
+from hydragnn.ensemble.calibration import Calibration, fit_calibration
+from hydragnn.ensemble.domain import Domain, graph_spread, training_domain
+from hydragnn.ensemble.ensemble import Ensemble, ensemble_of
+from hydragnn.ensemble.evaluation import part_evaluation
+from hydragnn.ensemble.heard import Heard, heard, member_means, member_variances
+from hydragnn.ensemble.manifest import Manifest, MemberEntry, checksum, write_manifest
+from hydragnn.ensemble.members import Member, load_run
+from hydragnn.ensemble.plan import default_budget
+from hydragnn.ensemble.predictions import estimate
+from hydragnn.ensemble.selection import Evidence, diversity
+from hydragnn.ensemble.uncertainty import Array, total_variance
+from hydragnn.errors import InputError
+from hydragnn.files import flush_directory, replace_atomically, write_json
+from hydragnn.training import errors_on, targets_of, trivial_predictor
+
+MEMBER_FILES = ("model.json", "weights.safetensors", "record.json", "config.json")
+USUAL = 0.99
+"""Fraction of validation graphs whose spread counts as usual."""
+
+
+def build_ensemble(
+    runs: Sequence[Path],
+    out: Path,
+    *,
+    weights: Sequence[float] | None = None,
+    selection: Mapping[str, Any] | None = None,
+    nominal: float = 0.9,
+    store: GraphStore | None = None,
+    others: Mapping[str, GraphStore] | None = None,
+) -> dict[str, Any]:
+    """Make the folder ``out`` from finished runs: members, calibration, training domain, evaluation; gives the latter.
+
+    Calibration sees the validation part only; the evaluation covers validation, test and every store in ``others``. The
+    store is the runs' own unless given. The folder is complete or absent. InputError where runs do not fit together, the
+    store is not the one they were trained on, or ``out`` is there already.
+    """
+    if out.exists():
+        raise InputError(f"{out} exists already; choose another --out or delete it")
+    if not runs:
+        raise InputError("an ensemble needs at least one finished run; give some")
+    weights = list(weights) if weights is not None else [1.0 / len(runs)] * len(runs)
+    members = [load_run(run, weight=weight) for run, weight in zip(runs, weights, strict=True)]
+    raw = ensemble_of(members)
+    store = store or open_store(members[0].config.data.store)
+    split = _split(members[0], store)
+    inputs = raw.needed(store)
+
+    valid = heard(members, store, split.valid, inputs)
+    calibrations = calibrated(raw, valid, nominal)
+    domain = _domain(raw, store, split, inputs, valid, calibrations)
+    parts = {"valid": (store, valid)}
+    if len(split.test):
+        parts["test"] = (store, heard(members, store, split.test, inputs))
+    for name, other in (others or {}).items():
+        parts[name] = (other, heard(members, other, np.arange(len(other)), raw.needed(other)))
+    evaluation, arrays = evaluated(raw, parts, calibrations, store, split, nominal)
+
+    manifest = replace(
+        raw.manifest,
+        nominal=nominal,
+        calibration=calibrations,
+        domain=domain,
+        data=_data(members[0], store, split, out),
+        selection={**(selection or {}), "diversity": _diversity(raw, valid)},
+    )
+    _write(out, runs, manifest, evaluation, arrays)
+    return evaluation
+
+
+def _split(member: Member, store: GraphStore) -> Split:
+    """The split that the members were trained with; InputError where the store is another one."""
+    known = {store.fingerprint, WithoutEdges(store).fingerprint}
+    if member.record.data_hash not in known:
+        raise InputError(
+            f"the store {member.config.data.store} is not what member {member.name} was trained on (fingerprint "
+            f"{store.fingerprint}, trained on {member.record.data_hash}); give the original store"
+        )
+    return make_split(store, member.config.split)
+
+
+def calibrated(ensemble: Ensemble, valid: Heard, nominal: float) -> dict[str, Calibration]:
+    """The calibration of every field on what the members said about the validation part."""
+    result: dict[str, Calibration] = {}
+    for field in ensemble.fields:
+        use = valid.usable(field)
+        variances = member_variances(field, valid)
+        moments = total_variance(
+            member_means(field, valid)[:, use], None if variances is None else variances[:, use], ensemble.weights
+        )
+        result[field.name] = fit_calibration(
+            field, valid.labels[field.name][use], moments, valid.owners(field)[use], nominal=nominal
+        )
+    return result
+
+
+def evaluated(
+    ensemble: Ensemble,
+    parts: Mapping[str, tuple[GraphStore, Heard]],
+    calibrations: Mapping[str, Calibration],
+    store: GraphStore,
+    split: Split,
+    nominal: float,
+) -> tuple[dict[str, Any], dict[str, Array]]:
+    """The evaluation of all parts as JSON and as arrays; the trivial predictor is fitted on the training part."""
+    model = ensemble.members[0].model
+    targets = targets_of(model.heads, model.fields)
+    trivial = trivial_predictor(store, split.train, targets, model.normalisation)
+    names = [member.name for member in ensemble.members]
+    metrics: dict[str, Any] = {}
+    arrays: dict[str, Array] = {}
+    for part, (where, said) in parts.items():
+        fine = np.setdiff1d(said.graphs, np.array(sorted(said.failures), dtype=np.int64))
+        baseline = errors_on(trivial, where, fine, targets, BatchSettings(max_graphs=1024)) if len(fine) else {}
+        metrics[part], rows = part_evaluation(ensemble.fields, said, names, ensemble.weights, calibrations, baseline)
+        arrays |= {f"{part}/{name}": values for name, values in rows.items()}
+    timing = {
+        member.name: sum(said.seconds[i] for _, said in parts.values())
+        / sum(len(said.graphs) for _, said in parts.values())
+        for i, member in enumerate(ensemble.members)
+    }
+    return {
+        "version": 1,
+        "nominal": nominal,
+        "parts": metrics,
+        "failed": {part: {str(g): reason for g, reason in said.failures.items()} for part, (_, said) in parts.items()},
+        "timing": {"seconds_per_graph": timing, "graphs_per_second": 1.0 / max(sum(timing.values()), 1e-12)},
+    }, arrays
+
+
+def _domain(
+    ensemble: Ensemble,
+    store: GraphStore,
+    split: Split,
+    inputs: Sequence[str],
+    valid: Heard,
+    calibrations: Mapping[str, Calibration],
+) -> Domain:
+    sizes = store.sizes()
+    batches = (store.read(numbers, inputs) for numbers in pack(sizes, split.train, default_budget(sizes)))
+    domain = training_domain(batches, ensemble.inputs)
+    spreads: dict[str, float] = {}
+    positions = np.arange(len(valid.graphs))
+    for field in ensemble.fields:
+        if calibrations[field.name].method == "absolute":
+            continue
+        one = estimate(
+            field,
+            member_means(field, valid),
+            member_variances(field, valid),
+            ensemble.weights,
+            calibrations[field.name],
+        )
+        owners = np.repeat(positions, valid.nodes_per_graph) if field.on == "node" else positions
+        spread = graph_spread(one.std, owners, len(positions))
+        spreads[field.name] = float(np.quantile(spread[np.isfinite(spread)], USUAL, method="higher"))
+    return replace(domain, spreads=spreads)
+
+
+def evidence_of(said: Heard, fields: Sequence[Any]) -> dict[str, Evidence]:
+    """What all members said about labelled items, in units of each component's spread, for selection and diversity."""
+    result: dict[str, Evidence] = {}
+    for field in fields:
+        use = said.usable(field)
+        target = said.labels[field.name][use]
+        scale = target.reshape(len(target), -1).std(axis=0).reshape(field.shape)
+        scale = np.where(scale > 0, scale, 1.0) if field.parity == "scalar" else np.asarray(max(scale.max(), 1e-300))
+        means, variances = member_means(field, said)[:, use], member_variances(field, said)
+        result[field.name] = Evidence(
+            target=(target / scale).ravel(),
+            means=(means / scale).reshape(len(means), -1),
+            variances=None if variances is None else (variances[:, use] / scale**2).reshape(len(means), -1),
+        )
+    return result
+
+
+def _diversity(ensemble: Ensemble, valid: Heard) -> dict[str, dict[str, float]]:
+    return {name: diversity(one, ensemble.weights) for name, one in evidence_of(valid, ensemble.fields).items()}
+
+
+def _data(member: Member, store: GraphStore, split: Split, out: Path) -> dict[str, Any]:
+    """Where training data came from; the place of the store counts from the ensemble's folder."""
+    return {
+        "store": os.path.relpath(member.config.data.store, out.resolve()),
+        "fingerprint": store.fingerprint,
+        "graphs": len(store),
+        "parts": split.counts,
+        "attributes": dict(store.attributes),
+    }
+
+
+def _write(
+    out: Path, runs: Sequence[Path], manifest: Manifest, evaluation: Mapping[str, Any], arrays: Mapping[str, Array]
+) -> None:
+    """Fill a folder beside ``out`` and give it its name at the end."""
+    making = out.with_name(f".{out.name}.making")
+    try:
+        shutil.rmtree(making, ignore_errors=True)
+        entries: list[MemberEntry] = []
+        for run, entry in zip(runs, manifest.members):
+            folder = making / entry.folder
+            folder.mkdir(parents=True)
+            for name in MEMBER_FILES:
+                source = run / "model" / name if name in ("model.json", "weights.safetensors") else run / name
+                shutil.copyfile(source, folder / name)
+            entries.append(replace(entry, checksums={name: checksum(folder / name) for name in MEMBER_FILES}))
+        write_manifest(replace(manifest, members=tuple(entries)), making)
+        write_json(making / "evaluation.json", evaluation)
+        _save_arrays(making / "evaluation.npz", arrays)
+        making.rename(out)
+        flush_directory(out.parent)
+    except OSError as error:
+        raise InputError(
+            f"cannot write {out}: {error.strerror or error}; free space or choose another place"
+        ) from error
+    finally:
+        shutil.rmtree(making, ignore_errors=True)
+
+
+def _save_arrays(path: Path, arrays: Mapping[str, Array]) -> None:
+    def save(temporary: Path) -> None:
+        with temporary.open("wb") as file:
+            np.savez_compressed(file, allow_pickle=False, **arrays)
+            file.flush()
+            os.fsync(file.fileno())
+
+    replace_atomically(path, save)

@@ -1,0 +1,77 @@
+"""An ensemble as an ASE calculator: energies, forces and stress with their uncertainties."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from ase import Atoms
+from ase.calculators.calculator import Calculator, all_changes
+from ase.stress import full_3x3_to_voigt_6_stress
+
+from hydragnn.ensemble.ensemble import Ensemble
+from hydragnn.ensemble.predictions import Estimate
+from hydragnn.errors import InputError
+
+EV = ("", "eV")
+
+
+class EnsembleCalculator(Calculator):
+    """Energy (eV), forces (eV/Angstrom) and stress (eV/Angstrom^3) as means over the members.
+
+    ``results`` also has ``energy_std``, ``forces_std`` and ``stress_std`` (calibrated standard deviations), ``forces_lower``
+    and ``forces_upper`` and so on (intervals, where the ensemble is calibrated), and ``domain``: empty, or what about the
+    structure the training data never showed. The mean of the members' forces is minus the gradient of their mean energy.
+    """
+
+    def __init__(self, ensemble: Ensemble) -> None:
+        """InputError where the ensemble has no energy in eV or does not read atoms."""
+        super().__init__()
+        self.ensemble = ensemble
+        self.names = _names(ensemble)
+        self.structures = ensemble.structures
+        self.implemented_properties: list[str] = ["free_energy", *self.names]
+
+    def calculate(
+        self, atoms: Atoms | None = None, properties: list[str] | None = None, system_changes: list[str] = all_changes
+    ) -> None:
+        """Predict one structure; InputError where it cannot be predicted."""
+        super().calculate(atoms, properties, system_changes)
+        predictions = self.ensemble.predict(self.structures.graph(self.atoms, name="the structure"))
+        if predictions.status[0] != "ok":
+            raise InputError(f"the structure cannot be predicted: {predictions.status[0]}")
+        for name, field in self.names.items():
+            one = predictions[field]
+            for quantity, suffix in (("mean", ""), ("std", "_std"), ("lower", "_lower"), ("upper", "_upper")):
+                values = one[quantity]
+                if np.isfinite(values).all():
+                    self.results[name + suffix] = _as_ase(name, one, values)
+        self.results["free_energy"] = self.results["energy"]
+        self.results["domain"] = predictions.domain[0]
+
+
+def calculator(folder: Path | str) -> EnsembleCalculator:
+    """The ASE calculator of the ensemble or run in ``folder``."""
+    return EnsembleCalculator(Ensemble.load(Path(folder)))
+
+
+def _names(ensemble: Ensemble) -> dict[str, str]:
+    """Which fields ASE's properties are."""
+    heads = ensemble.members[0].model.heads
+    fields = {field.name: field for field in ensemble.fields}
+    head = next((head for head in heads if head.forces), next((h for h in heads if h.field == "energy"), None))
+    if head is None or fields[head.field].on != "graph" or fields[head.field].width != 1:
+        raise InputError(
+            "the ensemble predicts no energy, so it cannot be a calculator; train a head with forces, or named energy"
+        )
+    if fields[head.field].unit not in EV:
+        raise InputError(
+            f"{head.field} is in {fields[head.field].unit}, and a calculator speaks eV; build the store in eV"
+        )
+    optional = {"forces": head.forces, "stress": head.stress}
+    return {"energy": head.field, **{name: field for name, field in optional.items() if field}}
+
+
+def _as_ase(name: str, one: Estimate, values: np.ndarray) -> Any:
+    if name == "energy":
+        return float(values.reshape(()))
+    return values if name == "forces" else full_3x3_to_voigt_6_stress(values[0])

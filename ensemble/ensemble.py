@@ -1,0 +1,183 @@
+"""Several models speaking as one."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from ase import Atoms
+from jaxtyping import Int
+from numpy.typing import NDArray
+
+from hydragnn.datasets import GraphStore, MemoryStore
+from hydragnn.ensemble.domain import foreign, graph_spread, unusually_uncertain
+from hydragnn.ensemble.manifest import NAME, Manifest, MemberEntry, checksum, read_manifest
+from hydragnn.ensemble.members import (
+    Member,
+    Outcome,
+    check_members,
+    load_member,
+    load_run,
+    outcome,
+    shared_inputs,
+    summary_of,
+)
+from hydragnn.ensemble.plan import Chunk, chunks_of, default_budget
+from hydragnn.ensemble.predictions import Predictions, combined, concatenated, nothing
+from hydragnn.ensemble.structures import Structures, graphs_from_atoms, structures_for
+from hydragnn.errors import InputError
+from hydragnn.files import digest
+from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
+
+
+class Ensemble:
+    """Members with weights, their calibration, and what they know about their training data."""
+
+    def __init__(self, members: Sequence[Member], manifest: Manifest, identity: str) -> None:
+        """Trusts its caller; ``load`` and ``build_ensemble`` check."""
+        self.members = tuple(members)
+        self.manifest = manifest
+        self.digest = identity
+        self.weights = np.array([member.weight for member in members], dtype=np.float64)
+
+    @classmethod
+    def load(cls, folder: Path, dtype: torch.dtype = torch.float32) -> "Ensemble":
+        """The ensemble in ``folder``; the folder of a run is an ensemble of one, without calibration.
+
+        InputError where the folder is something else, damaged or from a newer version.
+        """
+        if (folder / NAME).is_file():
+            manifest = read_manifest(folder)
+            members = [
+                load_member(folder / e.folder, model=folder / e.folder, name=e.name, weight=e.weight, dtype=dtype)
+                for e in manifest.members
+            ]
+            return cls(members, manifest, manifest.digest)
+        if (folder / "record.json").is_file():
+            alone = ensemble_of([load_run(folder, dtype=dtype)])
+            weights = checksum(folder / "model" / "weights.safetensors")
+            return cls(alone.members, alone.manifest, digest([alone.digest, weights]))
+        if (folder / "campaign.json").is_file():
+            raise InputError(
+                f"{folder} is a campaign; make an ensemble first: hydragnn ensemble {folder} --out ENSEMBLE"
+            )
+        raise InputError(f"{folder} is neither an ensemble nor a run; give a folder made by hydragnn ensemble or train")
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """What is predicted."""
+        return self.manifest.fields
+
+    @property
+    def inputs(self) -> tuple[Field, ...]:
+        """What graphs must bring."""
+        return self.manifest.inputs
+
+    @property
+    def structures(self) -> Structures:
+        """How graphs are made from atoms, as they were made for training; InputError where they were not atoms."""
+        return structures_for(self.members, self.manifest)
+
+    def needed(self, store: GraphStore) -> list[str]:
+        """The fields to read from a store; InputError where it lacks one that members read."""
+        there = {field.name: field for field in store.fields()}
+        if store.dim != self.manifest.dim:
+            raise InputError(
+                f"the graphs have dimension {store.dim}, the ensemble was trained on dimension {self.manifest.dim}"
+            )
+        for field in self.inputs:
+            found = there.get(field.name)
+            if found is None:
+                raise InputError(f"the store has no field {field.name}, which the ensemble reads; add it to the store")
+            if (found.on, found.shape, found.unit, found.classes) != (field.on, field.shape, field.unit, field.classes):
+                raise InputError(f"the store means something else by {field.name}: {found}; the ensemble reads {field}")
+        return [field.name for field in self.inputs] + [
+            name for name in (ATOMIC_NUMBERS,) if name in there and name not in {f.name for f in self.inputs}
+        ]
+
+    def predict(self, source: GraphBatch | GraphStore | Atoms | Sequence[Atoms]) -> Predictions:
+        """Predict every graph of a batch, a store, one structure or several; failed graphs have NaN and a reason.
+
+        Batches are built once and shared by all members. For what does not fit into memory use ``predict_to_file``.
+        """
+        if isinstance(source, GraphBatch):
+            return self.combine(source, [outcome(member, source) for member in self.members])
+        if isinstance(source, Atoms):
+            return self._predict_atoms([source])
+        if isinstance(source, Sequence):
+            return self._predict_atoms(source)
+        return self._predict_store(source, np.arange(len(source)), {})
+
+    def _predict_atoms(self, frames: Sequence[Atoms]) -> Predictions:
+        graphs, failures = graphs_from_atoms(frames, self.structures)
+        if graphs:
+            numbers = np.array([number for number, _ in graphs])
+            return self._predict_store(MemoryStore([graph for _, graph in graphs]), numbers, failures)
+        if failures:
+            return concatenated([self.nothing(0, reason) for reason in failures.values()])
+        raise InputError("there is no structure to predict; give at least one")
+
+    def _predict_store(
+        self, store: GraphStore, numbers: Int[NDArray[np.int64], " graphs"], failures: Mapping[int, str]
+    ) -> Predictions:
+        chunks = chunks_of(store.sizes(), numbers, default_budget(store.sizes()), failures)
+        if not chunks:
+            raise InputError("the store holds no graphs; give one that does")
+        return concatenated([self._predict_chunk(chunk, store) for chunk in chunks])
+
+    def _predict_chunk(self, chunk: Chunk, store: GraphStore) -> Predictions:
+        if chunk.reason:
+            return self.nothing(0, chunk.reason)
+        batch = store.read(chunk.graphs, self.needed(store))
+        return self.combine(batch, [outcome(member, batch) for member in self.members])
+
+    def combine(self, batch: GraphBatch, outcomes: Sequence[Outcome]) -> Predictions:
+        """What the members said about a batch as one prediction, with intervals and the flag for foreign graphs."""
+        together = combined(
+            self.fields,
+            outcomes,
+            [member.name for member in self.members],
+            self.weights,
+            self.manifest.calibration,
+            batch.nodes_per_graph.numpy(),
+            foreign(self.manifest.domain, batch, self.inputs),
+        )
+        return self._with_spread_flags(together)
+
+    def nothing(self, nodes: int, reason: str) -> Predictions:
+        """The prediction for one graph that could not be tried."""
+        return nothing(self.fields, len(self.members), nodes, reason)
+
+    def _with_spread_flags(self, predictions: Predictions) -> Predictions:
+        flags = [[flag] for flag in predictions.domain]
+        for name in self.manifest.domain.spreads:
+            spread = graph_spread(predictions[name].std, predictions.graph_of_item(name), len(predictions))
+            for graph, flag in enumerate(unusually_uncertain(self.manifest.domain, name, spread)):
+                flags[graph].append(flag)
+        domain = tuple("; ".join(filter(None, found)) for found in flags)
+        return Predictions(
+            fields=predictions.fields,
+            nodes_per_graph=predictions.nodes_per_graph,
+            status=predictions.status,
+            domain=domain,
+        )
+
+
+def ensemble_of(members: Sequence[Member]) -> Ensemble:
+    """Members as an ensemble without calibration, as it is before it has seen validation data.
+
+    InputError where they do not share targets, data and held-out parts.
+    """
+    check_members(members)
+    entries = tuple(
+        MemberEntry(name=m.name, folder=f"members/{i}", weight=m.weight, checksums={}, summary=summary_of(m.record))
+        for i, m in enumerate(members)
+    )
+    manifest = Manifest(
+        members=entries,
+        fields=members[0].targets,
+        inputs=tuple(shared_inputs(members).values()),
+        dim=members[0].model.dim,
+    )
+    return Ensemble(members, manifest, manifest.digest)

@@ -1,0 +1,94 @@
+"""What all members say about a part of a store, kept as long as it is needed for calibration and selection."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+from numpy.typing import NDArray
+
+from hydragnn.datasets import GraphStore, pack
+from hydragnn.ensemble.members import Member, Outcome, joined, outcome
+from hydragnn.ensemble.plan import default_budget
+from hydragnn.ensemble.uncertainty import Array
+from hydragnn.errors import InputError
+from hydragnn.graphs.field import Field
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Heard:
+    """One outcome per member on the same graphs, with their labels."""
+
+    graphs: Int[NDArray[np.int64], " graphs"]
+    """Numbers in the store."""
+    nodes_per_graph: Int[NDArray[np.int64], " graphs"]
+    outcomes: tuple[Outcome, ...]
+    labels: dict[str, Array]
+    """Targets in their units, one row per item; NaN where a graph has no label."""
+    seconds: tuple[float, ...]
+    """Time of every member."""
+
+    def owners(self, field: Field) -> Int[NDArray[np.int64], " items"]:
+        """The number in the store of the graph of every item."""
+        return np.repeat(self.graphs, self.nodes_per_graph) if field.on == "node" else self.graphs
+
+    def usable(self, field: Field) -> Bool[NDArray[np.bool_], " items"]:
+        """Which items have a label and a prediction of every member."""
+        every = [self.labels[field.name], *(said.means[field.name] for said in self.outcomes)]
+        return np.all([_finite(values) for values in every], axis=0)
+
+    @property
+    def failures(self) -> dict[int, str]:
+        """Why graphs failed, by number in the store."""
+        reasons = zip(*(said.reasons for said in self.outcomes))
+        return {int(g): next(filter(None, some)) for g, some in zip(self.graphs, reasons) if any(some)}
+
+
+def heard(
+    members: Sequence[Member], store: GraphStore, graphs: Int[NDArray[np.int64], " graphs"], inputs: Sequence[str]
+) -> Heard:
+    """Ask every member about the graphs with these numbers; every batch is built once for all of them."""
+    if not len(graphs):
+        raise InputError("there are no graphs to predict in this part of the data; give the split a larger fraction")
+    targets = members[0].targets
+    said: list[list[Outcome]] = [[] for _ in members]
+    labels: dict[str, list[Array]] = {field.name: [] for field in targets}
+    seconds = [0.0] * len(members)
+    sizes = store.sizes()
+    for numbers in pack(sizes, graphs, default_budget(sizes)):
+        batch = store.read(numbers, [*dict.fromkeys([*inputs, *labels])])
+        for field in targets:
+            values = batch[field.name].double().numpy().copy()
+            present = batch.present(field.name).numpy()
+            values[~(np.repeat(present, batch.nodes_per_graph.numpy()) if field.on == "node" else present)] = np.nan
+            labels[field.name].append(values)
+        for position, member in enumerate(members):
+            started = perf_counter()
+            said[position].append(outcome(member, batch))
+            seconds[position] += perf_counter() - started
+    return Heard(
+        graphs=graphs,
+        nodes_per_graph=sizes.nodes[graphs],
+        outcomes=tuple(joined(parts) for parts in said),
+        labels={name: np.concatenate(values) for name, values in labels.items()},
+        seconds=tuple(seconds),
+    )
+
+
+def member_means(field: Field, said: Heard) -> Float[Array, "members items *shape"]:
+    """What every member predicts for a field."""
+    return np.stack([one.means[field.name] for one in said.outcomes])
+
+
+def member_variances(field: Field, said: Heard) -> Float[Array, "members items *shape"] | None:
+    """The variances that members predict for a field, zero for those that predict points; None where all do."""
+    known = [one.variances.get(field.name) for one in said.outcomes]
+    if all(values is None for values in known):
+        return None
+    blank = np.zeros_like(said.outcomes[0].means[field.name])
+    return np.stack([blank if values is None else values for values in known])
+
+
+def _finite(values: Array) -> NDArray[np.bool_]:
+    return np.asarray(np.isfinite(values).reshape(len(values), -1).all(axis=1))

@@ -1,0 +1,115 @@
+"""``ensemble.json``: who the members are, how they speak together, and checksums of their files."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from dataclasses import field as member
+from pathlib import Path
+from typing import Any
+
+from hydragnn.ensemble.calibration import Calibration, calibration_from_json
+from hydragnn.ensemble.domain import Domain, domain_from_json
+from hydragnn.errors import InputError
+from hydragnn.files import digest, read_json, write_json
+from hydragnn.graphs.field import Field, field_from_json
+
+VERSION = 1
+NAME = "ensemble.json"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemberEntry:
+    """One member in the manifest; ``folder`` counts from the ensemble's own folder."""
+
+    name: str
+    folder: str
+    weight: float
+    checksums: Mapping[str, str]
+    summary: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Manifest:
+    """Everything about an ensemble apart from its members' weights."""
+
+    members: tuple[MemberEntry, ...]
+    fields: tuple[Field, ...]
+    inputs: tuple[Field, ...]
+    dim: int
+    nominal: float = 0.9
+    calibration: Mapping[str, Calibration] = member(default_factory=dict)
+    domain: Domain = member(default_factory=Domain)
+    data: Mapping[str, Any] = member(default_factory=dict)
+    """Where the graphs of training came from: fingerprint, sizes of parts, cutoff, attributes of the store."""
+    selection: Mapping[str, Any] = member(default_factory=dict)
+    """How the members were chosen."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON; ``manifest_from_json`` gives the same manifest back."""
+        return {
+            "version": VERSION,
+            "members": [asdict(entry) for entry in self.members],
+            "fields": [field.to_json() for field in self.fields],
+            "inputs": [field.to_json() for field in self.inputs],
+            "dim": self.dim,
+            "nominal": self.nominal,
+            "calibration": {name: calibration.to_json() for name, calibration in self.calibration.items()},
+            "domain": self.domain.to_json(),
+            "data": dict(self.data),
+            "selection": dict(self.selection),
+        }
+
+    @property
+    def digest(self) -> str:
+        """Short hash of the whole ensemble, weights included through their checksums."""
+        return digest(self.to_json())
+
+
+def manifest_from_json(value: Mapping[str, Any], source: str) -> Manifest:
+    """The manifest that ``Manifest.to_json`` wrote; InputError where it is damaged or from a newer version."""
+    if not isinstance(value.get("version"), int) or "members" not in value:
+        raise InputError(f"{source} does not describe an ensemble; was it made by hydragnn ensemble?")
+    if value["version"] > VERSION:
+        raise InputError(
+            f"{source} has version {value['version']}, this program reads up to {VERSION}; update the program"
+        )
+    try:
+        return Manifest(
+            members=tuple(MemberEntry(**entry) for entry in value["members"]),
+            fields=tuple(field_from_json(field) for field in value["fields"]),
+            inputs=tuple(field_from_json(field) for field in value["inputs"]),
+            dim=value["dim"],
+            nominal=value["nominal"],
+            calibration={name: calibration_from_json(item) for name, item in value["calibration"].items()},
+            domain=domain_from_json(value["domain"]),
+            data=value["data"],
+            selection=value["selection"],
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{source} is damaged ({error}); copy or build the ensemble again") from error
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of the ensemble in ``folder``, with every member's files checked against their checksums."""
+    manifest = manifest_from_json(read_json(folder / NAME), str(folder / NAME))
+    for entry in manifest.members:
+        for name, expected in entry.checksums.items():
+            if checksum(folder / entry.folder / name) != expected:
+                raise InputError(
+                    f"{folder / entry.folder / name} differs from what was saved; copy the whole folder again"
+                )
+    return manifest
+
+
+def write_manifest(manifest: Manifest, folder: Path) -> None:
+    """Put ``ensemble.json`` into ``folder``, atomically."""
+    write_json(folder / NAME, manifest.to_json())
+
+
+def checksum(path: Path) -> str:
+    """SHA-256 of a file; InputError where it is missing."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}; copy the whole folder again") from error

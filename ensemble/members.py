@@ -1,0 +1,193 @@
+"""One member: a trained model, the run it came from, and its weight among the others."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hydragnn.config import RunConfig
+from hydragnn.datasets import without_edges
+from hydragnn.errors import InputError
+from hydragnn.files import read_json
+from hydragnn.graphs.batch import GraphBatch, concatenate, one_graph
+from hydragnn.graphs.field import Field
+from hydragnn.models import TrainedModel, load_model
+from hydragnn.record import RunRecord, read_record
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Member:
+    """A model of an ensemble; weights of all members sum to 1."""
+
+    name: str
+    weight: float
+    model: TrainedModel
+    config: RunConfig
+    record: RunRecord
+
+    @property
+    def targets(self) -> tuple[Field, ...]:
+        """What the member predicts."""
+        return tuple(self.model.fields[name] for name in self.model.targets)
+
+    @property
+    def inputs(self) -> tuple[Field, ...]:
+        """What the member needs to see."""
+        return tuple(self.model.fields[name] for name in self.model.inputs)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Outcome:
+    """What one member says about one batch: physical values per field, NaN where a graph failed, and why it failed."""
+
+    means: Mapping[str, Array]
+    variances: Mapping[str, Array]
+    reasons: tuple[str, ...]
+    """One per graph; empty where all went well."""
+
+
+def load_member(folder: Path, *, model: Path, name: str, weight: float, dtype: torch.dtype = torch.float32) -> Member:
+    """The member whose model lies in ``model`` and whose run is described in ``folder``; InputError where damaged."""
+    config = RunConfig.parse(read_json(folder / "config.json"), source=str(folder / "config.json"))
+    return Member(
+        name=name, weight=weight, model=load_model(model, dtype=dtype), config=config, record=read_record(folder)
+    )
+
+
+def load_run(folder: Path, *, weight: float = 1.0, dtype: torch.dtype = torch.float32) -> Member:
+    """The finished run in ``folder`` as a member; InputError where it has no model yet."""
+    if not (folder / "model" / "model.json").is_file():
+        raise InputError(f"{folder} holds no trained model; finish it with: hydragnn train ... --out {folder} --resume")
+    return load_member(folder, model=folder / "model", name=folder.resolve().name, weight=weight, dtype=dtype)
+
+
+def check_members(members: Sequence[Member]) -> None:
+    """InputError where members cannot speak as one: other targets, units, graphs, data or held-out parts."""
+    first = members[0]
+    for other in members[1:]:
+        where = f"members {first.name} and {other.name}"
+        if {field.name for field in first.targets} != {field.name for field in other.targets}:
+            ours, theirs = (sorted(field.name for field in member.targets) for member in (first, other))
+            raise InputError(
+                f"{where} predict different fields ({', '.join(ours)} and {', '.join(theirs)}); choose runs that share them"
+            )
+        for field in first.targets:
+            if other.model.fields[field.name] != field:
+                raise InputError(
+                    f"{where} mean different things by {field.name}: {field} and {other.model.fields[field.name]}"
+                )
+        if first.model.dim != other.model.dim:
+            raise InputError(
+                f"{where} see graphs of dimensions {first.model.dim} and {other.model.dim}; choose runs on one store"
+            )
+        if first.record.data_hash != other.record.data_hash:
+            raise InputError(f"{where} were trained on different data; choose runs on one store")
+        if first.config.split != other.config.split:
+            raise InputError(
+                f"{where} hold out different graphs, so that one would be calibrated on what another was trained on; "
+                "choose runs with one [split]"
+            )
+
+
+def shared_inputs(members: Sequence[Member]) -> dict[str, Field]:
+    """Every field that some member needs; InputError where two mean different things by one name."""
+    inputs: dict[str, Field] = {}
+    for member in members:
+        for field in member.inputs:
+            if inputs.setdefault(field.name, field) != field:
+                raise InputError(
+                    f"members mean different things by the input {field.name}: {inputs[field.name]} and {field}"
+                )
+    return inputs
+
+
+def outcome(member: Member, batch: GraphBatch) -> Outcome:
+    """What the member predicts for every graph of the batch; a graph that fails takes no other with it."""
+    try:
+        predictions = member.model.predict(batch if member.config.data.edges else without_edges(batch))
+    except (InputError, MemoryError, torch.OutOfMemoryError, torch.linalg.LinAlgError) as error:
+        if batch.num_graphs == 1:
+            return failed(member.targets, batch.num_nodes, _reason(error))
+        middle = batch.num_graphs // 2
+        return joined([outcome(member, part) for part in (_part(batch, 0, middle), _part(batch, middle, len(batch)))])
+    means = {name: _numbers(prediction.mean) for name, prediction in predictions.items()}
+    variances = {name: _numbers(p.variance) for name, p in predictions.items() if p.variance is not None}
+    return _finite_only(means, variances, member.targets, batch)
+
+
+def failed(targets: Sequence[Field], nodes: int, reason: str) -> Outcome:
+    """The outcome of a single graph that nothing could be predicted for."""
+    items = {"node": nodes, "graph": 1}
+    means = {field.name: np.full((items[field.on], *field.shape), np.nan) for field in targets}
+    return Outcome(means=means, variances={}, reasons=(reason,))
+
+
+def joined(outcomes: Sequence[Outcome]) -> Outcome:
+    """Outcomes of one member on consecutive batches as one; a variance that some lack is NaN there."""
+    names = list(outcomes[0].means)
+    known = {name for part in outcomes for name in part.variances}
+
+    def variance(part: Outcome, name: str) -> Array:
+        return part.variances[name] if name in part.variances else np.full_like(part.means[name], np.nan)
+
+    return Outcome(
+        means={name: np.concatenate([part.means[name] for part in outcomes]) for name in names},
+        variances={
+            name: np.concatenate([variance(part, name) for part in outcomes]) for name in names if name in known
+        },
+        reasons=tuple(reason for part in outcomes for reason in part.reasons),
+    )
+
+
+def _part(batch: GraphBatch, start: int, stop: int) -> GraphBatch:
+    return concatenate([one_graph(batch, index) for index in range(start, stop)])
+
+
+def _reason(error: BaseException) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if isinstance(error, InputError) else f"{type(error).__name__}: {text}"
+
+
+def _numbers(values: torch.Tensor) -> Array:
+    return values.detach().to("cpu", torch.float64).numpy()
+
+
+def _finite_only(
+    means: dict[str, Array], variances: dict[str, Array], targets: Sequence[Field], batch: GraphBatch
+) -> Outcome:
+    """The outcome with every graph blanked whose values are not all finite."""
+    owners = {"node": batch.graph_of_node.cpu().numpy(), "graph": np.arange(len(batch))}
+    reasons = [""] * len(batch)
+    for field in targets:
+        for values in (means[field.name], variances.get(field.name)):
+            if values is None:
+                continue
+            finite = np.isfinite(values).reshape(len(values), -1).all(axis=1)
+            for graph in np.unique(owners[field.on][~finite]).tolist():
+                reasons[graph] = reasons[graph] or f"the prediction of {field.name} is not finite"
+    bad = np.array([bool(reason) for reason in reasons], dtype=bool)
+    for field in targets if bad.any() else ():
+        for values in (means[field.name], variances.get(field.name)):
+            if values is not None:
+                values[bad[owners[field.on]]] = np.nan
+    return Outcome(means=means, variances=variances, reasons=tuple(reasons))
+
+
+def summary_of(record: RunRecord) -> dict[str, Any]:
+    """What an ensemble's manifest tells about a member's run."""
+    return {
+        "status": record.status,
+        "seed": record.seed,
+        "epochs": record.epochs,
+        "parameters": record.parameters,
+        "config_hash": record.config_hash,
+        "data_hash": record.data_hash,
+        "best": dict(record.best),
+        "graphs_per_second": record.cost.graphs_per_second,
+    }

@@ -1,0 +1,78 @@
+"""Finished work units on disk, so that an interrupted prediction continues where it was."""
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hydragnn.ensemble.members import Outcome
+from hydragnn.ensemble.plan import Unit
+from hydragnn.errors import InputError
+from hydragnn.files import read_json, replace_atomically, write_json
+
+
+class Parts:
+    """A folder with one file per finished unit and the identity of the prediction that they belong to."""
+
+    def __init__(self, folder: Path) -> None:
+        """The folder may not exist yet."""
+        self.folder = folder
+
+    def enter(self, *, resume: bool) -> None:
+        """InputError where an earlier prediction was interrupted and nobody asked to resume it."""
+        if self.folder.exists() and not resume:
+            raise InputError(
+                f"{self.folder} holds an interrupted prediction; add --resume to continue it, or delete the folder"
+            )
+
+    def claim(self, identity: Mapping[str, Any]) -> None:
+        """Say what the parts belong to; InputError where they belong to another prediction."""
+        path = self.folder / "plan.json"
+        if not path.is_file():
+            write_json(path, dict(identity))
+        elif read_json(path) != dict(identity):
+            raise InputError(
+                f"{self.folder} belongs to another ensemble, source or budget; delete it or choose another --out"
+            )
+
+    def path(self, unit: Unit) -> Path:
+        """Where the outcome of a unit lies."""
+        return self.folder / f"chunk-{unit.chunk:07d}-member-{unit.member:03d}.npz"
+
+    def has(self, unit: Unit) -> bool:
+        """Whether the unit is finished."""
+        return self.path(unit).is_file()
+
+    def write(self, unit: Unit, outcome: Outcome) -> None:
+        """Keep the outcome of a unit; complete or absent."""
+        arrays = {f"mean/{name}": values for name, values in outcome.means.items()}
+        arrays |= {f"variance/{name}": values for name, values in outcome.variances.items()}
+        arrays["reasons"] = np.array(outcome.reasons, dtype=np.str_)
+
+        def save(path: Path) -> None:
+            with path.open("wb") as file:
+                np.savez(file, allow_pickle=False, **arrays)
+                file.flush()
+                os.fsync(file.fileno())
+
+        replace_atomically(self.path(unit), save)
+
+    def read(self, unit: Unit) -> Outcome:
+        """The outcome of a finished unit, bit for bit."""
+        with np.load(self.path(unit), allow_pickle=False) as arrays:
+            return Outcome(
+                means={name.removeprefix("mean/"): arrays[name] for name in arrays.files if name.startswith("mean/")},
+                variances={
+                    name.removeprefix("variance/"): arrays[name]
+                    for name in arrays.files
+                    if name.startswith("variance/")
+                },
+                reasons=tuple(arrays["reasons"].tolist()),
+            )
+
+    def delete(self) -> None:
+        """Remove the folder once everything has been merged."""
+        shutil.rmtree(self.folder)

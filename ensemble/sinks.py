@@ -1,0 +1,126 @@
+"""Predictions on disk: one format per suffix, streamed block by block, complete or absent."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+from numpy.typing import NDArray
+
+from hydragnn.ensemble.predictions import Predictions
+from hydragnn.errors import InputError
+from hydragnn.files import flush_directory
+from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.field import Field
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Block:
+    """Consecutive graphs of the output: their numbers in the source, what is predicted, and the graphs where they could be built."""
+
+    numbers: Int[NDArray[np.int64], " graphs"]
+    predictions: Predictions
+    batch: GraphBatch | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Heading:
+    """What every prediction file says about itself."""
+
+    fields: tuple[Field, ...]
+    nominal: float
+    ensemble: str
+    """Digest of the ensemble."""
+    members: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON."""
+        return {
+            "kind": "hydragnn predictions",
+            "version": 1,
+            "fields": [field.to_json() for field in self.fields],
+            "nominal": self.nominal,
+            "ensemble": self.ensemble,
+            "members": list(self.members),
+        }
+
+
+class Sink(ABC):
+    """A file in the making beside its final name; it gets that name when everything has been written."""
+
+    def __init__(self, path: Path, heading: Heading) -> None:
+        """Nothing is written before the sink is entered."""
+        self.path = path
+        self.heading = heading
+
+    @property
+    def temporaries(self) -> Mapping[Path, Path]:
+        """Every file in the making and its final name."""
+        return {self.path.with_name(f".{self.path.name}.part"): self.path}
+
+    @property
+    def temporary(self) -> Path:
+        """The file in the making."""
+        return next(iter(self.temporaries))
+
+    @abstractmethod
+    def open(self) -> None:
+        """Begin the file."""
+
+    @abstractmethod
+    def write(self, block: Block) -> None:
+        """Append some graphs."""
+
+    @abstractmethod
+    def close(self, *, complete: bool) -> None:
+        """End the file; not complete means that it will be thrown away."""
+
+    def __enter__(self) -> "Sink":
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.open()
+        except OSError as error:
+            raise self.refusal(error) from error
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close(complete=kind is None)
+            if kind is None:
+                for temporary, final in self.temporaries.items():
+                    temporary.replace(final)
+                flush_directory(self.path.parent)
+        except OSError as problem:
+            raise self.refusal(problem) from problem
+        if isinstance(error, OSError):
+            raise self.refusal(error) from error
+
+    def refusal(self, error: OSError) -> InputError:
+        """What the user reads where the file system says no."""
+        return InputError(
+            f"cannot write {self.path}: {error.strerror or error}; free space or choose another place, then --resume"
+        )
+
+
+def columns(field: Field) -> list[str]:
+    """Suffixes of a field's components in tables: empty for a number, _x _y _z for vectors, _0 _1 for others.
+
+    >>> columns(Field(name="forces", on="node", shape=(3,), parity="vector"))
+    ['_x', '_y', '_z']
+    """
+    if not field.shape:
+        return [""]
+    if field.parity == "scalar" or max(field.shape) > 3:
+        return [f"_{i}" for i in range(field.width)]
+    return ["_" + "".join("xyz"[i] for i in index) for index in np.ndindex(*field.shape)]
+
+
+def texts(values: Sequence[str]) -> list[str]:
+    """Texts on one line each."""
+    return [" ".join(value.split()) for value in values]

@@ -1,0 +1,89 @@
+"""Small runs on clusters labelled by ASE's EMT, trained once for all tests of this room."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from ase import Atoms
+from ase.calculators.emt import EMT
+
+from hydragnn.config import RunConfig
+from hydragnn.datasets import MemoryStore
+from hydragnn.graphs import Field
+from hydragnn.graphs.atomic import from_ase
+from hydragnn.training import train
+
+CUTOFF = 4.5
+
+TARGETS = (
+    Field(name="energy", on="graph", unit="eV", role="target", dtype="float64"),
+    Field(name="forces", on="node", shape=(3,), unit="eV/Angstrom", parity="vector", role="target"),
+)
+
+
+def clusters(count, seed, stretch=0.12):
+    """Rattled CuAu clusters of four to seven atoms with energy and forces."""
+    generator = np.random.default_rng(seed)
+    frames = []
+    for _ in range(count):
+        atoms = Atoms(
+            symbols=generator.choice(["Cu", "Au"], size=7),
+            positions=2.7 * np.array([[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 0], [1, 0, 1], [0, 1, 1]]),
+        )[: generator.integers(4, 8)]
+        atoms.positions += stretch * generator.normal(size=atoms.positions.shape)
+        atoms.calc = EMT()
+        atoms.get_forces()
+        frames.append(atoms)
+    return frames
+
+
+def store_of(frames):
+    graphs = [from_ase(atoms, CUTOFF, fields=TARGETS, name=f"cluster {i}") for i, atoms in enumerate(frames)]
+    return MemoryStore(graphs, {"cutoff": CUTOFF})
+
+
+def config_of(store_path, **changes):
+    table = {
+        "data": {"store": str(store_path)},
+        "split": {"train": 0.5, "valid": 0.25, "seed": 3},
+        "batch": {"max_graphs": 8},
+        "model": {"kind": "schnet", "hidden_dim": 12, "num_layers": 2, "num_radial": 6, "cutoff": CUTOFF},
+        "heads": [
+            {
+                "field": "energy",
+                "pool": "sum",
+                "hidden_dims": [8],
+                "references": True,
+                "forces": "forces",
+                "forces_weight": 1.0,
+            }
+        ],
+        "train": {"epochs": 3, "learning_rate": 5e-3},
+    }
+    for path, value in changes.items():
+        section, key = path.split("__")
+        table[section][key] = value
+    return RunConfig.parse(table)
+
+
+@pytest.fixture(scope="session")
+def frames():
+    return clusters(80, seed=0)
+
+
+@pytest.fixture(scope="session")
+def store(frames):
+    return store_of(frames)
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory, store) -> list[Path]:
+    """Three finished runs with different seeds, the last with another encoder."""
+    root = tmp_path_factory.mktemp("runs")
+    changes = [{"train__seed": 1}, {"train__seed": 2}, {"train__seed": 3, "model__kind": "painn"}]
+    folders = []
+    for number, change in enumerate(changes):
+        folders.append(root / f"{number:04d}")
+        record = train(config_of(root / "store.h5", **change), folders[-1], store=store)
+        assert record.status == "finished"
+    return folders

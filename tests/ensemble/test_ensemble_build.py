@@ -1,0 +1,203 @@
+"""From runs to a folder that can be moved, trusted and read again."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from hydragnn.ensemble.build import build_ensemble
+from hydragnn.ensemble.ensemble import Ensemble
+from hydragnn.errors import InputError
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory, runs, store):
+    out = tmp_path_factory.mktemp("built") / "ensemble"
+    return out, build_ensemble(runs, out, store=store)
+
+
+def test_the_evaluation_stands_beside_every_member_and_the_trivial_predictor(built):
+    out, evaluation = built
+    assert json.loads((out / "evaluation.json").read_text()) == evaluation
+    for part in ("valid", "test"):
+        assert set(evaluation["parts"][part]) == {"energy", "forces"}
+        for field, metrics in evaluation["parts"][part].items():
+            assert len(metrics["members"]) == 3
+            assert metrics["best_member"] in {member["name"] for member in metrics["members"]}
+            best = min(member["rmse"] for member in metrics["members"])
+            mean = np.mean([member["rmse"] for member in metrics["members"]])
+            assert metrics["ensemble"]["rmse"] <= mean * (1 + 1e-9), (
+                field
+            )  # Jensen: the mean is no worse than members on average
+            assert best > 0 and metrics["trivial"]["rmse"] > 0
+
+
+def test_the_arrays_are_the_rows_behind_the_metrics(built):
+    out, evaluation = built
+    with np.load(out / "evaluation.npz", allow_pickle=False) as arrays:
+        for field in ("energy", "forces"):
+            rows = {name.split("/")[-1]: arrays[name] for name in arrays.files if name.startswith(f"test/{field}/")}
+            metrics = evaluation["parts"]["test"][field]["ensemble"]
+            assert np.sqrt(np.mean((rows["mean"] - rows["target"]) ** 2)) == pytest.approx(metrics["rmse"])
+            inside = (rows["lower"] <= rows["target"]) & (rows["target"] <= rows["upper"])
+            assert inside.mean() == pytest.approx(metrics["coverage"])
+            assert rows["members"].shape == (3, len(rows["target"])) and len(rows["graph"]) == len(rows["target"])
+            np.testing.assert_allclose(rows["members"].mean(axis=0), rows["mean"], atol=1e-9)
+
+
+def test_validation_coverage_is_nominal_by_construction(built):
+    _, evaluation = built
+    for metrics in evaluation["parts"]["valid"].values():
+        assert metrics["ensemble"]["coverage"] >= 0.89
+
+
+def test_a_moved_ensemble_predicts_the_same_bits(built, tmp_path, frames):
+    out, _ = built
+    before = Ensemble.load(out).predict(frames[:5])
+    shutil.copytree(out, tmp_path / "elsewhere" / "renamed")
+    after = Ensemble.load(tmp_path / "elsewhere" / "renamed").predict(frames[:5])
+    for name in ("energy", "forces"):
+        for quantity in ("mean", "std", "epistemic", "aleatoric", "lower", "upper"):
+            assert np.array_equal(before[name][quantity], after[name][quantity])
+
+
+def test_an_ensemble_holds_no_pickle_and_no_place_of_this_machine(built, tmp_path_factory):
+    out, _ = built
+    assert {path.suffix for path in out.rglob("*") if path.is_file()} == {".json", ".npz", ".safetensors"}
+    manifest = (out / "ensemble.json").read_text()
+    assert str(tmp_path_factory.getbasetemp()) not in manifest
+
+
+def test_weights_of_members_are_respected(runs, store, tmp_path, frames):
+    build_ensemble(runs[:2], tmp_path / "one", weights=[1.0, 0.0], store=store)
+    weighted = Ensemble.load(tmp_path / "one").predict(frames[:4])
+    alone = Ensemble.load(runs[0]).predict(frames[:4])
+    np.testing.assert_allclose(weighted["energy"].mean, alone["energy"].mean, rtol=1e-12)
+
+
+def test_a_run_is_an_ensemble_of_one_without_intervals(runs, frames):
+    predictions = Ensemble.load(runs[0]).predict(frames[:3])
+    assert predictions.status == ("ok", "ok", "ok")
+    assert (predictions["energy"].epistemic == 0).all()
+    assert np.isnan(predictions["energy"].lower).all()
+
+
+def test_one_run_alone_gets_absolute_intervals(runs, store, tmp_path, frames):
+    evaluation = build_ensemble(runs[:1], tmp_path / "one", store=store)
+    ensemble = Ensemble.load(tmp_path / "one")
+    assert ensemble.manifest.calibration["forces"].method == "absolute"
+    forces = ensemble.predict(frames[:3])["forces"]
+    width = forces.upper - forces.lower
+    np.testing.assert_allclose(width, width[0, 0])
+    assert (
+        evaluation["parts"]["test"]["forces"]["members"][0]["rmse"]
+        == evaluation["parts"]["test"]["forces"]["ensemble"]["rmse"]
+    )
+
+
+def changed(run, tmp_path, name, **edits):
+    folder = tmp_path / name
+    shutil.copytree(run, folder)
+    for file, edit in edits.items():
+        path = folder / ("model/model.json" if file == "model" else f"{file}.json")
+        value = json.loads(path.read_text())
+        edit(value)
+        path.write_text(json.dumps(value))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "edits, says",
+    [
+        ({"config": lambda v: v["split"].update(seed=9)}, "hold out different graphs"),
+        ({"record": lambda v: v.update(data_hash="other")}, "trained on different data"),
+        ({"model": lambda v: v["fields"][1].update(unit="Ry")}, "mean different things by energy"),
+        ({"record": lambda v: v.update(version=99)}, "update the program"),
+        ({"model": lambda v: v.update(version=99)}, "update the program"),
+    ],
+    ids=["another split", "another store", "another unit", "newer record", "newer model"],
+)
+def test_members_that_do_not_fit_together_are_refused(runs, store, tmp_path, edits, says):
+    other = changed(runs[1], tmp_path, "other", **edits)
+    with pytest.raises(InputError, match=says):
+        build_ensemble([runs[0], other], tmp_path / "out", store=store)
+    assert not (tmp_path / "out").exists()
+
+
+def test_members_with_other_targets_are_refused(runs, store, tmp_path):
+    def energy_only(value):
+        value["heads"][0].update(forces=None)
+
+    other = changed(runs[1], tmp_path, "other", model=energy_only)
+    with pytest.raises(InputError, match="predict different fields"):
+        build_ensemble([runs[0], other], tmp_path / "out", store=store)
+
+
+def test_another_store_than_that_of_training_is_refused(runs, store, tmp_path):
+    from hydragnn.datasets import MemoryStore
+
+    with pytest.raises(InputError, match="not what member"):
+        build_ensemble(runs, tmp_path / "out", store=MemoryStore(store.read(np.arange(40)), store.attributes))
+
+
+def test_an_existing_folder_is_never_overwritten(runs, store, tmp_path):
+    (tmp_path / "out").mkdir()
+    with pytest.raises(InputError, match="exists already"):
+        build_ensemble(runs, tmp_path / "out", store=store)
+
+
+@pytest.mark.parametrize(
+    "damage, says",
+    [
+        (lambda d: (d / "members/1/weights.safetensors").write_bytes(b"0"), "differs from what was saved"),
+        (lambda d: (d / "members/1/weights.safetensors").unlink(), "copy the whole folder"),
+        (lambda d: (d / "ensemble.json").write_text("{"), "not valid JSON"),
+        (lambda d: (d / "ensemble.json").write_text('{"version": 2, "members": []}'), "update the program"),
+        (lambda d: (d / "ensemble.json").write_text('{"version": 1, "members": [{}]}'), "damaged"),
+        (lambda d: (d / "ensemble.json").write_text("{}"), "does not describe an ensemble"),
+    ],
+    ids=[
+        "changed weights",
+        "missing weights",
+        "torn manifest",
+        "newer manifest",
+        "damaged manifest",
+        "foreign manifest",
+    ],
+)
+def test_a_damaged_ensemble_is_refused(built, tmp_path, damage, says):
+    folder = tmp_path / "copy"
+    shutil.copytree(built[0], folder)
+    damage(folder)
+    with pytest.raises(InputError, match=says):
+        Ensemble.load(folder)
+
+
+def test_a_folder_that_is_neither_ensemble_nor_run_is_refused(tmp_path):
+    with pytest.raises(InputError, match="neither an ensemble nor a run"):
+        Ensemble.load(tmp_path)
+    (tmp_path / "campaign.json").write_text("{}")
+    with pytest.raises(InputError, match="make an ensemble first"):
+        Ensemble.load(tmp_path)
+
+
+def test_graphs_like_the_training_data_are_inside_and_others_say_why_not(built, frames):
+    ensemble = Ensemble.load(built[0])
+    inside = ensemble.predict(frames[:30])
+    assert np.mean([flag == "" for flag in inside.domain]) > 0.8  # usual is what 20 validation graphs showed
+    foreign = frames[0].copy()
+    foreign.positions *= 0.6
+    assert "closer than" in ensemble.predict(foreign).domain[0]
+
+
+def test_an_element_without_reference_fails_alone(built, frames):
+    odd = frames[1].copy()
+    odd.numbers[0] = 79 if odd.numbers[0] == 29 else 29
+    strange = frames[2].copy()
+    strange.numbers[:] = 1
+    predictions = Ensemble.load(built[0]).predict([frames[0], strange, odd])
+    assert predictions.status[0] == predictions.status[2] == "ok"
+    assert "reference" in predictions.status[1]
+    assert np.isnan(predictions["energy"].mean).tolist() == [False, True, False]
+    assert "atomic_numbers 1 is not in the training data" in predictions.domain[1]

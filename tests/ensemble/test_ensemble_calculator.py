@@ -1,0 +1,92 @@
+"""The calculator says what the ensemble says, and its forces are the slope of its energy."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from hydragnn.ensemble import calculator
+from hydragnn.ensemble.build import build_ensemble
+from hydragnn.ensemble.calculator import EnsembleCalculator
+from hydragnn.ensemble.ensemble import Ensemble
+from hydragnn.errors import InputError
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, runs, store):
+    out = tmp_path_factory.mktemp("calculator") / "ensemble"
+    build_ensemble(runs, out, store=store)
+    return out
+
+
+def test_the_calculator_says_what_the_ensemble_says(folder, frames):
+    atoms = frames[3].copy()
+    atoms.calc = calculator(folder)
+    direct = Ensemble.load(folder).predict(atoms)
+    assert atoms.get_potential_energy() == direct["energy"].mean[0]
+    np.testing.assert_array_equal(atoms.get_forces(), direct["forces"].mean)
+    np.testing.assert_array_equal(atoms.calc.results["forces_std"], direct["forces"].std)
+    assert atoms.calc.results["energy_std"] == direct["energy"].std[0] > 0
+    assert atoms.calc.results["energy_lower"] < atoms.get_potential_energy() < atoms.calc.results["energy_upper"]
+    assert atoms.calc.results["domain"] == ""
+
+
+def test_mean_forces_are_minus_the_gradient_of_the_mean_energy(folder, frames):
+    import torch
+
+    atoms = frames[4].copy()
+    atoms.calc = EnsembleCalculator(Ensemble.load(folder, dtype=torch.float64))
+    forces = atoms.get_forces()
+    step = 1e-4  # error of the central difference: step^2 times the third derivative
+    for atom, axis in [(0, 0), (1, 2), (3, 1)]:
+        energies = []
+        for sign in (1, -1):
+            moved = atoms.copy()
+            moved.positions[atom, axis] += sign * step
+            moved.calc = atoms.calc
+            energies.append(moved.get_potential_energy())
+        assert forces[atom, axis] == pytest.approx(-(energies[0] - energies[1]) / (2 * step), abs=1e-5)
+
+
+def test_a_moved_atom_is_calculated_anew(folder, frames):
+    atoms = frames[5].copy()
+    atoms.calc = calculator(folder)
+    before = atoms.get_potential_energy()
+    atoms.positions[0] += 0.1
+    assert atoms.get_potential_energy() != before
+
+
+def test_dynamics_run(folder, frames):
+    from ase.md.verlet import VelocityVerlet
+
+    atoms = frames[6].copy()
+    atoms.calc = calculator(folder)
+    VelocityVerlet(atoms, timestep=0.1).run(2)
+    assert np.isfinite(atoms.get_potential_energy())
+
+
+def test_a_structure_that_cannot_be_predicted_is_refused(folder, frames):
+    atoms = frames[0].copy()
+    atoms.numbers[:] = 2
+    atoms.calc = calculator(folder)
+    with pytest.raises(InputError, match="cannot be predicted"):
+        atoms.get_potential_energy()
+
+
+@pytest.mark.parametrize(
+    "edit, says",
+    [
+        (lambda v: next(f for f in v["fields"] if f["name"] == "energy").update(unit="Ry"), "speaks eV"),
+        (lambda v: v.update(dim=2), "atomic numbers in three dimensions"),
+    ],
+    ids=["another unit", "two dimensions"],
+)
+def test_an_ensemble_that_is_no_calculator_says_why(runs, tmp_path, edit, says):
+    run = tmp_path / "run"
+    shutil.copytree(runs[0], run)
+    value = json.loads((run / "model" / "model.json").read_text())
+    edit(value)
+    (run / "model" / "model.json").write_text(json.dumps(value))
+    with pytest.raises(InputError, match=says):
+        calculator(run)

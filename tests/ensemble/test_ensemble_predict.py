@@ -1,0 +1,266 @@
+"""One line per graph, in any format, in any number of sittings, always with the same bits."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from ase.io import read, write
+
+from hydragnn.datasets import BatchSettings, StoreWriter
+from hydragnn.ensemble import predict
+from hydragnn.ensemble.build import build_ensemble
+from hydragnn.ensemble.ensemble import Ensemble
+from hydragnn.ensemble.predict import predict_to_file
+from hydragnn.errors import InputError
+
+
+@pytest.fixture(scope="module")
+def ensemble(tmp_path_factory, runs, store):
+    out = tmp_path_factory.mktemp("predict") / "ensemble"
+    build_ensemble(runs, out, store=store)
+    return out
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory, store):
+    path = tmp_path_factory.mktemp("stored") / "graphs.h5"
+    with StoreWriter(path, store.fields(), dim=3, attributes=store.attributes) as writer:
+        writer.write(store.read(np.arange(len(store))))
+    return path
+
+
+@pytest.fixture(scope="module")
+def structures(tmp_path_factory, frames):
+    """A file of structures, the second of which has two atoms in one place."""
+    path = tmp_path_factory.mktemp("structures") / "frames.xyz"
+    bad = frames[1].copy()
+    bad.positions[1] = bad.positions[0]
+    write(path, [frames[0], bad, *frames[2:6]])
+    return path
+
+
+BATCH = BatchSettings(max_graphs=16)
+
+
+def arrays_of(path: Path) -> dict[str, np.ndarray]:
+    if path.suffix == ".npz":
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files if name != "heading"}
+    found = {}
+
+    def visit(name, item):
+        if isinstance(item, h5py.Dataset):
+            found[name] = item.asstr()[:] if item.dtype.kind == "O" else item[:]
+
+    with h5py.File(path) as file:
+        file.visititems(visit)
+    return found
+
+
+def test_files_say_what_the_ensemble_says(ensemble, stored, store, tmp_path):
+    result = predict_to_file(ensemble, stored, tmp_path / "out.h5")
+    assert (result["graphs"], result["failed"]) == (len(store), 0)
+    direct = Ensemble.load(ensemble).predict(store)
+    arrays = arrays_of(tmp_path / "out.h5")
+    for name in ("energy", "forces"):
+        for quantity in ("mean", "std", "lower", "upper", "epistemic", "aleatoric"):
+            assert np.array_equal(arrays[f"fields/{name}/{quantity}"], direct[name][quantity])
+    assert arrays["graph"].tolist() == list(range(len(store)))
+    assert set(arrays["status"]) == {"ok"}
+    with h5py.File(tmp_path / "out.h5") as file:
+        assert file["fields/energy"].attrs["unit"] == "eV"
+        assert json.loads(file.attrs["heading"])["nominal"] == 0.9
+    assert not (tmp_path / "out.h5.parts").exists()
+
+
+def test_hdf5_npz_and_adios2_hold_the_same_bits(ensemble, stored, tmp_path):
+    import adios2
+
+    for suffix in (".h5", ".npz", ".bp"):
+        predict_to_file(ensemble, stored, tmp_path / f"out{suffix}", batch=BATCH)
+    first, second = arrays_of(tmp_path / "out.h5"), arrays_of(tmp_path / "out.npz")
+    assert set(first) == set(second)
+    blocks: dict[str, list] = {}
+    with adios2.Stream(str(tmp_path / "out.bp"), "r") as stream:
+        for _ in stream.steps():
+            for name in stream.available_variables():
+                values = stream.read(name)
+                blocks.setdefault(name, []).append(np.array(json.loads(values)) if isinstance(values, str) else values)
+    for name, values in first.items():
+        assert np.array_equal(values, second[name])
+        assert np.array_equal(values, np.concatenate(blocks[name]))
+
+
+def test_tables_have_one_line_per_graph_and_one_per_node(ensemble, structures, tmp_path, frames):
+    predict_to_file(ensemble, structures, tmp_path / "out.csv")
+    with (tmp_path / "out.csv").open() as file:
+        graphs = list(csv.DictReader(file))
+    with (tmp_path / "out.nodes.csv").open() as file:
+        nodes = list(csv.DictReader(file))
+    assert [row["graph"] for row in graphs] == [str(i) for i in range(6)]
+    assert "structure 1" in graphs[1]["status"] and graphs[1]["energy_mean"] == ""
+    direct = Ensemble.load(ensemble).predict(frames[2:6])
+    np.testing.assert_allclose([float(row["energy_mean"]) for row in graphs[2:]], direct["energy"].mean, rtol=1e-6)
+    assert len(nodes) == sum(len(frames[i]) for i in (0, 2, 3, 4, 5))
+    assert {"forces_x_mean", "forces_z_upper"} <= set(nodes[0])
+
+
+def test_structures_come_back_with_energies_forces_and_their_uncertainties(ensemble, structures, tmp_path, frames):
+    predict_to_file(ensemble, structures, tmp_path / "out.xyz")
+    back = read(tmp_path / "out.xyz", index=":")
+    assert len(back) == 6
+    assert "structure 1" in back[1].info["status"] and len(back[1]) == 0
+    direct = Ensemble.load(ensemble).predict(frames[2])
+    np.testing.assert_allclose(back[2].positions, frames[2].positions, atol=1e-7)
+    assert back[2].get_potential_energy() == pytest.approx(direct["energy"].mean[0], rel=1e-6)
+    np.testing.assert_allclose(back[2].get_forces(), direct["forces"].mean, atol=1e-6)
+    np.testing.assert_allclose(back[2].arrays["forces_std"], direct["forces"].std, atol=1e-6)
+    assert back[2].info["energy_std"] == pytest.approx(direct["energy"].std[0], rel=1e-6)
+
+
+def test_a_run_predicts_too(runs, stored, tmp_path):
+    result = predict_to_file(runs[0], stored, tmp_path / "out.npz")
+    arrays = arrays_of(tmp_path / "out.npz")
+    assert result["failed"] == 0
+    assert np.isfinite(arrays["fields/energy/mean"]).all() and np.isnan(arrays["fields/energy/lower"]).all()
+
+
+def test_a_graph_above_the_budget_has_a_line_with_the_reason(ensemble, stored, store, tmp_path):
+    result = predict_to_file(ensemble, stored, tmp_path / "out.h5", batch=BatchSettings(max_graphs=0, max_nodes=6))
+    arrays = arrays_of(tmp_path / "out.h5")
+    large = store.sizes().nodes > 6
+    assert result["failed"] == large.sum() > 0
+    assert np.array_equal(["raise batch.max_nodes" in status for status in arrays["status"]], large)
+    assert np.array_equal(np.isnan(arrays["fields/energy/mean"]), large)
+    assert len(arrays["fields/forces/mean"]) == store.sizes().nodes.sum()
+
+
+def test_a_member_that_gives_nan_fails_the_graph_and_no_other(ensemble, frames, monkeypatch):
+    loaded = Ensemble.load(ensemble)
+    batch_of = loaded.structures.graph
+    from hydragnn.graphs import concatenate
+
+    batch = concatenate([batch_of(frames[0], "a"), batch_of(frames[2], "b")])
+    weights = loaded.members[1].model.model.state_dict()
+    for value in weights.values():
+        if value.is_floating_point():
+            value.fill_(float("nan"))
+    predictions = loaded.predict(batch)
+    assert all("is not finite" in status and "0001" in status for status in predictions.status)
+
+
+class Killed(BaseException):
+    """Stands for the end of the process in the middle of the work."""
+
+
+@pytest.mark.parametrize("after", [0, 1, 7, 14])
+def test_an_interrupted_prediction_ends_with_the_bits_of_the_undisturbed_one(
+    ensemble, stored, tmp_path, monkeypatch, after
+):
+    undisturbed = predict_to_file(ensemble, stored, tmp_path / "whole.npz", batch=BATCH)
+    counted = {"units": 0}
+    original = predict.outcome
+
+    def dying(member, batch):
+        if counted["units"] == after:
+            raise Killed
+        counted["units"] += 1
+        return original(member, batch)
+
+    monkeypatch.setattr(predict, "outcome", dying)
+    with pytest.raises(Killed):
+        predict_to_file(ensemble, stored, tmp_path / "out.npz", batch=BATCH)
+    assert not (tmp_path / "out.npz").exists()
+    monkeypatch.setattr(predict, "outcome", original)
+    with pytest.raises(InputError, match="--resume"):
+        predict_to_file(ensemble, stored, tmp_path / "out.npz", batch=BATCH)
+    result = predict_to_file(ensemble, stored, tmp_path / "out.npz", batch=BATCH, resume=True)
+    assert result["units_resumed"] == after and undisturbed["units_resumed"] == 0
+    assert (tmp_path / "out.npz").read_bytes() == (tmp_path / "whole.npz").read_bytes()
+
+
+@pytest.mark.slow
+def test_killed_processes_resume_to_the_same_bits(ensemble, structures, tmp_path, root):
+    program = (
+        "import sys; from pathlib import Path; from hydragnn.datasets import BatchSettings; "
+        "from hydragnn.ensemble import predict_to_file; a = [Path(p) for p in sys.argv[1:4]]; "
+        "predict_to_file(*a, resume=True, batch=BatchSettings(max_graphs=1))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", program, str(ensemble), str(structures)]
+    out = tmp_path / "out.npz"
+    parts = tmp_path / "out.npz.parts"
+    for stage in (1, 6, 11):
+        process = subprocess.Popen([*command, str(out)], env=environment)
+        while process.poll() is None and len(list(parts.glob("chunk-*"))) < stage:
+            pass
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    subprocess.run([*command, str(out)], env=environment, check=True)
+    subprocess.run([*command, str(tmp_path / "whole.npz")], env=environment, check=True)
+    assert out.read_bytes() == (tmp_path / "whole.npz").read_bytes()
+
+
+def test_parts_of_another_prediction_are_not_mixed_in(ensemble, runs, stored, tmp_path, monkeypatch):
+    def dying(member, batch):
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(predict, "outcome", dying)
+        with pytest.raises(Killed):
+            predict_to_file(ensemble, stored, tmp_path / "out.h5")
+    with pytest.raises(InputError, match="belongs to another"):
+        predict_to_file(runs[0], stored, tmp_path / "out.h5", resume=True)
+
+
+@pytest.mark.parametrize(
+    "out, says",
+    [("out.txt", "use one of"), ("out", "use one of"), ("there.h5", "exists already")],
+    ids=["foreign suffix", "no suffix", "file that is there"],
+)
+def test_impossible_outputs_are_refused_before_any_work(ensemble, stored, tmp_path, out, says):
+    (tmp_path / "there.h5").write_text("precious")
+    with pytest.raises(InputError, match=says):
+        predict_to_file(ensemble, stored, tmp_path / out)
+    assert (tmp_path / "there.h5").read_text() == "precious"
+    assert [path.name for path in tmp_path.iterdir()] == ["there.h5"]
+
+
+def write_store(path, fields, batch, dim):
+    with StoreWriter(path, fields, dim=dim) as writer:
+        writer.write(batch)
+    return path
+
+
+def test_sources_that_do_not_fit_are_refused(ensemble, tmp_path):
+    import torch
+
+    from hydragnn.graphs import Field
+    from hydragnn.graphs.validate import graph_from_arrays
+
+    nodes = Field(name="height", on="node")
+    flat = graph_from_arrays(
+        positions=torch.zeros(2, 2), senders=[0], receivers=[1], fields=[nodes], nodes={"height": torch.ones(2)}
+    )
+    source = write_store(tmp_path / "flat.h5", [nodes], flat, 2)
+    with pytest.raises(InputError, match="dimension 2"):
+        predict_to_file(ensemble, source, tmp_path / "out.h5")
+    deep = graph_from_arrays(
+        positions=torch.rand(2, 3), senders=[0], receivers=[1], fields=[nodes], nodes={"height": torch.ones(2)}
+    )
+    source = write_store(tmp_path / "deep.h5", [nodes], deep, 3)
+    with pytest.raises(InputError, match="no field atomic_numbers"):
+        predict_to_file(ensemble, source, tmp_path / "out.h5")
+    with pytest.raises(InputError, match="does not exist"):
+        predict_to_file(ensemble, tmp_path / "nowhere.h5", tmp_path / "out.h5")
+    (tmp_path / "notes.xyz").write_text("not a structure")
+    with pytest.raises(InputError, match="neither a store nor a file that ASE can read"):
+        predict_to_file(ensemble, tmp_path / "notes.xyz", tmp_path / "out.h5")
+    assert not (tmp_path / "out.h5").exists()
