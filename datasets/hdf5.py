@@ -41,7 +41,7 @@ class Hdf5PartWriter:
             name,
             shape=(0, *like.shape[1:]),
             maxshape=(None, *like.shape[1:]),
-            chunks=(max(1, CHUNK_BYTES // row_bytes), *like.shape[1:]),
+            chunks=(min(max(1, CHUNK_BYTES // row_bytes), max(64, len(like))), *like.shape[1:]),
             dtype=like.dtype.newbyteorder("<"),
         )
 
@@ -53,8 +53,11 @@ class Hdf5PartWriter:
             os.close(descriptor)
 
     def close(self) -> None:
-        """Finish the file; HDF5 gives back what was reserved and not used."""
+        """Finish the file and give back what was reserved and not used."""
+        self._file.flush()
+        used = self._file.id.get_filesize()
         self._file.close()
+        os.truncate(self._path, used)
 
 
 class Hdf5PartReader:

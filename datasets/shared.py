@@ -1,0 +1,112 @@
+"""Whole stores in memory, kept once per machine where several ranks read the same graphs."""
+
+import fcntl
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from hydragnn.datasets.arrays import FlatGraphs, mask_name
+from hydragnn.datasets.disk import DiskStore
+from hydragnn.datasets.memory import MemoryStore
+from hydragnn.datasets.store import GraphStore
+from hydragnn.errors import InputError
+from hydragnn.files import digest
+from hydragnn.graphs.field import Field
+
+
+def load_into_memory(store: GraphStore, shared_by_node: bool = False) -> MemoryStore:
+    """All graphs of a store in memory; with ``shared_by_node`` the processes of this user and machine share one copy.
+
+    The first process copies the arrays into shared memory, the others map them; the last one to leave removes them.
+    InputError where shared memory is full.
+    """
+    if isinstance(store, MemoryStore) and not shared_by_node:
+        return store
+    if not shared_by_node:
+        return MemoryStore(_flat(store), store.attributes)
+    key = digest({"fingerprint": store.fingerprint, "fields": [field.name for field in store.fields()]})
+    folder = _shared_root() / f"hydragnn-{os.getuid()}-{key}"
+    with _alone(folder) as users:
+        try:
+            if not folder.is_dir():
+                _copy_into(folder, _flat(store))
+            flat = _mapped(folder, store.dim, store.fields())
+        except OSError as error:
+            raise InputError(
+                f"cannot keep the store in shared memory at {folder}: {error.strerror or error}; read it from disk instead"
+            ) from error
+        descriptor = os.open(users, os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_SH)  # held as long as this process uses the copy
+    shared = MemoryStore(flat, store.attributes)
+    weakref.finalize(shared, _leave, descriptor, folder)
+    return shared
+
+
+def _flat(store: GraphStore) -> FlatGraphs:
+    everything = np.arange(len(store))
+    if isinstance(store, DiskStore):
+        return store.read_flat(everything)
+    return MemoryStore(store.read(everything)).flat
+
+
+def _shared_root() -> Path:
+    """Memory that processes share; the folder for temporary files where the system has none."""
+    memory = Path("/dev/shm")
+    return memory if os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[Path]:
+    """Only one process at a time makes or removes the copy; gives the file that its users hold a lock on."""
+    gate = folder.with_suffix(".lock")
+    descriptor = os.open(gate, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield folder.with_suffix(".users")
+    finally:
+        os.close(descriptor)
+
+
+def _copy_into(folder: Path, flat: FlatGraphs) -> None:
+    """One npy file per array, in a folder that appears complete."""
+    temporary = folder.with_suffix(".tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(mode=0o700)
+    arrays = {"node_offsets": flat.node_offsets, "edge_offsets": flat.edge_offsets, **flat.arrays}
+    try:
+        for name, array in arrays.items():
+            with (temporary / f"{name.replace('/', '.')}.npy").open("wb") as file:
+                np.lib.format.write_array(file, np.ascontiguousarray(array), allow_pickle=False)
+        temporary.rename(folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _mapped(folder: Path, dim: int, fields: tuple[Field, ...]) -> FlatGraphs:
+    names = {mask_name(field).replace("/", "."): mask_name(field) for field in fields}
+    names |= {f"{field.on}.{field.name}": f"{field.on}/{field.name}" for field in fields}
+    arrays = {
+        names.get(file.stem, file.stem): np.asarray(np.load(file, mmap_mode="r", allow_pickle=False))
+        for file in folder.glob("*.npy")
+    }
+    node_offsets, edge_offsets = arrays.pop("node_offsets"), arrays.pop("edge_offsets")
+    return FlatGraphs(dim=dim, fields=fields, node_offsets=node_offsets, edge_offsets=edge_offsets, arrays=arrays)
+
+
+def _leave(descriptor: int, folder: Path) -> None:
+    """Remove the shared copy if no other process uses it; the empty lock file stays, so that no one can lock a ghost."""
+    try:
+        with _alone(folder) as users:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+            users.unlink(missing_ok=True)
+    except BlockingIOError:
+        return  # another process still reads it, and will remove it
+    finally:
+        os.close(descriptor)

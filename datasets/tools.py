@@ -1,0 +1,111 @@
+"""What one does with whole stores: look, check, convert."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hydragnn.datasets.disk import DiskStore, Part
+from hydragnn.datasets.fingerprint import fingerprint_of, graph_digests
+from hydragnn.datasets.gather import gather
+from hydragnn.datasets.manifest import Manifest, check_part_files, part_files, read_manifest, seal
+from hydragnn.datasets.writer import StoreWriter
+from hydragnn.errors import InputError
+from hydragnn.graphs.validate import validate
+
+BLOCK = 4096
+
+
+def store_info(path: Path) -> dict[str, Any]:
+    """What a store holds, as JSON: counts, sizes, fields, attributes, engine, bytes on disk, fingerprint."""
+    store = DiskStore(path)
+    sizes = store.sizes()
+    parts = store.manifest.parts
+    return {
+        "path": str(path),
+        "backend": store.manifest.backend,
+        "version": store.manifest.version,
+        "graphs": len(store),
+        "nodes": _summary(sizes.nodes),
+        "edges": _summary(sizes.edges),
+        "dim": store.dim,
+        "fields": [field.to_json() for field in store.fields()],
+        "attributes": dict(store.attributes),
+        "parts": len(parts),
+        "bytes": sum(file.bytes for part in parts for file in part.files.values()),
+        "fingerprint": store.fingerprint,
+    }
+
+
+def _summary(counts: np.ndarray[Any, np.dtype[np.int64]]) -> dict[str, float]:
+    total, low, high = int(counts.sum()), int(counts.min()), int(counts.max())
+    return {"total": total, "min": low, "mean": round(total / len(counts), 3), "max": high}
+
+
+def convert_store(source: Path, target: Path) -> None:
+    """The same graphs in a new store, one part, engine by suffix; the fingerprint stays.
+
+    InputError where the source cannot be read or the target is taken or full.
+    """
+    store = DiskStore(source)
+    with StoreWriter(target, store.fields(), dim=store.dim, attributes=store.attributes) as writer:
+        for start in range(0, len(store), BLOCK):
+            writer.write(store.read(range(start, min(start + BLOCK, len(store)))))
+
+
+def check_store(path: Path) -> list[str]:
+    """What is wrong with a store, one sentence each; empty where every bit is as it was written and every graph is valid.
+
+    Files are compared with their size and hash before an engine sees them; then every graph with its digest, and its
+    values with the rules of graphs (indices in range, edges sorted, finite numbers, classes in range).
+    InputError where there is no store to check.
+    """
+    manifest = read_manifest(path)
+    problems: list[str] = []
+    digests = []
+    first = 0
+    for info in manifest.parts:
+        part = Part(path, info, manifest)
+        broken = list(_broken_files(part))
+        problems += broken
+        if not broken:
+            found, wrong = _check_content(part, manifest, first)
+            digests.append(found)
+            problems += wrong
+        first += info.graphs
+    if not problems and fingerprint_of(manifest.dim, manifest.fields, np.concatenate(digests)) != manifest.fingerprint:
+        problems.append(f"{path}: the fingerprint of the graphs is not the one in the manifest; write the store again")
+    return problems
+
+
+def _broken_files(part: Part) -> Iterator[str]:
+    try:
+        check_part_files(part.path, part.info)
+    except InputError as error:
+        yield str(error)
+        return
+    for name, file in part_files(part.path).items():
+        if name in part.info.files and seal(file) != part.info.files[name]:
+            yield f"{file} was changed after it was written; copy the store again"
+
+
+def _check_content(part: Part, manifest: Manifest, first: int) -> tuple[np.ndarray[Any, Any], list[str]]:
+    """The digests of the part's graphs, and what is wrong with them; ``first`` is the number of its first graph."""
+    found, problems = [np.zeros((0, 16), dtype=np.uint8)], []
+    for start in range(0, part.info.graphs, BLOCK):
+        stop = min(start + BLOCK, part.info.graphs)
+        where = f"{part.path}, graphs {first + start} to {first + stop - 1}"
+        try:
+            flat = part.read(np.arange(start, stop), manifest.fields)
+            digests = graph_digests(flat)
+            found.append(digests)
+            different = np.flatnonzero((digests != part.rows("digests", start, stop)).any(axis=1))
+            if len(different):
+                problems.append(
+                    f"{where}: graph {first + start + int(different[0])} is not as it was written; copy it again"
+                )
+            validate(gather(flat, np.arange(stop - start)))
+        except InputError as error:
+            problems.append(f"{where}: {error}")
+    return np.concatenate(found), problems
