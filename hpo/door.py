@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from hydragnn.datasets import open_store
 from hydragnn.errors import InputError
 from hydragnn.files import read_json, write_json
 from hydragnn.hpo.events import Plan
@@ -33,8 +34,6 @@ def check_campaign(settings: CampaignSettings, space: Space) -> None:
             "keep rungs below it"
         )
     check_objective(settings.search.objective, config.targets, settings.source)
-    from hydragnn.datasets import open_store
-
     names = {field.name for field in open_store(config.data.store).fields()}
     missing = [name for name in [*config.targets, *(config.data.inputs or [])] if name not in names]
     if missing:

@@ -34,7 +34,6 @@ class Mirror:
             optuna.logging.set_verbosity(optuna.logging.WARNING)  # "A new study created"
             self._study = optuna.create_study(storage=self._storage, study_name=path.parent.resolve().name)
             optuna.logging.set_verbosity(verbosity)
-            self._study.set_metric_names(["objective"])
             for _, trial in sorted(state.trials.items()):
                 if trial.values:
                     self._study.add_trial(frozen_trial(space, state, trial, TrialState.RUNNING))

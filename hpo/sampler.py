@@ -55,7 +55,8 @@ def sobol_ask(settings: CampaignSettings, space: Space, state: State, number: in
     if draw:
         return random_ask(settings, space, state, number, draw)
     engine = qmc.Sobol(len(space.parameters), scramble=True, rng=np.random.default_rng(settings.search.seed))
-    fractions = dict(zip(space.parameters, engine.fast_forward(number).random(1)[0].tolist()))
+    engine = engine.fast_forward(number) if number else engine
+    fractions = dict(zip(space.parameters, engine.random(1)[0].tolist()))
     return space.point(lambda path, parameter: value_at(parameter, fractions[path]))
 
 

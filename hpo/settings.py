@@ -200,7 +200,7 @@ def _parameter(path: str, table: Any, source: str) -> Parameter:
     return PARAMETERS[kind].parse(dict(table), source=where)
 
 
-def _check_range(low: float, high: float, log: bool, stepped: bool) -> None:
+def _check_range(low: int | float, high: int | float, log: bool, stepped: bool) -> None:
     if low > high:
         raise ValueError(f"low = {low:g} lies above high = {high:g}; swap them")
     if log and low <= 0:

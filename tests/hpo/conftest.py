@@ -1,0 +1,159 @@
+"""A tiny real store, and a search without real training: attempts are processes of a module that learns in milliseconds."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hydragnn.datasets import StoreWriter
+from hydragnn.graphs import Field, graph_from_arrays
+from hydragnn.hpo import CampaignSettings, LocalLauncher, campaign_settings
+
+TRAINING = '''
+"""Stands in for hydragnn.training.run: same command line, same record, curves that depend on the configuration only."""
+import argparse, json, math, os, signal, sys, time
+from pathlib import Path
+from hydragnn.record import Cost, Failure, RunRecord, write_record
+from hydragnn.files import digest, write_atomically
+
+parser = argparse.ArgumentParser()
+parser.add_argument("folder", type=Path)
+parser.add_argument("--until", type=int)
+options = parser.parse_args()
+folder = options.folder
+config = json.loads((folder / "config.json").read_text())
+with (folder / "pids.txt").open("a") as file:
+    file.write(f"{os.getpid()}\\n")
+stopped = []
+signal.signal(signal.SIGTERM, lambda *_: stopped.append(1))
+state = folder / "weights.json"
+weights = json.loads(state.read_text()) if state.exists() else []
+rate, width, seed = config["train"]["learning_rate"], config["model"]["hidden_dim"], config["train"]["seed"]
+pause = float(os.environ.get("FAKE_PAUSE", "0"))
+
+def record(status, failure=None):
+    curve = [abs(math.log10(rate) + 3) + abs(width - 48) / 48 + 1 / (epoch + 1) for epoch in range(len(weights))]
+    curves = {"valid/loss": curve, "valid/energy/mae": [2 * c for c in curve], "valid/energy/rmse": [3 * c for c in curve]}
+    write_record(RunRecord(config=config, config_hash=digest(config), data_hash="d", seed=seed,
+        status=status, epochs=len(weights), curves=curves, trivial={"valid/energy/mae": 10.0}, failure=failure,
+        cost=Cost(seconds=0.1 * len(weights), graphs_per_second=100.0)), folder)
+
+fault = os.environ.get("FAKE_FAULT", "")
+once = folder / "faulted"
+if fault and (seed % 3 == 1 or fault.startswith("all")):
+    kind = fault.removeprefix("all ")
+    if kind == "crash":
+        print("something is broken"); sys.exit(9)
+    if kind == "kill once" and not once.exists():
+        once.touch(); os.kill(os.getpid(), signal.SIGKILL)
+    if kind in ("diverged", "configuration"):
+        record("failed", Failure(kind=kind, message="as planned")); sys.exit(3)
+while len(weights) < options.until and not stopped:
+    time.sleep(pause)
+    weights.append(hash((seed, rate, width, len(weights))) % 1000003)
+    write_atomically(state, json.dumps(weights))
+    record("running")
+if len(weights) >= options.until:
+    record("finished" if len(weights) >= config["train"]["epochs"] else "paused")
+else:
+    record("paused")
+'''
+
+Settings = Callable[..., CampaignSettings]
+
+
+@pytest.fixture(scope="session")
+def store_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Forty rings of points whose energy is the sum of the node charges times the neighbours' distance."""
+    path = tmp_path_factory.mktemp("store") / "store.h5"
+    charge = Field(name="charge", on="node")
+    energy = Field(name="energy", on="graph", unit="eV", role="target")
+    generator = np.random.default_rng(0)
+    with StoreWriter(path, [charge, energy], dim=3) as writer:
+        for _ in range(40):
+            count = int(generator.integers(4, 8))
+            angle = np.linspace(0, 2 * np.pi, count, endpoint=False)
+            positions = np.stack([np.cos(angle), np.sin(angle), generator.normal(size=count) / 5], axis=1)
+            charges = generator.normal(size=count).astype(np.float32)
+            nodes = np.arange(count)
+            left, right = np.roll(nodes, 1), np.roll(nodes, -1)
+            lengths = np.linalg.norm(positions - positions[left], axis=1)
+            writer.write(
+                graph_from_arrays(
+                    positions,
+                    np.concatenate([left, right]),
+                    np.concatenate([nodes, nodes]),
+                    fields=[charge, energy],
+                    nodes={"charge": charges},
+                    graphs={"energy": np.float32((charges * lengths).sum())},
+                )
+            )
+    return path
+
+
+@pytest.fixture
+def table(store_file: Path) -> dict[str, Any]:
+    """A campaign as it comes from TOML."""
+    return {
+        "data": {"store": str(store_file)},
+        "model": {"kind": "schnet"},
+        "heads": [{"field": "energy"}],
+        "train": {"epochs": 6},
+        "search": {
+            "trials": 9,
+            "seed": 3,
+            "rungs": [1, 3],
+            "reduction": 3,
+            "finalists": 2,
+            "space": {
+                "train.learning_rate": {"type": "float", "low": 1e-5, "high": 1e-1, "log": True},
+                "model.hidden_dim": {"type": "int", "low": 8, "high": 128},
+            },
+        },
+    }
+
+
+@pytest.fixture
+def settings(table: dict[str, Any], tmp_path: Path) -> Settings:
+    """A maker of campaigns: keyword arguments replace members of [search]."""
+
+    def made(**search: Any) -> CampaignSettings:
+        return campaign_settings({**table, "search": {**table["search"], **search}}, tmp_path / "CAMPAIGN.toml")
+
+    return made
+
+
+@pytest.fixture
+def fake_launcher(tmp_path: Path) -> Callable[..., LocalLauncher]:
+    """A maker of launchers whose attempts run the module above in real processes."""
+    folder = tmp_path / "modules"
+    folder.mkdir()
+    (folder / "fake_training.py").write_text(TRAINING)
+
+    def made(workers: int = 1, pause: float = 0.0, fault: str = "") -> LocalLauncher:
+        return LocalLauncher(workers, module="fake_training", environment=environment(folder, pause, fault))
+
+    return made
+
+
+def environment(folder: Path, pause: float, fault: str) -> dict[str, str]:
+    root = Path(__file__).resolve().parents[2]
+    return {
+        "PYTHONPATH": f"{root}:{folder}",
+        "FAKE_PAUSE": str(pause),
+        "FAKE_FAULT": fault,
+        "PYTHONHASHSEED": "0",
+    }
+
+
+@pytest.fixture
+def weights_of() -> Callable[[Path], dict[str, Any]]:
+    """Reads what all trials of a campaign learned."""
+
+    def read(out: Path) -> dict[str, Any]:
+        return {p.parent.name: json.loads(p.read_text()) for p in sorted(out.glob("trials/*/weights.json"))}
+
+    return read

@@ -1,0 +1,81 @@
+"""Samplers answer by the campaign's history alone, stay in the space, and learn from what trials came to."""
+
+from typing import Any
+
+import pytest
+
+from hydragnn.hpo.events import Event, Opened, Plan, Proposed, Reached
+from hydragnn.hpo.sampler import SAMPLERS, proposal
+from hydragnn.hpo.scheduler import State, step
+from hydragnn.hpo.space import is_point, point_key, space_of
+
+RATE = {"type": "float", "low": 1e-5, "high": 1e-1, "log": True}
+SPACE = {
+    "model.kind": {"type": "categorical", "choices": ["schnet", "egnn"]},
+    "model.attention": {"type": "categorical", "choices": [True, False], "when": {"model.kind": "egnn"}},
+    "model.hidden_dim": {"type": "int", "low": 8, "high": 128, "log": True},
+    "heads.0.hidden_dims": {"type": "categorical", "choices": [[32], [64, 64]]},
+    "train.learning_rate": RATE,
+}
+
+
+def error(values: dict[str, Any]) -> float:
+    return abs(values.get("model.hidden_dim", 0) - 64) / 64 + (values.get("model.kind") == "egnn")
+
+
+def asked(campaign: Any, trials: int, rungs: tuple[int, ...] = (1, 2)) -> list[dict[str, Any]]:
+    """The configurations of a campaign in which every trial passes the first rung."""
+    space = space_of(campaign.search.space)
+    state = State()
+
+    def feed(event: Event) -> None:
+        nonlocal state
+        state, _ = step(state, event, 0.0)
+
+    feed(Opened(plan=Plan(trials=trials, rungs=rungs, reduction=100), places=("p",)))
+    for number in range(trials):
+        point = proposal(campaign, space, state, number)
+        assert point is not None
+        assert is_point(space, point)
+        feed(Proposed(trial=number, values=point))
+        feed(Reached(trial=number, attempt=1, epochs=1, value=error(point)))
+    return [state.trials[number].values for number in range(trials)]
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_the_same_history_gives_the_same_configurations_and_no_other_seed_does(settings: Any, sampler: str) -> None:
+    once, again, other = (asked(settings(sampler=sampler, space=SPACE, seed=s), 14) for s in (1, 1, 2))
+    assert once == again
+    assert once != other
+    assert len({point_key(values) for values in once}) == 14
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "gp"])
+def test_a_model_based_sampler_finds_better_points_than_chance(settings: Any, sampler: str) -> None:
+    learned = asked(settings(sampler=sampler, space=SPACE, trials=30), 30)
+    chance = asked(settings(sampler="random", space=SPACE, trials=30), 30)
+    assert sum(map(error, learned[15:])) < 0.7 * sum(map(error, chance[15:]))
+
+
+def test_a_finite_space_is_exhausted_without_repetition(settings: Any) -> None:
+    campaign = settings(
+        trials=1, rungs=[], space={"model.hidden_dim": {"type": "int", "low": 8, "high": 40, "step": 16}}
+    )
+    space = space_of(campaign.search.space)
+    state, _ = step(State(), Opened(plan=Plan(trials=9, rungs=(1,)), places=("p",)), 0.0)
+    seen = []
+    for number in range(3):
+        point = proposal(campaign, space, state, number)
+        assert point is not None
+        seen.append(point["model.hidden_dim"])
+        state, _ = step(state, Proposed(trial=number, values=point), 0.0)
+        state, _ = step(state, Reached(trial=number, attempt=1, epochs=1, value=1.0), 0.0)
+    assert sorted(seen) == [8, 24, 40]
+    assert proposal(campaign, space, state, 3) is None
+
+
+def test_qmc_fills_the_space_more_evenly_than_chance(settings: Any) -> None:
+    space = {"train.learning_rate": {"type": "float", "low": 0.5, "high": 1.5}}
+    points = asked(settings(sampler="qmc", space=space), 16)
+    bins = {int((values["train.learning_rate"] - 0.5) * 16) for values in points}
+    assert len(bins) == 16, "a scrambled Sobol sequence has one of 16 points in every sixteenth"

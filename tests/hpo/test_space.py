@@ -1,0 +1,153 @@
+"""A point of the space is a valid run, or the space is refused at the door with the next move."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hydragnn.errors import InputError
+from hydragnn.hpo.settings import campaign_settings
+from hydragnn.hpo.space import (
+    all_points,
+    check_space,
+    contains,
+    is_point,
+    random_point,
+    space_of,
+    trial_config,
+    value_at,
+)
+
+SOURCE = Path("CAMPAIGN.toml")
+KIND = {"type": "categorical", "choices": ["schnet", "egnn"]}
+RATE = {"type": "float", "low": 1e-4, "high": 1e-2, "log": True}
+
+
+def checked(table: dict[str, Any], space: dict[str, Any], **search: Any) -> None:
+    campaign = campaign_settings({**table, "search": {**table["search"], **search, "space": space}}, SOURCE)
+    check_space(campaign, space_of(campaign.search.space, campaign.source))
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "unknown path": ({"model.cutof": {"type": "float", "low": 1, "high": 2}}, "did you mean cutoff"),
+    "unknown section": ({"modell.cutoff": RATE}, "did you mean model"),
+    "value out of range": ({"model.hidden_dim": {"type": "int", "low": 0, "high": 8}}, "greater than or equal to 1"),
+    "choice that does not exist": ({"model.kind": {"type": "categorical", "choices": ["schnet", "foo"]}}, "foo"),
+    "wrong type": ({"model.hidden_dim": {"type": "float", "low": 1.5, "high": 2.5}}, "valid integer"),
+    "key of another kind": (
+        {"model.kind": KIND, "model.attention": {"type": "categorical", "choices": [True, False]}},
+        "needs when",
+    ),
+    "head that does not exist": ({"heads.3.hidden_dims": {"type": "categorical", "choices": [[8]]}}, "not a position"),
+    "low above high": ({"train.learning_rate": {"type": "float", "low": 2, "high": 1}}, "swap"),
+    "log of zero": ({"train.learning_rate": {"type": "float", "low": 0, "high": 1, "log": True}}, "low > 0"),
+    "log with step": ({"model.hidden_dim": {"type": "int", "low": 8, "high": 64, "log": True, "step": 8}}, "exclude"),
+    "no choices": ({"model.kind": {"type": "categorical", "choices": []}}, "at least 1"),
+    "a choice twice": ({"model.kind": {"type": "categorical", "choices": ["schnet", "schnet"]}}, "twice"),
+    "no type": ({"model.cutoff": {"low": 1, "high": 2}}, "with type"),
+    "unknown type": ({"model.cutoff": {"type": "real", "low": 1, "high": 2}}, "unknown type real"),
+    "unknown member": ({"model.cutoff": {"type": "float", "low": 1, "hihg": 2, "high": 3}}, "did you mean high"),
+    "condition on nothing": ({"model.cutoff": {**RATE, "when": {"model.kind": "egnn"}}}, "not in the space"),
+    "condition that cannot come true": (
+        {"model.kind": KIND, "model.cutoff": {**RATE, "when": {"model.kind": "pna"}}},
+        "never is 'pna'",
+    ),
+    "circular conditions": (
+        {
+            "model.kind": {**KIND, "when": {"model.radial": "bessel"}},
+            "model.radial": {"type": "categorical", "choices": ["bessel"], "when": {"model.kind": "egnn"}},
+        },
+        "circle",
+    ),
+    "the data": ({"data.store": {"type": "categorical", "choices": ["a.h5"]}}, "cannot be compared"),
+    "the split": ({"split.seed": {"type": "int", "low": 0, "high": 3}}, "cannot be compared"),
+    "the budget": ({"train.epochs": {"type": "int", "low": 5, "high": 9}}, "cannot be compared"),
+    "what the loss means": ({"heads.0.weight": RATE}, "set objective"),
+    "fewer points than trials": ({"model.kind": KIND}, "2 points"),
+    "empty": ({}, "is empty"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_space_that_cannot_work_is_refused_with_the_next_move(table: dict[str, Any], case: str) -> None:
+    space, message = BAD[case]
+    with pytest.raises(InputError, match=message):
+        checked(table, space)
+
+
+def test_every_value_of_a_parameter_must_be_part_of_some_valid_run(table: dict[str, Any]) -> None:
+    table["train"]["epochs"] = 5
+    with pytest.raises(InputError, match=r"train.warmup_epochs.* = 9.0 takes part in no valid run"):
+        checked(table, {"train.warmup_epochs": {"type": "float", "low": 0, "high": 9}})
+
+
+def test_conditional_parameters_exist_only_where_their_condition_holds(table: dict[str, Any]) -> None:
+    space = {"model.attention": {"type": "categorical", "choices": [True], "when": {"model.kind": "egnn"}}}
+    campaign = campaign_settings(
+        {**table, "search": {**table["search"], "space": {**space, "model.kind": KIND, "train.learning_rate": RATE}}},
+        SOURCE,
+    )
+    ordered = space_of(campaign.search.space)
+    check_space(campaign, ordered)
+    for seed in range(20):
+        point = random_point(ordered, np.random.default_rng(seed))
+        assert ("model.attention" in point) == (point["model.kind"] == "egnn")
+        assert is_point(ordered, point)
+
+
+def test_base_keys_that_the_chosen_kind_does_not_know_are_left_out(table: dict[str, Any]) -> None:
+    table["model"] |= {"cutoff": 4.0, "num_radial": 8}
+    space = {"model.kind": {"type": "categorical", "choices": ["schnet", "relational"]}, "train.learning_rate": RATE}
+    campaign = campaign_settings({**table, "search": {**table["search"], "space": space}}, SOURCE)
+    ordered = space_of(campaign.search.space)
+    check_space(campaign, ordered)
+    of_kind = {k: trial_config(campaign, ordered, {"model.kind": k}, 0).model for k in ("schnet", "relational")}
+    assert of_kind["schnet"].to_json()["cutoff"] == 4.0
+    assert "cutoff" not in of_kind["relational"].to_json()
+
+
+def test_a_base_key_that_no_searched_kind_knows_is_an_error(table: dict[str, Any]) -> None:
+    table["model"]["cutof"] = 4.0
+    with pytest.raises(InputError, match="did you mean cutoff"):
+        checked(table, {"model.kind": KIND, "train.learning_rate": RATE})
+
+
+def test_every_trial_has_its_own_seed_unless_the_space_sets_it(table: dict[str, Any]) -> None:
+    table["train"]["seed"] = 40
+    campaign = campaign_settings(table, SOURCE)
+    space = space_of(campaign.search.space)
+    assert trial_config(campaign, space, {}, 2).train.seed == 42
+    seeded = {**campaign.search.space, "train.seed": campaign.search.space["model.hidden_dim"]}
+    assert trial_config(campaign, space_of(seeded), {"train.seed": 9}, 2).train.seed == 9
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_every_fraction_of_a_range_gives_a_value_of_the_range(data: Any) -> None:
+    from hydragnn.hpo.settings import Choices, FloatRange, IntRange
+
+    low = data.draw(st.integers(1, 50))
+    high = low + data.draw(st.integers(0, 50))
+    log = data.draw(st.booleans())
+    step = data.draw(st.integers(1, 7))
+    fraction = data.draw(st.floats(0, 1, exclude_max=True))
+    for parameter in (
+        FloatRange(low=low, high=high, log=log),
+        FloatRange(low=low, high=high, step=step),
+        IntRange(low=low, high=high, log=log),
+        IntRange(low=low, high=high, step=step),
+        Choices(choices=["a", 1, 2.5, [64]]),
+    ):
+        assert contains(parameter, value_at(parameter, fraction)), parameter
+
+
+def test_a_small_discrete_space_is_counted_with_its_conditions() -> None:
+    from hydragnn.hpo.settings import Choices, IntRange
+
+    space = space_of({"kind": Choices(choices=["a", "b"]), "depth": IntRange(low=1, high=3, when={"kind": "b"})})
+    points = all_points(space)
+    assert points is not None
+    assert len(points) == 4
