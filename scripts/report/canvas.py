@@ -6,13 +6,14 @@ import re
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from itertools import pairwise
+from typing import Any, Literal
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure as Drawing
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import Formatter, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 INK, MUTED, RULE, ACCENT, PAPER, SOFT = "#1b1f24", "#6a737d", "#d9dde2", "#2a6fb0", "#fefefe", "#a9b4bf"
 VARIABLES = {INK: "ink", MUTED: "muted", RULE: "rule", ACCENT: "accent", PAPER: "paper", SOFT: "soft"}
@@ -190,18 +191,48 @@ def _set_themed(element: ET.Element, key: str, value: str, name: str, wanted: se
 
 
 def named_rows(axes: Axes, names: Sequence[str]) -> None:
-    """Rows from the top down that are named, not measured: no left line, no ticks."""
-    axes.set_yticks(range(len(names)), labels=list(names))
+    """Rows from the top down that are named, not measured; long names stand above their rows instead of beside them."""
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.spines["left"].set_visible(False)
     axes.tick_params(axis="y", length=0)
+    if max(len(name) for name in names) <= 18:
+        axes.set_yticks(range(len(names)), labels=list(names))
+        return
+    axes.set_yticks([])
+    axes.set_ylim(len(names) - 0.5, -0.8)
+    for row, name in enumerate(names):
+        axes.text(
+            0,
+            row - 0.2,
+            shortened(name, 42),
+            transform=axes.get_yaxis_transform(),
+            color=MUTED,
+            bbox=plate(),
+            va="bottom",
+        )
+
+
+def plate() -> dict[str, Any]:
+    """Paper behind a label, so that lines do not cross it."""
+    return {"facecolor": PAPER, "edgecolor": "none", "alpha": 0.85, "pad": 1.5}
+
+
+def shortened(text: str, length: int) -> str:
+    """The text, cut in the middle where it is longer than ``length``.
+
+    >>> shortened("effective_conductivity", 12)
+    'effect…ivity'
+    """
+    if len(text) <= length:
+        return text
+    return text[: length // 2] + "…" + text[len(text) - (length - 1) // 2 :]
 
 
 def plain_number(value: float) -> str:
     """A number as people write it: three digits, no computer notation.
 
-    >>> [plain_number(value) for value in (0.0123456, 1234.5, 0.5, 0, 3e-7, -2e9)]
-    ['0.0123', '1230', '0.5', '0', '3×10⁻⁷', '−2×10⁹']
+    >>> [plain_number(value) for value in (0.0123456, 1234.5, 0.5, 0, 3e-7, -2e9, 1e-8)]
+    ['0.0123', '1230', '0.5', '0', '3×10⁻⁷', '−2×10⁹', '10⁻⁸']
     """
     if not math.isfinite(value):
         return "–"
@@ -213,18 +244,8 @@ def plain_number(value: float) -> str:
     if -5 < exponent < 6:
         rounded = float(f"{size:.3g}")
         return sign + (f"{rounded:.0f}" if rounded >= 100 else f"{rounded:.7f}".rstrip("0").rstrip("."))
-    mantissa = float(f"{size / 10**exponent:.3g}")
-    return f"{sign}{mantissa:g}×10{superscript(exponent)}"
-
-
-def short(path: str) -> str:
-    """A configuration path without its section.
-
-    >>> short("train.learning_rate"), short("heads.0.weight"), short("valid/loss")
-    ('learning_rate', 'heads.0.weight', 'valid/loss')
-    """
-    parts = path.split(".")
-    return parts[-1] if len(parts) == 2 else path
+    mantissa = f"{float(f'{size / 10**exponent:.3g}'):g}"
+    return sign + ("" if mantissa == "1" else f"{mantissa}×") + f"10{superscript(exponent)}"
 
 
 def measured(value: float) -> str:
@@ -239,6 +260,16 @@ def measured(value: float) -> str:
         return text
     places = 2 - math.floor(math.log10(float(f"{size:.2e}")))
     return ("−" if value < 0 else "") + f"{size:.{places}f}"
+
+
+def short(path: str) -> str:
+    """A configuration path without its section.
+
+    >>> short("train.learning_rate"), short("heads.0.weight"), short("valid/loss")
+    ('learning_rate', 'heads.0.weight', 'valid/loss')
+    """
+    parts = path.split(".")
+    return parts[-1] if len(parts) == 2 else path
 
 
 def superscript(exponent: int) -> str:
@@ -266,11 +297,37 @@ def log_scale(axes: Axes, axis: str, low: float, high: float) -> None:
     line.set_minor_formatter(NullFormatter())
 
 
+def tick_labels(values: Sequence[float]) -> list[str]:
+    """Evenly spaced numbers with just the digits that tell them apart.
+
+    >>> tick_labels([9999.0, 9999.5, 10000.0]), tick_labels([-2e-9, 0.0, 2e-9])
+    (['9999.0', '9999.5', '10000.0'], ['−2×10⁻⁹', '0', '2×10⁻⁹'])
+    """
+    step = min((abs(b - a) for a, b in pairwise(values)), default=0.0)
+    largest = max((abs(value) for value in values), default=0.0)
+    if not step or largest >= 1e6 or step < 1e-4:
+        return [plain_number(0.0 if abs(value) < 1e-6 * step else value) for value in values]
+    places = next((n for n in range(6) if abs(step * 10**n - round(step * 10**n)) < 1e-6 * 10**n * step), 6)
+    return [f"{value:.{places}f}".replace("-", "−") if abs(value) > 1e-6 * step else "0" for value in values]
+
+
+class TickLabels(Formatter):
+    """Labels of a linear axis from ``tick_labels``."""
+
+    def __call__(self, value: float, pos: int | None = None) -> str:
+        """The label of one place outside the ticks."""
+        return plain_number(value)
+
+    def format_ticks(self, values: Sequence[float]) -> list[str]:
+        """The labels of all ticks of the axis."""
+        return tick_labels([float(value) for value in values])
+
+
 def linear_scale(axes: Axes, axis: str, ticks: int = 5, *, whole: bool = False) -> None:
     """A linear axis with few ticks, labelled in plain numbers; ``whole`` where there is nothing between integers."""
     line = axes.xaxis if axis == "x" else axes.yaxis
     line.set_major_locator(MaxNLocator(ticks, integer=whole))
-    line.set_major_formatter(FuncFormatter(lambda value, _: plain_number(round(value, 12))))
+    line.set_major_formatter(TickLabels())
 
 
 def quiet_grid(axes: Axes, axis: Literal["both", "x", "y"] = "both") -> None:

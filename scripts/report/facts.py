@@ -138,6 +138,11 @@ class CampaignFacts:
         return [trial for trial in self.trials if trial.objective is not None]
 
     @property
+    def measure(self) -> str:
+        """The objective without the weights that may follow it in brackets."""
+        return self.objective.split(" (")[0]
+
+    @property
     def best(self) -> Trial | None:
         """The trial with the smallest objective."""
         return min(self.scored, key=lambda trial: trial.objective or 0.0, default=None)

@@ -9,7 +9,18 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from hydragnn.scripts.report.canvas import ACCENT, INK, MUTED, PAPER, SOFT, Figure, plain_number, short, wide_figure
+from hydragnn.scripts.report.canvas import (
+    ACCENT,
+    INK,
+    MUTED,
+    SOFT,
+    Figure,
+    plain_number,
+    plate,
+    short,
+    shortened,
+    wide_figure,
+)
 from hydragnn.scripts.report.facts import CampaignFacts
 
 MOST = 7  # axes beside the objective: more are unreadable
@@ -48,7 +59,7 @@ def coordinate(name: str, values: Sequence[Any], *, log: bool = False) -> Coordi
     else:
         labels = sorted({str(value) for value in present})
         at = {label: number / max(1, len(labels) - 1) for number, label in enumerate(labels)}
-        ticks = [(at[label], label) for label in labels]
+        ticks = [(at[label], shortened(label, 12)) for label in labels]
         places = [ABSENT if value is None else at[str(value)] for value in values]
     if len(present) < len(values):
         ticks = [(ABSENT, "none"), *ticks]
@@ -63,13 +74,13 @@ def parallel_coordinates(campaign: CampaignFacts) -> Figure | None:
     objectives = [trial.objective or 0.0 for trial in campaign.scored]
     columns = [
         *(coordinate(n, [t.parameters.get(n) for t in campaign.scored], log=_logarithmic(campaign, n)) for n in names),
-        coordinate(campaign.objective.split(" (")[0], objectives, log=True),
+        coordinate(campaign.measure, objectives, log=True),
     ]
     return wide_figure(
         "parallel",
         "All trials through all hyperparameters",
         "How to read it: each line is one trial; follow it through the value of every hyperparameter to its objective. The "
-        "coloured lines are the best fifth: where they bundle, the search has found what it likes; where they fan out, the "
+        "coloured lines are the best ones, the thick line is the winner: where they bundle, the search has found what it likes; where they fan out, the "
         "value does not matter."
         + (
             " A trial that lacks a conditional hyperparameter passes through “none”."
@@ -99,7 +110,7 @@ def _logarithmic(campaign: CampaignFacts, name: str) -> bool:
 def _looks(columns: Sequence[Coordinate]) -> list[tuple[int, dict[str, Any]]]:
     """Trials from worst to best with the look of their line."""
     order = [int(trial) for trial in np.argsort([-place for place in columns[-1].places], kind="stable")]
-    best = set(order[-max(1, len(order) // 5) :])
+    best = set(order[-min(10, max(1, len(order) // 5)) :])
     return [
         (trial, {"color": ACCENT, "linewidth": 2.2 if trial == order[-1] else 1.3})
         if trial in best
@@ -116,9 +127,9 @@ def _draw_lying(axes: Axes, columns: Sequence[Coordinate]) -> None:
     for at, column in enumerate(columns):
         axes.plot([at, at], [column.floor, 1], color=MUTED, linewidth=0.8, zorder=1)
         for place, label in column.ticks:
-            axes.text(at + 0.04, place, label, va="center", fontsize=11.5, color=INK, bbox=_plate())
+            axes.text(at + 0.04, place, label, va="center", fontsize=11.5, color=INK, bbox=plate())
         name_height = 1.08 + stagger * (at % 2)
-        axes.text(at, name_height, short(column.name), ha="center", fontsize=12, color=MUTED)
+        axes.text(at, name_height, shortened(short(column.name), 16), ha="center", fontsize=12, color=MUTED)
     axes.set_xlim(-0.35, len(columns) - 0.4)
     axes.set_ylim(min(column.floor for column in columns) - 0.06, 1.16 + stagger)
     axes.axis("off")
@@ -132,13 +143,10 @@ def _draw_standing(axes: Axes, columns: Sequence[Coordinate]) -> None:
         axes.plot([column.floor, 1], [at, at], color=MUTED, linewidth=0.8, zorder=1)
         for place, label in column.ticks:
             side = "left" if place <= 0 else "right" if place >= 1 else "center"
-            axes.text(place, at + 0.12, label, va="top", ha=side, fontsize=11.5, color=INK, bbox=_plate())
-        axes.text(0.5, at - 0.1, short(column.name), ha="center", fontsize=11.5, color=MUTED, bbox=_plate())
+            axes.text(place, at + 0.12, label, va="top", ha=side, fontsize=11.5, color=INK, bbox=plate())
+        axes.text(
+            0.5, at - 0.1, shortened(short(column.name), 16), ha="center", fontsize=11.5, color=MUTED, bbox=plate()
+        )
     axes.set_ylim(len(columns) - 0.4, -0.5)
-    axes.set_xlim(ABSENT - 0.04, 1.06)
+    axes.set_xlim(min(column.floor for column in columns) - 0.06, 1.06)
     axes.axis("off")
-
-
-def _plate() -> dict[str, Any]:
-    """Paper behind a label, so that lines do not cross it."""
-    return {"facecolor": PAPER, "edgecolor": "none", "alpha": 0.85, "pad": 1.5}

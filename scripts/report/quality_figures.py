@@ -72,7 +72,7 @@ def _draw_ratios(axes: Axes, scores: Sequence[FieldScores]) -> None:
     log_scale(axes, "x", min(finite) / 1.5, max(finite) * 1.5)
     named_rows(axes, [entry.field for entry in scores])
     quiet_grid(axes, "x")
-    axes.set_xlabel("error / error of the trivial predictor")
+    axes.set_xlabel("error / trivial error")
 
 
 def parity(part: Part) -> Figure | None:
@@ -328,7 +328,8 @@ def _draw_ablation(axes: Axes, rows: Sequence[Ablation]) -> None:
         axes.plot(pair[1:], [row], "o", color=PAPER, markersize=8, markeredgecolor=INK, markeredgewidth=1.4)
         values += [value for value in pair if math.isfinite(value)]
     axes.axvline(1.0, color=MUTED, linestyle=(0, (4, 3)), linewidth=1)
-    log_scale(axes, "x", min(values) / 1.5, max(values) * 1.5)
+    positive = [value for value in values if value > 0]
+    log_scale(axes, "x", min(positive) / 1.5, max(positive) * 1.5)
     named_rows(axes, [entry.field for entry in rows])
     quiet_grid(axes, "x")
-    axes.set_xlabel("error / error of the trivial predictor")
+    axes.set_xlabel("error / trivial error")

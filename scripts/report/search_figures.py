@@ -21,6 +21,7 @@ from hydragnn.scripts.report.canvas import (
     log_scale,
     panels,
     quiet_grid,
+    shortened,
     wide_figure,
 )
 from hydragnn.scripts.report.facts import CampaignFacts, Trial
@@ -66,7 +67,7 @@ def _draw_history(axes: Axes, campaign: CampaignFacts) -> None:
     linear_scale(axes, "x", 6, whole=True)
     quiet_grid(axes, "y")
     axes.set_xlabel("trial")
-    axes.set_ylabel(campaign.objective)
+    axes.set_ylabel(campaign.measure)
     legend_above(axes)
 
 
@@ -99,7 +100,7 @@ def _draw_importance(axes: Axes, items: Sequence[tuple[str, float]]) -> None:
     top = max(value for _, value in items) or 1.0
     for row, (name, value) in enumerate(items):
         axes.barh(row, value, height=0.3, color=ACCENT if row == 0 else SOFT)
-        axes.text(0, row - 0.24, name, va="bottom", ha="left", color=INK, fontsize=11)
+        axes.text(0, row - 0.24, shortened(name, 42), va="bottom", ha="left", color=INK, fontsize=11)
         axes.text(value + 0.02 * top, row, f"{value * 100:.0f} %", va="center", ha="left", color=MUTED, fontsize=11)
     axes.set_xlim(0, 1.18 * top)
     axes.set_ylim(len(items) - 0.6, -0.8)

@@ -9,7 +9,7 @@ from hydragnn.scripts.report.canvas import measured, plain_number, short
 from hydragnn.scripts.report.facts import CampaignFacts, DataFacts, Trial
 from hydragnn.scripts.report.verdict import join, pretty_unit
 
-BEST_TRIALS = 10
+BEST_TRIALS, FAILURES = 10, 12
 WORDS = {
     "finished": "finished",
     "paused": "stopped at a rung",
@@ -48,7 +48,7 @@ class Table:
 def duration(seconds: float) -> str:
     """A time as people say it.
 
-    >>> duration(5.25), duration(130), duration(7260)
+    >>> duration(5.3), duration(130), duration(7260)
     ('5.3 s', '2 min 10 s', '2 h 1 min')
     """
     if seconds < 60:
@@ -158,7 +158,7 @@ def trials_table(campaign: CampaignFacts) -> Table | None:
         return None
     names = [name for name in (campaign.search.get("space") or {}) if any(name in t.parameters for t in ranked)]
     return Table(
-        header=("trial", campaign.objective, "status", "epochs", "time", *(short(name) for name in names)),
+        header=("trial", campaign.measure, "status", "epochs", "time", *(short(name) for name in names)),
         rows=tuple(
             (
                 str(trial.number),
@@ -188,9 +188,14 @@ def failures_table(campaign: CampaignFacts) -> Table | None:
                 trial.reason,
                 ", ".join(f"{short(name)} = {text(value)}" for name, value in trial.parameters.items()),
             )
-            for trial in failed
+            for trial in failed[:FAILURES]
         ),
-        caption="Trials that failed; their reasons are told to the sampler unless the machine was at fault.",
+        caption=(
+            "Trials that failed"
+            if len(failed) <= FAILURES
+            else f"The first {FAILURES} of {len(failed)} trials that failed"
+        )
+        + "; the sampler learns from them unless the machine was at fault.",
         prose=frozenset({2, 3}),
     )
 

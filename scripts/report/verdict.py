@@ -104,13 +104,15 @@ def error_finding(scores: FieldScores) -> Finding:
         return Finding(grade="unknown", short="not known", sentence="There is no trivial predictor to compare with.")
     ratio = judged.mae / base
     grade: Grade = "good" if ratio < USEFUL else "fair" if ratio < WEAK else "poor"
-    if ratio < WEAK:
+    if ratio == 0:
+        sentence = "no error at all; make sure that the targets are not among the inputs."
+    elif ratio < WEAK:
         sentence = f"{plain_number(1 / ratio)} times smaller than the trivial predictor's error."
     elif ratio < 1:
         sentence = "hardly better than the trivial predictor."
     else:
         sentence = "no better than the trivial predictor."
-    if scores.ensemble is not None and scores.best_member is not None and len(scores.members) > 1:
+    if scores.ensemble is not None and scores.best_member is not None and len(scores.members) > 1 and ratio > 0:
         gain = 1 - scores.ensemble.mae / scores.best_member.mae
         sentence += (
             f" {abs(gain) * 100:.0f} % {'below' if gain >= 0 else 'above'} its best member."
@@ -168,7 +170,7 @@ def field_verdict(scores: FieldScores, points: Points | None, nominal: float) ->
         coverage=coverage,
         spread=spread_finding(scores.uncertainty.get("spearman")),
         observed=observed,
-        grade=worst([error.grade, coverage.grade]),
+        grade=worst([error.grade, coverage.grade]) if error.grade != "unknown" else "unknown",
     )
 
 
@@ -227,15 +229,14 @@ def join(words: Sequence[str], last: str = "and") -> str:
 def _explanation(facts: Facts, fields: Sequence[FieldVerdict], part: Part | None) -> str:
     if not fields or part is None:
         return "No trial has finished with errors in physical units."
-    known = [f.scores.trivial.mae / f.scores.judged.mae for f in fields if f.error.grade != "unknown"]
-    known = [value for value in known if math.isfinite(value)]
+    known = [100 * f.scores.judged.mae / f.scores.trivial.mae for f in fields if f.error.grade != "unknown"]
     what = {"ensemble": "The ensemble", "campaign": "The best trial", "run": "The model"}[facts.kind]
     where = {"test": "graphs it has never seen", "valid": "validation graphs"}.get(part.name, part.name)
     sentences = []
     if known:
-        low, high = plain_number(float(f"{min(known):.2g}")), plain_number(float(f"{max(known):.2g}"))
-        times = low if low == high else f"{low} to {high}"
-        sentences.append(f"{what}'s error on {where} is {times} times smaller than the trivial predictor's.")
+        low, high = (plain_number(float(f"{value:.2g}")) for value in (min(known), max(known)))
+        share = low if low == high else f"{low} to {high}"
+        sentences.append(f"{what}'s error on {where} is {share} % of the trivial predictor's.")
     covered = [f.observed for f in fields if f.observed is not None]
     if covered and facts.ensemble is not None:
         low, high = f"{min(covered) * 100:.0f}", f"{max(covered) * 100:.0f}"

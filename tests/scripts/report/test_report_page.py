@@ -1,0 +1,190 @@
+"""The HTML report: what it shows, that it stands alone, that it is well-formed."""
+
+import re
+import shutil
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from hydragnn.errors import InputError
+from hydragnn.files import read_json, write_json
+from hydragnn.record import Failure, read_record, write_record
+from hydragnn.scripts.report import summary_table, write_report
+
+KINDS = ("ensemble", "campaign", "run")
+ALWAYS = {"verdict", "asked", "data", "errors", "reproduce"}
+CHAPTERS = {
+    "ensemble": ALWAYS | {"search", "members", "uncertainty", "worst", "ablation"},
+    "campaign": ALWAYS | {"search"},
+    "run": ALWAYS | {"training"},
+}
+
+
+def tree(path: Path) -> ET.Element:
+    """The page as strict XML: every tag closed, every entity known."""
+    return ET.fromstring(path.read_text(encoding="utf-8").removeprefix("<!DOCTYPE html>"))
+
+
+def words(path: Path) -> str:
+    """All text of the page's body, blanks collapsed."""
+    body = tree(path).find("body")
+    assert body is not None
+    return " ".join(" ".join(body.itertext()).split())
+
+
+@pytest.fixture(scope="module")
+def pages(samples, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pages")
+    return {kind: write_report(getattr(samples, kind), folder / f"{kind}.html") for kind in KINDS}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_folder_has_its_chapters_and_each_is_in_the_contents(pages, kind):
+    page = tree(pages[kind])
+    chapters = [section.attrib["id"] for section in page.iter("section")]
+    assert set(chapters) == CHAPTERS[kind] and len(chapters) == len(CHAPTERS[kind])
+    links = [link.attrib["href"] for link in page.find(".//nav").iter("a")]
+    assert links == [f"#{chapter}" for chapter in chapters]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_is_loaded_from_outside(pages, kind):
+    text = pages[kind].read_text(encoding="utf-8")
+    loaded = re.findall(r"(?:src|href|action|data)\s*=\s*[\"']([^\"']*)", text) + re.findall(r"url\(\s*[\"']?([^)\"']*)", text)
+    assert loaded and all(place.startswith(("#", "data:image/png;base64,")) for place in loaded)
+    assert "<script" not in text and "@import" not in text and "<link" not in text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ids_are_unique_and_every_reference_has_its_target(pages, kind):
+    page = tree(pages[kind])
+    ids = [element.attrib["id"] for element in page.iter() if "id" in element.attrib]
+    assert len(ids) == len(set(ids))
+    text = pages[kind].read_text(encoding="utf-8")
+    assert set(re.findall(r"href=\"#([^\"]+)\"", text)) | set(re.findall(r"url\(#([^)]+)\)", text)) <= set(ids)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_picture_has_a_name_and_every_figure_says_how_to_read_it(pages, kind):
+    page = tree(pages[kind])
+    pictures = list(page.iter("svg"))
+    assert pictures
+    for picture in pictures:
+        assert picture.attrib["role"] == "img" and picture.attrib["aria-label"] == picture.findtext("title")
+    for figure in page.iter("figure"):
+        assert figure.findtext("h3") and (figure.findtext("figcaption") or "").startswith("How to read it: ")
+
+
+def test_colours_come_from_the_page_so_that_dark_mode_works(pages):
+    for picture in tree(pages["ensemble"]).iter("svg"):
+        for element in picture.iter():
+            fixed = re.findall(r"#[0-9a-f]{6}", element.attrib.get("style", ""))
+            assert set(fixed) <= {"#3f87c9"}, fixed
+
+
+def test_the_same_folder_gives_the_same_bytes(samples, tmp_path):
+    now = datetime(2026, 1, 2, tzinfo=UTC)
+    one, two = (write_report(samples.ensemble, tmp_path / name, now=now) for name in ("one.html", "two.html"))
+    assert one.read_bytes() == two.read_bytes()
+
+
+def test_the_report_lies_in_the_folder_it_is_about_unless_told_otherwise(samples, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(samples.run, run)
+    assert write_report(run) == run / "report.html" and (run / "report.html").is_file()
+
+
+def test_an_ensemble_finds_the_campaign_beside_it_and_a_campaign_takes_its_ensemble(samples, pages, tmp_path):
+    alone = tmp_path / "alone" / "ensemble"
+    shutil.copytree(samples.ensemble, alone)
+    chapters = {section.attrib["id"] for section in tree(write_report(alone, tmp_path / "a.html")).iter("section")}
+    assert "search" not in chapters and "members" in chapters
+    both = write_report(samples.campaign, tmp_path / "b.html", ensemble=samples.ensemble)
+    assert {section.attrib["id"] for section in tree(both).iter("section")} == CHAPTERS["ensemble"]
+
+
+def test_failed_trials_stand_in_the_report_with_their_reason(pages):
+    text = words(pages["campaign"])
+    assert "diverged" in text and "the loss is not finite in epoch 2; lower train.learning_rate" in text
+
+
+def test_text_from_outside_cannot_become_markup(samples, tmp_path):
+    run = tmp_path / "run"
+    record = read_record(samples.run)
+    write_record(replace(record, failure=Failure(kind="defect", message="<script>alert(1)</script> & more")), run)
+    page = write_report(run)
+    assert "<script" not in page.read_text(encoding="utf-8")
+    assert "<script>alert(1)</script> & more" in words(page)
+
+
+def test_a_store_that_moved_costs_the_data_chapter_but_not_the_report(samples, tmp_path):
+    record = read_record(samples.run)
+    gone = {**record.config, "data": {**record.config["data"], "store": str(tmp_path / "gone.h5")}}
+    write_record(replace(record, config=gone), tmp_path / "run")
+    page = write_report(tmp_path / "run")
+    assert "The data cannot be shown" in words(page) and "gone.h5" in words(page)
+
+
+def test_a_run_that_never_finished_an_epoch_still_has_a_report(samples, tmp_path):
+    record = read_record(samples.run)
+    empty = replace(record, status="failed", epochs=0, curves={}, best={}, trivial={}, failure=Failure(kind="defect", message="x"))
+    write_record(empty, tmp_path / "run")
+    assert "not yet enough" in words(write_report(tmp_path / "run"))
+
+
+def test_a_foreign_folder_is_refused_with_the_next_move(tmp_path):
+    with pytest.raises(InputError, match="neither a campaign, an ensemble nor a run"):
+        write_report(tmp_path)
+
+
+def test_a_folder_that_does_not_exist_is_refused(tmp_path):
+    with pytest.raises(InputError, match="does not exist"):
+        write_report(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("name", ["ensemble.json", "evaluation.json", "evaluation.npz", "ablation.json"])
+def test_a_damaged_file_is_named_and_nothing_is_written(samples, tmp_path, name):
+    folder = tmp_path / "ensemble"
+    shutil.copytree(samples.ensemble, folder)
+    (folder / name).write_bytes((folder / name).read_bytes()[:40])
+    with pytest.raises(InputError, match=re.escape(name)):
+        write_report(folder)
+    assert not (folder / "report.html").exists()
+
+
+def test_an_ensemble_with_entries_missing_is_refused(samples, tmp_path):
+    folder = tmp_path / "ensemble"
+    shutil.copytree(samples.ensemble, folder)
+    write_json(folder / "ensemble.json", {"version": 1, "members": [{"name": "0"}]})
+    with pytest.raises(InputError, match="damaged ensemble"):
+        write_report(folder)
+
+
+def test_the_terminal_table_has_a_row_per_field_and_fits_eighty_columns(samples):
+    console = Console(width=80, record=True, file=None, force_terminal=False, quiet=False)
+    with console.capture() as caught:
+        console.print(summary_table(samples.ensemble))
+    lines = caught.get().splitlines()
+    rows = [line for line in lines if "%" in line and "eV" in line or "charge" in line]
+    assert len(rows) == 3 and max(len(line) for line in lines) <= 80 and "…" not in caught.get()
+
+
+def test_the_terminal_table_shows_the_numbers_of_the_evaluation(samples):
+    scores = read_json(samples.ensemble / "evaluation.json")["parts"]["test"]["energy"]
+    cells = [list(column.cells)[0] for column in summary_table(samples.ensemble).columns]
+    assert cells[0] == "energy (eV)"
+    assert float(cells[3]) == pytest.approx(scores["ensemble"]["mae"], rel=0.01)
+    assert float(cells[4]) == pytest.approx(scores["ensemble"]["mae"] / scores["trivial"]["mae"], rel=0.01)
+    assert float(cells[5].split()[0]) == pytest.approx(100 * scores["ensemble"]["coverage"], abs=0.1)
+
+
+def test_an_ensemble_that_was_never_evaluated_has_no_terminal_table(samples, tmp_path):
+    folder = tmp_path / "ensemble"
+    shutil.copytree(samples.ensemble, folder)
+    (folder / "evaluation.json").unlink()
+    with pytest.raises(InputError, match="never evaluated"):
+        summary_table(folder)
