@@ -26,6 +26,8 @@ class TargetRule:
     """Take reference values per atomic number off first."""
     forces: str | None = None
     stress: str | None = None
+    centred: bool = True
+    """False keeps zero where it is, and scales all components alike: for errors relative to the label's size."""
 
 
 def fit_normalisation(
@@ -37,8 +39,8 @@ def fit_normalisation(
 ) -> Normalisation:
     """Scales of the float inputs and of all targets, from the graphs ``indices`` (the training part) only.
 
-    Scalars: mean and standard deviation per component (0 becomes 1). Vectors and tensors: mean 0 and one common root
-    mean square, so that rotations still act on them. Extensive heads: mean 0 and the root mean square of value minus
+    Scalars: mean and standard deviation per component (0 becomes 1). Vectors, tensors and rules that are not centred:
+    mean 0 and one common root mean square, so that rotations still act on them. Extensive heads: mean 0 and the root mean square of value minus
     references per node; with forces, the root mean square of all force components, shared by energy, forces and stress.
     InputError where a field is missing or has no value in the training part.
     """
@@ -57,7 +59,7 @@ def fit_normalisation(
         if rule.extensive and field.on == "graph":
             scales |= _extensive_scales(store, chosen, known, rule, references.get(field.name, {}))
         elif not field.classes:
-            scales[field.name] = _scale(store, chosen, field)
+            scales[field.name] = _scale(store, chosen, field, centred=rule.centred)
     return Normalisation(scales=scales, references=references)
 
 
@@ -79,10 +81,10 @@ def _blocks(store: GraphStore, chosen: NDArray[np.bool_], field: Field) -> Itera
             yield column.values[wanted].reshape(int(wanted.sum()), field.width).astype(np.float64)
 
 
-def _scale(store: GraphStore, chosen: NDArray[np.bool_], field: Field) -> Scale:
+def _scale(store: GraphStore, chosen: NDArray[np.bool_], field: Field, *, centred: bool = True) -> Scale:
     count, mean, spread = 0, np.zeros(field.width), np.zeros(field.width)
     for values in _blocks(store, chosen, field):
-        if field.parity != "scalar":
+        if field.parity != "scalar" or not centred:
             spread, count = spread + np.square(values).sum(), count + values.size
         elif len(values):  # merge of two parts' means and squared deviations: Chan et al. 1979
             total, shift = count + len(values), values.mean(axis=0) - mean

@@ -98,6 +98,7 @@ def prepare_data(config: RunConfig, store: GraphStore, place: Place, ranks: Rank
             references=head.references,
             forces=head.forces,
             stress=head.stress,
+            centred=head.loss != "relative",
         )
         for head in config.heads
     ]

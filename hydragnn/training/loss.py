@@ -47,6 +47,8 @@ def huber(error: Tensor) -> Tensor:
     return torch.where(size <= 1.0, 0.5 * error.square(), size - 0.5)
 
 
+TINY = 1e-12  # keeps the slope of a root finite where an error is exactly zero
+
 POINT_LOSSES: dict[str, Callable[[Tensor], Tensor]] = {"mse": squared, "mae": absolute, "huber": huber}
 
 
@@ -67,10 +69,30 @@ def present_items(batch: GraphBatch, name: str) -> Tensor | None:
     return present.index_select(0, owner)
 
 
+def label_norms(batch: GraphBatch, name: str) -> Float[Tensor, " graphs"]:
+    """Root of the summed squares of each graph's labels; 0 for a graph without them."""
+    target, present = batch[name], present_items(batch, name)
+    if present is not None:
+        target = torch.where(present.view(-1, *[1] * (target.ndim - 1)), target, 0.0)
+    return _squares_per_graph(target, batch, name).sqrt()
+
+
+def _squares_per_graph(values: Tensor, batch: GraphBatch, name: str) -> Float[Tensor, " graphs"]:
+    squares = values.reshape(len(values), -1).square().sum(1)
+    place = batch.fields[name].on
+    if place == "graph":
+        return squares
+    owner = batch.graph_of_node if place == "node" else batch.graph_of_edge
+    return squares.new_zeros(batch.num_graphs).index_add(0, owner, squares)
+
+
 def label_counts(losses: Sequence[FieldLoss], batch: GraphBatch) -> list[float]:
-    """How many numbers of each field are present in the batch; a vector of three counts three times."""
+    """How many numbers of each field are present (a vector of three counts three times); graphs for relative errors."""
     counts = []
     for loss in losses:
+        if loss.kind == "relative":
+            counts.append(float((label_norms(batch, loss.name) > 0).sum()))
+            continue
         present = present_items(batch, loss.name)
         items = batch[loss.name].shape[0] if present is None else int(present.sum())
         counts.append(float(items * batch.fields[loss.name].width))
@@ -96,6 +118,10 @@ def loss_sum(loss: FieldLoss, prediction: Prediction, batch: GraphBatch) -> Floa
     divisor = batch.nodes_per_graph.view(-1, *[1] * (error.ndim - 1)).clamp(min=1) if loss.per_node else None
     if divisor is not None:
         error = error / divisor
+    if loss.kind == "relative":
+        norms = label_norms(batch, loss.name)
+        ratios = (_squares_per_graph(error, batch, loss.name) + TINY).sqrt() / norms.clamp(min=TINY)
+        return torch.where(norms > 0, ratios, 0.0).sum()
     if loss.kind != "nll":
         return POINT_LOSSES[loss.kind](error).sum()
     assert prediction.variance is not None, f"head {loss.name} has no variance"
