@@ -1,5 +1,6 @@
 """Gather and scatter: a family of ops closed under differentiation, and reductions per receiver."""
 
+from hydragnn.kernels.outer import outer_sum
 from hydragnn.kernels.segments import (
     segment_max,
     segment_mean,
@@ -17,6 +18,7 @@ __all__ = [
     "Topology",
     "edge_product",
     "gather_multiply_sum",
+    "outer_sum",
     "relation_topology",
     "scatter_multiply_sum",
     "segment_max",

@@ -57,6 +57,13 @@ class Topology:
         return self.cache["receivers_by_sender"]
 
     @property
+    def edge_numbers(self) -> Int[Tensor, " edges"]:
+        """0 to num_edges - 1."""
+        if "edge_numbers" not in self.cache:
+            self.cache["edge_numbers"] = torch.arange(self.num_edges, device=self.senders.device)
+        return self.cache["edge_numbers"]
+
+    @property
     def degrees(self) -> Int[Tensor, " rows"]:
         """Incoming edges of every row."""
         return self.row_offsets.diff()

@@ -93,9 +93,8 @@ class _C(Function):
     def forward(ctx: Any, x: Tensor, g: Tensor, topology: Topology, per_channel: bool) -> Tensor:
         ctx.save_for_backward(x, g)
         ctx.topology = topology
-        product = x.index_select(0, topology.senders) * g.index_select(0, topology.receivers)
-        summed = tuple(range(1, product.dim() - 1 if per_channel else product.dim()))
-        return product.sum(summed) if summed else product
+        product = _product_over_axes(x, g, topology)
+        return product if per_channel else product.sum(-1)
 
     @staticmethod
     def backward(ctx: Any, u: Tensor) -> tuple[Tensor | None, ...]:
@@ -124,7 +123,7 @@ class _PlainSum(Function):
 
 def _sum_to_rows(x: Tensor, weight: Tensor | None, topology: Topology) -> Tensor:
     if weight is None or weight.dim() == 1:
-        return _bag(x, topology.senders, topology.row_offsets, weight)
+        return segment_bag(x, topology.senders, topology.row_offsets, weight)
     messages = x.index_select(0, topology.senders) * _aligned(weight, x)
     return messages.new_zeros(topology.num_rows, *x.shape[1:]).index_add_(0, topology.receivers, messages)
 
@@ -132,12 +131,25 @@ def _sum_to_rows(x: Tensor, weight: Tensor | None, topology: Topology) -> Tensor
 def _sum_to_columns(g: Tensor, weight: Tensor | None, topology: Topology) -> Tensor:
     if weight is None or weight.dim() == 1:
         ordered = None if weight is None else weight.index_select(0, topology.by_sender)
-        return _bag(g, topology.receivers_by_sender, topology.column_offsets, ordered)
+        return segment_bag(g, topology.receivers_by_sender, topology.column_offsets, ordered)
     messages = g.index_select(0, topology.receivers) * _aligned(weight, g)
     return messages.new_zeros(topology.num_columns, *g.shape[1:]).index_add_(0, topology.senders, messages)
 
 
-def _bag(x: Tensor, index: Tensor, offsets: Tensor, weight: Tensor | None) -> Tensor:
+def _product_over_axes(x: Tensor, g: Tensor, topology: Topology) -> Tensor:
+    """x_sender * g_receiver summed over vector axes, one axis at a time so that temporaries stay small."""
+    if x.dim() == 2:
+        return x.index_select(0, topology.senders) * g.index_select(0, topology.receivers)
+    total: Tensor | None = None
+    for sent, received in zip(x.flatten(1, -2).unbind(1), g.flatten(1, -2).unbind(1)):
+        left = sent.index_select(0, topology.senders)
+        right = received.index_select(0, topology.receivers)
+        total = left * right if total is None else total.addcmul_(left, right)
+    assert total is not None
+    return total
+
+
+def segment_bag(x: Tensor, index: Tensor, offsets: Tensor, weight: Tensor | None) -> Tensor:
     """Rows of x summed per segment; embedding_bag does on CPU what sparse CSR @ x does, 1.3 to 3 times faster."""
     table = x.reshape(x.shape[0], x.shape[1:].numel())
     if index.shape[0] == 0:

@@ -8,7 +8,7 @@ from hydragnn.layers.painn import PaiNNMessage, PaiNNUpdate
 from hydragnn.layers.pna import PNALayer
 from hydragnn.layers.radial import BesselBasis, GaussianBasis, RadialFeatures, envelope_at
 from hydragnn.layers.readout import GatedVectors, Pool, pooled
-from hydragnn.layers.relational import RelationalLayer
+from hydragnn.layers.relational import Level, RelationalLayer, level_of, whole_level
 from hydragnn.layers.schnet import SchNetInteraction
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "Edges",
     "GatedVectors",
     "GaussianBasis",
+    "Level",
     "NodeInputs",
     "PNALayer",
     "PaiNNMessage",
@@ -30,6 +31,8 @@ __all__ = [
     "States",
     "envelope_at",
     "lengths_and_directions",
+    "level_of",
     "mlp",
     "pooled",
+    "whole_level",
 ]

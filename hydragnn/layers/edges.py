@@ -30,6 +30,7 @@ class Edges:
     directions: Float[Tensor, "edges dim"] | None = None
     features: Float[Tensor, "edges features"] | None = None
     relation: Int[Tensor, " edges"] | None = None
+    level: Int[Tensor, " edges"] | None = None
 
 
 def lengths_and_directions(

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hydragnn.kernels import Topology, segment_sum
+from hydragnn.kernels import Topology, outer_sum, segment_sum
 from hydragnn.layers.edges import States
 from hydragnn.layers.mlp import mlp
 
@@ -42,8 +42,7 @@ class EGNNLayer(nn.Module):
         if self.coordinates is None:
             return States(d_scalars)
         along = self.coordinates(messages) if envelope is None else self.coordinates(messages) * envelope
-        moved = directions.unsqueeze(-1) * along.unsqueeze(-2)
-        return States(d_scalars, segment_sum(moved, topology.receivers, topology.num_rows))
+        return States(d_scalars, outer_sum(along, directions, topology))
 
     def messages(
         self,

@@ -1,10 +1,12 @@
 """Scalar and vector states that turn with the graph: PaiNN (Schuett et al. 2021, arXiv:2102.03150, figure 2)."""
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hydragnn.kernels import Topology, gather_multiply_sum, segment_sum
+from hydragnn.kernels import Topology, gather_multiply_sum, outer_sum
 from hydragnn.layers.mlp import mlp
 
 EPSILON = 1e-8
@@ -22,20 +24,20 @@ class PaiNNMessage(nn.Module):
         self,
         scalars: Float[Tensor, "nodes channels"],
         vectors: Float[Tensor, "nodes dim channels"] | None,
-        filters: Float[Tensor, "edges filters"],
+        filters: Sequence[Float[Tensor, "edges channels"]],
         directions: Float[Tensor, "edges dim"],
         topology: Topology,
     ) -> tuple[Float[Tensor, "nodes channels"], Float[Tensor, "nodes dim channels"]]:
-        """Increments of scalars and vectors; ``vectors`` is None in the first layer, where all are zero."""
-        told = self.states(scalars)
-        scalar_told, along_told, *turned_told = told.split(self.channels, dim=-1)
-        scalar_filter, along_filter, *turned_filter = filters.split(self.channels, dim=-1)
-        d_scalars = gather_multiply_sum(scalar_told, scalar_filter, topology)
-        along = along_told.index_select(0, topology.senders) * along_filter
-        d_vectors = segment_sum(directions.unsqueeze(-1) * along.unsqueeze(-2), topology.receivers, topology.num_rows)
+        """Increments of scalars and vectors from the filters of scalars, of directions and, past the first layer, of vectors.
+
+        ``vectors`` is None in the first layer, where all are zero.
+        """
+        told = self.states(scalars).split(self.channels, dim=-1)
+        d_scalars = gather_multiply_sum(told[0], filters[0], topology)
+        along = told[1].index_select(0, topology.senders) * filters[1]
+        d_vectors = outer_sum(along, directions, topology)
         if vectors is not None:
-            turned = turned_told[0].unsqueeze(-2) * vectors
-            d_vectors = d_vectors + gather_multiply_sum(turned, turned_filter[0], topology)
+            d_vectors = d_vectors + gather_multiply_sum(told[2].unsqueeze(-2) * vectors, filters[2], topology)
         return d_scalars, d_vectors
 
 

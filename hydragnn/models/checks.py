@@ -28,18 +28,24 @@ def _check_encoder(description: ModelDescription) -> None:
     if kind == "pna" and description.statistics is None:
         raise InputError("model pna needs degree statistics of the training part; pass degree_statistics(batches)")
     if isinstance(model, RelationalSettings):
-        field = description.fields.get(model.relation)
-        if (
-            field is None
-            or field.name not in description.inputs
-            or field.on != "edge"
-            or not field.classes
-            or field.shape
-        ):
-            raise InputError(
-                f"model relational needs the categorical edge field {model.relation!r} (classes > 0, one number per "
-                f"edge) among its inputs; declare it in the store or set model.relation to its name"
-            )
+        _check_edge_classes(description, model.relation, "relation")
+        if model.schedule:
+            levels = _check_edge_classes(description, model.level, "level").classes
+            if max(model.schedule) >= levels:
+                raise InputError(
+                    f"model.schedule asks for level {max(model.schedule)}, but field {model.level} has levels 0 to "
+                    f"{levels - 1}; lower it"
+                )
+
+
+def _check_edge_classes(description: ModelDescription, name: str, key: str) -> Field:
+    field = description.fields.get(name)
+    if field is None or name not in description.inputs or field.on != "edge" or not field.classes or field.shape:
+        raise InputError(
+            f"model relational needs the categorical edge field {name!r} (classes > 0, one number per edge) among its "
+            f"inputs; declare it in the store or set model.{key} to its name"
+        )
+    return field
 
 
 def _check_input(field: Field) -> None:
@@ -61,6 +67,8 @@ def _check_head(head: HeadSettings, description: ModelDescription) -> None:
             f"head {field.name}: tensors are predicted only as the stress of an energy head; declare its components "
             f"with parity scalar if the axes are fixed"
         )
+    if head.graph_scale and (field.on != "node" or field.parity != "scalar"):
+        raise InputError(f"head {field.name}: graph_scale is for scalar node fields; remove it")
     if field.parity == "vector":
         _check_vector(head, field, kind, dim)
     if head.forces or head.stress:

@@ -1,15 +1,17 @@
 """Encoders: from first node states and edges to final states, as the figures of their papers show."""
 
+import itertools
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hydragnn.kernels import relation_topology, segment_mean
+from hydragnn.kernels import segment_mean
 from hydragnn.layers import (
     Edges,
     EGNNLayer,
+    Level,
     PaiNNMessage,
     PaiNNUpdate,
     PNALayer,
@@ -17,7 +19,9 @@ from hydragnn.layers import (
     RelationalLayer,
     SchNetInteraction,
     States,
+    level_of,
     mlp,
+    whole_level,
 )
 from hydragnn.models.description import DegreeStatistics
 from hydragnn.models.settings import EGNNSettings, PaiNNSettings, PNASettings, RelationalSettings, SchNetSettings
@@ -80,10 +84,9 @@ class PaiNN(nn.Module):
         super().__init__()
         channels, layers = settings.hidden_dim, settings.num_layers
         self.radial = _radial(settings, surroundings)
-        parts = [2 if number == 0 else 3 for number in range(layers)]
-        self.widths = [part * channels for part in parts]
-        self.filters = nn.Linear(self.radial.width, sum(self.widths), bias=False)
-        self.messages = nn.ModuleList(PaiNNMessage(channels, part) for part in parts)
+        self.parts = [2 if number == 0 else 3 for number in range(layers)]
+        self.filters = nn.ModuleList(nn.Linear(self.radial.width, channels, bias=False) for _ in range(sum(self.parts)))
+        self.messages = nn.ModuleList(PaiNNMessage(channels, part) for part in self.parts)
         self.updates = nn.ModuleList(
             PaiNNUpdate(channels, last=number == layers - 1 and not surroundings.vectors) for number in range(layers)
         )
@@ -93,9 +96,11 @@ class PaiNN(nn.Module):
         """Scalars and vectors of all nodes after all layers."""
         assert edges.lengths is not None and edges.directions is not None
         features, envelope = self.radial(edges.lengths, edges.features)
-        filters = self.filters(features if envelope is None else features * envelope).split(self.widths, dim=-1)
+        features = features if envelope is None else features * envelope
+        filters = iter(self.filters)
         scalars, vectors = states, None
-        for message, update, filtered in zip(self.messages, self.updates, filters):
+        for part, message, update in zip(self.parts, self.messages, self.updates):
+            filtered = [linear(features) for linear in itertools.islice(filters, part)]
             d_scalars, d_vectors = message(scalars, vectors, filtered, edges.directions, edges.topology)
             scalars = scalars + self.dropout(d_scalars)
             vectors = d_vectors if vectors is None else vectors + d_vectors
@@ -157,12 +162,17 @@ class PNA(nn.Module):
 
 
 class Relational(nn.Module):
-    """A matrix for every kind of edge (arXiv:1703.06103); edge inputs enter as their mean over a node's edges."""
+    """A matrix for every kind of edge (arXiv:1703.06103); edge inputs enter as their mean over a node's edges.
+
+    With a schedule, each layer acts on one level of edges and on the nodes that they touch: a multigrid cycle whose
+    skip connections are the residuals.
+    """
 
     def __init__(self, settings: RelationalSettings, surroundings: Surroundings) -> None:
         super().__init__()
         channels, width = settings.hidden_dim, surroundings.edge_width
         self.relations = surroundings.relations
+        self.schedule = tuple(settings.schedule)
         self.edge_inputs = nn.Linear(width, channels) if width else None
         self.layers = nn.ModuleList(
             RelationalLayer(channels, surroundings.relations) for _ in range(settings.num_layers)
@@ -172,15 +182,30 @@ class Relational(nn.Module):
 
     def forward(self, states: Float[Tensor, "nodes channels"], edges: Edges) -> States:
         """States of all nodes after all layers."""
-        assert edges.relation is not None
         topology = edges.topology
         if self.edge_inputs is not None and edges.features is not None:
             around = segment_mean(edges.features, topology.receivers, topology.num_rows)
             states = states + self.edge_inputs(around)
-        keyed = relation_topology(topology, edges.relation, self.relations)
-        for layer in self.layers:
-            states = states + self.dropout(layer(states, keyed))
+        for level, layer in zip(self.levels(edges), self.layers):
+            if level.nodes is None:
+                states = states + self.dropout(layer(states, level.keyed))
+            else:
+                increment = self.dropout(layer(states.index_select(0, level.nodes), level.keyed))
+                states = states.index_add(0, level.nodes, increment.to(states.dtype))
         return States(self.norm(states))
+
+    def levels(self, edges: Edges) -> list[Level]:
+        """The level of every layer; each distinct one is made once."""
+        assert edges.relation is not None
+        if not self.schedule:
+            return [whole_level(edges.topology, edges.relation, self.relations)] * len(self.layers)
+        assert edges.level is not None
+        chosen = {number: (edges.level == number).nonzero().squeeze(1) for number in set(self.schedule)}
+        made = {
+            number: level_of(edges.topology, edges.relation, self.relations, edge_numbers)
+            for number, edge_numbers in chosen.items()
+        }
+        return [made[number] for number in self.schedule]
 
 
 def _radial(

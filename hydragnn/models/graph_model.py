@@ -26,7 +26,8 @@ class GraphModel(nn.Module):
         self.description = description
         model, heads, fields = description.model, description.heads, description.fields
         self.relation = model.relation if isinstance(model, RelationalSettings) else None
-        inputs = [field for field in description.input_fields if field.name != self.relation]
+        self.level = model.level if isinstance(model, RelationalSettings) and model.schedule else None
+        inputs = [field for field in description.input_fields if field.name not in (self.relation, self.level)]
         self.node_inputs = NodeInputs(inputs, model.hidden_dim)
         self.edge_inputs = EdgeInputs(inputs)
         surroundings = Surroundings(
@@ -73,6 +74,7 @@ class GraphModel(nn.Module):
             directions=directions,
             features=self.edge_inputs(batch),
             relation=batch.edges[self.relation] if self.relation else None,
+            level=batch.edges[self.level] if self.level else None,
         )
         return self.encoder(self.node_inputs(batch), edges), edges
 

@@ -1,5 +1,6 @@
 """Heads: from final states to the predictions of one field, chosen by the field and its settings."""
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -13,16 +14,28 @@ VARIANCE_FLOOR = 1e-6
 
 
 class NodeHead(nn.Module):
-    """A network on every node."""
+    """A network on every node; with ``graph_scale`` times a positive factor that a second network reads off the graph.
+
+    The factor multiplies values that may have been shifted by their mean, so a learned origin is taken off afterwards.
+    """
 
     def __init__(self, settings: HeadSettings, field: Field, channels: int) -> None:
         super().__init__()
         self.spread = Spread(settings, field)
         self.network = mlp([channels, *settings.hidden_dims, self.spread.width])
+        self.scale = mlp([channels, *settings.hidden_dims, 1]) if settings.graph_scale else None
+        self.origin = nn.Parameter(torch.zeros(field.shape)) if settings.graph_scale else None
 
     def forward(self, states: States, edges: Edges, batch: GraphBatch) -> Prediction:
         """One value per node, of the field's shape."""
-        return self.spread(self.network(states.scalars))
+        found = self.spread(self.network(states.scalars))
+        if self.scale is None or self.origin is None:
+            return found
+        of_graph = pooled(states.scalars, batch.graph_of_node, batch.num_graphs, "mean")
+        factor = self.scale(of_graph).exp().index_select(0, batch.graph_of_node)
+        factor = factor.view(-1, *[1] * (found.mean.dim() - 1))
+        variance = None if found.variance is None else found.variance * factor.square() + VARIANCE_FLOOR
+        return Prediction(mean=found.mean * factor - self.origin, variance=variance)
 
 
 class GraphHead(nn.Module):

@@ -71,6 +71,21 @@ class RelationalSettings(_Encoder):
     relation: str = "relation"
     """Categorical edge field that names the kind of each edge."""
 
+    level: str = "level"
+    """Categorical edge field that names the level of each edge; read only where ``schedule`` is given."""
+
+    schedule: list[Annotated[int, Field(ge=0)]] = Field(default_factory=list)
+    """Level whose edges each layer uses, one entry per layer: coarse levels carry news far (a V-cycle is 0, 1, 2, 1, 0).
+    A layer changes only the nodes that its edges touch. Empty: every layer uses all edges."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "RelationalSettings":
+        if self.schedule and len(self.schedule) != self.num_layers:
+            raise ValueError(
+                f"schedule has {len(self.schedule)} entries for num_layers = {self.num_layers}; give one per layer"
+            )
+        return self
+
 
 ModelSettings = Annotated[
     SchNetSettings | PaiNNSettings | EGNNSettings | PNASettings | RelationalSettings,
@@ -93,8 +108,12 @@ class HeadSettings(Settings):
     distribution: Literal["point", "gaussian"] = "point"
     """point: a value; gaussian: mean and variance, trained with ``loss = "nll"``."""
 
-    loss: Literal["mse", "mae", "huber", "nll"] = "mse"
-    """Loss on normalised values."""
+    loss: Literal["mse", "mae", "huber", "nll", "relative"] = "mse"
+    """Loss on normalised values; relative: norm of a graph's error over the norm of its label, for fields whose size varies."""
+
+    graph_scale: bool = False
+    """Multiply a node field by a positive factor per graph, learned from the mean state: for targets whose size varies
+    from graph to graph more than their pattern does (displacements under different stiffness)."""
 
     weight: float = Field(default=1.0, ge=0)
     """Weight of this field's mean loss in the total."""

@@ -10,6 +10,7 @@ from hydragnn.kernels import (
     Topology,
     edge_product,
     gather_multiply_sum,
+    outer_sum,
     relation_topology,
     scatter_multiply_sum,
     segment_max,
@@ -172,3 +173,26 @@ def test_sums_per_relation_equal_a_loop_over_edges(case: str) -> None:
         expected[r, k] += x[s].detach()
     torch.testing.assert_close(found.detach(), expected)
     check_derivatives(lambda x: gather_multiply_sum(x, None, keyed), x)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_sums_along_directions_equal_a_loop_over_edges(case: str) -> None:
+    edges = topology(case)
+    messages, directions = normal(edges.num_edges, 3), normal(edges.num_edges, 2, seed=1)
+    expected = torch.zeros(edges.num_rows, 2, 3, dtype=torch.float64)
+    for edge, receiver in enumerate(edges.receivers.tolist()):
+        expected[receiver] += torch.outer(directions[edge], messages[edge]).detach()
+    torch.testing.assert_close(outer_sum(messages, directions, edges).detach(), expected)
+    check_derivatives(lambda m, u: outer_sum(m, u, edges), messages, directions)
+
+
+def test_the_third_derivative_of_a_sum_exists_too() -> None:
+    edges = topology("many")
+    x, weight = normal(6, 3), normal(20, 3, seed=1)
+
+    def second(x: Tensor, weight: Tensor) -> Tensor:
+        value = gather_multiply_sum(x, weight, edges).pow(3).sum()
+        (first,) = torch.autograd.grad(value, x, create_graph=True)
+        return first.square().sum()
+
+    check_derivatives(second, x, weight)

@@ -116,7 +116,7 @@ def test_painn_messages_equal_equations_7_and_8(edges: Topology) -> None:
     scalars, vectors = torch.randn(NODES, CHANNELS), torch.randn(NODES, 3, CHANNELS)
     filters = torch.randn(edges.num_edges, 3 * CHANNELS)
     directions = nn.functional.normalize(torch.randn(edges.num_edges, 3), dim=1)
-    d_scalars, d_vectors = message(scalars, vectors, filters, directions, edges)
+    d_scalars, d_vectors = message(scalars, vectors, filters.split(CHANNELS, dim=1), directions, edges)
     expected_s, expected_v = torch.zeros_like(scalars), torch.zeros_like(vectors)
     for e, sender, receiver in pairs_of(edges):
         gated = message.states(scalars[sender]) * filters[e]
