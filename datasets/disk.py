@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from hydragnn.graphs.field import Field
 GAP = 16  # graphs between two wanted ones that are cheaper to read than to skip
 
 
+@runtime_checkable
 class PartReader(Protocol):
     """What an engine offers for reading one part."""
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hydragnn.datasets.disk import DiskStore, Part
 from hydragnn.datasets.fingerprint import fingerprint_of, graph_digests
@@ -90,7 +91,7 @@ def _broken_files(part: Part) -> Iterator[str]:
             yield f"{file} was changed after it was written; copy the store again"
 
 
-def _check_content(part: Part, manifest: Manifest, first: int) -> tuple[np.ndarray[Any, Any], list[str]]:
+def _check_content(part: Part, manifest: Manifest, first: int) -> tuple[NDArray[Any], list[str]]:
     """The digests of the part's graphs, and what is wrong with them; ``first`` is the number of its first graph."""
     found, problems = [np.zeros((0, 16), dtype=np.uint8)], []
     for start in range(0, part.info.graphs, BLOCK):

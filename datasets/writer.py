@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -34,6 +34,7 @@ BLOCK_GRAPHS = 4096
 BLOCK_BYTES = 1 << 26
 
 
+@runtime_checkable
 class PartWriter(Protocol):
     """What an engine offers for writing one part."""
 
@@ -195,7 +196,7 @@ class StoreWriter:
             _remove(self.path / self.name)
             _remove_if_empty(self.path)
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "StoreWriter":
         return self
 
     def __exit__(
