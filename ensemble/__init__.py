@@ -1,6 +1,6 @@
 """Several models speaking as one: selection, prediction, uncertainty, calibration."""
 
-from hydragnn.ensemble.build import build_ensemble
+from hydragnn.ensemble.build import build_ensemble, evaluate_ensemble
 from hydragnn.ensemble.calculator import EnsembleCalculator, calculator
 from hydragnn.ensemble.calibration import Calibration, conformal_quantile, fit_calibration
 from hydragnn.ensemble.choose import ensemble_from_runs, final_training

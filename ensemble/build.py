@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int
+from numpy.typing import NDArray
 
 from hydragnn.datasets import BatchSettings, GraphStore, Split, WithoutEdges, make_split, open_store, pack
 from hydragnn.ensemble.calibration import Calibration, fit_calibration
 from hydragnn.ensemble.domain import Domain, graph_spread, training_domain
 from hydragnn.ensemble.ensemble import Ensemble, ensemble_of
-from hydragnn.ensemble.evaluation import part_evaluation
+from hydragnn.ensemble.evaluation import Part, part_evaluation
 from hydragnn.ensemble.heard import Heard, heard, member_means, member_variances
 from hydragnn.ensemble.manifest import Manifest, MemberEntry, checksum, write_manifest
 from hydragnn.ensemble.members import Member, load_run
@@ -21,7 +23,7 @@ from hydragnn.ensemble.plan import default_budget
 from hydragnn.ensemble.predictions import estimate
 from hydragnn.ensemble.selection import Evidence, diversity
 from hydragnn.ensemble.uncertainty import Array, total_variance
-from hydragnn.errors import InputError
+from hydragnn.errors import InputError, nearest
 from hydragnn.files import flush_directory, replace_atomically, write_json
 from hydragnn.training import errors_on, targets_of, trivial_predictor
 
@@ -137,6 +139,23 @@ def evaluated(
         "failed": {part: {str(g): reason for g, reason in said.failures.items()} for part, (_, said) in parts.items()},
         "timing": {"seconds_per_graph": timing, "graphs_per_second": 1.0 / max(sum(timing.values()), 1e-12)},
     }, arrays
+
+
+def evaluate_ensemble(
+    ensemble: Ensemble, store: GraphStore, graphs: Int[NDArray[np.int64], " graphs"] | None = None
+) -> Part:
+    """Metrics of every field on the labelled graphs of any store (all, or those with these numbers), without the trivial predictor's.
+
+    InputError where the store lacks an input or a label.
+    """
+    numbers = np.arange(len(store)) if graphs is None else graphs
+    names = [field.name for field in store.fields()]
+    for field in ensemble.fields:
+        if field.name not in names:
+            raise InputError(f"the store has no labels {field.name}; {nearest(field.name, names)}")
+    said = heard(ensemble.members, store, numbers, ensemble.needed(store))
+    members = [member.name for member in ensemble.members]
+    return part_evaluation(ensemble.fields, said, members, ensemble.weights, ensemble.manifest.calibration, {})[0]
 
 
 def _domain(

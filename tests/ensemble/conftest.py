@@ -8,7 +8,7 @@ from ase import Atoms
 from ase.calculators.emt import EMT
 
 from hydragnn.config import RunConfig
-from hydragnn.datasets import MemoryStore
+from hydragnn.datasets import MemoryStore, StoreWriter
 from hydragnn.graphs import Field
 from hydragnn.graphs.atomic import from_ase
 from hydragnn.training import train
@@ -77,13 +77,22 @@ def store(frames):
 
 
 @pytest.fixture(scope="session")
-def runs(tmp_path_factory, store) -> list[Path]:
+def stored(tmp_path_factory, store) -> Path:
+    """The same graphs on disk."""
+    path = tmp_path_factory.mktemp("stored") / "graphs.h5"
+    with StoreWriter(path, store.fields(), dim=3, attributes=store.attributes) as writer:
+        writer.write(store.read(np.arange(len(store))))
+    return path
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory, store, stored) -> list[Path]:
     """Three finished runs with different seeds, the last with another encoder."""
     root = tmp_path_factory.mktemp("runs")
     changes = [{"train__seed": 1}, {"train__seed": 2}, {"train__seed": 3, "model__kind": "painn"}]
     folders = []
     for number, change in enumerate(changes):
         folders.append(root / f"{number:04d}")
-        record = train(config_of(root / "store.h5", **change), folders[-1], store=store)
+        record = train(config_of(stored, **change), folders[-1], store=store)
         assert record.status == "finished"
     return folders

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hydragnn.ensemble import calculator
 from hydragnn.ensemble.build import build_ensemble
 from hydragnn.ensemble.calculator import EnsembleCalculator
 from hydragnn.ensemble.ensemble import Ensemble
+from hydragnn.ensemble.structures import structures_for
 from hydragnn.errors import InputError
 
 
@@ -74,19 +76,22 @@ def test_a_structure_that_cannot_be_predicted_is_refused(folder, frames):
         atoms.get_potential_energy()
 
 
-@pytest.mark.parametrize(
-    "edit, says",
-    [
-        (lambda v: next(f for f in v["fields"] if f["name"] == "energy").update(unit="Ry"), "speaks eV"),
-        (lambda v: v.update(dim=2), "atomic numbers in three dimensions"),
-    ],
-    ids=["another unit", "two dimensions"],
-)
-def test_an_ensemble_that_is_no_calculator_says_why(runs, tmp_path, edit, says):
+def test_an_ensemble_in_another_unit_is_no_calculator(runs, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(runs[0], run)
     value = json.loads((run / "model" / "model.json").read_text())
-    edit(value)
+    next(field for field in value["fields"] if field["name"] == "energy").update(unit="Ry")
     (run / "model" / "model.json").write_text(json.dumps(value))
-    with pytest.raises(InputError, match=says):
+    with pytest.raises(InputError, match="speaks eV"):
         calculator(run)
+
+
+def test_an_ensemble_about_something_else_than_atoms_takes_no_structures(folder):
+    ensemble = Ensemble.load(folder)
+    with pytest.raises(InputError, match="atomic numbers in three dimensions"):
+        structures_for(ensemble.members, replace(ensemble.manifest, dim=2))
+
+
+def test_graphs_are_made_with_the_cutoff_of_the_training_store(folder, runs):
+    assert Ensemble.load(folder).structures.cutoff == 4.5
+    assert Ensemble.load(runs[0]).structures.cutoff == 4.5

@@ -2,10 +2,7 @@
 
 import csv
 import json
-import os
-import signal
-import subprocess
-import sys
+from multiprocessing import get_context
 from pathlib import Path
 
 import h5py
@@ -26,14 +23,6 @@ def ensemble(tmp_path_factory, runs, store):
     out = tmp_path_factory.mktemp("predict") / "ensemble"
     build_ensemble(runs, out, store=store)
     return out
-
-
-@pytest.fixture(scope="module")
-def stored(tmp_path_factory, store):
-    path = tmp_path_factory.mktemp("stored") / "graphs.h5"
-    with StoreWriter(path, store.fields(), dim=3, attributes=store.attributes) as writer:
-        writer.write(store.read(np.arange(len(store))))
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -186,26 +175,21 @@ def test_an_interrupted_prediction_ends_with_the_bits_of_the_undisturbed_one(
     assert (tmp_path / "out.npz").read_bytes() == (tmp_path / "whole.npz").read_bytes()
 
 
-@pytest.mark.slow
-def test_killed_processes_resume_to_the_same_bits(ensemble, structures, tmp_path, root):
-    program = (
-        "import sys; from pathlib import Path; from hydragnn.datasets import BatchSettings; "
-        "from hydragnn.ensemble import predict_to_file; a = [Path(p) for p in sys.argv[1:4]]; "
-        "predict_to_file(*a, resume=True, batch=BatchSettings(max_graphs=1))"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", program, str(ensemble), str(structures)]
-    out = tmp_path / "out.npz"
-    parts = tmp_path / "out.npz.parts"
-    for stage in (1, 6, 11):
-        process = subprocess.Popen([*command, str(out)], env=environment)
-        while process.poll() is None and len(list(parts.glob("chunk-*"))) < stage:
-            pass
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    subprocess.run([*command, str(out)], env=environment, check=True)
-    subprocess.run([*command, str(tmp_path / "whole.npz")], env=environment, check=True)
-    assert out.read_bytes() == (tmp_path / "whole.npz").read_bytes()
+def test_killed_processes_resume_to_the_same_bits(ensemble, structures, tmp_path):
+    one_by_one = BatchSettings(max_graphs=1)
+    out, parts = tmp_path / "out.npz", tmp_path / "out.npz.parts"
+    for stage in (1, 5, 9):
+        process = get_context("fork").Process(
+            target=predict_to_file, args=(ensemble, structures, out), kwargs={"resume": True, "batch": one_by_one}
+        )
+        process.start()
+        while process.is_alive() and len(list(parts.glob("chunk-*"))) < stage:
+            process.join(0.001)
+        process.kill()
+        process.join()
+    predict_to_file(ensemble, structures, out, resume=True, batch=one_by_one)
+    predict_to_file(ensemble, structures, tmp_path / "whole.npz", batch=one_by_one)
+    assert out.exists() and out.read_bytes() == (tmp_path / "whole.npz").read_bytes()
 
 
 def test_parts_of_another_prediction_are_not_mixed_in(ensemble, runs, stored, tmp_path, monkeypatch):

@@ -1,0 +1,88 @@
+"""From the runs of a campaign to an ensemble in one call."""
+
+import json
+import shutil
+
+import pytest
+
+from hydragnn.ensemble import Ensemble, ensemble_from_runs, evaluate_ensemble
+from hydragnn.errors import InputError
+from hydragnn.files import read_json
+from hydragnn.record import read_record
+
+
+def test_the_best_runs_become_members_best_first(runs, tmp_path):
+    evaluation = ensemble_from_runs(runs, tmp_path / "ensemble", top_k=2, campaign=tmp_path / "campaign")
+    manifest = read_json(tmp_path / "ensemble" / "ensemble.json")
+    losses = {run.name: read_record(run).best["valid/loss"] for run in runs}
+    assert [member["name"] for member in manifest["members"]] == sorted(losses, key=losses.__getitem__)[:2]
+    assert [member["weight"] for member in manifest["members"]] == [0.5, 0.5]
+    assert manifest["selection"]["campaign"] == "campaign"
+    assert set(manifest["selection"]["diversity"]) == {"energy", "forces"}
+    assert set(evaluation["parts"]) == {"valid", "test"}
+
+
+def test_greedy_selection_weighs_its_members(runs, tmp_path):
+    ensemble_from_runs(runs, tmp_path / "ensemble", top_k=3, method="greedy")
+    ensemble = Ensemble.load(tmp_path / "ensemble")
+    assert ensemble.weights.sum() == pytest.approx(1.0)
+    trace = ensemble.manifest.selection["trace"]
+    assert min(trace) <= trace[0]
+
+
+def test_final_training_gives_every_configuration_its_seeds_and_continues(runs, tmp_path):
+    ensemble_from_runs(runs, tmp_path / "ensemble", top_k=1, final_seeds=2)
+    manifest = read_json(tmp_path / "ensemble" / "ensemble.json")
+    assert [member["summary"]["seed"] for member in manifest["members"]] == [0, 1]
+    trained = sorted((tmp_path / "ensemble.training").iterdir())
+    before = [(folder / "record.json").stat().st_mtime_ns for folder in trained]
+    shutil.rmtree(tmp_path / "ensemble")
+    ensemble_from_runs(runs, tmp_path / "ensemble", top_k=1, final_seeds=2)
+    assert [(folder / "record.json").stat().st_mtime_ns for folder in trained] == before
+
+
+def test_an_ensemble_is_judged_on_any_labelled_store(runs, store, tmp_path):
+    evaluation = ensemble_from_runs(runs, tmp_path / "ensemble", top_k=3)
+    ensemble = Ensemble.load(tmp_path / "ensemble")
+    with_arrays = evaluation["parts"]["test"]["forces"]["ensemble"]
+    from hydragnn.datasets import make_split
+
+    test = make_split(store, ensemble.members[0].config.split).test
+    assert evaluate_ensemble(ensemble, store, test)["forces"]["ensemble"] == pytest.approx(with_arrays)
+
+
+@pytest.mark.parametrize(
+    "options, says",
+    [
+        ({"top_k": 4}, "exceeds the 3 finished runs"),
+        ({"top_k": 4, "method": "greedy"}, "exceeds the 3 finished runs"),
+        ({"method": "gredy"}, "did you mean greedy"),
+        ({"by": "valid/energy/rms", "top_k": 1}, "did you mean valid/energy/rmse"),
+        ({"nominal": 90.0, "top_k": 1}, "fraction between 0 and 1"),
+    ],
+    ids=["k above the runs", "k above the runs, greedy", "misspelled method", "misspelled metric", "level in percent"],
+)
+def test_impossible_wishes_are_refused_and_leave_nothing(runs, tmp_path, options, says):
+    with pytest.raises(InputError, match=says):
+        ensemble_from_runs(runs, tmp_path / "ensemble", **options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_without_a_model_is_refused(runs, tmp_path):
+    shutil.copytree(runs[0], tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "model")
+    with pytest.raises(InputError, match="holds no trained model"):
+        ensemble_from_runs([tmp_path / "run"], tmp_path / "ensemble", top_k=1)
+
+
+def test_a_run_without_a_record_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"record\.json does not exist"):
+        ensemble_from_runs([tmp_path / "nowhere"], tmp_path / "ensemble", top_k=1)
+
+
+def test_runs_that_did_not_finish_do_not_count(runs, tmp_path):
+    shutil.copytree(runs[0], tmp_path / "run")
+    record = json.loads((tmp_path / "run" / "record.json").read_text())
+    (tmp_path / "run" / "record.json").write_text(json.dumps({**record, "status": "paused"}))
+    with pytest.raises(InputError, match="exceeds the 1 finished runs of 2"):
+        ensemble_from_runs([runs[1], tmp_path / "run"], tmp_path / "ensemble", top_k=2)
