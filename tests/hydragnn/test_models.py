@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from hydragnn.datasets import Normalisation, Scale
 from hydragnn.errors import InputError
@@ -113,6 +113,22 @@ WRONG = {
         lambda: built("relational", ENERGY, inputs=("area",), relation="area"),
         "categorical edge field 'area'",
     ),
+    "no level": (
+        lambda: built("relational", ENERGY, inputs=("relation",), schedule=[0, 1]),
+        "categorical edge field 'level'.*model.level",
+    ),
+    "level beyond the last": (
+        lambda: built("relational", ENERGY, inputs=("relation",), schedule=[0, 3], level="relation"),
+        "level 3, but field relation has levels 0 to 2",
+    ),
+    "schedule of another length": (
+        lambda: built("relational", ENERGY, inputs=("relation",), schedule=[0]),
+        "1 entries for num_layers = 2",
+    ),
+    "factor of a graph field": (
+        lambda: built("painn", HeadSettings(field="energy", graph_scale=True)),
+        "graph_scale is for scalar node fields",
+    ),
     "unknown target": (lambda: built("painn", HeadSettings(field="enrgy")), "no field enrgy; did you mean energy"),
     "unknown input": (lambda: built("painn", ENERGY, inputs=("sise",)), "no field sise; did you mean size"),
     "target as input": (lambda: built("painn", ENERGY, inputs=("size", "energy")), "both an input and a target"),
@@ -126,7 +142,7 @@ WRONG = {
 @pytest.mark.parametrize("case", WRONG)
 def test_what_cannot_work_is_refused_with_a_remedy(case: str) -> None:
     build, sentence = WRONG[case]
-    with pytest.raises(InputError, match=sentence):
+    with pytest.raises((InputError, ValidationError), match=sentence):
         build()
 
 
@@ -169,6 +185,58 @@ def test_variances_are_positive_however_sure_the_model_is() -> None:
             parameter.fill_(-50.0)
     variance = model(chain(4, 3))["energy"].variance
     assert variance is not None and bool((variance > 0).all()) and bool(variance.log().isfinite().all())
+
+
+def scheduled(batch: GraphBatch, levels: int) -> GraphBatch:
+    field = Field(name="level", on="edge", classes=levels, dtype="int64")
+    level = torch.arange(batch.num_edges) // 2 % levels
+    return replace(batch, fields={**batch.fields, "level": field}, edges={**batch.edges, "level": level})
+
+
+def test_a_level_changes_only_the_nodes_that_its_edges_touch() -> None:
+    batch = scheduled(chain(9, 2), 8)
+    fields = {**FIELDS, "level": batch.fields["level"]}
+    model = build_model(
+        settings(kind="relational", schedule=[3, 3]),
+        [HeadSettings(field="displacement")],
+        fields,
+        inputs=["size", "relation", "level"],
+        dim=2,
+        seed=0,
+    )
+    first = model.node_inputs(batch)
+    states, _ = model.encode(batch, None)
+    encoder = model.encoder
+    untouched = torch.ones(9, dtype=torch.bool)
+    chosen = batch.edges["level"] == 3
+    untouched[batch.senders[chosen]] = untouched[batch.receivers[chosen]] = False
+    same = (encoder.norm(first) - states.scalars).abs().amax(1) == 0
+    assert torch.equal(same, untouched)
+
+
+def test_a_schedule_over_one_level_of_all_edges_is_no_schedule() -> None:
+    batch = scheduled(chain(6, 2), 1)
+    batch = replace(batch, edges={**batch.edges, "level": torch.zeros_like(batch.edges["level"])})
+    plain = built("relational", HeadSettings(field="displacement"), dim=2, inputs=("size", "relation"))
+    with_levels = build_model(
+        settings(kind="relational", schedule=[0, 0]),
+        [HeadSettings(field="displacement")],
+        {**FIELDS, "level": batch.fields["level"]},
+        inputs=["size", "relation", "level"],
+        dim=2,
+        seed=0,
+    )
+    with_levels.load_state_dict(plain.state_dict())
+    torch.testing.assert_close(with_levels(batch)["displacement"].mean, plain(batch)["displacement"].mean)
+
+
+def test_a_graph_scale_multiplies_all_nodes_of_a_graph_alike() -> None:
+    model = built("schnet", HeadSettings(field="displacement", graph_scale=True))
+    batch = concatenate([chain(4, 3), chain(3, 3)])
+    before = model(batch)["displacement"].mean.detach()
+    with torch.no_grad():
+        model.heads[0].scale[-1].bias += 0.5
+    torch.testing.assert_close(model(batch)["displacement"].mean.detach(), before * torch.tensor(0.5).exp())
 
 
 def test_degree_statistics_count_every_node() -> None:
