@@ -1,0 +1,59 @@
+"""Training runs of recipes: from the recipe's campaign file, resumed where an earlier call was interrupted."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hydragnn.config import config_from_table
+from hydragnn.datasets import open_store
+from hydragnn.errors import InputError
+from hydragnn.models import Prediction, TrainedModel, load_model
+from hydragnn.record import RunRecord
+from hydragnn.settings import read_toml, with_overrides
+from hydragnn.training import train
+
+Array = torch.Tensor
+BLOCK = 64  # graphs predicted at once
+
+
+def recipe_table(name: str) -> dict[str, Any]:
+    """The configuration of a recipe's campaign file, without its ``[search]``."""
+    table = read_toml(Path(__file__).with_name(f"{name}.toml"))
+    return {section: value for section, value in table.items() if section != "search"}
+
+
+def trained(name: str, store: Path, out: Path, *overrides: str, epochs: int | None = None) -> RunRecord:
+    """The run of recipe ``name`` in the folder ``out``, begun, resumed or found finished; InputError where it failed."""
+    length = [] if epochs is None else [f"train.epochs={epochs}"]
+    table = with_overrides(recipe_table(name), [*overrides, *length])
+    table["data"]["store"] = str(store.resolve())
+    record = train(config_from_table(table, store), out, resume=(out / "config.json").exists())
+    if record.failure is not None:
+        raise InputError(f"{out}: training failed ({record.failure.kind}: {record.failure.message})")
+    return record
+
+
+def predictions(model: TrainedModel, store: Path, graphs: list[int]) -> list[dict[str, tuple[Array, Array]]]:
+    """Predicted and true values of every target, block by block of graphs, in the fields' units."""
+    opened = open_store(store)
+    blocks = []
+    for start in range(0, len(graphs), BLOCK):
+        batch = opened.read(graphs[start : start + BLOCK])
+        said: dict[str, Prediction] = model.predict(batch)
+        blocks.append({name: (said[name].mean, batch[name].to(torch.float64)) for name in model.targets})
+    return blocks
+
+
+def rmse(model: TrainedModel, store: Path, graphs: list[int]) -> dict[str, float]:
+    """Root mean square error of every target over the graphs, all components alike."""
+    blocks = predictions(model, store, graphs)
+    return {
+        name: float(torch.cat([(block[name][0] - block[name][1]).flatten() for block in blocks]).square().mean().sqrt())
+        for name in model.targets
+    }
+
+
+def model_of(run: Path) -> TrainedModel:
+    """The trained model of a run folder."""
+    return load_model(run / "model")
