@@ -6,6 +6,8 @@ if __name__ == "datasets":
         "itself before site-packages on the path"
     )
 
+from hydragnn.datasets.build import build_store
+from hydragnn.datasets.build_settings import BuildSettings, FieldSettings, read_build_settings
 from hydragnn.datasets.disk import DiskStore, open_store
 from hydragnn.datasets.fit import TargetRule, fit_normalisation
 from hydragnn.datasets.loader import Loader

@@ -1,0 +1,155 @@
+"""Graphs from files that other programs write: atoms (ASE), torch_geometric lists, meshes (meshio)."""
+
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from hydragnn.datasets.build_settings import AseBuild, MeshBuild, PygBuild
+from hydragnn.datasets.tables import Table, found_files, read_table, stacked
+from hydragnn.errors import InputError
+from hydragnn.graphs.batch import GraphBatch
+
+
+def ase_graphs(settings: AseBuild) -> Iterator[GraphBatch]:
+    """One graph per structure of every file; InputError naming file and structure."""
+    from hydragnn.graphs.atomic import from_ase
+
+    keys = {field.name: field.keys[0] for field in settings.fields}
+    for path in found_files(settings.files):
+        for number, atoms in enumerate(_structures(path, settings)):
+            yield from_ase(
+                atoms,
+                settings.cutoff,
+                fields=[field.field for field in settings.fields],
+                keys=keys,
+                optional=[field.name for field in settings.fields if field.optional],
+                max_neighbours=settings.max_neighbours,
+                name=f"{path.name}, structure {number}",
+            )
+
+
+def _structures(path: Path, settings: AseBuild) -> Iterator[Any]:
+    from ase.io import iread
+
+    structures = iread(str(path), index=settings.index, format=settings.format)
+    number = 0
+    while True:
+        try:
+            atoms = next(structures)
+        except StopIteration:
+            return
+        except Exception as error:  # ASE's many readers raise whatever their parsing raises
+            raise InputError(
+                f"{path}: structure {number} cannot be read by ASE ({type(error).__name__}: {error}); check the file and format"
+            ) from error
+        yield atoms
+        number += 1
+
+
+def pyg_graphs(settings: PygBuild) -> Iterator[GraphBatch]:
+    """One graph per ``Data`` of every file; InputError where the file holds anything but data."""
+    from hydragnn.graphs.pyg import from_pyg
+
+    fields = [field.field for field in settings.fields]
+    for field in settings.fields:
+        if field.keys != [field.name]:
+            raise InputError(f"field {field.name}: torch_geometric attributes keep their names; remove key")
+    optional = [field.name for field in settings.fields if field.optional]
+    for path in found_files(settings.files):
+        for number, data in enumerate(load_pyg(path)):
+            yield from_pyg(data, fields, optional=optional, name=f"{path.name}, graph {number}")
+
+
+def load_pyg(path: Path) -> list[Any]:
+    """The ``Data`` objects that were saved with ``torch.save`` (a list) or by an InMemoryDataset; code in the file never runs."""
+    from pickle import UnpicklingError
+
+    import torch
+
+    from hydragnn.graphs.pyg import torch_geometric
+
+    data, storage = torch_geometric("data.data"), torch_geometric("data.storage")
+    known = [data.Data, data.DataEdgeAttr, data.DataTensorAttr, storage.GlobalStorage]
+    try:
+        with torch.serialization.safe_globals(known):
+            loaded = torch.load(path, weights_only=True, map_location="cpu")
+    except UnpicklingError as error:
+        raise InputError(
+            f"{path} holds more than torch_geometric Data and tensors, and code from files is not run; save a plain list of Data"
+        ) from error
+    except (OSError, RuntimeError, EOFError, KeyError) as error:
+        raise InputError(f"{path} cannot be read by torch.load ({error}); was it cut off?") from error
+    if isinstance(loaded, tuple) and len(loaded) >= 2 and isinstance(loaded[0], dict):
+        return _separated(data.Data.from_dict(loaded[0]), loaded[1])
+    graphs = [loaded] if isinstance(loaded, data.Data) else loaded
+    if not isinstance(graphs, list) or not all(isinstance(graph, data.Data) for graph in graphs):
+        raise InputError(f"{path} holds {type(loaded).__name__}, not a list of torch_geometric Data; save such a list")
+    return graphs
+
+
+def _separated(collated: Any, slices: Any) -> list[Any]:
+    from hydragnn.graphs.pyg import torch_geometric
+
+    separate = torch_geometric("data.separate").separate
+    count = len(next(iter(slices.values()))) - 1
+    return [separate(type(collated), collated, index, slices, decrement=False) for index in range(count)]
+
+
+def mesh_graphs(settings: MeshBuild) -> Iterator[GraphBatch]:
+    """One graph per mesh file; InputError naming the file."""
+    from hydragnn.graphs.continuum import from_mesh
+
+    labels = read_table(Path(settings.labels)) if settings.labels else {}
+    for path in found_files(settings.files):
+        mesh = read_mesh(path)
+        source = mesh.cell_data if settings.cell_centred else mesh.point_data
+        row = _row_of(labels, path, settings.labels)
+        graphs = {}
+        absent = set()
+        for field in settings.fields:
+            key = field.keys[0]
+            if field.on == "node" and key in source:
+                source[field.name] = source[key]
+            elif field.on == "graph" and all(key in row for key in field.keys):
+                graphs[field.name] = stacked([row[key] for key in field.keys], field)
+            elif field.optional:
+                absent.add(field.name)
+            else:
+                have = sorted(source if field.on == "node" else row)
+                raise InputError(
+                    f"{path}: no {', '.join(field.keys)} for the {field.on} field {field.name}; there is {', '.join(have) or 'nothing'}"
+                )
+        yield from_mesh(
+            mesh,
+            fields=[field.field for field in settings.fields if field.name not in absent],
+            graphs=graphs,
+            tags=settings.tags,
+            cell_centred=settings.cell_centred,
+            name=path.name,
+        )
+
+
+def read_mesh(path: Path) -> Any:
+    """The mesh in a file; InputError where meshio cannot read it."""
+    import meshio
+
+    try:
+        with redirect_stdout(StringIO()):  # some of its readers print
+            return meshio.read(path)
+    except (SystemExit, Exception) as error:  # meshio exits on unknown formats, and its readers raise what they raise
+        raise InputError(
+            f"{path} cannot be read by meshio ({type(error).__name__}: {error}); check the file"
+        ) from error
+
+
+def _row_of(labels: Table, path: Path, source: str | None) -> dict[str, Any]:
+    """The labels of one mesh file."""
+    if not labels:
+        return {}
+    names = [str(name) for name in labels.get("file", [])]
+    if path.name not in names:
+        raise InputError(f"{source}: no row whose column file is {path.name}; add one")
+    row = names.index(path.name)
+    return {key: values[row] for key, values in labels.items() if key != "file"}

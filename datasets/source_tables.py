@@ -1,0 +1,87 @@
+"""Graphs from tables of grains and their contacts."""
+
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hydragnn.datasets.build_settings import FieldSettings, GrainsBuild
+from hydragnn.datasets.tables import Table, found_files, read_table, stacked, table_column
+from hydragnn.errors import InputError
+from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.field import Place
+
+Array = np.ndarray[Any, Any]
+
+
+def grain_graphs(settings: GrainsBuild) -> Iterator[GraphBatch]:
+    """One graph per value of the column ``graph``, in ascending order; InputError naming table, column and graph."""
+    from hydragnn.graphs.validate import graph_from_arrays
+
+    grains = _joined([read_table(path) for path in found_files(settings.files)], settings.files)
+    tables: dict[Place, Table] = {"node": grains, "edge": read_table(Path(settings.edges)), "graph": {}}
+    sources: dict[Place, str] = {"node": ", ".join(settings.files), "edge": settings.edges}
+    sources["graph"] = settings.graphs or "the build file (no table of graphs)"
+    if settings.graphs is not None:
+        tables["graph"] = read_table(Path(settings.graphs))
+    labels = np.unique(table_column(grains, "graph", sources["node"]))
+    rows = {place: _rows(table, labels, sources[place]) for place, table in tables.items() if table}
+    for number, label in enumerate(labels):
+        name = f"microstructure {label}"
+        here = {place: index[number] for place, index in rows.items()}
+        senders, receivers = (
+            table_column(tables["edge"], key, settings.edges)[here["edge"]] for key in ("sender", "receiver")
+        )
+        values: dict[Place, dict[str, Any]] = {"node": {}, "edge": {}, "graph": {}}
+        for field in settings.fields:
+            values[field.on][field.name] = _value(field, tables, sources, here, name, settings.undirected)
+        if settings.undirected:
+            senders, receivers = np.concatenate([senders, receivers]), np.concatenate([receivers, senders])
+        columns = [table_column(grains, key, sources["node"])[here["node"]] for key in settings.positions]
+        yield graph_from_arrays(
+            np.stack(columns, axis=1) if columns else np.zeros((len(here["node"]), 0)),
+            senders,
+            receivers,
+            fields=[field.field for field in settings.fields],
+            nodes=values["node"],
+            edges=values["edge"],
+            graphs=values["graph"],
+            name=name,
+        )
+
+
+def _joined(tables: list[Table], files: list[str]) -> Table:
+    """Several files with the same columns as one table."""
+    names = set(tables[0])
+    if any(set(table) != names for table in tables):
+        raise InputError(f"{', '.join(files)}: the files have different columns; give them the same header")
+    return {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
+
+
+def _rows(table: Table, labels: Array, source: str) -> list[Array]:
+    """For every microstructure the rows of the table that belong to it, in the order of the table."""
+    owner = table_column(table, "graph", source)
+    place = np.searchsorted(labels, owner)
+    known = labels[np.minimum(place, len(labels) - 1)] == owner
+    if not known.all():
+        raise InputError(f"{source}: graph {owner[~known][0]} has rows here but no grains; add them or remove the rows")
+    order = np.argsort(place, kind="stable")
+    cuts = np.searchsorted(place[order], np.arange(len(labels) + 1))
+    return [order[a:b] for a, b in pairwise(cuts)]
+
+
+def _value(
+    field: FieldSettings,
+    tables: dict[Place, Table],
+    sources: dict[Place, str],
+    here: dict[Place, Array],
+    name: str,
+    undirected: bool,
+) -> Any:
+    columns = [table_column(tables[field.on], key, sources[field.on])[here[field.on]] for key in field.keys]
+    if field.on == "graph" and len(columns[0]) != 1:
+        raise InputError(f"{sources['graph']}: {len(columns[0])} rows for {name}; give one")
+    values = stacked(columns, field)
+    return np.concatenate([values, values]) if field.on == "edge" and undirected else values

@@ -1,0 +1,87 @@
+"""Tables that come from outside: CSV files with a header, npz files with one array per column."""
+
+import csv
+import zipfile
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hydragnn.datasets.build_settings import FieldSettings
+from hydragnn.errors import InputError
+
+Table = dict[str, np.ndarray[Any, Any]]
+
+
+def found_files(patterns: list[str]) -> list[Path]:
+    """The files that match, each once, in the order of patterns and names; InputError where a pattern finds none."""
+    found: dict[Path, None] = {}
+    for pattern in patterns:
+        path = Path(pattern)
+        matches = [path] if path.exists() else sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
+        if not matches:
+            raise InputError(f"{pattern}: no such file; paths count from the folder of the BUILD.toml")
+        found |= dict.fromkeys(matches)
+    return list(found)
+
+
+def read_table(path: Path) -> Table:
+    """The columns of a CSV or npz file by name; InputError where it is missing, damaged or ragged."""
+    if path.suffix == ".npz":
+        return read_npz(path)
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            rows = list(csv.reader(file))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"cannot read {path}: {error}; give a CSV file with a header") from error
+    if not rows or not all(rows[0]):
+        raise InputError(f"{path} has no header; name every column in the first line")
+    header, body = [name.strip() for name in rows[0]], [row for row in rows[1:] if row]
+    for number, row in enumerate(body, start=2):
+        if len(row) != len(header):
+            raise InputError(f"{path}, line {number}: {len(row)} values for {len(header)} columns; repair the line")
+    return {name: _column([row[position] for row in body]) for position, name in enumerate(header)}
+
+
+def _column(texts: list[str]) -> np.ndarray[Any, Any]:
+    """Whole numbers, numbers, or the texts themselves."""
+    for kind in (np.int64, np.float64):
+        try:
+            return np.array(texts, dtype=np.str_).astype(kind)
+        except ValueError:
+            continue
+    return np.array(texts, dtype=np.str_)
+
+
+def read_npz(path: Path, names: Collection[str] | None = None) -> Table:
+    """The named arrays of an npz file (None: all); InputError where one is missing, the file is damaged, or an array holds
+    Python objects, which are never loaded."""
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            for name in names or ():
+                if name not in archive.files:
+                    raise InputError(f"{path} has no {name}; it has {', '.join(archive.files) or 'nothing'}")
+            return {name: archive[name] for name in names or archive.files}
+    except InputError:
+        raise
+    except (OSError, ValueError, zipfile.BadZipFile, AttributeError, EOFError, TypeError) as error:
+        raise InputError(f"cannot read {path} as npz ({error}); save plain number arrays with numpy.savez") from error
+
+
+def table_column(table: Table, name: str, source: Path | str) -> np.ndarray[Any, Any]:
+    """One array of a table; InputError naming those that there are."""
+    if name not in table:
+        raise InputError(f"{source} has no {name}; it has {', '.join(sorted(table)) or 'nothing'}")
+    return table[name]
+
+
+def stacked(values: list[Any], field: FieldSettings) -> Any:
+    """One value, or several side by side on a new last axis."""
+    arrays = [np.asarray(value) for value in values]
+    whole = arrays[0] if len(arrays) == 1 else np.stack(arrays, axis=-1)
+    if field.column is None:
+        return whole
+    if whole.ndim == 0 or field.column >= whole.shape[-1]:
+        raise InputError(f"field {field.name}: there is no column {field.column} in values of shape {whole.shape}")
+    return whole[..., field.column]
