@@ -53,6 +53,9 @@ class TrainSettings(Settings):
     checkpoint_epochs: int = Field(default=1, ge=1)
     """Epochs between checkpoints."""
 
+    checkpoint_seconds: float = Field(default=2.0, ge=0)
+    """Least time between checkpoints, so that runs of short epochs do not spend theirs on files; results do not depend on it."""
+
     tensorboard: bool = False
     """Also write TensorBoard curves into the run's folder."""
 

@@ -20,12 +20,13 @@ def build_model(
     dim: int,
     seed: int,
     statistics: DegreeStatistics | None = None,
+    edges: bool = True,
 ) -> GraphModel:
     """A model for these heads and data, in float32; equal seeds give equal weights and leave other random states alone.
 
-    ``statistics`` is needed by PNA. Raises InputError for combinations that cannot work.
+    ``statistics`` is needed by PNA; without ``edges`` the trained model takes them away at prediction. Raises InputError for combinations that cannot work.
     """
-    description = described(model, heads, fields, inputs=inputs, dim=dim, statistics=statistics)
+    description = described(model, heads, fields, inputs=inputs, dim=dim, statistics=statistics, edges=edges)
     return build_described(description, seed)
 
 

@@ -45,6 +45,8 @@ class ModelDescription:
     inputs: tuple[str, ...]
     dim: int
     statistics: DegreeStatistics | None = None
+    edges: bool = True
+    """False: trained without edges (an ablation), so edges are taken away before prediction, too."""
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -65,6 +67,7 @@ class ModelDescription:
             "inputs": list(self.inputs),
             "dim": self.dim,
             "statistics": asdict(self.statistics) if self.statistics else None,
+            "edges": self.edges,
         }
 
 
@@ -79,6 +82,7 @@ def description_from_json(value: Mapping[str, Any]) -> ModelDescription:
         inputs=tuple(value["inputs"]),
         dim=value["dim"],
         statistics=DegreeStatistics(**statistics) if statistics else None,
+        edges=value.get("edges", True),
     )
 
 
@@ -100,6 +104,7 @@ def described(
     inputs: Sequence[str],
     dim: int,
     statistics: DegreeStatistics | None = None,
+    edges: bool = True,
 ) -> ModelDescription:
     """A description that keeps the fields it needs; InputError names a field that the data do not have."""
     known = dict(fields) if isinstance(fields, Mapping) else {field.name: field for field in fields}
@@ -114,4 +119,5 @@ def described(
         inputs=tuple(inputs),
         dim=dim,
         statistics=statistics,
+        edges=edges,
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from hydragnn.datasets.normalisation import Normalisation, denormalise_mean, denormalise_variance, normalise
+from hydragnn.datasets.views import without_edges
 from hydragnn.errors import InputError
 from hydragnn.graphs.batch import GraphBatch, to
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
@@ -61,6 +62,8 @@ class TrainedModel:
 
     def predict(self, batch: GraphBatch) -> dict[str, Prediction]:
         """Predictions of every target in physical units, float64; InputError where the batch lacks an input."""
+        if not self.model.description.edges:
+            batch = without_edges(batch)
         self.check(batch)
         of_inputs = {name: scale for name, scale in self.normalisation.scales.items() if name in self.inputs}
         seen = to(

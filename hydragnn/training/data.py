@@ -83,9 +83,9 @@ class RunData:
 
 def prepare_data(config: RunConfig, store: GraphStore, place: Place, ranks: Ranks) -> RunData:
     """Split, normalisation and feeds of a run; InputError where a field is missing, a value is not finite or a part is empty."""
+    inputs = input_names(config, {field.name: field for field in store.fields()})
     store = store if config.data.edges else WithoutEdges(store)
     fields = {field.name: field for field in store.fields()}
-    inputs = input_names(config, fields)
     for name in config.targets:
         if name not in fields:
             raise InputError(f"heads: the store has no field {name}; {nearest(name, sorted(fields))}")
@@ -124,7 +124,7 @@ def prepare_data(config: RunConfig, store: GraphStore, place: Place, ranks: Rank
 
 
 def input_names(config: RunConfig, fields: Mapping[str, Field]) -> tuple[str, ...]:
-    """The input fields of a run: those it names, or all with role input."""
+    """The input fields of a run: those it names, or all with role input; without edges, those on nodes and graphs."""
     if config.data.inputs is None:
         names = [name for name, field in fields.items() if field.role == "input"]
     else:
@@ -134,7 +134,7 @@ def input_names(config: RunConfig, fields: Mapping[str, Field]) -> tuple[str, ..
             raise InputError(f"data.inputs: the store has no field {name}; {nearest(name, sorted(fields))}")
         if name in config.targets:
             raise InputError(f"data.inputs: {name} is also predicted by a head; take it out of one of them")
-    return tuple(names)
+    return tuple(name for name in names if config.data.edges or fields[name].on != "edge")
 
 
 def target_is_extensive(targets: Sequence[Target], name: str) -> bool:

@@ -65,7 +65,7 @@ def take_step(
     state.weights.gradient.zero_()
     loss = 0.0
     if batch.num_graphs:
-        seed_step(settings.seed, state.epoch, state.step, ranks.rank)
+        seed_step(settings.seed, state.epoch, state.step, ranks.rank, recipe.device)
         with recipe.arithmetic():
             predictions = state.model(batch)
         sums = loss_sums(recipe.losses, predictions, batch)

@@ -82,9 +82,8 @@ def _train(
         ranks,
         stopwatch,
         signals,
-        checkpoint_epochs=config.train.checkpoint_epochs,
+        settings=config.train,
         progress=progress,
-        tensorboard=config.train.tensorboard,
     )
     if ranks.first:
         forget_failures(out)
@@ -199,6 +198,7 @@ def make_model(config: RunConfig, data: RunData) -> GraphModel:
         dim=data.store.dim,
         seed=config.train.seed,
         statistics=training_degrees(data) if config.model.kind == "pna" else None,
+        edges=config.data.edges,
     )
 
 

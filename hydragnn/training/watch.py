@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from hydragnn.config import TrainSettings
 from hydragnn.datasets import Normalisation
 from hydragnn.errors import MissingPackageError
 from hydragnn.models import GraphModel, save_model
@@ -22,6 +23,8 @@ from hydragnn.training.checkpoint import save_checkpoint
 from hydragnn.training.distributed import Ranks
 from hydragnn.training.progress import Progress
 from hydragnn.training.state import TrainState
+
+SECONDS_BETWEEN_RECORDS = 1.0
 
 
 class Signals:
@@ -106,16 +109,16 @@ class RunWatcher:
         stopwatch: Stopwatch,
         signals: Signals,
         *,
-        checkpoint_epochs: int,
+        settings: TrainSettings,
         progress: Progress | None,
-        tensorboard: bool = False,
     ) -> None:
         """``record`` is what the record says apart from curves and cost."""
         self.folder, self.record, self.normalisation = folder, record, normalisation
-        self.ranks, self.stopwatch, self.signals = ranks, stopwatch, signals
-        self.checkpoint_epochs = checkpoint_epochs
+        self.ranks, self.stopwatch, self.signals, self.settings = ranks, stopwatch, signals, settings
         self.progress = progress if ranks.first else None
-        self.board: Any = summary_writer(folder / "tensorboard", record.epochs) if tensorboard and ranks.first else None
+        board = settings.tensorboard and ranks.first
+        self.board: Any = summary_writer(folder / "tensorboard", record.epochs) if board else None
+        self.exported, self.saved_at, self.written_at = -1, time.monotonic(), 0.0
 
     @property
     def interrupted(self) -> bool:
@@ -130,33 +133,42 @@ class RunWatcher:
             self.progress.step(epochs, loss if self.ranks.size == 1 else None, self.stopwatch.graphs_per_second)
 
     def epoch_finished(self, state: TrainState) -> None:
-        """Export the model where it is the best, write the record, and a checkpoint where one is due."""
-        if state.epoch % self.checkpoint_epochs == 0:
+        """Write a checkpoint where one is due, the record now and then, and show the epoch's values."""
+        if self.due(state):
             self.save(state)
-        if state.best_epoch == state.epoch - 1:
-            self.export(state)
+        if time.monotonic() - self.written_at > SECONDS_BETWEEN_RECORDS:
+            self.write(state)
         values = {name: curve[-1] for name, curve in state.curves.items()}
-        self.write(state)
         if self.progress:
             self.progress.epoch(state.epoch, values)
         if self.board:
             for name, value in values.items():
                 if value is not None:
                     self.board.add_scalar(name, value, state.epoch)
-            self.board.flush()
         self.stopwatch.begin_steps()
 
+    def due(self, state: TrainState) -> bool:
+        """Whether it is time for a checkpoint; the first rank's clock decides for all."""
+        if state.epoch % self.settings.checkpoint_epochs:
+            return False
+        late = self.ranks.first and time.monotonic() - self.saved_at >= self.settings.checkpoint_seconds
+        return bool(self.ranks.sum_in_place(torch.tensor(float(late), device=state.totals.device)) > 0)
+
     def save(self, state: TrainState) -> None:
-        """Write a checkpoint."""
+        """Write a checkpoint, and the weights of the best epoch as the model of the run."""
         save_checkpoint(self.folder / "checkpoints", state, self.ranks, identity(self.record))
+        self.export(state)
+        self.saved_at = time.monotonic()
 
     def export(self, state: TrainState) -> None:
-        """Write the weights of the best epoch as the model of the run."""
-        if self.ranks.first and state.best_epoch >= 0:
-            assert isinstance(state.model, GraphModel)
-            with state.weights.replaced_by(state.best):
-                weights = {name: value.detach().clone() for name, value in state.model.state_dict().items()}
-            save_model(self.folder / "model", state.model, self.normalisation, weights)
+        """Write the weights of the best epoch as the model of the run, unless they are there already."""
+        if not self.ranks.first or state.best_epoch == self.exported:
+            return
+        assert isinstance(state.model, GraphModel)
+        with state.weights.replaced_by(state.best):
+            weights = {name: value.detach().clone() for name, value in state.model.state_dict().items()}
+        save_model(self.folder / "model", state.model, self.normalisation, weights)
+        self.exported = state.best_epoch
 
     def write(self, state: TrainState, **changes: Any) -> RunRecord:
         """Write the record of the state, with ``changes`` such as its status, and give it back."""
@@ -172,6 +184,7 @@ class RunWatcher:
         )
         if self.ranks.first:
             write_record(self.record, self.folder)
+            self.written_at = time.monotonic()
         return self.record
 
     def close(self, sentence: str) -> None:

@@ -62,7 +62,7 @@ def make_config() -> Callable[..., RunConfig]:
             "batch": {"max_graphs": 6},
             "model": MODELS[model],
             "heads": heads or [ENERGY, CHARGE],
-            "train": {"epochs": 3, "learning_rate": 0.005, "precision": "fp64"},
+            "train": {"epochs": 3, "learning_rate": 0.005, "precision": "fp64", "checkpoint_seconds": 0},
         }
         table = json.loads(json.dumps(table))
         for path, value in changes.items():

@@ -1,13 +1,19 @@
 """One run from configuration to record."""
 
+import io
 import math
+import sys
 
 import pytest
 import torch
+from rich.console import Console
 
+from hydragnn.datasets import MemoryStore, make_split
+from hydragnn.errors import InputError
 from hydragnn.models import load_model
 from hydragnn.record import read_record
-from hydragnn.training import evaluate, train
+from hydragnn.training import console_progress, evaluate, train
+from hydragnn.training.progress import Bar
 
 
 def test_a_run_leaves_its_record_its_configuration_and_a_model_that_predicts(store, make_config, tmp_path):
@@ -21,9 +27,155 @@ def test_a_run_leaves_its_record_its_configuration_and_a_model_that_predicts(sto
         assert all(math.isfinite(value) for value in record.curves[name])
     assert record.best["valid/loss"] == min(record.curves["valid/loss"])
     model = load_model(tmp_path / "run" / "model", dtype=torch.float64)
-    from hydragnn.datasets import make_split
-
     metrics = evaluate(model, store, make_split(store, config.split).valid)
     for field in ("energy", "forces", "charge"):
         for name in ("mae", "rmse", "r2"):
             assert metrics[field][name] == pytest.approx(record.best[f"valid/{field}/{name}"], rel=1e-9)
+
+
+def test_the_best_epoch_is_kept_as_the_model_even_if_later_ones_are_worse(store, make_config, tmp_path):
+    config = make_config(train__epochs=8, train__schedule="constant", train__learning_rate=0.15)
+    record = train(config, tmp_path / "run", store=store)
+    losses = record.curves["valid/loss"]
+    assert record.best["epoch"] == losses.index(min(losses)) + 1 < 8, "choose a rate at which later epochs are worse"
+    model = load_model(tmp_path / "run" / "model", dtype=torch.float64)
+    metrics = evaluate(model, store, make_split(store, config.split).valid)
+    assert metrics["energy"]["mae"] == pytest.approx(record.best["valid/energy/mae"])
+
+
+def test_validation_and_the_model_use_the_averaged_weights(store, make_config, tmp_path):
+    config = make_config(train__ema_decay=0.99, train__epochs=2)
+    record = train(config, tmp_path / "run", store=store)
+    plain = train(make_config(train__epochs=2), tmp_path / "plain", store=store)
+    assert record.curves["train/loss"] == plain.curves["train/loss"]  # training itself does not see the average
+    assert record.curves["valid/loss"] != plain.curves["valid/loss"]
+    model = load_model(tmp_path / "run" / "model", dtype=torch.float64)
+    metrics = evaluate(model, store, make_split(store, config.split).valid)
+    assert metrics["forces"]["mae"] == pytest.approx(record.best["valid/forces/mae"])
+
+
+def test_the_validation_loss_is_the_weighted_sum_of_each_fields_mean_normalised_loss(store, make_config, tmp_path):
+    heads = [
+        {"field": "energy", "pool": "sum", "weight": 0.5, "loss": "mse", "references": True},
+        {"field": "charge", "weight": 2.0, "loss": "mse"},
+    ]
+    config = make_config(heads=heads, train__epochs=1)
+    record = train(config, tmp_path / "run", store=store)
+    scales = load_model(tmp_path / "run" / "model").normalisation.scales
+    expected = sum(
+        weight * (record.best[f"valid/{name}/rmse"] / scales[name].std[0]) ** 2
+        for name, weight in (("energy", 0.5), ("charge", 2.0))
+    )
+    assert record.best["valid/loss"] == pytest.approx(expected)
+
+
+def test_training_beats_the_trivial_predictor(store, make_config, tmp_path):
+    config = make_config("painn", train__epochs=30, train__learning_rate=0.01)
+    record = train(config, tmp_path / "run", store=store)
+    for name in ("valid/energy/rmse", "valid/forces/rmse", "valid/charge/rmse"):
+        assert record.best[name] < 0.8 * record.trivial[name], name
+
+
+@pytest.mark.parametrize("precision, tolerance", [("fp32", 1e-3), ("bf16", 0.3)])
+def test_lower_precision_follows_double_precision(precision, tolerance, store, make_config, tmp_path):
+    exact = train(make_config(), tmp_path / "exact", store=store)
+    rough = train(make_config(train__precision=precision), tmp_path / "rough", store=store)
+    assert rough.curves["valid/loss"] == pytest.approx(exact.curves["valid/loss"], rel=tolerance)
+    assert rough.curves["valid/loss"] != exact.curves["valid/loss"]
+
+
+def test_equal_seeds_give_equal_bits_and_other_seeds_do_not(store, make_config, tmp_path):
+    one, two, other = (
+        train(make_config(train__seed=seed), tmp_path / name, store=store).curves
+        for seed, name in ((5, "one"), (5, "two"), (6, "other"))
+    )
+    assert one == two and one != other
+
+
+def test_a_gaussian_head_learns_its_spread(store, make_config, tmp_path):
+    heads = [{"field": "charge", "distribution": "gaussian", "loss": "nll", "hidden_dims": [8]}]
+    config = make_config(heads=heads, train__epochs=20, train__learning_rate=0.01)
+    record = train(config, tmp_path / "run", store=store)
+    assert record.best["valid/loss"] < record.curves["valid/loss"][0]
+    model = load_model(tmp_path / "run" / "model", dtype=torch.float64)
+    variance = model.predict(store.read([0, 1]))["charge"].variance
+    assert variance is not None and (variance > 0).all()
+
+
+def test_a_window_trains_on_every_graph_with_less_in_memory(store, make_config, tmp_path):
+    config = make_config(data__window=10, train__epochs=6)
+    record = train(config, tmp_path / "run", store=store)
+    assert record.status == "finished" and record.curves["train/loss"][-1] < record.curves["train/loss"][0]
+
+
+def test_without_edges_the_neighbours_are_not_seen(store, make_config, tmp_path):
+    heads = [{"field": "charge", "hidden_dims": [8]}]
+    options = {"heads": heads, "train__epochs": 30, "train__learning_rate": 0.01}
+    seeing = train(make_config(**options), tmp_path / "seeing", store=store)
+    blind = train(make_config(**options, data__edges=False), tmp_path / "blind", store=store)
+    assert seeing.best["valid/charge/rmse"] < 0.7 * blind.best["valid/charge/rmse"]
+    assert seeing.data_hash != blind.data_hash
+    model = load_model(tmp_path / "blind" / "model", dtype=torch.float64)
+    metrics = evaluate(
+        model, store, make_split(store, make_config().split).valid
+    )  # the model leaves the edges out itself
+    assert metrics["charge"]["rmse"] == pytest.approx(blind.best["valid/charge/rmse"])
+
+
+def test_a_learning_rate_out_of_bounds_ends_as_diverged(store, make_config, tmp_path):
+    config = make_config(train__learning_rate=1e200, train__clip_norm=0, train__optimizer="sgd")
+    record = train(config, tmp_path / "run", store=store)
+    assert record.status == "failed" and record.failure.kind == "diverged"
+    assert "lower the learning rate" in record.failure.message
+    assert read_record(tmp_path / "run") == record
+
+
+BAD = {
+    "a target that the store lacks": ({"heads__0__field": "enrgy"}, "no field enrgy; did you mean energy"),
+    "an input that the store lacks": ({"data__inputs": ["atomic_number"]}, "did you mean atomic_numbers"),
+    "an input that is predicted": ({"data__inputs": ["charge"]}, "charge is also predicted"),
+    "a graph beyond the budget": ({"batch__max_nodes": 2}, "raise batch.max_nodes"),
+    "an empty test part": ({"split__train": 0.98, "split__valid": 0.01}, "empty"),
+    "a group field that is missing": ({"split__kind": "group", "split__field": "cell_name"}, "cell_name"),
+}
+
+
+@pytest.mark.parametrize("changes, sentence", BAD.values(), ids=BAD.keys())
+def test_what_cannot_work_is_refused_before_anything_is_written(changes, sentence, store, make_config, tmp_path):
+    with pytest.raises(InputError, match=sentence):
+        train(make_config(**changes), tmp_path / "run", store=store)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_labels_that_are_not_finite_are_refused_with_their_graph(value, store, make_config, tmp_path):
+    batch = store.read(range(len(store)))
+    batch["charge"][batch.node_offsets[7]] = value
+    with pytest.raises(InputError, match="field charge is NaN or infinite in graph 7"):
+        train(make_config(), tmp_path / "run", store=MemoryStore(batch))
+
+
+def test_tensorboard_curves_are_written_on_request(store, make_config, tmp_path):
+    pytest.importorskip("tensorboard")
+    train(make_config(train__tensorboard=True), tmp_path / "run", store=store)
+    assert list((tmp_path / "run" / "tensorboard").glob("events.*"))
+
+
+def test_a_missing_tensorboard_is_named_with_its_extra(store, make_config, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(InputError, match=r"hydragnn-ensemble\[tensorboard\]"):
+        train(make_config(train__tensorboard=True), tmp_path / "run", store=store)
+
+
+def test_lines_say_epoch_losses_speed_and_time_left(store, make_config, tmp_path):
+    stream = io.StringIO()
+    train(make_config(), tmp_path / "run", store=store, progress=console_progress(stream))
+    first, *_, last = stream.getvalue().splitlines()
+    assert first.startswith("epoch 1/3  train ") and "graphs/s" in first and "s left" in first
+    assert last.startswith("finished after 3 epochs")
+
+
+def test_a_terminal_gets_a_bar(store, make_config, tmp_path):
+    console = Console(file=io.StringIO(), force_terminal=True, width=120)
+    train(make_config(), tmp_path / "run", store=store, progress=Bar(console))
+    assert "epoch 3/3" in console.file.getvalue() and "finished after 3 epochs" in console.file.getvalue()

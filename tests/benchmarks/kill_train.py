@@ -1,0 +1,116 @@
+"""Kill a training run with SIGKILL at random moments, resume it each time, and compare every bit with an undisturbed run.
+
+``python tests/benchmarks/kill_train.py --kills 20 [--model painn] [--seed 0] [--folder DIR]``; exit code 0 where all is equal.
+"""
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+
+from hydragnn.record import read_record
+
+WORKER = Path(__file__).resolve().parents[1] / "hydragnn" / "training" / "worker.py"
+ROOT = WORKER.parents[3]
+
+
+def configuration(model: str, epochs: int) -> dict[str, Any]:
+    """Energies with forces and node charges, dropout, an average of weights, warm-up and a checkpoint every epoch."""
+    return {
+        "data": {"store": "made on the spot", "inputs": ["atomic_numbers"]},
+        "split": {"train": 0.7, "valid": 0.2},
+        "batch": {"max_graphs": 8},
+        "model": {"kind": model, "hidden_dim": 16, "num_layers": 2, "cutoff": 3.0, "dropout": 0.1},
+        "heads": [
+            {"field": "energy", "pool": "sum", "per_node": True, "references": True, "forces": "forces"},
+            {"field": "charge", "loss": "huber"},
+        ],
+        "train": {"epochs": epochs, "ema_decay": 0.99, "warmup_epochs": 2, "checkpoint_seconds": 0},
+    }
+
+
+def started(out: Path, config: Path, *, resume: bool) -> subprocess.Popen[bytes]:
+    """The training process."""
+    command = [sys.executable, str(WORKER), str(out), str(config), "--graphs", "120", *(["--resume"] if resume else [])]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def tensors(run: Path) -> dict[str, bytes]:
+    """Everything in the newest checkpoint, and the exported model, as bytes."""
+    newest = max(path for path in (run / "checkpoints").iterdir() if path.is_dir())
+    described = dcp.FileSystemReader(newest).read_metadata().state_dict_metadata
+    values = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in described.items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        dcp.load(values, checkpoint_id=newest, no_dist=True)
+    found = {name: value.numpy().tobytes() for name, value in values.items()}
+    return found | {"model": (run / "model" / "weights.safetensors").read_bytes()}
+
+
+def main() -> int:
+    """Kill, resume, compare; prints a line per kill."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--model", default="schnet")
+    parser.add_argument("--epochs", type=int, default=60)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--folder", type=Path, default=None)
+    options = parser.parse_args()
+    folder = options.folder or Path(tempfile.mkdtemp(prefix="kill_train_"))
+    folder.mkdir(parents=True, exist_ok=True)
+    config = folder / "config.json"
+    config.write_text(json.dumps(configuration(options.model, options.epochs)))
+    whole, cut, moments = folder / "whole", folder / "cut", random.Random(options.seed)
+    begin = time.monotonic()
+    assert started(whole, config, resume=False).wait() == 0, "the undisturbed run failed"
+    length = time.monotonic() - begin
+    print(f"undisturbed run: {length:.1f} s; killing {options.kills} times at random", flush=True)
+    kills = 0
+    while kills < options.kills:
+        process = started(cut, config, resume=(cut / "config.json").exists())
+        moment = moments.uniform(0.3, 1.0) * length
+        try:
+            code = process.wait(timeout=moment)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            kills += 1
+            pointer = cut / "checkpoints" / "latest.json"
+            newest = json.loads(pointer.read_text())["checkpoint"] if pointer.exists() else "none"
+            print(f"kill {kills:2d} after {moment:5.2f} s; newest checkpoint {newest}", flush=True)
+            continue
+        print(f"finished (exit code {code}) before kill {kills + 1}; beginning another run", flush=True)
+        if differences(whole, cut):
+            break
+        for path in sorted(cut.rglob("*"), reverse=True):
+            path.rmdir() if path.is_dir() else path.unlink()
+        cut.rmdir()
+    assert started(cut, config, resume=True).wait() == 0, "the last resume failed"
+    different = differences(whole, cut)
+    print(f"compared {len(tensors(whole))} tensors and files and {len(read_record(whole).curves)} curves: ", end="")
+    print("all bits equal" if not different else f"different: {', '.join(different)}")
+    return 1 if different else 0
+
+
+def differences(whole: Path, cut: Path) -> list[str]:
+    """What is not the same in two finished runs."""
+    one, other = tensors(whole), tensors(cut)
+    names = [name for name in {**one, **other} if one.get(name) != other.get(name)]
+    before, after = read_record(whole), read_record(cut)
+    names += ["status"] if before.status != after.status else []
+    return names + [name for name, curve in before.curves.items() if after.curves.get(name) != curve]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,100 @@
+"""Losses are sums over present labels; what is missing contributes nothing."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from hydragnn.graphs import Field, GraphBatch, concatenate, graph_from_arrays
+from hydragnn.models import Prediction
+from hydragnn.training.loss import FieldLoss, label_counts, loss_sum, loss_sums
+
+FIELDS = (
+    Field(name="energy", on="graph", role="target", dtype="float64"),
+    Field(name="forces", on="node", shape=(3,), parity="vector", role="target", dtype="float64"),
+)
+
+
+def graph(nodes: int, energy: float | None) -> GraphBatch:
+    fields = FIELDS if energy is not None else FIELDS[1:]
+    return graph_from_arrays(
+        torch.rand(nodes, 3, dtype=torch.float64),
+        [],
+        [],
+        fields=fields,
+        nodes={"forces": torch.ones(nodes, 3, dtype=torch.float64)},
+        graphs={} if energy is None else {"energy": energy},
+    )
+
+
+@pytest.fixture
+def batch() -> GraphBatch:
+    return concatenate([graph(2, 3.0), graph(4, None), graph(5, -1.0)])
+
+
+def prediction(values: list[float], **options: object) -> Prediction:
+    return Prediction(mean=torch.tensor(values, dtype=torch.float64, requires_grad=True), **options)
+
+
+def energy_loss(kind: str = "mse", per_node: bool = False) -> FieldLoss:
+    return FieldLoss(name="energy", kind=kind, weight=1.0, per_node=per_node)
+
+
+@pytest.mark.parametrize(
+    "kind, expected",
+    [("mse", 0.5**2 + 3.0**2), ("mae", 0.5 + 3.0), ("huber", 0.5 * 0.5**2 + 3.0 - 0.5)],
+)
+def test_the_loss_is_the_sum_over_graphs_that_have_the_label(batch, kind, expected):
+    assert loss_sum(energy_loss(kind), prediction([3.5, 99.0, 2.0]), batch).item() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("value", [99.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("kind", ["mse", "mae", "huber"])
+def test_a_missing_label_contributes_neither_value_nor_gradient(batch, kind, value):
+    given = replace(batch, graphs={"energy": torch.tensor([3.0, value, -1.0], dtype=torch.float64)})
+    predicted = prediction([3.5, 7.0, 2.0])
+    loss = loss_sum(energy_loss(kind), predicted, given)
+    loss.backward()
+    assert torch.isfinite(loss) and torch.isfinite(predicted.mean.grad).all()
+    assert predicted.mean.grad[1] == 0 and (predicted.mean.grad[[0, 2]] != 0).all()
+
+
+def test_per_node_errors_are_divided_by_the_nodes_of_their_graph(batch):
+    loss = loss_sum(energy_loss(per_node=True), prediction([4.0, 99.0, 4.0]), batch)
+    assert loss.item() == pytest.approx((1.0 / 2) ** 2 + (5.0 / 5) ** 2)
+
+
+def test_the_likelihood_is_that_of_a_normal_distribution(batch):
+    variance = torch.tensor([0.25, 1.0, 4.0], dtype=torch.float64)
+    predicted = prediction([3.5, 99.0, 2.0], variance=variance)
+    loss = loss_sum(energy_loss("nll"), predicted, batch)
+    normal = torch.distributions.Normal(predicted.mean, variance.sqrt())
+    values = -normal.log_prob(batch["energy"])[[0, 2]] - 0.5 * torch.log(torch.tensor(2 * torch.pi))
+    assert loss.item() == pytest.approx(values.sum().item())
+
+
+def test_the_likelihood_per_node_is_that_of_the_scaled_quantity(batch):
+    variance = torch.tensor([0.25, 1.0, 4.0], dtype=torch.float64)
+    loss = loss_sum(energy_loss("nll", per_node=True), prediction([3.5, 99.0, 2.0], variance=variance), batch)
+    scaled = torch.distributions.Normal(
+        torch.tensor([3.5 / 2, 2.0 / 5], dtype=torch.float64), torch.tensor([0.5 / 2, 2.0 / 5], dtype=torch.float64)
+    )
+    expected = -scaled.log_prob(torch.tensor([3.0 / 2, -1.0 / 5], dtype=torch.float64)).sum()
+    assert loss.item() == pytest.approx((expected - torch.log(torch.tensor(2 * torch.pi))).item())
+
+
+def test_vectors_count_by_component_and_missing_labels_do_not_count(batch):
+    losses = (energy_loss(), FieldLoss(name="forces", kind="mse", weight=1.0))
+    assert label_counts(losses, batch) == [2.0, 33.0]
+    forces = Prediction(mean=torch.full((11, 3), 3.0, dtype=torch.float64))
+    sums = loss_sums(losses, {"energy": prediction([3.0, 0.0, -1.0]), "forces": forces}, batch)
+    assert sums.tolist() == [0.0, 4.0 * 33]
+
+
+def test_shares_of_a_batch_add_up_to_the_loss_of_the_whole(batch):
+    parts = [concatenate([graph(2, 3.0), graph(4, None)]), graph(5, -1.0)]
+    whole = loss_sum(energy_loss(), prediction([1.0, 2.0, 3.0]), batch)
+    shares = loss_sum(energy_loss(), prediction([1.0, 2.0]), parts[0]) + loss_sum(
+        energy_loss(), prediction([3.0]), parts[1]
+    )
+    assert whole.item() == pytest.approx(shares.item())

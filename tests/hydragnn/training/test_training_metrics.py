@@ -1,0 +1,127 @@
+"""Errors are gathered as sums; parts and ranks merge without loss."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.metrics import mean_absolute_error, r2_score, root_mean_squared_error
+
+from hydragnn.datasets import BatchSettings, Loader, SplitSettings, make_split
+from hydragnn.training import Target, errors_on, trivial_metrics, trivial_predictor
+from hydragnn.training.data import prepare_data
+from hydragnn.training.metrics import Errors, moments_of, target_moments
+
+NUMBERS = st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=20)
+
+
+@given(NUMBERS, NUMBERS, st.floats(-1e9, 1e9))
+def test_merged_moments_are_those_of_the_whole_even_far_from_zero(first, second, offset):
+    one, other = (torch.tensor(values, dtype=torch.float64).unsqueeze(1) + offset for values in (first, second))
+    whole, merged = moments_of(torch.cat([one, other])), moments_of(one).merged(moments_of(other))
+    assert merged.count == whole.count
+    torch.testing.assert_close(merged.mean, whole.mean)
+    torch.testing.assert_close(merged.squares, whole.squares, rtol=1e-9, atol=1e-6 + 1e-12 * abs(offset) * 1e3)
+
+
+def test_merging_with_nothing_changes_nothing():
+    nothing, some = moments_of(torch.zeros(0, 2)), moments_of(torch.tensor([[1.0, 2.0], [3.0, 5.0]]))
+    for merged in (nothing.merged(some), some.merged(nothing)):
+        assert merged.count == 2 and merged.mean.tolist() == [2.0, 3.5]
+
+
+def test_metrics_agree_with_scikit_learn_and_pass_over_missing_labels(store):
+    targets = [Target(name="forces", width=3, derived=True), Target(name="charge")]
+    split = make_split(store, settings())
+
+    def predict(batch):
+        generator = torch.Generator().manual_seed(batch.num_nodes)
+        return {
+            target.name: batch[target.name]
+            + torch.randn(batch[target.name].shape, generator=generator, dtype=torch.float64)
+            for target in targets
+        }
+
+    metrics = errors_on(predict, store, split.train, targets, BatchSettings(max_graphs=5))
+    pairs = {target.name: ([], []) for target in targets}
+
+    for _, batch in Loader(store, split.train, BatchSettings(max_graphs=5), shuffle=False).epoch(0):
+        values = predict(batch)
+        for target in targets:
+            present = batch.present(target.name)[batch.graph_of_node]
+            pairs[target.name][0].append(batch[target.name][present].reshape(-1, target.width))
+            pairs[target.name][1].append(values[target.name][present].reshape(-1, target.width))
+    for target in targets:
+        truth, guess = (torch.cat(values).numpy() for values in pairs[target.name])
+        found = metrics[target.name]
+        assert found["count"] == truth.size
+        assert found["mae"] == pytest.approx(mean_absolute_error(truth, guess))
+        assert found["rmse"] == pytest.approx(root_mean_squared_error(truth.ravel(), guess.ravel()))
+        assert found["r2"] == pytest.approx(r2_score(truth, guess, multioutput="variance_weighted"))
+
+
+def settings():
+
+    return SplitSettings(train=0.7, valid=0.2)
+
+
+def test_extensive_fields_have_errors_per_node(store):
+    target = Target(name="energy", extensive=True)
+    batch = store.read([0, 1])
+    errors = Errors([target])
+    errors.add(target, torch.tensor([1.0, -2.0]), batch)
+    found = errors.values(target_moments([target], batch))["energy"]
+    per_node = np.array([1.0, 2.0]) / batch.nodes_per_graph.numpy()
+    assert found["mae"] == 1.5 and found["rmse"] == pytest.approx(math.sqrt(2.5))
+    assert found["mae_per_node"] == pytest.approx(per_node.mean())
+    assert found["rmse_per_node"] == pytest.approx(math.sqrt(np.square(per_node).mean()))
+
+
+def test_a_field_without_labels_or_spread_has_no_r2(store):
+    target = Target(name="energy")
+    batch = store.read([0])
+    errors = Errors([target])
+    assert errors.values({"energy": moments_of(torch.zeros(0, 1))})["energy"] == {
+        "mae": None,
+        "rmse": None,
+        "r2": None,
+        "count": 0.0,
+    }
+    errors.add(target, torch.tensor([1.0]), batch)
+    assert errors.values(target_moments([target], batch))["energy"]["r2"] is None
+
+
+@pytest.mark.parametrize("references", [False, True])
+def test_the_trivial_predictor_is_the_best_constant_of_the_training_part(references, store, make_config):
+    from hydragnn.training.data import Place
+    from hydragnn.training.distributed import Ranks
+
+    config = make_config(heads__0__references=references)
+    data = prepare_data(config, store, Place(device=torch.device("cpu"), dtype=torch.float64), Ranks())
+    on_training = trivial_metrics(store, data.split.train, data.split.train, data.targets, data.normalisation)
+    assert on_training["charge"]["r2"] == pytest.approx(0.0, abs=1e-12)
+    predict = trivial_predictor(store, data.split.train, data.targets, data.normalisation)
+    batch = store.read(data.split.valid)
+    assert predict(batch)["forces"].abs().max() == 0
+    energy, nodes = predict(batch)["energy"], batch.nodes_per_graph
+    if references:  # one value per species
+        kinds = torch.stack(
+            [torch.bincount(batch.graph_of_node[batch["atomic_numbers"] == z], minlength=8) for z in (1, 8)]
+        )
+        fitted = torch.linalg.lstsq(kinds.T.double(), energy.unsqueeze(1)).solution
+        torch.testing.assert_close((kinds.T.double() @ fitted).squeeze(1), energy)
+    else:  # one value per node
+        torch.testing.assert_close(energy / nodes, (energy / nodes)[:1].expand(len(nodes)))
+
+
+def test_normalisation_sees_the_training_part_only(store, make_config):
+    from hydragnn.training.data import Place
+    from hydragnn.training.distributed import Ranks
+
+    config = make_config()
+    data = prepare_data(config, store, Place(device=torch.device("cpu"), dtype=torch.float64), Ranks())
+    charges = store.read(data.split.train, ["charge"])
+    present = charges.present("charge")[charges.graph_of_node]
+    assert data.normalisation.scales["charge"].mean[0] == pytest.approx(charges["charge"][present].mean().item())

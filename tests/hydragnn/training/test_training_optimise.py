@@ -1,0 +1,117 @@
+"""Weights, schedules, clipping and averages."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from hydragnn.config import TrainSettings
+from hydragnn.training.optimise import (
+    FlatWeights,
+    average_in_place,
+    best_epoch,
+    clip_in_place,
+    learning_rate,
+    make_optimizer,
+    out_of_patience,
+    plateaus,
+)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1))
+
+
+@pytest.mark.parametrize("optimizer, decay", [("adamw", 0.1), ("sgd", 0.1)])
+def test_one_flat_vector_moves_like_separate_parameters(optimizer, decay):
+    ours, theirs = network(), network()
+    weights = FlatWeights(ours)
+    settings = TrainSettings(optimizer=optimizer, weight_decay=decay, learning_rate=0.05)
+    flat = make_optimizer(weights, settings)
+    if optimizer == "adamw":
+        reference = torch.optim.AdamW(theirs.parameters(), lr=0.05, weight_decay=decay)
+    else:
+        reference = torch.optim.SGD(theirs.parameters(), lr=0.05, momentum=0.9, nesterov=True, weight_decay=decay)
+    for _ in range(5):
+        inputs = torch.randn(7, 3)
+        weights.gradient.zero_()
+        reference.zero_grad()
+        for model, stepper in ((ours, flat), (theirs, reference)):
+            model(inputs).square().sum().backward()
+            stepper.step()
+    for one, other in zip(ours.parameters(), theirs.parameters()):
+        torch.testing.assert_close(one, other)
+
+
+def test_parameters_stay_views_of_the_vector_and_begin_on_aligned_boundaries():
+    model = network()
+    before = [value.clone() for value in model.parameters()]
+    weights = FlatWeights(model)
+    model(torch.randn(2, 3)).sum().backward()
+    for old, new in zip(before, model.parameters()):
+        assert torch.equal(old, new)
+        assert new.untyped_storage().data_ptr() == weights.vector.untyped_storage().data_ptr()
+        assert new.grad.untyped_storage().data_ptr() == weights.gradient.untyped_storage().data_ptr()
+    assert all(start * 4 % 64 == 0 for _, _, start in weights.layout)
+    assert weights.count == sum(value.numel() for value in before)
+
+
+def test_weights_are_replaced_for_a_block_and_come_back():
+    model = network()
+    weights = FlatWeights(model)
+    before = weights.vector.detach().clone()
+    with weights.replaced_by(torch.zeros_like(before)):
+        assert model(torch.ones(1, 3)).item() == 0
+    assert torch.equal(weights.vector, before)
+
+
+def test_warm_up_rises_from_zero_and_cosine_falls_to_zero_at_the_last_step():
+    settings = TrainSettings(epochs=12, warmup_epochs=2, learning_rate=0.4)
+    assert learning_rate(settings, 0.01) == pytest.approx(0.4 * 0.005)
+    assert learning_rate(settings, 1.0) == pytest.approx(0.2)
+    assert learning_rate(settings, 2.0) == pytest.approx(0.4)
+    assert learning_rate(settings, 7.0) == pytest.approx(0.2)
+    assert learning_rate(settings, 9.5) == pytest.approx(0.2 * (1 + math.cos(0.75 * math.pi)))
+    assert learning_rate(settings, 12.0) == pytest.approx(0.0, abs=1e-12)
+
+
+def test_plateau_halves_after_every_wait_without_a_better_loss():
+    settings = TrainSettings(schedule="plateau", plateau_patience=2, learning_rate=0.8)
+    assert learning_rate(settings, 3.0, [5.0, 4.0, 3.0]) == 0.8
+    assert learning_rate(settings, 5.0, [5.0, 4.0, 4.0, 4.5]) == 0.4
+    assert learning_rate(settings, 7.0, [5.0, 4.0, 4.0, 4.5, 4.1, 4.2]) == 0.2
+    assert plateaus([1.0, None, None], patience=2) == 1
+
+
+def test_a_constant_rate_stays():
+    settings = TrainSettings(schedule="constant", learning_rate=0.3)
+    assert {learning_rate(settings, epoch) for epoch in (0.1, 50.0, 100.0)} == {0.3}
+
+
+def test_patience_counts_epochs_since_the_best():
+    assert not out_of_patience([], 3)
+    assert not out_of_patience([1.0, 2.0, 2.0], 3)
+    assert out_of_patience([1.0, 2.0, 2.0, 1.0], 3)
+    assert not out_of_patience([1.0] * 50, 0)
+    assert best_epoch([None, 2.0, 1.0, 1.0]) == 2
+
+
+def test_clipping_shortens_long_gradients_only():
+    gradient = torch.tensor([3.0, 4.0])
+    assert clip_in_place(gradient, 10.0) == 5.0 and gradient.tolist() == [3.0, 4.0]
+    assert clip_in_place(gradient, 0.0) == 5.0 and gradient.tolist() == [3.0, 4.0]
+    assert clip_in_place(gradient, 1.0) == 5.0 and gradient.tolist() == pytest.approx([0.6, 0.8])
+    assert math.isnan(clip_in_place(torch.tensor([float("nan"), 1.0]), 1.0))
+
+
+def test_the_average_follows_the_weights_and_forgets_the_start():
+    average = torch.zeros(1)
+    for step in range(1, 4):
+        average_in_place(average, torch.ones(1), 0.999, step)
+    decays = [2 / 11, 3 / 12, 4 / 13]
+    assert average.item() == pytest.approx(1 - math.prod(decays))
+    late = torch.zeros(1)
+    average_in_place(late, torch.ones(1), 0.9, 10**6)
+    assert late.item() == pytest.approx(0.1)
