@@ -5,13 +5,14 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
 from hydragnn.ensemble.members import Outcome
 from hydragnn.ensemble.plan import Unit
 from hydragnn.errors import InputError
-from hydragnn.files import read_json, replace_atomically, write_json
+from hydragnn.files import read_json, write_json
 
 
 class Parts:
@@ -43,35 +44,46 @@ class Parts:
         return self.folder / f"chunk-{unit.chunk:07d}-member-{unit.member:03d}.npz"
 
     def has(self, unit: Unit) -> bool:
-        """Whether the unit is finished."""
-        return self.path(unit).is_file()
+        """Whether the unit is finished; a file that a power cut left torn is not."""
+        if not self.path(unit).is_file():
+            return False
+        try:
+            self.read(unit)
+        except (BadZipFile, EOFError, KeyError, ValueError, OSError):
+            return False
+        return True
 
     def write(self, unit: Unit, outcome: Outcome) -> None:
-        """Keep the outcome of a unit; complete or absent."""
+        """Keep the outcome of a unit; complete or absent once this process ends, whatever ends it.
+
+        Not flushed to disk, which would cost more than predicting: the checksums inside tell a torn file.
+        """
         arrays = {f"mean/{name}": values for name, values in outcome.means.items()}
         arrays |= {f"variance/{name}": values for name, values in outcome.variances.items()}
         arrays["reasons"] = np.array(outcome.reasons, dtype=np.str_)
-
-        def save(path: Path) -> None:
-            with path.open("wb") as file:
+        path = self.path(unit)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            with temporary.open("wb") as file:
                 np.savez(file, allow_pickle=False, **arrays)
-                file.flush()
-                os.fsync(file.fileno())
-
-        replace_atomically(self.path(unit), save)
+            temporary.replace(path)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise InputError(f"cannot write {path}: {error.strerror or error}; free space, then --resume") from error
 
     def read(self, unit: Unit) -> Outcome:
         """The outcome of a finished unit, bit for bit."""
-        with np.load(self.path(unit), allow_pickle=False) as arrays:
-            return Outcome(
-                means={name.removeprefix("mean/"): arrays[name] for name in arrays.files if name.startswith("mean/")},
-                variances={
-                    name.removeprefix("variance/"): arrays[name]
-                    for name in arrays.files
-                    if name.startswith("variance/")
-                },
-                reasons=tuple(arrays["reasons"].tolist()),
-            )
+        with self.path(unit).open("rb") as raw, np.load(raw, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+        return Outcome(
+            means={name.removeprefix("mean/"): values for name, values in arrays.items() if name.startswith("mean/")},
+            variances={
+                name.removeprefix("variance/"): values
+                for name, values in arrays.items()
+                if name.startswith("variance/")
+            },
+            reasons=tuple(arrays["reasons"].tolist()),
+        )
 
     def delete(self) -> None:
         """Remove the folder once everything has been merged."""

@@ -121,14 +121,16 @@ def test_a_run_predicts_too(runs, stored, tmp_path):
     assert np.isfinite(arrays["fields/energy/mean"]).all() and np.isnan(arrays["fields/energy/lower"]).all()
 
 
-def test_a_graph_above_the_budget_has_a_line_with_the_reason(ensemble, stored, store, tmp_path):
-    result = predict_to_file(ensemble, stored, tmp_path / "out.h5", batch=BatchSettings(max_graphs=0, max_nodes=6))
+def test_a_graph_above_the_budget_has_a_line_with_the_reason(ensemble, store, tmp_path):
+    nodes = store.sizes().nodes[:12]
+    few = write_store(tmp_path / "few.h5", store.fields(), store.read(np.arange(12)), 3)
+    result = predict_to_file(ensemble, few, tmp_path / "out.h5", batch=BatchSettings(max_graphs=0, max_nodes=6))
     arrays = arrays_of(tmp_path / "out.h5")
-    large = store.sizes().nodes > 6
+    large = nodes > 6
     assert result["failed"] == large.sum() > 0
     assert np.array_equal(["raise batch.max_nodes" in status for status in arrays["status"]], large)
     assert np.array_equal(np.isnan(arrays["fields/energy/mean"]), large)
-    assert len(arrays["fields/forces/mean"]) == store.sizes().nodes.sum()
+    assert len(arrays["fields/forces/mean"]) == nodes.sum()
 
 
 def test_a_member_that_gives_nan_fails_the_graph_and_no_other(ensemble, frames, monkeypatch):
@@ -190,6 +192,27 @@ def test_killed_processes_resume_to_the_same_bits(ensemble, structures, tmp_path
     predict_to_file(ensemble, structures, out, resume=True, batch=one_by_one)
     predict_to_file(ensemble, structures, tmp_path / "whole.npz", batch=one_by_one)
     assert out.exists() and out.read_bytes() == (tmp_path / "whole.npz").read_bytes()
+
+
+def test_a_part_torn_by_a_power_cut_is_made_again(ensemble, stored, tmp_path, monkeypatch):
+    predict_to_file(ensemble, stored, tmp_path / "whole.npz", batch=BATCH)
+
+    def dying(*arguments):
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(predict, "merge", dying)
+        with pytest.raises(Killed):
+            predict_to_file(ensemble, stored, tmp_path / "out.npz", batch=BATCH)
+    parts = sorted((tmp_path / "out.npz.parts").glob("chunk-*"))
+    parts[0].write_bytes(b"")
+    parts[1].write_bytes(parts[1].read_bytes()[:100])
+    torn = bytearray(parts[2].read_bytes())
+    torn[len(torn) // 2] ^= 255
+    parts[2].write_bytes(bytes(torn))
+    result = predict_to_file(ensemble, stored, tmp_path / "out.npz", batch=BATCH, resume=True)
+    assert result["units"] - result["units_resumed"] == 3
+    assert (tmp_path / "out.npz").read_bytes() == (tmp_path / "whole.npz").read_bytes()
 
 
 def test_parts_of_another_prediction_are_not_mixed_in(ensemble, runs, stored, tmp_path, monkeypatch):
