@@ -11,7 +11,7 @@ from ase.calculators.emt import EMT
 from hydragnn.graphs import Field, GraphBatch, from_ase
 from hydragnn.scripts.demo.writing import write_samples
 
-ELEMENTS = {"Cu": 3.61, "Ag": 4.09, "Au": 4.08, "Pd": 3.89}  # lattice constants in Angstrom
+ELEMENTS = {"Al": 4.05, "Cu": 3.61, "Ag": 4.09, "Au": 4.08, "Ni": 3.52, "Pd": 3.89, "Pt": 3.92}  # lattice constants, Angstrom
 CUTOFF = 4.5  # Angstrom: the first shell and, where compressed, the second
 LABELS = (
     Field(name="energy", on="graph", unit="eV", role="target", dtype="float64"),
@@ -21,7 +21,7 @@ REPEATS = ((1, 1, 1), (2, 1, 1), (2, 2, 1), (2, 2, 2))
 
 
 def make_alloys(out: Path, *, samples: int = 700, seed: int = 0) -> None:
-    """Make a store of binary and ternary alloys of Cu, Ag, Au and Pd with EMT energies and forces.
+    """Make a store of binary and ternary alloys of Al, Cu, Ag, Au, Ni, Pd and Pt with EMT energies and forces.
 
     Half are bulk cells of 4 to 32 atoms, a quarter slabs (periodic in the plane), a quarter clusters of 4 to 20 atoms;
     all are strained and rattled. EMT: Jacobsen et al. 1996, doi:10.1016/0039-6028(96)00816-3.
@@ -54,7 +54,7 @@ def alloy(generator: np.random.Generator) -> Atoms:
     strain = np.eye(3) * generator.normal(0.0, 0.02) + symmetric(generator.normal(0.0, 0.015, (3, 3)))
     atoms.set_cell(atoms.cell.array @ (np.eye(3) + strain), scale_atoms=False)
     atoms.positions = atoms.positions @ (np.eye(3) + strain)
-    atoms.positions += generator.normal(0.0, generator.uniform(0.03, 0.15), atoms.positions.shape)
+    atoms.positions += generator.normal(0.0, generator.uniform(0.02, 0.12), atoms.positions.shape)
     return atoms
 
 

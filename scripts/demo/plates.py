@@ -15,7 +15,7 @@ from hydragnn.errors import MissingPackageError
 from hydragnn.graphs import Field, GraphBatch, from_mesh
 from hydragnn.scripts.demo.writing import write_samples
 
-LOSS = 8.0  # heat lost to the air per area and degree, over the plate's mean conductivity (1 / length^2)
+LOSS = 10.0  # heat lost to the air per area and degree, over the plate's mean conductivity (1 / length^2)
 FINER = 2  # times that every triangle is cut in four for the solution
 FIELDS = (
     Field(name="place", on="node", classes=3, dtype="int64"),  # 0 inside, 1 outer edge, 2 on a pipe
@@ -75,7 +75,7 @@ class Plate:
 
 def random_plate(generator: np.random.Generator) -> Plate:
     """A plate of random width, mesh size and pipes, triangulated irregularly."""
-    width, size = generator.uniform(0.8, 1.4), generator.uniform(0.085, 0.13)
+    width, size = generator.uniform(0.8, 1.4), generator.uniform(0.095, 0.15)
     pipes = _pipes(width, generator)
     outer, rings = _outline(width, size), np.concatenate([_ring(pipe, size, generator) for pipe in pipes])
     inner = _scattered(width, size, generator)
@@ -167,18 +167,16 @@ def solved(plate: Plate, conductivity: Any, source: Any) -> tuple[Float[ndarray,
     except ImportError as error:
         raise MissingPackageError("scikit-fem", "demo", "the quickstart's plates") from error
 
-    @BilinearForm
     def balance(u: Any, v: Any, w: Any) -> Any:
         return conductivity(*w.x) * dot(grad(u), grad(v)) + LOSS * u * v
 
-    @LinearForm
     def heat(v: Any, w: Any) -> Any:
         return source(*w.x) * v
 
     mesh = MeshTri(plate.points.T, plate.triangles.T).refined(FINER)
     basis = Basis(mesh, ElementTriP1())
-    load = heat.assemble(basis)
-    temperature = solve(*condense(balance.assemble(basis), load, D=held(mesh, plate)))
+    load = LinearForm(heat).assemble(basis)
+    temperature = solve(*condense(BilinearForm(balance).assemble(basis), load, D=held(mesh, plate)))
     return temperature[: len(plate.points)], float(load @ temperature)
 
 
