@@ -13,6 +13,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure as Drawing
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import Formatter, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 INK, MUTED, RULE, ACCENT, PAPER, SOFT = "#1b1f24", "#6a737d", "#d9dde2", "#2a6fb0", "#fefefe", "#a9b4bf"
@@ -20,7 +21,7 @@ VARIABLES = {INK: "ink", MUTED: "muted", RULE: "rule", ACCENT: "accent", PAPER: 
 RASTER_ACCENT = "#3f87c9"  # pixels cannot follow the page's colours; this one is visible on light and on dark paper
 
 COLUMN = 340  # pixels: the width of a phone's text column, so that one SVG unit is about one pixel everywhere
-LARGE, WIDE = 600, 900
+LARGE, WIDE, PAD = 600, 900, 6
 
 SVG, XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 
@@ -95,7 +96,8 @@ class Sketch:
 def picture(name: str, title: str, draw: Callable[[Axes], None], *, width: int = COLUMN, height: int = 250) -> str:
     """The SVG that ``draw`` makes on one pair of axes, ``width`` by ``height`` pixels; texts stay texts."""
     with mpl.rc_context({**STYLE, "svg.hashsalt": name}):
-        figure = Drawing(figsize=(width / 72, height / 72), dpi=72, layout="constrained")
+        layout = ConstrainedLayoutEngine(w_pad=PAD / 72, h_pad=PAD / 72)
+        figure = Drawing(figsize=(width / 72, height / 72), dpi=72, layout=layout)
         FigureCanvasSVG(figure)
         axes = figure.subplots()
         draw(axes)
@@ -287,7 +289,15 @@ def log_scale(axes: Axes, axis: str, low: float, high: float) -> None:
     set_scale("log")
     set_limits(low, high)
     decades = math.log10(high / low)
-    steps = (1.0,) if decades > 3 else (1.0, 3.0) if decades > 1.3 else (1.0, 2.0, 5.0)
+    steps = (
+        (1.0,)
+        if decades > 3
+        else (1.0, 3.0)
+        if decades > 1.3
+        else (1.0, 2.0, 5.0)
+        if decades > 0.8
+        else (1, 1.5, 2, 3, 4, 6)
+    )
     line = axes.xaxis if axis == "x" else axes.yaxis
     if decades < 0.5:  # less than a factor of three: decades would leave the axis without labels
         line.set_major_locator(MaxNLocator(4))
@@ -326,6 +336,12 @@ class TickLabels(Formatter):
 def linear_scale(axes: Axes, axis: str, ticks: int = 5, *, whole: bool = False) -> None:
     """A linear axis with few ticks, labelled in plain numbers; ``whole`` where there is nothing between integers."""
     line = axes.xaxis if axis == "x" else axes.yaxis
+    low, high = line.get_view_interval()
+    while axis == "x" and ticks > 2:  # long labels side by side need room
+        labels = tick_labels([float(place) for place in MaxNLocator(ticks, integer=whole).tick_values(low, high)[1:-1]])
+        if sum(len(label) + 2 for label in labels) <= 36:
+            break
+        ticks -= 1
     line.set_major_locator(MaxNLocator(ticks, integer=whole))
     line.set_major_formatter(TickLabels())
 

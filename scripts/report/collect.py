@@ -28,6 +28,7 @@ from hydragnn.scripts.report.facts import (
     Scores,
     Values,
 )
+from hydragnn.scripts.report.run_points import run_points
 from hydragnn.scripts.report.verdict import join
 
 Kind = Literal["ensemble", "campaign", "run"]
@@ -64,6 +65,9 @@ def collect(source: Path, *, campaign: Path | None = None, ensemble: Path | None
     record = run.record if run else searched.best.record if searched and searched.best else None
     if not parts and record is not None:
         parts = record_parts(record, units)
+        parts = _with_points(
+            parts, source if run else searched.best.folder if searched and searched.best else source, record
+        )
     return Facts(
         title=_title(source, parts, resolved),
         kind="ensemble" if found else kind,
@@ -113,7 +117,7 @@ def _data(config: Mapping[str, Any], ensemble: EnsembleFacts | None) -> tuple[Da
     if not config:
         return None, "no member keeps the record of its training"
     try:
-        run = RunConfig.parse({key: value for key, value in config.items() if key in RunConfig.model_fields})
+        run = _run_config(config)
         moved = ensemble.description.get("data", {}).get("store") if ensemble else None
         beside = (ensemble.folder / moved).resolve() if ensemble and moved else run.data.store
         return data_facts(run, run.data.store if run.data.store.exists() else beside), ""
@@ -241,6 +245,23 @@ def record_parts(record: RunRecord, units: Mapping[str, str]) -> dict[str, Part]
             scores = tuple(_record_scores(record, name, field, units.get(field, "")) for field in fields)
             parts[name] = Part(name=name, scores=scores)
     return parts
+
+
+def _with_points(parts: dict[str, Part], folder: Path, record: RunRecord) -> dict[str, Part]:
+    """The validation part with predictions of the run's own model, where the run still has model and store."""
+    if "valid" not in parts:
+        return parts
+    try:
+        points = run_points(folder, _run_config(record.config))
+    except InputError:
+        return parts
+    known = {scores.field for scores in parts["valid"].scores}
+    kept = {name: values for name, values in points.items() if name in known}
+    return {**parts, "valid": replace(parts["valid"], points=kept)}
+
+
+def _run_config(config: Mapping[str, Any]) -> RunConfig:
+    return RunConfig.parse({key: value for key, value in config.items() if key in RunConfig.model_fields})
 
 
 def _record_scores(record: RunRecord, part: str, field: str, unit: str) -> FieldScores:

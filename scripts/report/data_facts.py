@@ -27,7 +27,10 @@ def data_facts(config: RunConfig, path: Path) -> DataFacts:
     store = open_store(path)
     split = make_split(store, config.split)
     sizes = store.sizes()
-    picked = {name: _sample(getattr(split, name), sizes.nodes) for name in ("train", "valid", "test")}
+    picked = {
+        name: evenly_spaced(getattr(split, name), sizes.nodes, SAMPLE_GRAPHS, SAMPLE_NODES)
+        for name in ("train", "valid", "test")
+    }
     fields = {field.name: field for field in store.fields()}
     wanted = [name for name in config.targets if name in fields]
     kinds = _kind_field(list(fields.values()), config)
@@ -56,12 +59,12 @@ def _counts(split: Split) -> dict[str, int]:
     return {"train": len(split.train), "valid": len(split.valid), "test": len(split.test)}
 
 
-def _sample(indices: NDArray[np.int64], nodes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Evenly spaced graphs of a part, within the budgets of graphs and nodes."""
+def evenly_spaced(indices: NDArray[np.int64], nodes: NDArray[np.int64], graphs: int, budget: int) -> NDArray[np.int64]:
+    """An even sample of a part: at most ``graphs`` of them, with about ``budget`` nodes at most, and at least one."""
     if not len(indices):
         return indices
-    affordable = int(SAMPLE_NODES / max(1.0, float(nodes[indices].mean())))
-    count = min(len(indices), SAMPLE_GRAPHS, max(1, affordable))
+    affordable = int(budget / max(1.0, float(nodes[indices].mean())))
+    count = min(len(indices), graphs, max(1, affordable))
     return np.asarray(indices[np.linspace(0, len(indices) - 1, count).astype(np.int64)], dtype=np.int64)
 
 

@@ -186,31 +186,39 @@ def observed_levels(points: Points) -> Values | None:
 
 
 def calibration(part: Part, nominal: float) -> Figure | None:
-    """Nominal against observed coverage of every field; None where no field has a spread."""
-    curves = {name: observed_levels(points) for name, points in part.points.items()}
-    known = {name: curve for name, curve in curves.items() if curve is not None}
-    if not known:
-        return None
-    return figure(
+    """Promised against observed coverage, a panel per field that has a spread."""
+    promise = f"{nominal * 100:.0f}\u00a0%"
+    return panels(
         f"calibration-{part.name}",
-        "Calibration: nominal against observed",
-        "How to read it: for every promised probability, the share of true values that really fell inside. On the diagonal "
-        "the promise is kept; below it the model is overconfident, above it too cautious. Lines use the predicted spread; "
-        f"diamonds are the conformal {nominal:.0%} intervals that predictions carry.".replace("%", " %"),
-        partial(_draw_calibration, curves=known, part=part, nominal=nominal),
-        height=330,
+        "Calibration: promised against observed",
+        "How to read it: for every promised probability, the share of true values that really fell inside the interval of "
+        "that probability. On the diagonal the promise is kept; below it the model is overconfident, above it too cautious. "
+        f"The line uses the predicted spread; the diamond is the conformal {promise} interval that predictions carry.",
+        [
+            Sketch(
+                name=name,
+                label=name,
+                draw=partial(_draw_calibration, points=points, nominal=nominal),
+                note=f"{promise} interval holds {points.covered.mean() * 100:.1f}\u00a0%"
+                if points.covered is not None
+                else "",
+            )
+            for name, points in part.points.items()
+            if points.spread is not None
+        ],
+        height=310,
     )
 
 
-def _draw_calibration(axes: Axes, curves: dict[str, Values], part: Part, nominal: float) -> None:
+def _draw_calibration(axes: Axes, points: Points, nominal: float) -> None:
     axes.plot([0, 1], [0, 1], color=MUTED, linewidth=1)
-    styles = ["-", (0, (5, 2)), (0, (2, 2)), (0, (6, 2, 1, 2))]
-    for number, (name, curve) in enumerate(curves.items()):
-        colour = ACCENT if number % 2 == 0 else INK
-        axes.plot((0, *LEVELS, 1), (0, *curve, 1), color=colour, linestyle=styles[number % 4], label=name)
-        covered = part.points[name].covered
-        if covered is not None:
-            axes.plot([nominal], [covered.mean()], "D", color=colour, markersize=6, markeredgecolor=PAPER)
+    observed = observed_levels(points)
+    if observed is not None:
+        axes.fill_between((0, *LEVELS, 1), (0, *LEVELS, 1), (0, *observed, 1), color=ACCENT, alpha=0.15, linewidth=0)
+        axes.plot((0, *LEVELS, 1), (0, *observed, 1), color=ACCENT)
+    if points.covered is not None:
+        share = float(points.covered.mean())
+        axes.plot([nominal], [share], "D", color=INK, markersize=7, markeredgecolor=PAPER)
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1.02)
     axes.set_aspect("equal")
@@ -219,7 +227,6 @@ def _draw_calibration(axes: Axes, curves: dict[str, Values], part: Part, nominal
     quiet_grid(axes)
     axes.set_xlabel("promised share")
     axes.set_ylabel("observed share")
-    axes.legend(loc="upper left")
 
 
 def coverage(parts: Sequence[Part], nominal: float) -> Figure | None:
@@ -262,7 +269,7 @@ def spread_against_error(part: Part) -> Figure | None:
     return panels(
         f"spread-{part.name}",
         "Spread against error",
-        "How to read it: values are sorted by predicted spread into groups of equal count; each dot is the real error of one "
+        "How to read it: values are sorted by predicted spread into groups of equal count; each dot is the real error (root mean square) of one "
         "group. Rising dots mean that the spread knows which predictions are bad; dots on the diagonal mean that its size "
         "is right too, dots above it that it is too small.",
         [
@@ -303,7 +310,7 @@ def _draw_spread(axes: Axes, spread: Values, error: Values, unit: str) -> None:
     axes.set_aspect("equal")
     quiet_grid(axes)
     axes.set_xlabel(with_unit("predicted spread", unit))
-    axes.set_ylabel(with_unit("real error (RMS)", unit))
+    axes.set_ylabel(with_unit("real error", unit))
 
 
 def ablation(rows: Sequence[Ablation]) -> Figure:
