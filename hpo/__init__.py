@@ -1,6 +1,6 @@
 """Which configuration to try next, and how far: campaigns of trials, judged at rungs, that survive any kill."""
 
-from hydragnn.hpo.campaign import CampaignResult, OnEvent, run_campaign, trial_folder
+from hydragnn.hpo.campaign import CampaignResult, OnEvent, run_search, trial_folder
 from hydragnn.hpo.launcher import Exit, Launcher, Task
 from hydragnn.hpo.local import LocalLauncher
 from hydragnn.hpo.objective import Objective, objective_value
@@ -9,10 +9,12 @@ from hydragnn.hpo.records import (
     TrialHistory,
     campaign_history,
     campaign_records,
+    finished_runs,
     parameter_importance,
 )
 from hydragnn.hpo.sampler import SAMPLERS
 from hydragnn.hpo.scheduler import State, Trial, step
+from hydragnn.hpo.search import run_campaign
 from hydragnn.hpo.settings import CampaignSettings, SearchSettings, campaign_settings, read_campaign
 from hydragnn.hpo.space import Space, space_of
 from hydragnn.hpo.table import CampaignView

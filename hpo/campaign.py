@@ -14,7 +14,7 @@ from typing import Any
 
 from hydragnn.config import RunConfig
 from hydragnn.errors import InputError
-from hydragnn.files import write_json
+from hydragnn.files import write_atomically, write_json
 from hydragnn.hpo.door import check_campaign, check_folder, plan_of, write_settings
 from hydragnn.hpo.events import (
     Cancel,
@@ -22,6 +22,7 @@ from hydragnn.hpo.events import (
     Ending,
     Event,
     Exhausted,
+    Failed,
     Launched,
     Opened,
     Plan,
@@ -44,7 +45,15 @@ from hydragnn.hpo.settings import CampaignSettings
 from hydragnn.hpo.space import Point, Space, space_of, trial_config
 
 HEARTBEAT = 1.0  # seconds between looks at the clock while nothing happens
+ROOM = 1 << 20  # bytes that must still fit on the disk after a failure
 GRACE = 8.0  # seconds that a cancelled attempt gets to save itself
+
+ENDINGS: dict[Ending, str] = {
+    "finished": "all trials done",
+    "hours": "max_hours spent",
+    "stopped": "interrupted",
+    "hopeless": "every trial failed",
+}
 
 OnEvent = Callable[[State, Event, float], None]
 """Called with the new state, the event and the seconds of campaign after every event, ticks included."""
@@ -64,8 +73,22 @@ class CampaignResult:
     best_value: float | None
     seconds: float
 
+    def summary(self) -> dict[str, Any]:
+        """The result as a plain table, for the command line and for machines."""
+        ending = ENDINGS[self.ending]
+        return {
+            "campaign": str(self.folder),
+            "ending": f"{ending}; continue with --resume" if self.ending in ("stopped", "hours") else ending,
+            "trials": self.trials,
+            "trained to the end": self.finished,
+            "failed": self.failed,
+            "best trial": self.best_trial,
+            "best objective": self.best_value,
+            "seconds": self.seconds,
+        }
 
-def run_campaign(
+
+def run_search(
     settings: CampaignSettings,
     out: Path,
     *,
@@ -125,8 +148,10 @@ class Controller:
         self.feed(Opened(plan=plan, places=self._launcher.places))
         while not self.state.closed:
             for end in self._launcher.poll(HEARTBEAT):
-                config = self._config(end.task.trial)
-                self.feed(verdict(end, config.hash, self._settings.search.objective))
+                outcome = verdict(end, self._config(end.task.trial).hash, self._settings.search.objective)
+                if isinstance(outcome, Failed):
+                    check_disk(end.task.folder)
+                self.feed(outcome)
             self.feed(Stopping(reason=self._stop_reason) if self._stop_reason else Tick())
         return result_of(self.state, self._out, self._settings.source, self._clock())
 
@@ -182,6 +207,15 @@ def trial_folder(out: Path, number: int) -> Path:
     'c/trials/0007'
     """
     return out / "trials" / f"{number:04d}"
+
+
+def check_disk(folder: Path) -> None:
+    """InputError where nothing can be written: a trial that fails for want of space has not failed, it waits for a resume."""
+    try:
+        write_atomically(folder / ".room", b"\0" * ROOM)
+    except InputError as error:
+        raise InputError(f"{error}; then continue with --resume") from error
+    (folder / ".room").unlink(missing_ok=True)
 
 
 def result_of(state: State, out: Path, source: str, now: float) -> CampaignResult:

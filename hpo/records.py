@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import optuna
 
+from hydragnn.errors import InputError
 from hydragnn.hpo.door import open_campaign
 from hydragnn.hpo.events import Origin
 from hydragnn.hpo.journal import NAME as JOURNAL
@@ -63,6 +64,14 @@ def campaign_records(out: Path) -> list[tuple[int, RunRecord, Path]]:
     open_campaign(out)
     folders = sorted(path.parent for path in out.glob("trials/*/record.json"))
     return [(int(folder.name), read_record(folder), folder) for folder in folders]
+
+
+def finished_runs(out: Path) -> list[Path]:
+    """Run folders of the trials that were trained to their end, best objective first; InputError where there is none yet."""
+    trials = [trial for trial in campaign_history(out).trials if trial.status == "finished"]
+    if not trials:
+        raise InputError(f"no trial of {out} is trained to its end yet; continue the search with --resume")
+    return [trial.folder for trial in sorted(trials, key=lambda trial: (trial.value or 0.0, trial.number))]
 
 
 def campaign_history(out: Path) -> CampaignHistory:

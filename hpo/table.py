@@ -91,8 +91,7 @@ def event_line(state: State, event: Event, seconds: float) -> str:
         case Failed():
             trial = state.trials[event.trial]
             fate = {"waiting": "tried again", "running": "tried again"}.get(trial.status, "given up")
-            first = event.message.splitlines()[0] if event.message else ""
-            return f"trial {event.trial}: {event.kind}, {fate}: {first}"
+            return f"trial {event.trial}: {event.kind}, {fate}: {short(event.message)}"
         case Stopping() if state.running:
             return f"{event.reason}: {len(state.running)} trial(s) save their state; continue with --resume"
         case _:
@@ -105,7 +104,7 @@ def summary_line(state: State, seconds: float) -> str:
     failed = sum(trial.status in ("failed", "lost") for trial in state.trials.values())
     best = state.best
     parts = [
-        f"{len(state.trials)}/{state.plan.trials} trials",
+        f"{sum(bool(trial.values) for trial in state.trials.values())}/{state.plan.trials} trials",
         f"{count['finished']} finished, {count['paused']} at a rung" + (f", {failed} failed" if failed else ""),
         "no result yet" if best is None or best.value is None else f"best {best.value:.4g} (trial {best.number})",
         f"{_duration(seconds)} so far",
@@ -125,6 +124,16 @@ def seconds_left(state: State, seconds: float) -> float | None:
         floor = min(state.plan.finalists, state.plan.trials)
         before, reaching = rung, max(reaching / state.plan.reduction, float(floor))
     return max(0.0, (total - done) * seconds / done)
+
+
+def short(message: str) -> str:
+    """The first and the last line of a message.
+
+    >>> short("exit code 1 without a result\\nTraceback ...\\nImportError: no torch")
+    'exit code 1 without a result: ImportError: no torch'
+    """
+    lines = message.splitlines()
+    return ": ".join(dict.fromkeys([*lines[:1], *lines[-1:]]))
 
 
 def values_text(trial: Trial) -> str:

@@ -21,7 +21,7 @@ from hydragnn.hpo import (
     campaign_history,
     campaign_records,
     parameter_importance,
-    run_campaign,
+    run_search,
 )
 from hydragnn.hpo.journal import Journal
 
@@ -38,7 +38,7 @@ def course(out: Path) -> list[tuple[Any, ...]]:
 def test_one_worker_gives_the_same_campaign_twice(
     settings: Settings, fake_launcher: Launchers, weights_of: Weights, tmp_path: Path
 ) -> None:
-    results = [run_campaign(settings(), tmp_path / name, launcher=fake_launcher()) for name in ("a", "b")]
+    results = [run_search(settings(), tmp_path / name, launcher=fake_launcher()) for name in ("a", "b")]
     assert results[0].ending == "finished"
     assert course(tmp_path / "a") == course(tmp_path / "b")
     assert weights_of(tmp_path / "a") == weights_of(tmp_path / "b")
@@ -48,7 +48,7 @@ def test_one_worker_gives_the_same_campaign_twice(
 
 
 def test_several_workers_try_everything_once(settings: Settings, fake_launcher: Launchers, tmp_path: Path) -> None:
-    result = run_campaign(settings(), tmp_path / "c", launcher=fake_launcher(workers=3))
+    result = run_search(settings(), tmp_path / "c", launcher=fake_launcher(workers=3))
     assert result.trials == 9
     records = campaign_records(tmp_path / "c")
     assert [number for number, _, _ in records] == list(range(9))
@@ -59,7 +59,7 @@ def test_several_workers_try_everything_once(settings: Settings, fake_launcher: 
 def test_failures_of_configurations_are_kept_and_the_rest_goes_on(
     settings: Settings, fake_launcher: Launchers, tmp_path: Path
 ) -> None:
-    result = run_campaign(settings(), tmp_path / "c", launcher=fake_launcher(fault="diverged"))
+    result = run_search(settings(), tmp_path / "c", launcher=fake_launcher(fault="diverged"))
     assert result.failed == 3
     failed = [trial for trial in campaign_history(tmp_path / "c").trials if trial.status == "failed"]
     assert [trial.number for trial in failed] == [1, 4, 7]
@@ -70,8 +70,8 @@ def test_failures_of_configurations_are_kept_and_the_rest_goes_on(
 def test_a_process_killed_from_outside_is_retried_from_its_last_state(
     settings: Settings, fake_launcher: Launchers, weights_of: Weights, tmp_path: Path
 ) -> None:
-    result = run_campaign(settings(), tmp_path / "c", launcher=fake_launcher(fault="kill once"))
-    run_campaign(settings(), tmp_path / "d", launcher=fake_launcher())
+    result = run_search(settings(), tmp_path / "c", launcher=fake_launcher(fault="kill once"))
+    run_search(settings(), tmp_path / "d", launcher=fake_launcher())
     assert result.failed == 0
     assert course(tmp_path / "c") == course(tmp_path / "d")
     assert weights_of(tmp_path / "c") == weights_of(tmp_path / "d")
@@ -81,16 +81,16 @@ def test_when_everything_fails_the_reason_is_told_early(
     settings: Settings, fake_launcher: Launchers, tmp_path: Path
 ) -> None:
     with pytest.raises(InputError, match="all 5 trials failed; trial 0: configuration: as planned"):
-        run_campaign(settings(trials=40), tmp_path / "c", launcher=fake_launcher(fault="all configuration"))
+        run_search(settings(trials=40), tmp_path / "c", launcher=fake_launcher(fault="all configuration"))
     with pytest.raises(InputError, match=r"(?s)launch: exit code 9 without a result.*something is broken"):
-        run_campaign(settings(trials=2, retries=1), tmp_path / "d", launcher=fake_launcher(fault="all crash"))
+        run_search(settings(trials=2, retries=1), tmp_path / "d", launcher=fake_launcher(fault="all crash"))
 
 
 def test_a_trial_that_takes_too_long_fails_as_timeout(
     settings: Settings, fake_launcher: Launchers, tmp_path: Path
 ) -> None:
     with pytest.raises(InputError, match="timeout"):
-        run_campaign(
+        run_search(
             settings(trials=1, rungs=[], timeout_minutes=0.02), tmp_path / "c", launcher=fake_launcher(pause=0.7)
         )
 
@@ -98,26 +98,26 @@ def test_a_trial_that_takes_too_long_fails_as_timeout(
 def test_a_finished_campaign_resumed_gives_its_result_and_can_be_extended(
     settings: Settings, fake_launcher: Launchers, tmp_path: Path
 ) -> None:
-    first = run_campaign(settings(), tmp_path / "c", launcher=fake_launcher())
-    again = run_campaign(settings(), tmp_path / "c", launcher=fake_launcher(), resume=True)
+    first = run_search(settings(), tmp_path / "c", launcher=fake_launcher())
+    again = run_search(settings(), tmp_path / "c", launcher=fake_launcher(), resume=True)
     assert (again.trials, again.best_value) == (first.trials, first.best_value)
-    more = run_campaign(settings(trials=12), tmp_path / "c", launcher=fake_launcher(), resume=True)
+    more = run_search(settings(trials=12), tmp_path / "c", launcher=fake_launcher(), resume=True)
     assert more.trials == 12
 
 
 def test_a_folder_is_not_taken_over(settings: Settings, fake_launcher: Launchers, tmp_path: Path) -> None:
     out = tmp_path / "c"
-    run_campaign(settings(trials=1, rungs=[]), out, launcher=fake_launcher())
+    run_search(settings(trials=1, rungs=[]), out, launcher=fake_launcher())
     with pytest.raises(InputError, match="--resume"):
-        run_campaign(settings(trials=1, rungs=[]), out)
+        run_search(settings(trials=1, rungs=[]), out)
     with pytest.raises(InputError, match=r"search.reduction differs"):
-        run_campaign(settings(trials=1, rungs=[], reduction=4), out, resume=True)
+        run_search(settings(trials=1, rungs=[], reduction=4), out, resume=True)
     with Journal(out / "journal.jsonl"), pytest.raises(InputError, match="another search runs"):
-        run_campaign(settings(trials=1, rungs=[]), out, resume=True)
+        run_search(settings(trials=1, rungs=[]), out, resume=True)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").touch()
     with pytest.raises(InputError, match="is not a campaign"):
-        run_campaign(settings(), tmp_path / "other")
+        run_search(settings(), tmp_path / "other")
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_bad_settings_are_refused_before_anything_is_written(
     settings: Settings, tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(InputError, match=message):
-        run_campaign(settings(**change), tmp_path / "c")
+        run_search(settings(**change), tmp_path / "c")
     assert not (tmp_path / "c").exists()
 
 
@@ -142,14 +142,14 @@ def test_a_field_that_the_store_does_not_have_is_named(
 ) -> None:
     table["heads"] = [{"field": "enthalpy"}]
     with pytest.raises(InputError, match=r"no field enthalpy; it has .*energy"):
-        run_campaign(settings(), tmp_path / "c")
+        run_search(settings(), tmp_path / "c")
 
 
 def test_the_best_of_an_earlier_campaign_are_tried_first(
     settings: Settings, fake_launcher: Launchers, tmp_path: Path
 ) -> None:
-    run_campaign(settings(), tmp_path / "a", launcher=fake_launcher())
-    run_campaign(settings(warm_start=["a"], seed=8), tmp_path / "b", launcher=fake_launcher())
+    run_search(settings(), tmp_path / "a", launcher=fake_launcher())
+    run_search(settings(warm_start=["a"], seed=8), tmp_path / "b", launcher=fake_launcher())
     before = min(campaign_history(tmp_path / "a").trials, key=lambda trial: trial.value or 9.0)
     after = campaign_history(tmp_path / "b").trials
     assert after[0].values == before.values
@@ -161,7 +161,7 @@ def test_a_deephyper_file_is_a_warm_start(settings: Settings, fake_launcher: Lau
         "p:hidden_dim,p:train.learning_rate,p:other,objective,job_id\n"
         "16,0.01,x,-3.0,0\n64,0.001,x,-1.0,1\n64,0.001,x,F_diverged,2\n999,0.001,x,-0.1,3\n"
     )
-    run_campaign(settings(warm_start=["results.csv"], trials=8), tmp_path / "c", launcher=fake_launcher())
+    run_search(settings(warm_start=["results.csv"], trials=8), tmp_path / "c", launcher=fake_launcher())
     best, second = campaign_history(tmp_path / "c").trials[:2]
     assert best.values == {"model.hidden_dim": 64, "train.learning_rate": 0.001}
     assert second.values == {"model.hidden_dim": 16, "train.learning_rate": 0.01}
@@ -174,7 +174,7 @@ def test_importance_finds_the_parameter_that_matters(
         "train.learning_rate": {"type": "float", "low": 1e-5, "high": 1e-1, "log": True},
         "train.weight_decay": {"type": "float", "low": 0.0, "high": 0.1},
     }
-    run_campaign(
+    run_search(
         settings(sampler="qmc", space=space, trials=16, rungs=[]),
         tmp_path / "c",
         launcher=fake_launcher(workers=2),
@@ -193,7 +193,7 @@ def test_the_optuna_study_on_disk_says_what_the_journal_says(
     from optuna.storages.journal import JournalFileBackend
 
     out = tmp_path / "c"
-    run_campaign(settings(), out, launcher=fake_launcher(fault="diverged"))
+    run_search(settings(), out, launcher=fake_launcher(fault="diverged"))
 
     def stored() -> list[tuple[Any, ...]]:
         storage = JournalStorage(JournalFileBackend(str(out / "optuna.log")))
@@ -203,17 +203,17 @@ def test_the_optuna_study_on_disk_says_what_the_journal_says(
     names = {"finished": "COMPLETE", "paused": "PRUNED", "failed": "FAIL"}
     expected = [(number, names[status], values, rungs) for number, status, values, rungs in course(out)]
     assert stored() == expected
-    run_campaign(settings(), out, launcher=fake_launcher(), resume=True)
+    run_search(settings(), out, launcher=fake_launcher(), resume=True)
     assert stored() == expected
 
 
 DRIVER = """
 import json, sys
 from pathlib import Path
-from hydragnn.hpo import LocalLauncher, campaign_settings, run_campaign
+from hydragnn.hpo import LocalLauncher, campaign_settings, run_search
 table, environment, out, workers = json.loads(sys.argv[1]), json.loads(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
 launcher = LocalLauncher(workers, module="fake_training", environment=environment)
-result = run_campaign(campaign_settings(table, out.parent / "CAMPAIGN.toml"), out, resume=True, launcher=launcher)
+result = run_search(campaign_settings(table, out.parent / "CAMPAIGN.toml"), out, resume=True, launcher=launcher)
 print(result.ending)
 """
 
@@ -253,11 +253,11 @@ def test_a_controller_killed_again_and_again_loses_nothing(
         process.stdout.close()
         _, alive = psutil.wait_procs(attempts, timeout=5)
         assert not alive, "an attempt outlived its controller"
-    result = run_campaign(settings(), out, resume=True, launcher=fake_launcher(workers))
+    result = run_search(settings(), out, resume=True, launcher=fake_launcher(workers))
     assert kills >= 4
     assert result.ending == "finished"
     assert [number for number, _, _ in campaign_records(out)] == list(range(9))
-    run_campaign(settings(), tmp_path / "undisturbed", launcher=fake_launcher())
+    run_search(settings(), tmp_path / "undisturbed", launcher=fake_launcher())
     if workers == 1:
         assert course(out) == course(tmp_path / "undisturbed")
         assert weights_of(out) == weights_of(tmp_path / "undisturbed")
@@ -280,7 +280,7 @@ def test_an_interrupted_search_saves_its_trials_and_leaves_within_ten_seconds(
     history = campaign_history(out)
     assert history.ending == "stopped"
     assert all(trial.failure is None or "preempted" in trial.failure for trial in history.trials)
-    assert run_campaign(settings(), out, resume=True, launcher=fake_launcher(2)).ending == "finished"
+    assert run_search(settings(), out, resume=True, launcher=fake_launcher(2)).ending == "finished"
 
 
 def test_an_attempt_that_its_journal_never_knew_does_no_work(tmp_path: Path, fake_launcher: Launchers) -> None:
