@@ -1,0 +1,71 @@
+"""What the user sees: a table on a terminal, plain lines elsewhere, and a forecast that the rungs justify."""
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from hydragnn.hpo import CampaignView, State, step
+from hydragnn.hpo.events import Event, Failed, Opened, Plan, Proposed, Reached, Stopping
+from hydragnn.hpo.table import seconds_left, summary_line
+from hydragnn.record import Cost, RunRecord, write_record
+
+EVENTS: list[tuple[Event, float]] = [
+    (Opened(plan=Plan(trials=9, rungs=(1, 3, 9), reduction=3), places=("local/0", "local/1")), 0.0),
+    (Proposed(trial=0, values={"model.hidden_dim": 32, "train.learning_rate": 0.0012345}), 0.0),
+    (Proposed(trial=1, values={"model.hidden_dim": 64, "train.learning_rate": 0.1}), 0.0),
+    (Reached(trial=0, attempt=1, epochs=1, value=0.75), 10.0),
+    (Failed(trial=1, attempt=1, kind="launch", message="exit code 1\nImportError: no torch"), 12.0),
+    (Failed(trial=1, attempt=2, kind="diverged", message="loss is not finite"), 14.0),
+    (Proposed(trial=2, values={"model.hidden_dim": 8, "train.learning_rate": 0.01}), 14.0),
+    (Stopping(reason="SIGINT"), 20.0),
+]
+
+
+def shown(out: Path, *, terminal: bool) -> tuple[State, str]:
+    text = io.StringIO()
+    console = Console(file=text, force_terminal=terminal, width=120, color_system=None)
+    state = State()
+    with CampaignView(out, console) as view:
+        for event, now in EVENTS:
+            state, _ = step(state, event, now)
+            view(state, event, state.elapsed(now))
+    return state, text.getvalue()
+
+
+def test_plain_lines_tell_every_piece_of_news_once(tmp_path: Path) -> None:
+    _, text = shown(tmp_path, terminal=False)
+    assert text.splitlines() == [
+        "9 trials on 2 worker(s), rungs 1, 3, 9",
+        "trial 0: hidden_dim=32 learning_rate=0.00123",
+        "trial 1: hidden_dim=64 learning_rate=0.1",
+        "trial 0 reached a rung at epoch 1: 0.75; "
+        "2/9 trials, 0 finished, 1 at a rung, best 0.75 (trial 0), 10 s so far, about 3.3 min left",
+        "trial 1: launch, tried again: exit code 1: ImportError: no torch",
+        "trial 1: diverged, given up: loss is not finite",
+        "trial 2: hidden_dim=8 learning_rate=0.01",
+        "SIGINT: 1 trial(s) save their state; continue with --resume",
+    ]
+
+
+def test_on_a_terminal_the_table_shows_progress_and_speed(tmp_path: Path) -> None:
+    folder = tmp_path / "trials" / "0002"
+    cost = Cost(graphs_per_second=1234.0)
+    write_record(RunRecord(config={}, config_hash="", data_hash="", seed=0, epochs=0, cost=cost), folder)
+    _, text = shown(tmp_path, terminal=True)
+    assert "1234" in text
+    assert "running" in text
+    assert "hidden_dim=8" in text
+    assert "best 0.75 (trial 0)" in text
+
+
+def test_the_forecast_counts_the_epochs_that_the_rungs_will_ask_for() -> None:
+    state, _ = step(State(), EVENTS[0][0], 0.0)
+    assert seconds_left(state, 5.0) is None
+    for event, now in EVENTS[1:4]:
+        state, _ = step(state, event, now)
+    # 9 trials to epoch 1, 3 to epoch 3, 1 to epoch 9: 9 + 6 + 6 = 21 epochs, one done in ten seconds
+    assert seconds_left(state, 10.0) is not None
+    assert seconds_left(state, 10.0) == pytest.approx(200.0)
+    assert "about 3.3 min left" in summary_line(state, 10.0)

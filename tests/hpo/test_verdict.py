@@ -1,0 +1,99 @@
+"""Success is a complete record of the right configuration, never an exit code; failures carry their evidence."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hydragnn.errors import InputError
+from hydragnn.hpo import Exit, Task, objective_value
+from hydragnn.hpo.events import Failed, Reached
+from hydragnn.hpo.launcher import verdict
+from hydragnn.hpo.objective import check_objective
+from hydragnn.record import Failure, RunRecord, write_record
+
+CURVES: dict[str, list[float | None]] = {
+    "valid/loss": [3.0, 1.0, 2.0],
+    "valid/energy/mae": [9.0, 8.0, 7.0],
+    "valid/forces/mae": [0.5, 0.25, 0.1],
+}
+
+
+def record(**members: Any) -> RunRecord:
+    trivial = {"valid/energy/mae": 16.0, "valid/forces/mae": 1.0}
+    base: dict[str, Any] = {"config": {}, "config_hash": "h", "data_hash": "", "seed": 0, "status": "paused"}
+    return RunRecord(**{**base, "epochs": 3, "curves": CURVES, "trivial": trivial, **members})
+
+
+def judged(folder: Path, code: int | None = 0, **end: Any) -> Reached | Failed:
+    task = Task(trial=4, attempt=2, until=3, folder=folder, places=("p",))
+    return verdict(Exit(task=task, code=code, **end), "h", "valid/loss")
+
+
+@pytest.mark.parametrize("code", [0, 1, -6, -11])
+def test_a_complete_record_is_success_whatever_the_exit_code(tmp_path: Path, code: int) -> None:
+    write_record(record(), tmp_path)
+    outcome = judged(tmp_path, code)
+    assert outcome == Reached(trial=4, attempt=2, epochs=3, value=1.0)
+
+
+def test_an_early_stop_needs_no_further_segment(tmp_path: Path) -> None:
+    write_record(record(status="stopped", epochs=2), tmp_path)
+    outcome = judged(tmp_path)
+    assert isinstance(outcome, Reached)
+    assert outcome.over
+
+
+@pytest.mark.parametrize(
+    ("members", "end", "kind"),
+    [
+        ({"status": "running"}, {"code": 0}, "defect"),
+        ({"status": "running"}, {"code": -9}, "preempted"),
+        ({"status": "running"}, {"code": -9, "out_of_memory": True}, "out_of_memory"),
+        ({"status": "running"}, {"code": -11}, "defect"),
+        ({"epochs": 1}, {"code": 0}, "preempted"),
+        ({"status": "failed", "failure": Failure(kind="lost_node", message="n7")}, {"code": 3}, "lost_node"),
+        ({"config_hash": "other"}, {"code": 0}, "defect"),
+        ({"curves": {"valid/loss": [None, None, None]}}, {"code": 0}, "diverged"),
+        (None, {"code": 1}, "launch"),
+        (None, {"code": None, "message": "no processes left"}, "launch"),
+        (None, {"code": -15}, "preempted"),
+    ],
+)
+def test_what_is_no_result_is_a_failure_of_its_kind(
+    tmp_path: Path, members: dict[str, Any] | None, end: dict[str, Any], kind: str
+) -> None:
+    if members is not None:
+        write_record(record(**members), tmp_path)
+    outcome = judged(tmp_path, **end)
+    assert isinstance(outcome, Failed)
+    assert outcome.kind == kind
+
+
+def test_the_end_of_the_log_stays_with_the_failure(tmp_path: Path) -> None:
+    (tmp_path / "log.txt").write_text("\n".join(f"line {k}" for k in range(100)))
+    outcome = judged(tmp_path, code=7)
+    assert isinstance(outcome, Failed)
+    assert outcome.message.startswith("exit code 7 without a result")
+    assert outcome.message.endswith("line 99")
+    assert "line 80" not in outcome.message
+
+
+def test_a_damaged_record_is_no_result(tmp_path: Path) -> None:
+    (tmp_path / "record.json").write_text('{"version": 1, "sta')
+    assert isinstance(judged(tmp_path), Failed)
+
+
+def test_the_objective_is_that_of_the_model_which_is_kept() -> None:
+    assert objective_value(record(), "valid/energy/mae") == 8.0
+    assert objective_value(record(), "valid/energy/mae", epochs=1) == 9.0
+    assert objective_value(record(), {"energy": 1.0, "forces": 3.0}) == pytest.approx((0.5 + 3 * 0.25) / 4)
+    assert objective_value(record(), {"charge": 1.0}) is None
+    assert objective_value(record(curves={}), "valid/loss") is None
+
+
+def test_an_objective_about_nothing_is_refused_with_what_there_is() -> None:
+    with pytest.raises(InputError, match="valid: valid/loss, valid/energy/mae"):
+        check_objective("valid/energi/mae", ["energy"], "C.toml")
+    with pytest.raises(InputError, match="no head predicts forces"):
+        check_objective({"forces": 1.0}, ["energy"], "C.toml")
