@@ -53,7 +53,10 @@ def build_ensemble(
     if not runs:
         raise InputError("an ensemble needs at least one finished run; give some")
     weights = list(weights) if weights is not None else [1.0 / len(runs)] * len(runs)
-    members = [load_run(run, weight=weight) for run, weight in zip(runs, weights, strict=True)]
+    members = [
+        replace(load_run(run, weight=weight), name=name)
+        for run, weight, name in zip(runs, weights, distinct_names(runs), strict=True)
+    ]
     raw = ensemble_of(members)
     store = store or open_store(members[0].config.data.store)
     split = _split(members[0], store)
@@ -79,6 +82,22 @@ def build_ensemble(
     )
     _write(out, runs, manifest, evaluation, arrays)
     return evaluation
+
+
+def distinct_names(runs: Sequence[Path]) -> list[str]:
+    """The names of the runs' folders, with a number where two are the same.
+
+    >>> distinct_names([Path("a/0003"), Path("b/0003"), Path("b/0001")])
+    ['0003', '0003-2', '0001']
+    """
+    names: list[str] = []
+    for run in runs:
+        name, number = run.resolve().name, 1
+        while name in names:
+            number += 1
+            name = f"{run.resolve().name}-{number}"
+        names.append(name)
+    return names
 
 
 def _split(member: Member, store: GraphStore) -> Split:

@@ -42,8 +42,10 @@ class Ensemble:
         self.weights = np.array([member.weight for member in members], dtype=np.float64)
 
     @classmethod
-    def load(cls, folder: Path, dtype: torch.dtype = torch.float32) -> "Ensemble":
+    def load(cls, folder: Path, dtype: torch.dtype | None = None) -> "Ensemble":
         """The ensemble in ``folder``; the folder of a run is an ensemble of one, without calibration.
+
+        ``dtype`` is the arithmetic of all members; without it each computes in the precision it was trained in.
 
         InputError where the folder is something else, damaged or from a newer version.
         """

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from hydragnn.config import RunConfig
 from hydragnn.datasets import without_edges
 from hydragnn.errors import InputError
-from hydragnn.files import read_json
+from hydragnn.files import digest, read_json
 from hydragnn.graphs.batch import GraphBatch, concatenate, one_graph
 from hydragnn.graphs.field import Field
 from hydragnn.models import TrainedModel, load_model
@@ -52,15 +52,19 @@ class Outcome:
     """One per graph; empty where all went well."""
 
 
-def load_member(folder: Path, *, model: Path, name: str, weight: float, dtype: torch.dtype = torch.float32) -> Member:
-    """The member whose model lies in ``model`` and whose run is described in ``folder``; InputError where damaged."""
+def load_member(folder: Path, *, model: Path, name: str, weight: float, dtype: torch.dtype | None = None) -> Member:
+    """The member whose model lies in ``model`` and whose run is described in ``folder``; InputError where damaged.
+
+    The model computes on a GPU where there is one, in ``dtype``; without it in double precision if it was trained so.
+    """
     config = RunConfig.parse(read_json(folder / "config.json"), source=str(folder / "config.json"))
-    return Member(
-        name=name, weight=weight, model=load_model(model, dtype=dtype), config=config, record=read_record(folder)
-    )
+    wanted = dtype or (torch.float64 if config.train.precision == "fp64" else torch.float32)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    trained = load_model(model, dtype=wanted, device=device)
+    return Member(name=name, weight=weight, model=trained, config=config, record=read_record(folder))
 
 
-def load_run(folder: Path, *, weight: float = 1.0, dtype: torch.dtype = torch.float32) -> Member:
+def load_run(folder: Path, *, weight: float = 1.0, dtype: torch.dtype | None = None) -> Member:
     """The finished run in ``folder`` as a member; InputError where it has no model yet."""
     if not (folder / "model" / "model.json").is_file():
         raise InputError(f"{folder} holds no trained model; finish it with: hydragnn train ... --out {folder} --resume")
@@ -86,13 +90,21 @@ def check_members(members: Sequence[Member]) -> None:
             raise InputError(
                 f"{where} see graphs of dimensions {first.model.dim} and {other.model.dim}; choose runs on one store"
             )
-        if first.record.data_hash != other.record.data_hash:
+        if not _same_data(first, other):
             raise InputError(f"{where} were trained on different data; choose runs on one store")
         if first.config.split != other.config.split:
             raise InputError(
                 f"{where} hold out different graphs, so that one would be calibrated on what another was trained on; "
                 "choose runs with one [split]"
             )
+
+
+def _same_data(first: Member, other: Member) -> bool:
+    """Whether both saw one store; a member without edges saw the view of it that ``WithoutEdges`` names."""
+    if first.config.data.edges == other.config.data.edges:
+        return first.record.data_hash == other.record.data_hash
+    whole, bare = (first, other) if first.config.data.edges else (other, first)
+    return bare.record.data_hash == digest({"without_edges": whole.record.data_hash})
 
 
 def shared_inputs(members: Sequence[Member]) -> dict[str, Field]:

@@ -18,6 +18,7 @@ from hydragnn.ensemble.plan import Chunk, Unit, by_chunk, certificate, chunks_of
 from hydragnn.ensemble.predictions import Predictions
 from hydragnn.ensemble.sinks import Block, Sink
 from hydragnn.ensemble.sources import Source, opened
+from hydragnn.files import read_json
 
 VERSION = 1
 
@@ -43,7 +44,7 @@ def predict_to_file(
     parts.claim(_identity(ensemble, graphs, budget))
 
     chunks = chunks_of(graphs.store.sizes(), graphs.numbers, budget, graphs.failures)
-    units = units_of(chunks, member_costs(ensemble))
+    units = units_of(chunks, member_costs(ensemble, model))
     waiting = [unit for unit in units if not parts.has(unit)]
     work_through(waiting, chunks, ensemble, graphs, needed, parts)
     counts = merge(chunks, units, ensemble, graphs, needed, parts, sink)
@@ -110,8 +111,13 @@ def merge(
     return {"graphs": total, "failed": failed, "outside_training_domain": foreign}
 
 
-def member_costs(ensemble: Ensemble) -> list[float]:
-    """Expected cost of every member on the same batch, up to a common factor: its number of parameters."""
+def member_costs(ensemble: Ensemble, folder: Path) -> list[float]:
+    """Expected cost of every member on the same batch: seconds per graph in the evaluation, else its number of parameters."""
+    names = [member.name for member in ensemble.members]
+    if (folder / "evaluation.json").is_file():
+        measured = read_json(folder / "evaluation.json").get("timing", {}).get("seconds_per_graph", {})
+        if set(names) <= set(measured):
+            return [float(measured[name]) for name in names]
     return [float(sum(p.numel() for p in member.model.model.parameters())) for member in ensemble.members]
 
 
