@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hydragnn.datasets.arrays import offsets_of
 from hydragnn.datasets.build_settings import FieldSettings, NpzBuild
@@ -13,7 +14,7 @@ from hydragnn.datasets.tables import Table, found_files, read_npz, stacked, tabl
 from hydragnn.errors import InputError
 from hydragnn.graphs.batch import GraphBatch
 
-Array = np.ndarray[Any, Any]
+Array = NDArray[Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hydragnn.datasets.build_settings import FieldSettings, GrainsBuild
 from hydragnn.datasets.tables import Table, found_files, read_table, stacked, table_column
@@ -13,7 +14,7 @@ from hydragnn.errors import InputError
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Place
 
-Array = np.ndarray[Any, Any]
+Array = NDArray[Any]
 
 
 def grain_graphs(settings: GrainsBuild) -> Iterator[GraphBatch]:

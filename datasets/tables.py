@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hydragnn.datasets.build_settings import FieldSettings
 from hydragnn.errors import InputError
 
-Table = dict[str, np.ndarray[Any, Any]]
+Table = dict[str, NDArray[Any]]
 
 
 def found_files(patterns: list[str]) -> list[Path]:
@@ -44,7 +45,7 @@ def read_table(path: Path) -> Table:
     return {name: _column([row[position] for row in body]) for position, name in enumerate(header)}
 
 
-def _column(texts: list[str]) -> np.ndarray[Any, Any]:
+def _column(texts: list[str]) -> NDArray[Any]:
     """Whole numbers, numbers, or the texts themselves."""
     for kind in (np.int64, np.float64):
         try:
@@ -69,7 +70,7 @@ def read_npz(path: Path, names: Collection[str] | None = None) -> Table:
         raise InputError(f"cannot read {path} as npz ({error}); save plain number arrays with numpy.savez") from error
 
 
-def table_column(table: Table, name: str, source: Path | str) -> np.ndarray[Any, Any]:
+def table_column(table: Table, name: str, source: Path | str) -> NDArray[Any]:
     """One array of a table; InputError naming those that there are."""
     if name not in table:
         raise InputError(f"{source} has no {name}; it has {', '.join(sorted(table)) or 'nothing'}")

@@ -1,0 +1,59 @@
+"""Failures are typed from evidence."""
+
+import json
+
+import pytest
+import torch
+
+from hydragnn.errors import InputError
+from hydragnn.record import Failure
+from hydragnn.training.distributed import Ranks
+from hydragnn.training.failures import agreed_failure, failure_of
+from hydragnn.training.recipe import Diverged
+
+CASES = {
+    "a loss that is not finite": (Diverged("the loss is nan"), "diverged"),
+    "python's memory": (MemoryError(), "out_of_memory"),
+    "the GPU's memory": (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), "out_of_memory"),
+    "torch's CPU allocator": (
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"),
+        "out_of_memory",
+    ),
+    "bad input": (InputError("no space left"), "configuration"),
+    "a peer that is gone": (RuntimeError("[gloo/transport/tcp/pair.cc] Connection closed by peer"), "lost_node"),
+    "anything else": (KeyError("surprise"), "defect"),
+}
+
+
+@pytest.mark.parametrize("error, kind", CASES.values(), ids=CASES.keys())
+def test_every_error_has_its_kind(error, kind):
+    failure = failure_of(error)
+    assert failure.kind == kind and failure.message
+
+
+def test_a_real_allocation_beyond_memory_is_out_of_memory():
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**46)
+    assert failure_of(caught.value).kind == "out_of_memory"
+
+
+def test_a_defect_is_told_with_its_place():
+    try:
+        {}["surprise"]
+    except KeyError as error:
+        message = failure_of(error).message
+    assert "test_training_failures.py" in message and message.endswith("KeyError: 'surprise'")
+
+
+def test_the_first_rank_records_what_began_on_another(tmp_path):
+    began = Failure(kind="out_of_memory", message="no memory left")
+    assert agreed_failure(began, tmp_path, Ranks(rank=1, size=2)) == began
+    assert json.loads((tmp_path / ".failure-1.json").read_text())["kind"] == "out_of_memory"
+    seen = Failure(kind="lost_node", message="another rank is gone")
+    assert agreed_failure(seen, tmp_path, Ranks(rank=0, size=2)) == began
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_single_rank_records_its_own_failure(tmp_path):
+    own = Failure(kind="defect", message="surprise")
+    assert agreed_failure(own, tmp_path, Ranks()) == own
