@@ -31,9 +31,9 @@ class Topology:
     @property
     def row_offsets(self) -> Int[Tensor, " rows_plus_one"]:
         """Row pointer: row i owns the edges ``row_offsets[i]`` to ``row_offsets[i + 1]``."""
-        if "row_offsets" not in self.cache:
-            self.cache["row_offsets"] = _row_pointer(self.receivers, self.num_rows)
-        return self.cache["row_offsets"]
+        if "receiver_offsets" not in self.cache:
+            self.cache["receiver_offsets"] = _row_pointer(self.receivers, self.num_rows)
+        return self.cache["receiver_offsets"]
 
     @property
     def by_sender(self) -> Int[Tensor, " edges"]:
@@ -45,9 +45,9 @@ class Topology:
     @property
     def column_offsets(self) -> Int[Tensor, " columns_plus_one"]:
         """Row pointer of the transposed matrix, whose entries come in the order ``by_sender``."""
-        if "column_offsets" not in self.cache:
-            self.cache["column_offsets"] = _row_pointer(self.senders, self.num_columns)
-        return self.cache["column_offsets"]
+        if "sender_offsets" not in self.cache:
+            self.cache["sender_offsets"] = _row_pointer(self.senders, self.num_columns)
+        return self.cache["sender_offsets"]
 
     @property
     def receivers_by_sender(self) -> Int[Tensor, " edges"]:
@@ -70,18 +70,13 @@ class Topology:
 
 
 def topology_of(batch: GraphBatch) -> Topology:
-    """The edges of a batch; orders that the batch has already cached are shared."""
-    known = {
-        "row_offsets": batch.cache.get("receiver_offsets"),
-        "by_sender": batch.cache.get("by_sender"),
-        "column_offsets": batch.cache.get("sender_offsets"),
-    }
+    """The edges of a batch; what either derives on first use, both keep under the names of ``GraphBatch``."""
     return Topology(
         senders=batch.senders,
         receivers=batch.receivers,
         num_columns=batch.num_nodes,
         num_rows=batch.num_nodes,
-        cache={name: value for name, value in known.items() if value is not None},
+        cache=batch.cache,
     )
 
 
