@@ -175,8 +175,9 @@ def _centroids(
     owner = grain[kept]
     sizes = np.bincount(owner, minlength=count)
     columns = []
-    for axis, index in enumerate(np.nonzero(kept)):
-        x = (index + 0.5) * steps[axis]
+    for axis, voxels in enumerate(grain.shape):
+        along = np.expand_dims((np.arange(voxels) + 0.5) * steps[axis], [a for a in range(grain.ndim) if a != axis])
+        x = np.broadcast_to(along, grain.shape)[kept]
         if periodic[axis]:
             phase = 2 * np.pi * x / lengths[axis]
             sine, cosine = (np.bincount(owner, weights=f(phase), minlength=count) for f in (np.sin, np.cos))
@@ -202,21 +203,25 @@ def _shared_faces(
     grain: Int[ndarray, "*axes"], centroids: ndarray, steps: ndarray, lengths: ndarray, periodic: ndarray
 ) -> _Faces:
     """Faces between voxels of different grains, summed over every (receiver, sender, image) in both directions."""
+
+    def copy(voxel: ndarray, owner: ndarray) -> ndarray:
+        """Which periodic image of its grain's centroid each voxel is nearest to, in boxes."""
+        return np.where(periodic, np.rint(((voxel + 0.5) * steps - centroids[owner]) / lengths), 0).astype(np.int64)
+
     rows, vectors = [], []
-    copies = _copies(grain, centroids, steps, lengths, periodic)
-    for axis in range(grain.ndim):
-        low = np.moveaxis(grain, axis, 0)
-        high = np.roll(low, -1, axis=0)
-        boundary = (low != high) & (low >= 0) & (high >= 0)
-        if not periodic[axis]:
-            boundary[-1] = False
-        where = np.nonzero(boundary)
-        copy = np.moveaxis(copies, axis, 0)
-        image = np.roll(copy, -1, axis=0)[where] - copy[where]
-        image[:, axis] += where[0] == low.shape[0] - 1  # the neighbour beyond the last voxel is the first, one box on
+    for axis, count in enumerate(grain.shape):
+        neighbour = np.roll(grain, -1, axis=axis)
+        boundary = (grain != neighbour) & (grain >= 0) & (neighbour >= 0)
+        low = np.argwhere(boundary)
+        last = low[:, axis] == count - 1  # their neighbour is the first voxel, one box on
+        low, last = (low, last) if periodic[axis] else (low[~last], last[~last])
+        high = low.copy()
+        high[:, axis] = (low[:, axis] + 1) % count
+        a, b = grain[tuple(low.T)], grain[tuple(high.T)]
+        image = copy(high, b) - copy(low, a)
+        image[:, axis] += last
         vector = np.zeros((len(image), grain.ndim))
         vector[:, axis] = steps.prod() / steps[axis]
-        a, b = low[where], high[where]
         rows += [np.column_stack([a, b, image]), np.column_stack([b, a, -image])]
         vectors += [vector, -vector]
     keys, member = np.unique(np.concatenate(rows), axis=0, return_inverse=True)
@@ -226,12 +231,3 @@ def _shared_faces(
     areas = np.zeros(len(keys))
     np.add.at(areas, member.reshape(-1), np.abs(stacked).sum(axis=1))
     return _Faces(receivers=keys[:, 0], senders=keys[:, 1], images=keys[:, 2:], areas=areas, vectors=total)
-
-
-def _copies(
-    grain: Int[ndarray, "*axes"], centroids: ndarray, steps: ndarray, lengths: ndarray, periodic: ndarray
-) -> Int[ndarray, "*voxels"]:
-    """Which periodic image of its grain's centroid every voxel is nearest to, in boxes."""
-    where = np.moveaxis(np.indices(grain.shape), 0, -1)
-    offset = ((where + 0.5) * steps - centroids[np.maximum(grain, 0)]) / lengths
-    return np.where(periodic, np.rint(offset), 0).astype(np.int64)
