@@ -6,7 +6,7 @@ from typing import Any
 
 from hydragnn.config import RunConfig
 from hydragnn.datasets import make_split, open_store
-from hydragnn.ensemble.build import build_ensemble, evidence_of
+from hydragnn.ensemble.build import build_ensemble, distinct_names, evidence_of
 from hydragnn.ensemble.ensemble import ensemble_of
 from hydragnn.ensemble.heard import heard
 from hydragnn.ensemble.members import load_run
@@ -27,7 +27,7 @@ def ensemble_from_runs(
     *,
     top_k: int = 5,
     method: str = "top-k",
-    by: str = "valid/loss",
+    by: str | None = None,
     price: float = 0.0,
     final_seeds: int = 0,
     nominal: float = 0.9,
@@ -36,13 +36,15 @@ def ensemble_from_runs(
     """Choose members among finished runs, train them anew where asked, and build the ensemble; gives its evaluation.
 
     ``top-k`` takes the best by the validation metric ``by`` with equal weights; ``greedy`` selects on CRPS with ``price`` on
-    inference. With ``final_seeds`` every chosen configuration is trained to its full budget with that many seeds, into
+    inference. Without ``by``, runs of a ``campaign`` count as given, best first, since only the campaign knows its objective;
+    other runs are compared by ``valid/loss``. With ``final_seeds`` every chosen configuration is trained to its full budget with that many seeds, into
     ``OUT.training``, which an interrupted call continues. InputError where fewer than ``top_k`` runs finished.
     """
     if method not in METHODS:
         raise InputError(f"--method {method}: {nearest(method, list(METHODS))}")
     if out.exists():
         raise InputError(f"{out} exists already; choose another --out or delete it")
+    by = by or (None if campaign else "valid/loss")
     known = candidates(runs)
     chosen, weights, story = (_best if method == "top-k" else _greedy)(known, top_k, by, price)
     folders = [candidate.folder for candidate in chosen]
@@ -51,7 +53,7 @@ def ensemble_from_runs(
         weights = [weight / final_seeds for weight in weights for _ in range(final_seeds)]
     selection = {
         "method": method,
-        "by": by,
+        "by": by or "the campaign's objective",
         "k": top_k,
         "candidates": len(known),
         "chosen": [candidate.name for candidate in chosen],
@@ -63,13 +65,13 @@ def ensemble_from_runs(
 
 
 def _best(
-    known: Sequence[Candidate], k: int, by: str, price: float
+    known: Sequence[Candidate], k: int, by: str | None, price: float
 ) -> tuple[list[Candidate], list[float], dict[str, Any]]:
     return top_k(known, k, by), [1.0 / k] * k, {}
 
 
 def _greedy(
-    known: Sequence[Candidate], k: int, by: str, price: float
+    known: Sequence[Candidate], k: int, by: str | None, price: float
 ) -> tuple[list[Candidate], list[float], dict[str, Any]]:
     top_k(known, k, by)  # refuses what cannot be
     finished = sum(candidate.record.status in ("finished", "stopped") for candidate in known)
@@ -94,10 +96,10 @@ def final_training(runs: Sequence[Path], out: Path, *, seeds: int) -> list[Path]
     InputError where a training fails, with its reason.
     """
     folders: list[Path] = []
-    for run in runs:
+    for run, name in zip(runs, distinct_names(runs)):
         config = RunConfig.parse(read_json(run / "config.json"), source=str(run / "config.json"))
         for seed in range(seeds):
-            folder = out / f"{run.resolve().name}-seed{seed}"
+            folder = out / f"{name}-seed{seed}"
             folders.append(folder)
             if _is_finished(folder):
                 continue

@@ -42,11 +42,12 @@ def candidates(folders: Sequence[Path]) -> list[Candidate]:
     return [Candidate(name=folder.resolve().name, folder=folder, record=read_record(folder)) for folder in folders]
 
 
-def top_k(records: Sequence[Candidate], k: int, by: str = "valid/loss") -> list[Candidate]:
+def top_k(records: Sequence[Candidate], k: int, by: str | None = "valid/loss") -> list[Candidate]:
     """The k finished runs that did best on validation, best first; ties keep their order.
 
     ``by`` is a name in ``RunRecord.best``: ``valid/loss``, ``valid/energy/mae``, ``valid/energy/r2`` (higher is better).
-    The loss compares runs only where they share loss functions and weights; choose a field's error where they do not.
+    The loss compares runs only where they share loss functions and weights; choose a field's error where they do not. None
+    takes the order given.
     InputError where fewer than k runs finished, or where none has ``by``.
     """
     finished = [candidate for candidate in records if candidate.record.status in ("finished", "stopped")]
@@ -56,6 +57,8 @@ def top_k(records: Sequence[Candidate], k: int, by: str = "valid/loss") -> list[
         raise InputError(
             f"top-k = {k} exceeds the {len(finished)} finished runs of {len(records)}; lower it or let more runs finish"
         )
+    if by is None:
+        return finished[:k]
     known = sorted({name for candidate in finished for name in candidate.record.best})
     missing = [candidate.name for candidate in finished if by not in candidate.record.best]
     if missing:

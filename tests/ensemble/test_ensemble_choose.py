@@ -12,14 +12,20 @@ from hydragnn.record import read_record
 
 
 def test_the_best_runs_become_members_best_first(runs, tmp_path):
-    evaluation = ensemble_from_runs(runs, tmp_path / "ensemble", top_k=2, campaign=tmp_path / "campaign")
+    evaluation = ensemble_from_runs(runs, tmp_path / "ensemble", top_k=2)
     manifest = read_json(tmp_path / "ensemble" / "ensemble.json")
     losses = {run.name: read_record(run).best["valid/loss"] for run in runs}
     assert [member["name"] for member in manifest["members"]] == sorted(losses, key=losses.__getitem__)[:2]
     assert [member["weight"] for member in manifest["members"]] == [0.5, 0.5]
-    assert manifest["selection"]["campaign"] == "campaign"
     assert set(manifest["selection"]["diversity"]) == {"energy", "forces"}
     assert set(evaluation["parts"]) == {"valid", "test"}
+
+
+def test_runs_of_a_campaign_keep_the_order_of_its_objective(runs, tmp_path):
+    ensemble_from_runs(runs[::-1], tmp_path / "ensemble", top_k=2, campaign=tmp_path / "campaign")
+    manifest = read_json(tmp_path / "ensemble" / "ensemble.json")
+    assert [member["name"] for member in manifest["members"]] == ["0002", "0001"]
+    assert manifest["selection"]["campaign"] == "campaign"
 
 
 def test_greedy_selection_weighs_its_members(runs, tmp_path):
