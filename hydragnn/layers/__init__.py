@@ -8,7 +8,7 @@ from hydragnn.layers.painn import PaiNNMessage, PaiNNUpdate
 from hydragnn.layers.pna import PNALayer
 from hydragnn.layers.radial import BesselBasis, GaussianBasis, RadialFeatures, envelope_at
 from hydragnn.layers.readout import GatedVectors, Pool, pooled
-from hydragnn.layers.relational import Level, RelationalLayer, level_of, whole_level
+from hydragnn.layers.relational import Level, RelationalLayer, level_of
 from hydragnn.layers.schnet import SchNetInteraction
 
 __all__ = [
@@ -34,5 +34,4 @@ __all__ = [
     "level_of",
     "mlp",
     "pooled",
-    "whole_level",
 ]

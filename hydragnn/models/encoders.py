@@ -4,6 +4,7 @@ import itertools
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -21,7 +22,6 @@ from hydragnn.layers import (
     States,
     level_of,
     mlp,
-    whole_level,
 )
 from hydragnn.models.description import DegreeStatistics
 from hydragnn.models.settings import EGNNSettings, PaiNNSettings, PNASettings, RelationalSettings, SchNetSettings
@@ -172,6 +172,7 @@ class Relational(nn.Module):
         super().__init__()
         channels, width = settings.hidden_dim, surroundings.edge_width
         self.relations = surroundings.relations
+        self.reduce = settings.reduce
         self.schedule = tuple(settings.schedule)
         self.edge_inputs = nn.Linear(width, channels) if width else None
         self.layers = nn.ModuleList(
@@ -186,25 +187,23 @@ class Relational(nn.Module):
         if self.edge_inputs is not None and edges.features is not None:
             around = segment_mean(edges.features, topology.receivers, topology.num_rows)
             states = states + self.edge_inputs(around)
-        for level, layer in zip(self.levels(edges), self.layers):
+        for level, layer in zip(self.levels(edges, states.dtype), self.layers):
             if level.nodes is None:
-                states = states + self.dropout(layer(states, level.keyed))
+                states = states + self.dropout(layer(states, level))
             else:
-                increment = self.dropout(layer(states.index_select(0, level.nodes), level.keyed))
+                increment = self.dropout(layer(states.index_select(0, level.nodes), level))
                 states = states.index_add(0, level.nodes, increment.to(states.dtype))
         return States(self.norm(states))
 
-    def levels(self, edges: Edges) -> list[Level]:
-        """The level of every layer; each distinct one is made once."""
+    def levels(self, edges: Edges, dtype: torch.dtype) -> list[Level]:
+        """The level of every layer, with weights in ``dtype``; each distinct one is made once."""
         assert edges.relation is not None
+        about = (edges.topology, edges.relation, self.relations, self.reduce, dtype)
         if not self.schedule:
-            return [whole_level(edges.topology, edges.relation, self.relations)] * len(self.layers)
+            return [level_of(*about)] * len(self.layers)
         assert edges.level is not None
         chosen = {number: (edges.level == number).nonzero().squeeze(1) for number in set(self.schedule)}
-        made = {
-            number: level_of(edges.topology, edges.relation, self.relations, edge_numbers)
-            for number, edge_numbers in chosen.items()
-        }
+        made = {number: level_of(*about, numbers) for number, numbers in chosen.items()}
         return [made[number] for number in self.schedule]
 
 

@@ -71,6 +71,10 @@ class RelationalSettings(_Encoder):
     relation: str = "relation"
     """Categorical edge field that names the kind of each edge."""
 
+    reduce: Literal["sum", "mean", "sqrt"] = "sqrt"
+    """How a node's neighbours of one kind are joined: summed, averaged, or summed and divided by the square root of their
+    number, which keeps the spread of what arrives whatever the number."""
+
     level: str = "level"
     """Categorical edge field that names the level of each edge; read only where ``schedule`` is given."""
 

@@ -193,7 +193,7 @@ def main() -> None:
             rows.append((f"{settings.kind}, energy + forces, {name}, against PyG SchNet", batch, step, baseline))
         step = our_step(PNASettings(**radial), energy, batch, atoms)
         rows.append((f"pna, energy, {name}, against PyG PNAConv", batch, step, their_step(TheirPNA(batch), batch)))
-    step = our_step(RelationalSettings(**common), nodal, mesh, ["load", "relation"])
+    step = our_step(RelationalSettings(**common, reduce="sum"), nodal, mesh, ["load", "relation"])
     rows.append(("relational, 64 x 64 grid, against PyG RGCNConv", mesh, step, their_step(TheirRelational(mesh), mesh)))
     print(f"{'step':62} {'edges':>7} {'ours ms':>8} {'PyG ms':>8} {'ratio':>6}")
     for title, batch, ours, theirs in rows:

@@ -1,13 +1,13 @@
 """Our layers with the weights of independent implementations: PyTorch Geometric's, and the papers' equations as loops."""
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from hydragnn.kernels import Topology, relation_topology
+from hydragnn.kernels import Topology
 from hydragnn.layers import (
     EGNNLayer,
     PaiNNMessage,
@@ -16,6 +16,7 @@ from hydragnn.layers import (
     RadialFeatures,
     RelationalLayer,
     SchNetInteraction,
+    level_of,
     mlp,
 )
 
@@ -97,18 +98,21 @@ def test_pna_equals_the_convolution_of_pytorch_geometric(edges: Topology) -> Non
     torch.testing.assert_close(ours(states, features, None, edges), expected, rtol=1e-6, atol=1e-5)
 
 
-def test_relational_sums_equal_the_convolution_of_pytorch_geometric(edges: Topology) -> None:
+@pytest.mark.parametrize(("reduce", "aggr"), [("sum", "add"), ("mean", "mean")])
+def test_relational_layers_equal_the_convolution_of_pytorch_geometric(
+    edges: Topology, reduce: Literal["sum", "mean"], aggr: str
+) -> None:
     geometric = pytest.importorskip("torch_geometric.nn")
-    theirs = geometric.RGCNConv(CHANNELS, CHANNELS, num_relations=3, aggr="add")
+    theirs = geometric.RGCNConv(CHANNELS, CHANNELS, num_relations=3, aggr=aggr)
     ours = RelationalLayer(CHANNELS, relations=3)
     with torch.no_grad():
         ours.told.weight.copy_(theirs.weight.permute(2, 0, 1).reshape(CHANNELS, -1))
         ours.own.weight.copy_(theirs.root.T)
         ours.own.bias.copy_(theirs.bias.normal_())
-    states, relation = torch.randn(NODES, CHANNELS), torch.arange(edges.num_edges) % 3
+    states, relation = torch.randn(NODES, CHANNELS), torch.arange(edges.num_edges) % 2 * 2
     convolved = theirs(ours.norm(states), torch.stack([edges.senders, edges.receivers]), relation)
     expected = ours.out(nn.functional.silu(convolved))
-    torch.testing.assert_close(ours(states, relation_topology(edges, relation, 3)), expected, **SUMS)
+    torch.testing.assert_close(ours(states, level_of(edges, relation, 3, reduce, torch.float64)), expected, **SUMS)
 
 
 def test_painn_messages_equal_equations_7_and_8(edges: Topology) -> None:
