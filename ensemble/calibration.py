@@ -19,6 +19,10 @@ FLOORS = (0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 1.0)
 """Smallest believed spread, as a fraction of the root mean square spread on validation; the likelihood chooses."""
 
 
+TINY = 1e-30
+"""Smallest standard deviation, in any unit: a perfect model on validation must not divide by zero elsewhere."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Component:
     """Calibration of one component of a field (of all components together for vectors and tensors)."""
@@ -176,12 +180,11 @@ def _component(
     error: Array, spread: Array, graph: NDArray[np.int64], nominal: float, method: Method
 ) -> tuple[Component, bool]:
     reference = float(np.sqrt(np.mean(spread**2)))
-    tiny = float(np.finfo(np.float64).tiny) ** 0.5
     if method == "absolute":
-        scale = max(float(np.sqrt(np.mean(error**2))), tiny)
+        scale = max(float(np.sqrt(np.mean(error**2))), TINY)
         quantile, guaranteed = conformal_quantile(np.abs(error) / scale, graph, nominal)
         return Component(scale=scale, floor=0.0, quantile=quantile, reference=reference), guaranteed
-    candidates = [_scaled(error, spread, fraction * reference, tiny) for fraction in FLOORS]
+    candidates = [_scaled(error, spread, fraction * reference) for fraction in FLOORS]
     likelihoods = [
         float(np.mean(gaussian_nll(error, np.zeros_like(error), c.scale * np.maximum(spread, c.floor))))
         for c in candidates
@@ -192,7 +195,7 @@ def _component(
     return replace(best, quantile=quantile, reference=reference), guaranteed
 
 
-def _scaled(error: Array, spread: Array, floor: float, tiny: float) -> Component:
+def _scaled(error: Array, spread: Array, floor: float) -> Component:
     """The factor of largest likelihood for this floor: the root mean square of standardised errors."""
     scale = float(np.sqrt(np.mean((error / np.maximum(spread, floor)) ** 2)))
-    return Component(scale=max(scale, tiny), floor=floor, quantile=0.0, reference=0.0)
+    return Component(scale=max(scale, TINY), floor=floor, quantile=0.0, reference=0.0)

@@ -1,6 +1,6 @@
 """Which suffix writes what."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from hydragnn.ensemble.arrays import BpSink, Hdf5Sink, NpzSink
@@ -10,7 +10,7 @@ from hydragnn.ensemble.tables import CsvSink, XyzSink
 from hydragnn.errors import InputError
 from hydragnn.graphs.field import ATOMIC_NUMBERS
 
-FORMATS: Mapping[str, Callable[[Path, Heading], Sink]] = {
+FORMATS: dict[str, Callable[[Path, Heading], Sink]] = {
     ".h5": Hdf5Sink,
     ".bp": BpSink,
     ".npz": NpzSink,

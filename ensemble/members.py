@@ -123,7 +123,9 @@ def outcome(member: Member, batch: GraphBatch) -> Outcome:
     """What the member predicts for every graph of the batch; a graph that fails takes no other with it."""
     try:
         predictions = member.model.predict(batch if member.config.data.edges else without_edges(batch))
-    except (InputError, MemoryError, torch.OutOfMemoryError, torch.linalg.LinAlgError) as error:
+    except (InputError, MemoryError, RuntimeError) as error:
+        if not isinstance(error, InputError) and not _is_lack_of_memory(error):
+            raise
         if batch.num_graphs == 1:
             return failed(member.targets, batch.num_nodes, _reason(error))
         middle = batch.num_graphs // 2
@@ -155,6 +157,11 @@ def joined(outcomes: Sequence[Outcome]) -> Outcome:
         },
         reasons=tuple(reason for part in outcomes for reason in part.reasons),
     )
+
+
+def _is_lack_of_memory(error: BaseException) -> bool:
+    """Whether a smaller batch may help; torch has a class of its own for GPUs, and only a message for processors."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 def _part(batch: GraphBatch, start: int, stop: int) -> GraphBatch:

@@ -18,6 +18,7 @@ from hydragnn.ensemble.plan import Chunk, Unit, by_chunk, certificate, chunks_of
 from hydragnn.ensemble.predictions import Predictions
 from hydragnn.ensemble.sinks import Block, Sink
 from hydragnn.ensemble.sources import Source, opened
+from hydragnn.errors import Interrupted
 from hydragnn.files import read_json
 
 VERSION = 1
@@ -46,8 +47,11 @@ def predict_to_file(
     chunks = chunks_of(graphs.store.sizes(), graphs.numbers, budget, graphs.failures)
     units = units_of(chunks, member_costs(ensemble, model))
     waiting = [unit for unit in units if not parts.has(unit)]
-    work_through(waiting, chunks, ensemble, graphs, needed, parts)
-    counts = merge(chunks, units, ensemble, graphs, needed, parts, sink)
+    try:
+        work_through(waiting, chunks, ensemble, graphs, needed, parts)
+        counts = merge(chunks, units, ensemble, graphs, needed, parts, sink)
+    except KeyboardInterrupt as error:
+        raise Interrupted(f"finished work is kept in {parts.folder}; add --resume to continue") from error
     parts.delete()
 
     seconds = perf_counter() - started

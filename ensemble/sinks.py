@@ -1,5 +1,6 @@
 """Predictions on disk: one format per suffix, streamed block by block, complete or absent."""
 
+import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -98,6 +99,9 @@ class Sink(ABC):
                 flush_directory(self.path.parent)
         except OSError as problem:
             raise self.refusal(problem) from problem
+        finally:
+            for temporary in self.temporaries:
+                shutil.rmtree(temporary) if temporary.is_dir() else temporary.unlink(missing_ok=True)
         if isinstance(error, OSError):
             raise self.refusal(error) from error
 

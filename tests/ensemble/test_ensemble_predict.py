@@ -15,7 +15,7 @@ from hydragnn.ensemble import predict
 from hydragnn.ensemble.build import build_ensemble
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.predict import predict_to_file
-from hydragnn.errors import InputError
+from hydragnn.errors import InputError, Interrupted
 
 
 @pytest.fixture(scope="module")
@@ -192,6 +192,49 @@ def test_killed_processes_resume_to_the_same_bits(ensemble, structures, tmp_path
     predict_to_file(ensemble, structures, out, resume=True, batch=one_by_one)
     predict_to_file(ensemble, structures, tmp_path / "whole.npz", batch=one_by_one)
     assert out.exists() and out.read_bytes() == (tmp_path / "whole.npz").read_bytes()
+
+
+def test_ctrl_c_keeps_finished_work_and_says_how_to_go_on(ensemble, stored, tmp_path, monkeypatch):
+    def interrupted(member, batch):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(predict, "outcome", interrupted)
+    with pytest.raises(Interrupted, match="--resume"):
+        predict_to_file(ensemble, stored, tmp_path / "out.h5")
+
+
+@pytest.mark.parametrize("suffix", [".h5", ".npz", ".bp", ".csv", ".xyz"])
+def test_a_failure_while_writing_leaves_no_half_file(ensemble, stored, tmp_path, monkeypatch, suffix):
+    from hydragnn.ensemble import formats
+
+    class Full(formats.FORMATS[suffix]):
+        def write(self, block):
+            super().write(block)
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setitem(formats.FORMATS, suffix, Full)
+    with pytest.raises(InputError, match="No space left on device; free space"):
+        predict_to_file(ensemble, stored, tmp_path / f"out{suffix}")
+    assert [path.name for path in tmp_path.iterdir()] == [f"out{suffix}.parts"]
+
+
+def test_a_member_short_of_memory_tries_smaller_batches(ensemble, frames, monkeypatch):
+    loaded = Ensemble.load(ensemble)
+    model = type(loaded.members[0].model)
+    original = model.predict
+
+    def hungry(self, batch):
+        if batch.num_nodes > 6:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
+        return original(self, batch)
+
+    calm = loaded.predict(frames[:6])
+    monkeypatch.setattr(model, "predict", hungry)
+    predictions = loaded.predict(frames[:6])
+    small = np.array([len(atoms) <= 6 for atoms in frames[:6]])
+    assert np.array_equal(predictions.ok, small)
+    np.testing.assert_allclose(predictions["energy"].mean[small], calm["energy"].mean[small], rtol=1e-5)
+    assert all("allocate memory" in status for status, fits in zip(predictions.status, small) if not fits)
 
 
 def test_a_part_torn_by_a_power_cut_is_made_again(ensemble, stored, tmp_path, monkeypatch):
