@@ -4,7 +4,7 @@ import io
 import math
 import re
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
@@ -230,7 +230,7 @@ def shortened(text: str, length: int) -> str:
     return text[: length // 2] + "…" + text[len(text) - (length - 1) // 2 :]
 
 
-def plain_number(value: float) -> str:
+def plain_number(value: int | float) -> str:
     """A number as people write it: three digits, no computer notation.
 
     >>> [plain_number(value) for value in (0.0123456, 1234.5, 0.5, 0, 3e-7, -2e9, 1e-8)]
@@ -250,7 +250,7 @@ def plain_number(value: float) -> str:
     return sign + ("" if mantissa == "1" else f"{mantissa}×") + f"10{superscript(exponent)}"
 
 
-def measured(value: float) -> str:
+def measured(value: int | float) -> str:
     """A number for a table: three digits, kept where they are zeros, so that rows compare.
 
     >>> [measured(value) for value in (0.097, 12.0, 0.0, 3e-7)]
@@ -328,7 +328,7 @@ class TickLabels(Formatter):
         """The label of one place outside the ticks."""
         return plain_number(value)
 
-    def format_ticks(self, values: Sequence[float]) -> list[str]:
+    def format_ticks(self, values: Iterable[float]) -> list[str]:
         """The labels of all ticks of the axis."""
         return tick_labels([float(value) for value in values])
 

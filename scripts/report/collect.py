@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -41,6 +42,8 @@ def folder_kind(folder: Path) -> Kind:
 
     The order matters: an ensemble's member holds a record, an ensemble may lie inside a campaign.
     """
+    if not folder.is_dir():
+        raise InputError(f"{folder} does not exist or is no folder; give the --out of an earlier command")
     for mark, kind in MARKS.items():
         if (folder / mark).is_file():
             return kind
@@ -156,9 +159,9 @@ def _arrays(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
-    except (OSError, ValueError) as error:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in arrays.files}
+    except (OSError, ValueError, EOFError, BadZipFile) as error:
         raise InputError(f"{path} is damaged ({error}); evaluate the ensemble again") from error
 
 

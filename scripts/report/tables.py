@@ -45,7 +45,7 @@ class Table:
         return "number" if numeric and column else ""
 
 
-def duration(seconds: float) -> str:
+def duration(seconds: int | float) -> str:
     """A time as people say it.
 
     >>> duration(5.3), duration(130), duration(7260)

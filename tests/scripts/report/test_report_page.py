@@ -54,7 +54,9 @@ def test_every_kind_of_folder_has_its_chapters_and_each_is_in_the_contents(pages
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_is_loaded_from_outside(pages, kind):
     text = pages[kind].read_text(encoding="utf-8")
-    loaded = re.findall(r"(?:src|href|action|data)\s*=\s*[\"']([^\"']*)", text) + re.findall(r"url\(\s*[\"']?([^)\"']*)", text)
+    loaded = re.findall(r"(?:src|href|action|data)\s*=\s*[\"']([^\"']*)", text) + re.findall(
+        r"url\(\s*[\"']?([^)\"']*)", text
+    )
     assert loaded and all(place.startswith(("#", "data:image/png;base64,")) for place in loaded)
     assert "<script" not in text and "@import" not in text and "<link" not in text
 
@@ -131,7 +133,9 @@ def test_a_store_that_moved_costs_the_data_chapter_but_not_the_report(samples, t
 
 def test_a_run_that_never_finished_an_epoch_still_has_a_report(samples, tmp_path):
     record = read_record(samples.run)
-    empty = replace(record, status="failed", epochs=0, curves={}, best={}, trivial={}, failure=Failure(kind="defect", message="x"))
+    empty = replace(
+        record, status="failed", epochs=0, curves={}, best={}, trivial={}, failure=Failure(kind="defect", message="x")
+    )
     write_record(empty, tmp_path / "run")
     assert "not yet enough" in words(write_report(tmp_path / "run"))
 
@@ -169,7 +173,7 @@ def test_the_terminal_table_has_a_row_per_field_and_fits_eighty_columns(samples)
     with console.capture() as caught:
         console.print(summary_table(samples.ensemble))
     lines = caught.get().splitlines()
-    rows = [line for line in lines if "%" in line and "eV" in line or "charge" in line]
+    rows = [line for line in lines if ("%" in line and "eV" in line) or "charge" in line]
     assert len(rows) == 3 and max(len(line) for line in lines) <= 80 and "…" not in caught.get()
 
 

@@ -32,7 +32,9 @@ def points(covered: np.ndarray, graph: np.ndarray) -> Points:
     """Rows whose interval is [-1, 1] and whose target is inside where ``covered`` says so."""
     target = np.where(covered, 0.0, 5.0)
     ones = np.ones(len(target))
-    return Points(field="energy", unit="eV", target=target, mean=0 * ones, graph=graph, std=ones, lower=-ones, upper=ones)
+    return Points(
+        field="energy", unit="eV", target=target, mean=0 * ones, graph=graph, std=ones, lower=-ones, upper=ones
+    )
 
 
 @pytest.mark.parametrize(
@@ -54,7 +56,13 @@ def test_the_ensemble_is_compared_with_its_best_member(best, phrase):
 
 @pytest.mark.parametrize(
     ("share", "grade", "phrase"),
-    [(0.90, "good", "keep"), (0.85, "fair", "narrow"), (0.95, "fair", "wide"), (0.7, "poor", "overconfident"), (1.0, "poor", "careful")],
+    [
+        (0.90, "good", "keep"),
+        (0.85, "fair", "narrow"),
+        (0.95, "fair", "wide"),
+        (0.7, "poor", "overconfident"),
+        (1.0, "poor", "careful"),
+    ],
 )
 def test_coverage_of_many_graphs_is_graded_by_its_distance_from_the_promise(share, grade, phrase):
     rows = 10_000
@@ -80,7 +88,9 @@ def test_values_of_one_graph_that_fail_together_count_as_one():
     assert coverage_error(apart, 0.9) == pytest.approx(math.sqrt(0.09 / 5000), rel=0.25)
 
 
-@pytest.mark.parametrize(("rank", "grade"), [(0.6, "good"), (0.3, "fair"), (0.0, "poor"), (None, "unknown"), (math.nan, "unknown")])
+@pytest.mark.parametrize(
+    ("rank", "grade"), [(0.6, "good"), (0.3, "fair"), (0.0, "poor"), (None, "unknown"), (math.nan, "unknown")]
+)
 def test_the_spread_is_graded_by_how_well_it_ranks_the_errors(rank, grade):
     assert spread_finding(rank).grade == grade
 
