@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 
 from hydragnn.errors import InputError
@@ -99,8 +98,6 @@ def load_checkpoint(path: Path, state: TrainState, ranks: Ranks, identity: dict[
     _check(path, described, state, identity)
     writers = int(described["ranks"])
     totals = torch.zeros(writers, *state.totals.shape, dtype=torch.float64)
-    moments = {name: _like(name, state.weights.vector) for name in described["optimizer"]}
-    state.optimizer.state[state.weights.vector] = moments
     try:
         with _quietly():
             dcp.load({**state.tensors(), "totals": totals}, checkpoint_id=path, no_dist=ranks.size == 1)
@@ -122,8 +119,7 @@ def _described(state: TrainState) -> dict[str, Any]:
         "steps": state.steps,
         "curves": state.curves,
         "layout": [list(entry) for entry in state.weights.layout],
-        "optimizer": [name.removeprefix("optimizer/") for name in state.tensors() if name.startswith("optimizer/")],
-        "average": state.average is not None,
+        "tensors": sorted(state.tensors()),
     }
 
 
@@ -142,15 +138,8 @@ def _check(path: Path, described: Any, state: TrainState, identity: dict[str, An
                 f"checkpoint {path} belongs to another {name.removesuffix('_hash')} ({described.get(name)}, now {value}); "
                 "resume with what the run began with, or start a new run in another folder"
             )
-    if layout != json.loads(json.dumps(state.weights.layout)) or described["average"] != (state.average is not None):
+    if layout != json.loads(json.dumps(state.weights.layout)) or described["tensors"] != sorted(state.tensors()):
         raise InputError(f"checkpoint {path} holds another model; it was written by a different version of the program")
-
-
-def _like(name: str, vector: Tensor) -> Tensor:
-    """An empty optimizer tensor: a moment of every weight, or the step counter."""
-    if name == "step":
-        return torch.zeros((), dtype=torch.float32, device=vector.device)
-    return torch.zeros_like(vector, requires_grad=False)
 
 
 def _remove_old(folder: Path, keep: str) -> None:

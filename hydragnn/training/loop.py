@@ -4,7 +4,6 @@ import math
 from typing import Literal
 
 import torch
-from torch import Tensor
 
 from hydragnn.errors import Interrupted
 from hydragnn.graphs.batch import GraphBatch
@@ -29,7 +28,7 @@ def train_epochs(
         train_loss = train_epoch(state, data, recipe, watcher)
         values = {"train/loss": train_loss, **validate(state, data, recipe)}
         values["learning_rate"] = learning_rate(settings, state.epoch + 1.0, state.valid_losses)
-        finish_epoch(state, values)
+        state.finish_epoch(values)
         watcher.epoch_finished(state)
     if state.epoch >= settings.epochs:
         return "finished"
@@ -46,7 +45,7 @@ def train_epoch(state: TrainState, data: RunData, recipe: Recipe, watcher: Watch
         if interrupted:
             watcher.save(state)
             raise Interrupted(f"stopped after step {state.step} of epoch {state.epoch + 1}; a checkpoint was written")
-    return weighted_mean(recipe.ranks.sum_in_place(state.totals.clone()), recipe)
+    return recipe.weighted_mean(recipe.ranks.sum_in_place(state.totals.clone()))
 
 
 def take_step(
@@ -78,13 +77,11 @@ def take_step(
     norm = clip_in_place(state.weights.gradient, settings.clip_norm)
     if not math.isfinite(norm):
         raise Diverged(f"the gradient is {norm} in step {state.step + 1} of epoch {state.epoch + 1}")
-    for group in state.optimizer.param_groups:
-        group["lr"] = rate
-    state.optimizer.step()
+    state.optimizer.step(rate)
     state.step += 1
     state.steps += 1
     if state.average is not None:
-        average_in_place(state.average, state.weights.vector.detach(), settings.ema_decay, state.steps)
+        average_in_place(state.average, state.weights.vector, settings.ema_decay, state.steps)
     return bool(counts[-1] > 0), loss
 
 
@@ -107,26 +104,5 @@ def validate(state: TrainState, data: RunData, recipe: Recipe) -> dict[str, floa
                 errors.add(target, error.reshape(-1, target.width) * error.new_tensor(scale.std), batch)
     state.model.train()
     recipe.ranks.sum_in_place(errors.sums)
-    loss = weighted_mean(recipe.ranks.sum_in_place(totals), recipe)
+    loss = recipe.weighted_mean(recipe.ranks.sum_in_place(totals))
     return {"valid/loss": loss, **flattened(errors.values(data.valid_moments), "valid")}
-
-
-def weighted_mean(totals: Tensor, recipe: Recipe) -> float:
-    """The weighted sum over fields of summed loss over number of labels; raises Diverged where it is not finite."""
-    value = float((recipe.weights * totals[0] / totals[1].clamp(min=1.0)).sum())
-    if not math.isfinite(value):
-        raise Diverged(f"the loss is {value}")
-    return value
-
-
-def finish_epoch(state: TrainState, values: dict[str, float | None]) -> None:
-    """Put the epoch's values into the curves and begin the next one; keep the weights where they are the best so far."""
-    for name, value in values.items():
-        state.curves.setdefault(name, [None] * state.epoch).append(value)
-    for curve in state.curves.values():
-        curve.extend([None] * (state.epoch + 1 - len(curve)))
-    if state.best_epoch == state.epoch:
-        state.best.copy_(state.judged)
-    state.epoch += 1
-    state.step = 0
-    state.totals.zero_()

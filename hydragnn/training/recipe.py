@@ -1,10 +1,12 @@
 """What the loop is told, and whom it tells."""
 
+import math
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from hydragnn.config import TrainSettings
@@ -51,6 +53,13 @@ class Recipe:
         if self.settings.precision == "bf16":
             return torch.autocast(self.device.type, dtype=torch.bfloat16)
         return nullcontext()
+
+    def weighted_mean(self, totals: Float[Tensor, "2 fields"]) -> float:
+        """The weighted sum over fields of summed loss over number of labels; raises Diverged where it is not finite."""
+        value = float((self.weights * totals[0] / totals[1].clamp(min=1.0)).sum())
+        if not math.isfinite(value):
+            raise Diverged(f"the loss is {value}")
+        return value
 
 
 def make_recipe(settings: TrainSettings, losses: tuple[FieldLoss, ...], ranks: Ranks, device: torch.device) -> Recipe:

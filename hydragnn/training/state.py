@@ -1,13 +1,12 @@
 """What changes while a run trains: weights, optimizer, average, position and curves."""
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hydragnn.config import TrainSettings
-from hydragnn.training.optimise import FlatWeights, best_epoch, make_optimizer
+from hydragnn.training.optimise import SGD, AdamW, FlatWeights, best_epoch, make_optimizer
 
 Curves = dict[str, list[float | None]]
 
@@ -22,7 +21,7 @@ class TrainState:
 
     model: nn.Module
     weights: FlatWeights
-    optimizer: torch.optim.Optimizer
+    optimizer: AdamW | SGD
     average: Tensor | None
     """Moving average of the weights; None where it is off."""
     best: Tensor
@@ -51,21 +50,32 @@ class TrainState:
     @property
     def judged(self) -> Tensor:
         """The weights that are validated and kept as the model."""
-        return self.weights.vector.detach() if self.average is None else self.average
+        return self.weights.vector if self.average is None else self.average
+
+    def finish_epoch(self, values: dict[str, float | None]) -> None:
+        """Put an epoch's values into the curves and begin the next one; keep the weights where they are the best so far."""
+        for name, value in values.items():
+            self.curves.setdefault(name, [None] * self.epoch).append(value)
+        for curve in self.curves.values():
+            curve.extend([None] * (self.epoch + 1 - len(curve)))
+        if self.best_epoch == self.epoch:
+            self.best.copy_(self.judged)
+        self.epoch += 1
+        self.step = 0
+        self.totals.zero_()
 
     def tensors(self) -> dict[str, Tensor]:
         """All tensors by name; a checkpoint saves them and loads into them."""
-        named = {"weights": self.weights.vector.detach(), "best": self.best}
+        named = {"weights": self.weights.vector, "best": self.best}
         if self.average is not None:
             named["average"] = self.average
-        moments: dict[str, Any] = self.optimizer.state.get(self.weights.vector, {})
-        return named | {f"optimizer/{name}": value for name, value in moments.items() if isinstance(value, Tensor)}
+        return named | {f"optimizer/{name}": value for name, value in self.optimizer.moments.items()}
 
 
 def first_state(model: nn.Module, settings: TrainSettings, fields: int) -> TrainState:
     """The state before the first step; the model's parameters become views of one vector."""
     weights = FlatWeights(model)
-    start = weights.vector.detach().clone()
+    start = weights.vector.clone()
     return TrainState(
         model=model,
         weights=weights,
