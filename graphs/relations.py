@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 from numpy import ndarray
-from scipy.spatial import cKDTree
 
 from hydragnn.errors import InputError
 from hydragnn.graphs.batch import GraphBatch, edge_vectors
@@ -101,6 +100,8 @@ def multilevel_edges(
     >>> np.bincount(level).tolist()
     [16, 8, 4]
     """
+    from scipy.spatial import cKDTree  # here, since every worker imports this room and few build meshes
+
     if not (spacing > 0 and levels >= 1 and reach > 0):
         raise InputError(f"spacing {spacing}, levels {levels}, reach {reach}: all must be positive")
     senders, receivers, level = [], [], []

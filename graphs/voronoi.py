@@ -6,7 +6,6 @@ from itertools import product
 import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray
-from scipy.spatial import QhullError, Voronoi, cKDTree
 
 from hydragnn.errors import InputError
 
@@ -48,6 +47,8 @@ def voronoi_cells(
 
 
 def _check_seeds(seeds: ndarray, box: ndarray, periodic: ndarray, name: str) -> None:
+    from scipy.spatial import cKDTree
+
     scale = float(box.max())
     for axis in np.flatnonzero(~periodic):
         close = np.minimum(seeds[:, axis], box[axis] - seeds[:, axis]) < 1e-9 * scale
@@ -93,6 +94,8 @@ def _faces(
     points: ndarray, owner: ndarray, image: ndarray, wall: ndarray, seeds: ndarray, box: ndarray
 ) -> tuple[Cells, float] | None:
     """The cells and the largest distance from a seed to a corner of its cell; None where a cell is open."""
+    from scipy.spatial import QhullError, Voronoi
+
     count, dim = seeds.shape
     try:
         diagram = Voronoi(points)
