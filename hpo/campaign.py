@@ -152,7 +152,8 @@ class Controller:
                 if isinstance(outcome, Failed):
                     check_disk(end.task.folder)
                 self.feed(outcome)
-            self.feed(Stopping(reason=self._stop_reason) if self._stop_reason else Tick())
+            leaving = self._stop_reason is not None and self.state.ending not in ("stopped", "hopeless")
+            self.feed(Stopping(reason=self._stop_reason or "") if leaving else Tick())
         return result_of(self.state, self._out, self._settings.source, self._clock())
 
     def feed(self, event: Event) -> None:
@@ -180,6 +181,8 @@ class Controller:
         """The configuration of a new trial: the best of earlier campaigns first, then what the sampler says."""
         if number < len(self._enqueued):
             return Proposed(trial=number, values=self._enqueued[number], origin="warm start")
+        if self.state.exhausted:
+            return Exhausted(trial=number)
         point = proposal(self._settings, self._space, self.state, number)
         return Exhausted(trial=number) if point is None else Proposed(trial=number, values=point)
 

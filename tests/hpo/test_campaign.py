@@ -210,11 +210,11 @@ def test_the_optuna_study_on_disk_says_what_the_journal_says(
 DRIVER = """
 import json, sys
 from pathlib import Path
-from hydragnn.hpo import LocalLauncher, campaign_settings, run_search
+from hydragnn.hpo import CampaignView, LocalLauncher, campaign_settings, run_search
 table, environment, out, workers = json.loads(sys.argv[1]), json.loads(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
 launcher = LocalLauncher(workers, module="fake_training", environment=environment)
-result = run_search(campaign_settings(table, out.parent / "CAMPAIGN.toml"), out, resume=True, launcher=launcher)
-print(result.ending)
+settings = campaign_settings(table, out.parent / "CAMPAIGN.toml")
+print(run_search(settings, out, resume=True, launcher=launcher, on_event=CampaignView(out)).ending)
 """
 
 
@@ -276,7 +276,9 @@ def test_an_interrupted_search_saves_its_trials_and_leaves_within_ten_seconds(
     process.send_signal(kind)
     text, _ = process.communicate(timeout=30)
     assert time.monotonic() - begun < 10
-    assert text.decode().split() == ["stopped"]
+    lines = text.decode().splitlines()
+    assert lines[-1] == "stopped"
+    assert len([line for line in lines if line.endswith("save their state; continue with --resume")]) == 1
     history = campaign_history(out)
     assert history.ending == "stopped"
     assert all(trial.failure is None or "preempted" in trial.failure for trial in history.trials)
