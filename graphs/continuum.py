@@ -223,7 +223,8 @@ def _facets(
         volumes.append(volume)
         centres.append(centre)
         first += len(data)
-    return (*map(np.concatenate, (rows, owners, areas, volumes, centres)),)  # type: ignore[return-value]
+    facets, owner, area = np.concatenate(rows), np.concatenate(owners), np.concatenate(areas)
+    return facets, owner, area, np.concatenate(volumes), np.concatenate(centres)
 
 
 def _measures(facet: Float[ndarray, "cells corners 3"], centre: Float[ndarray, "cells 3"]) -> tuple[ndarray, ndarray]:

@@ -8,9 +8,13 @@ import torch
 from ase import Atoms
 from ase.calculators.emt import EMT
 
+from hydragnn.config import RunConfig
 from hydragnn.datasets import open_store
 from hydragnn.errors import InputError
 from hydragnn.graphs import GraphBatch, concatenate, validate
+from hydragnn.hpo.door import check_campaign
+from hydragnn.hpo.settings import read_campaign
+from hydragnn.hpo.space import space_of
 from hydragnn.scripts.demo import make_alloys, make_plates, make_polycrystals
 from hydragnn.scripts.demo.alloys import labelled_alloy
 from hydragnn.scripts.demo.conduction import fluxes
@@ -38,6 +42,19 @@ def test_the_store_holds_the_samples_in_order(scale, tmp_path: Path):
 def test_another_seed_makes_other_samples(scale):
     first, second = (SAMPLES[scale](0, seed) for seed in (0, 1))
     assert first.positions.shape != second.positions.shape or not torch.equal(first.positions, second.positions)
+
+
+@pytest.mark.parametrize("scale", MAKERS)
+def test_campaigns_search_two_heads_with_at_least_twelve_trials(scale, root: Path, tmp_path: Path):
+    MAKERS[scale](tmp_path / "demo.h5", samples=3)
+    campaign = root / "scripts" / "demo" / f"{scale}.toml"
+    settings = read_campaign(campaign, [f"data.store={tmp_path / 'demo.h5'}"])
+    check_campaign(settings, space_of(settings.search.space))
+    assert settings.search.trials >= 12
+    config = RunConfig.parse(settings.base)
+    fields = {field.name: field for field in open_store(config.data.store).fields()}
+    assert {fields[name].on for name in config.targets} == {"node", "graph"}
+    assert all(fields[name].role == "target" for name in config.targets)
 
 
 def test_no_samples_are_refused_and_leave_nothing(tmp_path: Path):
