@@ -70,7 +70,7 @@ def offsets_of(counts: NDArray[np.int64]) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class FlatGraphs:
-    """Graphs laid end to end in numpy arrays; node indices are local to their graph, int32.
+    """Graphs laid end to end in contiguous numpy arrays; node indices are local to their graph, int32.
 
     ``edge_shifts``, ``cell`` and ``periodic`` may be absent, which means zero everywhere. An array ``present/NAME`` exists
     only where some graph lacks the field; values of absent fields are zero.
@@ -128,6 +128,7 @@ def flat_graphs(batch: GraphBatch, fields: tuple[Field, ...]) -> FlatGraphs:
         arrays[array_name(field)] = values
         if not mask.all():
             arrays[mask_name(field)] = mask
+    arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     flat = FlatGraphs(
         dim=batch.dim,
         fields=fields,

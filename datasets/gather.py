@@ -1,5 +1,6 @@
 """Batches out of flat arrays: whole-array copies, no Python object per graph."""
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -9,81 +10,116 @@ from numpy.typing import NDArray
 
 from hydragnn.datasets.arrays import Array, ArraySpec, FlatGraphs, array_name, array_specs, mask_name, offsets_of
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.graphs.field import Field
+from hydragnn.graphs.field import Field, Place
 
-LONG_RUN = 512  # rows from which copying run by run beats one indexed copy
+LONG_RUN = 12  # rows per run from which copying run by run beats one indexed copy (measured: 0.15 us a run, 4 ns a row)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Spans:
-    """Which rows of an array to copy, in order: either every row by number, or a few long runs."""
+    """Which rows of an array to copy, in order: runs from ``starts`` to ``stops``, or every row by number."""
 
     counts: NDArray[np.int64]
     total: int
-    runs: list[slice]
-    rows: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    stops: NDArray[np.int64]
+    rows: NDArray[np.int64] | None
 
     def copy(self, array: Array) -> Array:
-        """The rows as one new array."""
-        if not self.runs:
-            return np.take(array, self.rows, axis=0)
-        out = np.empty((self.total, *array.shape[1:]), dtype=array.dtype)
-        np.concatenate([array[run] for run in self.runs], out=out)
-        return out
+        """The rows of a contiguous array as one new array."""
+        if self.rows is not None:
+            return array.take(self.rows, axis=0)
+        width = array.itemsize * math.prod(array.shape[1:])
+        if not self.total * width:
+            return np.empty((self.total, *array.shape[1:]), dtype=array.dtype)
+        # joining slices of the raw bytes is one memcpy per run: a third of what numpy.concatenate takes for short runs
+        source = array.reshape(-1).view(np.uint8).data
+        runs = map(slice, (self.starts * width).tolist(), (self.stops * width).tolist())
+        joined = bytearray().join(map(source.__getitem__, runs))
+        return np.frombuffer(joined, dtype=array.dtype).reshape(self.total, *array.shape[1:])
 
 
 def spans_of(offsets: NDArray[np.int64], indices: NDArray[np.int64]) -> Spans:
     """The rows of the graphs ``indices``; neighbours in the array are joined into one run.
 
-    >>> spans_of(np.array([0, 2, 5, 6]), np.array([2, 0])).rows
+    >>> spans_of(np.array([0, 2, 5, 6]), np.array([2, 0])).copy(np.arange(6))
     array([5, 0, 1])
     """
-    starts, stops = offsets[indices], offsets[indices + 1]
+    starts, stops = offsets.take(indices), offsets.take(indices + 1)
     counts = stops - starts
     total = int(counts.sum())
-    breaks = np.flatnonzero(starts[1:] != stops[:-1]) + 1
-    if total >= LONG_RUN * (len(breaks) + 1):
-        heads, tails = np.r_[0, breaks], np.r_[breaks, len(starts)] - 1
-        runs = [slice(a, b) for a, b in zip(starts[heads].tolist(), stops[tails].tolist()) if b > a]
-        return Spans(counts=counts, total=total, runs=runs, rows=np.empty(0, dtype=np.int64))
-    rows = np.repeat(starts - offsets_of(counts)[:-1], counts)
+    cut = starts[1:] != stops[:-1]
+    if total >= LONG_RUN * (int(cut.sum()) + 1):
+        if not cut.all():
+            edge = np.ones(1, dtype=np.bool_)
+            starts, stops = starts[np.concatenate([edge, cut])], stops[np.concatenate([cut, edge])]
+        return Spans(counts=counts, total=total, starts=starts, stops=stops, rows=None)
+    rows = (starts - offsets_of(counts)[:-1]).repeat(counts)
     rows += np.arange(total)
-    return Spans(counts=counts, total=total, runs=[], rows=rows)
+    return Spans(counts=counts, total=total, starts=starts, stops=stops, rows=rows)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class GatherPlan:
+    """What to copy for a batch with certain fields; made once, used for every batch."""
+
+    flat: FlatGraphs
+    fields: dict[str, Field]
+    specs: list[ArraySpec]
+    masked: list[str]
+
+
+def gather_plan(flat: FlatGraphs, names: Collection[str] | None = None) -> GatherPlan:
+    """The plan for batches with the named fields only (None: all)."""
+    fields = {field.name: field for field in flat.fields if names is None or field.name in names}
+    specs = array_specs(flat.dim, fields.values())
+    return GatherPlan(
+        flat=flat,
+        fields=fields,
+        specs=[spec for name, spec in specs.items() if name not in ("senders", "receivers")],
+        masked=[name for name, field in fields.items() if mask_name(field) in flat.arrays],
+    )
 
 
 def gather(flat: FlatGraphs, indices: NDArray[np.int64], names: Collection[str] | None = None) -> GraphBatch:
     """The graphs ``indices`` in this order as a batch, with the named fields only (None: all)."""
-    fields = [field for field in flat.fields if names is None or field.name in names]
-    nodes, edges = spans_of(flat.node_offsets, indices), spans_of(flat.edge_offsets, indices)
+    return planned_batch(gather_plan(flat, names), indices)
+
+
+def planned_batch(plan: GatherPlan, indices: NDArray[np.int64]) -> GraphBatch:
+    """The graphs ``indices`` in this order as a batch."""
+    arrays = plan.flat.arrays
+    nodes, edges = spans_of(plan.flat.node_offsets, indices), spans_of(plan.flat.edge_offsets, indices)
+    items = {"node": nodes.total, "edge": edges.total, "graph": len(indices)}
+    tensors: dict[str, torch.Tensor] = {}
+    for spec in plan.specs:
+        if spec.name not in arrays:
+            value = np.zeros((items[spec.place], *spec.shape), dtype=spec.dtype)
+        elif spec.place == "graph":
+            value = arrays[spec.name].take(indices, axis=0)
+        else:
+            value = (nodes if spec.place == "node" else edges).copy(arrays[spec.name])
+        tensors[spec.name] = torch.from_numpy(value)
     node_offsets = offsets_of(nodes.counts)
-
-    def copy(spec: ArraySpec) -> Array:
-        if spec.name not in flat.arrays:
-            items = {"node": nodes.total, "edge": edges.total, "graph": len(indices)}[spec.place]
-            return np.zeros((items, *spec.shape), dtype=spec.dtype)
-        array = flat.arrays[spec.name]
-        return array[indices] if spec.place == "graph" else (nodes if spec.place == "node" else edges).copy(array)
-
-    values = {name: copy(spec) for name, spec in array_specs(flat.dim, fields).items()}
-    base = np.repeat(node_offsets[:-1], edges.counts)
-    masked = [field for field in fields if mask_name(field) in flat.arrays]
-    tensors = {name: torch.from_numpy(value) for name, value in values.items() if name not in ("senders", "receivers")}
+    base = node_offsets[:-1].astype(np.int32 if nodes.total < 2**31 else np.int64).repeat(edges.counts)
+    senders, receivers = (edges.copy(arrays[name]) + base for name in ("senders", "receivers"))
+    masks = {name: arrays[mask_name(plan.fields[name])].take(indices) for name in plan.masked}
     return GraphBatch(
         positions=tensors["positions"],
-        senders=torch.from_numpy(values["senders"] + base),
-        receivers=torch.from_numpy(values["receivers"] + base),
+        senders=torch.from_numpy(senders.astype(np.int64, copy=False)),
+        receivers=torch.from_numpy(receivers.astype(np.int64, copy=False)),
         edge_shifts=tensors["edge_shifts"],
         cell=tensors["cell"],
         periodic=tensors["periodic"],
         node_offsets=torch.from_numpy(node_offsets),
         edge_offsets=torch.from_numpy(offsets_of(edges.counts)),
-        fields={field.name: field for field in fields},
-        nodes=_on(fields, "node", tensors),
-        edges=_on(fields, "edge", tensors),
-        graphs=_on(fields, "graph", tensors),
-        masks={field.name: torch.from_numpy(flat.arrays[mask_name(field)][indices]) for field in masked},
+        fields=plan.fields,
+        nodes=_on(plan, "node", tensors),
+        edges=_on(plan, "edge", tensors),
+        graphs=_on(plan, "graph", tensors),
+        masks={name: torch.from_numpy(mask) for name, mask in masks.items()},
     )
 
 
-def _on(fields: list[Field], place: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {field.name: tensors[array_name(field)] for field in fields if field.on == place}
+def _on(plan: GatherPlan, place: Place, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensors[array_name(field)] for name, field in plan.fields.items() if field.on == place}

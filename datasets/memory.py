@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from hydragnn.datasets.arrays import FlatGraphs, array_name, flat_graphs, mask_name
 from hydragnn.datasets.fingerprint import fingerprint_of, graph_digests
-from hydragnn.datasets.gather import gather
+from hydragnn.datasets.gather import GatherPlan, gather_plan, planned_batch
 from hydragnn.datasets.store import Column, Sizes
 from hydragnn.errors import InputError
 from hydragnn.graphs.batch import GraphBatch, concatenate
@@ -32,6 +32,7 @@ class MemoryStore:
             self._flat = flat_graphs(batch, tuple(batch.fields.values()))
         self._attributes = dict(attributes or {})
         self._fingerprint = ""
+        self._plans: dict[frozenset[str] | None, GatherPlan] = {}
 
     @property
     def attributes(self) -> Mapping[str, Any]:
@@ -68,8 +69,11 @@ class MemoryStore:
 
     def read(self, indices: Sequence[int] | NDArray[np.int64], fields: Collection[str] | None = None) -> GraphBatch:
         """The graphs with these numbers, in this order, repeats allowed, with the named fields only (None: all)."""
-        check_fields(self.fields(), fields)
-        return gather(self._flat, checked_indices(indices, len(self)), fields)
+        key = None if fields is None else frozenset(fields)
+        if key not in self._plans:
+            check_fields(self.fields(), fields)
+            self._plans[key] = gather_plan(self._flat, fields)
+        return planned_batch(self._plans[key], checked_indices(indices, len(self)))
 
     def column(self, name: str, start: int = 0, stop: int | None = None) -> Column:
         """The field ``name`` of the graphs ``start`` to ``stop``."""
