@@ -78,18 +78,20 @@ def environment(root: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
-@pytest.fixture
-def launch(tmp_path: Path, environment: dict[str, str]) -> Callable[..., subprocess.Popen[str]]:
-    """Starts the worker, alone or behind a launcher command."""
+@pytest.fixture(scope="session")
+def launch(environment: dict[str, str]) -> Callable[..., subprocess.Popen[str]]:
+    """Starts the worker for runs (folder: configuration), alone or behind a launcher command."""
 
     def start(
-        config: RunConfig, out: Path, *options: str, launcher: list[str] | None = None, **variables: str
+        runs: dict[Path, RunConfig], *options: str, launcher: list[str] | None = None, **variables: str
     ) -> subprocess.Popen[str]:
-        path = tmp_path / f"{out.name}.json"
-        path.write_text(json.dumps(config.to_json()))
-        command = [*(launcher or [sys.executable]), str(WORKER), str(out), str(path), *options]
+        arguments: list[str] = []
+        for out, config in runs.items():
+            path = out.with_name(f"{out.name}.json")
+            path.write_text(json.dumps(config.to_json()))
+            arguments += [str(out), str(path)]
         return subprocess.Popen(
-            command,
+            [*(launcher or [sys.executable]), str(WORKER), *arguments, *options],
             env={**environment, **variables},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

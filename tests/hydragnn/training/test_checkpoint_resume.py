@@ -1,7 +1,10 @@
 """Runs that are cut anywhere and resumed end with the same bits."""
 
 import random
+import resource
+import shutil
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -80,7 +83,7 @@ def test_sigkill_at_random_moments_changes_no_bit(store, make_config, launch, tm
     train(config, tmp_path / "whole", store=store)
     moments, cut = random.Random(7), tmp_path / "cut"
     for kill in range(3):
-        process = launch(config, cut, *(["--resume"] if (cut / "config.json").exists() else []))
+        process = launch({cut: config}, *(["--resume"] if (cut / "config.json").exists() else []))
         while process.poll() is None and not (cut / "checkpoints" / "latest.json").exists():
             time.sleep(0.01)
         start = (cut / "checkpoints" / "latest.json").stat().st_mtime_ns if kill else 0
@@ -168,26 +171,35 @@ def test_a_damaged_checkpoint_is_refused_with_its_name(damage, store, make_confi
 RANKS = ["-m", "torch.distributed.run", "--standalone"]
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
-def test_a_checkpoint_of_two_ranks_continues_on_one_and_three(ranks, store, make_config, launch, tmp_path):
-    import sys
+@pytest.fixture(scope="module")
+def begun_by_two(make_config, launch, tmp_path_factory):
+    """One epoch by two ranks, and its configuration."""
+    config, run = make_config(train__ema_decay=0.9), tmp_path_factory.mktemp("two") / "run"
+    run_ranks(launch, config, run, 2, "--until", "1")
+    return config, run
 
-    config = make_config(train__ema_decay=0.9)
-    whole = train(config, tmp_path / "whole", store=store)
-    for count, options in ((2, ["--until", "1"]), (ranks, ["--resume"])):
-        process = launch(
-            config, tmp_path / "run", *options, launcher=[sys.executable, *RANKS, f"--nproc-per-node={count}"]
-        )
-        output, _ = process.communicate(timeout=180)
-        assert process.returncode == 0, output
-    record = read_record(tmp_path / "run")
+
+def run_ranks(launch, config, run: Path, ranks: int, *options: str) -> None:
+    process = launch({run: config}, *options, launcher=[sys.executable, *RANKS, f"--nproc-per-node={ranks}"])
+    output, _ = process.communicate(timeout=180)
+    assert process.returncode == 0, output
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_checkpoint_of_two_ranks_continues_on_one_and_three(ranks, begun_by_two, store, launch, tmp_path):
+    config, begun = begun_by_two
+    run = tmp_path / "run"
+    shutil.copytree(begun, run)
+    if ranks == 1:
+        train(config, run, store=store, resume=True)
+    else:
+        run_ranks(launch, config, run, ranks, "--resume")
+    record, whole = read_record(run), train(config, tmp_path / "whole", store=store)
     assert record.status == "finished" and record.cost.ranks == ranks
     assert record.curves["valid/loss"] == pytest.approx(whole.curves["valid/loss"], rel=1e-6)
 
 
 def test_a_full_disk_ends_the_run_with_one_sentence_and_keeps_the_last_checkpoint(store, make_config, launch, tmp_path):
-    import resource
-
     config, run = make_config(), tmp_path / "run"
     train(config, run, store=store, until=1)
     kept = bits_of_files(run / "checkpoints")
@@ -195,7 +207,7 @@ def test_a_full_disk_ends_the_run_with_one_sentence_and_keeps_the_last_checkpoin
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size // 2, hard))  # the largest file that the child can write
     try:
-        process = launch(config, run, "--resume")
+        process = launch({run: config}, "--resume")
         output, _ = process.communicate(timeout=120)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

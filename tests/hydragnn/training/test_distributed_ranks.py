@@ -29,29 +29,35 @@ def assert_same_curves(one, other, tolerance=1e-6):
         assert other.curves[name] == pytest.approx(curve, rel=tolerance, abs=1e-9), name
 
 
-@pytest.mark.parametrize("model", EXACT_MODELS)
-def test_two_ranks_take_the_steps_one_rank_would_with_energies_and_forces(model, store, make_config, launch, tmp_path):
+@pytest.fixture(scope="module")
+def pairs(make_config, launch, tmp_path_factory):
+    """Every model trained by two ranks, one after the other in the same two processes."""
+    folder = tmp_path_factory.mktemp("pairs")
     # one graph in the last step of each epoch leaves the second rank without graphs; charges are missing here and there
-    config = make_config(model, batch__max_graphs=9, train__ema_decay=0.9)
-    alone = train(config, tmp_path / "alone", store=store)
-    finish(launch(config, tmp_path / "pair", launcher=TORCHRUN))
-    pair = read_record(tmp_path / "pair")
+    configs = {name: make_config(name, batch__max_graphs=9, train__ema_decay=0.9) for name in EXACT_MODELS}
+    finish(launch({folder / name: config for name, config in configs.items()}, launcher=TORCHRUN))
+    return {name: (config, read_record(folder / name)) for name, config in configs.items()}
+
+
+@pytest.mark.parametrize("model", EXACT_MODELS)
+def test_two_ranks_take_the_steps_one_rank_would_with_energies_and_forces(model, pairs, store, tmp_path):
+    config, pair = pairs[model]
     assert pair.cost.ranks == 2 and pair.status == "finished"
-    assert_same_curves(alone, pair)
+    assert_same_curves(train(config, tmp_path / "alone", store=store), pair)
 
 
 @needs_mpirun
 def test_mpirun_meets_at_a_free_port_and_trains_like_one_rank(store, make_config, launch, tmp_path):
     config = make_config()
     alone = train(config, tmp_path / "alone", store=store)
-    finish(launch(config, tmp_path / "pair", launcher=MPIRUN))
+    finish(launch({tmp_path / "pair": config}, launcher=MPIRUN))
     assert_same_curves(alone, read_record(tmp_path / "pair"))
 
 
 def test_srun_without_mpi_meets_in_the_run_folder(store, make_config, launch, tmp_path):
     config = make_config()
     step = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "3", "SLURM_STEP_NUM_TASKS": "2"}
-    pair = [launch(config, tmp_path / "pair", **step, SLURM_PROCID=str(rank)) for rank in range(2)]
+    pair = [launch({tmp_path / "pair": config}, **step, SLURM_PROCID=str(rank)) for rank in range(2)]
     for process in pair:
         finish(process)
     alone = train(config, tmp_path / "alone", store=store)
@@ -61,7 +67,7 @@ def test_srun_without_mpi_meets_in_the_run_folder(store, make_config, launch, tm
 
 @needs_mpirun
 def test_ranks_that_mpi_does_not_see_are_refused_instead_of_training_copies(make_config, launch, tmp_path):
-    output = finish(launch(make_config(), tmp_path / "run", PMI_SIZE="4", OMPI_COMM_WORLD_SIZE="4"), code=2)
+    output = finish(launch({tmp_path / "run": make_config()}, PMI_SIZE="4", OMPI_COMM_WORLD_SIZE="4"), code=2)
     assert "the launcher started 4 ranks, but MPI sees 1" in output
     assert not (tmp_path / "run" / "record.json").exists()
 

@@ -1,6 +1,6 @@
 """A process that trains on graphs made on the spot; started by the tests, also under torchrun and mpirun.
 
-``python worker.py RUN CONFIG.json [--until N] [--resume]``; CONFIG.json is a RunConfig.
+``python worker.py RUN CONFIG.json [RUN CONFIG.json ...] [--until N] [--resume]``; CONFIG.json is a RunConfig.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from hydragnn.config import RunConfig
 from hydragnn.datasets import MemoryStore
 from hydragnn.errors import InputError, Interrupted
 from hydragnn.graphs import ATOMIC_NUMBERS_FIELD, Field, GraphBatch, graph_from_arrays
-from hydragnn.training import leave, train
+from hydragnn.training import joined_ranks, leave, train
 
 CUTOFF = 3.0
 FIELDS = (
@@ -67,25 +67,28 @@ def _without_charges(graph: GraphBatch, really: bool) -> GraphBatch:
 
 
 def main() -> int:
-    """Train; exit code 0 unless the run failed."""
+    """Train one run after the other in the same ranks; exit code 0 unless one failed."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("out", type=Path)
-    parser.add_argument("config", type=Path)
+    parser.add_argument("runs", type=Path, nargs="+")
     parser.add_argument("--graphs", type=int, default=40)
     parser.add_argument("--until", type=int, default=None)
     parser.add_argument("--resume", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    config = RunConfig.parse(json.loads(options.config.read_text()))
+    records = []
     try:
-        record = train(config, options.out, until=options.until, resume=options.resume, store=clusters(options.graphs))
+        with joined_ranks(options.runs[0]):
+            for out, path in zip(options.runs[::2], options.runs[1::2]):
+                config = RunConfig.parse(json.loads(path.read_text()))
+                store = clusters(options.graphs)
+                records.append(train(config, out, until=options.until, resume=options.resume, store=store))
     except Interrupted as note:
         print(note)
         return 0
     except InputError as error:
         print(error)
         return 2
-    return 3 if record.status == "failed" else 0
+    return 3 if any(record.status == "failed" for record in records) else 0
 
 
 if __name__ == "__main__":
