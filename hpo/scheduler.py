@@ -100,9 +100,9 @@ class State:
 
     @property
     def best(self) -> Trial | None:
-        """The trial with the lowest objective at any rung; None before the first result."""
-        leaders = [rung[0] for rung in self.rungs if rung]
-        return self.trials[min(leaders)[1]] if leaders else None
+        """The trial with the lowest objective at the last rung it passed; None before the first result."""
+        values = [(trial.results[-1], trial.number) for trial in self.trials.values() if trial.results]
+        return self.trials[min(values)[1]] if values else None
 
     def elapsed(self, now: float) -> float:
         """Seconds of campaign up to now, pauses between controllers left out."""

@@ -61,9 +61,10 @@ class CampaignView:
 
 def campaign_table(state: State, progress: Mapping[int, RunRecord], seconds: float) -> RenderableType:
     """The table: one row per trial that runs, then the best ones, and a line on the campaign as a whole."""
-    table = Table(title=None, expand=False, pad_edge=False)
-    for heading in ("trial", "state", "epoch", "objective", "graphs/s", "configuration"):
-        table.add_column(heading, justify="left" if heading in ("state", "configuration") else "right", no_wrap=True)
+    table = Table(expand=True)
+    for heading, width in (("trial", 5), ("state", 8), ("epoch", 7), ("objective", 9), ("graphs/s", 8)):
+        table.add_column(heading, justify="left" if heading == "state" else "right", no_wrap=True, min_width=width)
+    table.add_column("configuration", no_wrap=True, overflow="ellipsis", ratio=1)
     running = sorted(state.running, key=lambda trial: trial.number)
     resting = [trial for trial in state.trials.values() if trial.results and trial.status != "running"]
     resting.sort(key=lambda trial: (-len(trial.results), trial.value, trial.number))

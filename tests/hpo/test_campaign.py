@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -208,10 +209,13 @@ def test_the_optuna_study_on_disk_says_what_the_journal_says(
 
 
 DRIVER = """
-import json, sys
+import json, resource, sys
 from pathlib import Path
 from hydragnn.hpo import CampaignView, LocalLauncher, campaign_settings, run_search
 table, environment, out, workers = json.loads(sys.argv[1]), json.loads(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
+largest = int(sys.argv[5])
+if largest:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest))
 launcher = LocalLauncher(workers, module="fake_training", environment=environment)
 settings = campaign_settings(table, out.parent / "CAMPAIGN.toml")
 print(run_search(settings, out, resume=True, launcher=launcher, on_event=CampaignView(out)).ending)
@@ -225,10 +229,15 @@ def driver(table: dict[str, Any], fake_launcher: Launchers, tmp_path: Path) -> C
     root = Path(__file__).resolve().parents[2]
     paths = f"{root}{os.pathsep}{tmp_path / 'modules'}"
 
-    def start(out: Path, workers: int, pause: float) -> subprocess.Popen[bytes]:
+    def start(out: Path, workers: int, pause: float, largest_file: int = 0) -> subprocess.Popen[bytes]:
         environment = {"PYTHONPATH": paths, "FAKE_PAUSE": str(pause), "PYTHONHASHSEED": "0"}
         command = [sys.executable, "-c", DRIVER, json.dumps(table), json.dumps(environment), str(out), str(workers)]
-        return subprocess.Popen(command, env={**os.environ, "PYTHONPATH": paths}, stdout=subprocess.PIPE)
+        return subprocess.Popen(
+            [*command, str(largest_file)],
+            env={**os.environ, "PYTHONPATH": paths},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE if largest_file else None,
+        )
 
     return start
 
@@ -283,6 +292,21 @@ def test_an_interrupted_search_saves_its_trials_and_leaves_within_ten_seconds(
     assert history.ending == "stopped"
     assert all(trial.failure is None or "preempted" in trial.failure for trial in history.trials)
     assert run_search(settings(), out, resume=True, launcher=fake_launcher(2)).ending == "finished"
+
+
+def test_a_disk_that_takes_no_more_stops_the_search_with_a_sentence_and_nothing_is_lost(
+    driver: Any, settings: Settings, fake_launcher: Launchers, weights_of: Weights, tmp_path: Path
+) -> None:
+    out = tmp_path / "c"
+    process = driver(out, 1, pause=0.0, largest_file=6000)
+    _, text = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert re.search(r"InputError: cannot write .*free space.*--resume", text.decode())
+    assert len(campaign_history(out).trials) < 9
+    run_search(settings(), out, resume=True, launcher=fake_launcher())
+    run_search(settings(), tmp_path / "undisturbed", launcher=fake_launcher())
+    assert course(out) == course(tmp_path / "undisturbed")
+    assert weights_of(out) == weights_of(tmp_path / "undisturbed")
 
 
 def test_an_attempt_that_its_journal_never_knew_does_no_work(tmp_path: Path, fake_launcher: Launchers) -> None:
