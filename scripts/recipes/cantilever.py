@@ -8,9 +8,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hydragnn.datasets import StoreWriter
+from hydragnn.datasets import StoreWriter, open_store
 from hydragnn.graphs import Field, GraphBatch, direction_bins, multilevel_edges, relation_field
+from hydragnn.scripts import face
 from hydragnn.scripts.recipes.simp import Array, Cantilever, Optimiser, first_density, random_density
+from hydragnn.scripts.recipes.table import Figure, show_figures
+from hydragnn.scripts.recipes.training import model_of, predictions, trained
 
 SPACING, LEVELS, SECTORS = 0.025, 5, 8
 BROKEN = 0.1  # root mean square displacement above which a density does not carry the load
@@ -141,3 +144,71 @@ def write_store(raw: Path, store: Path, seed: int = 0) -> None:
             for sample in samples:
                 if np.sqrt(np.square(sample.displacement).sum(axis=1).mean()) < BROKEN or sample.part == 2:
                     writer.write(sample_as_graph(sample, mesh))
+
+
+def run(data: Path, out: Path, epochs: int | None) -> None:
+    """The store, one model, and its relative errors on the published validation part and on four fresh optimiser runs."""
+    store = out / "cantilever.h5"
+    if not store.exists():
+        write_store(data / "cantilever_196.npz", store)
+    record = trained("cantilever", store, out / "run", epochs=epochs)
+    errors = relative_errors(out / "run", store)
+    simple = mean_and_copy(store)
+    figures = []
+    for number, origin in enumerate(ORIGINS[:5]):
+        goal = 3.0 if number == 0 else 6.0
+        beside = f"mean field {simple['mean'][number]:.3g} %"
+        if number:
+            beside += f", same iteration of the published run {simple['copy'][number]:.3g} %"
+        name = "published validation part" if number == 0 else origin
+        what = f"{name}: mean relative L2 of the displacement"
+        figures.append(Figure(what=what, value=float(errors[number].mean()), unit="%", goal=goal, beside=beside))
+    fresh = float(np.concatenate([errors[number] for number in range(1, 5)]).mean())
+    figures.append(Figure(what="all fresh runs together", value=fresh, unit="%", goal=6.0))
+    show_figures("cantilever", figures, record.cost.cpu_seconds / 60, out)
+    face.report(out / "run", out / "report.html")
+
+
+def judged_by_origin(store: Path) -> dict[int, NDArray[np.int64]]:
+    """Graphs of the test part, by where they come from."""
+    opened = open_store(store)
+    part, origin = (opened.column(name).values.reshape(-1) for name in ("part", "origin"))
+    return {number: np.flatnonzero((part == 2) & (origin == number)) for number in range(5)}
+
+
+def relative_errors(run: Path, store: Path) -> dict[int, Array]:
+    """Per cent relative L2 error of every judged graph, by origin; a density that does not carry the load is left out."""
+    model, nodes = model_of(run), int(open_store(store).sizes().nodes[0])
+    found = {}
+    for number, graphs in judged_by_origin(store).items():
+        blocks = predictions(model, store, graphs.tolist())
+        mean, label = (torch.cat([block["displacement"][which] for block in blocks]) for which in (0, 1))
+        mean, label = mean.reshape(-1, nodes * 2).numpy(), label.reshape(-1, nodes * 2).numpy()
+        found[number] = _relative(mean, label)[_carries(label)]
+    return found
+
+
+def mean_and_copy(store: Path) -> dict[str, dict[int, float]]:
+    """Two simple predictors: the mean displacement of training, and the published displacement of the same iteration."""
+    opened = open_store(store)
+    nodes = int(opened.sizes().nodes[0])
+    part, origin, iteration = (opened.column(name).values.reshape(-1) for name in ("part", "origin", "iteration"))
+    fields = opened.column("displacement").values.reshape(len(opened), nodes * 2).astype(np.float64)
+    mean = fields[(part == 0) & (origin == 0)].mean(axis=0)
+    published = np.flatnonzero(origin == 0)
+    found: dict[str, dict[int, float]] = {"mean": {}, "copy": {}}
+    for number, graphs in judged_by_origin(store).items():
+        label = fields[graphs]
+        keep = _carries(label)
+        nearest = published[np.abs(iteration[published] - iteration[graphs][:, None]).argmin(axis=1)]
+        found["mean"][number] = float(_relative(mean[None], label)[keep].mean())
+        found["copy"][number] = float(_relative(fields[nearest], label)[keep].mean())
+    return found
+
+
+def _relative(mean: Array, label: Array) -> Array:
+    return 100 * np.linalg.norm(mean - label, axis=1) / np.linalg.norm(label, axis=1)
+
+
+def _carries(label: Array) -> NDArray[np.bool_]:
+    return np.sqrt(2 * np.square(label).mean(axis=1)) < BROKEN

@@ -8,12 +8,21 @@ import torch
 from ase import Atoms
 from numpy.typing import NDArray
 
-from hydragnn.datasets import StoreWriter
+from hydragnn.datasets import StoreWriter, open_store
 from hydragnn.graphs import ATOMIC_NUMBERS_FIELD, Field, GraphBatch, from_ase, relation_field, with_shell_relations
 from hydragnn.graphs.relations import shell_radii
+from hydragnn.scripts import face
+from hydragnn.scripts.recipes.table import Figure, show_figures
+from hydragnn.scripts.recipes.training import model_of, recipe_table, rmse, trained
 
 CELL = (20.872, 10.436, 14.116)  # Bohr; body-centred tetragonal, 32 sites
 CUTOFF = 10.6  # Bohr; eight neighbour shells
+TARGETS = {"enthalpy": "Ry/atom", "charge_transfer": "e", "moment": "muB"}
+GOALS = {
+    "validation": {"enthalpy": 2.5e-3, "charge_transfer": 0.015, "moment": 0.015},
+    "compositions left out": {"enthalpy": 6e-3, "charge_transfer": 0.018, "moment": 0.018},
+}
+TWIN_EPOCHS = 20  # length of the comparison of one model with three heads and three models with one
 LEFT_OUT = (8, 16, 24)  # compositions (numbers of Fe) that training never sees
 FIELDS = (
     ATOMIC_NUMBERS_FIELD,
@@ -114,3 +123,109 @@ def write_store(raw: Path, store: Path) -> None:
     with StoreWriter(store, FIELDS, dim=0, attributes={"source": "LSMS Fe-Pt, github allaffa/GCNN b0bc200f"}) as writer:
         for start in range(0, len(cells.numbers), 256):
             writer.write(cells_as_batch(cells, slice(start, start + 256), site))
+
+
+def run(data: Path, out: Path, epochs: int | None) -> None:
+    """The store, one model with three heads, its errors, and what sharing costs each head."""
+    store = out / "fept.h5"
+    if not store.exists():
+        write_store(data / "fept_32atoms.npz", store)
+    record = trained("fept", store, out / "run", epochs=epochs)
+    judged = judged_graphs(store)
+    model = model_of(out / "run")
+    figures = []
+    for name, graphs in judged.items():
+        ours, simple = rmse(model, store, graphs), baselines(store, graphs)
+        for field, unit in TARGETS.items():
+            beside = ", ".join(f"{who} {value[field]:.2g}" for who, value in simple.items())
+            goal = GOALS[name][field]
+            figures.append(Figure(what=f"{name}: {field} RMSE", value=ours[field], unit=unit, goal=goal, beside=beside))
+    costs, minutes = sharing_costs(store, out / "twins", judged["validation"], min(TWIN_EPOCHS, epochs or TWIN_EPOCHS))
+    for field, cost in costs.items():
+        what = f"{field}: RMSE above that of its single-task twin, {TWIN_EPOCHS} epochs each"
+        figures.append(Figure(what=what, value=cost, unit="%", goal=15.0))
+    show_figures("fept", figures, record.cost.cpu_seconds / 60 + minutes, out)
+    face.report(out / "run", out / "report.html")
+
+
+def judged_graphs(store: Path) -> dict[str, list[int]]:
+    """Graphs of the test part: validation classes of the published file, and the compositions left out."""
+    batch = open_store(store)
+    part, iron = (batch.column(name).values.reshape(-1) for name in ("part", "iron"))
+    out_of_training = np.isin(iron, LEFT_OUT)
+    return {
+        "validation": np.flatnonzero((part == 2) & ~out_of_training).tolist(),
+        "compositions left out": np.flatnonzero(out_of_training).tolist(),
+    }
+
+
+def baselines(store: Path, graphs: list[int]) -> dict[str, dict[str, float]]:
+    """RMSE of two simple predictors fitted on the training part: means, and one linear model of shell counts.
+
+    The means are per composition for the enthalpy, and per species and composition for charge and moment; a composition
+    without training cells takes the two nearest ones.
+    """
+    opened = open_store(store)
+    training = np.flatnonzero(opened.column("part").values.reshape(-1) == 0)
+    features = {"train": _features(store, training), "judged": _features(store, np.asarray(graphs))}
+    found: dict[str, dict[str, float]] = {"means": {}, "linear shell counts": {}}
+    for field in TARGETS:
+        columns = {part: rows.of(field) for part, rows in features.items()}
+        (x, key, y), (x_judged, key_judged, y_judged) = columns["train"], columns["judged"]
+        known, where = np.unique(key, return_inverse=True)
+        means = np.bincount(where, weights=y) / np.bincount(where)
+        found["means"][field] = _rms(np.interp(key_judged, known, means) - y_judged)
+        weights = np.linalg.lstsq(x, y, rcond=None)[0]
+        found["linear shell counts"][field] = _rms(x_judged @ weights - y_judged)
+    return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Features:
+    """What the simple predictors see of some cells."""
+
+    species: NDArray[np.bool_]
+    """Whether each site is iron, ``[cells, 32]``."""
+    counts: NDArray[np.float64]
+    """Iron among the neighbours of each site, shell by shell, ``[cells, 32, 8]``."""
+    labels: dict[str, NDArray[np.float64]]
+
+    def of(self, field: str) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+        """Linear features, a key for the means (composition, and species on sites), and the labels."""
+        iron = self.species.astype(np.float64)
+        content = iron.sum(axis=1)
+        own = np.stack([iron, 1 - iron], axis=-1)
+        site = np.concatenate([own, self.counts * iron[..., None], self.counts * (1 - iron[..., None])], axis=-1)
+        if field == "enthalpy":
+            return site.mean(axis=1), content, self.labels[field].reshape(-1)
+        key = content[:, None] + 1000.0 * iron
+        return site.reshape(-1, site.shape[-1]), key.reshape(-1), self.labels[field].reshape(-1)
+
+
+def _features(store: Path, graphs: NDArray[np.int64]) -> Features:
+    batch = open_store(store).read(graphs, ["atomic_numbers", "shell", *TARGETS])
+    iron = (batch["atomic_numbers"] == 26).double()
+    key = batch.receivers * 8 + batch["shell"]
+    counts = torch.zeros(batch.num_nodes * 8, dtype=torch.float64).index_add(0, key, iron[batch.senders])
+    return Features(
+        species=iron.reshape(len(graphs), -1).bool().numpy(),
+        counts=counts.reshape(len(graphs), -1, 8).numpy(),
+        labels={field: batch[field].double().numpy() for field in TARGETS},
+    )
+
+
+def _rms(error: NDArray[np.float64]) -> float:
+    return float(np.sqrt(np.square(error).mean()))
+
+
+def sharing_costs(store: Path, out: Path, graphs: list[int], epochs: int) -> tuple[dict[str, float], float]:
+    """By how many percent each head of the shared model errs above its single-task twin; and CPU minutes."""
+    shared = trained("fept", store, out / "shared", epochs=epochs)
+    together = rmse(model_of(out / "shared"), store, graphs)
+    seconds, costs = shared.cost.cpu_seconds, {}
+    heads = {head["field"]: head for head in recipe_table("fept")["heads"]}
+    for field in TARGETS:
+        twin = trained("fept", store, out / field, heads=[heads[field]], epochs=epochs)
+        seconds += twin.cost.cpu_seconds
+        costs[field] = 100 * (together[field] / rmse(model_of(out / field), store, graphs)[field] - 1)
+    return costs, seconds / 60

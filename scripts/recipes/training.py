@@ -23,10 +23,21 @@ def recipe_table(name: str) -> dict[str, Any]:
     return {section: value for section, value in table.items() if section != "search"}
 
 
-def trained(name: str, store: Path, out: Path, *overrides: str, epochs: int | None = None) -> RunRecord:
-    """The run of recipe ``name`` in the folder ``out``, begun, resumed or found finished; InputError where it failed."""
+def trained(
+    name: str,
+    store: Path,
+    out: Path,
+    *overrides: str,
+    epochs: int | None = None,
+    heads: list[dict[str, Any]] | None = None,
+) -> RunRecord:
+    """The run of recipe ``name`` in the folder ``out``, begun, resumed or found finished; InputError where it failed.
+
+    ``heads`` replaces the recipe's heads.
+    """
     length = [] if epochs is None else [f"train.epochs={epochs}"]
     table = with_overrides(recipe_table(name), [*overrides, *length])
+    table["heads"] = heads or table["heads"]
     table["data"]["store"] = str(store.resolve())
     record = train(config_from_table(table, store), out, resume=(out / "config.json").exists())
     if record.failure is not None:
