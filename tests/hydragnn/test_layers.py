@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from hydragnn.kernels import Topology, gather_multiply_sum
 from hydragnn.layers import (
     BesselBasis,
     GatedVectors,
@@ -12,6 +13,7 @@ from hydragnn.layers import (
     RadialFeatures,
     envelope_at,
     lengths_and_directions,
+    level_of,
     mlp,
     pooled,
 )
@@ -88,3 +90,16 @@ def test_gated_vectors_turn_with_their_input() -> None:
 
 def test_a_network_has_an_activation_between_layers_only() -> None:
     assert [type(layer).__name__ for layer in mlp([2, 3, 4, 1])] == ["Linear", "SiLU", "Linear", "SiLU", "Linear"]
+
+
+def test_the_root_of_their_number_divides_the_sum_of_neighbours_of_one_kind() -> None:
+    edges = Topology(
+        senders=torch.tensor([1, 2, 3, 0]), receivers=torch.tensor([0, 0, 0, 1]), num_columns=4, num_rows=4
+    )
+    relation = torch.tensor([1, 0, 1, 1])
+    plain, rooted, averaged = (level_of(edges, relation, 2, how, torch.float64) for how in ("sum", "sqrt", "mean"))
+    x = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    counts = torch.tensor([1.0, 2, 1, 1, 1, 1, 1, 1], dtype=torch.float64).unsqueeze(1)
+    total = gather_multiply_sum(x, plain.weight, plain.keyed)
+    torch.testing.assert_close(gather_multiply_sum(x, rooted.weight, rooted.keyed), total / counts.sqrt())
+    torch.testing.assert_close(gather_multiply_sum(x, averaged.weight, averaged.keyed), total / counts)
