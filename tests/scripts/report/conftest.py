@@ -19,6 +19,7 @@ from hydragnn.hpo.events import Failed, Launched, Opened, Plan, Propose, Propose
 from hydragnn.hpo.journal import Journal
 from hydragnn.hpo.scheduler import State, step
 from hydragnn.record import Cost, Failure, RunRecord, write_record
+from hydragnn.scripts.report import write_report
 
 UNITS = {"energy": "eV", "forces": "eV/Angstrom", "charge": "e"}
 TRIVIAL = {"energy": 0.84, "forces": 1.31, "charge": 0.071}
@@ -47,6 +48,15 @@ class Samples:
 def samples(tmp_path_factory: pytest.TempPathFactory) -> Samples:
     root = tmp_path_factory.mktemp("report")
     return make_samples(root)
+
+
+@pytest.fixture(scope="session")
+def pages(samples: Samples, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """One page of every kind."""
+    folder = tmp_path_factory.mktemp("pages")
+    return {
+        kind: write_report(getattr(samples, kind), folder / f"{kind}.html") for kind in ("ensemble", "campaign", "run")
+    }
 
 
 def make_samples(root: Path) -> Samples:

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-from hydragnn.scripts.report import write_report
-
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 QUIET = (
     "--headless",
@@ -23,11 +21,11 @@ QUIET = (
     "--disable-component-update",
     "--disable-sync",
 )
+WIDTHS = {"phone": 390, "desktop": 1440}
 MEASURE = """
-const frame = document.querySelector("iframe");
-frame.onload = () => {
-  const page = frame.contentDocument, found = {texts: 0, small: [], clipped: [], crowded: [], broken: []};
-  found.width = page.documentElement.scrollWidth;
+const results = {};
+const measure = (page, width) => {
+  const found = {texts: 0, small: [], clipped: [], crowded: [], broken: [], width: page.documentElement.scrollWidth};
   for (const svg of page.querySelectorAll("svg.figure")) {
     const box = svg.getBoundingClientRect();
     if (!box.width) continue;
@@ -48,11 +46,19 @@ frame.onload = () => {
   }
   for (const element of page.querySelectorAll("main h1, main h2, main h3, main p, main dd, main figure, main .scroll")) {
     const place = element.getBoundingClientRect();
-    if (place.width && place.right > WIDTH + 0.5 && !element.closest(".scroll *")) found.broken.push(element.outerHTML.slice(0, 90));
+    if (place.width && place.right > width + 0.5 && !element.closest(".scroll *")) {
+      found.broken.push(element.outerHTML.slice(0, 90));
+    }
   }
-  document.querySelector("pre").textContent = JSON.stringify(found);
+  return found;
 };
-frame.srcdoc = document.querySelector("textarea").value;
+for (const frame of document.querySelectorAll("iframe")) {
+  frame.onload = () => {
+    results[frame.id] = measure(frame.contentDocument, frame.clientWidth);
+    document.querySelector("pre").textContent = JSON.stringify(results);
+  };
+  frame.srcdoc = document.querySelector("textarea").value;
+}
 """
 
 
@@ -64,31 +70,33 @@ def browser() -> str:
     return found
 
 
-def measured(browser: str, page: Path, width: int, folder: Path) -> dict[str, Any]:
-    """What a browser finds on the page in a frame of that width: browsers have a least width of their own windows."""
-    harness = folder / f"{page.stem}-{width}.html"
+def measured(browser: str, page: Path, folder: Path) -> dict[str, dict[str, Any]]:
+    """What a browser finds on the page in a frame of every width: browsers have a least width of their own windows."""
+    harness = folder / f"{page.stem}-frames.html"
+    frames = "".join(
+        f'<iframe id="{name}" style="width:{width}px;height:900px;border:0"></iframe>' for name, width in WIDTHS.items()
+    )
     source = html.escape(page.read_text(encoding="utf-8"))
-    script = MEASURE.replace("WIDTH", str(width))
     harness.write_text(
-        f'<!DOCTYPE html><meta charset="utf-8"><iframe style="width:{width}px;height:900px;border:0"></iframe>'
-        f"<pre></pre><textarea hidden>{source}</textarea><script>{script}</script>",
+        f'<!DOCTYPE html><meta charset="utf-8">{frames}<pre></pre><textarea hidden>{source}</textarea><script>{MEASURE}</script>',
         encoding="utf-8",
     )
-    command = [browser, *QUIET, f"--user-data-dir={folder / 'profile'}", "--window-size=1600,1000"]
+    command = [browser, *QUIET, f"--user-data-dir={folder / 'profile'}", "--window-size=2000,1000"]
     command += ["--virtual-time-budget=10000", "--dump-dom", harness.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     found = re.search(r"<pre>(.*?)</pre>", done.stdout, re.DOTALL)
     assert found and found[1], done.stderr[-2000:]
-    result: dict[str, Any] = json.loads(html.unescape(found[1]))
+    result: dict[str, dict[str, Any]] = json.loads(html.unescape(found[1]))
     return result
 
 
-@pytest.mark.parametrize("width", [390, 1440], ids=["phone", "desktop"])
 @pytest.mark.parametrize("kind", ["ensemble", "campaign", "run"])
-def test_pages_fit_their_screen_and_their_labels_are_whole_and_legible(browser, samples, tmp_path, kind, width):
-    found = measured(browser, write_report(getattr(samples, kind), tmp_path / f"{kind}.html"), width, tmp_path)
-    assert found["width"] <= width and not found["broken"]
-    assert found["texts"] > 30
-    assert not found["clipped"]
-    assert not found["crowded"]
-    assert not found["small"]
+def test_pages_fit_phone_and_desktop_and_their_labels_are_whole_and_legible(browser, pages, tmp_path, kind):
+    found = measured(browser, pages[kind], tmp_path)
+    assert set(found) == set(WIDTHS)
+    for name, width in WIDTHS.items():
+        assert found[name]["width"] <= width and not found[name]["broken"]
+        assert found[name]["texts"] > 30
+        assert not found[name]["clipped"]
+        assert not found[name]["crowded"]
+        assert not found[name]["small"]
