@@ -49,7 +49,7 @@ class PaiNNSettings(_Geometric):
 
 
 class EGNNSettings(_Geometric):
-    """E(n)-equivariant messages from squared lengths (Satorras et al. 2021, arXiv:2102.09844)."""
+    """Messages from states and lengths, E(n)-equivariant, positions at rest (Satorras et al. 2021, arXiv:2102.09844)."""
 
     kind: Literal["egnn"] = "egnn"
 
