@@ -42,7 +42,7 @@ class RunRecord:
 
     ``curves`` has one value per finished epoch under names such as ``train/loss``, ``valid/loss``, ``learning_rate`` and
     ``valid/<field>/mae|rmse|r2`` in the field's unit. ``best`` holds the values of the epoch with the lowest
-    ``valid/loss``, plus ``epoch``. ``trivial`` holds the same metrics for the mean of the training part (names
+    ``valid/loss``, plus ``epoch`` (counted from 1). ``trivial`` holds the same metrics for the mean of the training part (names
     ``valid/<field>/mae`` and so on; forces: zero). ``test`` is filled only by an explicit evaluation. Status ``paused`` is the end of a segment.
     """
 

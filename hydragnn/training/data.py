@@ -124,7 +124,7 @@ def prepare_data(config: RunConfig, store: GraphStore, place: Place, ranks: Rank
 
 
 def input_names(config: RunConfig, fields: Mapping[str, Field]) -> tuple[str, ...]:
-    """The input fields of a run: those it names, or all with role input; without edges, those on nodes and graphs."""
+    """The input fields of a run: those it names, or all with role input."""
     if config.data.inputs is None:
         names = [name for name, field in fields.items() if field.role == "input"]
     else:
@@ -134,7 +134,7 @@ def input_names(config: RunConfig, fields: Mapping[str, Field]) -> tuple[str, ..
             raise InputError(f"data.inputs: the store has no field {name}; {nearest(name, sorted(fields))}")
         if name in config.targets:
             raise InputError(f"data.inputs: {name} is also predicted by a head; take it out of one of them")
-    return tuple(name for name in names if config.data.edges or fields[name].on != "edge")
+    return tuple(names)
 
 
 def target_is_extensive(targets: Sequence[Target], name: str) -> bool:

@@ -52,8 +52,9 @@ def train(
     with joined_ranks(out, place.device) as ranks:
         place = replace(place, device=own_device(place.device, ranks))
         check_folder(config, out, resume)
+        end = end_of_segment(config, until)
         ranks.wait()
-        return _train(config, out, store, place, ranks, progress, config.train.epochs if until is None else until)
+        return _train(config, out, store, place, ranks, progress, end)
 
 
 def _train(
@@ -143,6 +144,13 @@ def opened(config: RunConfig) -> GraphStore:
     from hydragnn.datasets import open_store
 
     return open_store(config.data.store)
+
+
+def end_of_segment(config: RunConfig, until: int | None) -> int:
+    """The epoch at which training pauses: ``until``, at most the whole budget. InputError below 1."""
+    if until is not None and until < 1:
+        raise InputError(f"a segment until epoch {until} has nothing to train; use 1 to {config.train.epochs}")
+    return config.train.epochs if until is None else min(until, config.train.epochs)
 
 
 def check_folder(config: RunConfig, out: Path, resume: bool) -> None:

@@ -77,3 +77,14 @@ def test_the_launcher_is_read_from_the_environment():
     assert launch_from({"PMI_SIZE": "2", "PMI_RANK": "1", "SLURM_STEP_NUM_TASKS": "8"}).by == "mpi"
     assert launch_from({"SLURM_NTASKS": "8"}).by == "alone"  # an allocation, but no job step
     assert launch_from({"PMI_SIZE": "1", "SLURM_STEP_NUM_TASKS": "1"}).size == 1
+
+
+@pytest.mark.parametrize("faulty", [0, 1])
+def test_what_went_wrong_on_one_rank_is_what_the_record_says(faulty, make_config, launch, tmp_path):
+    config = make_config(data__window=10, train__epochs=50)
+    options = ["--faulty-rank", str(faulty)]
+    output = finish(launch({tmp_path / "run": config}, *options, launcher=TORCHRUN), code=1)
+    failure = read_record(tmp_path / "run").failure
+    assert failure is not None and failure.kind == "out_of_memory", output
+    assert "no memory left for a batch" in failure.message
+    assert not list((tmp_path / "run").glob(".failure-*"))

@@ -147,6 +147,12 @@ def test_what_cannot_work_is_refused_before_anything_is_written(changes, sentenc
     assert not (tmp_path / "run").exists()
 
 
+def test_a_segment_ends_within_the_budget(store, make_config, tmp_path):
+    with pytest.raises(InputError, match="until epoch 0 has nothing to train"):
+        train(make_config(), tmp_path / "run", store=store, until=0)
+    assert train(make_config(), tmp_path / "run", store=store, until=99).epochs == 3
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_labels_that_are_not_finite_are_refused_with_their_graph(value, store, make_config, tmp_path):
     batch = store.read(range(len(store)))

@@ -6,6 +6,7 @@
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -66,6 +67,18 @@ def _without_charges(graph: GraphBatch, really: bool) -> GraphBatch:
     return replace(graph, fields=fields, nodes={n: v for n, v in graph.nodes.items() if n != "charge"})
 
 
+class Faulty(MemoryStore):
+    """A store that runs out of memory when it has been read a number of times."""
+
+    reads = 12
+
+    def read(self, *arguments: Any, **options: Any) -> GraphBatch:
+        self.reads -= 1
+        if self.reads < 0:
+            raise MemoryError("no memory left for a batch")
+        return super().read(*arguments, **options)
+
+
 def main() -> int:
     """Train one run after the other in the same ranks; exit code 0 unless one failed."""
     parser = argparse.ArgumentParser()
@@ -73,14 +86,17 @@ def main() -> int:
     parser.add_argument("--graphs", type=int, default=40)
     parser.add_argument("--until", type=int, default=None)
     parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--faulty-rank", type=int, default=-1)
     options = parser.parse_args()
     torch.set_num_threads(1)
     records = []
     try:
-        with joined_ranks(options.runs[0]):
+        with joined_ranks(options.runs[0]) as ranks:
             for out, path in zip(options.runs[::2], options.runs[1::2]):
                 config = RunConfig.parse(json.loads(path.read_text()))
                 store = clusters(options.graphs)
+                if ranks.rank == options.faulty_rank:
+                    store = Faulty(store.flat)
                 records.append(train(config, out, until=options.until, resume=options.resume, store=store))
     except Interrupted as note:
         print(note)
@@ -88,6 +104,9 @@ def main() -> int:
     except InputError as error:
         print(error)
         return 2
+    except Exception as error:
+        print(f"rank failed with {error!r}")
+        return 3
     return 3 if any(record.status == "failed" for record in records) else 0
 
 
