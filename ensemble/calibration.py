@@ -1,23 +1,27 @@
 """Honest error bars: a scale for the spread and conformal intervals, per field, fitted on validation graphs only."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float, Int
 from numpy.typing import NDArray
 
-from hydragnn.ensemble.metrics import gaussian_nll
 from hydragnn.ensemble.uncertainty import Array, Moments, isotropic
 from hydragnn.errors import InputError
 from hydragnn.graphs.field import Field
 
 Method = Literal["spread", "absolute"]
 
-FLOORS = (0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 1.0)
-"""Smallest believed spread, as a fraction of the root mean square spread on validation; the likelihood chooses."""
+FLOOR = 0.5
+"""Smallest believed spread, as a fraction of the median spread on validation.
 
+Few members agree by chance, so a spread near zero means little; with a floor near the usual spread, intervals no longer
+follow the members where it matters. Measured for forces of acetylacetone (three small PaiNN trained at 300 K; coverage
+of 90 % intervals at 300 K and 600 K, mean width at 300 K in eV/Angstrom): floor 0.1: .92 .89 0.203; 0.5: .92 .88 0.197; 1:
+.92 .84 0.178; 1.5: .91 .79 0.172.
+"""
 
 TINY = 1e-30
 """Smallest standard deviation, in any unit: a perfect model on validation must not divide by zero elsewhere."""
@@ -34,7 +38,7 @@ class Component:
     quantile: float
     """Half-width of the interval in units of the calibrated standard deviation."""
     reference: float
-    """Root mean square spread on validation, in the field's unit, before scaling."""
+    """Median spread on validation, in the field's unit, before scaling; 0 where there is none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -179,23 +183,13 @@ def _columns(
 def _component(
     error: Array, spread: Array, graph: NDArray[np.int64], nominal: float, method: Method
 ) -> tuple[Component, bool]:
-    reference = float(np.sqrt(np.mean(spread**2)))
+    reference = float(np.median(spread[spread > 0])) if (spread > 0).any() else 0.0
     if method == "absolute":
         scale = max(float(np.sqrt(np.mean(error**2))), TINY)
         quantile, guaranteed = conformal_quantile(np.abs(error) / scale, graph, nominal)
         return Component(scale=scale, floor=0.0, quantile=quantile, reference=reference), guaranteed
-    candidates = [_scaled(error, spread, fraction * reference) for fraction in FLOORS]
-    likelihoods = [
-        float(np.mean(gaussian_nll(error, np.zeros_like(error), c.scale * np.maximum(spread, c.floor))))
-        for c in candidates
-    ]
-    best = candidates[int(np.argmin(likelihoods))]
-    scores = np.abs(error) / (best.scale * np.maximum(spread, best.floor))
-    quantile, guaranteed = conformal_quantile(scores, graph, nominal)
-    return replace(best, quantile=quantile, reference=reference), guaranteed
-
-
-def _scaled(error: Array, spread: Array, floor: float) -> Component:
-    """The factor of largest likelihood for this floor: the root mean square of standardised errors."""
-    scale = float(np.sqrt(np.mean((error / np.maximum(spread, floor)) ** 2)))
-    return Component(scale=max(scale, TINY), floor=floor, quantile=0.0, reference=0.0)
+    floor = FLOOR * reference
+    believed = np.maximum(spread, floor)
+    scale = max(float(np.sqrt(np.mean((error / believed) ** 2))), TINY)  # the factor of largest likelihood
+    quantile, guaranteed = conformal_quantile(np.abs(error) / (scale * believed), graph, nominal)
+    return Component(scale=scale, floor=floor, quantile=quantile, reference=reference), guaranteed
