@@ -91,6 +91,8 @@ def _scale(store: GraphStore, chosen: NDArray[np.bool_], field: Field, *, centre
             spread = spread + np.square(values - values.mean(axis=0)).sum(axis=0)
             spread = spread + np.square(shift) * (count * len(values) / total)
             mean, count = mean + shift * (len(values) / total), total
+    if count == 0 and field.on == "edge":
+        return Scale(mean=(0.0,) * field.width, std=(1.0,) * field.width)  # graphs without edges are legal
     if count == 0:
         raise InputError(f"no graph of the training part has a value of {field.name}; choose another split or field")
     return Scale(mean=tuple(mean.tolist()), std=_stds(np.sqrt(spread / count), mean))

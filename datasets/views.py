@@ -14,7 +14,7 @@ from hydragnn.graphs.field import Field
 
 
 class WithoutEdges:
-    """The same graphs, nodes and labels, and no edges; edge fields are left out."""
+    """The same graphs, nodes and labels, and no edges; edge fields are there with no rows, so that any model fits."""
 
     def __init__(self, store: GraphStore) -> None:
         """A view of ``store``; nothing is copied."""
@@ -39,8 +39,8 @@ class WithoutEdges:
         return len(self._store)
 
     def fields(self) -> tuple[Field, ...]:
-        """The node and graph fields."""
-        return tuple(field for field in self._store.fields() if field.on != "edge")
+        """Those of the store."""
+        return self._store.fields()
 
     def sizes(self) -> Sizes:
         """Nodes of every graph, and no edges."""
@@ -49,25 +49,23 @@ class WithoutEdges:
 
     def read(self, indices: Sequence[int] | NDArray[np.int64], fields: Collection[str] | None = None) -> GraphBatch:
         """The graphs with these numbers, without edges."""
-        names = [field.name for field in self.fields()] if fields is None else fields
-        return without_edges(self._store.read(indices, names))
+        return without_edges(self._store.read(indices, fields))
 
     def column(self, name: str, start: int = 0, stop: int | None = None) -> Column:
-        """A node or graph field."""
-        return self._store.column(name, start, stop)
+        """A field; no values where it is one of edges."""
+        column = self._store.column(name, start, stop)
+        of_edges = any(field.name == name and field.on == "edge" for field in self.fields())
+        return replace(column, values=column.values[:0]) if of_edges else column
 
 
 def without_edges(batch: GraphBatch) -> GraphBatch:
-    """The batch with every edge and edge field taken away."""
-    kept = {name: field for name, field in batch.fields.items() if field.on != "edge"}
+    """The batch with every edge taken away; edge fields keep no rows."""
     return replace(
         batch,
         senders=batch.senders[:0],
         receivers=batch.receivers[:0],
         edge_shifts=batch.edge_shifts[:0],
         edge_offsets=batch.edge_offsets.new_zeros(batch.num_graphs + 1),
-        fields=kept,
-        edges={},
-        masks={name: mask for name, mask in batch.masks.items() if name in kept},
+        edges={name: values[:0] for name, values in batch.edges.items()},
         cache={},
     )
