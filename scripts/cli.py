@@ -4,7 +4,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -109,10 +109,12 @@ def train(
     as_json: AsJson = False,
 ) -> None:
     """Train one model; Ctrl-C saves, `--resume` continues with the same bits. Runs under torchrun, mpirun or srun too."""
-    record = face.train(config, out, resume=resume, overrides=assignments or [])
-    _show(face.run_summary(record, out), as_json)
-    if record.status == "failed":
-        raise typer.Exit(3)
+    record = face.train(config, out, resume=resume, overrides=assignments or [], quiet=as_json)
+    from hydragnn.training import leave, this_launch
+
+    if this_launch().rank == 0:
+        _show(face.run_summary(record, out), as_json)
+    leave(3 if record.status == "failed" else 0)
 
 
 @app.command()
@@ -201,15 +203,24 @@ def _text(item: Any) -> str:
     return str(item)
 
 
+def _exit(code: int) -> NoReturn:
+    """End the process; where ranks trained together, the way that ranks leave."""
+    if "hydragnn.training.distributed" in sys.modules:
+        from hydragnn.training import leave
+
+        leave(code)
+    sys.exit(code)
+
+
 def main() -> None:
     """Run the command line: 0 on success, 2 with one sentence on bad input, 3 on a failed run, 130 on Ctrl-C."""
     try:
         app()
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        _exit(2)
     except Interrupted as error:
         print(f"interrupted: {error}", file=sys.stderr)
-        sys.exit(130)
+        _exit(130)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # `hydragnn ... | head` is not an error

@@ -25,14 +25,20 @@ def build_store(source: Path | str | Table, out: Path | str, *, overrides: Seque
 
 
 def train(
-    config: Path | str | Table | RunConfig, out: Path | str, *, resume: bool = False, overrides: Sequence[str] = ()
+    config: Path | str | Table | RunConfig,
+    out: Path | str,
+    *,
+    resume: bool = False,
+    overrides: Sequence[str] = (),
+    quiet: bool = True,
 ) -> RunRecord:
     """Train one model into the folder ``out``; with ``resume`` continue a run that was interrupted."""
+    from hydragnn.training import console_progress
     from hydragnn.training import train as run
 
     if not isinstance(config, RunConfig):
         config = config_from_table(*_table(config, overrides))
-    return run(config, Path(out), resume=resume)
+    return run(config, Path(out), resume=resume, progress=None if quiet else console_progress())
 
 
 def search(
