@@ -151,6 +151,7 @@ def ensemble_facts(folder: Path) -> EnsembleFacts:
         members=members,
         parts=parts,
         description=description,
+        speed=_number((evaluation.get("timing") or {}).get("graphs_per_second")),
         failed={name: graphs for name, graphs in evaluation.get("failed", {}).items() if graphs},
     )
 

@@ -101,6 +101,8 @@ class EnsembleFacts:
     members: tuple[Member, ...]
     parts: Mapping[str, Part]
     description: Mapping[str, Any]
+    speed: float
+    """Graphs per second that all members together predict; NaN where unknown."""
     failed: Mapping[str, Mapping[str, str]]
     """Graphs that could not be predicted, by part, with the reason."""
 

@@ -29,6 +29,8 @@ class Section:
     figures: tuple[Figure, ...] = ()
     tables: tuple[Table, ...] = ()
     folded: tuple[Table, ...] = ()
+    paired: bool = False
+    """Tables are narrow enough to stand side by side."""
 
     @property
     def empty(self) -> bool:
@@ -213,6 +215,10 @@ def members(facts: Facts) -> Section | None:
         lead.append(f"Each configuration was trained anew with {chosen['final_seeds']} seed(s).")
     if seconds:
         lead.append(f"They took {tables.duration(sum(seconds))} to train.")
+    if math.isfinite(ensemble.speed):
+        lead.append(
+            f"Together they predict {plain_number(ensemble.speed)} graphs per second on the machine that built them."
+        )
     return Section(
         anchor="members",
         title="The members",
@@ -276,8 +282,9 @@ def worst_cases(facts: Facts) -> Section | None:
     return Section(
         anchor="worst",
         title="Worst cases",
-        lead=f"Look at these graphs of the {part.name} part first: wrong labels and missing physics show here. "
-        "Numbers are positions in the store.",
+        lead=f"The graphs of the {part.name} part with the largest errors, by their number in the store. Look at these first: "
+        "wrong labels and missing physics show here.",
+        paired=True,
         tables=tuple(quality_tables.worst_table(points, facts.data) for points in part.points.values()),
     )
 

@@ -62,7 +62,9 @@ def _draw_ratios(axes: Axes, scores: Sequence[FieldScores]) -> None:
     for row, entry in enumerate(scores):
         base = entry.trivial.mae or math.nan
         members = [member.mae / base for member in entry.members]
-        axes.plot(members, [row] * len(members), "o", color=SOFT, markersize=5, markeredgewidth=0)
+        alone = entry.ensemble is None and len(members) == 1
+        look = {"color": ACCENT, "markersize": 9} if alone else {"color": SOFT, "markersize": 5}
+        axes.plot(members, [row] * len(members), "o", markeredgewidth=0, **look)
         ratios += members
         if entry.ensemble is not None:
             axes.plot([entry.ensemble.mae / base], [row], "o", color=ACCENT, markersize=9, markeredgewidth=0)

@@ -11,7 +11,7 @@ from hydragnn.scripts.report.campaign_facts import value_at
 from hydragnn.scripts.report.canvas import measured, short, thousands
 from hydragnn.scripts.report.facts import Ablation, DataFacts, EnsembleFacts, Facts, Part, Points
 from hydragnn.scripts.report.tables import Table, duration, leaves, numbers, text
-from hydragnn.scripts.report.verdict import pretty_unit
+from hydragnn.scripts.report.verdict import pretty_unit, with_unit
 
 WORST = 8
 
@@ -21,30 +21,15 @@ def score_table(part: Part) -> Table:
     rows: list[tuple[str, ...]] = []
     strong: set[int] = set()
     for entry in part.scores:
-        chosen = [
-            ("trivial predictor", entry.trivial),
-            ("best single model", entry.best_member),
-            ("ensemble", entry.ensemble),
-        ]
-        for name, scores in chosen:
-            if scores is None:
-                continue
-            if name == "ensemble":
-                strong.add(len(rows))
+        single = f"best single model ({entry.best_member.name})" if entry.ensemble and entry.best_member else "model"
+        chosen = [("trivial predictor", entry.trivial), (single, entry.best_member), ("ensemble", entry.ensemble)]
+        known = [(name, scores) for name, scores in chosen if scores is not None]
+        for name, scores in known:
             ratio = scores.mae / entry.trivial.mae if entry.trivial.mae else math.nan
-            label = f"{name} ({scores.name})" if name == "best single model" and len(entry.members) > 1 else name
-            rows.append(
-                (
-                    entry.field,
-                    label,
-                    pretty_unit(entry.unit) or "–",
-                    *numbers((scores.mae, scores.rmse)),
-                    *(
-                        f"{value:.3f}".replace("-", "−") if math.isfinite(value) else "–"
-                        for value in (scores.r2, ratio)
-                    ),
-                )
-            )
+            shares = (share(scores.r2), share(ratio))
+            unit = pretty_unit(entry.unit) or "–"
+            rows.append((entry.field, name, unit, *numbers((scores.mae, scores.rmse)), *shares))
+        strong.add(len(rows) - 1)
     return Table(
         header=("field", "predictor", "unit", "MAE", "RMSE", "R²", "MAE / trivial"),
         rows=tuple(rows),
@@ -52,6 +37,15 @@ def score_table(part: Part) -> Table:
         "of the variance.",
         strong=frozenset(strong),
     )
+
+
+def share(value: float) -> str:
+    """A number near one, with three decimals.
+
+    >>> share(-0.0001), share(0.98765), share(math.nan)
+    ('0.000', '0.988', '–')
+    """
+    return f"{value + 0.0:.3f}".replace("-0.000", "0.000").replace("-", "−") if math.isfinite(value) else "–"
 
 
 def uncertainty_table(part: Part, nominal: float) -> Table | None:
@@ -120,40 +114,29 @@ def differing_paths(records: Sequence[RunRecord]) -> list[str]:
 
 
 def worst_table(points: Points, data: DataFacts | None) -> Table:
-    """The graphs with the largest mean absolute error of one field."""
+    """The graphs with the largest mean absolute error of one field; true and predicted are of the worst value."""
     graphs, group = np.unique(points.graph, return_inverse=True)
     count = np.bincount(group)
     error = np.bincount(group, weights=np.abs(points.error)) / count
-    spread = points.spread
-    mean_spread = np.bincount(group, weights=spread) / count if spread is not None else None
-    covered = points.covered
-    inside = np.bincount(group, weights=covered.astype(float)) / count if covered is not None else None
-    order = np.argsort(-error, kind="stable")[:WORST]
     rows = []
-    for g in order:
-        rows_of = np.flatnonzero(group == g)
-        row = rows_of[np.argmax(np.abs(points.error[rows_of]))]
-        nodes = str(data.nodes[graphs[g]]) if data is not None and graphs[g] < len(data.nodes) else "–"
-        rows.append(
-            (
-                str(graphs[g]),
-                nodes,
-                measured(float(error[g])),
-                measured(float(points.target[row])),
-                measured(float(points.mean[row])),
-                measured(float(mean_spread[g])) if mean_spread is not None else "–",
-                f"{100 * inside[g]:.0f} %" if inside is not None else "–",
-            )
-        )
+    for worst in np.argsort(-error, kind="stable")[:WORST]:
+        members = np.flatnonzero(group == worst)
+        row = members[np.argmax(np.abs(points.error[members]))]
+        graph = int(graphs[worst])
+        cells = [str(graph), str(data.nodes[graph]) if data is not None and graph < len(data.nodes) else "–"]
+        cells += [measured(float(value)) for value in (error[worst], points.target[row], points.mean[row])]
+        if points.spread is not None:
+            cells.append(measured(float(points.spread[members].mean())))
+        if points.covered is not None:
+            cells.append(f"{100 * points.covered[members].mean():.0f} %")
+        rows.append(tuple(cells))
     many = bool(count.max() > 1)
+    header = ["graph", "nodes", "MAE" if many else "error", "true", "predicted"]
+    header += ["spread"] * (points.spread is not None) + ["covered"] * (points.covered is not None)
     return Table(
-        header=("graph", "nodes", "MAE" if many else "error", "true", "predicted", "spread", "covered"),
+        header=tuple(header),
         rows=tuple(rows),
-        caption=f"{points.field}"
-        + (f" ({pretty_unit(points.unit)})" if points.unit else "")
-        + ": the graphs with the largest "
-        "error, by their number in the store"
-        + ("; true and predicted are those of the graph's worst single value." if many else "."),
+        caption=with_unit(points.field, points.unit) + (": true and predicted are of the worst value." if many else ""),
     )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hydragnn.scripts.report.canvas import measured, plain_number, short
+from hydragnn.scripts.report.canvas import measured, plain_number, short, shortened
 from hydragnn.scripts.report.facts import CampaignFacts, DataFacts, Trial
 from hydragnn.scripts.report.verdict import join, pretty_unit
 
@@ -82,6 +82,16 @@ def choices(value: Any) -> str:
     ('schnet or egnn', '3')
     """
     return join([text(item) for item in value], "or") if isinstance(value, list) else text(value)
+
+
+def one_line(reason: str, length: int = 300) -> str:
+    """A reason without its middle: programs say what went wrong in their first or in their last line.
+
+    >>> one_line("exit code 2\\nlong story\\nno space left")
+    'exit code 2 … no space left'
+    """
+    lines = [line.strip() for line in reason.splitlines() if line.strip()]
+    return shortened(" … ".join(lines if len(lines) < 2 else (lines[0], lines[-1])), length)
 
 
 def numbers(values: Sequence[float]) -> tuple[str, ...]:
@@ -185,7 +195,7 @@ def failures_table(campaign: CampaignFacts) -> Table | None:
             (
                 str(trial.number),
                 trial.failure_kind.replace("_", " "),
-                trial.reason,
+                one_line(trial.reason),
                 ", ".join(f"{short(name)} = {text(value)}" for name, value in trial.parameters.items()),
             )
             for trial in failed[:FAILURES]

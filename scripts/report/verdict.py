@@ -248,8 +248,10 @@ def _explanation(facts: Facts, fields: Sequence[FieldVerdict], part: Part | None
 def _cautions(facts: Facts, part: Part | None, fields: Sequence[FieldVerdict]) -> tuple[str, ...]:
     cautions: list[str] = []
     if part is not None and part.name != "test":
+        untouched = facts.data is not None and facts.data.parts.get("test", 0) > 0
         cautions.append(
-            "There is no test part: these are validation errors, which chose the model, so they flatter it a little."
+            "These are validation errors, which chose the model, so they flatter it a little; "
+            + ("the test part has not been looked at yet." if untouched else "there is no test part.")
         )
     if facts.ensemble is None:
         cautions.append("A single model says nothing about its own uncertainty; an ensemble does.")

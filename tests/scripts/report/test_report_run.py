@@ -1,0 +1,38 @@
+"""The report of a run that was really trained."""
+
+import json
+
+import numpy as np
+import pytest
+
+from hydragnn.config import RunConfig
+from hydragnn.scripts.report.collect import collect
+from hydragnn.training import train
+
+
+@pytest.fixture(scope="module")
+def trained(samples, tmp_path_factory):
+    config = json.loads((samples.ensemble / "members" / "0" / "record.json").read_text())["config"]
+    config["model"] = {"kind": "painn", "hidden_dim": 8, "num_layers": 1, "cutoff": 5.0, "num_radial": 4}
+    config["train"] = {"epochs": 1}
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    train(RunConfig.parse(config), folder)
+    return folder
+
+
+def test_the_dots_of_the_parity_plot_have_the_errors_that_training_recorded(trained):
+    facts = collect(trained)
+    part = facts.parts["valid"]
+    assert set(part.points) == {"energy", "forces", "charge"}
+    for scores in part.scores:
+        error = part.points[scores.field].error
+        assert float(np.abs(error).mean()) == pytest.approx(scores.judged.mae, rel=1e-4)  # float32 predictions
+        assert float(np.sqrt((error**2).mean())) == pytest.approx(scores.judged.rmse, rel=1e-4)
+
+
+def test_the_dots_belong_to_validation_graphs(trained):
+    facts = collect(trained)
+    points = facts.parts["valid"].points["charge"]
+    graphs, counts = np.unique(points.graph, return_counts=True)
+    assert facts.data is not None and len(graphs) == facts.data.parts["valid"]
+    assert counts.tolist() == facts.data.nodes[graphs].tolist()
