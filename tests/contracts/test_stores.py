@@ -1,0 +1,391 @@
+"""Every store gives back what was written, bit for bit, in any order, to any number of readers, from any number of writers."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import hydragnn.datasets.writer
+from hydragnn.datasets import (
+    GraphStore,
+    MemoryStore,
+    StoreWriter,
+    check_store,
+    convert_store,
+    finish_store,
+    load_into_memory,
+    open_store,
+)
+from hydragnn.errors import InputError
+from hydragnn.graphs import Field, GraphBatch, concatenate
+
+STRUCTURE = ("positions", "senders", "receivers", "edge_shifts", "cell", "periodic", "node_offsets", "edge_offsets")
+
+
+def field_values(field: Field, items: int, rng: np.random.Generator) -> torch.Tensor:
+    shape = (items, *field.shape)
+    if field.classes:
+        return torch.from_numpy(rng.integers(0, field.classes, shape))
+    return torch.from_numpy(rng.standard_normal(shape)).to(field.torch_dtype)
+
+
+def a_graph(nodes: int, edges: int, dim: int, fields: Sequence[Field], seed: int, periodic: bool = False) -> GraphBatch:
+    rng = np.random.default_rng(seed)
+    items = {"node": nodes, "edge": edges, "graph": 1}
+    values: dict[str, dict[str, torch.Tensor]] = {"node": {}, "edge": {}, "graph": {}}
+    for field in fields:
+        values[field.on][field.name] = field_values(field, items[field.on], rng)
+    flags = torch.tensor([[periodic, False, periodic and dim == 3]])
+    return GraphBatch(
+        positions=torch.from_numpy(rng.standard_normal((nodes, dim))),
+        senders=torch.from_numpy(rng.integers(0, nodes, edges)),
+        receivers=torch.from_numpy(np.sort(rng.integers(0, nodes, edges))),
+        edge_shifts=torch.from_numpy(rng.standard_normal((edges, dim)) * periodic + 0.0),
+        cell=torch.from_numpy(np.eye(3)[None] * (5.0 + rng.random()) * periodic),
+        periodic=flags,
+        node_offsets=torch.tensor([0, nodes]),
+        edge_offsets=torch.tensor([0, edges]),
+        fields={field.name: field for field in fields},
+        nodes=values["node"],
+        edges=values["edge"],
+        graphs=values["graph"],
+    )
+
+
+NUMBERS = Field(name="atomic_numbers", on="node", classes=119, dtype="int64")
+ENERGY = Field(name="energy", on="graph", dtype="float64", unit="eV", role="target")
+BOND = Field(name="bond", on="edge", shape=(2,))
+FORCES = {dim: Field(name="forces", on="node", shape=(dim,), parity="vector", role="target") for dim in (2, 3)}
+STRESS = Field(name="stress", on="graph", shape=(3, 3), parity="tensor", dtype="float64")
+PHASE = Field(name="phase", on="graph", classes=4, dtype="int64")
+
+
+def several(dim: int, fields: Sequence[Field], periodic: Sequence[bool] = (False,)) -> list[GraphBatch]:
+    sizes = [(1 + k % 6, (k * 5) % 14) for k in range(23)]
+    return [a_graph(n, e, dim, fields, k, periodic[k % len(periodic)]) for k, (n, e) in enumerate(sizes)]
+
+
+def with_missing_labels() -> list[GraphBatch]:
+    """Graphs of which some lack forces, some energy, and some both."""
+    return [
+        a_graph(2 + k % 4, k % 9, 3, [NUMBERS, *([ENERGY] * (k % 2)), *([FORCES[3]] * (k % 3 > 0)), BOND], k)
+        for k in range(23)
+    ]
+
+
+def with_minus_zero() -> list[GraphBatch]:
+    """Shifts and positions of minus zero, whose bits are not those of zero."""
+    graphs = several(3, [NUMBERS])
+    return [replace(graph, edge_shifts=-torch.zeros_like(graph.edge_shifts)) for graph in graphs]
+
+
+CORNERS = {
+    "three dimensions": several(3, [NUMBERS, ENERGY, FORCES[3], BOND, STRESS, PHASE]),
+    "mixed periodicity": several(3, [NUMBERS, ENERGY], periodic=(False, False, True, False, False)),
+    "missing labels": with_missing_labels(),
+    "two dimensions": several(2, [FORCES[2], BOND]),
+    "no geometry": several(0, [NUMBERS, BOND, PHASE]),
+    "no edges": [a_graph(1 + k % 3, 0, 3, [NUMBERS, BOND], k) for k in range(23)],
+    "no fields": several(3, []),
+    "minus zero": with_minus_zero(),
+}
+
+
+def assert_same(found: GraphBatch, expected: GraphBatch) -> None:
+    """Equal in every bit, dtype and shape."""
+    pairs = {name: (getattr(found, name), getattr(expected, name)) for name in STRUCTURE}
+    assert dict(found.fields) == dict(expected.fields)
+    pairs |= {name: (found[name], expected[name]) for name in expected.fields}
+    pairs |= {f"mask of {name}": (found.present(name), expected.present(name)) for name in expected.fields}
+    for name, (left, right) in pairs.items():
+        assert left.dtype == right.dtype, name
+        assert left.shape == right.shape, name
+        assert left.numpy().tobytes() == right.numpy().tobytes(), name
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of five graphs, so that small stores have many."""
+    monkeypatch.setattr(hydragnn.datasets.writer, "BLOCK_GRAPHS", 5)
+
+
+def written(graphs: list[GraphBatch], path: Path, parts: int = 0) -> GraphStore:
+    """The graphs in a store on disk, by one writer or by several."""
+    everything = concatenate(graphs)
+    fields = list(everything.fields.values())
+    if not parts:
+        with StoreWriter(path, fields, dim=everything.dim, attributes={"unit": "Angstrom"}) as writer:
+            for start in range(0, len(graphs), 3):
+                writer.write(concatenate(graphs[start : start + 3]))
+        return open_store(path)
+    for part in reversed(range(parts)):
+        share = graphs[part * len(graphs) // parts : (part + 1) * len(graphs) // parts]
+        with StoreWriter(path, fields, dim=everything.dim, attributes={"unit": "Angstrom"}, part=part) as writer:
+            for graph in share:
+                writer.write(graph)
+    finish_store(path, parts)
+    return open_store(path)
+
+
+class StoreContract:
+    """What every store promises; a member says how graphs get into it."""
+
+    def store(self, graphs: list[GraphBatch], folder: Path) -> GraphStore:
+        raise NotImplementedError
+
+    @pytest.fixture(params=CORNERS, ids=list(CORNERS))
+    def case(self, request: pytest.FixtureRequest, tmp_path: Path) -> tuple[GraphStore, GraphBatch, list[GraphBatch]]:
+        graphs = CORNERS[request.param]
+        return self.store(graphs, tmp_path), concatenate(graphs), graphs
+
+    def test_everything_comes_back_bit_for_bit(self, case: tuple[GraphStore, GraphBatch, list[GraphBatch]]) -> None:
+        store, everything, graphs = case
+        assert len(store) == len(graphs)
+        assert store.dim == everything.dim
+        assert_same(store.read(range(len(store))), everything)
+
+    def test_any_order_with_repeats_is_served(self, case: tuple[GraphStore, GraphBatch, list[GraphBatch]]) -> None:
+        store, everything, graphs = case
+        rng = np.random.default_rng(0)
+        reference = MemoryStore(everything)
+        for size in (1, 2, 7, 40):
+            indices = rng.integers(0, len(store), size)
+            found = store.read(indices)
+            assert_same(found, reference.read(indices))
+            for name in STRUCTURE[:4]:
+                single = torch.cat([getattr(graphs[i], name) for i in indices])
+                if name in ("senders", "receivers"):
+                    single = single + found.node_offsets[:-1].index_select(0, found.graph_of_edge)
+                assert torch.equal(getattr(found, name), single)
+
+    def test_no_graphs_are_a_batch_without_graphs(self, case: tuple[GraphStore, GraphBatch, list[GraphBatch]]) -> None:
+        store, everything, _ = case
+        found = store.read([])
+        assert found.num_graphs == found.num_nodes == found.num_edges == 0
+        assert set(found.fields) == set(everything.fields)
+
+    def test_sizes_are_known_without_payload(self, case: tuple[GraphStore, GraphBatch, list[GraphBatch]]) -> None:
+        store, everything, _ = case
+        assert store.sizes().nodes.tolist() == everything.nodes_per_graph.tolist()
+        assert store.sizes().edges.tolist() == everything.edges_per_graph.tolist()
+
+    def test_columns_hold_one_field_of_consecutive_graphs(
+        self, case: tuple[GraphStore, GraphBatch, list[GraphBatch]]
+    ) -> None:
+        store, everything, _ = case
+        for name in everything.fields:
+            for start, stop in ((0, None), (4, 17), (3, 3)):
+                column = store.column(name, start, stop)
+                part = MemoryStore(everything).read(range(start, len(store) if stop is None else stop))
+                assert np.array_equal(column.values, part[name].numpy())
+                assert column.values.dtype == part[name].numpy().dtype
+                assert np.array_equal(column.present, part.present(name).numpy())
+
+    def test_only_the_named_fields_are_read(self, case: tuple[GraphStore, GraphBatch, list[GraphBatch]]) -> None:
+        store, everything, _ = case
+        for name in everything.fields:
+            found = store.read([2, 0], fields=[name])
+            assert list(found.fields) == [name]
+            assert torch.equal(found[name], store.read([2, 0])[name])
+
+    def test_the_fingerprint_depends_on_the_content_alone(
+        self, case: tuple[GraphStore, GraphBatch, list[GraphBatch]]
+    ) -> None:
+        store, everything, graphs = case
+        assert store.fingerprint == MemoryStore(everything).fingerprint
+        assert store.fingerprint != MemoryStore(graphs[1:]).fingerprint
+        moved = replace(everything, positions=everything.positions + 1.0)
+        assert store.dim == 0 or store.fingerprint != MemoryStore(moved).fingerprint
+
+    def test_what_is_not_there_is_refused(self, case: tuple[GraphStore, GraphBatch, list[GraphBatch]]) -> None:
+        store, _, graphs = case
+        for wrong in (-1, len(graphs)):
+            with pytest.raises(InputError, match=f"no graph {wrong}; the store has {len(graphs)} graphs"):
+                store.read([0, wrong])
+        with pytest.raises(InputError, match="no field temperature"):
+            store.read([0], fields=["temperature"])
+        with pytest.raises(InputError, match="no field temperature"):
+            store.column("temperature")
+
+
+class TestMemoryStore(StoreContract):
+    def store(self, graphs: list[GraphBatch], folder: Path) -> GraphStore:
+        return MemoryStore(graphs, {"unit": "Angstrom"})
+
+
+class TestHdf5Store(StoreContract):
+    def store(self, graphs: list[GraphBatch], folder: Path) -> GraphStore:
+        return written(graphs, folder / "store.h5")
+
+
+class TestAdiosStore(StoreContract):
+    def store(self, graphs: list[GraphBatch], folder: Path) -> GraphStore:
+        return written(graphs, folder / "store.bp")
+
+
+class TestHdf5StoreOfThreeWriters(StoreContract):
+    def store(self, graphs: list[GraphBatch], folder: Path) -> GraphStore:
+        return written(graphs, folder / "store.h5", parts=3)
+
+
+class TestAdiosStoreOfThreeWriters(StoreContract):
+    def store(self, graphs: list[GraphBatch], folder: Path) -> GraphStore:
+        return written(graphs, folder / "store.bp", parts=3)
+
+
+class TestConvertedStore(StoreContract):
+    def store(self, graphs: list[GraphBatch], folder: Path) -> GraphStore:
+        written(graphs, folder / "first.h5", parts=2)
+        convert_store(folder / "first.h5", folder / "second.bp")
+        convert_store(folder / "second.bp", folder / "third.h5")
+        return open_store(folder / "third.h5")
+
+
+class TestStoreLoadedIntoMemory(StoreContract):
+    def store(self, graphs: list[GraphBatch], folder: Path) -> GraphStore:
+        return load_into_memory(written(graphs, folder / "store.bp", parts=2))
+
+
+class TestStoreSharedByTheRanksOfANode(StoreContract):
+    def store(self, graphs: list[GraphBatch], folder: Path) -> GraphStore:
+        return load_into_memory(written(graphs, folder / "store.h5"), shared_by_node=True)
+
+
+DISK = {"HDF5": ".h5", "ADIOS2": ".bp"}
+
+
+@pytest.mark.parametrize("suffix", DISK.values(), ids=DISK)
+@pytest.mark.parametrize("corner", CORNERS, ids=list(CORNERS))
+def test_a_written_store_passes_its_check(corner: str, suffix: str, tmp_path: Path) -> None:
+    written(CORNERS[corner], tmp_path / f"store{suffix}", parts=2)
+    assert check_store(tmp_path / f"store{suffix}") == []
+
+
+@pytest.mark.parametrize("corner", CORNERS, ids=list(CORNERS))
+def test_hdf5_and_adios2_hold_the_same_bits(corner: str, tmp_path: Path) -> None:
+    first, second = (written(CORNERS[corner], tmp_path / f"store{suffix}") for suffix in DISK.values())
+    assert first.fingerprint == second.fingerprint
+    assert first.attributes == second.attributes == {"unit": "Angstrom"}
+    order = np.random.default_rng(3).permutation(len(first))
+    assert_same(first.read(order), second.read(order))
+
+
+READER = """
+import sys
+from hydragnn.datasets import MemoryStore, load_into_memory, open_store
+path, rank, ranks, shared = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "shared"
+from pathlib import Path
+store = open_store(Path(path))
+if shared:
+    store = load_into_memory(store, shared_by_node=True)
+print(MemoryStore(store.read(range(rank, len(store), ranks))).fingerprint)
+"""
+
+
+@pytest.mark.parametrize("how", ["disk", "shared"])
+@pytest.mark.parametrize("suffix", DISK.values(), ids=DISK)
+def test_three_writers_parts_are_read_by_two_ranks(suffix: str, how: str, tmp_path: Path, root: Path) -> None:
+    graphs = CORNERS["missing labels"]
+    path = tmp_path / f"store{suffix}"
+    written(graphs, path, parts=3)
+    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", READER, str(path), str(rank), "2", how],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+            cwd=tmp_path,
+        )
+        for rank in range(2)
+    ]
+    answers = [process.communicate(timeout=120)[0].strip() for process in ranks]
+    everything = MemoryStore(graphs)
+    expected = [MemoryStore(everything.read(range(rank, len(graphs), 2))).fingerprint for rank in range(2)]
+    assert answers == expected
+
+
+@contextmanager
+def child() -> Iterator[int]:
+    """A forked process; the block runs in it when the number is 0."""
+    number = os.fork()
+    if number:
+        yield number
+        return
+    code = 1
+    try:
+        yield 0
+        code = 0
+    finally:
+        os._exit(code)
+
+
+@pytest.mark.parametrize("parts", [0, 3], ids=["one writer", "three writers"])
+@pytest.mark.parametrize("suffix", DISK.values(), ids=DISK)
+def test_a_killed_writer_leaves_a_readable_store_or_a_clear_error(suffix: str, parts: int, tmp_path: Path) -> None:
+    graphs = CORNERS["mixed periodicity"] * 8
+    expected = MemoryStore(graphs).fingerprint
+    start = time.monotonic()
+    written(graphs, tmp_path / f"undisturbed{suffix}", parts)
+    duration = time.monotonic() - start
+    rng = np.random.default_rng(11)
+    endings = []
+    for moment in rng.uniform(0, 1.2, 12):
+        path = tmp_path / f"{moment:.4f}{suffix}"
+        with child() as number:
+            if number == 0:
+                written(graphs, path, parts)
+            else:
+                time.sleep(moment * duration)
+                os.kill(number, signal.SIGKILL)
+                os.waitpid(number, 0)
+        try:
+            assert open_store(path).fingerprint == expected
+            assert check_store(path) == []
+            endings.append("complete")
+        except InputError as error:
+            assert (
+                "does not exist" in str(error)
+                or "the writer did not finish; run it again" in str(error)
+                or ("is not a store" in str(error) and not list(path.iterdir()))
+            )
+            endings.append("absent")
+            assert written(graphs, path, parts).fingerprint == expected
+            assert not list(path.glob(".*"))
+        shutil.rmtree(path)
+    assert "absent" in endings
+
+
+@pytest.mark.parametrize("suffix", DISK.values(), ids=DISK)
+def test_a_full_disk_is_a_clear_error_and_leaves_nothing(suffix: str, tmp_path: Path) -> None:
+    import resource
+
+    graphs = CORNERS["three dimensions"] * 60
+    path, verdict = tmp_path / f"store{suffix}", tmp_path / "verdict.json"
+    with child() as number:
+        if number == 0:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+            try:
+                written(graphs, path)
+                said = "nothing"
+            except InputError as error:
+                said = str(error)
+            left = [entry.name for entry in path.iterdir()] if path.exists() else []
+            verdict.write_text(json.dumps({"said": said, "left": left}))
+        else:
+            assert os.waitpid(number, 0)[1] == 0
+    answer = json.loads(verdict.read_text())
+    assert f"cannot write {path}" in answer["said"]
+    assert "free space or choose another place" in answer["said"]
+    assert answer["left"] == []
