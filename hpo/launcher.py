@@ -47,7 +47,7 @@ class Launcher(Protocol):
         """Make sure that attempts of a dead controller run no more, before anything new is started."""
 
     def start(self, task: Task, announce: Callable[[Identity], None]) -> None:
-        """Create the attempt's process, ``announce`` what names it, and only then let it work."""
+        """Create the attempt's process; ``announce`` what names it, here or in ``poll``, and only then let it work."""
 
     def poll(self, seconds: float) -> list[Exit]:
         """Attempts that ended, after waiting up to so many seconds for the first."""

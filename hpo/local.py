@@ -1,19 +1,21 @@
 """Attempts as processes of this machine, one thread each; the embedded default.
 
-No attempt outlives its controller: each holds the reading end of a pipe whose writing end only the controller has, waits
-for one byte before it works (sent once the journal knows the process), and kills its group when the pipe closes.
+No attempt outlives its controller, works before the journal knows it, or has a successor while it lives: see ``worker.py``.
 """
 
+import json
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import Any
 
 import psutil
 
@@ -26,32 +28,56 @@ ONE_THREAD = dict.fromkeys(
     ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"), "1"
 )
 MODULE = "hydragnn.training.run"
-CHILD = Path(__file__).with_name("child.py")
-"""Run by its path, because ``-m`` would load the whole room, Optuna included, into every attempt."""
-PAUSE = 0.02  # seconds between looks at the processes
+WORKER = Path(__file__).with_name("worker.py")
+"""Run by its path, because ``-m`` would load the whole room, Optuna included, into every worker."""
+PAUSE = 0.02  # seconds between looks at a process that must vanish
 LAST_WAIT = 5.0  # seconds that a killed process may take to vanish
+
+Announce = Callable[[Identity], None]
 
 
 @dataclass(kw_only=True, slots=True)
 class _Attempt:
+    """What is known of an attempt; ``identity`` comes with the worker's first report."""
+
     task: Task
-    process: subprocess.Popen[bytes]
-    lifeline: int
+    announce: Announce
     kills_before: int
+    identity: Identity | None = None
     killed_at: float | None = None
     """When the patience with a cancelled attempt ends."""
-    killed: bool = False
+
+
+@dataclass(kw_only=True, slots=True)
+class _Worker:
+    """One place's process and the attempt that it makes."""
+
+    process: subprocess.Popen[bytes]
+    unread: bytes = b""
+    attempt: _Attempt | None = None
+
+    def send(self, words: bytes) -> None:
+        """Write to the worker; a dead one is noticed by its closed output."""
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError):
+            self.process.stdin.write(words)
+
+    @property
+    def output(self) -> int:
+        """The descriptor that its reports come from."""
+        assert self.process.stdout is not None
+        return self.process.stdout.fileno()
 
 
 class LocalLauncher:
-    """Runs ``python -m hydragnn.training.run FOLDER --until N`` for each attempt, at most ``workers`` at once."""
+    """Runs ``hydragnn.training.run FOLDER --until N`` for each attempt, on ``workers`` places."""
 
     def __init__(self, workers: int, *, module: str = MODULE, environment: Mapping[str, str] | None = None) -> None:
         self._places = tuple(f"local/{number}" for number in range(workers))
         self._module = module
         self._environment = {**os.environ, **_importable(), **ONE_THREAD, "PYTHONUNBUFFERED": "1"}
         self._environment.update(environment or {})
-        self._attempts: dict[int, _Attempt] = {}
+        self._workers: dict[str, _Worker] = {}
         self._never_started: list[Exit] = []
 
     @property
@@ -60,93 +86,132 @@ class LocalLauncher:
         return self._places
 
     def recover(self, identities: Iterable[Identity]) -> None:
-        """Kill processes that an earlier controller started on this machine and that still exist, and wait for their end."""
+        """Kill attempts that an earlier controller started on this machine and that still exist, and wait for their end."""
         for identity in identities:
-            if identity.get("host") == socket.gethostname() and _is_alive(identity):
-                _kill_group(int(identity["pid"]))
-                _wait_until_gone(identity)
+            if identity.get("host") == socket.gethostname():
+                _end(identity)
 
-    def start(self, task: Task, announce: Callable[[Identity], None]) -> None:
-        """Create the process, announce its identity, let it work; a process that cannot be made ends as ``launch``."""
-        reading, writing = os.pipe()
-        command = [sys.executable, "-P", str(CHILD), str(reading), self._module]
-        command += [str(task.folder), "--until", str(task.until)]
-        kills = _kills_for_memory()
+    def start(self, task: Task, announce: Announce) -> None:
+        """Ask the place's worker for an attempt; ``poll`` announces it and lets it work, or reports that it never started."""
+        place = task.places[0]
         try:
-            with _log(task) as log:
-                process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    pass_fds=(reading,),
-                    start_new_session=True,
-                    env=self._environment,
-                )
+            note = f"--- attempt {task.attempt}: until epoch {task.until}, {time.strftime('%Y-%m-%d %H:%M:%S')}\n"
+            with (task.folder / "log.txt").open("a", encoding="utf-8") as log:
+                log.write(note)
+            worker = self._workers[place] = self._workers.get(place) or self._new_worker()
         except OSError as error:
-            os.close(writing)
             self._never_started.append(Exit(task=task, code=None, message=f"cannot start a process: {error}"))
             return
-        finally:
-            os.close(reading)
-        self._attempts[task.trial] = _Attempt(task=task, process=process, lifeline=writing, kills_before=kills)
-        announce({"host": socket.gethostname(), "pid": process.pid, "created": _created(process.pid)})
-        try:
-            os.write(writing, b"g")
-        except BrokenPipeError:
-            return  # it is dead already; poll reports it
+        worker.attempt = _Attempt(task=task, announce=announce, kills_before=_kills_for_memory())
+        request = {"folder": str(task.folder), "until": task.until, "log": str(task.folder / "log.txt")}
+        worker.send(json.dumps(request).encode() + b"\n")
 
     def poll(self, seconds: float) -> list[Exit]:
-        """Attempts that ended, in the order of their trials; returns as soon as there is one."""
+        """Attempts that ended, after waiting up to so many seconds for the first; announces those that began."""
         deadline = time.monotonic() + seconds
         while True:
-            ended = [self._end(trial) for trial in sorted(self._attempts) if self._is_over(trial)]
-            ended, self._never_started = [*self._never_started, *ended], []
+            ended, self._never_started = self._never_started, []
+            self._kill_the_late()
+            wait = 0.0 if ended else max(0.0, min(deadline, self._next_kill()) - time.monotonic())
+            places = {worker.output: place for place, worker in self._workers.items()}
+            ready = select.select(list(places), [], [], wait)[0] if places else []
+            if not places and wait:
+                time.sleep(wait)
+            for descriptor in ready:
+                ended += self._heard(places[descriptor])
             if ended or time.monotonic() >= deadline:
                 return ended
-            time.sleep(PAUSE)
 
     def cancel(self, trial: int, grace: float) -> None:
         """Send SIGTERM to the attempt's process, and SIGKILL to its group once ``grace`` seconds have passed."""
-        attempt = self._attempts.get(trial)
-        if attempt is not None and attempt.killed_at is None:
-            attempt.killed_at = time.monotonic() + grace
-            os.kill(attempt.process.pid, signal.SIGTERM)  # at worst a zombie: we alone reap it, and not here
+        for worker in self._workers.values():
+            attempt = worker.attempt
+            if attempt is not None and attempt.task.trial == trial and attempt.killed_at is None:
+                attempt.killed_at = time.monotonic() + grace
+                if attempt.identity is not None:
+                    worker.send(b"term\n")
 
     def close(self) -> None:
-        """Kill every process that is still there and wait for its end."""
-        for trial in sorted(self._attempts):
-            _kill_group(self._attempts[trial].process.pid)
-            self._end(trial)
+        """End the workers, and with them every attempt."""
+        workers, self._workers = list(self._workers.values()), {}
+        for worker in workers:
+            worker.process.stdin.close()  # type: ignore[union-attr]
+        for worker in workers:
+            try:
+                worker.process.wait(timeout=LAST_WAIT)
+            except subprocess.TimeoutExpired:
+                worker.process.kill()
+                worker.process.wait()
+            worker.process.stdout.close()  # type: ignore[union-attr]
+            if worker.attempt is not None and worker.attempt.identity is not None:
+                _end(worker.attempt.identity)
 
-    def _is_over(self, trial: int) -> bool:
-        attempt = self._attempts[trial]
-        if attempt.killed_at is not None and not attempt.killed and time.monotonic() >= attempt.killed_at:
-            attempt.killed = True
-            _kill_group(attempt.process.pid)
-        # WNOWAIT: the process stays a zombie, so that its group id cannot be given to another before we kill the group
-        return os.waitid(os.P_PID, attempt.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    def _new_worker(self) -> _Worker:
+        return _Worker(
+            process=subprocess.Popen(
+                [sys.executable, "-P", str(WORKER), self._module],
+                bufsize=0,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,  # attempts have their logs
+                start_new_session=True,
+                env=self._environment,
+            )
+        )
 
-    def _end(self, trial: int) -> Exit:
-        attempt = self._attempts.pop(trial)
-        pid = attempt.process.pid
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-        _kill_group(pid)  # what the attempt started itself
-        code = attempt.process.wait()
-        os.close(attempt.lifeline)
-        starved = code == -signal.SIGKILL and not attempt.killed and _kills_for_memory() > attempt.kills_before
-        return Exit(task=attempt.task, code=code, out_of_memory=starved)
+    def _heard(self, place: str) -> list[Exit]:
+        """Act on what a worker says: an attempt began, an attempt ended, or the worker itself is gone."""
+        worker = self._workers[place]
+        received = os.read(worker.output, 65536)
+        if not received:
+            return self._worker_lost(place)
+        *lines, worker.unread = (worker.unread + received).split(b"\n")
+        return [end for line in lines for end in self._reported(worker, json.loads(line))]
+
+    def _reported(self, worker: _Worker, report: dict[str, Any]) -> list[Exit]:
+        attempt = worker.attempt
+        if attempt is None:
+            return []
+        if "pid" in report:
+            pid = report["pid"]
+            attempt.identity = {"host": socket.gethostname(), "pid": pid, "created": _created(pid)}
+            attempt.announce(attempt.identity)
+            worker.send(b"go\n" if attempt.killed_at is None else b"term\n")  # it may be cancelled before it began
+            return []
+        worker.attempt = None
+        return [_exit(attempt, report["code"])]
+
+    def _worker_lost(self, place: str) -> list[Exit]:
+        worker = self._workers.pop(place)
+        code = worker.process.wait()
+        worker.process.stdin.close()  # type: ignore[union-attr]
+        worker.process.stdout.close()  # type: ignore[union-attr]
+        if worker.attempt is None:
+            return []
+        if worker.attempt.identity is not None:
+            _end(worker.attempt.identity)
+        return [_exit(worker.attempt, code)]
+
+    def _next_kill(self) -> float:
+        attempts = [worker.attempt for worker in self._workers.values() if worker.attempt]
+        return min((attempt.killed_at for attempt in attempts if attempt.killed_at is not None), default=float("inf"))
+
+    def _kill_the_late(self) -> None:
+        for worker in self._workers.values():
+            attempt = worker.attempt
+            if attempt and attempt.killed_at is not None and time.monotonic() >= attempt.killed_at:
+                attempt.killed_at = float("inf")
+                worker.send(b"kill\n")
 
 
-def _log(task: Task) -> IO[bytes]:
-    log = (task.folder / "log.txt").open("ab")
-    log.write(f"--- attempt {task.attempt}: until epoch {task.until}, {time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode())
-    log.flush()
-    return log
+def _exit(attempt: _Attempt, code: int) -> Exit:
+    killed_by_us = attempt.killed_at == float("inf")
+    starved = code == -signal.SIGKILL and not killed_by_us and _kills_for_memory() > attempt.kills_before
+    return Exit(task=attempt.task, code=code, out_of_memory=starved)
 
 
 def _importable() -> dict[str, str]:
-    """What lets a child import this very package where it runs from a checkout that is not installed."""
+    """What lets a worker import this very package where it runs from a checkout that is not installed."""
     root = Path(hydragnn.__file__).resolve().parent.parent
     if not (root / "pyproject.toml").is_file():
         return {}
@@ -158,7 +223,7 @@ def _created(pid: int) -> float:
     try:
         return psutil.Process(pid).create_time()
     except psutil.NoSuchProcess:
-        return 0.0
+        return 0.0  # it ended at once; the worker's next report says so
 
 
 def _is_alive(identity: Identity) -> bool:
@@ -172,19 +237,15 @@ def _is_alive(identity: Identity) -> bool:
         return False
 
 
-def _wait_until_gone(identity: Identity) -> None:
+def _end(identity: Identity) -> None:
+    """Kill a process with its group, if it still is the same one, and wait until it is gone."""
     deadline = time.monotonic() + LAST_WAIT
     while _is_alive(identity):
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(int(identity["pid"]), signal.SIGKILL)
         if time.monotonic() > deadline:
-            raise InputError(f"process {identity['pid']} of the interrupted search does not end; kill it, then resume")
+            raise InputError(f"process {identity['pid']} of an interrupted search does not end; kill it, then resume")
         time.sleep(PAUSE)
-
-
-def _kill_group(pid: int) -> None:
-    try:
-        os.killpg(pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        return  # nobody is left; macOS says PermissionError for a group of zombies
 
 
 def _kills_for_memory() -> int:

@@ -193,6 +193,7 @@ def _reached(state: State, event: Reached) -> tuple[State, list[Action]]:
             results=(*trial.results, event.value),
             epochs=event.epochs,
             seconds=event.seconds,
+            failure=None,
         ),
     )
     reached = list(after.rungs[rung])

@@ -141,13 +141,16 @@ def disturbed(folder: Path, kills: int, workers: int, whole: float, chance: rand
 
 def kill(process: subprocess.Popen[bytes]) -> float:
     """SIGKILL the controller alone; the seconds until everything that it started was gone as well."""
-    attempts = psutil.Process(process.pid).children(recursive=True)
+    workers = psutil.Process(process.pid).children()
+    attempts = [attempt for worker in workers for attempt in worker.children(recursive=True)]
     process.send_signal(signal.SIGKILL)
     process.wait()
     begun = time.monotonic()
     _, alive = psutil.wait_procs(attempts, timeout=10)
     assert not alive, "an attempt outlived its controller"
-    return time.monotonic() - begun
+    seconds = time.monotonic() - begun
+    psutil.wait_procs(workers, timeout=60)  # they may be importing, and notice afterwards
+    return seconds if attempts else 0.0
 
 
 def same(folder: Path, name: str) -> list[str]:

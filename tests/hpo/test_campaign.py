@@ -24,7 +24,8 @@ from hydragnn.hpo import (
     parameter_importance,
     run_search,
 )
-from hydragnn.hpo.journal import Journal
+from hydragnn.hpo.events import Failed
+from hydragnn.hpo.journal import Journal, read_journal
 
 Settings = Callable[..., CampaignSettings]
 Launchers = Callable[..., LocalLauncher]
@@ -242,8 +243,8 @@ def driver(table: dict[str, Any], fake_launcher: Launchers, tmp_path: Path) -> C
     return start
 
 
-def children_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
-    return psutil.Process(process.pid).children(recursive=True)
+def attempts_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    return [attempt for worker in psutil.Process(process.pid).children() for attempt in worker.children(recursive=True)]
 
 
 @pytest.mark.slow
@@ -256,7 +257,7 @@ def test_a_controller_killed_again_and_again_loses_nothing(
     for delay in (3.0, 3.4, 3.9, 4.5, 5.2):
         process = driver(out, workers, pause=0.15)
         time.sleep(delay)
-        attempts = children_of(process) if process.poll() is None else []
+        attempts = attempts_of(process) if process.poll() is None else []
         process.kill()
         kills += process.wait() == -signal.SIGKILL
         process.stdout.close()
@@ -294,6 +295,26 @@ def test_an_interrupted_search_saves_its_trials_and_leaves_within_ten_seconds(
     assert run_search(settings(), out, resume=True, launcher=fake_launcher(2)).ending == "finished"
 
 
+def test_a_worker_that_is_killed_takes_its_attempt_with_it_and_the_trial_goes_on(
+    driver: Any, settings: Settings, fake_launcher: Launchers, weights_of: Weights, tmp_path: Path
+) -> None:
+    out = tmp_path / "c"
+    process = driver(out, 1, pause=0.3)
+    while not list(out.glob("trials/*/record.json")):
+        time.sleep(0.05)
+    (worker,) = psutil.Process(process.pid).children()
+    (attempt,) = worker.children()
+    worker.kill()
+    attempt.wait(timeout=5)
+    process.communicate(timeout=120)
+    assert process.returncode == 0
+    run_search(settings(), tmp_path / "undisturbed", launcher=fake_launcher())
+    assert course(out) == course(tmp_path / "undisturbed")
+    assert weights_of(out) == weights_of(tmp_path / "undisturbed")
+    failures = [event for _, event in read_journal(out / "journal.jsonl") if isinstance(event, Failed)]
+    assert [failure.kind for failure in failures] == ["preempted"]
+
+
 def test_a_disk_that_takes_no_more_stops_the_search_with_a_sentence_and_nothing_is_lost(
     driver: Any, settings: Settings, fake_launcher: Launchers, weights_of: Weights, tmp_path: Path
 ) -> None:
@@ -321,8 +342,9 @@ def test_an_attempt_that_its_journal_never_knew_does_no_work(tmp_path: Path, fak
     launcher = fake_launcher()
     folder = tmp_path / "run"
     folder.mkdir()
+    launcher.start(Task(trial=0, attempt=1, until=1, folder=folder, places=("local/0",)), announce)
     with pytest.raises(Killed):
-        launcher.start(Task(trial=0, attempt=1, until=1, folder=folder, places=("local/0",)), announce)
+        launcher.poll(30.0)
     launcher.close()
     assert not (folder / "pids.txt").exists()
 

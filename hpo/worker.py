@@ -1,0 +1,133 @@
+"""A worker's process: loads the training code once, then makes one attempt after another by fork.
+
+    python worker.py MODULE
+
+Reads requests as JSON lines and writes reports as JSON lines; ``local.py`` is the other side. An attempt waits for the
+word "go", so that the journal knows it before it works. Where the controller ends, however it ends, this process reads
+the end of its input, and takes its attempt and all that the attempt started with it; where this process ends, the
+attempt notices by its own pipe. Only the standard library is imported here, because forking needs a process without threads.
+"""
+
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import sys
+import threading
+import traceback
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+PAUSE = 0.02  # seconds between looks at the attempt
+ACCELERATORS = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
+
+
+def main(module: str) -> None:
+    """Serve requests until the input ends."""
+    requests, reports = os.dup(0), os.dup(1)
+    os.dup2(2, 1)
+    preload(module)
+    pending = b""
+    while (received := os.read(requests, 65536)) != b"":
+        pending += received
+        while b"\n" in pending:
+            line, _, pending = pending.partition(b"\n")
+            # a late word to an attempt that has ended is no request
+            if line.startswith(b"{") and not serve(module, json.loads(line), requests, reports):
+                return
+
+
+def preload(module: str) -> None:
+    """Import the package of the module, so that attempts find it in memory.
+
+    Not beside an accelerator, whose driver does not survive a fork, nor where forked libraries are not safe.
+    """
+    package = module.rpartition(".")[0]
+    if package and sys.platform == "linux" and not any(path.exists() for path in ACCELERATORS):
+        with suppress(Exception):  # the attempt imports it again, and then the error is in its log
+            importlib.import_module(package)
+        gc.freeze()
+
+
+def serve(module: str, request: dict[str, Any], requests: int, reports: int) -> bool:
+    """One attempt from fork to end; False where the controller has gone."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        for descriptor in (requests, reports, writing):
+            os.close(descriptor)
+        attempt(module, request, reading)
+    os.close(reading)
+    report(reports, {"pid": pid})
+    alive = True
+    while alive and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        if select.select([requests], [], [], PAUSE)[0]:
+            words = os.read(requests, 65536).split()  # nothing where the controller has gone
+            alive = bool(words)
+            obey(words, pid, writing)
+    # the attempt is a zombie or alive, so that its number cannot be another group's
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+    os.close(writing)
+    _, status = os.waitpid(pid, 0)
+    if alive:
+        report(reports, {"code": os.waitstatus_to_exitcode(status)})
+    return alive
+
+
+def obey(words: list[bytes], pid: int, writing: int) -> None:
+    """go: let the attempt work; term: ask it to save itself; kill: end it with all it started."""
+    with suppress(BrokenPipeError, ProcessLookupError):
+        for word in words:
+            if word == b"go":
+                os.write(writing, b"g")
+            elif word == b"term":
+                os.kill(pid, signal.SIGTERM)
+            elif word == b"kill":
+                os.killpg(pid, signal.SIGKILL)
+
+
+def attempt(module: str, request: dict[str, Any], lifeline: int) -> None:
+    """The attempt's own process: wait for the word, run the module, never return."""
+    code = 1
+    try:
+        os.setsid()
+        log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        for descriptor in (1, 2):
+            os.dup2(log, descriptor)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        if os.read(lifeline, 1):
+            threading.Thread(target=_follow, args=(lifeline,), daemon=True).start()
+            sys.argv = [module, request["folder"], "--until", str(request["until"])]
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def report(descriptor: int, value: dict[str, Any]) -> None:
+    """Tell the controller; it may have gone."""
+    with suppress(BrokenPipeError):
+        os.write(descriptor, json.dumps(value).encode() + b"\n")
+
+
+def _follow(lifeline: int) -> None:
+    """Kill the attempt and all it started as soon as the worker's process is gone."""
+    while os.read(lifeline, 1):
+        pass
+    os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
