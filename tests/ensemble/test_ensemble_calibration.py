@@ -69,6 +69,30 @@ def test_coverage_on_new_graphs_is_nominal(field, items, method):
     assert 0.875 <= np.mean(observed) <= 0.935
 
 
+def test_graphs_of_any_size_are_covered_alike():
+    """Large graphs with small errors and small graphs with large ones: pooled items would forget the small graphs."""
+    covered = []
+    for seed in range(40):
+        generator = np.random.default_rng(seed)
+        sizes = generator.choice([1, 40], size=200)
+        graph = np.repeat(np.arange(200), sizes)
+        error = generator.normal(size=len(graph)) * np.where(sizes[graph] == 1, 5.0, 1.0)
+        flat = Moments(mean=np.zeros(len(graph)), epistemic=np.zeros(len(graph)), aleatoric=np.zeros(len(graph)))
+        field = Field(name="heat", on="node", role="target")
+        calibration = fit_calibration(field, error[graph < 100], part(flat, graph < 100), graph[graph < 100])
+        new = graph >= 100
+        inside = np.abs(error[new]) <= half_width(
+            field, calibration, calibrated_std(field, calibration, np.zeros(new.sum()))
+        )
+        covered.append(np.mean([inside[graph[new] == g].mean() for g in range(100, 200)]))
+    # the mean over 40 calibrations of 100 graphs: its standard error is below 0.01
+    assert 0.885 <= np.mean(covered) <= 0.935
+
+
+def part(moments, rows):
+    return Moments(mean=moments.mean[rows], epistemic=moments.epistemic[rows], aleatoric=moments.aleatoric[rows])
+
+
 def test_intervals_widen_where_members_disagree_and_hold_out_of_distribution():
     target, moments, graph = synthetic(FORCES, 200, 8, 1)
     calibration = fit_calibration(FORCES, target, moments, graph)
