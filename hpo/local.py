@@ -31,7 +31,8 @@ MODULE = "hydragnn.training.run"
 WORKER = Path(__file__).with_name("worker.py")
 """Run by its path, because ``-m`` would load the whole room, Optuna included, into every worker."""
 PAUSE = 0.02  # seconds between looks at a process that must vanish
-LAST_WAIT = 5.0  # seconds that a killed process may take to vanish
+LAST_WAIT = 5.0  # seconds that a worker may take to leave when asked
+GONE_WAIT = 60.0  # seconds that a killed process may take to vanish from a busy machine
 
 Announce = Callable[[Identity], None]
 
@@ -239,7 +240,7 @@ def _is_alive(identity: Identity) -> bool:
 
 def _end(identity: Identity) -> None:
     """Kill a process with its group, if it still is the same one, and wait until it is gone."""
-    deadline = time.monotonic() + LAST_WAIT
+    deadline = time.monotonic() + GONE_WAIT
     while _is_alive(identity):
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(int(identity["pid"]), signal.SIGKILL)

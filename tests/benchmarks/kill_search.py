@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -141,8 +142,11 @@ def disturbed(folder: Path, kills: int, workers: int, whole: float, chance: rand
 
 def kill(process: subprocess.Popen[bytes]) -> float:
     """SIGKILL the controller alone; the seconds until everything that it started was gone as well."""
-    workers = psutil.Process(process.pid).children()
-    attempts = [attempt for worker in workers for attempt in worker.children(recursive=True)]
+    workers: list[psutil.Process] = []
+    attempts: list[psutil.Process] = []
+    with suppress(psutil.NoSuchProcess):
+        workers = psutil.Process(process.pid).children()
+        attempts = [attempt for worker in workers for attempt in worker.children(recursive=True)]
     process.send_signal(signal.SIGKILL)
     process.wait()
     begun = time.monotonic()
