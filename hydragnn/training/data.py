@@ -83,9 +83,9 @@ class RunData:
 
 def prepare_data(config: RunConfig, store: GraphStore, place: Place, ranks: Ranks) -> RunData:
     """Split, normalisation and feeds of a run; InputError where a field is missing, a value is not finite or a part is empty."""
-    inputs = input_names(config, {field.name: field for field in store.fields()})
     store = store if config.data.edges else WithoutEdges(store)
     fields = {field.name: field for field in store.fields()}
+    inputs = input_names(config, fields)
     for name in config.targets:
         if name not in fields:
             raise InputError(f"heads: the store has no field {name}; {nearest(name, sorted(fields))}")

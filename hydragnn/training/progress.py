@@ -1,8 +1,7 @@
 """What a person sees while a run trains: a bar in a terminal, a line now and then elsewhere."""
 
-import sys
 import time
-from typing import Protocol, TextIO, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from rich.console import Console
 from rich.progress import BarColumn, ProgressColumn, Task, TextColumn, TimeRemainingColumn
@@ -29,10 +28,10 @@ class Progress(Protocol):
         """The run ended."""
 
 
-def console_progress(stream: TextIO | None = None) -> Progress:
-    """A bar where ``stream`` (default: stderr) is a terminal, lines otherwise."""
-    console = Console(file=stream or sys.stderr)
-    return Bar(console) if console.is_terminal else Lines(stream or sys.stderr)
+def console_progress(console: Console | None = None) -> Progress:
+    """A bar where the console (default: stderr) is a terminal, lines otherwise."""
+    console = console or Console(stderr=True)
+    return Bar(console) if console.is_terminal else Lines(console)
 
 
 class _Speed(ProgressColumn):
@@ -83,9 +82,9 @@ class Bar:
 class Lines:
     """One line every some seconds, for logs."""
 
-    def __init__(self, stream: TextIO) -> None:
-        """Write lines to ``stream``."""
-        self.stream = stream
+    def __init__(self, console: Console) -> None:
+        """Write lines to ``console``."""
+        self.console = console
         self.total = 0
         self.last = -SECONDS_BETWEEN_LINES
         self.speed = 0.0
@@ -116,8 +115,7 @@ class Lines:
         self._say(sentence)
 
     def _say(self, line: str) -> None:
-        self.stream.write(line + "\n")
-        self.stream.flush()
+        self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def _short(value: float | None) -> str:

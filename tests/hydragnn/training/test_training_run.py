@@ -112,7 +112,11 @@ def test_without_edges_the_neighbours_are_not_seen(store, make_config, tmp_path)
     heads = [{"field": "charge", "hidden_dims": [8]}]
     options = {"heads": heads, "train__epochs": 30, "train__learning_rate": 0.01}
     seeing = train(make_config(**options), tmp_path / "seeing", store=store)
-    blind = train(make_config(**options, data__edges=False), tmp_path / "blind", store=store)
+    blind = train(
+        make_config(**options, data__edges=False, data__inputs=["atomic_numbers", "length"]),
+        tmp_path / "blind",
+        store=store,
+    )
     assert seeing.best["valid/charge/rmse"] < 0.7 * blind.best["valid/charge/rmse"]
     assert seeing.data_hash != blind.data_hash
     model = load_model(tmp_path / "blind" / "model", dtype=torch.float64)
@@ -174,9 +178,9 @@ def test_a_missing_tensorboard_is_named_with_its_extra(store, make_config, tmp_p
 
 
 def test_lines_say_epoch_losses_speed_and_time_left(store, make_config, tmp_path):
-    stream = io.StringIO()
-    train(make_config(), tmp_path / "run", store=store, progress=console_progress(stream))
-    first, *_, last = stream.getvalue().splitlines()
+    console = Console(file=io.StringIO())
+    train(make_config(), tmp_path / "run", store=store, progress=console_progress(console))
+    first, *_, last = console.file.getvalue().splitlines()
     assert first.startswith("epoch 1/3  train ") and "graphs/s" in first and "s left" in first
     assert last.startswith("finished after 3 epochs")
 
