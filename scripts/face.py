@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hydragnn.config import RunConfig, config_from_table
-from hydragnn.errors import InputError
+from hydragnn.errors import InputError, Interrupted
 from hydragnn.record import RunRecord
 from hydragnn.settings import read_toml, with_overrides
 
@@ -53,7 +53,10 @@ def search(
     """Run the campaign that a CAMPAIGN.toml (or its table) describes; gives the best trials."""
     from hydragnn.hpo import run_campaign
 
-    return run_campaign(*_table(campaign, overrides), Path(out), resume=resume, workers=workers, quiet=quiet).summary()
+    result = run_campaign(*_table(campaign, overrides), Path(out), resume=resume, workers=workers, quiet=quiet)
+    if result.ending == "stopped":
+        raise Interrupted(f"{result.finished} of {result.trials} trials are done; {out} continues with --resume")
+    return result.summary()
 
 
 def build_ensemble(
