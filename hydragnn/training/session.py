@@ -24,7 +24,7 @@ from hydragnn.training.loss import field_losses
 from hydragnn.training.progress import Progress
 from hydragnn.training.recipe import make_recipe
 from hydragnn.training.state import TrainState, first_state
-from hydragnn.training.watch import RunWatcher, Signals, Stopwatch, identity
+from hydragnn.training.watch import RunWatcher, Signals, Stopwatch, decisive, identity
 
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.float32}
 DEGREE_BLOCK = 4096
@@ -165,8 +165,8 @@ def check_folder(config: RunConfig, out: Path, resume: bool) -> None:
     if not (out / "config.json").exists():
         raise InputError(f"{out} holds no run to resume; leave out --resume to begin one")
     begun = RunConfig.parse(read_json(out / "config.json"), str(out / "config.json"))
-    if begun.hash != config.hash:
-        changed = differences(begun.to_json(), config.to_json())
+    changed = differences(decisive(begun.to_json()), decisive(config.to_json()))
+    if changed:
         raise InputError(
             f"{out} was begun with another configuration ({', '.join(changed[:3])}); resume it with the same one, or begin a "
             "new run in another folder"

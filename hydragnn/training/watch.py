@@ -17,6 +17,7 @@ import torch
 from hydragnn.config import TrainSettings
 from hydragnn.datasets import Normalisation
 from hydragnn.errors import MissingPackageError
+from hydragnn.files import digest
 from hydragnn.models import GraphModel, save_model
 from hydragnn.record import Cost, RunRecord, write_record
 from hydragnn.training.checkpoint import save_checkpoint
@@ -197,7 +198,25 @@ class RunWatcher:
 
 def identity(record: RunRecord) -> dict[str, Any]:
     """Whose checkpoint it is."""
-    return {"configuration_hash": record.config_hash, "data_hash": record.data_hash}
+    return {"configuration_hash": digest(decisive(record.config)), "data_hash": record.data_hash}
+
+
+INDIFFERENT = {"data": ("store",), "train": ("checkpoint_epochs", "checkpoint_seconds", "tensorboard")}
+"""Settings that no result depends on: where the store lies (its content is compared), and what else is written when."""
+
+
+def decisive(config: dict[str, Any]) -> dict[str, Any]:
+    """The part of a configuration that results depend on; two runs that agree in it are one run.
+
+    >>> decisive({"data": {"store": "here.h5", "inputs": None}})
+    {'data': {'inputs': None}}
+    """
+    return {
+        section: {key: item for key, item in value.items() if key not in INDIFFERENT.get(section, ())}
+        if isinstance(value, dict)
+        else value
+        for section, value in config.items()
+    }
 
 
 def summary_writer(folder: Path, epochs: int) -> Any:

@@ -138,6 +138,12 @@ def test_other_data_are_refused_on_resume(store, material, make_config, tmp_path
         train(make_config(), tmp_path / "run", store=material.clusters(40, seed=1), resume=True)
 
 
+def test_a_run_resumes_with_its_store_in_another_place_and_other_times_of_saving(store, make_config, tmp_path):
+    train(make_config(), tmp_path / "run", store=store, until=1)
+    moved = make_config(data__store="elsewhere", train__checkpoint_epochs=2)
+    assert train(moved, tmp_path / "run", store=store, resume=True).status == "finished"
+
+
 def test_there_is_nothing_to_resume_in_an_empty_folder(store, make_config, tmp_path):
     with pytest.raises(InputError, match="holds no run to resume"):
         train(make_config(), tmp_path / "nothing", store=store, resume=True)
