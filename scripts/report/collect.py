@@ -34,6 +34,7 @@ from hydragnn.scripts.report.verdict import join
 
 Kind = Literal["ensemble", "campaign", "run"]
 MARKS: dict[str, Kind] = {"ensemble.json": "ensemble", "campaign.json": "campaign", "record.json": "run"}
+ROWS = ("target", "mean", "graph", "std", "lower", "upper")
 UNCERTAINTY = ("crps", "nll", "coverage", "interval_width", "miscalibration_area", "spearman")
 
 
@@ -161,7 +162,7 @@ def _arrays(path: Path) -> dict[str, Any]:
         return {}
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in arrays.files}
+            return {name: arrays[name] for name in arrays.files if name.rsplit("/", 1)[-1] in ROWS}
     except (OSError, ValueError, EOFError, BadZipFile) as error:
         raise InputError(f"{path} is damaged ({error}); evaluate the ensemble again") from error
 

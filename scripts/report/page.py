@@ -103,6 +103,11 @@ def asked(facts: Facts) -> Section:
             f"Search {count} configurations for the smallest {facts.campaign.objective} "
             f"({facts.campaign.search.get('sampler', 'default')} sampler)."
         )
+        if facts.campaign.measure != facts.campaign.objective:
+            sentences.append(
+                "Relative error: each field's mean absolute error divided by the trivial predictor's, averaged with the weights "
+                "in brackets."
+            )
     if facts.ensemble is not None:
         sentences.append(
             f"Combine {len(facts.ensemble.members)} models into an ensemble with {facts.ensemble.nominal * 100:.0f} % intervals."
@@ -271,6 +276,7 @@ def uncertainty(facts: Facts) -> Section | None:
         "Here both are held against what really happened.",
         figures=figures,
         tables=present(table),
+        folded=present(*(quality_tables.uncertainty_table(p, nominal) for p in facts.parts.values() if p is not part)),
     )
 
 

@@ -129,7 +129,7 @@ def _draw_lying(axes: Axes, columns: Sequence[Coordinate]) -> None:
         for place, label in column.ticks:
             axes.text(at + 0.04, place, label, va="center", fontsize=11.5, color=INK, bbox=plate())
         name_height = 1.08 + stagger * (at % 2)
-        axes.text(at, name_height, shortened(short(column.name), 16), ha="center", fontsize=12, color=MUTED)
+        axes.text(at, name_height, shortened(short(column.name), 22), ha="center", fontsize=12, color=MUTED)
     axes.set_xlim(-0.35, len(columns) - 0.4)
     axes.set_ylim(min(column.floor for column in columns) - 0.06, 1.16 + stagger)
     axes.axis("off")
@@ -145,7 +145,7 @@ def _draw_standing(axes: Axes, columns: Sequence[Coordinate]) -> None:
             side = "left" if place <= 0 else "right" if place >= 1 else "center"
             axes.text(place, at + 0.12, label, va="top", ha=side, fontsize=11.5, color=INK, bbox=plate())
         axes.text(
-            0.5, at - 0.1, shortened(short(column.name), 16), ha="center", fontsize=11.5, color=MUTED, bbox=plate()
+            0.5, at - 0.1, shortened(short(column.name), 22), ha="center", fontsize=11.5, color=MUTED, bbox=plate()
         )
     axes.set_ylim(len(columns) - 0.4, -0.5)
     axes.set_xlim(min(column.floor for column in columns) - 0.06, 1.06)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -63,7 +64,7 @@ def _draw_ratios(axes: Axes, scores: Sequence[FieldScores]) -> None:
         base = entry.trivial.mae or math.nan
         members = [member.mae / base for member in entry.members]
         alone = entry.ensemble is None and len(members) == 1
-        look = {"color": ACCENT, "markersize": 9} if alone else {"color": SOFT, "markersize": 5}
+        look: dict[str, Any] = {"color": ACCENT, "markersize": 9} if alone else {"color": SOFT, "markersize": 5}
         axes.plot(members, [row] * len(members), "o", markeredgewidth=0, **look)
         ratios += members
         if entry.ensemble is not None:
@@ -153,7 +154,9 @@ def errors(part: Part) -> Figure | None:
                 label=name,
                 draw=partial(_draw_errors, points=points),
                 note=f"MAE\u00a0{plain_number(float(np.abs(points.error).mean()))}, trivial predictor "
-                + with_unit(plain_number(trivial.get(name, math.nan)), points.unit, "{0}\u00a0{1}"),
+                + with_unit(plain_number(trivial.get(name, math.nan)), points.unit, "{0}\u00a0{1}").replace(
+                    "/", "/\u2060"
+                ),
             )
             for name, points in part.points.items()
         ],
@@ -241,20 +244,25 @@ def coverage(parts: Sequence[Part], nominal: float) -> Figure | None:
     ]
     if not rows:
         return None
-    return figure(
+    promise = f"{nominal * 100:.0f}\u00a0%"
+    draw = partial(_draw_coverage, rows=rows, nominal=nominal)
+    height = 80 + 30 * len(rows)
+    return wide_figure(
         "coverage",
-        f"Coverage of the {nominal:.0%} intervals".replace("%", " %"),
+        f"Coverage of the {promise} intervals",
         "How to read it: the dot is the share of true values inside their interval, the line what chance alone would allow "
-        f"(two standard errors, graphs counted as wholes). The dashed line is the promise, {nominal:.0%}. "
-        "Validation values were used to fit the intervals, so only the test part is evidence.".replace("%", " %"),
-        partial(_draw_coverage, rows=rows, nominal=nominal),
-        height=90 + 30 * len(rows),
+        f"(two standard errors, graphs counted as wholes). The dashed line is the promise, {promise}. "
+        "Validation values were used to fit the intervals, so that only other parts (coloured) are evidence.",
+        draw,
+        draw,
+        height=height,
+        narrow_height=height + 10,
     )
 
 
 def _draw_coverage(axes: Axes, rows: list[tuple[str, float, float]], nominal: float) -> None:
     for row, (name, share, chance) in enumerate(rows):
-        colour = ACCENT if name.endswith("(test)") else MUTED
+        colour = MUTED if name.endswith("(valid)") else ACCENT
         axes.plot([max(0, share - 2 * chance), min(1, share + 2 * chance)], [row, row], color=colour, linewidth=2)
         axes.plot([share], [row], "o", color=colour, markersize=7, markeredgewidth=0)
     axes.axvline(nominal, color=INK, linestyle=(0, (4, 3)), linewidth=1)

@@ -89,7 +89,8 @@ def _provenance(facts: Facts) -> list[tuple[str, str]]:
         rows += [("store", str(facts.data.path)), ("store fingerprint", facts.data.fingerprint)]
     record = _record(facts)
     if record is not None:
-        rows.append(("data hash", record.data_hash))
+        if facts.data is None or record.data_hash != facts.data.fingerprint:
+            rows.append(("data hash at training", record.data_hash))
         rows.append(("configuration hash", record.config_hash))
         rows.append(("training seed", str(record.seed)))
         rows += [(name, version) for name, version in record.versions.items()]

@@ -180,7 +180,9 @@ def trials_table(campaign: CampaignFacts) -> Table | None:
             )
             for trial in ranked
         ),
-        caption=f"The best {len(ranked)} of {len(campaign.trials)} trials.",
+        caption=f"The best {len(ranked)} of {len(campaign.trials)} trials."
+        if len(ranked) < len(campaign.trials)
+        else "All trials, best first.",
     )
 
 

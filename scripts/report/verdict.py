@@ -267,6 +267,20 @@ def _cautions(facts: Facts, part: Part | None, fields: Sequence[FieldVerdict]) -
         cautions.append(
             f"For {join(weak)} the spread does not tell good predictions from bad ones: use the interval, not the ranking."
         )
+    cautions += [
+        _elsewhere(other) for name, other in facts.parts.items() if name not in ("test", "valid") and other.scores
+    ]
     if part is not None and facts.ensemble is not None:
         cautions.append("Coverage holds for data like the test part; on new kinds of graphs check it again.")
     return tuple(cautions)
+
+
+def _elsewhere(part: Part) -> str:
+    """What happens on data of another kind, in one sentence."""
+    said = []
+    for scores in part.scores:
+        text = f"{scores.field} {error_finding(scores).short}"
+        if "coverage" in scores.uncertainty:
+            text += f" with {scores.uncertainty['coverage'] * 100:.0f} % inside the intervals"
+        said.append(text)
+    return f"On {part.name}, which is other data: error of {join(said)}."

@@ -15,6 +15,7 @@ from hydragnn.files import read_json, write_json
 from hydragnn.record import Failure, read_record, write_record
 from hydragnn.scripts.report import summary_table, write_report
 from hydragnn.scripts.report.collect import collect
+from hydragnn.scripts.report.verdict import verdict
 
 KINDS = ("ensemble", "campaign", "run")
 ALWAYS = {"verdict", "asked", "data", "errors", "reproduce"}
@@ -162,6 +163,16 @@ def test_an_ensemble_with_entries_missing_is_refused(samples, tmp_path):
     write_json(folder / "ensemble.json", {"version": 1, "members": [{"name": "0"}]})
     with pytest.raises(InputError, match="damaged ensemble"):
         write_report(folder)
+
+
+def test_data_of_another_kind_is_told_apart_from_the_verdict(samples, tmp_path):
+    folder = tmp_path / "ensemble"
+    shutil.copytree(samples.ensemble, folder)
+    evaluation = read_json(folder / "evaluation.json")
+    evaluation["parts"]["hot"] = evaluation["parts"]["test"]
+    write_json(folder / "evaluation.json", evaluation)
+    found = verdict(collect(folder))
+    assert found.part == "test" and any(caution.startswith("On hot, which is other data") for caution in found.cautions)
 
 
 def test_the_terminal_table_has_a_row_per_field_and_fits_eighty_columns(samples):
