@@ -44,9 +44,9 @@ from hydragnn.hpo.scheduler import State, step
 from hydragnn.hpo.settings import CampaignSettings
 from hydragnn.hpo.space import Point, Space, space_of, trial_config
 
-HEARTBEAT = 1.0  # seconds between looks at the clock while nothing happens
+HEARTBEAT = 0.5  # seconds between looks at the clock while nothing happens
 ROOM = 1 << 20  # bytes that must still fit on the disk after a failure
-GRACE = 8.0  # seconds that a cancelled attempt gets to save itself
+GRACE = 7.0  # seconds that a cancelled attempt gets to save itself
 
 ENDINGS: dict[Ending, str] = {
     "finished": "all trials done",

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
 
@@ -51,23 +51,31 @@ class _Attempt:
 
 @dataclass(kw_only=True, slots=True)
 class _Worker:
-    """One place's process and the attempt that it makes."""
+    """One place's process, the pipes to and from it, and the attempt that it makes."""
 
     process: subprocess.Popen[bytes]
+    requests: IO[bytes]
+    reports: IO[bytes]
     unread: bytes = b""
     attempt: _Attempt | None = None
 
     def send(self, words: bytes) -> None:
         """Write to the worker; a dead one is noticed by its closed output."""
-        assert self.process.stdin is not None
         with suppress(BrokenPipeError):
-            self.process.stdin.write(words)
+            self.requests.write(words)
 
-    @property
-    def output(self) -> int:
-        """The descriptor that its reports come from."""
-        assert self.process.stdout is not None
-        return self.process.stdout.fileno()
+    def wait(self) -> int:
+        """Close its input, wait for its end and give its exit code; the attempt ends with it."""
+        self.requests.close()
+        try:
+            code = self.process.wait(timeout=LAST_WAIT)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            code = self.process.wait()
+        self.reports.close()
+        if self.attempt is not None and self.attempt.identity is not None:
+            _end(self.attempt.identity)
+        return code
 
 
 class LocalLauncher:
@@ -114,7 +122,7 @@ class LocalLauncher:
             ended, self._never_started = self._never_started, []
             self._kill_the_late()
             wait = 0.0 if ended else max(0.0, min(deadline, self._next_kill()) - time.monotonic())
-            places = {worker.output: place for place, worker in self._workers.items()}
+            places = {worker.reports.fileno(): place for place, worker in self._workers.items()}
             ready = select.select(list(places), [], [], wait)[0] if places else []
             if not places and wait:
                 time.sleep(wait)
@@ -136,34 +144,28 @@ class LocalLauncher:
         """End the workers, and with them every attempt."""
         workers, self._workers = list(self._workers.values()), {}
         for worker in workers:
-            worker.process.stdin.close()  # type: ignore[union-attr]
+            worker.requests.close()
         for worker in workers:
-            try:
-                worker.process.wait(timeout=LAST_WAIT)
-            except subprocess.TimeoutExpired:
-                worker.process.kill()
-                worker.process.wait()
-            worker.process.stdout.close()  # type: ignore[union-attr]
-            if worker.attempt is not None and worker.attempt.identity is not None:
-                _end(worker.attempt.identity)
+            worker.wait()
 
     def _new_worker(self) -> _Worker:
-        return _Worker(
-            process=subprocess.Popen(
-                [sys.executable, "-P", str(WORKER), self._module],
-                bufsize=0,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,  # attempts have their logs
-                start_new_session=True,
-                env=self._environment,
-            )
+        process = subprocess.Popen(
+            [sys.executable, "-P", str(WORKER), self._module],
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,  # attempts have their logs
+            start_new_session=True,
+            env=self._environment,
         )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        return _Worker(process=process, requests=process.stdin, reports=process.stdout)
 
     def _heard(self, place: str) -> list[Exit]:
         """Act on what a worker says: an attempt began, an attempt ended, or the worker itself is gone."""
         worker = self._workers[place]
-        received = os.read(worker.output, 65536)
+        received = os.read(worker.reports.fileno(), 65536)
         if not received:
             return self._worker_lost(place)
         *lines, worker.unread = (worker.unread + received).split(b"\n")
@@ -184,14 +186,8 @@ class LocalLauncher:
 
     def _worker_lost(self, place: str) -> list[Exit]:
         worker = self._workers.pop(place)
-        code = worker.process.wait()
-        worker.process.stdin.close()  # type: ignore[union-attr]
-        worker.process.stdout.close()  # type: ignore[union-attr]
-        if worker.attempt is None:
-            return []
-        if worker.attempt.identity is not None:
-            _end(worker.attempt.identity)
-        return [_exit(worker.attempt, code)]
+        code = worker.wait()
+        return [] if worker.attempt is None else [_exit(worker.attempt, code)]
 
     def _next_kill(self) -> float:
         attempts = [worker.attempt for worker in self._workers.values() if worker.attempt]

@@ -138,9 +138,13 @@ def all_points(space: Space) -> list[Point] | None:
     distinct: dict[str, Point] = {}
     for values in product(*(grid or [] for grid in grids)):
         by_path = dict(zip(space.parameters, values))
-        point = space.point(lambda path, _, chosen=by_path: chosen[path])  # type: ignore[misc]
+        point = space.point(_chosen_from(by_path))
         distinct[point_key(point)] = point
     return list(distinct.values())
+
+
+def _chosen_from(values: Point) -> Callable[[str, Parameter], Any]:
+    return lambda path, _: values[path]
 
 
 def point_key(values: Point) -> str:

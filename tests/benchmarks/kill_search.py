@@ -1,6 +1,6 @@
 """Kill a real search with SIGKILL at random moments, resume it each time, and compare with the undisturbed search.
 
-    python tests/benchmarks/kill_search.py --kills 20 --workers 1
+    PYTHONPATH=. python tests/benchmarks/kill_search.py --kills 20 --workers 1
 
 One worker: the same trials, promotions, objective values and top-K, and the same weights bit for bit. Several workers:
 no trial is lost, none passes a rung twice, and every trial's weights are those that its configuration gives when it is
@@ -25,14 +25,13 @@ from typing import Any
 import numpy as np
 import psutil
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+from hydragnn.datasets import StoreWriter
+from hydragnn.graphs import Field, graph_from_arrays
+from hydragnn.hpo import campaign_history, campaign_records
+from hydragnn.hpo.events import Reached
+from hydragnn.hpo.journal import read_journal
 
-from hydragnn.datasets import StoreWriter  # noqa: E402
-from hydragnn.graphs import Field, graph_from_arrays  # noqa: E402
-from hydragnn.hpo import campaign_history, campaign_records  # noqa: E402
-from hydragnn.hpo.events import Reached  # noqa: E402
-from hydragnn.hpo.journal import read_journal  # noqa: E402
+ROOT = Path(__file__).resolve().parents[2]
 
 CAMPAIGN = """
 [data]
