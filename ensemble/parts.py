@@ -2,7 +2,8 @@
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -22,12 +23,23 @@ class Parts:
         """The folder may not exist yet."""
         self.folder = folder
 
-    def enter(self, *, resume: bool) -> None:
-        """InputError where an earlier prediction was interrupted and nobody asked to resume it."""
-        if self.folder.exists() and not resume:
+    @contextmanager
+    def entered(self, *, resume: bool) -> Iterator[None]:
+        """Prepare the prediction inside; bad input leaves no folder behind that was not there before.
+
+        InputError where an earlier prediction was interrupted and nobody asked to resume it.
+        """
+        there = self.folder.exists()
+        if there and not resume:
             raise InputError(
                 f"{self.folder} holds an interrupted prediction; add --resume to continue it, or delete the folder"
             )
+        try:
+            yield
+        except InputError:
+            if not there:
+                shutil.rmtree(self.folder, ignore_errors=True)
+            raise
 
     def claim(self, identity: Mapping[str, Any]) -> None:
         """Say what the parts belong to; InputError where they belong to another prediction."""

@@ -38,11 +38,11 @@ def predict_to_file(
     ensemble = Ensemble.load(model)
     sink = sink_for(out, ensemble)
     parts = Parts(out.with_name(out.name + ".parts"))
-    parts.enter(resume=resume)
-    graphs = opened(source, ensemble, parts.folder)
-    needed = ensemble.needed(graphs.store)
-    budget = batch or default_budget(graphs.store.sizes())
-    parts.claim(_identity(ensemble, graphs, budget))
+    with parts.entered(resume=resume):
+        graphs = opened(source, ensemble, parts.folder)
+        needed = ensemble.needed(graphs.store)
+        budget = batch or default_budget(graphs.store.sizes())
+        parts.claim(_identity(ensemble, graphs, budget))
 
     chunks = chunks_of(graphs.store.sizes(), graphs.numbers, budget, graphs.failures)
     units = units_of(chunks, member_costs(ensemble, model))

@@ -42,6 +42,8 @@ def opened(path: Path, ensemble: Ensemble, scratch: Path) -> Source:
         raise InputError(f"{path} does not exist; check the path")
     if path.suffix in (".h5", ".bp") or (path / "manifest.json").is_file():
         store = open_store(path)
+        if not len(store):
+            raise InputError(f"{path} holds no graphs; give a store that does")
         return Source(store=store, numbers=np.arange(len(store)), failures={}, digest=store.fingerprint)
     rule = ensemble.structures
     digest = _file_digest(path)

@@ -6,13 +6,20 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from ase.build import bulk
+from ase.calculators.emt import EMT
 
+from hydragnn.config import RunConfig
+from hydragnn.datasets import StoreWriter
 from hydragnn.ensemble import calculator
 from hydragnn.ensemble.build import build_ensemble
 from hydragnn.ensemble.calculator import EnsembleCalculator
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.structures import structures_for
 from hydragnn.errors import InputError
+from hydragnn.graphs import Field, concatenate
+from hydragnn.graphs.atomic import from_ase
+from hydragnn.training import train
 
 
 @pytest.fixture(scope="module")
@@ -95,3 +102,57 @@ def test_an_ensemble_about_something_else_than_atoms_takes_no_structures(folder)
 def test_graphs_are_made_with_the_cutoff_of_the_training_store(folder, runs):
     assert Ensemble.load(folder).structures.cutoff == 4.5
     assert Ensemble.load(runs[0]).structures.cutoff == 4.5
+
+
+@pytest.fixture(scope="module")
+def strained(tmp_path_factory):
+    """A run on rattled copper with stress, periodic in all directions."""
+    generator = np.random.default_rng(0)
+    fields = (
+        Field(name="energy", on="graph", unit="eV", role="target", dtype="float64"),
+        Field(name="forces", on="node", shape=(3,), unit="eV/Angstrom", parity="vector", role="target"),
+        Field(name="stress", on="graph", shape=(3, 3), unit="eV/Angstrom^3", parity="tensor", role="target"),
+    )
+    graphs = []
+    for _ in range(20):
+        atoms = bulk("Cu", cubic=True)
+        atoms.set_cell(atoms.cell.array @ (np.eye(3) + 0.03 * generator.normal(size=(3, 3))), scale_atoms=True)
+        atoms.positions += 0.1 * generator.normal(size=atoms.positions.shape)
+        atoms.calc = EMT()
+        atoms.get_stress(), atoms.get_forces()
+        graphs.append(from_ase(atoms, 4.0, fields=fields))
+    root = tmp_path_factory.mktemp("strained")
+    with StoreWriter(root / "copper.h5", tuple(graphs[0].fields.values()), dim=3, attributes={"cutoff": 4.0}) as writer:
+        writer.write(concatenate(graphs))
+    head = {"field": "energy", "pool": "sum", "forces": "forces", "stress": "stress", "hidden_dims": [8]}
+    table = {
+        "data": {"store": str(root / "copper.h5")},
+        "split": {"train": 0.6, "valid": 0.2},
+        "model": {"kind": "schnet", "hidden_dim": 8, "num_layers": 2, "num_radial": 6, "cutoff": 4.0},
+        "heads": [head],
+        "train": {"epochs": 1, "precision": "fp64"},
+    }
+    assert train(RunConfig.parse(table), root / "run").status == "finished"
+    build_ensemble([root / "run"], root / "ensemble")
+    return root / "ensemble", atoms
+
+
+def test_stress_is_the_slope_of_the_energy_with_strain_in_ases_order(strained):
+    folder, atoms = strained
+    atoms = atoms.copy()
+    atoms.calc = calculator(folder)
+    stress = atoms.get_stress()
+    assert atoms.calc.results["stress_std"].shape == (6,)
+    step = 1e-5
+    for position, (i, j) in enumerate([(0, 0), (1, 1), (2, 2), (1, 2), (0, 2), (0, 1)]):
+        energies = []
+        for sign in (1, -1):
+            strain = np.eye(3)
+            strain[i, j] += sign * step / 2
+            strain[j, i] += sign * step / 2
+            moved = atoms.copy()
+            moved.set_cell(atoms.cell.array @ strain, scale_atoms=True)
+            moved.calc = atoms.calc
+            energies.append(moved.get_potential_energy())
+        slope = (energies[0] - energies[1]) / (2 * step) / atoms.get_volume()
+        assert stress[position] == pytest.approx(slope, rel=1e-5, abs=1e-8)

@@ -8,6 +8,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from ase import Atoms
 from ase.io import read, write
 
 from hydragnn.datasets import BatchSettings, StoreWriter
@@ -313,4 +314,7 @@ def test_sources_that_do_not_fit_are_refused(ensemble, tmp_path):
     (tmp_path / "notes.xyz").write_text("not a structure")
     with pytest.raises(InputError, match="neither a store nor a file that ASE can read"):
         predict_to_file(ensemble, tmp_path / "notes.xyz", tmp_path / "out.h5")
-    assert not (tmp_path / "out.h5").exists()
+    write(tmp_path / "helium.xyz", Atoms("He2", positions=[[0, 0, 0], [0, 0, 0]]))
+    with pytest.raises(InputError, match="can be turned into a graph"):
+        predict_to_file(ensemble, tmp_path / "helium.xyz", tmp_path / "out.h5")
+    assert not list(tmp_path.glob("*out.h5*"))
