@@ -259,6 +259,6 @@ def no_graphs(dim: int, fields: Sequence[Field]) -> FlatGraphs:
     )
 
 
-def open_store(path: Path) -> GraphStore:
+def open_store(path: Path | str) -> GraphStore:
     """The store at ``path``; InputError where it is missing, foreign, cut off, incomplete or from a newer version."""
-    return DiskStore(path)
+    return DiskStore(Path(path))

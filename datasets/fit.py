@@ -129,8 +129,7 @@ def _extensive_scales(
     field = known[rule.field]
     if rule.forces:
         _known(known, rule.forces)
-        squares = [(np.square(v).sum(), v.size) for v in _blocks(store, chosen, known[rule.forces])]
-        std = float(np.sqrt(sum(s for s, _ in squares) / max(1, sum(n for _, n in squares))))
+        std = _scale(store, chosen, known[rule.forces], centred=False).std[0]
     else:
         std = _rms_per_node(store, chosen, field, references)
     std = std if std > 0 else 1.0

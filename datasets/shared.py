@@ -64,12 +64,20 @@ def _shared_root() -> Path:
 @contextmanager
 def _alone(folder: Path) -> Iterator[Path]:
     """Only one process at a time makes or removes the copy; gives the file that its users hold a lock on."""
-    gate = folder.with_suffix(".lock")
-    descriptor = os.open(gate, os.O_RDWR | os.O_CREAT, 0o600)
+    descriptor = _gate(folder.with_suffix(".lock"))
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield folder.with_suffix(".users")
     finally:
+        os.close(descriptor)
+
+
+def _gate(path: Path) -> int:
+    """The lock file, open and locked; one that was removed while we waited is let go, since others no longer see it."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if path.exists() and path.stat().st_ino == os.fstat(descriptor).st_ino:
+            return descriptor
         os.close(descriptor)
 
 
@@ -100,12 +108,13 @@ def _mapped(folder: Path, dim: int, fields: tuple[Field, ...]) -> FlatGraphs:
 
 
 def _leave(descriptor: int, folder: Path) -> None:
-    """Remove the shared copy if no other process uses it; the empty lock file stays, so that no one can lock a ghost."""
+    """Remove the shared copy if no other process uses it."""
     try:
         with _alone(folder) as users:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(folder, ignore_errors=True)
             users.unlink(missing_ok=True)
+            folder.with_suffix(".lock").unlink(missing_ok=True)
     except BlockingIOError:
         return  # another process still reads it, and will remove it
     finally:

@@ -39,7 +39,7 @@ def store_info(path: Path) -> dict[str, Any]:
     }
 
 
-def _summary(counts: np.ndarray[Any, np.dtype[np.int64]]) -> dict[str, float]:
+def _summary(counts: np.ndarray[Any, np.dtype[np.int64]]) -> dict[str, Any]:
     total, low, high = int(counts.sum()), int(counts.min()), int(counts.max())
     return {"total": total, "min": low, "mean": round(total / len(counts), 3), "max": high}
 

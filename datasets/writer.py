@@ -63,7 +63,7 @@ class StoreWriter:
 
     def __init__(
         self,
-        path: Path,
+        path: Path | str,
         fields: Sequence[Field],
         *,
         dim: int,
@@ -75,6 +75,7 @@ class StoreWriter:
 
         InputError where the place is taken or cannot be written.
         """
+        path = Path(path)
         self.path = path
         self.backend = backend or backend_of(path)
         self.fields = tuple(fields)
@@ -235,11 +236,11 @@ def _prepare(path: Path, name: str, alone: bool) -> None:
         path.mkdir(parents=True, exist_ok=True)
         if (path / MANIFEST).exists():
             raise InputError(f"{path} is a store already; choose another path or remove it first")
-        others = [entry for entry in path.iterdir() if "part-" not in entry.name]
-        if others:
-            raise InputError(f"{path} holds {others[0].name}, which belongs to no store; choose another path")
         for entry in path.iterdir():
-            if alone or entry.name.endswith(name):
+            unfinished = entry.name.startswith(f".{MANIFEST}.")
+            if not unfinished and "part-" not in entry.name:
+                raise InputError(f"{path} holds {entry.name}, which belongs to no store; choose another path")
+            if unfinished or alone or entry.name.endswith(name):
                 _remove(entry)
         if not os.access(path, os.W_OK):
             raise PermissionError(13, os.strerror(13))
@@ -300,11 +301,12 @@ def _write_part(writer: StoreWriter, part: PartInfo, digests: Array) -> None:
     )
 
 
-def finish_store(path: Path, parts: int) -> None:
+def finish_store(path: Path | str, parts: int) -> None:
     """Make one store of the parts 0 to ``parts`` - 1, graphs in the order of the parts.
 
     InputError where a part is missing, or where the writers did not agree on fields, dimension or attributes.
     """
+    path = Path(path)
     backend = backend_of(path)
     descriptions = []
     for number in range(parts):

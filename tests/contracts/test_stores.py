@@ -116,8 +116,8 @@ def assert_same(found: GraphBatch, expected: GraphBatch) -> None:
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of five graphs, so that small stores have many."""
-    monkeypatch.setattr(hydragnn.datasets.writer, "BLOCK_GRAPHS", 5)
+    """Blocks of seven graphs, so that small stores have several."""
+    monkeypatch.setattr(hydragnn.datasets.writer, "BLOCK_GRAPHS", 7)
 
 
 def written(graphs: list[GraphBatch], path: Path, parts: int = 0) -> GraphStore:
@@ -334,14 +334,14 @@ def child() -> Iterator[int]:
 @pytest.mark.parametrize("parts", [0, 3], ids=["one writer", "three writers"])
 @pytest.mark.parametrize("suffix", DISK.values(), ids=DISK)
 def test_a_killed_writer_leaves_a_readable_store_or_a_clear_error(suffix: str, parts: int, tmp_path: Path) -> None:
-    graphs = CORNERS["mixed periodicity"] * 8
+    graphs = CORNERS["mixed periodicity"] * 2
     expected = MemoryStore(graphs).fingerprint
     start = time.monotonic()
     written(graphs, tmp_path / f"undisturbed{suffix}", parts)
     duration = time.monotonic() - start
     rng = np.random.default_rng(11)
     endings = []
-    for moment in rng.uniform(0, 1.2, 12):
+    for moment in rng.uniform(0, 1.2, 8):
         path = tmp_path / f"{moment:.4f}{suffix}"
         with child() as number:
             if number == 0:

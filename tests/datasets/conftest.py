@@ -1,0 +1,47 @@
+"""Small graphs for the tests of stores."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from hydragnn.datasets import MemoryStore
+from hydragnn.graphs import Field, GraphBatch
+from hydragnn.graphs.validate import graph_from_arrays
+
+NUMBERS = Field(name="atomic_numbers", on="node", classes=119, dtype="int64")
+ENERGY = Field(name="energy", on="graph", dtype="float64", unit="eV", role="target")
+FORCES = Field(name="forces", on="node", shape=(3,), parity="vector", unit="eV/Angstrom", role="target")
+CHARGE = Field(name="charge", on="node", shape=(2,), unit="e")
+LABEL = Field(name="label", on="graph", classes=10, dtype="int64", role="auxiliary")
+
+
+@pytest.fixture(scope="session")
+def graph() -> Callable[..., GraphBatch]:
+    """A maker of graphs: ``graph(nodes, edges, seed)``, energy = 2 per node plus the sum of atomic numbers."""
+
+    def make(
+        nodes: int = 4, edges: int = 6, seed: int = 0, label: int = 0, species: tuple[int, ...] = (1, 6, 8)
+    ) -> GraphBatch:
+        rng = np.random.default_rng(seed)
+        numbers = rng.choice(species, nodes)
+        return graph_from_arrays(
+            rng.standard_normal((nodes, 3)),
+            rng.integers(0, nodes, edges),
+            rng.integers(0, nodes, edges),
+            fields=[NUMBERS, ENERGY, FORCES, CHARGE, LABEL],
+            nodes={
+                "atomic_numbers": numbers,
+                "forces": rng.standard_normal((nodes, 3)),
+                "charge": 5 + 3 * rng.standard_normal((nodes, 2)),
+            },
+            graphs={"energy": 2.0 * nodes + numbers.sum(), "label": label},
+        )
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def store(graph: Callable[..., GraphBatch]) -> MemoryStore:
+    """Sixty graphs of 2 to 8 nodes with labels 0 to 9."""
+    return MemoryStore([graph(2 + k % 7, (5 * k) % 17, seed=k, label=k // 6) for k in range(60)])

@@ -1,0 +1,332 @@
+"""What a store on disk says when it is not what it should be."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hydragnn.datasets import (
+    MemoryStore,
+    StoreWriter,
+    check_store,
+    convert_store,
+    finish_store,
+    load_into_memory,
+    open_store,
+    store_info,
+)
+from hydragnn.datasets.shared import _shared_root
+from hydragnn.errors import InputError
+from hydragnn.graphs import Field, GraphBatch
+
+SUFFIXES = {"HDF5": ".h5", "ADIOS2": ".bp"}
+
+
+@pytest.fixture(params=SUFFIXES.values(), ids=SUFFIXES)
+def path(request: pytest.FixtureRequest, store: MemoryStore, tmp_path: Path) -> Path:
+    """A healthy store of sixty graphs on disk."""
+    place = tmp_path / f"store{request.param}"
+    with StoreWriter(place, store.fields(), dim=3, attributes={"cutoff": 5.0}) as writer:
+        writer.write(store.read(range(60)))
+    return place
+
+
+def largest_file(path: Path) -> Path:
+    files = [file for file in path.rglob("*") if file.is_file() and file.name != "manifest.json"]
+    return max(files, key=lambda file: file.stat().st_size)
+
+
+def edit_manifest(path: Path, **changes: object) -> None:
+    file = path / "manifest.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+def test_information_is_complete(path: Path, store: MemoryStore) -> None:
+    info = store_info(path)
+    sizes = store.sizes()
+    assert info["graphs"] == 60
+    assert info["nodes"] == {
+        "total": int(sizes.nodes.sum()),
+        "min": 2,
+        "mean": pytest.approx(sizes.nodes.mean(), abs=1e-3),
+        "max": 8,
+    }
+    assert info["edges"]["total"] == int(sizes.edges.sum())
+    assert info["attributes"] == {"cutoff": 5.0}
+    assert [field["name"] for field in info["fields"]] == [field.name for field in store.fields()]
+    assert info["fingerprint"] == store.fingerprint
+    assert info["backend"] == {".h5": "hdf5", ".bp": "adios2"}[path.suffix]
+    assert json.loads(json.dumps(info)) == info
+
+
+def test_a_file_that_was_cut_off_is_refused(path: Path) -> None:
+    file = largest_file(path)
+    os.truncate(file, file.stat().st_size // 2)
+    with pytest.raises(InputError, match=r"bytes where .* were written: it was cut off"):
+        open_store(path)
+    assert "cut off" in check_store(path)[0]
+
+
+def test_a_missing_part_is_refused(path: Path) -> None:
+    largest_file(path).unlink()
+    with pytest.raises(InputError, match="is missing; copy the whole store again"):
+        open_store(path)
+    assert "is missing" in check_store(path)[0]
+
+
+def test_one_flipped_bit_is_found_by_the_check(path: Path) -> None:
+    file = largest_file(path)
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 4
+    file.write_bytes(content)
+    problems = check_store(path)
+    assert len(problems) == 1
+    assert "was changed after it was written" in problems[0]
+
+
+def test_a_part_of_another_store_is_found_by_the_check(path: Path, graph: Callable[..., GraphBatch]) -> None:
+    """Sizes and hashes of the files are made to fit, so that only the digests of the graphs can tell."""
+    other = path.with_name(f"other{path.suffix}")
+    with StoreWriter(other, list(graph().fields.values()), dim=3) as writer:
+        writer.write(graph())
+    edit_manifest(other, fingerprint="0" * 32)
+    assert "fingerprint" in check_store(other)[0]
+
+
+def test_a_store_from_a_newer_version_asks_for_a_newer_program(path: Path) -> None:
+    edit_manifest(path, version=99)
+    for look in (open_store, check_store, store_info):
+        with pytest.raises(InputError, match="format version 99, this program reads up to 1; update the program"):
+            look(path)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"parts": [{}]}, {"fields": [{"nam": 1}]}, {"dim": 7}, {"backend": "zarr"}, {"parts": 3}]
+)
+def test_a_damaged_manifest_is_named(path: Path, changes: dict[str, object]) -> None:
+    edit_manifest(path, **changes)
+    with pytest.raises(InputError, match="damaged"):
+        open_store(path)
+
+
+def test_a_manifest_that_was_cut_off_is_named(path: Path) -> None:
+    os.truncate(path / "manifest.json", 40)
+    with pytest.raises(InputError, match=r"manifest.json is not valid JSON"):
+        open_store(path)
+
+
+def test_foreign_manifests_are_refused(path: Path) -> None:
+    edit_manifest(path, format="zarr-group")
+    with pytest.raises(InputError, match="does not describe a store of this program"):
+        open_store(path)
+
+
+def test_a_store_without_manifest_was_not_finished(path: Path) -> None:
+    (path / "manifest.json").unlink()
+    with pytest.raises(InputError, match=r"has no manifest.json: the writer did not finish; run it again"):
+        open_store(path)
+
+
+def test_what_is_no_store_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file.h5").write_bytes(b"\x89HDF\r\n\x1a\n and nothing else")
+    (tmp_path / "empty.bp").mkdir()
+    for name, message in (
+        ("absent.h5", "does not exist"),
+        ("file.h5", "is a file, not a store"),
+        ("empty.bp", "not a store"),
+    ):
+        with pytest.raises(InputError, match=message):
+            open_store(tmp_path / name)
+
+
+def test_an_existing_store_is_never_overwritten(path: Path, store: MemoryStore) -> None:
+    before = open_store(path).fingerprint
+    with pytest.raises(InputError, match="is a store already; choose another path or remove it first"):
+        StoreWriter(path, store.fields(), dim=3)
+    with pytest.raises(InputError, match="is a store already"):
+        convert_store(path, path)
+    assert open_store(path).fingerprint == before
+
+
+def test_a_folder_with_other_things_is_left_alone(tmp_path: Path, store: MemoryStore) -> None:
+    (tmp_path / "photos.h5").mkdir()
+    (tmp_path / "photos.h5" / "holiday.jpg").write_bytes(b"sea")
+    with pytest.raises(InputError, match=r"holds holiday.jpg, which belongs to no store"):
+        StoreWriter(tmp_path / "photos.h5", store.fields(), dim=3)
+    assert (tmp_path / "photos.h5" / "holiday.jpg").read_bytes() == b"sea"
+
+
+def test_an_unknown_suffix_names_the_known_ones(tmp_path: Path, store: MemoryStore) -> None:
+    with pytest.raises(InputError, match=r"call it data.h5 .HDF5. or data.bp .ADIOS2."):
+        StoreWriter(tmp_path / "data.zip", store.fields(), dim=3)
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, store: MemoryStore) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    for place in (tmp_path / "file" / "store.h5", Path("/proc/store.h5")):
+        with pytest.raises(InputError, match=f"cannot write {place}: .*choose another place"):
+            StoreWriter(place, store.fields(), dim=3)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_without_permission_is_named(tmp_path: Path, store: MemoryStore) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(InputError, match="Permission denied; choose another place"):
+        StoreWriter(tmp_path / "store.h5", store.fields(), dim=3)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES.values(), ids=SUFFIXES)
+def test_an_error_while_writing_leaves_nothing(suffix: str, tmp_path: Path, store: MemoryStore) -> None:
+    place = tmp_path / f"store{suffix}"
+    with pytest.raises(RuntimeError, match="the source broke"), StoreWriter(place, store.fields(), dim=3) as writer:
+        writer.write(store.read(range(60)))
+        writer._flush()
+        raise RuntimeError("the source broke")
+    assert not place.exists()
+
+
+def test_a_store_without_graphs_is_refused(tmp_path: Path, store: MemoryStore) -> None:
+    place = tmp_path / "store.h5"
+    with pytest.raises(InputError, match="no graphs were written"), StoreWriter(place, store.fields(), dim=3):
+        pass
+    assert not place.exists()
+
+
+def broken(graph: GraphBatch, what: str) -> GraphBatch:
+    forces = graph["forces"].clone()
+    forces[1, 2] = float("nan")
+    far = graph.positions.clone()
+    far[0, 0] = float("inf")
+    odd = graph["atomic_numbers"].clone()
+    odd[0] = 119
+    return {
+        "NaN": replace(graph, nodes={**graph.nodes, "forces": forces}),
+        "infinite position": replace(graph, positions=far),
+        "class out of range": replace(graph, nodes={**graph.nodes, "atomic_numbers": odd}),
+        "edge out of range": replace(graph, senders=graph.senders + 90),
+        "unsorted": replace(graph, receivers=graph.receivers.flip(0)),
+        "wrong length": replace(graph, nodes={**graph.nodes, "forces": forces[:1]}),
+        "wrong dtype": replace(graph, nodes={**graph.nodes, "forces": graph["forces"].double()}),
+    }[what]
+
+
+MESSAGES = {
+    "NaN": "graph 0, field forces",
+    "infinite position": "positions",
+    "class out of range": "graph 0, field atomic_numbers",
+    "edge out of range": "node index .* is out of range; the graph has 4 nodes",
+    "unsorted": "not sorted by receiver",
+    "wrong length": "field forces: shape",
+    "wrong dtype": "field forces: float64 values but float32 declared",
+}
+
+
+@pytest.mark.parametrize("what", MESSAGES)
+def test_a_bad_graph_is_refused_and_named(
+    what: str, tmp_path: Path, store: MemoryStore, graph: Callable[..., GraphBatch]
+) -> None:
+    place = tmp_path / "store.h5"
+    with pytest.raises(InputError, match=MESSAGES[what]) as caught, StoreWriter(place, store.fields(), dim=3) as writer:
+        writer.write(graph())
+        writer.write(broken(graph(), what))
+    assert "graph 1" in str(caught.value)
+    assert not place.exists()
+
+
+def test_graphs_that_do_not_fit_the_declaration_are_refused(
+    tmp_path: Path, store: MemoryStore, graph: Callable[..., GraphBatch]
+) -> None:
+    fewer = [field for field in store.fields() if field.name != "charge"]
+    other = [replace(field, unit="mC") if field.name == "charge" else field for field in store.fields()]
+    for fields, dim, message in (
+        (fewer, 3, "charge that was not declared"),
+        (other, 3, "field charge was declared as"),
+        (store.fields(), 2, "dimension 3, the store 2"),
+    ):
+        with pytest.raises(InputError, match=message), StoreWriter(tmp_path / "store.h5", fields, dim=dim) as writer:
+            writer.write(graph())
+
+
+def test_several_writers_must_agree_and_all_arrive(tmp_path: Path, store: MemoryStore) -> None:
+    place = tmp_path / "store.h5"
+    for part, fields in ((0, store.fields()), (2, store.fields()[:1])):
+        with StoreWriter(place, fields, dim=3, part=part) as writer:
+            writer.write(store.read([part], [field.name for field in fields]))
+    with pytest.raises(InputError, match="part 1 of 3 is missing; run its writer again"):
+        finish_store(place, 3)
+    with StoreWriter(place, store.fields(), dim=3, part=1) as writer:
+        writer.write(store.read([1]))
+    with pytest.raises(InputError, match="parts 0 and 2 differ in fields"):
+        finish_store(place, 3)
+    with StoreWriter(place, store.fields(), dim=3, part=2) as writer:
+        writer.write(store.read([2]))
+    finish_store(place, 3)
+    assert open_store(place).fingerprint == MemoryStore(store.read([0, 1, 2])).fingerprint
+
+
+def test_a_writer_without_graphs_among_others_is_fine(tmp_path: Path, store: MemoryStore) -> None:
+    place = tmp_path / "store.bp"
+    for part, indices in enumerate(([0, 1], [], [2])):
+        with StoreWriter(place, store.fields(), dim=3, part=part) as writer:
+            if indices:
+                writer.write(store.read(indices))
+    finish_store(place, 3)
+    assert open_store(place).fingerprint == MemoryStore(store.read([0, 1, 2])).fingerprint
+
+
+def test_edges_without_shifts_take_no_space(tmp_path: Path) -> None:
+    from hydragnn.graphs.validate import graph_from_arrays
+
+    ends = np.arange(5000)
+    plain = graph_from_arrays(np.zeros((5000, 3)) + ends[:, None], ends, ends[::-1].copy())
+    shifted = replace(plain, edge_shifts=plain.edge_shifts + 1.0)
+    sizes = []
+    for name, graph in (("plain", plain), ("shifted", shifted)):
+        with StoreWriter(tmp_path / f"{name}.h5", [], dim=3) as writer:
+            writer.write(graph)
+        sizes.append(store_info(tmp_path / f"{name}.h5")["bytes"])
+        assert torch.equal(open_store(tmp_path / f"{name}.h5").read([0]).edge_shifts, graph.edge_shifts)
+    assert sizes[1] - sizes[0] > 0.8 * 5000 * 24
+
+
+def test_the_shared_copy_goes_with_its_last_user(tmp_path: Path, graph: Callable[..., GraphBatch]) -> None:
+    """The graph is one that no other test uses, since tests that run at the same time share copies too."""
+    with StoreWriter(tmp_path / "store.h5", list(graph().fields.values()), dim=3) as writer:
+        writer.write(graph(seed=os.getpid()))
+    before = set(_shared_root().glob("hydragnn-*"))
+    first = load_into_memory(open_store(tmp_path / "store.h5"), shared_by_node=True)
+    second = load_into_memory(open_store(tmp_path / "store.h5"), shared_by_node=True)
+    made = set(_shared_root().glob("hydragnn-*")) - before
+    assert any(entry.is_dir() for entry in made)
+    del first
+    assert second.read([0]).num_graphs == 1
+    key = next(entry for entry in made if entry.is_dir())
+    del second
+    assert not key.exists()
+    assert not key.with_suffix(".lock").exists()
+
+
+def test_a_store_can_be_copied_to_another_place(path: Path, tmp_path: Path, store: MemoryStore) -> None:
+    target = tmp_path / "elsewhere" / f"renamed{path.suffix}"
+    shutil.copytree(path, target)
+    shutil.rmtree(path)
+    assert open_store(target).fingerprint == store.fingerprint
+    assert check_store(target) == []
+
+
+def test_a_field_with_a_mask_keeps_zeros_where_it_is_absent(tmp_path: Path, graph: Callable[..., GraphBatch]) -> None:
+    charge = Field(name="charge", on="node", shape=(2,), unit="e")
+    odd = replace(graph(), masks={"charge": torch.tensor([False])})
+    with StoreWriter(tmp_path / "store.h5", list(odd.fields.values()), dim=3) as writer:
+        writer.write(odd)
+        writer.write(graph(seed=1))
+    found = open_store(tmp_path / "store.h5").read([0, 1])
+    assert found.fields["charge"] == charge
+    assert found.present("charge").tolist() == [False, True]
+    assert not found["charge"][:4].any()

@@ -1,0 +1,83 @@
+"""The loader's batches depend on seed and epoch alone, and can be taken up at any step."""
+
+import numpy as np
+import pytest
+import torch
+
+from hydragnn.datasets import BatchSettings, Loader, MemoryStore
+from hydragnn.errors import InputError
+
+BUDGETS = {"graphs": BatchSettings(max_graphs=8), "nodes": BatchSettings(max_graphs=0, max_nodes=30)}
+
+
+def labels(loader: Loader, epoch: int, start: int = 0) -> list[tuple[int, list[float]]]:
+    return [(step, batch["energy"].tolist()) for step, batch in loader.epoch(epoch, start)]
+
+
+@pytest.mark.parametrize("window", [None, 24])
+@pytest.mark.parametrize("budget", BUDGETS.values(), ids=BUDGETS)
+def test_an_epoch_serves_every_graph_once(store: MemoryStore, budget: BatchSettings, window: int | None) -> None:
+    chosen = np.arange(1, 60, 2)
+    loader = Loader(store, chosen, budget, seed=3, window=window)
+    seen = np.concatenate(loader.batches(0))
+    assert sorted(seen.tolist()) == chosen.tolist()
+    assert [step for step, _ in loader.epoch(0)] == list(range(len(loader)))
+    served = torch.cat([batch["forces"] for _, batch in loader.epoch(0)])
+    assert torch.equal(served, store.read(seen)["forces"])
+
+
+@pytest.mark.parametrize("window", [None, 24])
+def test_the_order_depends_on_seed_and_epoch_only(store: MemoryStore, window: int | None) -> None:
+    def make(seed: int) -> Loader:
+        return Loader(store, np.arange(60), BUDGETS["graphs"], seed=seed, window=window)
+
+    assert labels(make(1), 4) == labels(make(1), 4)
+    assert labels(make(1), 4) != labels(make(1), 5)
+    assert labels(make(1), 4) != labels(make(2), 4)
+
+
+@pytest.mark.parametrize("window", [None, 24])
+@pytest.mark.parametrize("budget", BUDGETS.values(), ids=BUDGETS)
+def test_an_epoch_taken_up_in_the_middle_ends_the_same(
+    store: MemoryStore, budget: BatchSettings, window: int | None
+) -> None:
+    loader = Loader(store, np.arange(60), budget, seed=3, window=window)
+    whole = labels(loader, 2)
+    for start in range(len(whole) + 2):
+        assert labels(loader, 2, start) == whole[start:]
+
+
+@pytest.mark.parametrize("window", [None, 24])
+@pytest.mark.parametrize("ranks", [2, 3, 11])
+def test_the_ranks_together_hold_the_global_batch(store: MemoryStore, ranks: int, window: int | None) -> None:
+    alone = Loader(store, np.arange(60), BUDGETS["graphs"], seed=1, window=window)
+    shares = [
+        labels(Loader(store, np.arange(60), BUDGETS["graphs"], seed=1, rank=r, ranks=ranks, window=window), 0)
+        for r in range(ranks)
+    ]
+    for step, energies in labels(alone, 0):
+        together = [energy for share in shares for energy in share[step][1]]
+        assert sorted(together) == sorted(energies)
+        assert all(share[step][0] == step for share in shares)
+
+
+def test_without_shuffling_graphs_come_in_their_order(store: MemoryStore) -> None:
+    loader = Loader(store, np.array([5, 3, 9]), BatchSettings(max_graphs=2), shuffle=False)
+    assert [batch.tolist() for batch in loader.batches(7)] == [[5, 3], [9]]
+
+
+def test_only_the_asked_fields_are_in_the_batches(store: MemoryStore) -> None:
+    loader = Loader(store, np.arange(60), BUDGETS["graphs"], fields=["energy"])
+    assert all(list(batch.fields) == ["energy"] for _, batch in loader.epoch(0))
+
+
+def test_a_window_reads_blocks_of_neighbours(store: MemoryStore) -> None:
+    loader = Loader(store, np.arange(60), BatchSettings(max_graphs=4), seed=0, window=32)
+    first_window = np.concatenate(loader.batches(0))[:32]
+    assert sorted(set((first_window // 2).tolist())) != list(range(16))
+    assert len(set((first_window // 2).tolist())) == 16  # blocks of two neighbours, each whole
+
+
+def test_a_graph_beyond_the_budget_is_refused_before_training(store: MemoryStore) -> None:
+    with pytest.raises(InputError, match="more than the budget of 7"):
+        Loader(store, np.arange(60), BatchSettings(max_graphs=0, max_nodes=7))

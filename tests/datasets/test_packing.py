@@ -1,0 +1,84 @@
+"""Packing and sharding lose nothing, repeat nothing and stay within their bounds."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hydragnn.datasets import BatchSettings, Sizes, pack, shard
+from hydragnn.datasets.packing import graph_costs, loads_of
+from hydragnn.errors import InputError
+
+COUNTS = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 300)), min_size=1, max_size=120)
+
+
+def sizes_of(counts: list[tuple[int, int]]) -> Sizes:
+    table = np.array(counts, dtype=np.int64)
+    return Sizes(nodes=table[:, 0], edges=table[:, 1])
+
+
+@settings(deadline=None, max_examples=80)
+@given(COUNTS, st.integers(0, 12), st.integers(0, 120), st.integers(0, 900), st.randoms(use_true_random=False))
+def test_packing_loses_nothing_and_keeps_every_budget(counts, graphs, nodes, edges, random) -> None:
+    sizes = sizes_of(counts)
+    nodes = nodes and max(nodes, int(sizes.nodes.max()))
+    edges = edges and max(edges, int(sizes.edges.max()))
+    if not (graphs or nodes or edges):
+        graphs = 1
+    order = np.array(random.sample(range(len(counts)), len(counts)))
+    batches = pack(sizes, order, BatchSettings(max_graphs=graphs, max_nodes=nodes, max_edges=edges))
+    assert np.concatenate(batches).tolist() == order.tolist()
+    for batch in batches:
+        assert 1 <= len(batch) <= (graphs or len(counts))
+        assert not nodes or sizes.nodes[batch].sum() <= nodes
+        assert not edges or sizes.edges[batch].sum() <= edges
+
+
+@settings(deadline=None, max_examples=80)
+@given(COUNTS)
+def test_a_batch_is_closed_only_when_the_next_graph_would_not_fit(counts) -> None:
+    sizes = sizes_of(counts)
+    budget = int(sizes.nodes.max())
+    batches = pack(sizes, np.arange(len(counts)), BatchSettings(max_graphs=0, max_nodes=budget))
+    for batch, following in pairwise(batches):
+        assert sizes.nodes[batch].sum() + sizes.nodes[following[0]] > budget
+
+
+@settings(deadline=None, max_examples=80)
+@given(COUNTS, st.integers(1, 9))
+def test_sharding_loses_nothing_and_stays_within_the_bound_of_longest_first(counts, ranks) -> None:
+    sizes = sizes_of(counts)
+    batch = np.arange(len(counts))[::-1].copy()
+    shares = shard(batch, sizes, ranks)
+    assert len(shares) == ranks
+    assert sorted(np.concatenate(shares).tolist()) == sorted(batch.tolist())
+    costs = graph_costs(sizes, batch)
+    # any list schedule ends at most one job after the mean (Graham 1966), and longest first never beats the largest job
+    assert max(loads_of(shares, sizes)) <= costs.sum() / ranks + costs.max() * (1 - 1 / ranks) + 1e-9
+    for share in shares:
+        positions = [batch.tolist().index(number) for number in share.tolist()]
+        assert positions == sorted(positions)
+
+
+def test_equal_graphs_are_dealt_out_evenly() -> None:
+    sizes = sizes_of([(5, 20)] * 12)
+    assert [len(share) for share in shard(np.arange(12), sizes, 4)] == [3, 3, 3, 3]
+
+
+def test_more_ranks_than_graphs_leave_some_ranks_idle() -> None:
+    sizes = sizes_of([(5, 20)] * 2)
+    assert sorted(len(share) for share in shard(np.arange(2), sizes, 5)) == [0, 0, 0, 1, 1]
+
+
+@pytest.mark.parametrize(("what", "limit"), [("nodes", 8), ("edges", 30)])
+def test_a_graph_larger_than_the_budget_says_how_much_it_needs(what: str, limit: int) -> None:
+    sizes = sizes_of([(3, 10), (9, 31), (2, 5)])
+    settings = BatchSettings(max_graphs=0, **{f"max_{what}": limit})
+    with pytest.raises(
+        InputError,
+        match=f"graph 1 has {limit + 1} {what}, more than the budget of {limit}; raise batch.max_{what} to at least {limit + 1}",
+    ):
+        pack(sizes, np.array([0, 1, 2]), settings)
+    assert len(pack(sizes, np.array([0, 2]), settings)) == 1

@@ -1,0 +1,97 @@
+"""Parts are disjoint, complete, repeatable, and keep together what must not leak."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from hydragnn.datasets import MemoryStore, Split, SplitSettings, make_split
+from hydragnn.datasets.split import reduced_compositions
+from hydragnn.errors import InputError
+from hydragnn.graphs import GraphBatch
+
+
+def check_complete(split: Split, graphs: int) -> None:
+    together = np.concatenate([split.train, split.valid, split.test])
+    assert sorted(together.tolist()) == list(range(graphs))
+
+
+KINDS = {
+    "random": SplitSettings(),
+    "composition": SplitSettings(kind="composition", train=0.6, valid=0.2),
+    "group": SplitSettings(kind="group", field="label", train=0.6, valid=0.2),
+}
+
+
+@pytest.mark.parametrize("settings", KINDS.values(), ids=KINDS)
+def test_every_graph_is_in_exactly_one_part(store: MemoryStore, settings: SplitSettings) -> None:
+    check_complete(make_split(store, settings), len(store))
+
+
+@pytest.mark.parametrize("settings", KINDS.values(), ids=KINDS)
+def test_the_seed_decides_and_nothing_else(store: MemoryStore, settings: SplitSettings) -> None:
+    first, again = make_split(store, settings), make_split(store, settings)
+    other = make_split(store, settings.model_copy(update={"seed": 7}))
+    assert first.train.tolist() == again.train.tolist()
+    assert first.train.tolist() != other.train.tolist()
+
+
+def test_fractions_are_kept(store: MemoryStore) -> None:
+    assert make_split(store, SplitSettings(train=0.7, valid=0.2)).counts == {"train": 42, "valid": 12, "test": 6}
+
+
+def test_groups_stay_together(store: MemoryStore) -> None:
+    split = make_split(store, KINDS["group"])
+    labels = store.column("label").values
+    parts = [set(labels[part].tolist()) for part in (split.train, split.valid, split.test)]
+    assert [len(part) for part in parts] == [6, 2, 2]
+    assert not (parts[0] & parts[1] or parts[0] & parts[2] or parts[1] & parts[2])
+
+
+def test_equal_compositions_stay_together_whatever_the_size_of_the_cell(graph: Callable[..., GraphBatch]) -> None:
+    cells = MemoryStore([graph(nodes, 0, seed=1, species=(z,)) for z in (1, 6, 8, 26) for nodes in (1, 2, 4)])
+    assert len(np.unique(reduced_compositions(cells), axis=0)) == 4
+    split = make_split(cells, SplitSettings(kind="composition", train=0.5, valid=0.25))
+    assert split.counts == {"train": 6, "valid": 3, "test": 3}
+    assert all(set(part // 3 * 3) == set(part[::3]) for part in (split.train, split.valid, split.test))
+
+
+def test_given_parts_are_taken_as_they_are(graph: Callable[..., GraphBatch]) -> None:
+    store = MemoryStore([graph(seed=k, label=k % 3) for k in range(9)])
+    split = make_split(store, SplitSettings(kind="given", field="label"))
+    assert [part.tolist() for part in (split.train, split.valid, split.test)] == [[0, 3, 6], [1, 4, 7], [2, 5, 8]]
+
+
+def test_the_test_part_may_be_empty_only_where_nothing_remains_for_it(graph: Callable[..., GraphBatch]) -> None:
+    store = MemoryStore([graph(seed=k) for k in range(4)])
+    assert make_split(store, SplitSettings(train=0.5, valid=0.5)).counts == {"train": 2, "valid": 2, "test": 0}
+    with pytest.raises(InputError, match="the test part of the random split is empty"):
+        make_split(store, SplitSettings(train=0.5, valid=0.49))
+
+
+BAD = {
+    "validation empty": (SplitSettings(train=0.98, valid=0.001), "valid part of the random split is empty"),
+    "groups too few": (
+        SplitSettings(kind="group", field="label", train=0.95, valid=0.01),
+        "valid part of the group split is empty.*more groups",
+    ),
+    "unknown field": (SplitSettings(kind="group", field="grain"), "no field grain; it has"),
+    "node field": (SplitSettings(kind="group", field="forces"), "lives on nodes"),
+    "not 0, 1, 2": (SplitSettings(kind="given", field="label"), "one of 0 .train., 1 .validation., 2 .test."),
+}
+
+
+@pytest.mark.parametrize(("settings", "message"), BAD.values(), ids=BAD)
+def test_a_split_that_cannot_be_made_says_why(store: MemoryStore, settings: SplitSettings, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        make_split(store, settings)
+
+
+def test_a_missing_label_is_named(graph: Callable[..., GraphBatch]) -> None:
+    from hydragnn.graphs.validate import graph_from_arrays
+
+    store = MemoryStore([graph(), graph_from_arrays([[0.0, 0.0, 0.0]], [], [])])
+    with pytest.raises(InputError, match="graph 1 has no label"):
+        make_split(store, SplitSettings(kind="group", field="label"))
+    with pytest.raises(InputError, match="no field atomic_numbers"):
+        make_split(MemoryStore([graph_from_arrays([[0.0, 0.0, 0.0]], [], [])]), SplitSettings(kind="composition"))
