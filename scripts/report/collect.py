@@ -113,13 +113,13 @@ def _resolved(
     trials = [trial.record for trial in (campaign.best, *campaign.trials) if trial] if campaign else []
     members = [member.record for member in ensemble.members] if ensemble else []
     records = [record for record in (run.record if run else None, *trials, *members) if record is not None]
-    return records[0].config if records else {}
+    return records[0].config if records else campaign.config if campaign else {}
 
 
 def _data(config: Mapping[str, Any], ensemble: EnsembleFacts | None) -> tuple[DataFacts | None, str]:
     """The data behind the configuration, or one sentence on why it cannot be shown."""
     if not config:
-        return None, "no member keeps the record of its training"
+        return None, "no run has left a record of its training"
     try:
         run = _run_config(config)
         moved = ensemble.description.get("data", {}).get("store") if ensemble else None

@@ -98,7 +98,7 @@ def asked(facts: Facts) -> Section:
     kinds = _model_kinds(facts) or [str(model.get("kind", "graph"))]
     sentences = [f"Predict {join(names)} with {join(kinds, 'or')} models."] if names else []
     if facts.campaign is not None:
-        count = len(facts.campaign.trials)
+        count = facts.campaign.search.get("trials", len(facts.campaign.trials))
         sentences.append(
             f"Search {count} configurations for the smallest {facts.campaign.objective} "
             f"({facts.campaign.search.get('sampler', 'default')} sampler)."

@@ -137,6 +137,14 @@ def test_a_run_that_never_finished_an_epoch_still_has_a_report(samples, tmp_path
     assert "not yet enough" in words(write_report(tmp_path / "run"))
 
 
+def test_a_campaign_that_has_just_begun_shows_what_was_asked_and_its_data(samples, tmp_path):
+    folder = tmp_path / "campaign"
+    folder.mkdir()
+    shutil.copy(samples.campaign / "campaign.json", folder)
+    text = words(write_report(folder))
+    assert "None has a result yet" in text and "240 graphs" in text and "not yet enough" in text
+
+
 def test_a_foreign_folder_is_refused_with_the_next_move(tmp_path):
     with pytest.raises(InputError, match="neither a campaign, an ensemble nor a run"):
         write_report(tmp_path)
