@@ -30,14 +30,14 @@ def test_the_custom_dataset_of_the_readme_trains(
 def test_every_configuration_in_the_documents_is_valid(root: Path) -> None:
     from hydragnn.config import RunConfig
     from hydragnn.datasets.build import read_build_settings
-    from hydragnn.hpo import read_campaign
+    from hydragnn.hpo import campaign_settings
 
     seen = 0
     for page in _pages(root):
         for text in _blocks(page, "toml"):
             table = tomllib.loads(text)
             if "search" in table:
-                read_campaign(table, page)
+                campaign_settings(table, page)
             elif "model" in table:
                 RunConfig.parse(table, source=str(page))
             else:
