@@ -42,8 +42,6 @@ def opened(path: Path, ensemble: Ensemble, scratch: Path) -> Source:
         raise InputError(f"{path} does not exist; check the path")
     if path.suffix in (".h5", ".bp") or (path / "manifest.json").is_file():
         store = open_store(path)
-        if not len(store):
-            raise InputError(f"{path} holds no graphs; give a store that does")
         return Source(store=store, numbers=np.arange(len(store)), failures={}, digest=store.fingerprint)
     rule = ensemble.structures
     digest = _file_digest(path)
@@ -78,9 +76,9 @@ def _build(path: Path, rule: Structures, out: Path) -> dict[str, object]:
             numbers += [first + number for number, _ in graphs]
             failures |= {str(first + number): reason for number, reason in failed.items()}
             first += len(some)
-    if not numbers:
-        reason = next(iter(failures.values()), "the file is empty")
-        raise InputError(f"no structure of {path} can be turned into a graph: {reason}")
+        if not numbers:
+            reason = next(iter(failures.values()), "the file is empty")
+            raise InputError(f"no structure of {path} can be turned into a graph: {reason}")
     return {"numbers": numbers, "failures": failures}
 
 
