@@ -11,7 +11,15 @@ from ase.calculators.emt import EMT
 from hydragnn.graphs import Field, GraphBatch, from_ase
 from hydragnn.scripts.demo.writing import write_samples
 
-ELEMENTS = {"Al": 4.05, "Cu": 3.61, "Ag": 4.09, "Au": 4.08, "Ni": 3.52, "Pd": 3.89, "Pt": 3.92}  # lattice constants, Angstrom
+ELEMENTS = {
+    "Al": 4.05,
+    "Cu": 3.61,
+    "Ag": 4.09,
+    "Au": 4.08,
+    "Ni": 3.52,
+    "Pd": 3.89,
+    "Pt": 3.92,
+}  # lattice constants, Angstrom
 CUTOFF = 4.5  # Angstrom: the first shell and, where compressed, the second
 LABELS = (
     Field(name="energy", on="graph", unit="eV", role="target", dtype="float64"),

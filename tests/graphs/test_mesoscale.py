@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy.spatial import cKDTree
 
@@ -19,7 +19,7 @@ def closure(graph: GraphBatch) -> np.ndarray:
     return total + walls[:, 1::2] - walls[:, 0::2]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.integers(1, 40),
     st.lists(st.floats(0.3, 4.0), min_size=2, max_size=3),

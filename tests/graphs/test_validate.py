@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hydragnn.errors import InputError
@@ -16,6 +16,8 @@ KIND = Field(name="kind", on="node", classes=3, dtype="int64")
 LENGTH = Field(name="length", on="edge", dtype="float64")
 PULL = Field(name="pull", on="node", shape=(3,), parity="vector", role="target")
 ENERGY = Field(name="energy", on="graph", unit="eV", role="target", dtype="float64")
+
+unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def triangle(**changes: object) -> GraphBatch:
@@ -65,6 +67,7 @@ def test_the_graph_does_not_share_memory_with_the_arrays_it_came_from():
     assert graph.positions.max() == 1.0
 
 
+@unhurried
 @given(
     st.integers(1, 12).flatmap(
         lambda n: st.tuples(st.just(n), st.lists(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)), max_size=40))
@@ -213,6 +216,7 @@ def test_nan_is_legal_where_the_mask_says_that_the_label_is_missing():
     assert validate(masked) is masked
 
 
+@unhurried
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=6))
 def test_split_and_concatenate_are_inverse(sizes):
     generator = np.random.default_rng(sum(sizes))
