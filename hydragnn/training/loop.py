@@ -15,10 +15,10 @@ from hydragnn.training.optimise import average_in_place, clip_in_place, learning
 from hydragnn.training.recipe import Diverged, Recipe, Watcher
 from hydragnn.training.state import TrainState, seed_step
 
+Ended = Literal["finished", "stopped", "paused"]
 
-def train_epochs(
-    state: TrainState, data: RunData, recipe: Recipe, watcher: Watcher, until: int
-) -> Literal["finished", "stopped", "paused"]:
+
+def train_epochs(state: TrainState, data: RunData, recipe: Recipe, watcher: Watcher, until: int) -> Ended:
     """Train from where the state stands to the end of epoch ``until``, or until validation stops improving.
 
     Raises Diverged, and Interrupted after saving when a signal asked this or another rank to stop.

@@ -1,6 +1,7 @@
 """One run in its folder: begin or resume, train to the end of a segment, leave a record that says how it ended."""
 
 import platform
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from hydragnn.training.data import Place, RunData, prepare_data
 from hydragnn.training.distributed import Ranks, host_name, joined_ranks
 from hydragnn.training.evaluate import flattened, trivial_metrics
 from hydragnn.training.failures import agreed_failure, failure_of, forget_failures
-from hydragnn.training.loop import train_epochs
+from hydragnn.training.loop import Ended, train_epochs
 from hydragnn.training.loss import field_losses
 from hydragnn.training.progress import Progress
 from hydragnn.training.recipe import make_recipe
@@ -94,20 +95,25 @@ def _train(
     if progress and ranks.first:
         progress.begin(state.epoch + state.step / max(1, data.train.steps(state.epoch)), config.train.epochs)
     recipe = make_recipe(config.train, losses, ranks, place.device)
+    with signals.heard():
+        return _to_the_end(state, watcher, lambda: train_epochs(state, data, recipe, watcher, until))
+
+
+def _to_the_end(state: TrainState, watcher: RunWatcher, run: Callable[[], Ended]) -> RunRecord:
+    """Run the loop and leave a record that says how it ended, whatever happens."""
     try:
-        with signals.heard():
-            status = train_epochs(state, data, recipe, watcher, until)
+        status = run()
         watcher.save(state)
     except Interrupted as note:
         watcher.write(state, status="paused")
-        watcher.close(f"{note}; resume the run in {out} to go on")
+        watcher.close(f"{note}; resume the run in {watcher.folder} to go on")
         raise
     except Exception as error:
-        failure = agreed_failure(failure_of(error), out, ranks)
+        failure = agreed_failure(failure_of(error), watcher.folder, watcher.ranks)
         with suppress(InputError):  # a full disk must not hide what happened
             watcher.write(state, status="failed", failure=failure)
         watcher.close(f"failed in epoch {state.epoch + 1}: {failure.message}")
-        if failure.kind == "diverged" or (failure.kind == "out_of_memory" and ranks.size == 1):
+        if failure.kind == "diverged" or (failure.kind == "out_of_memory" and watcher.ranks.size == 1):
             return watcher.record
         raise
     record = watcher.write(state, status=status)

@@ -29,7 +29,10 @@ SECONDS_BETWEEN_RECORDS = 1.0
 
 
 class Signals:
-    """Whether SIGINT or SIGTERM came; the second one ends the process as usual."""
+    """Whether SIGINT or SIGTERM came; a second SIGINT ends the process as usual.
+
+    A second SIGTERM does not, because launchers send several while they wait for their ranks.
+    """
 
     def __init__(self) -> None:
         """Nothing came yet."""
@@ -45,7 +48,8 @@ class Signals:
 
         def note(number: int, frame: FrameType | None) -> None:
             self.came = True
-            signal.signal(number, before[signal.Signals(number)])
+            if number == signal.SIGINT:
+                signal.signal(number, before[signal.SIGINT])
 
         for number in before:
             signal.signal(number, note)

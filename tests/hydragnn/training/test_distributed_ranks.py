@@ -2,8 +2,10 @@
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from hydragnn.models import MESSAGE_PASSING
@@ -88,3 +90,21 @@ def test_what_went_wrong_on_one_rank_is_what_the_record_says(faulty, make_config
     assert failure is not None and failure.kind == "out_of_memory", output
     assert "no memory left for a batch" in failure.message
     assert not list((tmp_path / "run").glob(".failure-*"))
+
+
+def test_a_lost_rank_is_recorded_as_such_and_the_run_goes_on_from_its_checkpoint(store, make_config, launch, tmp_path):
+    config, run = make_config(train__epochs=4000), tmp_path / "run"
+    process = launch({run: config}, launcher=TORCHRUN)
+    while process.poll() is None and not (run / "checkpoints" / "latest.json").exists():
+        time.sleep(0.05)
+    ranks = [child for child in psutil.Process(process.pid).children() if "worker.py" in " ".join(child.cmdline())]
+    ranks[-1].kill()
+    finish(process, code=1)
+    lost = read_record(run)
+    assert lost.status == "failed" and lost.failure.kind == "lost_node"
+    again = train(config, run, store=store, resume=True, until=lost.epochs + 1)
+    assert (
+        again.status == "paused"
+        and again.failure is None
+        and again.curves["valid/loss"][: lost.epochs] == pytest.approx(lost.curves["valid/loss"], rel=1e-6)
+    )
