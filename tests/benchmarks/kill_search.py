@@ -100,7 +100,7 @@ def main() -> int:
         assert search(folder, "undisturbed", options.workers).wait() == 0
         whole = time.monotonic() - begun
         print(f"undisturbed search: {whole:.1f} s, {len(campaign_records(folder / 'undisturbed'))} trials", flush=True)
-        names = disturbed(folder, options.kills, options.workers, whole, random.Random(options.seed))
+        names = disturbed(folder, options.kills, options.workers, random.Random(options.seed))
         compare = same if options.workers == 1 else nothing_lost
         problems = [problem for name in names for problem in compare(folder, name)]
     print("\n".join(problems) if problems else "no difference")
@@ -118,25 +118,42 @@ def environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
 
-def disturbed(folder: Path, kills: int, workers: int, whole: float, chance: random.Random) -> list[str]:
+def disturbed(folder: Path, kills: int, workers: int, chance: random.Random) -> list[str]:
     """Searches that are killed at random moments, as many as the kills need; their names."""
     names: list[str] = []
     done, slowest = 0, 0.0
     while done < kills:
         names.append(f"killed-{len(names)}")
         while True:
+            journal = folder / names[-1] / "journal.jsonl"
+            before = lines_of(journal)
             process = search(folder, names[-1], workers)
-            try:
-                process.wait(timeout=chance.uniform(0.1, max(8.0, 0.5 * whole)) if done < kills else None)
+            if done == kills or over_before(process, journal, before, chance):
+                process.wait()
                 break
-            except subprocess.TimeoutExpired:
-                slowest = max(slowest, kill(process))
-                done += 1
-                events = len(read_journal(folder / names[-1] / "journal.jsonl"))
-                print(f"kill {done} of {kills} in {names[-1]} after {events} events", flush=True)
+            slowest = max(slowest, kill(process))
+            done += 1
+            print(f"kill {done} of {kills} in {names[-1]} after {lines_of(journal)} events", flush=True)
         assert process.returncode == 0, f"the resumed search ended with {process.returncode}"
     print(f"attempts were gone at most {slowest:.2f} s after their controller")
     return names
+
+
+def over_before(process: subprocess.Popen[bytes], journal: Path, before: int, chance: random.Random) -> bool:
+    """Wait for a random moment: at once, or up to eight events on, and then some time; whether the search ended first."""
+    events = before + chance.choice((0, 1, 2, 4, 6, 8))
+    while process.poll() is None and lines_of(journal) < events:
+        time.sleep(0.01)
+    try:
+        process.wait(timeout=chance.uniform(0.0, 4.0))
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def lines_of(journal: Path) -> int:
+    """Events in a journal so far."""
+    return journal.read_bytes().count(b"\n") if journal.exists() else 0
 
 
 def kill(process: subprocess.Popen[bytes]) -> float:
