@@ -275,3 +275,16 @@ def test_cells_of_real_meshes_fill_their_domain(real_mesh):
     if all(block.type.startswith(("triangle", "tetra")) for block in real_mesh.cells if block.dim == top):
         assert graph.num_edges <= per_cell * graph.num_nodes
     torch.testing.assert_close(graph["area"].sum(), graph["area"][torch.argsort(graph.senders, stable=True)].sum())
+
+
+def test_mid_side_nodes_of_real_meshes_lie_between_their_corners(real_mesh):
+    points = np.asarray(real_mesh.points)
+    for block in real_mesh.cells:
+        if block.type in ("triangle6", "quad9", "tetra10"):
+            corners = {"triangle6": 3, "quad9": 4, "tetra10": 4}[block.type]
+            linear = np.array(cell_edges(cell_shape(block.type), corners))
+            data = np.asarray(block.data)
+            ends, middles = points[data[:, linear]], points[data[:, corners : corners + len(linear)]]
+            off = np.linalg.norm(middles - ends.mean(axis=2), axis=-1)
+            # curved sides bulge, but by less than a quarter of their chord
+            assert (off < 0.25 * np.linalg.norm(ends[:, :, 0] - ends[:, :, 1], axis=-1)).all()
