@@ -1,0 +1,194 @@
+"""The command line: what bad input gets is one sentence, exit code 2 and nothing half-written."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hydragnn.datasets import StoreWriter
+from hydragnn.graphs import Field, graph_from_arrays
+from hydragnn.scripts import cli
+
+FIELDS = (
+    Field(name="charge", on="node"),
+    Field(name="family", on="graph", classes=3, dtype="int64", role="auxiliary"),
+    Field(name="moment", on="graph", unit="D", role="target"),
+)
+RUN = """
+[data]
+store = "{store}"
+[model]
+kind = "schnet"
+hidden_dim = 8
+num_layers = 1
+num_radial = 4
+envelope = "none"
+[[heads]]
+field = "moment"
+[train]
+epochs = 2
+"""
+SEARCH = """
+[search]
+trials = 2
+[search.space."model.hidden_dim"]
+type = "int"
+low = 4
+high = 8
+"""
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twenty rings of atoms."""
+    path = tmp_path_factory.mktemp("cli") / "rings.h5"
+    random = torch.Generator().manual_seed(0)
+    with StoreWriter(path, FIELDS, dim=2) as writer:
+        for number in range(20):
+            size = 4 + number % 3
+            angle = torch.arange(size) * 2 * torch.pi / size
+            here = torch.arange(size)
+            there = (here + 1) % size
+            charge = torch.rand(size, generator=random)
+            writer.write(
+                graph_from_arrays(
+                    torch.stack([angle.cos(), angle.sin()], dim=1),
+                    torch.cat([here, there]),
+                    torch.cat([there, here]),
+                    fields=FIELDS,
+                    nodes={"charge": charge},
+                    graphs={"moment": (charge * charge[there]).sum().reshape(1), "family": torch.tensor([number % 3])},
+                )
+            )
+    return path
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Call the command line; gives exit code, output and error output."""
+
+    def call(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["hydragnn", *map(str, words)])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        out, err = capfd.readouterr()
+        return code, out, err
+
+    return call
+
+
+def _written(path: Path, text: str, store: Path | str = "absent.h5") -> Path:
+    path.write_text(text.format(store=store))
+    return path
+
+
+CASES: dict[str, tuple[list[str], str]] = {
+    "no such configuration": (["train", "absent.toml", "--out", "new"], "does not exist"),
+    "no such store": (["train", "lost.toml", "--out", "new"], "absent.h5"),
+    "unknown override": (
+        ["train", "run.toml", "--out", "new", "--set", "model.hiden_dim=4"],
+        "did you mean hidden_dim",
+    ),
+    "unknown target": (["train", "run.toml", "--out", "new", "--set", "heads.0.field='momnt'"], "moment"),
+    "unknown input": (["train", "run.toml", "--out", "new", "--set", "data.inputs=['chrge']"], "charge"),
+    "target as input": (["train", "run.toml", "--out", "new", "--set", "data.inputs=['moment']"], "moment"),
+    "split without a part": (
+        ["train", "run.toml", "--out", "new", "--set", "split.train=0.99", "--set", "split.valid=0.005"],
+        "split",
+    ),
+    "split by an absent field": (
+        ["train", "run.toml", "--out", "new", "--set", "split.kind='group'", "--set", "split.field='famly'"],
+        "famly",
+    ),
+    "budget below a graph": (["train", "run.toml", "--out", "new", "--set", "batch.max_nodes=3"], "max_nodes"),
+    "references without species": (
+        ["train", "run.toml", "--out", "new", "--set", "heads.0.references=true", "--set", "heads.0.pool='sum'"],
+        "atomic_numbers",
+    ),
+    "relational without relations": (["train", "relational.toml", "--out", "new"], "relation"),
+    "a run is there already": (["train", "run.toml", "--out", "taken"], "taken"),
+    "a configuration as a campaign": (["search", "run.toml", "--out", "new"], "[search]"),
+    "a space over nothing": (["search", "nowhere.toml", "--out", "new"], "model.hiddn_dim"),
+    "an empty space": (["search", "empty.toml", "--out", "new"], "low"),
+    "no such campaign": (["ensemble", "absent", "--out", "new"], "absent"),
+    "no such model": (["predict", "absent", "run.toml", "--out", "new.h5"], "absent"),
+    "no such report": (["report", "absent"], "absent"),
+    "a folder that is no store": (["data", "info", "taken"], "taken"),
+    "no such source": (["data", "build", "build.toml", "--out", "new.h5"], "nothing-*.xyz"),
+    "an unknown kind of source": (["data", "build", "kind.toml", "--out", "new.h5"], "did you mean npz"),
+    "a store with an unknown suffix": (["data", "convert", "STORE", "new.zarr"], ".h5"),
+    "an unknown scale": (["quickstart", "--out", "new", "--scale", "alloy"], "did you mean alloys"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bad_input_is_one_sentence_and_leaves_nothing(
+    name: str,
+    store: Path,
+    run: Callable[..., tuple[int, str, str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    _written(tmp_path / "run.toml", RUN, store)
+    _written(tmp_path / "lost.toml", RUN)
+    (tmp_path / "relational.toml").write_text(
+        f'[data]\nstore = "{store}"\n[model]\nkind = "relational"\n[[heads]]\nfield = "moment"\n'
+    )
+    _written(tmp_path / "nowhere.toml", RUN + SEARCH.replace("hidden_dim", "hiddn_dim"), store)
+    _written(tmp_path / "empty.toml", RUN + SEARCH.replace("low = 4", "low = 9"), store)
+    (tmp_path / "build.toml").write_text('kind = "ase"\nfiles = ["nothing-*.xyz"]\ncutoff = 3.0\n')
+    (tmp_path / "kind.toml").write_text('kind = "nppz"\nfiles = ["a.npz"]\n')
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "record.json").write_text("{}")
+    words, sentence = CASES[name]
+    code, _, err = run(*(str(store) if word == "STORE" else word for word in words))
+    assert code == 2, err
+    assert sentence in err
+    assert err.startswith("error: ") and err.count("\n") == 1, err
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith("new")]
+
+
+def test_a_run_trains_predicts_and_reports_for_machines(
+    store: Path, run: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    config = _written(tmp_path / "run.toml", RUN, store)
+    code, out, err = run("train", config, "--out", tmp_path / "run", "--json")
+    assert code == 0, err
+    assert json.loads(out)["status"] == "finished"
+    code, out, err = run("predict", tmp_path / "run", store, "--out", tmp_path / "said.npz", "--json")
+    assert code == 0, err
+    with np.load(tmp_path / "said.npz", allow_pickle=False) as said:
+        assert any(said[name].shape[:1] == (20,) for name in said.files)
+    code, out, err = run("report", tmp_path / "run", "--json")
+    assert code == 0, err
+    assert Path(json.loads(out)["report"]).read_text().lower().startswith("<!doctype html>")
+
+
+def test_every_command_teaches(run: Callable[..., tuple[int, str, str]]) -> None:
+    for command in ("quickstart", "train", "search", "ensemble", "predict", "report", "doctor", "data"):
+        code, out, _ = run(command, "--help")
+        assert code == 0
+        assert "--json" in out or command == "data"
+
+
+def test_doctor_names_what_is_here(run: Callable[..., tuple[int, str, str]]) -> None:
+    code, out, _ = run("doctor", "--json")
+    assert code == 0
+    assert {"torch", "mpi", "adios2", "scheduler", "gpus"} <= set(json.loads(out))
+
+
+def test_data_commands_answer_for_machines(
+    store: Path, run: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    code, out, _ = run("data", "convert", store, tmp_path / "rings.bp", "--json")
+    assert code == 0
+    code, out, _ = run("data", "check", tmp_path / "rings.bp", "--json")
+    assert code == 0 and json.loads(out)["problems"] == []
