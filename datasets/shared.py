@@ -30,8 +30,7 @@ def load_into_memory(store: GraphStore, shared_by_node: bool = False) -> MemoryS
         return store
     if not shared_by_node:
         return MemoryStore(_flat(store), store.attributes)
-    key = digest({"fingerprint": store.fingerprint, "fields": [field.name for field in store.fields()]})
-    folder = _shared_root() / f"hydragnn-{os.getuid()}-{key}"
+    folder = shared_folder(store)
     with _alone(folder) as users:
         try:
             if not folder.is_dir():
@@ -46,6 +45,12 @@ def load_into_memory(store: GraphStore, shared_by_node: bool = False) -> MemoryS
     shared = MemoryStore(flat, store.attributes)
     weakref.finalize(shared, _leave, descriptor, folder)
     return shared
+
+
+def shared_folder(store: GraphStore) -> Path:
+    """Where the processes of this user keep their common copy of a store."""
+    key = digest({"fingerprint": store.fingerprint, "fields": [field.name for field in store.fields()]})
+    return _shared_root() / f"hydragnn-{os.getuid()}-{key}"
 
 
 def _flat(store: GraphStore) -> FlatGraphs:
@@ -76,9 +81,16 @@ def _gate(path: Path) -> int:
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        if path.exists() and path.stat().st_ino == os.fstat(descriptor).st_ino:
+        if _inode(path) == os.fstat(descriptor).st_ino:
             return descriptor
         os.close(descriptor)
+
+
+def _inode(path: Path) -> int:
+    try:
+        return path.stat().st_ino
+    except FileNotFoundError:
+        return -1
 
 
 def _copy_into(folder: Path, flat: FlatGraphs) -> None:

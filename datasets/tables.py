@@ -59,7 +59,7 @@ def read_npz(path: Path, names: Collection[str] | None = None) -> Table:
     """The named arrays of an npz file (None: all); InputError where one is missing, the file is damaged, or an array holds
     Python objects, which are never loaded."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             for name in names or ():
                 if name not in archive.files:
                     raise InputError(f"{path} has no {name}; it has {', '.join(archive.files) or 'nothing'}")

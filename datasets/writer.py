@@ -240,7 +240,7 @@ def _prepare(path: Path, name: str, alone: bool) -> None:
             unfinished = entry.name.startswith(f".{MANIFEST}.")
             if not unfinished and "part-" not in entry.name:
                 raise InputError(f"{path} holds {entry.name}, which belongs to no store; choose another path")
-            if unfinished or alone or entry.name.endswith(name):
+            if unfinished or alone or name in entry.name:
                 _remove(entry)
         if not os.access(path, os.W_OK):
             raise PermissionError(13, os.strerror(13))

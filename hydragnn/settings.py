@@ -99,7 +99,8 @@ def _toml_value(text: str) -> Any:
 
 def _sentence(cls: type[Settings], error: pydantic.ValidationError) -> str:
     """The first problem of a validation error as one sentence."""
-    first = error.errors()[0]
+    # an unknown key comes first: a misspelled key is also a missing one, and the spelling is the better hint
+    first = sorted(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")[0]
     location = tuple(part for part in first["loc"])
     path = ".".join(str(part) for part in _without_tags(cls, location))
     if first["type"] == "extra_forbidden":

@@ -21,7 +21,7 @@ from hydragnn.datasets import (
     open_store,
     store_info,
 )
-from hydragnn.datasets.shared import _shared_root
+from hydragnn.datasets.shared import shared_folder
 from hydragnn.errors import InputError
 from hydragnn.graphs import Field, GraphBatch
 
@@ -299,17 +299,16 @@ def test_the_shared_copy_goes_with_its_last_user(tmp_path: Path, graph: Callable
     """The graph is one that no other test uses, since tests that run at the same time share copies too."""
     with StoreWriter(tmp_path / "store.h5", list(graph().fields.values()), dim=3) as writer:
         writer.write(graph(seed=os.getpid()))
-    before = set(_shared_root().glob("hydragnn-*"))
+    folder = shared_folder(open_store(tmp_path / "store.h5"))
     first = load_into_memory(open_store(tmp_path / "store.h5"), shared_by_node=True)
     second = load_into_memory(open_store(tmp_path / "store.h5"), shared_by_node=True)
-    made = set(_shared_root().glob("hydragnn-*")) - before
-    assert any(entry.is_dir() for entry in made)
+    assert folder.is_dir()
     del first
+    assert folder.is_dir()
     assert second.read([0]).num_graphs == 1
-    key = next(entry for entry in made if entry.is_dir())
     del second
-    assert not key.exists()
-    assert not key.with_suffix(".lock").exists()
+    assert not folder.exists()
+    assert not folder.with_suffix(".lock").exists()
 
 
 def test_a_store_can_be_copied_to_another_place(path: Path, tmp_path: Path, store: MemoryStore) -> None:

@@ -1,0 +1,338 @@
+"""Stores from files of other programs: what goes in comes out, and what cannot go in is named."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ase.io
+import meshio
+import numpy as np
+import pytest
+import torch
+from ase import Atoms
+from ase.build import bulk
+from ase.calculators.singlepoint import SinglePointCalculator
+
+from hydragnn.datasets import build_store, check_store, open_store, read_build_settings
+from hydragnn.errors import InputError
+from hydragnn.graphs import GraphBatch, edge_vectors
+from hydragnn.graphs.atomic import from_ase
+from hydragnn.graphs.pyg import to_pyg, torch_geometric
+
+ENERGY = {"name": "energy", "on": "graph", "unit": "eV", "role": "target", "dtype": "float64"}
+FORCES = {"name": "forces", "on": "node", "shape": [3], "parity": "vector", "unit": "eV/Angstrom", "role": "target"}
+
+
+def built(folder: Path, **table: Any) -> GraphBatch:
+    """All graphs of a store built from a table whose paths count from ``folder``."""
+    out = folder / "out.h5"
+    build_store(read_build_settings(table, folder / "BUILD.toml"), out)
+    assert check_store(out) == []
+    store = open_store(out)
+    return store.read(range(len(store)))
+
+
+def structures(count: int = 5) -> list[Atoms]:
+    rng = np.random.default_rng(0)
+    made = []
+    for number in range(count):
+        atoms = bulk("Cu", "fcc", a=3.6) * (1 + number % 2, 1, 1)
+        atoms.rattle(0.05, seed=number)
+        results = {
+            "energy": float(number),
+            "forces": rng.standard_normal((len(atoms), 3)),
+            "stress": rng.standard_normal(6),
+        }
+        atoms.calc = SinglePointCalculator(atoms, **results)
+        made.append(atoms)
+    return made
+
+
+@pytest.mark.parametrize("name", ["structures.xyz", "structures.xyz.gz", "structures.traj"])
+def test_atoms_come_from_any_format_of_ase(name: str, tmp_path: Path) -> None:
+    originals = structures()
+    ase.io.write(tmp_path / name, originals)
+    found = built(tmp_path, kind="ase", files=[name], cutoff=4.0, fields=[ENERGY, FORCES])
+    assert found["energy"].tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+    forces = np.concatenate([atoms.get_forces() for atoms in originals])
+    np.testing.assert_allclose(found["forces"], forces, atol=1e-6)
+    expected = from_ase(originals[3], 4.0)
+    assert found.edges_per_graph[3] == expected.num_edges
+
+
+def test_keys_scales_and_optional_fields_of_atoms(tmp_path: Path) -> None:
+    first, second = Atoms("H2", [[0, 0, 0], [0, 0, 0.7]]), Atoms("H", [[0, 0, 0]])
+    first.info["total_energy_mev"] = 1500.0
+    first.info["virial_kbar"] = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+    second.info["total_energy_mev"] = 250.0
+    ase.io.write(tmp_path / "a.xyz", [first, second])
+    stress = {"name": "stress", "on": "graph", "shape": [3, 3], "parity": "tensor", "key": "virial_kbar", "scale": -2.0}
+    found = built(
+        tmp_path,
+        kind="ase",
+        files=["a.xyz"],
+        cutoff=2.0,
+        fields=[{**ENERGY, "key": "total_energy_mev", "scale": 1e-3}, {**stress, "optional": True}],
+    )
+    assert found["energy"].tolist() == [1.5, 0.25]
+    assert found.present("stress").tolist() == [True, False]
+    assert found["stress"][0].tolist() == [[-2, -12, -10], [-12, -4, -8], [-10, -8, -6]]
+
+
+def test_every_tenth_structure_of_several_files(tmp_path: Path) -> None:
+    for name in ("b.xyz", "a.xyz"):
+        ase.io.write(tmp_path / name, structures(5))
+    found = built(tmp_path, kind="ase", files=["*.xyz"], cutoff=3.0, index="::2", fields=[ENERGY])
+    assert found["energy"].tolist() == [0, 2, 4, 0, 2, 4]
+
+
+def test_torch_geometric_lists_come_back(tmp_path: Path, graph: Callable[..., GraphBatch]) -> None:
+    graphs = [graph(3 + k, 5, seed=k) for k in range(4)]
+    torch.save([to_pyg(one)[0] for one in graphs], tmp_path / "list.pt")
+    fields = [
+        {"name": "charge", "on": "node", "shape": [2]},
+        {"name": "energy", "on": "graph", "dtype": "float64"},
+        {"name": "atomic_numbers", "on": "node", "classes": 119, "dtype": "int64"},
+    ]
+    found = built(tmp_path, kind="pyg", files=["list.pt"], fields=fields)
+    for name in ("charge", "energy", "atomic_numbers"):
+        assert torch.equal(found[name], torch.cat([one[name] for one in graphs]))
+    assert torch.equal(found.positions, torch.cat([one.positions for one in graphs]))
+
+
+def test_saved_datasets_of_torch_geometric_come_back(tmp_path: Path) -> None:
+    data = torch_geometric("data")
+    made = [
+        data.Data(
+            x=torch.full((2 + k, 1), float(k)), edge_index=torch.tensor([[0, 1], [1, 0]]), y=torch.tensor([float(k)])
+        )
+        for k in range(3)
+    ]
+    data.InMemoryDataset.save(made, tmp_path / "data.pt")
+    fields = [{"name": "x", "on": "node"}, {"name": "y", "on": "graph"}]
+    found = built(tmp_path, kind="pyg", files=["data.pt"], fields=fields)
+    assert found["x"].tolist() == [0, 0, 1, 1, 1, 2, 2, 2, 2]
+    assert found["y"].tolist() == [0, 1, 2]
+    assert found.dim == 0
+
+
+class Bomb:
+    """Creates a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+def test_code_in_torch_files_never_runs(tmp_path: Path) -> None:
+    torch.save([Bomb(tmp_path / "exploded")], tmp_path / "bomb.pt")
+    with pytest.raises(InputError, match="code from files is not run"):
+        built(tmp_path, kind="pyg", files=["bomb.pt"])
+    assert not (tmp_path / "exploded").exists()
+
+
+def test_flat_arrays_with_counts(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    counts, pairs = np.array([2, 4, 3]), np.array([1, 3, 0])
+    edge = np.array([[0, 1], [3, 0], [1, 2], [2, 3]])
+    arrays = {"z": rng.integers(1, 9, 9), "xyz": rng.standard_normal((9, 3)), "y": rng.standard_normal((3, 15))}
+    np.savez(tmp_path / "a.npz", n=counts, m=pairs, edge=edge, weight=np.arange(4.0), **arrays)
+    fields = [
+        {"name": "atomic_numbers", "on": "node", "classes": 119, "dtype": "int64", "key": "z"},
+        {"name": "gap", "on": "graph", "key": "y", "column": 4, "dtype": "float64"},
+        {"name": "weight", "on": "edge"},
+    ]
+    table = {"kind": "npz", "files": ["a.npz"], "nodes": "n", "positions": "xyz", "fields": fields}
+    found = built(tmp_path, **table, edges="edge", edge_counts="m", undirected=True)
+    assert found.nodes_per_graph.tolist() == [2, 4, 3]
+    assert found.edges_per_graph.tolist() == [2, 6, 0]
+    np.testing.assert_array_equal(found.positions, arrays["xyz"])
+    np.testing.assert_array_equal(found["gap"], arrays["y"][:, 4])
+    received = {(int(s), int(r), float(w)) for s, r, w in zip(found.senders, found.receivers, found["weight"])}
+    assert received == {(0, 1, 0), (1, 0, 0), (5, 2, 1), (2, 5, 1), (3, 4, 2), (4, 3, 2), (4, 5, 3), (5, 4, 3)}
+
+
+def test_rectangular_arrays_with_shared_positions_and_edges_from_a_cutoff(tmp_path: Path) -> None:
+    grid = np.stack(np.meshgrid(*[np.arange(3.0)] * 3, indexing="ij"), axis=-1).reshape(-1, 3)
+    np.savez(tmp_path / "a.npz", pos=grid, charge=np.arange(54.0).reshape(2, 27), energy=[1.0, 2.0])
+    found = built(
+        tmp_path,
+        kind="npz",
+        files=["a.npz"],
+        positions="pos",
+        cutoff=1.1,
+        cell=[3.0, 3.0, 3.0],
+        periodic=True,
+        fields=[{"name": "charge", "on": "node"}, {"name": "energy", "on": "graph"}],
+    )
+    assert found.edges_per_graph.tolist() == [27 * 6, 27 * 6]
+    assert found["charge"].tolist() == list(range(54))
+    torch.testing.assert_close(edge_vectors(found).norm(dim=1), torch.ones(2 * 27 * 6, dtype=torch.float64))
+
+
+def test_meshes_with_nodal_fields_and_a_table_of_labels(tmp_path: Path) -> None:
+    for number in range(3):
+        points = np.array([[0.0, 0], [1, 0], [1, 1], [0, 1]]) * (1 + number)
+        mesh = meshio.Mesh(points, [("triangle", [[0, 1, 2], [0, 2, 3]])], point_data={"T": np.arange(4.0) + number})
+        mesh.write(tmp_path / f"mesh{number}.vtu")
+    (tmp_path / "labels.csv").write_text("file,energy\nmesh2.vtu,2.5\nmesh0.vtu,0.5\nmesh1.vtu,1.5\n")
+    fields = [{"name": "temperature", "on": "node", "key": "T"}, {"name": "energy", "on": "graph"}]
+    found = built(tmp_path, kind="mesh", files=["*.vtu"], labels="labels.csv", fields=fields)
+    assert found.dim == 2
+    assert found.edges_per_graph.tolist() == [10, 10, 10]
+    assert found["temperature"].tolist() == [0, 1, 2, 3, 1, 2, 3, 4, 2, 3, 4, 5]
+    assert found["energy"].tolist() == [0.5, 1.5, 2.5]
+
+
+def test_grain_tables(tmp_path: Path) -> None:
+    (tmp_path / "grains.csv").write_text(
+        "graph,x,y,phi,size\n7,0,0,0.1,5\n7,1,0,0.2,6\n3,0,0,0.3,7\n7,2,0,0.4,8\n3,1,1,0.5,9\n"
+    )
+    (tmp_path / "contacts.csv").write_text("graph,sender,receiver,area\n7,0,1,2.0\n3,0,1,4.0\n7,1,2,3.0\n")
+    (tmp_path / "micro.csv").write_text("graph,stiffness\n7,70.0\n3,30.0\n")
+    found = built(
+        tmp_path,
+        kind="grains",
+        files=["grains.csv"],
+        edges="contacts.csv",
+        graphs="micro.csv",
+        positions=["x", "y"],
+        fields=[
+            {"name": "texture", "on": "node", "shape": [2], "key": ["phi", "size"]},
+            {"name": "area", "on": "edge"},
+            {"name": "stiffness", "on": "graph", "role": "target"},
+        ],
+    )
+    assert found.nodes_per_graph.tolist() == [2, 3]
+    assert found["stiffness"].tolist() == [30.0, 70.0]
+    torch.testing.assert_close(found["texture"][:, 0], torch.tensor([0.3, 0.5, 0.1, 0.2, 0.4]))
+    contacts = {(int(s), int(r), float(a)) for s, r, a in zip(found.senders, found.receivers, found["area"])}
+    assert contacts == {(0, 1, 4.0), (1, 0, 4.0), (2, 3, 2.0), (3, 2, 2.0), (3, 4, 3.0), (4, 3, 3.0)}
+
+
+def test_a_folder_name_with_special_characters_is_no_pattern(tmp_path: Path) -> None:
+    folder = tmp_path / "run [1] *"
+    folder.mkdir()
+    ase.io.write(folder / "a.xyz", structures(2))
+    assert built(folder, kind="ase", files=["*.xyz"], cutoff=3.0).num_graphs == 2
+
+
+SETTINGS = {
+    "unknown kind": ({"kind": "asee"}, "kind = 'asee' is no kind of source; did you mean ase?"),
+    "no kind": ({}, "kind = None is no kind of source; add one of ase, pyg"),
+    "unknown key": ({"kind": "ase", "files": ["a"], "cutof": 3.0}, "unknown key cutof; did you mean cutoff?"),
+    "foreign key": ({"kind": "pyg", "files": ["a"], "cutoff": 3.0}, "unknown key cutoff"),
+    "missing key": ({"kind": "ase", "files": ["a"]}, "missing key cutoff; add it"),
+    "negative cutoff": ({"kind": "ase", "files": ["a"], "cutoff": -1.0}, "cutoff"),
+    "impossible field": (
+        {"kind": "ase", "files": ["a"], "cutoff": 1.0, "fields": [{**FORCES, "shape": []}]},
+        "a vector needs a last axis",
+    ),
+    "cutoff without positions": ({"kind": "npz", "files": ["a"], "cutoff": 1.0}, "give positions and no edges"),
+}
+
+
+@pytest.mark.parametrize(("table", "message"), SETTINGS.values(), ids=SETTINGS)
+def test_settings_that_cannot_be_say_what_to_do(table: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        read_build_settings(table, tmp_path / "BUILD.toml")
+    assert message in str(caught.value)
+
+
+def bad_files(folder: Path) -> None:
+    """Files with one fault each."""
+    twins = Atoms("H2", [[0, 0, 0], [0, 0, 0]])
+    ase.io.write(folder / "twins.xyz", [Atoms("H"), twins])
+    ase.io.write(folder / "plain.xyz", [Atoms("H")])
+    (folder / "text.xyz").write_text("three\nblind\nmice\n")
+    (folder / "cut.xyz").write_text("5\nProperties=species:S:1:pos:R:3\nH 0 0 0\nH 0 0 1\n")
+    np.savez(folder / "objects.npz", n=np.array([[1], [1, 2]], dtype=object))
+    np.savez(folder / "counts.npz", n=[2, 2], x=np.zeros((5, 3)), q=np.zeros(5))
+    np.savez(folder / "edges.npz", n=[2, 2], q=np.zeros(4), e=[[0, 1], [1, 7]], m=[1, 1])
+    (folder / "zip.npz").write_bytes(b"PK\x03\x04 cut off")
+    torch.save({"a": torch.zeros(1)}, folder / "dict.pt")
+    (folder / "cut.pt").write_bytes(b"PK\x03\x04 cut off")
+    (folder / "noise.msh").write_text("this is no mesh\n")
+    (folder / "grains.csv").write_text("graph,size\n1,2\n1,oops\n")
+    (folder / "ragged.csv").write_text("graph,size\n1\n")
+    (folder / "contacts.csv").write_text("graph,sender,receiver\n9,0,1\n")
+
+
+CHARGE = {"name": "q", "on": "node"}
+FILES = {
+    "missing file": ({"kind": "ase", "files": ["nothing.xyz"], "cutoff": 3.0}, "nothing.xyz: no such file"),
+    "duplicate atoms": (
+        {"kind": "ase", "files": ["twins.xyz"], "cutoff": 3.0},
+        "twins.xyz, structure 1: atoms 0 and 1",
+    ),
+    "missing label": (
+        {"kind": "ase", "files": ["plain.xyz"], "cutoff": 3.0, "fields": [ENERGY]},
+        "plain.xyz, structure 0: no energy for the field energy",
+    ),
+    "not atoms": ({"kind": "ase", "files": ["text.xyz"], "cutoff": 3.0}, "structure 0 cannot be read by ASE"),
+    "cut off": ({"kind": "ase", "files": ["cut.xyz"], "cutoff": 3.0}, "structure 0 cannot be read by ASE"),
+    "python objects": ({"kind": "npz", "files": ["objects.npz"], "nodes": "n"}, "save plain number arrays"),
+    "cut off npz": ({"kind": "npz", "files": ["zip.npz"], "nodes": "n"}, "zip.npz as npz"),
+    "counts that do not add up": (
+        {"kind": "npz", "files": ["counts.npz"], "nodes": "n", "positions": "x", "fields": [CHARGE]},
+        "q has 5 rows where 4 nodes were counted",
+    ),
+    "array not there": ({"kind": "npz", "files": ["counts.npz"], "nodes": "natoms"}, "has no natoms; it has n, x, q"),
+    "edge out of range": (
+        {"kind": "npz", "files": ["edges.npz"], "nodes": "n", "edges": "e", "edge_counts": "m", "fields": [CHARGE]},
+        "edges.npz, graph 1, receivers: node index 7 is out of range",
+    ),
+    "not a list of data": ({"kind": "pyg", "files": ["dict.pt"]}, "dict.pt holds dict, not a list"),
+    "cut off torch file": ({"kind": "pyg", "files": ["cut.pt"]}, "cut.pt"),
+    "not a mesh": ({"kind": "mesh", "files": ["noise.msh"]}, "noise.msh cannot be read by meshio"),
+    "text in a number column": (
+        {
+            "kind": "grains",
+            "files": ["grains.csv"],
+            "edges": "contacts.csv",
+            "fields": [{"name": "size", "on": "node"}],
+        },
+        "contacts.csv: graph 9 has rows here but no grains",
+    ),
+    "ragged table": (
+        {"kind": "grains", "files": ["ragged.csv"], "edges": "contacts.csv"},
+        "ragged.csv, line 2: 1 values",
+    ),
+}
+
+
+@pytest.mark.parametrize(("table", "message"), FILES.values(), ids=FILES)
+def test_a_bad_file_is_named_and_leaves_no_store(table: dict[str, Any], message: str, tmp_path: Path) -> None:
+    bad_files(tmp_path)
+    with pytest.raises(InputError) as caught:
+        built(tmp_path, **table)
+    assert message in str(caught.value)
+    assert not (tmp_path / "out.h5").exists()
+
+
+def test_real_meshes_become_graphs(real_data: Path, tmp_path: Path) -> None:
+    names = ["beams.msh", "mixedtriquad.msh", "quadratic_sphere_tet.msh", "troublesome_mesh.vtk"]
+    for name in names:
+        out = tmp_path / f"{name}.h5"
+        table = {"kind": "mesh", "files": [name], "tags": []}
+        build_store(read_build_settings(table, real_data / "meshes" / "BUILD.toml"), out)
+        assert check_store(out) == []
+
+
+def test_real_extended_xyz_becomes_a_store(real_data: Path, tmp_path: Path) -> None:
+    table = {
+        "kind": "ase",
+        "files": ["acac/train_*.xyz.gz"],
+        "index": "::100",
+        "cutoff": 5.0,
+        "fields": [ENERGY, FORCES],
+    }
+    heard: list[int] = []
+    build_store(read_build_settings(table, real_data / "BUILD.toml"), tmp_path / "acac.bp", progress=heard.append)
+    store = open_store(tmp_path / "acac.bp")
+    assert len(store) == 10
+    assert heard == list(range(2, 11))
+    assert store.attributes["cutoff"] == 5.0
+    assert set(store.sizes().nodes.tolist()) == {15}
