@@ -20,7 +20,7 @@ EXACT_MODELS = [name for name in ("schnet", "painn", "egnn", "pna") if name in M
 
 
 def finish(process: subprocess.Popen[str], code: int = 0) -> str:
-    output, _ = process.communicate(timeout=180)
+    output, _ = process.communicate(timeout=600)
     assert process.returncode == code, output
     return output
 

@@ -56,7 +56,7 @@ def work(environment):
 
 
 def code_and_output(process: subprocess.Popen[str]) -> tuple[int, str]:
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=600)
     return process.returncode, output
 
 
