@@ -21,7 +21,7 @@ QUIET = (
     "--disable-component-update",
     "--disable-sync",
 )
-WIDTHS = {"phone": 390, "desktop": 1440}
+WIDTHS = {"phone": 390, "tablet": 820, "laptop": 1100, "desktop": 1440}
 MEASURE = """
 const results = {};
 const measure = (page, width) => {
@@ -81,7 +81,7 @@ def measured(browser: str, page: Path, folder: Path) -> dict[str, dict[str, Any]
         f'<!DOCTYPE html><meta charset="utf-8">{frames}<pre></pre><textarea hidden>{source}</textarea><script>{MEASURE}</script>',
         encoding="utf-8",
     )
-    command = [browser, *QUIET, f"--user-data-dir={folder / 'profile'}", "--window-size=2000,1000"]
+    command = [browser, *QUIET, f"--user-data-dir={folder / 'profile'}", "--window-size=4000,1000"]
     command += ["--virtual-time-budget=10000", "--dump-dom", harness.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     found = re.search(r"<pre>(.*?)</pre>", done.stdout, re.DOTALL)
@@ -91,7 +91,7 @@ def measured(browser: str, page: Path, folder: Path) -> dict[str, dict[str, Any]
 
 
 @pytest.mark.parametrize("kind", ["ensemble", "campaign", "run"])
-def test_pages_fit_phone_and_desktop_and_their_labels_are_whole_and_legible(browser, pages, tmp_path, kind):
+def test_pages_fit_from_phone_to_desktop_and_their_labels_are_whole_and_legible(browser, pages, tmp_path, kind):
     found = measured(browser, pages[kind], tmp_path)
     assert set(found) == set(WIDTHS)
     for name, width in WIDTHS.items():
