@@ -58,7 +58,7 @@ def config_of(store_path, **changes):
                 "forces_weight": 1.0,
             }
         ],
-        "train": {"epochs": 3, "learning_rate": 5e-3},
+        "train": {"epochs": 3, "learning_rate": 5e-3, "checkpoint_epochs": 3},
     }
     for path, value in changes.items():
         section, key = path.split("__")

@@ -60,7 +60,7 @@ def members(tmp_path_factory, plates):
             "batch": {"max_graphs": 8},
             "model": {"kind": "egnn", "hidden_dim": 8, "num_layers": 2, "num_radial": 4, "envelope": "none"},
             "heads": [{"field": "pull", "hidden_dims": [8]}, {"field": "stiffness", "hidden_dims": [8], **how}],
-            "train": {"epochs": 2, "seed": number},
+            "train": {"epochs": 2, "seed": number, "checkpoint_epochs": 2},
         }
         folders.append(root / f"{number:04d}")
         assert train(RunConfig.parse(table), folders[-1]).status == "finished"
