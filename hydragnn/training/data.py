@@ -103,8 +103,9 @@ def prepare_data(config: RunConfig, store: GraphStore, place: Place, ranks: Rank
         for head in config.heads
     ]
     wanted = [*dict.fromkeys([*inputs, *config.targets])]
+    seen = np.concatenate([split.train, split.valid])
     for name in wanted:
-        _check_finite(store, fields[name], np.concatenate([split.train, split.valid]))
+        _check_values(store, fields[name], seen, complete=name in inputs)
     normalisation = fit_normalisation(store, split.train, inputs=[fields[name] for name in inputs], heads=rules)
     feeds = {
         part: _feed(config, store, part, getattr(split, part), wanted, normalisation, place, ranks)
@@ -211,9 +212,15 @@ def _only(batch: GraphBatch, fields: Sequence[Field]) -> GraphBatch:
     )
 
 
-def _check_finite(store: GraphStore, field: Field, indices: NDArray[np.int64]) -> None:
-    """InputError that names the first graph of training or validation with NaN or infinity in a field."""
+def _check_values(store: GraphStore, field: Field, indices: NDArray[np.int64], *, complete: bool) -> None:
+    """InputError that names the first graph ``indices`` with NaN or infinity in a field, or without it where all need it."""
     column = store.column(field.name)
+    absent = indices[~column.present[indices]]
+    if complete and len(absent):
+        raise InputError(
+            f"graph {int(absent.min())} has no {field.name}, which the model reads ({len(absent)} graphs in all); leave these "
+            "graphs out, or take the field out of data.inputs"
+        )
     if field.classes or np.isfinite(column.values).all():
         return
     sizes = store.sizes()

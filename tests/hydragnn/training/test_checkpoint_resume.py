@@ -63,7 +63,9 @@ quiet = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 
 @quiet
-@pytest.mark.parametrize("model, optimizer, window", [("schnet", "adamw", 10), ("painn", "sgd", 0), ("pna", "adamw", 0)])
+@pytest.mark.parametrize(
+    "model, optimizer, window", [("schnet", "adamw", 10), ("painn", "sgd", 0), ("pna", "adamw", 0)]
+)
 def test_segments_and_signals_in_mid_epoch_change_no_bit(model, optimizer, window, store, make_config, tmp_path):
     config = make_config(model, **HARD, train__optimizer=optimizer, data__window=window)
     train(config, tmp_path / "whole", store=store)

@@ -165,6 +165,12 @@ def test_labels_that_are_not_finite_are_refused_with_their_graph(value, store, m
         train(make_config(), tmp_path / "run", store=MemoryStore(batch))
 
 
+def test_an_input_that_some_graphs_lack_is_refused(store, make_config, tmp_path):
+    heads = [{"field": "energy", "pool": "sum"}]
+    with pytest.raises(InputError, match="graph 4 has no charge, which the model reads"):
+        train(make_config(heads=heads, data__inputs=["charge"], split__seed=3), tmp_path / "run", store=store)
+
+
 def test_tensorboard_curves_are_written_on_request(store, make_config, tmp_path):
     pytest.importorskip("tensorboard")
     train(make_config(train__tensorboard=True), tmp_path / "run", store=store)
