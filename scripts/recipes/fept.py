@@ -12,6 +12,7 @@ from hydragnn.datasets import StoreWriter, open_store
 from hydragnn.graphs import ATOMIC_NUMBERS_FIELD, Field, GraphBatch, from_ase, relation_field, with_shell_relations
 from hydragnn.graphs.relations import shell_radii
 from hydragnn.scripts import face
+from hydragnn.scripts.recipes.raw import raw_arrays
 from hydragnn.scripts.recipes.table import Figure, show_figures
 from hydragnn.scripts.recipes.training import model_of, recipe_table, rmse, trained
 
@@ -22,7 +23,8 @@ GOALS = {
     "validation": {"enthalpy": 2.5e-3, "charge_transfer": 0.015, "moment": 0.015},
     "compositions left out": {"enthalpy": 6e-3, "charge_transfer": 0.018, "moment": 0.018},
 }
-TWIN_EPOCHS = 20  # length of the comparison of one model with three heads and three models with one
+COMMON = 500  # cells of a composition that may take part in choosing the epoch
+TWIN_EPOCHS = 10  # length of the comparison of one model with three heads and three models with one
 LEFT_OUT = (8, 16, 24)  # compositions (numbers of Fe) that training never sees
 FIELDS = (
     ATOMIC_NUMBERS_FIELD,
@@ -56,15 +58,17 @@ def read_cells(path: Path, seed: int = 0) -> tuple[Cells, NDArray[np.float64]]:
 
     Equal labels up to symmetry would leak between parts: parts are made of whole symmetry classes, and training keeps
     one configuration of each. Part 2 judges: the file's validation classes and all cells of the left-out
-    compositions. Part 1 (one class in twenty of the rest) chooses the epoch.
+    compositions. Part 1 (one class in twenty of the rest, from compositions with at least 500 cells: the few cells that
+    are nearly pure have labels so large that they alone would decide) chooses the epoch.
     """
-    with np.load(path, allow_pickle=False) as raw:
+    with raw_arrays(path, "Z", "pos", "header", "symmetry_class", "is_validation") as raw:
         numbers, energy = raw["Z"].astype(np.int64), raw["header"][:, 0]
         iron = (numbers == 26).sum(axis=1)
         pure = {count: energy[iron == count].mean() / 32 for count in (0, 32)}
         enthalpy = energy / 32 - (iron * pure[32] + (32 - iron) * pure[0]) / 32
         classes, first = np.unique(raw["symmetry_class"], return_index=True)
-        chosen = np.random.default_rng(seed).permutation(classes)[: len(classes) // 20]
+        common = classes[np.bincount(iron, minlength=33)[iron[first]] >= COMMON]
+        chosen = np.random.default_rng(seed).permutation(common)[: len(common) // 20]
         judged = raw["is_validation"] | np.isin(iron, LEFT_OUT)
         part = np.where(judged, 2, np.isin(raw["symmetry_class"], chosen).astype(np.int64))
         keep = judged.copy()
