@@ -1,7 +1,8 @@
 """Displacement of cantilevers of changing density: a multilevel relational network on one mesh."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from hydragnn.datasets import StoreWriter, open_store
 from hydragnn.graphs import Field, GraphBatch, direction_bins, multilevel_edges, relation_field
 from hydragnn.scripts import face
+from hydragnn.scripts.recipes.raw import raw_arrays
 from hydragnn.scripts.recipes.simp import Array, Cantilever, Optimiser, first_density, random_density
 from hydragnn.scripts.recipes.table import Figure, show_figures
 from hydragnn.scripts.recipes.training import model_of, predictions, trained
@@ -98,11 +100,11 @@ def sample_as_graph(sample: Sample, mesh: Mesh) -> GraphBatch:
 
 def published_samples(raw: Path) -> Iterator[Sample]:
     """The published solves: training rows train, validation rows judge."""
-    with np.load(raw, allow_pickle=False) as file:
+    with raw_arrays(raw, "w", "u", "is_validation", "run_iter") as file:
         for w, u, validation, (_, iteration) in zip(file["w"], file["u"], file["is_validation"], file["run_iter"]):
             yield Sample(
                 density=w.astype(np.float64),
-                displacement=u,
+                displacement=u.astype(np.float64),
                 part=2 * int(validation),
                 origin=0,
                 iteration=int(iteration),
@@ -136,18 +138,27 @@ def fresh_samples(cantilever: Cantilever, seed: int) -> Iterator[Sample]:
                 yield Sample(density=w, displacement=u, part=2, origin=1 + number, iteration=iteration)
 
 
-def write_store(raw: Path, store: Path, seed: int = 0) -> None:
-    """Published and fresh solves as one store; densities that do not carry the load are left out, published or not."""
-    with np.load(raw, allow_pickle=False) as file:
+def read_mesh(raw: Path) -> tuple[Mesh, Cantilever]:
+    """What all samples share, and the solver on the same triangles."""
+    with raw_arrays(raw, "points", "triangles", "load_fy_nodes") as file:
         points, triangles = file["points"].astype(np.float64), file["triangles"].astype(np.int64)
         load = file["load_fy_nodes"]
-    mesh, cantilever = mesh_of(points, load), Cantilever(points, triangles, load)
+    return mesh_of(points, load), Cantilever(points, triangles, load)
+
+
+def write_store(raw: Path, store: Path, seed: int = 0) -> None:
+    """Published and fresh solves as one store."""
+    mesh, cantilever = read_mesh(raw)
+    write_samples(chain(published_samples(raw), fresh_samples(cantilever, seed)), mesh, store)
+
+
+def write_samples(samples: Iterable[Sample], mesh: Mesh, store: Path) -> None:
+    """A store of the samples; those that do not carry the load neither train nor choose, but stay where they judge."""
     about = {"source": "github lorenzonebolosi/HydraGNN df609217, and fresh solves by scikit-fem"}
     with StoreWriter(store, FIELDS, dim=0, attributes=about) as writer:
-        for samples in (published_samples(raw), fresh_samples(cantilever, seed)):
-            for sample in samples:
-                if np.sqrt(np.square(sample.displacement).sum(axis=1).mean()) < BROKEN or sample.part == 2:
-                    writer.write(sample_as_graph(sample, mesh))
+        for sample in samples:
+            if sample.part == 2 or np.sqrt(np.square(sample.displacement).sum(axis=1).mean()) < BROKEN:
+                writer.write(sample_as_graph(sample, mesh))
 
 
 def run(data: Path, out: Path, epochs: int | None) -> None:
