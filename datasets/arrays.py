@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int64
+from numpy import ndarray
 from numpy.typing import NDArray
 
 from hydragnn.errors import InputError
@@ -57,7 +59,7 @@ def mask_name(field: Field) -> str:
     return f"present/{field.name}"
 
 
-def offsets_of(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+def offsets_of(counts: Int64[ndarray, " graphs"]) -> Int64[ndarray, " graphs+1"]:
     """Where each graph begins, and the total at the end.
 
     >>> offsets_of(np.array([2, 0, 3]))
@@ -78,8 +80,8 @@ class FlatGraphs:
 
     dim: int
     fields: tuple[Field, ...]
-    node_offsets: NDArray[np.int64]
-    edge_offsets: NDArray[np.int64]
+    node_offsets: Int64[ndarray, " graphs_plus_one"]
+    edge_offsets: Int64[ndarray, " graphs_plus_one"]
     arrays: Mapping[str, Array]
 
     def __len__(self) -> int:

@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+from jaxtyping import Int64
+from numpy import ndarray
 from numpy.typing import NDArray
 
 from hydragnn.datasets.arrays import Array, ArraySpec, FlatGraphs, array_name, array_specs, join, mask_name, offsets_of
@@ -82,7 +84,7 @@ class Part:
         """Whether the array is stored in any block; else it is zero."""
         return bool(self.info.stored.get(name, [0]))
 
-    def read(self, graphs: NDArray[np.int64], fields: Sequence[Field]) -> FlatGraphs:
+    def read(self, graphs: Int64[ndarray, " chosen"], fields: Sequence[Field]) -> FlatGraphs:
         """The graphs with these ascending numbers inside the part."""
         nodes, edges = self.offsets
         breaks = np.flatnonzero(np.diff(graphs) > GAP) + 1
@@ -120,7 +122,7 @@ class Part:
             self._reader = None
 
 
-def chosen(flat: FlatGraphs, graphs: NDArray[np.int64]) -> FlatGraphs:
+def chosen(flat: FlatGraphs, graphs: Int64[ndarray, " chosen"]) -> FlatGraphs:
     """Some graphs of ``flat``, in this order."""
     nodes, edges = spans_of(flat.node_offsets, graphs), spans_of(flat.edge_offsets, graphs)
     places = {name: spec.place for name, spec in array_specs(flat.dim, flat.fields).items()}
@@ -205,14 +207,16 @@ class DiskStore:
         counts = [[np.diff(offsets) for offsets in part.offsets] for part in self.parts]
         return Sizes(nodes=np.concatenate([c[0] for c in counts]), edges=np.concatenate([c[1] for c in counts]))
 
-    def read(self, indices: Sequence[int] | NDArray[np.int64], fields: Collection[str] | None = None) -> GraphBatch:
+    def read(
+        self, indices: Sequence[int] | Int64[ndarray, " chosen"], fields: Collection[str] | None = None
+    ) -> GraphBatch:
         """The graphs with these numbers, in this order, repeats allowed, with the named fields only (None: all)."""
         check_fields(self.fields(), fields)
         numbers = checked_indices(indices, len(self))
         unique, order = np.unique(numbers, return_inverse=True)
         return gather(self.read_flat(unique, fields), order.reshape(-1))
 
-    def read_flat(self, graphs: NDArray[np.int64], fields: Collection[str] | None = None) -> FlatGraphs:
+    def read_flat(self, graphs: Int64[ndarray, " chosen"], fields: Collection[str] | None = None) -> FlatGraphs:
         """The graphs with these ascending numbers as flat arrays."""
         kept = [field for field in self.fields() if fields is None or field.name in fields]
         cuts = np.searchsorted(graphs, self._first)

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from hashlib import blake2b
 
 import numpy as np
-from numpy.typing import NDArray
+from jaxtyping import UInt8
+from numpy import ndarray
 
 from hydragnn.datasets.arrays import FlatGraphs, array_name, array_specs, mask_name
 from hydragnn.graphs.field import Field
@@ -13,7 +14,7 @@ from hydragnn.graphs.field import Field
 DIGEST_BYTES = 16
 
 
-def graph_digests(flat: FlatGraphs) -> NDArray[np.uint8]:
+def graph_digests(flat: FlatGraphs) -> UInt8[ndarray, "graphs 16"]:
     """``[graphs, 16]``: BLAKE2b of every graph's node and edge count and arrays, fields in the order of their names.
 
     A field that the graph lacks counts as one zero byte, one that it has as a one followed by its values.
@@ -50,7 +51,7 @@ def _presence(flat: FlatGraphs, field: Field) -> list[bool]:
     return [True] * len(flat) if mask is None else mask.tolist()
 
 
-def fingerprint_of(dim: int, fields: Sequence[Field], digests: NDArray[np.uint8]) -> str:
+def fingerprint_of(dim: int, fields: Sequence[Field], digests: UInt8[ndarray, "graphs 16"]) -> str:
     """The hash of a store: its dimension, the meaning of its fields, and the digests of its graphs in order."""
     header = {"dim": dim, "fields": [field.to_json() for field in sorted(fields, key=lambda field: field.name)]}
     state = blake2b(json.dumps(header, sort_keys=True, separators=(",", ":")).encode(), digest_size=DIGEST_BYTES)

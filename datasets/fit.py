@@ -4,6 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from jaxtyping import Bool, Int64
+from numpy import ndarray
 from numpy.typing import NDArray
 
 from hydragnn.datasets.normalisation import Normalisation, Scale
@@ -32,7 +34,7 @@ class TargetRule:
 
 def fit_normalisation(
     store: GraphStore,
-    indices: NDArray[np.int64],
+    indices: Int64[ndarray, " chosen"],
     *,
     inputs: Sequence[Field],
     heads: Sequence[TargetRule],
@@ -69,7 +71,7 @@ def _known(known: dict[str, Field], name: str) -> Field:
     return known[name]
 
 
-def _blocks(store: GraphStore, chosen: NDArray[np.bool_], field: Field) -> Iterator[NDArray[np.float64]]:
+def _blocks(store: GraphStore, chosen: Bool[ndarray, " graphs"], field: Field) -> Iterator[NDArray[np.float64]]:
     """The present values of the chosen graphs, ``[items, width]``, block by block."""
     sizes = store.sizes()
     counts = {"node": sizes.nodes, "edge": sizes.edges, "graph": np.ones(len(store), dtype=np.int64)}[field.on]
@@ -81,7 +83,7 @@ def _blocks(store: GraphStore, chosen: NDArray[np.bool_], field: Field) -> Itera
             yield column.values[wanted].reshape(int(wanted.sum()), field.width).astype(np.float64)
 
 
-def _scale(store: GraphStore, chosen: NDArray[np.bool_], field: Field, *, centred: bool = True) -> Scale:
+def _scale(store: GraphStore, chosen: Bool[ndarray, " graphs"], field: Field, *, centred: bool = True) -> Scale:
     count, mean, spread = 0, np.zeros(field.width), np.zeros(field.width)
     for values in _blocks(store, chosen, field):
         if field.parity != "scalar" or not centred:
@@ -104,7 +106,7 @@ def _stds(std: NDArray[np.float64], mean: NDArray[np.float64]) -> tuple[float, .
     return tuple(np.where(constant, 1.0, std).tolist())
 
 
-def _references(store: GraphStore, chosen: NDArray[np.bool_], field: Field) -> dict[int, float]:
+def _references(store: GraphStore, chosen: Bool[ndarray, " graphs"], field: Field) -> dict[int, float]:
     """Least squares of a graph field on the species counts; the shortest solution where composition leaves a choice."""
     if field.on != "graph" or field.width != 1:
         raise InputError(f"references need one value per graph, but {field.name} is {field.on} of shape {field.shape}")
@@ -121,7 +123,7 @@ def _references(store: GraphStore, chosen: NDArray[np.bool_], field: Field) -> d
 
 def _extensive_scales(
     store: GraphStore,
-    chosen: NDArray[np.bool_],
+    chosen: Bool[ndarray, " graphs"],
     known: dict[str, Field],
     rule: TargetRule,
     references: dict[int, float],
@@ -137,7 +139,9 @@ def _extensive_scales(
     return {name: Scale(mean=(0.0,) * (w := _known(known, name).width), std=(std,) * w) for name in names}
 
 
-def _rms_per_node(store: GraphStore, chosen: NDArray[np.bool_], field: Field, references: dict[int, float]) -> float:
+def _rms_per_node(
+    store: GraphStore, chosen: Bool[ndarray, " graphs"], field: Field, references: dict[int, float]
+) -> float:
     column = store.column(field.name)
     used = chosen & column.present
     if not used.any():

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from jaxtyping import Int64
+from numpy import ndarray
 from numpy.typing import NDArray
 
 from hydragnn.datasets.arrays import Array, ArraySpec, FlatGraphs, array_name, array_specs, mask_name, offsets_of
@@ -19,7 +21,7 @@ LONG_RUN = 12  # rows per run from which copying run by run beats one indexed co
 class Spans:
     """Which rows of an array to copy, in order: runs from ``starts`` to ``stops``, or every row by number."""
 
-    counts: NDArray[np.int64]
+    counts: Int64[ndarray, " graphs"]
     total: int
     starts: NDArray[np.int64]
     stops: NDArray[np.int64]
@@ -39,7 +41,7 @@ class Spans:
         return np.frombuffer(joined, dtype=array.dtype).reshape(self.total, *array.shape[1:])
 
 
-def spans_of(offsets: NDArray[np.int64], indices: NDArray[np.int64]) -> Spans:
+def spans_of(offsets: Int64[ndarray, " graphs_plus_one"], indices: Int64[ndarray, " chosen"]) -> Spans:
     """The rows of the graphs ``indices``; neighbours in the array are joined into one run.
 
     >>> spans_of(np.array([0, 2, 5, 6]), np.array([2, 0])).copy(np.arange(6))
@@ -81,12 +83,12 @@ def gather_plan(flat: FlatGraphs, names: Collection[str] | None = None) -> Gathe
     )
 
 
-def gather(flat: FlatGraphs, indices: NDArray[np.int64], names: Collection[str] | None = None) -> GraphBatch:
+def gather(flat: FlatGraphs, indices: Int64[ndarray, " chosen"], names: Collection[str] | None = None) -> GraphBatch:
     """The graphs ``indices`` in this order as a batch, with the named fields only (None: all)."""
     return planned_batch(gather_plan(flat, names), indices)
 
 
-def planned_batch(plan: GatherPlan, indices: NDArray[np.int64]) -> GraphBatch:
+def planned_batch(plan: GatherPlan, indices: Int64[ndarray, " chosen"]) -> GraphBatch:
     """The graphs ``indices`` in this order as a batch."""
     arrays = plan.flat.arrays
     nodes, edges = spans_of(plan.flat.node_offsets, indices), spans_of(plan.flat.edge_offsets, indices)

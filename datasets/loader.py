@@ -3,7 +3,8 @@
 from collections.abc import Collection, Iterator
 
 import numpy as np
-from numpy.typing import NDArray
+from jaxtyping import Int64
+from numpy import ndarray
 
 from hydragnn.datasets.memory import MemoryStore
 from hydragnn.datasets.packing import pack, shard
@@ -22,7 +23,7 @@ class Loader:
     def __init__(
         self,
         store: GraphStore,
-        indices: NDArray[np.int64],
+        indices: Int64[ndarray, " chosen"],
         settings: BatchSettings,
         *,
         seed: int = 0,
@@ -52,7 +53,7 @@ class Loader:
         """Batches of epoch 0; epochs differ only under a node or edge budget, see ``batches``."""
         return self._length
 
-    def batches(self, epoch: int) -> list[NDArray[np.int64]]:
+    def batches(self, epoch: int) -> list[Int64[ndarray, " _"]]:
         """The global batches of an epoch, as graph numbers."""
         return [batch for window in self._windows(epoch) for batch in window]
 
@@ -66,7 +67,7 @@ class Loader:
                 yield step, share
                 step += 1
 
-    def _read(self, shares: list[NDArray[np.int64]]) -> Iterator[GraphBatch]:
+    def _read(self, shares: list[Int64[ndarray, " _"]]) -> Iterator[GraphBatch]:
         if self.window is None or not shares:
             yield from (self.store.read(share, self.fields) for share in shares)
             return
@@ -74,12 +75,12 @@ class Loader:
         held = MemoryStore(self.store.read(wanted, self.fields))
         yield from (held.read(np.searchsorted(wanted, share)) for share in shares)
 
-    def _windows(self, epoch: int) -> Iterator[list[NDArray[np.int64]]]:
+    def _windows(self, epoch: int) -> Iterator[list[Int64[ndarray, " _"]]]:
         generator = np.random.default_rng([self.seed, epoch])
         for window in self._ordered(generator):
             yield pack(self.sizes, window, self.settings)
 
-    def _ordered(self, generator: np.random.Generator) -> Iterator[NDArray[np.int64]]:
+    def _ordered(self, generator: np.random.Generator) -> Iterator[Int64[ndarray, " _"]]:
         """Graph numbers window by window."""
         size = self.window or max(len(self.indices), 1)
         if not self.shuffle:

@@ -4,7 +4,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from jaxtyping import Int64
+from numpy import ndarray
 
 from hydragnn.datasets.arrays import FlatGraphs, array_name, flat_graphs, mask_name
 from hydragnn.datasets.fingerprint import fingerprint_of, graph_digests
@@ -67,7 +68,9 @@ class MemoryStore:
         """Nodes and edges of every graph."""
         return Sizes(nodes=np.diff(self._flat.node_offsets), edges=np.diff(self._flat.edge_offsets))
 
-    def read(self, indices: Sequence[int] | NDArray[np.int64], fields: Collection[str] | None = None) -> GraphBatch:
+    def read(
+        self, indices: Sequence[int] | Int64[ndarray, " chosen"], fields: Collection[str] | None = None
+    ) -> GraphBatch:
         """The graphs with these numbers, in this order, repeats allowed, with the named fields only (None: all)."""
         key = None if fields is None else frozenset(fields)
         if key not in self._plans:
@@ -85,7 +88,7 @@ class MemoryStore:
         return Column(values=self._flat.arrays[array_name(field)][first:last], present=mask[start:stop])
 
 
-def checked_indices(indices: Sequence[int] | NDArray[np.int64], graphs: int) -> NDArray[np.int64]:
+def checked_indices(indices: Sequence[int] | Int64[ndarray, " chosen"], graphs: int) -> Int64[ndarray, " _"]:
     """Graph numbers as int64; InputError where one is not a graph of a store with ``graphs`` graphs."""
     numbers = np.asarray(indices, dtype=np.int64).reshape(-1)
     if len(numbers) and (int(numbers.min()) < 0 or int(numbers.max()) >= graphs):

@@ -4,7 +4,8 @@ from collections.abc import Iterable
 from heapq import heapify, heapreplace
 
 import numpy as np
-from numpy.typing import NDArray
+from jaxtyping import Int64
+from numpy import ndarray
 
 from hydragnn.datasets.settings import BatchSettings
 from hydragnn.datasets.store import Sizes
@@ -13,7 +14,7 @@ from hydragnn.errors import InputError
 NODE_COST = 8  # measured: one node costs about as much as eight edges
 
 
-def pack(sizes: Sizes, indices: NDArray[np.int64], settings: BatchSettings) -> list[NDArray[np.int64]]:
+def pack(sizes: Sizes, indices: Int64[ndarray, " chosen"], settings: BatchSettings) -> list[Int64[ndarray, " _"]]:
     """Batches of consecutive ``indices``, each as full as the budget allows; nothing lost, nothing twice, order kept.
 
     InputError where a single graph exceeds the budget.
@@ -35,7 +36,7 @@ def pack(sizes: Sizes, indices: NDArray[np.int64], settings: BatchSettings) -> l
     return [indices[a:b] for a, b in zip(cuts, [*cuts[1:], len(indices)]) if b > a]
 
 
-def check_budget(indices: NDArray[np.int64], counts: NDArray[np.int64], limit: int, what: str) -> None:
+def check_budget(indices: Int64[ndarray, " chosen"], counts: Int64[ndarray, " graphs"], limit: int, what: str) -> None:
     """InputError that names the largest graph where it does not fit into the budget; a limit of 0 is none."""
     if limit and len(counts) and int(counts.max()) > limit:
         graph, count = int(indices[counts.argmax()]), int(counts.max())
@@ -44,12 +45,12 @@ def check_budget(indices: NDArray[np.int64], counts: NDArray[np.int64], limit: i
         )
 
 
-def graph_costs(sizes: Sizes, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+def graph_costs(sizes: Sizes, indices: Int64[ndarray, " chosen"]) -> Int64[ndarray, " chosen"]:
     """The work that each graph means for a model, in edges."""
     return sizes.edges[indices] + NODE_COST * sizes.nodes[indices]
 
 
-def shard(batch: NDArray[np.int64], sizes: Sizes, ranks: int) -> list[NDArray[np.int64]]:
+def shard(batch: Int64[ndarray, " chosen"], sizes: Sizes, ranks: int) -> list[Int64[ndarray, " _"]]:
     """The batch as one share per rank, of nearly equal cost: longest processing time first (Graham 1969).
 
     A rank has an empty share where there are fewer graphs than ranks. The order inside a share is that of the batch.
@@ -71,6 +72,6 @@ def shard(batch: NDArray[np.int64], sizes: Sizes, ranks: int) -> list[NDArray[np
     return [batch[owner == rank] for rank in range(ranks)]
 
 
-def loads_of(shares: Iterable[NDArray[np.int64]], sizes: Sizes) -> list[int]:
+def loads_of(shares: Iterable[Int64[ndarray, " _"]], sizes: Sizes) -> list[int]:
     """The cost of every share."""
     return [int(graph_costs(sizes, share).sum()) for share in shares]

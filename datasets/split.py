@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+from jaxtyping import Float64, Int64
+from numpy import ndarray
 
 from hydragnn.datasets.settings import SplitSettings
 from hydragnn.datasets.store import GraphStore
@@ -15,9 +16,9 @@ from hydragnn.graphs.field import ATOMIC_NUMBERS
 class Split:
     """Graph numbers of the three parts, each in ascending order; no graph is in two of them."""
 
-    train: NDArray[np.int64]
-    valid: NDArray[np.int64]
-    test: NDArray[np.int64]
+    train: Int64[ndarray, " train"]
+    valid: Int64[ndarray, " valid"]
+    test: Int64[ndarray, " test"]
 
     @property
     def counts(self) -> dict[str, int]:
@@ -49,7 +50,7 @@ def _units(settings: SplitSettings) -> str:
     return {"random": "graphs", "composition": "compositions", "group": "groups", "given": "graphs"}[settings.kind]
 
 
-def _labels(store: GraphStore, settings: SplitSettings) -> NDArray[np.int64]:
+def _labels(store: GraphStore, settings: SplitSettings) -> Int64[ndarray, " graphs"]:
     """One label per graph; graphs with equal labels stay together."""
     if settings.kind == "random":
         return np.arange(len(store))
@@ -58,7 +59,7 @@ def _labels(store: GraphStore, settings: SplitSettings) -> NDArray[np.int64]:
     return np.asarray(labels, dtype=np.int64).reshape(-1)
 
 
-def _by_label(labels: NDArray[np.int64], settings: SplitSettings) -> Split:
+def _by_label(labels: Int64[ndarray, " graphs"], settings: SplitSettings) -> Split:
     """Cut the shuffled labels at the fractions; every graph follows its label."""
     groups = int(labels.max()) + 1 if len(labels) else 0
     rank = np.empty(groups, dtype=np.int64)
@@ -83,7 +84,7 @@ def _given(store: GraphStore, settings: SplitSettings) -> Split:
     return Split(train=np.flatnonzero(flat == 0), valid=np.flatnonzero(flat == 1), test=np.flatnonzero(flat == 2))
 
 
-def graph_values(store: GraphStore, name: str) -> NDArray[np.float64]:
+def graph_values(store: GraphStore, name: str) -> Float64[ndarray, "graphs ..."]:
     """A graph field of all graphs; InputError where it is missing, lives on nodes or edges, or lacks values."""
     column = store.column(name)
     place = next(field.on for field in store.fields() if field.name == name)
@@ -95,14 +96,14 @@ def graph_values(store: GraphStore, name: str) -> NDArray[np.float64]:
     return column.values.astype(np.float64)
 
 
-def species_counts(store: GraphStore) -> NDArray[np.int64]:
+def species_counts(store: GraphStore) -> Int64[ndarray, "graphs species"]:
     """How many nodes of each atomic number every graph has: ``[graphs, 119]``; InputError without that field."""
     numbers = store.column(ATOMIC_NUMBERS)
     graphs = np.repeat(np.arange(len(store)), store.sizes().nodes)
     return np.bincount(graphs * 119 + numbers.values, minlength=len(store) * 119).reshape(len(store), 119)
 
 
-def reduced_compositions(store: GraphStore) -> NDArray[np.int64]:
+def reduced_compositions(store: GraphStore) -> Int64[ndarray, "graphs species"]:
     """Species counts divided by their greatest common divisor, so that Fe2Pt2 and FePt are one composition."""
     counts = species_counts(store)
     return counts // np.maximum(np.gcd.reduce(counts, axis=1, keepdims=True), 1)

@@ -4,8 +4,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
-from numpy.typing import NDArray
+from jaxtyping import Bool, Int64, Shaped
+from numpy import ndarray
 
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
@@ -15,8 +15,8 @@ from hydragnn.graphs.field import Field
 class Sizes:
     """Nodes and edges of every graph of a store, known without reading any payload."""
 
-    nodes: NDArray[np.int64]
-    edges: NDArray[np.int64]
+    nodes: Int64[ndarray, " graphs"]
+    edges: Int64[ndarray, " graphs"]
 
     def __len__(self) -> int:
         return len(self.nodes)
@@ -26,8 +26,8 @@ class Sizes:
 class Column:
     """One field of consecutive graphs: its values end to end, and which of the graphs have it (zeros elsewhere)."""
 
-    values: NDArray[Any]
-    present: NDArray[np.bool_]
+    values: Shaped[ndarray, "items ..."]
+    present: Bool[ndarray, " graphs"]
 
 
 @runtime_checkable
@@ -54,7 +54,9 @@ class GraphStore(Protocol):
     def sizes(self) -> Sizes:
         """Nodes and edges of every graph."""
 
-    def read(self, indices: Sequence[int] | NDArray[np.int64], fields: Collection[str] | None = None) -> GraphBatch:
+    def read(
+        self, indices: Sequence[int] | Int64[ndarray, " chosen"], fields: Collection[str] | None = None
+    ) -> GraphBatch:
         """The graphs with these numbers, in this order, repeats allowed, with the named fields only (None: all).
 
         InputError where a number is out of range or a field is not there.

@@ -5,7 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from jaxtyping import Int64
+from numpy import ndarray
 
 from hydragnn.datasets.store import Column, GraphStore, Sizes
 from hydragnn.files import digest
@@ -47,7 +48,9 @@ class WithoutEdges:
         sizes = self._store.sizes()
         return Sizes(nodes=sizes.nodes, edges=np.zeros_like(sizes.edges))
 
-    def read(self, indices: Sequence[int] | NDArray[np.int64], fields: Collection[str] | None = None) -> GraphBatch:
+    def read(
+        self, indices: Sequence[int] | Int64[ndarray, " chosen"], fields: Collection[str] | None = None
+    ) -> GraphBatch:
         """The graphs with these numbers, without edges."""
         return without_edges(self._store.read(indices, fields))
 

@@ -320,7 +320,9 @@ def finish_store(path: Path | str, parts: int) -> None:
             if other[key] != first[key]:
                 raise InputError(f"{path}: parts 0 and {number} differ in {key}; write them with the same settings")
     fields = tuple(field_from_json(field) for field in first["fields"])
-    digests = np.frombuffer(bytes.fromhex("".join(item["digests"] for item in descriptions)), dtype=np.uint8)
+    digests = np.frombuffer(bytes.fromhex("".join(item["digests"] for item in descriptions)), dtype=np.uint8).reshape(
+        -1, 16
+    )
     infos = [part_from_json(item["part"]) for item in descriptions]
     if not sum(info.graphs for info in infos):
         raise InputError(f"{path}: no graphs were written, and a store without graphs is of no use")

@@ -114,10 +114,12 @@ def assert_same(found: GraphBatch, expected: GraphBatch) -> None:
         assert left.numpy().tobytes() == right.numpy().tobytes(), name
 
 
-@pytest.fixture(autouse=True)
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, scope="module")
+def small_blocks() -> Iterator[None]:
     """Blocks of seven graphs, so that small stores have several."""
-    monkeypatch.setattr(hydragnn.datasets.writer, "BLOCK_GRAPHS", 7)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hydragnn.datasets.writer, "BLOCK_GRAPHS", 7)
+        yield
 
 
 def written(graphs: list[GraphBatch], path: Path, parts: int = 0) -> GraphStore:
@@ -138,24 +140,27 @@ def written(graphs: list[GraphBatch], path: Path, parts: int = 0) -> GraphStore:
     return open_store(path)
 
 
+Case = tuple[GraphStore, GraphBatch, list[GraphBatch]]
+
+
 class StoreContract:
     """What every store promises; a member says how graphs get into it."""
 
     def store(self, graphs: list[GraphBatch], folder: Path) -> GraphStore:
         raise NotImplementedError
 
-    @pytest.fixture(params=CORNERS, ids=list(CORNERS))
-    def case(self, request: pytest.FixtureRequest, tmp_path: Path) -> tuple[GraphStore, GraphBatch, list[GraphBatch]]:
+    @pytest.fixture(params=CORNERS, ids=list(CORNERS), scope="class")
+    def case(self, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
         graphs = CORNERS[request.param]
-        return self.store(graphs, tmp_path), concatenate(graphs), graphs
+        return self.store(graphs, tmp_path_factory.mktemp("stores")), concatenate(graphs), graphs
 
-    def test_everything_comes_back_bit_for_bit(self, case: tuple[GraphStore, GraphBatch, list[GraphBatch]]) -> None:
+    def test_everything_comes_back_bit_for_bit(self, case: Case) -> None:
         store, everything, graphs = case
         assert len(store) == len(graphs)
         assert store.dim == everything.dim
         assert_same(store.read(range(len(store))), everything)
 
-    def test_any_order_with_repeats_is_served(self, case: tuple[GraphStore, GraphBatch, list[GraphBatch]]) -> None:
+    def test_any_order_with_repeats_is_served(self, case: Case) -> None:
         store, everything, graphs = case
         rng = np.random.default_rng(0)
         reference = MemoryStore(everything)
@@ -169,20 +174,18 @@ class StoreContract:
                     single = single + found.node_offsets[:-1].index_select(0, found.graph_of_edge)
                 assert torch.equal(getattr(found, name), single)
 
-    def test_no_graphs_are_a_batch_without_graphs(self, case: tuple[GraphStore, GraphBatch, list[GraphBatch]]) -> None:
+    def test_no_graphs_are_a_batch_without_graphs(self, case: Case) -> None:
         store, everything, _ = case
         found = store.read([])
         assert found.num_graphs == found.num_nodes == found.num_edges == 0
         assert set(found.fields) == set(everything.fields)
 
-    def test_sizes_are_known_without_payload(self, case: tuple[GraphStore, GraphBatch, list[GraphBatch]]) -> None:
+    def test_sizes_are_known_without_payload(self, case: Case) -> None:
         store, everything, _ = case
         assert store.sizes().nodes.tolist() == everything.nodes_per_graph.tolist()
         assert store.sizes().edges.tolist() == everything.edges_per_graph.tolist()
 
-    def test_columns_hold_one_field_of_consecutive_graphs(
-        self, case: tuple[GraphStore, GraphBatch, list[GraphBatch]]
-    ) -> None:
+    def test_columns_hold_one_field_of_consecutive_graphs(self, case: Case) -> None:
         store, everything, _ = case
         for name in everything.fields:
             for start, stop in ((0, None), (4, 17), (3, 3)):
@@ -192,23 +195,21 @@ class StoreContract:
                 assert column.values.dtype == part[name].numpy().dtype
                 assert np.array_equal(column.present, part.present(name).numpy())
 
-    def test_only_the_named_fields_are_read(self, case: tuple[GraphStore, GraphBatch, list[GraphBatch]]) -> None:
+    def test_only_the_named_fields_are_read(self, case: Case) -> None:
         store, everything, _ = case
         for name in everything.fields:
             found = store.read([2, 0], fields=[name])
             assert list(found.fields) == [name]
             assert torch.equal(found[name], store.read([2, 0])[name])
 
-    def test_the_fingerprint_depends_on_the_content_alone(
-        self, case: tuple[GraphStore, GraphBatch, list[GraphBatch]]
-    ) -> None:
+    def test_the_fingerprint_depends_on_the_content_alone(self, case: Case) -> None:
         store, everything, graphs = case
         assert store.fingerprint == MemoryStore(everything).fingerprint
         assert store.fingerprint != MemoryStore(graphs[1:]).fingerprint
         moved = replace(everything, positions=everything.positions + 1.0)
         assert store.dim == 0 or store.fingerprint != MemoryStore(moved).fingerprint
 
-    def test_what_is_not_there_is_refused(self, case: tuple[GraphStore, GraphBatch, list[GraphBatch]]) -> None:
+    def test_what_is_not_there_is_refused(self, case: Case) -> None:
         store, _, graphs = case
         for wrong in (-1, len(graphs)):
             with pytest.raises(InputError, match=f"no graph {wrong}; the store has {len(graphs)} graphs"):
