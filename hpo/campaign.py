@@ -34,7 +34,7 @@ from hydragnn.hpo.events import (
     Tick,
 )
 from hydragnn.hpo.journal import NAME as JOURNAL
-from hydragnn.hpo.journal import Journal, read_journal
+from hydragnn.hpo.journal import Journal, replayed
 from hydragnn.hpo.launcher import Launcher, Task, verdict
 from hydragnn.hpo.local import LocalLauncher
 from hydragnn.hpo.mirror import NAME as MIRROR
@@ -133,9 +133,7 @@ class Controller:
         self._configs: dict[int, RunConfig] = {}
         self._stop_reason: str | None = None
         self._clock = steady_clock()
-        self.state = State()
-        for now, event in read_journal(out / JOURNAL):
-            self.state, _ = step(self.state, event, now)
+        self.state = replayed(out / JOURNAL)
         self._mirror = Mirror(out / MIRROR, space, self.state)
 
     def stop(self, reason: str) -> None:

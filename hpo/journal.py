@@ -16,6 +16,7 @@ from typing import Any
 from hydragnn.errors import InputError
 from hydragnn.files import flush_directory
 from hydragnn.hpo.events import Event, event_from_json, event_to_json
+from hydragnn.hpo.scheduler import State, step
 
 NAME = "journal.jsonl"
 
@@ -23,6 +24,20 @@ NAME = "journal.jsonl"
 def read_journal(path: Path) -> list[tuple[float, Event]]:
     """(time, event) of every complete line; an absent file is an empty journal, a torn last line is left out."""
     return [(float(value["time"]), event_from_json(value)) for value, _ in _lines(path)]
+
+
+def replayed(path: Path) -> State:
+    """The campaign that a journal tells; InputError where a line does not follow from those before it."""
+    state = State()
+    for number, (now, event) in enumerate(read_journal(path), start=1):
+        after, actions = step(state, event, now)
+        if after is state and not actions:
+            raise InputError(
+                f"{path}: line {number} does not follow from the lines before it; another version of this program, with "
+                "other rules, wrote it: continue with that version, or begin in another folder"
+            )
+        state = after
+    return state
 
 
 class Journal:

@@ -10,9 +10,9 @@ from hydragnn.errors import InputError
 from hydragnn.hpo.door import open_campaign
 from hydragnn.hpo.events import Origin
 from hydragnn.hpo.journal import NAME as JOURNAL
-from hydragnn.hpo.journal import read_journal
+from hydragnn.hpo.journal import replayed
 from hydragnn.hpo.sampler import study_of, valued_trial
-from hydragnn.hpo.scheduler import State, TrialStatus, step
+from hydragnn.hpo.scheduler import TrialStatus
 from hydragnn.hpo.settings import CampaignSettings
 from hydragnn.hpo.space import Point, Space, random_point, space_of
 from hydragnn.record import RunRecord, read_record
@@ -77,11 +77,7 @@ def finished_runs(out: Path) -> list[Path]:
 def campaign_history(out: Path) -> CampaignHistory:
     """The course of the campaign in folder ``out``, read from its journal; safe while the campaign runs."""
     settings = open_campaign(out)
-    state, started = State(), dict[int, float]()
-    for now, event in read_journal(out / JOURNAL):
-        state, _ = step(state, event, now)
-        for trial in state.running:
-            started.setdefault(trial.number, trial.started)
+    state = replayed(out / JOURNAL)
     trials = [
         TrialHistory(
             number=number,
@@ -93,7 +89,7 @@ def campaign_history(out: Path) -> CampaignHistory:
             seconds=trial.seconds,
             attempts=trial.attempt,
             failure=None if trial.failure is None else f"{trial.failure.kind}: {trial.failure.message}",
-            started=started.get(number, 0.0),
+            started=trial.begun,
             folder=out / "trials" / f"{number:04d}",
         )
         for number, trial in sorted(state.trials.items())

@@ -59,7 +59,10 @@ class Trial:
     faults: int = 0
     failure: Failure | None = None
     places: tuple[str, ...] = ()
+    begun: float = 0.0
+    """When the first attempt started."""
     started: float = 0.0
+    """When the latest attempt started."""
     identity: dict[str, Any] | None = None
     cancelled: str = ""
 
@@ -319,6 +322,7 @@ def _started(state: State, number: int, now: float) -> tuple[State, Start]:
         status="running",
         attempt=trial.attempt + 1,
         places=places,
+        begun=trial.begun or now,
         started=now,
         identity=None,
         cancelled="",

@@ -9,8 +9,7 @@ from typing import Any
 
 from hydragnn.errors import InputError
 from hydragnn.hpo.journal import NAME as JOURNAL
-from hydragnn.hpo.journal import read_journal
-from hydragnn.hpo.scheduler import State, step
+from hydragnn.hpo.journal import replayed
 from hydragnn.hpo.settings import CampaignSettings, Choices, IntRange, Parameter
 from hydragnn.hpo.space import Point, Space, contains, is_point, point_key, trial_config
 
@@ -47,10 +46,8 @@ def _best_first(path: Path, space: Space) -> list[Point]:
 
 
 def _from_campaign(folder: Path) -> list[tuple[float, Point]]:
-    state = State()
-    for now, event in read_journal(folder / JOURNAL):
-        state, _ = step(state, event, now)
-    return [(trial.value, trial.values) for trial in state.trials.values() if trial.value is not None]
+    trials = replayed(folder / JOURNAL).trials.values()
+    return [(trial.value, trial.values) for trial in trials if trial.value is not None]
 
 
 def _from_deephyper(path: Path, space: Space) -> list[tuple[float, Point]]:

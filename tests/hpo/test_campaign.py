@@ -297,13 +297,16 @@ def test_a_worker_that_is_killed_takes_its_attempt_with_it_and_the_trial_goes_on
     driver: Any, settings: Settings, fake_launcher: Launchers, weights_of: Weights, tmp_path: Path
 ) -> None:
     out = tmp_path / "c"
-    process = driver(out, 1, pause=0.3)
-    while not list(out.glob("trials/*/record.json")):
-        time.sleep(0.05)
-    (worker,) = psutil.Process(process.pid).children()
-    (attempt,) = worker.children()
+    process = driver(out, 1, pause=1.0)
+    workers: list[psutil.Process] = []
+    attempts: list[psutil.Process] = []
+    while not attempts:  # the first one has just begun, with at least a second to go
+        time.sleep(0.02)
+        workers = psutil.Process(process.pid).children()
+        attempts = workers[0].children() if workers else []
+    (worker,), (attempt,) = workers, attempts
     worker.kill()
-    attempt.wait(timeout=5)
+    attempt.wait(timeout=60)
     process.communicate(timeout=120)
     assert process.returncode == 0
     run_search(settings(), tmp_path / "undisturbed", launcher=fake_launcher())
