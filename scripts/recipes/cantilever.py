@@ -200,8 +200,10 @@ def relative_errors(run: Path, store: Path) -> dict[int, Array]:
     found = {}
     for number, graphs in judged_by_origin(store).items():
         blocks = predictions(model, store, graphs.tolist())
-        mean, label = (torch.cat([block["displacement"][which] for block in blocks]) for which in (0, 1))
-        mean, label = mean.reshape(-1, nodes * 2).numpy(), label.reshape(-1, nodes * 2).numpy()
+        rows = [
+            torch.cat([block["displacement"][which] for block in blocks]).reshape(-1, nodes * 2) for which in (0, 1)
+        ]
+        mean, label = (row.numpy() for row in rows)
         found[number] = _relative(mean, label)[_carries(label)]
     return found
 
