@@ -143,16 +143,18 @@ def written(graphs: list[GraphBatch], path: Path, parts: int = 0) -> GraphStore:
 Case = tuple[GraphStore, GraphBatch, list[GraphBatch]]
 
 
+@pytest.fixture(params=CORNERS, ids=list(CORNERS), scope="class")
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    """One corner's graphs in the store of the class, and as they were before."""
+    graphs = CORNERS[request.param]
+    return request.cls().store(graphs, tmp_path_factory.mktemp("stores")), concatenate(graphs), graphs
+
+
 class StoreContract:
     """What every store promises; a member says how graphs get into it."""
 
     def store(self, graphs: list[GraphBatch], folder: Path) -> GraphStore:
         raise NotImplementedError
-
-    @pytest.fixture(params=CORNERS, ids=list(CORNERS), scope="class")
-    def case(self, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
-        graphs = CORNERS[request.param]
-        return self.store(graphs, tmp_path_factory.mktemp("stores")), concatenate(graphs), graphs
 
     def test_everything_comes_back_bit_for_bit(self, case: Case) -> None:
         store, everything, graphs = case
