@@ -5,7 +5,13 @@ cd "$(dirname "$0")/.."
 source scripts/environment.sh
 make_environment test
 export OMP_NUM_THREADS=1
-echo "== ruff" && ruff format --check . && ruff check .
-echo "== mypy --strict" && bash scripts/links.sh && (cd .links && mypy --config-file ../pyproject.toml -p hydragnn)
-echo "== import directions" && (cd .links && PYTHONPATH=. lint-imports --config ../pyproject.toml)
-echo "== tests" && exec python -m pytest -n "${TEST_PROCESSES:-2}" --dist worksteal "$@"
+echo "== ruff"
+ruff format --check .
+ruff check .
+echo "== mypy --strict"
+bash scripts/links.sh
+(cd .links && mypy --config-file ../pyproject.toml -p hydragnn)
+echo "== import directions"
+(cd .links && PYTHONPATH=. lint-imports --config ../pyproject.toml)
+echo "== tests"
+exec python -m pytest -n "${TEST_PROCESSES:-2}" --dist worksteal "$@"
