@@ -55,7 +55,7 @@ def run_quickstart(
     seconds = perf_counter() - started
     console.rule("Summary")
     for name in summary:
-        _print_table(console, out / name / "ensemble")
+        _print_table(console, name, out / name / "ensemble")
     for name, result in summary.items():
         console.print(f"report ({name}): {result['report']}", soft_wrap=True)
     console.print(f"finished in {seconds / 60:.1f} minutes")
@@ -110,10 +110,10 @@ def _without_edges(ensemble: Path, run: Path) -> dict[str, Any]:
     }
 
 
-def _print_table(console: Console, ensemble: Path) -> None:
+def _print_table(console: Console, name: str, ensemble: Path) -> None:
     from hydragnn.scripts.report.terminal import summary_table
 
-    console.print(summary_table(ensemble))
+    console.print(summary_table(ensemble, title=f"{name}: mean absolute errors on the test part"))
     if (ensemble / "ablation.json").exists():
         for field, row in read_json(ensemble / "ablation.json").items():
             console.print(
