@@ -69,7 +69,7 @@ def take_step(
             predictions = state.model(batch)
         sums = loss_sums(recipe.losses, predictions, batch)
         total = (sums * (recipe.weights / counts[:-1].clamp(min=1.0)).to(sums.dtype)).sum()
-        total.backward()
+        total.backward(inputs=list(state.model.parameters()))  # not edge vectors, whose gradient nobody reads
         loss = float(total.detach())
         state.totals += torch.stack([sums.detach().to(torch.float64), here])
     ranks.sum_in_place(state.weights.gradient)
