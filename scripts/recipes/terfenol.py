@@ -1,7 +1,8 @@
 """Magnetostriction of Terfenol-D polycrystals at the measured fields: one head per field, split by microstructure.
 
 Every fold is predicted by the average of five models; member m leaves another tenth of the fold's training
-microstructures out of training, and these choose its epoch. What one model does is told beside it.
+microstructures out of training, and these choose its epoch. What one model does is told beside it, and what a random
+forest does that sees the texture and no graph.
 """
 
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from sklearn.ensemble import RandomForestRegressor
 
 from hydragnn.datasets import StoreWriter, open_store
 from hydragnn.graphs import Field, GraphBatch, graph_from_arrays, relation_field, rotation_matrices
@@ -138,7 +140,10 @@ def run(data: Path, out: Path, epochs: int | None) -> None:
     store = out / "terfenol.h5"
     if not store.exists():
         write_store(data / "terfenol_394.npz", store)
-    errors: dict[str, list[Sums]] = {"means": [fold_means(store, fold) for fold in range(FOLDS)]}
+    errors: dict[str, list[Sums]] = {
+        "means": [fold_means(store, fold) for fold in range(FOLDS)],
+        "forest": [fold_forest(store, fold) for fold in range(FOLDS)],
+    }
     seconds = 0.0
     for kind in ("edges", "no-edges"):
         errors[kind], errors[f"one {kind}"] = [], []
@@ -198,6 +203,38 @@ def fold_means(store: Path, fold: int) -> Sums:
     return found
 
 
+def fold_forest(store: Path, fold: int) -> Sums:
+    """The same for a random forest (scikit-learn's own settings) on texture and field strength, without any graph."""
+    opened, tested = open_store(store), judged(store, fold)
+    textures = np.stack([texture_features(opened.read([number])) for number in range(len(opened))])
+    columns = [opened.column(name) for name in TARGETS]
+    labels = np.stack([column.values.reshape(-1) for column in columns])
+    present = np.stack([column.present for column in columns])
+    learnt = present.copy()
+    learnt[:, tested] = False
+    field, graph = np.nonzero(learnt)
+    forest = RandomForestRegressor(n_estimators=300, random_state=SEED)
+    forest.fit(np.column_stack([textures[graph], np.array(STRENGTHS)[field]]), labels[field, graph])
+    found = {}
+    for row, (name, strength) in enumerate(zip(TARGETS, STRENGTHS)):
+        said = forest.predict(np.column_stack([textures[tested], np.full(len(tested), strength)]))
+        label, known = labels[row, tested], present[row, tested]
+        found[name] = (np.abs(said - label) * known, np.abs(label) * known)
+    return found
+
+
+def texture_features(graph: GraphBatch) -> Array:
+    """What a polycrystal is without its contacts: volume mean and spread of the orientations, grains, texture index."""
+    orientation = graph.nodes["orientation"].double().numpy()
+    volumes = np.exp(2 * graph.nodes["size"][:, 0].double().numpy())
+    mean = np.average(orientation, axis=0, weights=volumes)
+    spread = np.sqrt(np.average((orientation - mean) ** 2, axis=0, weights=volumes))
+    whole = np.concatenate(
+        [graph.graphs[name].double().numpy().reshape(-1) for name in ("log_grains", "texture_index")]
+    )
+    return np.concatenate([mean, spread, whole])
+
+
 def relative(errors: list[Sums], lowest: int, kept: list[NDArray[np.bool_]] | None = None) -> float:
     """Sum of errors over sum of values in per cent, over all folds and field strengths from ``lowest`` kA/m.
 
@@ -223,7 +260,7 @@ def _figures(errors: dict[str, list[Sums]], sharp: list[NDArray[np.bool_]]) -> l
     figures = []
     for what, lowest, goal in RANGES:
         beside = f"field means {relative(errors['means'], lowest):.3g} %"
-        beside += "; random forest on texture 22.1 %" if lowest == 0 else ""
+        beside += f"; random forest on texture {relative(errors['forest'], lowest):.3g} %"
         per_fold = [relative([fold], lowest) for fold in errors["edges"]]
         beside += f"; folds {min(per_fold):.1f} to {max(per_fold):.1f} %"
         one, five = relative(errors["one edges"], lowest), relative(errors["edges"], lowest)
