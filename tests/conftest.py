@@ -1,6 +1,10 @@
 """Shape checks of jaxtyping are active in the tests, and every test runs on one thread."""
 
+import importlib.util
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -25,3 +29,23 @@ def real_data() -> Path:
 def root() -> Path:
     """The project's root folder."""
     return ROOT
+
+
+@pytest.fixture(scope="session")
+def slurm_module() -> ModuleType:
+    """The module that brings up a real Slurm; skips, with the reason, where this machine cannot have one."""
+    spec = importlib.util.spec_from_file_location("slurm", Path(__file__).with_name("slurm.py"))
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    reason = module.why_not()
+    if reason:
+        pytest.skip(f"no real Slurm: {reason}")
+    return module
+
+
+@pytest.fixture(scope="session")
+def slurm(slurm_module: ModuleType) -> Iterator[Any]:
+    """A real Slurm with four nodes of four cores."""
+    with slurm_module.Cluster(nodes=4) as cluster:
+        yield cluster
