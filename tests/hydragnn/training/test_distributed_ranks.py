@@ -67,12 +67,9 @@ def test_srun_without_mpi_meets_in_the_run_folder(store, make_config, launch, tm
     assert not list((tmp_path / "pair").glob(".ranks-*"))
 
 
-@pytest.mark.parametrize("plugin", ["none", pytest.param("pmi2", marks=needs_mpirun)])
-def test_a_job_step_of_a_real_slurm_on_two_nodes_trains_like_one_rank(
-    plugin, slurm, store, make_config, launch, tmp_path
-):
+def test_a_job_step_of_a_real_slurm_on_two_nodes_trains_like_one_rank(slurm, store, make_config, launch, tmp_path):
     config = make_config()
-    srun = ["srun", "-N2", "-n2", f"--mpi={plugin}", "--chdir", str(tmp_path), sys.executable]
+    srun = ["srun", "-N2", "-n2", "--mpi=none", "--chdir", str(tmp_path), sys.executable]
     finish(launch({tmp_path / "pair": config}, launcher=srun, **slurm.environment))
     pair = read_record(tmp_path / "pair")
     assert (pair.cost.ranks, pair.cost.nodes) == (2, 2)
