@@ -10,7 +10,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
 
 PROGRAMS = ("slurmctld", "slurmd", "srun", "sinfo", "munged", "unshare", "mount")
@@ -164,8 +164,7 @@ class Cluster:
             )
 
 
-def _wait(ready: object, what: str) -> None:
-    assert callable(ready)
+def _wait(ready: Callable[[], bool], what: str) -> None:
     deadline = time.monotonic() + PATIENCE
     while not ready():
         if time.monotonic() > deadline:
@@ -176,9 +175,8 @@ def _wait(ready: object, what: str) -> None:
 def _free_ports(count: int) -> list[int]:
     """Ports that nobody listens at; all are held open until the last is known, so that they differ."""
     sockets = [socket.socket() for _ in range(count)]
-    with suppress(OSError):
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
     ports = [int(one.getsockname()[1]) for one in sockets]
     for one in sockets:
         one.close()
