@@ -1,0 +1,225 @@
+"""What a configuration costs, learned from trials that were measured: seconds per epoch, memory, and the loss by more places."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import minimize_scalar
+
+from hydragnn.hpo.settings import Choices, Parameter
+from hydragnn.hpo.space import Point, Space
+
+FEWEST = 4
+"""Below so many measurements nothing is predicted."""
+
+MOST = 1000
+"""So many measurements are fitted, drawn evenly where there are more: the law is smooth, and a refit must stay short."""
+
+BEYOND = math.log(3)
+"""Predictions leave the range of the measurements by no more than this factor (as a logarithm)."""
+
+PENALTIES = np.logspace(-4, 3, 15)
+
+Vector = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sized:
+    """How long an epoch of a trial took on so many places."""
+
+    trial: int
+    places: int
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Law:
+    """A positive quantity as a function of the configuration: ridge regression of its logarithm.
+
+    Penalty and features (the parameters alone, or with their products) are those with the smallest leave-one-out error.
+    """
+
+    space: Space
+    products: bool
+    centre: Vector
+    weights: Vector
+    level: float
+    low: float
+    high: float
+    error: float
+    """Mean relative error where every measurement is predicted from all others."""
+
+    def __call__(self, values: Mapping[str, Any]) -> float:
+        """The predicted quantity; always positive, and never far outside of what was measured."""
+        row = _columns(np.array([features(self.space, values)]), self.products)[0]
+        logarithm = self.level + float((row - self.centre) @ self.weights)
+        return math.exp(min(max(logarithm, self.low - BEYOND), self.high + BEYOND))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CostModel:
+    """What trials cost; the same measurements give the same model."""
+
+    seconds: Law | None = None
+    memory: Law | None = None
+    scaling: float | None = None
+    """Places at which half of the speed is lost; None where no trial ran on several sizes."""
+    measured: int = 0
+    """Trials that the model was fitted to."""
+
+    @classmethod
+    def fitted(
+        cls,
+        history: Sequence[tuple[Point, float]],
+        space: Space,
+        *,
+        memory: Sequence[tuple[Point, float]] = (),
+        sizes: Iterable[Sized] = (),
+    ) -> "CostModel":
+        """The model of trials with (values, seconds per epoch on one place), and where known (values, memory in MB)."""
+        return cls(
+            seconds=law_of(history, space),
+            memory=law_of(memory, space),
+            scaling=scaling_of(sizes),
+            measured=len(history),
+        )
+
+    def predict(self, values: Mapping[str, Any]) -> float | None:
+        """Seconds per epoch on one place; None below four measurements."""
+        return None if self.seconds is None else self.seconds(values)
+
+    def memory_mb(self, values: Mapping[str, Any]) -> float | None:
+        """Peak memory of one rank in MB; None below four measurements."""
+        return None if self.memory is None else self.memory(values)
+
+    @property
+    def error(self) -> float | None:
+        """Mean relative error of the seconds, every trial predicted from all others; None below four measurements."""
+        return None if self.seconds is None else self.seconds.error
+
+
+def seconds_on(places: int, work: float, scaling: float | None) -> float:
+    """Seconds of an epoch on several places; without ``scaling`` nothing is lost.
+
+    >>> seconds_on(1, 8.0, 4.0), seconds_on(4, 8.0, None), seconds_on(5, 10.0, 4.0)
+    (8.0, 2.0, 4.0)
+    """
+    loss = 0.0 if scaling is None else (places - 1) / scaling
+    return work / places * (1 + loss)
+
+
+def work_of(places: int, seconds: float, scaling: float | None) -> float:
+    """Seconds of an epoch on one place, from those on several; undoes ``seconds_on``.
+
+    >>> work_of(5, 4.0, 4.0)
+    10.0
+    """
+    return seconds / seconds_on(places, 1.0, scaling)
+
+
+def law_of(history: Sequence[tuple[Point, float]], space: Space) -> Law | None:
+    """The law that measurements of a positive quantity follow; None below four usable ones."""
+    known = [(values, value) for values, value in history if math.isfinite(value) and value > 0]
+    if len(known) < FEWEST:
+        return None
+    if len(known) > MOST:
+        known = [known[int(k)] for k in np.linspace(0, len(known) - 1, MOST)]
+    logarithms = np.log([value for _, value in known])
+    rows = np.array([features(space, values) for values, _ in known])
+    fits = [(_ridge(_columns(rows, products), logarithms), products) for products in (False, True)]
+    (weights, residuals), products = min(fits, key=lambda fit: float(np.mean(fit[0][1] ** 2)))
+    return Law(
+        space=space,
+        products=products,
+        centre=_columns(rows, products).mean(axis=0),
+        weights=weights,
+        level=float(logarithms.mean()),
+        low=float(logarithms.min()),
+        high=float(logarithms.max()),
+        error=float(np.mean(np.abs(np.expm1(np.clip(residuals, -50, 50))))),
+    )
+
+
+def scaling_of(sizes: Iterable[Sized]) -> float | None:
+    """Places at which half of the speed is lost, from trials that ran on several sizes; None where there is none.
+
+    Epochs on p places take ``work / p * (1 + (p - 1) / scaling)``. Every trial has its own work, all share the scaling.
+    """
+    by_trial: dict[int, list[Sized]] = {}
+    for size in sizes:
+        if math.isfinite(size.seconds) and size.seconds > 0:
+            by_trial.setdefault(size.trial, []).append(size)
+    groups = [group for group in by_trial.values() if len({size.places for size in group}) > 1]
+    if not groups:
+        return None
+    places = [np.array([size.places for size in group], dtype=float) for group in groups]
+    costs = [np.log([size.seconds * size.places for size in group]) for group in groups]
+
+    def misfit(log_scaling: float) -> float:
+        lost = (cost - np.log1p((p - 1) * math.exp(-log_scaling)) for cost, p in zip(costs, places))
+        return float(sum(((values - values.mean()) ** 2).sum() for values in lost))
+
+    grid = np.linspace(math.log(0.1), math.log(1e5), 40)
+    best = int(np.argmin([misfit(value) for value in grid]))
+    low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
+    return math.exp(minimize_scalar(misfit, bounds=(low, high), method="bounded", options={"xatol": 1e-4}).x)
+
+
+def features(space: Space, values: Mapping[str, Any]) -> list[float]:
+    """A configuration as numbers between -1 and 1: ranges on their scale, a column for every choice, flags for what is absent."""
+    return [number for path, parameter in space.parameters.items() for number in _encoded(parameter, values.get(path))]
+
+
+def _encoded(parameter: Parameter, value: Any) -> list[float]:
+    present = [float(value is not None)] if parameter.when else []
+    if not isinstance(parameter, Choices):
+        return [*present, _position(value, parameter.low, parameter.high)]
+    choices = [float(type(value) is type(choice) and value == choice) for choice in parameter.choices]
+    numbers = [choice for choice in parameter.choices if isinstance(choice, int | float) and _is_number(choice)]
+    if len(numbers) < len(parameter.choices):
+        return [*present, *choices]
+    return [*present, *choices, _position(value, min(numbers), max(numbers))]
+
+
+def _position(value: Any, low: int | float, high: int | float) -> float:
+    """Where a number lies in its range, from -1 to 1; 0 for what is absent, for another type, or without a range.
+
+    Positive ranges count in logarithms, because costs are powers of widths and depths.
+    """
+    if not _is_number(value) or not math.isfinite(value) or high <= low:
+        return 0.0
+    if low > 0 and value > 0:
+        value, low, high = math.log(value), math.log(low), math.log(high)
+    return (2 * value - low - high) / (high - low)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _columns(rows: Vector, products: bool) -> Vector:
+    """The features, and where asked for all their products of two."""
+    if not products:
+        return rows
+    first, second = np.triu_indices(rows.shape[1])
+    return np.concatenate([rows, rows[:, first] * rows[:, second]], axis=1)
+
+
+def _ridge(rows: Vector, targets: Vector) -> tuple[Vector, Vector]:
+    """(weights of the centred columns, leave-one-out residuals) under the penalty that predicts left-out targets best."""
+    centred, aims = rows - rows.mean(axis=0), targets - targets.mean()
+    left, sizes, right = np.linalg.svd(centred, full_matrices=False)
+    turned = left.T @ aims
+    best: tuple[float, Vector, Vector] | None = None
+    for penalty in PENALTIES:
+        kept = sizes**2 / (sizes**2 + penalty)
+        leverage = 1 / len(aims) + (left**2) @ kept
+        residuals = ((left * kept) @ turned - aims) / np.maximum(1 - leverage, 1e-9)
+        score = float(np.mean(residuals**2))
+        if best is None or score < best[0]:
+            best = score, right.T @ (sizes / (sizes**2 + penalty) * turned), residuals
+    assert best is not None
+    return best[1], best[2]
