@@ -17,8 +17,8 @@ from hydragnn.hpo.warm import warm_points
 
 NAME = "campaign.json"
 VERSION = 1
-LEFTOVERS = ("journal.lock", "journal.jsonl")
-"""What a search leaves that is killed in its very first moment."""
+LEFTOVERS = ("journal.lock", "journal.jsonl", "jobs")
+"""What a search leaves that is killed in its very first moment, or that waits in a queue."""
 EXTENSIBLE = ("trials", "finalists", "retries", "max_hours", "timeout_minutes", "workers", "warm_start")
 """Members of [search] that may change when a campaign is resumed; the rest decides what its results mean."""
 
@@ -100,6 +100,7 @@ def _saved_settings(saved: Any, path: Path) -> CampaignSettings:
 
 def _check_unchanged(settings: CampaignSettings, saved: CampaignSettings) -> None:
     now, before = settings.to_json(), saved.to_json()
+    now.pop("job", None), before.pop("job", None)
     for key in EXTENSIBLE:
         now["search"].pop(key), before["search"].pop(key)
     changed = _differences(before, now)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from hydragnn.errors import InputError, nearest
+from hydragnn.hpo.job import JobSettings
 from hydragnn.settings import Settings, read_toml, with_overrides
 
 Scalar = bool | int | float | str
@@ -126,7 +127,28 @@ class SearchSettings(Settings):
     """Further attempts that one trial gets after faults of the machine; faults of the configuration are not repeated."""
 
     max_hours: float | None = Field(default=None, gt=0)
-    """After so many hours nothing more is started; what runs comes to the end of its segment."""
+    """Budget of time; what runs is saved shortly before, and a resume with a larger budget goes on."""
+
+    max_node_hours: float | None = Field(default=None, gt=0)
+    """Budget of nodes times hours, idle nodes included, because that is what a site bills."""
+
+    launcher: Literal["auto", "local", "slurm", "pbs", "flux"] = "auto"
+    """How trials are started; auto: as job steps of the allocation that the search runs in, else as local processes."""
+
+    nodes_per_trial: int | tuple[int, int] = 1
+    """Nodes of one trial, or the smallest and the largest number; within these bounds they follow the cost and the idle nodes."""
+
+    trials_per_node: int = Field(default=1, ge=1)
+    """Small trials that share a node, for example one per GPU; they are started in packs, many in one job step."""
+
+    ranks_per_node: int | None = Field(default=None, ge=1)
+    """Processes of one trial on each of its nodes; one per GPU, or one, if absent."""
+
+    grace_seconds: float = Field(default=10.0, gt=0)
+    """Time that trials get to save themselves before a budget or the allocation ends."""
+
+    hang_minutes: float = Field(default=10.0, gt=0)
+    """A trial that takes no step for so long is killed and tried on other nodes."""
 
     timeout_minutes: float | None = Field(default=None, gt=0)
     """A segment that takes longer fails with ``timeout``."""
@@ -157,11 +179,14 @@ class CampaignSettings:
 
     base: dict[str, Any]
     search: SearchSettings
+    job: JobSettings | None = None
+    """The batch jobs that carry the campaign; nothing that is found depends on it."""
     source: str = "campaign"
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON from which ``campaign_settings`` makes the same object."""
-        return {**self.base, "search": self.search.to_json()}
+        job = {} if self.job is None else {"job": self.job.to_json()}
+        return {**self.base, "search": self.search.to_json(), **job}
 
 
 def read_campaign(path: Path, assignments: Sequence[str] = ()) -> CampaignSettings:
@@ -171,7 +196,7 @@ def read_campaign(path: Path, assignments: Sequence[str] = ()) -> CampaignSettin
 
 def campaign_settings(table: Mapping[str, Any], path: Path) -> CampaignSettings:
     """The campaign in a parsed table; relative paths count from the folder of ``path``, which also names it in errors."""
-    base = json.loads(json.dumps({key: value for key, value in table.items() if key != "search"}))
+    base = json.loads(json.dumps({key: value for key, value in table.items() if key not in ("search", "job")}))
     if not isinstance(table.get("search"), Mapping):
         raise InputError(f"{path}: section [search] is missing; add trials and [search.space]")
     search = _search_settings(dict(table["search"]), str(path))
@@ -179,7 +204,8 @@ def campaign_settings(table: Mapping[str, Any], path: Path) -> CampaignSettings:
     data = base.get("data")
     if isinstance(data, dict) and isinstance(data.get("store"), str):
         data["store"] = str((path.parent / data["store"]).resolve())
-    return CampaignSettings(base=base, search=search, source=str(path))
+    job = JobSettings.parse(table["job"], source=f"{path}: [job]") if "job" in table else None
+    return CampaignSettings(base=base, search=search, job=job, source=str(path))
 
 
 def _search_settings(table: dict[str, Any], source: str) -> SearchSettings:

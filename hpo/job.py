@@ -1,0 +1,82 @@
+"""The batch jobs that carry a campaign: the [job] section of CAMPAIGN.toml, typed. Trials do not depend on it."""
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field
+
+from hydragnn.settings import Settings
+
+
+def _one_line(text: str) -> str:
+    if not text.strip() or any(ord(character) < 32 and character != "\t" for character in text):
+        raise ValueError(f"{text!r} is not one line of text; give one line each")
+    return text
+
+
+def _word(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9._+:@/,=-]+", text):
+        raise ValueError(f"{text!r} cannot stand in a scheduler's directive; use letters, digits and . _ + : @ / , = -")
+    return text
+
+
+def _directive(text: str) -> str:
+    if not _one_line(text).startswith("-"):
+        raise ValueError(f"{text!r} is no option of the scheduler; begin it with a dash, without #SBATCH or #PBS")
+    return text
+
+
+def _place(text: str) -> str:
+    if not re.fullmatch(r"/([A-Za-z0-9._/-]|\$[A-Z_]+\b)+", text):
+        raise ValueError(f"{text!r} is no absolute path of plain characters and variables such as $USER")
+    return text
+
+
+Line = Annotated[str, AfterValidator(_one_line)]
+Word = Annotated[str, AfterValidator(_word)]
+Directive = Annotated[str, AfterValidator(_directive)]
+Place = Annotated[str, AfterValidator(_place)]
+Site = Literal["slurm", "pbs", "flux", "frontier", "perlmutter", "aurora"]
+
+
+class JobSettings(Settings):
+    """The batch jobs that ``hydragnn search --submit`` makes; elsewhere this section is without effect."""
+
+    site: Site
+    """The scheduler, or a machine whose usual directives are added: frontier, perlmutter (Slurm), aurora (PBS)."""
+
+    nodes: int = Field(ge=1)
+    """Nodes of every job."""
+
+    hours: float = Field(gt=0)
+    """Longest walltime of one job; a job gets less where the campaign's budgets leave less."""
+
+    chain: int = Field(default=8, ge=1)
+    """At most so many jobs, one after the other, until the campaign is complete or a budget of [search] is spent."""
+
+    name: Word | None = None
+    """What the queue shows; the campaign's folder if absent."""
+
+    account: Word | None = None
+    """The project that is billed."""
+
+    queue: Word | None = None
+    """Slurm's partition; queue of PBS and Flux."""
+
+    directives: list[Directive] = Field(default_factory=list)
+    """Further options of the scheduler, for example ``["--constraint=nvme", "-l filesystems=home:flare"]``."""
+
+    setup: list[Line] = Field(default_factory=list)
+    """Lines of bash before anything starts, for example ``["module load rocm", "source env/bin/activate"]``."""
+
+    python: Line = "python"
+    """The Python of that environment, by name or path."""
+
+    stage_environment: bool = False
+    """Copy the environment of ``python`` to every node first, because thousands of imports overload a file system."""
+
+    stage_data: bool = False
+    """Copy the store to every node first; trials read it there, under the same fingerprint."""
+
+    local_storage: Place | None = None
+    """Where nodes keep such copies; what the site usually offers if absent."""
