@@ -31,13 +31,25 @@ def root() -> Path:
     return ROOT
 
 
-@pytest.fixture(scope="session")
-def slurm_module() -> ModuleType:
-    """The module that brings up a real Slurm; skips, with the reason, where this machine cannot have one."""
-    spec = importlib.util.spec_from_file_location("slurm", Path(__file__).with_name("slurm.py"))
+def loaded(name: str) -> ModuleType:
+    """A module beside this file."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def played() -> ModuleType:
+    """The module that plays campaigns through the real scheduler on a virtual clock."""
+    return loaded("played")
+
+
+@pytest.fixture(scope="session")
+def slurm_module() -> ModuleType:
+    """The module that brings up a real Slurm; skips, with the reason, where this machine cannot have one."""
+    module = loaded("slurm")
     reason = module.why_not()
     if reason:
         pytest.skip(f"no real Slurm: {reason}")

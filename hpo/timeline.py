@@ -1,0 +1,337 @@
+"""Where the time of a campaign went: attempts, nodes out of service, and how much of what was allocated counts.
+
+*Useful* is training that ends in a result (or in a failure that says something about the configuration, since it is an answer
+too), start-up and saving left out. What a machine fault destroyed, what was done twice and what stood idle is not useful.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from hydragnn.hpo.costs import Sized, seconds_on
+from hydragnn.hpo.events import Action, Event, Failed, Opened, Probe, Probed, Reached, Start, node_of
+from hydragnn.hpo.scheduler import MACHINE_FAULTS, State, Trial, step
+from hydragnn.record import FailureKind
+
+Outcome = Literal["running", "reached", "finished", "saved", "cut"] | FailureKind
+"""reached: a rung; saved: asked to leave; cut: the controller was gone before it ended."""
+
+WELL: frozenset[Outcome] = frozenset({"running", "reached", "finished", "saved"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Span:
+    """One attempt at one segment of a trial; ``ended`` is the latest known time while it runs."""
+
+    trial: int
+    attempt: int
+    places: tuple[str, ...]
+    started: float
+    ended: float
+    outcome: Outcome
+    epochs: int = 0
+    """Epochs gained."""
+    useful: float = 0.0
+    """Seconds of it that count."""
+    told: bool = False
+    """Whether the sampler heard of its failure."""
+    suspects: tuple[str, ...] = ()
+    message: str = ""
+
+    @property
+    def seconds(self) -> float:
+        """How long it ran."""
+        return self.ended - self.started
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes it ran on."""
+        return tuple(dict.fromkeys(node_of(place) for place in self.places))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outage:
+    """A time in which a node was out of service; ``ended`` is the latest known time while it lasts."""
+
+    node: str
+    kind: Literal["probing", "quarantined"]
+    started: float
+    ended: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Session:
+    """What one controller had: its places, and its time from the first to the last sign of life."""
+
+    places: tuple[str, ...]
+    opened: float
+    ended: float
+
+    @property
+    def seconds(self) -> float:
+        """How long it lasted."""
+        return self.ended - self.opened
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes of its places."""
+        return tuple(dict.fromkeys(node_of(place) for place in self.places))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FaultRow:
+    """All failures of one kind."""
+
+    kind: Outcome
+    count: int
+    trials: int
+    nodes: int
+    """Nodes at fault; 0 where the fault is not a machine's."""
+    node_hours: float
+    """Time of nodes that they destroyed."""
+    told: int
+    """How many of them the sampler heard of."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeHours:
+    """What became of the nodes' time; the parts add up to ``allocated``."""
+
+    allocated: float
+    useful: float
+    faults: float
+    overhead: float
+    """Start-up, saving, and what runs again after it was cut off."""
+    out: float
+    """Nodes that were probed or in quarantine."""
+    idle: float
+
+    @property
+    def goodput(self) -> float | None:
+        """The useful share of what was allocated; None before any time passed."""
+        return self.useful / self.allocated if self.allocated > 0 else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Timeline:
+    """The course of a campaign up to its latest event; attempts that run count as useful until proven otherwise."""
+
+    spans: tuple[Span, ...] = ()
+    outages: tuple[Outage, ...] = ()
+    sessions: tuple[Session, ...] = ()
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Every place that was ever there, in order."""
+        return tuple(dict.fromkeys(place for session in self.sessions for place in session.places))
+
+    def node_hours(self) -> NodeHours:
+        """The sums over all sessions."""
+        density = _places_per_node(self.sessions)
+        allocated = sum(len(session.nodes) * session.seconds for session in self.sessions)
+        used = [(span, len(span.places) / density * span.seconds, _useful_share(span)) for span in self.spans]
+        useful = sum(time * share for _, time, share in used)
+        faults = sum(time * (1 - share) for span, time, share in used if span.outcome not in {*WELL, "cut"})
+        overhead = sum(time * (1 - share) for span, time, share in used if span.outcome in {*WELL, "cut"})
+        out = sum(outage.ended - outage.started for outage in self.outages)
+        idle = max(0.0, allocated - useful - faults - overhead - out)
+        parts = (value / 3600 for value in (allocated, useful, faults, overhead, out, idle))
+        return NodeHours(**dict(zip(("allocated", "useful", "faults", "overhead", "out", "idle"), parts)))
+
+    def faults(self) -> tuple[FaultRow, ...]:
+        """Failures by kind, the costliest first."""
+        density = _places_per_node(self.sessions)
+        by_kind: dict[Outcome, list[Span]] = {}
+        for span in self.spans:
+            if span.outcome not in WELL:
+                by_kind.setdefault(span.outcome, []).append(span)
+        rows = [_fault_row(kind, spans, density) for kind, spans in by_kind.items()]
+        return tuple(sorted(rows, key=lambda row: (-row.node_hours, row.kind)))
+
+
+class Chronicle:
+    """Writes the timeline event by event; ``feed`` replays a journal, ``observe`` follows someone else's replay."""
+
+    def __init__(self) -> None:
+        self.state = State()
+        self.sizes: list[Sized] = []
+        """How long epochs took, of attempts that nothing disturbed."""
+        self.memory: dict[int, float] = {}
+        """Peak memory of a rank in MB by trial."""
+        self._spans: list[Span] = []
+        self._outages: list[Outage] = []
+        self._open: dict[str, Outage] = {}
+        self._sessions: list[Session] = []
+        self._unconfirmed: dict[int, list[int]] = {}
+        self._places_of: dict[str, list[str]] = {}
+        self._condemned: set[str] = set()
+        """Nodes that were found unhealthy while something runs on them."""
+
+    def feed(self, event: Event, now: float) -> None:
+        """Let an event happen."""
+        after, actions = step(self.state, event, now)
+        self.observe(self.state, event, after, actions, now)
+
+    def observe(self, before: State, event: Event, after: State, actions: Iterable[Action], now: float) -> None:
+        """Note what an event changed."""
+        starts = [action for action in actions if isinstance(action, Start)]
+        match event:
+            case Opened():
+                self._opened(before, event, now)
+            case Reached() | Failed():
+                trial = before.trials.get(event.trial)
+                if trial is not None and trial.status == "running" and trial.attempt == event.attempt:
+                    self._ended(trial, after.trials[event.trial], event, now)
+                    self._leave({node_of(place) for place in trial.places} & self._condemned, after, starts, now)
+            case Probed() if event.node in self._open:
+                self._in_service(event.node, now)
+                self._leave({event.node}, after, starts, now)
+            case Probed() if any(node_of(place) == event.node for t in before.running for place in t.places):
+                self._condemned |= set() if event.healthy else {event.node}
+            case Probed() if not event.healthy:
+                self._leave({event.node}, after, starts, now)
+        for action in actions:
+            if isinstance(action, Probe):
+                self._in_service(action.node, now)
+                self._open[action.node] = Outage(node=action.node, kind="probing", started=now, ended=now)
+        if self._sessions:
+            self._sessions[-1] = replace(self._sessions[-1], ended=max(now, self._sessions[-1].ended))
+        self.state = after
+
+    def timeline(self, now: float | None = None) -> Timeline:
+        """Everything up to ``now``; up to the latest event if absent."""
+        if not self._sessions:
+            return Timeline()
+        last = self._sessions[-1]
+        now = last.ended if now is None or self.state.closed else max(now, last.ended)
+        running = [_span(trial, now, "running", useful=max(0.0, now - trial.started)) for trial in self.state.running]
+        lasting = [replace(outage, ended=now) for outage in self._open.values()]
+        return Timeline(
+            spans=(*self._spans, *running),
+            outages=(*self._outages, *lasting),
+            sessions=(*self._sessions[:-1], replace(last, ended=now)),
+        )
+
+    @property
+    def out(self) -> dict[str, str]:
+        """Nodes that are probed or in quarantine now."""
+        return {node: outage.kind for node, outage in self._open.items()}
+
+    def _opened(self, before: State, event: Opened, now: float) -> None:
+        """What ran under the earlier controller ended with it, at its last sign of life."""
+        last = self._sessions[-1].ended if self._sessions else now
+        for trial in before.running:
+            self._add(_span(trial, last, "cut"), confirmed=False)
+        for node in list(self._open):
+            self._in_service(node, last)
+        self._sessions.append(Session(places=event.places, opened=now, ended=now))
+        self._places_of = {}
+        for place in event.places:
+            self._places_of.setdefault(node_of(place), []).append(place)
+
+    def _ended(self, trial: Trial, became: Trial, event: Reached | Failed, now: float) -> None:
+        if isinstance(event, Reached):
+            self._reached(trial, became, event, now)
+            return
+        told = became.status == "failed"
+        kind: Outcome = became.failure.kind if became.failure else event.kind
+        saved = bool(trial.cancelled) and kind in MACHINE_FAULTS
+        gained = max(0, event.epochs - trial.epochs)
+        span = _span(trial, now, "saved" if saved else kind, epochs=gained, told=told)
+        span = replace(span, suspects=event.suspects, message=event.message)
+        if told:  # an answer: nothing of it has to be repeated
+            self._add(replace(span, useful=span.seconds), confirmed=True)
+            self._unconfirmed.pop(trial.number, None)
+        elif became.status == "lost":
+            self._add(span, confirmed=True)
+            self._forget(trial.number)
+        else:
+            self._add(replace(span, useful=_kept(span, trial)), confirmed=False)
+
+    def _reached(self, trial: Trial, became: Trial, event: Reached, now: float) -> None:
+        """Training time that the record vouches for: this attempt's, the rest belongs to those before it, latest first."""
+        gained = max(0, event.epochs - trial.epochs)
+        span = _span(trial, now, "finished" if became.status == "finished" else "reached", epochs=gained)
+        trained = event.seconds - trial.seconds if event.seconds > trial.seconds else span.seconds
+        earlier = self._unconfirmed.pop(trial.number, [])
+        if not earlier and gained:
+            self.sizes.append(Sized(trial=trial.number, places=len(trial.places), seconds=trained / gained))
+        if event.memory_mb > 0:
+            self.memory[trial.number] = event.memory_mb
+        self._add(replace(span, useful=min(trained, span.seconds)), confirmed=True)
+        rest = max(0.0, trained - span.seconds)
+        for index in reversed(earlier):
+            counted = min(rest, self._spans[index].seconds)
+            self._spans[index] = replace(self._spans[index], useful=counted)
+            rest -= counted
+
+    def _add(self, span: Span, *, confirmed: bool) -> None:
+        if not confirmed:
+            self._unconfirmed.setdefault(span.trial, []).append(len(self._spans))
+        self._spans.append(span)
+
+    def _forget(self, number: int) -> None:
+        """Nothing that a lost trial did since its last rung counts."""
+        for index in self._unconfirmed.pop(number, []):
+            self._spans[index] = replace(self._spans[index], useful=0.0)
+
+    def _leave(self, nodes: set[str], after: State, starts: list[Start], now: float) -> None:
+        """Nodes of which no place is free, and on which nothing starts, are in quarantine."""
+        taken = {node_of(place) for start in starts for place in start.places}
+        for node in nodes - taken:
+            if not any(place in after.free for place in self._places_of.get(node, [])):
+                self._open[node] = Outage(node=node, kind="quarantined", started=now, ended=now)
+        self._condemned -= nodes
+
+    def _in_service(self, node: str, now: float) -> None:
+        outage = self._open.pop(node, None)
+        if outage is not None and now > outage.started:
+            self._outages.append(replace(outage, ended=now))
+
+
+def _span(
+    trial: Trial, ended: float, outcome: Outcome, *, epochs: int = 0, useful: float = 0.0, told: bool = False
+) -> Span:
+    return Span(
+        trial=trial.number,
+        attempt=trial.attempt,
+        places=trial.places,
+        started=trial.started,
+        ended=max(ended, trial.started),
+        outcome=outcome,
+        epochs=epochs,
+        useful=useful,
+        told=told,
+    )
+
+
+def _kept(span: Span, trial: Trial) -> float:
+    """Seconds of a disturbed attempt whose epochs survive in the checkpoint, as far as one can know before the next rung."""
+    if not span.epochs:
+        return 0.0
+    work = getattr(trial, "work", None)
+    if work is None:
+        return span.seconds
+    return min(span.seconds, span.epochs * seconds_on(len(span.places), work, getattr(trial, "scaling", None)))
+
+
+def _useful_share(span: Span) -> float:
+    return min(1.0, span.useful / span.seconds) if span.seconds > 0 else 0.0
+
+
+def _places_per_node(sessions: Iterable[Session]) -> float:
+    places = {place for session in sessions for place in session.places}
+    return len(places) / max(1, len({node_of(place) for place in places}))
+
+
+def _fault_row(kind: Outcome, spans: list[Span], density: float) -> FaultRow:
+    nodes = {node for span in spans for node in span.suspects or span.nodes} if kind in MACHINE_FAULTS else set()
+    lost = sum((span.seconds - span.useful) * len(span.places) for span in spans) / density
+    return FaultRow(
+        kind=kind,
+        count=len(spans),
+        trials=len({span.trial for span in spans}),
+        nodes=len(nodes),
+        node_hours=max(0.0, lost) / 3600,
+        told=sum(span.told for span in spans),
+    )

@@ -1,0 +1,154 @@
+"""The timeline accounts for every second of every node, and says what faults cost."""
+
+from itertools import pairwise
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hydragnn.hpo.costs import scaling_of
+from hydragnn.hpo.events import Event, Failed, Launched, Opened, Plan, Proposed, Reached, Stopping, node_of
+from hydragnn.hpo.scheduler import MACHINE_FAULTS
+from hydragnn.hpo.timeline import Chronicle, Timeline
+
+PLAN = Plan(trials=12, rungs=(2, 6, 18), finalists=2)
+
+
+def chronicle_of(events: list[tuple[float, Event]]) -> Chronicle:
+    chronicle = Chronicle()
+    for now, event in events:
+        chronicle.feed(event, now)
+    return chronicle
+
+
+def told(*events: tuple[float, Event]) -> Timeline:
+    return chronicle_of(list(events)).timeline()
+
+
+OPENED = (100.0, Opened(plan=Plan(trials=1, rungs=(2, 4)), places=("n1", "n2")))
+PROPOSED = (100.0, Proposed(trial=0, values={"model.hidden_dim": 8}))
+
+
+def test_an_attempt_counts_with_what_its_record_vouches_for() -> None:
+    timeline = told(OPENED, PROPOSED, (130.0, Reached(trial=0, attempt=1, epochs=2, value=1.0, seconds=24.0)))
+    (span,) = [span for span in timeline.spans if span.outcome == "reached"]
+    assert (span.trial, span.attempt, span.places) == (0, 1, ("n1",))
+    assert (span.started, span.ended, span.epochs, span.useful) == (100.0, 130.0, 2, 24.0)
+    hours = timeline.node_hours()
+    assert hours.allocated == pytest.approx(60 / 3600)
+    assert hours.overhead == pytest.approx(6 / 3600)
+    assert hours.idle == pytest.approx(30 / 3600)
+    assert hours.goodput == pytest.approx(24 / 60)
+
+
+def test_what_survives_a_machine_fault_counts_once_the_trial_reaches_its_rung() -> None:
+    lost = (150.0, Failed(trial=0, attempt=1, kind="lost_node", message="n1 is gone", epochs=1, suspects=("n1",)))
+    chronicle = chronicle_of([OPENED, PROPOSED, lost])
+    # the record says 40 s of training: what does not fit into the second attempt was done by the first
+    chronicle.feed(Reached(trial=0, attempt=2, epochs=2, value=1.0, seconds=40.0), 175.0)
+    first, second = chronicle.timeline().spans[:2]
+    assert (first.outcome, first.useful) == ("lost_node", 15.0)
+    assert (second.outcome, second.useful) == ("reached", 25.0)
+    (row,) = chronicle.timeline().faults()
+    assert (row.kind, row.count, row.trials, row.nodes, row.told) == ("lost_node", 1, 1, 1, 0)
+    assert row.node_hours == pytest.approx(35 / 3600)
+    assert not chronicle.sizes
+
+
+def test_a_failure_of_the_configuration_is_an_answer_and_nothing_of_it_is_lost() -> None:
+    timeline = told(OPENED, PROPOSED, (160.0, Failed(trial=0, attempt=1, kind="diverged", message="loss is nan")))
+    (span,) = timeline.spans
+    assert (span.outcome, span.useful, span.told) == ("diverged", 60.0, True)
+    (row,) = timeline.faults()
+    assert (row.kind, row.nodes, row.node_hours, row.told) == ("diverged", 0, 0.0, 1)
+
+
+def test_an_attempt_that_was_asked_to_leave_is_no_fault() -> None:
+    timeline = told(
+        OPENED,
+        PROPOSED,
+        (120.0, Stopping(reason="SIGTERM")),
+        (121.0, Failed(trial=0, attempt=1, kind="preempted", message="saved")),
+    )
+    assert [span.outcome for span in timeline.spans] == ["saved"]
+    assert timeline.faults() == ()
+
+
+def test_a_killed_controller_cuts_its_attempts_at_its_last_sign_of_life() -> None:
+    timeline = told(
+        OPENED,
+        PROPOSED,
+        (110.0, Launched(trial=0, attempt=1, identity={"pid": 1})),
+        (900.0, Opened(plan=PLAN, places=("n1",))),
+        (950.0, Stopping(reason="SIGTERM")),
+    )
+    cut, running = timeline.spans
+    assert (cut.outcome, cut.ended, cut.useful) == ("cut", 110.0, 0.0)
+    assert (running.outcome, running.attempt, running.started, running.ended) == ("running", 2, 900.0, 950.0)
+    assert [session.seconds for session in timeline.sessions] == [10.0, 50.0]
+
+
+def test_running_attempts_count_until_proven_otherwise() -> None:
+    chronicle = chronicle_of([OPENED, PROPOSED])
+    assert chronicle.timeline().node_hours().goodput is None
+    hours = chronicle.timeline(now=200.0).node_hours()
+    assert (hours.useful, hours.goodput) == (pytest.approx(100 / 3600), pytest.approx(0.5))
+
+
+def test_nothing_is_known_before_the_first_event() -> None:
+    assert Chronicle().timeline() == Timeline()
+    assert Timeline().node_hours().goodput is None
+
+
+@given(
+    seed=st.integers(0, 2**16),
+    places=st.integers(1, 6),
+    own=st.sampled_from([0.0, 0.2]),
+    machine=st.sampled_from([0.0, 0.3]),
+    bad=st.booleans(),
+    stop=st.sampled_from([None, 300.0]),
+    kill=st.sampled_from([None, 500.0]),
+)
+@settings(max_examples=60, deadline=None)
+def test_every_second_of_every_node_is_accounted_for(
+    played: ModuleType, seed: int, places: int, own: float, machine: float, bad: bool, stop: Any, kill: Any
+) -> None:
+    names = played.nodes(places)
+    player = played.Player(
+        PLAN, names, seed=seed, own=own, machine=machine, bad=frozenset(names[1:2]) if bad else frozenset()
+    )
+    if kill:
+        player.session(kill_after=kill)
+    if stop:
+        player.session(stop_after=stop)
+    player.session()
+    timeline = chronicle_of(player.events).timeline()
+    hours = timeline.node_hours()
+    parts = hours.useful + hours.faults + hours.overhead + hours.out + hours.idle
+    assert parts == pytest.approx(hours.allocated)
+    assert all(-1e-9 <= span.useful <= span.seconds + 1e-9 for span in timeline.spans)
+    for place in timeline.places:
+        mine = sorted((span.started, span.ended) for span in timeline.spans if place in span.places)
+        assert all(before[1] <= after[0] for before, after in pairwise(mine))
+        lost = [o for o in timeline.outages if o.node == node_of(place)]
+        assert not any(o.started < ended and began < o.ended for o in lost for began, ended in mine)
+    rows = {row.kind: row for row in timeline.faults()}
+    failed = [event for _, event in player.events if isinstance(event, Failed)]
+    saved = sum(span.outcome == "saved" for span in timeline.spans)
+    assert sum(row.count for kind, row in rows.items() if kind != "cut") + saved == len(failed)
+    assert all(row.told == 0 for kind, row in rows.items() if kind in MACHINE_FAULTS)
+
+
+def test_clean_attempts_on_several_sizes_tell_how_speed_grows() -> None:
+    chronicle = chronicle_of(
+        [OPENED, PROPOSED, (130.0, Reached(trial=0, attempt=1, epochs=2, value=1.0, seconds=24.0))]
+    )
+    assert [(size.places, size.seconds) for size in chronicle.sizes] == [(1, 12.0)]
+    assert scaling_of(chronicle.sizes) is None
+
+
+def test_memory_is_kept_by_trial() -> None:
+    reached = Reached(trial=0, attempt=1, epochs=2, value=1.0, seconds=24.0, memory_mb=321.0)
+    assert chronicle_of([OPENED, PROPOSED, (130.0, reached)]).memory == {0: 321.0}
