@@ -21,8 +21,18 @@ class Plan:
     reduction: int = 3
     finalists: int = 0
     retries: int = 3
+    """Further attempts that one trial gets after machine faults."""
     max_seconds: float | None = None
+    """Budget in seconds of campaign, all controllers together."""
+    max_node_seconds: float | None = None
+    """Budget in seconds times places, idle ones included, because that is what a site bills."""
     timeout: float | None = None
+    """Longest segment in seconds."""
+    min_places: int = 1
+    max_places: int = 1
+    """How many places one trial can use."""
+    grace: float = 10.0
+    """Seconds that attempts need to save themselves; the campaign leaves so long before the end of a budget."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,6 +41,8 @@ class Opened:
 
     plan: Plan
     places: tuple[str, ...]
+    deadline: float | None = None
+    """When the allocation ends, on the clock of the events; None where it does not."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,6 +52,10 @@ class Proposed:
     trial: int
     values: dict[str, Any]
     origin: Origin = "sampler"
+    work: float | None = None
+    """Expected seconds per epoch on one place; None where nothing is known."""
+    scaling: float | None = None
+    """Places at which half of the speed is lost: an epoch on p places takes ``work / p * (1 + (p - 1) / scaling)``; None: no loss."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,6 +85,8 @@ class Reached:
     over: bool = False
     seconds: float = 0.0
     """Training time of the trial so far, all segments together."""
+    memory_mb: float = 0.0
+    """Peak memory of one rank; 0 where unknown."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,6 +97,19 @@ class Failed:
     attempt: int
     kind: FailureKind
     message: str
+    epochs: int = 0
+    """Finished epochs that the trial's checkpoint still holds."""
+    suspects: tuple[str, ...] = ()
+    """Nodes that are known to be at fault; empty where it can be any of the attempt's."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Probed:
+    """What a node's probe found, asked for or not: an unhealthy node leaves the pool."""
+
+    node: str
+    healthy: bool
+    message: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,7 +124,7 @@ class Tick:
     """Nothing but time passed."""
 
 
-Event = Opened | Proposed | Exhausted | Launched | Reached | Failed | Stopping | Tick
+Event = Opened | Proposed | Exhausted | Launched | Reached | Failed | Probed | Stopping | Tick
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,6 +142,15 @@ class Start:
     attempt: int
     until: int
     places: tuple[str, ...]
+    split: int = 1
+    """Parts in which every batch is computed, so that it fits into memory; the step stays the same."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Probe:
+    """See whether a node computes and communicates, with something small and known."""
+
+    node: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,7 +170,7 @@ class Settle:
     outcome: Literal["finished", "pruned", "failed", "lost"]
 
 
-Ending = Literal["finished", "hours", "stopped", "hopeless"]
+Ending = Literal["finished", "hours", "node_hours", "walltime", "stopped", "hopeless"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,11 +180,21 @@ class Close:
     ending: Ending
 
 
-Action = Propose | Start | Cancel | Settle | Close
+Action = Propose | Start | Probe | Cancel | Settle | Close
 
 _EVENTS: dict[str, type[Any]] = {
-    cls.__name__.lower(): cls for cls in (Opened, Proposed, Exhausted, Launched, Reached, Failed, Stopping, Tick)
+    cls.__name__.lower(): cls
+    for cls in (Opened, Proposed, Exhausted, Launched, Reached, Failed, Probed, Stopping, Tick)
 }
+
+
+def node_of(place: str) -> str:
+    """The node that a place belongs to: places are whole nodes, or numbered shares of one.
+
+    >>> node_of("n7"), node_of("n7/3")
+    ('n7', 'n7')
+    """
+    return place.partition("/")[0]
 
 
 def event_to_json(event: Event) -> dict[str, Any]:
@@ -170,6 +220,8 @@ def event_from_json(value: dict[str, Any]) -> Event:
         if cls is Opened:
             plan = dict(members["plan"])
             members |= {"plan": Plan(**{**plan, "rungs": tuple(plan["rungs"])}), "places": tuple(members["places"])}
+        if "suspects" in members:
+            members["suspects"] = tuple(members["suspects"])
         event: Event = cls(**members)
     except (TypeError, KeyError) as error:
         raise InputError(f"event {value.get('event')} is damaged ({error})") from error

@@ -8,7 +8,7 @@ import fcntl
 import json
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -64,10 +64,14 @@ class Journal:
 
     def append(self, event: Event, now: float) -> None:
         """Put an event on disk; once this returns, the event survives a kill and a power cut."""
-        data = _encoded({"time": now, **event_to_json(event)})
+        self.extend([(now, event)])
+
+    def extend(self, lines: Iterable[tuple[float, Event]]) -> None:
+        """Put several (time, event) on disk with one flush; a kill in between keeps the first ones of them."""
+        data = memoryview(b"".join(_encoded({"time": now, **event_to_json(event)}) for now, event in lines))
         try:
-            if os.write(self._file, data) < len(data):
-                raise OSError(28, "No space left on device")
+            while data:
+                data = data[os.write(self._file, data) :]
             os.fsync(self._file)
         except OSError as error:
             raise InputError(
@@ -126,7 +130,7 @@ def _lines(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
 
 def _encoded(value: dict[str, Any]) -> bytes:
     text = json.dumps(value, sort_keys=True, allow_nan=False)
-    return json.dumps({**value, "crc": zlib.crc32(text.encode())}, sort_keys=True, allow_nan=False).encode() + b"\n"
+    return f'{text[:-1]}, "crc": {zlib.crc32(text.encode())}}}\n'.encode()
 
 
 def _decoded(line: bytes) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +21,8 @@ import psutil
 
 import hydragnn
 from hydragnn.errors import InputError
-from hydragnn.hpo.events import Identity
-from hydragnn.hpo.launcher import Exit, Task
+from hydragnn.hpo.events import Identity, Probed
+from hydragnn.hpo.launcher import Begun, Exit, Report, Task
 
 ONE_THREAD = dict.fromkeys(
     ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"), "1"
@@ -34,15 +34,12 @@ PAUSE = 0.02  # seconds between looks at a process that must vanish
 LAST_WAIT = 5.0  # seconds that a worker may take to leave when asked
 GONE_WAIT = 60.0  # seconds that a killed process may take to vanish from a busy machine
 
-Announce = Callable[[Identity], None]
-
 
 @dataclass(kw_only=True, slots=True)
 class _Attempt:
     """What is known of an attempt; ``identity`` comes with the worker's first report."""
 
     task: Task
-    announce: Announce
     kills_before: int
     identity: Identity | None = None
     killed_at: float | None = None
@@ -79,20 +76,25 @@ class _Worker:
 
 
 class LocalLauncher:
-    """Runs ``hydragnn.training.run FOLDER --until N`` for each attempt, on ``workers`` places."""
+    """Runs ``hydragnn.training.run FOLDER --until N --attempt A --split S`` for each attempt, on ``workers`` places."""
 
     def __init__(self, workers: int, *, module: str = MODULE, environment: Mapping[str, str] | None = None) -> None:
-        self._places = tuple(f"local/{number}" for number in range(workers))
+        self._places = tuple(f"worker-{number}" for number in range(workers))
         self._module = module
         self._environment = {**os.environ, **_importable(), **ONE_THREAD, "PYTHONUNBUFFERED": "1"}
         self._environment.update(environment or {})
         self._workers: dict[str, _Worker] = {}
-        self._never_started: list[Exit] = []
+        self._untold: list[Report] = []
 
     @property
     def places(self) -> tuple[str, ...]:
-        """One slot per worker."""
+        """One per worker."""
         return self._places
+
+    @property
+    def deadline(self) -> float | None:
+        """None: a machine of one's own has no end."""
+        return None
 
     def recover(self, identities: Iterable[Identity]) -> None:
         """Kill attempts that an earlier controller started on this machine and that still exist, and wait for their end."""
@@ -100,8 +102,8 @@ class LocalLauncher:
             if identity.get("host") == socket.gethostname():
                 _end(identity)
 
-    def start(self, task: Task, announce: Announce) -> None:
-        """Ask the place's worker for an attempt; ``poll`` announces it and lets it work, or reports that it never started."""
+    def start(self, task: Task) -> None:
+        """Ask the place's worker for an attempt; ``poll`` reports that it began, or that it never started."""
         place = task.places[0]
         try:
             note = f"--- attempt {task.attempt}: until epoch {task.until}, {time.strftime('%Y-%m-%d %H:%M:%S')}\n"
@@ -109,27 +111,36 @@ class LocalLauncher:
                 log.write(note)
             worker = self._workers[place] = self._workers.get(place) or self._new_worker()
         except OSError as error:
-            self._never_started.append(Exit(task=task, code=None, message=f"cannot start a process: {error}"))
+            self._untold.append(Exit(task=task, code=None, message=f"cannot start a process: {error}"))
             return
-        worker.attempt = _Attempt(task=task, announce=announce, kills_before=_kills_for_memory())
-        request = {"folder": str(task.folder), "until": task.until, "log": str(task.folder / "log.txt")}
-        worker.send(json.dumps(request).encode() + b"\n")
+        worker.attempt = _Attempt(task=task, kills_before=_kills_for_memory())
+        worker.send(json.dumps(_request(task)).encode() + b"\n")
 
-    def poll(self, seconds: float) -> list[Exit]:
-        """Attempts that ended, after waiting up to so many seconds for the first; announces those that began."""
+    def go(self, task: Task) -> None:
+        """Let an attempt work that has begun."""
+        worker = self._workers.get(task.places[0])
+        if worker is not None and worker.attempt is not None and worker.attempt.task == task:
+            worker.send(b"go\n")
+
+    def poll(self, seconds: float) -> list[Report]:
+        """What happened, after waiting up to so many seconds for the first."""
         deadline = time.monotonic() + seconds
         while True:
-            ended, self._never_started = self._never_started, []
+            reports, self._untold = self._untold, []
             self._kill_the_late()
-            wait = 0.0 if ended else max(0.0, min(deadline, self._next_kill()) - time.monotonic())
+            wait = 0.0 if reports else max(0.0, min(deadline, self._next_kill()) - time.monotonic())
             places = {worker.reports.fileno(): place for place, worker in self._workers.items()}
             ready = select.select(list(places), [], [], wait)[0] if places else []
             if not places and wait:
                 time.sleep(wait)
             for descriptor in ready:
-                ended += self._heard(places[descriptor])
-            if ended or time.monotonic() >= deadline:
-                return ended
+                reports += self._heard(places[descriptor])
+            if reports or time.monotonic() >= deadline:
+                return reports
+
+    def probe(self, node: str) -> None:
+        """Find the place healthy: a machine that runs this code computes."""
+        self._untold.append(Probed(node=node, healthy=True))
 
     def cancel(self, trial: int, grace: float) -> None:
         """Send SIGTERM to the attempt's process, and SIGKILL to its group once ``grace`` seconds have passed."""
@@ -162,29 +173,29 @@ class LocalLauncher:
         assert process.stdout is not None
         return _Worker(process=process, requests=process.stdin, reports=process.stdout)
 
-    def _heard(self, place: str) -> list[Exit]:
+    def _heard(self, place: str) -> list[Report]:
         """Act on what a worker says: an attempt began, an attempt ended, or the worker itself is gone."""
         worker = self._workers[place]
         received = os.read(worker.reports.fileno(), 65536)
         if not received:
             return self._worker_lost(place)
         *lines, worker.unread = (worker.unread + received).split(b"\n")
-        return [end for line in lines for end in self._reported(worker, json.loads(line))]
+        return [report for line in lines for report in self._reported(worker, json.loads(line))]
 
-    def _reported(self, worker: _Worker, report: dict[str, Any]) -> list[Exit]:
+    def _reported(self, worker: _Worker, report: dict[str, Any]) -> list[Report]:
         attempt = worker.attempt
         if attempt is None:
             return []
         if "pid" in report:
             pid = report["pid"]
             attempt.identity = {"host": socket.gethostname(), "pid": pid, "created": _created(pid)}
-            attempt.announce(attempt.identity)
-            worker.send(b"go\n" if attempt.killed_at is None else b"term\n")  # it may be cancelled before it began
-            return []
+            if attempt.killed_at is not None:  # cancelled before it began
+                worker.send(b"term\n")
+            return [Begun(task=attempt.task, identity=attempt.identity)]
         worker.attempt = None
         return [_exit(attempt, report["code"])]
 
-    def _worker_lost(self, place: str) -> list[Exit]:
+    def _worker_lost(self, place: str) -> list[Report]:
         worker = self._workers.pop(place)
         code = worker.wait()
         return [] if worker.attempt is None else [_exit(worker.attempt, code)]
@@ -199,6 +210,12 @@ class LocalLauncher:
             if attempt and attempt.killed_at is not None and time.monotonic() >= attempt.killed_at:
                 attempt.killed_at = float("inf")
                 worker.send(b"kill\n")
+
+
+def _request(task: Task) -> dict[str, Any]:
+    """What a worker needs to know of an attempt."""
+    options = ["--until", str(task.until), "--attempt", str(task.attempt), "--split", str(task.split)]
+    return {"arguments": [str(task.folder), *options], "log": str(task.folder / "log.txt")}
 
 
 def _exit(attempt: _Attempt, code: int) -> Exit:

@@ -1,16 +1,23 @@
-"""The campaign as an Optuna study on disk, for optuna-dashboard; written from the journal, never read back."""
+"""The campaign as an Optuna study on disk, for optuna-dashboard; written from the journal, never read back.
 
+What changed is noted when it happens and written between the controller's looks, many changes with one flush.
+"""
+
+import json
+import time
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import optuna
 from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend
+from optuna.storages.journal import BaseJournalBackend, JournalFileBackend
 from optuna.trial import TrialState
 
 from hydragnn.errors import InputError
-from hydragnn.hpo.events import Action, Event, Proposed, Reached, Settle
+from hydragnn.hpo.events import Event, Proposed, Reached, Settle
 from hydragnn.hpo.sampler import frozen_trial
-from hydragnn.hpo.scheduler import State
+from hydragnn.hpo.scheduler import State, Trial
 from hydragnn.hpo.space import Space
 
 NAME = "optuna.log"
@@ -27,46 +34,100 @@ class Mirror:
 
     def __init__(self, path: Path, space: Space, state: State) -> None:
         self._path, self._space = path, space
+        self._changed = dict.fromkeys(number for number, trial in sorted(state.trials.items()) if trial.values)
+        self._outcomes: dict[int, TrialState] = {}
+        self._written: dict[int, tuple[int, int]] = {}
         try:
             path.unlink(missing_ok=True)
-            self._storage = JournalStorage(JournalFileBackend(str(path)))
+            self._lines = _Lines(JournalFileBackend(str(path)))
+            self._storage = JournalStorage(self._lines)
             verbosity = optuna.logging.get_verbosity()
             optuna.logging.set_verbosity(optuna.logging.WARNING)  # "A new study created"
-            self._study = optuna.create_study(storage=self._storage, study_name=path.parent.resolve().name)
+            name = path.parent.resolve().name
+            self._study = self._storage.create_new_study([optuna.study.StudyDirection.MINIMIZE], name)
             optuna.logging.set_verbosity(verbosity)
-            for _, trial in sorted(state.trials.items()):
-                if trial.values:
-                    self._study.add_trial(frozen_trial(space, state, trial, TrialState.RUNNING))
+            self._lines.flush()
         except OSError as error:
             raise self._problem(error) from error
 
-    def follow(self, state: State, event: Event, actions: tuple[Action, ...]) -> None:
-        """Write what an event, already in the journal, changed."""
+    @property
+    def busy(self) -> bool:
+        """Whether something is still to be written."""
+        return bool(self._changed)
+
+    def follow(self, event: Event) -> None:
+        """Note what an event, already in the journal, changed."""
+        if isinstance(event, Proposed | Reached):
+            self._changed[event.trial] = None
+
+    def settle(self, action: Settle) -> None:
+        """Note what became of a trial."""
+        self._outcomes[action.trial] = OUTCOMES[action.outcome]
+        self._changed[action.trial] = None
+
+    def write(self, state: State, seconds: float | None = None) -> None:
+        """Write what changed, for so many seconds at most; None: all of it."""
+        if not self._changed:
+            return
+        deadline = None if seconds is None else time.monotonic() + seconds
         try:
-            if isinstance(event, Proposed):
-                self._study.add_trial(frozen_trial(self._space, state, state.trials[event.trial], TrialState.RUNNING))
-            if isinstance(event, Reached):
-                trial_id = self._trial_id(event.trial)
-                rung = len(state.trials[event.trial].results) - 1
-                self._storage.set_trial_intermediate_value(trial_id, state.plan.rungs[rung], event.value)
-            for action in actions:
-                if isinstance(action, Settle):
-                    self._settle(state, action)
+            while self._changed and (deadline is None or time.monotonic() < deadline):
+                number = next(iter(self._changed))
+                del self._changed[number]
+                if number in state.trials and state.trials[number].values:
+                    self._bring_up_to_date(state, state.trials[number])
+            self._lines.flush()
         except OSError as error:
             raise self._problem(error) from error
 
-    def _settle(self, state: State, action: Settle) -> None:
-        trial, trial_id = state.trials[action.trial], self._trial_id(action.trial)
+    def _bring_up_to_date(self, state: State, trial: Trial) -> None:
+        """Write what of a trial is not in the study yet."""
+        if trial.number not in self._written:
+            template = frozen_trial(self._space, state, trial, TrialState.RUNNING)
+            trial_id = self._storage.create_new_trial(self._study, template)
+            self._written[trial.number] = trial_id, len(trial.results)
+            if template.state.is_finished():
+                self._outcomes.pop(trial.number, None)
+                return
+        trial_id, rungs = self._written[trial.number]
+        for epoch, value in list(zip(state.plan.rungs, trial.results))[rungs:]:
+            self._storage.set_trial_intermediate_value(trial_id, epoch, value)
+        self._written[trial.number] = trial_id, len(trial.results)
+        outcome = self._outcomes.pop(trial.number, None)
+        if outcome is not None:
+            self._settle(trial, trial_id, outcome)
+
+    def _settle(self, trial: Trial, trial_id: int, outcome: TrialState) -> None:
         if trial.failure is not None:
             reason = f"{trial.failure.kind}: {trial.failure.message}"
             self._storage.set_trial_user_attr(trial_id, "failure", reason)
-        values = None if trial.value is None or action.outcome in ("failed", "lost") else [trial.value]
-        self._storage.set_trial_state_values(trial_id, OUTCOMES[action.outcome], values)
-
-    def _trial_id(self, number: int) -> int:
-        return self._storage.get_trial_id_from_study_id_trial_number(self._study._study_id, number)
+        values = None if trial.value is None or outcome == TrialState.FAIL else [trial.value]
+        self._storage.set_trial_state_values(trial_id, outcome, values)
 
     def _problem(self, error: OSError) -> InputError:
         return InputError(
             f"cannot write {self._path}: {error.strerror or error}; free space, then continue with --resume"
         )
+
+
+class _Lines(BaseJournalBackend):
+    """Optuna's journal, collected in memory and written to its file many lines at a time; for one writer."""
+
+    def __init__(self, file: JournalFileBackend) -> None:
+        self._file = file
+        self._unread: list[dict[str, Any]] = []
+        self._unwritten: list[dict[str, Any]] = []
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        self._unread += json.loads(json.dumps(logs))  # as they will be read from the file
+        self._unwritten += logs
+
+    def read_logs(self, log_number_from: int) -> Iterable[dict[str, Any]]:
+        unread, self._unread = self._unread, []
+        return unread
+
+    def flush(self) -> None:
+        """Put everything on disk."""
+        logs, self._unwritten = self._unwritten, []
+        if logs:
+            self._file.append_logs(logs)

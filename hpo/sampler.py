@@ -7,6 +7,7 @@ resumed campaign asks exactly as the undisturbed one would, and what Optuna is t
 import hashlib
 import warnings
 from collections.abc import Callable, Iterable
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import numpy as np
@@ -28,12 +29,15 @@ STARTUP = 10
 Ask = Callable[[CampaignSettings, Space, State, int, int], Point]
 
 
-def proposal(settings: CampaignSettings, space: Space, state: State, number: int) -> Point | None:
+def proposal(
+    settings: CampaignSettings, space: Space, state: State, number: int, known: AbstractSet[str] | None = None
+) -> Point | None:
     """A valid configuration for trial ``number`` that no trial has; None where there seems to be none left.
 
-    The same history gives the same answer.
+    The same history gives the same answer. ``known``: the keys of all points that trials have, if the caller counts them.
     """
-    known = {point_key(trial.values) for trial in state.trials.values() if trial.values}
+    if known is None:
+        known = {point_key(trial.values) for trial in state.trials.values() if trial.values}
     ask = SAMPLERS[settings.search.sampler]
     for draw in range(DRAWS):
         point = (ask if draw < DRAWS // 2 else random_ask)(settings, space, state, number, draw)

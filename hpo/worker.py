@@ -102,7 +102,7 @@ def attempt(module: str, request: dict[str, Any], lifeline: int) -> None:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         if os.read(lifeline, 1):
             threading.Thread(target=_follow, args=(lifeline,), daemon=True).start()
-            sys.argv = [module, request["folder"], "--until", str(request["until"])]
+            sys.argv = [module, *request["arguments"]]
             runpy.run_module(module, run_name="__main__", alter_sys=True)
         code = 0
     except SystemExit as end:

@@ -22,6 +22,8 @@ from hydragnn.files import digest, write_atomically
 parser = argparse.ArgumentParser()
 parser.add_argument("folder", type=Path)
 parser.add_argument("--until", type=int)
+parser.add_argument("--attempt", type=int, default=0)
+parser.add_argument("--split", type=int, default=1)
 options = parser.parse_args()
 folder = options.folder
 config = json.loads((folder / "config.json").read_text())
@@ -29,6 +31,7 @@ with (folder / "pids.txt").open("a") as file:
     file.write(f"{os.getpid()}\\n")
 stopped = []
 signal.signal(signal.SIGTERM, lambda *_: stopped.append(1))
+assert json.loads((folder / "attempt.json").read_text())["attempt"] == options.attempt or not options.attempt
 state = folder / "weights.json"
 weights = json.loads(state.read_text()) if state.exists() else []
 rate, width, seed = config["train"]["learning_rate"], config["model"]["hidden_dim"], config["train"]["seed"]
@@ -38,7 +41,7 @@ def record(status, failure=None):
     curve = [abs(math.log10(rate) + 3) + abs(width - 48) / 48 + 1 / (epoch + 1) for epoch in range(len(weights))]
     curves = {"valid/loss": curve, "valid/energy/mae": [2 * c for c in curve], "valid/energy/rmse": [3 * c for c in curve]}
     write_record(RunRecord(config=config, config_hash=digest(config), data_hash="d", seed=seed,
-        status=status, epochs=len(weights), curves=curves, trivial={"valid/energy/mae": 10.0}, failure=failure,
+        status=status, attempt=options.attempt, epochs=len(weights), curves=curves, trivial={"valid/energy/mae": 10.0}, failure=failure,
         cost=Cost(seconds=0.1 * len(weights), graphs_per_second=100.0)), folder)
 
 fault = os.environ.get("FAKE_FAULT", "")

@@ -278,7 +278,7 @@ def test_a_controller_killed_again_and_again_loses_nothing(
         assert weights_of(out) == weights_of(tmp_path / "undisturbed")
 
 
-@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
 def test_an_interrupted_search_saves_its_trials_says_so_once_and_leaves(
     driver: Any, settings: Settings, fake_launcher: Launchers, tmp_path: Path, kind: signal.Signals
 ) -> None:
@@ -338,20 +338,17 @@ def test_a_disk_that_takes_no_more_stops_the_search_with_a_sentence_and_nothing_
 
 def test_an_attempt_that_its_journal_never_knew_does_no_work(tmp_path: Path, fake_launcher: Launchers) -> None:
     from hydragnn.hpo import Task
-
-    class Killed(Exception):
-        """Stands for the end of the controller between making the process and writing the line."""
-
-    def announce(identity: dict[str, Any]) -> None:
-        raise Killed
+    from hydragnn.hpo.launcher import Begun
 
     launcher = fake_launcher()
     folder = tmp_path / "run"
     folder.mkdir()
-    launcher.start(Task(trial=0, attempt=1, until=1, folder=folder, places=("local/0",)), announce)
-    with pytest.raises(Killed):
-        launcher.poll(30.0)
-    launcher.close()
+    task = Task(trial=0, attempt=1, until=1, folder=folder, places=launcher.places)
+    launcher.start(task)
+    (report,) = launcher.poll(30.0)
+    assert isinstance(report, Begun)
+    assert report.task == task
+    launcher.close()  # the controller ends between making the process and writing the line
     assert not (folder / "pids.txt").exists()
 
 

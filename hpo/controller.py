@@ -1,0 +1,239 @@
+"""The one process that decides: a loop that feeds what happened to the scheduler, and does what the scheduler asks for.
+
+All events of one look are decided one after the other, written to the journal with one flush, and only then acted upon;
+so the journal gives the campaign back after any kill, and a thousand nodes that report at once wait for one flush. What is
+slow (proposals, folders of attempts, the Optuna study) is worked off between the looks, a little at a time.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+from hydragnn.config import RunConfig
+from hydragnn.errors import InputError
+from hydragnn.files import write_atomically
+from hydragnn.hpo.events import (
+    Action,
+    Cancel,
+    Event,
+    Failed,
+    Launched,
+    Opened,
+    Plan,
+    Probe,
+    Propose,
+    Settle,
+    Start,
+    Stopping,
+    Tick,
+)
+from hydragnn.hpo.journal import NAME as JOURNAL
+from hydragnn.hpo.journal import Journal, replayed
+from hydragnn.hpo.launcher import Begun, Exit, Launcher, Report, Task, verdict
+from hydragnn.hpo.mirror import NAME as MIRROR
+from hydragnn.hpo.mirror import Mirror
+from hydragnn.hpo.proposals import Proposals
+from hydragnn.hpo.scheduler import State, step
+from hydragnn.hpo.settings import CampaignSettings
+from hydragnn.hpo.space import Point, Space, trial_config
+from hydragnn.hpo.starts import Starts
+
+HEARTBEAT = 0.5  # seconds between looks at the clock while nothing happens
+ROUND = 0.02  # seconds that each kind of slow work may take between two looks
+LAST_ROUND = 3.0  # seconds for the study of a campaign that is left before its end
+SAVING = 0.7  # part of the grace period that attempts get to save themselves; killing and writing take the rest
+FILES = 8  # files read or written side by side, because those of a shared file system take their time
+ROOM = 1 << 20  # bytes that must still fit on the disk after a failure
+
+OnEvent = Callable[[State, Event, float], None]
+"""Called with the new state, the event and the seconds of campaign after every event, ticks included."""
+
+
+class Controller:
+    """Runs one campaign; everything it knows is in the journal."""
+
+    def __init__(
+        self,
+        settings: CampaignSettings,
+        space: Space,
+        out: Path,
+        journal: Journal,
+        launcher: Launcher,
+        enqueued: list[Point],
+        on_event: OnEvent | None,
+    ) -> None:
+        self._settings, self._space, self._out = settings, space, out
+        self._journal, self._launcher, self._on_event = journal, launcher, on_event
+        self._hashes: dict[int, str] = {}
+        self._stop_reason: str | None = None
+        self._clock = steady_clock()
+        self._next_tick = 0.0
+        self._taken: list[tuple[float, Event, State]] = []
+        self._unwritten: list[tuple[float, Event]] = []
+        self._asked_for: list[Action] = []
+        self.state = replayed(out / JOURNAL)
+        self._files = ThreadPoolExecutor(FILES, "files")
+        self._mirror = Mirror(out / MIRROR, space, self.state)
+        self._proposals = Proposals(settings, space, enqueued, self.state)
+        self._starts = Starts(launcher, self._config, self._files)
+
+    def stop(self, reason: str) -> None:
+        """Ask the loop to leave; safe to call from a signal handler."""
+        self._stop_reason = reason
+
+    def run(self, plan: Plan) -> State:
+        """Work until the scheduler closes the campaign."""
+        with ExitStack() as stack:
+            stack.callback(self._files.shutdown, cancel_futures=True)
+            stack.callback(self._proposals.close)
+            self._launcher.recover(trial.identity for trial in self.state.running if trial.identity)
+            self._take(Opened(plan=plan, places=self._launcher.places, deadline=self._launcher.deadline))
+            self._commit()
+            while not self.state.closed:
+                self.hear([*self._starts.given_up(), *self._launcher.poll(self._patience())])
+                self.work()
+            self._mirror.write(self.state, None if self.state.ending == "finished" else LAST_ROUND)
+        return self.state
+
+    def hear(self, reports: list[Report]) -> None:
+        """Let everything happen that one look at the launcher found: decide, write down, act."""
+        for event in self._events(reports):
+            self._take(event)
+        if self._clock() >= self._next_tick or self._stop_reason is not None:
+            self._next_tick = self._clock() + HEARTBEAT
+            leaving = self._stop_reason is not None and self.state.ending not in ("stopped", "hopeless")
+            self._take(Stopping(reason=self._stop_reason or "") if leaving else Tick())
+        self._commit()
+        for report in reports:
+            if isinstance(report, Begun) and self._may_go(report.task):
+                self._launcher.go(report.task)
+
+    def work(self) -> None:
+        """A little of everything that no event waits for."""
+        deadline = time.monotonic() + ROUND
+        while self.state.ending is None and (event := self._proposals.answer(self.state, deadline)) is not None:
+            self._take(event)
+        self._commit()
+        self._starts.work(time.monotonic() + ROUND)
+        self._mirror.write(self.state, ROUND)
+
+    def seconds(self) -> float:
+        """Seconds of campaign so far."""
+        return self.state.elapsed(self._clock())
+
+    def _patience(self) -> float:
+        """How long to wait for the launcher: until the next tick, or not at all while there is work."""
+        proposing = self._proposals.busy and self.state.ending is None
+        busy = proposing or self._starts.busy or self._mirror.busy
+        return 0.0 if busy else max(0.0, self._next_tick - self._clock())
+
+    def _take(self, event: Event) -> None:
+        """Decide what follows from an event; it happens once the event is on disk."""
+        now = self._clock()
+        state, actions = step(self.state, event, now)
+        if state is not self.state or actions:
+            self._unwritten.append((now, event))
+        self.state = state
+        self._asked_for += actions
+        self._taken.append((now, event, state))
+
+    def _commit(self) -> None:
+        """Write down what was taken, then do what follows from it."""
+        taken, self._taken = self._taken, []
+        actions, self._asked_for = self._asked_for, []
+        if self._unwritten:
+            self._journal.extend(self._unwritten)
+            self._unwritten = []
+        for action in actions:
+            self._act(action)
+        for now, event, state in taken:
+            self._mirror.follow(event)
+            self._proposals.follow(event)
+            if self._on_event is not None:
+                self._on_event(state, event, state.elapsed(now))
+
+    def _act(self, action: Action) -> None:
+        match action:
+            case Propose():
+                self._proposals.ask(action.trial)
+            case Start():
+                self._starts.add(self._task(action))
+            case Cancel():
+                if not self._starts.give_up(action.trial):
+                    self._launcher.cancel(action.trial, SAVING * self.state.plan.grace)
+            case Probe():
+                self._launcher.probe(action.node)
+            case Settle():
+                self._mirror.settle(action)
+
+    def _events(self, reports: list[Report]) -> Iterable[Event]:
+        """What the reports mean; the records of attempts that ended are read side by side."""
+        judged = {
+            id(report): self._files.submit(
+                verdict, report, self._hash(report.task.trial), self._settings.search.objective
+            )
+            for report in reports
+            if isinstance(report, Exit)
+        }
+        checked = False
+        for report in reports:
+            if isinstance(report, Begun):
+                yield Launched(trial=report.task.trial, attempt=report.task.attempt, identity=report.identity)
+            elif isinstance(report, Exit):
+                outcome = judged[id(report)].result()
+                if isinstance(outcome, Failed) and not checked:
+                    check_disk(report.task.folder)
+                    checked = True
+                yield outcome
+            else:
+                yield report
+
+    def _may_go(self, task: Task) -> bool:
+        """Whether an attempt that has begun is still wanted."""
+        trial = self.state.trials.get(task.trial)
+        return trial is not None and (trial.status, trial.attempt, trial.cancelled) == ("running", task.attempt, "")
+
+    def _task(self, start: Start) -> Task:
+        return Task(
+            trial=start.trial,
+            attempt=start.attempt,
+            until=start.until,
+            folder=trial_folder(self._out, start.trial),
+            places=start.places,
+            split=start.split,
+        )
+
+    def _config(self, number: int) -> RunConfig:
+        """The run of a trial."""
+        config = trial_config(self._settings, self._space, self.state.trials[number].values, number)
+        self._hashes[number] = config.hash
+        return config
+
+    def _hash(self, number: int) -> str:
+        return self._hashes.get(number) or self._config(number).hash
+
+
+def trial_folder(out: Path, number: int) -> Path:
+    """Where trial ``number`` of a campaign has its run.
+
+    >>> trial_folder(Path("c"), 7).as_posix()
+    'c/trials/0007'
+    """
+    return out / "trials" / f"{number:04d}"
+
+
+def check_disk(folder: Path) -> None:
+    """InputError where nothing can be written: a trial that fails for want of space has not failed, it waits for a resume."""
+    try:
+        write_atomically(folder / ".room", b"\0" * ROOM)
+    except InputError as error:
+        raise InputError(f"{error}; then continue with --resume") from error
+    (folder / ".room").unlink(missing_ok=True)
+
+
+def steady_clock() -> Callable[[], float]:
+    """Seconds since 1970 that never jump while the controller lives, whatever happens to the machine's clock."""
+    offset = time.time() - time.monotonic()
+    return lambda: offset + time.monotonic()

@@ -1,0 +1,89 @@
+"""From the decision to start an attempt to the launcher: its folder is made ready beside the controller's loop."""
+
+import signal
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, wait
+from typing import Any
+
+from hydragnn.config import RunConfig
+from hydragnn.files import write_json
+from hydragnn.hpo.launcher import Exit, Launcher, Task
+
+AT_ONCE = 64
+"""Folders made ready at once."""
+
+
+class Starts:
+    """Attempts on their way to the launcher, one per trial.
+
+    Before an attempt starts, ``attempt.json`` in its folder names it, so that an earlier attempt that was thought dead
+    writes nothing any more.
+    """
+
+    def __init__(self, launcher: Launcher, config_of: Callable[[int], RunConfig], files: Executor) -> None:
+        """``files`` writes them side by side."""
+        self._launcher, self._config_of, self._files = launcher, config_of, files
+        self._wanted: dict[int, Task] = {}
+        self._preparing: dict[int, tuple[Task, Future[None]]] = {}
+        self._unwanted: set[int] = set()
+        self._given_up: list[Exit] = []
+        self._configured: set[int] = set()
+
+    @property
+    def busy(self) -> bool:
+        """Whether attempts are on their way."""
+        return bool(self._wanted or self._preparing or self._given_up)
+
+    def add(self, task: Task) -> None:
+        """Take an attempt."""
+        self._wanted[task.trial] = task
+
+    def give_up(self, trial: int) -> bool:
+        """Do not start a trial's attempt any more; False where none is on its way."""
+        if trial in self._wanted:
+            self._end(self._wanted.pop(trial))
+        elif trial in self._preparing:
+            self._unwanted.add(trial)  # it ends once nothing of it can be written any more
+        else:
+            return False
+        return True
+
+    def given_up(self) -> list[Exit]:
+        """The ends of attempts that were given up since the last look."""
+        ends, self._given_up = self._given_up, []
+        return ends
+
+    def work(self, deadline: float) -> None:
+        """Make folders ready and start what is ready, until the deadline at most."""
+        while self._wanted and len(self._preparing) < AT_ONCE and time.monotonic() < deadline:
+            trial = next(iter(self._wanted))
+            self._prepare(self._wanted.pop(trial))
+        if self._preparing:
+            wait([ready for _, ready in self._preparing.values()], max(0.0, deadline - time.monotonic()))
+        for trial, (task, ready) in list(self._preparing.items()):
+            if not ready.done():
+                continue
+            del self._preparing[trial]
+            ready.result()
+            if trial in self._unwanted:
+                self._unwanted.remove(trial)
+                self._end(task)
+            else:
+                self._launcher.start(task)
+
+    def _prepare(self, task: Task) -> None:
+        known = task.trial in self._configured
+        config = None if known else self._config_of(task.trial).to_json()
+        self._configured.add(task.trial)
+        self._preparing[task.trial] = task, self._files.submit(write_folder, task, config)
+
+    def _end(self, task: Task) -> None:
+        self._given_up.append(Exit(task=task, code=-signal.SIGTERM))
+
+
+def write_folder(task: Task, config: dict[str, Any] | None) -> None:
+    """Write what an attempt reads first; ``config`` only where it is not there yet."""
+    if config is not None:
+        write_json(task.folder / "config.json", config)
+    write_json(task.folder / "attempt.json", {"attempt": task.attempt})
