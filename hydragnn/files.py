@@ -10,8 +10,11 @@ from typing import Any
 from hydragnn.errors import InputError
 
 
-def write_atomically(path: Path, content: bytes | str) -> None:
-    """Put content at path so that a reader sees the old file or the new one, never half; OSError becomes InputError."""
+def write_atomically(path: Path, content: bytes | str, check: Callable[[], None] | None = None) -> None:
+    """Put content at path so that a reader sees the old file or the new one, never half; OSError becomes InputError.
+
+    ``check`` is called at the last moment, and what it raises leaves the old file.
+    """
     data = content.encode() if isinstance(content, str) else content
 
     def write(temporary: Path) -> None:
@@ -19,6 +22,8 @@ def write_atomically(path: Path, content: bytes | str) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
+        if check is not None:
+            check()
 
     replace_atomically(path, write)
 
@@ -48,9 +53,9 @@ def flush_directory(folder: Path) -> None:
         os.close(descriptor)
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any, check: Callable[[], None] | None = None) -> None:
     """Write value as indented JSON, atomically; NaN and infinities are refused because JSON has none."""
-    write_atomically(path, json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
+    write_atomically(path, json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n", check)
 
 
 def read_json(path: Path) -> Any:

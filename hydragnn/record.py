@@ -1,5 +1,6 @@
 """What one training run leaves behind for search and ensemble."""
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from dataclasses import field as member
 from pathlib import Path
@@ -44,6 +45,7 @@ class RunRecord:
     ``valid/<field>/mae|rmse|r2`` in the field's unit. ``best`` holds the values of the epoch with the lowest
     ``valid/loss``, plus ``epoch`` (counted from 1). ``trivial`` holds the same metrics for the mean of the training part (names
     ``valid/<field>/mae`` and so on; forces: zero). ``test`` is filled only by an explicit evaluation. Status ``paused`` is the end of a segment.
+    ``attempt`` is the attempt that wrote the record, as its starter counts; 0 where nobody counts.
     """
 
     version: int = VERSION
@@ -62,11 +64,12 @@ class RunRecord:
     failure: Failure | None = None
     versions: dict[str, str] = member(default_factory=dict)
     hardware: dict[str, Any] = member(default_factory=dict)
+    attempt: int = 0
 
 
-def write_record(record: RunRecord, folder: Path) -> None:
-    """Write ``record.json`` into the run's folder, atomically."""
-    write_json(folder / "record.json", asdict(record))
+def write_record(record: RunRecord, folder: Path, check: Callable[[], None] | None = None) -> None:
+    """Write ``record.json`` into the run's folder, atomically; what ``check`` raises at the last moment prevents it."""
+    write_json(folder / "record.json", asdict(record), check)
 
 
 def read_record(folder: Path) -> RunRecord:

@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from hydragnn.errors import InputError
 from hydragnn.files import flush_directory, read_json, write_json
+from hydragnn.training.attempt import Attempt, Fenced
 from hydragnn.training.distributed import Ranks
 from hydragnn.training.state import TrainState
 
@@ -26,20 +27,24 @@ KEPT = 2
 """Checkpoints that stay; the weights of the best epoch are inside each."""
 
 
-def save_checkpoint(folder: Path, state: TrainState, ranks: Ranks, identity: dict[str, Any]) -> Path:
+def save_checkpoint(folder: Path, state: TrainState, ranks: Ranks, identity: dict[str, Any], attempt: Attempt) -> Path:
     """Write the state as the newest checkpoint of ``folder``; all ranks call it together, rank 0 gives it its name.
 
     ``identity`` says whose state it is (hashes of configuration and data). InputError where the disk is full or refuses;
-    the checkpoint before stays the newest then.
+    the checkpoint before stays the newest then. Fenced where a later attempt owns the run.
     """
+    attempt.check()
     name = f"{state.epoch:06d}-{state.step:06d}"
-    target, temporary = folder / name, folder / f".{name}.tmp"
+    target, temporary = folder / name, folder / f".{name}.{attempt.name}.tmp"
     if target == latest_checkpoint(folder):  # resumed from it and not moved since
         return target
     try:
         _write(temporary, state, ranks, identity)
         if ranks.first:
-            _put_in_place(temporary, target)
+            _put_in_place(temporary, target, attempt)
+    except Fenced:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
     except (OSError, CheckpointException) as error:
         if ranks.first:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -65,13 +70,15 @@ def _write(folder: Path, state: TrainState, ranks: Ranks, identity: dict[str, An
         flush_directory(folder)
 
 
-def _put_in_place(temporary: Path, target: Path) -> None:
+def _put_in_place(temporary: Path, target: Path, attempt: Attempt) -> None:
     """Give the finished folder its name, point to it, and remove what is no longer needed."""
     folder = target.parent
+    attempt.check()
     shutil.rmtree(target, ignore_errors=True)
     temporary.rename(target)
     flush_directory(folder)
-    write_json(folder / "latest.json", {"version": VERSION, "checkpoint": target.name})
+    write_json(folder / "latest.json", {"version": VERSION, "checkpoint": target.name}, attempt.check)
+    attempt.check()
     _remove_old(folder, keep=target.name)
 
 

@@ -1,6 +1,6 @@
 """From a store and a configuration to the batches that the loop takes: normalised, cast and on the device."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,10 +32,11 @@ from hydragnn.training.metrics import Moments, Target, target_moments, targets_o
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """Where a batch is computed and with which numbers."""
+    """Where a batch is computed, with which numbers and in how many parts."""
 
     device: torch.device
     dtype: torch.dtype
+    split: int = 1
 
 
 class Feed:
@@ -81,8 +82,14 @@ class RunData:
     """Moments of the whole validation part's labels, in the fields' units."""
 
 
-def prepare_data(config: RunConfig, store: GraphStore, place: Place, ranks: Ranks) -> RunData:
-    """Split, normalisation and feeds of a run; InputError where a field is missing, a value is not finite or a part is empty."""
+def prepare_data(
+    config: RunConfig, store: GraphStore, place: Place, ranks: Ranks, lives: Callable[[], None] = lambda: None
+) -> RunData:
+    """Split, normalisation and feeds of a run; InputError where a field is missing, a value is not finite or a part is empty.
+
+    ``lives`` is called between reads, for whoever watches.
+    """
+    lives()
     store = store if config.data.edges else WithoutEdges(store)
     fields = {field.name: field for field in store.fields()}
     inputs = input_names(config, fields)
@@ -106,11 +113,13 @@ def prepare_data(config: RunConfig, store: GraphStore, place: Place, ranks: Rank
     seen = np.concatenate([split.train, split.valid])
     for name in wanted:
         _check_values(store, fields[name], seen, complete=name in inputs)
+        lives()
     normalisation = fit_normalisation(store, split.train, inputs=[fields[name] for name in inputs], heads=rules)
-    feeds = {
-        part: _feed(config, store, part, getattr(split, part), wanted, normalisation, place, ranks)
-        for part in ("train", "valid")
-    }
+    lives()
+    feeds = {}
+    for part in ("train", "valid"):
+        feeds[part] = _feed(config, store, part, getattr(split, part), wanted, normalisation, place, ranks)
+        lives()
     return RunData(
         store=store,
         fields={name: fields[name] for name in wanted},

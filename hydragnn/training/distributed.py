@@ -11,7 +11,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -29,6 +29,11 @@ PATIENCE = timedelta(minutes=10)
 
 SECONDS_FOR_THE_FIRST = 5.0
 """How long a failing rank stays, so that rank 0 can write down why before the launcher ends it."""
+
+
+class LaunchError(InputError):
+    """Ranks were not started as they were asked for, or do not find each other."""
+
 
 _MPI_SIZES = {
     "OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_RANK",
@@ -120,7 +125,7 @@ def joined_ranks(folder: Path, device: torch.device | None = None) -> Iterator[R
     """The ranks that the launcher started, connected for the length of the block.
 
     A process group that the caller has made already is used as it is. ``folder`` is where ranks under srun without MPI
-    meet. InputError where the launcher's count and MPI's disagree, because the ranks would train N copies in silence.
+    meet. LaunchError where the launcher's count and MPI's disagree, because the ranks would train N copies in silence.
     """
     launch = this_launch()
     if dist.is_initialized():
@@ -139,20 +144,24 @@ def joined_ranks(folder: Path, device: torch.device | None = None) -> Iterator[R
             _meeting_place(launch, folder).unlink(missing_ok=True)
     try:
         yield _described(launch)
-        dist.barrier()
+        with suppress(RuntimeError):  # whoever is here has ended the block; a peer that dies now takes nothing away
+            dist.barrier()
     finally:
         # gloo's worker threads must not outlive the interpreter's references: collect first, then destroy
         gc.collect()
         dist.destroy_process_group()
 
 
-def leave(code: int) -> NoReturn:
-    """End the process with ``code``; with several ranks past the interpreter's shutdown, which can abort under gloo."""
+def leave(code: int, seconds: float = SECONDS_FOR_THE_FIRST) -> NoReturn:
+    """End the process with ``code``; with several ranks past the interpreter's shutdown, which can abort under gloo.
+
+    A failing rank other than the first stays for so many ``seconds``.
+    """
     mpi, launch = sys.modules.get("mpi4py.MPI"), this_launch()
     if mpi is None and launch.size == 1:
         sys.exit(code)
     if code and launch.rank:
-        time.sleep(SECONDS_FOR_THE_FIRST)
+        time.sleep(seconds)
     if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
         if code == 0:
             mpi.Finalize()
@@ -193,7 +202,7 @@ def _through_mpi(launch: Launch) -> tuple[Launch, dist.Store]:
         raise MissingPackageError("mpich", "mpi", f"starting {launch.size} ranks by mpirun ({error})") from error
     world: Any = MPI.COMM_WORLD
     if world.size != launch.size:
-        raise InputError(
+        raise LaunchError(
             f"the launcher started {launch.size} ranks, but MPI sees {world.size}: mpirun and the MPI library of mpi4py "
             "differ; use the mpirun beside this Python, or srun --mpi=pmi2"
         )
@@ -215,7 +224,7 @@ def _through_folder(launch: Launch, folder: Path) -> tuple[Launch, dist.Store]:
     deadline = time.monotonic() + PATIENCE.total_seconds()
     while not path.exists():
         if time.monotonic() > deadline:
-            raise InputError(
+            raise LaunchError(
                 f"rank {launch.rank} waited for {path} in vain; is {folder} on a file system all nodes share?"
             )
         time.sleep(0.05)

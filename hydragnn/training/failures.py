@@ -2,6 +2,8 @@
 
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -11,16 +13,36 @@ import torch.distributed as dist
 from hydragnn.errors import InputError
 from hydragnn.files import read_json, write_json
 from hydragnn.record import Failure
-from hydragnn.training.distributed import Ranks
+from hydragnn.training.attempt import Attempt, Fenced
+from hydragnn.training.distributed import LaunchError, Ranks
 from hydragnn.training.recipe import Diverged
 
-OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory")
+OUT_OF_MEMORY = (
+    "out of memory",
+    "out_of_device_memory",
+    "out_of_host_memory",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "unable to allocate",
+    "bad_alloc",
+    "status_alloc_failed",
+)
 PEER_LOST = ("connection closed by peer", "connection reset", "gloo", "nccl", "broken pipe", "timed out")
 SECONDS_FOR_PEERS = 5.0
 
 
+class PeerFailed(Exception):
+    """What this rank noticed began on another, which said what it was."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
 def failure_of(error: BaseException) -> Failure:
     """The kind of a failure and one line about it; a defect comes with the place it happened."""
+    if isinstance(error, PeerFailed):
+        return error.failure
     message = str(error).strip()
     low = message.lower()
     if isinstance(error, Diverged):
@@ -30,6 +52,8 @@ def failure_of(error: BaseException) -> Failure:
             kind="out_of_memory",
             message=f"{first_line(message) or 'no memory left'}; use smaller batches or a smaller model",
         )
+    if isinstance(error, LaunchError):
+        return Failure(kind="launch", message=message)
     if isinstance(error, InputError):
         return Failure(kind="configuration", message=message)
     if isinstance(error, dist.DistError) or (
@@ -57,6 +81,22 @@ def agreed_failure(failure: Failure, folder: Path, ranks: Ranks) -> Failure:
             forget_failures(folder)
             return failure
         time.sleep(0.05)
+
+
+@contextmanager
+def told_to_peers(attempt: Attempt, ranks: Ranks) -> Iterator[None]:
+    """Where another rank failed first, the first rank fails of what that one says it was."""
+    try:
+        yield
+    except Fenced:
+        raise
+    except Exception as error:
+        attempt.check()
+        own = failure_of(error)
+        agreed = agreed_failure(own, attempt.folder, ranks)
+        if agreed.kind != own.kind:
+            raise PeerFailed(agreed) from error
+        raise
 
 
 def forget_failures(folder: Path) -> None:

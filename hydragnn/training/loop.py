@@ -12,6 +12,7 @@ from hydragnn.training.evaluate import flattened
 from hydragnn.training.loss import label_counts, loss_sums
 from hydragnn.training.metrics import Errors
 from hydragnn.training.optimise import average_in_place, clip_in_place, learning_rate, out_of_patience
+from hydragnn.training.parts import parts_of
 from hydragnn.training.recipe import Diverged, Recipe, Watcher
 from hydragnn.training.state import TrainState, seed_step
 
@@ -26,7 +27,7 @@ def train_epochs(state: TrainState, data: RunData, recipe: Recipe, watcher: Watc
     settings = recipe.settings
     while state.epoch < until and not out_of_patience(state.valid_losses, settings.patience):
         train_loss = train_epoch(state, data, recipe, watcher)
-        values = {"train/loss": train_loss, **validate(state, data, recipe)}
+        values = {"train/loss": train_loss, **validate(state, data, recipe, watcher)}
         values["learning_rate"] = learning_rate(settings, state.epoch + 1.0, state.valid_losses)
         state.finish_epoch(values)
         watcher.epoch_finished(state)
@@ -53,7 +54,8 @@ def take_step(
 ) -> tuple[bool, float]:
     """Move the weights once, as one rank would with the shares of all; gives whether any rank was interrupted, and the loss.
 
-    Errors are summed here and divided by the number of labels of all ranks, so gradients only have to be added up.
+    Errors are summed here and divided by the number of labels of all ranks, so gradients only have to be added up: over
+    ranks, and over the parts that a batch is computed in to save memory.
     """
     settings, ranks = recipe.settings, recipe.ranks
     counted = [*label_counts(recipe.losses, batch), float(interrupted)]
@@ -63,15 +65,16 @@ def take_step(
 
     state.weights.gradient.zero_()
     loss = 0.0
-    if batch.num_graphs:
-        seed_step(settings.seed, state.epoch, state.step, ranks.rank, recipe.device)
+    seed_step(settings.seed, state.epoch, state.step, ranks.rank, recipe.device)
+    for part in parts_of(batch, recipe.split):
         with recipe.arithmetic():
-            predictions = state.model(batch)
-        sums = loss_sums(recipe.losses, predictions, batch)
+            predictions = state.model(part)
+        sums = loss_sums(recipe.losses, predictions, part)
         total = (sums * (recipe.weights / counts[:-1].clamp(min=1.0)).to(sums.dtype)).sum()
         total.backward(inputs=list(state.model.parameters()))  # not edge vectors, whose gradient nobody reads
-        loss = float(total.detach())
-        state.totals += torch.stack([sums.detach().to(torch.float64), here])
+        loss += float(total.detach())
+        state.totals[0] += sums.detach().to(torch.float64)
+    state.totals[1] += here
     ranks.sum_in_place(state.weights.gradient)
 
     norm = clip_in_place(state.weights.gradient, settings.clip_norm)
@@ -85,15 +88,14 @@ def take_step(
     return bool(counts[-1] > 0), loss
 
 
-def validate(state: TrainState, data: RunData, recipe: Recipe) -> dict[str, float | None]:
+def validate(state: TrainState, data: RunData, recipe: Recipe, watcher: Watcher) -> dict[str, float | None]:
     """``valid/loss`` and the errors of every field on the validation part, with the averaged weights where there are any."""
     totals = torch.zeros_like(state.totals)
     errors = Errors(data.targets, recipe.device)
     state.model.eval()
     with torch.no_grad(), state.weights.replaced_by(state.judged):
-        for batch in data.valid:
-            if not batch.num_graphs:
-                continue
+        for batch in (part for share in data.valid for part in parts_of(share, recipe.split)):
+            watcher.lives()
             with recipe.arithmetic():
                 predictions = state.model(batch)
             sums = loss_sums(recipe.losses, predictions, batch).to(torch.float64)

@@ -27,6 +27,9 @@ class Watcher(Protocol):
     def interrupted(self) -> bool:
         """Whether this process was asked to stop."""
 
+    def lives(self) -> None:
+        """The run gets on, though no step was taken."""
+
     def step_taken(self, state: TrainState, steps: int, graphs: int, loss: float) -> None:
         """One of ``steps`` steps of the epoch was taken, with this rank's graphs and part of the loss."""
 
@@ -47,6 +50,8 @@ class Recipe:
     """Loss weights of the fields, float64."""
     ranks: Ranks
     device: torch.device
+    split: int = 1
+    """Parts in which a batch is computed, one after the other, so that only one needs memory."""
 
     def arithmetic(self) -> AbstractContextManager[object]:
         """bf16 runs under autocast; fp32 and fp64 are what the weights are."""
@@ -62,7 +67,9 @@ class Recipe:
         return value
 
 
-def make_recipe(settings: TrainSettings, losses: tuple[FieldLoss, ...], ranks: Ranks, device: torch.device) -> Recipe:
+def make_recipe(
+    settings: TrainSettings, losses: tuple[FieldLoss, ...], ranks: Ranks, device: torch.device, split: int = 1
+) -> Recipe:
     """The recipe with its loss weights on the device."""
     weights = torch.tensor([loss.weight for loss in losses], dtype=torch.float64, device=device)
-    return Recipe(settings=settings, losses=losses, weights=weights, ranks=ranks, device=device)
+    return Recipe(settings=settings, losses=losses, weights=weights, ranks=ranks, device=device, split=split)

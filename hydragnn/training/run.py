@@ -1,11 +1,13 @@
 """Entry for worker processes: ``python -m hydragnn.training.run RUN [--until N]``, also under torchrun, mpirun or srun.
 
 Reads RUN/config.json, begins or resumes, writes RUN/record.json. Exit code 0: the record says finished, paused or
-stopped; 3: it says failed, with a typed reason; 2: bad input. What counts is the record, not the code.
+stopped; 3: it says failed, with a typed reason; 2: bad input; 4: a later attempt owns the run, and nothing was written.
+What counts is the record, not the code.
 """
 
 import argparse
 import sys
+import time
 import traceback
 from contextlib import suppress
 from dataclasses import replace
@@ -16,53 +18,124 @@ import torch
 from hydragnn.config import RunConfig
 from hydragnn.errors import InputError, Interrupted
 from hydragnn.files import read_json
-from hydragnn.record import RunRecord, read_record, write_record
-from hydragnn.training.distributed import leave, this_launch
+from hydragnn.record import Failure, RunRecord, read_record, write_record
+from hydragnn.training.attempt import Attempt, Fenced
+from hydragnn.training.distributed import SECONDS_FOR_THE_FIRST, LaunchError, leave, this_launch
 from hydragnn.training.failures import failure_of
 from hydragnn.training.progress import console_progress
 from hydragnn.training.session import train
 
+BAD_INPUT, FAILED, FENCED = 2, 3, 4
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Train as the command line says; gives the exit code."""
+    options = parsed(arguments)
+    torch.set_num_threads(options.threads)
+    attempt = Attempt(folder=options.folder, number=options.attempt)
+    try:
+        return _train(options, attempt)
+    except Interrupted as note:
+        print(note, file=sys.stderr)
+        return 0
+    except Fenced as note:
+        print(note, file=sys.stderr)
+        return FENCED
+    except Exception as error:
+        return _failed(error, attempt)
+
+
+def parsed(arguments: list[str] | None) -> argparse.Namespace:
+    """The options of the command line."""
     parser = argparse.ArgumentParser(prog="python -m hydragnn.training.run", description=__doc__)
     parser.add_argument("folder", type=Path, help="run folder with config.json")
     parser.add_argument("--until", type=int, default=None, help="end of the segment, in epochs (default: all epochs)")
     parser.add_argument("--threads", type=int, default=1, help="threads of this process on the CPU (default: 1)")
     parser.add_argument("--device", default=None, help="cpu, cuda or cuda:N (default: a GPU where there is one)")
-    options = parser.parse_args(arguments)
-    torch.set_num_threads(options.threads)
+    parser.add_argument("--split", type=int, default=1, help="parts in which a batch is computed, to save memory")
+    parser.add_argument("--ranks", type=int, default=None, help="how many ranks there must be (default: any number)")
+    parser.add_argument("--attempt", type=int, default=None, help="write only while RUN/attempt.json has this number")
+    return parser.parse_args(arguments)
+
+
+def _train(options: argparse.Namespace, attempt: Attempt) -> int:
     folder: Path = options.folder
-    try:
-        config = RunConfig.parse(read_json(folder / "config.json"), str(folder / "config.json"))
-        record = train(
-            config, folder, until=options.until, resume=True, progress=console_progress(), device=options.device
+    check_ranks(options.ranks)
+    record = train(
+        RunConfig.parse(read_json(folder / "config.json"), str(folder / "config.json")),
+        folder,
+        until=options.until,
+        resume=True,
+        progress=console_progress(),
+        device=options.device,
+        split=options.split,
+        attempt=attempt.number,
+    )
+    return FAILED if record.status == "failed" else 0
+
+
+def check_ranks(asked: int | None) -> None:
+    """LaunchError where another number of ranks was started: a wrong MPI makes many single ranks without a word."""
+    found = this_launch()
+    if asked is not None and found.size != asked:
+        raise LaunchError(
+            f"{asked} ranks were asked for, but this process is one of {found.size} (started by: {found.by}); use the MPI "
+            "that mpi4py is linked with, or another --mpi of srun"
         )
-    except Interrupted as note:
+
+
+def _failed(error: Exception, attempt: Attempt) -> int:
+    """Note the failure and say what it was; gives the exit code."""
+    try:
+        attempt.check()
+        note_failure(failure_of(error), attempt)
+    except Fenced as note:
         print(note, file=sys.stderr)
-        return 0
-    except Exception as error:
-        note_failure(folder, error)
-        if isinstance(error, InputError):
-            print(error, file=sys.stderr)
-            return 2
-        traceback.print_exc()
-        return 3
-    return 3 if record.status == "failed" else 0
+        return FENCED
+    if isinstance(error, InputError):
+        print(error, file=sys.stderr)
+        return FAILED if isinstance(error, LaunchError) else BAD_INPUT
+    traceback.print_exception(error)
+    return FAILED
 
 
-def note_failure(folder: Path, error: Exception) -> None:
-    """Leave a record of a run that failed before it could write one itself; a record that says so already stays."""
-    if this_launch().rank != 0 or not (folder / "config.json").is_file():
+def note_failure(failure: Failure, attempt: Attempt) -> None:
+    """Leave a record of a run that failed before it could write one itself; what this attempt has recorded already stays.
+
+    Other ranks than the first leave that to it, and stand in where it does not come to it, hanging in a collective.
+    """
+    folder = attempt.folder
+    if not (folder / "config.json").is_file():
+        return
+    if this_launch().rank and (recorded_in_time(attempt) or failure.kind == "lost_node"):
         return
     with suppress(InputError):  # an unreadable configuration has no record; the message on stderr says it all
         config = RunConfig.parse(read_json(folder / "config.json"), str(folder / "config.json"))
         record = RunRecord(config=config.to_json(), config_hash=config.hash, data_hash="", seed=config.train.seed)
         if (folder / "record.json").is_file():
             record = read_record(folder)
-        if record.status != "failed" or record.failure is None:
-            write_record(replace(record, status="failed", failure=failure_of(error)), folder)
+        if not told(record, attempt):
+            changed = replace(record, status="failed", failure=failure, attempt=attempt.name)
+            write_record(changed, folder, attempt.check)
+
+
+def recorded_in_time(attempt: Attempt) -> bool:
+    """Whether the first rank records how the attempt ended, within the time that a failing rank stays."""
+    deadline = time.monotonic() + SECONDS_FOR_THE_FIRST
+    while time.monotonic() < deadline:
+        with suppress(InputError):
+            if told(read_record(attempt.folder), attempt):
+                return True
+        time.sleep(0.05)
+    return False
+
+
+def told(record: RunRecord, attempt: Attempt) -> bool:
+    """Whether the record says how this very attempt ended."""
+    if attempt.number is None:
+        return record.status == "failed" and record.failure is not None
+    return record.attempt == attempt.number and record.status != "running"
 
 
 if __name__ == "__main__":
-    leave(main())
+    leave(main(), seconds=0.0)  # note_failure has waited for the first rank already

@@ -1,7 +1,7 @@
 """One run in its folder: begin or resume, train to the end of a segment, leave a record that says how it ended."""
 
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -13,13 +13,15 @@ from hydragnn.config import RunConfig
 from hydragnn.datasets import GraphStore
 from hydragnn.errors import InputError, Interrupted
 from hydragnn.files import read_json, write_json
+from hydragnn.graphs.batch import GraphBatch
 from hydragnn.models import DegreeStatistics, GraphModel, build_model, degree_statistics
 from hydragnn.record import Cost, RunRecord, read_record
+from hydragnn.training.attempt import Attempt, Fenced, Heartbeat
 from hydragnn.training.checkpoint import latest_checkpoint, load_checkpoint
 from hydragnn.training.data import Place, RunData, prepare_data
 from hydragnn.training.distributed import Ranks, host_name, joined_ranks
 from hydragnn.training.evaluate import flattened, trivial_metrics
-from hydragnn.training.failures import agreed_failure, failure_of, forget_failures
+from hydragnn.training.failures import agreed_failure, failure_of, forget_failures, told_to_peers
 from hydragnn.training.loop import Ended, train_epochs
 from hydragnn.training.loss import field_losses
 from hydragnn.training.progress import Progress
@@ -40,61 +42,73 @@ def train(
     progress: Progress | None = None,
     store: GraphStore | None = None,
     device: torch.device | str | None = None,
+    split: int = 1,
+    attempt: int | None = None,
 ) -> RunRecord:
     """Train the model that ``config`` describes into the folder ``out``, up to epoch ``until`` (all epochs if absent).
 
     The record ends as ``finished``, ``stopped`` (early), ``paused`` (end of a segment) or ``failed`` with a typed reason.
     Started by torchrun, mpirun or srun, all ranks train together and each gets the record. ``store`` saves opening it.
+    ``split`` computes every batch in so many parts, which needs less memory and takes the same steps. ``attempt`` is this
+    attempt's number in ``out/attempt.json``: once another one stands there, nothing more is written.
 
     Raises InputError for bad input and for an ``out`` that holds a run already (unless ``resume``), Interrupted after
-    SIGINT or SIGTERM, with a checkpoint written, and whatever a defect of ours raises, after recording it.
+    SIGINT, SIGTERM or SIGUSR1, with a checkpoint written, Fenced where a later attempt owns the run, and whatever a defect
+    of ours raises, after recording it.
     """
-    place = Place(device=chosen_device(device), dtype=DTYPES[config.train.precision])
+    if split < 1:
+        raise InputError(f"batches in {split} parts have nothing to train; use a split of 1 or more")
+    place = Place(device=chosen_device(device), dtype=DTYPES[config.train.precision], split=split)
+    this = Attempt(folder=out, number=attempt)
+    this.check()
     with joined_ranks(out, place.device) as ranks:
         place = replace(place, device=own_device(place.device, ranks))
         check_folder(config, out, resume)
         end = end_of_segment(config, until)
+        if ranks.first:
+            forget_failures(out)
         ranks.wait()
-        return _train(config, out, store, place, ranks, progress, end)
+        return _train(config, store, place, ranks, Heartbeat(this, first=ranks.first), progress, end)
 
 
 def _train(
     config: RunConfig,
-    out: Path,
     store: GraphStore | None,
     place: Place,
     ranks: Ranks,
+    heart: Heartbeat,
     progress: Progress | None,
     until: int,
 ) -> RunRecord:
-    signals = Signals()
+    signals, out = Signals(), heart.attempt.folder
     stopwatch = Stopwatch(earlier_cost(out), ranks, place.device)
-    data = prepare_data(config, store or opened(config), place, ranks)
-    model = make_model(config, data).to(device=place.device, dtype=place.dtype)
-    losses = field_losses(config)
-    state = first_state(model, config.train, fields=len(losses))
-    record = first_record(config, data, state, place)
-    checkpoint = latest_checkpoint(out / "checkpoints")
-    if checkpoint:
-        load_checkpoint(checkpoint, state, ranks, identity(record))
+    with told_to_peers(heart.attempt, ranks):
+        data = prepare_data(config, store or opened(config), place, ranks, heart.beat)
+        model = make_model(config, data, heart.beat).to(device=place.device, dtype=place.dtype)
+        losses = field_losses(config)
+        state = first_state(model, config.train, fields=len(losses))
+        record = first_record(config, data, state, place)
+        checkpoint = latest_checkpoint(out / "checkpoints")
+        if checkpoint:
+            load_checkpoint(checkpoint, state, ranks, identity(record))
     watcher = RunWatcher(
         out,
-        replace(record, epochs=state.epoch),
+        replace(record, epochs=state.epoch, attempt=heart.attempt.name),
         data.normalisation,
         ranks,
         stopwatch,
         signals,
+        heart,
         settings=config.train,
         progress=progress,
     )
     if ranks.first:
-        forget_failures(out)
-        write_json(out / "config.json", config.to_json())
+        write_json(out / "config.json", config.to_json(), heart.attempt.check)
         watcher.export(state)
     watcher.write(state)
     if progress and ranks.first:
         progress.begin(state.epoch + state.step / max(1, data.train.steps(state.epoch)), config.train.epochs)
-    recipe = make_recipe(config.train, losses, ranks, place.device)
+    recipe = make_recipe(config.train, losses, ranks, place.device, place.split)
     with signals.heard():
         return _to_the_end(state, watcher, lambda: train_epochs(state, data, recipe, watcher, until))
 
@@ -104,11 +118,16 @@ def _to_the_end(state: TrainState, watcher: RunWatcher, run: Callable[[], Ended]
     try:
         status = run()
         watcher.save(state)
+        watcher.ranks.wait()  # success means that all ranks came to the end
     except Interrupted as note:
         watcher.write(state, status="paused")
         watcher.close(f"{note}; resume the run in {watcher.folder} to go on")
         raise
+    except Fenced as note:
+        watcher.close(str(note))
+        raise
     except Exception as error:
+        watcher.heart.attempt.check()
         failure = agreed_failure(failure_of(error), watcher.folder, watcher.ranks)
         with suppress(InputError):  # a full disk must not hide what happened
             watcher.write(state, status="failed", failure=failure)
@@ -202,8 +221,8 @@ def earlier_cost(out: Path) -> Cost:
     return read_record(out).cost
 
 
-def make_model(config: RunConfig, data: RunData) -> GraphModel:
-    """The model with its first weights, which depend on the seed only."""
+def make_model(config: RunConfig, data: RunData, lives: Callable[[], None]) -> GraphModel:
+    """The model with its first weights, which depend on the seed only; ``lives`` is called between reads."""
     return build_model(
         config.model,
         config.heads,
@@ -211,16 +230,21 @@ def make_model(config: RunConfig, data: RunData) -> GraphModel:
         inputs=data.inputs,
         dim=data.store.dim,
         seed=config.train.seed,
-        statistics=training_degrees(data) if config.model.kind == "pna" else None,
+        statistics=training_degrees(data, lives) if config.model.kind == "pna" else None,
         edges=config.data.edges,
     )
 
 
-def training_degrees(data: RunData) -> DegreeStatistics:
+def training_degrees(data: RunData, lives: Callable[[], None]) -> DegreeStatistics:
     """Degree statistics of the training part, read in blocks."""
     indices = data.split.train
-    blocks = (indices[start : start + DEGREE_BLOCK] for start in range(0, len(indices), DEGREE_BLOCK))
-    return degree_statistics(data.store.read(block, []) for block in blocks)
+
+    def blocks() -> Iterator[GraphBatch]:
+        for start in range(0, len(indices), DEGREE_BLOCK):
+            lives()
+            yield data.store.read(indices[start : start + DEGREE_BLOCK], [])
+
+    return degree_statistics(blocks())
 
 
 def first_record(config: RunConfig, data: RunData, state: TrainState, place: Place) -> RunRecord:

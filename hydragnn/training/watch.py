@@ -20,18 +20,21 @@ from hydragnn.errors import MissingPackageError
 from hydragnn.files import digest
 from hydragnn.models import GraphModel, save_model
 from hydragnn.record import Cost, RunRecord, write_record
+from hydragnn.training.attempt import Heartbeat
 from hydragnn.training.checkpoint import save_checkpoint
 from hydragnn.training.distributed import Ranks
 from hydragnn.training.progress import Progress
 from hydragnn.training.state import TrainState
 
 SECONDS_BETWEEN_RECORDS = 1.0
+HEARD = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 class Signals:
-    """Whether SIGINT or SIGTERM came; a second SIGINT ends the process as usual.
+    """Whether SIGINT, SIGTERM or SIGUSR1 came; a second SIGINT ends the process as usual.
 
-    A second SIGTERM does not, because launchers send several while they wait for their ranks.
+    A second SIGTERM does not, because launchers send several while they wait for their ranks. SIGUSR1 is what schedulers
+    send some time before an allocation ends.
     """
 
     def __init__(self) -> None:
@@ -44,7 +47,7 @@ class Signals:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: signal.getsignal(number) for number in HEARD}
 
         def note(number: int, frame: FrameType | None) -> None:
             self.came = True
@@ -113,6 +116,7 @@ class RunWatcher:
         ranks: Ranks,
         stopwatch: Stopwatch,
         signals: Signals,
+        heart: Heartbeat,
         *,
         settings: TrainSettings,
         progress: Progress | None,
@@ -120,6 +124,7 @@ class RunWatcher:
         """``record`` is what the record says apart from curves and cost."""
         self.folder, self.record, self.normalisation = folder, record, normalisation
         self.ranks, self.stopwatch, self.signals, self.settings = ranks, stopwatch, signals, settings
+        self.heart = heart
         self.progress = progress if ranks.first else None
         board = settings.tensorboard and ranks.first
         self.board: Any = summary_writer(folder / "tensorboard", record.epochs) if board else None
@@ -130,8 +135,13 @@ class RunWatcher:
         """Whether a signal came."""
         return self.signals.came
 
+    def lives(self) -> None:
+        """Let the heart beat."""
+        self.heart.beat()
+
     def step_taken(self, state: TrainState, steps: int, graphs: int, loss: float) -> None:
         """Count the graphs and move the bar."""
+        self.heart.beat()
         self.stopwatch.count_step(graphs)
         if self.progress:
             epochs = state.epoch + state.step / steps
@@ -161,7 +171,7 @@ class RunWatcher:
 
     def save(self, state: TrainState) -> None:
         """Write a checkpoint, and the weights of the best epoch as the model of the run."""
-        save_checkpoint(self.folder / "checkpoints", state, self.ranks, identity(self.record))
+        save_checkpoint(self.folder / "checkpoints", state, self.ranks, identity(self.record), self.heart.attempt)
         self.export(state)
         self.saved_at = time.monotonic()
 
@@ -169,6 +179,7 @@ class RunWatcher:
         """Write the weights of the best epoch as the model of the run, unless they are there already."""
         if not self.ranks.first or state.best_epoch == self.exported:
             return
+        self.heart.attempt.check()
         assert isinstance(state.model, GraphModel)
         with state.weights.replaced_by(state.best):
             weights = {name: value.detach().clone() for name, value in state.model.state_dict().items()}
@@ -188,7 +199,7 @@ class RunWatcher:
             **changes,
         )
         if self.ranks.first:
-            write_record(self.record, self.folder)
+            write_record(self.record, self.folder, self.heart.attempt.check)
             self.written_at = time.monotonic()
         return self.record
 

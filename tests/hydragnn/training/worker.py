@@ -1,6 +1,6 @@
 """A process that trains on graphs made on the spot; started by the tests, also under torchrun and mpirun.
 
-``python worker.py RUN CONFIG.json [RUN CONFIG.json ...] [--until N] [--resume]``; CONFIG.json is a RunConfig.
+``python worker.py RUN CONFIG.json [RUN CONFIG.json ...] [--until N] [--resume] [--split S] [--attempt A]``; CONFIG.json is a RunConfig.
 """
 
 import argparse
@@ -16,6 +16,7 @@ from hydragnn.datasets import MemoryStore
 from hydragnn.errors import InputError, Interrupted
 from hydragnn.graphs import ATOMIC_NUMBERS_FIELD, Field, GraphBatch, graph_from_arrays
 from hydragnn.training import joined_ranks, leave, train
+from hydragnn.training.attempt import Fenced
 
 CUTOFF = 3.0
 FIELDS = (
@@ -86,6 +87,8 @@ def main() -> int:
     parser.add_argument("--graphs", type=int, default=40)
     parser.add_argument("--until", type=int, default=None)
     parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--split", type=int, default=1)
+    parser.add_argument("--attempt", type=int, default=None)
     parser.add_argument("--faulty-rank", type=int, default=-1)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -97,10 +100,14 @@ def main() -> int:
                 store = clusters(options.graphs)
                 if ranks.rank == options.faulty_rank:
                     store = Faulty(store.flat)
-                records.append(train(config, out, until=options.until, resume=options.resume, store=store))
+                how = {"resume": options.resume, "split": options.split, "attempt": options.attempt}
+                records.append(train(config, out, until=options.until, store=store, **how))
     except Interrupted as note:
         print(note)
         return 0
+    except Fenced as note:
+        print(f"FENCED: {note}")
+        return 4
     except InputError as error:
         print(error)
         return 2

@@ -1,0 +1,71 @@
+"""One of several attempts at a run: it writes only while no later attempt has taken over, and shows that it lives.
+
+Whoever starts attempts writes ``RUN/attempt.json`` before each. An attempt thought dead that wakes up reads another number
+there and leaves without a trace.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from hydragnn.errors import InputError
+from hydragnn.files import read_json
+
+SECONDS_BETWEEN_BEATS = 1.0
+
+
+class Fenced(Exception):
+    """A later attempt has taken the run over; this one must leave without writing anything."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attempt:
+    """This attempt at the run in ``folder``."""
+
+    folder: Path
+    number: int | None = None
+    """As its starter counts; None where nobody counts, and then nothing is ever fenced."""
+
+    @property
+    def name(self) -> int:
+        """The number in records and names of files; 0 where nobody counts."""
+        return self.number or 0
+
+    def check(self) -> None:
+        """Raise Fenced unless ``attempt.json`` names this attempt; called right before every write."""
+        if self.number is None:
+            return
+        try:
+            said = read_json(self.folder / "attempt.json")["attempt"]
+        except (InputError, KeyError, TypeError):
+            said = None
+        if said != self.number:
+            owner = "nobody" if said is None else f"attempt {said}"
+            raise Fenced(f"{self.folder} belongs to {owner} now; attempt {self.number} leaves without writing")
+
+
+class Heartbeat:
+    """``RUN/heartbeat``, written by the first rank at most once a second while it gets on; a watchdog reads its age."""
+
+    def __init__(self, attempt: Attempt, *, first: bool, clock: Callable[[], float] = time.monotonic) -> None:
+        """Only the ``first`` rank writes."""
+        self.attempt, self.first, self.clock = attempt, first, clock
+        self.beaten_at = -SECONDS_BETWEEN_BEATS
+
+    def beat(self) -> None:
+        """Say that the run lives; raises Fenced where it belongs to a later attempt."""
+        now = self.clock()
+        if not self.first or now - self.beaten_at < SECONDS_BETWEEN_BEATS:
+            return
+        self.beaten_at = now
+        self.attempt.check()
+        with suppress(OSError):  # a full disk stops the run where it matters, at a checkpoint
+            # opened and closed each time, so that network file systems show the new time to others
+            descriptor = os.open(self.attempt.folder / "heartbeat", os.O_WRONLY | os.O_CREAT, 0o644)
+            try:
+                os.write(descriptor, f"{time.time():.0f}\n".encode())
+            finally:
+                os.close(descriptor)

@@ -1,0 +1,77 @@
+"""A batch in parts of nearly equal cost, so that only one part at a time needs the memory of a step."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from torch import Tensor
+
+from hydragnn.datasets.packing import NODE_COST
+from hydragnn.graphs.batch import GraphBatch
+
+
+def parts_of(batch: GraphBatch, number: int) -> Iterator[GraphBatch]:
+    """The batch in at most ``number`` parts of consecutive graphs; views, and no part is empty.
+
+    Where there are fewer graphs than parts, every graph is one; an empty batch has no parts.
+    """
+    if number == 1 or batch.num_graphs <= 1:
+        yield from [batch] if batch.num_graphs else []
+        return
+    cuts = even_cuts((batch.edges_per_graph + NODE_COST * batch.nodes_per_graph).tolist(), number)
+    nodes, edges = batch.node_offsets.tolist(), batch.edge_offsets.tolist()
+    for first, last in pairwise(cuts):
+        yield graphs_between(
+            batch, slice(first, last), slice(nodes[first], nodes[last]), slice(edges[first], edges[last])
+        )
+
+
+def even_cuts(costs: Sequence[int], number: int) -> list[int]:
+    """Where to cut a row of costs into at most ``number`` pieces whose largest is the least possible; begins with 0.
+
+    >>> even_cuts([1, 1, 1, 9, 1, 1], 3)
+    [0, 3, 4, 6]
+    >>> even_cuts([2, 2], 4), even_cuts([], 2)
+    ([0, 1, 2], [0])
+    """
+    low, high = max([0, *costs]), sum(costs)
+    while low < high:  # the smallest limit under which the pieces are few enough
+        middle = (low + high) // 2
+        low, high = (low, middle) if len(_cuts_within(costs, middle)) - 1 <= number else (middle + 1, high)
+    return _cuts_within(costs, low)
+
+
+def _cuts_within(costs: Sequence[int], limit: int) -> list[int]:
+    """Cuts that fill every piece up to the limit, which no single cost exceeds."""
+    cuts, filled = [0], 0
+    for position, cost in enumerate(costs):
+        if position > cuts[-1] and filled + cost > limit:
+            cuts.append(position)
+            filled = 0
+        filled += cost
+    return [*cuts, len(costs)] if costs else cuts
+
+
+def graphs_between(batch: GraphBatch, graphs: slice, nodes: slice, edges: slice) -> GraphBatch:
+    """Consecutive graphs of a batch, whose nodes and edges lie between the given bounds."""
+
+    def cut(values: Mapping[str, Tensor], place: slice) -> dict[str, Tensor]:
+        return {name: value[place] for name, value in values.items()}
+
+    ends = slice(graphs.start, graphs.stop + 1)
+    return replace(
+        batch,
+        positions=batch.positions[nodes],
+        senders=batch.senders[edges] - nodes.start,
+        receivers=batch.receivers[edges] - nodes.start,
+        edge_shifts=batch.edge_shifts[edges],
+        cell=batch.cell[graphs],
+        periodic=batch.periodic[graphs],
+        node_offsets=batch.node_offsets[ends] - nodes.start,
+        edge_offsets=batch.edge_offsets[ends] - edges.start,
+        nodes=cut(batch.nodes, nodes),
+        edges=cut(batch.edges, edges),
+        graphs=cut(batch.graphs, graphs),
+        masks=cut(batch.masks, graphs),
+        cache={},
+    )

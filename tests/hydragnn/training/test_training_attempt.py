@@ -1,0 +1,184 @@
+"""Attempts at one run: the one that its folder names writes, every other leaves without a trace."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hydragnn.record import read_record, write_record
+from hydragnn.training import train
+from hydragnn.training.attempt import Attempt, Fenced, Heartbeat
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+
+
+def take_over(folder: Path, number: int) -> None:
+    """What a controller writes before it starts an attempt."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "attempt.json.new").write_text(json.dumps({"attempt": number}))
+    (folder / "attempt.json.new").replace(folder / "attempt.json")
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def complete(found: dict[str, bytes]) -> dict[str, bytes]:
+    """Without what the attempt was just writing under another name when it was stopped."""
+    return {name: content for name, content in found.items() if not name.endswith(".tmp")}
+
+
+class At:
+    """A progress display that does something once a run has come to a moment."""
+
+    def __init__(self, moment: float, action: Callable[[], None]) -> None:
+        self.moment, self.action = moment, action
+
+    def begin(self, epochs: float, total: int) -> None: ...
+
+    def step(self, epochs: float, loss: float | None, graphs_per_second: float) -> None:
+        if self.moment <= epochs:
+            self.moment = 1e9
+            self.action()
+
+    def epoch(self, number: int, values: dict[str, float | None]) -> None: ...
+
+    def end(self, sentence: str) -> None: ...
+
+
+@pytest.mark.parametrize("moment", [0.5, 1.2, 3.0], ids=["in an epoch", "in the second epoch", "at the last step"])
+def test_a_fenced_attempt_leaves_at_once_and_changes_no_file(moment, store, make_config, tmp_path):
+    run, before = tmp_path / "run", {}
+
+    def a_successor_comes() -> None:
+        take_over(run, 2)
+        before.update(files(run))
+
+    take_over(run, 1)
+    with pytest.raises(Fenced, match="belongs to attempt 2 now; attempt 1 leaves"):
+        train(make_config(), run, store=store, attempt=1, progress=At(moment, a_successor_comes))
+    assert files(run) == before and read_record(run).attempt == 1 and read_record(run).status == "running"
+    again = train(make_config(), run, store=store, attempt=2, resume=True)
+    assert (again.attempt, again.status) == (2, "finished")
+
+
+@pytest.mark.parametrize("content", [None, "{}", "[", '{"attempt": "1"}', '{"attempt": 3}'])
+def test_an_attempt_that_its_folder_does_not_name_never_begins(content, store, make_config, tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    if content is not None:
+        (run / "attempt.json").write_text(content)
+    before = files(run)
+    with pytest.raises(Fenced):
+        train(make_config(), run, store=store, attempt=1)
+    assert files(run) == before
+
+
+def test_where_nobody_counts_nothing_is_fenced(store, make_config, tmp_path):
+    take_over(tmp_path / "run", 7)
+    record = train(make_config(train__epochs=1), tmp_path / "run", store=store)
+    assert record.status == "finished" and read_record(tmp_path / "run").attempt == 0
+
+
+def test_a_record_without_attempt_is_read_as_attempt_0(store, make_config, tmp_path):
+    record = train(make_config(train__epochs=1), tmp_path / "run", store=store)
+    path = tmp_path / "run" / "record.json"
+    old = {name: value for name, value in json.loads(path.read_text()).items() if name != "attempt"}
+    path.write_text(json.dumps(old))
+    assert read_record(tmp_path / "run") == record
+    write_record(record, tmp_path / "run")
+    assert json.loads(path.read_text())["version"] == 1
+
+
+def test_what_a_check_raises_at_the_last_moment_leaves_the_old_file(store, make_config, tmp_path):
+    record = train(make_config(train__epochs=1), tmp_path / "run", store=store)
+    before = files(tmp_path / "run")
+    with pytest.raises(Fenced):
+        write_record(record, tmp_path / "run", Attempt(folder=tmp_path / "run", number=1).check)
+    assert files(tmp_path / "run") == before
+
+
+@pytest.fixture
+def started(store, make_config, launch, tmp_path):
+    """A long run that attempt 1 has begun on one or two ranks, once it has a checkpoint."""
+    processes: list[subprocess.Popen[str]] = []
+
+    def start(ranks: int) -> tuple[subprocess.Popen[str], Path]:
+        run = tmp_path / "run"
+        take_over(run, 1)
+        launcher = TORCHRUN if ranks == 2 else None
+        process = launch({run: make_config(train__epochs=4000)}, "--attempt", "1", launcher=launcher)
+        processes.append(process)
+        while process.poll() is None and not (run / "checkpoints" / "latest.json").exists():
+            time.sleep(0.02)
+        return process, run
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def test_an_attempt_that_wakes_up_after_its_successor_ended_changes_nothing(started, store, make_config, tmp_path):
+    process, run = started(ranks=1)
+    process.send_signal(signal.SIGSTOP)
+    take_over(run, 2)
+    until = read_record(run).epochs + 2
+    record = train(make_config(train__epochs=4000), run, store=store, attempt=2, resume=True, until=until)
+    kept = files(run)
+    process.send_signal(signal.SIGCONT)
+    output, _ = process.communicate(timeout=600)
+    assert process.returncode == 4, output
+    assert complete(files(run)) == complete(kept)
+    assert read_record(run) == record
+
+
+def test_all_ranks_of_a_fenced_attempt_leave_and_its_successor_trains_on(started, store, make_config, tmp_path):
+    process, run = started(ranks=2)
+    take_over(run, 2)
+    output, _ = process.communicate(timeout=600)
+    assert process.returncode != 0 and "FENCED" in output, output
+    fenced = read_record(run)
+    assert (fenced.attempt, fenced.status) == (1, "running")
+    assert not list(run.glob(".failure*"))
+    until = fenced.epochs + 1
+    again = train(make_config(train__epochs=4000), run, store=store, attempt=2, resume=True, until=until)
+    whole = train(make_config(train__epochs=4000), tmp_path / "whole", store=store, until=until)
+    assert again.attempt == 2 and again.curves["valid/loss"] == pytest.approx(whole.curves["valid/loss"], rel=1e-6)
+
+
+def test_the_heart_beats_at_most_once_a_second_and_only_for_the_owner(tmp_path):
+    now = [0.0]
+    take_over(tmp_path, 1)
+    heart = Heartbeat(Attempt(folder=tmp_path, number=1), first=True, clock=lambda: now[0])
+    written = []
+    for now[0] in (0.0, 0.4, 0.9, 1.1, 2.0, 2.2):
+        (tmp_path / "heartbeat").unlink(missing_ok=True)
+        heart.beat()
+        written.append((tmp_path / "heartbeat").exists())
+    assert written == [True, False, False, True, False, True]
+    assert abs(float((tmp_path / "heartbeat").read_text()) - time.time()) < 60
+    take_over(tmp_path, 2)
+    (tmp_path / "heartbeat").unlink()
+    now[0] = 9.0
+    with pytest.raises(Fenced):
+        heart.beat()
+    Heartbeat(Attempt(folder=tmp_path, number=2), first=False).beat()
+    assert not (tmp_path / "heartbeat").exists()
+
+
+def test_a_run_shows_that_it_lives_while_it_reads_trains_and_validates(store, make_config, tmp_path, monkeypatch):
+    moments: list[str] = []
+    monkeypatch.setattr(Heartbeat, "beat", lambda self: moments.append(sys._getframe(1).f_code.co_name))
+    train(make_config("pna", train__epochs=1), tmp_path / "run", store=store)
+    assert {"prepare_data", "blocks", "step_taken", "lives"} <= set(moments)
+
+
+def test_a_full_disk_does_not_stop_the_heart(tmp_path):
+    Heartbeat(Attempt(folder=tmp_path / "gone"), first=True).beat()
+    assert not (tmp_path / "gone").exists()
