@@ -14,8 +14,17 @@ def _one_line(text: str) -> str:
     return text
 
 
+def is_word(text: str) -> bool:
+    """Whether a text can stand in a scheduler's directive as it is.
+
+    >>> is_word("campaigns/alloys-1"), is_word("my campaign")
+    (True, False)
+    """
+    return re.fullmatch(r"[A-Za-z0-9._+:@/,=-]+", text) is not None
+
+
 def _word(text: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9._+:@/,=-]+", text):
+    if not is_word(text):
         raise ValueError(f"{text!r} cannot stand in a scheduler's directive; use letters, digits and . _ + : @ / , = -")
     return text
 
@@ -69,8 +78,8 @@ class JobSettings(Settings):
     setup: list[Line] = Field(default_factory=list)
     """Lines of bash before anything starts, for example ``["module load rocm", "source env/bin/activate"]``."""
 
-    python: Line = "python"
-    """The Python of that environment, by name or path."""
+    python: Line | None = None
+    """The Python of that environment, by name or path; the one that submits if absent."""
 
     stage_environment: bool = False
     """Copy the environment of ``python`` to every node first, because thousands of imports overload a file system."""

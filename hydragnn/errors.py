@@ -8,6 +8,14 @@ class InputError(ValueError):
 class Interrupted(Exception):
     """Ctrl-C or a signal: everything finished is saved; the message says how to go on; the command line exits with 130."""
 
+    code = 130
+
+
+class OutOfWalltime(Interrupted):
+    """The allocation ends: everything finished is saved, and there is more to do; the command line exits with 75."""
+
+    code = 75
+
 
 class MissingPackageError(InputError):
     """An optional package is not installed; the message names the extra that brings it."""

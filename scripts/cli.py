@@ -123,13 +123,73 @@ def search(
     out: Out,
     resume: Resume = False,
     workers: Annotated[int | None, typer.Option(min=1, help="Trials at once, one thread each.")] = None,
+    submit: Annotated[
+        bool, typer.Option("--submit", help="Let batch jobs search, as [job] says: Slurm, PBS or Flux.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="With --submit: only print the batch script.")] = False,
     assignments: Set = None,
     as_json: AsJson = False,
 ) -> None:
     """Search for good configurations: trials in segments, early stopping at rungs, all journalled and resumable."""
+    if submit or dry_run:
+        submission = face.submit(
+            campaign, out, resume=resume, workers=workers, overrides=assignments or [], dry_run=dry_run
+        )
+        if dry_run and not as_json:
+            print(submission["text"], end="")
+            return
+        _show({key: value for key, value in submission.items() if dry_run or key != "text"}, as_json)
+        return
     _show(
         face.search(campaign, out, resume=resume, workers=workers, overrides=assignments or [], quiet=as_json), as_json
     )
+
+
+@app.command()
+def simulate(
+    campaign: Annotated[Path, typer.Argument(help="CAMPAIGN.toml, as for `hydragnn search`.")],
+    nodes: Annotated[int, typer.Option(min=1, help="Nodes of the machine.")] = 9408,
+    hours: Annotated[float, typer.Option(min=0.01, help="Allocated hours.")] = 6.0,
+    seed: Annotated[int | None, typer.Option(help="Seed of faults and trials; search.seed if absent.")] = None,
+    from_campaign: Annotated[
+        Path | None, typer.Option("--from-campaign", help="Take learning curves and costs from this campaign folder.")
+    ] = None,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="adaptive, no pruning, fixed size, no retries, static; repeatable. Default: adaptive, static."
+        ),
+    ] = None,
+    final: Annotated[
+        int | None, typer.Option(min=1, help="Instead of the search: the final training of so many configurations.")
+    ] = None,
+    assume: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="Change an assumption, e.g. `node_mtbf_hours=5000`; docs/simulate.md."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder for simulated.json and utilisation.svg.")] = None,
+    assignments: Set = None,
+    as_json: AsJson = False,
+) -> None:
+    """A campaign on thousands of nodes, simulated: the real scheduler, faults, and the static practice beside it."""
+    value = face.simulate(
+        campaign,
+        nodes=nodes,
+        hours=hours,
+        seed=seed,
+        from_campaign=from_campaign,
+        policies=policy or ["adaptive", "static"],
+        final=final,
+        assume=assume or [],
+        out=out,
+        overrides=assignments or [],
+    )
+    if as_json:
+        print(json.dumps(value, allow_nan=False))
+    else:
+        from hydragnn.scripts.simulated import show
+
+        show(value)
 
 
 @app.command()
@@ -213,7 +273,7 @@ def _exit(code: int) -> NoReturn:
 
 
 def main() -> None:
-    """Run the command line: 0 on success, 2 with one sentence on bad input, 3 on a failed run, 130 on Ctrl-C."""
+    """Run the command line: 0 on success, 2 with one sentence on bad input, 3 on a failed run, 130 on Ctrl-C, 75 at the end of an allocation."""
     try:
         app()
     except InputError as error:
@@ -221,6 +281,6 @@ def main() -> None:
         _exit(2)
     except Interrupted as error:
         print(f"interrupted: {error}", file=sys.stderr)
-        _exit(130)
+        _exit(error.code)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # `hydragnn ... | head` is not an error

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hydragnn.config import RunConfig, config_from_table
-from hydragnn.errors import InputError, Interrupted
+from hydragnn.errors import InputError, Interrupted, OutOfWalltime
 from hydragnn.record import RunRecord
 from hydragnn.settings import read_toml, with_overrides
 
@@ -54,9 +54,59 @@ def search(
     from hydragnn.hpo import run_campaign
 
     result = run_campaign(*_table(campaign, overrides), Path(out), resume=resume, workers=workers, quiet=quiet)
-    if result.ending == "stopped":
-        raise Interrupted(f"{result.finished} of {result.trials} trials are done; {out} continues with --resume")
+    if result.ending in ("stopped", "walltime"):
+        kind = OutOfWalltime if result.ending == "walltime" else Interrupted
+        raise kind(f"{result.finished} of {result.trials} trials are done; {out} continues with --resume")
     return result.summary()
+
+
+def submit(
+    campaign: Path | str,
+    out: Path | str,
+    *,
+    resume: bool = False,
+    workers: int | None = None,
+    overrides: Sequence[str] = (),
+    dry_run: bool = False,
+) -> Table:
+    """Submit the first of a chain of batch jobs that carry a campaign as its [job] says; gives the job and its script."""
+    from time import time
+
+    from hydragnn.hpo.submit import submitted
+
+    submission = submitted(
+        Path(campaign), Path(out), resume=resume, workers=workers, overrides=overrides, dry_run=dry_run, now=time()
+    )
+    return {**submission.summary(), "text": submission.text}
+
+
+def simulate(
+    campaign: Path | str | Table,
+    *,
+    nodes: int = 9408,
+    hours: float = 6.0,
+    seed: int | None = None,
+    from_campaign: Path | str | None = None,
+    policies: Sequence[str] = ("adaptive", "static"),
+    final: int | None = None,
+    assume: Sequence[str] = (),
+    out: Path | str | None = None,
+    overrides: Sequence[str] = (),
+) -> Table:
+    """Simulate a campaign on many nodes with their faults, one policy beside the other; every figure is simulated."""
+    from hydragnn.scripts.simulated import run_simulation
+
+    return run_simulation(
+        *_table(campaign, overrides),
+        nodes=nodes,
+        hours=hours,
+        seed=seed,
+        recorded=Path(from_campaign) if from_campaign else None,
+        policies=policies,
+        final=final,
+        assume=assume,
+        out=Path(out) if out else None,
+    )
 
 
 def build_ensemble(
@@ -177,4 +227,15 @@ def _scheduler() -> str:
     return ", ".join(found) or "none: trials run as local processes"
 
 
-__all__ = ["InputError", "build_ensemble", "build_store", "doctor", "load", "predict", "report", "search", "train"]
+__all__ = [
+    "InputError",
+    "build_ensemble",
+    "build_store",
+    "doctor",
+    "load",
+    "predict",
+    "report",
+    "search",
+    "submit",
+    "train",
+]

@@ -1,0 +1,34 @@
+"""What a job calls to have a successor: ``python -m hydragnn.hpo.submit CAMPAIGN --job N --id ID [--over]``.
+
+Prints the successor's name at the scheduler, or nothing where there must be none.
+"""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from hydragnn.errors import InputError
+from hydragnn.hpo.submit.chain import successor
+
+
+def main() -> int:
+    """Submit as the command line says; gives the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m hydragnn.hpo.submit", description=__doc__)
+    parser.add_argument("campaign", type=Path, help="folder of the campaign")
+    parser.add_argument("--job", type=int, required=True, help="number of the job that asks")
+    parser.add_argument("--id", required=True, help="its name at the scheduler")
+    parser.add_argument("--over", action="store_true", help="it ends now: its unused time is free again")
+    options = parser.parse_args()
+    try:
+        submission = successor(options.campaign, options.job, options.id, over=options.over, now=time.time())
+    except InputError as error:
+        print(f"no successor: {error}", file=sys.stderr)
+        return 2
+    if submission is not None:
+        print(submission.id)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

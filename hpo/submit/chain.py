@@ -1,0 +1,212 @@
+"""Chains of jobs: every job submits the one that goes on after it, as long as budgets and the chain's length allow."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from hydragnn.errors import InputError
+from hydragnn.files import read_json, write_atomically, write_json
+from hydragnn.hpo.door import check_campaign, check_folder
+from hydragnn.hpo.events import Opened, node_of
+from hydragnn.hpo.job import JobSettings
+from hydragnn.hpo.journal import NAME as JOURNAL
+from hydragnn.hpo.journal import read_journal
+from hydragnn.hpo.settings import CampaignSettings, campaign_settings
+from hydragnn.hpo.space import space_of
+from hydragnn.hpo.submit.script import Job, job_script, lead_seconds
+from hydragnn.hpo.submit.sites import SCHEDULERS, SITES
+from hydragnn.settings import read_toml, with_overrides
+
+NAME = "jobs/chain.json"
+VERSION = 1
+UNSEEN = 120.0
+"""Seconds that a killed job may have lived after the last line of its journal, which gets one a minute."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Submission:
+    """A job in the queue, or where nothing was submitted, what it would be."""
+
+    id: str | None
+    script: Path
+    log: Path
+    text: str
+    hours: float
+
+    def summary(self) -> dict[str, Any]:
+        """The submission as a plain table."""
+        return {"job": self.id, "script": str(self.script), "log": str(self.log), "hours": self.hours}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Span:
+    """A stretch of time in which so many nodes were held, in seconds since 1970."""
+
+    begin: float
+    end: float
+    nodes: int
+
+
+def submitted(
+    source: Path,
+    out: Path,
+    *,
+    overrides: Sequence[str] = (),
+    workers: int | None = None,
+    resume: bool = False,
+    dry_run: bool = False,
+    now: float,
+) -> Submission:
+    """Submit the first job of a chain that carries the campaign of a file; with ``dry_run`` only say what it would be.
+
+    InputError for a file without [job], anything that the search itself would refuse, and what the scheduler refuses.
+    """
+    settings = campaign_settings(with_overrides(read_toml(source), overrides), source)
+    job_settings = _job_settings(settings)
+    check_campaign(settings, space_of(settings.search.space, settings.source))
+    check_folder(settings, space_of(settings.search.space, settings.source), out, resume=resume)
+    known = _chain(out)
+    if known["jobs"] and not resume:
+        raise InputError(f"{out} waits in a queue as job {known['jobs'][-1]['id']}; submit again with --resume")
+    chain = {
+        **known,
+        "source": str(source.resolve()),
+        "overrides": list(overrides),
+        "workers": workers,
+        "directory": str(Path.cwd()),
+        "python": job_settings.python or sys.executable,
+        "first": len(known["jobs"]) + 1,
+    }
+    minutes = walltime(settings, _spans(out, known["jobs"], now))
+    if minutes is None:
+        raise InputError(
+            f"{source}: the budget of [search] leaves no time for a job; raise max_hours or max_node_hours"
+        )
+    job = _job(settings, job_settings, chain, out, minutes)
+    return _submitted(job, chain, after=None, dry_run=dry_run)
+
+
+def successor(out: Path, serial: int, id: str, *, over: bool, now: float) -> Submission | None:
+    """Submit the job that goes on after job ``serial`` with this ``id``; None where there must be none.
+
+    As long as the job is not ``over``, all of its walltime counts as spent, so that budgets hold whatever happens.
+    """
+    chain = _chain(out)
+    source = Path(chain["source"])
+    settings = campaign_settings(with_overrides(read_toml(source), chain["overrides"]), source)
+    job_settings = _job_settings(settings)
+    if serial != len(chain["jobs"]) or serial - chain["first"] + 1 >= job_settings.chain:
+        return None
+    spans = _spans(out, chain["jobs"], now, full=None if over else serial)
+    minutes = walltime(settings, spans)
+    if minutes is None:
+        return None
+    job = _job(settings, job_settings, chain, out, minutes)
+    return _submitted(job, chain, after=id, dry_run=False)
+
+
+def walltime(settings: CampaignSettings, spans: Sequence[Span]) -> int | None:
+    """Minutes of the next job, so that the campaign's budgets hold; None where they leave too little for a job.
+
+    InputError where [job] itself asks for too little.
+    """
+    job, search = _job_settings(settings), settings.search
+    shortest = 2 * lead_seconds(search.grace_seconds) / 60
+    if job.hours * 60 < shortest:
+        raise InputError(
+            f"{settings.source}: job.hours = {job.hours:g} is too short; give at least {shortest / 60:.2f}"
+        )
+    hours = [job.hours]
+    if search.max_hours is not None:
+        hours.append(search.max_hours - sum(span.end - span.begin for span in spans) / 3600)
+    if search.max_node_hours is not None:
+        spent = sum((span.end - span.begin) * span.nodes for span in spans) / 3600
+        hours.append((search.max_node_hours - spent) / job.nodes)
+    minutes = int(min(hours) * 60 + 1e-6)
+    return minutes if minutes >= shortest else None
+
+
+def _spans(out: Path, jobs: Sequence[Mapping[str, Any]], now: float, full: int | None = None) -> list[Span]:
+    """When nodes were held for the campaign: by its jobs, and by searches outside of them; job ``full`` counts to its limit."""
+    events = read_journal(out / JOURNAL)
+    begun = [(job, start) for job in jobs if (start := _stamp(out, job, "begun")) is not None]
+    held: list[Span] = []
+    for (job, start), (_, following) in pairwise([*begun, ({}, now)]):
+        latest = start + job["minutes"] * 60
+        if job["serial"] == full:
+            end = latest
+        else:
+            seen = [time for time, _ in events if start <= time < following]
+            end = _stamp(out, job, "ended") or min(latest, following, max(seen, default=following) + UNSEEN)
+        held.append(Span(begin=start, end=end, nodes=job["nodes"]))
+    return [*held, *(s for s in _sessions(events) if not any(h.begin <= s.begin <= h.end for h in held))]
+
+
+def _sessions(events: Sequence[tuple[float, Any]]) -> list[Span]:
+    """One span per controller."""
+    sessions: list[Span] = []
+    for time, event in events:
+        if isinstance(event, Opened):
+            sessions.append(Span(begin=time, end=time, nodes=len({node_of(place) for place in event.places})))
+        elif sessions:
+            last = sessions[-1]
+            sessions[-1] = Span(begin=last.begin, end=max(last.end, time), nodes=last.nodes)
+    return sessions
+
+
+def _stamp(out: Path, job: Mapping[str, Any], what: str) -> float | None:
+    """When a job began or ended by its own clock; None where it did not say."""
+    try:
+        return float((out / "jobs" / f"{job['serial']:04d}.{what}").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
+
+
+def _job(settings: CampaignSettings, job: JobSettings, chain: Mapping[str, Any], out: Path, minutes: int) -> Job:
+    """The next job of a chain."""
+    serial = len(chain["jobs"]) + 1
+    overrides = [word for assignment in chain["overrides"] for word in ("--set", assignment)]
+    workers = [] if chain["workers"] is None else ["--workers", str(chain["workers"])]
+    return Job(
+        settings=job,
+        campaign=out.resolve(),
+        serial=serial,
+        position=serial - chain["first"] + 1,
+        minutes=minutes,
+        grace=settings.search.grace_seconds,
+        arguments=[chain["source"], "--out", str(out.resolve()), "--resume", *workers, *overrides],
+        directory=Path(chain["directory"]),
+        python=chain["python"],
+        store=Path(settings.base["data"]["store"]),
+    )
+
+
+def _submitted(job: Job, chain: Mapping[str, Any], *, after: str | None, dry_run: bool) -> Submission:
+    text = job_script(job)
+    id = None
+    if not dry_run:
+        write_atomically(job.script, text)
+        id = SCHEDULERS[SITES[job.settings.site].scheduler].submitted(str(job.script), after)
+        entry = {"serial": job.serial, "id": id, "minutes": job.minutes, "nodes": job.settings.nodes}
+        write_json(job.campaign / NAME, {**chain, "jobs": [*chain["jobs"], entry]})
+    return Submission(id=id, script=job.script, log=job.log, text=text, hours=job.minutes / 60)
+
+
+def _chain(out: Path) -> dict[str, Any]:
+    """What is known of the campaign's jobs; empty where none was submitted."""
+    path = out / NAME
+    if not path.exists():
+        return {"version": VERSION, "jobs": []}
+    chain = read_json(path)
+    if not isinstance(chain, dict) or chain.get("version") != VERSION:
+        raise InputError(f"{path} was not written by this version of the program; update it, or delete the file")
+    return chain
+
+
+def _job_settings(settings: CampaignSettings) -> JobSettings:
+    if settings.job is None:
+        raise InputError(f"{settings.source}: section [job] is missing; add site, nodes and hours")
+    return settings.job

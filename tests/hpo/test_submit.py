@@ -1,0 +1,277 @@
+"""Batch scripts and chains: what is asked of schedulers, and that budgets and values from files stay within bounds."""
+
+import json
+import shlex
+import stat
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hydragnn.errors import InputError
+from hydragnn.hpo import CampaignSettings, campaign_settings
+from hydragnn.hpo.job import JobSettings
+from hydragnn.hpo.space import space_of, trial_config
+from hydragnn.hpo.submit import SITES, Job, Span, job_script, submitted, successor, walltime
+
+Settings = Callable[..., CampaignSettings]
+EXPECTED = {
+    "slurm": ["#SBATCH --no-kill", "#SBATCH --no-requeue", "#SBATCH --exclusive", "#SBATCH --signal=B:USR1@70"],
+    "frontier": ["#SBATCH --stepmgr", "#SBATCH --network=single_node_vni,job_vni", "#SBATCH --time=1:59:00"],
+    "perlmutter": ["#SBATCH --gpus-per-node=4", "#SBATCH --partition=batch", "#SBATCH --nodes=4"],
+    "pbs": ["#PBS -l select=4", "#PBS -l walltime=01:59:00", "#PBS -W tolerate_node_failures=all", "#PBS -q batch"],
+    "aurora": ["#PBS -l filesystems=home:flare", "#PBS -A mat123", "#PBS -r n"],
+    "flux": ["#flux: --nodes=4", "#flux: --time-limit=119m", "#flux: --bank=mat123", "#flux: --exclusive"],
+}
+
+
+def job(folder: Path, **settings: Any) -> Job:
+    return Job(
+        settings=JobSettings.parse({"site": "slurm", "nodes": 4, "hours": 2.0, **settings}),
+        campaign=folder,
+        serial=3,
+        position=1,
+        minutes=119,
+        grace=10.0,
+        arguments=["C.toml", "--out", str(folder), "--resume"],
+        directory=folder,
+        python="python",
+        store=folder / "a store.h5",
+    )
+
+
+@pytest.mark.parametrize("site", list(SITES))
+@pytest.mark.parametrize("staged", [False, True], ids=["in place", "staged"])
+def test_every_site_has_a_script_that_is_bash_and_asks_for_what_the_pilot_needs(site: str, staged: bool) -> None:
+    folder = Path("/scratch/me/alloys")
+    text = job_script(
+        job(
+            folder,
+            site=site,
+            account="mat123",
+            queue="batch",
+            setup=["module load rocm"],
+            directives=["--mine=1"],
+            stage_environment=staged,
+            stage_data=staged,
+        )
+    )
+    done = subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    lines = text.splitlines()
+    assert [line for line in EXPECTED[site] if line not in lines] == []
+    assert f"{lines[1].split()[0]} --mine=1" in lines
+    assert "module load rocm" in lines
+    assert ("tar -C" in text) == staged
+
+
+@given(words=st.lists(st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\0"), max_size=20)))
+def test_whatever_a_value_holds_bash_reads_it_as_one_word(words: list[str]) -> None:
+    arguments = shlex.join(words)
+    done = subprocess.run(["bash", "-c", f"printf '%s\\0' {arguments}"], capture_output=True)
+    assert done.stdout.decode().split("\0")[:-1] == (words or [""])
+
+
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        ({"setup": ["module load a\nrm -rf b"]}, "not one line"),
+        ({"setup": ["module load a\rrm"]}, "not one line"),
+        ({"account": "m\n#SBATCH --nodes=9999"}, "cannot stand in a scheduler's directive"),
+        ({"queue": "a b"}, "cannot stand in a scheduler's directive"),
+        ({"directives": ["--x\n#SBATCH -N 9999"]}, "not one line"),
+        ({"directives": ["#SBATCH --qos=debug"]}, "begin it with a dash"),
+        ({"local_storage": "/tmp/$(rm -rf b)"}, "no absolute path"),
+        ({"local_storage": "tmp"}, "no absolute path"),
+        ({"python": "a\nb"}, "not one line"),
+        ({"site": "lsf"}, "slurm"),
+        ({"chain": 0}, "chain"),
+        ({"minutes": 10}, "unknown key minutes"),
+    ],
+)
+def test_a_job_section_that_could_break_the_script_is_refused(table: dict[str, Any], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        JobSettings.parse({"site": "slurm", "nodes": 1, "hours": 1.0, **table})
+
+
+def test_a_folder_that_no_directive_can_hold_is_refused() -> None:
+    with pytest.raises(InputError, match="directives hold no such path"):
+        job_script(job(Path("/scratch/my campaigns/a")))
+
+
+def test_storage_of_nodes_may_name_the_user() -> None:
+    text = job_script(job(Path("/s/c"), stage_data=True, local_storage="/local/$USER"))
+    assert 'storage="/local/$USER/hydragnn-$id"' in text.splitlines()
+    assert "'a store.h5'" in text
+
+
+@pytest.fixture
+def with_job(table: dict[str, Any], tmp_path: Path) -> Settings:
+    """A maker of campaigns with a [job]; keyword arguments replace its members, and those of [search] by ``search``."""
+
+    def made(search: dict[str, Any] | None = None, **job: Any) -> CampaignSettings:
+        whole = {**table, "search": {**table["search"], **(search or {})}}
+        return campaign_settings(
+            {**whole, "job": {"site": "slurm", "nodes": 4, "hours": 2.0, **job}}, tmp_path / "C.toml"
+        )
+
+    return made
+
+
+def test_trials_do_not_know_that_a_batch_job_carries_them(with_job: Settings, settings: Settings) -> None:
+    here, there = settings(), with_job()
+    point = {"train.learning_rate": 0.01, "model.hidden_dim": 16}
+    configs = [trial_config(one, space_of(one.search.space), point, 0) for one in (here, there)]
+    assert configs[0].to_json() == configs[1].to_json()
+    assert there.to_json()["job"]["nodes"] == 4
+    assert "job" not in here.to_json()
+
+
+@given(
+    hours=st.floats(0.1, 24),
+    nodes=st.integers(1, 9408),
+    max_hours=st.none() | st.floats(0.1, 100),
+    max_node_hours=st.none() | st.floats(0.1, 1e6),
+    spans=st.lists(st.tuples(st.floats(0, 1e6), st.floats(0, 1e5), st.integers(1, 9408)), max_size=4),
+)
+def test_a_job_never_gets_more_time_than_the_budgets_leave(
+    hours: float, nodes: int, max_hours: float | None, max_node_hours: float | None, spans: list[Any]
+) -> None:
+    search = {"space": {"train.learning_rate": {"type": "float", "low": 1e-5, "high": 1e-1}}}
+    limits = {"max_hours": max_hours, "max_node_hours": max_node_hours}
+    settings = campaign_settings(
+        {
+            "search": {**search, **{key: value for key, value in limits.items() if value}},
+            "job": {"site": "slurm", "nodes": nodes, "hours": hours},
+        },
+        Path("C.toml"),
+    )
+    held = [Span(begin=begin, end=begin + length, nodes=count) for begin, length, count in spans]
+    minutes = walltime(settings, held)
+    if minutes is None:
+        assert max_hours or max_node_hours
+        return
+    spent = sum(span.end - span.begin for span in held) / 3600
+    billed = sum((span.end - span.begin) * span.nodes for span in held) / 3600
+    assert 2 * 70 / 60 <= minutes <= hours * 60 + 1e-3
+    assert max_hours is None or spent + minutes / 60 <= max_hours + 1e-3
+    assert max_node_hours is None or billed + nodes * minutes / 60 <= max_node_hours * (1 + 1e-9) + 1e-3
+
+
+def test_a_job_too_short_to_save_anything_is_refused(with_job: Settings) -> None:
+    with pytest.raises(InputError, match=r"job.hours = 0.01 is too short; give at least 0\.04"):
+        walltime(with_job(hours=0.01), [])
+
+
+@pytest.fixture
+def campaign_file(table: dict[str, Any], tmp_path: Path) -> Path:
+    """CAMPAIGN.toml with a [job] of two hours on four nodes, at most three jobs, and 20 node-hours."""
+    import tomli_w
+
+    whole = {**table, "job": {"site": "slurm", "nodes": 4, "hours": 2.0, "chain": 3, "python": "python3"}}
+    whole["search"] = {**table["search"], "max_node_hours": 20.0}
+    path = tmp_path / "CAMPAIGN.toml"
+    path.write_text(tomli_w.dumps(whole))
+    return path
+
+
+@pytest.fixture
+def queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A stand-in for sbatch, since chains are arithmetic here; gives the file with what it was called with."""
+    called = tmp_path / "called"
+    program = tmp_path / "bin" / "sbatch"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/bash\necho "$*" >>{called}\necho "$(wc -l <{called});cluster"\n')
+    program.chmod(program.stat().st_mode | stat.S_IEXEC)
+    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+    return called
+
+
+def minutes_of(out: Path) -> list[int]:
+    return [job["minutes"] for job in json.loads((out / "jobs" / "chain.json").read_text())["jobs"]]
+
+
+def test_jobs_follow_each_other_until_node_hours_or_the_chain_end(
+    campaign_file: Path, queue: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "c"
+    first = submitted(campaign_file, out, overrides=["search.trials=7"], workers=2, now=0.0)
+    assert (first.id, first.hours) == ("1", 2.0)
+    assert f"search {campaign_file} --out {out} --resume --workers 2 --set search.trials=7" in first.script.read_text()
+    (out / "jobs" / "0001.begun").write_text("1000")
+    second = successor(out, 1, "1", over=False, now=1000.0)
+    assert second is not None
+    assert queue.read_text().splitlines()[-1] == f"--parsable --dependency=afterany:1 {out}/jobs/0002.sh"
+    assert successor(out, 1, "1", over=False, now=1001.0) is None, "every job has one successor"
+    (out / "jobs" / "0001.ended").write_text("4600")
+    (out / "jobs" / "0002.begun").write_text("5000")
+    assert successor(out, 2, "2", over=False, now=5000.0) is not None
+    assert minutes_of(out) == [120, 120, 120]
+    (out / "jobs" / "0003.begun").write_text("9000")
+    assert successor(out, 3, "3", over=False, now=9000.0) is None, "the chain has three jobs"
+
+
+def test_the_last_job_gets_what_the_budget_leaves_and_a_job_that_was_cut_leaves_more(
+    campaign_file: Path, queue: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "c"
+    submitted(campaign_file, out, overrides=["search.max_node_hours=9.0"], now=0.0)
+    (out / "jobs" / "0001.begun").write_text("1000")
+    assert successor(out, 1, "1", over=False, now=1000.0) is not None
+    assert minutes_of(out) == [120, 15], "9 node-hours less 4 nodes times 2 hours, on 4 nodes"
+    (out / "jobs" / "0001.ended").write_text(str(1000 + 3600))
+    (out / "jobs" / "0002.begun").write_text("6000")
+    assert successor(out, 2, "2", over=False, now=6000.0) is not None
+    assert minutes_of(out) == [120, 15, 60]
+
+
+def test_a_job_that_ends_early_asks_again_where_its_unused_time_is_enough(
+    campaign_file: Path, queue: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "c"
+    submitted(campaign_file, out, overrides=["search.max_node_hours=8.0"], now=0.0)
+    (out / "jobs" / "0001.begun").write_text("1000")
+    assert successor(out, 1, "1", over=False, now=1001.0) is None
+    again = successor(out, 1, "1", over=True, now=1000.0 + 1800)
+    assert again is not None and again.hours == 1.5
+
+
+def test_a_campaign_in_the_queue_is_not_submitted_twice_unless_asked(
+    campaign_file: Path, queue: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "c"
+    submitted(campaign_file, out, now=0.0)
+    with pytest.raises(InputError, match=r"waits in a queue as job 1.*--resume"):
+        submitted(campaign_file, out, now=0.0)
+    (out / "jobs" / "0001.begun").write_text("1000")
+    (out / "jobs" / "0001.ended").write_text("1001")
+    submitted(campaign_file, out, resume=True, now=2000.0)
+    assert successor(out, 2, "2", over=False, now=2000.0) is not None, "a new chain counts from its first job"
+
+
+def test_a_dry_run_leaves_nothing(campaign_file: Path, tmp_path: Path) -> None:
+    submission = submitted(campaign_file, tmp_path / "c", dry_run=True, now=0.0)
+    assert submission.text.startswith("#!/bin/bash\n#SBATCH")
+    assert not (tmp_path / "c").exists()
+
+
+def test_what_a_scheduler_says_is_told(
+    campaign_file: Path, queue: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bin" / "sbatch").write_text("#!/bin/bash\necho 'Invalid account' >&2\nexit 1\n")
+    with pytest.raises(InputError, match=r"sbatch refuses .*Invalid account"):
+        submitted(campaign_file, tmp_path / "c", now=0.0)
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    with pytest.raises(InputError, match="sbatch is not here"):
+        submitted(campaign_file, tmp_path / "d", now=0.0)
+
+
+def test_only_a_file_with_a_job_section_is_submitted(campaign_file: Path, tmp_path: Path) -> None:
+    text = campaign_file.read_text()
+    campaign_file.write_text(text[: text.index("[job]")] + text[text.index("python3") + 9 :])
+    with pytest.raises(InputError, match=r"section \[job\] is missing"):
+        submitted(campaign_file, tmp_path / "c", now=0.0)
