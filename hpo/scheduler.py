@@ -1,14 +1,12 @@
-"""Who trains next, and how far: a pure state machine with asynchronous successive halving.
+"""Who trains next, where, and how far: a pure state machine with asynchronous successive halving.
 
 ``step(state, event, now) -> (state, actions)`` reads no clock, file or random number, so that a journal of events gives
 back the state, and a simulator can drive the same decisions on a virtual clock. Rungs follow Li et al. 2020
-(arXiv:1810.05934, algorithm 2): a free place goes to the best trial that a rung lets through, else to a new trial.
+(arXiv:1810.05934, algorithm 2): free places go to the best trials that a rung lets through, else to new trials.
 """
 
-from bisect import insort
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+import math
+from dataclasses import replace
 
 from hydragnn.hpo.events import (
     Action,
@@ -20,334 +18,303 @@ from hydragnn.hpo.events import (
     Failed,
     Launched,
     Opened,
-    Origin,
     Plan,
+    Probed,
     Propose,
     Proposed,
     Reached,
     Settle,
-    Start,
     Stopping,
     Tick,
+    node_of,
+)
+from hydragnn.hpo.filling import filled, pending
+from hydragnn.hpo.health import all_out, cleared, next_visit, probed, released, reopened, revisited, struck
+from hydragnn.hpo.sizing import loss
+from hydragnn.hpo.state import (
+    Node,
+    NodeStatus,
+    Rung,
+    State,
+    Trial,
+    TrialStatus,
+    in_line,
+    with_standing,
+    with_trial,
+    with_waiting,
+    without_trial,
 )
 from hydragnn.record import Failure, FailureKind
+
+__all__ = ["HOPELESS", "MACHINE_FAULTS", "Node", "NodeStatus", "Rung", "State", "Trial", "TrialStatus", "step"]
 
 MACHINE_FAULTS: frozenset[FailureKind] = frozenset({"lost_node", "launch", "preempted"})
 """Faults that say nothing about the configuration: retried, never told to the sampler."""
 
 HOPELESS = 5
-"""So many failures before the first success end the campaign: the fault is in what all trials share."""
+"""So many trials that come to nothing before the first success end the campaign: the fault is in what all trials share."""
 
-TrialStatus = Literal["asked", "waiting", "running", "paused", "finished", "failed", "lost"]
-Rung = tuple[tuple[float, int], ...]
-"""(value, trial) of every trial that reached the rung, best first."""
+MOST_PARTS = 16
+"""A batch is computed in so many parts at most; a trial that runs out of memory even so has failed."""
 
+PULSE = 60.0
+"""Seconds after which the passing of time is written down, so that a kill forgets no more of the budget."""
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Trial:
-    """One configuration on its way through the rungs."""
-
-    number: int
-    status: TrialStatus = "asked"
-    values: dict[str, Any] = field(default_factory=dict)
-    origin: Origin = "sampler"
-    results: tuple[float, ...] = ()
-    """The objective at every rung passed."""
-    epochs: int = 0
-    seconds: float = 0.0
-    attempt: int = 0
-    faults: int = 0
-    failure: Failure | None = None
-    places: tuple[str, ...] = ()
-    begun: float = 0.0
-    """When the first attempt started."""
-    started: float = 0.0
-    """When the latest attempt started."""
-    identity: dict[str, Any] | None = None
-    cancelled: str = ""
-
-    @property
-    def value(self) -> float | None:
-        """The objective at the last rung passed; None before the first."""
-        return self.results[-1] if self.results else None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class State:
-    """The whole campaign; made by ``step`` only."""
-
-    plan: Plan = field(default_factory=lambda: Plan(trials=0, rungs=(1,)))
-    places: tuple[str, ...] = ()
-    free: tuple[str, ...] = ()
-    trials: Mapping[int, Trial] = field(default_factory=dict)
-    rungs: tuple[Rung, ...] = ()
-    waiting: tuple[int, ...] = ()
-    asked: int = 0
-    """Proposals that are still to come."""
-    exhausted: bool = False
-    succeeded: bool = False
-    failures: int = 0
-    """Failures since the campaign was opened, while nothing has succeeded yet."""
-    ending: Ending | None = None
-    """Why nothing more is started; the campaign is over once ``closed``."""
-    closed: bool = False
-    opened: float = 0.0
-    last: float = 0.0
-    spent: float = 0.0
-    """Seconds under earlier controllers."""
-
-    @property
-    def running(self) -> list[Trial]:
-        """Trials that are being trained."""
-        return [trial for trial in self.trials.values() if trial.status == "running"]
-
-    @property
-    def best(self) -> Trial | None:
-        """The trial with the lowest objective at the last rung it passed; None before the first result."""
-        values = [(trial.results[-1], trial.number) for trial in self.trials.values() if trial.results]
-        return self.trials[min(values)[1]] if values else None
-
-    def elapsed(self, now: float) -> float:
-        """Seconds of campaign up to now, pauses between controllers left out."""
-        return self.spent + max(0.0, now - self.opened)
+REASONS: dict[Ending, str] = {
+    "hours": "max_hours is used up",
+    "node_hours": "max_node_hours is used up",
+    "walltime": "the allocation ends",
+}
 
 
 def step(state: State, event: Event, now: float) -> tuple[State, tuple[Action, ...]]:
     """The state after an event, and what is to be done about it; an event that no longer matters changes nothing."""
     if state.closed and not isinstance(event, Opened):
         return state, ()
+    after, actions = _happened(state, event, now)
+    if after is state and not actions and not (state.ending is None and _time_is_up(state, now)):
+        return state, ()
+    after = replace(after, last=max(now, after.last))
+    after, more = _continued(after, now)
+    return after, (*actions, *more)
+
+
+def _happened(state: State, event: Event, now: float) -> tuple[State, list[Action]]:
     match event:
         case Opened():
-            after, actions = _opened(state, event, now)
+            return _opened(state, event, now)
         case Proposed() | Exhausted():
-            after, actions = _answered(state, event)
+            return _answered(state, event)
         case Launched():
-            after, actions = _launched(state, event)
+            trial = _current(state, event.trial, event.attempt)
+            return (state if trial is None else with_trial(state, replace(trial, identity=event.identity))), []
         case Reached():
-            after, actions = _reached(state, event)
+            return _reached(state, event, now)
         case Failed():
-            after, actions = _failed(state, event)
+            return _failed(state, event, now)
+        case Probed():
+            return _judged(*probed(state, event, now))
         case Stopping():
-            after, actions = _stop(state, "stopped", event.reason)
+            return _stop(state, "stopped", event.reason)
         case Tick():
-            after, actions = _overdue(state, now)
-    if after is state and not actions and not _out_of_time(state, now):
-        return state, ()
-    if not isinstance(event, Tick):
-        after = replace(after, last=max(now, after.last))
-    after, more = _fill(after, now)
-    return after, (*actions, *more)
+            return _ticked(state, now)
 
 
 def _opened(state: State, event: Opened, now: float) -> tuple[State, list[Action]]:
     """Take over from an earlier controller: what ran waits for a new attempt, open requests are made again."""
-    lost = [trial.number for trial in state.running]
-    trials = {
-        number: replace(trial, status="waiting", places=(), cancelled="") if trial.status == "running" else trial
-        for number, trial in state.trials.items()
-    }
-    asked: list[Action] = [Propose(trial=t.number) for t in trials.values() if t.status == "asked"]
-    after = replace(
+    nodes: dict[str, tuple[str, ...]] = {}
+    for place in event.places:
+        nodes[node_of(place)] = (*nodes.get(node_of(place), ()), place)
+    lost = [replace(trial, status="waiting", places=(), cancelled="") for trial in state.running]
+    asked = sorted(number for number, trial in state.trials.items() if trial.status == "asked") if state.asked else []
+    before = max(0.0, state.last - state.opened)
+    spent, spent_node = state.spent + before, state.spent_node + before * len(state.nodes)
+    ends, ends_by = _budgets_end(event, len(nodes), now, spent, spent_node)
+    state = replace(
         state,
         plan=event.plan,
         places=event.places,
-        free=event.places,
-        trials=trials,
-        rungs=state.rungs or ((),) * len(event.plan.rungs),
-        waiting=(*sorted({*lost, *state.waiting}),),
+        nodes=nodes,
+        rungs=state.rungs or (Rung(),) * len(event.plan.rungs),
         failures=0,
         ending=None,
         closed=False,
         opened=now,
         last=now,
-        spent=state.spent + max(0.0, state.last - state.opened),
+        spent=spent,
+        spent_node=spent_node,
+        ends=ends,
+        ends_by=ends_by,
+        due=math.inf,
     )
-    return after, asked
+    for trial in lost:
+        state = with_trial(state, trial)
+    state = in_line(state, (*state.waiting, *(trial.number for trial in lost)))
+    state, probes = reopened(state, now)
+    return state, [*probes, *(Propose(trial=number) for number in asked)]
+
+
+def _budgets_end(event: Opened, nodes: int, now: float, spent: float, spent_node: float) -> tuple[float, Ending]:
+    """When the first budget is used up, and which it is."""
+    plan: Plan = event.plan
+    ends: list[tuple[float, Ending]] = [(math.inf, "walltime")]
+    if event.deadline is not None:
+        ends.append((event.deadline, "walltime"))
+    if plan.max_seconds is not None:
+        ends.append((now + plan.max_seconds - spent, "hours"))
+    if plan.max_node_seconds is not None and nodes:
+        ends.append((now + (plan.max_node_seconds - spent_node) / nodes, "node_hours"))
+    return min(ends, key=lambda end: end[0])
+
+
+def _time_is_up(state: State, now: float) -> bool:
+    return now >= state.ends - (0.0 if state.simple else state.plan.grace)
 
 
 def _answered(state: State, event: Proposed | Exhausted) -> tuple[State, list[Action]]:
     trial = state.trials.get(event.trial)
     if trial is None or trial.status != "asked":
         return state, []
-    trials = dict(state.trials)
+    state = replace(state, asked=state.asked - 1)
     if isinstance(event, Exhausted):
-        del trials[event.trial]
-        return replace(state, trials=trials, asked=state.asked - 1, exhausted=True), []
-    trials[event.trial] = replace(trial, status="waiting", values=event.values, origin=event.origin)
-    return replace(state, trials=trials, asked=state.asked - 1, waiting=(*state.waiting, event.trial)), []
+        return replace(without_trial(state, event.trial), exhausted=True), []
+    trial = replace(
+        trial,
+        status="waiting",
+        values=event.values,
+        origin=event.origin,
+        work=event.work,
+        scaling=event.scaling,
+    )
+    return with_waiting(state, trial), []
 
 
-def _launched(state: State, event: Launched) -> tuple[State, list[Action]]:
-    trial = _current(state, event.trial, event.attempt)
-    return (state, []) if trial is None else (_with(state, replace(trial, identity=event.identity)), [])
-
-
-def _reached(state: State, event: Reached) -> tuple[State, list[Action]]:
+def _reached(state: State, event: Reached, now: float) -> tuple[State, list[Action]]:
     trial = _current(state, event.trial, event.attempt)
     if trial is None:
         return state, []
-    rung = len(trial.results)
-    over = event.over or rung == len(state.plan.rungs) - 1
-    after = _vacate(
-        state,
-        replace(
-            trial,
-            status="finished" if over else "paused",
-            results=(*trial.results, event.value),
-            epochs=event.epochs,
-            seconds=event.seconds,
-            failure=None,
-        ),
+    level = len(trial.results)
+    over = event.over or level == len(state.plan.rungs) - 1
+    state = _measured(state, trial, event, now)
+    places, trial = trial.places, state.trials[trial.number]
+    trial = replace(
+        trial,
+        status="finished" if over else "paused",
+        results=(*trial.results, event.value),
+        epochs=event.epochs,
+        passed=event.epochs,
+        seconds=event.seconds,
+        memory_mb=event.memory_mb or trial.memory_mb,
+        faults=trial.faults if state.simple else 0,
+        failure=None,
+        places=(),
+        identity=None,
     )
-    reached = list(after.rungs[rung])
-    insort(reached, (event.value, event.trial))
-    rungs = (*after.rungs[:rung], tuple(reached), *after.rungs[rung + 1 :])
-    after = replace(after, rungs=rungs, succeeded=True)
-    return after, [Settle(trial=event.trial, outcome="finished")] if over else []
+    state = with_standing(with_trial(state, trial), trial, level)
+    state = released(cleared(state, places), places)
+    return replace(state, succeeded=True), [Settle(trial=event.trial, outcome="finished")] if over else []
 
 
-def _failed(state: State, event: Failed) -> tuple[State, list[Action]]:
+def _measured(state: State, trial: Trial, event: Reached, now: float) -> State:
+    """What a segment teaches: the trial's seconds per epoch on one place, and how long a start takes."""
+    seconds, epochs, places = event.seconds - trial.seconds, event.epochs - trial.passed, len(trial.places)
+    undisturbed = trial.epochs == trial.passed
+    if seconds <= 0 or epochs <= 0 or (not undisturbed and trial.measured):
+        return state
+    work = seconds / epochs * places / loss(places, trial.scaling)
+    startup = state.startup.with_value(max(0.0, now - trial.started - seconds)) if undisturbed else state.startup
+    state = with_trial(state, replace(trial, work=work, measured=True))
+    return replace(state, work=state.work.with_value(work), startup=startup)
+
+
+def _failed(state: State, event: Failed, now: float) -> tuple[State, list[Action]]:
     """A machine fault is retried, a cancelled attempt waits for the next controller, the rest is the trial's own."""
     trial = _current(state, event.trial, event.attempt)
     if trial is None:
         return state, []
     kind: FailureKind = "timeout" if trial.cancelled == "timeout" else event.kind
-    trial = replace(trial, failure=Failure(kind=kind, message=event.message))
-    if kind in MACHINE_FAULTS:
-        stopped = bool(trial.cancelled)
-        if stopped or trial.faults < state.plan.retries:
-            again = replace(trial, status="waiting", faults=trial.faults + (not stopped))
-            after = _vacate(state, again)
-            return replace(after, waiting=tuple(sorted((*after.waiting, trial.number)))), []
-        after = _vacate(state, replace(trial, status="lost"))
-        return after, [Settle(trial=trial.number, outcome="lost")]
-    after = _vacate(state, replace(trial, status="failed"))
-    settle = Settle(trial=trial.number, outcome="failed")
-    if after.succeeded or after.failures + 1 < HOPELESS:
-        return replace(after, failures=after.failures + (not after.succeeded)), [settle]
-    after, cancels = _stop(replace(after, failures=after.failures + 1), "hopeless", "every trial fails")
-    return after, [settle, *cancels]
+    places = trial.places
+    actions: list[Action] = []
+    if event.kind in ("lost_node", "launch"):
+        state, actions = struck(state, trial, event.suspects, now)
+    failure = Failure(kind=kind, message=event.message)
+    trial = replace(
+        trial, failure=failure, epochs=event.epochs or trial.epochs, places=(), identity=None, status="waiting"
+    )
+    state, more = _fate(state, trial, kind)
+    state, hopeless = _judged(released(state, places), [])
+    return state, [*actions, *more, *hopeless]
+
+
+def _fate(state: State, trial: Trial, kind: FailureKind) -> tuple[State, list[Action]]:
+    """What becomes of a trial whose attempt failed."""
+    stopped = bool(trial.cancelled)
+    if kind in MACHINE_FAULTS and (stopped or trial.faults < state.plan.retries):
+        return with_waiting(state, replace(trial, faults=trial.faults + (not stopped))), []
+    if kind == "out_of_memory" and trial.split < MOST_PARTS and not state.simple:
+        return with_waiting(state, replace(trial, split=2 * trial.split)), []
+    lost = kind in MACHINE_FAULTS
+    state = with_trial(state, replace(trial, status="lost" if lost else "failed"))
+    if not state.succeeded and not (lost and state.simple):
+        state = replace(state, failures=state.failures + 1)
+    return state, [Settle(trial=trial.number, outcome="lost" if lost else "failed")]
+
+
+def _judged(state: State, actions: list[Action]) -> tuple[State, list[Action]]:
+    """End a campaign in which nothing ever succeeded, where too much has failed to believe that something will."""
+    if state.succeeded or state.ending is not None:
+        return state, actions
+    if state.failures >= HOPELESS:
+        state, cancels = _stop(state, "hopeless", "every trial fails")
+    elif all_out(state):
+        state, cancels = _stop(state, "hopeless", "every node is out of order")
+    else:
+        cancels = []
+    return state, [*actions, *cancels]
 
 
 def _stop(state: State, ending: Ending, reason: str) -> tuple[State, list[Action]]:
     """Start nothing more and let everything that runs save itself."""
-    if state.ending in ("stopped", "hopeless"):
+    if state.ending is not None:
         return state, []
-    trials = dict(state.trials)
     cancels: list[Action] = []
     for trial in state.running:
-        trials[trial.number] = replace(trial, cancelled=trial.cancelled or reason)
+        state = with_trial(state, replace(trial, cancelled=trial.cancelled or reason))
         cancels.append(Cancel(trial=trial.number, attempt=trial.attempt, reason=reason))
-    return replace(state, ending=ending, trials=trials), cancels
+    return replace(state, ending=ending), cancels
+
+
+def _ticked(state: State, now: float) -> tuple[State, list[Action]]:
+    """What the clock alone brings about: attempts that take too long, nodes that are due, the pulse."""
+    actions: list[Action] = []
+    if now >= state.due:
+        state, actions = _overdue(state, now)
+        state, probes = revisited(state, now)
+        state, actions = _judged(replace(state, due=_next_due(state)), [*actions, *probes])
+    return (replace(state, last=now) if now - state.last >= PULSE else state), actions
 
 
 def _overdue(state: State, now: float) -> tuple[State, list[Action]]:
     """Cancel attempts that run longer than a segment may."""
+    cancels: list[Action] = []
+    limit = math.inf if state.plan.timeout is None else state.plan.timeout
+    for trial in state.running:
+        if not trial.cancelled and trial.started + limit <= now:
+            state = with_trial(state, replace(trial, cancelled="timeout"))
+            cancels.append(Cancel(trial=trial.number, attempt=trial.attempt, reason="timeout"))
+    return state, cancels
+
+
+def _next_due(state: State) -> float:
     limit = state.plan.timeout
-    if limit is None:
-        return state, []
-    late = [t for t in state.running if not t.cancelled and now - t.started > limit]
-    if not late:
-        return state, []
-    trials = {**state.trials, **{t.number: replace(t, cancelled="timeout") for t in late}}
-    cancels: list[Action] = [Cancel(trial=t.number, attempt=t.attempt, reason="timeout") for t in late]
-    return replace(state, trials=trials), cancels
+    begun = (trial.started for trial in state.running if not trial.cancelled)
+    return min(next_visit(state), math.inf if limit is None else min(begun, default=math.inf) + limit)
 
 
-def _fill(state: State, now: float) -> tuple[State, list[Action]]:
+def _continued(state: State, now: float) -> tuple[State, list[Action]]:
     """Give every free place its next work; close the campaign where nothing runs and nothing is left to do."""
     actions: list[Action] = []
-    if state.ending is None and _out_of_time(state, now):
-        state = replace(state, ending="hours")
-    while state.ending is None and len(state.free) > state.asked:
-        number = state.waiting[0] if state.waiting else _promotable(state)
-        if number is None and not state.exhausted and len(state.trials) < state.plan.trials:
-            number = len(state.trials)
-            state = replace(_with(state, Trial(number=number)), asked=state.asked + 1)
-            actions.append(Propose(trial=number))
-            continue
-        number = _finalist(state) if number is None else number
-        if number is None:
-            break
-        state, start = _started(state, number, now)
-        actions.append(start)
-    if len(state.free) == len(state.places) and (state.ending is not None or not (state.asked or state.waiting)):
-        ending: Ending = state.ending or "finished"
-        state = replace(state, ending=ending, closed=True)
-        actions += _settled(state) if ending == "finished" else []
-        actions.append(Close(ending=ending))
-    return state, actions
+    late = False
+    if state.ending is None and _time_is_up(state, now):
+        state, actions = _stop(state, state.ends_by, REASONS[state.ends_by])
+    if state.ending is None:
+        state, actions, late = filled(state, now)
+    if state.active:
+        return state, actions
+    if state.ending is None and late and not state.asked:
+        state = replace(state, ending=state.ends_by)
+    if state.ending is None and pending(state):
+        return state, actions
+    ending: Ending = state.ending or "finished"
+    state = replace(state, ending=ending, closed=True)
+    return state, [*actions, *(_settled(state) if ending == "finished" else []), Close(ending=ending)]
 
 
 def _settled(state: State) -> list[Action]:
-    paused = (trial.number for trial in state.trials.values() if trial.status == "paused")
+    paused = sorted(number for rung in state.rungs for _, number in rung.paused)
     return [Settle(trial=number, outcome="pruned") for number in paused]
-
-
-def _promotable(state: State) -> int | None:
-    """The best trial that a rung lets through and that has not gone on yet, highest rung first."""
-    for level, rung in _below_the_top(state):
-        for _, number in rung[: len(rung) // state.plan.reduction]:
-            if _rests_at(state.trials[number], level):
-                return number
-    return None
-
-
-def _finalist(state: State) -> int | None:
-    """The best paused trial of the highest rung, where fewer than ``finalists`` trials finished or are on their way."""
-    ahead = sum(trial.status in ("finished", "running", "waiting", "asked") for trial in state.trials.values())
-    if ahead >= state.plan.finalists:
-        return None
-    for level, rung in _below_the_top(state):
-        for _, number in rung:
-            if _rests_at(state.trials[number], level):
-                return number
-    return None
-
-
-def _below_the_top(state: State) -> list[tuple[int, Rung]]:
-    """The rungs from which trials can go on, highest first."""
-    return list(enumerate(state.rungs[:-1]))[::-1]
-
-
-def _rests_at(trial: Trial, level: int) -> bool:
-    return trial.status == "paused" and len(trial.results) == level + 1
-
-
-def _started(state: State, number: int, now: float) -> tuple[State, Start]:
-    trial = state.trials[number]
-    places, free = state.free[:1], state.free[1:]
-    trial = replace(
-        trial,
-        status="running",
-        attempt=trial.attempt + 1,
-        places=places,
-        begun=trial.begun or now,
-        started=now,
-        identity=None,
-        cancelled="",
-    )
-    waiting = tuple(other for other in state.waiting if other != number)
-    start = Start(trial=number, attempt=trial.attempt, until=state.plan.rungs[len(trial.results)], places=places)
-    return replace(_with(state, trial), free=free, waiting=waiting), start
-
-
-def _vacate(state: State, trial: Trial) -> State:
-    """The state in which a trial that was running gave its places back, and became ``trial``."""
-    after = _with(state, replace(trial, places=(), identity=None))
-    return replace(after, free=(*state.free, *trial.places))
-
-
-def _with(state: State, trial: Trial) -> State:
-    return replace(state, trials={**state.trials, trial.number: trial})
 
 
 def _current(state: State, number: int, attempt: int) -> Trial | None:
     """The running trial that an event speaks of; None for an attempt that is no longer the valid one."""
-    trial = state.trials.get(number)
-    return trial if trial is not None and trial.status == "running" and trial.attempt == attempt else None
-
-
-def _out_of_time(state: State, now: float) -> bool:
-    limit = state.plan.max_seconds
-    return limit is not None and state.ending is None and state.elapsed(now) >= limit
+    return state.trials[number] if state.active.get(number) == attempt else None

@@ -1,4 +1,4 @@
-"""The state machine under any order of events: no trial lost, none run twice at once, none reported twice, no dead end."""
+"""What the scheduler decides, case by case; tests/hpo/test_faults.py has the storms of faults."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,6 +18,8 @@ from hydragnn.hpo.events import (
     Launched,
     Opened,
     Plan,
+    Probe,
+    Probed,
     Propose,
     Proposed,
     Reached,
@@ -41,6 +43,7 @@ class World:
         self.running: dict[int, Start] = {}
         self.cancelled: set[int] = set()
         self.to_propose: list[int] = []
+        self.to_probe: list[str] = []
         self.settled: list[tuple[int, str]] = []
         self.started: list[tuple[int, int]] = []
         self.closed: str | None = None
@@ -49,6 +52,7 @@ class World:
     def open(self) -> None:
         self.running.clear()
         self.to_propose.clear()
+        self.to_probe.clear()
         self.settled = [s for s in self.settled if s[1] != "pruned"]
         self.closed = None
         self.feed(Opened(plan=self.plan, places=tuple(f"p{k}" for k in range(self.workers))))
@@ -62,7 +66,7 @@ class World:
             self.obey(action)
         assert len(self.running) <= self.workers
         assert {t.number for t in self.state.running} == set(self.running)
-        assert len(self.state.free) == self.workers - len(self.running)
+        assert len(self.state.free) == self.state.healthy - len(self.running)
 
     def obey(self, action: Action) -> None:
         assert self.closed is None
@@ -70,6 +74,9 @@ class World:
             case Propose():
                 assert action.trial not in self.to_propose
                 self.to_propose.append(action.trial)
+            case Probe():
+                assert action.node not in self.to_probe
+                self.to_probe.append(action.node)
             case Start():
                 assert action.trial not in self.running, "run twice at once"
                 assert action.places[0] not in {p for s in self.running.values() for p in s.places}
@@ -92,6 +99,9 @@ class World:
     def fail(self, number: int, kind: Any) -> None:
         start = self.running.pop(number)
         self.feed(Failed(trial=number, attempt=start.attempt, kind=kind, message="why"))
+
+    def probe(self, healthy: bool = True) -> None:
+        self.feed(Probed(node=self.to_probe.pop(0), healthy=healthy))
 
     def propose(self) -> None:
         number = self.to_propose.pop(0)
@@ -134,11 +144,11 @@ def test_more_finalists_than_trials_is_all_of_them() -> None:
 
 
 def test_a_machine_fault_is_retried_and_then_given_up_without_counting_as_failed() -> None:
-    world = World(Plan(trials=1, rungs=(1,), retries=2))
+    world = World(Plan(trials=1, rungs=(1,), retries=2), workers=3)
     world.open()
     world.propose()
-    for _ in range(3):
-        assert world.running[0]
+    for place in ("p0", "p1", "p2"):
+        assert world.running[0].places == (place,)
         world.fail(0, "lost_node")
     assert world.settled == [(0, "lost")]
     assert world.closed == "finished"
@@ -221,7 +231,8 @@ def test_nothing_starts_after_the_hours_are_spent_and_a_resumed_campaign_goes_on
     world.propose()
     world.now += 60
     world.feed(Tick())
-    assert world.closed is None, "what runs comes to the end of its segment"
+    assert world.cancelled == {1}, "what runs saves itself"
+    assert world.closed is None
     world.reach(1, 1.0)
     assert world.closed == "hours"
     world.plan = replace(world.plan, max_seconds=1000.0)
@@ -289,7 +300,7 @@ def test_no_order_of_events_loses_or_doubles_a_trial_or_ends_in_a_dead_end(plan:
     world.open()
     for _ in range(400):
         if world.closed is not None:
-            if world.closed == "stopped":
+            if world.closed in ("stopped", "hopeless"):
                 world.open()  # an interrupted campaign is continued
                 continue
             break
@@ -297,6 +308,7 @@ def test_no_order_of_events_loses_or_doubles_a_trial_or_ends_in_a_dead_end(plan:
         choices = [
             *(["propose"] * 3 if world.to_propose else []),
             *(["reach", "reach", "fail"] if world.running else []),
+            *(["probe"] if world.to_probe else []),
         ]
         choice = data.draw(st.sampled_from([*choices, "tick", "kill", "stop", "stale"]), label="event")
         number = data.draw(st.sampled_from(sorted(world.running)), label="trial") if world.running else -1
@@ -309,6 +321,8 @@ def test_no_order_of_events_loses_or_doubles_a_trial_or_ends_in_a_dead_end(plan:
                 world.reach(number, data.draw(st.floats(0, 1), label="value"), over)
             case "fail":
                 world.fail(number, data.draw(st.sampled_from(FAULTS), label="kind"))
+            case "probe":
+                world.probe(data.draw(st.booleans(), label="healthy"))
             case "tick":
                 world.feed(Tick())
             case "kill":
@@ -317,13 +331,21 @@ def test_no_order_of_events_loses_or_doubles_a_trial_or_ends_in_a_dead_end(plan:
                 world.feed(Stopping(reason="SIGINT"))
             case "stale":
                 world.feed(Reached(trial=0, attempt=0, epochs=1, value=0.0))
-    while world.closed is None or world.closed == "stopped":  # now without faults: there must be a way to the end
+    while world.closed is None or world.closed in (
+        "stopped",
+        "hopeless",
+    ):  # now without faults: there must be a way to the end
         if world.closed:
             world.open()
         elif world.to_propose:
             world.propose()
         elif world.running:
             world.reach(min(world.running), 0.5)
+        elif world.to_probe:
+            world.probe()
+        elif world.state.due < float("inf"):
+            world.now = world.state.due
+            world.feed(Tick())
         else:
             pytest.fail("dead end: nothing runs, nothing is asked, and the campaign is open")
     check_the_end(world)
