@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from hydragnn.config import RunConfig
 from hydragnn.errors import InputError, nearest
 from hydragnn.hpo.job import JobSettings
 from hydragnn.settings import Settings, read_toml, with_overrides
@@ -117,8 +118,8 @@ class SearchSettings(Settings):
     rungs: list[int] = Field(default_factory=list)
     """Epochs after which trials are compared and only the best go on; the last segment ends at ``train.epochs``."""
 
-    reduction: int = Field(default=3, ge=2)
-    """At every rung the best ``1 / reduction`` of the trials that reached it go on."""
+    reduction: int = Field(default=3, ge=1)
+    """At every rung the best ``1 / reduction`` of the trials that reached it go on; 1: all of them."""
 
     finalists: int = Field(default=5, ge=0)
     """At least so many trials are trained to the end, however few the rungs let through, so that an ensemble finds members."""
@@ -171,6 +172,21 @@ class SearchSettings(Settings):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class GivenRun:
+    """A run that is given completely, so that a campaign only trains it."""
+
+    config: RunConfig
+    work: float | None = None
+    """Seconds per epoch on one place, where known."""
+    scaling: float | None = None
+    """Places at which half of the speed is lost, where known."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON."""
+        return {"config": self.config.to_json(), "work": self.work, "scaling": self.scaling}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class CampaignSettings:
     """A campaign: the configuration that all trials share, and what is searched around it.
 
@@ -181,12 +197,15 @@ class CampaignSettings:
     search: SearchSettings
     job: JobSettings | None = None
     """The batch jobs that carry the campaign; nothing that is found depends on it."""
+    runs: tuple[GivenRun, ...] = ()
+    """Trials that are given instead of searched: the space then only numbers them, and there is no base."""
     source: str = "campaign"
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON from which ``campaign_settings`` makes the same object."""
         job = {} if self.job is None else {"job": self.job.to_json()}
-        return {**self.base, "search": self.search.to_json(), **job}
+        runs = {"runs": [run.to_json() for run in self.runs]} if self.runs else {}
+        return {**self.base, "search": self.search.to_json(), **job, **runs}
 
 
 def read_campaign(path: Path, assignments: Sequence[str] = ()) -> CampaignSettings:
@@ -196,7 +215,7 @@ def read_campaign(path: Path, assignments: Sequence[str] = ()) -> CampaignSettin
 
 def campaign_settings(table: Mapping[str, Any], path: Path) -> CampaignSettings:
     """The campaign in a parsed table; relative paths count from the folder of ``path``, which also names it in errors."""
-    base = json.loads(json.dumps({key: value for key, value in table.items() if key not in ("search", "job")}))
+    base = json.loads(json.dumps({key: value for key, value in table.items() if key not in ("search", "job", "runs")}))
     if not isinstance(table.get("search"), Mapping):
         raise InputError(f"{path}: section [search] is missing; add trials and [search.space]")
     search = _search_settings(dict(table["search"]), str(path))
@@ -205,7 +224,8 @@ def campaign_settings(table: Mapping[str, Any], path: Path) -> CampaignSettings:
     if isinstance(data, dict) and isinstance(data.get("store"), str):
         data["store"] = str((path.parent / data["store"]).resolve())
     job = JobSettings.parse(table["job"], source=f"{path}: [job]") if "job" in table else None
-    return CampaignSettings(base=base, search=search, job=job, source=str(path))
+    runs = tuple(_given_run(run, f"{path}: runs.{number}") for number, run in enumerate(table.get("runs", [])))
+    return CampaignSettings(base=base, search=search, job=job, runs=runs, source=str(path))
 
 
 def _search_settings(table: dict[str, Any], source: str) -> SearchSettings:
@@ -214,6 +234,13 @@ def _search_settings(table: dict[str, Any], source: str) -> SearchSettings:
         raise InputError(f'{source}: search.space is empty; add for example [search.space."train.learning_rate"]')
     parameters = {path: _parameter(path, value, source) for path, value in space.items()}
     return SearchSettings.parse({**table, "space": parameters}, source=f"{source}: [search]")
+
+
+def _given_run(value: Any, source: str) -> GivenRun:
+    if not isinstance(value, Mapping) or "config" not in value:
+        raise InputError(f"{source} has no config; runs are written by the final training, and not by hand")
+    config = RunConfig.parse(value["config"], source=source)
+    return GivenRun(config=config, work=value.get("work"), scaling=value.get("scaling"))
 
 
 def _parameter(path: str, table: Any, source: str) -> Parameter:

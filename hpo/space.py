@@ -20,6 +20,9 @@ Point = dict[str, Any]
 FIXED = ("data.store", "split", "train.epochs")
 """Trials that differ in these cannot be compared, so that they are not searched."""
 
+NUMBER = "run"
+"""The parameter that numbers given runs."""
+
 TRIES = 64
 ENUMERATED = 4096
 
@@ -155,9 +158,11 @@ def point_key(values: Point) -> str:
 def trial_config(settings: CampaignSettings, space: Space, values: Point, number: int) -> RunConfig:
     """The run of trial ``number``: the base with the point's values; InputError where they do not go together.
 
-    The seed is ``train.seed + number`` unless the space has ``train.seed``. Where ``model.kind`` is searched, keys of
+    Of given runs, the one that the values name. The seed is ``train.seed + number`` unless the space has ``train.seed``. Where ``model.kind`` is searched, keys of
     the base's [model] that the chosen kind does not know are left out, provided that another of the kinds knows them.
     """
+    if settings.runs:
+        return settings.runs[values[NUMBER]].config
     table: dict[str, Any] = json.loads(json.dumps(settings.base))
     kinds = space.parameters.get("model.kind")
     if isinstance(kinds, Choices) and isinstance(table.get("model"), dict):

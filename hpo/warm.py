@@ -11,7 +11,7 @@ from hydragnn.errors import InputError
 from hydragnn.hpo.journal import NAME as JOURNAL
 from hydragnn.hpo.journal import replayed
 from hydragnn.hpo.settings import CampaignSettings, Choices, IntRange, Parameter
-from hydragnn.hpo.space import Point, Space, contains, is_point, point_key, trial_config
+from hydragnn.hpo.space import NUMBER, Point, Space, contains, is_point, point_key, trial_config
 
 SHARE = 4
 """One of so many trials may come from earlier campaigns."""
@@ -20,8 +20,10 @@ SHARE = 4
 def warm_points(settings: CampaignSettings, space: Space) -> list[Point]:
     """The best configurations of ``search.warm_start`` that are points of the space, source by source in turn.
 
-    At most a quarter of the trials. InputError for a source that is not one, or that has no point of the space.
+    Given runs, all in their order; else at most a quarter of the trials. InputError for a source that is not one, or that has no point of the space.
     """
+    if settings.runs:
+        return [{NUMBER: number} for number in range(len(settings.runs))]
     sources = [_best_first(path, space) for path in settings.search.warm_start]
     limit = max(1, settings.search.trials // SHARE)
     chosen: dict[str, Point] = {}

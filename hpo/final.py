@@ -1,0 +1,142 @@
+"""The last training of chosen configurations: a campaign of given runs, so that faults, sizes and resumption are its own.
+
+All runs go through the same segments, and nobody is left behind at a rung; between segments a run may change its size.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hydragnn.config import RunConfig
+from hydragnn.errors import InputError
+from hydragnn.files import read_json
+from hydragnn.hpo.campaign import CampaignResult, run_search
+from hydragnn.hpo.controller import OnEvent, trial_folder
+from hydragnn.hpo.door import open_campaign
+from hydragnn.hpo.journal import NAME as JOURNAL
+from hydragnn.hpo.journal import replayed
+from hydragnn.hpo.launcher import Launcher
+from hydragnn.hpo.settings import CampaignSettings, GivenRun, IntRange, SearchSettings
+from hydragnn.hpo.space import NUMBER
+
+SEGMENTS = 8
+"""Segments of equal length: more give more occasions to change a run's size, and cost as many starts."""
+
+MANY = 1 << 20
+"""More nodes than any allocation has."""
+
+INHERITED = (
+    "objective",
+    "retries",
+    "launcher",
+    "trials_per_node",
+    "ranks_per_node",
+    "grace_seconds",
+    "hang_minutes",
+    "workers",
+)
+"""Members of a campaign's [search] that its last training keeps."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FinalTraining:
+    """How the last training ended."""
+
+    result: CampaignResult
+    folders: list[Path]
+    """Run folders, in the order of the configurations."""
+
+
+def run_final(
+    runs: Sequence[GivenRun],
+    out: Path,
+    *,
+    like: SearchSettings | None = None,
+    workers: int | None = None,
+    launcher: Launcher | None = None,
+    on_event: OnEvent | None = None,
+) -> FinalTraining:
+    """Train every run to its full budget in the campaign folder ``out``, or continue there, on places as the costs ask.
+
+    ``like`` gives launcher, sizes and patience. The training ends early, with the reason in its result, on signals and at
+    the end of an allocation. InputError where a run fails, with its reason, once all others are trained.
+    """
+    settings = final_settings(runs, out, like)
+    result = run_search(settings, out, resume=True, workers=workers, launcher=launcher, on_event=on_event)
+    failed = [trial for trial in replayed(out / JOURNAL).trials.values() if trial.status in ("failed", "lost")]
+    if result.ending == "finished" and failed:
+        reason = "unknown" if failed[0].failure is None else f"{failed[0].failure.kind}: {failed[0].failure.message}"
+        raise InputError(
+            f"{len(failed)} of {len(runs)} final trainings failed; {trial_folder(out, failed[0].number)}: {reason}; "
+            f"choose fewer members or other runs, and another --out or delete {out}"
+        )
+    return FinalTraining(result=result, folders=[trial_folder(out, number) for number in range(len(runs))])
+
+
+def final_settings(runs: Sequence[GivenRun], out: Path, like: SearchSettings | None = None) -> CampaignSettings:
+    """The campaign that trains these runs; InputError where they have different numbers of epochs."""
+    epochs = sorted({run.config.train.epochs for run in runs})
+    if len(epochs) != 1:
+        raise InputError(f"the runs of one final training have different epochs ({epochs}); give all the same")
+    like = like or SearchSettings(space={NUMBER: IntRange(low=0, high=0)})
+    search = SearchSettings(
+        **{name: getattr(like, name) for name in INHERITED},
+        nodes_per_trial=_sizes(like),
+        trials=len(runs),
+        rungs=segment_ends(epochs[0])[:-1],
+        reduction=1,
+        finalists=0,
+        sampler="random",
+        space={NUMBER: IntRange(low=0, high=len(runs) - 1)},
+    )
+    return CampaignSettings(base={}, search=search, runs=tuple(runs), source=str(out))
+
+
+def _sizes(like: SearchSettings) -> tuple[int, int]:
+    """As many nodes as the costs ask for, at least as many as a trial of the search had; shares of a node stay shares."""
+    least = like.nodes_per_trial if isinstance(like.nodes_per_trial, int) else like.nodes_per_trial[0]
+    return (1, 1) if like.trials_per_node > 1 else (least, MANY)
+
+
+def segment_ends(epochs: int, segments: int = SEGMENTS) -> list[int]:
+    """Epochs at which segments of equal length end; fewer where there are fewer epochs.
+
+    >>> segment_ends(100, 8), segment_ends(3, 8)
+    ([12, 25, 38, 50, 62, 75, 88, 100], [1, 2, 3])
+    """
+    count = min(segments, epochs)
+    return [round(epochs * number / count) for number in range(1, count + 1)]
+
+
+def given_runs(folders: Iterable[Path], campaign: Path, *, seeds: int = 1, epochs: int | None = None) -> list[GivenRun]:
+    """The configurations of a campaign's run folders, each with so many seeds, all different, and with what they cost."""
+    trials = {trial_folder(campaign, trial.number): trial for trial in replayed(campaign / JOURNAL).trials.values()}
+    runs: list[GivenRun] = []
+    for folder in folders:
+        config = RunConfig.parse(read_json(folder / "config.json"), source=str(folder / "config.json"))
+        trial = trials.get(folder)
+        for _ in range(seeds):
+            changed = {"seed": len(runs), "epochs": epochs or config.train.epochs}
+            table = {**config.to_json(), "train": {**config.train.to_json(), **changed}}
+            runs.append(
+                GivenRun(
+                    config=RunConfig.parse(table, source=str(folder)),
+                    work=None if trial is None else trial.work,
+                    scaling=None if trial is None else trial.scaling,
+                )
+            )
+    return runs
+
+
+def best_runs(campaign: Path, count: int) -> list[Path]:
+    """Run folders of the best configurations of a campaign: those that came furthest, and among them the best.
+
+    InputError where fewer than ``count`` passed a rung.
+    """
+    open_campaign(campaign)
+    known = [trial for trial in replayed(campaign / JOURNAL).trials.values() if trial.value is not None]
+    known = [trial for trial in known if trial.status not in ("failed", "lost")]
+    if len(known) < count:
+        raise InputError(f"{campaign} has {len(known)} configurations with a result, fewer than {count}; lower --top-k")
+    ranked = sorted(known, key=lambda trial: (-len(trial.results), trial.results[-1], trial.number))
+    return [trial_folder(campaign, trial.number) for trial in ranked[:count]]
