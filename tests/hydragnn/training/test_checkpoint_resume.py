@@ -207,6 +207,18 @@ def test_a_checkpoint_of_two_ranks_continues_on_one_and_three(ranks, begun_by_tw
     assert record.curves["valid/loss"] == pytest.approx(whole.curves["valid/loss"], rel=1e-6)
 
 
+def test_a_run_moves_from_one_rank_to_two_in_parts_and_back_with_the_undisturbed_curve(
+    store, make_config, launch, tmp_path
+):
+    config, run = make_config(train__ema_decay=0.9, batch__max_graphs=9), tmp_path / "run"
+    train(config, run, store=store, until=1)
+    run_ranks(launch, config, run, 2, "--resume", "--until", "2", "--split", "3")
+    assert read_record(run).cost.ranks == 2
+    record, whole = train(config, run, store=store, resume=True), train(config, tmp_path / "whole", store=store)
+    for name, curve in whole.curves.items():
+        assert record.curves[name] == pytest.approx(curve, rel=1e-6, abs=1e-12), name
+
+
 def test_a_full_disk_ends_the_run_with_one_sentence_and_keeps_the_last_checkpoint(store, make_config, launch, tmp_path):
     config, run = make_config(), tmp_path / "run"
     train(config, run, store=store, until=1)

@@ -94,12 +94,13 @@ def test_a_missing_store_exits_with_2_in_one_sentence(run_folder, work, tmp_path
     assert read_record(folder).failure.kind == "configuration"
 
 
-def test_sigterm_pauses_a_worker_and_it_goes_on_with_the_same_bits(store, run_folder, work, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1], ids=["SIGTERM", "SIGUSR1"])
+def test_a_signal_pauses_a_worker_and_it_goes_on_with_the_same_bits(number, store, run_folder, work, tmp_path):
     config, folder = run_folder(train__epochs=200, train__patience=0)
     process = work(folder)
     while process.poll() is None and not (folder / "checkpoints" / "latest.json").exists():
         time.sleep(0.01)
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     code, output = code_and_output(process)
     record = read_record(folder)
     assert code == 0 and record.status == "paused", output
@@ -114,6 +115,25 @@ def test_sigterm_pauses_a_worker_and_it_goes_on_with_the_same_bits(store, run_fo
 def test_a_folder_without_configuration_exits_with_2(work, tmp_path):
     code, output = code_and_output(work(tmp_path))
     assert code == 2 and "config.json does not exist" in output
+
+
+def test_another_number_of_ranks_than_asked_for_is_a_failed_launch(run_folder, work):
+    _, folder = run_folder()
+    (folder / "attempt.json").write_text('{"attempt": 5}')
+    code, output = code_and_output(work(folder, "--ranks", "2", "--attempt", "5"))
+    record = read_record(folder)
+    assert code == 3 and "Traceback" not in output and (record.status, record.attempt) == ("failed", 5)
+    assert record.failure.kind == "launch" and "2 ranks were asked for, but this process is one of 1" in output
+    code, output = code_and_output(work(folder, "--ranks", "1", "--attempt", "5"))
+    assert code == 0 and read_record(folder).status == "finished" and read_record(folder).failure is None, output
+
+
+def test_a_failure_of_a_fenced_worker_is_not_recorded(run_folder, work):
+    _, folder = run_folder(heads__0__field="enrgy")
+    (folder / "attempt.json").write_text('{"attempt": 6}')
+    code, output = code_and_output(work(folder, "--ranks", "2", "--attempt", "5"))
+    assert code == 4 and "belongs to attempt 6 now" in output
+    assert sorted(path.name for path in folder.iterdir()) == ["attempt.json", "config.json"]
 
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")

@@ -1,0 +1,82 @@
+"""The worker of ``hydragnn.training.run`` with a fault on one rank: ``python faults.py FAULT RANK RUN [options]``."""
+
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+import torch
+
+from hydragnn.training import leave, loop, run, session, this_launch
+from hydragnn.training.watch import RunWatcher
+
+TOO_MUCH = 2**46  # numbers; no machine has them
+
+
+def in_preparation() -> None:
+    """The allocator refuses memory for the model."""
+    session.make_model = lambda *arguments: torch.empty(TOO_MUCH)
+
+
+def in_a_step() -> None:
+    """The allocator refuses memory in the fifth step."""
+    after(loop, "loss_sums", 5, lambda: torch.empty(TOO_MUCH))
+
+
+def limited() -> None:
+    """The system gives no more memory from the third step on."""
+
+    def limit() -> None:
+        used = psutil.Process().memory_info().vms
+        resource.setrlimit(resource.RLIMIT_AS, (used + 2**20, used + 2**20))
+
+    after(loop, "loss_sums", 3, limit)
+
+
+def in_a_step_while_the_first_hangs() -> None:
+    """As above, and the first rank does not notice, as in a collective on GPUs."""
+    if this_launch().rank == 0:
+        after(loop, "loss_sums", 5, lambda: time.sleep(60))
+    else:
+        in_a_step()
+
+
+def killed_before_the_end() -> None:
+    """The rank dies after the last checkpoint, before all ranks have come to the end."""
+    save = RunWatcher.save
+
+    def save_and_die(watcher: RunWatcher, state: Any) -> None:
+        save(watcher, state)
+        if state.epoch == watcher.settings.epochs:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    RunWatcher.save = save_and_die
+
+
+def after(owner: Any, name: str, calls: int, fault: Callable[[], object]) -> None:
+    """Let the fault happen at one call of a function."""
+    function, count = getattr(owner, name), 0
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count == calls:
+            fault()
+        return function(*arguments)
+
+    setattr(owner, name, counted)
+
+
+FAULTS = {
+    function.__name__: function
+    for function in (in_preparation, in_a_step, limited, in_a_step_while_the_first_hangs, killed_before_the_end)
+}
+
+if __name__ == "__main__":
+    if sys.argv[2] in ("all", str(this_launch().rank)):
+        FAULTS[sys.argv[1]]()
+    leave(run.main(sys.argv[3:]), seconds=0.0)

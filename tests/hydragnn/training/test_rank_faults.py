@@ -1,0 +1,68 @@
+"""What the record says when one of two ranks fails, in the real worker."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hydragnn.datasets import StoreWriter
+from hydragnn.record import read_record
+
+FAULTY = Path(__file__).with_name("faults.py")
+STEP = {"SLURM_JOB_ID": "78", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}
+
+
+@pytest.fixture(scope="module")
+def outcome(store, make_config, environment, tmp_path_factory):
+    """Runs two ranks with a fault, as a job step; gives the run's folder and what was printed."""
+
+    def run(fault: str, rank: int | str, **changes) -> tuple[Path, str]:
+        folder = tmp_path_factory.mktemp("run")
+        with StoreWriter(folder / "clusters.h5", store.fields(), dim=3) as writer:
+            writer.write(store.read(range(len(store))))
+        config = make_config(**{"data__store": str(folder / "clusters.h5"), **changes})
+        (folder / "config.json").write_text(json.dumps(config.to_json()))
+        (folder / "attempt.json").write_text('{"attempt": 3}')
+        command = [sys.executable, str(FAULTY), fault, str(rank), str(folder), "--attempt", "3", "--ranks", "2"]
+        pair = [
+            subprocess.Popen(
+                command,
+                env={**environment, **STEP, "SLURM_PROCID": str(number)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for number in range(2)
+        ]
+        while all(process.poll() is None for process in pair):
+            time.sleep(0.05)
+        if fault == "in_a_step_while_the_first_hangs":
+            pair[0].kill()  # srun kills what is left
+        output = "".join(process.communicate(timeout=600)[0] for process in pair)
+        assert any(process.returncode for process in pair), output
+        return folder, output
+
+    return run
+
+
+@pytest.mark.parametrize("fault", ["in_preparation", "in_a_step", "in_a_step_while_the_first_hangs"])
+def test_one_rank_without_memory_is_out_of_memory_and_not_a_lost_node(fault, outcome):
+    folder, output = outcome(fault, "all" if "hangs" in fault else 1)
+    record = read_record(folder)
+    assert (record.status, record.attempt) == ("failed", 3), output
+    assert record.failure.kind == "out_of_memory", (record.failure, output)
+
+
+def test_a_rank_that_the_system_gives_no_more_memory_is_out_of_memory(outcome):
+    folder, output = outcome("limited", 1, model__hidden_dim=128, model__num_radial=64, batch__max_graphs=28)
+    assert read_record(folder).failure.kind == "out_of_memory", (read_record(folder).failure, output)
+
+
+def test_a_run_whose_rank_dies_right_before_the_end_has_not_finished(outcome):
+    folder, output = outcome("killed_before_the_end", 1)
+    record = read_record(folder)
+    assert record.status == "failed" and record.failure.kind == "lost_node", output
+    assert (folder / "checkpoints" / "000003-000000").is_dir()

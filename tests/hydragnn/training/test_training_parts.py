@@ -1,0 +1,110 @@
+"""A batch computed in parts: the same steps with less memory."""
+
+import json
+from itertools import combinations, pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hydragnn.errors import InputError
+from hydragnn.graphs import concatenate
+from hydragnn.graphs.validate import validate
+from hydragnn.training import train
+from hydragnn.training.parts import even_cuts, parts_of
+
+COSTS = st.lists(st.integers(1, 50), max_size=7)
+
+
+@given(costs=COSTS, number=st.integers(1, 9))
+def test_cuts_lose_no_graph_and_the_largest_part_is_the_smallest_possible(costs, number):
+    cuts = even_cuts(costs, number)
+    assert cuts == sorted(set(cuts)) and cuts[0] == 0 and cuts[-1] == len(costs) and len(cuts) - 1 <= number
+
+    def largest(places):
+        return max((sum(costs[a:b]) for a, b in pairwise([0, *places, len(costs)])), default=0)
+
+    inner = range(1, max(1, len(costs)))
+    best = min(
+        largest(places) for count in range(min(number, max(1, len(costs)))) for places in combinations(inner, count)
+    )
+    assert largest(cuts[1:-1]) == best
+
+
+@settings(max_examples=25, deadline=None)
+@given(chosen=st.lists(st.integers(0, 39), max_size=9), number=st.integers(1, 6))
+def test_parts_are_valid_batches_that_make_up_the_whole(chosen, number, store):
+    batch = store.read(chosen)
+    parts = list(parts_of(batch, number))
+    assert len(parts) <= number and all(part.num_graphs for part in parts)
+    assert sum(part.num_graphs for part in parts) == len(chosen)
+    if not parts:
+        return
+    whole = concatenate([validate(part) for part in parts])
+    for name in (
+        "positions",
+        "senders",
+        "receivers",
+        "edge_shifts",
+        "cell",
+        "periodic",
+        "node_offsets",
+        "edge_offsets",
+    ):
+        assert torch.equal(getattr(whole, name), getattr(batch, name)), name
+    for name in batch.fields:
+        assert torch.equal(whole[name], batch[name]) and torch.equal(whole.present(name), batch.present(name)), name
+
+
+def test_a_part_takes_views_of_the_batch(store):
+    batch = store.read(range(8))
+    first, *_ = parts_of(batch, 2)
+    assert first.positions.data_ptr() == batch.positions.data_ptr()
+
+
+def assert_same_curves(one, other):
+    assert one.curves.keys() == other.curves.keys()
+    for name, curve in one.curves.items():
+        assert other.curves[name] == pytest.approx(curve, rel=1e-10, abs=1e-12), name  # fp64; only sums are reordered
+
+
+@pytest.mark.parametrize("model", ["schnet", "painn", "egnn", "pna"])
+def test_parts_take_the_steps_of_the_whole_batch(model, store, make_config, tmp_path):
+    # batches of nine leave one graph to the last step of an epoch, fewer than parts; charges are missing here and there
+    config = make_config(model, batch__max_graphs=9, train__ema_decay=0.9)
+    whole = train(config, tmp_path / "1", store=store)
+    for split in (2, 4):
+        assert_same_curves(whole, train(config, tmp_path / str(split), store=store, split=split))
+
+
+def test_a_run_in_parts_is_cut_and_resumed_with_the_same_bits_under_dropout(store, make_config, tmp_path):
+    config = make_config(model__dropout=0.2, train__precision="fp32")
+    whole = train(config, tmp_path / "whole", store=store, split=3)
+    train(config, tmp_path / "cut", store=store, split=3, until=1)
+    assert train(config, tmp_path / "cut", store=store, split=3, resume=True).curves == whole.curves
+
+
+def test_a_split_below_1_is_refused(store, make_config, tmp_path):
+    with pytest.raises(InputError, match="use a split of 1 or more"):
+        train(make_config(), tmp_path / "run", store=store, split=0)
+
+
+def peak_bytes(work, path) -> int:
+    """The most memory of tensors that is held at once during the work, as the allocator tells the profiler."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        work()
+    profile.export_chrome_trace(str(path))
+    events = json.loads(path.read_text())["traceEvents"]
+    totals = [event["args"]["Total Allocated"] for event in events if event.get("name") == "[memory]"]
+    return max(totals) - totals[0]
+
+
+def test_parts_need_less_memory(material, make_config, tmp_path):
+    store = material.clusters(80)
+    config = make_config(batch__max_graphs=64, model__hidden_dim=32, train__epochs=1)
+    peaks = [
+        peak_bytes(lambda split=split: train(config, tmp_path / str(split), store=store, split=split), tmp_path / "t")
+        for split in (1, 4)
+    ]
+    assert peaks[1] < peaks[0] / 2
