@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from hydragnn.errors import InputError
+from hydragnn.errors import InputError, Interrupted
 from hydragnn.files import read_json, write_json
 from hydragnn.record import Failure
 from hydragnn.training.attempt import Attempt, Fenced
@@ -88,7 +88,7 @@ def told_to_peers(attempt: Attempt, ranks: Ranks) -> Iterator[None]:
     """Where another rank failed first, the first rank fails of what that one says it was."""
     try:
         yield
-    except Fenced:
+    except (Fenced, Interrupted):
         raise
     except Exception as error:
         attempt.check()

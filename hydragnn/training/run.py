@@ -35,14 +35,12 @@ def main(arguments: list[str] | None = None) -> int:
     attempt = Attempt(folder=options.folder, number=options.attempt)
     try:
         return _train(options, attempt)
-    except Interrupted as note:
-        print(note, file=sys.stderr)
-        return 0
-    except Fenced as note:
-        print(note, file=sys.stderr)
-        return FENCED
     except Exception as error:
-        return _failed(error, attempt)
+        try:
+            return _ended_by(error, attempt)
+        except Fenced as note:
+            print(note, file=sys.stderr)
+            return FENCED
 
 
 def parsed(arguments: list[str] | None) -> argparse.Namespace:
@@ -84,14 +82,14 @@ def check_ranks(asked: int | None) -> None:
         )
 
 
-def _failed(error: Exception, attempt: Attempt) -> int:
-    """Note the failure and say what it was; gives the exit code."""
-    try:
-        attempt.check()
-        note_failure(failure_of(error), attempt)
-    except Fenced as note:
-        print(note, file=sys.stderr)
-        return FENCED
+def _ended_by(error: Exception, attempt: Attempt) -> int:
+    """Leave a record of the end and say what it was; gives the exit code. Fenced where a later attempt owns the run."""
+    attempt.check()
+    if isinstance(error, Interrupted):
+        note_interruption(attempt)
+        print(error, file=sys.stderr)
+        return 0
+    note_failure(failure_of(error), attempt)
     if isinstance(error, InputError):
         print(error, file=sys.stderr)
         return FAILED if isinstance(error, LaunchError) else BAD_INPUT
@@ -110,13 +108,30 @@ def note_failure(failure: Failure, attempt: Attempt) -> None:
     if this_launch().rank and (recorded_in_time(attempt) or failure.kind == "lost_node"):
         return
     with suppress(InputError):  # an unreadable configuration has no record; the message on stderr says it all
-        config = RunConfig.parse(read_json(folder / "config.json"), str(folder / "config.json"))
-        record = RunRecord(config=config.to_json(), config_hash=config.hash, data_hash="", seed=config.train.seed)
-        if (folder / "record.json").is_file():
-            record = read_record(folder)
+        record = begun_record(folder)
         if not told(record, attempt):
             changed = replace(record, status="failed", failure=failure, attempt=attempt.name)
             write_record(changed, folder, attempt.check)
+
+
+def note_interruption(attempt: Attempt) -> None:
+    """Leave a record of an attempt that was told to leave before it had anything to save, where attempts are counted."""
+    if this_launch().rank or attempt.number is None:
+        return
+    with suppress(InputError):
+        record = begun_record(attempt.folder)
+        if not told(record, attempt):
+            write_record(
+                replace(record, status="paused", failure=None, attempt=attempt.name), attempt.folder, attempt.check
+            )
+
+
+def begun_record(folder: Path) -> RunRecord:
+    """The record in the folder, or one that has only the configuration."""
+    if (folder / "record.json").is_file():
+        return read_record(folder)
+    config = RunConfig.parse(read_json(folder / "config.json"), str(folder / "config.json"))
+    return RunRecord(config=config.to_json(), config_hash=config.hash, data_hash="", seed=config.train.seed)
 
 
 def recorded_in_time(attempt: Attempt) -> bool:

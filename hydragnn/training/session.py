@@ -27,7 +27,7 @@ from hydragnn.training.loss import field_losses
 from hydragnn.training.progress import Progress
 from hydragnn.training.recipe import make_recipe
 from hydragnn.training.state import TrainState, first_state
-from hydragnn.training.watch import RunWatcher, Signals, Stopwatch, decisive, identity
+from hydragnn.training.watch import RunWatcher, Signals, Stopwatch, decisive, identity, interrupted_at_once
 
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.float32}
 DEGREE_BLOCK = 4096
@@ -82,7 +82,7 @@ def _train(
 ) -> RunRecord:
     signals, out = Signals(), heart.attempt.folder
     stopwatch = Stopwatch(earlier_cost(out), ranks, place.device)
-    with told_to_peers(heart.attempt, ranks):
+    with told_to_peers(heart.attempt, ranks), interrupted_at_once():
         data = prepare_data(config, store or opened(config), place, ranks, heart.beat)
         model = make_model(config, data, heart.beat).to(device=place.device, dtype=place.dtype)
         losses = field_losses(config)

@@ -16,7 +16,7 @@ import torch
 
 from hydragnn.config import TrainSettings
 from hydragnn.datasets import Normalisation
-from hydragnn.errors import MissingPackageError
+from hydragnn.errors import Interrupted, MissingPackageError
 from hydragnn.files import digest
 from hydragnn.models import GraphModel, save_model
 from hydragnn.record import Cost, RunRecord, write_record
@@ -61,6 +61,26 @@ class Signals:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+@contextmanager
+def interrupted_at_once() -> Iterator[None]:
+    """Let SIGTERM and SIGUSR1 raise Interrupted for the length of the block, while there is nothing to save yet."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise Interrupted(f"stopped by {signal.Signals(number).name} before the first step")
+
+    for number in before:
+        signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class Stopwatch:

@@ -71,9 +71,21 @@ def after(owner: Any, name: str, calls: int, fault: Callable[[], object]) -> Non
     setattr(owner, name, counted)
 
 
+def told_to_leave_in_preparation() -> None:
+    """The system wants the machine back while data are read."""
+    after(session, "prepare_data", 1, lambda: os.kill(os.getpid(), signal.SIGUSR1))
+
+
 FAULTS = {
     function.__name__: function
-    for function in (in_preparation, in_a_step, limited, in_a_step_while_the_first_hangs, killed_before_the_end)
+    for function in (
+        in_preparation,
+        in_a_step,
+        limited,
+        in_a_step_while_the_first_hangs,
+        killed_before_the_end,
+        told_to_leave_in_preparation,
+    )
 }
 
 if __name__ == "__main__":
