@@ -1,0 +1,113 @@
+"""A rank's first steps on its node: takes its share of the cores and GPUs, then becomes the program.
+
+    python rank.py [--part P] --parts N --gpus G PROGRAM [ARGUMENT ...]
+
+The one place that binds. In arguments, ``{part}`` becomes P and ``{threads}`` the number of cores of the share. Run by its
+path, with nothing but the standard library, because it starts on every node at once.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+LOCAL_RANKS = (
+    "PALS_LOCAL_RANKID",
+    "MPI_LOCALRANKID",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "FLUX_TASK_LOCAL_ID",
+    "SLURM_LOCALID",
+)
+VISIBLE = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+MALLOC = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=17179869184:glibc.malloc.top_pad=67108864"
+"""Large tensors stay with the process instead of being mapped and faulted in anew at every allocation; docs/benchmarks.md."""
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Bind this process and become the program."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--part", type=int, default=None, help="which share (default: the rank's number on this node)")
+    parser.add_argument("--parts", type=int, required=True, help="into how many shares the node is divided")
+    parser.add_argument("--gpus", type=int, default=0, help="GPUs of the node")
+    parser.add_argument("program", nargs=argparse.REMAINDER)
+    options = parser.parse_args(arguments)
+    part = local_rank(os.environ) if options.part is None else options.part
+    cores = share(own_cores(), part, options.parts)
+    with suppress(OSError, AttributeError):  # some systems cannot bind; then the threads still are as many as the cores
+        os.sched_setaffinity(0, with_siblings(cores))
+    environment = {**os.environ, **thread_variables(len(cores), os.environ, options.gpus)}
+    for name, value in gpu_variables(os.environ, part, options.parts, options.gpus).items():
+        environment.pop(name, None)
+        if value is not None:
+            environment[name] = value
+    known = {"{part}": str(part), "{threads}": str(len(cores))}
+    program = [known.get(word, word) for word in options.program]
+    os.execvpe(program[0], program, environment)
+
+
+def local_rank(environment: Mapping[str, str]) -> int:
+    """The number of this rank on its node."""
+    return next((int(environment[name]) for name in LOCAL_RANKS if name in environment), 0)
+
+
+def share(items: Sequence[int], part: int, parts: int) -> list[int]:
+    """The consecutive items that belong to a part; with fewer items than parts, one that others have too.
+
+    >>> share([0, 1, 2, 3, 4], 1, 2), share([0, 1], 3, 4)
+    ([2, 3, 4], [1])
+    """
+    low, high = part * len(items) // parts, (part + 1) * len(items) // parts
+    return list(items[low:high]) or [items[part % len(items)]]
+
+
+def own_cores() -> list[int]:
+    """The cores that this process may use, one hardware thread of each."""
+    if not hasattr(os, "sched_getaffinity"):
+        return list(range(os.cpu_count() or 1))
+    allowed = sorted(os.sched_getaffinity(0))
+    return [cpu for cpu in allowed if min(siblings(cpu) & set(allowed)) == cpu]
+
+
+def siblings(cpu: int) -> set[int]:
+    """All hardware threads of the core that one belongs to."""
+    try:
+        text = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text(encoding="ascii")
+    except OSError:
+        return {cpu}
+    pairs = (part.partition("-") for part in text.strip().split(","))
+    return {cpu} | {n for first, _, last in pairs for n in range(int(first), int(last or first) + 1)}
+
+
+def with_siblings(cores: Sequence[int]) -> set[int]:
+    """Cores with all their hardware threads."""
+    return {thread for core in cores for thread in siblings(core)}
+
+
+def thread_variables(threads: int, environment: Mapping[str, str], gpus: int) -> dict[str, str]:
+    """As many threads as cores, and on the CPU a memory allocator that keeps what it has; what the user set stays."""
+    variables = dict.fromkeys(THREADS, str(threads))
+    if not gpus and "GLIBC_TUNABLES" not in environment:
+        variables["GLIBC_TUNABLES"] = MALLOC
+    return variables
+
+
+def gpu_variables(environment: Mapping[str, str], part: int, parts: int, gpus: int) -> dict[str, str | None]:
+    """What makes a part see its own GPUs only; None removes a variable, which would count within the new selection.
+
+    >>> gpu_variables({"CUDA_VISIBLE_DEVICES": "4,5,6,7"}, part=1, parts=2, gpus=4)["CUDA_VISIBLE_DEVICES"]
+    '6,7'
+    """
+    if not gpus:
+        return {}
+    given = next((name for name in VISIBLE if environment.get(name)), None)
+    devices = environment[given].split(",") if given else [str(number) for number in range(gpus)]
+    name = given or ("ROCR_VISIBLE_DEVICES" if Path("/dev/kfd").exists() else "CUDA_VISIBLE_DEVICES")
+    chosen = ",".join(devices[index] for index in share(range(len(devices)), part, parts))
+    return {**dict.fromkeys(VISIBLE), name: chosen}
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

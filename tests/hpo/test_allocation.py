@@ -1,0 +1,234 @@
+"""What schedulers say about an allocation, and the command lines that follow from it."""
+
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hydragnn.errors import InputError
+from hydragnn.hpo.allocation import Allocation, hosts, own_gpus, read_allocation
+from hydragnn.hpo.rank import gpu_variables, local_rank, share, thread_variables
+from hydragnn.hpo.sites import Evidence, Flux, Mpiexec, Slurm, Step, site_of
+
+SCONTROL = "JobId=7 JobName=pilot TimeLimit={limit} EndTime={end} NumNodes=3 TresPerNode=gres/gpu:8 StepMgrEnabled=Yes"
+QSTAT = """\
+Job Id: 7.server
+    Job_Name = pilot
+    Resource_List.ngpus = 8
+    Resource_List.nodect = 2
+    Resource_List.walltime = 01:30:00
+    stime = Sat Nov 21 16:00:00 2026
+    Variable_List = PBS_O_HOME=/home/u,PBS_O_PATH=/usr/bin:
+\t/bin
+"""
+
+
+def answers(**printed: str) -> Callable[[Sequence[str]], str]:
+    """Stands in for the scheduler's programs: what a command prints, by one of its words."""
+
+    def run(command: Sequence[str]) -> str:
+        for word, text in printed.items():
+            if word in command:
+                return text
+        raise InputError(f"{command} failed")
+
+    return run
+
+
+def test_an_allocation_of_slurm_is_read_from_the_job():
+    environment = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_JOB_CPUS_PER_NODE": "128(x2),64"}
+    job = SCONTROL.format(limit="02:00:00", end="2026-11-21T18:00:00")
+    found = read_allocation(environment, answers(hostnames="n1\nn2\nn3\n", job=job))
+    end = time.mktime((2026, 11, 21, 18, 0, 0, 0, 0, -1))
+    nodes = ("n1", "n2", "n3")
+    assert found == Allocation(by="slurm", nodes=nodes, cores=64, gpus=8, deadline=end, job="7", managed=True)
+
+
+def test_an_allocation_of_a_real_slurm_is_read(slurm, monkeypatch):
+    for name, value in slurm.environment.items():
+        monkeypatch.setenv(name, value)
+    asked = ["salloc", "-N3", "--time=10", "sh", "-c", "env; echo; read -r word"]
+    with subprocess.Popen(asked, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as job:
+        lines = iter(job.stdout.readline, b"\n")
+        environment = dict(line.decode().rstrip("\n").split("=", 1) for line in lines if b"=" in line)
+        found = read_allocation(environment)
+        job.communicate(b"\n")
+    assert (found.by, found.nodes, found.cores, found.gpus) == ("slurm", ("n1", "n2", "n3"), 4, 0)
+    assert found.deadline == pytest.approx(time.time() + 600, abs=60) and not found.managed
+
+
+def test_a_job_of_slurm_without_a_limit_has_no_deadline():
+    environment = {
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NODELIST": "n1",
+        "SLURM_CPUS_ON_NODE": "4",
+        "SLURM_JOB_END_TIME": "1",
+    }
+    job = SCONTROL.format(limit="UNLIMITED", end="Unknown")
+    assert read_allocation(environment, answers(hostnames="n1\n", job=job)).deadline is None
+
+
+@pytest.mark.parametrize(
+    ("variables", "gpus"),
+    [
+        ({"SLURM_GPUS_ON_NODE": "4"}, 4),
+        ({"SLURM_GPUS_PER_NODE": "a100:4"}, 4),
+        ({"SLURM_GPUS_PER_NODE": "tesla:2,kepler:1"}, 3),
+        ({"SLURM_JOB_GPUS": "0,1"}, 2),
+        ({}, 8),
+    ],
+)
+def test_gpus_of_slurm_are_counted_from_whatever_the_job_says(variables, gpus):
+    environment = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1", **variables}
+    job = SCONTROL.format(limit="UNLIMITED", end="Unknown")
+    assert read_allocation(environment, answers(hostnames="n1\n", job=job)).gpus == gpus
+
+
+def test_an_allocation_of_pbs_is_read_from_its_node_file_and_qstat(tmp_path):
+    (tmp_path / "nodes").write_text("x2\nx2\nx1\n")
+    environment = {"PBS_NODEFILE": str(tmp_path / "nodes"), "PBS_JOBID": "7.server", "NCPUS": "104"}
+    found = read_allocation(environment, answers(qstat=QSTAT))
+    end = time.mktime((2026, 11, 21, 17, 30, 0, 0, 0, -1))
+    assert found == Allocation(by="pbs", nodes=("x2", "x1"), cores=104, gpus=4, deadline=end, job="7.server")
+    assert read_allocation(environment, answers()).deadline is None
+
+
+def test_an_allocation_of_flux_wins_over_the_slurm_job_that_it_was_started_in():
+    environment = {"FLUX_URI": "local:///run/flux", "FLUX_JOB_ID": "f2", "SLURM_JOB_ID": "7"}
+    resources = answers(resource="2 112 16 tuolumne[1009-1010]\n", timeleft="3600\n")
+    found = read_allocation(environment, resources)
+    assert (found.by, found.nodes, found.cores, found.gpus) == ("flux", ("tuolumne1009", "tuolumne1010"), 56, 8)
+    assert found.deadline == pytest.approx(time.time() + 3600, abs=60)
+    assert read_allocation(environment, answers(resource="1 4 0 a\n", timeleft="4294967295\n")).deadline is None
+
+
+def test_without_a_scheduler_it_is_this_machine():
+    found = read_allocation({})
+    assert (found.by, len(found.nodes), found.deadline) == ("local", 1, None)
+
+
+def test_a_wanted_scheduler_that_gave_nothing_is_an_error_with_the_way_out(monkeypatch):
+    with pytest.raises(InputError, match=r"SLURM_JOB_ID is not set.*--submit"):
+        read_allocation({"PBS_NODEFILE": "x"}, want="slurm")
+    with pytest.raises(InputError, match="names no node"):
+        read_allocation({"PBS_NODEFILE": "/dev/null"}, answers())
+    with pytest.raises(InputError, match="cannot be read"):
+        read_allocation({"PBS_NODEFILE": "/nowhere"}, answers())
+    with pytest.raises(InputError, match="has no nodes yet"):
+        read_allocation({"SLURM_JOB_ID": "7"}, answers(job="JobId=7 NodeList=(null)"))
+    with pytest.raises(InputError, match="scontrol is not on the PATH"):
+        monkeypatch.setenv("PATH", "/nowhere")
+        read_allocation({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1"})
+
+
+@given(first=st.integers(0, 999), count=st.integers(1, 30), width=st.integers(1, 5))
+def test_compressed_lists_name_every_node_once_and_in_order(first, count, width):
+    names = [f"n{number:0{width}d}" for number in range(first, first + count)]
+    low, high = names[0][1:], names[-1][1:]
+    if len(low) == len(high):
+        assert list(hosts(f"n[{low}-{high}]")) == names
+    assert list(hosts(",".join(names))) == names
+
+
+def test_gpus_of_a_machine_are_counted_without_their_drivers(tmp_path):
+    assert own_gpus(tmp_path) == 0
+    for number, gpu in enumerate(["0", "51096", "4471"]):
+        node = tmp_path / "sys/class/kfd/kfd/topology/nodes" / str(number)
+        node.mkdir(parents=True)
+        (node / "gpu_id").write_text(f"{gpu}\n")
+    assert own_gpus(tmp_path) == 2
+
+
+@given(items=st.integers(1, 200), parts=st.integers(1, 64))
+def test_shares_of_cores_are_disjoint_complete_and_even(items, parts):
+    shares = [share(range(items), part, parts) for part in range(parts)]
+    if items >= parts:
+        assert [item for one in shares for item in one] == list(range(items))
+        assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    else:
+        assert all(len(one) == 1 for one in shares)
+
+
+def test_every_rank_sees_its_own_gpu_through_one_variable_only():
+    assert gpu_variables({}, part=0, parts=1, gpus=0) == {}
+    both = {"ROCR_VISIBLE_DEVICES": "4,5,6,7", "HIP_VISIBLE_DEVICES": "0,1,2,3"}
+    found = gpu_variables(both, part=3, parts=4, gpus=4)
+    assert found == {"ROCR_VISIBLE_DEVICES": "7", "HIP_VISIBLE_DEVICES": None, "CUDA_VISIBLE_DEVICES": None}
+    assert gpu_variables({"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"}, 1, 2, 2)["CUDA_VISIBLE_DEVICES"] == "GPU-b"
+    assert [list(gpu_variables({}, part, 16, 8).values()).count(None) for part in (0, 15)] == [2, 2]
+
+
+def test_threads_follow_the_cores_and_what_the_user_set_for_malloc_stays():
+    assert thread_variables(7, {}, gpus=8) == dict.fromkeys(
+        ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "7"
+    )
+    assert "mmap_max=0" in thread_variables(1, {}, gpus=0)["GLIBC_TUNABLES"]
+    assert "GLIBC_TUNABLES" not in thread_variables(1, {"GLIBC_TUNABLES": "x"}, gpus=0)
+    assert local_rank({"SLURM_LOCALID": "3"}) == local_rank({"FLUX_TASK_LOCAL_ID": "3", "SLURM_LOCALID": "0"}) == 3
+
+
+STEP = Step(name="trial-3-1", nodes=("a", "b"), ranks=4, program=("python", "x.py"))
+
+
+def test_a_step_of_slurm_owns_its_nodes_and_shares_them_with_what_is_stuck_there():
+    line = Slurm(cores=56, gpus=8).command(STEP)
+    for option in ("--overlap", "--exact", "--nodelist=a,b", "--nodes=2", "--ntasks=8", "--ntasks-per-node=4"):
+        assert option in line
+    for option in (
+        "--cpus-per-task=14",
+        "--gpus-per-node=8",
+        "--mem=0",
+        "--kill-on-bad-exit=1",
+        "--job-name=trial-3-1",
+    ):
+        assert option in line
+    assert line[0] == "srun" and line[-2:] == ["python", "x.py"]
+
+
+def test_a_pack_of_slurm_outlives_its_nodes_and_ranks():
+    line = Slurm(cores=56).command(Step(name="pack-1", nodes=("a", "b"), program=("python",), resident=True))
+    assert {"--no-kill", "--kill-on-bad-exit=0", "--wait=0"} < set(line) and "--input=none" not in line
+
+
+def test_the_two_forms_of_mpiexec():
+    hydra = " ".join(Mpiexec(hydra=True).command(STEP))
+    assert hydra == "mpiexec -hosts a,b -n 8 -ppn 4 -bind-to none python x.py"
+    pals = " ".join(Mpiexec(hydra=False).command(STEP))
+    assert pals == "mpiexec --hosts a,b -n 8 --ppn 4 --cpu-bind none --line-buffer python x.py"
+
+
+def test_the_form_of_flux():
+    site = Flux(cores=56)
+    line = " ".join(site.command(STEP))
+    assert line.startswith("flux run --job-name=trial-3-1 --requires=host:a,b --nodes=2 --ntasks=8 --exclusive")
+    assert line.endswith("python x.py")
+    assert "flux job kill --signal=USR1 $(flux jobs --no-header --format='{id}' --name=trial-3-1)" in site.signal(
+        "trial-3-1", "USR1"
+    )
+
+
+def test_which_mpiexec_there_is_it_says_itself():
+    allocation = Allocation(by="pbs", nodes=("a",), cores=4)
+    assert site_of(allocation, answers(mpiexec="HYDRA build details:")) == Mpiexec(hydra=True, pbsnodes=False)
+    assert site_of(allocation, answers(mpiexec="PALS 1.2", pbsnodes="")) == Mpiexec(hydra=False)
+    with pytest.raises(InputError, match="Open MPI"):
+        site_of(allocation, answers(mpiexec="mpiexec (Open MPI) 5.0"))
+
+
+def test_evidence_is_what_the_launcher_wrote_and_nothing_that_a_trial_prints():
+    site = Slurm(cores=1)
+    log = "epoch 3\nsrun: error: n2: task 1: Exited with exit code 7\nsrun: error: n1: task 0: Terminated\n"
+    assert site.evidence(log).code == 7
+    lost = site.evidence("srun: error: Node failure on n[3-4]\n")
+    assert lost.suspects == ("n3", "n4") and lost.started
+    failed = site.evidence(
+        "srun: error: Task launch for StepId=7.2 failed on node n4: Communication connection failure\n"
+    )
+    assert failed.suspects == ("n4",) and not failed.started
+    assert site.evidence("slurmstepd: error: Detected 1 oom_kill event in StepId=7.1\n").out_of_memory
+    assert site.evidence("my loss: Node failure on n1, Out Of Memory\n") == Evidence()
+    killed = "=   EXIT CODE: 9\nYOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)\n"
+    assert Mpiexec(hydra=True).evidence(killed).code == -9

@@ -1,0 +1,313 @@
+"""Attempts as job steps: on a real Slurm of virtual nodes, and through mpiexec's PBS form, with real processes."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hydragnn.files import digest
+from hydragnn.hpo.allocation import Allocation, read_allocation
+from hydragnn.hpo.events import Probed, Reached
+from hydragnn.hpo.launcher import Begun, Exit, Launcher, Report, Task, verdict
+from hydragnn.hpo.packs import PackLauncher
+from hydragnn.hpo.sites import Mpiexec, Site, Slurm
+from hydragnn.hpo.steps import Limits, StepLauncher
+from hydragnn.record import read_record
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIG = {"train": {"learning_rate": 1e-3, "epochs": 2000, "seed": 0}, "model": {"hidden_dim": 48}}
+MPIEXEC = Path(sys.executable).with_name("mpiexec")
+needs_mpiexec = pytest.mark.skipif(not MPIEXEC.exists(), reason="no mpiexec beside this Python; install the extra mpi")
+
+
+@pytest.fixture(scope="module")
+def job(slurm: Any) -> Iterator[dict[str, str]]:
+    """The environment of an allocation of four nodes that survives the loss of some."""
+    environment = {**os.environ, **slurm.environment}
+    asked = ["salloc", "-N4", "--no-kill", "--no-shell", "--job-name=pilot"]
+    subprocess.run(asked, env=environment, check=True, capture_output=True)
+    found = subprocess.run(["squeue", "-h", "-n", "pilot", "-o", "%i"], env=environment, capture_output=True, text=True)
+    number = found.stdout.split()[0]
+    variables = {"SLURM_JOB_ID": number, "SLURM_JOB_NODELIST": "n[1-4]", "SLURM_JOB_CPUS_PER_NODE": "4(x4)"}
+    yield {**slurm.environment, **variables}
+    subprocess.run(["scancel", number], env=environment, check=True)
+
+
+@pytest.fixture
+def on_slurm(job: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., StepLauncher]]:
+    """A maker of launchers in the allocation, whose attempts run the module that trains nothing."""
+    for name, value in job.items():
+        monkeypatch.setenv(name, value)
+    allocation = read_allocation(os.environ)
+    yield from makers(Slurm(cores=allocation.cores), allocation)
+
+
+@pytest.fixture
+def on_pbs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., StepLauncher]]:
+    """The same through mpiexec, on two nodes that are both this machine."""
+    (tmp_path / "nodes").write_text("n1\nn1\nn2\n")
+    environment = {"PBS_NODEFILE": str(tmp_path / "nodes"), "PBS_JOBID": "7.host", "NCPUS": "4"}
+    site = Mpiexec(hydra=True, program=str(MPIEXEC), options=("-launcher", "fork"), pbsnodes=False)
+    yield from makers(site, read_allocation(environment))
+
+
+def in_packs(
+    site: Site, allocation: Allocation, tmp_path: Path, shares: int = 2, hang: float = 60.0, **environment: str
+) -> PackLauncher:
+    variables = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'hpo'}", **environment}
+    options: dict[str, Any] = {"log": tmp_path / "packs.txt", "module": "fake_steps", "environment": variables}
+    return PackLauncher(site, allocation, shares=shares, hang_seconds=hang, probe_seconds=30.0, **options)
+
+
+def makers(site: Site, allocation: Allocation) -> Iterator[Callable[..., StepLauncher]]:
+    made: list[StepLauncher] = []
+
+    def make(ranks: int = 1, limits: Limits | None = None, **environment: str) -> StepLauncher:
+        variables = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'hpo'}", **environment}
+        arguments: dict[str, Any] = {"ranks": ranks, "module": "fake_steps", "environment": variables}
+        made.append(StepLauncher(site, allocation, limits=limits, **arguments))
+        return made[-1]
+
+    yield make
+    for launcher in made:
+        launcher.close()
+
+
+def task(tmp_path: Path, trial: int, *places: str, attempt: int = 1, until: int = 4) -> Task:
+    folder = tmp_path / f"{trial:04d}"
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "attempt.json").write_text(json.dumps({"attempt": attempt}))
+    return Task(trial=trial, attempt=attempt, until=until, folder=folder, places=places)
+
+
+def begin(launcher: Launcher, *tasks: Task) -> list[Begun]:
+    for one in tasks:
+        launcher.start(one)
+    begun = [report for report in launcher.poll(5.0) if isinstance(report, Begun)]
+    for one in tasks:
+        launcher.go(one)
+    return begun
+
+
+def until(launcher: Launcher, wanted: Callable[[list[Report]], bool], seconds: float = 60.0) -> list[Report]:
+    found: list[Report] = []
+    deadline = time.monotonic() + seconds
+    while not wanted(found):
+        assert time.monotonic() < deadline, f"so far: {found}"
+        found += launcher.poll(0.5)
+    return found
+
+
+def exits(launcher: Launcher, count: int = 1, seconds: float = 60.0) -> dict[int, Exit]:
+    reports = until(launcher, lambda found: sum(isinstance(r, Exit) for r in found) == count, seconds)
+    return {report.task.trial: report for report in reports if isinstance(report, Exit)}
+
+
+def ranks_of(one: Task) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (one.folder / "ranks.txt").read_text().splitlines()]
+
+
+def appears(path: Path) -> None:
+    deadline = time.monotonic() + 30
+    while not path.exists():
+        assert time.monotonic() < deadline, path
+        time.sleep(0.05)
+
+
+def test_two_trials_run_at_once_on_exactly_the_nodes_that_they_were_given(on_slurm, tmp_path):
+    launcher = on_slurm(ranks=2)
+    first, second = task(tmp_path, 0, "n4", "n2"), task(tmp_path, 1, "n3")
+    begin(launcher, first, second)
+    ended = exits(launcher, 2)
+    assert {end.code for end in ended.values()} == {0}
+    assert sorted((r["node"], r["size"]) for r in ranks_of(first)) == [("n2", 4)] * 2 + [("n4", 4)] * 2
+    assert sorted((r["node"], r["size"]) for r in ranks_of(second)) == [("n3", 2)] * 2
+    assert verdict(ended[0], digest(CONFIG), "valid/loss").epochs == 4
+    assert "--- attempt 1: until epoch 4" in (first.folder / "log.txt").read_text()
+
+
+def test_nothing_works_before_it_may(on_slurm, tmp_path):
+    launcher = on_slurm()
+    one = task(tmp_path, 0, "n1")
+    launcher.start(one)
+    (begun,) = launcher.poll(1.0)
+    assert begun.task == one and begun.identity["step"] == "trial-0-1"
+    assert launcher.poll(1.0) == [] and not (one.folder / "ranks.txt").exists()
+    launcher.cancel(0, 5.0)
+    assert verdict(exits(launcher)[0], digest(CONFIG), "valid/loss").kind == "preempted"
+
+
+def test_a_cancelled_trial_saves_itself_on_all_nodes(on_slurm, tmp_path):
+    launcher = on_slurm(FAKE_PAUSE="0.2")
+    one = task(tmp_path, 0, "n1", "n2", until=1000)
+    begin(launcher, one)
+    appears(one.folder / "heartbeat")
+    launcher.cancel(0, 20.0)
+    end = exits(launcher)[0]
+    assert read_record(one.folder).status == "paused"
+    assert verdict(end, digest(CONFIG), "valid/loss").kind == "preempted"
+
+
+def test_a_trial_that_hangs_is_killed_and_says_so(on_slurm, tmp_path):
+    launcher = on_slurm(limits=Limits(hang_seconds=2.0), FAKE_FAULTS='{"0": "hang"}')
+    slow, well = task(tmp_path, 0, "n1", "n2"), task(tmp_path, 1, "n3", until=40)
+    begin(launcher, slow, well)
+    ended = exits(launcher, 2)
+    assert ended[0].hung and not ended[1].hung
+    failed = verdict(ended[0], digest(CONFIG), "valid/loss")
+    assert (failed.kind, failed.suspects) == ("lost_node", ())
+    assert verdict(ended[1], digest(CONFIG), "valid/loss").epochs == 40
+
+
+def test_the_code_of_the_rank_that_failed_is_told_not_that_of_the_signal_that_ended_the_others(on_slurm, tmp_path):
+    launcher = on_slurm(FAKE_FAULTS='{"0": "crash", "1": "memory"}')
+    begin(launcher, task(tmp_path, 0, "n1", "n2"), task(tmp_path, 1, "n3"))
+    ended = exits(launcher, 2)
+    assert ended[0].code == 9 and not ended[0].suspects
+    assert ended[1].out_of_memory
+
+
+def test_a_step_that_cannot_start_is_a_fault_of_the_launch(on_slurm, tmp_path):
+    launcher = on_slurm()
+    begin(launcher, task(tmp_path, 0, "n9"))
+    end = exits(launcher)[0]
+    assert end.code is None and "srun" in end.message
+
+
+def test_steps_of_a_dead_controller_are_found_by_their_names_and_ended(on_slurm, tmp_path):
+    launcher, one = on_slurm(FAKE_PAUSE="0.2"), task(tmp_path, 0, "n1", until=1000)
+    (begun,) = begin(launcher, one)
+    appears(one.folder / "heartbeat")
+    elsewhere = {**begun.identity, "host": "another machine"}
+    on_slurm().recover([elsewhere])
+    exits(launcher)
+    second = task(tmp_path, 1, "n1", until=1000)
+    (begun,) = begin(launcher, second)
+    appears(second.folder / "heartbeat")
+    on_slurm().recover([begun.identity])
+    exits(launcher)
+    assert read_record(second.folder).epochs < 1000
+
+
+def test_a_healthy_node_passes_the_probe_of_two_ranks(on_slurm):
+    launcher = on_slurm(ranks=2)
+    launcher.probe("n1")
+    (found,) = until(launcher, bool)
+    assert found == Probed(node="n1", healthy=True)
+
+
+def test_a_pack_carries_many_trials_each_with_its_own_record_and_failure(job, monkeypatch, tmp_path):
+    for name, value in job.items():
+        monkeypatch.setenv(name, value)
+    allocation = read_allocation(os.environ)
+    launcher = in_packs(
+        Slurm(cores=4), allocation, tmp_path, hang=3.0, FAKE_FAULTS='{"1": "crash", "2": "hang"}', FAKE_PAUSE="0.05"
+    )
+    try:
+        tasks = [task(tmp_path, number, place) for number, place in enumerate(launcher.places)]
+        tasks[3] = task(tmp_path, 3, launcher.places[3], until=1000)
+        begun, ended, saved = 0, {}, False
+        for one in tasks:
+            launcher.start(one)
+        while len(ended) < 8:
+            for report in launcher.poll(0.5):
+                if isinstance(report, Begun):
+                    begun += 1
+                    launcher.go(report.task)
+                elif isinstance(report, Exit):
+                    ended[report.task.trial] = report
+            if not saved and (tasks[3].folder / "heartbeat").exists():
+                launcher.cancel(3, 20.0)
+                saved = True
+        assert begun == 8
+        results = {number: verdict(end, digest(CONFIG), "valid/loss") for number, end in ended.items()}
+        assert {number for number, one in results.items() if isinstance(one, Reached)} == {0, 4, 5, 6, 7}
+        assert ended[1].code == 9 and ended[2].hung and read_record(tasks[3].folder).status == "paused"
+        assert {one["node"] for task in tasks for one in ranks_of(task)} == set(allocation.nodes)
+        assert {(one["size"], one["threads"]) for task in tasks for one in ranks_of(task)} == {(1, 1)}
+        launcher.probe("n2")
+        assert until(launcher, bool) == [Probed(node="n2", healthy=True)]
+    finally:
+        launcher.close()
+
+
+def test_a_pack_that_cannot_start_because_of_one_node_starts_without_it(job, monkeypatch, tmp_path):
+    for name, value in job.items():
+        monkeypatch.setenv(name, value)
+    launcher = in_packs(Slurm(cores=4), Allocation(by="slurm", nodes=("n1", "n9", "n2"), cores=4), tmp_path, shares=1)
+    try:
+        for number, place in enumerate(launcher.places):
+            launcher.start(task(tmp_path, number, place))
+        reports = until(launcher, lambda found: len(found) == 3)
+        assert {r.task.places[0] for r in reports if isinstance(r, Begun)} == {"n1", "n2"}
+        assert [(r.task.places, r.code) for r in reports if isinstance(r, Exit)] == [(("n9",), None)]
+    finally:
+        launcher.close()
+
+
+def test_a_lost_node_is_told_and_disturbs_only_the_trials_that_are_on_it(on_slurm, slurm, tmp_path):
+    launcher = on_slurm(limits=Limits(probe_seconds=5.0))
+    pack = in_packs(Slurm(cores=4), read_allocation(os.environ), tmp_path, shares=1)
+    struck, well = task(tmp_path, 0, "n3", "n4", until=1000), task(tmp_path, 1, "n1", "n2", until=1000)
+    small_struck, small_well = task(tmp_path, 2, "n4", until=1000), task(tmp_path, 3, "n3", until=1000)
+    begin(launcher, struck, well)
+    for one in (small_struck, small_well):
+        pack.start(one)
+    for begun in until(pack, lambda found: len(found) == 2):
+        pack.go(begun.task)
+    for one in (struck, well, small_struck, small_well):
+        appears(one.folder / "heartbeat")
+    slurm.kill("n4")
+    try:
+        reports = until(launcher, lambda found: any(isinstance(r, Exit) for r in found))
+        assert any(isinstance(r, Probed) and (r.node, r.healthy) == ("n4", False) for r in reports)
+        (end,) = (r for r in reports if isinstance(r, Exit))
+        assert end.task == struck and end.suspects == ("n4",)
+        again = task(tmp_path, 0, "n3", attempt=2, until=2)  # the survivor of the pair is free at once
+        begin(launcher, again)
+        launcher.probe("n4")
+        more = until(launcher, lambda found: len(found) == 2)
+        assert [(r.task, r.code) for r in more if isinstance(r, Exit)] == [(again, 0)]
+        assert [(r.node, r.healthy) for r in more if isinstance(r, Probed)] == [("n4", False)]
+        (end,) = (r for r in until(pack, lambda found: len(found) == 2) if isinstance(r, Exit))
+        assert end.task == small_struck and end.suspects == ("n4",)
+        epochs = read_record(small_well.folder).epochs
+        assert read_allocation(os.environ).nodes == ("n1", "n2", "n3")
+        pack.cancel(3, 20.0)
+        exits(pack)
+        assert read_record(small_well.folder).status == "paused" and read_record(small_well.folder).epochs >= epochs
+    finally:
+        slurm.restart("n4")
+        pack.close()
+
+
+@needs_mpiexec
+def test_the_form_of_pbs_places_saves_and_kills_like_slurm(on_pbs, tmp_path):
+    launcher = on_pbs(
+        ranks=2, limits=Limits(hang_seconds=3.0), FAKE_FAULTS='{"2": "hang", "3": "crash"}', FAKE_PAUSE="0.1"
+    )
+    done, saved = task(tmp_path, 0, "n1", "n2"), task(tmp_path, 1, "n2", until=1000)
+    begin(launcher, done, saved, task(tmp_path, 2, "n1"), task(tmp_path, 3, "n1"))
+    appears(saved.folder / "heartbeat")
+    launcher.cancel(1, 20.0)
+    ended = exits(launcher, 4)
+    assert sorted(r["rank"] for r in ranks_of(done)) == [0, 1, 2, 3]
+    assert verdict(ended[0], digest(CONFIG), "valid/loss").epochs == 4
+    assert read_record(saved.folder).status == "paused"
+    assert ended[2].hung and ended[3].code == 9
+    left = subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True, text=True)
+    assert left.stdout == ""
+
+
+@needs_mpiexec
+def test_a_node_of_pbs_passes_the_probe(on_pbs):
+    launcher = on_pbs(ranks=2)
+    launcher.probe("n2")
+    assert until(launcher, bool) == [Probed(node="n2", healthy=True)]
