@@ -6,11 +6,12 @@ could not save its first epoch before the budgets end.
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from hydragnn.hpo.events import Action, Propose, Start
 from hydragnn.hpo.sizing import Load, common_ending, fewest_places, loss
 from hydragnn.hpo.state import State, Trial, remaining, segment, with_trial, without_standing
+from hydragnn.hpo.values import replace
 
 LOOK = 64
 """So many trials that start too late are passed over in search for one that does not."""

@@ -6,13 +6,13 @@ stays out for a time that doubles. What one bad node explains is not held agains
 
 import math
 from collections.abc import Iterable
-from dataclasses import replace
 
 from immutables import Map
 
 from hydragnn.hpo.events import Action, Probe, Probed, node_of
 from hydragnn.hpo.pool import Pool
 from hydragnn.hpo.state import Node, State, Strike, Trial
+from hydragnn.hpo.values import replace
 
 STRIKES = 2
 """So many attempts that a node disturbs before it is out, however well it answers probes."""
@@ -48,7 +48,8 @@ def struck(state: State, trial: Trial, suspects: Iterable[str], now: float) -> t
             state = _probing(state, name, now)
             actions.append(Probe(node=name))
     for name in out:
-        state = _quarantined(state, name, now, "attempts keep failing on it")
+        asked = state.health[name].until if state.health[name].status == "probing" else now
+        state = _quarantined(state, name, now, "attempts keep failing on it", asked)
     for name in out:
         state = _explained(state, name)
     return state, actions
@@ -145,9 +146,9 @@ def _probing(state: State, name: str, now: float) -> State:
     return _held_back(state, name, node)
 
 
-def _quarantined(state: State, name: str, now: float, message: str) -> State:
+def _quarantined(state: State, name: str, now: float, message: str, earliest: float = 0.0) -> State:
     node = state.health.get(name, Node())
-    until = now + min(LONGEST, BACK_OFF * 2.0 ** min(node.spells, 10))
+    until = max(earliest, now + min(LONGEST, BACK_OFF * 2.0 ** min(node.spells, 10)))
     node = replace(node, status="quarantined", until=until, spells=node.spells + 1, message=message)
     return _held_back(state, name, node)
 

@@ -6,7 +6,6 @@ back the state, and a simulator can drive the same decisions on a virtual clock.
 """
 
 import math
-from dataclasses import replace
 
 from hydragnn.hpo.events import (
     Action,
@@ -44,6 +43,7 @@ from hydragnn.hpo.state import (
     with_waiting,
     without_trial,
 )
+from hydragnn.hpo.values import replace
 from hydragnn.record import Failure, FailureKind
 
 __all__ = ["HOPELESS", "MACHINE_FAULTS", "Node", "NodeStatus", "Rung", "State", "Trial", "TrialStatus", "step"]
@@ -107,7 +107,7 @@ def _opened(state: State, event: Opened, now: float) -> tuple[State, list[Action
         nodes[node_of(place)] = (*nodes.get(node_of(place), ()), place)
     lost = [replace(trial, status="waiting", places=(), cancelled="") for trial in state.running]
     asked = sorted(number for number, trial in state.trials.items() if trial.status == "asked") if state.asked else []
-    before = max(0.0, state.last - state.opened)
+    before = max(0.0, _left_off(state, now) - state.opened)
     spent, spent_node = state.spent + before, state.spent_node + before * len(state.nodes)
     ends, ends_by = _budgets_end(event, len(nodes), now, spent, spent_node)
     state = replace(
@@ -132,6 +132,12 @@ def _opened(state: State, event: Opened, now: float) -> tuple[State, list[Action
     state = in_line(state, (*state.waiting, *(trial.number for trial in lost)))
     state, probes = reopened(state, now)
     return state, [*probes, *(Propose(trial=number) for number in asked)]
+
+
+def _left_off(state: State, now: float) -> float:
+    """When the controller before ended; one that was killed may have lived for a pulse after the last that it wrote."""
+    written_to_the_end = state.closed or state.simple or not state.places
+    return state.last if written_to_the_end else max(state.last, min(now, state.last + PULSE))
 
 
 def _budgets_end(event: Opened, nodes: int, now: float, spent: float, spent_node: float) -> tuple[float, Ending]:

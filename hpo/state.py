@@ -1,9 +1,9 @@
 """The whole campaign as one value: trials, rungs, places and budgets, with the indexes that make every decision quick."""
 
 import math
-from bisect import bisect_left, insort
+from bisect import insort
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from immutables import Map
@@ -11,12 +11,12 @@ from immutables import Map
 from hydragnn.hpo.events import Ending, Origin, Plan
 from hydragnn.hpo.pool import Pool
 from hydragnn.hpo.sizing import Load, Mean
+from hydragnn.hpo.standings import Standings
+from hydragnn.hpo.values import replace
 from hydragnn.record import Failure
 
 TrialStatus = Literal["asked", "waiting", "running", "paused", "finished", "failed", "lost"]
 NodeStatus = Literal["pool", "probing", "quarantined"]
-Standing = tuple[float, int]
-"""(value, trial), so that standings sort best first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,24 +64,15 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """Who reached a rung, and who still rests there; both best first."""
+    """Who reached a rung, and who still rests there."""
 
-    reached: tuple[Standing, ...] = ()
-    paused: tuple[Standing, ...] = ()
+    reached: Standings = field(default_factory=Standings)
+    paused: Standings = field(default_factory=Standings)
 
     def promotable(self, reduction: int) -> int:
-        """How many of those that rest belong to the best ``1 / reduction`` of those that reached the rung; they rest first in line."""
+        """How many of those that rest belong to the best ``1 / reduction`` of those that reached the rung; they are the best that rest."""
         limit = len(self.reached) // reduction
-        return len(self.paused) if limit == len(self.reached) else bisect_left(self.paused, self.reached[limit])
-
-    def with_reached(self, standing: Standing, *, rests: bool) -> "Rung":
-        """The rung after one more trial reached it."""
-        return Rung(_inserted(self.reached, standing), _inserted(self.paused, standing) if rests else self.paused)
-
-    def without_paused(self, standing: Standing) -> "Rung":
-        """The rung after a trial went on from it."""
-        at = bisect_left(self.paused, standing)
-        return Rung(self.reached, self.paused[:at] + self.paused[at + 1 :])
+        return len(self.paused) if limit == len(self.reached) else self.paused.rank(self.reached[limit])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -239,17 +230,19 @@ def in_line(state: State, numbers: Iterable[int]) -> State:
 
 def with_standing(state: State, trial: Trial, level: int) -> State:
     """The state in which a trial, that just reached a rung, stands there; and the leader is known."""
-    value = trial.results[-1]
-    rung = state.rungs[level].with_reached((value, trial.number), rests=trial.status == "paused")
+    rung, standing = state.rungs[level], (trial.results[-1], trial.number)
+    paused = rung.paused.with_standing(standing) if trial.status == "paused" else rung.paused
+    rung = Rung(rung.reached.with_standing(standing), paused)
     return replace(
-        state, rungs=(*state.rungs[:level], rung, *state.rungs[level + 1 :]), leader=_leader(state, trial, value)
+        state, rungs=(*state.rungs[:level], rung, *state.rungs[level + 1 :]), leader=_leader(state, trial, standing[0])
     )
 
 
 def without_standing(state: State, trial: Trial) -> State:
     """The state in which a trial that was paused rests no more."""
     level = len(trial.results) - 1
-    rung = state.rungs[level].without_paused((trial.results[-1], trial.number))
+    rung = state.rungs[level]
+    rung = Rung(rung.reached, rung.paused.without_standing((trial.results[-1], trial.number)))
     return replace(state, rungs=(*state.rungs[:level], rung, *state.rungs[level + 1 :]))
 
 
@@ -280,8 +273,3 @@ def _leader(state: State, trial: Trial, value: float) -> int:
     if len(trial.results) < 2 or value <= trial.results[-2]:
         return trial.number
     return min((other.results[-1], number) for number, other in state.trials.items() if other.results)[1]
-
-
-def _inserted(standings: tuple[Standing, ...], standing: Standing) -> tuple[Standing, ...]:
-    at = bisect_left(standings, standing)
-    return (*standings[:at], standing, *standings[at:])

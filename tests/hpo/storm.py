@@ -1,0 +1,397 @@
+"""A campaign under random faults: carries out the scheduler's actions by hand, and keeps the invariants under watch.
+
+The choices come from outside, so that hypothesis and a fast seeded generator drive the same storm.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from hydragnn.hpo.events import (
+    Action,
+    Cancel,
+    Close,
+    Event,
+    Exhausted,
+    Failed,
+    Launched,
+    Opened,
+    Plan,
+    Probe,
+    Probed,
+    Propose,
+    Proposed,
+    Reached,
+    Settle,
+    Start,
+    Stopping,
+    Tick,
+    node_of,
+)
+from hydragnn.hpo.health import PATIENCE
+from hydragnn.hpo.scheduler import MACHINE_FAULTS, MOST_PARTS, State, step
+
+STRIKING = ("lost_node", "launch")
+CAUSES = [*STRIKING, *STRIKING, "preempted", "preempted", "out_of_memory"]
+OWN = ["diverged", "timeout", "configuration", "defect"]
+Choose = Callable[[Sequence[Any]], Any]
+
+
+class Storm:
+    """One campaign: ``play`` lets anything happen, ``finish`` lets nothing go wrong any more."""
+
+    def __init__(self, choose: Choose, plan: Plan, places: tuple[str, ...], deadline: float | None = None) -> None:
+        self.choose, self.plan, self.places = choose, plan, places
+        self.allowed: float | None = deadline
+        """Seconds that every allocation lasts."""
+        self.state = State()
+        self.now = 1000.0
+        self.running: dict[int, Start] = {}
+        self.user: dict[str, int] = {}
+        self.must_end: dict[int, float] = {}
+        self.late: set[int] = set()
+        self.to_propose: list[int] = []
+        self.to_probe: dict[str, float] = {}
+        """When a probe was asked for."""
+        self.untrusted: set[str] = set()
+        self.attempts: Counter[int] = Counter()
+        self.faults: Counter[int] = Counter()
+        self.shortages: Counter[int] = Counter()
+        self.own: dict[int, str] = {}
+        self.settled: dict[int, str] = {}
+        self.closed: str | None = "not yet open"
+        self.opened = self.left = self.now
+        """When the latest controller began, and when it ended or was last seen."""
+        self.bills = [0.0, 0.0]
+        self.nodes = 0
+        self.ends = math.inf
+        self.journal: list[tuple[float, Event]] = []
+        self.seen: Counter[str] = Counter()
+        self.injected = 0
+
+    # what a controller does
+
+    def open(self) -> None:
+        """A new controller, after whatever ended the one before."""
+        spent = self.left - self.opened
+        self.bills = [self.bills[0] + spent, self.bills[1] + spent * self.nodes]
+        self.running.clear()
+        self.user.clear()
+        self.must_end.clear()
+        self.late.clear()
+        self.to_propose.clear()
+        self.to_probe.clear()
+        self.untrusted &= {node_of(place) for place in self.places}
+        self.settled = {number: outcome for number, outcome in self.settled.items() if outcome != "pruned"}
+        self.closed, self.opened, self.left = None, self.now, self.now
+        deadline = None if self.allowed is None else self.now + self.allowed
+        self.nodes = nodes = len({node_of(place) for place in self.places})
+        self.ends = min(
+            math.inf if deadline is None else deadline,
+            math.inf if self.plan.max_seconds is None else self.now + self.plan.max_seconds - self.bills[0],
+            math.inf
+            if self.plan.max_node_seconds is None
+            else self.now + (self.plan.max_node_seconds - self.bills[1]) / nodes,
+        )
+        self.feed(Opened(plan=self.plan, places=self.places, deadline=deadline))
+
+    def feed(self, event: Event) -> None:
+        before, self.left = self.state, self.now
+        self.state, actions = step(before, event, self.now)
+        if self.state is before:
+            assert not actions
+            return
+        self.journal.append((self.now, event))
+        for action in actions:
+            self._obey(action)
+        self._watch()
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass, with a look at the clock when a budget is about to end, and after."""
+        until = self.now + seconds
+        brink = self.ends - self.plan.grace
+        if self.closed is None and self.now < brink < until:
+            self.now = brink
+            self.feed(Tick())
+        self._end_cancelled(until)
+        if self.closed is None:
+            self.now = max(self.now, until)
+            self.feed(Tick())
+
+    def reach(self, number: int, value: float, over: bool = False, speed: float = 0.0) -> None:
+        start = self._ended(number)
+        self.faults[number] = 0
+        epochs = start.until
+        trial = self.state.trials[number]
+        seconds = trial.seconds + speed * (epochs - trial.epochs) / len(start.places)
+        self.feed(Reached(trial=number, attempt=start.attempt, epochs=epochs, value=value, over=over, seconds=seconds))
+
+    def fail(self, number: int, kind: Any, epochs: int = 0, suspects: tuple[str, ...] = ()) -> None:
+        stopped, late = bool(self.state.trials[number].cancelled), number in self.late
+        start = self._ended(number)
+        if late:
+            self.own[number] = "timeout"
+        elif kind in MACHINE_FAULTS:
+            self.faults[number] += not stopped
+        elif kind == "out_of_memory":
+            self.shortages[number] += 1
+        else:
+            self.own[number] = kind
+        if kind in STRIKING:
+            self.untrusted |= set(suspects or (node_of(place) for place in start.places))
+        self.injected += 1
+        self.feed(
+            Failed(trial=number, attempt=start.attempt, kind=kind, message="why", epochs=epochs, suspects=suspects)
+        )
+
+    def probe(self, healthy: bool) -> None:
+        self._found(self._oldest_probe(), healthy)
+
+    def propose(self) -> None:
+        number = self.to_propose.pop(0)
+        work = self.choose([None, 1.0, 5.0, 30.0])
+        scaling = self.choose([None, None, 4.0])
+        self.feed(Proposed(trial=number, values={"x": number}, work=work, scaling=scaling))
+
+    # what can happen to it
+
+    def play(self, events: int) -> None:
+        """So many random events; a campaign that ended before its time goes on with the next controller."""
+        for _ in range(events):
+            if self.closed == "finished":
+                return
+            if self.closed is None:
+                self._happen()
+            else:
+                self._more_budget()
+                self._other_machine()
+                self.open()
+
+    def finish(self) -> None:
+        """Nothing goes wrong any more, and budgets are ample: there must be a way to the end."""
+        self.allowed = None
+        self.plan = replace(self.plan, max_seconds=None, max_node_seconds=None)
+        if self.closed != "finished" and self.ends < math.inf:
+            self.open()
+        for _ in range(100_000):
+            if self.closed == "finished":
+                return
+            if self.closed is not None:
+                self.open()
+            elif self.to_propose:
+                self.propose()
+            elif self.running:
+                self.now += 1.0
+                self.reach(min(self.running), 0.5)
+            elif self.to_probe:
+                self.probe(True)
+            elif self.state.due < math.inf:
+                self.now = max(self.now, self.state.due)
+                self.feed(Tick())
+            else:
+                raise AssertionError("dead end: nothing runs, nothing is asked, and the campaign is open")
+        raise AssertionError("the campaign goes round in circles")
+
+    def check(self) -> None:
+        """Every trial has come to an end that its faults explain, and the journal tells the same."""
+        trials = self.state.trials
+        assert set(self.settled) == set(trials), "a trial was lost"
+        assert len(trials) == self.plan.trials or self.state.exhausted
+        for number, outcome in self.settled.items():
+            expected = "paused" if outcome == "pruned" else outcome
+            assert trials[number].status == expected
+
+    def check_journal(self) -> None:
+        """The journal gives the state back."""
+        replayed = State()
+        for now, event in self.journal:
+            replayed, _ = step(replayed, event, now)
+        assert replayed == self.state, "the journal does not give the state back"
+
+    def _happen(self) -> None:
+        options = ["wait", "wait"]
+        if self.to_propose:
+            options += ["propose"] * 6
+        if self.running:
+            options += ["reach", "reach", "fail", "fail", "fail"]
+        if self.to_probe:
+            options += ["probe", "probe"]
+        match self.choose(options):
+            case "propose":
+                self._answer()
+            case "reach":
+                number = self._one()
+                self.feed(Launched(trial=number, attempt=self.running[number].attempt, identity={"pid": number}))
+                self.reach(number, self.choose([0.1, 0.2, 0.5, 0.7]), self.choose([False] * 9 + [True]), self._speed())
+            case "fail":
+                self._break()
+            case "probe":
+                self._answer_probe()
+            case "wait":
+                self._pass_time()
+
+    def _pass_time(self) -> None:
+        match self.choose(["short"] * 6 + ["long", "due", "kill", "kill", "stop", "stale", "found", "found"]):
+            case "short":
+                self.wait(self.choose([0.0, 0.5, 5.0]))
+            case "long":
+                self.wait(self.choose([61.0, 700.0]))
+            case "due":
+                self.wait(max(0.0, min(self.state.due, self.now + 4000.0) - self.now))
+            case "kill":
+                self.injected += 1
+                self._end_cancelled(self.now)
+                self._other_machine()
+                self.open()
+            case "stop":
+                self.feed(Stopping(reason="SIGINT"))
+            case "stale":
+                self.feed(Reached(trial=0, attempt=0, epochs=1, value=0.0))
+                self.feed(Failed(trial=0, attempt=0, kind="defect", message=""))
+                self.feed(Probed(node="never heard of", healthy=False))
+            case "found":
+                node = node_of(self.choose(self.places))
+                if node not in self.to_probe:
+                    self._found(node, self.choose([True, False]))
+
+    def _break(self) -> None:
+        number = self._one()
+        start, trial = self.running[number], self.state.trials[number]
+        kind = self.choose(CAUSES + OWN[:1] if self.choose([0, 0, 1]) else CAUSES)
+        kind = self.choose(OWN) if kind in OWN else kind
+        nodes = sorted({node_of(place) for place in start.places})
+        suspects = (self.choose(nodes),) if kind in STRIKING and self.choose([True, False]) else ()
+        self.fail(number, kind, self.choose([0, trial.epochs, max(trial.epochs, start.until - 1)]), suspects)
+
+    def _answer(self) -> None:
+        if self.choose([False] * 40 + [True]):
+            self.feed(Exhausted(trial=self.to_propose.pop(0)))
+        else:
+            self.propose()
+
+    def _answer_probe(self) -> None:
+        match self.choose(["good", "good", "bad", "none"]):
+            case "good":
+                self.probe(True)
+            case "bad":
+                self.injected += 1
+                self.probe(False)
+            case "none":  # the probe hangs: its node must not be forgotten
+                self.injected += 1
+                self._oldest_probe()
+
+    def _more_budget(self) -> None:
+        """The user goes on with what is used up."""
+        if self.closed == "hours" and self.plan.max_seconds is not None:
+            self.plan = replace(self.plan, max_seconds=self.plan.max_seconds + self.choose([5.0, 2000.0]))
+        if self.closed == "node_hours" and self.plan.max_node_seconds is not None:
+            self.plan = replace(self.plan, max_node_seconds=self.plan.max_node_seconds + self.choose([5.0, 20000.0]))
+
+    def _other_machine(self) -> None:
+        """The next controller may have other places, after a pause."""
+        self.now += self.choose([0.0, 10.0, 5000.0])
+        if self.choose([False, False, True]):
+            nodes = [f"n{k}" for k in range(self.choose([1, 2, 5, 9]))]
+            shares = self.choose([1, 1, 3]) if self.plan.max_places == 1 else 1
+            self.places = tuple(f"{n}/{k}" if shares > 1 else n for n in nodes for k in range(shares))
+
+    def _found(self, node: str, healthy: bool) -> None:
+        self.injected += not healthy
+        self.untrusted -= {node}
+        self.untrusted |= set() if healthy else {node}
+        if node in {node_of(place) for place in self.places}:
+            self.feed(Probed(node=node, healthy=healthy, message="found"))
+
+    def _oldest_probe(self) -> str:
+        node = next(iter(self.to_probe))
+        del self.to_probe[node]
+        return node
+
+    def _one(self) -> int:
+        return int(self.choose(list(self.running)))
+
+    def _speed(self) -> float:
+        return float(self.choose([0.0, 1.0, 10.0]))
+
+    def _ended(self, number: int) -> Start:
+        start = self.running.pop(number)
+        self.must_end.pop(number, None)
+        self.late.discard(number)
+        for place in start.places:
+            del self.user[place]
+        return start
+
+    def _end_cancelled(self, until: float) -> None:
+        """Attempts that were asked to save themselves do so within the grace period."""
+        for number, limit in sorted(self.must_end.items(), key=lambda item: item[1]):
+            if limit <= until and number in self.running:
+                self.now = max(self.now, limit)
+                if self.choose([False, True]):
+                    self.reach(number, 0.3)
+                else:
+                    self.fail(number, "preempted", self.state.trials[number].epochs)
+
+    # what must hold
+
+    def _obey(self, action: Action) -> None:
+        assert self.closed is None
+        match action:
+            case Propose():
+                assert action.trial not in self.to_propose
+                self.to_propose.append(action.trial)
+            case Probe():
+                assert self.now >= self.to_probe.pop(action.node, -math.inf) + PATIENCE, "probed twice at once"
+                self.to_probe[action.node] = self.now
+            case Start():
+                self._begin(action)
+            case Cancel():
+                assert self.running[action.trial].attempt == action.attempt
+                self.must_end.setdefault(action.trial, self.now + self.plan.grace)
+                if action.reason == "timeout":
+                    self.late.add(action.trial)
+            case Settle():
+                self._settle(action)
+            case Close():
+                assert not self.running
+                self.closed = action.ending
+                self.seen[f"ending {action.ending}"] += 1
+
+    def _begin(self, action: Start) -> None:
+        assert action.trial not in self.running, "run twice at once"
+        assert self.settled.get(action.trial, "pruned") == "pruned", "run after its end"
+        assert self.now <= self.ends - self.plan.grace, "started when time was up"
+        self.attempts[action.trial] += 1
+        assert action.attempt == self.attempts[action.trial], "two attempts with one number"
+        assert action.split == min(MOST_PARTS, 2 ** self.shortages[action.trial])
+        assert min(self.plan.min_places, len(self.places)) <= len(action.places) <= self.plan.max_places
+        for place in action.places:
+            assert place in self.places
+            assert place not in self.user, "a place was given to two attempts at once"
+            assert node_of(place) not in self.untrusted, "a node was used that has not been probed"
+            self.user[place] = action.trial
+        self.running[action.trial] = action
+
+    def _settle(self, action: Settle) -> None:
+        number = action.trial
+        assert number not in self.settled, "settled twice"
+        self.settled[number] = action.outcome
+        self.seen[f"outcome {action.outcome}"] += 1
+        failure = self.state.trials[number].failure
+        if action.outcome == "failed":
+            assert failure is not None and failure.kind not in MACHINE_FAULTS, "a machine fault was told as a failure"
+            shortage = failure.kind == "out_of_memory"
+            assert shortage or failure.kind == self.own[number]
+            assert not shortage or self.shortages[number] > math.log2(MOST_PARTS), "out of memory was told too early"
+        if action.outcome == "lost":
+            assert self.faults[number] == self.plan.retries + 1, "given up with retries left"
+
+    def _watch(self) -> None:
+        state = self.state
+        assert len(state.active) == len(self.running) and all(n in self.running for n in state.active)
+        assert len(state.free) + len(self.user) + sum(len(n.held) for n in state.health.values()) == len(self.places)
+        assert not self.running or self.now <= self.ends, "a budget was exceeded"
+        assert state.asked == len(self.to_propose)
+        self.seen.update(f"trial {status}" for status, count in state.counts.items() if count)
+        self.seen.update(f"node {node.status}" for node in state.health.values())
