@@ -1,6 +1,8 @@
 """Which configuration to try next, and how far: campaigns of trials, judged at rungs, that survive any kill."""
 
 from hydragnn.hpo.campaign import CampaignResult, OnEvent, run_search, trial_folder
+from hydragnn.hpo.costs import CostModel
+from hydragnn.hpo.final import FinalTraining, best_runs, given_runs, run_final
 from hydragnn.hpo.launcher import Exit, Launcher, Task
 from hydragnn.hpo.local import LocalLauncher
 from hydragnn.hpo.objective import Objective, objective_value
@@ -15,6 +17,8 @@ from hydragnn.hpo.records import (
 from hydragnn.hpo.sampler import SAMPLERS
 from hydragnn.hpo.scheduler import State, Trial, step
 from hydragnn.hpo.search import run_campaign
-from hydragnn.hpo.settings import CampaignSettings, SearchSettings, campaign_settings, read_campaign
+from hydragnn.hpo.settings import CampaignSettings, GivenRun, SearchSettings, campaign_settings, read_campaign
 from hydragnn.hpo.space import Space, space_of
+from hydragnn.hpo.status import CampaignStatus, Follower, campaign_status
 from hydragnn.hpo.table import CampaignView
+from hydragnn.hpo.timeline import Timeline

@@ -10,11 +10,12 @@ from hydragnn.errors import InputError
 from hydragnn.hpo.door import open_campaign
 from hydragnn.hpo.events import Origin
 from hydragnn.hpo.journal import NAME as JOURNAL
-from hydragnn.hpo.journal import replayed
+from hydragnn.hpo.journal import read_journal
 from hydragnn.hpo.sampler import study_of, valued_trial
 from hydragnn.hpo.scheduler import TrialStatus
 from hydragnn.hpo.settings import CampaignSettings
 from hydragnn.hpo.space import Point, Space, random_point, space_of
+from hydragnn.hpo.timeline import Chronicle, Timeline
 from hydragnn.record import RunRecord, read_record
 
 TOO_FEW = 6
@@ -53,7 +54,9 @@ class CampaignHistory:
     """Epochs of the rungs; the last is the full budget."""
     seconds: float
     ending: str | None
-    """finished, hours, stopped or hopeless; None while it runs or after a kill."""
+    """finished, hours, node_hours, walltime, stopped or hopeless; None while it runs or after a kill."""
+    timeline: Timeline
+    """Attempts, nodes and faults over time."""
 
 
 def campaign_records(out: Path) -> list[tuple[int, RunRecord, Path]]:
@@ -77,7 +80,8 @@ def finished_runs(out: Path) -> list[Path]:
 def campaign_history(out: Path) -> CampaignHistory:
     """The course of the campaign in folder ``out``, read from its journal; safe while the campaign runs."""
     settings = open_campaign(out)
-    state = replayed(out / JOURNAL)
+    chronicle = _chronicle(out / JOURNAL)
+    state = chronicle.state
     trials = [
         TrialHistory(
             number=number,
@@ -101,7 +105,20 @@ def campaign_history(out: Path) -> CampaignHistory:
         rungs=state.plan.rungs,
         seconds=state.elapsed(state.last),
         ending=state.ending,
+        timeline=chronicle.timeline(),
     )
+
+
+def _chronicle(path: Path) -> Chronicle:
+    """The whole course of a campaign; InputError where a line of its journal does not follow from those before it."""
+    chronicle = Chronicle()
+    for number, (now, event) in enumerate(read_journal(path), start=1):
+        if not chronicle.feed(event, now):
+            raise InputError(
+                f"{path}: line {number} does not follow from the lines before it; read it with the version of this "
+                "program that wrote it"
+            )
+    return chronicle
 
 
 def parameter_importance(out: Path) -> dict[str, float]:

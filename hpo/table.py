@@ -1,6 +1,9 @@
 """What the user sees of a running search: a live table, or plain lines where the output is not a terminal."""
 
-from collections.abc import Mapping
+import heapq
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -11,21 +14,34 @@ from rich.text import Text
 
 from hydragnn.errors import InputError
 from hydragnn.hpo.campaign import trial_folder
-from hydragnn.hpo.events import Event, Failed, Opened, Proposed, Reached, Stopping
+from hydragnn.hpo.events import Event, Failed, Opened, Proposed, Reached, Stopping, node_of
 from hydragnn.hpo.scheduler import State, Trial
+from hydragnn.hpo.status import duration_text, node_counts, seconds_left, values_line
+from hydragnn.hpo.timeline import Chronicle, local_nodes
 from hydragnn.record import RunRecord, read_record
 
 ROWS = 12
 """Trials shown at once: those that run, then the best."""
 
+PAUSE = 0.5
+"""Seconds between two looks at the whole campaign."""
+
 
 class CampaignView:
-    """Shows a campaign as it goes; use as a context manager and pass it as ``on_event`` to ``run_campaign``."""
+    """Shows a campaign as it goes; use as a context manager and pass it as ``on_event`` to ``run_search``.
 
-    def __init__(self, out: Path, console: Console | None = None) -> None:
+    However fast events come, the table is drawn, and a line gets its summary, at most twice a second. The goodput is that
+    of this controller; ``hydragnn status`` counts earlier ones too.
+    """
+
+    def __init__(self, out: Path, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._out = out
         self._console = console or Console()
+        self._clock = clock
         self._live: Live | None = None
+        self._chronicle = Chronicle()
+        self._shown = -math.inf
+        self._latest: tuple[State, float] | None = None
 
     def __enter__(self) -> "CampaignView":
         if self._console.is_terminal:
@@ -37,58 +53,94 @@ class CampaignView:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._live is not None:
+            self._draw()
             self._live.stop()
 
     def __call__(self, state: State, event: Event, seconds: float) -> None:
         """Show what an event changed."""
-        if self._live is not None:
-            self._live.update(campaign_table(state, self._progress(state), seconds), refresh=True)
-            return
-        line = event_line(state, event, seconds)
+        self._chronicle.observe(self._chronicle.state, event, state, state.opened + seconds - state.spent)
+        self._latest = (state, seconds)
+        if self._live is None:
+            self._print(state, event, seconds)
+        elif self._is_time():
+            self._draw()
+
+    def _print(self, state: State, event: Event, seconds: float) -> None:
+        line = event_line(state, event)
+        if line and isinstance(event, Reached) and self._is_time():
+            line = f"{line}; {summary_line(state, seconds, self._goodput(state, seconds))}"
         if line:
             self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
-    def _progress(self, state: State) -> dict[int, RunRecord]:
-        """Records of the trials that run, as far as they have one."""
+    def _draw(self) -> None:
+        if self._live is None or self._latest is None:
+            return
+        state, seconds = self._latest
+        shown = shown_trials(state)
+        table = campaign_table(state, shown, self._progress(shown), seconds, self._goodput(state, seconds))
+        self._live.update(table, refresh=True)
+
+    def _goodput(self, state: State, seconds: float) -> float | None:
+        return self._chronicle.goodput(state.opened + seconds - state.spent)
+
+    def _is_time(self) -> bool:
+        now = self._clock()
+        if now - self._shown < PAUSE:
+            return False
+        self._shown = now
+        return True
+
+    def _progress(self, shown: Sequence[Trial]) -> dict[int, RunRecord]:
+        """Records of the trials in view that run, as far as they have one."""
         found: dict[int, RunRecord] = {}
-        for trial in state.running:
+        for trial in shown:
             try:
-                found[trial.number] = read_record(trial_folder(self._out, trial.number))
+                if trial.status == "running":
+                    found[trial.number] = read_record(trial_folder(self._out, trial.number))
             except InputError:
                 continue  # no epoch is done yet
         return found
 
 
-def campaign_table(state: State, progress: Mapping[int, RunRecord], seconds: float) -> RenderableType:
-    """The table: one row per trial that runs, then the best ones, and a line on the campaign as a whole."""
+def shown_trials(state: State) -> list[Trial]:
+    """The trials that fit into the table: those that run, then the best."""
+    running = heapq.nsmallest(ROWS, state.active)
+    resting = (trial for trial in state.trials.values() if trial.results and trial.status != "running")
+    best = heapq.nsmallest(ROWS - len(running), resting, key=lambda t: (-len(t.results), t.results[-1], t.number))
+    return [*(state.trials[number] for number in running), *best]
+
+
+def campaign_table(
+    state: State,
+    shown: Sequence[Trial],
+    progress: Mapping[int, RunRecord],
+    seconds: float,
+    goodput: float | None = None,
+) -> RenderableType:
+    """The table: one row per trial in view, and a line on the campaign as a whole."""
     table = Table(expand=True)
     for heading, width in (("trial", 5), ("state", 8), ("epoch", 7), ("objective", 9), ("graphs/s", 8)):
         table.add_column(heading, justify="left" if heading == "state" else "right", no_wrap=True, min_width=width)
     table.add_column("configuration", no_wrap=True, overflow="ellipsis", ratio=1)
-    running = sorted(state.running, key=lambda trial: trial.number)
-    resting = [trial for trial in state.trials.values() if trial.results and trial.status != "running"]
-    resting.sort(key=lambda trial: (-len(trial.results), trial.value, trial.number))
     best = state.best
-    for trial in [*running, *resting][:ROWS]:
+    for trial in shown:
         style = "bold" if best is not None and trial.number == best.number else None
         table.add_row(*_row(state, trial, progress.get(trial.number)), style=style)
-    return Group(table, Text(summary_line(state, seconds)))
+    return Group(table, Text(summary_line(state, seconds, goodput)))
 
 
-def event_line(state: State, event: Event, seconds: float) -> str:
+def event_line(state: State, event: Event) -> str:
     """One plain line for an event that is news; empty for the others."""
     match event:
         case Opened():
             known = f", {len(state.trials)} trials known" if event.plan.trials and state.spent else ""
-            return f"{event.plan.trials} trials on {len(event.places)} worker(s), rungs {_rungs(state)}{known}"
+            return f"{event.plan.trials} trials on {places_text(event.places)}, rungs {_rungs(state)}{known}"
         case Proposed():
-            return f"trial {event.trial}: {values_text(state.trials[event.trial])}"
+            return f"trial {event.trial}: {values_line(state.trials[event.trial].values)}"
         case Reached():
             trial = state.trials[event.trial]
             word = "finished" if trial.status == "finished" else "reached a rung"
-            return (
-                f"trial {event.trial} {word} at epoch {event.epochs}: {event.value:.4g}; {summary_line(state, seconds)}"
-            )
+            return f"trial {event.trial} {word} at epoch {event.epochs}: {event.value:.4g}"
         case Failed():
             trial = state.trials[event.trial]
             fate = {"waiting": "tried again", "running": "tried again"}.get(trial.status, "given up")
@@ -99,32 +151,33 @@ def event_line(state: State, event: Event, seconds: float) -> str:
             return ""
 
 
-def summary_line(state: State, seconds: float) -> str:
-    """Trials, best so far, and time left in one line."""
-    count = {status: sum(t.status == status for t in state.trials.values()) for status in ("finished", "paused")}
-    failed = sum(trial.status in ("failed", "lost") for trial in state.trials.values())
-    best = state.best
+def summary_line(state: State, seconds: float, goodput: float | None = None) -> str:
+    """Trials, best so far, nodes where there are any beside this machine, and time left in one line."""
+    failed, best = state.count("failed", "lost"), state.best
     parts = [
-        f"{sum(bool(trial.values) for trial in state.trials.values())}/{state.plan.trials} trials",
-        f"{count['finished']} finished, {count['paused']} at a rung" + (f", {failed} failed" if failed else ""),
+        f"{len(state.trials) - state.count('asked')}/{state.plan.trials} trials",
+        f"{state.count('finished')} finished, {state.count('paused')} at a rung"
+        + (f", {failed} failed" if failed else ""),
         "no result yet" if best is None or best.value is None else f"best {best.value:.4g} (trial {best.number})",
-        f"{_duration(seconds)} so far",
     ]
+    nodes = node_counts(state)
+    if not nodes.local:
+        parts += [nodes.text, *([] if goodput is None else [f"goodput {100 * goodput:.0f} %"])]
     left = seconds_left(state, seconds)
-    return ", ".join([*parts, *([] if left is None or state.closed else [f"about {_duration(left)} left"])])
+    coming = [] if left is None or state.closed else [f"about {duration_text(left)} left"]
+    return ", ".join([*parts, f"{duration_text(seconds)} so far", *coming])
 
 
-def seconds_left(state: State, seconds: float) -> float | None:
-    """A forecast: epochs that the rungs will ask for, at the pace of campaign so far; None before the first result."""
-    done = sum(trial.epochs for trial in state.trials.values())
-    if not done or not state.plan.rungs:
-        return None
-    before, total, reaching = 0, 0.0, float(state.plan.trials)
-    for rung in state.plan.rungs:
-        total += reaching * (rung - before)
-        floor = min(state.plan.finalists, state.plan.trials)
-        before, reaching = rung, max(reaching / state.plan.reduction, float(floor))
-    return max(0.0, (total - done) * seconds / done)
+def places_text(places: Sequence[str]) -> str:
+    """What there is to run on.
+
+    >>> places_text(["worker-0"]), places_text(["n1", "n2"]), places_text(["n1/0", "n1/1"])
+    ('1 worker(s)', '2 node(s)', '2 places on 1 node(s)')
+    """
+    nodes = set(map(node_of, places))
+    if local_nodes(nodes):
+        return f"{len(places)} worker(s)"
+    return f"{len(nodes)} node(s)" if len(nodes) == len(places) else f"{len(places)} places on {len(nodes)} node(s)"
 
 
 def short(message: str) -> str:
@@ -135,18 +188,6 @@ def short(message: str) -> str:
     """
     lines = message.splitlines()
     return ": ".join(dict.fromkeys([*lines[:1], *lines[-1:]]))
-
-
-def values_text(trial: Trial) -> str:
-    """A trial's sampled values, short: the last word of each path.
-
-    >>> values_text(Trial(number=0, values={"model.hidden_dim": 64, "train.learning_rate": 0.00123456}))
-    'hidden_dim=64 learning_rate=0.00123'
-    """
-    return " ".join(
-        f"{path.rpartition('.')[2]}={f'{value:.3g}' if isinstance(value, float) else value}"
-        for path, value in trial.values.items()
-    )
 
 
 def _row(state: State, trial: Trial, record: RunRecord | None) -> tuple[str, ...]:
@@ -161,15 +202,9 @@ def _row(state: State, trial: Trial, record: RunRecord | None) -> tuple[str, ...
         f"{epochs}/{until}" if running else str(trial.epochs),
         value,
         speed,
-        values_text(trial),
+        values_line(trial.values),
     )
 
 
 def _rungs(state: State) -> str:
     return ", ".join(str(rung) for rung in state.plan.rungs)
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

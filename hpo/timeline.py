@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from hydragnn.hpo.costs import Sized, seconds_on
-from hydragnn.hpo.events import Action, Event, Failed, Opened, Probe, Probed, Reached, Start, node_of
+from hydragnn.hpo.events import Event, Failed, Opened, Reached, node_of
 from hydragnn.hpo.scheduler import MACHINE_FAULTS, State, Trial, step
+from hydragnn.hpo.state import NodeStatus
 from hydragnn.record import FailureKind
 
 Outcome = Literal["running", "reached", "finished", "saved", "cut"] | FailureKind
@@ -51,10 +52,12 @@ class Span:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outage:
-    """A time in which a node was out of service; ``ended`` is the latest known time while it lasts."""
+    """A time in which places of a node were held back; ``ended`` is the latest known time while it lasts."""
 
     node: str
-    kind: Literal["probing", "quarantined"]
+    kind: NodeStatus
+    """probing or quarantined."""
+    places: tuple[str, ...]
     started: float
     ended: float
 
@@ -133,7 +136,7 @@ class Timeline:
         useful = sum(time * share for _, time, share in used)
         faults = sum(time * (1 - share) for span, time, share in used if span.outcome not in {*WELL, "cut"})
         overhead = sum(time * (1 - share) for span, time, share in used if span.outcome in {*WELL, "cut"})
-        out = sum(outage.ended - outage.started for outage in self.outages)
+        out = sum(len(outage.places) / density * (outage.ended - outage.started) for outage in self.outages)
         idle = max(0.0, allocated - useful - faults - overhead - out)
         parts = (value / 3600 for value in (allocated, useful, faults, overhead, out, idle))
         return NodeHours(**dict(zip(("allocated", "useful", "faults", "overhead", "out", "idle"), parts)))
@@ -163,37 +166,25 @@ class Chronicle:
         self._open: dict[str, Outage] = {}
         self._sessions: list[Session] = []
         self._unconfirmed: dict[int, list[int]] = {}
-        self._places_of: dict[str, list[str]] = {}
-        self._condemned: set[str] = set()
-        """Nodes that were found unhealthy while something runs on them."""
+        self._useful = 0.0
 
-    def feed(self, event: Event, now: float) -> None:
-        """Let an event happen."""
+    def feed(self, event: Event, now: float) -> bool:
+        """Let an event happen; False where it does not follow from those before it."""
         after, actions = step(self.state, event, now)
-        self.observe(self.state, event, after, actions, now)
+        follows = after is not self.state or bool(actions)
+        self.observe(self.state, event, after, now)
+        return follows
 
-    def observe(self, before: State, event: Event, after: State, actions: Iterable[Action], now: float) -> None:
+    def observe(self, before: State, event: Event, after: State, now: float) -> None:
         """Note what an event changed."""
-        starts = [action for action in actions if isinstance(action, Start)]
-        match event:
-            case Opened():
-                self._opened(before, event, now)
-            case Reached() | Failed():
-                trial = before.trials.get(event.trial)
-                if trial is not None and trial.status == "running" and trial.attempt == event.attempt:
-                    self._ended(trial, after.trials[event.trial], event, now)
-                    self._leave({node_of(place) for place in trial.places} & self._condemned, after, starts, now)
-            case Probed() if event.node in self._open:
-                self._in_service(event.node, now)
-                self._leave({event.node}, after, starts, now)
-            case Probed() if any(node_of(place) == event.node for t in before.running for place in t.places):
-                self._condemned |= set() if event.healthy else {event.node}
-            case Probed() if not event.healthy:
-                self._leave({event.node}, after, starts, now)
-        for action in actions:
-            if isinstance(action, Probe):
-                self._in_service(action.node, now)
-                self._open[action.node] = Outage(node=action.node, kind="probing", started=now, ended=now)
+        if isinstance(event, Opened):
+            self._opened(before, event, now)
+        elif isinstance(event, Reached | Failed):
+            trial = before.trials.get(event.trial)
+            if trial is not None and trial.status == "running" and trial.attempt == event.attempt:
+                self._ended(trial, after.trials[event.trial], event, now)
+        if after.health is not before.health:
+            self._compare_health(after, now)
         if self._sessions:
             self._sessions[-1] = replace(self._sessions[-1], ended=max(now, self._sessions[-1].ended))
         self.state = after
@@ -212,10 +203,12 @@ class Chronicle:
             sessions=(*self._sessions[:-1], replace(last, ended=now)),
         )
 
-    @property
-    def out(self) -> dict[str, str]:
-        """Nodes that are probed or in quarantine now."""
-        return {node: outage.kind for node, outage in self._open.items()}
+    def goodput(self, now: float) -> float | None:
+        """The useful share up to ``now``, from sums that are kept; None before any time passed."""
+        past = sum(len(session.places) * session.seconds for session in self._sessions[:-1])
+        latest = sum(len(session.places) * (now - session.opened) for session in self._sessions[-1:])
+        running = sum(len(trial.places) * max(0.0, now - trial.started) for trial in self.state.running)
+        return (self._useful + running) / (past + latest) if past + latest > 0 else None
 
     def _opened(self, before: State, event: Opened, now: float) -> None:
         """What ran under the earlier controller ended with it, at its last sign of life."""
@@ -223,11 +216,8 @@ class Chronicle:
         for trial in before.running:
             self._add(_span(trial, last, "cut"), confirmed=False)
         for node in list(self._open):
-            self._in_service(node, last)
+            self._close(node, last)
         self._sessions.append(Session(places=event.places, opened=now, ended=now))
-        self._places_of = {}
-        for place in event.places:
-            self._places_of.setdefault(node_of(place), []).append(place)
 
     def _ended(self, trial: Trial, became: Trial, event: Reached | Failed, now: float) -> None:
         if isinstance(event, Reached):
@@ -262,31 +252,50 @@ class Chronicle:
         rest = max(0.0, trained - span.seconds)
         for index in reversed(earlier):
             counted = min(rest, self._spans[index].seconds)
-            self._spans[index] = replace(self._spans[index], useful=counted)
+            self._count(index, counted)
             rest -= counted
 
     def _add(self, span: Span, *, confirmed: bool) -> None:
         if not confirmed:
             self._unconfirmed.setdefault(span.trial, []).append(len(self._spans))
-        self._spans.append(span)
+        self._spans.append(replace(span, useful=0.0))
+        self._count(len(self._spans) - 1, span.useful)
+
+    def _count(self, index: int, useful: float) -> None:
+        """Say how many seconds of an attempt are useful."""
+        span = self._spans[index]
+        self._useful += len(span.places) * (useful - span.useful)
+        self._spans[index] = replace(span, useful=useful)
 
     def _forget(self, number: int) -> None:
         """Nothing that a lost trial did since its last rung counts."""
         for index in self._unconfirmed.pop(number, []):
-            self._spans[index] = replace(self._spans[index], useful=0.0)
+            self._count(index, 0.0)
 
-    def _leave(self, nodes: set[str], after: State, starts: list[Start], now: float) -> None:
-        """Nodes of which no place is free, and on which nothing starts, are in quarantine."""
-        taken = {node_of(place) for start in starts for place in start.places}
-        for node in nodes - taken:
-            if not any(place in after.free for place in self._places_of.get(node, [])):
-                self._open[node] = Outage(node=node, kind="quarantined", started=now, ended=now)
-        self._condemned -= nodes
+    def _compare_health(self, after: State, now: float) -> None:
+        """Outages begin and end where the places that are held back change, or why they are."""
+        for name in [*self._open, *(name for name in after.health if name not in self._open)]:
+            node, outage = after.health.get(name), self._open.get(name)
+            kind = node.status if node is not None and node.held else "pool"
+            if outage is not None and node is not None and (outage.kind, outage.places) == (kind, node.held):
+                continue
+            self._close(name, now)
+            if node is not None and kind != "pool":
+                self._open[name] = Outage(node=name, kind=kind, places=node.held, started=now, ended=now)
 
-    def _in_service(self, node: str, now: float) -> None:
-        outage = self._open.pop(node, None)
+    def _close(self, name: str, now: float) -> None:
+        outage = self._open.pop(name, None)
         if outage is not None and now > outage.started:
             self._outages.append(replace(outage, ended=now))
+
+
+def local_nodes(names: Iterable[str]) -> bool:
+    """Whether nodes are worker processes of one machine.
+
+    >>> local_nodes(["worker-0", "worker-1"]), local_nodes(["n1"])
+    (True, False)
+    """
+    return all(name == "local" or name.startswith(("worker-", "local-")) for name in names)
 
 
 def _span(
@@ -309,10 +318,9 @@ def _kept(span: Span, trial: Trial) -> float:
     """Seconds of a disturbed attempt whose epochs survive in the checkpoint, as far as one can know before the next rung."""
     if not span.epochs:
         return 0.0
-    work = getattr(trial, "work", None)
-    if work is None:
+    if trial.work is None:
         return span.seconds
-    return min(span.seconds, span.epochs * seconds_on(len(span.places), work, getattr(trial, "scaling", None)))
+    return min(span.seconds, span.epochs * seconds_on(len(span.places), trial.work, trial.scaling))
 
 
 def _useful_share(span: Span) -> float:

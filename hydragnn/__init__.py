@@ -15,7 +15,18 @@ _checkout = Path(__file__).resolve().parent.parent
 if (_checkout / "graphs" / "__init__.py").is_file():
     __path__.append(str(_checkout))
 
-_FACE = ("build_store", "train", "search", "simulate", "build_ensemble", "predict", "report", "doctor", "load")
+_FACE = (
+    "build_store",
+    "train",
+    "search",
+    "status",
+    "simulate",
+    "build_ensemble",
+    "predict",
+    "report",
+    "doctor",
+    "load",
+)
 
 
 def __getattr__(name: str) -> Any:

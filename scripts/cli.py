@@ -193,6 +193,22 @@ def simulate(
 
 
 @app.command()
+def status(
+    campaign: Annotated[Path, typer.Argument(help="A campaign folder made by `hydragnn search`.")],
+    watch: Annotated[bool, typer.Option("--watch", help="Show it again whenever it changed, until the end.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """How a campaign stands: trials, rungs, nodes, goodput, faults, costs, budget, and when it will end.
+
+    Reads the journal only: safe while the search runs, and from any machine that sees the folder. *Goodput* is the share of
+    all node-hours that went into training that counts. With `--json --watch` every line is one JSON value.
+    """
+    from hydragnn.scripts.status import show_status
+
+    show_status(campaign, watch=watch, as_json=as_json)
+
+
+@app.command()
 def ensemble(
     campaign: Annotated[Path, typer.Argument(help="A campaign folder made by `hydragnn search`.")],
     out: Out,
@@ -200,13 +216,29 @@ def ensemble(
     method: Annotated[
         str, typer.Option(help="top-k: the K best; greedy: forward selection on CRPS, members may repeat as weights.")
     ] = "top-k",
+    train: Annotated[
+        bool,
+        typer.Option("--train", help="Train the chosen configurations anew to the full budget, as one balanced job."),
+    ] = False,
     final_seeds: Annotated[
-        int, typer.Option(min=0, help="Train every chosen configuration anew with this many seeds; 0 keeps the trials.")
+        int, typer.Option(min=0, help="As --train, every configuration with so many seeds; 0 keeps the trials.")
     ] = 0,
+    epochs: Annotated[int | None, typer.Option(min=1, help="As --train, for so many epochs.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="With --train: runs at once, one thread each.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Turn the best configurations of a campaign into one calibrated ensemble, evaluated on the test part."""
-    result = face.build_ensemble(campaign, out, top_k=top_k, method=method, final_seeds=final_seeds)
+    result = face.build_ensemble(
+        campaign,
+        out,
+        top_k=top_k,
+        method=method,
+        train=train,
+        final_seeds=final_seeds,
+        epochs=epochs,
+        workers=workers,
+        quiet=as_json,
+    )
     if as_json:
         print(json.dumps(result))
     else:
@@ -221,10 +253,21 @@ def predict(
     source: Annotated[Path, typer.Argument(help="A store, or any file of structures that ASE reads.")],
     out: Annotated[Path, typer.Option("--out", help="Predictions: .h5, .npz, .csv, .xyz or .bp.")],
     resume: Resume = False,
+    workers: Annotated[
+        int, typer.Option(min=1, help="Local processes; mpirun, srun and torchrun bring their own.")
+    ] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Predict every graph with uncertainty; one line per graph also for graphs that failed, with the reason."""
-    _show(face.predict(model, source, out, resume=resume), as_json)
+    """Predict every graph with uncertainty; one line per graph also for graphs that failed, with the reason.
+
+    Under `mpirun -n N` or `srun` all ranks share the work; after an interruption `--resume` ends with the same bits.
+    """
+    result = face.predict(model, source, out, resume=resume, workers=workers, quiet=as_json)
+    if result:
+        _show(result, as_json)
+    from hydragnn.training import leave
+
+    leave(0)
 
 
 @app.command()

@@ -109,24 +109,57 @@ def simulate(
     )
 
 
+def status(campaign: Path | str) -> Table:
+    """How the campaign in a folder stands, from its journal: trials, rungs, nodes, goodput, faults, budget, forecast."""
+    from hydragnn.hpo import campaign_status
+
+    return campaign_status(Path(campaign)).to_json()
+
+
 def build_ensemble(
-    campaign: Path | str, out: Path | str, *, top_k: int = 5, method: str = "top-k", final_seeds: int = 0
+    campaign: Path | str,
+    out: Path | str,
+    *,
+    top_k: int = 5,
+    method: str = "top-k",
+    train: bool = False,
+    final_seeds: int = 0,
+    epochs: int | None = None,
+    workers: int | None = None,
+    quiet: bool = True,
 ) -> Table:
-    """One calibrated ensemble of the best runs of a campaign; gives its evaluation."""
+    """One calibrated ensemble of the best runs of a campaign; gives its evaluation.
+
+    With ``train``, ``final_seeds`` or ``epochs`` the chosen configurations are first trained anew, all at once.
+    """
     from hydragnn.ensemble import ensemble_from_runs
     from hydragnn.hpo import finished_runs
+    from hydragnn.scripts.final import trained_ensemble
 
-    runs = finished_runs(Path(campaign))
+    if train or final_seeds or epochs:
+        options = {"top_k": top_k, "method": method, "workers": workers, "quiet": quiet}
+        return trained_ensemble(Path(campaign), Path(out), seeds=max(1, final_seeds), epochs=epochs, **options)
     return ensemble_from_runs(
-        runs, Path(out), top_k=top_k, method=method, final_seeds=final_seeds, campaign=Path(campaign)
+        finished_runs(Path(campaign)), Path(out), top_k=top_k, method=method, campaign=Path(campaign)
     )
 
 
-def predict(model: Path | str, source: Path | str, out: Path | str, *, resume: bool = False) -> Table:
-    """Predict every graph of ``source`` with an ensemble or run folder into the file ``out``; gives counts and speed."""
+def predict(
+    model: Path | str,
+    source: Path | str,
+    out: Path | str,
+    *,
+    resume: bool = False,
+    workers: int = 1,
+    quiet: bool = True,
+) -> Table:
+    """Predict every graph of ``source`` with an ensemble or run folder into the file ``out``; gives counts and speed.
+
+    Under mpirun, srun or torchrun all ranks predict, and the one that writes the file gives the counts.
+    """
     from hydragnn.ensemble import predict_to_file
 
-    return predict_to_file(Path(model), Path(source), Path(out), resume=resume)
+    return predict_to_file(Path(model), Path(source), Path(out), resume=resume, workers=workers, quiet=quiet)
 
 
 def report(source: Path | str, out: Path | str | None = None) -> Path:
@@ -236,6 +269,7 @@ __all__ = [
     "predict",
     "report",
     "search",
+    "status",
     "submit",
     "train",
 ]

@@ -84,8 +84,7 @@ class Player:
     def write(self, path: Path) -> None:
         """Put the events into a journal."""
         with Journal(path) as journal:
-            for now, event in self.events:
-                journal.append(event, now)
+            journal.extend(self.events)
 
     def _happen(self, event: Event) -> None:
         after, actions = step(self.state, event, self.now)
@@ -109,9 +108,9 @@ class Player:
                     self._later(1.0, saved)
 
     def _point(self, number: int) -> dict[str, Any]:
-        width = int(2 ** self._generator.uniform(4, 8))
+        width = int(2 ** self._generator.uniform(4, 7))
         self._cost[number] = self.work * (width / 64) ** 1.5 * math.exp(0.1 * self._generator.normal())
-        return {"model.hidden_dim": width, "train.learning_rate": float(10 ** self._generator.uniform(-5, -1))}
+        return {"model.hidden_dim": width, "train.learning_rate": float(10 ** self._generator.uniform(-4, -2))}
 
     def _train(self, start: Start) -> None:
         """Decide how an attempt will end, and when."""

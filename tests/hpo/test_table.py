@@ -27,7 +27,8 @@ def shown(out: Path, *, terminal: bool) -> tuple[State, str]:
     text = io.StringIO()
     console = Console(file=text, force_terminal=terminal, width=120, color_system=None)
     state = State()
-    with CampaignView(out, console) as view:
+    clock = iter(float(second) for second in range(100))
+    with CampaignView(out, console, clock=lambda: next(clock)) as view:
         for event, now in EVENTS:
             state, _ = step(state, event, now)
             view(state, event, state.elapsed(now))

@@ -1,0 +1,308 @@
+"""How a campaign stands, from its journal alone: safe while it runs, and from any machine that sees the folder."""
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hydragnn.errors import InputError
+from hydragnn.hpo.costs import CostModel
+from hydragnn.hpo.door import open_campaign
+from hydragnn.hpo.events import event_from_json, node_of
+from hydragnn.hpo.journal import NAME as JOURNAL
+from hydragnn.hpo.journal import _decoded as decoded
+from hydragnn.hpo.scheduler import State
+from hydragnn.hpo.space import Point, space_of
+from hydragnn.hpo.timeline import Chronicle, FaultRow, NodeHours, local_nodes
+
+SILENT = 180.0
+"""Seconds without a line in the journal after which a controller that should write one every minute is thought gone."""
+
+STATUSES = ("asked", "waiting", "running", "paused", "finished", "failed", "lost")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RungStatus:
+    """Who came how far."""
+
+    epochs: int
+    reached: int
+    best: float | None
+    """Lowest objective at this rung."""
+    trial: int | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Best:
+    """The trial that leads."""
+
+    trial: int
+    value: float
+    values: Point
+    """Its configuration by path."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeCounts:
+    """What the nodes do now; a node with one busy place is busy."""
+
+    known: int
+    busy: int
+    idle: int
+    probing: int
+    quarantined: tuple[str, ...]
+    local: bool
+    """Whether they are worker processes of one machine."""
+
+    @property
+    def text(self) -> str:
+        """The counts in words, those that are zero left out.
+
+        >>> NodeCounts(known=8, busy=5, idle=2, probing=0, quarantined=("n7",), local=False).text
+        '5 nodes busy, 2 idle, 1 quarantined'
+        """
+        noun = ("worker" if self.local else "node") + ("" if self.busy == 1 else "s")
+        rest = {"idle": self.idle, "being probed": self.probing, "quarantined": len(self.quarantined)}
+        return ", ".join([f"{self.busy} {noun} busy", *(f"{count} {word}" for word, count in rest.items() if count)])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Costs:
+    """What the cost model learned."""
+
+    measured: int
+    error: float | None
+    """Mean relative error of seconds per epoch, every trial predicted from all others; None where there are too few."""
+    scaling: float | None
+    """Places at which half of the speed is lost; None where no trial ran on several sizes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Budget:
+    """How much of a limit is used."""
+
+    name: str
+    used: int | float
+    limit: int | float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Forecast:
+    """When the campaign ends if it goes on as so far."""
+
+    seconds: float
+    by: str
+    """``finished`` where all trials will be done, else the budget that ends it before."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CampaignStatus:
+    """Everything that ``hydragnn status`` shows."""
+
+    campaign: str
+    status: str
+    """running; silent (no sign of life); begun (nothing happened yet); or how it ended."""
+    silence: float
+    """Seconds since the last sign of life."""
+    seconds: float
+    """Seconds of campaign, pauses left out."""
+    planned: int
+    """Trials that were asked for."""
+    trials: dict[str, int]
+    """Trials by status; paused ones rest at a rung."""
+    rungs: tuple[RungStatus, ...]
+    best: Best | None
+    nodes: NodeCounts
+    goodput: float | None
+    """Share of the allocated node-hours that count; what runs now is presumed to count."""
+    node_hours: NodeHours
+    faults: tuple[FaultRow, ...]
+    costs: Costs
+    budgets: tuple[Budget, ...]
+    forecast: Forecast | None
+
+    def to_json(self) -> dict[str, Any]:
+        """The status as plain JSON."""
+        value = asdict(self)
+        value["nodes"]["quarantined"] = list(self.nodes.quarantined)
+        return value
+
+
+class Follower:
+    """Reads a campaign's journal as it grows; InputError where the folder holds no campaign."""
+
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
+        self._folder, self._clock = folder, clock
+        self._space = space_of(open_campaign(folder).search.space)
+        self._chronicle = Chronicle()
+        self._position, self._last = 0, 0.0
+        self._costs = CostModel()
+
+    @property
+    def chronicle(self) -> Chronicle:
+        """What the journal told so far."""
+        return self._chronicle
+
+    def update(self) -> bool:
+        """Take in what was written since the last call; whether there was anything. A line that is not complete yet waits."""
+        path = self._folder / JOURNAL
+        before = self._position
+        try:
+            with path.open("rb") as file:
+                file.seek(before)
+                lines = file.read().splitlines(keepends=True)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise InputError(f"cannot read {path}: {error.strerror or error}") from error
+        for number, line in enumerate(lines, start=1):
+            value = decoded(line)
+            if value is None and number < len(lines):
+                raise InputError(f"{path} is damaged at byte {self._position}; restore the file from a copy")
+            if value is None:
+                break
+            self._last = float(value["time"])
+            self._chronicle.feed(event_from_json(value), self._last)
+            self._position += len(line)
+        return self._position > before
+
+    def status(self) -> CampaignStatus:
+        """How the campaign stands, as far as it was read."""
+        state, timeline = self._chronicle.state, self._chronicle.timeline()
+        silence = max(0.0, self._clock() - self._last) if self._last else 0.0
+        hours = timeline.node_hours()
+        seconds = state.elapsed(self._last) if self._last else 0.0
+        return CampaignStatus(
+            campaign=str(self._folder),
+            status=_status(state, self._last, silence),
+            silence=silence,
+            seconds=seconds,
+            planned=state.plan.trials,
+            trials={status: state.count(status) for status in STATUSES},
+            rungs=_rungs(state),
+            best=_best(state),
+            nodes=node_counts(state),
+            goodput=hours.goodput,
+            node_hours=hours,
+            faults=timeline.faults(),
+            costs=self._cost_status(state),
+            budgets=_budgets(state, seconds, self._last),
+            forecast=forecast(state, self._last),
+        )
+
+    def _cost_status(self, state: State) -> Costs:
+        """The model is fitted again where a tenth more trials are measured."""
+        measured = [trial for trial in state.trials.values() if trial.measured and trial.work is not None]
+        if len(measured) > 1.1 * self._costs.measured:
+            self._costs = CostModel.fitted(
+                [(trial.values, trial.work or 0.0) for trial in sorted(measured, key=lambda trial: trial.number)],
+                self._space,
+                sizes=self._chronicle.sizes,
+            )
+        return Costs(measured=len(measured), error=self._costs.error, scaling=self._costs.scaling)
+
+
+def campaign_status(folder: Path) -> CampaignStatus:
+    """How the campaign in a folder stands; InputError where there is none."""
+    follower = Follower(folder)
+    follower.update()
+    return follower.status()
+
+
+def node_counts(state: State) -> NodeCounts:
+    """What the nodes do now."""
+    busy = {node_of(place) for trial in state.running for place in trial.places}
+    out = {name: node.status for name, node in state.health.items() if node.status != "pool" and name not in busy}
+    names = {node_of(place) for place in state.places}
+    return NodeCounts(
+        known=len(names),
+        busy=len(busy),
+        idle=max(0, len(names) - len(busy) - len(out)),
+        probing=sum(status == "probing" for status in out.values()),
+        quarantined=tuple(sorted(name for name, status in out.items() if status == "quarantined")),
+        local=local_nodes(names),
+    )
+
+
+def seconds_left(state: State, seconds: float) -> float | None:
+    """A forecast: epochs that the rungs will ask for, at the pace of campaign so far; None before the first result."""
+    done = sum(trial.epochs for trial in state.trials.values())
+    if not done or not state.plan.rungs:
+        return None
+    before, total, reaching = 0, 0.0, float(state.plan.trials)
+    for rung in state.plan.rungs:
+        total += reaching * (rung - before)
+        floor = min(state.plan.finalists, state.plan.trials)
+        before, reaching = rung, max(reaching / state.plan.reduction, float(floor))
+    return max(0.0, (total - done) * seconds / done)
+
+
+def forecast(state: State, now: float) -> Forecast | None:
+    """The end at the pace so far, or the budget that comes before it; None before the first result and after the end."""
+    left = seconds_left(state, state.elapsed(now))
+    if left is None or state.closed:
+        return None
+    until = state.ends - now
+    return (
+        Forecast(seconds=max(0.0, until), by=state.ends_by) if until < left else Forecast(seconds=left, by="finished")
+    )
+
+
+def duration_text(seconds: float) -> str:
+    """A time as one reads it.
+
+    >>> duration_text(42.0), duration_text(600.0), duration_text(7200.0)
+    ('42 s', '10.0 min', '2.0 h')
+    """
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def values_line(values: Point) -> str:
+    """A configuration in one line: the last word of each path.
+
+    >>> values_line({"model.hidden_dim": 64, "train.learning_rate": 0.00123456})
+    'hidden_dim=64 learning_rate=0.00123'
+    """
+    return " ".join(
+        f"{path.rpartition('.')[2]}={f'{value:.3g}' if isinstance(value, float) else value}"
+        for path, value in values.items()
+    )
+
+
+def _status(state: State, last: float, silence: float) -> str:
+    if not last:
+        return "begun"
+    if state.closed:
+        return state.ending or "stopped"
+    return "silent" if silence > SILENT else "running"
+
+
+def _rungs(state: State) -> tuple[RungStatus, ...]:
+    return tuple(
+        RungStatus(
+            epochs=epochs,
+            reached=len(rung.reached),
+            best=rung.reached[0][0] if rung.reached else None,
+            trial=rung.reached[0][1] if rung.reached else None,
+        )
+        for epochs, rung in zip(state.plan.rungs, state.rungs)
+    )
+
+
+def _best(state: State) -> Best | None:
+    best = state.best
+    return None if best is None or best.value is None else Best(trial=best.number, value=best.value, values=best.values)
+
+
+def _budgets(state: State, seconds: float, now: float) -> tuple[Budget, ...]:
+    plan = state.plan
+    found = [Budget(name="trials", used=len(state.trials) - state.count("asked"), limit=plan.trials)]
+    if plan.max_seconds is not None:
+        found.append(Budget(name="hours", used=seconds / 3600, limit=plan.max_seconds / 3600))
+    if plan.max_node_seconds is not None:
+        used = state.node_seconds(now) / 3600
+        found.append(Budget(name="node-hours", used=used, limit=plan.max_node_seconds / 3600))
+    return tuple(found) if plan.trials else ()

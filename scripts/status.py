@@ -1,0 +1,195 @@
+"""How a campaign stands, for people: a table that refreshes on a terminal, plain lines elsewhere, JSON for machines."""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from hydragnn.hpo import CampaignStatus, Follower
+from hydragnn.hpo.status import duration_text, values_line
+
+INTERVAL = 2.0
+"""Seconds between two looks at the journal."""
+
+WORDS = {
+    "running": "running",
+    "silent": "no sign of life",
+    "begun": "begun, nothing has happened yet",
+    "finished": "all trials done",
+    "hours": "max_hours spent; continue with --resume",
+    "node_hours": "max_node_hours spent; continue with --resume",
+    "walltime": "the allocation ended; continue with --resume",
+    "stopped": "interrupted; continue with --resume",
+    "hopeless": "every trial failed",
+}
+TRIALS = {
+    "running": "running",
+    "waiting": "waiting",
+    "paused": "at a rung",
+    "finished": "trained to the end",
+    "failed": "failed",
+    "lost": "lost to the machine",
+}
+USES = {
+    "useful": "counts",
+    "overhead": "start-up and saving",
+    "faults": "faults",
+    "out": "out of service",
+    "idle": "idle",
+}
+OVER = frozenset(WORDS) - {"running", "silent", "begun"}
+
+
+def show_status(
+    folder: Path,
+    *,
+    watch: bool = False,
+    as_json: bool = False,
+    console: Console | None = None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Print how the campaign in ``folder`` stands; with ``watch`` again whenever it changed, until the campaign ends.
+
+    InputError where the folder holds no campaign.
+    """
+    console = console or Console()
+    follower = Follower(folder)
+    follower.update()
+    if watch and not as_json and console.is_terminal:
+        _watch_live(follower, console, sleep)
+        return
+    status = follower.status()
+    _print(status, console, as_json=as_json, brief=False)
+    while watch and status.status not in OVER:
+        sleep(INTERVAL)
+        if follower.update():
+            status = follower.status()
+            _print(status, console, as_json=as_json, brief=True)
+
+
+def _watch_live(follower: Follower, console: Console, sleep: Callable[[float], None]) -> None:
+    with Live(console=console, auto_refresh=False) as live:
+        while True:
+            status = follower.status()
+            live.update(status_table(status), refresh=True)
+            if status.status in OVER:
+                return
+            sleep(INTERVAL)
+            follower.update()
+
+
+def _print(status: CampaignStatus, console: Console, *, as_json: bool, brief: bool) -> None:
+    if as_json:
+        console.file.write(json.dumps(status.to_json(), allow_nan=False) + "\n")
+        console.file.flush()
+    elif brief:
+        console.print(status_line(status), highlight=False, markup=False, soft_wrap=True)
+    else:
+        console.print(status_table(status))
+
+
+def status_table(status: CampaignStatus) -> Table:
+    """The status, one line of the table for every question."""
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for key, lines in status_rows(status).items():
+        table.add_row(Text(key, style="bold"), Text("\n".join(lines)))
+    return table
+
+
+def status_rows(status: CampaignStatus) -> dict[str, list[str]]:
+    """Every question that a status answers; those that do not apply are left out."""
+    rows = {
+        "campaign": [status.campaign],
+        "status": [_status_text(status)],
+        "trials": [_trials_text(status)],
+        "best": [_best_text(status)],
+        "rungs": [
+            f"epoch {rung.epochs}: {rung.reached} reached it"
+            + ("" if rung.best is None else f", best {rung.best:.4g} (trial {rung.trial})")
+            for rung in status.rungs
+        ],
+        "nodes": [_nodes_text(status)] if status.nodes.known else [],
+        "goodput": [_goodput_text(status)] if status.goodput is not None else [],
+        "faults": [_fault_text(status, number) for number in range(len(status.faults))] or ["none"],
+        "costs": [_costs_text(status)],
+        "budget": [f"{budget.name}: {budget.used:.3g} of {budget.limit:.3g}" for budget in status.budgets],
+        "forecast": [_forecast_text(status)] if status.forecast is not None else [],
+    }
+    return {key: lines for key, lines in rows.items() if lines}
+
+
+def status_line(status: CampaignStatus) -> str:
+    """The status in one line."""
+    parts = [
+        f"{duration_text(status.seconds)}: {WORDS[status.status]}",
+        _trials_text(status),
+        "no result yet" if status.best is None else f"best {status.best.value:.4g} (trial {status.best.trial})",
+        status.nodes.text,
+        "" if status.goodput is None else f"goodput {100 * status.goodput:.0f} %",
+        "" if status.forecast is None else _forecast_text(status),
+    ]
+    return "; ".join(part for part in parts if part)
+
+
+def _status_text(status: CampaignStatus) -> str:
+    text = f"{WORDS[status.status]}, {duration_text(status.seconds)} of campaign"
+    if status.status == "silent":
+        return (
+            f"{text}; nothing since {duration_text(status.silence)}: if its controller is gone, continue with --resume"
+        )
+    return text
+
+
+def _trials_text(status: CampaignStatus) -> str:
+    known = sum(status.trials.values()) - status.trials["asked"]
+    counts = [f"{status.trials[key]} {word}" for key, word in TRIALS.items() if status.trials[key]]
+    return f"{known} of {status.planned} trials" + (f": {', '.join(counts)}" if counts else "")
+
+
+def _best_text(status: CampaignStatus) -> str:
+    if status.best is None:
+        return "no result yet"
+    return f"trial {status.best.trial}: {status.best.value:.4g} ({values_line(status.best.values)})"
+
+
+def _nodes_text(status: CampaignStatus) -> str:
+    names = status.nodes.quarantined
+    shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    return status.nodes.text + (f" ({shown})" if names else "")
+
+
+def _goodput_text(status: CampaignStatus) -> str:
+    hours = status.node_hours
+    shares = {word: getattr(hours, key) / hours.allocated for key, word in USES.items() if key != "useful"}
+    rest = ", ".join(f"{word} {100 * share:.1f} %" for word, share in shares.items() if share >= 5e-4)
+    noun = "worker-hours" if status.nodes.local else "node-hours"
+    return f"{100 * (status.goodput or 0):.1f} % of {hours.allocated:.3g} {noun}" + (f" ({rest})" if rest else "")
+
+
+def _fault_text(status: CampaignStatus, number: int) -> str:
+    row = status.faults[number]
+    where = f" on {row.nodes} node(s)" if row.nodes and not status.nodes.local else ""
+    told = "never told to the sampler" if not row.told else f"{row.told} told to the sampler"
+    lost = f", {row.node_hours:.2g} node-hours lost" if row.node_hours else ""
+    return f"{row.count} x {row.kind.replace('_', ' ')} in {row.trials} trial(s){where}{lost}; {told}"
+
+
+def _costs_text(status: CampaignStatus) -> str:
+    costs = status.costs
+    if costs.error is None:
+        return f"{costs.measured} trial(s) measured, too few to predict others"
+    text = f"seconds per epoch predicted within {100 * costs.error:.0f} % on average, from {costs.measured} trials"
+    return text if costs.scaling is None else f"{text}; half of the speed is lost at {costs.scaling:.3g} nodes"
+
+
+def _forecast_text(status: CampaignStatus) -> str:
+    assert status.forecast is not None
+    left = duration_text(status.forecast.seconds)
+    if status.forecast.by == "finished":
+        return f"about {left} left"
+    return f"{status.forecast.by.replace('_', '-')} end it in {left}, before all trials are done"

@@ -1,0 +1,140 @@
+"""How a campaign stands is read from its journal while it grows, and says the same as the campaign itself knows."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from hydragnn.errors import InputError
+from hydragnn.hpo import CampaignSettings, CampaignStatus, Follower, campaign_status, step
+from hydragnn.hpo.door import write_settings
+from hydragnn.hpo.events import Opened, Plan, Proposed, Reached
+from hydragnn.hpo.scheduler import State
+from hydragnn.hpo.status import forecast, node_counts, seconds_left
+
+PLAN = Plan(trials=40, rungs=(2, 6, 18), finalists=2, max_places=2, max_node_seconds=90_000.0)
+
+
+@pytest.fixture(scope="module")
+def player(played: ModuleType) -> Any:
+    """A campaign on six nodes, one of them bad, with faults."""
+    names = played.nodes(6)
+    player = played.Player(PLAN, names, seed=3, own=0.15, machine=0.08, bad=frozenset(names[2:3]), work=30.0)
+    player.session(stop_after=1500)
+    player.session()
+    return player
+
+
+@pytest.fixture
+def folder(player: Any, settings: Callable[..., CampaignSettings], tmp_path: Path) -> Path:
+    """The folder of that campaign."""
+    place = tmp_path / "campaign"
+    place.mkdir()
+    write_settings(settings(trials=40, rungs=[2, 6]), [], place)
+    player.write(place / "journal.jsonl")
+    return place
+
+
+def test_the_status_agrees_with_the_campaign(folder: Path, player: Any) -> None:
+    status = campaign_status(folder)
+    state = player.state
+    assert status.status == "finished"
+    assert (status.planned, sum(status.trials.values())) == (40, len(state.trials))
+    assert status.trials["finished"] == sum(trial.status == "finished" for trial in state.trials.values())
+    assert [rung.reached for rung in status.rungs] == [
+        sum(len(trial.results) > level for trial in state.trials.values()) for level in range(3)
+    ]
+    assert status.best is not None
+    assert (status.best.trial, status.best.value) == (state.best.number, state.best.value)
+    assert status.goodput == status.node_hours.goodput
+    assert 0.2 < (status.goodput or 0) < 1
+    budgets = {budget.name: budget for budget in status.budgets}
+    assert budgets["node-hours"].used == pytest.approx(status.node_hours.allocated)
+    assert budgets["node-hours"].limit == 25.0
+    assert {row.kind for row in status.faults} >= {"launch", "diverged"}
+    assert status.forecast is None
+
+
+def test_a_bad_node_is_named(folder: Path, player: Any) -> None:
+    assert campaign_status(folder).nodes.quarantined in (("n3",), ())
+    halfway = player.events[: len(player.events) // 4]
+    state = State()
+    seen = set()
+    for now, event in halfway:
+        state, _ = step(state, event, now)
+        nodes = node_counts(state)
+        seen |= set(nodes.quarantined)
+        assert nodes.busy + nodes.idle + nodes.probing + len(nodes.quarantined) == nodes.known == 6
+    assert seen == {"n3"}
+
+
+def test_the_cost_model_says_how_wrong_it_is(folder: Path) -> None:
+    costs = campaign_status(folder).costs
+    assert costs.measured > 20
+    assert costs.error is not None
+    assert 0.02 < costs.error < 0.5  # the planted law has ten per cent of noise, which nothing can predict
+
+
+def test_a_journal_is_followed_while_it_grows_and_a_torn_line_waits(folder: Path) -> None:
+    whole = (folder / "journal.jsonl").read_bytes()
+    (folder / "journal.jsonl").write_bytes(b"")
+    follower = Follower(folder)
+    assert not follower.update()
+    assert follower.status().status == "begun"
+    lines = whole.splitlines(keepends=True)
+    written = b"".join(lines[:90]) + lines[90][:-9]
+    (folder / "journal.jsonl").write_bytes(written)
+    assert follower.update()
+    assert not follower.update()
+    with (folder / "journal.jsonl").open("ab") as file:
+        file.write(whole[len(written) :])
+    assert follower.update()
+    grown, at_once = follower.status().to_json(), campaign_status(folder).to_json()
+    silence, costs = ("silence", "costs")
+    assert {k: v for k, v in grown.items() if k not in (silence, costs)} == {
+        k: v for k, v in at_once.items() if k not in (silence, costs)
+    }
+
+
+def test_damage_within_the_journal_is_named(folder: Path) -> None:
+    path = folder / "journal.jsonl"
+    data = bytearray(path.read_bytes())
+    data[data.index(b'"time"', 500) + 8] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(InputError, match="damaged"):
+        campaign_status(folder)
+
+
+def test_a_folder_that_is_no_campaign_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is not a campaign"):
+        campaign_status(tmp_path)
+
+
+@pytest.mark.parametrize(("later", "status"), [(30.0, "running"), (1000.0, "silent")])
+def test_a_controller_that_writes_no_more_is_thought_gone(folder: Path, player: Any, later: float, status: str) -> None:
+    path = folder / "journal.jsonl"
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:100]))
+    follower = Follower(folder, clock=lambda: player.events[99][0] + later)
+    follower.update()
+    found = follower.status()
+    assert (found.status, found.silence) == (status, pytest.approx(later))
+
+
+def test_the_budget_that_ends_first_is_the_forecast() -> None:
+    plan = Plan(trials=9, rungs=(1, 3, 9), max_seconds=60.0, grace=5.0)
+    state, _ = step(State(), Opened(plan=plan, places=("n1",)), 0.0)
+    assert forecast(state, 5.0) is None
+    state, _ = step(state, Proposed(trial=0, values={"model.hidden_dim": 32}), 0.0)
+    state, _ = step(state, Reached(trial=0, attempt=1, epochs=1, value=0.75), 10.0)
+    assert seconds_left(state, 10.0) == pytest.approx(200.0)
+    found = forecast(state, 10.0)
+    assert found is not None
+    assert (found.by, found.seconds) == ("hours", pytest.approx(50.0))
+
+
+def test_the_status_is_plain_json(folder: Path) -> None:
+    value = json.loads(json.dumps(campaign_status(folder).to_json(), allow_nan=False))
+    assert set(value) == set(CampaignStatus.__dataclass_fields__)

@@ -1,0 +1,116 @@
+"""``hydragnn status``: a table for people, JSON for machines, and a watch that ends with the campaign."""
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from rich.console import Console
+
+import hydragnn
+from hydragnn.errors import InputError
+from hydragnn.hpo import campaign_settings
+from hydragnn.hpo.door import write_settings
+from hydragnn.hpo.events import Plan
+from hydragnn.scripts.status import show_status
+
+TABLE = {
+    "data": {"store": "nowhere.h5"},
+    "model": {"kind": "schnet"},
+    "heads": [{"field": "energy"}],
+    "train": {"epochs": 18},
+    "search": {
+        "trials": 40,
+        "rungs": [2, 6],
+        "space": {
+            "model.hidden_dim": {"type": "int", "low": 16, "high": 128, "log": True},
+            "train.learning_rate": {"type": "float", "low": 1e-4, "high": 1e-2, "log": True},
+        },
+    },
+}
+
+Campaign = Callable[[tuple[str, ...]], Path]
+
+
+@pytest.fixture
+def campaign(played: ModuleType, tmp_path: Path) -> Campaign:
+    """A maker of campaign folders on the given places; the store is not needed to see how they stand."""
+
+    def made(places: tuple[str, ...]) -> Path:
+        folder = tmp_path / "campaign"
+        folder.mkdir()
+        write_settings(campaign_settings(TABLE, folder / "CAMPAIGN.toml"), [], folder)
+        plan = Plan(trials=40, rungs=(2, 6, 18), finalists=2, max_places=2)
+        player = played.Player(plan, places, seed=3, own=0.1, machine=0.08, bad=frozenset(places[2:3]), work=30.0)
+        player.session(stop_after=1500)
+        player.session()
+        player.write(folder / "journal.jsonl")
+        return folder
+
+    return made
+
+
+def shown(
+    folder: Path,
+    *,
+    terminal: bool = False,
+    watch: bool = False,
+    as_json: bool = False,
+    sleep: Callable[[float], None] = lambda _: None,
+) -> str:
+    text = io.StringIO()
+    console = Console(file=text, force_terminal=terminal, width=160, color_system=None)
+    show_status(folder, watch=watch, as_json=as_json, console=console, sleep=sleep)
+    return text.getvalue()
+
+
+def shortened(folder: Path, lines: int) -> bytes:
+    """Take the journal back to its first lines; gives what it was."""
+    path = folder / "journal.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(b"".join(whole.splitlines(keepends=True)[:lines]))
+    return whole
+
+
+def write(folder: Path, journal: bytes) -> None:
+    (folder / "journal.jsonl").write_bytes(journal)
+
+
+def test_every_question_has_its_line(campaign: Campaign, played: ModuleType) -> None:
+    text = shown(campaign(played.nodes(6)))
+    for word in ("all trials done", "40 of 40 trials", "epoch 18:", "hidden_dim=", "node-hours", "seconds per epoch"):
+        assert word in text
+    assert "never told to the sampler" in text
+
+
+def test_a_laptop_has_workers(campaign: Campaign) -> None:
+    text = shown(campaign(("worker-0", "worker-1")))
+    assert "worker-hours" in text
+    assert "0 workers busy, 2 idle" in text
+
+
+@pytest.mark.parametrize("terminal", [False, True], ids=["lines", "terminal"])
+def test_watching_shows_what_is_new_and_ends_with_the_campaign(
+    campaign: Campaign, played: ModuleType, terminal: bool
+) -> None:
+    folder = campaign(played.nodes(6))
+    whole = shortened(folder, 100)
+    text = shown(folder, terminal=terminal, watch=True, sleep=lambda _: write(folder, whole))
+    assert text.count("no sign of life") >= 1
+    assert "all trials done" in text
+
+
+def test_machines_watch_lines_of_json(campaign: Campaign, played: ModuleType) -> None:
+    folder = campaign(played.nodes(6))
+    whole = shortened(folder, 100)
+    text = shown(folder, watch=True, as_json=True, sleep=lambda _: write(folder, whole))
+    first, last = (json.loads(line) for line in text.splitlines())
+    assert (first["status"], last["status"]) == ("silent", "finished")
+    assert hydragnn.status(folder)["trials"] == last["trials"]
+
+
+def test_a_folder_that_is_no_campaign_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is not a campaign"):
+        show_status(tmp_path)
