@@ -3,7 +3,7 @@
 from hydragnn.ensemble.build import build_ensemble, evaluate_ensemble
 from hydragnn.ensemble.calculator import EnsembleCalculator, calculator
 from hydragnn.ensemble.calibration import Calibration, conformal_quantile, fit_calibration
-from hydragnn.ensemble.choose import ensemble_from_runs, final_training
+from hydragnn.ensemble.choose import Choice, chosen_runs, ensemble_from_runs
 from hydragnn.ensemble.ensemble import Ensemble, ensemble_of
 from hydragnn.ensemble.evaluation import part_evaluation
 from hydragnn.ensemble.manifest import Manifest, read_manifest

@@ -128,15 +128,13 @@ def given_runs(folders: Iterable[Path], campaign: Path, *, seeds: int = 1, epoch
     return runs
 
 
-def best_runs(campaign: Path, count: int) -> list[Path]:
-    """Run folders of the best configurations of a campaign: those that came furthest, and among them the best.
+def best_runs(campaign: Path) -> list[Path]:
+    """Run folders of a campaign's configurations with a result: those that came furthest first, and among them the best.
 
-    InputError where fewer than ``count`` passed a rung.
+    InputError where ``campaign`` is none.
     """
     open_campaign(campaign)
-    known = [trial for trial in replayed(campaign / JOURNAL).trials.values() if trial.value is not None]
+    known = [trial for trial in replayed(campaign / JOURNAL).trials.values() if trial.results]
     known = [trial for trial in known if trial.status not in ("failed", "lost")]
-    if len(known) < count:
-        raise InputError(f"{campaign} has {len(known)} configurations with a result, fewer than {count}; lower --top-k")
     ranked = sorted(known, key=lambda trial: (-len(trial.results), trial.results[-1], trial.number))
-    return [trial_folder(campaign, trial.number) for trial in ranked[:count]]
+    return [trial_folder(campaign, trial.number) for trial in ranked]

@@ -1,6 +1,7 @@
 """The batch jobs that carry a campaign: the [job] section of CAMPAIGN.toml, typed. Trials do not depend on it."""
 
 import re
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
@@ -86,6 +87,9 @@ class JobSettings(Settings):
 
     stage_data: bool = False
     """Copy the store to every node first; trials read it there, under the same fingerprint."""
+
+    store_copy: Path | None = None
+    """A copy of the store that is on every node already; scripts set it where they have staged the data."""
 
     local_storage: Place | None = None
     """Where nodes keep such copies; what the site usually offers if absent."""

@@ -4,6 +4,7 @@ import signal
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, wait
+from pathlib import Path
 from typing import Any
 
 from hydragnn.config import RunConfig
@@ -21,9 +22,15 @@ class Starts:
     writes nothing any more.
     """
 
-    def __init__(self, launcher: Launcher, config_of: Callable[[int], RunConfig], files: Executor) -> None:
-        """``files`` writes them side by side."""
-        self._launcher, self._config_of, self._files = launcher, config_of, files
+    def __init__(
+        self,
+        launcher: Launcher,
+        config_of: Callable[[int], RunConfig],
+        files: Executor,
+        store_copy: Path | None = None,
+    ) -> None:
+        """``files`` writes them side by side; ``store_copy``: where nodes have a copy of the store."""
+        self._launcher, self._config_of, self._files, self._store_copy = launcher, config_of, files, store_copy
         self._wanted: dict[int, Task] = {}
         self._preparing: dict[int, tuple[Task, Future[None]]] = {}
         self._unwanted: set[int] = set()
@@ -76,14 +83,15 @@ class Starts:
         known = task.trial in self._configured
         config = None if known else self._config_of(task.trial).to_json()
         self._configured.add(task.trial)
-        self._preparing[task.trial] = task, self._files.submit(write_folder, task, config)
+        self._preparing[task.trial] = task, self._files.submit(write_folder, task, config, self._store_copy)
 
     def _end(self, task: Task) -> None:
         self._given_up.append(Exit(task=task, code=-signal.SIGTERM))
 
 
-def write_folder(task: Task, config: dict[str, Any] | None) -> None:
+def write_folder(task: Task, config: dict[str, Any] | None, store_copy: Path | None) -> None:
     """Write what an attempt reads first; ``config`` only where it is not there yet."""
     if config is not None:
         write_json(task.folder / "config.json", config)
-    write_json(task.folder / "attempt.json", {"attempt": task.attempt})
+    copy = {} if store_copy is None else {"store": str(store_copy)}
+    write_json(task.folder / "attempt.json", {"attempt": task.attempt, **copy})

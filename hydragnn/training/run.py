@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from hydragnn.config import RunConfig
+from hydragnn.datasets import GraphStore, open_store
 from hydragnn.errors import InputError, Interrupted
 from hydragnn.files import read_json
 from hydragnn.record import Failure, RunRecord, read_record, write_record
@@ -68,8 +69,17 @@ def _train(options: argparse.Namespace, attempt: Attempt) -> int:
         device=options.device,
         split=options.split,
         attempt=attempt.number,
+        store=copied_store(attempt),
     )
     return FAILED if record.status == "failed" else 0
+
+
+def copied_store(attempt: Attempt) -> GraphStore | None:
+    """The copy of the store that this attempt was told of, where this node has it; checkpoints know if it is another one."""
+    path = None
+    with suppress(InputError):
+        path = read_json(attempt.folder / "attempt.json").get("store") if attempt.number is not None else None
+    return open_store(path) if path and Path(path).exists() else None
 
 
 def check_ranks(asked: int | None) -> None:

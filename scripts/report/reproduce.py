@@ -61,6 +61,8 @@ def _choice(ensemble: EnsembleFacts, members: int) -> str:
         options.append(f"--method {chosen['method']}")
     if chosen.get("final_seeds"):
         options.append(f"--final-seeds {chosen['final_seeds']}")
+    if chosen.get("final_epochs"):
+        options.append(f"--epochs {chosen['final_epochs']}")
     return " ".join(options)
 
 

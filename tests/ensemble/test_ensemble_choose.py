@@ -36,17 +36,6 @@ def test_greedy_selection_weighs_its_members(runs, tmp_path):
     assert min(trace) <= trace[0]
 
 
-def test_final_training_gives_every_configuration_its_seeds_and_continues(runs, tmp_path):
-    ensemble_from_runs(runs, tmp_path / "ensemble", top_k=1, final_seeds=2)
-    manifest = read_json(tmp_path / "ensemble" / "ensemble.json")
-    assert [member["summary"]["seed"] for member in manifest["members"]] == [0, 1]
-    trained = sorted((tmp_path / "ensemble.training").iterdir())
-    before = [(folder / "record.json").stat().st_mtime_ns for folder in trained]
-    shutil.rmtree(tmp_path / "ensemble")
-    ensemble_from_runs(runs, tmp_path / "ensemble", top_k=1, final_seeds=2)
-    assert [(folder / "record.json").stat().st_mtime_ns for folder in trained] == before
-
-
 def test_an_ensemble_is_judged_on_any_labelled_store(runs, store, tmp_path):
     evaluation = ensemble_from_runs(runs, tmp_path / "ensemble", top_k=3)
     ensemble = Ensemble.load(tmp_path / "ensemble")

@@ -13,10 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hydragnn.errors import InputError
-from hydragnn.hpo import CampaignSettings, campaign_settings
+from hydragnn.hpo import CampaignSettings, campaign_settings, run_search
 from hydragnn.hpo.job import JobSettings
 from hydragnn.hpo.space import space_of, trial_config
 from hydragnn.hpo.submit import SITES, Job, Span, job_script, submitted, successor, walltime
+from hydragnn.record import read_record
+from hydragnn.training.run import main as train
 
 Settings = Callable[..., CampaignSettings]
 EXPECTED = {
@@ -275,3 +277,24 @@ def test_only_a_file_with_a_job_section_is_submitted(campaign_file: Path, tmp_pa
     campaign_file.write_text(text[: text.index("[job]")] + text[text.index("python3") + 9 :])
     with pytest.raises(InputError, match=r"section \[job\] is missing"):
         submitted(campaign_file, tmp_path / "c", now=0.0)
+
+
+def test_trials_read_the_copy_of_the_store_that_a_job_has_made(
+    with_job: Settings, settings: Settings, store_file: Path, fake_launcher: Any, tmp_path: Path
+) -> None:
+    search = {"trials": 1, "rungs": [], "finalists": 1}
+    run_search(with_job(search, store_copy=str(store_file)), tmp_path / "c", launcher=fake_launcher())
+    told = json.loads((tmp_path / "c" / "trials" / "0000" / "attempt.json").read_text())
+    assert told == {"attempt": 1, "store": str(store_file)}
+
+    run = tmp_path / "run"
+    run.mkdir()
+    point = {"train.learning_rate": 0.01, "model.hidden_dim": 8}
+    config = trial_config(settings(), space_of(settings().search.space), point, 0).to_json()
+    config["data"]["store"] = str(tmp_path / "slow" / "store.h5")
+    (run / "config.json").write_text(json.dumps(config))
+    (run / "attempt.json").write_text(json.dumps({"attempt": 1, "store": str(tmp_path / "nowhere.h5")}))
+    assert train([str(run), "--until", "1", "--attempt", "1"]) == 2, "neither the store nor a copy is there"
+    (run / "attempt.json").write_text(json.dumps({"attempt": 2, "store": str(store_file)}))
+    assert train([str(run), "--until", "1", "--attempt", "2"]) == 0
+    assert read_record(run).epochs == 1

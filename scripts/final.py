@@ -1,0 +1,65 @@
+"""The best configurations of a campaign trained to the end as one balanced job, and the ensemble of what comes out."""
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from hydragnn.ensemble import Choice, build_ensemble, chosen_runs
+from hydragnn.errors import InputError, Interrupted, OutOfWalltime
+from hydragnn.hpo import CampaignView, best_runs, finished_runs, given_runs, run_final
+from hydragnn.hpo.door import open_campaign
+
+
+def trained_ensemble(
+    campaign: Path,
+    out: Path,
+    *,
+    top_k: int,
+    method: str = "top-k",
+    seeds: int = 1,
+    epochs: int | None = None,
+    workers: int | None = None,
+    quiet: bool = True,
+) -> dict[str, Any]:
+    """Train the chosen configurations with so many seeds each in ``OUT.training``, and build the ensemble; gives its evaluation.
+
+    Every run has a seed of its own; ``epochs`` replaces the campaign's. A call that was interrupted is continued by the same
+    call. Interrupted where a signal, or OutOfWalltime where the end of the allocation, comes before the end.
+    """
+    if out.exists():
+        raise InputError(f"{out} exists already; choose another --out or delete it")
+    choice = _choice(campaign, top_k, method)
+    training = out.with_name(f"{out.name}.training")
+    runs = given_runs(choice.folders, campaign, seeds=seeds, epochs=epochs)
+    with nullcontext() if quiet else CampaignView(training) as view:
+        final = run_final(runs, training, like=open_campaign(campaign).search, workers=workers, on_event=view)
+    if final.result.ending != "finished":
+        kind = OutOfWalltime if final.result.ending == "walltime" else Interrupted
+        raise kind(f"{final.result.finished} of {len(runs)} final trainings are done; the same command continues")
+    return build_ensemble(
+        final.folders,
+        out,
+        weights=[weight / seeds for weight in choice.weights for _ in range(seeds)],
+        selection={**choice.selection, "final_seeds": seeds, **({"final_epochs": epochs} if epochs else {})},
+    )
+
+
+def _choice(campaign: Path, top_k: int, method: str) -> Choice:
+    """The configurations to train: also those that a rung held back, since they are trained anew; greedy needs finished runs."""
+    if method != "top-k":
+        return chosen_runs(finished_runs(campaign), top_k=top_k, method=method, campaign=campaign)
+    known = best_runs(campaign)
+    folders = known[:top_k]
+    if len(folders) < top_k:
+        raise InputError(
+            f"{campaign} has {len(known)} configurations with a result, fewer than top-k = {top_k}; lower it"
+        )
+    selection = {
+        "method": method,
+        "by": "the campaign's objective",
+        "k": top_k,
+        "candidates": len(known),
+        "chosen": [folder.name for folder in folders],
+        "campaign": campaign.resolve().name,
+    }
+    return Choice(folders=folders, weights=[1.0 / top_k] * top_k, selection=selection)

@@ -1,0 +1,166 @@
+"""The last training: all runs to the end, together, as each would be alone, whatever happens meanwhile."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hydragnn.config import RunConfig
+from hydragnn.errors import InputError
+from hydragnn.hpo import CampaignSettings, GivenRun, LocalLauncher, campaign_history, run_final, run_search
+from hydragnn.hpo.events import Reached, Start, event_to_json
+from hydragnn.hpo.final import best_runs, given_runs, segment_ends
+from hydragnn.hpo.journal import read_journal
+from hydragnn.hpo.scheduler import State, step
+
+Settings = Callable[..., CampaignSettings]
+Launchers = Callable[..., LocalLauncher]
+Weights = Callable[[Path], dict[str, Any]]
+
+
+@pytest.fixture
+def runs(table: dict[str, Any]) -> list[GivenRun]:
+    """Four configurations of twelve epochs; the second costs most by far, the last is not known."""
+    made: list[GivenRun] = []
+    for number, work in enumerate([1.0, 9.0, 3.0, None]):
+        train = {"epochs": 12, "learning_rate": 10.0 ** -(number + 1), "seed": number}
+        model = {"kind": "schnet", "hidden_dim": 16 + number}
+        config = {"data": table["data"], "model": model, "heads": table["heads"], "train": train}
+        made.append(GivenRun(config=RunConfig.parse(config), work=work))
+    return made
+
+
+def starts_of(out: Path) -> list[tuple[int, int]]:
+    """(trial, until) of everything that was started, in order."""
+    state, started = State(), []
+    for now, event in read_journal(out / "journal.jsonl"):
+        state, actions = step(state, event, now)
+        started += [(action.trial, action.until) for action in actions if isinstance(action, Start)]
+    return started
+
+
+def test_all_runs_are_trained_to_the_end_as_each_would_be_alone(
+    runs: list[GivenRun], fake_launcher: Launchers, weights_of: Weights, tmp_path: Path
+) -> None:
+    final = run_final(runs, tmp_path / "together", launcher=fake_launcher(workers=2))
+    assert final.result.ending == "finished"
+    assert [json.loads((f / "record.json").read_text())["status"] for f in final.folders] == ["finished"] * 4
+    together = weights_of(tmp_path / "together")
+    for number, run in enumerate(runs):
+        alone = run_final([run], tmp_path / f"alone{number}", launcher=fake_launcher())
+        assert weights_of(tmp_path / f"alone{number}")["0000"] == together[f"{number:04d}"]
+        assert len(together[f"{number:04d}"]) == 12
+        assert json.loads((alone.folders[0] / "config.json").read_text()) == run.config.to_json()
+
+
+def test_two_workers_train_two_runs_at_once_in_equal_segments_the_longest_first(
+    runs: list[GivenRun], fake_launcher: Launchers, tmp_path: Path
+) -> None:
+    out = tmp_path / "c"
+    run_final(runs, out, launcher=fake_launcher(workers=2))
+    state, most = State(), 0
+    for now, event in read_journal(out / "journal.jsonl"):
+        state, _ = step(state, event, now)
+        most = max(most, len(state.running))
+    assert most == 2
+    started = starts_of(out)
+    assert [until for trial, until in started if trial == 1] == segment_ends(12)
+    assert 1 in {trial for trial, _ in started[:2]}
+    assert sorted(started) == sorted((trial, until) for trial in range(4) for until in segment_ends(12))
+
+
+def test_what_runs_cost_is_told_to_the_scheduler(
+    runs: list[GivenRun], fake_launcher: Launchers, tmp_path: Path
+) -> None:
+    run_final(runs, tmp_path / "c", launcher=fake_launcher())
+    events = [event_to_json(event) for _, event in read_journal(tmp_path / "c" / "journal.jsonl")]
+    assert [event["work"] for event in events if event["event"] == "proposed"] == [1.0, 9.0, 3.0, None]
+
+
+def test_a_failed_run_is_told_once_the_others_are_trained(
+    runs: list[GivenRun], fake_launcher: Launchers, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=r"1 of 4 final trainings failed; .*0001: diverged: as planned"):
+        run_final(runs, tmp_path / "c", launcher=fake_launcher(fault="diverged"))
+    statuses = [trial.status for trial in campaign_history(tmp_path / "c").trials]
+    assert statuses == ["finished", "failed", "finished", "finished"]
+
+
+def test_other_runs_are_not_mixed_into_a_training_that_has_begun_but_their_cost_may_change(
+    runs: list[GivenRun], fake_launcher: Launchers, tmp_path: Path
+) -> None:
+    run_final(runs, tmp_path / "c", launcher=fake_launcher())
+    dearer = [replace(run, work=5.0) for run in runs]
+    assert run_final(dearer, tmp_path / "c", launcher=fake_launcher()).result.ending == "finished"
+    with pytest.raises(InputError, match="runs differs"):
+        run_final(runs[::-1], tmp_path / "c", launcher=fake_launcher())
+
+
+def test_runs_of_one_training_have_the_same_epochs(runs: list[GivenRun], tmp_path: Path) -> None:
+    shorter = RunConfig.parse({**runs[0].config.to_json(), "train": {"epochs": 3}})
+    with pytest.raises(InputError, match=r"different epochs \(\[3, 12\]\)"):
+        run_final([*runs, GivenRun(config=shorter)], tmp_path / "c")
+    assert not (tmp_path / "c").exists()
+
+
+DRIVER = """
+import json, sys
+from pathlib import Path
+from hydragnn.config import RunConfig
+from hydragnn.hpo import GivenRun, LocalLauncher, run_final
+runs = [GivenRun(config=RunConfig.parse(config)) for config in json.loads(sys.argv[1])]
+run_final(runs, Path(sys.argv[3]), launcher=LocalLauncher(2, module="fake_training", environment=json.loads(sys.argv[2])))
+"""
+
+
+def test_a_training_killed_and_interrupted_goes_on_with_nothing_lost(
+    runs: list[GivenRun], fake_launcher: Launchers, weights_of: Weights, root: Path, tmp_path: Path
+) -> None:
+    fake_launcher()
+    paths = f"{root}{os.pathsep}{tmp_path / 'modules'}"
+    environment = {"PYTHONPATH": paths, "FAKE_PAUSE": "0.1", "PYTHONHASHSEED": "0"}
+    configs = json.dumps([run.config.to_json() for run in runs])
+    out = tmp_path / "killed"
+    journal = out / "journal.jsonl"
+    for kind in (signal.SIGKILL, signal.SIGTERM):
+        before = journal.stat().st_size if journal.exists() else 0
+        command = [sys.executable, "-c", DRIVER, configs, json.dumps(environment), str(out)]
+        process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": paths})
+        while not journal.exists() or journal.stat().st_size < before + 2000:
+            time.sleep(0.01)
+            assert process.poll() is None, "the training ended before it was killed"
+        process.send_signal(kind)
+        assert process.wait(60) == (-kind if kind == signal.SIGKILL else 0)
+    run_final(runs, out, launcher=fake_launcher(workers=2))
+    run_final(runs, tmp_path / "undisturbed", launcher=fake_launcher())
+    assert weights_of(out) == weights_of(tmp_path / "undisturbed")
+    reached = [(e.trial, e.epochs) for _, e in read_journal(journal) if isinstance(e, Reached)]
+    assert len(reached) == len(set(reached))
+
+
+def test_the_best_configurations_are_those_that_came_furthest(
+    settings: Settings, fake_launcher: Launchers, tmp_path: Path
+) -> None:
+    out = tmp_path / "c"
+    run_search(settings(), out, launcher=fake_launcher())
+    history = {trial.folder: trial for trial in campaign_history(out).trials}
+    ranked = [history[folder] for folder in best_runs(out)]
+    assert [len(trial.rungs) for trial in ranked] == sorted((len(t.rungs) for t in history.values()), reverse=True)
+    finished = [trial.value for trial in ranked if trial.status == "finished"]
+    assert finished == sorted(finished)
+    chosen = best_runs(out)[:2]
+    given = given_runs(chosen, out, seeds=2, epochs=20)
+    assert [run.config.train.seed for run in given] == [0, 1, 2, 3]
+    assert {run.config.train.epochs for run in given} == {20}
+    assert [run.config.train.learning_rate for run in given] == [
+        history[folder].values["train.learning_rate"] for folder in chosen for _ in range(2)
+    ]
+    assert all(run.work and run.work > 0 for run in given), "the campaign has measured what they cost"

@@ -1,0 +1,143 @@
+"""``hydragnn ensemble --train``: real trainings of the best configurations, together, and the ensemble of them."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from hydragnn.config import RunConfig
+from hydragnn.datasets import StoreWriter
+from hydragnn.ensemble import Ensemble
+from hydragnn.errors import InputError
+from hydragnn.graphs import Field, graph_from_arrays
+from hydragnn.hpo import campaign_history
+from hydragnn.scripts import cli, face
+from hydragnn.training import train
+
+FIELDS = (Field(name="charge", on="node"), Field(name="moment", on="graph", unit="D", role="target"))
+
+
+@pytest.fixture(scope="module")
+def campaign(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four small trials on rings of charges; a rung lets one of them through."""
+    folder = tmp_path_factory.mktemp("final")
+    generator = np.random.default_rng(0)
+    with StoreWriter(folder / "rings.h5", FIELDS, dim=2) as writer:
+        for number in range(24):
+            here = np.arange(4 + number % 3)
+            there = (here + 1) % len(here)
+            angle = here * 2 * np.pi / len(here)
+            charge = generator.normal(size=len(here)).astype(np.float32)
+            writer.write(
+                graph_from_arrays(
+                    np.stack([np.cos(angle), np.sin(angle)], axis=1),
+                    np.concatenate([here, there]),
+                    np.concatenate([there, here]),
+                    fields=FIELDS,
+                    nodes={"charge": charge},
+                    graphs={"moment": np.float32((charge * charge[there]).sum())},
+                )
+            )
+    table = {
+        "data": {"store": str(folder / "rings.h5")},
+        "model": {"kind": "schnet", "num_layers": 1, "num_radial": 4, "envelope": "none"},
+        "heads": [{"field": "moment"}],
+        "train": {"epochs": 4},
+        "search": {
+            "trials": 4,
+            "rungs": [2],
+            "reduction": 4,
+            "finalists": 1,
+            "space": {"model.hidden_dim": {"type": "int", "low": 4, "high": 12}},
+        },
+    }
+    face.search(table, folder / "campaign", workers=2, quiet=True)
+    return folder / "campaign"
+
+
+def exit_code() -> int:
+    """Of the command line."""
+    try:
+        cli.main()
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+def test_three_members_are_trained_together_and_each_is_what_it_is_alone(
+    campaign: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "ensemble"
+    options = ["--out", str(out), "--top-k", "3", "--train", "--epochs", "6", "--workers", "2"]
+    monkeypatch.setattr(sys, "argv", ["hydragnn", "ensemble", str(campaign), *options])
+    assert exit_code() == 0
+    assert "finished at epoch 6" in capfd.readouterr().out
+    ensemble = Ensemble.load(out)
+    assert len(ensemble.members) == 3
+    assert [member.record.epochs for member in ensemble.members] == [6, 6, 6]
+    assert [member.record.seed for member in ensemble.members] == [0, 1, 2]
+    chosen = ensemble.manifest.selection["chosen"]
+    widths = {trial.folder.name: trial.values["model.hidden_dim"] for trial in campaign_history(campaign).trials}
+    assert [member.config.model.hidden_dim for member in ensemble.members] == [widths[name] for name in chosen]
+    for trial in campaign_history(tmp_path / "ensemble.training").trials:
+        config = RunConfig.parse(json.loads((trial.folder / "config.json").read_text()))
+        train(config, tmp_path / "alone" / trial.folder.name)
+        alone = load_file(tmp_path / "alone" / trial.folder.name / "model" / "weights.safetensors")
+        together = load_file(trial.folder / "model" / "weights.safetensors")
+        assert alone.keys() == together.keys()
+        assert all(alone[name].tobytes() == together[name].tobytes() for name in alone)
+
+
+@pytest.fixture
+def interrupted_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """The first training that reaches a rung is followed by Ctrl-C."""
+    import signal
+
+    from hydragnn.hpo.events import Reached
+    from hydragnn.hpo.table import CampaignView
+
+    shown: list[int] = []
+    show: Callable[..., None] = CampaignView.__call__
+
+    def showing(view: CampaignView, state: Any, event: Any, seconds: float) -> None:
+        show(view, state, event, seconds)
+        if isinstance(event, Reached):
+            shown.append(event.trial)
+            if len(shown) == 1:
+                signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(CampaignView, "__call__", showing)
+    yield shown
+
+
+def test_an_interrupted_training_is_continued_by_the_same_command(
+    campaign: Path,
+    interrupted_once: list[int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "ensemble"
+    command = ["hydragnn", "ensemble", str(campaign), "--out", str(out), "--top-k", "1", "--final-seeds", "2"]
+    monkeypatch.setattr(sys, "argv", command)
+    assert exit_code() == 130
+    assert "the same command continues" in capfd.readouterr().err
+    assert not out.exists()
+    assert exit_code() == 0
+    manifest = json.loads((out / "ensemble.json").read_text())
+    assert [member["summary"]["seed"] for member in manifest["members"]] == [0, 1]
+    assert [member["weight"] for member in manifest["members"]] == [0.5, 0.5]
+    assert manifest["selection"]["final_seeds"] == 2
+
+
+def test_more_members_than_configurations_are_refused_before_anything_is_trained(
+    campaign: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match="4 configurations with a result, fewer than top-k = 5"):
+        face.build_ensemble(campaign, tmp_path / "ensemble", top_k=5, train=True)
+    assert not list(tmp_path.iterdir())
