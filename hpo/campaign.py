@@ -10,7 +10,7 @@ from typing import Any
 
 from hydragnn.errors import InputError
 from hydragnn.hpo.controller import Controller, OnEvent, trial_folder
-from hydragnn.hpo.door import check_campaign, check_folder, plan_of, write_settings
+from hydragnn.hpo.door import check_campaign, check_folder, plan_on, write_settings
 from hydragnn.hpo.events import Ending
 from hydragnn.hpo.journal import NAME as JOURNAL
 from hydragnn.hpo.journal import Journal
@@ -79,13 +79,14 @@ def run_search(
     check_campaign(settings, space)
     enqueued = check_folder(settings, space, out, resume=resume)
     with ExitStack() as stack:
+        places = launcher or LocalLauncher(workers or settings.search.workers)
+        plan = plan_on(places, settings)
         journal = stack.enter_context(Journal(out / JOURNAL))
         write_settings(settings, enqueued, out)
-        places = launcher or LocalLauncher(workers or settings.search.workers)
         stack.callback(places.close)
         controller = Controller(settings, space, out, journal, places, enqueued, on_event)
         with signals(controller.stop):
-            state = controller.run(plan_of(settings))
+            state = controller.run(plan)
         return result_of(state, out, settings.source, controller.seconds())
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from hydragnn.config import RunConfig
 from hydragnn.errors import InputError
 from hydragnn.files import write_atomically
+from hydragnn.hpo.estimates import Estimates
 from hydragnn.hpo.events import (
     Action,
     Cancel,
@@ -73,11 +74,12 @@ class Controller:
         self._taken: list[tuple[float, Event, State]] = []
         self._unwritten: list[tuple[float, Event]] = []
         self._asked_for: list[Action] = []
-        self.state = replayed(out / JOURNAL)
+        self._estimates = Estimates(space)
+        self.state = replayed(out / JOURNAL, self._estimates.follow)
         self._files = ThreadPoolExecutor(FILES, "files")
         self._mirror = Mirror(out / MIRROR, space, self.state)
-        self._proposals = Proposals(settings, space, enqueued, self.state)
-        self._starts = Starts(launcher, self._config, self._files)
+        self._proposals = Proposals(settings, space, enqueued, self.state, self._estimates)
+        self._starts = Starts(launcher, self._config, self._files, settings.job and settings.job.store_copy)
 
     def stop(self, reason: str) -> None:
         """Ask the loop to leave; safe to call from a signal handler."""
@@ -135,6 +137,7 @@ class Controller:
         state, actions = step(self.state, event, now)
         if state is not self.state or actions:
             self._unwritten.append((now, event))
+            self._estimates.follow(self.state, event, state)
         self.state = state
         self._asked_for += actions
         self._taken.append((now, event, state))
@@ -150,7 +153,6 @@ class Controller:
             self._act(action)
         for now, event, state in taken:
             self._mirror.follow(event)
-            self._proposals.follow(event)
             if self._on_event is not None:
                 self._on_event(state, event, state.elapsed(now))
 

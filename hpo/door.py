@@ -1,15 +1,19 @@
 """What is checked and written before the first trial of a campaign starts."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from hydragnn.config import RunConfig
 from hydragnn.datasets import open_store
 from hydragnn.errors import InputError
 from hydragnn.files import read_json, write_json
-from hydragnn.hpo.events import Plan
+from hydragnn.hpo.events import Plan, node_of
+from hydragnn.hpo.launcher import Launcher
+from hydragnn.hpo.local import LocalLauncher
 from hydragnn.hpo.objective import check_objective
 from hydragnn.hpo.settings import CampaignSettings, campaign_settings
 from hydragnn.hpo.space import Point, Space, check_space, random_point, trial_config
@@ -19,14 +23,47 @@ NAME = "campaign.json"
 VERSION = 1
 LEFTOVERS = ("journal.lock", "journal.jsonl", "jobs")
 """What a search leaves that is killed in its very first moment, or that waits in a queue."""
-EXTENSIBLE = ("trials", "finalists", "retries", "max_hours", "timeout_minutes", "workers", "warm_start")
+EXTENSIBLE = (
+    *("trials", "finalists", "retries", "warm_start"),
+    *("max_hours", "max_node_hours", "timeout_minutes", "grace_seconds", "hang_minutes"),
+    *("launcher", "workers", "nodes_per_trial", "trials_per_node", "ranks_per_node"),
+)
 """Members of [search] that may change when a campaign is resumed; the rest decides what its results mean."""
 
 
 def check_campaign(settings: CampaignSettings, space: Space) -> None:
     """InputError for a space without valid points, rungs beyond the budget, or fields that nothing predicts or holds."""
-    check_space(settings, space)
-    config = trial_config(settings, space, _valid_point(settings, space), 0)
+    _check_sizes(settings)
+    if settings.runs:
+        configs = [run.config for run in settings.runs]
+    else:
+        check_space(settings, space)
+        configs = [trial_config(settings, space, _valid_point(settings, space), 0)]
+    for config in configs:
+        _check_config(settings, config)
+
+
+def _check_sizes(settings: CampaignSettings) -> None:
+    search, (least, most) = settings.search, nodes_of_a_trial(settings)
+    if not 1 <= least <= most:
+        raise InputError(
+            f"{settings.source}: search.nodes_per_trial = {search.nodes_per_trial}; give the smallest number of nodes, "
+            "at least 1, before the largest"
+        )
+    if search.trials_per_node > 1 and most > 1:
+        raise InputError(
+            f"{settings.source}: search.trials_per_node = {search.trials_per_node} trials share a node, and "
+            f"search.nodes_per_trial = {search.nodes_per_trial} nodes share a trial; keep one of them at 1"
+        )
+
+
+def nodes_of_a_trial(settings: CampaignSettings) -> tuple[int, int]:
+    """The smallest and the largest number of nodes of one trial."""
+    nodes = settings.search.nodes_per_trial
+    return (nodes, nodes) if isinstance(nodes, int) else nodes
+
+
+def _check_config(settings: CampaignSettings, config: RunConfig) -> None:
     rungs = settings.search.rungs
     if rungs and rungs[-1] >= config.train.epochs:
         raise InputError(
@@ -46,6 +83,7 @@ def plan_of(settings: CampaignSettings) -> Plan:
     """What the scheduler needs to know of the settings."""
     search = settings.search
     epochs = settings.base.get("train", {}).get("epochs", 100)
+    epochs = settings.runs[0].config.train.epochs if settings.runs else epochs
     return Plan(
         trials=search.trials,
         rungs=(*search.rungs, epochs),
@@ -53,8 +91,31 @@ def plan_of(settings: CampaignSettings) -> Plan:
         finalists=search.finalists,
         retries=search.retries,
         max_seconds=None if search.max_hours is None else search.max_hours * 3600,
+        max_node_seconds=None if search.max_node_hours is None else search.max_node_hours * 3600,
         timeout=None if search.timeout_minutes is None else search.timeout_minutes * 60,
+        min_places=nodes_of_a_trial(settings)[0],
+        max_places=nodes_of_a_trial(settings)[1],
+        grace=search.grace_seconds,
     )
+
+
+def plan_on(launcher: Launcher, settings: CampaignSettings) -> Plan:
+    """The plan on what the launcher has; InputError where a trial needs more nodes."""
+    plan = plan_of(settings)
+    if isinstance(launcher, LocalLauncher):
+        if plan.min_places > 1:
+            raise InputError(
+                f"{settings.source}: search.nodes_per_trial = {settings.search.nodes_per_trial}, but a trial on this "
+                "machine is one process; set it to 1, or search inside an allocation"
+            )
+        return replace(plan, max_places=1)
+    nodes = len({node_of(place) for place in launcher.places})
+    if plan.min_places > nodes:
+        raise InputError(
+            f"{settings.source}: search.nodes_per_trial = {settings.search.nodes_per_trial}, but the allocation has "
+            f"{nodes} node(s); lower it, or ask for more nodes"
+        )
+    return plan
 
 
 def check_folder(settings: CampaignSettings, space: Space, out: Path, *, resume: bool) -> list[Point]:
@@ -100,7 +161,9 @@ def _saved_settings(saved: Any, path: Path) -> CampaignSettings:
 
 def _check_unchanged(settings: CampaignSettings, saved: CampaignSettings) -> None:
     now, before = settings.to_json(), saved.to_json()
-    now.pop("job", None), before.pop("job", None)
+    for one in (now, before):
+        one.pop("job", None)
+        one["runs"] = [run["config"] for run in one.get("runs", [])]
     for key in EXTENSIBLE:
         now["search"].pop(key), before["search"].pop(key)
     changed = _differences(before, now)

@@ -8,7 +8,7 @@ import fcntl
 import json
 import os
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -26,8 +26,11 @@ def read_journal(path: Path) -> list[tuple[float, Event]]:
     return [(float(value["time"]), event_from_json(value)) for value, _ in _lines(path)]
 
 
-def replayed(path: Path) -> State:
-    """The campaign that a journal tells; InputError where a line does not follow from those before it."""
+def replayed(path: Path, follow: Callable[[State, Event, State], None] | None = None) -> State:
+    """The campaign that a journal tells; InputError where a line does not follow from those before it.
+
+    ``follow`` is told every event with the states before and after it.
+    """
     state = State()
     for number, (now, event) in enumerate(read_journal(path), start=1):
         after, actions = step(state, event, now)
@@ -36,6 +39,8 @@ def replayed(path: Path) -> State:
                 f"{path}: line {number} does not follow from the lines before it; another version of this program, with "
                 "other rules, wrote it: continue with that version, or begin in another folder"
             )
+        if follow is not None:
+            follow(state, event, after)
         state = after
     return state
 

@@ -4,6 +4,7 @@ import time
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
+from hydragnn.hpo.estimates import Estimates
 from hydragnn.hpo.events import Event, Exhausted, Proposed
 from hydragnn.hpo.sampler import proposal
 from hydragnn.hpo.scheduler import State
@@ -17,9 +18,11 @@ class Proposals:
     So with one worker, where nothing happens while a request is open, the campaign is a function of the seed.
     """
 
-    def __init__(self, settings: CampaignSettings, space: Space, enqueued: list[Point], state: State) -> None:
+    def __init__(
+        self, settings: CampaignSettings, space: Space, enqueued: list[Point], state: State, estimates: Estimates
+    ) -> None:
         """``enqueued``: configurations of earlier campaigns, which the first trials get."""
-        self._settings, self._space, self._enqueued = settings, space, enqueued
+        self._settings, self._space, self._enqueued, self._estimates = settings, space, enqueued, estimates
         self._known = {point_key(trial.values) for trial in state.trials.values() if trial.values}
         self._asked: deque[int] = deque()
         self._thread = ThreadPoolExecutor(1, "sampler")
@@ -34,11 +37,6 @@ class Proposals:
         """Take a request."""
         self._asked.append(trial)
 
-    def follow(self, event: Event) -> None:
-        """Note what an event, already in the journal, changes."""
-        if isinstance(event, Proposed):
-            self._known.add(point_key(event.values))
-
     def answer(self, state: State, deadline: float) -> Event | None:
         """The answer to the oldest request, given the history in ``state``; None before it is known, or without a request."""
         if not self._asked or time.monotonic() >= deadline:
@@ -49,7 +47,8 @@ class Proposals:
             return None
         event, self._coming = self._coming.result(), None
         self._asked.popleft()
-        self.follow(event)
+        if isinstance(event, Proposed):
+            self._known.add(point_key(event.values))
         return event
 
     def close(self) -> None:
@@ -59,8 +58,18 @@ class Proposals:
     def _answer(self, state: State, number: int) -> Event:
         """The best of earlier campaigns first, then what the sampler says."""
         if number < len(self._enqueued):
-            return Proposed(trial=number, values=self._enqueued[number], origin="warm start")
+            known = self._settings.runs[number] if self._settings.runs else None
+            return Proposed(
+                trial=number,
+                values=self._enqueued[number],
+                origin="warm start",
+                work=None if known is None else known.work,
+                scaling=None if known is None else known.scaling,
+            )
         if state.exhausted:
             return Exhausted(trial=number)
         point = proposal(self._settings, self._space, state, number, self._known)
-        return Exhausted(trial=number) if point is None else Proposed(trial=number, values=point)
+        if point is None:
+            return Exhausted(trial=number)
+        work, scaling = self._estimates.of(state, point)
+        return Proposed(trial=number, values=point, work=work, scaling=scaling)

@@ -8,6 +8,7 @@ import hashlib
 import warnings
 from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,9 @@ DRAWS = 100
 
 STARTUP = 10
 """Trials drawn at random before a model of the objective is trusted."""
+
+TOLD = 300
+"""So many trials at most teach a model."""
 
 Ask = Callable[[CampaignSettings, Space, State, int, int], Point]
 
@@ -70,25 +74,25 @@ def tpe_ask(settings: CampaignSettings, space: Space, state: State, number: int,
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # group
         sampler = optuna.samplers.TPESampler(
             seed=_seed(settings.search.seed, number, draw),
-            n_startup_trials=min(STARTUP, max(4, settings.search.trials // 3)),
+            n_startup_trials=_startup(settings),
             multivariate=True,
             group=True,
             constant_liar=True,
         )
-    return _asked(space, sampler, [_known(space, state, trial) for trial in _told(state)])
+    told = _told(state) if _results(state) >= _startup(settings) else []  # it draws at random before
+    return _asked(space, sampler, [_known(space, state, trial) for trial in told])
 
 
 def gp_ask(settings: CampaignSettings, space: Space, state: State, number: int, draw: int) -> Point:
     """A Gaussian process with expected improvement; every trial counts with its value at the last rung it passed."""
     sampler = optuna.samplers.GPSampler(
         seed=_seed(settings.search.seed, number, draw),
-        n_startup_trials=min(STARTUP, max(4, settings.search.trials // 3)),
+        n_startup_trials=_startup(settings),
         warn_independent_sampling=False,
     )
+    told = _told(state) if _results(state) >= _startup(settings) else []
     return _asked(
-        space,
-        sampler,
-        [valued_trial(space, trial.values, v) for trial in _told(state) if (v := trial.value) is not None],
+        space, sampler, [valued_trial(space, trial.values, v) for trial in told if (v := trial.value) is not None]
     )
 
 
@@ -153,14 +157,44 @@ def valued_trial(space: Space, values: Point, value: float) -> FrozenTrial:
     )
 
 
+def _startup(settings: CampaignSettings) -> int:
+    return min(STARTUP, max(4, settings.search.trials // 3))
+
+
 def _known(space: Space, state: State, trial: Trial) -> FrozenTrial:
     """What TPE learns from: a trial that passed a rung counts with it, even while it is trained further."""
     return frozen_trial(space, state, trial, TrialState.PRUNED if trial.results else TrialState.RUNNING)
 
 
 def _told(state: State) -> list[Trial]:
-    """What a sampler may know, in the order of the trials: everything but trials lost to the machine."""
-    return [trial for _, trial in sorted(state.trials.items()) if trial.values and trial.status != "lost"]
+    """What a sampler is told, in the order of the trials: nothing of trials lost to the machine, and never too much.
+
+    Beyond ``TOLD`` trials: the best, as many spread evenly over all results, and the latest without a result. A model
+    learns little from more, and a proposal stays cheap however many trials there are.
+    """
+    numbers = set(state.trials) if len(state.trials) <= TOLD else {*_telling(state), *_open(state)}
+    trials = [state.trials[number] for number in sorted(numbers)]
+    return [trial for trial in trials if trial.values and trial.status != "lost"]
+
+
+def _telling(state: State) -> set[int]:
+    """The best trials, those at the highest rung first, and some of all."""
+    share = TOLD // 3
+    best = dict.fromkeys(number for rung in reversed(state.rungs) for _, number in islice(rung.reached, share))
+    everyone = state.rungs[0].reached
+    some = [number for _, number in islice(everyone, 0, None, -(-len(everyone) // share) or 1)]
+    return {*islice(best, share), *some}
+
+
+def _open(state: State) -> list[int]:
+    """The latest trials that have no result yet."""
+    latest = range(max(state.trials), max(state.trials) - TOLD, -1)
+    return [n for n in latest if n in state.trials and not state.trials[n].results][: TOLD // 3]
+
+
+def _results(state: State) -> int:
+    """How many trials have a result."""
+    return len(state.rungs[0].reached) if state.rungs else 0
 
 
 def _asked(space: Space, sampler: optuna.samplers.BaseSampler, trials: list[FrozenTrial]) -> Point:

@@ -129,6 +129,10 @@ def test_a_folder_is_not_taken_over(settings: Settings, fake_launcher: Launchers
         ({"objective": "valid/energi/mae"}, "not recorded"),
         ({"objective": {"dipole": 1.0}}, "no head predicts dipole"),
         ({"warm_start": ["nowhere"]}, "neither a campaign"),
+        ({"nodes_per_trial": [3, 2]}, r"nodes_per_trial = \(3, 2\); give the smallest"),
+        ({"nodes_per_trial": 0}, "at least 1"),
+        ({"nodes_per_trial": 2, "trials_per_node": 4}, "keep one of them at 1"),
+        ({"nodes_per_trial": 2}, "a trial on this machine is one process"),
     ],
 )
 def test_bad_settings_are_refused_before_anything_is_written(

@@ -23,14 +23,26 @@ EVENTS: list[Event] = [
 
 def written(path: Path) -> bytes:
     with Journal(path) as journal:
-        for second, event in enumerate(EVENTS):
-            journal.append(event, float(second))
+        journal.append(EVENTS[0], 0.0)
+        journal.extend((float(second), event) for second, event in enumerate(EVENTS[1:], start=1))
     return path.read_bytes()
 
 
 def test_what_is_written_is_read_back_exactly(tmp_path: Path) -> None:
     written(tmp_path / "journal.jsonl")
     assert read_journal(tmp_path / "journal.jsonl") == [(float(k), event) for k, event in enumerate(EVENTS)]
+
+
+def test_many_events_need_one_flush(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    flushed: list[int] = []
+    with Journal(tmp_path / "journal.jsonl") as journal:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", flushed.append)
+            journal.extend((0.0, Exhausted(trial=number)) for number in range(1000))
+        assert len(flushed) == 1
+    assert len(read_journal(tmp_path / "journal.jsonl")) == 1000
 
 
 def test_an_absent_journal_is_empty(tmp_path: Path) -> None:

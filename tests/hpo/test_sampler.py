@@ -74,6 +74,35 @@ def test_a_finite_space_is_exhausted_without_repetition(settings: Any) -> None:
     assert proposal(campaign, space, state, 3) is None
 
 
+@pytest.mark.parametrize("sampler", ["tpe", "gp"])
+def test_what_a_sampler_is_told_does_not_grow_with_the_campaign_and_holds_the_best(
+    settings: Any, sampler: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hydragnn.hpo import sampler as module
+
+    campaign = settings(sampler=sampler, space={"train.learning_rate": RATE}, trials=5000)
+    told: list[dict[float, str]] = []
+    asked_of = module._asked
+
+    def spy(space: Any, by: Any, trials: Any) -> Any:
+        told.append({trial.params["train.learning_rate"]: trial.state.name for trial in trials})
+        return asked_of(space, by, trials)
+
+    monkeypatch.setattr(module, "_asked", spy)
+    values = [1e-5 * (1 + number) for number in range(2000)]
+    state, _ = step(State(), Opened(plan=Plan(trials=5000, rungs=(1, 2), reduction=9999), places=("a", "b")), 0.0)
+    for number, value in enumerate(values):
+        state, _ = step(state, Proposed(trial=number, values={"train.learning_rate": value}), 0.0)
+        if number != 1999:
+            error = float(7 * number % 1999)
+            state, _ = step(state, Reached(trial=number, attempt=1, epochs=1, value=error), 0.0)
+    assert proposal(campaign, space_of(campaign.search.space), state, 2000) is not None
+    assert len(told[0]) <= module.TOLD
+    best = [number for number in range(1999) if 7 * number % 1999 < 50]
+    assert {values[number] for number in best} <= set(told[0])
+    assert ("RUNNING" in told[0].values()) == (sampler == "tpe"), "constant liars know what runs"
+
+
 def test_qmc_fills_the_space_more_evenly_than_chance(settings: Any) -> None:
     space = {"train.learning_rate": {"type": "float", "low": 0.5, "high": 1.5}}
     points = asked(settings(sampler="qmc", space=space), 16)

@@ -1,0 +1,39 @@
+"""What a new trial will cost, learned in the campaign itself: a cost model, fitted again whenever a tenth more trials are measured."""
+
+from hydragnn.hpo.costs import FEWEST, CostModel, Sized
+from hydragnn.hpo.events import Event, Reached
+from hydragnn.hpo.scheduler import State
+from hydragnn.hpo.space import Point, Space
+
+GROWTH = 1.1
+"""The model is fitted again once the measured trials have grown by this factor, because a fit takes its time."""
+
+
+class Estimates:
+    """Follows a campaign and predicts what its next trials cost; without influence on what they are."""
+
+    def __init__(self, space: Space) -> None:
+        self._space = space
+        self._model = CostModel()
+        self._measured: dict[int, None] = {}
+        self._sizes: list[Sized] = []
+
+    def follow(self, before: State, event: Event, after: State) -> None:
+        """Note what an event says about costs."""
+        if not isinstance(event, Reached) or after is before:
+            return
+        if after.trials[event.trial].measured:
+            self._measured[event.trial] = None
+        trial = before.trials[event.trial]
+        seconds, epochs = event.seconds - trial.seconds, event.epochs - trial.passed
+        if seconds > 0 and epochs > 0 and trial.epochs == trial.passed and before.most > before.least:
+            self._sizes.append(Sized(trial=event.trial, places=len(trial.places), seconds=seconds / epochs))
+
+    def of(self, state: State, values: Point) -> tuple[float | None, float | None]:
+        """Seconds per epoch on one place, and places at which half of the speed is lost; None where nothing is known."""
+        count = len(self._measured)
+        if count >= FEWEST and count > GROWTH * self._model.measured:
+            measured = [state.trials[number] for number in list(self._measured)]
+            history = [(trial.values, trial.work) for trial in measured if trial.work is not None]
+            self._model = CostModel.fitted(history, self._space, sizes=list(self._sizes))
+        return self._model.predict(values), self._model.scaling

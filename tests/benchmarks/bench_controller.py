@@ -1,0 +1,225 @@
+"""How long the controller of a campaign takes for one event while 16,384 one-node trials run at once.
+
+    PYTHONPATH=. python tests/benchmarks/bench_controller.py --places 16384
+
+The controller is the real one: scheduler, journal with real flushes, folders of attempts, Optuna study, sampler. Only the
+launcher is virtual: attempts begin at once, and end in a seeded order, as many at a time as one look may find (1 to 256),
+with real records on disk. Prints median, 99th percentile and maximum for one event (the time of a look divided by its
+events) and for whole looks, what they are made of, what an event may have to wait for besides, and the peak memory.
+"""
+
+import argparse
+import json
+import random
+import resource
+import sys
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hydragnn.files import digest
+from hydragnn.hpo import campaign_settings, controller, journal
+from hydragnn.hpo.controller import Controller
+from hydragnn.hpo.door import plan_on
+from hydragnn.hpo.events import Identity, Probed
+from hydragnn.hpo.journal import NAME, Journal
+from hydragnn.hpo.launcher import Begun, Exit, Report, Task
+from hydragnn.hpo.space import space_of
+
+LARGEST = 256
+"""Most ends that one look finds."""
+
+TABLE: dict[str, Any] = {
+    "data": {"store": "store.h5"},
+    "model": {"kind": "painn"},
+    "heads": [{"field": "energy"}],
+    "train": {"epochs": 9},
+    "search": {
+        "rungs": [1, 3],
+        "space": {
+            "train.learning_rate": {"type": "float", "low": 1e-5, "high": 1e-1, "log": True},
+            "train.weight_decay": {"type": "float", "low": 1e-8, "high": 1e-1, "log": True},
+            "model.hidden_dim": {"type": "int", "low": 16, "high": 512, "log": True},
+            "model.num_layers": {"type": "int", "low": 1, "high": 8},
+        },
+    },
+}
+
+
+class Virtual:
+    """Attempts that begin at once and end in a seeded order, from the moment on at which all places are busy."""
+
+    deadline = None
+
+    def __init__(self, places: int, seed: int) -> None:
+        self.places = tuple(f"n{number:05d}" for number in range(places))
+        self.chance = random.Random(seed)
+        self.begun: list[Report] = []
+        self.running: list[Task] = []
+        self.full = False
+        self.most = 0
+
+    def recover(self, identities: Iterable[Identity]) -> None:
+        """Nothing to do: processes of a virtual launcher end with it."""
+
+    def start(self, task: Task) -> None:
+        """Begin at once."""
+        identity = {"host": task.places[0], "job": "4711", "step": f"trial-{task.trial}-{task.attempt}"}
+        self.begun.append(Begun(task=task, identity=identity))
+
+    def go(self, task: Task) -> None:
+        """Run."""
+        self.running.append(task)
+        self.most = max(self.most, len(self.running))
+        self.full = self.full or len(self.running) == len(self.places)
+
+    def poll(self, seconds: float) -> list[Report]:
+        """What began, and some ends."""
+        reports, self.begun = self.begun[:LARGEST], self.begun[LARGEST:]
+        if self.full and self.running:
+            count = min(len(self.running), int(LARGEST ** self.chance.random()))
+            reports += [self.ended() for _ in range(count)]
+        elif not reports:
+            time.sleep(min(seconds, 0.001))
+        return reports
+
+    def ended(self) -> Exit:
+        """The end of some attempt, with its record."""
+        index = self.chance.randrange(len(self.running))
+        self.running[index], self.running[-1] = self.running[-1], self.running[index]
+        task = self.running.pop()
+        write_record(task, self.chance)
+        return Exit(task=task, code=0)
+
+    def cancel(self, trial: int, grace: float) -> None:
+        """No trial is ever cancelled here."""
+        raise AssertionError(trial)
+
+    def probe(self, node: str) -> None:
+        """All is well."""
+        self.begun.append(Probed(node=node, healthy=True))
+
+    def close(self) -> None:
+        """Nothing is left."""
+
+
+def write_record(task: Task, chance: random.Random) -> None:
+    """What a training process leaves, as long as a real one; flushing is the training's affair."""
+    config = json.loads((task.folder / "config.json").read_text())
+    curve = [1 / (epoch + 1) + chance.random() for epoch in range(task.until)]
+    names = [f"{part}/{name}" for part in ("train", "valid") for name in ("loss", "energy/mae", "energy/rmse")]
+    record = {
+        "version": 1,
+        "config": config,
+        "config_hash": digest(config),
+        "data_hash": "d",
+        "seed": 0,
+        "attempt": task.attempt,
+        "status": "finished" if task.until == TABLE["train"]["epochs"] else "paused",
+        "epochs": task.until,
+        "curves": dict.fromkeys(names, curve),
+        "cost": {"seconds": 60.0 * task.until * (1 + chance.random()), "peak_memory_mb": 900.0},
+    }
+    (task.folder / "record.json").write_text(json.dumps(record))
+
+
+class Timed(Controller):
+    """The controller with a stopwatch at the ends of its methods."""
+
+    looks: list[tuple[int, float]]
+    rounds: list[float]
+
+    def hear(self, reports: list[Report]) -> None:
+        """Time a look that found something."""
+        begun = time.perf_counter()
+        super().hear(reports)
+        if reports:
+            self.looks.append((len(reports), time.perf_counter() - begun))
+
+    def work(self) -> None:
+        """Time a round of work between looks."""
+        begun = time.perf_counter()
+        super().work()
+        self.rounds.append(time.perf_counter() - begun)
+
+
+class Stopwatch:
+    """Adds up the seconds that functions take in the controller's own thread."""
+
+    def __init__(self) -> None:
+        self.seconds: defaultdict[str, list[float]] = defaultdict(list)
+
+    def around(self, owner: Any, name: str) -> None:
+        """Time a function from now on."""
+        inner, main = getattr(owner, name), threading.main_thread()
+
+        def timed(*arguments: Any, **options: Any) -> Any:
+            begun = time.perf_counter()
+            try:
+                return inner(*arguments, **options)
+            finally:
+                if threading.current_thread() is main:
+                    self.seconds[name].append(time.perf_counter() - begun)
+
+        setattr(owner, name, timed)
+
+
+def main() -> int:
+    """Run the campaign and print the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--places", type=int, default=16384)
+    parser.add_argument("--trials", type=int, default=None, help="default: 1.1 times the places")
+    parser.add_argument("--sampler", default="tpe", choices=["tpe", "gp", "qmc", "random"])
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--folder", type=Path, default=None, help="on the disk to be measured (default: temporary)")
+    options = parser.parse_args()
+    trials = options.trials or int(1.1 * options.places)
+    table = {**TABLE, "search": {**TABLE["search"], "trials": trials, "sampler": options.sampler, "seed": options.seed}}
+    settings = campaign_settings(table, Path("BENCHMARK.toml"))
+    watch = Stopwatch()
+    watch.around(controller, "step")
+    watch.around(journal.os, "fsync")
+    with ExitStack() as stack:
+        parent = options.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        out = parent / "campaign"
+        launcher = Virtual(options.places, options.seed)
+        log = stack.enter_context(Journal(out / NAME))
+        timed = Timed(settings, space_of(settings.search.space), out, log, launcher, [], None)
+        timed.looks, timed.rounds = [], []
+        begun = time.perf_counter()
+        state = timed.run(plan_on(launcher, settings))
+        whole = time.perf_counter() - begun
+        size = (out / NAME).stat().st_size / 2**20
+    events = sum(count for count, _ in timed.looks)
+    print(f"{len(state.trials)} trials, at most {launcher.most} at once, {events} reports in {len(timed.looks)} looks")
+    print(f"whole campaign {whole:.0f} s, journal {size:.0f} MiB, ending {state.ending}")
+    each = [seconds / count for count, seconds in timed.looks for _ in range(count)]
+    print(line("one event, its share of the look", each))
+    for low, high in ((1, 1), (2, 16), (17, LARGEST), (LARGEST + 1, 10 * LARGEST)):
+        some = [seconds for count, seconds in timed.looks if low <= count <= high]
+        if some:
+            print(line(f"a look with {low} to {high} reports", some))
+    print(line("scheduler: one step", watch.seconds["step"]))
+    print(line("disk: one flush", watch.seconds["fsync"]))
+    print(line("work between looks (an event may wait so long)", timed.rounds))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    print(f"peak memory {peak:.2f} GiB")
+    return 0 if np.quantile(each, 0.99) < 0.005 and peak < 2 else 1
+
+
+def line(name: str, seconds: Iterable[float]) -> str:
+    """Median, 99th percentile and maximum in milliseconds."""
+    values = 1000 * np.array(list(seconds))
+    median, high = np.quantile(values, [0.5, 0.99])
+    return f"{name:48s} median {median:8.2f} ms   p99 {high:8.2f} ms   max {values.max():8.2f} ms   sum {values.sum() / 1000:.0f} s"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
