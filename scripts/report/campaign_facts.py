@@ -22,6 +22,7 @@ def campaign_facts(folder: Path) -> CampaignFacts:
         trials=tuple(_trial(trial, records.get(trial.number)) for trial in history.trials),
         importances=parameter_importance(folder),
         seconds=history.seconds,
+        timeline=history.timeline,
     )
 
 

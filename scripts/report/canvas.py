@@ -17,7 +17,17 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import Formatter, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 INK, MUTED, RULE, ACCENT, PAPER, SOFT = "#1b1f24", "#6a737d", "#d9dde2", "#2a6fb0", "#fefefe", "#a9b4bf"
-VARIABLES = {INK: "ink", MUTED: "muted", RULE: "rule", ACCENT: "accent", PAPER: "paper", SOFT: "soft"}
+FAIR, POOR = "#9a6700", "#b42318"
+VARIABLES = {
+    INK: "ink",
+    MUTED: "muted",
+    RULE: "rule",
+    ACCENT: "accent",
+    PAPER: "paper",
+    SOFT: "soft",
+    FAIR: "fair",
+    POOR: "poor",
+}
 RASTER_ACCENT = "#3f87c9"  # pixels cannot follow the page's colours; this one is visible on light and on dark paper
 
 COLUMN = 340  # pixels: the width of a phone's text column, so that one SVG unit is about one pixel everywhere

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hydragnn.hpo import Timeline
 from hydragnn.record import RunRecord
 
 Values = NDArray[np.float64]
@@ -133,6 +134,7 @@ class CampaignFacts:
     trials: tuple[Trial, ...]
     importances: Mapping[str, float]
     seconds: float
+    timeline: Timeline = member(default_factory=Timeline)
 
     @property
     def scored(self) -> list[Trial]:

@@ -8,7 +8,16 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from hydragnn.scripts.report import data_figures, quality_figures, quality_tables, search_figures, tables
+from hydragnn.hpo.events import node_of
+from hydragnn.hpo.timeline import local_nodes
+from hydragnn.scripts.report import (
+    data_figures,
+    quality_figures,
+    quality_tables,
+    search_figures,
+    tables,
+    timeline_figures,
+)
 from hydragnn.scripts.report.canvas import Figure, measured, plain_number, thousands
 from hydragnn.scripts.report.facts import Facts
 from hydragnn.scripts.report.parallel_figures import parallel_coordinates
@@ -76,6 +85,7 @@ def chapters(facts: Facts) -> list[Section | None]:
         asked(facts),
         data(facts),
         search(facts),
+        time_used(facts),
         training(facts),
         members(facts),
         quality(facts),
@@ -181,6 +191,28 @@ def search(facts: Facts) -> Section | None:
             parallel_coordinates(campaign),
         ),
         tables=present(tables.trials_table(campaign), tables.failures_table(campaign)),
+    )
+
+
+def time_used(facts: Facts) -> Section | None:
+    """What the nodes did, and what faults cost; None without a search or before anything ran."""
+    figure = timeline_figures.nodes_over_time(facts.campaign.timeline) if facts.campaign else None
+    if facts.campaign is None or figure is None:
+        return None
+    timeline = facts.campaign.timeline
+    hours = timeline.node_hours()
+    nodes = dict.fromkeys(node_of(place) for place in timeline.places)
+    noun = "worker" if local_nodes(nodes) else "node"
+    lead = (
+        f"{len(nodes)} {noun}{'' if len(nodes) == 1 else 's'}, {tables.duration(3600 * hours.allocated)} of {noun} time; "
+        f"{100 * (hours.goodput or 0):.0f} % of it is training that counts (goodput)."
+    )
+    return Section(
+        anchor="time",
+        title="Where the time went",
+        lead=lead,
+        figures=(figure,),
+        tables=present(tables.hours_table(timeline), tables.faults_table(timeline)),
     )
 
 

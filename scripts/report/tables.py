@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hydragnn.hpo import Timeline
 from hydragnn.scripts.report.canvas import measured, plain_number, short, shortened
 from hydragnn.scripts.report.facts import CampaignFacts, DataFacts, Trial
 from hydragnn.scripts.report.verdict import join, pretty_unit
@@ -209,6 +210,63 @@ def failures_table(campaign: CampaignFacts) -> Table | None:
         )
         + "; the sampler learns from them unless the machine was at fault.",
         prose=frozenset({2, 3}),
+    )
+
+
+FAULT_WORDS = {
+    "lost_node": "a node was lost",
+    "launch": "it did not start",
+    "preempted": "ended from outside",
+    "cut": "the controller was gone",
+    "out_of_memory": "out of memory",
+}
+
+
+def faults_table(timeline: Timeline) -> Table | None:
+    """Failures by kind and what they cost; None where there were none."""
+    rows = timeline.faults()
+    if not rows:
+        return None
+    return Table(
+        header=("what happened", "times", "trials", "nodes at fault", "node time lost", "told to the sampler"),
+        rows=tuple(
+            (
+                FAULT_WORDS.get(row.kind, row.kind.replace("_", " ")),
+                str(row.count),
+                str(row.trials),
+                str(row.nodes) if row.nodes else "–",
+                duration(3600 * row.node_hours) if row.node_hours else "–",
+                "no" if not row.told else "yes" if row.told == row.count else f"{row.told} of {row.count}",
+            )
+            for row in rows
+        ),
+        caption="Faults of the campaign. Those of the machine are repeated elsewhere and never told to the sampler; a failure of "
+        "the configuration is an answer, so that its time is not lost.",
+    )
+
+
+def hours_table(timeline: Timeline) -> Table | None:
+    """What became of the nodes' time; None before any passed."""
+    hours = timeline.node_hours()
+    if hours.allocated <= 0:
+        return None
+    uses = {
+        "training that counts": hours.useful,
+        "start-up, saving, and repeated epochs": hours.overhead,
+        "lost in faults": hours.faults,
+        "nodes probed or in quarantine": hours.out,
+        "idle": hours.idle,
+        "all": hours.allocated,
+    }
+    return Table(
+        header=("use", "node time", "share"),
+        rows=tuple(
+            (use, duration(3600 * value), f"{100 * value / hours.allocated:.1f} %")
+            for use, value in uses.items()
+            if value >= 5e-4 * hours.allocated
+        ),
+        caption="Where the time of the nodes went. The share of training that counts is the goodput.",
+        strong=frozenset({0}),
     )
 
 

@@ -3,6 +3,7 @@
 import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -42,12 +43,25 @@ class Samples:
     campaign: Path
     ensemble: Path
     run: Path
+    disturbed: Path
+    """A campaign on twelve nodes with faults, whose trials left no records."""
 
 
 @pytest.fixture(scope="session")
-def samples(tmp_path_factory: pytest.TempPathFactory) -> Samples:
+def samples(tmp_path_factory: pytest.TempPathFactory, disturbed: Any) -> Samples:
     root = tmp_path_factory.mktemp("report")
-    return make_samples(root)
+    return make_samples(root, disturbed)
+
+
+@pytest.fixture(scope="session")
+def disturbed(played: ModuleType) -> Any:
+    """Sixty trials on twelve nodes, one of them bad, with faults, an interruption and a resume."""
+    names = played.nodes(12)
+    plan = Plan(trials=60, rungs=RUNGS, finalists=5, max_places=4)
+    player = played.Player(plan, names, seed=2, own=0.05, machine=0.06, bad=frozenset([names[4]]), work=60.0)
+    player.session(stop_after=2000)
+    player.session()
+    return player
 
 
 @pytest.fixture(scope="session")
@@ -55,17 +69,20 @@ def pages(samples: Samples, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     """One page of every kind."""
     folder = tmp_path_factory.mktemp("pages")
     return {
-        kind: write_report(getattr(samples, kind), folder / f"{kind}.html") for kind in ("ensemble", "campaign", "run")
+        kind: write_report(getattr(samples, kind), folder / f"{kind}.html")
+        for kind in ("ensemble", "campaign", "run", "disturbed")
     }
 
 
-def make_samples(root: Path) -> Samples:
+def make_samples(root: Path, disturbed: Any) -> Samples:
     store = write_alloys(root / "alloys.h5")
     campaign = write_campaign(root / "campaign", store)
     ensemble = write_ensemble(root / "ensemble", store)
     run = root / "run"
     write_record(record_of(base_config(store), {}, quality=0.1, epochs=36, seed=3), run)
-    return Samples(store=store, campaign=campaign, ensemble=ensemble, run=run)
+    place = write_settings_of(root / "disturbed", store, trials=60)
+    disturbed.write(place / "journal.jsonl")
+    return Samples(store=store, campaign=campaign, ensemble=ensemble, run=run, disturbed=place)
 
 
 def write_alloys(path: Path) -> Path:
@@ -155,9 +172,7 @@ def record_of(config: dict[str, Any], values: dict[str, Any], *, quality: float,
 def write_campaign(folder: Path, store: Path) -> Path:
     """Twenty-four trials through three rungs by the real scheduler and journal; the training is invented."""
     config = base_config(store)
-    search = {"trials": 24, "seed": 1, "rungs": list(RUNGS[:-1]), "finalists": 4, "space": SPACE}
-    settings = campaign_settings({**config, "search": search}, folder / "CAMPAIGN.toml")
-    write_settings(settings, [], folder)
+    write_settings_of(folder, store, trials=24)
     generator = np.random.default_rng(7)
     values: dict[int, dict[str, Any]] = {}
     clock = 0.0
@@ -177,6 +192,13 @@ def write_campaign(folder: Path, store: Path) -> Path:
                 elif isinstance(action, Start):
                     pending.append(Launched(trial=action.trial, attempt=action.attempt, identity={"pid": 1}))
                     pending.append(_trained(folder, config, action, values[action.trial]))
+    return folder
+
+
+def write_settings_of(folder: Path, store: Path, *, trials: int) -> Path:
+    search = {"trials": trials, "seed": 1, "rungs": list(RUNGS[:-1]), "finalists": 4, "space": SPACE}
+    settings = campaign_settings({**base_config(store), "search": search}, folder / "CAMPAIGN.toml")
+    write_settings(settings, [], folder)
     return folder
 
 

@@ -90,7 +90,7 @@ def measured(browser: str, page: Path, folder: Path) -> dict[str, dict[str, Any]
     return result
 
 
-@pytest.mark.parametrize("kind", ["ensemble", "campaign", "run"])
+@pytest.mark.parametrize("kind", ["ensemble", "campaign", "run", "disturbed"])
 def test_pages_fit_from_phone_to_desktop_and_their_labels_are_whole_and_legible(browser, pages, tmp_path, kind):
     found = measured(browser, pages[kind], tmp_path)
     assert set(found) == set(WIDTHS)

@@ -20,8 +20,8 @@ from hydragnn.scripts.report.verdict import verdict
 KINDS = ("ensemble", "campaign", "run")
 ALWAYS = {"verdict", "asked", "data", "errors", "reproduce"}
 CHAPTERS = {
-    "ensemble": ALWAYS | {"search", "members", "uncertainty", "worst", "ablation"},
-    "campaign": ALWAYS | {"search"},
+    "ensemble": ALWAYS | {"search", "time", "members", "uncertainty", "worst", "ablation"},
+    "campaign": ALWAYS | {"search", "time"},
     "run": ALWAYS | {"training"},
 }
 

@@ -1,0 +1,304 @@
+"""Nodes over time: a row for every place with the attempts that ran there, or bands of how many did what."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch, PathPatch
+from matplotlib.path import Path as Outline
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+
+from hydragnn.hpo.events import node_of
+from hydragnn.hpo.scheduler import MACHINE_FAULTS
+from hydragnn.hpo.timeline import Span, Timeline, local_nodes
+from hydragnn.scripts.report.canvas import (
+    ACCENT,
+    FAIR,
+    INK,
+    MUTED,
+    PAPER,
+    POOR,
+    SOFT,
+    Figure,
+    linear_scale,
+    quiet_grid,
+    shortened,
+    wide_figure,
+)
+
+ROWS = 64
+"""Up to so many places each has a row of its own."""
+
+BARS = 4000
+"""From so many bars on they are drawn as pixels, so that the page stays small."""
+
+MARKS = 300
+"""Faults that are marked one by one."""
+
+BINS = 240
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Look:
+    """How one outcome is drawn, and what the legend calls it."""
+
+    name: str
+    colour: str
+    alpha: float = 1.0
+    hatch: str = ""
+
+    def patch(self, outline: Outline, axes: Axes, *, rasterized: bool) -> None:
+        """Draw an outline in this look."""
+        axes.add_patch(PathPatch(outline, rasterized=rasterized, zorder=2, **self.style))
+
+    def key(self) -> Patch:
+        """The entry of the legend."""
+        return Patch(label=self.name, **self.style)
+
+    @property
+    def style(self) -> dict[str, Any]:
+        """Colours and lines as matplotlib takes them; a hatch has its colour from the edge."""
+        if self.hatch:
+            return {"facecolor": "none", "edgecolor": self.colour, "hatch": self.hatch, "linewidth": 0.5}
+        return {"facecolor": self.colour, "alpha": self.alpha, "edgecolor": PAPER, "linewidth": 0.5}
+
+
+LOOKS = {
+    "finished": Look(name="trained to the end", colour=ACCENT),
+    "reached": Look(name="reached a rung", colour=ACCENT, alpha=0.5),
+    "running": Look(name="still runs", colour=ACCENT, alpha=0.25),
+    "saved": Look(name="interrupted", colour=SOFT),
+    "own": Look(name="failed by itself", colour=FAIR),
+    "machine": Look(name="lost to the machine", colour=POOR),
+    "out": Look(name="node out of service", colour=MUTED, hatch="////"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """What one place did in one stretch of campaign time, in seconds."""
+
+    place: str
+    look: str
+    begin: float
+    end: float
+
+
+def nodes_over_time(timeline: Timeline) -> Figure | None:
+    """The Gantt picture of a campaign; None where nothing ran yet."""
+    places = timeline.places
+    bars = all_bars(timeline)
+    total = sum(session.seconds for session in timeline.sessions)
+    if not bars or total <= 0:
+        return None
+    rows = len(places) <= ROWS
+    noun, plural = _nouns(places)
+    used = [key for key in LOOKS if any(bar.look == key for bar in bars)]
+    if rows:
+        draw: Callable[..., None] = partial(_draw_rows, places=places, bars=bars)
+        height = 96 + round(len(places) * max(7.0, 22.0 - 0.35 * len(places)))
+        shown = f"each row is one {noun}; each bar is an attempt at one segment of a trial, and blank is idle"
+    else:
+        draw, height = partial(_draw_bands, places=places, bars=bars, noun=plural), 300
+        shown = f"how many of the {len(places)} {plural} did what; what is blank was idle"
+    draw = partial(draw, timeline=timeline, total=total, used=used)
+    return wide_figure(
+        "nodes",
+        "What ran where and when" if rows else f"What the {plural} did",
+        f"How to read it: {shown}. {_advice(timeline, used, rows=rows)}".rstrip(),
+        partial(draw, columns=len(used)),
+        partial(draw, columns=2),
+        height=height,
+        narrow_height=height + 18 * ((len(used) + 1) // 2 - 1),
+    )
+
+
+def _nouns(places: Sequence[str]) -> tuple[str, str]:
+    """What a place is called, alone and together."""
+    nodes = set(map(node_of, places))
+    if local_nodes(nodes):
+        return "worker", "workers"
+    return ("node", "nodes") if len(nodes) == len(places) else ("part of a node", "parts of nodes")
+
+
+def _advice(timeline: Timeline, used: Sequence[str], *, rows: bool) -> str:
+    said: list[str] = []
+    hours = timeline.node_hours()
+    if hours.idle > 0.05 * hours.allocated:
+        said.append(
+            "Long blank stretches say that there was too little to do, or that trials were larger than what was free."
+        )
+    if "machine" in used:
+        mark = "A cross marks" if rows else "Red is"
+        said.append(f"{mark} a fault of the machine: the trial went on elsewhere from its last checkpoint.")
+    if "out" in used:
+        said.append("Hatched nodes were probed or kept out after faults.")
+    if len(timeline.sessions) > 1:
+        said.append("A dashed line is a resume; pauses in between are left out.")
+    return " ".join(said)
+
+
+def look_of(span: Span) -> str:
+    """The look of an attempt.
+
+    >>> look_of(Span(trial=0, attempt=1, places=("n1",), started=0.0, ended=9.0, outcome="preempted"))
+    'machine'
+    """
+    if span.outcome in LOOKS:
+        return span.outcome
+    if span.outcome == "cut":
+        return "saved"
+    return "machine" if span.outcome in MACHINE_FAULTS else "own"
+
+
+def campaign_time(timeline: Timeline, times: Iterable[float]) -> NDArray[np.float64]:
+    """Seconds since the campaign began, pauses between controllers left out."""
+    known = [time for session in timeline.sessions for time in (session.opened, session.ended)]
+    lengths = np.cumsum([session.seconds for session in timeline.sessions])
+    return np.interp(list(times), known, np.stack([lengths - np.diff(known)[::2], lengths], axis=1).ravel())
+
+
+def all_bars(timeline: Timeline) -> list[Bar]:
+    """Attempts and outages of every place in campaign time."""
+    if not timeline.sessions:
+        return []
+    found = [
+        (place, look_of(span), span.started, span.ended)
+        for span in timeline.spans
+        for place in span.places
+        if span.ended > span.started
+    ]
+    found += [(place, "out", o.started, o.ended) for o in timeline.outages for place in o.places]
+    begins = campaign_time(timeline, [bar[2] for bar in found])
+    ends = campaign_time(timeline, [bar[3] for bar in found])
+    return [Bar(bar[0], bar[1], float(b), float(e)) for bar, b, e in zip(found, begins, ends)]
+
+
+def _draw_rows(
+    axes: Axes,
+    places: Sequence[str],
+    bars: Sequence[Bar],
+    timeline: Timeline,
+    total: float,
+    used: Sequence[str],
+    columns: int,
+) -> None:
+    row = {place: number for number, place in enumerate(places)}
+    scale, unit = time_unit(total)
+    for look in used:
+        mine = [(row[bar.place], bar.begin / scale, bar.end / scale) for bar in bars if bar.look == look]
+        LOOKS[look].patch(boxes(mine), axes, rasterized=len(bars) > BARS)
+    faults = [bar for bar in bars if bar.look == "machine"]
+    if 0 < len(faults) <= MARKS:
+        axes.plot(
+            [bar.end / scale for bar in faults],
+            [row[bar.place] for bar in faults],
+            "x",
+            color=INK,
+            markersize=5,
+            markeredgewidth=1.2,
+            zorder=3,
+        )
+    axes.set_ylim(len(places) - 0.5, -0.5)
+    every = max(1, round(len(places) / 24))
+    shown = list(range(0, len(places), every))
+    axes.set_yticks(shown, labels=[shortened(places[k], 14) for k in shown])
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
+    _finish(axes, timeline, total, used, columns)
+    quiet_grid(axes, "x")
+    axes.set_xlabel(f"time of campaign ({unit})")
+
+
+def _draw_bands(
+    axes: Axes,
+    places: Sequence[str],
+    bars: Sequence[Bar],
+    noun: str,
+    timeline: Timeline,
+    total: float,
+    used: Sequence[str],
+    columns: int,
+) -> None:
+    scale, unit = time_unit(total)
+    edges = np.linspace(0.0, total, BINS + 1)
+    base = np.zeros(BINS)
+    for look in used:
+        level = base + mean_count([(bar.begin, bar.end) for bar in bars if bar.look == look], edges)
+        axes.fill_between(
+            edges / scale,
+            np.append(base, base[-1]),
+            np.append(level, level[-1]),
+            step="post",
+            **{**LOOKS[look].style, "linewidth": 0.0},
+        )
+        base = level
+    axes.set_ylim(0, len(places))
+    axes.axhline(len(places), color=SOFT, linewidth=0.8, zorder=1)
+    _finish(axes, timeline, total, used, columns)
+    linear_scale(axes, "y", 5, whole=True)
+    quiet_grid(axes, "y")
+    axes.set_xlabel(f"time of campaign ({unit})")
+    axes.set_ylabel(noun)
+
+
+def _finish(axes: Axes, timeline: Timeline, total: float, used: Sequence[str], columns: int) -> None:
+    """Time axis, resumes and legend."""
+    scale, _ = time_unit(total)
+    for begun in campaign_time(timeline, [session.opened for session in timeline.sessions[1:]]):
+        axes.axvline(begun / scale, color=MUTED, linestyle=(0, (4, 3)), linewidth=1, zorder=4)
+    axes.set_xlim(0, total / scale)
+    linear_scale(axes, "x")
+    axes.xaxis.set_major_locator(MaxNLocator(9 if columns > 2 else 5, steps=[1, 2, 5, 10]))
+    axes.legend(
+        handles=[LOOKS[look].key() for look in used],
+        loc="lower left",
+        bbox_to_anchor=(-0.02, 1.0),
+        ncols=columns,
+        handlelength=1.2,
+        columnspacing=1.2,
+        handletextpad=0.4,
+    )
+
+
+def boxes(bars: Sequence[tuple[int, float, float]]) -> Outline:
+    """One outline of all (row, begin, end), which is much smaller in a file than one for each."""
+    corners = np.array(
+        [
+            [(begin, row - 0.42), (begin, row + 0.42), (end, row + 0.42), (end, row - 0.42), (begin, row - 0.42)]
+            for row, begin, end in bars
+        ]
+    ).reshape(-1, 2)
+    codes = [Outline.MOVETO, Outline.LINETO, Outline.LINETO, Outline.LINETO, Outline.CLOSEPOLY] * len(bars)
+    return Outline(corners, codes)
+
+
+def mean_count(intervals: Sequence[tuple[float, float]], edges: NDArray[np.float64]) -> NDArray[np.float64]:
+    """How many intervals hold, on average, between one edge and the next.
+
+    >>> mean_count([(0.0, 1.0), (0.5, 2.0)], np.array([0.0, 1.0, 2.0]))
+    array([1.5, 1. ])
+    """
+    if not intervals:
+        return np.zeros(len(edges) - 1)
+    begins, ends = np.sort(np.array(intervals), axis=0).T
+
+    def passed(moments: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Sum over the moments of how long ago they were, at every edge."""
+        number = np.searchsorted(moments, edges)
+        return number * edges - np.append(0.0, np.cumsum(moments))[number]
+
+    return np.diff(passed(begins) - passed(ends)) / np.diff(edges)
+
+
+def time_unit(seconds: float) -> tuple[float, str]:
+    """The unit in which a time of campaign reads well, with its length in seconds.
+
+    >>> time_unit(90.0), time_unit(40_000.0)
+    ((1.0, 's'), (3600.0, 'h'))
+    """
+    return (1.0, "s") if seconds < 180 else (60.0, "min") if seconds < 10_800 else (3600.0, "h")

@@ -1,0 +1,102 @@
+"""Where the time went: nodes over time, what faults cost, and that both read well from one worker to hundreds of nodes."""
+
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hydragnn.hpo import Timeline
+from hydragnn.hpo.timeline import Chronicle, Outage, Session, Span
+from hydragnn.scripts.report.tables import faults_table, hours_table
+from hydragnn.scripts.report.timeline_figures import all_bars, campaign_time, mean_count, nodes_over_time
+
+
+def span(place: str, begin: float, end: float, outcome: Any = "reached") -> Span:
+    return Span(trial=0, attempt=1, places=(place,), started=begin, ended=end, outcome=outcome, useful=end - begin)
+
+
+def session(opened: float, ended: float, *places: str) -> Session:
+    return Session(places=places or ("n1",), opened=opened, ended=ended)
+
+
+def timeline_of(player: Any) -> Timeline:
+    chronicle = Chronicle()
+    for now, event in player.events:
+        chronicle.feed(event, now)
+    return chronicle.timeline()
+
+
+def test_the_page_says_what_the_nodes_did_and_what_faults_cost(pages: dict[str, Path]) -> None:
+    text = pages["disturbed"].read_text(encoding="utf-8")
+    assert "Where the time went" in text
+    assert "training that counts (goodput)" in text
+    for words in ("lost to the machine", "node out of service", "interrupted", "told to the sampler", "out of memory"):
+        assert words in text
+
+
+def test_every_place_has_a_row_until_there_are_too_many(played: ModuleType) -> None:
+    few = Timeline(spans=(span("n1", 0.0, 9.0),), sessions=(session(0.0, 10.0, "n1", "n2"),))
+    many = Timeline(spans=(span("n1", 0.0, 9.0),), sessions=(session(0.0, 10.0, *played.nodes(65)),))
+    rows, bands = nodes_over_time(few), nodes_over_time(many)
+    assert rows is not None
+    assert bands is not None
+    assert ">n2<" in rows.broad
+    assert "each row is one node" in rows.caption
+    assert "how many of the 65 nodes" in bands.caption
+    assert len(bands.broad) < 100_000
+
+
+def test_a_laptop_has_workers_and_no_empty_advice() -> None:
+    figure = nodes_over_time(Timeline(spans=(span("worker-0", 0.0, 10.0),), sessions=(session(0.0, 10.0, "worker-0"),)))
+    assert figure is not None
+    assert figure.caption == (
+        "How to read it: each row is one worker; each bar is an attempt at one segment of a trial, and blank is idle."
+    )
+
+
+def test_nothing_is_drawn_before_anything_ran() -> None:
+    assert nodes_over_time(Timeline()) is None
+    assert nodes_over_time(Timeline(sessions=(session(0.0, 0.0),))) is None
+    assert hours_table(Timeline()) is None
+    assert faults_table(Timeline()) is None
+
+
+def test_pauses_between_controllers_are_left_out() -> None:
+    timeline = Timeline(sessions=(session(100.0, 110.0), session(500.0, 520.0), session(520.0, 525.0)))
+    assert campaign_time(timeline, [100.0, 105.0, 110.0, 300.0, 500.0, 510.0, 525.0]).tolist() == [
+        *(0.0, 5.0, 10.0, 10.0, 10.0, 20.0, 35.0),
+    ]
+
+
+def test_outages_are_bars_like_attempts() -> None:
+    outage = Outage(node="n1", kind="quarantined", places=("n1/0", "n1/1"), started=2.0, ended=4.0)
+    timeline = Timeline(outages=(outage,), sessions=(session(0.0, 10.0, "n1/0", "n1/1"),))
+    assert [(bar.place, bar.look, bar.begin, bar.end) for bar in all_bars(timeline)] == [
+        ("n1/0", "out", 2.0, 4.0),
+        ("n1/1", "out", 2.0, 4.0),
+    ]
+
+
+def test_bands_hold_all_the_time_that_bars_have() -> None:
+    generator = np.random.default_rng(0)
+    begins = generator.uniform(0, 90, size=50)
+    bars = [(float(b), float(b + d)) for b, d in zip(begins, generator.uniform(0, 10, size=50))]
+    edges = np.linspace(0, 100, 33)
+    counts = mean_count(bars, edges)
+    assert (counts >= -1e-9).all()
+    assert (counts * np.diff(edges)).sum() == pytest.approx(sum(end - begin for begin, end in bars))
+
+
+def test_the_tables_add_up(disturbed: Any) -> None:
+    timeline = timeline_of(disturbed)
+    uses, faults = hours_table(timeline), faults_table(timeline)
+    assert uses is not None
+    assert faults is not None
+    shares = [float(row[2].removesuffix(" %")) for row in uses.rows]
+    assert shares[-1] == 100.0
+    assert sum(shares[:-1]) == pytest.approx(100.0, abs=0.5)
+    told = {row[0]: row[5] for row in faults.rows}
+    assert told["it did not start"] == "no"
+    assert told["diverged"] == "yes"
