@@ -1,5 +1,6 @@
 """The search as a whole: checked at the door, run by a controller, stopped by signals, summed up at the end."""
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hydragnn.errors import InputError
+from hydragnn.hpo.allocation import read_allocation
 from hydragnn.hpo.controller import Controller, OnEvent, trial_folder
 from hydragnn.hpo.door import check_campaign, check_folder, plan_on, write_settings
 from hydragnn.hpo.events import Ending
@@ -19,6 +21,7 @@ from hydragnn.hpo.local import LocalLauncher
 from hydragnn.hpo.scheduler import State
 from hydragnn.hpo.settings import CampaignSettings
 from hydragnn.hpo.space import space_of
+from hydragnn.hpo.steps import launcher_for
 
 ENDINGS: dict[Ending, str] = {
     "finished": "all trials done",
@@ -79,11 +82,14 @@ def run_search(
     check_campaign(settings, space)
     enqueued = check_folder(settings, space, out, resume=resume)
     with ExitStack() as stack:
-        places = launcher or LocalLauncher(workers or settings.search.workers)
-        plan = plan_on(places, settings)
+        places = launcher or launcher_of(settings, out, workers)
+        with ExitStack() as unless_it_fits:
+            unless_it_fits.callback(places.close)
+            plan = plan_on(places, settings)
+            unless_it_fits.pop_all()
         journal = stack.enter_context(Journal(out / JOURNAL))
-        write_settings(settings, enqueued, out)
         stack.callback(places.close)
+        write_settings(settings, enqueued, out)
         controller = Controller(settings, space, out, journal, places, enqueued, on_event)
         with signals(controller.stop):
             state = controller.run(plan)
@@ -111,6 +117,17 @@ def result_of(state: State, out: Path, source: str, seconds: float) -> CampaignR
         best_value=None if best is None else best.value,
         seconds=seconds,
     )
+
+
+def launcher_of(settings: CampaignSettings, out: Path, workers: int | None = None) -> Launcher:
+    """What starts the trials: processes of this machine, or steps of the allocation that this process runs in.
+
+    A number of ``workers`` asks for processes of this machine.
+    """
+    if settings.search.launcher == "local" or (workers is not None and settings.search.launcher == "auto"):
+        return LocalLauncher(workers or settings.search.workers)
+    allocation = read_allocation(os.environ, want=settings.search.launcher)
+    return launcher_for(settings, allocation, out)
 
 
 @contextmanager

@@ -79,7 +79,8 @@ class Controller:
         self._files = ThreadPoolExecutor(FILES, "files")
         self._mirror = Mirror(out / MIRROR, space, self.state)
         self._proposals = Proposals(settings, space, enqueued, self.state, self._estimates)
-        self._starts = Starts(launcher, self._config, self._files, settings.job and settings.job.store_copy)
+        store_copy = None if settings.job is None else settings.job.store_copy
+        self._starts = Starts(launcher, self._config, self._files, store_copy)
 
     def stop(self, reason: str) -> None:
         """Ask the loop to leave; safe to call from a signal handler."""

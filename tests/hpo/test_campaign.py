@@ -133,6 +133,7 @@ def test_a_folder_is_not_taken_over(settings: Settings, fake_launcher: Launchers
         ({"nodes_per_trial": 0}, "at least 1"),
         ({"nodes_per_trial": 2, "trials_per_node": 4}, "keep one of them at 1"),
         ({"nodes_per_trial": 2}, "a trial on this machine is one process"),
+        ({"launcher": "slurm"}, 'launcher = "slurm", but this is no allocation'),
     ],
 )
 def test_bad_settings_are_refused_before_anything_is_written(

@@ -10,7 +10,7 @@ from hydragnn.hpo import Exit, Task, objective_value
 from hydragnn.hpo.events import Failed, Reached
 from hydragnn.hpo.launcher import verdict
 from hydragnn.hpo.objective import check_objective
-from hydragnn.record import Failure, RunRecord, write_record
+from hydragnn.record import Cost, Failure, RunRecord, write_record
 
 CURVES: dict[str, list[float | None]] = {
     "valid/loss": [3.0, 1.0, 2.0],
@@ -37,6 +37,36 @@ def test_a_complete_record_is_success_whatever_the_exit_code(tmp_path: Path, cod
     assert outcome == Reached(trial=4, attempt=2, epochs=3, value=1.0)
 
 
+def test_what_a_trial_cost_comes_with_its_result(tmp_path: Path) -> None:
+    write_record(record(cost=Cost(seconds=12.5, peak_memory_mb=900.0)), tmp_path)
+    outcome = judged(tmp_path)
+    assert isinstance(outcome, Reached)
+    assert (outcome.seconds, outcome.memory_mb) == (12.5, 900.0)
+
+
+@pytest.mark.parametrize(("attempt", "counts"), [(2, True), (1, False), (3, False), (0, True)])
+def test_a_record_counts_only_for_the_attempt_that_wrote_it_or_where_nobody_counted(
+    tmp_path: Path, attempt: int, counts: bool
+) -> None:
+    write_record(record(attempt=attempt), tmp_path)
+    outcome = judged(tmp_path, code=0 if counts else -9)
+    assert isinstance(outcome, Reached) == counts
+    assert counts or (isinstance(outcome, Failed) and outcome.kind == "preempted")
+
+
+def test_a_failure_knows_the_epochs_that_are_saved_and_the_nodes_that_are_suspected(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoints" / "000002-000000"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "state.json").write_text('{"epoch": 2}')
+    (checkpoint.parent / "latest.json").write_text('{"version": 1, "checkpoint": "000002-000000"}')
+    outcome = judged(tmp_path, code=-9, suspects=("n7",), message="lost n7")
+    assert outcome == Failed(trial=4, attempt=2, kind="lost_node", message="lost n7", epochs=2, suspects=("n7",))
+    (checkpoint / "state.json").unlink()
+    outcome = judged(tmp_path, code=-9)
+    assert isinstance(outcome, Failed)
+    assert outcome.epochs == 0
+
+
 def test_an_early_stop_needs_no_further_segment(tmp_path: Path) -> None:
     write_record(record(status="stopped", epochs=2), tmp_path)
     outcome = judged(tmp_path)
@@ -58,6 +88,11 @@ def test_an_early_stop_needs_no_further_segment(tmp_path: Path) -> None:
         (None, {"code": 1}, "launch"),
         (None, {"code": None, "message": "no processes left"}, "launch"),
         (None, {"code": -15}, "preempted"),
+        (None, {"code": 4}, "preempted"),
+        (None, {"code": -9, "hung": True}, "lost_node"),
+        (None, {"code": 1, "suspects": ("n3",)}, "lost_node"),
+        (None, {"code": None, "suspects": ("n3",), "message": "task launch failed"}, "launch"),
+        ({"status": "running"}, {"code": -9, "hung": True, "out_of_memory": True}, "out_of_memory"),
     ],
 )
 def test_what_is_no_result_is_a_failure_of_its_kind(

@@ -1,0 +1,234 @@
+"""The controller's promises: nothing happens before its line is on disk, and nothing slow delays an event."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hydragnn.files import digest
+from hydragnn.hpo import CampaignSettings, CostModel, Exit, Task, campaign_history, controller, run_search
+from hydragnn.hpo.controller import steady_clock
+from hydragnn.hpo.events import Event, Failed, Identity, Launched, Probed, Proposed, Reached
+from hydragnn.hpo.journal import read_journal
+from hydragnn.hpo.launcher import Begun, Report
+from hydragnn.hpo.starts import Starts
+from hydragnn.record import Cost, RunRecord, write_record
+
+Settings = Callable[..., CampaignSettings]
+
+
+class Instant:
+    """A launcher whose attempts begin at once and succeed at once, unless a test says otherwise."""
+
+    deadline: float | None = None
+
+    def __init__(self, *places: str) -> None:
+        self.places = places
+        self.reports: list[Report] = []
+        self.tasks: list[Task] = []
+        self.probes: list[str] = []
+        self.on_start: Callable[[Task], None] = lambda task: None
+        self.on_go: Callable[[Task], None] = self.succeed
+
+    def recover(self, identities: Iterable[Identity]) -> None:
+        pass
+
+    def start(self, task: Task) -> None:
+        self.tasks.append(task)
+        self.on_start(task)
+        self.reports.append(Begun(task=task, identity={"number": len(self.tasks)}))
+
+    def go(self, task: Task) -> None:
+        self.on_go(task)
+
+    def poll(self, seconds: float) -> list[Report]:
+        reports, self.reports = self.reports, []
+        if not reports:
+            time.sleep(min(seconds, 0.01))
+        return reports
+
+    def cancel(self, trial: int, grace: float) -> None:
+        pass
+
+    def probe(self, node: str) -> None:
+        self.probes.append(node)
+        self.reports.append(Probed(node=node, healthy=True))
+
+    def close(self) -> None:
+        pass
+
+    def succeed(self, task: Task) -> None:
+        config = json.loads((task.folder / "config.json").read_text())
+        error = abs(config["model"]["hidden_dim"] - 48.0)
+        status: Any = "finished" if task.until == config["train"]["epochs"] else "paused"
+        record = RunRecord(
+            config=config,
+            config_hash=digest(config),
+            data_hash="",
+            seed=0,
+            attempt=task.attempt,
+            status=status,
+            epochs=task.until,
+            curves={"valid/loss": [error] * task.until},
+            cost=Cost(seconds=float(config["model"]["hidden_dim"] * task.until), peak_memory_mb=70.0),
+        )
+        write_record(record, task.folder)
+        self.reports.append(Exit(task=task, code=0))
+
+
+def events_of(out: Path) -> list[Event]:
+    return [event for _, event in read_journal(out / "journal.jsonl")]
+
+
+def test_an_attempt_starts_with_its_number_in_its_folder_and_goes_only_after_its_line_is_on_disk(
+    settings: Settings, tmp_path: Path
+) -> None:
+    launcher = Instant("n1", "n2", "n3")
+
+    def check_start(task: Task) -> None:
+        assert json.loads((task.folder / "attempt.json").read_text()) == {"attempt": task.attempt}
+        assert (task.folder / "config.json").is_file()
+        assert task.trial in {event.trial for event in events_of(tmp_path / "c") if isinstance(event, Proposed)}
+
+    def check_go(task: Task) -> None:
+        lines = [event for event in events_of(tmp_path / "c") if isinstance(event, Launched)]
+        assert (task.trial, task.attempt) in {(event.trial, event.attempt) for event in lines}
+        launcher.succeed(task)
+
+    launcher.on_start, launcher.on_go = check_start, check_go
+    assert run_search(settings(), tmp_path / "c", launcher=launcher).ending == "finished"
+    assert {task.trial for task in launcher.tasks} == set(range(9))
+
+
+def test_reports_of_one_look_share_one_flush(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher = Instant(*(f"n{number}" for number in range(9)))
+    batches: list[list[str]] = []
+    extend = controller.Journal.extend
+
+    def counted(self: Any, lines: Any) -> None:
+        batches.append([type(event).__name__ for _, event in lines])
+        extend(self, lines)
+
+    monkeypatch.setattr(controller.Journal, "extend", counted)
+    waiting: list[Task] = []
+
+    def all_end_together(task: Task) -> None:
+        waiting.append(task)
+        if len(waiting) == 9:
+            for one in waiting:
+                launcher.succeed(one)
+
+    launcher.on_go = all_end_together
+    run_search(settings(rungs=[]), tmp_path / "c", launcher=launcher)
+    assert ["Reached"] * 9 in [[name for name in batch if name == "Reached"] for batch in batches]
+
+
+def test_a_slow_sampler_delays_no_event(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hydragnn.hpo import sampler
+
+    out, launcher = tmp_path / "c", Instant("n1", "n2")
+    patient: list[bool] = []
+    happened = threading.Event()
+    drawn = sampler.SAMPLERS["random"]
+
+    def slow(*arguments: Any) -> Any:
+        if arguments[3] == 1:  # the second trial's: until the first trial's result is on disk
+            patient.append(happened.wait(timeout=60))
+        return drawn(*arguments)
+
+    def watch(state: Any, event: Event, seconds: float) -> None:
+        if isinstance(event, Reached):
+            happened.set()
+
+    monkeypatch.setitem(sampler.SAMPLERS, "random", slow)
+    run_search(settings(sampler="random", rungs=[]), out, launcher=launcher, on_event=watch)
+    assert patient == [True]
+
+
+def test_proposals_come_in_the_order_of_the_trials(settings: Settings, tmp_path: Path) -> None:
+    run_search(settings(), tmp_path / "c", launcher=Instant("n1", "n2", "n3", "n4"))
+    proposed = [event.trial for event in events_of(tmp_path / "c") if isinstance(event, Proposed)]
+    assert proposed == list(range(9))
+
+
+def test_new_trials_carry_the_cost_that_the_campaign_has_learned(settings: Settings, tmp_path: Path) -> None:
+    space = {"model.hidden_dim": {"type": "int", "low": 8, "high": 128}}
+    run_search(settings(trials=12, space=space, sampler="random"), tmp_path / "c", launcher=Instant("n1"))
+    proposed = [event for event in events_of(tmp_path / "c") if isinstance(event, Proposed)]
+    assert proposed[0].work is None
+    assert proposed[-1].work is not None
+    assert proposed[-1].work == pytest.approx(proposed[-1].values["model.hidden_dim"], rel=0.2)
+    assert CostModel().predict({}) is None
+
+
+def test_a_node_that_loses_an_attempt_is_probed_and_the_sampler_is_not_told(settings: Settings, tmp_path: Path) -> None:
+    launcher = Instant("n1", "n2", "n3")
+
+    def first_is_lost(task: Task) -> None:
+        if (task.trial, task.attempt) == (0, 1):
+            launcher.reports.append(Exit(task=task, code=-9, hung=True, suspects=task.places, message="no heartbeat"))
+        else:
+            launcher.succeed(task)
+
+    launcher.on_go = first_is_lost
+    run_search(settings(), tmp_path / "c", launcher=launcher)
+    (failed,) = [event for event in events_of(tmp_path / "c") if isinstance(event, Failed)]
+    assert (failed.kind, failed.message, failed.suspects) == ("lost_node", "no heartbeat", launcher.tasks[0].places)
+    assert launcher.probes == list(launcher.tasks[0].places)
+    assert all(trial.failure is None for trial in campaign_history(tmp_path / "c").trials)
+
+
+class ByHand(Executor):
+    """An executor whose work is done when a test says so."""
+
+    def __init__(self) -> None:
+        self.work: list[tuple[Future[Any], Callable[[], Any]]] = []
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self.work.append((future, lambda: fn(*args, **kwargs)))
+        return future
+
+    def do(self) -> None:
+        for future, work in self.work:
+            future.set_result(work())
+        self.work = []
+
+
+def test_an_attempt_that_is_cancelled_while_its_folder_is_made_ready_never_starts(tmp_path: Path) -> None:
+    class Config:
+        def to_json(self) -> dict[str, Any]:
+            return {}
+
+    launcher, files = Instant("n1", "n2"), ByHand()
+    starts = Starts(launcher, lambda number: Config(), files)  # type: ignore[arg-type, return-value]
+    tasks = [Task(trial=n, attempt=1, until=1, folder=tmp_path / str(n), places=(f"n{n}",)) for n in (1, 2, 3)]
+    for task in tasks[:2]:
+        starts.add(task)
+    starts.work(time.monotonic() + 0.01)
+    starts.add(tasks[2])
+    assert [starts.give_up(number) for number in (1, 3, 4)] == [True, True, False]
+    assert [end.task.trial for end in starts.given_up()] == [3]
+    files.do()
+    starts.work(time.monotonic() + 0.01)
+    assert [task.trial for task in launcher.tasks] == [2]
+    assert [end.task.trial for end in starts.given_up()] == [1], "its folder is left alone now"
+    assert not starts.busy
+
+
+def test_the_clock_does_not_jump_with_the_machines_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = time.time()
+    clock = steady_clock()
+    first = clock()
+    monkeypatch.setattr(time, "time", lambda: before - 86400.0)
+    second = clock()
+    monkeypatch.setattr(time, "time", lambda: before + 86400.0)
+    third = clock()
+    assert before <= first <= second <= third < before + 3600
