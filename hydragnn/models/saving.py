@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from hydragnn.datasets.normalisation import Normalisation, normalisation_from_json
 from hydragnn.errors import InputError
-from hydragnn.files import read_json, replace_atomically, write_json
+from hydragnn.files import read_json, write_atomically, write_json
 from hydragnn.models.build import build_described
 from hydragnn.models.description import ModelDescription, description_from_json
 from hydragnn.models.graph_model import GraphModel
@@ -28,7 +28,7 @@ def save_model(
     """Write the model into ``folder``, weights first and atomically; ``weights`` replaces the model's own (averages)."""
     state = dict(model.state_dict()) if weights is None else dict(weights)
     contiguous = {name: value.detach().cpu().contiguous() for name, value in state.items()}
-    replace_atomically(folder / "weights.safetensors", lambda path: save_file(contiguous, path))
+    write_atomically(folder / "weights.safetensors", save(contiguous))
     write_json(
         folder / "model.json",
         {"version": VERSION, **model.description.to_json(), "normalisation": normalisation.to_json()},

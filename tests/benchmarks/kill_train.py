@@ -1,6 +1,7 @@
 """Kill a training run with SIGKILL at random moments, resume it each time, and compare every bit with an undisturbed run.
 
-``python tests/benchmarks/kill_train.py --kills 20 [--model painn] [--seed 0] [--folder DIR]``; exit code 0 where all is equal.
+``python tests/benchmarks/kill_train.py --kills 20 [--ranks 2] [--model painn] [--seed 0] [--folder DIR]``; exit code 0 where
+all is equal. With several ranks (under mpirun) only one of them is killed, a random one each time.
 """
 
 import argparse
@@ -15,9 +16,11 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed.checkpoint as dcp
 
+from hydragnn.files import write_json
 from hydragnn.record import read_record
 
 WORKER = Path(__file__).resolve().parents[1] / "hydragnn" / "training" / "worker.py"
@@ -39,11 +42,30 @@ def configuration(model: str, epochs: int) -> dict[str, Any]:
     }
 
 
-def started(out: Path, config: Path, *, resume: bool) -> subprocess.Popen[bytes]:
-    """The training process."""
-    command = [sys.executable, str(WORKER), str(out), str(config), "--graphs", "120", *(["--resume"] if resume else [])]
+def started(out: Path, config: Path, ranks: int, attempt: int) -> subprocess.Popen[bytes]:
+    """The training process, or the launcher of several."""
+    resume = ["--resume"] if (out / "config.json").exists() else []
+    out.mkdir(exist_ok=True)
+    write_json(out / "attempt.json", {"attempt": attempt})
+    launcher = [str(Path(sys.executable).parent / "mpirun"), "-n", str(ranks)] if ranks > 1 else []
+    command = [*launcher, sys.executable, str(WORKER), str(out), str(config), "--graphs", "120", *resume]
+    command += ["--attempt", str(attempt)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def kill(process: subprocess.Popen[bytes], ranks: int, choice: random.Random) -> str:
+    """Kill the process, or one of the launcher's ranks, and wait until nothing of it runs; gives what was killed."""
+    found = psutil.Process(process.pid).children(recursive=True) if ranks > 1 else []
+    working = sorted((child for child in found if str(WORKER) in child.cmdline()), key=lambda child: child.pid)
+    if working:
+        number = choice.randrange(len(working))
+        working[number].kill()
+        process.wait(timeout=120)
+        return f"process {number + 1} of {len(working)}"
+    process.kill()
+    process.wait()
+    return "the launcher" if ranks > 1 else "the process"
 
 
 def tensors(run: Path) -> dict[str, bytes]:
@@ -62,6 +84,7 @@ def main() -> int:
     """Kill, resume, compare; prints a line per kill."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--model", default="schnet")
     parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
@@ -73,30 +96,31 @@ def main() -> int:
     config.write_text(json.dumps(configuration(options.model, options.epochs)))
     whole, cut, moments = folder / "whole", folder / "cut", random.Random(options.seed)
     begin = time.monotonic()
-    assert started(whole, config, resume=False).wait() == 0, "the undisturbed run failed"
+    assert started(whole, config, options.ranks, 1).wait() == 0, "the undisturbed run failed"
     length = time.monotonic() - begin
     print(f"undisturbed run: {length:.1f} s; killing {options.kills} times at random", flush=True)
-    kills = 0
+    kills = attempt = 0
     while kills < options.kills:
-        process = started(cut, config, resume=(cut / "config.json").exists())
+        attempt += 1
+        process = started(cut, config, options.ranks, attempt)
         moment = moments.uniform(0.3, 1.0) * length
         try:
             code = process.wait(timeout=moment)
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            victim = kill(process, options.ranks, moments)
             kills += 1
             pointer = cut / "checkpoints" / "latest.json"
             newest = json.loads(pointer.read_text())["checkpoint"] if pointer.exists() else "none"
-            print(f"kill {kills:2d} after {moment:5.2f} s; newest checkpoint {newest}", flush=True)
+            print(f"kill {kills:2d} of {victim} after {moment:5.2f} s; newest checkpoint {newest}", flush=True)
             continue
         print(f"finished (exit code {code}) before kill {kills + 1}; beginning another run", flush=True)
+        length *= 0.8  # the machine is faster now than it was
         if differences(whole, cut):
             break
         for path in sorted(cut.rglob("*"), reverse=True):
             path.rmdir() if path.is_dir() else path.unlink()
         cut.rmdir()
-    assert started(cut, config, resume=True).wait() == 0, "the last resume failed"
+    assert started(cut, config, options.ranks, attempt + 1).wait() == 0, "the last resume failed"
     different = differences(whole, cut)
     print(f"compared {len(tensors(whole))} tensors and files and {len(read_record(whole).curves)} curves: ", end="")
     print("all bits equal" if not different else f"different: {', '.join(different)}")

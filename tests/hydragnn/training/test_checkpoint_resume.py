@@ -4,6 +4,7 @@ import random
 import resource
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -233,4 +234,41 @@ def test_a_full_disk_ends_the_run_with_one_sentence_and_keeps_the_last_checkpoin
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert process.returncode == 2 and "cannot write" in output, output
     assert bits_of_files(run / "checkpoints") == kept
+    assert train(config, run, store=store, resume=True).status == "finished"
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk of two megabytes; skips where this user cannot mount one."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("cannot mount a small disk here; run as root to see what a full one does")
+    yield disk
+    subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+class FullAt(SignalAt):
+    """A progress display that leaves room for a record but not for a checkpoint on a disk at a moment."""
+
+    def __init__(self, moment: float, disk: Path) -> None:
+        self.moment, self.disk = moment, disk
+
+    def step(self, epochs: float, loss: float | None, graphs_per_second: float) -> None:
+        if self.moment <= epochs:
+            self.moment = 1e9
+            (self.disk / "filler").write_bytes(bytes(shutil.disk_usage(self.disk).free - 16384))
+
+
+def test_a_disk_that_fills_up_while_a_run_trains_leaves_the_last_checkpoint(store, make_config, small_disk):
+    config, run = make_config(), small_disk / "run"
+    train(config, run, store=store, until=1)
+    kept = bits_of_files(run / "checkpoints")
+    with pytest.raises(InputError, match=r"cannot write .*: No space left on device; free space"):
+        train(config, run, store=store, resume=True, progress=FullAt(1.5, small_disk))
+    assert bits_of_files(run / "checkpoints") == kept
+    failed = read_record(run)
+    assert failed.status == "failed" and "No space left" in failed.failure.message
+    (small_disk / "filler").unlink()
     assert train(config, run, store=store, resume=True).status == "finished"
