@@ -4,27 +4,15 @@ In order: trials that wait, trials that a rung lets through (highest rung first)
 could not save its first epoch before the budgets end.
 """
 
-import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-from hydragnn.hpo.events import Action, Propose, Start
-from hydragnn.hpo.sizing import Load, common_ending, fewest_places, loss
-from hydragnn.hpo.state import State, Trial, remaining, segment, with_trial, without_standing
+from hydragnn.hpo.balance import balanced, in_time, started
+from hydragnn.hpo.events import Action, Propose
+from hydragnn.hpo.state import State, Trial, segment, with_trial
 from hydragnn.hpo.values import replace
 
 LOOK = 64
 """So many trials that start too late are passed over in search for one that does not."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reservation:
-    """Places that the first in line will get."""
-
-    time: float
-    """When enough of them are expected to be free."""
-    spare: int
-    """Places that will then be free besides."""
 
 
 def filled(state: State, now: float) -> tuple[State, list[Action], bool]:
@@ -33,6 +21,8 @@ def filled(state: State, now: float) -> tuple[State, list[Action], bool]:
     if room <= 0:
         return state, [], False
     together = state.most > state.least and pending(state) * state.least <= len(state.free)
+    if together and state.asked:
+        return state, [], False  # sizes are decided when all configurations are known
     chosen: list[Trial] = []
     actions: list[Action] = []
     late = 0
@@ -48,9 +38,9 @@ def filled(state: State, now: float) -> tuple[State, list[Action], bool]:
         else:
             chosen.append(trial)
     if together and state.asked:
-        return state, actions, False  # sizes are decided when all configurations are known
+        return state, actions, False
     if together:
-        state, starts = _balanced(state, chosen, now)
+        state, starts = balanced(state, chosen, now)
         return state, [*actions, *starts], late > 0 or (bool(chosen) and not starts)
     for trial in sorted(chosen, key=lambda trial: -(segment(state, trial) or 0.0)):
         state, start = started(state, trial, state.least, now)
@@ -83,120 +73,5 @@ def pending(state: State) -> int:
     return len(state.waiting) + promotable + new + max(0, min(short, resting))
 
 
-def in_time(state: State, trial: Trial, places: int, now: float) -> bool:
-    """Whether a trial that starts now is expected to save its first epoch before the budgets end; what is not known takes no time."""
-    if state.ends == math.inf or state.simple:
-        return True
-    work = state.work.value if trial.work is None else trial.work
-    epoch = work / places * loss(places, trial.scaling)
-    return now + state.startup.value + epoch <= state.ends - state.plan.grace
-
-
-def started(state: State, trial: Trial, size: int, now: float) -> tuple[State, Start]:
-    """The state in which a trial that was ready has its next attempt on the first free places."""
-    places, free = state.free.taken(size)
-    if trial.status == "paused":
-        state = without_standing(state, trial)
-    trial = replace(
-        trial,
-        status="running",
-        attempt=trial.attempt + 1,
-        places=places,
-        begun=trial.begun or now,
-        started=now,
-        identity=None,
-        cancelled="",
-    )
-    waiting = state.waiting
-    if trial.number in waiting:
-        at = waiting.index(trial.number)
-        waiting = waiting[:at] + waiting[at + 1 :]
-    due = state.due if state.plan.timeout is None else min(state.due, now + state.plan.timeout)
-    start = Start(
-        trial=trial.number,
-        attempt=trial.attempt,
-        until=state.plan.rungs[len(trial.results)],
-        places=places,
-        split=trial.split,
-    )
-    return replace(with_trial(state, trial), free=free, waiting=waiting, due=due), start
-
-
 def _unasked(state: State) -> int:
     return 0 if state.exhausted else max(0, state.plan.trials - len(state.trials))
-
-
-def _balanced(state: State, chosen: list[Trial], now: float) -> tuple[State, list[Action]]:
-    """Start trials on as many places each as let all unfinished ones end together.
-
-    One whose places are not free yet starts on those that are, unless it ends its segment sooner by waiting; then the
-    places that it waits for are lent only to those that give them back in time.
-    """
-    work = _known_work(state, chosen)
-    loads = {trial.number: remaining(state, trial, work) for trial in chosen}
-    running = [_left(state, trial, work, now) for trial in state.running]
-    ending = common_ending([*running, *loads.values()], state.healthy, state.least, state.most)
-    chosen = sorted(chosen, key=lambda trial: (-loads[trial.number].seconds, trial.number))
-    actions: list[Action] = []
-    reservation: Reservation | None = None
-    for after, trial in enumerate(chosen, start=1 - len(chosen)):
-        wanted = fewest_places(loads[trial.number], ending, state.least, state.most)
-        size = min(wanted, len(state.free) + after * state.least)
-        if size < state.least or not in_time(state, trial, size, now):
-            continue
-        duration = _segment_time(state, trial, size, work)
-        if reservation is not None and now + duration > reservation.time:
-            size = min(wanted, size, reservation.spare)
-            if size < state.least:
-                continue
-            reservation = replace(reservation, spare=reservation.spare - size)
-        elif reservation is None and size < wanted:
-            reservation = _worth_waiting(state, trial, wanted, now + duration, work, now)
-            if reservation is not None:
-                continue
-        state, start = started(state, trial, size, now)
-        actions.append(start)
-    return state, actions
-
-
-def _worth_waiting(state: State, trial: Trial, places: int, end: float, work: float, now: float) -> Reservation | None:
-    """The reservation with which a trial ends its segment before ``end``; None where it does not."""
-    free = len(state.free)
-    ends = sorted((_segment_end(state, other, work, now), len(other.places)) for other in state.running)
-    for time, count in ends:
-        free += count
-        if free >= places:
-            sooner = time + _segment_time(state, trial, places, work) < end
-            return Reservation(time, free - places) if sooner else None
-    return None
-
-
-def _known_work(state: State, chosen: list[Trial]) -> float:
-    """Seconds per epoch for trials of which nothing is known: the mean of the others, else a unit."""
-    if state.work.count:
-        return state.work.value
-    known = [trial.work for trial in chosen if trial.work is not None]
-    return sum(known) / len(known) if known else 1.0
-
-
-def _segment_time(state: State, trial: Trial, places: int, work: float) -> float:
-    """Expected seconds from a start to the next rung."""
-    until = state.plan.rungs[min(len(trial.results), len(state.plan.rungs) - 1)]
-    epoch = (work if trial.work is None else trial.work) / places * loss(places, trial.scaling)
-    return state.startup.value + epoch * max(0, until - trial.epochs)
-
-
-def _segment_end(state: State, trial: Trial, work: float, now: float) -> float:
-    """When a running trial is expected to reach its next rung; now for one that should have."""
-    return max(now, trial.started + _segment_time(state, trial, len(trial.places), work))
-
-
-def _left(state: State, trial: Trial, work: float, now: float) -> Load:
-    """What is left of a running trial, its progress judged by the clock."""
-    load = remaining(state, trial, work)
-    places = len(trial.places)
-    speed = places / loss(places, trial.scaling)
-    until = state.plan.rungs[min(len(trial.results), len(state.plan.rungs) - 1)]
-    part = (work if trial.work is None else trial.work) * max(0, until - trial.epochs)
-    done = min(part, max(0.0, now - trial.started - state.startup.value) * speed)
-    return Load(load.seconds - done, trial.scaling)

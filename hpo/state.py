@@ -75,6 +75,19 @@ class Rung:
         return len(self.paused) if limit == len(self.reached) else self.paused.rank(self.reached[limit])
 
 
+@dataclass(frozen=True, slots=True)
+class Target:
+    """When all unfinished trials are to end together, and for what that was found."""
+
+    time: float = math.inf
+    trials: int = 0
+    places: int = 0
+
+    def serves(self, trials: int, places: int) -> bool:
+        """Whether it is still good enough for so many unfinished trials on so many places: within a tenth of both."""
+        return 10 * abs(trials - self.trials) <= self.trials and 10 * abs(places - self.places) <= self.places
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Strike:
     """An attempt that a fault of the machine ended while it used the node."""
@@ -144,6 +157,7 @@ class State:
     """Before this moment the clock alone changes nothing about attempts and nodes."""
     leader: int | None = None
     """The trial with the lowest objective."""
+    target: Target = field(default_factory=Target)
     startup: Mean = field(default_factory=Mean)
     """Seconds from a start to the first step."""
     work: Mean = field(default_factory=Mean)
