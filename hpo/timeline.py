@@ -333,7 +333,8 @@ def _places_per_node(sessions: Iterable[Session]) -> float:
 
 
 def _fault_row(kind: Outcome, spans: list[Span], density: float) -> FaultRow:
-    nodes = {node for span in spans for node in span.suspects or span.nodes} if kind in MACHINE_FAULTS else set()
+    blamed = kind in MACHINE_FAULTS and kind != "preempted"
+    nodes = {node for span in spans for node in span.suspects or span.nodes} if blamed else set()
     lost = sum((span.seconds - span.useful) * len(span.places) for span in spans) / density
     return FaultRow(
         kind=kind,

@@ -113,7 +113,7 @@ def status_rows(status: CampaignStatus) -> dict[str, list[str]]:
             + ("" if rung.best is None else f", best {rung.best:.4g} (trial {rung.trial})")
             for rung in status.rungs
         ],
-        "nodes": [_nodes_text(status)] if status.nodes.known else [],
+        "nodes": [_nodes_text(status)] if status.status in ("running", "silent") else [],
         "goodput": [_goodput_text(status)] if status.goodput is not None else [],
         "faults": [_fault_text(status, number) for number in range(len(status.faults))] or ["none"],
         "costs": [_costs_text(status)],
@@ -127,7 +127,7 @@ def status_line(status: CampaignStatus) -> str:
     """The status in one line."""
     parts = [
         f"{duration_text(status.seconds)}: {WORDS[status.status]}",
-        _trials_text(status),
+        f"trials {_trials_text(status)}",
         "no result yet" if status.best is None else f"best {status.best.value:.4g} (trial {status.best.trial})",
         status.nodes.text,
         "" if status.goodput is None else f"goodput {100 * status.goodput:.0f} %",
@@ -148,7 +148,7 @@ def _status_text(status: CampaignStatus) -> str:
 def _trials_text(status: CampaignStatus) -> str:
     known = sum(status.trials.values()) - status.trials["asked"]
     counts = [f"{status.trials[key]} {word}" for key, word in TRIALS.items() if status.trials[key]]
-    return f"{known} of {status.planned} trials" + (f": {', '.join(counts)}" if counts else "")
+    return f"{known} of {status.planned}" + (f": {', '.join(counts)}" if counts else "")
 
 
 def _best_text(status: CampaignStatus) -> str:
@@ -167,8 +167,11 @@ def _goodput_text(status: CampaignStatus) -> str:
     hours = status.node_hours
     shares = {word: getattr(hours, key) / hours.allocated for key, word in USES.items() if key != "useful"}
     rest = ", ".join(f"{word} {100 * share:.1f} %" for word, share in shares.items() if share >= 5e-4)
-    noun = "worker-hours" if status.nodes.local else "node-hours"
-    return f"{100 * (status.goodput or 0):.1f} % of {hours.allocated:.3g} {noun}" + (f" ({rest})" if rest else "")
+    noun = "worker" if status.nodes.local else "node"
+    amount = f"{hours.allocated:.3g} {noun}-hours"
+    if hours.allocated < 1:
+        amount = f"{duration_text(3600 * hours.allocated)} of {noun} time"
+    return f"{100 * (status.goodput or 0):.1f} % of {amount}" + (f" ({rest})" if rest else "")
 
 
 def _fault_text(status: CampaignStatus, number: int) -> str:

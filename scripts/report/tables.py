@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hydragnn.hpo import Timeline
+from hydragnn.hpo.events import node_of
+from hydragnn.hpo.timeline import local_nodes
 from hydragnn.scripts.report.canvas import measured, plain_number, short, shortened
 from hydragnn.scripts.report.facts import CampaignFacts, DataFacts, Trial
 from hydragnn.scripts.report.verdict import join, pretty_unit
@@ -224,11 +226,11 @@ FAULT_WORDS = {
 
 def faults_table(timeline: Timeline) -> Table | None:
     """Failures by kind and what they cost; None where there were none."""
-    rows = timeline.faults()
+    rows, noun = timeline.faults(), _noun(timeline)
     if not rows:
         return None
     return Table(
-        header=("what happened", "times", "trials", "nodes at fault", "node time lost", "told to the sampler"),
+        header=("what happened", "times", "trials", f"{noun}s at fault", f"{noun} time lost", "told to the sampler"),
         rows=tuple(
             (
                 FAULT_WORDS.get(row.kind, row.kind.replace("_", " ")),
@@ -250,24 +252,29 @@ def hours_table(timeline: Timeline) -> Table | None:
     hours = timeline.node_hours()
     if hours.allocated <= 0:
         return None
+    noun = _noun(timeline)
     uses = {
         "training that counts": hours.useful,
         "start-up, saving, and repeated epochs": hours.overhead,
         "lost in faults": hours.faults,
-        "nodes probed or in quarantine": hours.out,
+        f"{noun}s probed or in quarantine": hours.out,
         "idle": hours.idle,
         "all": hours.allocated,
     }
     return Table(
-        header=("use", "node time", "share"),
+        header=("use", f"{noun} time", "share"),
         rows=tuple(
             (use, duration(3600 * value), f"{100 * value / hours.allocated:.1f} %")
             for use, value in uses.items()
             if value >= 5e-4 * hours.allocated
         ),
-        caption="Where the time of the nodes went. The share of training that counts is the goodput.",
+        caption=f"Where the time of the {noun}s went. The share of training that counts is the goodput.",
         strong=frozenset({0}),
     )
+
+
+def _noun(timeline: Timeline) -> str:
+    return "worker" if local_nodes(map(node_of, timeline.places)) else "node"
 
 
 def leaves(value: Any, path: str = "") -> list[tuple[str, Any]]:

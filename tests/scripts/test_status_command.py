@@ -80,15 +80,17 @@ def write(folder: Path, journal: bytes) -> None:
 
 def test_every_question_has_its_line(campaign: Campaign, played: ModuleType) -> None:
     text = shown(campaign(played.nodes(6)))
-    for word in ("all trials done", "40 of 40 trials", "epoch 18:", "hidden_dim=", "node-hours", "seconds per epoch"):
+    for word in ("all trials done", "40 of 40", "epoch 18:", "hidden_dim=", "node-hours", "seconds per epoch"):
         assert word in text
     assert "never told to the sampler" in text
 
 
 def test_a_laptop_has_workers(campaign: Campaign) -> None:
-    text = shown(campaign(("worker-0", "worker-1")))
-    assert "worker-hours" in text
-    assert "0 workers busy, 2 idle" in text
+    folder = campaign(("worker-0", "worker-1"))
+    shortened(folder, 20)
+    text = shown(folder)
+    assert "of worker time" in text
+    assert "workers busy" in text or "worker busy" in text
 
 
 @pytest.mark.parametrize("terminal", [False, True], ids=["lines", "terminal"])
