@@ -1,13 +1,15 @@
 """Kill a training run with SIGKILL at random moments, resume it each time, and compare every bit with an undisturbed run.
 
 ``python tests/benchmarks/kill_train.py --kills 20 [--ranks 2] [--model painn] [--seed 0] [--folder DIR]``; exit code 0 where
-all is equal. With several ranks (under mpirun) only one of them is killed, a random one each time.
+all is equal. With several ranks (under mpirun) only one of them is killed, a random one each time. With ``--wake`` the one
+process is stopped instead, and woken beside its successor, which it must leave alone.
 """
 
 import argparse
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -25,6 +27,7 @@ from hydragnn.record import read_record
 
 WORKER = Path(__file__).resolve().parents[1] / "hydragnn" / "training" / "worker.py"
 ROOT = WORKER.parents[3]
+FENCED = 4
 
 
 def configuration(model: str, epochs: int) -> dict[str, Any]:
@@ -68,6 +71,22 @@ def kill(process: subprocess.Popen[bytes], ranks: int, choice: random.Random) ->
     return "the launcher" if ranks > 1 else "the process"
 
 
+def stop(process: subprocess.Popen[bytes], stopped: list[subprocess.Popen[bytes]]) -> str:
+    """Stop the process for the next attempt to wake; gives what was stopped."""
+    process.send_signal(signal.SIGSTOP)
+    stopped.append(process)
+    return "the process, by SIGSTOP"
+
+
+def wake(stopped: list[subprocess.Popen[bytes]], pause: float) -> None:
+    """Wake what was stopped a while after its successor began, and see it leave for that reason."""
+    while stopped:
+        time.sleep(pause)
+        stopped[0].send_signal(signal.SIGCONT)
+        code = stopped.pop(0).wait(timeout=120)
+        assert code == FENCED, f"a woken process left with code {code}"
+
+
 def tensors(run: Path) -> dict[str, bytes]:
     """Everything in the newest checkpoint, and the exported model, as bytes."""
     newest = max(path for path in (run / "checkpoints").iterdir() if path.is_dir())
@@ -85,6 +104,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--wake", action="store_true")
     parser.add_argument("--model", default="schnet")
     parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
@@ -99,15 +119,16 @@ def main() -> int:
     assert started(whole, config, options.ranks, 1).wait() == 0, "the undisturbed run failed"
     length = time.monotonic() - begin
     print(f"undisturbed run: {length:.1f} s; killing {options.kills} times at random", flush=True)
-    kills = attempt = 0
+    kills, attempt, stopped = 0, 0, list[subprocess.Popen[bytes]]()
     while kills < options.kills:
         attempt += 1
         process = started(cut, config, options.ranks, attempt)
         moment = moments.uniform(0.3, 1.0) * length
+        wake(stopped, moments.uniform(0.0, 0.5) * moment)
         try:
             code = process.wait(timeout=moment)
         except subprocess.TimeoutExpired:
-            victim = kill(process, options.ranks, moments)
+            victim = stop(process, stopped) if options.wake else kill(process, options.ranks, moments)
             kills += 1
             pointer = cut / "checkpoints" / "latest.json"
             newest = json.loads(pointer.read_text())["checkpoint"] if pointer.exists() else "none"
@@ -120,7 +141,9 @@ def main() -> int:
         for path in sorted(cut.rglob("*"), reverse=True):
             path.rmdir() if path.is_dir() else path.unlink()
         cut.rmdir()
-    assert started(cut, config, options.ranks, attempt + 1).wait() == 0, "the last resume failed"
+    last = started(cut, config, options.ranks, attempt + 1)
+    wake(stopped, 0.3 * length)
+    assert last.wait() == 0, "the last resume failed"
     different = differences(whole, cut)
     print(f"compared {len(tensors(whole))} tensors and files and {len(read_record(whole).curves)} curves: ", end="")
     print("all bits equal" if not different else f"different: {', '.join(different)}")

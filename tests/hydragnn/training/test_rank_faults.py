@@ -48,7 +48,7 @@ def outcome(store, make_config, environment, tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize("fault", ["in_preparation", "in_a_step", "in_a_step_while_the_first_hangs"])
+@pytest.mark.parametrize("fault", ["in_preparation", "in_a_step_while_the_first_hangs"])
 def test_one_rank_without_memory_is_out_of_memory_and_not_a_lost_node(fault, outcome):
     folder, output = outcome(fault, "all" if "hangs" in fault else 1)
     record = read_record(folder)
