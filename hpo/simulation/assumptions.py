@@ -1,0 +1,99 @@
+"""What a simulated machine and its trials are like; every number that is not measured stands here, with its reason."""
+
+from pydantic import Field
+
+from hydragnn.settings import Settings
+
+
+class Assumptions(Settings):
+    """The fault model and the costs of a simulation; rates of 0 switch a fault off."""
+
+    median_node_hours: float | None = Field(default=None, gt=0)
+    """Node-hours of one full training, median over configurations; 128 (one hour on 128 nodes) where nothing is recorded."""
+
+    cost_sigma: float = Field(default=0.8, ge=0)
+    """Spread of the logarithm of the cost over configurations; recorded campaigns bring their own."""
+
+    scaling_nodes: float = Field(default=6826.0, gt=0)
+    """Parallel efficiency: an epoch on p places takes ``work / p * (1 + (p - 1) / scaling_nodes)``; 98 % at 128, 87 % at 1,024."""
+
+    estimate_error: float = Field(default=0.3, ge=0)
+    """Spread of the logarithm of what the scheduler is told about a configuration's cost, against the truth."""
+
+    first_estimates: int = Field(default=4, ge=0)
+    """So many trials must have passed a rung before the scheduler is told any cost at all."""
+
+    measured_error: float = Field(default=0.05, ge=0)
+    """The same for the final training, whose configurations were measured in the search."""
+
+    startup_seconds: float = Field(default=60.0, ge=0)
+    """From the start of an attempt's processes to its first step, mean; single attempts take half to one and a half of it."""
+
+    checkpoint_seconds: float = Field(default=1.0, ge=0)
+    """Writing the checkpoint after every epoch."""
+
+    save_seconds: float = Field(default=5.0, ge=0)
+    """Saving and leaving when asked to, mean; single attempts take half to one and a half of it."""
+
+    node_mtbf_hours: float = Field(default=23520.0, ge=0)
+    """Mean time between failures of one node; with 9,408 nodes the system is interrupted every 2.5 h."""
+
+    transient: float = Field(default=0.5, ge=0, le=1)
+    """Part of the node failures after which the node works again; the rest is dead until the allocation ends."""
+
+    notice_seconds: float = Field(default=30.0, ge=0)
+    """From a node's failure to the end of the job step; measured on Slurm: 25 to 33 s."""
+
+    suspect_known: float = Field(default=0.8, ge=0, le=1)
+    """How often the failing node is named; else it can be any of the attempt's."""
+
+    launch_failure: float = Field(default=0.005, ge=0, le=1)
+    """Probability that a launch fails although its nodes are sound."""
+
+    launch_failure_seconds: float = Field(default=60.0, ge=0)
+    """From a failing launch to its report."""
+
+    black_holes: float = Field(default=0.001, ge=0, le=1)
+    """Part of the nodes on which every launch fails."""
+
+    probe_misses: float = Field(default=0.2, ge=0, le=1)
+    """Probability that the probe of such a node finds nothing."""
+
+    probe_seconds: float = Field(default=20.0, ge=0)
+    """Duration of a probe."""
+
+    stragglers: float = Field(default=0.02, ge=0, le=1)
+    """Part of the attempts that run slower than they should, from beginning to end."""
+
+    straggler_factor: float = Field(default=1.5, ge=1)
+    """How much slower."""
+
+    hangs: float = Field(default=0.02, ge=0)
+    """Attempts that hang, per 1,000 node-hours of training."""
+
+    collective_timeout_minutes: float = Field(default=30.0, gt=0)
+    """When a hang ends where no watchdog looks: the default timeout of torch.distributed with gloo."""
+
+    preemptions: float = Field(default=0.0, ge=0)
+    """Attempts that are told to leave by the machine, per 1,000 node-hours of training."""
+
+    diverged: float = Field(default=0.03, ge=0, le=1)
+    """Part of the configurations that diverge, at an epoch drawn uniformly."""
+
+    out_of_memory: float = Field(default=0.02, ge=0, le=1)
+    """Part of the configurations whose batches do not fit into memory unless they are computed in two parts."""
+
+    starts_per_second: float = Field(default=20.0, gt=0)
+    """Limit of the machine's launcher; measured on Slurm: 20 to 70."""
+
+    walltime_hours: float | None = Field(default=None, gt=0)
+    """Longest allocation; the hours are cut into so many of them. None: one allocation."""
+
+    queue_hours: float = Field(default=1.0, ge=0)
+    """Wait between two allocations; not counted as allocated."""
+
+    final_segments: int = Field(default=4, ge=1)
+    """Equal segments into which the final training is cut, so that nodes can move from one member to another."""
+
+    best_of: int = Field(default=100, ge=1)
+    """The time to the best is that of a fully trained configuration at least as good as the best of the first so many."""

@@ -1,0 +1,149 @@
+"""The platform's own scheduler on a virtual clock: the same ``step`` that runs real campaigns."""
+
+import math
+import random
+from array import array
+from collections import deque
+from dataclasses import dataclass, field
+from time import perf_counter
+
+from hydragnn.hpo.events import (
+    Action,
+    Cancel,
+    Event,
+    Opened,
+    Plan,
+    Probe,
+    Propose,
+    Proposed,
+    Reached,
+    Settle,
+    Start,
+)
+from hydragnn.hpo.scheduler import MACHINE_FAULTS, State, step
+from hydragnn.hpo.simulation.world import World
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finish:
+    """A configuration was trained to the end."""
+
+    seconds: float
+    """Allocated seconds since the campaign began."""
+    trial: int
+    value: float
+
+
+@dataclass(slots=True)
+class VirtualCampaign:
+    """A campaign in which the launcher, the clock and the sampler are virtual, and the decisions are real."""
+
+    plan: Plan
+    world: World
+    state: State = field(default_factory=State)
+    finishes: list[Finish] = field(default_factory=list)
+    settled: dict[int, str] = field(default_factory=dict)
+    told: int = 0
+    """Machine faults that the sampler was told as failures of a configuration."""
+    billed: float = 0.0
+    """Place-seconds from the beginning of every allocation until its controller left."""
+    step_seconds: "array[float]" = field(default_factory=lambda: array("d"))
+    """Wall time of every decision."""
+    _offset: float = 0.0
+    _measured: int = 0
+
+    def run(self, hours: float) -> None:
+        """Work until the plan is done or so many hours of allocations are used up."""
+        assumptions = self.world.assumptions
+        whole = hours * 3600
+        part = min(whole, (assumptions.walltime_hours or hours) * 3600)
+        number, start, used = 0, 0.0, 0.0
+        while used < whole - 1e-6:
+            length = min(part, whole - used)
+            self._offset = used - start
+            self._allocation(number, start, start + length, used)
+            if self.state.ending not in (None, "walltime"):
+                break
+            number, used, start = number + 1, used + length, start + length + assumptions.queue_hours * 3600
+        self._check_end()
+
+    def _allocation(self, number: int, start: float, deadline: float, used: float) -> None:
+        world = self.world
+        places = world.open(number, start, used)
+        self._feed(Opened(plan=self.plan, places=places, deadline=deadline))
+        while not self.state.closed and world.next_time() < deadline:
+            for event in world.advance():
+                self._feed(event)
+        self.billed += len(places) * ((world.now if self.state.closed else deadline) - start)
+        done = self.state.closed and self.state.ending not in (None, "walltime")
+        if world.attempts and self.state.closed:
+            world.violations.append("attempts run although the campaign is closed")
+        world.close(world.now if done else deadline)
+
+    def _feed(self, event: Event) -> None:
+        """Let an event happen, and act on what the scheduler says, as the real controller does."""
+        events = deque([event])
+        while events:
+            event = events.popleft()
+            if isinstance(event, Reached):
+                self._note(event)
+            begin = perf_counter()
+            self.state, actions = step(self.state, event, self.world.now)
+            self.step_seconds.append(perf_counter() - begin)
+            for action in actions:
+                answer = self._act(action)
+                if answer is not None:
+                    events.append(answer)
+
+    def _act(self, action: Action) -> Event | None:
+        match action:
+            case Propose():
+                return self._proposed(action.trial)
+            case Start():
+                self.world.start(action)
+            case Cancel():
+                self.world.cancel(action)
+            case Probe():
+                self.world.probe(action)
+            case Settle():
+                self._settle(action)
+        return None
+
+    def _proposed(self, trial: int) -> Proposed:
+        """A configuration with a noisy estimate of its cost; without one while too little is measured."""
+        assumptions, course = self.world.assumptions, self.world.population(trial)
+        draw = random.Random(f"estimate {self.world.seed} {trial}")
+        known = self._measured >= assumptions.first_estimates
+        work = course.work * draw.lognormvariate(0, assumptions.estimate_error)
+        scaling = course.scaling * draw.lognormvariate(0, assumptions.estimate_error)
+        return Proposed(
+            trial=trial, values={"simulated": trial}, work=work if known else None, scaling=scaling if known else None
+        )
+
+    def _note(self, event: Reached) -> None:
+        self._measured += 1
+        if event.epochs >= self.plan.rungs[-1]:
+            seconds = self.world.now + self._offset
+            self.finishes.append(Finish(seconds=seconds, trial=event.trial, value=event.value))
+
+    def _settle(self, action: Settle) -> None:
+        if action.trial in self.settled:
+            self.world.violations.append(f"trial {action.trial} is settled twice")
+        self.settled[action.trial] = action.outcome
+        if action.outcome == "failed" and self.world.last_fault.get(action.trial) in MACHINE_FAULTS:
+            self.told += 1
+        if action.outcome == "lost":
+            self.world.ledger.discard(action.trial)
+
+    def _check_end(self) -> None:
+        """Invariants that hold at the end of every campaign."""
+        violations, state = self.world.violations, self.state
+        missing = set(range(len(state.trials))) - set(state.trials)
+        violations += [f"trial {trial} is lost without a trace" for trial in sorted(missing)]
+        alive = [t.number for t in state.trials.values() if t.status in ("running", "asked", "waiting")]
+        if state.ending == "finished" and alive:
+            violations.append(f"the campaign finished, but trials {alive[:5]} did not")
+        limit = self.plan.max_node_seconds
+        limit = math.inf if limit is None else limit * self.world.ledger.shares  # the budget counts nodes
+        if self.billed > limit * (1 + 1e-9):
+            violations.append(f"{self.billed:.0f} place-seconds used, more than the budget of {limit:.0f}")

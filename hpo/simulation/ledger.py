@@ -1,0 +1,71 @@
+"""Where the node-hours of a simulated campaign went, and how busy the machine was over time."""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import numpy as np
+
+CAUSES = (
+    "more places than one",
+    "stragglers",
+    "checkpoints",
+    "start-up",
+    "waiting to start",
+    "lost to machine faults",
+    "own failures",
+    "saving",
+    "not kept",
+    "dead nodes",
+    "idle",
+)
+"""Everything that is not useful; ``idle`` holds probes and quarantine too."""
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Place-seconds by cause; useful ones per trial, because what is not kept in the end counts as lost."""
+
+    shares: int = 1
+    """Places per node."""
+    useful: dict[int, float] = field(default_factory=lambda: defaultdict(float))
+    wasted: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    training: list[tuple[float, float, int]] = field(default_factory=list)
+    """(begin, end, places) of every stretch of training."""
+    allocated: float = 0.0
+    occupied: float = 0.0
+    """Place-seconds with an attempt on them."""
+
+    def waste(self, cause: str, place_seconds: float) -> None:
+        """Book time that brought nothing."""
+        assert cause in CAUSES
+        self.wasted[cause] += max(0.0, place_seconds)
+
+    def discard(self, trial: int) -> None:
+        """What a trial did was not kept in the end."""
+        self.wasted["not kept"] += self.useful.pop(trial, 0.0)
+
+    def balance(self, trials: set[int] | None = None) -> dict[str, float]:
+        """Node-hours by cause, ``useful`` first; their sum is what was allocated."""
+        useful = sum(self.useful.values())
+        known = {cause: self.wasted.get(cause, 0.0) for cause in CAUSES if cause != "idle"}
+        rest = self.allocated - useful - sum(known.values())
+        per_hour = 3600.0 * self.shares
+        return {cause: value / per_hour for cause, value in {"useful": useful, **known, "idle": rest}.items()}
+
+    def busy(self, end: float, bins: int, places: int) -> list[float]:
+        """Mean part of the places that trained, in equal stretches of time from 0 to ``end``."""
+        if not self.training or end <= 0:
+            return [0.0] * bins
+        begins, ends, weights = (np.array(column) for column in zip(*self.training))
+        edges = np.linspace(0.0, end, bins + 1)
+
+        def area(times: np.ndarray) -> np.ndarray:
+            """Integral of the steps up at ``times``, at every edge."""
+            order = np.argsort(times)
+            times, sums = times[order], np.r_[0.0, np.cumsum(weights[order])]
+            moments = np.r_[0.0, np.cumsum(weights[order] * times)]
+            count = np.searchsorted(times, edges)
+            return np.asarray(edges * sums[count] - moments[count])
+
+        total = area(begins) - area(ends)
+        return [float(x) for x in np.diff(total) / (edges[1] - edges[0]) / places]

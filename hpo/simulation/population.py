@@ -1,0 +1,155 @@
+"""The configurations that a simulated campaign meets: what each costs, how it learns, whether it fails by itself."""
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean, median
+
+from hydragnn.errors import InputError
+from hydragnn.hpo.objective import Objective, objective_value
+from hydragnn.hpo.records import campaign_records
+from hydragnn.hpo.simulation.assumptions import Assumptions
+from hydragnn.record import FailureKind, RunRecord
+
+DEFAULT_NODE_HOURS = 128.0
+OWN_FAULTS: tuple[FailureKind, ...] = ("diverged", "configuration", "defect")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Course:
+    """The truth about one configuration, which the scheduler never sees."""
+
+    work: float
+    """Seconds per epoch on one place."""
+    scaling: float
+    curve: tuple[float, ...]
+    """Objective after 1, 2, ... epochs; the last value is that of the full training."""
+    fails_at: float = math.inf
+    """Epochs, with a fraction, after which it fails by itself."""
+    failure: FailureKind = "diverged"
+    split: int = 1
+    """Parts into which its batches must be cut to fit into memory."""
+
+    @property
+    def epochs(self) -> int:
+        """Epochs of the full training."""
+        return len(self.curve)
+
+    @property
+    def final(self) -> float:
+        """The objective after the full training; infinite for a configuration that fails."""
+        return self.curve[-1] if math.isinf(self.fails_at) else math.inf
+
+    def epoch_seconds(self, places: int) -> float:
+        """Duration of an epoch on so many places.
+
+        >>> Course(work=100.0, scaling=9.0, curve=(1.0,)).epoch_seconds(10)
+        20.0
+        """
+        return self.work / places * (1 + (places - 1) / self.scaling)
+
+
+Population = Callable[[int], Course]
+"""The configuration with a number; the same for every policy."""
+
+
+def drawn_population(assumptions: Assumptions, epochs: int, seed: int, shares: int = 1) -> Population:
+    """Configurations from distributions: lognormal costs, power-law learning curves that cross, some failures of their own.
+
+    ``shares``: places per node.
+    """
+    node_hours = assumptions.median_node_hours or DEFAULT_NODE_HOURS
+    cache: dict[int, Course] = {}
+
+    def course(number: int) -> Course:
+        if number not in cache:
+            draw = random.Random(f"course {seed} {number}")
+            work = node_hours * shares * 3600 / epochs * draw.lognormvariate(0, assumptions.cost_sigma)
+            cache[number] = replace(
+                _with_own_faults(Course(work=work, scaling=1.0, curve=_power_law(draw, epochs)), assumptions, draw),
+                scaling=assumptions.scaling_nodes * shares,
+            )
+        return cache[number]
+
+    return course
+
+
+def recorded_population(
+    folder: Path, objective: Objective, assumptions: Assumptions, epochs: int, seed: int
+) -> Population:
+    """Configurations as a campaign recorded them; beyond the recorded ones, they are drawn again with slight changes.
+
+    Curves that end early go on like the mean of the complete ones. InputError where fewer than two trials have a curve.
+    """
+    known = [course for _, record, _ in campaign_records(folder) if (course := _recorded(record, objective))]
+    if len(known) < 2:
+        raise InputError(f"{folder} has {len(known)} trials with a learning curve; a simulation needs at least 2")
+    shape = _mean_shape([course.curve for course in known], epochs)
+    scale = 1.0
+    if assumptions.median_node_hours is not None:
+        scale = assumptions.median_node_hours * 3600 / epochs / median(course.work for course in known)
+    whole = [
+        replace(c, work=c.work * scale, scaling=assumptions.scaling_nodes, curve=_continued(c.curve, shape))
+        for c in known
+    ]
+    return lambda number: whole[number] if number < len(whole) else _varied(whole, f"again {seed} {number}")
+
+
+def _with_own_faults(course: Course, assumptions: Assumptions, draw: random.Random) -> Course:
+    diverges, at, needs_split = draw.random() < assumptions.diverged, draw.random(), draw.random()
+    return replace(
+        course,
+        fails_at=at * course.epochs if diverges else math.inf,
+        split=2 if needs_split < assumptions.out_of_memory else 1,
+    )
+
+
+def _power_law(draw: random.Random, epochs: int) -> tuple[float, ...]:
+    """final * (1 + a * (e ** -b - E ** -b)): configurations differ in where they end and in how fast they get there."""
+    final, a, b = draw.lognormvariate(0, 0.5), draw.lognormvariate(1.0, 0.5), draw.uniform(0.4, 1.0)
+    return tuple(final * (1 + a * ((e + 1) ** -b - epochs**-b)) for e in range(epochs))
+
+
+def _recorded(record: RunRecord, objective: Objective) -> Course | None:
+    values = [objective_value(record, objective, epoch + 1) for epoch in range(record.epochs)]
+    curve = tuple(value for value in values if value is not None)
+    if not curve or record.cost.seconds <= 0:
+        return None
+    failed = record.failure is not None and record.failure.kind in OWN_FAULTS
+    return Course(
+        work=record.cost.seconds / record.epochs * max(1, record.cost.nodes),
+        scaling=1.0,
+        curve=curve,
+        fails_at=record.epochs + 0.5 if failed else math.inf,
+        failure=record.failure.kind if failed and record.failure else "diverged",
+    )
+
+
+def _mean_shape(curves: Sequence[tuple[float, ...]], epochs: int) -> list[float]:
+    """By how much an epoch changes the objective, mean over the curves that have it; 1 where none has."""
+    shape = []
+    for epoch in range(epochs):
+        steps = [c[epoch] / c[epoch - 1] for c in curves if 0 < epoch < len(c) and c[epoch - 1] > 0]
+        shape.append(fmean(steps) if steps else 1.0)
+    return shape
+
+
+def _continued(curve: tuple[float, ...], shape: list[float]) -> tuple[float, ...]:
+    """A curve cut or lengthened to the length of ``shape``.
+
+    >>> _continued((8.0, 4.0), [1.0, 0.5, 0.5, 1.0])
+    (8.0, 4.0, 2.0, 2.0)
+    """
+    values = list(curve[: len(shape)])
+    for factor in shape[len(values) :]:
+        values.append(values[-1] * factor)
+    return tuple(values)
+
+
+def _varied(courses: list[Course], key: str) -> Course:
+    draw = random.Random(key)
+    course = draw.choice(courses)
+    better, cost = draw.lognormvariate(0, 0.05), draw.lognormvariate(0, 0.1)
+    return replace(course, work=course.work * cost, curve=tuple(value * better for value in course.curve))

@@ -1,0 +1,194 @@
+"""The static practice of public scripts, simulated on the same machine with the same configurations.
+
+Every trial gets the same number of nodes from a first-in first-out queue, after a random sleep. Nothing is saved, nothing
+is repeated, nothing is stopped early; a failed trial is told to the optimiser as minus infinity whatever the cause, and its
+nodes go back to the queue at once, bad ones too.
+"""
+
+import heapq
+import math
+import random
+from collections import deque
+from dataclasses import dataclass, field
+
+from hydragnn.hpo.simulation.assumptions import Assumptions
+from hydragnn.hpo.simulation.campaign import Finish
+from hydragnn.hpo.simulation.ledger import Ledger
+from hydragnn.hpo.simulation.machine import Fate, black_holes, fate_of, node_faults
+from hydragnn.hpo.simulation.population import Course, Population
+
+MACHINE = "lost to machine faults"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """One trial on its nodes, and how it will end."""
+
+    trial: int
+    nodes: tuple[int, ...]
+    assigned: float
+    starts: float
+    trains: float
+    """When its first step is; infinite where it fails at launch."""
+    stops: float
+    reported: float
+    cause: str | None
+    """Why it failed; None: it is trained to the end."""
+
+
+@dataclass(slots=True)
+class StaticPractice:
+    """Trials of ``width`` nodes each, one after the other."""
+
+    assumptions: Assumptions
+    population: Population
+    ledger: Ledger
+    nodes: int
+    seed: int
+    width: int = 128
+    longest_sleep: float = 670.0
+    trials: int = 0
+    """Trials started so far."""
+    failed: int = 0
+    """Trials that failed by their own fault."""
+    told: int = 0
+    """Trials that failed through the machine, which the optimiser was told as failures of the configuration."""
+    cut: int = 0
+    """Trials that were running when an allocation ended."""
+    faults: dict[str, int] = field(default_factory=dict)
+    finishes: list[Finish] = field(default_factory=list)
+    _queue: deque[int] = field(default_factory=deque)
+    _heap: list[tuple[float, int, Job]] = field(default_factory=list)
+    _died: dict[int, float] = field(default_factory=dict)
+    _holes: frozenset[int] = frozenset()
+    _faulty: list[tuple[float, int]] = field(default_factory=list)
+    """(time, node) of every node failure of the allocation."""
+
+    @property
+    def places(self) -> int:
+        """Places of one trial."""
+        return self.width * self.ledger.shares
+
+    def run(self, hours: float) -> None:
+        """Use up so many hours of allocations."""
+        whole, used, number = hours * 3600, 0.0, 0
+        part = min(whole, (self.assumptions.walltime_hours or hours) * 3600)
+        while used < whole - 1e-6:
+            self._allocation(number, min(part, whole - used), used)
+            number, used = number + 1, used + min(part, whole - used)
+
+    def _allocation(self, number: int, length: float, offset: float) -> None:
+        self._queue, self._heap, self._died = deque(range(self.nodes)), [], {}
+        self._holes = black_holes(self.assumptions, self.nodes, self.seed, number)
+        self._draw_node_faults(number, length)
+        self._launch(0.0)
+        while self._heap and self._heap[0][0] < length:
+            now, _, job = heapq.heappop(self._heap)
+            self._end(job, now, offset)
+            self._queue.extend(job.nodes)
+            self._launch(now)
+        for _, _, job in self._heap:
+            self.cut += 1
+            self._book(job, length, "not kept", offset)
+        for died in self._died.values():
+            self.ledger.waste("dead nodes", self.ledger.shares * (length - died))
+        self.ledger.allocated += self.nodes * self.ledger.shares * length
+
+    def _draw_node_faults(self, number: int, length: float) -> None:
+        self._faulty = []
+        for fault in node_faults(self.assumptions, self.nodes, self.seed, number):
+            if fault.time > length:
+                return
+            self._faulty.append((fault.time, fault.node))
+            self._count("node")
+            if not fault.transient:
+                self._died.setdefault(fault.node, fault.time)
+
+    def _launch(self, now: float) -> None:
+        while len(self._queue) >= self.width:
+            nodes = tuple(self._queue.popleft() for _ in range(self.width))
+            job = self._job(self.trials, nodes, now)
+            heapq.heappush(self._heap, (job.reported, self.trials, job))
+            self.trials += 1
+
+    def _job(self, trial: int, nodes: tuple[int, ...], now: float) -> Job:
+        a, fate, course = self.assumptions, fate_of(self.assumptions, self.seed, trial, 1), self.population(trial)
+        starts = now + random.Random(f"sleep {self.seed} {trial}").uniform(0, self.longest_sleep)
+        trains = starts + fate.startup
+        dead = any(self._died.get(node, math.inf) <= starts for node in nodes)
+        stops, reported, cause = self._ending(course, fate, trains)
+        held = set(nodes)
+        lost = next((time for time, node in self._faulty if node in held and starts < time < stops), None)
+        if dead or fate.launch_fails or held & self._holes:
+            trains, stops, reported, cause = math.inf, starts, starts + a.launch_failure_seconds, "launch"
+        elif lost is not None:
+            stops, reported, cause = lost, lost + a.notice_seconds, "lost_node"
+        return Job(
+            trial=trial,
+            nodes=nodes,
+            assigned=now,
+            starts=starts,
+            trains=trains,
+            stops=stops,
+            reported=reported,
+            cause=cause,
+        )
+
+    def _ending(self, course: Course, fate: Fate, trains: float) -> tuple[float, float, str | None]:
+        """(when it stops, when that is noticed, why) as far as the trial's own fate goes."""
+        a = self.assumptions
+        epoch = course.epoch_seconds(self.places) * fate.slowness
+        done = trains + course.epochs * epoch
+        hang, leave = trains + fate.hangs_after / self.width, trains + fate.preempted_after / self.width
+        endings: list[tuple[float, float, str | None]] = [(done, done, None)]
+        endings.append((hang, hang + a.collective_timeout_minutes * 60, "lost_node"))
+        endings.append((leave, leave, "preempted"))
+        if course.split > 1:
+            endings.append((trains, trains, "out_of_memory"))
+        if course.fails_at < course.epochs:
+            at = trains + course.fails_at * epoch
+            endings.append((at, at, course.failure))
+        return min(endings, key=lambda ending: ending[0])
+
+    def _end(self, job: Job, now: float, offset: float) -> None:
+        course = self.population(job.trial)
+        if job.cause is None:
+            self.finishes.append(Finish(seconds=now + offset, trial=job.trial, value=course.final))
+        elif job.cause in ("lost_node", "launch", "preempted"):
+            self.told += 1
+            self._count(job.cause)
+        else:
+            self.failed += 1
+        own = job.cause not in ("lost_node", "launch", "preempted")
+        self._book(job, now, "own failures" if own else MACHINE, offset)
+
+    def _book(self, job: Job, now: float, lost: str, offset: float) -> None:
+        """Write a job's node-seconds into the ledger; useful is a trial that came to its end, finished or failed by itself."""
+        ledger, width, course = self.ledger, self.places, self.population(job.trial)
+        ledger.occupied += width * (now - job.assigned)
+        self._uncount_dead(job, now)
+        starts = min(now, job.starts)
+        ledger.waste("waiting to start", width * (starts - job.assigned))
+        if now <= job.trains:
+            ledger.waste(lost, width * (now - starts))
+            return
+        ledger.waste("start-up", width * (job.trains - starts))
+        fate, stops = fate_of(self.assumptions, self.seed, job.trial, 1), max(job.trains, min(job.stops, now))
+        epoch = course.epoch_seconds(width) * fate.slowness
+        kept = job.cause is None or lost == "own failures"
+        epochs = math.floor((stops - job.trains) / epoch + 1e-9) if kept and now >= job.reported else 0
+        spread = course.work * (width - 1) / course.scaling
+        slow = (course.work + spread) * (fate.slowness - 1)
+        ledger.useful[job.trial] += epochs * course.work
+        ledger.waste("more places than one", epochs * spread)
+        ledger.waste("stragglers", epochs * slow)
+        ledger.waste(lost, width * (now - job.trains) - epochs * (course.work + spread + slow))
+        ledger.training.append((job.trains + offset, stops + offset, width))
+
+    def _uncount_dead(self, job: Job, now: float) -> None:
+        for node in set(job.nodes) & self._died.keys():
+            held = max(0.0, now - max(job.assigned, self._died[node]))
+            self.ledger.wasted["dead nodes"] -= held * self.ledger.shares
+
+    def _count(self, kind: str) -> None:
+        self.faults[kind] = self.faults.get(kind, 0) + 1

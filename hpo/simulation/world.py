@@ -1,0 +1,336 @@
+"""A virtual launcher on a virtual clock: attempts start, train, fail and end as the assumptions say."""
+
+import heapq
+import math
+import random
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from hydragnn.hpo.events import Cancel, Event, Failed, Launched, Probe, Probed, Reached, Start, Tick, node_of
+from hydragnn.hpo.scheduler import MACHINE_FAULTS
+from hydragnn.hpo.simulation.assumptions import Assumptions
+from hydragnn.hpo.simulation.ledger import Ledger
+from hydragnn.hpo.simulation.machine import Fate, NodeFault, black_holes, fate_of, node_faults
+from hydragnn.hpo.simulation.population import Course, Population
+from hydragnn.record import FailureKind
+
+TICK = 1.0  # seconds between looks at the clock; the real controller looks twice a second
+OOM_SECONDS = 5.0  # of training, until the first batches did not fit
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """How an attempt will end, unless something happens before."""
+
+    stops: float
+    """When training stops."""
+    reported: float
+    """When the launcher notices."""
+    kind: FailureKind | None = None
+    """None: the segment is done."""
+    saved: bool = False
+    """Whether the step reached is saved; else the last whole epoch is what remains."""
+    suspects: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One attempt at one segment, on its places."""
+
+    action: Start
+    course: Course
+    fate: Fate
+    assigned: float
+    base: float
+    """Epochs, with a fraction, from which it continues."""
+    began: float = math.inf
+    """When its processes exist."""
+    trains: float = math.inf
+    """When its first step is."""
+    epoch_seconds: float = 0.0
+    outcome: Outcome | None = None
+    asked: bool = False
+    """Whether the scheduler wanted it to leave."""
+    over: bool = False
+
+    @property
+    def nodes(self) -> set[str]:
+        """The nodes it runs on."""
+        return {node_of(place) for place in self.action.places}
+
+    def progress(self, outcome: Outcome) -> float:
+        """Epochs that the checkpoint holds after ``outcome``."""
+        trained = max(0.0, outcome.stops - self.trains) if self.trains < math.inf else 0.0
+        if outcome.kind is None:
+            return float(self.action.until)
+        reached = min(self.base + trained / self.epoch_seconds, self.action.until) if trained else self.base
+        return reached if outcome.saved else max(self.base, float(math.floor(reached + 1e-9)))
+
+
+class World:
+    """Nodes with their faults, attempts with their fates; reports what the real launcher would, and when."""
+
+    def __init__(
+        self,
+        assumptions: Assumptions,
+        population: Population,
+        ledger: Ledger,
+        *,
+        nodes: int,
+        seed: int,
+        grace: float,
+        hang_seconds: float,
+    ) -> None:
+        self.assumptions, self.population, self.ledger = assumptions, population, ledger
+        self.seed, self.grace, self.hang_seconds, self.num_nodes = seed, grace, hang_seconds, nodes
+        self.now = 0.0
+        self.attempts: dict[int, Attempt] = {}
+        """The attempt of every trial that has one."""
+        self.faults: dict[str, int] = defaultdict(int)
+        """Faults of the machine so far, by kind."""
+        self.last_fault: dict[int, FailureKind] = {}
+        """How the last attempt of a trial failed."""
+        self.violations: list[str] = []
+        self._saved: dict[int, float] = defaultdict(float)
+        self._seconds: dict[int, float] = defaultdict(float)
+        self._heap: list[tuple[float, int, str, Any]] = []
+        self._count = 0
+        self._next_start = 0.0
+        self._begin = self._offset = 0.0
+        self._prefix, self._allocation = "n", 0
+        self._node_faults: Iterator[NodeFault] = iter(())
+        self._holes: frozenset[str] = frozenset()
+        self._dead: dict[str, float] = {}
+        self._on_node: dict[str, set[int]] = defaultdict(set)
+
+    # Allocations
+
+    def open(self, allocation: int, start: float, offset: float) -> tuple[str, ...]:
+        """A new allocation with other nodes; gives its places. ``offset``: allocated seconds before it."""
+        self.now = self._begin = self._next_start = start
+        self._offset, self._allocation = offset, allocation
+        self._prefix = f"n{allocation}-" if allocation else "n"
+        names = [f"{self._prefix}{i}" for i in range(self.num_nodes)]
+        holes = black_holes(self.assumptions, self.num_nodes, self.seed, allocation)
+        self._holes = frozenset(names[i] for i in holes)
+        self._dead, self._heap = {}, []
+        self._node_faults = node_faults(self.assumptions, self.num_nodes, self.seed, allocation)
+        self._push_next_fault()
+        self._push(start + TICK, "tick", None)
+        shares = self.ledger.shares
+        return tuple(names) if shares == 1 else tuple(f"{name}/{i}" for name in names for i in range(shares))
+
+    def close(self, end: float) -> None:
+        """The allocation is over: what still runs is killed, and keeps its last checkpoint."""
+        self.now = end
+        for attempt in list(self.attempts.values()):
+            stops = min(end, attempt.outcome.stops) if attempt.outcome else end
+            attempt.asked = True
+            self._end(attempt, Outcome(stops=stops, reported=end, kind="preempted"))
+        shares = self.ledger.shares
+        for since in self._dead.values():
+            self.ledger.waste("dead nodes", shares * (end - since))
+        self.ledger.allocated += self.num_nodes * shares * (end - self._begin)
+
+    # What the scheduler asks for
+
+    def start(self, action: Start) -> None:
+        """Put an attempt into the launcher's queue."""
+        if action.trial in self.attempts:
+            self.violations.append(f"trial {action.trial} runs twice at once")
+        nodes = {node_of(place) for place in action.places}
+        held = {p for node in nodes for t in self._on_node[node] for p in self.attempts[t].action.places}
+        if held & set(action.places):
+            self.violations.append(f"trial {action.trial} starts on places in use")
+        attempt = Attempt(
+            action=action,
+            course=self.population(action.trial),
+            fate=fate_of(self.assumptions, self.seed, action.trial, action.attempt),
+            assigned=self.now,
+            base=self._saved[action.trial],
+        )
+        self.attempts[action.trial] = attempt
+        for node in nodes:
+            self._on_node[node].add(action.trial)
+        at = max(self.now, self._next_start)
+        self._next_start = at + 1 / self.assumptions.starts_per_second
+        self._push(at, "begin", attempt)
+
+    def cancel(self, action: Cancel) -> None:
+        """Ask an attempt to save itself; it is killed where it has not gone within the grace period."""
+        attempt = self.attempts.get(action.trial)
+        if attempt is None or attempt.action.attempt != action.attempt:
+            return
+        attempt.asked = True
+        known = attempt.outcome
+        if known is None or self.now < attempt.trains:
+            self._plan(attempt, Outcome(stops=self.now, reported=self.now + 0.1, kind="preempted"))
+        elif known.stops > self.now:
+            leaves = self.now + min(attempt.fate.save, self.grace)
+            self._plan(attempt, Outcome(stops=self.now, reported=leaves, kind="preempted", saved=True))
+        elif known.reported > self.now + self.grace:
+            self._plan(attempt, Outcome(stops=known.stops, reported=self.now + self.grace, kind="preempted"))
+
+    def probe(self, action: Probe) -> None:
+        """Begin to probe a node."""
+        self._push(self.now + self.assumptions.probe_seconds, "probe", action.node)
+
+    # Time
+
+    def next_time(self) -> float:
+        """When something happens next."""
+        return self._heap[0][0]
+
+    def advance(self) -> list[Event]:
+        """Let the next thing happen; gives what is reported of it."""
+        self.now, _, kind, what = heapq.heappop(self._heap)
+        match kind:
+            case "tick":
+                self._push(self.now + TICK, "tick", None)
+                return [Tick()]
+            case "begin":
+                return self._begun(what)
+            case "end":
+                attempt, outcome = what
+                return self._end(attempt, outcome) if attempt.outcome is outcome and not attempt.over else []
+            case "fault":
+                self._node_fails(what)
+            case "probe":
+                return [Probed(node=what, healthy=self._seems_healthy(what))]
+        return []
+
+    def _push(self, time: float, kind: str, what: Any) -> None:
+        self._count += 1
+        heapq.heappush(self._heap, (time, self._count, kind, what))
+
+    def _push_next_fault(self) -> None:
+        fault = next(self._node_faults, None)
+        if fault is not None:
+            self._push(self._begin + fault.time, "fault", fault)
+
+    def _plan(self, attempt: Attempt, outcome: Outcome) -> None:
+        attempt.outcome = outcome
+        self._push(outcome.reported, "end", (attempt, outcome))
+
+    def _seems_healthy(self, node: str) -> bool:
+        if node in self._dead:
+            return False
+        chance = random.Random(f"probe {self.seed} {node} {self.now}").random()
+        return node not in self._holes or chance < self.assumptions.probe_misses
+
+    # Attempts
+
+    def _begun(self, attempt: Attempt) -> list[Event]:
+        if attempt.over or attempt.outcome is not None:
+            return []
+        attempt.began = self.now
+        failing = self._failing_launch(attempt)
+        if failing is not None:
+            self._plan(attempt, failing)
+        else:
+            attempt.trains = self.now + attempt.fate.startup
+            seconds = attempt.course.epoch_seconds(len(attempt.action.places)) * attempt.fate.slowness
+            attempt.epoch_seconds = seconds + self.assumptions.checkpoint_seconds
+            self._plan(attempt, min(self._endings(attempt), key=lambda outcome: outcome.stops))
+        identity = {"simulated": attempt.action.trial}
+        return [Launched(trial=attempt.action.trial, attempt=attempt.action.attempt, identity=identity)]
+
+    def _failing_launch(self, attempt: Attempt) -> Outcome | None:
+        dead = tuple(sorted(attempt.nodes & self._dead.keys()))
+        if not (dead or attempt.nodes & self._holes or attempt.fate.launch_fails):
+            return None
+        after = self.now + self.assumptions.launch_failure_seconds
+        named = dead if attempt.fate.suspect_known else ()
+        return Outcome(stops=self.now, reported=after, kind="launch", suspects=named)
+
+    def _endings(self, attempt: Attempt) -> Iterator[Outcome]:
+        """Everything that can end an attempt, as far as its own fate goes."""
+        begin, epoch, fate, course = attempt.trains, attempt.epoch_seconds, attempt.fate, attempt.course
+        nodes = len(attempt.action.places) / self.ledger.shares
+        done = begin + max(0.0, attempt.action.until - attempt.base) * epoch
+        yield Outcome(stops=done, reported=done)
+        if attempt.action.split < course.split:
+            at = begin + min(OOM_SECONDS, epoch)
+            yield Outcome(stops=at, reported=at, kind="out_of_memory")
+        if course.fails_at <= attempt.action.until:
+            at = begin + max(0.0, course.fails_at - attempt.base) * epoch
+            yield Outcome(stops=at, reported=at, kind=course.failure)
+        hang = begin + fate.hangs_after / nodes
+        yield Outcome(stops=hang, reported=hang + self.hang_seconds, kind="lost_node")
+        leave = begin + fate.preempted_after / nodes
+        yield Outcome(stops=leave, reported=leave + fate.save, kind="preempted", saved=True)
+
+    def _node_fails(self, fault: NodeFault) -> None:
+        self._push_next_fault()
+        node = f"{self._prefix}{fault.node}"
+        self.faults["node"] += 1
+        if not fault.transient:
+            self._dead.setdefault(node, self.now)
+        for trial in self._on_node[node]:
+            attempt = self.attempts[trial]
+            if attempt.outcome is not None and attempt.outcome.stops > self.now:
+                named = (node,) if attempt.fate.suspect_known else ()
+                noticed = self.now + self.assumptions.notice_seconds
+                self._plan(attempt, Outcome(stops=self.now, reported=noticed, kind="lost_node", suspects=named))
+
+    def _end(self, attempt: Attempt, outcome: Outcome) -> list[Event]:
+        """Free what an attempt held, keep what it saved, and report it."""
+        attempt.over = True
+        trial, number = attempt.action.trial, attempt.action.attempt
+        del self.attempts[trial]
+        for node in attempt.nodes:
+            self._on_node[node].discard(trial)
+        kept = attempt.progress(outcome)
+        self._book(attempt, outcome, kept)
+        self._seconds[trial] += (kept - attempt.base) * attempt.epoch_seconds
+        self._saved[trial] = kept
+        if outcome.kind is None:
+            value = attempt.course.curve[attempt.action.until - 1]
+            seconds = self._seconds[trial]
+            epochs = attempt.action.until
+            return [Reached(trial=trial, attempt=number, epochs=epochs, value=value, seconds=seconds)]
+        if outcome.kind in MACHINE_FAULTS and not attempt.asked:
+            self.faults[outcome.kind] += 1
+        self.last_fault[trial] = outcome.kind
+        return [
+            Failed(
+                trial=trial,
+                attempt=number,
+                kind=outcome.kind,
+                message="simulated",
+                epochs=math.floor(kept + 1e-9),
+                suspects=outcome.suspects,
+            )
+        ]
+
+    def _book(self, attempt: Attempt, outcome: Outcome, kept: float) -> None:
+        """Write an attempt's place-seconds into the ledger, cause by cause."""
+        ledger, course, places = self.ledger, attempt.course, len(attempt.action.places)
+        ledger.occupied += places * (self.now - attempt.assigned)
+        for node in attempt.nodes & self._dead.keys():  # counted here, not as dead
+            held = sum(node_of(place) == node for place in attempt.action.places)
+            ledger.wasted["dead nodes"] -= held * (self.now - max(attempt.assigned, self._dead[node]))
+        own = outcome.kind is not None and outcome.kind not in MACHINE_FAULTS
+        lost = "own failures" if own else "lost to machine faults"
+        after = "saving" if outcome.kind == "preempted" else lost
+        began = min(attempt.began, self.now)
+        ledger.waste("waiting to start", places * (began - attempt.assigned))
+        if attempt.trains == math.inf:
+            ledger.waste(after if attempt.began < math.inf else "waiting to start", places * (self.now - began))
+            return
+        trains, stops = min(attempt.trains, self.now), max(outcome.stops, min(attempt.trains, self.now))
+        ledger.waste("start-up" if outcome.kind in (None, "preempted") else lost, places * (trains - began))
+        epochs, work = kept - attempt.base, course.work
+        spread = work * (places - 1) / course.scaling
+        slow = (work + spread) * (attempt.fate.slowness - 1)
+        writing = self.assumptions.checkpoint_seconds * places
+        ledger.useful[attempt.action.trial] += epochs * work
+        ledger.waste("more places than one", epochs * spread)
+        ledger.waste("stragglers", epochs * slow)
+        ledger.waste("checkpoints", epochs * writing)
+        ledger.waste(lost, places * (stops - trains) - epochs * (work + spread + slow + writing))
+        ledger.waste(after, places * (self.now - stops))
+        offset = self._offset - self._begin
+        ledger.training.append((trains + offset, stops + offset, places))

@@ -1,0 +1,140 @@
+"""The platform's figures on a simulated machine of 9,408 nodes, and storms of faults through the real scheduler.
+
+    PYTHONPATH=. python -m tests.benchmarks.bench_simulate --seeds 5
+    PYTHONPATH=. python -m tests.benchmarks.bench_simulate --faults 1000000
+
+The first prints goodput and the ratio to the static practice for several seeds, the final training of the best 15, and the
+wall time of the simulation. The second simulates campaigns on a machine that breaks all the time until so many faults have
+happened, and ends with 1 if a trial is lost on the way, runs twice at once, is settled twice, a budget is overrun, or the
+sampler is told a single machine fault. Every figure but wall time and memory is simulated.
+"""
+
+import argparse
+import json
+import resource
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from hydragnn.hpo.settings import campaign_settings
+from hydragnn.hpo.simulation import Assumptions, PolicyResult, compared, final_training, scenario_of
+
+CAMPAIGN: dict[str, Any] = {
+    "data": {"store": "nowhere.h5"},
+    "model": {"kind": "schnet"},
+    "heads": [{"field": "energy"}],
+    "train": {"epochs": 100},
+    "search": {
+        "trials": 100_000,
+        "rungs": [10, 30],
+        "reduction": 3,
+        "nodes_per_trial": [8, 512],
+        "grace_seconds": 30.0,
+        "space": {"train.learning_rate": {"type": "float", "low": 1e-4, "high": 1e-2}},
+    },
+}
+"""The campaign of docs/simulate.md."""
+
+NO_HOLES = Assumptions(black_holes=0.0)
+"""The machine of the performance notes, kinder to the static practice: no node fails every launch."""
+
+STORM = Assumptions(
+    median_node_hours=0.25,
+    node_mtbf_hours=20.0,
+    transient=0.9,
+    launch_failure=0.3,
+    black_holes=0.02,
+    hangs=100.0,
+    preemptions=2000.0,
+    starts_per_second=200.0,
+    walltime_hours=2.0,
+    queue_hours=0.1,
+    startup_seconds=10.0,
+    launch_failure_seconds=10.0,
+    best_of=1,
+)
+"""A machine that breaks all the time."""
+
+
+def acceptance(seeds: int) -> None:
+    """Print the figures that the platform promises, for seeds 0, 1, ..."""
+    settings = campaign_settings(CAMPAIGN, Path("CAMPAIGN.toml"))
+    rows = []
+    for seed in range(seeds):
+        begin = time.perf_counter()
+        ours, static = compared(
+            scenario_of(settings, Assumptions(), nodes=9408, seed=seed), ["adaptive", "static"], 6.0
+        )
+        wall = time.perf_counter() - begin
+        kind = compared(scenario_of(settings, NO_HOLES, nodes=9408, seed=seed), ["static"], 6.0)[0]
+        final = final_training(scenario_of(settings, Assumptions(), nodes=2560, seed=seed), 15, 1000.0)
+        rows.append(_row(seed, ours, static, kind, final, wall))
+        print("simulated:", json.dumps(rows[-1]), flush=True)
+    mean = {key: round(fmean(row[key] for row in rows), 4) for key in rows[0] if key != "seed"}
+    print(f"simulated, mean of {seeds} seeds:", json.dumps(mean))
+    print(f"measured, peak memory: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB")
+
+
+def _row(
+    seed: int, ours: PolicyResult, static: PolicyResult, kind: PolicyResult, final: Sequence[PolicyResult], wall: float
+) -> dict[str, float]:
+    return {
+        "seed": seed,
+        "goodput": round(ours.goodput, 4),
+        "static": round(static.goodput, 4),
+        "static without black holes": round(kind.goodput, 4),
+        "ratio": round(ours.goodput / static.goodput, 3),
+        "ratio without black holes": round(ours.goodput / kind.goodput, 3),
+        "final busy": round(final[0].utilisation, 4),
+        "final goodput": round(final[0].goodput, 4),
+        "final static busy": round(final[1].utilisation, 4),
+        "false failures": ours.false_failures,
+        "false failures, static": static.false_failures,
+        "measured seconds": round(wall, 1),
+        "measured p99 ms": round(ours.decision_ms["p99"], 3),
+        "violations": len(ours.violations),
+    }
+
+
+def storms(faults: int, nodes: int) -> bool:
+    """Simulate campaigns until so many faults have happened; True where every invariant held."""
+    table = {**CAMPAIGN, "train": {"epochs": 27}, "search": {**CAMPAIGN["search"], "rungs": [3, 9]}}
+    settings = campaign_settings(table, Path("CAMPAIGN.toml"))
+    seen, told, broken, seed, begin = 0, 0, 0, 0, time.perf_counter()
+    while seen < faults:
+        scenario = scenario_of(settings, STORM, nodes=nodes, seed=seed)
+        budget = nodes * 3600.0 * 5 if seed % 3 == 0 else None
+        sizes = ((1, 1), (1, 8), (2, 4))[seed % 3]
+        plan = replace(scenario.plan, min_places=sizes[0], max_places=sizes[1], max_node_seconds=budget)
+        plan = replace(plan, retries=3 if seed % 2 else 1_000_000, reduction=1 if seed % 5 == 4 else 3)
+        result = compared(replace(scenario, plan=plan), ["adaptive"], 6.0)[0]
+        seen, told = seen + sum(result.faults.values()), told + result.false_failures
+        broken, seed = broken + len(result.violations), seed + 1
+        print(
+            f"simulated: campaign {seed}: {seen:,} faults so far {result.faults}, {result.trials} trials, "
+            f"{result.finished} finished, {result.failed} failed, {result.lost} given up, {told} told, "
+            f"{broken} violations {result.violations[:3]}, {time.perf_counter() - begin:.0f} s",
+            flush=True,
+        )
+    return told == 0 and broken == 0
+
+
+def main() -> None:
+    """Run what the options say."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--faults", type=int, help="Instead: so many faults in storms.")
+    parser.add_argument("--nodes", type=int, default=1000, help="Nodes of the storms' machine.")
+    options = parser.parse_args()
+    if options.faults is None:
+        acceptance(options.seeds)
+    else:
+        sys.exit(0 if storms(options.faults, options.nodes) else 1)
+
+
+if __name__ == "__main__":
+    main()

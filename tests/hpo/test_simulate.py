@@ -1,0 +1,350 @@
+"""The simulator keeps its books, is a function of its seed, and drives the real scheduler through storms of faults."""
+
+import json
+import math
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import hydragnn
+from hydragnn.errors import InputError
+from hydragnn.hpo import CampaignSettings, LocalLauncher, run_search
+from hydragnn.hpo.events import Cancel, Event, Failed, Launched, Plan, Reached, Start, Tick
+from hydragnn.hpo.simulation import (
+    Assumptions,
+    Course,
+    PolicyResult,
+    Scenario,
+    VirtualCampaign,
+    compared,
+    final_training,
+)
+from hydragnn.hpo.simulation.ledger import Ledger
+from hydragnn.hpo.simulation.machine import fate_of, node_faults
+from hydragnn.hpo.simulation.population import drawn_population, recorded_population
+from hydragnn.hpo.simulation.results import adaptive_result
+from hydragnn.hpo.simulation.static import StaticPractice
+from hydragnn.hpo.simulation.study import world_of
+from hydragnn.hpo.simulation.world import World
+from hydragnn.scripts.cli import app
+
+Settings = Callable[..., CampaignSettings]
+
+CALM = Assumptions(
+    median_node_hours=1.0,
+    startup_seconds=0,
+    checkpoint_seconds=0,
+    node_mtbf_hours=0,
+    launch_failure=0,
+    black_holes=0,
+    stragglers=0,
+    hangs=0,
+    diverged=0,
+    out_of_memory=0,
+    starts_per_second=1e9,
+    best_of=10,
+)
+"""A perfect machine."""
+
+STORM = Assumptions(
+    median_node_hours=0.5,
+    node_mtbf_hours=60,
+    launch_failure=0.1,
+    black_holes=0.02,
+    hangs=20,
+    preemptions=400,
+    stragglers=0.1,
+    walltime_hours=2,
+    best_of=10,
+)
+"""A machine on which something fails all the time."""
+
+
+def scenario(assumptions: Assumptions, *, nodes: int = 64, seed: int = 1, **plan: Any) -> Scenario:
+    asked = {"trials": 10_000, "rungs": (2, 6, 18), "retries": 8, "max_places": 8, **plan}
+    return Scenario(
+        plan=Plan(**asked),
+        population=drawn_population(assumptions, asked["rungs"][-1], seed),
+        assumptions=assumptions,
+        nodes=nodes,
+        shares=1,
+        seed=seed,
+        hang_seconds=300.0,
+    )
+
+
+def figures(result: PolicyResult) -> dict[str, Any]:
+    """Everything but the wall time of decisions."""
+    return {**result.summary(), "milliseconds per decision": None, "busy": result.busy}
+
+
+@pytest.mark.parametrize("policy", ["adaptive", "static"])
+def test_equal_seeds_give_equal_figures_and_other_seeds_others(policy: str) -> None:
+    first, again, other = (compared(scenario(STORM, nodes=16, seed=s), [policy], 0.7)[0] for s in (1, 1, 2))
+    assert figures(first) == figures(again) != figures(other)
+
+
+@pytest.mark.parametrize("policy", ["adaptive", "no pruning", "static"])
+@pytest.mark.parametrize("assumptions", [CALM, STORM], ids=["calm", "storm"])
+def test_every_node_hour_is_accounted_for_once(policy: str, assumptions: Assumptions) -> None:
+    nodes, hours = (16, 0.7) if policy != "static" else (512, 20.0)
+    assumptions = assumptions.model_copy(update={"median_node_hours": nodes / 32, "walltime_hours": 0.6 * hours})
+    result = compared(scenario(assumptions, nodes=nodes), [policy], hours)[0]
+    assert sum(result.node_hours.values()) == pytest.approx(nodes * result.hours)
+    assert all(hours >= -1e-6 for hours in result.node_hours.values()), result.node_hours
+    assert fmean(result.busy) == pytest.approx(result.utilisation)
+    assert result.goodput <= result.utilisation + 1e-9 <= 1 + 2e-9
+
+
+def test_on_a_perfect_machine_only_the_end_is_idle() -> None:
+    result = compared(scenario(CALM, nodes=8, max_places=1), ["adaptive"], 4.0)[0]
+    assert all(hours < 1e-6 for cause, hours in result.node_hours.items() if cause not in ("useful", "idle", "saving"))
+    assert result.goodput > 0.98
+    assert result.faults == {}
+
+
+def test_no_machine_fault_of_a_storm_reaches_the_sampler_and_no_trial_gets_lost_on_the_way(root: Path) -> None:
+    command = [sys.executable, "-m", "tests.benchmarks.bench_simulate", "--faults", "1500", "--nodes", "60"]
+    done = subprocess.run(command, cwd=root, env={"PYTHONPATH": str(root)}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " 0 told, 0 violations" in done.stdout.splitlines()[-1]
+
+
+def test_a_campaign_goes_on_in_the_next_allocation_until_its_trials_are_done() -> None:
+    storm = STORM.model_copy(update={"walltime_hours": 0.25})
+    campaign = VirtualCampaign(plan=Plan(trials=20, rungs=(3, 9)), world=world_of(scenario(storm, nodes=8)))
+    campaign.run(100.0)
+    assert campaign.state.ending == "finished"
+    assert campaign.world.violations == []
+    result = adaptive_result("adaptive", campaign, math.inf)
+    assert result.trials == 20 == result.finished + result.pruned + result.failed + result.lost
+    assert result.hours < 100
+
+
+def test_a_budget_of_node_hours_is_not_overrun() -> None:
+    plan = Plan(trials=1000, rungs=(2, 6, 18), max_node_seconds=16 * 3600 * 1.0)
+    campaign = VirtualCampaign(plan=plan, world=world_of(scenario(STORM, nodes=16)))
+    campaign.run(6.0)
+    assert campaign.state.ending == "node_hours"
+    assert campaign.world.violations == []
+    assert 16 * 3600 * 0.9 < campaign.billed <= 16 * 3600 * 1.0
+
+
+def test_nodes_fail_at_the_stated_rate() -> None:
+    assumptions = Assumptions(node_mtbf_hours=23520)
+    times = [next(node_faults(assumptions, 9408, seed, 0)).time for seed in range(4000)]
+    assert fmean(times) / 3600 == pytest.approx(2.5, rel=0.05)  # 1.6 % is one standard error
+    assert next(node_faults(Assumptions(node_mtbf_hours=0), 9408, 0, 0), None) is None
+
+
+def test_fates_come_with_the_stated_probabilities_whatever_else_is_switched_off() -> None:
+    assumptions = Assumptions(launch_failure=0.2, stragglers=0.1, hangs=1.0)
+    fates = [fate_of(assumptions, 0, trial, 1) for trial in range(4000)]
+    assert fmean(fate.launch_fails for fate in fates) == pytest.approx(0.2, abs=0.03)
+    assert fmean(fate.slowness > 1 for fate in fates) == pytest.approx(0.1, abs=0.02)
+    assert fmean(fate.hangs_after for fate in fates) == pytest.approx(3.6e6, rel=0.1)
+    calm = [fate_of(assumptions.model_copy(update={"stragglers": 0.0}), 0, trial, 1) for trial in range(100)]
+    assert [replace(fate, slowness=1.0) for fate in fates[:100]] == calm
+
+
+def lone_world(assumptions: Assumptions, *, nodes: int = 2, work: float = 100.0) -> World:
+    """A machine with one kind of trial: ten epochs of ``work`` seconds on one place."""
+    course = Course(work=work, scaling=math.inf, curve=tuple(1 / (epoch + 1) for epoch in range(10)))
+    world = World(assumptions, lambda _: course, Ledger(), nodes=nodes, seed=0, grace=10.0, hang_seconds=300.0)
+    world.open(0, 0.0, 0.0)
+    return world
+
+
+def until(world: World, kind: type[Event]) -> Any:
+    """The next report of a kind."""
+    while True:
+        for event in world.advance():
+            if isinstance(event, kind):
+                return event
+            assert isinstance(event, Tick | Launched)
+
+
+def start(trial: int = 0, attempt: int = 1, end: int = 10, places: tuple[str, ...] = ("n0",)) -> Start:
+    return Start(trial=trial, attempt=attempt, until=end, places=places)
+
+
+def test_twice_the_places_take_half_the_time() -> None:
+    world = lone_world(CALM)
+    world.start(start())
+    assert until(world, Reached).value == 1 / 10
+    assert world.now == pytest.approx(1000)
+    world.start(start(trial=1, places=("n0", "n1")))
+    assert until(world, Reached).epochs == 10
+    assert world.now == pytest.approx(1500)
+
+
+def test_a_lost_node_costs_what_followed_the_last_epoch_and_a_cancelled_attempt_keeps_its_step() -> None:
+    world = lone_world(CALM.model_copy(update={"save_seconds": 1.0}))
+    world.start(start())
+    while world.now < 250:
+        world.advance()
+    world.cancel(Cancel(trial=0, attempt=1, reason="test"))
+    failed = until(world, Failed)
+    assert (failed.kind, failed.epochs) == ("preempted", 2)
+    stopped = world.now
+    world.start(start(attempt=2))
+    assert until(world, Reached).epochs == 10
+    assert world.now == pytest.approx(stopped + 750, abs=1.5)  # the half epoch was kept
+    assert world.ledger.useful[0] == pytest.approx(1000)
+
+    world = lone_world(CALM.model_copy(update={"node_mtbf_hours": 1.0, "notice_seconds": 0.0}), work=1000.0)
+    world.start(start(places=("n0", "n1")))
+    failed = until(world, Failed)
+    assert failed.kind == "lost_node"
+    assert failed.epochs == int(world.now / 500)
+    assert world.ledger.useful[0] == pytest.approx(1000 * failed.epochs)
+    assert world.ledger.wasted["lost to machine faults"] == pytest.approx(2 * (world.now - 500 * failed.epochs))
+
+
+def test_starts_queue_at_the_launcher() -> None:
+    world = lone_world(CALM.model_copy(update={"starts_per_second": 0.1}), nodes=5)
+    for trial in range(5):
+        world.start(start(trial=trial, places=(f"n{trial}",)))
+    launched = [(until(world, Launched).trial, world.now) for _ in range(5)]
+    assert launched == [(trial, pytest.approx(10 * trial)) for trial in range(5)]
+
+
+def test_a_launch_on_a_dead_node_or_a_black_hole_fails() -> None:
+    world = lone_world(CALM.model_copy(update={"black_holes": 1.0}))
+    world.start(start())
+    assert until(world, Failed).kind == "launch"
+    assert world.ledger.useful[0] == 0
+
+
+def test_what_runs_where_is_watched() -> None:
+    world = lone_world(CALM)
+    world.start(start(trial=0))
+    world.start(start(trial=1))
+    world.start(start(trial=0, attempt=2, places=("n1",)))
+    assert world.violations == ["trial 1 starts on places in use", "trial 0 runs twice at once"]
+
+
+def test_the_scheduler_is_never_told_the_true_cost() -> None:
+    world = world_of(scenario(Assumptions(first_estimates=0)))
+    campaign = VirtualCampaign(plan=Plan(trials=5, rungs=(1,)), world=world)
+    for trial in range(50):
+        told = campaign._proposed(trial)
+        assert told.work is not None
+        assert 0.001 < abs(math.log(told.work / world.population(trial).work)) < 1.5
+
+
+def test_bad_nodes_eat_trials_of_the_static_practice_and_are_told_to_its_optimiser() -> None:
+    one_bad = CALM.model_copy(update={"black_holes": 1 / 1024, "median_node_hours": 128.0})
+    practice = StaticPractice(
+        assumptions=one_bad,
+        population=drawn_population(one_bad, 10, 0),
+        ledger=Ledger(),
+        nodes=1024,
+        seed=0,
+        longest_sleep=0.0,
+    )
+    practice.run(6.0)
+    assert practice.told == practice.faults["launch"] > 20
+    calm = replace(practice, assumptions=one_bad.model_copy(update={"black_holes": 0.0}), ledger=Ledger(), trials=0)
+    calm.told, calm.faults, calm.finishes = 0, {}, []
+    calm.run(6.0)
+    assert calm.told == 0
+    assert sum(calm.ledger.useful.values()) > sum(practice.ledger.useful.values())
+
+
+def test_final_training_of_unequal_members_keeps_more_nodes_busy_than_equal_jobs() -> None:
+    ours, equal = final_training(scenario(CALM, nodes=640, rungs=(100,)), 5, 100.0)
+    assert ours.finished == equal.finished == 5
+    assert ours.violations == []
+    assert ours.hours < equal.hours
+    assert ours.utilisation > 0.9 > equal.utilisation
+    assert ours.node_hours["useful"] == pytest.approx(equal.node_hours["useful"])  # the same work
+
+
+def test_recorded_campaigns_bring_their_curves_and_costs(
+    settings: Settings, fake_launcher: Callable[..., LocalLauncher], tmp_path: Path
+) -> None:
+    run_search(settings(), tmp_path / "c", launcher=fake_launcher())
+    courses = recorded_population(tmp_path / "c", "valid/loss", Assumptions(), 6, 0)
+    complete = [courses(number) for number in range(9)]
+    assert all(course.epochs == 6 for course in complete)
+    assert all(course.work == pytest.approx(0.1) for course in complete)  # what the stand-in records
+    assert courses(9) != courses(10)
+    assert courses(9) == recorded_population(tmp_path / "c", "valid/loss", Assumptions(), 6, 0)(9)
+    scaled = recorded_population(tmp_path / "c", "valid/loss", Assumptions(median_node_hours=2.0), 6, 0)
+    assert scaled(0).work == pytest.approx(2.0 * 3600 / 6)
+
+
+CAMPAIGN = """
+[data]
+store = "nowhere.h5"
+[model]
+kind = "schnet"
+[[heads]]
+field = "energy"
+[train]
+epochs = 18
+[search]
+trials = 1000
+rungs = [2, 6]
+nodes_per_trial = [1, 8]
+[search.space."train.learning_rate"]
+type = "float"
+low = 1e-4
+high = 1e-2
+"""
+
+
+def test_the_command_says_simulated_wherever_it_shows_a_figure(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text(CAMPAIGN)
+    command = [
+        "simulate",
+        str(tmp_path / "c.toml"),
+        "--nodes",
+        "128",
+        "--hours",
+        "2",
+        "--assume",
+        "median_node_hours=64",
+    ]
+    shown = CliRunner().invoke(app, [*command, "--out", str(tmp_path / "out")])
+    assert shown.exit_code == 0, shown.output
+    for table in ("simulated campaign, 128 nodes, 2 h", "simulated node-hours", "simulated: adaptive does"):
+        assert table in shown.output
+    assert "simulated campaign" in (tmp_path / "out" / "utilisation.svg").read_text()
+    assert (tmp_path / "out" / "utilisation.png").stat().st_size > 1000
+    value = json.loads(CliRunner().invoke(app, [*command, "--policy", "static", "--json"]).output)
+    assert value["simulated"] is True
+    assert value["title"].startswith("simulated")
+    assert list(value["policies"]) == ["static"]
+    saved = json.loads((tmp_path / "out" / "simulated.json").read_text())
+    assert saved["policies"]["static"] == value["policies"]["static"]
+    assert saved["title"].startswith("simulated")
+
+
+def test_bad_input_is_one_sentence_with_the_next_move(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(CAMPAIGN)
+    with pytest.raises(InputError, match="unknown policy statik; did you mean static"):
+        hydragnn.simulate(path, nodes=10, hours=0.1, policies=["statik"])
+    with pytest.raises(InputError, match="unknown key node_mtbf_hour; did you mean node_mtbf_hours"):
+        hydragnn.simulate(path, nodes=10, hours=0.1, assume=["node_mtbf_hour=3"])
+    with pytest.raises(InputError, match="the machine has 4; raise --nodes"):
+        hydragnn.simulate(path, nodes=4, hours=0.1, overrides=["search.nodes_per_trial=8"])
+    with pytest.raises(InputError, match=r"is not a campaign|does not exist|no campaign"):
+        hydragnn.simulate(path, nodes=10, from_campaign=tmp_path / "none")
+
+
+def test_the_documentation_names_every_assumption_with_its_default(root: Path) -> None:
+    text = (root / "docs" / "simulate.md").read_text().partition("| assumption |")[2]
+    rows = re.findall(r"^\| `(\w+)` \| ([^|]*?) \|", text, re.MULTILINE)
+    defaults = {name: json.dumps(field.default) for name, field in Assumptions.model_fields.items()}
+    assert dict(rows) == {name: "none" if default == "null" else default for name, default in defaults.items()}
