@@ -5,6 +5,7 @@ so the journal gives the campaign back after any kill, and a thousand nodes that
 slow (proposals, folders of attempts, the Optuna study) is worked off between the looks, a little at a time.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -42,7 +43,7 @@ from hydragnn.hpo.space import Point, Space, trial_config
 from hydragnn.hpo.starts import Starts
 
 HEARTBEAT = 0.5  # seconds between looks at the clock while nothing happens
-ROUND = 0.02  # seconds that each kind of slow work may take between two looks
+ROUND = 0.01  # seconds that each kind of slow work may take between two looks
 LAST_ROUND = 3.0  # seconds for the study of a campaign that is left before its end
 SAVING = 0.7  # part of the grace period that attempts get to save themselves; killing and writing take the rest
 FILES = 8  # files read or written side by side, because those of a shared file system take their time
@@ -77,7 +78,7 @@ class Controller:
         self._estimates = Estimates(space)
         self.state = replayed(out / JOURNAL, self._estimates.follow)
         self._files = ThreadPoolExecutor(FILES, "files")
-        self._mirror = Mirror(out / MIRROR, space, self.state)
+        self._mirror = Mirror(out / MIRROR, space, self.state, self._files)
         self._proposals = Proposals(settings, space, enqueued, self.state, self._estimates)
         store_copy = None if settings.job is None else settings.job.store_copy
         self._starts = Starts(launcher, self._config, self._files, store_copy)
@@ -97,7 +98,7 @@ class Controller:
             while not self.state.closed:
                 self.hear([*self._starts.given_up(), *self._launcher.poll(self._patience())])
                 self.work()
-            self._mirror.write(self.state, None if self.state.ending == "finished" else LAST_ROUND)
+            self._mirror.complete(self.state, math.inf if self.state.ending == "finished" else LAST_ROUND)
         return self.state
 
     def hear(self, reports: list[Report]) -> None:
@@ -114,11 +115,10 @@ class Controller:
                 self._launcher.go(report.task)
 
     def work(self) -> None:
-        """A little of everything that no event waits for."""
+        """A little of everything that no event waits for; new configurations are written down with the next look's events."""
         deadline = time.monotonic() + ROUND
         while self.state.ending is None and (event := self._proposals.answer(self.state, deadline)) is not None:
             self._take(event)
-        self._commit()
         self._starts.work(time.monotonic() + ROUND)
         self._mirror.write(self.state, ROUND)
 
@@ -130,7 +130,7 @@ class Controller:
         """How long to wait for the launcher: until the next tick, or not at all while there is work."""
         proposing = self._proposals.busy and self.state.ending is None
         busy = proposing or self._starts.busy or self._mirror.busy
-        return 0.0 if busy else max(0.0, self._next_tick - self._clock())
+        return 0.0 if busy or self._taken else max(0.0, self._next_tick - self._clock())
 
     def _take(self, event: Event) -> None:
         """Decide what follows from an event; it happens once the event is on disk."""

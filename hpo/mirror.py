@@ -1,11 +1,13 @@
 """The campaign as an Optuna study on disk, for optuna-dashboard; written from the journal, never read back.
 
-What changed is noted when it happens and written between the controller's looks, many changes with one flush.
+What changed is noted when it happens, put into Optuna's terms between the controller's looks, and flushed beside them.
 """
 
 import json
+import math
 import time
 from collections.abc import Iterable
+from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from hydragnn.hpo.scheduler import State, Trial
 from hydragnn.hpo.space import Space
 
 NAME = "optuna.log"
+INTERVAL = 0.25  # seconds between two flushes
 OUTCOMES = {
     "finished": TrialState.COMPLETE,
     "pruned": TrialState.PRUNED,
@@ -32,8 +35,11 @@ OUTCOMES = {
 class Mirror:
     """Keeps ``optuna.log`` in step with the campaign; made afresh from the state whenever a controller begins."""
 
-    def __init__(self, path: Path, space: Space, state: State) -> None:
-        self._path, self._space = path, space
+    def __init__(self, path: Path, space: Space, state: State, files: Executor) -> None:
+        """``files`` writes, beside everything else."""
+        self._path, self._space, self._files = path, space, files
+        self._flushing: Future[None] | None = None
+        self._next = 0.0
         self._changed = dict.fromkeys(number for number, trial in sorted(state.trials.items()) if trial.values)
         self._outcomes: dict[int, TrialState] = {}
         self._written: dict[int, tuple[int, int]] = {}
@@ -52,8 +58,9 @@ class Mirror:
 
     @property
     def busy(self) -> bool:
-        """Whether something is still to be written."""
-        return bool(self._changed)
+        """Whether something can be written now."""
+        flushed = self._flushing is None or self._flushing.done()
+        return bool(self._changed) and flushed and time.monotonic() >= self._next
 
     def follow(self, event: Event) -> None:
         """Note what an event, already in the journal, changed."""
@@ -65,18 +72,33 @@ class Mirror:
         self._outcomes[action.trial] = OUTCOMES[action.outcome]
         self._changed[action.trial] = None
 
-    def write(self, state: State, seconds: float | None = None) -> None:
-        """Write what changed, for so many seconds at most; None: all of it."""
-        if not self._changed:
-            return
-        deadline = None if seconds is None else time.monotonic() + seconds
+    def write(self, state: State, seconds: float) -> None:
+        """Write what changed, for so many seconds at most and not too often."""
+        if self.busy:
+            self._finish_flush()
+            self._write(state, time.monotonic() + seconds)
+            self._next = time.monotonic() + INTERVAL
+            self._flushing = self._files.submit(self._lines.flush)
+
+    def complete(self, state: State, seconds: float = math.inf) -> None:
+        """Write all that changed, as far as so many seconds allow, and wait until it is on disk."""
+        self._finish_flush()
+        self._write(state, time.monotonic() + seconds)
+        self._flushing = self._files.submit(self._lines.flush)
+        self._finish_flush()
+
+    def _write(self, state: State, deadline: float) -> None:
+        while self._changed and time.monotonic() < deadline:
+            number = next(iter(self._changed))
+            del self._changed[number]
+            if number in state.trials and state.trials[number].values:
+                self._bring_up_to_date(state, state.trials[number])
+
+    def _finish_flush(self) -> None:
+        flushing, self._flushing = self._flushing, None
         try:
-            while self._changed and (deadline is None or time.monotonic() < deadline):
-                number = next(iter(self._changed))
-                del self._changed[number]
-                if number in state.trials and state.trials[number].values:
-                    self._bring_up_to_date(state, state.trials[number])
-            self._lines.flush()
+            if flushing is not None:
+                flushing.result()
         except OSError as error:
             raise self._problem(error) from error
 

@@ -3,11 +3,12 @@
 import signal
 import time
 from collections.abc import Callable
-from concurrent.futures import Executor, Future, wait
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from pathlib import Path
 from typing import Any
 
 from hydragnn.config import RunConfig
+from hydragnn.errors import InputError
 from hydragnn.files import write_json
 from hydragnn.hpo.launcher import Exit, Launcher, Task
 
@@ -67,12 +68,16 @@ class Starts:
             trial = next(iter(self._wanted))
             self._prepare(self._wanted.pop(trial))
         if self._preparing:
-            wait([ready for _, ready in self._preparing.values()], max(0.0, deadline - time.monotonic()))
+            waiting = [ready for _, ready in self._preparing.values()]
+            wait(waiting, max(0.0, deadline - time.monotonic()), return_when=FIRST_COMPLETED)
         for trial, (task, ready) in list(self._preparing.items()):
             if not ready.done():
                 continue
             del self._preparing[trial]
-            ready.result()
+            try:
+                ready.result()
+            except InputError as error:
+                raise InputError(f"{error}; then continue with --resume") from error
             if trial in self._unwanted:
                 self._unwanted.remove(trial)
                 self._end(task)

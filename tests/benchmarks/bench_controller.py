@@ -10,6 +10,7 @@ events) and for whole looks, what they are made of, what an event may have to wa
 
 import argparse
 import json
+import os
 import random
 import resource
 import sys
@@ -133,15 +134,16 @@ def write_record(task: Task, chance: random.Random) -> None:
 class Timed(Controller):
     """The controller with a stopwatch at the ends of its methods."""
 
-    looks: list[tuple[int, float]]
+    looks: list[tuple[int, float, float]]
+    """Reports, seconds and seconds of processor of each look."""
     rounds: list[float]
 
     def hear(self, reports: list[Report]) -> None:
         """Time a look that found something."""
-        begun = time.perf_counter()
+        begun, processor = time.perf_counter(), time.thread_time()
         super().hear(reports)
         if reports:
-            self.looks.append((len(reports), time.perf_counter() - begun))
+            self.looks.append((len(reports), time.perf_counter() - begun, time.thread_time() - processor))
 
     def work(self) -> None:
         """Time a round of work between looks."""
@@ -155,18 +157,20 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self.seconds: defaultdict[str, list[float]] = defaultdict(list)
+        self.processor: defaultdict[str, list[float]] = defaultdict(list)
 
     def around(self, owner: Any, name: str) -> None:
         """Time a function from now on."""
         inner, main = getattr(owner, name), threading.main_thread()
 
         def timed(*arguments: Any, **options: Any) -> Any:
-            begun = time.perf_counter()
+            begun, processor = time.perf_counter(), time.thread_time()
             try:
                 return inner(*arguments, **options)
             finally:
                 if threading.current_thread() is main:
                     self.seconds[name].append(time.perf_counter() - begun)
+                    self.processor[name].append(time.thread_time() - processor)
 
         setattr(owner, name, timed)
 
@@ -197,20 +201,23 @@ def main() -> int:
         state = timed.run(plan_on(launcher, settings))
         whole = time.perf_counter() - begun
         size = (out / NAME).stat().st_size / 2**20
-    events = sum(count for count, _ in timed.looks)
+    events = sum(count for count, _, _ in timed.looks)
     print(f"{len(state.trials)} trials, at most {launcher.most} at once, {events} reports in {len(timed.looks)} looks")
     print(f"whole campaign {whole:.0f} s, journal {size:.0f} MiB, ending {state.ending}")
-    each = [seconds / count for count, seconds in timed.looks for _ in range(count)]
+    each = [seconds / count for count, seconds, _ in timed.looks for _ in range(count)]
     print(line("one event, its share of the look", each))
+    print(line("  of that the processor", [cpu / count for count, _, cpu in timed.looks for _ in range(count)]))
     for low, high in ((1, 1), (2, 16), (17, LARGEST), (LARGEST + 1, 10 * LARGEST)):
-        some = [seconds for count, seconds in timed.looks if low <= count <= high]
+        some = [(seconds, processor) for count, seconds, processor in timed.looks if low <= count <= high]
         if some:
-            print(line(f"a look with {low} to {high} reports", some))
+            print(line(f"a look with {low} to {high} reports", [seconds for seconds, _ in some]))
+            print(line("  of that the processor", [processor for _, processor in some]))
     print(line("scheduler: one step", watch.seconds["step"]))
+    print(line("  of that the processor", watch.processor["step"]))
     print(line("disk: one flush", watch.seconds["fsync"]))
     print(line("work between looks (an event may wait so long)", timed.rounds))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    print(f"peak memory {peak:.2f} GiB")
+    print(f"peak memory {peak:.2f} GiB; {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
     return 0 if np.quantile(each, 0.99) < 0.005 and peak < 2 else 1
 
 

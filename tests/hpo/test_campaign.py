@@ -330,7 +330,7 @@ def test_a_disk_that_takes_no_more_stops_the_search_with_a_sentence_and_nothing_
     driver: Any, settings: Settings, fake_launcher: Launchers, weights_of: Weights, tmp_path: Path
 ) -> None:
     out = tmp_path / "c"
-    process = driver(out, 1, pause=0.0, largest_file=6000)
+    process = driver(out, 1, pause=0.0, largest_file=4000)
     _, text = process.communicate(timeout=60)
     assert process.returncode == 1
     assert re.search(r"InputError: cannot write .*free space.*--resume", text.decode())

@@ -180,8 +180,9 @@ def test_a_node_that_loses_an_attempt_is_probed_and_the_sampler_is_not_told(sett
     launcher.on_go = first_is_lost
     run_search(settings(), tmp_path / "c", launcher=launcher)
     (failed,) = [event for event in events_of(tmp_path / "c") if isinstance(event, Failed)]
-    assert (failed.kind, failed.message, failed.suspects) == ("lost_node", "no heartbeat", launcher.tasks[0].places)
-    assert launcher.probes == list(launcher.tasks[0].places)
+    (lost,) = [task for task in launcher.tasks if (task.trial, task.attempt) == (0, 1)]
+    assert (failed.kind, failed.message, failed.suspects) == ("lost_node", "no heartbeat", lost.places)
+    assert launcher.probes == list(lost.places)
     assert all(trial.failure is None for trial in campaign_history(tmp_path / "c").trials)
 
 
