@@ -71,20 +71,26 @@ def kill(process: subprocess.Popen[bytes], ranks: int, choice: random.Random) ->
     return "the launcher" if ranks > 1 else "the process"
 
 
-def stop(process: subprocess.Popen[bytes], stopped: list[subprocess.Popen[bytes]]) -> str:
+Stopped = list[tuple[subprocess.Popen[bytes], int]]
+"""Processes that were stopped, and the codes with which they must leave."""
+
+
+def stop(process: subprocess.Popen[bytes], run: Path, stopped: Stopped) -> str:
     """Stop the process for the next attempt to wake; gives what was stopped."""
     process.send_signal(signal.SIGSTOP)
-    stopped.append(process)
+    done = (run / "record.json").exists() and read_record(run).status == "finished"
+    stopped.append((process, 0 if done else FENCED))
     return "the process, by SIGSTOP"
 
 
-def wake(stopped: list[subprocess.Popen[bytes]], pause: float) -> None:
+def wake(stopped: Stopped, pause: float) -> None:
     """Wake what was stopped a while after its successor began, and see it leave for that reason."""
     while stopped:
         time.sleep(pause)
-        stopped[0].send_signal(signal.SIGCONT)
-        code = stopped.pop(0).wait(timeout=120)
-        assert code == FENCED, f"a woken process left with code {code}"
+        process, expected = stopped.pop()
+        process.send_signal(signal.SIGCONT)
+        code = process.wait(timeout=120)
+        assert code == expected, f"a woken process left with code {code}, not {expected}"
 
 
 def tensors(run: Path) -> dict[str, bytes]:
@@ -119,7 +125,7 @@ def main() -> int:
     assert started(whole, config, options.ranks, 1).wait() == 0, "the undisturbed run failed"
     length = time.monotonic() - begin
     print(f"undisturbed run: {length:.1f} s; killing {options.kills} times at random", flush=True)
-    kills, attempt, stopped = 0, 0, list[subprocess.Popen[bytes]]()
+    kills, attempt, stopped = 0, 0, Stopped()
     while kills < options.kills:
         attempt += 1
         process = started(cut, config, options.ranks, attempt)
@@ -128,7 +134,7 @@ def main() -> int:
         try:
             code = process.wait(timeout=moment)
         except subprocess.TimeoutExpired:
-            victim = stop(process, stopped) if options.wake else kill(process, options.ranks, moments)
+            victim = stop(process, cut, stopped) if options.wake else kill(process, options.ranks, moments)
             kills += 1
             pointer = cut / "checkpoints" / "latest.json"
             newest = json.loads(pointer.read_text())["checkpoint"] if pointer.exists() else "none"
