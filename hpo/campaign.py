@@ -124,10 +124,12 @@ def launcher_of(settings: CampaignSettings, out: Path, workers: int | None = Non
 
     A number of ``workers`` asks for processes of this machine.
     """
-    if settings.search.launcher == "local" or (workers is not None and settings.search.launcher == "auto"):
-        return LocalLauncher(workers or settings.search.workers)
-    allocation = read_allocation(os.environ, want=settings.search.launcher)
-    return launcher_for(settings, allocation, out)
+    search = settings.search
+    local = LocalLauncher(workers or search.workers, hang_seconds=60 * search.hang_minutes)
+    if workers is not None and search.launcher == "auto":
+        return local
+    allocation = read_allocation(os.environ, want=search.launcher)
+    return local if allocation.by == "local" else launcher_for(settings, allocation, out)
 
 
 @contextmanager

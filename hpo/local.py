@@ -23,6 +23,7 @@ import hydragnn
 from hydragnn.errors import InputError
 from hydragnn.hpo.events import Identity, Probed
 from hydragnn.hpo.launcher import Begun, Exit, Report, Task
+from hydragnn.hpo.watchdog import Heartbeat
 
 ONE_THREAD = dict.fromkeys(
     ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"), "1"
@@ -44,6 +45,9 @@ class _Attempt:
     identity: Identity | None = None
     killed_at: float | None = None
     """When the patience with a cancelled attempt ends."""
+    heartbeat: Heartbeat | None = None
+    """Watched from the moment on at which it works."""
+    hung: bool = False
 
 
 @dataclass(kw_only=True, slots=True)
@@ -78,7 +82,15 @@ class _Worker:
 class LocalLauncher:
     """Runs ``hydragnn.training.run FOLDER --until N --attempt A --split S`` for each attempt, on ``workers`` places."""
 
-    def __init__(self, workers: int, *, module: str = MODULE, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        workers: int,
+        *,
+        hang_seconds: float = 600.0,
+        module: str = MODULE,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._hang_seconds = hang_seconds
         self._places = tuple(f"worker-{number}" for number in range(workers))
         self._module = module
         self._environment = {**os.environ, **_importable(), **ONE_THREAD, "PYTHONUNBUFFERED": "1"}
@@ -120,6 +132,7 @@ class LocalLauncher:
         """Let an attempt work that has begun."""
         worker = self._workers.get(task.places[0])
         if worker is not None and worker.attempt is not None and worker.attempt.task == task:
+            worker.attempt.heartbeat = Heartbeat(folder=task.folder, patience=self._hang_seconds)
             worker.send(b"go\n")
 
     def poll(self, seconds: float) -> list[Report]:
@@ -128,6 +141,7 @@ class LocalLauncher:
         while True:
             reports, self._untold = self._untold, []
             self._kill_the_late()
+            self._kill_the_hung()
             wait = 0.0 if reports else max(0.0, min(deadline, self._next_kill()) - time.monotonic())
             places = {worker.reports.fileno(): place for place, worker in self._workers.items()}
             ready = select.select(list(places), [], [], wait)[0] if places else []
@@ -193,12 +207,12 @@ class LocalLauncher:
                 worker.send(b"term\n")
             return [Begun(task=attempt.task, identity=attempt.identity)]
         worker.attempt = None
-        return [_exit(attempt, report["code"])]
+        return [self._exit(attempt, report["code"])]
 
     def _worker_lost(self, place: str) -> list[Report]:
         worker = self._workers.pop(place)
         code = worker.wait()
-        return [] if worker.attempt is None else [_exit(worker.attempt, code)]
+        return [] if worker.attempt is None else [self._exit(worker.attempt, code)]
 
     def _next_kill(self) -> float:
         attempts = [worker.attempt for worker in self._workers.values() if worker.attempt]
@@ -211,17 +225,24 @@ class LocalLauncher:
                 attempt.killed_at = float("inf")
                 worker.send(b"kill\n")
 
+    def _kill_the_hung(self) -> None:
+        for worker in self._workers.values():
+            attempt = worker.attempt
+            if attempt and attempt.heartbeat and not attempt.hung and attempt.heartbeat.stopped():
+                attempt.hung = True
+                worker.send(b"kill\n")
+
+    def _exit(self, attempt: _Attempt, code: int) -> Exit:
+        killed_by_us = attempt.hung or attempt.killed_at == float("inf")
+        starved = code == -signal.SIGKILL and not killed_by_us and _kills_for_memory() > attempt.kills_before
+        message = f"no heartbeat for {self._hang_seconds / 60:.3g} minutes" if attempt.hung else ""
+        return Exit(task=attempt.task, code=code, out_of_memory=starved, hung=attempt.hung, message=message)
+
 
 def _request(task: Task) -> dict[str, Any]:
     """What a worker needs to know of an attempt."""
     options = ["--until", str(task.until), "--attempt", str(task.attempt), "--split", str(task.split)]
     return {"arguments": [str(task.folder), *options], "log": str(task.folder / "log.txt")}
-
-
-def _exit(attempt: _Attempt, code: int) -> Exit:
-    killed_by_us = attempt.killed_at == float("inf")
-    starved = code == -signal.SIGKILL and not killed_by_us and _kills_for_memory() > attempt.kills_before
-    return Exit(task=attempt.task, code=code, out_of_memory=starved)
 
 
 def _importable() -> dict[str, str]:

@@ -52,6 +52,11 @@ if fault and (seed % 3 == 1 or fault.startswith("all")):
         print("something is broken"); sys.exit(9)
     if kind == "kill once" and not once.exists():
         once.touch(); os.kill(os.getpid(), signal.SIGKILL)
+    if kind == "hang once" and not once.exists():
+        once.touch(); time.sleep(600)
+    if kind == "deaf":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        (folder / "deaf").touch(); time.sleep(600)
     if kind in ("diverged", "configuration"):
         record("failed", Failure(kind=kind, message="as planned")); sys.exit(3)
 while len(weights) < options.until and not stopped:
@@ -136,8 +141,9 @@ def fake_launcher(tmp_path: Path) -> Callable[..., LocalLauncher]:
     folder.mkdir()
     (folder / "fake_training.py").write_text(TRAINING)
 
-    def made(workers: int = 1, pause: float = 0.0, fault: str = "") -> LocalLauncher:
-        return LocalLauncher(workers, module="fake_training", environment=environment(folder, pause, fault))
+    def made(workers: int = 1, pause: float = 0.0, fault: str = "", hang_seconds: float = 600.0) -> LocalLauncher:
+        settings = environment(folder, pause, fault)
+        return LocalLauncher(workers, module="fake_training", environment=settings, hang_seconds=hang_seconds)
 
     return made
 

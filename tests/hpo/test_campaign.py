@@ -19,12 +19,13 @@ from hydragnn.errors import InputError
 from hydragnn.hpo import (
     CampaignSettings,
     LocalLauncher,
+    State,
     campaign_history,
     campaign_records,
     parameter_importance,
     run_search,
 )
-from hydragnn.hpo.events import Failed
+from hydragnn.hpo.events import Event, Failed
 from hydragnn.hpo.journal import Journal, read_journal
 
 Settings = Callable[..., CampaignSettings]
@@ -77,6 +78,16 @@ def test_a_process_killed_from_outside_is_retried_from_its_last_state(
     assert result.failed == 0
     assert course(tmp_path / "c") == course(tmp_path / "d")
     assert weights_of(tmp_path / "c") == weights_of(tmp_path / "d")
+
+
+def test_a_process_that_hangs_is_killed_and_its_trial_goes_on(
+    settings: Settings, fake_launcher: Launchers, tmp_path: Path
+) -> None:
+    launcher = fake_launcher(fault="hang once", hang_seconds=10.0)
+    result = run_search(settings(trials=2, rungs=[], finalists=0), tmp_path / "c", launcher=launcher)
+    assert (result.finished, result.failed) == (2, 0)
+    failures = [event for _, event in read_journal(tmp_path / "c" / "journal.jsonl") if isinstance(event, Failed)]
+    assert [(event.kind, event.message) for event in failures] == [("lost_node", "no heartbeat for 0.167 minutes")]
 
 
 def test_when_everything_fails_the_reason_is_told_early(
@@ -301,6 +312,22 @@ def test_an_interrupted_search_saves_its_trials_says_so_once_and_leaves(
     assert history.ending == "stopped"
     assert all(trial.failure is None or "preempted" in trial.failure for trial in history.trials)
     assert run_search(settings(), out, resume=True, launcher=fake_launcher(2)).ending == "finished"
+
+
+def test_an_attempt_that_does_not_leave_is_killed_within_the_grace_period(
+    settings: Settings, fake_launcher: Launchers, tmp_path: Path
+) -> None:
+    out = tmp_path / "c"
+
+    def stop_once_it_is_deaf(state: State, event: Event, seconds: float) -> None:
+        if list(out.glob("trials/*/deaf")) and state.ending is None:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    launcher = fake_launcher(2, fault="all deaf")
+    result = run_search(settings(grace_seconds=2.0), out, launcher=launcher, on_event=stop_once_it_is_deaf)
+    assert result.ending == "stopped"
+    assert {trial.status for trial in campaign_history(out).trials} == {"waiting"}
+    assert run_search(settings(), out, launcher=fake_launcher(), resume=True).ending == "finished"
 
 
 def test_a_worker_that_is_killed_takes_its_attempt_with_it_and_the_trial_goes_on(
