@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from hydragnn.errors import InputError
+from hydragnn.errors import Busy, InputError
 from hydragnn.files import flush_directory
 from hydragnn.hpo.events import Event, event_from_json, event_to_json
 from hydragnn.hpo.scheduler import State, step
@@ -108,7 +108,7 @@ def locked(path: Path) -> int:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(descriptor)
-        raise InputError(f"another search runs in {path.parent}; wait for it, or choose another folder") from None
+        raise Busy(f"another search runs in {path.parent}; wait for it, or choose another folder") from None
     return descriptor
 
 

@@ -4,6 +4,14 @@
 class InputError(ValueError):
     """Bad input: one sentence with what, where and the next move; the command line prints it and exits with 2."""
 
+    code = 2
+
+
+class Busy(InputError):
+    """Somebody else works there: the same may succeed later; the command line exits with 75."""
+
+    code = 75
+
 
 class Interrupted(Exception):
     """Ctrl-C or a signal: everything finished is saved; the message says how to go on; the command line exits with 130."""

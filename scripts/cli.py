@@ -321,7 +321,7 @@ def main() -> None:
         app()
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
-        _exit(2)
+        _exit(error.code)
     except Interrupted as error:
         print(f"interrupted: {error}", file=sys.stderr)
         _exit(error.code)

@@ -2,9 +2,12 @@
 
 import json
 import shlex
+import signal
 import stat
 import subprocess
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -298,3 +301,73 @@ def test_trials_read_the_copy_of_the_store_that_a_job_has_made(
     (run / "attempt.json").write_text(json.dumps({"attempt": 2, "store": str(store_file)}))
     assert train([str(run), "--until", "1", "--attempt", "2"]) == 0
     assert read_record(run).epochs == 1
+
+
+PYTHON = """#!/bin/bash
+case "$2" in
+hydragnn.scripts)
+    trap 'echo saved >>{log}; exit 75' USR1
+    echo search >>{log}
+    while [ -f {folder}/wait ]; do sleep 0.05; done
+    exit {code}
+    ;;
+hydragnn.hpo.submit)
+    echo "submit ${{*: -1}}" >>{log}
+    {next}
+    ;;
+esac
+"""
+
+
+@pytest.fixture
+def carried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Callable[[], tuple[int, list[str]]]]:
+    """Runs the script of a job where neither its scheduler nor a search is: gives the exit code, and what was called."""
+    log, jobs = tmp_path / "log", tmp_path / "campaign" / "jobs"
+    jobs.mkdir(parents=True)
+    (tmp_path / "bin").mkdir()
+    for name in ("scancel", "qdel", "flux"):
+        program = tmp_path / "bin" / name
+        program.write_text(f'#!/bin/bash\n[ "$1" = getattr ] && echo f7 || echo "{name} $*" >>{log}\n')
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    for variable in ("SLURM_JOB_ID", "PBS_JOBID"):
+        monkeypatch.setenv(variable, "7")
+
+    def start(site: str, code: int, successor: str) -> Callable[[], tuple[int, list[str]]]:
+        python = tmp_path / "bin" / "python"
+        python.write_text(PYTHON.format(log=log, folder=tmp_path, code=code, next=f"echo {successor}"))
+        python.chmod(0o755)
+        script = job_script(replace(job(tmp_path / "campaign", site=site), directory=tmp_path))
+        process = subprocess.Popen(["bash", "-c", script], start_new_session=True)
+
+        def ended() -> tuple[int, list[str]]:
+            if (tmp_path / "wait").exists():
+                while not log.exists() or "search" not in log.read_text():
+                    time.sleep(0.02)
+                process.send_signal(signal.SIGUSR1)
+            return process.wait(60), sorted(log.read_text().splitlines())
+
+        return ended
+
+    return start
+
+
+@pytest.mark.parametrize(("site", "cancel"), [("slurm", "scancel"), ("pbs", "qdel"), ("flux", "flux --parent cancel")])
+def test_a_job_cancels_its_successor_only_where_nothing_is_left_to_do(
+    carried: Callable[..., Any], tmp_path: Path, site: str, cancel: str
+) -> None:
+    usual = ["search", "submit 7" if site != "flux" else "submit f7"]
+    assert carried(site, code=0, successor="8")() == (0, sorted([*usual, f"{cancel} 8"]))
+    for code, shown in ((2, 2), (75, 0), (130, 0), (137, 137)):
+        (tmp_path / "log").unlink()
+        expected = sorted([*usual, f"{cancel} 8"] if code == 2 else usual)
+        assert carried(site, code=code, successor="8")() == (shown, expected)
+    (tmp_path / "log").unlink()
+    assert carried(site, code=75, successor="")() == (0, sorted([*usual, "submit --over"])), "none yet: asks again"
+    stamps = sorted(path.name for path in (tmp_path / "campaign" / "jobs").iterdir())
+    assert stamps == ["0003.begun", "0003.ended", "0003.next"]
+
+
+def test_a_warning_before_the_walltime_ends_reaches_the_search(carried: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "wait").touch()
+    assert carried("slurm", code=0, successor="8")() == (0, ["saved", "search", "submit 7"])
