@@ -137,8 +137,16 @@ def build_ensemble(
     from hydragnn.scripts.final import trained_ensemble
 
     if train or final_seeds or epochs:
-        options = {"top_k": top_k, "method": method, "workers": workers, "quiet": quiet}
-        return trained_ensemble(Path(campaign), Path(out), seeds=max(1, final_seeds), epochs=epochs, **options)
+        return trained_ensemble(
+            Path(campaign),
+            Path(out),
+            top_k=top_k,
+            method=method,
+            seeds=max(1, final_seeds),
+            epochs=epochs,
+            workers=workers,
+            quiet=quiet,
+        )
     return ensemble_from_runs(
         finished_runs(Path(campaign)), Path(out), top_k=top_k, method=method, campaign=Path(campaign)
     )
