@@ -329,6 +329,6 @@ class PackLauncher:
         hung = attempt.hung
         if attempt.killed is not None or (attempt.term_at and code not in (0, None)):
             code = -9
-        message = f"no heartbeat for {self._hang / 60:.0f} minutes" if hung else message
+        message = f"no heartbeat for {self._hang:.0f} s" if hung else message
         end = Exit(task=attempt.task, code=code, out_of_memory=starved, hung=hung, suspects=suspects, message=message)
         self._untold.append(end)

@@ -69,6 +69,8 @@ class _Attempt:
     kill_at: float = float("inf")
     cancelled: bool = False
     hung: bool = False
+    killed: bool = False
+    """Because it hung, or because it was over and did not end."""
     lost: tuple[str, ...] = ()
     ended: float | None = None
     code: int = 0
@@ -227,9 +229,11 @@ class StepLauncher:
         if attempt.ended is None:
             if now >= attempt.kill_at:
                 attempt.step.kill()
-            elif attempt.heartbeat is not None and not attempt.hung and attempt.heartbeat.stopped():
-                attempt.hung = True
-                attempt.step.kill()
+            elif attempt.heartbeat is not None and not attempt.killed:
+                attempt.hung = attempt.heartbeat.stopped()
+                attempt.killed = attempt.hung or attempt.heartbeat.lingers(attempt.task.attempt)
+                if attempt.killed:
+                    attempt.step.kill()
             code = attempt.step.poll()
             if code is None:
                 return
@@ -242,13 +246,14 @@ class StepLauncher:
 
     def _exit(self, attempt: _Attempt) -> Exit:
         task, evidence = attempt.task, self._site.evidence(_log_since(attempt.task.folder, attempt.log_from))
-        gone = {node for node, lost in self._watch.states.items() if lost} | {*evidence.suspects, *attempt.lost}
+        silent = {node for node, lost in self._watch.states.items() if lost or attempt.code}
+        gone = silent | {*evidence.suspects, *attempt.lost}
         code = evidence.code if evidence.code is not None else attempt.code
-        if attempt.cancelled or attempt.hung or attempt.lost:
+        if attempt.cancelled or attempt.killed or attempt.lost:
             code = -9  # we ended it
         message = evidence.message
         if attempt.hung:
-            message = f"no heartbeat for {self._limits.hang_seconds / 60:.0f} minutes"
+            message = f"no heartbeat for {self._limits.hang_seconds:.0f} s"
         suspects = tuple(node for node in task.places if node in gone)
         if suspects:
             message = f"lost {', '.join(suspects)}. {message}".strip()

@@ -12,10 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from hydragnn.errors import InputError
 from hydragnn.hpo.sites import NodeStates, Site
+from hydragnn.record import read_record
 
 HEARTBEAT = "heartbeat"
 """The file that rank 0 touches while it takes steps."""
+LINGER = 10.0  # seconds that an attempt's processes may take to end once its record is complete
 LOOK_EVERY = 3.0  # seconds between looks at the nodes; sinfo answers from the controller's memory
 LOOK_PATIENCE = 20.0  # seconds after which a look is given up
 
@@ -32,6 +35,7 @@ class Heartbeat:
     _changed: float = field(init=False)
     _stamp: tuple[int, int] | None = field(init=False, default=None)
     _next: float = field(init=False)
+    _next_record: float = field(init=False, default=0.0)
 
     def __post_init__(self) -> None:
         self._changed = self.clock()
@@ -39,15 +43,26 @@ class Heartbeat:
         self._next = self._changed
 
     def stopped(self) -> bool:
-        """Whether nothing changed for longer than the patience; looks at the file at most ten times in that time."""
+        """Whether nothing changed for longer than the patience; looks at the file every two seconds at most."""
         now = self.clock()
         if now < self._next:
             return False
-        self._next = now + self.patience / 10
+        self._next = now + min(self.patience / 10, LINGER / 5)
         stamp = self._read()
         if stamp != self._stamp:
             self._stamp, self._changed = stamp, now
         return now - self._changed > self.patience
+
+    def lingers(self, attempt: int) -> bool:
+        """Whether the attempt has left its last record, and some of its processes do not end, for example on a lost node."""
+        now = self.clock()
+        if now - self._changed < LINGER or now < self._next_record:
+            return False
+        self._next_record = now + LINGER
+        with suppress(InputError):
+            record = read_record(self.folder)
+            return record.attempt == attempt and record.status != "running"
+        return False
 
     def _read(self) -> tuple[int, int] | None:
         with suppress(OSError):

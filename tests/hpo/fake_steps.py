@@ -52,7 +52,8 @@ def steps(folder: Path, options: argparse.Namespace, stopped: list[int]) -> int:
     fault = faults.get(str(int(folder.name))) if options.attempt == 1 else None
     state, pause = folder / "weights.json", float(os.environ.get("FAKE_PAUSE", "0.1"))
     weights: list[int] = json.loads(state.read_text()) if state.exists() else []
-    while len(weights) < options.until and not stopped:
+    until = sys.maxsize if fault == "long" else options.until
+    while len(weights) < until and not stopped:
         time.sleep(pause)
         if json.loads((folder / "attempt.json").read_text())["attempt"] != options.attempt:
             return 4
@@ -70,7 +71,7 @@ def steps(folder: Path, options: argparse.Namespace, stopped: list[int]) -> int:
         weights.append(len(weights))
         write_atomically(state, json.dumps(weights) + " " * int(os.environ.get("FAKE_BYTES", "0")))
         write(config, folder, options.attempt, weights, "running")
-    done = len(weights) >= config["train"]["epochs"]
+    done = len(weights) >= config["train"]["epochs"] and fault != "long"
     write(config, folder, options.attempt, weights, "finished" if done else "paused")
     return 0
 

@@ -1,0 +1,275 @@
+"""Whole campaigns inside allocations of a real Slurm, with nodes that die, ranks that hang, full disks and cancelled jobs."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+
+from hydragnn.errors import InputError
+from hydragnn.hpo import CampaignResult, run_search
+from hydragnn.hpo.allocation import read_allocation
+from hydragnn.hpo.events import Event, Failed, Launched, Opened, Probed, node_of
+from hydragnn.hpo.journal import read_journal, replayed
+from hydragnn.hpo.packs import PackLauncher
+from hydragnn.hpo.scheduler import State
+from hydragnn.hpo.settings import CampaignSettings
+from hydragnn.hpo.sites import site_of
+from hydragnn.hpo.steps import Limits, StepLauncher, launcher_for
+from hydragnn.record import read_record
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE = 120.0  # seconds that anything here may take on a loaded machine
+NODES = 6
+
+
+@dataclass
+class Followed:
+    """What a campaign did, event by event."""
+
+    events: list[tuple[float, Event]] = field(default_factory=list)
+    uses: list[tuple[float, dict[int, tuple[str, ...]]]] = field(default_factory=list)
+    """At which second the running trials and their nodes were what."""
+    free: dict[float, set[str]] = field(default_factory=dict)
+    """Which nodes were free at which second."""
+    at_opening: Callable[[], None] | None = None
+
+    def __call__(self, state: State, event: Event, seconds: float) -> None:
+        if isinstance(event, Opened) and self.at_opening:
+            self.at_opening()
+        self.events.append((seconds, event))
+        self.free[seconds] = set(state.free)
+        self.uses.append((seconds, {trial.number: trial.places for trial in state.running}))
+
+    def failures(self) -> list[Failed]:
+        return [event for _, event in self.events if isinstance(event, Failed)]
+
+    def first(self, wanted: Callable[[Event], bool]) -> float:
+        return next(seconds for seconds, event in self.events if wanted(event))
+
+
+@pytest.fixture(scope="module")
+def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A file system with little room, mounted before the nodes come up, so that they see it."""
+    folder = tmp_path_factory.mktemp("disk")
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("tmpfs cannot be mounted here")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.fixture(scope="module")
+def cluster(slurm_module: Any, disk: Path) -> Iterator[Any]:
+    """Nodes of their own, because some die for good."""
+    with slurm_module.Cluster(nodes=NODES, cores=2) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def job(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
+    """Takes an allocation of so many nodes, as a pilot job asks for it."""
+    for name, value in {**cluster.environment, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'hpo'}"}.items():
+        monkeypatch.setenv(name, value)
+    taken: list[str] = []
+
+    def take(nodes: int) -> None:
+        for name in cluster.names:
+            if name not in cluster._processes:
+                cluster.restart(name)
+        wait_for(lambda: len(printed("sinfo", "-h", "-N", "-t", "idle", "-o", "%n").split()) >= nodes)
+        salloc = ["salloc", f"-N{nodes}", "--no-kill", "--no-shell", "--time=60", "--job-name=pilot"]
+        subprocess.run(salloc, check=True, capture_output=True)
+        taken.append(printed("squeue", "-h", "-n", "pilot", "-o", "%i").split()[0])
+        monkeypatch.setenv("SLURM_JOB_ID", taken[-1])
+        monkeypatch.setenv("SLURM_JOB_CPUS_PER_NODE", "2")
+
+    yield take
+    for number in taken:
+        subprocess.run(["scancel", number], check=True)
+
+
+def printed(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def wait_for(condition: Callable[[], bool], campaign: Future[CampaignResult] | None = None) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        if campaign is not None and campaign.done():
+            raise AssertionError(f"the campaign has ended: {campaign.result()}")
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def fake_launcher(monkeypatch: pytest.MonkeyPatch, hang: float = 60.0, **faults: str) -> StepLauncher:
+    monkeypatch.setenv("FAKE_FAULTS", json.dumps({number.removeprefix("trial"): f for number, f in faults.items()}))
+    allocation = read_allocation(os.environ)
+    limits = Limits(hang_seconds=hang, probe_seconds=60.0)
+    return StepLauncher(site_of(allocation), allocation, ranks=1, limits=limits, module="fake_steps")
+
+
+def in_background(
+    settings: CampaignSettings, out: Path, launcher: Any, followed: Followed, resume: bool = False
+) -> Future[CampaignResult]:
+    pool = ThreadPoolExecutor(1)
+    future = pool.submit(run_search, settings, out, resume=resume, launcher=launcher, on_event=followed)
+    pool.shutdown(wait=False)
+    return future
+
+
+def places_of(followed: Followed, trial: int) -> tuple[str, ...]:
+    return followed.uses[-1][1].get(trial, ()) if followed.uses else ()
+
+
+def assert_accounted(out: Path, trials: int) -> None:
+    """Every trial has an outcome, and no fault of a machine is among what the sampler was told."""
+    state = replayed(out / "journal.jsonl")
+    assert len(state.trials) == trials
+    assert {trial.status for trial in state.trials.values()} <= {"finished", "paused"}
+    storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(out / "optuna.log")))
+    (study,) = storage.get_all_studies()
+    told = Counter(trial.state.name for trial in storage.get_all_trials(study._study_id))
+    assert set(told) <= {"COMPLETE", "PRUNED"} and sum(told.values()) == trials
+
+
+def assert_disjoint(followed: Followed) -> None:
+    for _, uses in followed.uses:
+        nodes = [node_of(place) for places in uses.values() for place in places]
+        assert len(nodes) == len(set(nodes))
+
+
+def test_faults_of_machines_cost_the_trials_that_they_hit_one_attempt_and_nobody_else_anything(
+    job, cluster, settings, monkeypatch, tmp_path
+):
+    job(5)  # two pairs, and one node that idles until a pair breaks
+    monkeypatch.setenv("FAKE_PAUSE", "0.4")
+    campaign, followed, out = settings(trials=8, nodes_per_trial=2, rungs=[2]), Followed(), tmp_path / "campaign"
+    launcher = fake_launcher(monkeypatch, hang=4.0, trial1="hang", trial2="memory", trial3="long")
+    future = in_background(campaign, out, launcher, followed)
+    wait_for(lambda: (out / "trials" / "0003" / "heartbeat").exists(), future)
+    partner, dead = sorted(places_of(followed, 3))  # rank 0 lives on, so that nobody but the scheduler notices
+    cluster.kill(dead)
+    result = future.result(PATIENCE)
+    assert (result.ending, result.trials, result.failed) == ("finished", 8, 0)
+    assert_accounted(out, 8)
+    assert_disjoint(followed)
+    assert max(len(uses) for _, uses in followed.uses) == 2
+    failures = {(failed.trial, failed.kind): failed for failed in followed.failures()}
+    assert set(failures) == {(1, "lost_node"), (2, "out_of_memory"), (3, "lost_node")}
+    assert failures[3, "lost_node"].suspects == (dead,)
+    known = followed.first(lambda event: isinstance(event, Probed) and "lost" in event.message)
+    ended = followed.first(lambda event: isinstance(event, Failed) and event.trial == 3)
+    again = followed.first(lambda event: isinstance(event, Launched) and (event.trial, event.attempt) == (3, 2))
+    assert partner in followed.free[ended] | {
+        place for at, uses in followed.uses if at == ended for place in uses.get(3, ())
+    }
+    assert again - known <= 5.0
+    assert all(dead not in places for at, uses in followed.uses if at > ended for places in uses.values())
+
+
+def test_trials_of_two_nodes_train_together_and_go_on_elsewhere_when_a_node_is_lost(
+    job, cluster, table, monkeypatch, tmp_path
+):
+    from hydragnn.hpo import campaign_settings
+
+    job(5)
+    search = {**table["search"], "trials": 2, "rungs": [], "nodes_per_trial": 2}
+    campaign = campaign_settings({**table, "train": {"epochs": 12}, "search": search}, tmp_path / "CAMPAIGN.toml")
+    followed, out = Followed(), tmp_path / "campaign"
+    future = in_background(campaign, out, launcher_for(campaign, read_allocation(os.environ), out), followed)
+    wait_for(lambda: (out / "trials" / "0000" / "checkpoints" / "latest.json").exists(), future)
+    dead = places_of(followed, 0)[1]
+    cluster.kill(dead)
+    result = future.result(PATIENCE)
+    assert (result.ending, result.finished, result.failed) == ("finished", 2, 0)
+    assert_accounted(out, 2)
+    assert_disjoint(followed)
+    records = [read_record(out / "trials" / name) for name in ("0000", "0001")]
+    assert [(record.cost.ranks, record.cost.nodes, record.epochs) for record in records] == [(2, 2, 12)] * 2
+    assert [(failed.trial, failed.kind) for failed in followed.failures()] == [(0, "lost_node")]
+    assert followed.failures()[0].epochs > 0
+    assert [record.attempt for record in records] == [2, 1]
+
+
+def test_small_trials_in_packs_fail_alone(job, settings, monkeypatch, tmp_path):
+    job(3)
+    monkeypatch.setenv("FAKE_FAULTS", '{"1": "crash", "4": "hang"}')
+    campaign, followed, out = settings(trials=12, trials_per_node=2, rungs=[2]), Followed(), tmp_path / "campaign"
+    allocation, log = read_allocation(os.environ), tmp_path / "packs.txt"
+    launcher = PackLauncher(site_of(allocation), allocation, shares=2, log=log, hang_seconds=4.0, module="fake_steps")
+    result = run_search(campaign, out, launcher=launcher, on_event=followed)
+    assert (result.ending, result.trials, result.failed) == ("finished", 12, 0)
+    assert_accounted(out, 12)
+    assert max(len(uses) for _, uses in followed.uses) == 6
+    assert {(failed.trial, failed.kind) for failed in followed.failures()} == {(1, "launch"), (4, "lost_node")}
+
+
+def test_a_full_disk_stops_the_campaign_clearly_and_nothing_is_lost(job, disk, settings, monkeypatch, tmp_path):
+    job(4)
+    monkeypatch.setenv("FAKE_BYTES", str(900_000))
+    campaign, out = settings(trials=5, nodes_per_trial=2, rungs=[]), tmp_path / "campaign"
+    followed = Followed(at_opening=lambda: small_folder(out / "trials" / "0002", disk))
+    with pytest.raises(InputError, match=r"(?s)0002.*[Nn]o space.*--resume"):
+        run_search(campaign, out, launcher=fake_launcher(monkeypatch), on_event=followed)
+    subprocess.run(["mount", "-o", "remount,size=32m", str(disk)], check=True)
+    again = Followed()
+    result = run_search(campaign, out, resume=True, launcher=fake_launcher(monkeypatch), on_event=again)
+    assert (result.ending, result.finished, result.failed) == ("finished", 5, 0)
+    assert_accounted(out, 5)
+    assert {failed.trial for failed in again.failures()} <= {2}
+
+
+def small_folder(path: Path, disk: Path) -> None:
+    """A trial's folder on the small disk."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.symlink_to(disk)
+
+
+def test_a_cancelled_pilot_is_resumed_by_a_second_job_which_does_nothing_twice(job, settings, monkeypatch, tmp_path):
+    job(4)
+    subprocess.run(["scancel", os.environ["SLURM_JOB_ID"]], check=True)
+    campaign, out = settings(trials=8, nodes_per_trial=2, rungs=[]), tmp_path / "campaign"
+    (tmp_path / "campaign.json").write_text(json.dumps(campaign.to_json()))
+    monkeypatch.setenv("FAKE_PAUSE", "0.3")
+    first = batch_job(tmp_path)
+    wait_for(lambda: len(finished(out)) >= 2)
+    subprocess.run(["scancel", first], check=True)
+    wait_for(lambda: over(first))
+    before = {name: (out / "trials" / name / "ranks.txt").read_text() for name in finished(out)}
+    second = batch_job(tmp_path)
+    wait_for(lambda: over(second))
+    result = json.loads((tmp_path / "job.out").read_text().splitlines()[-1])
+    assert (result["ending"], result["trials"], result["failed"]) == ("all trials done", 8, 0)
+    assert_accounted(out, 8)
+    assert before == {name: (out / "trials" / name / "ranks.txt").read_text() for name in before}
+    openings = [event for _, event in read_journal(out / "journal.jsonl") if isinstance(event, Opened)]
+    assert len(openings) == 2 and all(opened.deadline is not None for opened in openings)
+
+
+def batch_job(folder: Path) -> str:
+    """Submits a pilot with the flags that let it outlive its nodes; gives its number."""
+    command = f"exec {sys.executable} {ROOT}/tests/hpo/pilot.py {folder}/campaign.json {folder}/campaign"
+    flags = ["--no-kill", "--no-requeue", "--signal=B:USR1@60", "--time=60", "-N4", "--parsable", "--open-mode=append"]
+    return printed("sbatch", *flags, f"--output={folder}/job.out", f"--wrap={command}").strip()
+
+
+def over(number: str) -> bool:
+    """Whether a job has ended with all that it ran."""
+    shown = printed("scontrol", "show", "job", number)
+    return any(f"JobState={state} " in shown for state in ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT"))
+
+
+def finished(out: Path) -> list[str]:
+    """The folders of the trials that are complete."""
+    state = replayed(out / "journal.jsonl") if (out / "journal.jsonl").exists() else None
+    return [f"{t.number:04d}" for t in state.trials.values() if t.status == "finished"] if state else []
