@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 
 from hydragnn.hpo.settings import Choices, Parameter
+from hydragnn.hpo.sizing import loss
 from hydragnn.hpo.space import Point, Space
 
 FEWEST = 4
@@ -107,8 +108,7 @@ def seconds_on(places: int, work: float, scaling: float | None) -> float:
     >>> seconds_on(1, 8.0, 4.0), seconds_on(4, 8.0, None), seconds_on(5, 10.0, 4.0)
     (8.0, 2.0, 4.0)
     """
-    loss = 0.0 if scaling is None else (places - 1) / scaling
-    return work / places * (1 + loss)
+    return work / places * loss(places, scaling)
 
 
 def work_of(places: int, seconds: float, scaling: float | None) -> float:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hydragnn.errors import InputError
-from hydragnn.hpo.costs import CostModel
+from hydragnn.hpo.costs import CostModel, scaling_of, work_of
 from hydragnn.hpo.door import open_campaign
 from hydragnn.hpo.events import event_from_json, node_of
 from hydragnn.hpo.journal import NAME as JOURNAL
@@ -193,14 +193,18 @@ class Follower:
 
     def _cost_status(self, state: State) -> Costs:
         """The model is fitted again where a tenth more trials are measured."""
-        measured = [trial for trial in state.trials.values() if trial.measured and trial.work is not None]
-        if len(measured) > 1.1 * self._costs.measured:
+        sizes = {size.trial: size for size in self._chronicle.sizes}
+        if len(sizes) > 1.1 * self._costs.measured:
+            scaling = scaling_of(self._chronicle.sizes)
             self._costs = CostModel.fitted(
-                [(trial.values, trial.work or 0.0) for trial in sorted(measured, key=lambda trial: trial.number)],
+                [
+                    (state.trials[number].values, work_of(size.places, size.seconds, scaling))
+                    for number, size in sorted(sizes.items())
+                ],
                 self._space,
                 sizes=self._chronicle.sizes,
             )
-        return Costs(measured=len(measured), error=self._costs.error, scaling=self._costs.scaling)
+        return Costs(measured=len(sizes), error=self._costs.error, scaling=self._costs.scaling)
 
 
 def campaign_status(folder: Path) -> CampaignStatus:
@@ -212,16 +216,23 @@ def campaign_status(folder: Path) -> CampaignStatus:
 
 def node_counts(state: State) -> NodeCounts:
     """What the nodes do now."""
-    busy = {node_of(place) for trial in state.running for place in trial.places}
-    out = {name: node.status for name, node in state.health.items() if node.status != "pool" and name not in busy}
-    names = {node_of(place) for place in state.places}
+    out = {name: node.status for name, node in state.health.items() if node.status != "pool"}
+    if len(state.places) == len(state.nodes):
+        busy = state.healthy - len(state.free)
+        in_use = {node_of(place) for name in out for place in state.nodes[name]} - {
+            name for name, node in state.health.items() if node.held
+        }
+    else:
+        in_use = {node_of(place) for trial in state.running for place in trial.places}
+        busy = len(in_use)
+    idle_out = {name: status for name, status in out.items() if name not in in_use}
     return NodeCounts(
-        known=len(names),
-        busy=len(busy),
-        idle=max(0, len(names) - len(busy) - len(out)),
-        probing=sum(status == "probing" for status in out.values()),
-        quarantined=tuple(sorted(name for name, status in out.items() if status == "quarantined")),
-        local=local_nodes(names),
+        known=len(state.nodes),
+        busy=busy,
+        idle=max(0, len(state.nodes) - busy - len(idle_out)),
+        probing=sum(status == "probing" for status in idle_out.values()),
+        quarantined=tuple(sorted(name for name, status in idle_out.items() if status == "quarantined")),
+        local=local_nodes(state.nodes),
     )
 
 

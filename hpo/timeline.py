@@ -166,7 +166,8 @@ class Chronicle:
         self._open: dict[str, Outage] = {}
         self._sessions: list[Session] = []
         self._unconfirmed: dict[int, list[int]] = {}
-        self._useful = 0.0
+        self._useful, self._done, self._busy = 0.0, 0.0, 0.0
+        self._since, self._held = 0.0, 0
 
     def feed(self, event: Event, now: float) -> bool:
         """Let an event happen; False where it does not follow from those before it."""
@@ -177,6 +178,9 @@ class Chronicle:
 
     def observe(self, before: State, event: Event, after: State, now: float) -> None:
         """Note what an event changed."""
+        if not isinstance(event, Opened):  # between two controllers nothing is busy
+            self._busy += self._busy_places * max(0.0, now - self._since)
+        self._since = max(now, self._since)
         if isinstance(event, Opened):
             self._opened(before, event, now)
         elif isinstance(event, Reached | Failed):
@@ -185,6 +189,7 @@ class Chronicle:
                 self._ended(trial, after.trials[event.trial], event, now)
         if after.health is not before.health:
             self._compare_health(after, now)
+            self._held = len(after.places) - after.healthy
         if self._sessions:
             self._sessions[-1] = replace(self._sessions[-1], ended=max(now, self._sessions[-1].ended))
         self.state = after
@@ -204,11 +209,15 @@ class Chronicle:
         )
 
     def goodput(self, now: float) -> float | None:
-        """The useful share up to ``now``, from sums that are kept; None before any time passed."""
+        """The useful share up to ``now``, from sums that are kept, however many trials run; None before any time passed."""
         past = sum(len(session.places) * session.seconds for session in self._sessions[:-1])
         latest = sum(len(session.places) * (now - session.opened) for session in self._sessions[-1:])
-        running = sum(len(trial.places) * max(0.0, now - trial.started) for trial in self.state.running)
+        running = self._busy + self._busy_places * max(0.0, now - self._since) - self._done
         return (self._useful + running) / (past + latest) if past + latest > 0 else None
+
+    @property
+    def _busy_places(self) -> int:
+        return len(self.state.places) - len(self.state.free) - self._held
 
     def _opened(self, before: State, event: Opened, now: float) -> None:
         """What ran under the earlier controller ended with it, at its last sign of life."""
@@ -259,6 +268,7 @@ class Chronicle:
         if not confirmed:
             self._unconfirmed.setdefault(span.trial, []).append(len(self._spans))
         self._spans.append(replace(span, useful=0.0))
+        self._done += len(span.places) * span.seconds
         self._count(len(self._spans) - 1, span.useful)
 
     def _count(self, index: int, useful: float) -> None:

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from hydragnn.hpo import CampaignView, State, step
-from hydragnn.hpo.events import Event, Failed, Opened, Plan, Proposed, Reached, Stopping
+from hydragnn.hpo.events import Event, Failed, Opened, Plan, Probed, Proposed, Reached, Stopping, Tick
 from hydragnn.hpo.table import seconds_left, summary_line
 from hydragnn.record import Cost, RunRecord, write_record
 
@@ -70,3 +70,42 @@ def test_the_forecast_counts_the_epochs_that_the_rungs_will_ask_for() -> None:
     assert seconds_left(state, 10.0) is not None
     assert seconds_left(state, 10.0) == pytest.approx(200.0)
     assert "about 3.3 min left" in summary_line(state, 10.0)
+
+
+def on_nodes() -> list[tuple[Event, float]]:
+    """Two trials on three nodes, of which one is lost."""
+    return [
+        (Opened(plan=Plan(trials=2, rungs=(1, 3)), places=("n1", "n2", "n3")), 0.0),
+        (Proposed(trial=0, values={"model.hidden_dim": 32}), 0.0),
+        (Proposed(trial=1, values={"model.hidden_dim": 64}), 0.0),
+        (Failed(trial=0, attempt=1, kind="lost_node", message="n1 is gone", suspects=("n1",)), 10.0),
+        (Probed(node="n1", healthy=False), 10.0),
+        (Reached(trial=1, attempt=1, epochs=1, value=0.5, seconds=18.0), 20.0),
+    ]
+
+
+def test_beyond_one_machine_the_summary_counts_nodes_and_goodput(tmp_path: Path) -> None:
+    text = io.StringIO()
+    state = State()
+    with CampaignView(tmp_path, Console(file=text, width=200)) as view:
+        for event, now in on_nodes():
+            state, _ = step(state, event, now)
+            view(state, event, state.elapsed(now))
+    lines = text.getvalue().splitlines()
+    assert lines[0] == "2 trials on 3 node(s), rungs 1, 3"
+    # n2 trained 18 s for trial 1, trial 0 runs again on n3 since 10 s: 28 of 60 node-seconds
+    assert "1 node busy, 1 idle, 1 quarantined, goodput 47 %" in lines[-1]
+
+
+def test_however_fast_events_come_the_table_is_drawn_twice_a_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = []
+    clock = iter(0.01 * tick for tick in range(10_000))
+    view = CampaignView(tmp_path, Console(file=io.StringIO(), force_terminal=True), clock=lambda: next(clock))
+    monkeypatch.setattr(view, "_draw", lambda: drawn.append(1))
+    state, _ = step(State(), EVENTS[0][0], 0.0)
+    with view:
+        for _ in range(1000):  # ten seconds
+            view(state, Tick(), 1.0)
+    assert 18 <= len(drawn) <= 22
