@@ -17,6 +17,9 @@ NodeStates = dict[str, bool]
 PACK_NODES = 128
 """Nodes of one resident step: 9,408 nodes are 74 steps, below what a job may have, and a step that breaks takes few with it."""
 
+CONTRADICTING = ("SLURM_GPUS", "SLURM_TRES_PER_TASK", "SLURM_DISTRIBUTION", "SLURM_HINT")
+"""Beginnings of variables by which a job's own options reach its steps, against what a step's command line says."""
+
 _GONE = {"down", "drained", "fail", "error", "unknown", "powered_down", "powering_down", "future"}
 
 

@@ -14,7 +14,7 @@ import psutil
 from hydragnn.errors import InputError
 from hydragnn.hpo.allocation import Run, printed_by
 from hydragnn.hpo.events import Identity
-from hydragnn.hpo.sites import Site, Step
+from hydragnn.hpo.sites import CONTRADICTING, Site, Step
 
 GATE = 'read -r word && [ "$word" = go ] && exec "$@" {input}'
 """Becomes the launcher, with its process number, as soon as it reads the word; ends where the controller ends before."""
@@ -43,7 +43,7 @@ class StepProcess:
             stdout=output,
             stderr=errors,
             start_new_session=True,
-            env=environment,
+            env={name: value for name, value in environment.items() if not name.startswith(CONTRADICTING)},
             bufsize=0,
         )
         assert self.process.stdin is not None

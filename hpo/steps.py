@@ -26,8 +26,8 @@ STEPS_AT_ONCE = 90
 """Frontier's Slurm carries about 100 concurrent steps of a job; the rest is for probes and what ends."""
 STEP_RATE = 5.0
 """Steps per second: a tenth of what a small slurmctld starts, because it serves the whole machine."""
-MANAGED_RATE = 20.0
-"""Steps per second where the job manages its own (``--stepmgr``)."""
+OWN_AT_ONCE, OWN_RATE = 500, 20.0
+"""The same where the allocation manages its own steps (Flux, Slurm's ``--stepmgr``); every step costs this node a process."""
 BURST = 10
 PAUSE = 0.05  # seconds between looks at what runs; at most 90 processes are looked at
 HOLD = 10.0  # seconds that a failure waits for the scheduler's word on its nodes
@@ -281,10 +281,10 @@ def launcher_for(settings: CampaignSettings, allocation: Allocation, out: Path) 
     search = settings.search
     nodes = search.nodes_per_trial
     largest = nodes if isinstance(nodes, int) else nodes[1]
-    if allocation.by == "local":
-        return LocalLauncher(search.workers)
-    site = site_of(allocation)
     hang = 60.0 * search.hang_minutes
+    if allocation.by == "local":
+        return LocalLauncher(search.workers, hang_seconds=hang)
+    site = site_of(allocation)
     if search.trials_per_node > 1 and (largest > 1 or (search.ranks_per_node or 1) > 1):
         raise InputError(
             f"{settings.source}: trials_per_node = {search.trials_per_node} gives each trial one process on a share of a "
@@ -294,5 +294,13 @@ def launcher_for(settings: CampaignSettings, allocation: Allocation, out: Path) 
     if search.trials_per_node > 1 or (largest == ranks == 1 and len(allocation.nodes) > STEPS_AT_ONCE):
         log = out / "packs.txt"
         return PackLauncher(site, allocation, shares=search.trials_per_node, log=log, hang_seconds=hang)
-    rate = MANAGED_RATE if allocation.managed else STEP_RATE
-    return StepLauncher(site, allocation, ranks=ranks, limits=Limits(rate=rate, hang_seconds=hang))
+    own = allocation.managed or allocation.by == "flux"
+    at_once, rate = (OWN_AT_ONCE, OWN_RATE) if own else (STEPS_AT_ONCE, STEP_RATE)
+    smallest = nodes if isinstance(nodes, int) else nodes[0]
+    if min(search.trials, len(allocation.nodes) // smallest) > at_once:
+        raise InputError(
+            f"{settings.source}: trials of {smallest} node(s) on {len(allocation.nodes)} nodes need more job steps at once "
+            f"than the {at_once} that an allocation carries; set nodes_per_trial to at least "
+            f"{-(-len(allocation.nodes) // at_once)}"
+        )
+    return StepLauncher(site, allocation, ranks=ranks, limits=Limits(at_once=at_once, rate=rate, hang_seconds=hang))

@@ -122,7 +122,7 @@ def appears(path: Path) -> None:
 
 
 def test_two_trials_run_at_once_on_exactly_the_nodes_that_they_were_given(on_slurm, tmp_path):
-    launcher = on_slurm(ranks=2)
+    launcher = on_slurm(ranks=2, SLURM_GPUS_PER_TASK="1")  # an option of the job that no step may inherit
     first, second = task(tmp_path, 0, "n4", "n2"), task(tmp_path, 1, "n3")
     begin(launcher, first, second)
     ended = exits(launcher, 2)
