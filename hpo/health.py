@@ -23,6 +23,9 @@ BACK_OFF = 30.0
 LONGEST = 3600.0
 """Seconds of the longest quarantine."""
 
+FEW = 8
+"""So many nodes that failed together come back one at a time; more of them would be missed."""
+
 PATIENCE = 600.0
 """Seconds after which a probe without an answer counts as failed."""
 
@@ -50,7 +53,12 @@ def struck(state: State, trial: Trial, suspects: Iterable[str], now: float) -> t
     for name in out:
         asked = state.health[name].until if state.health[name].status == "probing" else now
         state = _quarantined(state, name, now, "attempts keep failing on it", asked)
-    for name in out:
+        if (
+            len(out) > 1 and not named
+        ):  # one of them is bad, the others shall come back: the next fault tells them apart
+            node = state.health[name]
+            state = _with(state, name, replace(node, strikes=node.strikes[-1:]))
+    for name in out if len(out) <= FEW or named else ():
         state = _explained(state, name)
     return state, actions
 
@@ -94,11 +102,16 @@ def probed(state: State, event: Probed, now: float) -> tuple[State, list[Action]
         return _explained(_quarantined(state, event.node, now, event.message), event.node), []
     if node.status == "pool":
         return state, []
-    if len(node.strikes) < STRIKES or _starved(state):
+    struck_out = len(node.strikes) >= STRIKES
+    if _starved(state) or not (struck_out or _has_to_wait(state, event.node)):
         return _readmitted(state, event.node), []
     if node.status == "quarantined":
         return state, []
-    return _quarantined(state, event.node, now, "attempts keep failing on it"), []
+    if struck_out:
+        return _quarantined(state, event.node, now, "attempts keep failing on it"), []
+    message = "it waits until a node that failed with it has proved itself"
+    waits = replace(node, status="quarantined", until=now + BACK_OFF, message=message)
+    return replace(_with(state, event.node, waits), due=min(state.due, waits.until)), []
 
 
 def revisited(state: State, now: float) -> tuple[State, list[Action]]:
@@ -174,6 +187,17 @@ def _explained(state: State, culprit: str) -> State:
         if name != culprit and node.status != "quarantined" and len(strikes) < len(node.strikes):
             state = _with(state, name, replace(node, strikes=strikes))
     return state
+
+
+def _has_to_wait(state: State, name: str) -> bool:
+    """True while another node that failed with this one is on probation: one at a time, a second fault tells which is bad."""
+    faults = {(strike.trial, strike.attempt) for strike in state.health[name].strikes}
+    partners = [
+        other.status
+        for partner, other in state.health.items()
+        if partner != name and any((strike.trial, strike.attempt) in faults for strike in other.strikes)
+    ]
+    return len(partners) < FEW and "pool" in partners
 
 
 def _starved(state: State) -> bool:

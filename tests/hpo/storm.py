@@ -4,6 +4,7 @@ The choices come from outside, so that hypothesis and a fast seeded generator dr
 """
 
 import math
+import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -37,6 +38,48 @@ STRIKING = ("lost_node", "launch")
 CAUSES = [*STRIKING, *STRIKING, "preempted", "preempted", "out_of_memory"]
 OWN = ["diverged", "timeout", "configuration", "defect"]
 Choose = Callable[[Sequence[Any]], Any]
+
+
+def storms(faults: int, seed: int, events: int = 400) -> "Counter[str]":
+    """What was seen in random campaigns with so many faults in all; AssertionError where an invariant breaks."""
+    seen: Counter[str] = Counter()
+    while seen["faults"] < faults:
+        generator = random.Random(f"{seed}/{seen['campaigns']}")
+        storm = Storm(generator.choice, *random_campaign(generator.choice))
+        try:
+            storm.open()
+            storm.play(events)
+            storm.finish()
+            storm.check()
+            if seen["campaigns"] % 10 == 0:
+                storm.check_journal()
+        except AssertionError as error:
+            raise AssertionError(f"campaign {seen['campaigns']} of seed {seed}: {error}") from error
+        seen += storm.seen
+        seen.update({"campaigns": 1, "events": len(storm.journal), "faults": storm.injected})
+    return seen
+
+
+def random_campaign(choose: "Choose") -> tuple[Plan, tuple[str, ...], float | None]:
+    """A plan, places, and how long an allocation lasts."""
+    least, most = choose([(1, 1), (1, 1), (1, 1), (1, 3), (1, 6), (2, 2), (2, 5)])
+    plan = Plan(
+        trials=choose([1, 2, 5, 9, 14, 30]),
+        rungs=choose([(3,), (1, 3), (1, 3, 9), (1, 2, 4, 8)]),
+        reduction=choose([1, 2, 3, 4]),
+        finalists=choose([0, 1, 4]),
+        retries=choose([0, 1, 2, 3]),
+        max_seconds=choose([None, None, 500.0, 5000.0]),
+        max_node_seconds=choose([None, None, 3000.0]),
+        timeout=choose([None, None, 50.0]),
+        min_places=least,
+        max_places=most,
+        grace=choose([1.0, 10.0]),
+    )
+    nodes = [f"n{k}" for k in range(choose([1, 2, 4, 8, 12]))]
+    shares = choose([1, 1, 3]) if most == 1 else 1
+    places = tuple(f"{n}/{k}" if shares > 1 else n for n in nodes for k in range(shares))
+    return plan, places, choose([None, None, 300.0, 4000.0])
 
 
 class Storm:

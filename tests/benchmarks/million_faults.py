@@ -1,0 +1,66 @@
+"""A million faults in random campaigns: the figures, or the first campaign in which something did not hold.
+
+    python tests/benchmarks/million_faults.py --faults 1000000 --processes 2
+
+Campaigns of 1 to 30 trials on 1 to 36 places see lost nodes, failed launches, preemptions, memory that runs out, failures of
+their own, nodes found sick, probes without an answer, and killed controllers. tests/hpo/storm.py says what must hold: no
+trial lost, none run or settled twice, no place given twice, no budget exceeded, no machine fault told as a failure, no node
+used before its probe, and from everywhere a way to the end.
+"""
+
+import argparse
+import importlib.util
+import json
+import sys
+import time
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from types import ModuleType
+
+PORTION = 5000
+
+
+def storm_module() -> ModuleType:
+    """The storm of the tests."""
+    path = Path(__file__).resolve().parents[1] / "hpo" / "storm.py"
+    spec = importlib.util.spec_from_file_location("storm", path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def portion(seed: int, faults: int) -> "Counter[str]":
+    """What one process saw."""
+    seen: Counter[str] = storm_module().storms(faults, seed)
+    return seen
+
+
+def main() -> int:
+    """Run all storms and print what they saw."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--faults", type=int, default=1_000_000)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true", help="print the counts as one JSON object")
+    options = parser.parse_args()
+    begin = time.perf_counter()
+    seeds = range(options.seed, options.seed + -(-options.faults // PORTION))
+    seen: Counter[str] = Counter()
+    with ProcessPoolExecutor(options.processes) as pool:
+        for counts in pool.map(portion, seeds, [PORTION] * len(seeds)):
+            seen += counts
+    if options.json:
+        print(json.dumps(seen))
+        return 0
+    print(f"{seen['faults']:,} faults in {seen['campaigns']:,} campaigns, {seen['events']:,} events: nothing violated")
+    for name, count in sorted(seen.items()):
+        if " " in name:
+            print(f"  {name:20}{count:12,}")
+    print(f"{time.perf_counter() - begin:.0f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

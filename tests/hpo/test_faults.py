@@ -1,0 +1,383 @@
+"""Faults of every kind: no trial lost, none run or told twice, no place given twice, no budget exceeded, no dead end."""
+
+import heapq
+import importlib.util
+import json
+import math
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hydragnn.hpo.events import (
+    Cancel,
+    Ending,
+    Event,
+    Failed,
+    Opened,
+    Plan,
+    Probe,
+    Probed,
+    Propose,
+    Proposed,
+    Reached,
+    Settle,
+    Start,
+    Tick,
+    node_of,
+)
+from hydragnn.hpo.health import BACK_OFF
+from hydragnn.hpo.scheduler import NodeStatus, State, TrialStatus, step
+
+_spec = importlib.util.spec_from_file_location("storm", Path(__file__).with_name("storm.py"))
+assert _spec and _spec.loader
+storm = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(storm)
+
+
+class Clockwork:
+    """Carries out a campaign on a virtual clock: training takes as long as its work says, and bad nodes break attempts."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        places: tuple[str, ...],
+        work: Callable[[int], float] = lambda trial: 10.0,
+        bad: tuple[str, ...] = (),
+        passes_probe: bool = True,
+        names_suspects: bool = True,
+        deadline: float | None = None,
+        startup: float = 2.0,
+    ) -> None:
+        self.work, self.bad, self.passes_probe, self.names_suspects = work, bad, passes_probe, names_suspects
+        self.startup = startup
+        self.state, self.now = State(), 0.0
+        self.queue: list[tuple[float, int, Event]] = []
+        self.starts: list[tuple[float, Start]] = []
+        self.disturbed: list[Start] = []
+        self.outcomes: Counter[str] = Counter()
+        self.busy = 0.0
+        self.ticket = count()
+        self.put(0.0, Opened(plan=plan, places=places, deadline=deadline))
+
+    def put(self, delay: float, event: Event) -> None:
+        heapq.heappush(self.queue, (self.now + delay, next(self.ticket), event))
+
+    def run(self) -> "Clockwork":
+        for _ in range(200_000):
+            if self.state.closed:
+                return self
+            brink = math.inf if self.state.ending else self.state.ends - self.state.plan.grace
+            due = min(self.state.due, brink)
+            if self.queue and self.queue[0][0] <= max(due, self.now):
+                self.now, _, event = heapq.heappop(self.queue)
+            else:
+                assert due < math.inf, "nothing will ever happen again"
+                self.now, event = max(self.now, due), Tick()
+            self.state, actions = step(self.state, event, self.now)
+            for action in actions:
+                self.obey(action)
+        raise AssertionError("it goes on for ever")
+
+    def obey(self, action: Any) -> None:
+        match action:
+            case Propose():
+                work = self.work(action.trial)
+                self.put(0.1, Proposed(trial=action.trial, values={"x": action.trial}, work=work))
+            case Start():
+                self.begin(action)
+            case Probe():
+                self.put(1.0, Probed(node=action.node, healthy=self.passes_probe or action.node not in self.bad))
+            case Cancel():
+                self.put(1.0, Failed(trial=action.trial, attempt=action.attempt, kind="preempted", message="saved"))
+            case Settle():
+                self.outcomes[action.outcome] += 1
+
+    def begin(self, start: Start) -> None:
+        self.starts.append((self.now, start))
+        culprits = tuple(node for node in self.bad if node in map(node_of, start.places))
+        if culprits:
+            self.disturbed.append(start)
+            suspects = culprits if self.names_suspects else ()
+            lost = Failed(trial=start.trial, attempt=start.attempt, kind="lost_node", message="", suspects=suspects)
+            self.put(5.0, lost)
+            return
+        trial = self.state.trials[start.trial]
+        seconds = self.work(start.trial) * (start.until - trial.epochs) / len(start.places)
+        self.busy += seconds * len(start.places)
+        reached = Reached(
+            trial=start.trial,
+            attempt=start.attempt,
+            epochs=start.until,
+            value=1.0 / (1 + start.trial),
+            seconds=trial.seconds + seconds,
+        )
+        self.put(self.startup + seconds, reached)
+
+
+@pytest.fixture(scope="module")
+def seen(root: Path) -> "Counter[str]":
+    """What twenty thousand faults brought about, in a process without the checks of shapes, which take most of the time."""
+    script = root / "tests" / "benchmarks" / "million_faults.py"
+    command = [sys.executable, str(script), "--faults", "20000", "--processes", "1", "--json"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    return Counter(json.loads(ended.stdout))
+
+
+def test_twenty_thousand_faults_violate_nothing(seen: "Counter[str]") -> None:
+    assert seen["faults"] >= 20_000
+
+
+def test_every_status_and_every_ending_is_reached(seen: "Counter[str]") -> None:
+    for status in get_args(TrialStatus):
+        assert seen[f"trial {status}"], status
+    for status in get_args(NodeStatus):
+        assert seen[f"node {status}"], status
+    for ending in get_args(Ending):
+        assert seen[f"ending {ending}"], ending
+    for outcome in ("finished", "pruned", "failed", "lost"):
+        assert seen[f"outcome {outcome}"], outcome
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_no_order_of_events_breaks_a_campaign(data: Any) -> None:
+    def choose(options: Any) -> Any:
+        return data.draw(st.sampled_from(options))
+
+    campaign = storm.Storm(choose, *storm.random_campaign(choose))
+    campaign.open()
+    campaign.play(60)
+    campaign.finish()
+    campaign.check()
+    campaign.check_journal()
+
+
+@pytest.mark.parametrize("passes_probe", [True, False], ids=["passes its probes", "fails its probes"])
+@pytest.mark.parametrize("names_suspects", [True, False], ids=["named", "not named"])
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_bad_node_disturbs_two_trials_at_most(passes_probe: bool, names_suspects: bool, size: int) -> None:
+    plan = Plan(trials=200, rungs=(1, 3), min_places=size, max_places=size, retries=2)
+    places = tuple(f"n{k}" for k in range(24))
+    campaign = Clockwork(plan, places, bad=("n5",), passes_probe=passes_probe, names_suspects=names_suspects).run()
+    assert len(campaign.disturbed) <= (2 if passes_probe else 1)
+    assert campaign.outcomes["lost"] == campaign.outcomes["failed"] == 0
+    assert campaign.state.ending == "finished"
+
+
+def test_nodes_that_worked_with_a_bad_one_stay_in_use() -> None:
+    plan = Plan(trials=60, rungs=(1, 3), min_places=3, max_places=3)
+    places = tuple(f"n{k}" for k in range(9))
+    campaign = Clockwork(plan, places, bad=("n4",), passes_probe=True, names_suspects=False).run()
+    out = [name for name, node in campaign.state.health.items() if node.status != "pool"]
+    assert out == ["n4"]
+    assert len(campaign.disturbed) == 2
+    used = Counter(place for _, start in campaign.starts[-9:] for place in start.places)
+    assert set(used) == {place for place in places if place != "n4"}
+
+
+def test_a_node_that_only_fails_its_probe_comes_back_when_it_is_well_after_times_that_double() -> None:
+    state, _ = step(State(), Opened(plan=Plan(trials=3, rungs=(1,)), places=("a", "b")), 0.0)
+    state, _ = step(state, Probed(node="b", healthy=False, message="ECC errors"), 0.0)
+    assert list(state.free) == ["a"]
+    for now, wait in ((0.0, BACK_OFF), (BACK_OFF, 2 * BACK_OFF)):
+        assert step(state, Tick(), now + wait - 1)[1] == ()
+        state, actions = step(state, Tick(), now + wait)
+        assert actions == (Probe(node="b"),)
+        state, _ = step(state, Probed(node="b", healthy=False), now + wait)
+    state, actions = step(state, Tick(), 1000.0)
+    assert actions == (Probe(node="b"),)
+    state, _ = step(state, Probed(node="b", healthy=True), 1001.0)
+    assert list(state.free) == ["a", "b"]
+
+
+def test_a_sick_node_in_use_keeps_its_trial_and_leaves_when_that_ends() -> None:
+    state = begun(Plan(trials=1, rungs=(1, 2)), ("a", "b"))
+    assert state.trials[0].places == ("a",)
+    state, actions = step(state, Probed(node="a", healthy=False), 1.0)
+    assert not actions
+    state, actions = step(state, Reached(trial=0, attempt=1, epochs=1, value=0.5), 2.0)
+    assert state.health["a"].held == ("a",)
+    assert "a" not in state.free
+
+
+def test_preemption_strikes_nobody() -> None:
+    state = begun(Plan(trials=1, rungs=(1,)), ("a",))
+    state, actions = step(state, Failed(trial=0, attempt=1, kind="preempted", message=""), 1.0)
+    assert not state.health
+    assert [type(action) for action in actions] == [Start]
+
+
+def test_a_campaign_in_which_every_node_is_out_before_anything_worked_is_hopeless() -> None:
+    campaign = Clockwork(Plan(trials=9, rungs=(1,), retries=99), ("a", "b", "c"), bad=("a", "b", "c")).run()
+    assert campaign.state.ending == "hopeless"
+    assert len(campaign.disturbed) == 6
+    assert not campaign.outcomes
+
+
+def test_another_controller_forgets_nodes_that_are_gone_and_keeps_the_strikes_of_the_others() -> None:
+    state = begun(Plan(trials=2, rungs=(1,), min_places=2, max_places=2), ("a", "b", "c", "d"))
+    state, _ = step(state, Failed(trial=0, attempt=1, kind="lost_node", message=""), 1.0)
+    assert sorted(state.health) == ["a", "b"]
+    state, actions = step(state, Opened(plan=state.plan, places=("b", "c", "e")), 2.0)
+    assert [action for action in actions if isinstance(action, Probe)] == [Probe(node="b")]
+    assert sorted(state.health) == ["b"]
+    assert len(state.health["b"].strikes) == 1
+
+
+def test_out_of_memory_is_tried_with_smaller_parts_and_told_only_when_the_smallest_does_not_fit() -> None:
+    state = begun(Plan(trials=1, rungs=(1,), retries=0), ("a",))
+    for attempt, split in enumerate((2, 4, 8, 16), start=1):
+        state, actions = step(state, Failed(trial=0, attempt=attempt, kind="out_of_memory", message=""), 1.0)
+        assert [action.split for action in actions if isinstance(action, Start)] == [split]
+        assert not [action for action in actions if isinstance(action, Settle)]
+    state, actions = step(state, Failed(trial=0, attempt=5, kind="out_of_memory", message=""), 1.0)
+    assert Settle(trial=0, outcome="failed") in actions
+
+
+def test_a_retry_goes_on_from_the_checkpoint_that_the_failed_attempt_left() -> None:
+    state = begun(Plan(trials=1, rungs=(9,)), ("a", "b"))
+    state, _ = step(state, Failed(trial=0, attempt=1, kind="lost_node", message="", epochs=5), 1.0)
+    assert state.trials[0].epochs == 5
+    assert state.trials[0].status == "running"
+    assert state.trials[0].places == ("b",)
+
+
+def test_retries_count_from_the_last_rung_that_was_passed() -> None:
+    state = begun(Plan(trials=1, rungs=(1, 2, 3), reduction=1, retries=1), ("a",))
+    for rung in range(3):
+        attempt = 2 * rung + 1
+        state, _ = step(state, Failed(trial=0, attempt=attempt, kind="preempted", message=""), 1.0)
+        state, _ = step(state, Reached(trial=0, attempt=attempt + 1, epochs=rung + 1, value=0.5), 1.0)
+    assert state.trials[0].status == "finished"
+
+
+@pytest.mark.parametrize(
+    "plan, deadline, ending",
+    [
+        (Plan(trials=99, rungs=(4,), max_seconds=500.0), None, "hours"),
+        (Plan(trials=99, rungs=(4,), max_node_seconds=1500.0), None, "node_hours"),
+        (Plan(trials=99, rungs=(4,), max_seconds=900.0), 500.0, "walltime"),
+    ],
+    ids=["hours", "node hours", "walltime"],
+)
+def test_what_runs_is_saved_before_a_budget_ends_and_nothing_starts_that_cannot_save_an_epoch(
+    plan: Plan, deadline: float | None, ending: str
+) -> None:
+    campaign = Clockwork(plan, ("a", "b", "c"), work=lambda trial: 37.0, deadline=deadline).run()
+    assert campaign.state.ending == ending
+    assert campaign.now <= 500.0
+    assert all(now + 2.0 + 37.0 <= 490.0 for now, _ in campaign.starts)
+    assert not campaign.outcomes["failed"] + campaign.outcomes["lost"]
+    assert all(trial.faults == 0 for trial in campaign.state.trials.values())
+
+
+def test_a_campaign_that_can_save_no_more_epoch_leaves_at_once() -> None:
+    campaign = Clockwork(Plan(trials=9, rungs=(1,)), ("a",), work=lambda trial: 60.0, deadline=100.0).run()
+    assert campaign.state.ending == "walltime"
+    assert campaign.now < 70.0
+    assert campaign.outcomes["finished"] == 1
+
+
+def test_time_that_passes_is_written_down_so_that_a_killed_controller_has_spent_it() -> None:
+    state = begun(Plan(trials=1, rungs=(1,), max_seconds=300.0), ("a",))
+    for second in range(0, 200, 10):
+        state, _ = step(state, Tick(), float(second))
+    reopened, _ = step(state, Opened(plan=state.plan, places=("a",)), 10_000.0)
+    assert 190.0 <= reopened.elapsed(10_000.0) <= 250.0
+    assert step(state, Tick(), 190.5)[0] is state, "nothing but a little time passed"
+
+
+def test_the_longest_of_the_waiting_trials_goes_first() -> None:
+    state = begun(Plan(trials=4, rungs=(1,)), tuple("abcd"), work=(1.0, 9.0, 5.0, 3.0))
+    state, actions = step(state, Opened(plan=state.plan, places=("a", "b")), 1.0)
+    assert [action.trial for action in actions if isinstance(action, Start)] == [1, 2]
+
+
+@settings(max_examples=12, deadline=None)
+@given(works=st.lists(st.floats(1.0, 30.0), min_size=3, max_size=15), per_trial=st.integers(4, 30))
+def test_a_final_training_ends_for_all_at_once(works: list[float], per_trial: int) -> None:
+    places = per_trial * len(works)
+    plan = Plan(trials=len(works), rungs=tuple(range(4, 44, 4)), reduction=1, max_places=places)
+    names = tuple(f"n{k}" for k in range(places))
+    campaign = Clockwork(plan, names, work=lambda trial: works[trial], startup=0.0).run()
+    assert campaign.outcomes["finished"] == len(works)
+    bound = 40 * sum(works) / places
+    assert campaign.busy == pytest.approx(40 * sum(works))
+    assert campaign.now <= 1.0 + 1.15 * bound + 40 * max(works) / places
+
+
+def test_trials_grow_onto_idle_nodes_at_the_end_of_their_segment() -> None:
+    plan = Plan(trials=2, rungs=(1, 2, 3, 4, 5, 6), reduction=1, max_places=8, finalists=0)
+    campaign = Clockwork(plan, tuple("abcdefgh"), work=lambda trial: (1.0, 40.0)[trial]).run()
+    sizes = [len(start.places) for _, start in campaign.starts if start.trial == 1]
+    assert sizes[0] < sizes[-1] == 8
+
+
+@settings(max_examples=30, deadline=None)
+@given(data=st.data())
+def test_what_jumps_the_line_never_delays_the_first_by_estimate(data: Any) -> None:
+    from hydragnn.hpo import balance
+
+    works = data.draw(st.lists(st.floats(1.0, 200.0), min_size=3, max_size=8), label="works")
+    running = data.draw(st.integers(1, len(works) - 2), label="running")
+    places = tuple(f"n{k}" for k in range(data.draw(st.integers(2 * len(works), 40), label="places")))
+    plan = Plan(trials=len(works), rungs=(1, 5), reduction=1, max_places=len(places))
+    state = begun(plan, places, work=tuple(works))
+    for number in range(running, len(works)):  # some come back from their first segment, at different times
+        attempt = state.trials[number].attempt
+        state, _ = step(state, Reached(trial=number, attempt=attempt, epochs=1, value=0.5), 0.1 + 0.01 * number)
+    ready = [trial for trial in state.trials.values() if trial.number >= running]
+    for trial in ready:  # all of them at once want places again
+        places_back = trial.places
+        state = balance.replace(
+            state, free=state.free.with_places(places_back), active=state.active.delete(trial.number)
+        )
+        waits = balance.replace(trial, status="waiting", places=())
+        state = balance.replace(state, trials=state.trials.set(trial.number, waits))
+    ready = [state.trials[trial.number] for trial in ready]
+    reservations: list[Any] = []
+    original = balance._worth_waiting
+
+    def spy(*arguments: Any) -> Any:
+        reservations.append((arguments[1], arguments[2], original(*arguments)))
+        return reservations[-1][2]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(balance, "_worth_waiting", spy)
+        after, _ = balance.balanced(state, ready, 1.0)
+    for first, wanted, reservation in reservations:
+        if reservation is not None and after.trials[first.number].status != "running":
+            work = balance._known_work(state, ready)
+            ends = [(balance._segment_end(after, other, work, 1.0), len(other.places)) for other in after.running]
+            free = len(after.free) + sum(count for end, count in ends if end <= reservation.time + 1e-9)
+            assert free >= wanted
+
+
+def test_journals_from_before_nodes_had_a_health_are_read_as_they_were_written() -> None:
+    state = begun(Plan(trials=2, rungs=(1,)), ("local/0",))
+    state, actions = step(state, Failed(trial=0, attempt=1, kind="launch", message=""), 1.0)
+    assert [type(action) for action in actions] == [Start]
+    state, actions = step(state, Failed(trial=0, attempt=2, kind="out_of_memory", message=""), 1.0)
+    assert Settle(trial=0, outcome="failed") in actions
+
+
+def begun(plan: Plan, places: tuple[str, ...], work: tuple[float, ...] = ()) -> State:
+    """A campaign in which as many trials run as there is room for."""
+    state, actions = step(State(), Opened(plan=plan, places=places), 0.0)
+    while proposals := [action for action in actions if isinstance(action, Propose)]:
+        actions = ()
+        for action in proposals:
+            known = work[action.trial] if work else None
+            event = Proposed(trial=action.trial, values={"x": action.trial}, work=known)
+            state, more = step(state, event, 0.0)
+            actions = (*actions, *more)
+    return state
