@@ -193,18 +193,13 @@ class Follower:
 
     def _cost_status(self, state: State) -> Costs:
         """The model is fitted again where a tenth more trials are measured."""
-        sizes = {size.trial: size for size in self._chronicle.sizes}
-        if len(sizes) > 1.1 * self._costs.measured:
+        measured = [state.trials[number] for number in sorted(state.trials) if state.trials[number].measured]
+        if len(measured) > 1.1 * self._costs.measured:
             scaling = scaling_of(self._chronicle.sizes)
-            self._costs = CostModel.fitted(
-                [
-                    (state.trials[number].values, work_of(size.places, size.seconds, scaling))
-                    for number, size in sorted(sizes.items())
-                ],
-                self._space,
-                sizes=self._chronicle.sizes,
-            )
-        return Costs(measured=len(sizes), error=self._costs.error, scaling=self._costs.scaling)
+            works = {size.trial: work_of(size.places, size.seconds, scaling) for size in self._chronicle.sizes}
+            history = [(trial.values, works.get(trial.number, trial.work or 0.0)) for trial in measured]
+            self._costs = CostModel.fitted(history, self._space, sizes=self._chronicle.sizes)
+        return Costs(measured=len(measured), error=self._costs.error, scaling=self._costs.scaling)
 
 
 def campaign_status(folder: Path) -> CampaignStatus:

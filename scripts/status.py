@@ -167,19 +167,23 @@ def _goodput_text(status: CampaignStatus) -> str:
     hours = status.node_hours
     shares = {word: getattr(hours, key) / hours.allocated for key, word in USES.items() if key != "useful"}
     rest = ", ".join(f"{word} {100 * share:.1f} %" for word, share in shares.items() if share >= 5e-4)
-    noun = "worker" if status.nodes.local else "node"
-    amount = f"{hours.allocated:.3g} {noun}-hours"
-    if hours.allocated < 1:
-        amount = f"{duration_text(3600 * hours.allocated)} of {noun} time"
+    amount = _amount(hours.allocated, status.nodes.local)
     return f"{100 * (status.goodput or 0):.1f} % of {amount}" + (f" ({rest})" if rest else "")
+
+
+def _amount(hours: float, local: bool) -> str:
+    """An amount of nodes' time; below one hour in a smaller unit."""
+    noun = "worker" if local else "node"
+    return f"{hours:.3g} {noun}-hours" if hours >= 1 else f"{duration_text(3600 * hours)} of {noun} time"
 
 
 def _fault_text(status: CampaignStatus, number: int) -> str:
     row = status.faults[number]
     where = f" on {row.nodes} node(s)" if row.nodes and not status.nodes.local else ""
     told = "never told to the sampler" if not row.told else f"{row.told} told to the sampler"
-    lost = f", {row.node_hours:.2g} node-hours lost" if row.node_hours else ""
-    return f"{row.count} x {row.kind.replace('_', ' ')} in {row.trials} trial(s){where}{lost}; {told}"
+    lost = f", {_amount(row.node_hours, status.nodes.local)} lost" if row.node_hours else ""
+    kind = "cut off with the controller" if row.kind == "cut" else row.kind.replace("_", " ")
+    return f"{row.count} x {kind} in {row.trials} trial(s){where}{lost}; {told}"
 
 
 def _costs_text(status: CampaignStatus) -> str:

@@ -114,6 +114,7 @@ CASES: dict[str, tuple[list[str], str]] = {
     ),
     "relational without relations": (["train", "relational.toml", "--out", "new"], "relation"),
     "a run is there already": (["train", "run.toml", "--out", "taken"], "taken"),
+    "the status of no campaign": (["status", "."], "is not a campaign"),
     "a configuration as a campaign": (["search", "run.toml", "--out", "new"], "[search]"),
     "a space over nothing": (["search", "nowhere.toml", "--out", "new"], "model.hiddn_dim"),
     "an empty space": (["search", "empty.toml", "--out", "new"], "low"),
@@ -173,7 +174,7 @@ def test_a_run_trains_predicts_and_reports_for_machines(
 
 
 def test_every_command_teaches(run: Callable[..., tuple[int, str, str]]) -> None:
-    for command in ("quickstart", "train", "search", "ensemble", "predict", "report", "doctor", "data"):
+    for command in ("quickstart", "train", "search", "status", "ensemble", "predict", "report", "doctor", "data"):
         code, out, _ = run(command, "--help")
         assert code == 0
         assert "--json" in out or command == "data"
