@@ -40,7 +40,7 @@ class _Attempt:
     """When its worker was asked for it."""
     identity: Identity | None = None
     heartbeat: Heartbeat | None = None
-    term_at: bool = False
+    asked_to_leave: bool = False
     kill_at: float = float("inf")
     killed: float | None = None
     hung: bool = False
@@ -92,6 +92,7 @@ class PackLauncher:
         self._heard: dict[str, float] = {}
         """When a node last gave a sign of life."""
         self._attempts: dict[str, _Attempt] = {}
+        self._place_of: dict[int, str] = {}
         self._probes: dict[str, float] = {}
         self._watch = NodeWatch(site, allocation.nodes)
         self._untold: list[Report] = []
@@ -128,6 +129,7 @@ class PackLauncher:
         arguments = [str(task.folder), "--until", str(task.until), "--attempt", str(task.attempt)]
         arguments += ["--split", str(task.split), "--ranks", "1", "--threads", "{threads}"]
         request = json.dumps({"arguments": arguments, "log": str(task.folder / "log.txt")})
+        self._place_of[task.trial] = place
         self._attempts[place] = _Attempt(task=task, request=request, asked=time.monotonic())
         pack.send(place, request)
 
@@ -142,6 +144,8 @@ class PackLauncher:
         """What happened, after waiting up to so many seconds for the first."""
         deadline = time.monotonic() + seconds
         while True:
+            for pack in self._packs:
+                pack.flush()
             self._read(0.0 if self._untold else max(0.0, min(PAUSE, deadline - time.monotonic())))
             self._look()
             if self._untold or time.monotonic() >= deadline:
@@ -150,10 +154,11 @@ class PackLauncher:
 
     def cancel(self, trial: int, grace: float) -> None:
         """Ask a trial to save itself; it is killed after ``grace`` seconds."""
-        for place, attempt in self._attempts.items():
-            if attempt.task.trial == trial and not attempt.term_at:
-                attempt.term_at, attempt.kill_at = True, time.monotonic() + grace
-                self._send(place, "term")
+        place = self._place_of.get(trial, "")
+        attempt = self._attempts.get(place)
+        if attempt is not None and attempt.task.trial == trial and not attempt.asked_to_leave:
+            attempt.asked_to_leave, attempt.kill_at = True, time.monotonic() + grace
+            self._send(place, "term")
 
     def probe(self, node: str) -> None:
         """Let a node's part of the pack probe it; a node without one gets a pack of its own."""
@@ -255,8 +260,6 @@ class PackLauncher:
         if now < self._next_look:
             return
         self._next_look = now + LOOK_EVERY
-        for pack in self._packs:
-            pack.flush()
         for node, heard in list(self._heard.items()):
             if now - heard > SILENCE:
                 self._lose(node, f"no sign of life for {SILENCE:.0f} s")
@@ -289,8 +292,9 @@ class PackLauncher:
             pack.send(node, "leave")  # in case that it is alive after all
         if self._probes.pop(node, None) is not None:
             self._untold.append(Probed(node=node, healthy=False, message=why))
-        for place in [place for place in self._attempts if node_of(place) == node]:
-            self._end(place, code=-9, message=why, suspects=(node,))
+        for place in [node, *(f"{node}/{share}" for share in range(self._shares))]:
+            if place in self._attempts:
+                self._end(place, code=-9, message=why, suspects=(node,))
 
     def _pack_ended(self, pack: _Pack) -> None:
         """A whole step is gone: its nodes get new ones, and what ran there is tried again."""
@@ -327,7 +331,7 @@ class PackLauncher:
     ) -> None:
         attempt = self._attempts.pop(place)
         hung = attempt.hung
-        if attempt.killed is not None or (attempt.term_at and code not in (0, None)):
+        if attempt.killed is not None or (attempt.asked_to_leave and code not in (0, None)):
             code = -9
         message = f"no heartbeat for {self._hang:.0f} s" if hung else message
         end = Exit(task=attempt.task, code=code, out_of_memory=starved, hung=hung, suspects=suspects, message=message)

@@ -17,6 +17,8 @@ NodeStates = dict[str, bool]
 PACK_NODES = 128
 """Nodes of one resident step: 9,408 nodes are 74 steps, below what a job may have, and a step that breaks takes few with it."""
 
+LISTED = 1000  # nodes that are asked for by name
+
 CONTRADICTING = ("SLURM_GPUS", "SLURM_TRES_PER_TASK", "SLURM_DISTRIBUTION", "SLURM_HINT")
 """Beginnings of variables by which a job's own options reach its steps, against what a step's command line says."""
 
@@ -104,8 +106,9 @@ class Slurm:
         return None
 
     def look(self, nodes: Sequence[str]) -> list[str] | None:
-        """See ``Site``."""
-        return ["sinfo", "--noheader", "--Node", f"--nodes={','.join(nodes)}", "--format=%N %T"]
+        """See ``Site``; of all nodes of the machine where the list would be too long for a command line."""
+        some = [f"--nodes={','.join(nodes)}"] if len(nodes) <= LISTED else []
+        return ["sinfo", "--noheader", "--Node", *some, "--format=%N %T"]
 
     def unwell(self, printed: str) -> NodeStates:
         """See ``Site``; a star marks a node that does not answer.

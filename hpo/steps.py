@@ -30,6 +30,7 @@ OWN_AT_ONCE, OWN_RATE = 500, 20.0
 """The same where the allocation manages its own steps (Flux, Slurm's ``--stepmgr``); every step costs this node a process."""
 BURST = 10
 PAUSE = 0.05  # seconds between looks at what runs; at most 90 processes are looked at
+HEARTBEAT_EVERY = 2.0  # seconds between looks at a trial's heartbeat
 HOLD = 10.0  # seconds that a failure waits for the scheduler's word on its nodes
 LOG_END = 65536  # bytes of an attempt's log that are searched for its launcher's messages
 
@@ -210,7 +211,9 @@ class StepLauncher:
             if not self._bucket.take(time.monotonic()):
                 return
             attempt = self._queue.popleft()
-            attempt.heartbeat = Heartbeat(folder=attempt.task.folder, patience=self._limits.hang_seconds)
+            patience = self._limits.hang_seconds
+            every = min(HEARTBEAT_EVERY, patience / 10)
+            attempt.heartbeat = Heartbeat(folder=attempt.task.folder, patience=patience, every=every)
             attempt.step.go()
             running += 1
 

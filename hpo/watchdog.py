@@ -20,6 +20,7 @@ HEARTBEAT = "heartbeat"
 """The file that rank 0 touches while it takes steps."""
 LINGER = 10.0  # seconds that an attempt's processes may take to end once its record is complete
 LOOK_EVERY = 3.0  # seconds between looks at the nodes; sinfo answers from the controller's memory
+LOOKED_AT = 1000.0  # nodes that may be asked for per further second, because the answer of a large machine is long
 LOOK_PATIENCE = 20.0  # seconds after which a look is given up
 
 Clock = Callable[[], float]
@@ -31,6 +32,8 @@ class Heartbeat:
 
     folder: Path
     patience: float
+    every: float | None = None
+    """Seconds between looks at the file; a tenth of the patience if absent."""
     clock: Clock = time.monotonic
     _changed: float = field(init=False)
     _stamp: tuple[int, int] | None = field(init=False, default=None)
@@ -43,11 +46,11 @@ class Heartbeat:
         self._next = self._changed
 
     def stopped(self) -> bool:
-        """Whether nothing changed for longer than the patience; looks at the file every two seconds at most."""
+        """Whether nothing changed for longer than the patience."""
         now = self.clock()
         if now < self._next:
             return False
-        self._next = now + min(self.patience / 10, LINGER / 5)
+        self._next = now + (self.patience / 10 if self.every is None else self.every)
         stamp = self._read()
         if stamp != self._stamp:
             self._stamp, self._changed = stamp, now
@@ -115,7 +118,7 @@ class NodeWatch:
             self._asked = None
 
     def _ask(self, command: list[str]) -> None:
-        self._next = self._clock() + LOOK_EVERY
+        self._next = self._clock() + LOOK_EVERY + len(self._nodes) / LOOKED_AT
         file = tempfile.TemporaryFile()  # noqa: SIM115, closed when the answer was read
         try:
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.DEVNULL)
