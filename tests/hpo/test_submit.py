@@ -1,16 +1,19 @@
 """Batch scripts and chains: what is asked of schedulers, and that budgets and values from files stay within bounds."""
 
 import json
+import os
 import shlex
 import signal
 import stat
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -319,6 +322,16 @@ esac
 """
 
 
+def left_in(session: int) -> list[psutil.Process]:
+    """Processes of a session that still run."""
+    found: list[psutil.Process] = []
+    for process in psutil.process_iter(["status"]):
+        with suppress(ProcessLookupError):
+            if os.getsid(process.pid) == session and process.info["status"] != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
 @pytest.fixture
 def carried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Callable[[], tuple[int, list[str]]]]:
     """Runs the script of a job where neither its scheduler nor a search is: gives the exit code, and what was called."""
@@ -333,19 +346,22 @@ def carried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ca
     for variable in ("SLURM_JOB_ID", "PBS_JOBID"):
         monkeypatch.setenv(variable, "7")
 
-    def start(site: str, code: int, successor: str) -> Callable[[], tuple[int, list[str]]]:
+    def start(site: str, code: int, successor: str, grace: float = 10.0) -> Callable[[], tuple[int, list[str]]]:
         python = tmp_path / "bin" / "python"
         python.write_text(PYTHON.format(log=log, folder=tmp_path, code=code, next=f"echo {successor}"))
         python.chmod(0o755)
-        script = job_script(replace(job(tmp_path / "campaign", site=site), directory=tmp_path))
-        process = subprocess.Popen(["bash", "-c", script], start_new_session=True)
+        this = replace(job(tmp_path / "campaign", site=site, nodes=1), directory=tmp_path, minutes=2, grace=grace)
+        process = subprocess.Popen(["bash", "-c", job_script(this)], start_new_session=True)
 
         def ended() -> tuple[int, list[str]]:
-            if (tmp_path / "wait").exists():
+            if site == "slurm" and (tmp_path / "wait").exists():
                 while not log.exists() or "search" not in log.read_text():
                     time.sleep(0.02)
                 process.send_signal(signal.SIGUSR1)
-            return process.wait(60), sorted(log.read_text().splitlines())
+            code = process.wait(60)
+            while left_in(process.pid):
+                time.sleep(0.02)
+            return code, sorted(log.read_text().splitlines())
 
         return ended
 
@@ -368,6 +384,11 @@ def test_a_job_cancels_its_successor_only_where_nothing_is_left_to_do(
     assert stamps == ["0003.begun", "0003.ended", "0003.next"]
 
 
-def test_a_warning_before_the_walltime_ends_reaches_the_search(carried: Callable[..., Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("site", ["slurm", "pbs", "flux"])
+def test_before_the_walltime_ends_the_search_is_told_by_the_scheduler_or_by_the_script_itself(
+    carried: Callable[..., Any], tmp_path: Path, site: str
+) -> None:
     (tmp_path / "wait").touch()
-    assert carried("slurm", code=0, successor="8")() == (0, ["saved", "search", "submit 7"])
+    two_minutes_less_two_seconds = 58.0
+    code, called = carried(site, code=0, successor="8", grace=two_minutes_less_two_seconds)()
+    assert (code, called[:2]) == (0, ["saved", "search"])

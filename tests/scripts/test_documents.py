@@ -31,12 +31,15 @@ def test_every_configuration_in_the_documents_is_valid(root: Path) -> None:
     from hydragnn.config import RunConfig
     from hydragnn.datasets.build import read_build_settings
     from hydragnn.hpo import campaign_settings
+    from hydragnn.hpo.job import JobSettings
 
     seen = 0
     for page in _pages(root):
         for text in _blocks(page, "toml"):
             table = tomllib.loads(text)
-            if "search" in table:
+            if list(table) == ["job"]:
+                JobSettings.parse(table["job"], source=str(page))
+            elif "search" in table:
                 campaign_settings(table, page)
             elif "model" in table:
                 RunConfig.parse(table, source=str(page))
