@@ -16,6 +16,9 @@ from hydragnn.hpo.status import duration_text, values_line
 INTERVAL = 2.0
 """Seconds between two looks at the journal."""
 
+NO_LOSS = 10_000
+"""From so many nodes on at which half of the speed is lost, nothing is lost that could be measured."""
+
 WORDS = {
     "running": "running",
     "silent": "no sign of life",
@@ -191,7 +194,13 @@ def _costs_text(status: CampaignStatus) -> str:
     if costs.error is None:
         return f"{costs.measured} trial(s) measured, too few to predict others"
     text = f"seconds per epoch predicted within {100 * costs.error:.0f} % on average, from {costs.measured} trials"
-    return text if costs.scaling is None else f"{text}; half of the speed is lost at {costs.scaling:.3g} nodes"
+    if costs.scaling is None:
+        return text
+    return f"{text}; " + (
+        "more nodes lose no speed"
+        if costs.scaling >= NO_LOSS
+        else f"half of the speed is lost at {costs.scaling:.3g} nodes"
+    )
 
 
 def _forecast_text(status: CampaignStatus) -> str:
