@@ -189,7 +189,8 @@ def _described(launch: Launch) -> Ranks:
     ranks = Ranks(rank=launch.rank, size=launch.size, local_rank=launch.local_rank)
     # a hash, because collectives carry numbers; 62 bits keep it positive
     host = int.from_bytes(hashlib.sha256(host_name().encode()).digest()[:8], "big") >> 2
-    place = torch.device("cuda", launch.local_rank) if dist.get_backend() == "nccl" else torch.device("cpu")
+    gpus = torch.cuda.device_count()  # one, where the launcher has bound every rank to its own
+    place = torch.device("cuda", launch.local_rank % gpus) if dist.get_backend() == "nccl" else torch.device("cpu")
     hosts = ranks.gather(torch.tensor(host, dtype=torch.int64, device=place))
     return Ranks(rank=launch.rank, size=launch.size, local_rank=launch.local_rank, nodes=len(torch.unique(hosts)))
 
