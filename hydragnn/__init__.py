@@ -19,6 +19,7 @@ _FACE = (
     "build_store",
     "train",
     "search",
+    "submit",
     "status",
     "simulate",
     "build_ensemble",
