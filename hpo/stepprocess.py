@@ -141,20 +141,22 @@ def _end_named(site: Site, job: str, names: set[str], run: Run) -> None:
 
 def _end_process(identity: Identity) -> None:
     """End a launcher, if the very process still exists: by SIGTERM, so that it ends its step, then by SIGKILL."""
+    for kind, patience in ((signal.SIGTERM, LAST_KILL), (signal.SIGKILL, GONE_WAIT)):
+        deadline = time.monotonic() + patience
+        if _is_alive(identity):
+            with suppress(ProcessLookupError, PermissionError):
+                (os.killpg if kind is signal.SIGKILL else os.kill)(int(identity["pid"]), kind)
+        while _is_alive(identity) and time.monotonic() < deadline:
+            time.sleep(PAUSE)
+    if _is_alive(identity):
+        raise InputError(f"process {identity['pid']} of an interrupted search does not end; kill it, then resume")
+
+
+def _is_alive(identity: Identity) -> bool:
+    """Whether the very process exists and is no zombie, which is nobody's to collect where the controller has died."""
     try:
         process = psutil.Process(int(identity["pid"]))
-        if abs(process.create_time() - float(identity["created"])) >= 1.0:
-            return
-        process.terminate()
-        with suppress(psutil.TimeoutExpired):
-            process.wait(LAST_KILL)
-            return
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait(GONE_WAIT)
+        same = abs(process.create_time() - float(identity["created"])) < 1.0
+        return same and process.status() != psutil.STATUS_ZOMBIE
     except (psutil.NoSuchProcess, KeyError, ValueError):
-        return
-    except psutil.TimeoutExpired as error:
-        raise InputError(
-            f"process {identity['pid']} of an interrupted search does not end; kill it, then resume"
-        ) from error
+        return False

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import optuna
+import psutil
 import pytest
 
 from hydragnn.errors import InputError
@@ -28,7 +29,7 @@ from hydragnn.hpo.steps import Limits, StepLauncher, launcher_for
 from hydragnn.record import read_record
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE = 120.0  # seconds that anything here may take on a loaded machine
+PATIENCE = 240.0  # seconds that anything here may take on a loaded machine
 NODES = 6
 
 
@@ -235,32 +236,48 @@ def small_folder(path: Path, disk: Path) -> None:
     path.symlink_to(disk)
 
 
-def test_a_cancelled_pilot_is_resumed_by_a_second_job_which_does_nothing_twice(job, settings, monkeypatch, tmp_path):
+def test_a_cancelled_pilot_and_a_killed_controller_are_resumed_and_nothing_is_done_twice(
+    job, settings, monkeypatch, tmp_path
+):
     job(4)
     subprocess.run(["scancel", os.environ["SLURM_JOB_ID"]], check=True)
     campaign, out = settings(trials=8, nodes_per_trial=2, rungs=[]), tmp_path / "campaign"
     (tmp_path / "campaign.json").write_text(json.dumps(campaign.to_json()))
     monkeypatch.setenv("FAKE_PAUSE", "0.3")
-    first = batch_job(tmp_path)
+    first = batch_job(tmp_path, times=1)
     wait_for(lambda: len(finished(out)) >= 2)
     subprocess.run(["scancel", first], check=True)
     wait_for(lambda: over(first))
     before = {name: (out / "trials" / name / "ranks.txt").read_text() for name in finished(out)}
-    second = batch_job(tmp_path)
+    second = batch_job(tmp_path, times=2)
+    wait_for((out / "trials" / "0004" / "heartbeat").exists)
+    kill_controller(tmp_path)  # its steps run on, until the next controller of the same job ends them
     wait_for(lambda: over(second))
     result = json.loads((tmp_path / "job.out").read_text().splitlines()[-1])
     assert (result["ending"], result["trials"], result["failed"]) == ("all trials done", 8, 0)
     assert_accounted(out, 8)
     assert before == {name: (out / "trials" / name / "ranks.txt").read_text() for name in before}
+    assert {
+        json.loads(line)["attempt"] for line in (out / "trials" / "0004" / "ranks.txt").read_text().splitlines()
+    } == {1, 2}
     openings = [event for _, event in read_journal(out / "journal.jsonl") if isinstance(event, Opened)]
-    assert len(openings) == 2 and all(opened.deadline is not None for opened in openings)
+    assert len(openings) == 3 and all(opened.deadline is not None for opened in openings)
 
 
-def batch_job(folder: Path) -> str:
-    """Submits a pilot with the flags that let it outlive its nodes; gives its number."""
-    command = f"exec {sys.executable} {ROOT}/tests/hpo/pilot.py {folder}/campaign.json {folder}/campaign"
+def batch_job(folder: Path, times: int) -> str:
+    """Submits a pilot with the flags that let it outlive its nodes; starts it so often if it is killed; gives its number."""
+    pilot = f"{sys.executable} {ROOT}/tests/hpo/pilot.py {folder}/campaign.json {folder}/campaign"
+    command = f"for attempt in $(seq {times}); do {pilot} && exit; done"
     flags = ["--no-kill", "--no-requeue", "--signal=B:USR1@60", "--time=60", "-N4", "--parsable", "--open-mode=append"]
     return printed("sbatch", *flags, f"--output={folder}/job.out", f"--wrap={command}").strip()
+
+
+def kill_controller(folder: Path) -> None:
+    """Ends the pilot's own process by SIGKILL, and nothing of what it started."""
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if words[:1] == [sys.executable] and str(folder / "campaign.json") in words:
+            process.kill()
 
 
 def over(number: str) -> bool:
