@@ -5,11 +5,12 @@ so the journal gives the campaign back after any kill, and a thousand nodes that
 slow (proposals, folders of attempts, the Optuna study) is worked off between the looks, a little at a time.
 """
 
+import gc
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from hydragnn.config import RunConfig
@@ -90,6 +91,7 @@ class Controller:
     def run(self, plan: Plan) -> State:
         """Work until the scheduler closes the campaign."""
         with ExitStack() as stack:
+            stack.enter_context(rarely_collected())
             stack.callback(self._files.shutdown, cancel_futures=True)
             stack.callback(self._proposals.close)
             self._launcher.recover(trial.identity for trial in self.state.running if trial.identity)
@@ -216,6 +218,22 @@ class Controller:
 
     def _hash(self, number: int) -> str:
         return self._hashes.get(number) or self._config(number).hash
+
+
+@contextmanager
+def rarely_collected() -> Iterator[None]:
+    """Python looks for circular garbage seldom, and not among what is there already.
+
+    A campaign is a large value without circles that changes all the time; each search through all of it takes long.
+    """
+    before = gc.get_threshold()
+    gc.freeze()
+    gc.set_threshold(100_000, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
 
 
 def trial_folder(out: Path, number: int) -> Path:

@@ -2,13 +2,14 @@
 
     PYTHONPATH=. python tests/benchmarks/bench_controller.py --places 16384
 
-The controller is the real one: scheduler, journal with real flushes, folders of attempts, Optuna study, sampler. Only the
+The controller is the real one: scheduler, journal with real flushes, folders of attempts, Optuna study, sampler, view. Only the
 launcher is virtual: attempts begin at once, and end in a seeded order, as many at a time as one look may find (1 to 256),
 with real records on disk. Prints median, 99th percentile and maximum for one event (the time of a look divided by its
 events) and for whole looks, what they are made of, what an event may have to wait for besides, and the peak memory.
 """
 
 import argparse
+import gc
 import json
 import os
 import random
@@ -24,9 +25,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.console import Console
 
 from hydragnn.files import digest
-from hydragnn.hpo import campaign_settings, controller, journal
+from hydragnn.hpo import CampaignView, campaign_settings, controller, journal
 from hydragnn.hpo.controller import Controller
 from hydragnn.hpo.door import plan_on
 from hydragnn.hpo.events import Identity, Probed
@@ -175,6 +177,21 @@ class Stopwatch:
         setattr(owner, name, timed)
 
 
+def collections() -> list[float]:
+    """Seconds of every garbage collection from now on."""
+    seconds: list[float] = []
+    begun = [0.0]
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            begun[0] = time.thread_time()
+        else:
+            seconds.append(time.thread_time() - begun[0])
+
+    gc.callbacks.append(note)
+    return seconds
+
+
 def main() -> int:
     """Run the campaign and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -188,6 +205,7 @@ def main() -> int:
     table = {**TABLE, "search": {**TABLE["search"], "trials": trials, "sampler": options.sampler, "seed": options.seed}}
     settings = campaign_settings(table, Path("BENCHMARK.toml"))
     watch = Stopwatch()
+    collected = collections()
     watch.around(controller, "step")
     watch.around(journal.os, "fsync")
     with ExitStack() as stack:
@@ -195,7 +213,8 @@ def main() -> int:
         out = parent / "campaign"
         launcher = Virtual(options.places, options.seed)
         log = stack.enter_context(Journal(out / NAME))
-        timed = Timed(settings, space_of(settings.search.space), out, log, launcher, [], None)
+        view = CampaignView(out, Console(file=stack.enter_context(Path(os.devnull).open("w"))))
+        timed = Timed(settings, space_of(settings.search.space), out, log, launcher, [], view)
         timed.looks, timed.rounds = [], []
         begun = time.perf_counter()
         state = timed.run(plan_on(launcher, settings))
@@ -214,6 +233,7 @@ def main() -> int:
             print(line("  of that the processor", [processor for _, processor in some]))
     print(line("scheduler: one step", watch.seconds["step"]))
     print(line("  of that the processor", watch.processor["step"]))
+    print(line("memory: one garbage collection, processor", collected))
     print(line("disk: one flush", watch.seconds["fsync"]))
     print(line("work between looks (an event may wait so long)", timed.rounds))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
