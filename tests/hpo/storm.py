@@ -3,6 +3,7 @@
 The choices come from outside, so that hypothesis and a fast seeded generator drive the same storm.
 """
 
+import copy
 import math
 import random
 from collections import Counter
@@ -48,9 +49,12 @@ def storms(faults: int, seed: int, events: int = 400) -> "Counter[str]":
         storm = Storm(generator.choice, *random_campaign(generator.choice))
         try:
             storm.open()
-            storm.play(events)
-            storm.finish()
-            storm.check()
+            for _ in range(2):
+                storm.play(events // 2)
+                calm = storm.fork()
+                calm.finish()
+                calm.check()
+            storm = calm
             if seen["campaigns"] % 10 == 0:
                 storm.check_journal()
         except AssertionError as error:
@@ -211,6 +215,14 @@ class Storm:
                 self._more_budget()
                 self._other_machine()
                 self.open()
+
+    def fork(self) -> "Storm":
+        """The same campaign once more, to see how it would go on."""
+        other = copy.copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, dict | list | set):
+                setattr(other, name, value.copy())
+        return other
 
     def finish(self) -> None:
         """Nothing goes wrong any more, and budgets are ample: there must be a way to the end."""

@@ -156,6 +156,10 @@ def test_no_order_of_events_breaks_a_campaign(data: Any) -> None:
     campaign = storm.Storm(choose, *storm.random_campaign(choose))
     campaign.open()
     campaign.play(60)
+    calm = campaign.fork()
+    calm.finish()
+    calm.check()
+    campaign.play(20)
     campaign.finish()
     campaign.check()
     campaign.check_journal()
@@ -221,6 +225,17 @@ def test_a_campaign_in_which_every_node_is_out_before_anything_worked_is_hopeles
     assert campaign.state.ending == "hopeless"
     assert len(campaign.disturbed) == 6
     assert not campaign.outcomes
+
+
+def test_the_only_node_comes_back_when_its_probe_is_good_however_often_it_failed() -> None:
+    state = begun(Plan(trials=2, rungs=(1,), retries=9), ("a",))
+    state, _ = step(state, Reached(trial=0, attempt=1, epochs=1, value=0.5), 0.0)
+    state, _ = step(state, Proposed(trial=1, values={"x": 1}), 0.0)
+    for attempt in (1, 2):
+        state, _ = step(state, Failed(trial=1, attempt=attempt, kind="lost_node", message=""), 1.0)
+        state, _ = step(state, Tick(), 100.0)
+        state, actions = step(state, Probed(node="a", healthy=True), 100.0)
+        assert [type(action) for action in actions] == [Start]
 
 
 def test_another_controller_forgets_nodes_that_are_gone_and_keeps_the_strikes_of_the_others() -> None:

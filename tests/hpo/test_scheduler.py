@@ -293,7 +293,7 @@ PLANS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(plan=PLANS, workers=st.integers(1, 5), data=st.data())
 def test_no_order_of_events_loses_or_doubles_a_trial_or_ends_in_a_dead_end(plan: Any, workers: int, data: Any) -> None:
     world = World(Plan(**plan), workers)
