@@ -1,6 +1,7 @@
 """Several models speaking as one."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from hydragnn.ensemble.members import (
 )
 from hydragnn.ensemble.plan import Chunk, chunks_of, default_budget
 from hydragnn.ensemble.predictions import Predictions, combined, concatenated, nothing
+from hydragnn.ensemble.roster import Roster
 from hydragnn.ensemble.structures import Structures, graphs_from_atoms, structures_for
 from hydragnn.errors import InputError
 from hydragnn.files import digest
@@ -36,25 +38,29 @@ class Ensemble:
 
     def __init__(self, members: Sequence[Member], manifest: Manifest, identity: str) -> None:
         """Trusts its caller; ``load`` and ``build_ensemble`` check."""
-        self.members = tuple(members)
+        self.members = members
         self.manifest = manifest
         self.digest = identity
-        self.weights = np.array([member.weight for member in members], dtype=np.float64)
+        self.names = tuple(entry.name for entry in manifest.members)
+        self.weights = np.array([entry.weight for entry in manifest.members], dtype=np.float64)
 
     @classmethod
-    def load(cls, folder: Path, dtype: torch.dtype | None = None) -> "Ensemble":
+    def load(cls, folder: Path, dtype: torch.dtype | None = None, held: int | None = None) -> "Ensemble":
         """The ensemble in ``folder``; the folder of a run is an ensemble of one, without calibration.
 
-        ``dtype`` is the arithmetic of all members; without it each computes in the precision it was trained in.
+        ``dtype`` is the arithmetic of all members; without it each computes in the precision it was trained in. With
+        ``held`` members are loaded when they are needed, and no more than so many stay in memory.
 
         InputError where the folder is something else, damaged or from a newer version.
         """
         if (folder / NAME).is_file():
             manifest = read_manifest(folder)
-            members = [
-                load_member(folder / e.folder, model=folder / e.folder, name=e.name, weight=e.weight, dtype=dtype)
-                for e in manifest.members
+            loaders = [
+                partial(load_member, place, model=place, name=entry.name, weight=entry.weight, dtype=dtype)
+                for entry in manifest.members
+                for place in [folder / entry.folder]
             ]
+            members = Roster(loaders, held) if held else [load() for load in loaders]
             return cls(members, manifest, manifest.digest)
         if (folder / "record.json").is_file():
             alone = ensemble_of([load_run(folder, dtype=dtype)])
@@ -139,7 +145,7 @@ class Ensemble:
         together = combined(
             self.fields,
             outcomes,
-            [member.name for member in self.members],
+            self.names,
             self.weights,
             self.manifest.calibration,
             batch.nodes_per_graph.numpy(),

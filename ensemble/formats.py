@@ -36,7 +36,7 @@ def sink_for(path: Path, ensemble: Ensemble) -> Sink:
         fields=ensemble.fields,
         nominal=ensemble.manifest.nominal,
         ensemble=ensemble.digest,
-        members=tuple(member.name for member in ensemble.members),
+        members=ensemble.names,
     )
     sink = FORMATS[path.suffix](path, heading)
     for final in sink.temporaries.values():

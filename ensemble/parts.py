@@ -10,6 +10,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
+from hydragnn.ensemble.claims import unique_name
 from hydragnn.ensemble.members import Outcome
 from hydragnn.ensemble.plan import Unit
 from hydragnn.errors import InputError
@@ -24,8 +25,8 @@ class Parts:
         self.folder = folder
 
     @contextmanager
-    def entered(self, *, resume: bool) -> Iterator[None]:
-        """Prepare the prediction inside; bad input leaves no folder behind that was not there before.
+    def entered(self, *, resume: bool) -> Iterator[bool]:
+        """Prepare the prediction inside, told whether it is new; bad input leaves no folder behind that was not there before.
 
         InputError where an earlier prediction was interrupted and nobody asked to resume it.
         """
@@ -35,7 +36,7 @@ class Parts:
                 f"{self.folder} holds an interrupted prediction; add --resume to continue it, or delete the folder"
             )
         try:
-            yield
+            yield not there
         except InputError:
             if not there:
                 shutil.rmtree(self.folder, ignore_errors=True)
@@ -43,7 +44,7 @@ class Parts:
 
     def claim(self, identity: Mapping[str, Any]) -> None:
         """Say what the parts belong to; InputError where they belong to another prediction."""
-        path = self.folder / "plan.json"
+        path = self.folder / "identity.json"
         if not path.is_file():
             write_json(path, dict(identity))
         elif read_json(path) != dict(identity):
@@ -57,13 +58,28 @@ class Parts:
 
     def has(self, unit: Unit) -> bool:
         """Whether the unit is finished; a file that a power cut left torn is not."""
+        return self.found(unit) is not None
+
+    def found(self, unit: Unit) -> Outcome | None:
+        """The outcome of a unit; None where it is not there or torn."""
         if not self.path(unit).is_file():
-            return False
+            return None
         try:
-            self.read(unit)
+            return self.read(unit)
         except (BadZipFile, EOFError, KeyError, ValueError, OSError):
-            return False
-        return True
+            return None
+
+    def names(self) -> set[str]:
+        """The files of all finished units, whole or torn."""
+        try:
+            return {entry.name for entry in os.scandir(self.folder) if entry.name.startswith("chunk-")}
+        except FileNotFoundError:
+            return set()
+
+    def forget_ranks(self) -> None:
+        """Remove the meeting places of those who worked here before."""
+        for place in self.folder.glob("ranks-*"):
+            shutil.rmtree(place, ignore_errors=True)
 
     def write(self, unit: Unit, outcome: Outcome) -> None:
         """Keep the outcome of a unit; complete or absent once this process ends, whatever ends it.
@@ -74,7 +90,7 @@ class Parts:
         arrays |= {f"variance/{name}": values for name, values in outcome.variances.items()}
         arrays["reasons"] = np.array(outcome.reasons, dtype=np.str_)
         path = self.path(unit)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        temporary = path.with_name(f".{path.name}.{unique_name()}")
         try:
             with temporary.open("wb") as file:
                 np.savez(file, allow_pickle=False, **arrays)
@@ -99,4 +115,4 @@ class Parts:
 
     def delete(self) -> None:
         """Remove the folder once everything has been merged."""
-        shutil.rmtree(self.folder)
+        shutil.rmtree(self.folder, ignore_errors=True)

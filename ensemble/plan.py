@@ -91,14 +91,6 @@ def units_of(chunks: Sequence[Chunk], member_costs: Sequence[float]) -> list[Uni
     return sorted(units, key=lambda unit: (-unit.cost, unit.chunk, unit.member))
 
 
-def by_chunk(units: Sequence[Unit]) -> list[list[Unit]]:
-    """The units of every chunk together, costliest chunk first, so that one process builds each batch once."""
-    groups: dict[int, list[Unit]] = {}
-    for unit in units:
-        groups.setdefault(unit.chunk, []).append(unit)
-    return sorted(groups.values(), key=lambda group: (-sum(unit.cost for unit in group), group[0].chunk))
-
-
 def makespan(costs: Sequence[float], workers: int) -> float:
     """When the last of ``workers`` is done if each takes the next cost in the list as soon as it is free.
 
@@ -111,14 +103,15 @@ def makespan(costs: Sequence[float], workers: int) -> float:
     return max(free)
 
 
-def certificate(units: Sequence[Unit], workers: int) -> dict[str, float]:
-    """How good the plan is: its makespan against the bound that no plan can beat, in the units of the costs.
+def certificate(units: Sequence[Unit], queue: Sequence[float], workers: int) -> dict[str, float]:
+    """How good a plan is: its makespan against the bound that no plan can beat, in the units of the costs.
 
-    The bound is the larger of the mean load of a worker and the costliest unit.
+    ``queue`` are the costs of what is taken at once, in the order in which it is taken. The bound is the larger of the
+    mean load of a worker and the costliest unit.
     """
     costs = [unit.cost for unit in units]
     bound = max(sum(costs) / workers, max(costs, default=0.0))
-    planned = makespan(costs, workers)
+    planned = makespan(queue, workers)
     return {
         "units": float(len(units)),
         "workers": float(workers),

@@ -1,31 +1,42 @@
-"""The predictor: every graph through every member, once, in any number of sittings, into one file."""
+"""The predictor: every graph through every member, once, by any number of ranks, in any number of sittings, into one file."""
 
-from collections.abc import Sequence
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import accumulate
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
-import numpy as np
-from rich.console import Console
-from rich.progress import Progress
+import torch
 
 from hydragnn.datasets import BatchSettings
+from hydragnn.ensemble.crew import Crew, Worker, at_work, workers_crew
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.formats import sink_for
-from hydragnn.ensemble.members import outcome
-from hydragnn.ensemble.parts import Parts
-from hydragnn.ensemble.plan import Chunk, Unit, by_chunk, certificate, chunks_of, default_budget, units_of
-from hydragnn.ensemble.predictions import Predictions
-from hydragnn.ensemble.sinks import Block, Sink
-from hydragnn.ensemble.sources import Source, opened
-from hydragnn.errors import Interrupted
-from hydragnn.files import read_json
-
-VERSION = 1
+from hydragnn.ensemble.job import Job, begin, member_costs, source_of
+from hydragnn.ensemble.merge import merge
+from hydragnn.ensemble.order import Bundle, learned_rates
+from hydragnn.ensemble.plan import Chunk, chunks_of, default_budget, units_of
+from hydragnn.ensemble.schedule import Schedule, scheduled
+from hydragnn.ensemble.telling import moving_bar, plan_line, summary, terminable
+from hydragnn.ensemble.together import Late, finish_together, once
+from hydragnn.ensemble.work import Desk
+from hydragnn.errors import InputError, Interrupted
+from hydragnn.files import write_json
 
 
 def predict_to_file(
-    model: Path, source: Path, out: Path, *, resume: bool = False, batch: BatchSettings | None = None
+    model: Path,
+    source: Path,
+    out: Path,
+    *,
+    resume: bool = False,
+    batch: BatchSettings | None = None,
+    workers: int = 1,
+    held: int | None = None,
+    quiet: bool = True,
 ) -> dict[str, Any]:
     """Predict every graph of ``source`` with the ensemble or run in ``model`` into the file ``out``; gives counts and speed.
 
@@ -33,106 +44,106 @@ def predict_to_file(
     .bp, .csv or .xyz. Finished work is kept in ``OUT.parts`` until the file is complete, so that ``resume`` continues an
     interrupted prediction and ends with the same bits. ``batch`` is the budget of one batch; a graph that exceeds it is
     reported, not predicted. InputError before any work where something does not fit.
+
+    Started as ranks by mpirun, srun or torchrun, all of them predict; else so many local ``workers``. A rank keeps at most
+    ``held`` members in memory (by default as many as fit). The rank that writes the file gives the counts, the others
+    nothing. The plan and what became of it lie beside the file as ``OUT.plan.json``.
     """
-    started = perf_counter()
-    ensemble = Ensemble.load(model)
-    sink = sink_for(out, ensemble)
-    parts = Parts(out.with_name(out.name + ".parts"))
-    with parts.entered(resume=resume):
-        graphs = opened(source, ensemble, parts.folder)
-        needed = ensemble.needed(graphs.store)
-        budget = batch or default_budget(graphs.store.sizes())
-        parts.claim(_identity(ensemble, graphs, budget))
+    job = Job(model=model, source=source, out=out, resume=resume, batch=batch, held=held)
+    with terminable(), workers_crew(workers, _local_worker, job) as crew:
+        try:
+            return predict_with(crew, job, quiet=quiet)
+        except KeyboardInterrupt as error:
+            raise Interrupted(f"finished work is kept in {job.parts.folder}; add --resume to continue") from error
 
-    chunks = chunks_of(graphs.store.sizes(), graphs.numbers, budget, graphs.failures)
-    units = units_of(chunks, member_costs(ensemble, model))
-    waiting = [unit for unit in units if not parts.has(unit)]
+
+def predict_with(crew: Crew, job: Job, *, quiet: bool = True) -> dict[str, Any]:
+    """This rank's part of the prediction."""
+    started = time.perf_counter()
+    begun = crew.begin(partial(begin, job, crew.size), job.parts.folder)
+    ensemble = Ensemble.load(job.model, held=begun["held"])
+    graphs = source_of(job, ensemble, crew, fresh=begun["fresh"])
+    sizes = graphs.store.sizes()
+    chunks = chunks_of(sizes, graphs.numbers, job.batch or default_budget(sizes), graphs.failures)
+    schedule = _schedule(job, ensemble, chunks, begun, crew.size)
+    desk = Desk(crew, ensemble, graphs, ensemble.needed(graphs.store), chunks, job.parts)
+    if crew.rank == 0:
+        write_json(job.parts.folder / "plan.json", schedule.certificate())
+        if not quiet:
+            print(plan_line(schedule.certificate()), file=sys.stderr, flush=True)
+    if begun["held"] >= len(ensemble.members):
+        list(ensemble.members)  # loaded before the clock starts
+
+    ready = time.perf_counter()
     try:
-        work_through(waiting, chunks, ensemble, graphs, needed, parts)
-        counts = merge(chunks, units, ensemble, graphs, needed, parts, sink)
-    except KeyboardInterrupt as error:
-        raise Interrupted(f"finished work is kept in {parts.folder}; add --resume to continue") from error
-    parts.delete()
-
-    seconds = perf_counter() - started
-    return {
-        "out": str(out),
-        **counts,
-        "units": len(units),
-        "units_resumed": len(units) - len(waiting),
-        "balance_on_2_ranks": certificate(units, workers=2)["ratio"],
-        "seconds": seconds,
-        "graphs_per_second": counts["graphs"] / seconds,
-    }
+        work_through(desk, schedule, job, show=crew.rank == 0 and not quiet)
+    except (InputError, FileNotFoundError):
+        if not job.out.exists():
+            raise  # else the others did without this rank, and the folder of parts is gone
+    worked = time.perf_counter()
+    counts: dict[str, int] = {}
+    if not once(crew, job.out.exists, lambda: counts.update(merge(desk, schedule.units, sink_for(job.out, ensemble)))):
+        return {}
+    result = summary(job, schedule, counts, crew.notes("done"))
+    job.parts.delete()
+    seconds = time.perf_counter() - started
+    spent = {"preparing": ready - started, "predicting": worked - ready, "writing": seconds - (worked - started)}
+    return {**result, "seconds": seconds, "seconds_of": spent, "graphs_per_second": counts["graphs"] / seconds}
 
 
-def work_through(
-    units: Sequence[Unit],
-    chunks: Sequence[Chunk],
-    ensemble: Ensemble,
-    graphs: Source,
-    needed: Sequence[str],
-    parts: Parts,
+def work_through(desk: Desk, schedule: Schedule, job: Job, *, show: bool) -> None:
+    """Take work until there is none, first by expected and then by measured costs; then do what others left undone."""
+    crew = desk.crew
+    desk.start()
+    with moving_bar(len(schedule.units), show) as bar:
+        take_all(desk, "look", [schedule.there], [0], bar)
+        order = schedule.order_of_lanes(crew.rank)
+        first = [lane.first for lane in schedule.lanes]
+        take_all(desk, "first", first, order, bar)
+        rates = crew.publish("rates", learned_rates(schedule.costs, crew.notes("measured"), time.time()))
+        rest = [lane.second(desk.chunks, rates) for lane in schedule.lanes]
+        take_all(desk, "rest", rest, order, bar)
+        crew.note("done", desk.account())
+        late = schedule.late({"first": first, "rest": rest}, desk.chunks, rates)
+
+    def missing() -> list[Late]:
+        if job.out.exists():
+            return []
+        there = job.parts.names()
+        return [one for one in late if job.parts.path(schedule.units[one.number]).name not in there]
+
+    again = len(desk.done)
+    if crew.size > 1:
+        finish_together(crew, "unit", missing, lambda number: desk.predict([schedule.units[number]]))
+    if len(desk.done) > again:
+        crew.note("done", desk.account())
+
+
+def take_all(
+    desk: Desk,
+    name: str,
+    lists: Sequence[Sequence[Bundle]],
+    order: Sequence[int],
+    bar: Callable[[int], None],
 ) -> None:
-    """Do the units, costliest chunk first; every batch is read once and shared by all members that still need it."""
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("predicting", total=len(units))
-        for group in by_chunk(units):
-            batch = graphs.store.read(chunks[group[0].chunk].graphs, needed)
-            for unit in group:
-                parts.write(unit, outcome(ensemble.members[unit.member], batch))
-                progress.advance(task)
+    """Take from a queue per list until all are dry, in this rank's order."""
+    costs = [[bundle.cost for bundle in bundles] for bundles in lists]
+    queues = [desk.crew.queue(f"{name}-{number}", costs[number]) for number in range(len(lists))]
+    for number in order:
+        before = list(accumulate((len(bundle.units) for bundle in lists[number]), initial=0))
+        desk.work(queues[number], lists[number], lambda position: bar(before[position]))  # noqa: B023
+        bar(-before[-1])
 
 
-def merge(
-    chunks: Sequence[Chunk],
-    units: Sequence[Unit],
-    ensemble: Ensemble,
-    graphs: Source,
-    needed: Sequence[str],
-    parts: Parts,
-    sink: Sink,
-) -> dict[str, int]:
-    """Join the members' words chunk by chunk, in the order of the source, and write them; gives counts of graphs."""
-    of_chunk: dict[int, list[Unit]] = {}
-    for unit in sorted(units, key=lambda unit: unit.member):
-        of_chunk.setdefault(unit.chunk, []).append(unit)
-    total = failed = foreign = 0
-    with sink:
-        for number, chunk in enumerate(chunks):
-            batch = graphs.store.read(chunk.graphs, needed) if len(chunk.graphs) else None
-            if chunk.reason:
-                predictions = ensemble.nothing(0 if batch is None else batch.num_nodes, chunk.reason)
-            else:
-                assert batch is not None
-                predictions = ensemble.combine(batch, [parts.read(unit) for unit in of_chunk[number]])
-            sink.write(Block(numbers=chunk.numbers, predictions=predictions, batch=batch))
-            total, failed, foreign = (
-                total + len(predictions),
-                failed + _failed(predictions),
-                foreign + _foreign(predictions),
-            )
-    return {"graphs": total, "failed": failed, "outside_training_domain": foreign}
+def _schedule(job: Job, ensemble: Ensemble, chunks: Sequence[Chunk], begun: dict[str, Any], ranks: int) -> Schedule:
+    costs, present = member_costs(ensemble, job.model), set(begun["present"])
+    units = units_of(chunks, costs)
+    there = [unit for unit in units if job.parts.path(unit).name in present]
+    return scheduled(units, there, costs, held=begun["held"], ranks=ranks)
 
 
-def member_costs(ensemble: Ensemble, folder: Path) -> list[float]:
-    """Expected cost of every member on the same batch: seconds per graph in the evaluation, else its number of parameters."""
-    names = [member.name for member in ensemble.members]
-    if (folder / "evaluation.json").is_file():
-        measured = read_json(folder / "evaluation.json").get("timing", {}).get("seconds_per_graph", {})
-        if set(names) <= set(measured):
-            return [float(measured[name]) for name in names]
-    return [float(sum(p.numel() for p in member.model.model.parameters())) for member in ensemble.members]
-
-
-def _identity(ensemble: Ensemble, graphs: Source, budget: BatchSettings) -> dict[str, Any]:
-    """What a prediction depends on: parts of another one must not be mixed in."""
-    return {"version": VERSION, "ensemble": ensemble.digest, "source": graphs.digest, "batch": budget.to_json()}
-
-
-def _failed(predictions: Predictions) -> int:
-    return int(np.count_nonzero(~predictions.ok))
-
-
-def _foreign(predictions: Predictions) -> int:
-    return sum(bool(flag) for flag in predictions.domain)
+def _local_worker(rank: int, size: int, threads: int, made: dict[str, Any], folder: Path, job: Job) -> None:
+    """A local worker's whole life."""
+    torch.set_num_threads(threads)
+    with contextlib.suppress(KeyboardInterrupt), at_work(Worker(rank, size, made)) as crew:
+        predict_with(crew, job)

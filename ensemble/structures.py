@@ -43,23 +43,29 @@ def structures_for(members: Sequence[Member], manifest: Manifest) -> Structures:
             "this ensemble does not read atomic numbers in three dimensions; give it a store instead of structures"
         )
     known = manifest.data["attributes"] if "attributes" in manifest.data else _store_attributes(members[0])
-    cutoffs = [cutoff for member in members if (cutoff := getattr(member.model.settings, "cutoff", None))]
-    if "cutoff" not in known and not cutoffs:
-        raise InputError(
-            "neither the training store nor a member has a cutoff, so edges are unknown; give a store instead"
-        )
     return Structures(
-        cutoff=float(known["cutoff"] if "cutoff" in known else max(cutoffs)),
+        cutoff=float(known["cutoff"] if "cutoff" in known else _largest_cutoff(members)),
         max_neighbours=known.get("max_neighbours"),
         fields=tuple(field for field in manifest.inputs if field.name != ATOMIC_NUMBERS),
     )
 
 
-def graphs_from_atoms(frames: Iterable[Atoms], rule: Structures) -> tuple[list[tuple[int, GraphBatch]], dict[int, str]]:
-    """The graphs of all structures with their numbers, and why the others could not be built."""
+def _largest_cutoff(members: Sequence[Member]) -> float:
+    cutoffs = [cutoff for member in members if (cutoff := getattr(member.model.settings, "cutoff", None))]
+    if not cutoffs:
+        raise InputError(
+            "neither the training store nor a member has a cutoff, so edges are unknown; give a store instead"
+        )
+    return float(max(cutoffs))
+
+
+def graphs_from_atoms(
+    frames: Iterable[Atoms], rule: Structures, first: int = 0
+) -> tuple[list[tuple[int, GraphBatch]], dict[int, str]]:
+    """The graphs of all structures with their numbers from ``first`` on, and why the others could not be built."""
     graphs: list[tuple[int, GraphBatch]] = []
     failures: dict[int, str] = {}
-    for number, atoms in enumerate(frames):
+    for number, atoms in enumerate(frames, start=first):
         try:
             graphs.append((number, rule.graph(atoms, name=f"structure {number}")))
         except InputError as error:

@@ -85,7 +85,7 @@ class XyzSink(Sink):
         from ase.io import write
 
         for row in range(len(block.predictions)):
-            write(self.file, _frame(block, row), format="extxyz")
+            write(self.file, _frame(block, row), format="extxyz", parallel=False)
 
     def close(self, *, complete: bool) -> None:
         """Close the file."""

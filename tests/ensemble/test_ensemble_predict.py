@@ -12,7 +12,7 @@ from ase import Atoms
 from ase.io import read, write
 
 from hydragnn.datasets import BatchSettings, StoreWriter
-from hydragnn.ensemble import predict
+from hydragnn.ensemble import predict, work
 from hydragnn.ensemble.build import build_ensemble
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.predict import predict_to_file
@@ -158,7 +158,7 @@ def test_an_interrupted_prediction_ends_with_the_bits_of_the_undisturbed_one(
 ):
     undisturbed = predict_to_file(ensemble, stored, tmp_path / "whole.npz", batch=BATCH)
     counted = {"units": 0}
-    original = predict.outcome
+    original = work.outcome
 
     def dying(member, batch):
         if counted["units"] == after:
@@ -166,11 +166,11 @@ def test_an_interrupted_prediction_ends_with_the_bits_of_the_undisturbed_one(
         counted["units"] += 1
         return original(member, batch)
 
-    monkeypatch.setattr(predict, "outcome", dying)
+    monkeypatch.setattr(work, "outcome", dying)
     with pytest.raises(Killed):
         predict_to_file(ensemble, stored, tmp_path / "out.npz", batch=BATCH)
     assert not (tmp_path / "out.npz").exists()
-    monkeypatch.setattr(predict, "outcome", original)
+    monkeypatch.setattr(work, "outcome", original)
     with pytest.raises(InputError, match="--resume"):
         predict_to_file(ensemble, stored, tmp_path / "out.npz", batch=BATCH)
     result = predict_to_file(ensemble, stored, tmp_path / "out.npz", batch=BATCH, resume=True)
@@ -199,7 +199,7 @@ def test_ctrl_c_keeps_finished_work_and_says_how_to_go_on(ensemble, stored, tmp_
     def interrupted(member, batch):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(predict, "outcome", interrupted)
+    monkeypatch.setattr(work, "outcome", interrupted)
     with pytest.raises(Interrupted, match="--resume"):
         predict_to_file(ensemble, stored, tmp_path / "out.h5")
 
@@ -264,7 +264,7 @@ def test_parts_of_another_prediction_are_not_mixed_in(ensemble, runs, stored, tm
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(predict, "outcome", dying)
+        patch.setattr(work, "outcome", dying)
         with pytest.raises(Killed):
             predict_to_file(ensemble, stored, tmp_path / "out.h5")
     with pytest.raises(InputError, match="belongs to another"):

@@ -1,0 +1,64 @@
+"""Files of structures in blocks that can be read alone."""
+
+from collections.abc import Iterator
+from io import StringIO
+from pathlib import Path
+
+from ase import Atoms
+
+from hydragnn.errors import InputError
+
+FRAMES = 256
+"""Structures in a block, unless that makes too many."""
+
+BLOCKS = 512
+"""Blocks at the most, since each becomes a file that stays open."""
+
+
+def blocks_of(path: Path) -> list[tuple[int, int, int]]:
+    """First structure, first byte and last byte of every block; one block where the format has to be read as a whole.
+
+    Extended XYZ says at the head of every structure how many lines it has, so that structures are found without being
+    understood. Anything unexpected is left to ASE.
+    """
+    starts = _starts(path) if path.suffix in (".xyz", ".extxyz") else None
+    if starts is None:
+        return [(0, 0, path.stat().st_size)]
+    count = len(starts) - 1
+    step = max(FRAMES, -(-count // BLOCKS))
+    return [(first, starts[first], starts[min(first + step, count)]) for first in range(0, count, step)]
+
+
+def frames_of(path: Path, block: tuple[int, int, int]) -> Iterator[Atoms]:
+    """The structures of a block one by one; InputError where ASE cannot read them."""
+    from ase.io import iread
+    from ase.io.formats import UnknownFileTypeError
+
+    _, start, stop = block
+    # parallel=False: under MPI, ASE would let rank 0 read for all ranks, which read different blocks
+    try:
+        if (start, stop) == (0, path.stat().st_size):
+            yield from iread(path, index=":", parallel=False)
+            return
+        with path.open("rb") as file:
+            file.seek(start)
+            text = file.read(stop - start).decode()
+        yield from iread(StringIO(text), index=":", format="extxyz", parallel=False)
+    except (UnknownFileTypeError, OSError, ValueError, KeyError, IndexError, StopIteration) as error:
+        raise InputError(f"{path} is neither a store nor a file that ASE can read ({error}); check it") from error
+
+
+def _starts(path: Path) -> list[int] | None:
+    """The byte at which every structure of an extended XYZ file begins, and where the last one ends; None where unclear."""
+    starts, place = [], 0
+    with path.open("rb") as file:
+        while line := file.readline():
+            if not line.strip():
+                break
+            if not line.strip().isdigit():
+                return None
+            starts.append(place)
+            place += len(line)
+            for _ in range(int(line) + 1):
+                place += len(file.readline())
+    return [*starts, place] if starts else None

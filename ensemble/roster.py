@@ -1,0 +1,56 @@
+"""Members that are loaded when they are first asked for, and let go when too many are there."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import overload
+
+import psutil
+import torch
+
+from hydragnn.ensemble.members import Member
+
+SHARE = 0.5
+"""Part of a rank's memory that members may take; the rest is for batches."""
+
+GROWTH = 2.0
+"""Memory of a loaded member per byte of its file."""
+
+
+class Roster(Sequence[Member]):
+    """Members by number; at most ``held`` are in memory, the one that was used longest ago leaves first."""
+
+    def __init__(self, loaders: Sequence[Callable[[], Member]], held: int | None = None) -> None:
+        """``loaders`` give the members; all stay in memory where ``held`` is None."""
+        self._loaders, self._held = tuple(loaders), held or len(loaders)
+        self._loaded: OrderedDict[int, Member] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._loaders)
+
+    @overload
+    def __getitem__(self, index: int) -> Member: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Member]: ...
+
+    def __getitem__(self, index: int | slice) -> Member | Sequence[Member]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        number = range(len(self))[index]
+        if number not in self._loaded:
+            while len(self._loaded) >= self._held:
+                self._loaded.popitem(last=False)
+            self._loaded[number] = self._loaders[number]()
+        self._loaded.move_to_end(number)
+        return self._loaded[number]
+
+
+def room_for(weights: Sequence[Path], ranks_here: int) -> int:
+    """How many members a rank can hold: by the largest file of weights and this machine's free memory; at least one."""
+    largest = max(path.stat().st_size for path in weights)
+    if torch.cuda.is_available():
+        free = torch.cuda.mem_get_info()[0] * torch.cuda.device_count()
+    else:
+        free = psutil.virtual_memory().available
+    return max(1, min(len(weights), int(SHARE * free / ranks_here / (GROWTH * largest))))

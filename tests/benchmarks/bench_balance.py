@@ -1,0 +1,264 @@
+"""How evenly an ensemble's prediction is spread over ranks, and what shared graphs are worth.
+
+    python tests/benchmarks/bench_balance.py [--folder DIR] [--graphs 3000] [--json]
+
+Measured, two ranks of MPI with one thread each: the makespan over the bound of the measured costs, and the ensemble against one job
+per member on the same two ranks, in turns in the same processes. Simulated, with the costs recorded in the measured run and with
+those of eight architectures: 1,024 and 8,192 ranks on a virtual clock that runs the predictor's own plan and queues.
+"""
+
+import argparse
+import heapq
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from made_ensemble import crystals, made_ensemble, write_store, write_structures
+
+from hydragnn.datasets import open_store
+from hydragnn.ensemble import Ensemble, telling
+from hydragnn.ensemble.crew import Crew, joined_crew
+from hydragnn.ensemble.job import Job, member_costs
+from hydragnn.ensemble.order import Note, learned_rates
+from hydragnn.ensemble.plan import Chunk, chunks_of, default_budget, units_of
+from hydragnn.ensemble.predict import predict_with
+from hydragnn.ensemble.queues import GROUP, LocalCounter, Queue, queue_for
+from hydragnn.ensemble.schedule import scheduled
+from hydragnn.ensemble.work import POSTS, happened
+
+MEMBERS = [(kind, width) for width in (16, 24, 32, 48) for kind in ("egnn", "schnet")]
+ARCHITECTURES = (48.2, 26.1, 173.3, 301.4, 526.5, 94.6, 120.3, 26.8)
+"""Milliseconds per batch of 32 graphs, energy and forces: EGNN, SchNet, PaiNN, MACE, DimeNet, PNAPlus, PNAEq, PNA."""
+
+
+class Clock:
+    """The virtual time of the rank whose turn it is."""
+
+    now = 0.0
+
+
+class RemoteCounter(LocalCounter):
+    """A number in another rank's window: a request takes a while, and requests wait for each other."""
+
+    def __init__(self, clock: Clock, latency: float) -> None:
+        """``latency`` in seconds, a tenth of which nobody else is served."""
+        super().__init__()
+        self._clock, self._latency, self._free = clock, latency, 0.0
+
+    def add(self, amount: int) -> int:
+        """Count up after the request has arrived and its turn has come."""
+        self._clock.now = max(self._clock.now + self._latency, self._free)
+        self._free = self._clock.now + 0.1 * self._latency
+        return super().add(amount)
+
+
+def simulated(
+    loads: Sequence[float], seconds: np.ndarray, expected: Sequence[float], ranks: int, latency: float
+) -> dict[str, float]:
+    """Makespan over bound on a virtual clock; ``seconds[chunk, member]`` is what units really take."""
+    clock, chunks = Clock(), [Chunk(graphs=np.arange(1), numbers=np.arange(1), load=load) for load in loads]
+    members = len(expected)
+    schedule = scheduled(units_of(chunks, expected), [], expected, held=members, ranks=ranks)
+    (lane,) = schedule.lanes
+    spent, load = np.zeros((ranks, members)), np.zeros((ranks, members))
+    posts: dict[int, Note] = {}
+    queues = [_queues([bundle.cost for bundle in lane.first], ranks, clock, latency)]
+    stages = [lane.first]
+    turns = [(0.0, rank, 0) for rank in range(ranks)]
+    ended = 0.0
+    while turns:
+        clock.now, rank, stage = heapq.heappop(turns)
+        if stage == 2:
+            ended = max(ended, clock.now)
+            continue
+        if stage == 1 and len(stages) == 1:
+            notes = [posts[key] for key in sorted(posts)]
+            stages.append(tuple(lane.second(chunks, learned_rates(expected, notes, clock.now))))
+            queues.append(_queues([bundle.cost for bundle in stages[1]], ranks, clock, latency))
+        position = queues[stage][rank // GROUP].take()
+        if position is None:
+            heapq.heappush(turns, (clock.now, rank, stage + 1))
+            continue
+        units = stages[stage][position].units
+        if rank % max(1, ranks // POSTS) == 0:
+            running = [units[0].member, loads[units[0].chunk], clock.now] if len(units) == 1 else []
+            posts[rank] = {"seconds": spent[rank].tolist(), "load": load[rank].tolist(), "running": running}
+        for unit in units:
+            took = float(seconds[unit.chunk, unit.member])
+            clock.now += took
+            spent[rank, unit.member] += took
+            load[rank, unit.member] += loads[unit.chunk]
+        heapq.heappush(turns, (clock.now, rank, stage))
+    bound = max(float(seconds.sum()) / ranks, float(seconds.max()))
+    return {"ranks": ranks, "units_per_rank": seconds.size / ranks, "ratio": ended / bound, "bound_s": bound}
+
+
+def _queues(costs: Sequence[float], ranks: int, clock: Clock, latency: float) -> list[Queue]:
+    """A queue per group of ranks."""
+    root = RemoteCounter(clock, latency)
+    return [queue_for(costs, ranks, root, RemoteCounter(clock, latency)) for _ in range(-(-ranks // GROUP))]
+
+
+def recorded(chunks: Sequence[Chunk], account: Sequence[Sequence[float]], members: int) -> np.ndarray:
+    """Seconds of every unit of a measured run, ``[chunk, member]``."""
+    seconds = np.full((len(chunks), members), np.nan)
+    for chunk, member, took in account:
+        seconds[int(chunk), int(member)] = took
+    return seconds
+
+
+def resampled(
+    loads: Sequence[float], seconds: np.ndarray, units: int, generator: np.random.Generator
+) -> tuple[list[float], np.ndarray]:
+    """As many chunks as make so many units, drawn from the recorded ones with sizes a quarter up and down."""
+    chosen = generator.integers(0, len(loads), max(1, units // seconds.shape[1]))
+    factor = generator.uniform(0.75, 1.25, len(chosen))
+    return (np.asarray(loads)[chosen] * factor).tolist(), seconds[chosen] * factor[:, None]
+
+
+def architectures(
+    units: int, error: float, generator: np.random.Generator
+) -> tuple[list[float], np.ndarray, list[float]]:
+    """Units of ten members of very different cost; batches vary by half, and units by 10 % around their member's rate.
+
+    What is expected of a member before it is measured is off by ``error`` (the standard deviation of its logarithm).
+    """
+    rates = np.array([ARCHITECTURES[i % 8] for i in range(10)]) * 1e-3 * generator.uniform(1, 1.5, 10)
+    loads = generator.uniform(0.7, 1.4, max(1, units // 10))
+    seconds = np.outer(loads, rates) * generator.lognormal(0, 0.1, (len(loads), 10))
+    return loads.tolist(), seconds, (rates * generator.lognormal(0, error, 10)).tolist()
+
+
+def rank_main(folder: Path, repeats: int) -> None:
+    """What each of the two ranks does: the ensemble and one job per member, in turns."""
+    torch.set_num_threads(1)
+    ensemble, runs = made_ensemble(folder, MEMBERS)
+    kept: list[Any] = []
+    telling.happened = lambda accounts, ranks: kept.append(accounts) or happened(accounts, ranks)  # type: ignore[assignment]
+    rows: dict[str, list[dict[str, Any]]] = {}
+    with joined_crew() as crew:
+        for source in ("structures.xyz", "graphs.h5"):
+            for _ in range(repeats):
+                together = _timed(crew, [ensemble], folder / source, folder)
+                alone = _timed(crew, runs, folder / source, folder)
+                rows.setdefault(source, []).append({"together": together, "alone": alone})
+        if crew.rank == 0:
+            account = [unit for one in kept[-len(runs) - 1] for unit in one["units"]]
+            plans = [happened(kept[i], 2) for i in range(0, len(kept), len(runs) + 1)]
+            (folder / "rank.json").write_text(json.dumps({"rows": rows, "plans": plans, "account": account}))
+
+
+def _timed(crew: Crew, models: Sequence[Path], source: Path, folder: Path) -> dict[str, float]:
+    """Wall seconds of a job per model one after the other, and the processor seconds of this rank."""
+    begin, cpu = time.perf_counter(), time.process_time()
+    for number, model in enumerate(models):
+        out = folder / f"out-{len(models)}-{number}.h5"
+        if crew.rank == 0:
+            out.unlink(missing_ok=True)
+        predict_with(crew, Job(model=model, source=source, out=out))
+    return {"wall": time.perf_counter() - begin, "cpu": time.process_time() - cpu}
+
+
+def measured(folder: Path, graphs: int, repeats: int) -> dict[str, Any]:
+    """Make everything, start two ranks, and give what they measured."""
+    torch.set_num_threads(1)
+    made_ensemble(folder, MEMBERS)
+    frames = crystals(graphs, seed=1, most=3)
+    if not (folder / "structures.xyz").exists():
+        write_structures(folder / "structures.xyz", frames)
+        write_store(folder / "graphs.h5", frames)
+    launcher = [str(Path(sys.executable).parent / "mpirun"), "-n", "2", sys.executable, __file__]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run([*launcher, "--rank", str(folder), "--repeats", str(repeats)], check=True, env=environment)
+    result: dict[str, Any] = json.loads((folder / "rank.json").read_text())
+    return result
+
+
+def main() -> None:
+    """Print the tables, or JSON with --json."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--folder", type=Path, default=None)
+    parser.add_argument("--graphs", type=int, default=3000)
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--rank", type=Path, default=None, help="used by the benchmark itself")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    if options.rank:
+        rank_main(options.rank, options.repeats)
+        return
+    folder = (options.folder or Path(tempfile.mkdtemp(prefix="bench_balance_"))).resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    found = measured(folder, options.graphs, options.repeats)
+    result = {"measured": found["plans"], "sharing": _ratios(found["rows"]), "simulated": _simulations(folder, found)}
+    if options.json:
+        print(json.dumps(result))
+        return
+    _print(result)
+
+
+def _ratios(rows: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, float]]:
+    """How many times faster the ensemble is than one job per member, by the clock and by rank 0's processor seconds."""
+    return {
+        source: {
+            "together_s": median(row["together"]["wall"] for row in turns),
+            "alone_s": median(row["alone"]["wall"] for row in turns),
+            "wall_ratio": median(row["alone"]["wall"] / row["together"]["wall"] for row in turns),
+            "cpu_ratio": median(row["alone"]["cpu"] / row["together"]["cpu"] for row in turns),
+        }
+        for source, turns in rows.items()
+    }
+
+
+def _simulations(folder: Path, found: dict[str, Any]) -> list[dict[str, Any]]:
+    """The largest machines, by recorded costs and by those of the architectures, with fast and slow networks."""
+    store = open_store(folder / "graphs.h5")
+    sizes, ensemble = store.sizes(), Ensemble.load(folder / "ensemble")
+    chunks = chunks_of(sizes, np.arange(len(store)), default_budget(sizes), {})
+    seconds = recorded(chunks, found["account"], len(MEMBERS))
+    loads, expected = [chunk.load for chunk in chunks], member_costs(ensemble, folder / "ensemble")
+    rows = []
+    for ranks, per_rank in ((2, 150), (1024, 10), (8192, 10), (8192, 5)):
+        for latency in (20e-6, 1e-3):
+            generator = np.random.default_rng(0)
+            drawn = resampled(loads, seconds, ranks * per_rank, generator)
+            of_records = simulated(*drawn, expected, ranks, latency)
+            of_kinds = simulated(*architectures(ranks * per_rank, 0.3, generator), ranks, latency)
+            of_unknown = simulated(*architectures(ranks * per_rank, 1.0, generator), ranks, latency)
+            named = {"recorded": of_records, "architectures": of_kinds, "unknown beforehand": of_unknown}
+            rows += [{"costs": name, "latency_ms": latency * 1e3, **row} for name, row in named.items()]
+    return rows
+
+
+def _print(result: dict[str, Any]) -> None:
+    print("measured, 2 ranks: makespan / lower bound of the measured costs")
+    for plan in result["measured"]:
+        print(
+            f"  {plan['makespan']:8.2f} s / {plan['lower_bound']:8.2f} s = {plan['ratio']:.4f}   ({plan['units_done']} units)"
+        )
+    print("measured, 2 ranks: one job per member against the ensemble, jobs without start-up")
+    for source, row in result["sharing"].items():
+        print(
+            f"  {source:15} {row['alone_s']:7.2f} s / {row['together_s']:7.2f} s: {row['wall_ratio']:.2f}x by the clock, "
+            f"{row['cpu_ratio']:.2f}x in processor seconds"
+        )
+    print("simulated, the predictor's plan and queues on a virtual clock")
+    for row in result["simulated"]:
+        print(
+            f"  {row['costs']:18} {row['ranks']:5d} ranks, {row['units_per_rank']:5.1f} units per rank, "
+            f"take {row['latency_ms']:.2f} ms: simulated makespan / bound {row['ratio']:.4f} (bound {row['bound_s']:.2f} s)"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""A rank that predicts and may dawdle or die on the way; started by the tests by mpirun, srun, torchrun or alone.
+
+``python predicting.py MODEL SOURCE OUT [--resume] [--workers N] [--faulty-rank R --after N [--seconds S]]``: the faulty rank
+does its N-th unit (from 0) for S seconds longer, or without S it is gone before that unit, by SIGKILL.
+"""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from hydragnn.datasets import BatchSettings
+from hydragnn.ensemble import counting, work
+from hydragnn.ensemble.predict import predict_to_file
+from hydragnn.errors import InputError, Interrupted
+from hydragnn.training import leave, this_launch
+
+
+def make_faulty(after: int, seconds: float) -> None:
+    """This rank falters at its unit number ``after``."""
+    original, done = work.outcome, iter(range(1_000_000))
+
+    def faulty(member, batch):
+        if next(done) == after:
+            if not seconds:
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(seconds)
+        return original(member, batch)
+
+    work.outcome = faulty
+
+
+def main() -> int:
+    """Predict, and print the counts of the rank that has them."""
+    parser = argparse.ArgumentParser()
+    for name in ("model", "source", "out"):
+        parser.add_argument(name, type=Path)
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--max-graphs", type=int, default=4)
+    parser.add_argument("--held", type=int, default=None)
+    parser.add_argument("--faulty-rank", type=int, default=-1)
+    parser.add_argument("--after", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=0.0)
+    parser.add_argument("--farewell", type=float, default=counting.FAREWELL)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    counting.FAREWELL = options.farewell
+    if this_launch().rank == options.faulty_rank:
+        make_faulty(options.after, options.seconds)
+    try:
+        result = predict_to_file(
+            options.model,
+            options.source,
+            options.out,
+            resume=options.resume,
+            batch=BatchSettings(max_graphs=options.max_graphs),
+            workers=options.workers,
+            held=options.held,
+        )
+    except InputError as error:
+        print(error, flush=True)
+        return 2
+    except Interrupted as note:
+        print(note, flush=True)
+        return 130
+    if result:
+        print(json.dumps(result), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    leave(code, seconds=1.0)

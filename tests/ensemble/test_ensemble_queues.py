@@ -1,0 +1,190 @@
+"""Every piece of work is given out exactly once, longest first, however many ranks take and in whatever order."""
+
+import os
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hydragnn.ensemble.claims import ClaimQueue, Claims, Heart
+from hydragnn.ensemble.order import bundles_of, homes, lanes_of, learned_rates, second_stage, staged
+from hydragnn.ensemble.plan import Unit, certificate, makespan
+from hydragnn.ensemble.queues import GROUP, SHARE, FlatQueue, GroupedQueue, LocalCounter, blocks, queue_for
+
+
+def units_of(costs):
+    """Costs per chunk and member as units."""
+    return [Unit(chunk=c, member=m, cost=cost) for c, row in enumerate(costs) for m, cost in enumerate(row)]
+
+
+@given(st.lists(st.floats(0.1, 9.0), max_size=200), st.integers(1, 7), st.randoms(use_true_random=False))
+def test_groups_of_ranks_share_all_positions(costs, groups, choice):
+    root, counters = LocalCounter(), [LocalCounter() for _ in range(groups)]
+    queues = [GroupedQueue(costs, root, counter, groups) for counter in counters for _ in range(3)]
+    taken, open_queues = [], list(queues)
+    while open_queues:
+        queue = choice.choice(open_queues)
+        position = queue.take()
+        if position is None:
+            open_queues.remove(queue)
+        else:
+            taken.append(position)
+    assert sorted(taken) == list(range(len(costs)))
+    assert all(queue.take() is None for queue in queues)
+
+
+class Locked(LocalCounter):
+    """A counter for several threads."""
+
+    def __init__(self):
+        super().__init__()
+        self.lock = threading.Lock()
+
+    def add(self, amount):
+        with self.lock:
+            return super().add(amount)
+
+    def put(self, value):
+        with self.lock:
+            super().put(value)
+
+
+def taken_by_threads(queues):
+    taken = [[] for _ in queues]
+
+    def take(queue, mine):
+        while (position := queue.take()) is not None:
+            mine.append(position)
+
+    threads = [threading.Thread(target=take, args=pair) for pair in zip(queues, taken)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(mine == sorted(mine) for mine in taken)
+    return sorted(position for mine in taken for position in mine)
+
+
+def test_ranks_that_really_run_at_once_share_all_positions(tmp_path):
+    root, counters = Locked(), [Locked(), Locked()]
+    grouped = [GroupedQueue([1.0] * 500, root, counters[i % 2], groups=2) for i in range(6)]
+    assert taken_by_threads(grouped) == list(range(500))
+    claims = [ClaimQueue(Claims(tmp_path, rank), "first-0", 200) for rank in range(4)]
+    assert taken_by_threads(claims) == list(range(200))
+
+
+def test_a_rank_that_comes_late_finds_the_next_free_position_without_trying_all(tmp_path):
+    first, late = (ClaimQueue(Claims(tmp_path, rank), "unit", 1000) for rank in range(2))
+    assert [first.take() for _ in range(700)] == list(range(700))
+    assert late.take() == 700
+    assert Claims(tmp_path, 1).owner("unit-700") == 1 and Claims(tmp_path, 1).owner("unit-701") is None
+
+
+def test_few_ranks_count_at_one_place_and_many_in_groups():
+    assert isinstance(queue_for([1.0] * 9, 256, LocalCounter(), LocalCounter()), FlatQueue)
+    assert isinstance(queue_for([1.0] * 9, 257, LocalCounter(), LocalCounter()), GroupedQueue)
+
+
+@given(st.lists(st.floats(0.1, 9.0), max_size=300), st.integers(1, 20))
+def test_no_block_is_more_than_an_eighth_of_a_groups_share_of_what_is_left(costs, groups):
+    found = blocks(costs, groups)
+    assert [position for start, end in found for position in range(start, end)] == list(range(len(costs)))
+    for start, end in found:
+        assert end == start + 1 or sum(costs[start:end]) <= sum(costs[start:]) / (SHARE * groups) + 1e-9
+
+
+def test_the_root_is_asked_far_less_often_than_once_per_position():
+    assert len(blocks([1.0] * 81_920, groups=8192 // GROUP)) < 81_920 / 10
+
+
+def test_what_was_published_first_is_what_all_read(tmp_path):
+    one, other = Claims(tmp_path, 0), Claims(tmp_path, 1)
+    assert one.publish("rates", [1.0]) == [1.0]
+    assert other.publish("rates", [2.0]) == [1.0]
+    one.note("measured", {"a": 1})
+    other.note("measured", {"a": 2})
+    assert one.notes("measured") == [{"a": 1}, {"a": 2}]
+
+
+def test_a_heart_that_never_beat_or_whose_process_is_gone_has_stopped(tmp_path):
+    ours = Heart(tmp_path, 0)
+    assert not ours.stopped(0)
+    assert not ours.stopped(1)  # perhaps it only starts later
+    (tmp_path / "alive-000001").write_text(f"{(tmp_path / 'alive-000000').read_text().split()[0]} 4194303")
+    assert ours.stopped(1)
+    (tmp_path / "alive-000002").write_text("elsewhere 1")
+    assert not ours.stopped(2)
+    os.utime(tmp_path / "alive-000002", (1, 1))
+    assert ours.stopped(2)
+
+
+matrices = st.integers(1, 12).flatmap(
+    lambda chunks: st.lists(st.lists(st.floats(0.1, 9), min_size=3, max_size=3), min_size=chunks, max_size=chunks)
+)
+
+
+@given(matrices, st.integers(1, 5))
+def test_bundles_hold_every_unit_once_and_towards_the_end_only_single_ones(costs, workers):
+    units = units_of(costs)
+    bundles = bundles_of(units, workers)
+    assert sorted((u.chunk, u.member) for b in bundles for u in b.units) == sorted((u.chunk, u.member) for u in units)
+    assert all(len({unit.chunk for unit in bundle.units}) == 1 for bundle in bundles)
+    sizes = [len(bundle.units) for bundle in bundles]
+    assert sizes == sorted(sizes, reverse=True)
+    singles = [bundle.cost for bundle in bundles if len(bundle.units) == 1]
+    assert singles == sorted(singles, reverse=True) and singles
+    order = staged(units, workers)
+    assert [*order.first] == bundles[: len(order.first)]
+    assert len([u for b in order.first for u in b.units]) + len(order.rest) == len(units)
+
+
+@given(matrices, st.integers(1, 5))
+def test_whole_batches_cost_no_balance(costs, workers):
+    units = units_of(costs)
+    queue = [bundle.cost for bundle in bundles_of(units, workers)]
+    mean, largest = sum(queue) / workers, max(unit.cost for unit in units)
+    # list scheduling; whole batches end while a third of the mean load is still to come in single units
+    assert makespan(queue, workers) <= mean + largest + 1e-9
+    assert certificate(units, queue, workers)["ratio"] >= 1 - 1e-9
+
+
+def test_whole_batches_are_the_rule_where_there_is_plenty():
+    units = units_of(np.ones((200, 8)).tolist())
+    bundles = bundles_of(units, workers=2)
+    whole = [bundle for bundle in bundles if len(bundle.units) == 8]
+    assert len(whole) > 190
+    assert len(bundles_of(units_of(np.ones((128, 8)).tolist()), workers=128)) == 1024
+
+
+def test_the_second_stage_follows_what_was_measured_instead_of_what_was_expected():
+    units = units_of([[1.0, 1.0]] * 4)
+    notes = [{"seconds": [1.0, 0.0], "load": [1.0, 0.0], "running": []}]
+    notes += [{"seconds": [0.0, 6.0], "load": [0.0, 2.0], "running": [0.0, 1.0, 0.0]}]
+    rates = learned_rates([1.0, 1.0], notes, now=50.0)
+    assert rates == [1.0, 3.0]
+    order = second_stage(units, [5.0, 5.0, 5.0, 7.0], rates, workers=4)
+    assert [(b.units[0].chunk, b.units[0].member) for b in order][:2] == [(3, 1), (0, 1)]
+    assert [b.cost for b in order] == [21.0, 15.0, 15.0, 15.0, 7.0, 5.0, 5.0, 5.0]
+
+
+@given(st.lists(st.floats(0.5, 9), min_size=1, max_size=9), st.integers(1, 4), st.integers(1, 9))
+def test_every_member_lives_in_one_lane_and_ranks_are_shared_by_cost(costs, held, ranks):
+    lanes = lanes_of(costs, held)
+    assert sorted(m for lane in lanes for m in lane) == list(range(len(costs)))
+    assert all(1 <= len(lane) <= held for lane in lanes)
+    at_home = homes([sum(costs[m] for m in lane) for lane in lanes], ranks)
+    assert at_home == sorted(at_home) and len(at_home) == ranks
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 7])
+def test_all_ranks_plan_the_same(ranks):
+    from hydragnn.ensemble.schedule import scheduled
+
+    units = units_of(np.random.default_rng(0).random((9, 4)).tolist())
+    one, other = (scheduled(units, units[:3], [1.0, 2.0, 3.0, 4.0], held=2, ranks=ranks) for _ in range(2))
+    assert one == other
+    work = [u for lane in one.lanes for b in lane.first for u in b.units]
+    work += [u for lane in one.lanes for u in lane.rest] + [u for b in one.there for u in b.units]
+    assert sorted((u.chunk, u.member) for u in work) == sorted((u.chunk, u.member) for u in units)

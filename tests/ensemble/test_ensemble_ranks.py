@@ -1,0 +1,288 @@
+"""Any number of ranks, started in any way, some of them slow or dead, make the file that one process makes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from ase.io import write
+
+from hydragnn.datasets import BatchSettings
+from hydragnn.ensemble import frames as blocks
+from hydragnn.ensemble import together, work
+from hydragnn.ensemble.build import build_ensemble
+from hydragnn.ensemble.crew import Alone
+from hydragnn.ensemble.frames import blocks_of, frames_of
+from hydragnn.ensemble.job import Job
+from hydragnn.ensemble.predict import predict_to_file
+from hydragnn.ensemble.roster import Roster, room_for
+from hydragnn.ensemble.together import Late, finish_together, once
+
+BIN = Path(sys.executable).parent
+PREDICTING = Path(__file__).with_name("predicting.py")
+MPIRUN = [str(BIN / "mpirun"), "-n", "2", sys.executable]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+BATCH = BatchSettings(max_graphs=4)
+needs_mpirun = pytest.mark.skipif(not (BIN / "mpirun").exists(), reason="no mpirun beside this Python; install mpich")
+
+
+@pytest.fixture(scope="module")
+def ensemble(tmp_path_factory, runs, store):
+    out = tmp_path_factory.mktemp("ranks") / "ensemble"
+    build_ensemble(runs, out, store=store)
+    return out
+
+
+@pytest.fixture(scope="module")
+def structures(tmp_path_factory, frames):
+    """A file of structures, the second of which has two atoms in one place."""
+    path = tmp_path_factory.mktemp("structures") / "frames.xyz"
+    bad = frames[1].copy()
+    bad.positions[1] = bad.positions[0]
+    write(path, [frames[0], bad, *frames[2:40]])
+    return path
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, ensemble, stored, structures):
+    """What one process makes of the store and of the structures."""
+    folder = tmp_path_factory.mktemp("whole")
+    for name, source in (("store", stored), ("structures", structures)):
+        predict_to_file(ensemble, source, folder / f"{name}.npz", batch=BATCH)
+    return {name: (folder / f"{name}.npz").read_bytes() for name in ("store", "structures")}
+
+
+def started(ensemble, source, out, *options, launcher=(sys.executable,), **environment):
+    return subprocess.Popen(
+        [*launcher, str(PREDICTING), str(ensemble), str(source), str(out), *map(str, options)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+    )
+
+
+def finish(process, code=0):
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == code, output
+    return output
+
+
+def counts(output):
+    """What the rank said that wrote the file; exactly one did."""
+    (line,) = [line for line in output.splitlines() if line.startswith("{")]
+    return json.loads(line)
+
+
+def steps(ensemble, source, out, *options, ranks=2):
+    """Ranks of a job step without MPI, as srun starts them."""
+    step = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "3", "SLURM_STEP_NUM_TASKS": str(ranks)}
+    return [started(ensemble, source, out, *options, **step, SLURM_PROCID=str(rank)) for rank in range(ranks)]
+
+
+@needs_mpirun
+def test_ranks_of_mpi_make_the_file_that_one_process_makes(ensemble, stored, structures, whole, tmp_path):
+    """Also where a rank has memory for one member only."""
+    for name, source, options in (("store", stored, ()), ("structures", structures, ("--held", 1))):
+        output = finish(started(ensemble, source, tmp_path / f"{name}.npz", *options, launcher=MPIRUN))
+        result = counts(output)
+        assert (tmp_path / f"{name}.npz").read_bytes() == whole[name]
+        assert result["ranks"] == 2 and len(result["busy_seconds"]) == 2
+    plan = json.loads((tmp_path / "store.npz.plan.json").read_text())
+    assert plan["planned"]["ratio"] >= 1 and plan["measured"]["units_done"] == plan["planned"]["units"] == 60
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        f"{name}.npz{suffix}" for name in ("store", "structures") for suffix in ("", ".plan.json")
+    ]
+
+
+@needs_mpirun
+def test_ranks_that_mpi_does_not_see_are_refused(ensemble, stored, tmp_path):
+    process = started(ensemble, stored, tmp_path / "out.npz", PMI_SIZE="4", OMPI_COMM_WORLD_SIZE="4")
+    assert "the launcher started 4 ranks, but MPI sees 1" in finish(process, code=2)
+    assert not list(tmp_path.iterdir())
+
+
+@needs_mpirun
+def test_a_killed_rank_of_mpi_ends_the_job_and_resuming_ends_with_the_same_bits(ensemble, stored, whole, tmp_path):
+    options = ("--faulty-rank", 1, "--after", 5)
+    killed = started(ensemble, stored, tmp_path / "out.npz", *options, launcher=MPIRUN)
+    killed.communicate(timeout=300)
+    assert killed.returncode != 0 and not (tmp_path / "out.npz").exists()
+    kept = len(list((tmp_path / "out.npz.parts").glob("chunk-*")))
+    assert kept >= 5
+    result = counts(finish(started(ensemble, stored, tmp_path / "out.npz", "--resume", launcher=MPIRUN)))
+    assert result["units_resumed"] == kept
+    assert (tmp_path / "out.npz").read_bytes() == whole["store"]
+
+
+def test_bad_input_is_refused_by_all_ranks_and_leaves_nothing(ensemble, structures, tmp_path):
+    (tmp_path / "there.npz").write_text("precious")
+    outputs = [finish(process, code=2) for process in steps(ensemble, structures, tmp_path / "there.npz")]
+    assert all("exists already" in output for output in outputs)
+    assert [path.name for path in tmp_path.iterdir()] == ["there.npz"]
+
+
+def test_the_work_of_a_killed_job_step_rank_is_done_by_the_others(ensemble, structures, whole, tmp_path):
+    """Also that of rank 0, which would have written the file."""
+    processes = steps(ensemble, structures, tmp_path / "out.npz", "--faulty-rank", 0, "--after", 4, ranks=2)
+    processes[0].communicate(timeout=300)
+    assert processes[0].returncode == -signal.SIGKILL
+    result = counts(finish(processes[1]))
+    assert (tmp_path / "out.npz").read_bytes() == whole["structures"]
+    assert result["units_resumed"] == 0
+    assert not list(tmp_path.glob("*.parts"))
+
+
+def test_torchrun_makes_the_same_file(ensemble, stored, whole, tmp_path):
+    output = finish(started(ensemble, stored, tmp_path / "out.npz", launcher=TORCHRUN))
+    assert counts(output)["ranks"] == 2
+    assert (tmp_path / "out.npz").read_bytes() == whole["store"]
+
+
+def test_a_job_step_of_a_real_slurm_on_two_nodes_makes_the_same_file(slurm, ensemble, stored, whole, tmp_path):
+    srun = ["srun", "-N2", "-n2", "--mpi=none", "--chdir", str(tmp_path), sys.executable]
+    output = finish(started(ensemble, stored, tmp_path / "out.npz", launcher=srun, **slurm.environment))
+    assert counts(output)["ranks"] == 2
+    assert (tmp_path / "out.npz").read_bytes() == whole["store"]
+
+
+def test_local_workers_make_the_same_file_even_if_one_is_killed(ensemble, stored, whole, tmp_path):
+    process = started(ensemble, stored, tmp_path / "out.npz", "--workers", 3, "--max-graphs", 4)
+    spawned: list[psutil.Process] = []
+    while process.poll() is None and not spawned:
+        children = psutil.Process(process.pid).children()
+        spawned = [child for child in children if "spawn_main" in " ".join(child.cmdline())]
+    assert spawned, process.communicate()[0]
+    spawned[0].kill()
+    assert counts(finish(process))["ranks"] == 3
+    assert (tmp_path / "out.npz").read_bytes() == whole["store"]
+
+
+@needs_mpirun
+def test_sigterm_keeps_finished_work_and_says_how_to_go_on(ensemble, stored, whole, tmp_path):
+    options = ("--faulty-rank", 0, "--after", 3, "--seconds", 60)
+    process = started(ensemble, stored, tmp_path / "out.npz", *options)
+    parts = tmp_path / "out.npz.parts"
+    while process.poll() is None and len(list(parts.glob("chunk-*"))) < 3:
+        time.sleep(0.01)
+    process.terminate()
+    assert "add --resume" in finish(process, code=130)
+    predict_to_file(ensemble, stored, tmp_path / "out.npz", resume=True, batch=BATCH)
+    assert (tmp_path / "out.npz").read_bytes() == whole["store"]
+
+
+@needs_mpirun
+def test_what_a_hanging_rank_holds_up_is_done_by_an_idle_one_and_the_job_ends_without_it(
+    ensemble, stored, whole, tmp_path
+):
+    options = ("--faulty-rank", 1, "--after", 8, "--seconds", 600, "--farewell", 0.1)
+    assert "some ranks hang" in finish(started(ensemble, stored, tmp_path / "out.npz", *options, launcher=MPIRUN))
+    assert (tmp_path / "out.npz").read_bytes() == whole["store"]
+    assert json.loads((tmp_path / "out.npz.plan.json").read_text())["measured"]["ranks_heard"] == 1
+
+
+class Pair(Alone):
+    """Rank 1 of two, of which rank 0 is dead or alive."""
+
+    rank, size = 1, 2
+
+    def __init__(self, dead):
+        super().__init__()
+        self.dead = dead
+
+    def owner(self, name):
+        return 0
+
+    def gone(self, rank):
+        return self.dead
+
+
+def test_work_of_the_dead_is_taken_over_at_once_and_late_work_of_the_living_after_a_while(monkeypatch):
+    late = Late(number=5, claim="rest-0-2", seconds=0.0)
+    done = []
+    begin = time.monotonic()
+    finish_together(Pair(dead=True), "unit", lambda: [] if done else [late], done.append)
+    assert done == [5] and time.monotonic() - begin < together.AT_LEAST
+    monkeypatch.setattr(together, "AT_LEAST", 0.1)
+    finish_together(Pair(dead=False), "unit", lambda: [] if len(done) > 2 else [late], done.append)
+    assert done == [5, 5, 5]  # again, and once more after the same time
+
+
+def test_the_first_living_rank_does_what_only_one_may_do():
+    done = []
+    assert once(Pair(dead=True), lambda: bool(done), lambda: done.append(1))
+    assert not once(Pair(dead=False), lambda: True, lambda: done.append(1))
+    assert done == [1]
+
+
+def test_a_rank_with_little_memory_holds_few_members_and_says_the_same(ensemble, stored, whole, tmp_path, monkeypatch):
+    most = []
+    original = Roster.__getitem__
+
+    def counted(self, index):
+        found = original(self, index)
+        most.append(len(self._loaded))
+        return found
+
+    monkeypatch.setattr(Roster, "__getitem__", counted)
+    predict_to_file(ensemble, stored, tmp_path / "out.npz", batch=BATCH, held=1)
+    assert set(most) == {1}
+    assert (tmp_path / "out.npz").read_bytes() == whole["store"]
+    predict_to_file(ensemble, stored, tmp_path / "two.npz", batch=BATCH, held=2)
+    assert max(most) == 2
+    assert (tmp_path / "two.npz").read_bytes() == whole["store"]
+
+
+def test_members_a_rank_can_hold_follow_from_the_free_memory(tmp_path, monkeypatch):
+    from hydragnn.ensemble import roster
+
+    class Memory:
+        available = 1000
+
+    monkeypatch.setattr(roster.psutil, "virtual_memory", lambda: Memory)
+    files = [tmp_path / str(i) for i in range(5)]
+    for size, file in zip((10, 50, 20, 5, 50), files):
+        file.write_bytes(b"0" * size)
+    assert [room_for(files, ranks) for ranks in (1, 2, 5, 50)] == [5, 2, 1, 1]
+
+
+def test_blocks_of_a_file_hold_every_structure_once_and_the_same(structures, frames, monkeypatch):
+    monkeypatch.setattr(blocks, "FRAMES", 7)
+    found = blocks_of(structures)
+    assert [first for first, _, _ in found] == [0, 7, 14, 21, 28, 35]
+    back = [atoms for block in found for atoms in frames_of(structures, block)]
+    together_ = list(frames_of(structures, (0, 0, structures.stat().st_size)))
+    assert len(back) == 40 and back == together_
+
+
+@pytest.mark.parametrize("text", ["2\n\nH 0 0 0\nH 0 0 1\nVEC1 1 0 0\n", "not a structure\n", ""])
+def test_files_that_are_not_plainly_counted_are_read_as_a_whole(tmp_path, text):
+    (tmp_path / "odd.xyz").write_text(text)
+    assert len(blocks_of(tmp_path / "odd.xyz")) == 1
+
+
+def test_blocks_that_are_built_survive_an_interruption(ensemble, structures, whole, tmp_path, monkeypatch):
+    monkeypatch.setattr(blocks, "FRAMES", 7)
+    monkeypatch.setattr(work, "outcome", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    out = tmp_path / "out.npz"
+    with pytest.raises(Exception, match="--resume"):
+        predict_to_file(ensemble, structures, out, batch=BATCH)
+    parts = Job(model=ensemble, source=structures, out=out).parts.folder
+    (parts / "graphs.json").unlink()
+    before = (parts / "block-00003" / "notes.json").stat().st_mtime_ns
+    monkeypatch.undo()
+    monkeypatch.setattr(blocks, "FRAMES", 7)
+    with monkeypatch.context() as patch:
+        patch.setattr(together, "PAUSE", 0.0)
+        seen = []
+        patch.setattr("hydragnn.ensemble.job.Building.build", lambda self, number: seen.append(number))
+        predict_to_file(ensemble, structures, out, batch=BATCH, resume=True)
+    assert seen == [] and not parts.exists() and before
+    assert np.frombuffer(out.read_bytes(), dtype=np.uint8).size > 0
+    assert out.read_bytes() == whole["structures"]
