@@ -21,6 +21,9 @@ from hydragnn.record import RunRecord, read_record
 TOO_FEW = 6
 """Below so many results, importances are noise."""
 
+ENOUGH = 400
+"""So many results give the importances, drawn evenly where there are more, because their cost grows with the square."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrialHistory:
@@ -130,6 +133,8 @@ def parameter_importance(out: Path) -> dict[str, float]:
     history = campaign_history(out)
     space = space_of(history.settings.search.space)
     results = [(trial.values, next(iter(trial.rungs.values()))) for trial in history.trials if trial.rungs]
+    if len(results) > ENOUGH:
+        results = [results[int(k)] for k in np.linspace(0, len(results) - 1, ENOUGH)]
     if len(results) < TOO_FEW or len({value for _, value in results}) < 2:
         return {}
     generator = np.random.default_rng(0)

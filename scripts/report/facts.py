@@ -1,7 +1,7 @@
 """What a report is about, as plain values: read once by ``collect``, then only looked at."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from dataclasses import field as member
 from pathlib import Path
 from typing import Any
@@ -140,6 +140,16 @@ class CampaignFacts:
     def scored(self) -> list[Trial]:
         """Trials with a value of the objective."""
         return [trial for trial in self.trials if trial.objective is not None]
+
+    def thinned(self, most: int = 400) -> "CampaignFacts":
+        """What pictures show that have a line for every trial: where there are too many, the best and an even sample of the others."""
+        if len(self.trials) <= most:
+            return self
+        best = sorted(self.scored, key=lambda trial: trial.objective or 0.0)[: most // 4]
+        kept = {trial.number for trial in best}
+        others = [trial for trial in self.trials if trial.number not in kept]
+        sample = [others[int(k)] for k in np.linspace(0, len(others) - 1, most - len(best))]
+        return replace(self, trials=tuple(sorted([*best, *sample], key=lambda trial: trial.number)))
 
     @property
     def measure(self) -> str:

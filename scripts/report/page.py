@@ -180,6 +180,9 @@ def search(facts: Facts) -> Section | None:
         if best
         else "None has a result yet."
     )
+    shown = campaign.thinned()
+    if shown is not campaign:
+        lead += f" Pictures with a line for every trial show {len(shown.trials)}: the best, and an even sample of the others."
     return Section(
         anchor="search",
         title="The search",
@@ -187,8 +190,8 @@ def search(facts: Facts) -> Section | None:
         figures=present(
             search_figures.history(campaign),
             search_figures.importance(campaign),
-            search_figures.learning_curves(campaign),
-            parallel_coordinates(campaign),
+            search_figures.learning_curves(shown),
+            parallel_coordinates(shown),
         ),
         tables=present(tables.trials_table(campaign), tables.failures_table(campaign)),
     )

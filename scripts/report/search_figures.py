@@ -27,6 +27,9 @@ from hydragnn.scripts.report.canvas import (
 from hydragnn.scripts.report.facts import CampaignFacts, Trial
 from hydragnn.scripts.report.verdict import with_unit
 
+DOTS = 2000
+"""From so many trials on dots are drawn as pixels, so that the page stays small."""
+
 
 def history(campaign: CampaignFacts) -> Figure | None:
     """The objective of every trial in order, with the best so far; None before any trial has a value."""
@@ -59,7 +62,17 @@ def _draw_history(axes: Axes, campaign: CampaignFacts) -> None:
         shown = [(n, v) for n, v, done in zip(numbers, values, full) if done == chosen]
         if shown:
             x, y = zip(*shown)
-            axes.plot(x, y, "o", color=face, markersize=6, markeredgecolor=MUTED, markeredgewidth=0.8, label=label)
+            axes.plot(
+                x,
+                y,
+                "o",
+                color=face,
+                markersize=6,
+                markeredgecolor=MUTED,
+                markeredgewidth=0.8,
+                label=label,
+                rasterized=len(scored) > DOTS,
+            )
     winner = campaign.best
     if winner is not None and winner.objective is not None:
         axes.plot([winner.number], [winner.objective], "o", color=ACCENT, markersize=8, markeredgewidth=0)

@@ -1,5 +1,6 @@
 """Where the time went: nodes over time, what faults cost, and that both read well from one worker to hundreds of nodes."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 
 from hydragnn.hpo import Timeline
 from hydragnn.hpo.timeline import Chronicle, Outage, Session, Span
+from hydragnn.scripts.report.campaign_facts import campaign_facts
 from hydragnn.scripts.report.tables import faults_table, hours_table
 from hydragnn.scripts.report.timeline_figures import all_bars, campaign_time, mean_count, nodes_over_time
 
@@ -100,3 +102,15 @@ def test_the_tables_add_up(disturbed: Any) -> None:
     told = {row[0]: row[5] for row in faults.rows}
     assert told["it did not start"] == "no"
     assert told["diverged"] == "yes"
+
+
+def test_thousands_of_trials_are_thinned_to_the_best_and_an_even_sample(samples: Any) -> None:
+    campaign = campaign_facts(samples.campaign)
+    assert campaign.thinned() is campaign
+    first = campaign.scored[0]
+    many = replace(campaign, trials=tuple(replace(first, number=k, objective=float(-k)) for k in range(5000)))
+    shown = [trial.number for trial in many.thinned(400).trials]
+    assert len(shown) == len(set(shown)) == 400
+    assert shown[-100:] == list(range(4900, 5000))
+    assert shown[0] == 0
+    assert shown == sorted(shown)
