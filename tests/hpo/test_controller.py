@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from hydragnn.errors import InputError
 from hydragnn.files import digest
 from hydragnn.hpo import CampaignSettings, CostModel, Exit, Task, campaign_history, controller, run_search
 from hydragnn.hpo.controller import steady_clock
@@ -103,6 +104,20 @@ def test_an_attempt_starts_with_its_number_in_its_folder_and_goes_only_after_its
     launcher.on_start, launcher.on_go = check_start, check_go
     assert run_search(settings(), tmp_path / "c", launcher=launcher).ending == "finished"
     assert {task.trial for task in launcher.tasks} == set(range(9))
+
+
+def test_a_trial_larger_than_the_allocation_is_refused_before_anything_is_written(
+    settings: Settings, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=r"nodes_per_trial = 3, but the allocation has 2 node\(s\)"):
+        run_search(settings(nodes_per_trial=3), tmp_path / "c", launcher=Instant("n1", "n2"))
+    assert not (tmp_path / "c").exists()
+
+
+def test_trials_of_several_nodes_get_different_ones(settings: Settings, tmp_path: Path) -> None:
+    launcher = Instant("n1", "n2", "n3", "n4")
+    run_search(settings(nodes_per_trial=2), tmp_path / "c", launcher=launcher)
+    assert {len(set(task.places)) for task in launcher.tasks} == {2}
 
 
 def test_reports_of_one_look_share_one_flush(
