@@ -3,13 +3,29 @@
 import math
 from dataclasses import dataclass
 
-from hydragnn.hpo.events import Action, Start
+from hydragnn.hpo.events import Action, Cancel, Start
 from hydragnn.hpo.sizing import Load, common_ending, fewest_places, loss
 from hydragnn.hpo.state import State, Target, Trial, remaining, with_trial, without_standing
 from hydragnn.hpo.values import replace
 
 CROWD = 128
 """Beyond so many unfinished trials, the common ending is found anew only when their number has changed by a tenth, and nobody waits."""
+
+
+LATE = 0.25
+"""An attempt that takes longer than expected is expected to take so much more of its time so far."""
+
+SOON = 30.0
+"""Seconds after which the places of nodes that are being probed are expected back."""
+
+LEAVING = 30.0
+"""Seconds that an attempt loses besides its start where it saves itself to go on elsewhere."""
+
+PAUSE = 0.01
+"""Seconds per running attempt between two looks for one that should have more places."""
+
+WORTH = 3.0
+"""So many times what an attempt loses by moving to more places must be won by it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +110,38 @@ def balanced(state: State, chosen: list[Trial], now: float) -> tuple[State, list
     return state, actions
 
 
+def enlarged(state: State, now: float) -> tuple[State, list[Action]]:
+    """Let the attempt that gains most from idle places save itself, so that it goes on with more of them.
+
+    For the time when nothing is left to start but what runs will run for long. One at a time, and only where the idle places
+    do much more work up to the end of the segment than the move costs.
+    """
+    if not state.active or len(state.free) < state.least or now < state.looked + len(state.active) * PAUSE:
+        return state, []
+    running = state.running
+    state = replace(state, looked=now)
+    if any(trial.cancelled for trial in running):
+        return state, []
+    work = _known_work(state, running)
+    state = _aimed(state, [], work, now)
+    won, trial = max(((_won(state, trial, work, now), trial) for trial in running), key=lambda pair: pair[0])
+    if won <= 0:
+        return state, []
+    state = with_trial(state, replace(trial, cancelled="more places"))
+    return state, [Cancel(trial=trial.number, attempt=trial.attempt, reason="more places")]
+
+
+def _won(state: State, trial: Trial, work: float, now: float) -> float:
+    """Place-seconds that a running trial wins by going on with idle places, less what the move costs several times over."""
+    places, cost = len(trial.places), state.startup.value + LEAVING
+    wanted = fewest_places(_left(state, trial, work, now), state.target.time - now, state.least, state.most)
+    more = min(wanted, places + len(state.free)) - places
+    return more * (_segment_end(state, trial, work, now) - now - cost) - WORTH * places * cost
+
+
 def _aimed(state: State, chosen: list[Trial], work: float, now: float) -> State:
     """The state with a target that serves: the smallest time in which the places do all that is left."""
-    unfinished, places = len(state.active) + len(chosen), state.healthy
+    unfinished, places = len(state.active) + len(chosen), state.healthy + sum(coming(state))
     if unfinished > CROWD and now < state.target.time < math.inf and state.target.serves(unfinished, places):
         return state
     loads = [remaining(state, trial, work) for trial in chosen]
@@ -110,13 +155,19 @@ def _worth_waiting(state: State, trial: Trial, places: int, end: float, work: fl
     if len(state.active) > CROWD:
         return None
     free = len(state.free)
-    ends = sorted((_segment_end(state, other, work, now), len(other.places)) for other in state.running)
-    for time, count in ends:
+    ends = [(_segment_end(state, other, work, now), len(other.places)) for other in state.running]
+    ends += [(now + SOON, count) for count in coming(state)]
+    for time, count in sorted(ends):
         free += count
         if free >= places:
             sooner = time + _segment_time(state, trial, places, work) < end
             return Reservation(time, free - places) if sooner else None
     return None
+
+
+def coming(state: State) -> list[int]:
+    """The places of every node that is being probed."""
+    return [len(node.held) for node in state.health.values() if node.status == "probing"]
 
 
 def _known_work(state: State, chosen: list[Trial]) -> float:
@@ -135,16 +186,15 @@ def _segment_time(state: State, trial: Trial, places: int, work: float) -> float
 
 
 def _segment_end(state: State, trial: Trial, work: float, now: float) -> float:
-    """When a running trial is expected to reach its next rung; now for one that should have."""
-    return max(now, trial.started + _segment_time(state, trial, len(trial.places), work))
+    """When a running trial is expected to reach its next rung; one that should have, after some more of what it took so far."""
+    end = trial.started + _segment_time(state, trial, len(trial.places), work)
+    return end if end > now else now + LATE * (now - trial.started)
 
 
 def _left(state: State, trial: Trial, work: float, now: float) -> Load:
     """What is left of a running trial, its progress judged by the clock."""
-    load = remaining(state, trial, work)
-    places = len(trial.places)
+    load, places = remaining(state, trial, work), len(trial.places)
     speed = places / loss(places, trial.scaling)
-    until = state.plan.rungs[min(len(trial.results), len(state.plan.rungs) - 1)]
-    part = (work if trial.work is None else trial.work) * max(0, until - trial.epochs)
-    done = min(part, max(0.0, now - trial.started - state.startup.value) * speed)
-    return Load(load.seconds - done, trial.scaling)
+    whole = (_segment_time(state, trial, places, work) - state.startup.value) * speed
+    part = max(0.0, _segment_end(state, trial, work, now) - max(now, trial.started + state.startup.value)) * speed
+    return Load(load.seconds - whole + part, trial.scaling)

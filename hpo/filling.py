@@ -6,7 +6,7 @@ could not save its first epoch before the budgets end.
 
 from collections.abc import Iterator
 
-from hydragnn.hpo.balance import balanced, in_time, started
+from hydragnn.hpo.balance import balanced, coming, enlarged, in_time, started
 from hydragnn.hpo.events import Action, Propose
 from hydragnn.hpo.state import State, Trial, segment, with_trial
 from hydragnn.hpo.values import replace
@@ -41,7 +41,10 @@ def filled(state: State, now: float) -> tuple[State, list[Action], bool]:
         return state, actions, False
     if together:
         state, starts = balanced(state, chosen, now)
-        return state, [*actions, *starts], late > 0 or (bool(chosen) and not starts)
+        if not chosen:
+            state, starts = enlarged(state, now)
+        late += bool(chosen) and not starts
+        return state, [*actions, *starts], late > 0 and not coming(state)
     for trial in sorted(chosen, key=lambda trial: -(segment(state, trial) or 0.0)):
         state, start = started(state, trial, state.least, now)
         actions.append(start)

@@ -109,7 +109,7 @@ def probed(state: State, event: Probed, now: float) -> tuple[State, list[Action]
         return state, []
     if struck_out:
         return _quarantined(state, event.node, now, "attempts keep failing on it"), []
-    message = "it waits until a node that failed with it has proved itself"
+    message = "it waits until a node that failed with it is in use"
     waits = replace(node, status="quarantined", until=now + BACK_OFF, message=message)
     return replace(_with(state, event.node, waits), due=min(state.due, waits.until)), []
 
@@ -190,14 +190,16 @@ def _explained(state: State, culprit: str) -> State:
 
 
 def _has_to_wait(state: State, name: str) -> bool:
-    """True while another node that failed with this one is on probation: one at a time, a second fault tells which is bad."""
+    """True while another node that failed with this one is idle: in one attempt again, a second fault would not tell which is bad."""
     faults = {(strike.trial, strike.attempt) for strike in state.health[name].strikes}
     partners = [
-        other.status
+        partner
         for partner, other in state.health.items()
         if partner != name and any((strike.trial, strike.attempt) in faults for strike in other.strikes)
     ]
-    return len(partners) < FEW and "pool" in partners
+    if len(partners) >= FEW:
+        return False
+    return any(place in state.free for partner in partners for place in state.nodes[partner])
 
 
 def _starved(state: State) -> bool:

@@ -205,7 +205,7 @@ def _measured(state: State, trial: Trial, event: Reached, now: float) -> State:
     """What a segment teaches: the trial's seconds per epoch on one place, and how long a start takes."""
     seconds, epochs, places = event.seconds - trial.seconds, event.epochs - trial.passed, len(trial.places)
     undisturbed = trial.epochs == trial.passed
-    if seconds <= 0 or epochs <= 0 or (not undisturbed and trial.measured):
+    if seconds <= 0 or epochs <= 0 or not (undisturbed or trial.work is None):  # the parts can have had other sizes
         return state
     work = seconds / epochs * places / loss(places, trial.scaling)
     startup = state.startup.with_value(max(0.0, now - trial.started - seconds)) if undisturbed else state.startup

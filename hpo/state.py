@@ -158,6 +158,8 @@ class State:
     leader: int | None = None
     """The trial with the lowest objective."""
     target: Target = field(default_factory=Target)
+    looked: float = -math.inf
+    """When it was last asked which attempt should go on with idle places."""
     startup: Mean = field(default_factory=Mean)
     """Seconds from a start to the first step."""
     work: Mean = field(default_factory=Mean)
@@ -268,8 +270,11 @@ def segment(state: State, trial: Trial) -> float | None:
 
 
 def remaining(state: State, trial: Trial, work: float) -> Load:
-    """What is left of a trial up to its full budget; ``work`` where its own is not known."""
-    epochs = max(0, state.plan.rungs[-1] - trial.epochs)
+    """What is expected to be left of a trial, if every rung lets ``1 / reduction`` through; ``work`` where its own is not known."""
+    epochs, share, at = 0.0, 1.0, trial.epochs
+    for rung in state.plan.rungs[len(trial.results) :]:
+        epochs += share * max(0, rung - at)
+        share, at = share / state.plan.reduction, max(at, rung)
     return Load((work if trial.work is None else trial.work) * epochs, trial.scaling)
 
 
