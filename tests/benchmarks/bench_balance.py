@@ -33,13 +33,16 @@ from hydragnn.ensemble.job import Job, member_costs
 from hydragnn.ensemble.order import Note, learned_rates
 from hydragnn.ensemble.plan import Chunk, chunks_of, default_budget, units_of
 from hydragnn.ensemble.predict import predict_with
-from hydragnn.ensemble.queues import GROUP, LocalCounter, Queue, queue_for
+from hydragnn.ensemble.queues import GROUP, MANY, LocalCounter, Queue, queue_for
 from hydragnn.ensemble.schedule import scheduled
 from hydragnn.ensemble.work import POSTS, happened
 
 MEMBERS = [(kind, width) for width in (16, 24, 32, 48) for kind in ("egnn", "schnet")]
 ARCHITECTURES = (48.2, 26.1, 173.3, 301.4, 526.5, 94.6, 120.3, 26.8)
 """Milliseconds per batch of 32 graphs, energy and forces: EGNN, SchNet, PaiNN, MACE, DimeNet, PNAPlus, PNAEq, PNA."""
+
+SERVICE = 2e-6
+"""Seconds for which a number that is counted up keeps others waiting."""
 
 
 class Clock:
@@ -49,17 +52,23 @@ class Clock:
 
 
 class RemoteCounter(LocalCounter):
-    """A number in another rank's window: a request takes a while, and requests wait for each other."""
+    """A number in another rank's window: a request takes a while, and those of one group wait for each other.
 
-    def __init__(self, clock: Clock, latency: float) -> None:
-        """``latency`` in seconds, a tenth of which nobody else is served."""
+    Requests of different groups at the root do not: turns are not simulated in the order in which these arrive, and at two
+    microseconds each they fill a hundredth of the time.
+    """
+
+    def __init__(self, clock: Clock, latency: float, *, waits: bool) -> None:
+        """``latency`` in seconds."""
         super().__init__()
-        self._clock, self._latency, self._free = clock, latency, 0.0
+        self._clock, self._latency, self._waits, self._free = clock, latency, waits, 0.0
 
     def add(self, amount: int) -> int:
         """Count up after the request has arrived and its turn has come."""
-        self._clock.now = max(self._clock.now + self._latency, self._free)
-        self._free = self._clock.now + 0.1 * self._latency
+        self._clock.now += self._latency
+        if self._waits:
+            self._clock.now = max(self._clock.now, self._free)
+            self._free = self._clock.now + SERVICE
         return super().add(amount)
 
 
@@ -106,8 +115,10 @@ def simulated(
 
 def _queues(costs: Sequence[float], ranks: int, clock: Clock, latency: float) -> list[Queue]:
     """A queue per group of ranks."""
-    root = RemoteCounter(clock, latency)
-    return [queue_for(costs, ranks, root, RemoteCounter(clock, latency)) for _ in range(-(-ranks // GROUP))]
+    flat = ranks <= MANY
+    root = RemoteCounter(clock, latency, waits=flat)
+    groups = range(-(-ranks // GROUP))
+    return [queue_for(costs, ranks, root, RemoteCounter(clock, latency, waits=True)) for _ in groups]
 
 
 def recorded(chunks: Sequence[Chunk], account: Sequence[Sequence[float]], members: int) -> np.ndarray:
@@ -229,7 +240,7 @@ def _simulations(folder: Path, found: dict[str, Any]) -> list[dict[str, Any]]:
     loads, expected = [chunk.load for chunk in chunks], member_costs(ensemble, folder / "ensemble")
     rows = []
     for ranks, per_rank in ((2, 150), (1024, 10), (8192, 10), (8192, 5)):
-        for latency in (20e-6, 1e-3):
+        for latency in (20e-6, 200e-6):
             generator = np.random.default_rng(0)
             drawn = resampled(loads, seconds, ranks * per_rank, generator)
             of_records = simulated(*drawn, expected, ranks, latency)

@@ -61,9 +61,21 @@ def victims(way: str, processes: Sequence[subprocess.Popen[bytes]], choice: rand
     return [choice.choice(leaves)] if leaves else []
 
 
-def killed(way: str, processes: Sequence[subprocess.Popen[bytes]], moment: float, choice: random.Random) -> bool:
-    """Kill after ``moment`` seconds; whether there was anything left to kill. Ends when all processes have ended."""
-    deadline = time.monotonic() + moment
+def killed(
+    way: str, processes: Sequence[subprocess.Popen[bytes]], out: Path, length: float, choice: random.Random
+) -> bool:
+    """Kill at a random moment; whether there was anything left to kill. Ends when all processes have ended.
+
+    One kill in four comes at any moment of ``length`` seconds, which are mostly spent on starting; the others come while
+    the work is done, once the plan of this sitting is written.
+    """
+    begun, plan = time.time(), out.with_name(out.name + ".parts") / "plan.json"
+    anywhere = choice.random() < 0.25
+    while not anywhere and all(process.poll() is None for process in processes):
+        if plan.exists() and plan.stat().st_mtime >= begun:
+            break
+        time.sleep(0.02)
+    deadline = time.monotonic() + choice.uniform(0, length if anywhere else length / 3)
     while time.monotonic() < deadline and any(process.poll() is None for process in processes):
         time.sleep(0.02)
     struck = False
@@ -107,7 +119,7 @@ def main() -> int:
     cut = folder / "cut.npz"
     while kills < options.kills:
         way = WAYS[kills % len(WAYS)]
-        if killed(way, started(way, ensemble, source, cut), choice.uniform(0.2, 1.0) * length, choice):
+        if killed(way, started(way, ensemble, source, cut), cut, length, choice):
             kills += 1
             kept = len(list(cut.with_name("cut.npz.parts").glob("chunk-*")))
             survived += cut.exists()
