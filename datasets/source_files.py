@@ -33,7 +33,7 @@ def ase_graphs(settings: AseBuild) -> Iterator[GraphBatch]:
 def _structures(path: Path, settings: AseBuild) -> Iterator[Any]:
     from ase.io import iread
 
-    structures = iread(str(path), index=settings.index, format=settings.format)
+    structures = iread(str(path), index=settings.index, format=settings.format, parallel=False)
     number = 0
     while True:
         try:

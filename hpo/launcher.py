@@ -100,6 +100,8 @@ def verdict(end: Exit, config_hash: str, objective: Objective) -> Reached | Fail
         return _without_result(end, None)
     if record.config_hash != config_hash:
         return _failure(end, "defect", f"the record in {task.folder} belongs to another configuration")
+    if end.out_of_memory and record.status == "failed":
+        return _without_result(end, record)  # the other ranks only saw that one was gone
     if record.status == "failed" and record.failure is not None:
         return _failure(end, record.failure.kind, record.failure.message)
     over = record.status in ("finished", "stopped")
@@ -148,7 +150,7 @@ def _without_result(end: Exit, record: RunRecord | None) -> Failed:
         return _failure(end, "lost_node", end.message or "its heartbeat stopped")
     if code == FENCED:
         return _failure(end, "preempted", "left, because another attempt has taken over")
-    if code in (-2, -9, -15) or (record is not None and record.status == "paused"):
+    if code in (-2, -9, -10, -15) or (record is not None and record.status == "paused"):
         how = f"by signal {-code}" if code < 0 else "before the segment's end"
         return _failure(end, "preempted", f"ended from outside {how}")
     if code < 0:

@@ -52,7 +52,7 @@ MACHINE_FAULTS: frozenset[FailureKind] = frozenset({"lost_node", "launch", "pree
 """Faults that say nothing about the configuration: retried, never told to the sampler."""
 
 HOPELESS = 5
-"""So many trials that come to nothing before the first success end the campaign: the fault is in what all trials share."""
+"""So many trials that come to nothing before the first success, and as many as still run, end the campaign: the fault is in what all share."""
 
 MOST_PARTS = 16
 """A batch is computed in so many parts at most; a trial that runs out of memory even so has failed."""
@@ -250,7 +250,7 @@ def _judged(state: State, actions: list[Action]) -> tuple[State, list[Action]]:
     """End a campaign in which nothing ever succeeded, where too much has failed to believe that something will."""
     if state.succeeded or state.ending is not None:
         return state, actions
-    if state.failures >= HOPELESS:
+    if state.failures >= max(HOPELESS, len(state.active)):
         state, cancels = _stop(state, "hopeless", "every trial fails")
     elif all_out(state):
         state, cancels = _stop(state, "hopeless", "every node is out of order")

@@ -76,10 +76,13 @@ def _train(options: argparse.Namespace, attempt: Attempt) -> int:
 
 def copied_store(attempt: Attempt) -> GraphStore | None:
     """The copy of the store that this attempt was told of, where this node has it; checkpoints know if it is another one."""
-    path = None
+    if attempt.number is None:
+        return None
     with suppress(InputError):
-        path = read_json(attempt.folder / "attempt.json").get("store") if attempt.number is not None else None
-    return open_store(path) if path and Path(path).exists() else None
+        told = read_json(attempt.folder / "attempt.json")
+        path = told.get("store") if isinstance(told, dict) else None
+        return open_store(path) if isinstance(path, str) and Path(path).exists() else None
+    return None
 
 
 def check_ranks(asked: int | None) -> None:

@@ -175,6 +175,18 @@ def test_a_campaign_in_which_everything_fails_gives_up_early() -> None:
     assert len(world.started) == HOPELESS
 
 
+def test_a_few_early_failures_among_thousands_are_no_reason_to_give_up() -> None:
+    world = World(Plan(trials=200, rungs=(1,)), workers=100)
+    world.open()
+    while world.to_propose:
+        world.propose()
+    for number in range(HOPELESS + 5):
+        world.fail(number, "diverged")
+    assert world.closed is None
+    world.reach(50, 0.5)
+    assert world.state.ending is None
+
+
 def test_a_late_message_of_an_earlier_attempt_changes_nothing() -> None:
     world = World(Plan(trials=1, rungs=(1, 2)))
     world.open()
