@@ -157,12 +157,13 @@ def leave(code: int, seconds: float = SECONDS_FOR_THE_FIRST) -> NoReturn:
 
     A failing rank other than the first stays for so many ``seconds``.
     """
-    mpi, launch = sys.modules.get("mpi4py.MPI"), this_launch()
-    if mpi is None and launch.size == 1:
+    mpi: Any = sys.modules.get("mpi4py.MPI")
+    lives, launch = mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized(), this_launch()
+    if launch.size == 1 and (not lives or mpi.COMM_WORLD.size == 1):
         sys.exit(code)
     if code and launch.rank:
         time.sleep(seconds)
-    if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
+    if lives:
         if code == 0:
             mpi.Finalize()
         else:

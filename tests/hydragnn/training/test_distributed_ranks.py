@@ -10,7 +10,7 @@ import pytest
 
 from hydragnn.models import MESSAGE_PASSING
 from hydragnn.record import read_record
-from hydragnn.training import launch_from, train
+from hydragnn.training import launch_from, leave, train
 
 BIN = Path(sys.executable).parent
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
@@ -122,3 +122,10 @@ def test_a_lost_rank_is_recorded_as_such_and_the_run_goes_on_from_its_checkpoint
         and again.failure is None
         and again.curves["valid/loss"][: lost.epochs] == pytest.approx(lost.curves["valid/loss"], rel=1e-6)
     )
+
+
+def test_a_single_process_leaves_as_any_program_does_also_where_mpi_is_loaded():
+    pytest.importorskip("mpi4py.MPI", exc_type=ImportError)
+    with pytest.raises(SystemExit) as end:
+        leave(130)
+    assert end.value.code == 130
