@@ -185,7 +185,8 @@ def test_trials_of_two_nodes_train_together_and_go_on_elsewhere_when_a_node_is_l
 
     job(5)
     search = {**table["search"], "trials": 2, "rungs": [], "nodes_per_trial": 2}
-    campaign = campaign_settings({**table, "train": {"epochs": 12}, "search": search}, tmp_path / "CAMPAIGN.toml")
+    train = {"epochs": 50, "checkpoint_seconds": 0}  # long enough that the node is lost in the middle
+    campaign = campaign_settings({**table, "train": train, "search": search}, tmp_path / "CAMPAIGN.toml")
     followed, out = Followed(), tmp_path / "campaign"
     future = in_background(campaign, out, launcher_for(campaign, read_allocation(os.environ), out), followed)
     wait_for(lambda: (out / "trials" / "0000" / "checkpoints" / "latest.json").exists(), future)
@@ -196,7 +197,7 @@ def test_trials_of_two_nodes_train_together_and_go_on_elsewhere_when_a_node_is_l
     assert_accounted(out, 2)
     assert_disjoint(followed)
     records = [read_record(out / "trials" / name) for name in ("0000", "0001")]
-    assert [(record.cost.ranks, record.cost.nodes, record.epochs) for record in records] == [(2, 2, 12)] * 2
+    assert [(record.cost.ranks, record.cost.nodes, record.epochs) for record in records] == [(2, 2, 50)] * 2
     assert [(failed.trial, failed.kind) for failed in followed.failures()] == [(0, "lost_node")]
     assert followed.failures()[0].epochs > 0
     assert [record.attempt for record in records] == [2, 1]
