@@ -1,6 +1,6 @@
 """A model on disk: ``model.json`` says what it is, ``weights.safetensors`` holds its numbers; no pickle."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +24,19 @@ def save_model(
     model: GraphModel,
     normalisation: Normalisation,
     weights: Mapping[str, Tensor] | None = None,
+    check: Callable[[], None] | None = None,
 ) -> None:
-    """Write the model into ``folder``, weights first and atomically; ``weights`` replaces the model's own (averages)."""
+    """Write the model into ``folder``, weights first and atomically; ``weights`` replaces the model's own (averages).
+
+    ``check`` is called right before each file gets its name, and what it raises leaves the old one.
+    """
     state = dict(model.state_dict()) if weights is None else dict(weights)
     contiguous = {name: value.detach().cpu().contiguous() for name, value in state.items()}
-    write_atomically(folder / "weights.safetensors", save(contiguous))
+    write_atomically(folder / "weights.safetensors", save(contiguous), check)
     write_json(
         folder / "model.json",
         {"version": VERSION, **model.description.to_json(), "normalisation": normalisation.to_json()},
+        check,
     )
 
 

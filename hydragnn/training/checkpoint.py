@@ -78,8 +78,7 @@ def _put_in_place(temporary: Path, target: Path, attempt: Attempt) -> None:
     temporary.rename(target)
     flush_directory(folder)
     write_json(folder / "latest.json", {"version": VERSION, "checkpoint": target.name}, attempt.check)
-    attempt.check()
-    _remove_old(folder, keep=target.name)
+    _remove_old(folder, target.name, attempt)
 
 
 def latest_checkpoint(folder: Path) -> Path | None:
@@ -149,12 +148,13 @@ def _check(path: Path, described: Any, state: TrainState, identity: dict[str, An
         raise InputError(f"checkpoint {path} holds another model; it was written by a different version of the program")
 
 
-def _remove_old(folder: Path, keep: str) -> None:
+def _remove_old(folder: Path, keep: str, attempt: Attempt) -> None:
     """Remove all but the newest checkpoints, and what an interrupted writer left behind."""
     complete = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     later = [path for path in complete if path.name > keep]  # of a future that a resumed run has not reached yet
     earlier = [path for path in complete if path.name < keep]
     unfinished = [path for path in folder.iterdir() if path.name.startswith(".") and path.suffix == ".tmp"]
+    attempt.check()  # after looking, so that nothing that a later attempt writes can be among them
     for path in [*later, *earlier[: len(earlier) - KEPT + 1], *unfinished]:
         shutil.rmtree(path, ignore_errors=True)
 

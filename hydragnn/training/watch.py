@@ -199,11 +199,10 @@ class RunWatcher:
         """Write the weights of the best epoch as the model of the run, unless they are there already."""
         if not self.ranks.first or state.best_epoch == self.exported:
             return
-        self.heart.attempt.check()
         assert isinstance(state.model, GraphModel)
         with state.weights.replaced_by(state.best):
             weights = {name: value.detach().clone() for name, value in state.model.state_dict().items()}
-        save_model(self.folder / "model", state.model, self.normalisation, weights)
+        save_model(self.folder / "model", state.model, self.normalisation, weights, self.heart.attempt.check)
         self.exported = state.best_epoch
 
     def write(self, state: TrainState, **changes: Any) -> RunRecord:

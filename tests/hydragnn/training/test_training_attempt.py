@@ -13,6 +13,7 @@ import pytest
 from hydragnn.record import read_record, write_record
 from hydragnn.training import train
 from hydragnn.training.attempt import Attempt, Fenced, Heartbeat
+from hydragnn.training.checkpoint import _remove_old
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 
@@ -136,6 +137,36 @@ def test_an_attempt_that_wakes_up_after_its_successor_ended_changes_nothing(star
     assert process.returncode == 4, output
     assert complete(files(run)) == complete(kept)
     assert read_record(run) == record
+
+
+class Overtaken(Attempt):
+    """An attempt that is overtaken, and its successor writes a checkpoint, at the very moment at which it checks."""
+
+    def check(self) -> None:
+        (self.folder / "000003-000000").mkdir()
+
+
+def test_checkpoints_of_a_later_attempt_are_never_tidied_away(tmp_path):
+    for name in ("000000-000000", "000001-000000", "000002-000000", "000004-000000", ".000005-000000.1.tmp"):
+        (tmp_path / name).mkdir()
+    _remove_old(tmp_path, "000002-000000", Overtaken(folder=tmp_path, number=1))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["000001-000000", "000002-000000", "000003-000000"]
+
+
+def test_an_attempt_that_is_fenced_while_it_writes_its_model_leaves_the_old_one(store, make_config, tmp_path, monkeypatch):
+    run, before = tmp_path / "run", {}
+
+    def overtaken_at_new_weights(descriptor: int) -> None:
+        writes_model = Path(f"/proc/self/fd/{descriptor}").readlink().name.startswith(".weights")
+        if writes_model and (run / "model" / "model.json").exists():
+            before.update(files(run / "model"))
+            take_over(run, 2)
+
+    take_over(run, 1)
+    monkeypatch.setattr("hydragnn.files.os.fsync", overtaken_at_new_weights)
+    with pytest.raises(Fenced):
+        train(make_config(train__epochs=4), run, store=store, attempt=1)
+    assert complete(files(run / "model")) == complete(before) and complete(before)
 
 
 def test_all_ranks_of_a_fenced_attempt_leave_and_its_successor_trains_on(started, store, make_config, tmp_path):
