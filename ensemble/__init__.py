@@ -7,7 +7,7 @@ from hydragnn.ensemble.choose import Choice, chosen_runs, ensemble_from_runs
 from hydragnn.ensemble.ensemble import Ensemble, ensemble_of
 from hydragnn.ensemble.evaluation import part_evaluation
 from hydragnn.ensemble.manifest import Manifest, read_manifest
-from hydragnn.ensemble.predict import predict_to_file
+from hydragnn.ensemble.prediction.predict import predict_to_file
 from hydragnn.ensemble.predictions import Estimate, Predictions
 from hydragnn.ensemble.selection import Candidate, Selection, candidates, diversity, greedy_selection, top_k
 from hydragnn.ensemble.uncertainty import Moments, total_variance

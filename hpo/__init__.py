@@ -3,8 +3,8 @@
 from hydragnn.hpo.campaign import CampaignResult, OnEvent, run_search, trial_folder
 from hydragnn.hpo.costs import CostModel
 from hydragnn.hpo.final import FinalTraining, best_runs, given_runs, run_final
-from hydragnn.hpo.launcher import Exit, Launcher, Task
-from hydragnn.hpo.local import LocalLauncher
+from hydragnn.hpo.launching.launcher import Exit, Launcher, Task
+from hydragnn.hpo.launching.local import LocalLauncher
 from hydragnn.hpo.objective import Objective, objective_value
 from hydragnn.hpo.records import (
     CampaignHistory,
@@ -15,7 +15,7 @@ from hydragnn.hpo.records import (
     parameter_importance,
 )
 from hydragnn.hpo.sampler import SAMPLERS
-from hydragnn.hpo.scheduler import State, Trial, step
+from hydragnn.hpo.scheduling.scheduler import State, Trial, step
 from hydragnn.hpo.search import run_campaign
 from hydragnn.hpo.settings import CampaignSettings, GivenRun, SearchSettings, campaign_settings, read_campaign
 from hydragnn.hpo.space import Space, space_of

@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from hydragnn.errors import InputError
-from hydragnn.hpo.allocation import read_allocation
 from hydragnn.hpo.controller import Controller, OnEvent, trial_folder
 from hydragnn.hpo.door import check_campaign, check_folder, plan_on, write_settings
-from hydragnn.hpo.events import Ending
 from hydragnn.hpo.journal import NAME as JOURNAL
 from hydragnn.hpo.journal import Journal
-from hydragnn.hpo.launcher import Launcher
-from hydragnn.hpo.local import LocalLauncher
-from hydragnn.hpo.scheduler import State
+from hydragnn.hpo.launching.allocation import read_allocation
+from hydragnn.hpo.launching.launcher import Launcher
+from hydragnn.hpo.launching.local import LocalLauncher
+from hydragnn.hpo.launching.steps import launcher_for
+from hydragnn.hpo.scheduling.events import Ending
+from hydragnn.hpo.scheduling.scheduler import State
 from hydragnn.hpo.settings import CampaignSettings
 from hydragnn.hpo.space import space_of
-from hydragnn.hpo.steps import launcher_for
 
 ENDINGS: dict[Ending, str] = {
     "finished": "all trials done",

@@ -17,7 +17,13 @@ from hydragnn.config import RunConfig
 from hydragnn.errors import InputError
 from hydragnn.files import write_atomically
 from hydragnn.hpo.estimates import Estimates
-from hydragnn.hpo.events import (
+from hydragnn.hpo.journal import NAME as JOURNAL
+from hydragnn.hpo.journal import Journal, replayed
+from hydragnn.hpo.launching.launcher import Begun, Exit, Launcher, Report, Task, verdict
+from hydragnn.hpo.mirror import NAME as MIRROR
+from hydragnn.hpo.mirror import Mirror
+from hydragnn.hpo.proposals import Proposals
+from hydragnn.hpo.scheduling.events import (
     Action,
     Cancel,
     Event,
@@ -32,13 +38,7 @@ from hydragnn.hpo.events import (
     Stopping,
     Tick,
 )
-from hydragnn.hpo.journal import NAME as JOURNAL
-from hydragnn.hpo.journal import Journal, replayed
-from hydragnn.hpo.launcher import Begun, Exit, Launcher, Report, Task, verdict
-from hydragnn.hpo.mirror import NAME as MIRROR
-from hydragnn.hpo.mirror import Mirror
-from hydragnn.hpo.proposals import Proposals
-from hydragnn.hpo.scheduler import State, step
+from hydragnn.hpo.scheduling.scheduler import State, step
 from hydragnn.hpo.settings import CampaignSettings
 from hydragnn.hpo.space import Point, Space, trial_config
 from hydragnn.hpo.starts import Starts

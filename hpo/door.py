@@ -11,10 +11,10 @@ from hydragnn.config import RunConfig
 from hydragnn.datasets import open_store
 from hydragnn.errors import InputError
 from hydragnn.files import read_json, write_json
-from hydragnn.hpo.events import Plan, node_of
-from hydragnn.hpo.launcher import Launcher
-from hydragnn.hpo.local import LocalLauncher
+from hydragnn.hpo.launching.launcher import Launcher
+from hydragnn.hpo.launching.local import LocalLauncher
 from hydragnn.hpo.objective import check_objective
+from hydragnn.hpo.scheduling.events import Plan, node_of
 from hydragnn.hpo.settings import CampaignSettings, campaign_settings
 from hydragnn.hpo.space import Point, Space, check_space, random_point, trial_config
 from hydragnn.hpo.warm import warm_points

@@ -1,8 +1,8 @@
 """What a new trial will cost, learned in the campaign itself: a cost model, fitted again whenever a tenth more trials are measured."""
 
 from hydragnn.hpo.costs import FEWEST, CostModel, Sized
-from hydragnn.hpo.events import Event, Reached
-from hydragnn.hpo.scheduler import State
+from hydragnn.hpo.scheduling.events import Event, Reached
+from hydragnn.hpo.scheduling.scheduler import State
 from hydragnn.hpo.space import Point, Space
 
 GROWTH = 1.1

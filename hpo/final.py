@@ -15,7 +15,7 @@ from hydragnn.hpo.controller import OnEvent, trial_folder
 from hydragnn.hpo.door import open_campaign
 from hydragnn.hpo.journal import NAME as JOURNAL
 from hydragnn.hpo.journal import replayed
-from hydragnn.hpo.launcher import Launcher
+from hydragnn.hpo.launching.launcher import Launcher
 from hydragnn.hpo.settings import CampaignSettings, GivenRun, IntRange, SearchSettings
 from hydragnn.hpo.space import NUMBER
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from hydragnn.errors import Busy, InputError
 from hydragnn.files import flush_directory
-from hydragnn.hpo.events import Event, event_from_json, event_to_json
-from hydragnn.hpo.scheduler import State, step
+from hydragnn.hpo.scheduling.events import Event, event_from_json, event_to_json
+from hydragnn.hpo.scheduling.scheduler import State, step
 
 NAME = "journal.jsonl"
 
@@ -122,7 +122,7 @@ def _lines(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
     position = 0
     for number, line in enumerate(data.splitlines(keepends=True), start=1):
-        value = _decoded(line)
+        value = decoded_line(line)
         position += len(line)
         if value is None and position >= len(data):
             return  # torn by whatever ended the writer
@@ -138,7 +138,7 @@ def _encoded(value: dict[str, Any]) -> bytes:
     return f'{text[:-1]}, "crc": {zlib.crc32(text.encode())}}}\n'.encode()
 
 
-def _decoded(line: bytes) -> dict[str, Any] | None:
+def decoded_line(line: bytes) -> dict[str, Any] | None:
     """The object in a line; None where the line is incomplete or its checksum does not fit."""
     if not line.endswith(b"\n"):
         return None

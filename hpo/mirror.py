@@ -17,9 +17,9 @@ from optuna.storages.journal import BaseJournalBackend, JournalFileBackend
 from optuna.trial import TrialState
 
 from hydragnn.errors import InputError
-from hydragnn.hpo.events import Event, Proposed, Reached, Settle
 from hydragnn.hpo.sampler import frozen_trial
-from hydragnn.hpo.scheduler import State, Trial
+from hydragnn.hpo.scheduling.events import Event, Proposed, Reached, Settle
+from hydragnn.hpo.scheduling.scheduler import State, Trial
 from hydragnn.hpo.space import Space
 
 NAME = "optuna.log"

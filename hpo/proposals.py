@@ -5,9 +5,9 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from hydragnn.hpo.estimates import Estimates
-from hydragnn.hpo.events import Event, Exhausted, Proposed
 from hydragnn.hpo.sampler import proposal
-from hydragnn.hpo.scheduler import State
+from hydragnn.hpo.scheduling.events import Event, Exhausted, Proposed
+from hydragnn.hpo.scheduling.scheduler import State
 from hydragnn.hpo.settings import CampaignSettings
 from hydragnn.hpo.space import Point, Space, point_key
 

@@ -8,11 +8,11 @@ import optuna
 
 from hydragnn.errors import InputError
 from hydragnn.hpo.door import open_campaign
-from hydragnn.hpo.events import Origin
 from hydragnn.hpo.journal import NAME as JOURNAL
 from hydragnn.hpo.journal import read_journal
 from hydragnn.hpo.sampler import study_of, valued_trial
-from hydragnn.hpo.scheduler import TrialStatus
+from hydragnn.hpo.scheduling.events import Origin
+from hydragnn.hpo.scheduling.scheduler import TrialStatus
 from hydragnn.hpo.settings import CampaignSettings
 from hydragnn.hpo.space import Point, Space, random_point, space_of
 from hydragnn.hpo.timeline import Chronicle, Timeline

@@ -10,7 +10,7 @@ from typing import Any
 from hydragnn.config import RunConfig
 from hydragnn.errors import InputError
 from hydragnn.files import write_json
-from hydragnn.hpo.launcher import Exit, Launcher, Task
+from hydragnn.hpo.launching.launcher import Exit, Launcher, Task
 
 AT_ONCE = 64
 """Folders made ready at once."""

@@ -9,10 +9,10 @@ from typing import Any
 from hydragnn.errors import InputError
 from hydragnn.hpo.costs import CostModel, scaling_of, work_of
 from hydragnn.hpo.door import open_campaign
-from hydragnn.hpo.events import event_from_json, node_of
 from hydragnn.hpo.journal import NAME as JOURNAL
-from hydragnn.hpo.journal import _decoded as decoded
-from hydragnn.hpo.scheduler import State
+from hydragnn.hpo.journal import decoded_line
+from hydragnn.hpo.scheduling.events import event_from_json, node_of
+from hydragnn.hpo.scheduling.scheduler import State
 from hydragnn.hpo.space import Point, space_of
 from hydragnn.hpo.timeline import Chronicle, FaultRow, NodeHours, local_nodes
 
@@ -157,7 +157,7 @@ class Follower:
         except OSError as error:
             raise InputError(f"cannot read {path}: {error.strerror or error}") from error
         for number, line in enumerate(lines, start=1):
-            value = decoded(line)
+            value = decoded_line(line)
             if value is None and number < len(lines):
                 raise InputError(f"{path} is damaged at byte {self._position}; restore the file from a copy")
             if value is None:

@@ -14,8 +14,8 @@ from rich.text import Text
 
 from hydragnn.errors import InputError
 from hydragnn.hpo.campaign import trial_folder
-from hydragnn.hpo.events import Event, Failed, Opened, Proposed, Reached, Stopping, node_of
-from hydragnn.hpo.scheduler import State, Trial
+from hydragnn.hpo.scheduling.events import Event, Failed, Opened, Proposed, Reached, Stopping, node_of
+from hydragnn.hpo.scheduling.scheduler import State, Trial
 from hydragnn.hpo.status import duration_text, node_counts, seconds_left, values_line
 from hydragnn.hpo.timeline import Chronicle, local_nodes
 from hydragnn.record import RunRecord, read_record

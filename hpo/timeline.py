@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from hydragnn.hpo.costs import Sized, seconds_on
-from hydragnn.hpo.events import Event, Failed, Opened, Reached, node_of
-from hydragnn.hpo.scheduler import MACHINE_FAULTS, State, Trial, step
-from hydragnn.hpo.state import NodeStatus
+from hydragnn.hpo.scheduling.events import Event, Failed, Opened, Reached, node_of
+from hydragnn.hpo.scheduling.scheduler import MACHINE_FAULTS, State, Trial, step
+from hydragnn.hpo.scheduling.state import NodeStatus
 from hydragnn.record import FailureKind
 
 Outcome = Literal["running", "reached", "finished", "saved", "cut"] | FailureKind

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from hydragnn.hpo.events import (
+from hydragnn.hpo.journal import Journal
+from hydragnn.hpo.scheduling.events import (
     Cancel,
     Event,
     Failed,
@@ -27,8 +28,7 @@ from hydragnn.hpo.events import (
     Tick,
     node_of,
 )
-from hydragnn.hpo.journal import Journal
-from hydragnn.hpo.scheduler import State, step
+from hydragnn.hpo.scheduling.scheduler import State, step
 
 STARTUP = 5.0
 OWN, MACHINE = ("diverged", "out_of_memory"), ("lost_node", "launch", "preempted")

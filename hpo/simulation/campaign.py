@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from hydragnn.hpo.events import (
+from hydragnn.hpo.scheduling.events import (
     Action,
     Cancel,
     Event,
@@ -20,7 +20,7 @@ from hydragnn.hpo.events import (
     Settle,
     Start,
 )
-from hydragnn.hpo.scheduler import MACHINE_FAULTS, State, step
+from hydragnn.hpo.scheduling.scheduler import MACHINE_FAULTS, State, step
 from hydragnn.hpo.simulation.world import World
 
 

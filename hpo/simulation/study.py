@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hydragnn.errors import InputError, nearest
 from hydragnn.hpo.door import plan_of
-from hydragnn.hpo.events import Plan
+from hydragnn.hpo.scheduling.events import Plan
 from hydragnn.hpo.settings import CampaignSettings
 from hydragnn.hpo.simulation.assumptions import Assumptions
 from hydragnn.hpo.simulation.campaign import Finish, VirtualCampaign

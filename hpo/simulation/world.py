@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from hydragnn.hpo.events import Cancel, Event, Failed, Launched, Probe, Probed, Reached, Start, Tick, node_of
-from hydragnn.hpo.scheduler import MACHINE_FAULTS
+from hydragnn.hpo.scheduling.events import Cancel, Event, Failed, Launched, Probe, Probed, Reached, Start, Tick, node_of
+from hydragnn.hpo.scheduling.scheduler import MACHINE_FAULTS
 from hydragnn.hpo.simulation.assumptions import Assumptions
 from hydragnn.hpo.simulation.ledger import Ledger
 from hydragnn.hpo.simulation.machine import Fate, NodeFault, black_holes, fate_of, node_faults

@@ -8,7 +8,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from hydragnn.hpo.events import node_of
+from hydragnn.hpo.scheduling.events import node_of
 from hydragnn.hpo.timeline import local_nodes
 from hydragnn.scripts.report import (
     data_figures,

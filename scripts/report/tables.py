@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hydragnn.hpo import Timeline
-from hydragnn.hpo.events import node_of
+from hydragnn.hpo.scheduling.events import node_of
 from hydragnn.hpo.timeline import local_nodes
 from hydragnn.scripts.report.canvas import measured, plain_number, short, shortened
 from hydragnn.scripts.report.facts import CampaignFacts, DataFacts, Trial

@@ -12,8 +12,8 @@ from matplotlib.path import Path as Outline
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from hydragnn.hpo.events import node_of
-from hydragnn.hpo.scheduler import MACHINE_FAULTS
+from hydragnn.hpo.scheduling.events import node_of
+from hydragnn.hpo.scheduling.scheduler import MACHINE_FAULTS
 from hydragnn.hpo.timeline import Span, Timeline, local_nodes
 from hydragnn.scripts.report.canvas import (
     ACCENT,

@@ -27,15 +27,16 @@ sys.path.insert(0, str(Path(__file__).parent))
 from made_ensemble import crystals, made_ensemble, write_store, write_structures
 
 from hydragnn.datasets import open_store
-from hydragnn.ensemble import Ensemble, telling
-from hydragnn.ensemble.crew import Crew, joined_crew
-from hydragnn.ensemble.job import Job, member_costs
-from hydragnn.ensemble.order import Note, learned_rates
+from hydragnn.ensemble import Ensemble
 from hydragnn.ensemble.plan import Chunk, chunks_of, default_budget, units_of
-from hydragnn.ensemble.predict import predict_with
-from hydragnn.ensemble.queues import GROUP, MANY, LocalCounter, Queue, queue_for
-from hydragnn.ensemble.schedule import scheduled
-from hydragnn.ensemble.work import POSTS, happened
+from hydragnn.ensemble.prediction import telling
+from hydragnn.ensemble.prediction.crew import Crew, joined_crew
+from hydragnn.ensemble.prediction.job import Job, member_costs
+from hydragnn.ensemble.prediction.order import Note, learned_rates
+from hydragnn.ensemble.prediction.predict import predict_with
+from hydragnn.ensemble.prediction.queues import GROUP, MANY, LocalCounter, Queue, queue_for
+from hydragnn.ensemble.prediction.schedule import scheduled
+from hydragnn.ensemble.prediction.work import POSTS, happened
 
 MEMBERS = [(kind, width) for width in (16, 24, 32, 48) for kind in ("egnn", "schnet")]
 ARCHITECTURES = (48.2, 26.1, 173.3, 301.4, 526.5, 94.6, 120.3, 26.8)

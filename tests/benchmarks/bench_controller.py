@@ -31,9 +31,9 @@ from hydragnn.files import digest
 from hydragnn.hpo import CampaignView, campaign_settings, controller, journal
 from hydragnn.hpo.controller import Controller
 from hydragnn.hpo.door import plan_on
-from hydragnn.hpo.events import Identity, Probed
 from hydragnn.hpo.journal import NAME, Journal
-from hydragnn.hpo.launcher import Begun, Exit, Report, Task
+from hydragnn.hpo.launching.launcher import Begun, Exit, Report, Task
+from hydragnn.hpo.scheduling.events import Identity, Probed
 from hydragnn.hpo.space import space_of
 
 LARGEST = 256

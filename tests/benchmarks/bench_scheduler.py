@@ -13,8 +13,20 @@ import time
 
 import numpy as np
 
-from hydragnn.hpo.events import Event, Failed, Opened, Plan, Probe, Probed, Propose, Proposed, Reached, Start, Tick
-from hydragnn.hpo.scheduler import State, step
+from hydragnn.hpo.scheduling.events import (
+    Event,
+    Failed,
+    Opened,
+    Plan,
+    Probe,
+    Probed,
+    Propose,
+    Proposed,
+    Reached,
+    Start,
+    Tick,
+)
+from hydragnn.hpo.scheduling.scheduler import State, step
 
 
 def campaign(plan: Plan, places: int, faults: float, seed: int) -> dict[str, list[float]]:

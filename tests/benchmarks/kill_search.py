@@ -28,8 +28,8 @@ import psutil
 from hydragnn.datasets import StoreWriter
 from hydragnn.graphs import Field, graph_from_arrays
 from hydragnn.hpo import campaign_history, campaign_records
-from hydragnn.hpo.events import Reached
 from hydragnn.hpo.journal import read_journal
+from hydragnn.hpo.scheduling.events import Reached
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 
 from hydragnn.datasets import BatchSettings
-from hydragnn.ensemble import counting, work
-from hydragnn.ensemble.predict import predict_to_file
+from hydragnn.ensemble.prediction import counting, work
+from hydragnn.ensemble.prediction.predict import predict_to_file
 from hydragnn.errors import InputError, Interrupted
 from hydragnn.training import leave, this_launch
 

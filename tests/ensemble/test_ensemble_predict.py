@@ -12,10 +12,10 @@ from ase import Atoms
 from ase.io import read, write
 
 from hydragnn.datasets import BatchSettings, StoreWriter
-from hydragnn.ensemble import predict, work
 from hydragnn.ensemble.build import build_ensemble
 from hydragnn.ensemble.ensemble import Ensemble
-from hydragnn.ensemble.predict import predict_to_file
+from hydragnn.ensemble.prediction import predict, work
+from hydragnn.ensemble.prediction.predict import predict_to_file
 from hydragnn.errors import InputError, Interrupted
 
 
@@ -206,7 +206,7 @@ def test_ctrl_c_keeps_finished_work_and_says_how_to_go_on(ensemble, stored, tmp_
 
 @pytest.mark.parametrize("suffix", [".h5", ".npz", ".bp", ".csv", ".xyz"])
 def test_a_failure_while_writing_leaves_no_half_file(ensemble, stored, tmp_path, monkeypatch, suffix):
-    from hydragnn.ensemble import formats
+    from hydragnn.ensemble.prediction import formats
 
     class Full(formats.FORMATS[suffix]):
         def write(self, block):

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hydragnn.ensemble.claims import ClaimQueue, Claims, Heart
-from hydragnn.ensemble.order import bundles_of, homes, lanes_of, learned_rates, second_stage, staged
 from hydragnn.ensemble.plan import Unit, certificate, makespan
-from hydragnn.ensemble.queues import GROUP, SHARE, FlatQueue, GroupedQueue, LocalCounter, blocks, queue_for
+from hydragnn.ensemble.prediction.claims import ClaimQueue, Claims, Heart
+from hydragnn.ensemble.prediction.order import bundles_of, homes, lanes_of, learned_rates, second_stage, staged
+from hydragnn.ensemble.prediction.queues import GROUP, SHARE, FlatQueue, GroupedQueue, LocalCounter, blocks, queue_for
 
 
 def units_of(costs):
@@ -180,7 +180,7 @@ def test_every_member_lives_in_one_lane_and_ranks_are_shared_by_cost(costs, held
 
 @pytest.mark.parametrize("ranks", [1, 2, 7])
 def test_all_ranks_plan_the_same(ranks):
-    from hydragnn.ensemble.schedule import scheduled
+    from hydragnn.ensemble.prediction.schedule import scheduled
 
     units = units_of(np.random.default_rng(0).random((9, 4)).tolist())
     one, other = (scheduled(units, units[:3], [1.0, 2.0, 3.0, 4.0], held=2, ranks=ranks) for _ in range(2))

@@ -14,15 +14,15 @@ import pytest
 from ase.io import write
 
 from hydragnn.datasets import BatchSettings
-from hydragnn.ensemble import frames as blocks
-from hydragnn.ensemble import together, work
 from hydragnn.ensemble.build import build_ensemble
-from hydragnn.ensemble.crew import Alone
-from hydragnn.ensemble.frames import blocks_of, frames_of
-from hydragnn.ensemble.job import Job
-from hydragnn.ensemble.predict import predict_to_file
+from hydragnn.ensemble.prediction import frames as blocks
+from hydragnn.ensemble.prediction import together, work
+from hydragnn.ensemble.prediction.crew import Alone
+from hydragnn.ensemble.prediction.frames import blocks_of, frames_of
+from hydragnn.ensemble.prediction.job import Job
+from hydragnn.ensemble.prediction.predict import predict_to_file
+from hydragnn.ensemble.prediction.together import Late, finish_together, once
 from hydragnn.ensemble.roster import Roster, room_for
-from hydragnn.ensemble.together import Late, finish_together, once
 
 BIN = Path(sys.executable).parent
 PREDICTING = Path(__file__).with_name("predicting.py")
@@ -281,7 +281,7 @@ def test_blocks_that_are_built_survive_an_interruption(ensemble, structures, who
     with monkeypatch.context() as patch:
         patch.setattr(together, "PAUSE", 0.0)
         seen = []
-        patch.setattr("hydragnn.ensemble.job.Building.build", lambda self, number: seen.append(number))
+        patch.setattr("hydragnn.ensemble.prediction.job.Building.build", lambda self, number: seen.append(number))
         predict_to_file(ensemble, structures, out, batch=BATCH, resume=True)
     assert seen == [] and not parts.exists() and before
     assert np.frombuffer(out.read_bytes(), dtype=np.uint8).size > 0

@@ -8,11 +8,11 @@ import os
 import sys
 from pathlib import Path
 
-from hydragnn.hpo.allocation import read_allocation
 from hydragnn.hpo.campaign import run_search
+from hydragnn.hpo.launching.allocation import read_allocation
+from hydragnn.hpo.launching.sites import site_of
+from hydragnn.hpo.launching.steps import StepLauncher
 from hydragnn.hpo.settings import campaign_settings
-from hydragnn.hpo.sites import site_of
-from hydragnn.hpo.steps import StepLauncher
 
 
 def main(path: Path, out: Path) -> None:

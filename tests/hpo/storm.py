@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from hydragnn.hpo.events import (
+from hydragnn.hpo.scheduling.events import (
     Action,
     Cancel,
     Close,
@@ -32,8 +32,8 @@ from hydragnn.hpo.events import (
     Tick,
     node_of,
 )
-from hydragnn.hpo.health import PATIENCE
-from hydragnn.hpo.scheduler import MACHINE_FAULTS, MOST_PARTS, State, step
+from hydragnn.hpo.scheduling.health import PATIENCE
+from hydragnn.hpo.scheduling.scheduler import MACHINE_FAULTS, MOST_PARTS, State, step
 
 STRIKING = ("lost_node", "launch")
 CAUSES = [*STRIKING, *STRIKING, "preempted", "preempted", "out_of_memory"]

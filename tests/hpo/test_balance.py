@@ -1,7 +1,7 @@
 """Sizes while an allocation empties: who waits for places that come back, and who goes on with more of them."""
 
 from hydragnn.hpo import State, step
-from hydragnn.hpo.events import (
+from hydragnn.hpo.scheduling.events import (
     Action,
     Cancel,
     Event,

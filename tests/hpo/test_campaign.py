@@ -25,8 +25,8 @@ from hydragnn.hpo import (
     parameter_importance,
     run_search,
 )
-from hydragnn.hpo.events import Event, Failed
 from hydragnn.hpo.journal import Journal, read_journal
+from hydragnn.hpo.scheduling.events import Event, Failed
 
 Settings = Callable[..., CampaignSettings]
 Launchers = Callable[..., LocalLauncher]
@@ -371,7 +371,7 @@ def test_a_disk_that_takes_no_more_stops_the_search_with_a_sentence_and_nothing_
 
 def test_an_attempt_that_its_journal_never_knew_does_no_work(tmp_path: Path, fake_launcher: Launchers) -> None:
     from hydragnn.hpo import Task
-    from hydragnn.hpo.launcher import Begun
+    from hydragnn.hpo.launching.launcher import Begun
 
     launcher = fake_launcher()
     folder = tmp_path / "run"

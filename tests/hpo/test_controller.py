@@ -14,9 +14,9 @@ from hydragnn.errors import InputError
 from hydragnn.files import digest
 from hydragnn.hpo import CampaignSettings, CostModel, Exit, Task, campaign_history, controller, run_search
 from hydragnn.hpo.controller import steady_clock
-from hydragnn.hpo.events import Event, Failed, Identity, Launched, Probed, Proposed, Reached
 from hydragnn.hpo.journal import read_journal
-from hydragnn.hpo.launcher import Begun, Report
+from hydragnn.hpo.launching.launcher import Begun, Report
+from hydragnn.hpo.scheduling.events import Event, Failed, Identity, Launched, Probed, Proposed, Reached
 from hydragnn.hpo.starts import Starts
 from hydragnn.record import Cost, RunRecord, write_record
 

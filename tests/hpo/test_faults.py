@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hydragnn.hpo.events import (
+from hydragnn.hpo.scheduling.events import (
     Cancel,
     Ending,
     Event,
@@ -33,8 +33,8 @@ from hydragnn.hpo.events import (
     Tick,
     node_of,
 )
-from hydragnn.hpo.health import BACK_OFF
-from hydragnn.hpo.scheduler import NodeStatus, State, TrialStatus, step
+from hydragnn.hpo.scheduling.health import BACK_OFF
+from hydragnn.hpo.scheduling.scheduler import NodeStatus, State, TrialStatus, step
 
 _spec = importlib.util.spec_from_file_location("storm", Path(__file__).with_name("storm.py"))
 assert _spec and _spec.loader
@@ -340,7 +340,7 @@ def test_trials_grow_onto_idle_nodes_at_the_end_of_their_segment() -> None:
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_what_jumps_the_line_never_delays_the_first_by_estimate(data: Any) -> None:
-    from hydragnn.hpo import balance
+    from hydragnn.hpo.scheduling import balance
 
     works = data.draw(st.lists(st.floats(1.0, 200.0), min_size=3, max_size=8), label="works")
     running = data.draw(st.integers(1, len(works) - 2), label="running")

@@ -16,10 +16,10 @@ import pytest
 from hydragnn.config import RunConfig
 from hydragnn.errors import InputError
 from hydragnn.hpo import CampaignSettings, GivenRun, LocalLauncher, campaign_history, run_final, run_search
-from hydragnn.hpo.events import Reached, Start, event_to_json
 from hydragnn.hpo.final import best_runs, given_runs, segment_ends
 from hydragnn.hpo.journal import read_journal
-from hydragnn.hpo.scheduler import State, step
+from hydragnn.hpo.scheduling.events import Reached, Start, event_to_json
+from hydragnn.hpo.scheduling.scheduler import State, step
 
 Settings = Callable[..., CampaignSettings]
 Launchers = Callable[..., LocalLauncher]

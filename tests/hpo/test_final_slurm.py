@@ -9,12 +9,12 @@ import pytest
 
 from hydragnn.config import RunConfig
 from hydragnn.hpo import GivenRun, run_final
-from hydragnn.hpo.allocation import read_allocation
-from hydragnn.hpo.events import Start
 from hydragnn.hpo.journal import read_journal
-from hydragnn.hpo.scheduler import State, step
-from hydragnn.hpo.sites import site_of
-from hydragnn.hpo.steps import Limits, StepLauncher
+from hydragnn.hpo.launching.allocation import read_allocation
+from hydragnn.hpo.launching.sites import site_of
+from hydragnn.hpo.launching.steps import Limits, StepLauncher
+from hydragnn.hpo.scheduling.events import Start
+from hydragnn.hpo.scheduling.scheduler import State, step
 
 
 def printed(*command: str) -> str:

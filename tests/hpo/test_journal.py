@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hydragnn.errors import InputError
-from hydragnn.hpo.events import Event, Exhausted, Failed, Launched, Opened, Plan, Proposed, Reached, Stopping
 from hydragnn.hpo.journal import Journal, read_journal, replayed
+from hydragnn.hpo.scheduling.events import Event, Exhausted, Failed, Launched, Opened, Plan, Proposed, Reached, Stopping
 
 EVENTS: list[Event] = [
     Opened(plan=Plan(trials=3, rungs=(1, 5), timeout=2.5), places=("local/0", "local/1")),
@@ -91,7 +91,7 @@ def test_two_searches_never_write_the_same_journal(tmp_path: Path) -> None:
 
 
 def test_an_event_of_a_newer_program_is_named(tmp_path: Path) -> None:
-    from hydragnn.hpo.events import event_from_json
+    from hydragnn.hpo.scheduling.events import event_from_json
 
     with pytest.raises(InputError, match="newer program"):
         event_from_json({"event": "teleported"})

@@ -6,9 +6,9 @@ import pytest
 
 from hydragnn.errors import InputError
 from hydragnn.hpo import LocalLauncher
-from hydragnn.hpo.allocation import Allocation
-from hydragnn.hpo.packs import PackLauncher
-from hydragnn.hpo.steps import STEPS_AT_ONCE, StepLauncher, launcher_for
+from hydragnn.hpo.launching.allocation import Allocation
+from hydragnn.hpo.launching.packs import PackLauncher
+from hydragnn.hpo.launching.steps import STEPS_AT_ONCE, StepLauncher, launcher_for
 
 
 def allocation(nodes: int = 4, gpus: int = 0) -> Allocation:

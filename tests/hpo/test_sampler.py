@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from hydragnn.hpo.events import Event, Opened, Plan, Proposed, Reached
 from hydragnn.hpo.sampler import SAMPLERS, proposal
-from hydragnn.hpo.scheduler import State, step
+from hydragnn.hpo.scheduling.events import Event, Opened, Plan, Proposed, Reached
+from hydragnn.hpo.scheduling.scheduler import State, step
 from hydragnn.hpo.space import is_point, point_key, space_of
 
 RATE = {"type": "float", "low": 1e-5, "high": 1e-1, "log": True}

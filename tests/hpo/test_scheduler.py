@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hydragnn.hpo.events import (
+from hydragnn.hpo.scheduling.events import (
     Action,
     Cancel,
     Close,
@@ -28,7 +28,7 @@ from hydragnn.hpo.events import (
     Stopping,
     Tick,
 )
-from hydragnn.hpo.scheduler import HOPELESS, MACHINE_FAULTS, State, step
+from hydragnn.hpo.scheduling.scheduler import HOPELESS, MACHINE_FAULTS, State, step
 
 FAULTS = ["lost_node", "launch", "preempted", "out_of_memory", "diverged", "timeout", "configuration", "defect"]
 

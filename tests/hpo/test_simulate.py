@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import hydragnn
 from hydragnn.errors import InputError
 from hydragnn.hpo import CampaignSettings, LocalLauncher, run_search
-from hydragnn.hpo.events import Cancel, Event, Failed, Launched, Plan, Reached, Start, Tick
+from hydragnn.hpo.scheduling.events import Cancel, Event, Failed, Launched, Plan, Reached, Start, Tick
 from hydragnn.hpo.simulation import (
     Assumptions,
     Course,

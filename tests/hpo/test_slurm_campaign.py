@@ -18,14 +18,14 @@ import pytest
 
 from hydragnn.errors import InputError
 from hydragnn.hpo import CampaignResult, run_search
-from hydragnn.hpo.allocation import read_allocation
-from hydragnn.hpo.events import Event, Failed, Launched, Opened, Probed, node_of
 from hydragnn.hpo.journal import read_journal, replayed
-from hydragnn.hpo.packs import PackLauncher
-from hydragnn.hpo.scheduler import State
+from hydragnn.hpo.launching.allocation import read_allocation
+from hydragnn.hpo.launching.packs import PackLauncher
+from hydragnn.hpo.launching.sites import site_of
+from hydragnn.hpo.launching.steps import Limits, StepLauncher, launcher_for
+from hydragnn.hpo.scheduling.events import Event, Failed, Launched, Opened, Probed, node_of
+from hydragnn.hpo.scheduling.scheduler import State
 from hydragnn.hpo.settings import CampaignSettings
-from hydragnn.hpo.sites import site_of
-from hydragnn.hpo.steps import Limits, StepLauncher, launcher_for
 from hydragnn.record import read_record
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,8 +11,8 @@ import pytest
 from hydragnn.errors import InputError
 from hydragnn.hpo import CampaignSettings, CampaignStatus, Follower, campaign_status, step
 from hydragnn.hpo.door import write_settings
-from hydragnn.hpo.events import Opened, Plan, Proposed, Reached
-from hydragnn.hpo.scheduler import State
+from hydragnn.hpo.scheduling.events import Opened, Plan, Proposed, Reached
+from hydragnn.hpo.scheduling.scheduler import State
 from hydragnn.hpo.status import forecast, node_counts, seconds_left
 
 PLAN = Plan(trials=40, rungs=(2, 6, 18), finalists=2, max_places=2, max_node_seconds=90_000.0)

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from hydragnn.files import digest
-from hydragnn.hpo.allocation import Allocation, read_allocation
-from hydragnn.hpo.events import Probed, Reached
-from hydragnn.hpo.launcher import Begun, Exit, Launcher, Report, Task, verdict
-from hydragnn.hpo.packs import PackLauncher
-from hydragnn.hpo.sites import Mpiexec, Site, Slurm
-from hydragnn.hpo.steps import Limits, StepLauncher
+from hydragnn.hpo.launching.allocation import Allocation, read_allocation
+from hydragnn.hpo.launching.launcher import Begun, Exit, Launcher, Report, Task, verdict
+from hydragnn.hpo.launching.packs import PackLauncher
+from hydragnn.hpo.launching.sites import Mpiexec, Site, Slurm
+from hydragnn.hpo.launching.steps import Limits, StepLauncher
+from hydragnn.hpo.scheduling.events import Probed, Reached
 from hydragnn.record import read_record
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from hydragnn.hpo import CampaignView, State, step
-from hydragnn.hpo.events import Event, Failed, Opened, Plan, Probed, Proposed, Reached, Stopping, Tick
+from hydragnn.hpo.scheduling.events import Event, Failed, Opened, Plan, Probed, Proposed, Reached, Stopping, Tick
 from hydragnn.hpo.table import seconds_left, summary_line
 from hydragnn.record import Cost, RunRecord, write_record
 

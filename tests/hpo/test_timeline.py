@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hydragnn.hpo.costs import scaling_of
-from hydragnn.hpo.events import Event, Failed, Launched, Opened, Plan, Proposed, Reached, Stopping, node_of
-from hydragnn.hpo.scheduler import MACHINE_FAULTS
+from hydragnn.hpo.scheduling.events import Event, Failed, Launched, Opened, Plan, Proposed, Reached, Stopping, node_of
+from hydragnn.hpo.scheduling.scheduler import MACHINE_FAULTS
 from hydragnn.hpo.timeline import Chronicle, Timeline
 
 PLAN = Plan(trials=12, rungs=(2, 6, 18), finalists=2)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hydragnn.hpo.sites import Slurm
-from hydragnn.hpo.watchdog import LOOK_PATIENCE, Heartbeat, NodeWatch
+from hydragnn.hpo.launching.sites import Slurm
+from hydragnn.hpo.launching.watchdog import LOOK_PATIENCE, Heartbeat, NodeWatch
 from hydragnn.record import Failure, RunRecord, write_record
 
 

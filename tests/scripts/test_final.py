@@ -98,7 +98,7 @@ def interrupted_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """The first training that reaches a rung is followed by Ctrl-C."""
     import signal
 
-    from hydragnn.hpo.events import Reached
+    from hydragnn.hpo.scheduling.events import Reached
     from hydragnn.hpo.table import CampaignView
 
     shown: list[int] = []

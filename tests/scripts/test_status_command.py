@@ -13,7 +13,7 @@ import hydragnn
 from hydragnn.errors import InputError
 from hydragnn.hpo import campaign_settings
 from hydragnn.hpo.door import write_settings
-from hydragnn.hpo.events import Plan
+from hydragnn.hpo.scheduling.events import Plan
 from hydragnn.scripts.status import show_status
 
 TABLE = {

@@ -1,0 +1,128 @@
+"""Prediction files made of arrays: HDF5, ADIOS2 BP and npz, with the same names in each.
+
+``graph``, ``nodes``, ``status`` and ``domain`` have one row per graph; ``fields/NAME/QUANTITY`` has one row per graph or, for
+node fields, one per node, graphs in order; QUANTITY is mean, std, epistemic, aleatoric, lower or upper, in the field's
+unit. The attribute ``heading`` is JSON: fields with units, nominal level, members. Failed graphs have NaN and a reason in
+``status``.
+"""
+
+import json
+import os
+import shutil
+from typing import Any
+
+import numpy as np
+
+from hydragnn.ensemble.prediction.sinks import Block, Sink, texts
+from hydragnn.ensemble.predictions import QUANTITIES
+from hydragnn.ensemble.uncertainty import Array
+
+
+def block_arrays(block: Block) -> dict[str, Any]:
+    """The arrays of a block by name."""
+    return {
+        "graph": block.numbers,
+        "nodes": block.predictions.nodes_per_graph,
+        "status": texts(block.predictions.status),
+        "domain": texts(block.predictions.domain),
+        **estimate_arrays(block),
+    }
+
+
+def estimate_arrays(block: Block) -> dict[str, Array]:
+    """What is predicted, by name."""
+    return {
+        f"fields/{name}/{quantity}": estimate[quantity]
+        for name, estimate in block.predictions.fields.items()
+        for quantity in QUANTITIES
+    }
+
+
+class Hdf5Sink(Sink):
+    """HDF5, appended block by block."""
+
+    def open(self) -> None:
+        """Begin the file with its heading."""
+        import h5py
+
+        self.file = h5py.File(self.temporary, "w")
+        self.file.attrs["heading"] = json.dumps(self.heading.to_json())
+
+    def write(self, block: Block) -> None:
+        """Append some graphs."""
+        import h5py
+
+        for name, values in block_arrays(block).items():
+            if name not in self.file:
+                text = isinstance(values, list)
+                self.file.create_dataset(
+                    name,
+                    shape=(0, *np.shape(values)[1:]),
+                    maxshape=(None, *np.shape(values)[1:]),
+                    chunks=(4096, *np.shape(values)[1:]),
+                    dtype=h5py.string_dtype() if text else values.dtype,
+                )
+            data = self.file[name]
+            start = len(data)
+            data.resize(start + len(values), axis=0)
+            if len(values):
+                data[start:] = values
+
+    def close(self, *, complete: bool) -> None:
+        """Flush and close."""
+        for field in self.heading.fields if complete else ():
+            if f"fields/{field.name}" in self.file:
+                self.file[f"fields/{field.name}"].attrs["unit"] = field.unit
+        self.file.close()
+
+
+class NpzSink(Sink):
+    """A numpy archive; kept in memory until the end, since the format has no way to append."""
+
+    def open(self) -> None:
+        """Nothing yet."""
+        self.blocks: list[dict[str, Any]] = []
+
+    def write(self, block: Block) -> None:
+        """Keep some graphs."""
+        self.blocks.append(block_arrays(block))
+
+    def close(self, *, complete: bool) -> None:
+        """Write everything at once."""
+        if not complete:
+            return
+        arrays = {name: np.concatenate([block[name] for block in self.blocks]) for name in self.blocks[0]}
+        with self.temporary.open("wb") as file:
+            np.savez(file, allow_pickle=False, heading=np.array(json.dumps(self.heading.to_json())), **arrays)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+class BpSink(Sink):
+    """ADIOS2 BP: one step per block, arrays of a step end to end; texts as JSON lists."""
+
+    def open(self) -> None:
+        """Begin the folder with its heading."""
+        import adios2
+
+        shutil.rmtree(self.temporary, ignore_errors=True)
+        self.stream = adios2.Stream(str(self.temporary), "w")
+        self.started = False
+
+    def write(self, block: Block) -> None:
+        """Append some graphs as one step."""
+        self.stream.begin_step()
+        if not self.started:
+            self.stream.write_attribute("heading", json.dumps(self.heading.to_json()))
+            self.started = True
+        for name, values in block_arrays(block).items():
+            if isinstance(values, list):
+                self.stream.write(name, json.dumps(values))
+            else:
+                shape = list(values.shape)
+                self.stream.write(name, np.ascontiguousarray(values), shape, [0] * len(shape), shape)
+        self.stream.end_step()
+
+    def close(self, *, complete: bool) -> None:
+        """Close the stream."""
+        self.stream.close()

@@ -1,0 +1,269 @@
+"""The processes that predict together: how they begin, share a queue, tell each other what they know, and replace the dead.
+
+Ranks of MPI count at a one-sided counter. Job steps without MPI, torchrun's ranks and local workers claim positions by files
+in the folder of the prediction, which all of them see; there, work of a rank that died is taken over by the others.
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from multiprocessing import get_context, parent_process
+from pathlib import Path
+from threading import Thread
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from hydragnn.ensemble.prediction.claims import ClaimQueue, Claims, Heart
+from hydragnn.ensemble.prediction.queues import FlatQueue, LocalCounter, Queue
+from hydragnn.errors import InputError
+from hydragnn.training.distributed import Launch, joined_ranks, this_launch
+
+Table = dict[str, Any]
+
+
+@runtime_checkable
+class Crew(Protocol):
+    """Ranks that predict together, seen from one of them."""
+
+    rank: int
+    size: int
+
+    def begin(self, make: Callable[[], Table], folder: Path) -> Table:
+        """What rank 0 made, on all ranks, and where they meet from now on; an InputError of rank 0 is raised by all."""
+
+    def queue(self, name: str, costs: Sequence[float]) -> Queue:
+        """The shared queue of this name, with a position for each of ``costs``, which are the same on all ranks."""
+
+    def first_to(self, name: str) -> bool:
+        """Whether this rank is the first to claim ``name``."""
+
+    def owner(self, name: str) -> int | None:
+        """The rank that claimed ``name``; None where nobody did, or where claims of queues are not known."""
+
+    def gone(self, rank: int) -> bool:
+        """Whether the rank is known to be dead."""
+
+    def publish(self, name: str, value: Any) -> Any:
+        """The value that was published first under ``name``, which is this one if nobody was faster."""
+
+    def note(self, name: str, value: Any) -> None:
+        """Leave a note of this rank for the others."""
+
+    def notes(self, name: str) -> list[Any]:
+        """What all ranks have noted so far, in the order of ranks."""
+
+
+class Alone:
+    """One process."""
+
+    rank, size = 0, 1
+
+    def __init__(self) -> None:
+        """Nothing is known yet."""
+        self._claimed: set[str] = set()
+        self._notes: dict[str, Any] = {}
+
+    def begin(self, make: Callable[[], Table], folder: Path) -> Table:
+        """What was made."""
+        return make()
+
+    def queue(self, name: str, costs: Sequence[float]) -> Queue:
+        """A queue in this process."""
+        return FlatQueue(len(costs), LocalCounter())
+
+    def first_to(self, name: str) -> bool:
+        """True once."""
+        fresh = name not in self._claimed
+        self._claimed.add(name)
+        return fresh
+
+    def owner(self, name: str) -> int | None:
+        """Always this process."""
+        return 0
+
+    def gone(self, rank: int) -> bool:
+        """Never."""
+        return False
+
+    def publish(self, name: str, value: Any) -> Any:
+        """The value."""
+        return value
+
+    def note(self, name: str, value: Any) -> None:
+        """Keep it."""
+        self._notes[name] = value
+
+    def notes(self, name: str) -> list[Any]:
+        """What was kept."""
+        return [self._notes[name]] if name in self._notes else []
+
+
+class FolderCrew:
+    """Ranks that meet in a folder: claims are files made exclusively, notes are files, a beating heart is a file's age."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        """Rank ``rank`` of ``size``; ``begin`` comes before everything else."""
+        self.rank, self.size = rank, size
+
+    def meet(self, folder: Path) -> None:
+        """From now on the ranks meet in ``folder``, and this rank's heart beats there."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self._claims = Claims(folder, self.rank)
+        self._heart = Heart(folder, self.rank)
+        self._heart.start()
+
+    def begin(self, make: Callable[[], Table], folder: Path) -> Table:
+        """What rank 0 made, told to the others by torch.distributed, which is left again at once."""
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with joined_ranks(folder.parent) as ranks:
+            made = _told(made_by(make) if self.rank == 0 else {}, ranks.sum_in_place, self.rank)
+        self.meet(folder / checked(made)["meeting"])
+        return made
+
+    def queue(self, name: str, costs: Sequence[float]) -> Queue:
+        """Positions are claimed by files."""
+        return ClaimQueue(self._claims, name, len(costs))
+
+    def first_to(self, name: str) -> bool:
+        """Whether this rank made the claim's file."""
+        return self._claims.first_to(name)
+
+    def owner(self, name: str) -> int | None:
+        """Who made the claim's file."""
+        return self._claims.owner(name)
+
+    def gone(self, rank: int) -> bool:
+        """Whether the rank's heart has stopped."""
+        return self._heart.stopped(rank)
+
+    def publish(self, name: str, value: Any) -> Any:
+        """The value whose file came first."""
+        return self._claims.publish(name, value)
+
+    def note(self, name: str, value: Any) -> None:
+        """A file of this rank."""
+        self._claims.note(name, value)
+
+    def notes(self, name: str) -> list[Any]:
+        """The files of all ranks."""
+        return self._claims.notes(name)
+
+    def close(self) -> None:
+        """The heart stops."""
+        if hasattr(self, "_heart"):
+            self._heart.end()
+
+
+class Workshop(FolderCrew):
+    """Rank 0 of local workers, which it starts; ``work`` is what a worker does, given what rank 0 made."""
+
+    def __init__(self, workers: int, work: Callable[..., None], *arguments: Any) -> None:
+        """So many processes, this one included."""
+        super().__init__(0, workers)
+        self._work, self._arguments = work, arguments
+        self._processes: list[Any] = []
+
+    def begin(self, make: Callable[[], Table], folder: Path) -> Table:
+        """Make it, then start the workers with it."""
+        made = made_by(make)
+        self.meet(folder / checked(made)["meeting"])
+        context = get_context("spawn")
+        threads = max(1, torch.get_num_threads() // self.size)
+        torch.set_num_threads(threads)
+        for rank in range(1, self.size):
+            arguments = (rank, self.size, threads, made, folder, *self._arguments)
+            self._processes.append(context.Process(target=self._work, args=arguments, daemon=True))
+            self._processes[-1].start()
+        return made
+
+    def close(self) -> None:
+        """End workers that still run: what they do has been done by others."""
+        super().close()
+        for process in self._processes:
+            process.terminate()
+            process.join()
+
+
+class Worker(FolderCrew):
+    """A local worker."""
+
+    def __init__(self, rank: int, size: int, made: Table) -> None:
+        """``made`` is what rank 0 made."""
+        super().__init__(rank, size)
+        self._made = made
+
+    def begin(self, make: Callable[[], Table], folder: Path) -> Table:
+        """What rank 0 made; from now on this process ends with the one that started it."""
+        Thread(target=_end_with_parent, daemon=True).start()
+        self.meet(folder / self._made["meeting"])
+        return self._made
+
+
+@contextmanager
+def joined_crew(launch: Launch | None = None) -> Iterator[Crew]:
+    """The crew that the launcher started; InputError where its count and MPI's disagree."""
+    launch = launch or this_launch()
+    if torch.cuda.is_available():
+        torch.cuda.set_device(launch.local_rank % torch.cuda.device_count())
+    if launch.size == 1:
+        yield Alone()
+    elif launch.by == "mpi":
+        from hydragnn.ensemble.prediction.counting import joined_mpi
+
+        with joined_mpi(launch) as crew:
+            yield crew
+    else:
+        with at_work(FolderCrew(launch.rank, launch.size)) as crew:
+            yield crew
+
+
+@contextmanager
+def at_work(crew: FolderCrew) -> Iterator[Crew]:
+    """The crew for the length of the block."""
+    try:
+        yield crew
+    finally:
+        crew.close()
+
+
+def workers_crew(workers: int, work: Callable[..., None], *arguments: Any) -> AbstractContextManager[Crew]:
+    """The ranks that a launcher started, or else so many local workers."""
+    if workers > 1 and this_launch().size == 1:
+        return at_work(Workshop(workers, work, *arguments))
+    return joined_crew()
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def made_by(make: Callable[[], Table]) -> Table:
+    """What ``make`` gives with the name of a new meeting place, or why it cannot be made."""
+    meeting = f"ranks-{time.time_ns():x}-{os.getpid()}"
+    try:
+        return {**make(), "meeting": meeting, "error": ""}
+    except InputError as error:
+        return {"meeting": meeting, "error": str(error)}
+
+
+def checked(made: Table) -> Table:
+    """What was made; InputError where it could not be."""
+    if made["error"]:
+        raise InputError(made["error"])
+    return made
+
+
+def _told(value: Table, sum_in_place: Callable[[torch.Tensor], torch.Tensor], rank: int) -> Table:
+    """Rank 0's value on all ranks, by way of a sum."""
+    text = json.dumps(value).encode() if rank == 0 else b""
+    length = int(sum_in_place(torch.tensor(len(text))))
+    letters = torch.zeros(length, dtype=torch.uint8)
+    letters[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else 0
+    told: Table = json.loads(bytes(sum_in_place(letters).tolist()))
+    return told

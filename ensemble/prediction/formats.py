@@ -1,0 +1,45 @@
+"""Which suffix writes what."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from hydragnn.ensemble.ensemble import Ensemble
+from hydragnn.ensemble.prediction.arrays import BpSink, Hdf5Sink, NpzSink
+from hydragnn.ensemble.prediction.sinks import Heading, Sink
+from hydragnn.ensemble.prediction.tables import CsvSink, XyzSink
+from hydragnn.errors import InputError
+from hydragnn.graphs.field import ATOMIC_NUMBERS
+
+FORMATS: dict[str, Callable[[Path, Heading], Sink]] = {
+    ".h5": Hdf5Sink,
+    ".bp": BpSink,
+    ".npz": NpzSink,
+    ".csv": CsvSink,
+    ".xyz": XyzSink,
+}
+
+
+def sink_for(path: Path, ensemble: Ensemble) -> Sink:
+    """The sink that the suffix of ``path`` asks for.
+
+    InputError for a foreign suffix, a file that is there already, or structures of an ensemble that does not read atoms.
+    """
+    if path.suffix not in FORMATS:
+        raise InputError(f"--out {path}: the suffix chooses the format; use one of {', '.join(FORMATS)}")
+    if path.suffix == ".xyz" and (
+        ensemble.manifest.dim != 3 or ATOMIC_NUMBERS not in {f.name for f in ensemble.inputs}
+    ):
+        raise InputError(
+            f"--out {path}: extended XYZ holds atoms, and this ensemble does not read any; use .h5, .npz or .csv"
+        )
+    heading = Heading(
+        fields=ensemble.fields,
+        nominal=ensemble.manifest.nominal,
+        ensemble=ensemble.digest,
+        members=ensemble.names,
+    )
+    sink = FORMATS[path.suffix](path, heading)
+    for final in sink.temporaries.values():
+        if final.exists():
+            raise InputError(f"{final} exists already; choose another --out or delete it")
+    return sink

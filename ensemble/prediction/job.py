@@ -1,0 +1,114 @@
+"""What is asked of a prediction, what the ranks must agree on before they begin, and the graphs they work on."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from hydragnn.datasets import BatchSettings
+from hydragnn.ensemble.ensemble import Ensemble
+from hydragnn.ensemble.manifest import MemberEntry
+from hydragnn.ensemble.prediction.crew import Crew
+from hydragnn.ensemble.prediction.formats import sink_for
+from hydragnn.ensemble.prediction.parts import Parts
+from hydragnn.ensemble.prediction.sources import Building, Source, file_digest, is_store, store_source
+from hydragnn.ensemble.prediction.together import Late, finish_together, once
+from hydragnn.ensemble.roster import room_for
+from hydragnn.errors import InputError
+from hydragnn.files import read_json
+
+VERSION = 2
+
+SECONDS_PER_BLOCK = 10.0
+"""More than a block of structures takes to become graphs."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """A prediction: which model, of what, to where."""
+
+    model: Path
+    source: Path
+    out: Path
+    resume: bool = False
+    batch: BatchSettings | None = None
+    """The budget of a batch; None chooses it by the graphs."""
+    held: int | None = None
+    """Members that a rank keeps in memory; None goes by the memory of the machine."""
+
+    @property
+    def parts(self) -> Parts:
+        """Where finished work is kept."""
+        return Parts(self.out.with_name(self.out.name + ".parts"))
+
+
+def begin(job: Job, ranks: int) -> dict[str, Any]:
+    """What rank 0 checks and decides for all: finished parts, and how many members a rank holds; InputError before any work."""
+    ensemble = Ensemble.load(job.model, held=1)
+    sink_for(job.out, ensemble)
+    parts = job.parts
+    with parts.entered(resume=job.resume) as fresh:
+        if is_store(job.source):
+            store = store_source(job.source).store
+            ensemble.needed(store)
+            source = store.fingerprint
+        else:
+            assert ensemble.structures
+            source = file_digest(job.source)
+        batch = job.batch.to_json() if job.batch else None
+        parts.claim({"version": VERSION, "ensemble": ensemble.digest, "source": source, "batch": batch})
+    parts.forget_ranks()
+    held = job.held or _room(job.model, ensemble.manifest.members, ranks)
+    return {"fresh": fresh, "present": sorted(parts.names()), "held": held}
+
+
+def source_of(job: Job, ensemble: Ensemble, crew: Crew, *, fresh: bool) -> Source:
+    """The graphs of a store, or those that all ranks build from a file of structures unless they are there already.
+
+    InputError where no graph can be built; a ``fresh`` prediction by one process then leaves nothing behind.
+    """
+    if is_store(job.source):
+        return store_source(job.source)
+    building = Building(job.source, ensemble.structures, job.parts.folder)
+    build_together(building, crew)
+    try:
+        return building.source()
+    except InputError:
+        if fresh and crew.size == 1:
+            job.parts.delete()
+        raise
+
+
+def build_together(building: Building, crew: Crew) -> None:
+    """All ranks build blocks of structures; the first of them makes one store of all."""
+    blocks = range(len(building.blocks))
+    queue = crew.queue("block-0", [float(stop - start) for _, start, stop in building.blocks])
+    while (number := queue.take()) is not None:
+        if not building.finished and not building.has(number):
+            building.build(number)
+
+    def missing() -> list[Late]:
+        undone = [] if building.finished else [number for number in blocks if not building.has(number)]
+        return [Late(number=number, claim=f"block-0-{number}", seconds=SECONDS_PER_BLOCK) for number in undone]
+
+    finish_together(crew, "block", missing, building.build)
+    once(crew, lambda: building.finished, building.join)
+
+
+def member_costs(ensemble: Ensemble, folder: Path) -> list[float]:
+    """Expected cost of every member on the same batch: seconds per graph in the evaluation, else its number of parameters."""
+    if (folder / "evaluation.json").is_file():
+        measured = read_json(folder / "evaluation.json").get("timing", {}).get("seconds_per_graph", {})
+        if set(ensemble.names) <= set(measured):
+            return [float(measured[name]) for name in ensemble.names]
+    return [float(entry.summary["parameters"]) for entry in ensemble.manifest.members]
+
+
+def _room(model: Path, members: Sequence[MemberEntry], ranks: int) -> int:
+    """How many members a rank of this machine can hold, if all its cores or GPUs have one."""
+    weights = [path for entry in members if (path := model / entry.folder / "weights.safetensors").is_file()]
+    places = torch.cuda.device_count() or psutil.cpu_count() or 1
+    return room_for(weights, min(ranks, places)) if len(weights) == len(members) else len(members)

@@ -1,0 +1,37 @@
+"""The members' words become one file."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from hydragnn.ensemble.plan import Chunk, Unit
+from hydragnn.ensemble.prediction.sinks import Block, Sink
+from hydragnn.ensemble.prediction.work import Desk
+from hydragnn.ensemble.predictions import Predictions
+
+
+def merge(desk: Desk, units: Sequence[Unit], sink: Sink) -> dict[str, int]:
+    """Join the members' words chunk by chunk, in the order of the source, and write them; gives counts of graphs."""
+    of_chunk: dict[int, list[Unit]] = {}
+    for unit in sorted(units, key=lambda unit: unit.member):
+        of_chunk.setdefault(unit.chunk, []).append(unit)
+    total = failed = foreign = 0
+    with sink:
+        for number, chunk in enumerate(desk.chunks):
+            block = _block(desk, chunk, of_chunk.get(number, []))
+            sink.write(block)
+            total += len(block.predictions)
+            failed += int(np.count_nonzero(~block.predictions.ok))
+            foreign += sum(bool(flag) for flag in block.predictions.domain)
+    return {"graphs": total, "failed": failed, "outside_training_domain": foreign}
+
+
+def _block(desk: Desk, chunk: Chunk, units: Sequence[Unit]) -> Block:
+    batch = desk.graphs.store.read(chunk.graphs, desk.needed) if len(chunk.graphs) else None
+    predictions: Predictions
+    if chunk.reason:
+        predictions = desk.ensemble.nothing(0 if batch is None else batch.num_nodes, chunk.reason)
+    else:
+        assert batch is not None
+        predictions = desk.ensemble.combine(batch, [desk.found(unit) for unit in units])
+    return Block(numbers=chunk.numbers, predictions=predictions, batch=batch)

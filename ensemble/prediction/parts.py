@@ -1,0 +1,118 @@
+"""Finished work units on disk, so that an interrupted prediction continues where it was."""
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+
+from hydragnn.ensemble.members import Outcome
+from hydragnn.ensemble.plan import Unit
+from hydragnn.ensemble.prediction.claims import unique_name
+from hydragnn.errors import InputError
+from hydragnn.files import read_json, write_json
+
+
+class Parts:
+    """A folder with one file per finished unit and the identity of the prediction that they belong to."""
+
+    def __init__(self, folder: Path) -> None:
+        """The folder may not exist yet."""
+        self.folder = folder
+
+    @contextmanager
+    def entered(self, *, resume: bool) -> Iterator[bool]:
+        """Prepare the prediction inside, told whether it is new; bad input leaves no folder behind that was not there before.
+
+        InputError where an earlier prediction was interrupted and nobody asked to resume it.
+        """
+        there = self.folder.exists()
+        if there and not resume:
+            raise InputError(
+                f"{self.folder} holds an interrupted prediction; add --resume to continue it, or delete the folder"
+            )
+        try:
+            yield not there
+        except InputError:
+            if not there:
+                shutil.rmtree(self.folder, ignore_errors=True)
+            raise
+
+    def claim(self, identity: Mapping[str, Any]) -> None:
+        """Say what the parts belong to; InputError where they belong to another prediction."""
+        path = self.folder / "identity.json"
+        if not path.is_file():
+            write_json(path, dict(identity))
+        elif read_json(path) != dict(identity):
+            raise InputError(
+                f"{self.folder} belongs to another ensemble, source or budget; delete it or choose another --out"
+            )
+
+    def path(self, unit: Unit) -> Path:
+        """Where the outcome of a unit lies."""
+        return self.folder / f"chunk-{unit.chunk:07d}-member-{unit.member:03d}.npz"
+
+    def has(self, unit: Unit) -> bool:
+        """Whether the unit is finished; a file that a power cut left torn is not."""
+        return self.found(unit) is not None
+
+    def found(self, unit: Unit) -> Outcome | None:
+        """The outcome of a unit; None where it is not there or torn."""
+        if not self.path(unit).is_file():
+            return None
+        try:
+            return self.read(unit)
+        except (BadZipFile, EOFError, KeyError, ValueError, OSError):
+            return None
+
+    def names(self) -> set[str]:
+        """The files of all finished units, whole or torn."""
+        try:
+            return {entry.name for entry in os.scandir(self.folder) if entry.name.startswith("chunk-")}
+        except FileNotFoundError:
+            return set()
+
+    def forget_ranks(self) -> None:
+        """Remove the meeting places of those who worked here before."""
+        for place in self.folder.glob("ranks-*"):
+            shutil.rmtree(place, ignore_errors=True)
+
+    def write(self, unit: Unit, outcome: Outcome) -> None:
+        """Keep the outcome of a unit; complete or absent once this process ends, whatever ends it.
+
+        Not flushed to disk, which would cost more than predicting: the checksums inside tell a torn file.
+        """
+        arrays = {f"mean/{name}": values for name, values in outcome.means.items()}
+        arrays |= {f"variance/{name}": values for name, values in outcome.variances.items()}
+        arrays["reasons"] = np.array(outcome.reasons, dtype=np.str_)
+        path = self.path(unit)
+        temporary = path.with_name(f".{path.name}.{unique_name()}")
+        try:
+            with temporary.open("wb") as file:
+                np.savez(file, allow_pickle=False, **arrays)
+            temporary.replace(path)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise InputError(f"cannot write {path}: {error.strerror or error}; free space, then --resume") from error
+
+    def read(self, unit: Unit) -> Outcome:
+        """The outcome of a finished unit, bit for bit."""
+        with self.path(unit).open("rb") as raw, np.load(raw, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+        return Outcome(
+            means={name.removeprefix("mean/"): values for name, values in arrays.items() if name.startswith("mean/")},
+            variances={
+                name.removeprefix("variance/"): values
+                for name, values in arrays.items()
+                if name.startswith("variance/")
+            },
+            reasons=tuple(arrays["reasons"].tolist()),
+        )
+
+    def delete(self) -> None:
+        """Remove the folder once everything has been merged."""
+        shutil.rmtree(self.folder, ignore_errors=True)

@@ -1,0 +1,129 @@
+"""Prediction files for people and for other programs: CSV and extended XYZ."""
+
+import csv
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from ase import Atoms
+from ase.calculators.singlepoint import SinglePointCalculator
+
+from hydragnn.ensemble.prediction.sinks import Block, Sink, columns, texts
+from hydragnn.ensemble.predictions import QUANTITIES, Estimate
+from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
+
+
+class CsvSink(Sink):
+    """One line per graph; node fields go, one line per node, into a second file ``NAME.nodes.csv``."""
+
+    @property
+    def temporaries(self) -> Mapping[Path, Path]:
+        """The table of graphs, and of nodes where a field lives there."""
+        finals = [self.path]
+        if self._on("node"):
+            finals.append(self.path.with_suffix(".nodes.csv"))
+        return {final.with_name(f".{final.name}.part"): final for final in finals}
+
+    def open(self) -> None:
+        """Write the headings."""
+        self.files = [path.open("w", newline="", encoding="utf-8") for path in self.temporaries]
+        self.tables = [csv.writer(file) for file in self.files]
+        self.tables[0].writerow(["graph", "status", "domain", "nodes", *_titles(self._on("graph"))])
+        if len(self.tables) > 1:
+            self.tables[1].writerow(["graph", "node", *_titles(self._on("node"))])
+
+    def write(self, block: Block) -> None:
+        """Append some graphs and their nodes."""
+        said = block.predictions
+        fixed = zip(block.numbers.tolist(), texts(said.status), texts(said.domain), said.nodes_per_graph.tolist())
+        values = _numbers([said[field.name] for field in self._on("graph")], len(said))
+        self.tables[0].writerows([*start, *row] for start, row in zip(fixed, values))
+        if len(self.tables) > 1:
+            owners = np.repeat(block.numbers, said.nodes_per_graph).tolist()
+            places = [node for count in said.nodes_per_graph.tolist() for node in range(count)]
+            values = _numbers([said[field.name] for field in self._on("node")], len(owners))
+            self.tables[1].writerows([owner, node, *row] for owner, node, row in zip(owners, places, values))
+
+    def close(self, *, complete: bool) -> None:
+        """Close both files."""
+        for file in self.files:
+            file.close()
+
+    def _on(self, place: str) -> list[Field]:
+        return [field for field in self.heading.fields if field.on == place]
+
+
+def _titles(fields: list[Field]) -> list[str]:
+    return [f"{f.name}{c}_{quantity}" for f in fields for quantity in QUANTITIES for c in columns(f)]
+
+
+def _numbers(estimates: list[Estimate], rows: int) -> list[list[float | str]]:
+    """The rows of a table; empty where there is no number, as spreadsheets and pandas expect."""
+    blocks = [
+        estimate[quantity].reshape(rows, estimate.field.width) for estimate in estimates for quantity in QUANTITIES
+    ]
+    if not blocks:
+        return [[] for _ in range(rows)]
+    return [["" if value != value else value for value in row] for row in np.concatenate(blocks, axis=1).tolist()]
+
+
+class XyzSink(Sink):
+    """Extended XYZ: energy, forces and stress as results, everything else in ``info`` and ``arrays`` by name.
+
+    The mean of a field has the field's name, the other quantities NAME_std and so on. A structure that could not be built
+    has no atoms.
+    """
+
+    def open(self) -> None:
+        """Begin the file."""
+        self.file = self.temporary.open("w", encoding="utf-8")
+
+    def write(self, block: Block) -> None:
+        """Append some structures."""
+        from ase.io import write
+
+        for row in range(len(block.predictions)):
+            write(self.file, _frame(block, row), format="extxyz", parallel=False)
+
+    def close(self, *, complete: bool) -> None:
+        """Close the file."""
+        self.file.close()
+
+
+def _frame(block: Block, row: int) -> Atoms:
+    """One structure with its predictions."""
+    said = block.predictions
+    offsets = np.concatenate([[0], np.cumsum(said.nodes_per_graph)])
+    atoms = Atoms() if block.batch is None else _atoms(block.batch, row)
+    atoms.info |= {"graph": int(block.numbers[row]), "status": texts(said.status)[row]}
+    if said.domain[row]:
+        atoms.info["domain"] = texts(said.domain)[row]
+    if said.status[row] != "ok":
+        return atoms
+    results: dict[str, Any] = {}
+    for name, estimate in said.fields.items():
+        node = estimate.field.on == "node"
+        span = slice(offsets[row], offsets[row + 1]) if node else row
+        for quantity in QUANTITIES:
+            values = estimate[quantity][span]
+            if quantity == "mean" and name in ("energy", "forces", "stress"):
+                results[name] = float(values) if name == "energy" else values
+            else:
+                key = name if quantity == "mean" else f"{name}_{quantity}"
+                values = values.reshape(len(values), -1) if node and values.ndim > 2 else values
+                (atoms.arrays if node else atoms.info)[key] = float(values) if np.ndim(values) == 0 else values
+    if results:
+        atoms.calc = SinglePointCalculator(atoms, **results)
+    return atoms
+
+
+def _atoms(batch: GraphBatch, row: int) -> Atoms:
+    start, stop = batch.node_offsets[row : row + 2].tolist()
+    return Atoms(
+        numbers=batch[ATOMIC_NUMBERS][start:stop].numpy(),
+        positions=batch.positions[start:stop].numpy(),
+        cell=batch.cell[row].numpy(),
+        pbc=batch.periodic[row].numpy(),
+    )

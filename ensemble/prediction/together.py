@@ -1,0 +1,70 @@
+"""Work that ranks share until all of it is there, whoever dies or dawdles."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from hydragnn.ensemble.prediction.crew import Crew
+
+LATE = 2.0
+"""Work is done again by an idle rank when it takes this many times as long as expected."""
+
+AT_LEAST = 2.0
+"""Seconds that work may take whatever was expected."""
+
+HELPERS = 64
+"""Ranks that look after late work; more of them would only crowd the file system."""
+
+PAUSE = 0.02
+"""Seconds between two looks, times the number of ranks over ``HELPERS``."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Late:
+    """A piece of work that was taken and is not there yet."""
+
+    number: int
+    claim: str
+    """The claim of the queue it was taken from."""
+    seconds: float
+    """How long it should take."""
+
+
+def finish_together(crew: Crew, name: str, missing: Callable[[], Sequence[Late]], do: Callable[[int], None]) -> None:
+    """Return when nothing is missing; this rank's queues have run dry.
+
+    What a dead rank had taken is done by the first that sees it. What takes ``LATE`` times as long as it should is done
+    again by one idle rank, and after the same time once more by another; all of them give the same bits.
+    """
+    idle_since = time.monotonic()
+    helper = crew.rank % max(1, -(-crew.size // HELPERS)) == 0
+    while late := missing():
+        waited = time.monotonic() - idle_since
+        work = next((one for one in late if _is_ours(crew, name, one, waited)), None) if helper else None
+        if work is None:
+            rest(crew)
+        else:
+            do(work.number)
+
+
+def once(crew: Crew, done: Callable[[], bool], do: Callable[[], None]) -> bool:
+    """Let the first living rank do something while the others wait until it is done; whether this rank did it."""
+    while not done():
+        if all(crew.gone(rank) for rank in range(crew.rank)):
+            do()
+            return True
+        rest(crew)
+    return False
+
+
+def rest(crew: Crew) -> None:
+    """Wait a little, longer where many look at one file system."""
+    time.sleep(min(5.0, PAUSE * max(1.0, crew.size / HELPERS)))
+
+
+def _is_ours(crew: Crew, name: str, work: Late, waited: float) -> bool:
+    owner = crew.owner(work.claim)
+    if owner is not None and owner != crew.rank and crew.gone(owner):
+        return crew.first_to(f"{name}-{work.number}-after-{owner}")
+    times = int(waited / max(AT_LEAST, LATE * work.seconds))
+    return times > 0 and crew.first_to(f"{name}-{work.number}-again-{times}")

@@ -1,0 +1,180 @@
+"""How attempts are run: the protocol that local processes, Slurm, PBS and Flux share, and the judgement of what came out."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from hydragnn.errors import InputError
+from hydragnn.files import read_json
+from hydragnn.hpo.objective import Objective, objective_value
+from hydragnn.hpo.scheduling.events import Failed, Identity, Probed, Reached
+from hydragnn.record import FailureKind, RunRecord, read_record
+from hydragnn.training.checkpoint import latest_checkpoint
+
+TAIL_LINES = 15
+
+FENCED = 4
+"""Exit code of an attempt that found ``attempt.json`` naming another one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """One attempt at one segment: train the run in ``folder`` until ``until`` epochs are done."""
+
+    trial: int
+    attempt: int
+    until: int
+    folder: Path
+    places: tuple[str, ...]
+    split: int = 1
+    """Parts in which every batch is computed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Begun:
+    """An attempt's process exists and waits for ``go``."""
+
+    task: Task
+    identity: Identity
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exit:
+    """An attempt's processes are gone; ``code`` is a hint, never the verdict. None: they never started."""
+
+    task: Task
+    code: int | None
+    out_of_memory: bool = False
+    """The system killed a process for want of memory."""
+    hung: bool = False
+    """It was killed because its heartbeat had stopped."""
+    suspects: tuple[str, ...] = ()
+    """Nodes that are known to be at fault."""
+    message: str = ""
+
+
+Report = Begun | Exit | Probed
+"""What a launcher has to tell."""
+
+
+@runtime_checkable
+class Launcher(Protocol):
+    """Starts attempts on places and sees them end; it neither decides nor judges."""
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """What attempts can run on: whole nodes of an allocation, or shares ``node/number``."""
+
+    @property
+    def deadline(self) -> float | None:
+        """When the allocation ends, in seconds since 1970; None where it does not."""
+
+    def recover(self, identities: Iterable[Identity]) -> None:
+        """Make sure that attempts of a dead controller run no more, before anything new is started."""
+
+    def start(self, task: Task) -> None:
+        """Create the attempt's process; ``poll`` reports that it begun, or its exit where it never started. Never blocks long."""
+
+    def go(self, task: Task) -> None:
+        """Let an attempt that has begun do its work: the journal knows it now."""
+
+    def poll(self, seconds: float) -> list[Report]:
+        """What happened, after waiting up to so many seconds for the first."""
+
+    def cancel(self, trial: int, grace: float) -> None:
+        """Ask a trial's attempt to save itself; after ``grace`` seconds it is killed."""
+
+    def probe(self, node: str) -> None:
+        """Begin to probe a node; ``poll`` reports what was found."""
+
+    def close(self) -> None:
+        """Kill whatever still runs."""
+
+
+def verdict(end: Exit, config_hash: str, objective: Objective) -> Reached | Failed:
+    """What an attempt came to, judged by the record that it left; success is a complete record, never an exit code."""
+    task = end.task
+    record = _record_of(task)
+    if record is None:
+        return _without_result(end, None)
+    if record.config_hash != config_hash:
+        return _failure(end, "defect", f"the record in {task.folder} belongs to another configuration")
+    if end.out_of_memory and record.status == "failed":
+        return _without_result(end, record)  # the other ranks only saw that one was gone
+    if record.status == "failed" and record.failure is not None:
+        return _failure(end, record.failure.kind, record.failure.message)
+    over = record.status in ("finished", "stopped")
+    if not over and (record.status != "paused" or record.epochs < task.until):
+        return _without_result(end, record)
+    value = objective_value(record, objective, task.until)
+    if value is None:
+        return _failure(end, "diverged", f"the objective is not a number up to epoch {task.until}")
+    return Reached(
+        trial=task.trial,
+        attempt=task.attempt,
+        epochs=record.epochs,
+        value=value,
+        over=over,
+        seconds=record.cost.seconds,
+        memory_mb=record.cost.peak_memory_mb,
+    )
+
+
+def log_tail(folder: Path) -> str:
+    """The last lines of a run's log; empty where there is none."""
+    try:
+        data = (folder / "log.txt").read_bytes()[-8192:]
+    except OSError:
+        return ""
+    return "\n".join(data.decode(errors="replace").splitlines()[-TAIL_LINES:])
+
+
+def _record_of(task: Task) -> RunRecord | None:
+    """The record that this very attempt left; None where it left none. Records from before attempts were counted are its own."""
+    try:
+        record = read_record(task.folder)
+    except InputError:
+        return None
+    return record if record.attempt in (0, task.attempt) else None
+
+
+def _without_result(end: Exit, record: RunRecord | None) -> Failed:
+    """The kind of failure of an attempt that left no result, from its exit and how far it came."""
+    task, code = end.task, end.code
+    if end.out_of_memory:
+        return _failure(end, "out_of_memory", "the system ran out of memory and killed the process")
+    if code is None:
+        return _failure(end, "launch", end.message)
+    if end.hung or end.suspects:
+        return _failure(end, "lost_node", end.message or "its heartbeat stopped")
+    if code == FENCED:
+        return _failure(end, "preempted", "left, because another attempt has taken over")
+    if code in (-2, -9, -10, -15) or (record is not None and record.status == "paused"):
+        how = f"by signal {-code}" if code < 0 else "before the segment's end"
+        return _failure(end, "preempted", f"ended from outside {how}")
+    if code < 0:
+        return _failure(end, "defect", f"crashed with signal {-code}\n{log_tail(task.folder)}")
+    kind: FailureKind = "launch" if record is None else "defect"
+    return _failure(end, kind, f"exit code {code} without a result\n{log_tail(task.folder)}")
+
+
+def _failure(end: Exit, kind: FailureKind, message: str) -> Failed:
+    task = end.task
+    return Failed(
+        trial=task.trial,
+        attempt=task.attempt,
+        kind=kind,
+        message=message.strip(),
+        epochs=saved_epochs(task.folder),
+        suspects=end.suspects,
+    )
+
+
+def saved_epochs(folder: Path) -> int:
+    """Finished epochs that the newest complete checkpoint of a run holds; 0 where there is none."""
+    try:
+        checkpoint = latest_checkpoint(folder / "checkpoints")
+        return 0 if checkpoint is None else int(read_json(checkpoint / "state.json")["epoch"])
+    except (InputError, KeyError, TypeError, ValueError):
+        return 0

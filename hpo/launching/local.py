@@ -1,0 +1,292 @@
+"""Attempts as processes of this machine, one thread each; the embedded default.
+
+No attempt outlives its controller, works before the journal knows it, or has a successor while it lives: see ``worker.py``.
+"""
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import psutil
+
+import hydragnn
+from hydragnn.errors import InputError
+from hydragnn.hpo.launching.launcher import Begun, Exit, Report, Task
+from hydragnn.hpo.launching.watchdog import Heartbeat
+from hydragnn.hpo.scheduling.events import Identity, Probed
+
+ONE_THREAD = dict.fromkeys(
+    ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"), "1"
+)
+MODULE = "hydragnn.training.run"
+WORKER = Path(__file__).with_name("worker.py")
+"""Run by its path, because ``-m`` would load the whole room, Optuna included, into every worker."""
+PAUSE = 0.02  # seconds between looks at a process that must vanish
+LAST_WAIT = 5.0  # seconds that a worker may take to leave when asked
+GONE_WAIT = 60.0  # seconds that a killed process may take to vanish from a busy machine
+
+
+@dataclass(kw_only=True, slots=True)
+class _Attempt:
+    """What is known of an attempt; ``identity`` comes with the worker's first report."""
+
+    task: Task
+    kills_before: int
+    identity: Identity | None = None
+    killed_at: float | None = None
+    """When the patience with a cancelled attempt ends."""
+    heartbeat: Heartbeat | None = None
+    """Watched from the moment on at which it works."""
+    hung: bool = False
+
+
+@dataclass(kw_only=True, slots=True)
+class _Worker:
+    """One place's process, the pipes to and from it, and the attempt that it makes."""
+
+    process: subprocess.Popen[bytes]
+    requests: IO[bytes]
+    reports: IO[bytes]
+    unread: bytes = b""
+    attempt: _Attempt | None = None
+
+    def send(self, words: bytes) -> None:
+        """Write to the worker; a dead one is noticed by its closed output."""
+        with suppress(BrokenPipeError):
+            self.requests.write(words)
+
+    def wait(self) -> int:
+        """Close its input, wait for its end and give its exit code; the attempt ends with it."""
+        self.requests.close()
+        try:
+            code = self.process.wait(timeout=LAST_WAIT)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            code = self.process.wait()
+        self.reports.close()
+        if self.attempt is not None and self.attempt.identity is not None:
+            _end(self.attempt.identity)
+        return code
+
+
+class LocalLauncher:
+    """Runs ``hydragnn.training.run FOLDER --until N --attempt A --split S`` for each attempt, on ``workers`` places."""
+
+    def __init__(
+        self,
+        workers: int,
+        *,
+        hang_seconds: float = 600.0,
+        module: str = MODULE,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._hang_seconds = hang_seconds
+        self._places = tuple(f"worker-{number}" for number in range(workers))
+        self._module = module
+        self._environment = {**os.environ, **_importable(), **ONE_THREAD, "PYTHONUNBUFFERED": "1"}
+        self._environment.update(environment or {})
+        self._workers: dict[str, _Worker] = {}
+        self._untold: list[Report] = []
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """One per worker."""
+        return self._places
+
+    @property
+    def deadline(self) -> float | None:
+        """None: a machine of one's own has no end."""
+        return None
+
+    def recover(self, identities: Iterable[Identity]) -> None:
+        """Kill attempts that an earlier controller started on this machine and that still exist, and wait for their end."""
+        for identity in identities:
+            if identity.get("host") == socket.gethostname():
+                _end(identity)
+
+    def start(self, task: Task) -> None:
+        """Ask the place's worker for an attempt; ``poll`` reports that it began, or that it never started."""
+        place = task.places[0]
+        try:
+            note = f"--- attempt {task.attempt}: until epoch {task.until}, {time.strftime('%Y-%m-%d %H:%M:%S')}\n"
+            with (task.folder / "log.txt").open("a", encoding="utf-8") as log:
+                log.write(note)
+            worker = self._workers[place] = self._workers.get(place) or self._new_worker()
+        except OSError as error:
+            self._untold.append(Exit(task=task, code=None, message=f"cannot start a process: {error}"))
+            return
+        worker.attempt = _Attempt(task=task, kills_before=_kills_for_memory())
+        worker.send(json.dumps(_request(task)).encode() + b"\n")
+
+    def go(self, task: Task) -> None:
+        """Let an attempt work that has begun."""
+        worker = self._workers.get(task.places[0])
+        if worker is not None and worker.attempt is not None and worker.attempt.task == task:
+            worker.attempt.heartbeat = Heartbeat(folder=task.folder, patience=self._hang_seconds)
+            worker.send(b"go\n")
+
+    def poll(self, seconds: float) -> list[Report]:
+        """What happened, after waiting up to so many seconds for the first."""
+        deadline = time.monotonic() + seconds
+        while True:
+            reports, self._untold = self._untold, []
+            self._kill_the_late()
+            self._kill_the_hung()
+            wait = 0.0 if reports else max(0.0, min(deadline, self._next_kill()) - time.monotonic())
+            places = {worker.reports.fileno(): place for place, worker in self._workers.items()}
+            ready = select.select(list(places), [], [], wait)[0] if places else []
+            if not places and wait:
+                time.sleep(wait)
+            for descriptor in ready:
+                reports += self._heard(places[descriptor])
+            if reports or time.monotonic() >= deadline:
+                return reports
+
+    def probe(self, node: str) -> None:
+        """Find the place healthy: a machine that runs this code computes."""
+        self._untold.append(Probed(node=node, healthy=True))
+
+    def cancel(self, trial: int, grace: float) -> None:
+        """Send SIGTERM to the attempt's process, and SIGKILL to its group once ``grace`` seconds have passed."""
+        for worker in self._workers.values():
+            attempt = worker.attempt
+            if attempt is not None and attempt.task.trial == trial and attempt.killed_at is None:
+                attempt.killed_at = time.monotonic() + grace
+                if attempt.identity is not None:
+                    worker.send(b"term\n")
+
+    def close(self) -> None:
+        """End the workers, and with them every attempt."""
+        workers, self._workers = list(self._workers.values()), {}
+        for worker in workers:
+            worker.requests.close()
+        for worker in workers:
+            worker.wait()
+
+    def _new_worker(self) -> _Worker:
+        process = subprocess.Popen(
+            [sys.executable, "-P", str(WORKER), self._module],
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,  # attempts have their logs
+            start_new_session=True,
+            env=self._environment,
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        return _Worker(process=process, requests=process.stdin, reports=process.stdout)
+
+    def _heard(self, place: str) -> list[Report]:
+        """Act on what a worker says: an attempt began, an attempt ended, or the worker itself is gone."""
+        worker = self._workers[place]
+        received = os.read(worker.reports.fileno(), 65536)
+        if not received:
+            return self._worker_lost(place)
+        *lines, worker.unread = (worker.unread + received).split(b"\n")
+        return [report for line in lines for report in self._reported(worker, json.loads(line))]
+
+    def _reported(self, worker: _Worker, report: dict[str, Any]) -> list[Report]:
+        attempt = worker.attempt
+        if attempt is None:
+            return []
+        if "pid" in report:
+            pid = report["pid"]
+            attempt.identity = {"host": socket.gethostname(), "pid": pid, "created": _created(pid)}
+            if attempt.killed_at is not None:  # cancelled before it began
+                worker.send(b"term\n")
+            return [Begun(task=attempt.task, identity=attempt.identity)]
+        worker.attempt = None
+        return [self._exit(attempt, report["code"])]
+
+    def _worker_lost(self, place: str) -> list[Report]:
+        worker = self._workers.pop(place)
+        code = worker.wait()
+        return [] if worker.attempt is None else [self._exit(worker.attempt, code)]
+
+    def _next_kill(self) -> float:
+        attempts = [worker.attempt for worker in self._workers.values() if worker.attempt]
+        return min((attempt.killed_at for attempt in attempts if attempt.killed_at is not None), default=float("inf"))
+
+    def _kill_the_late(self) -> None:
+        for worker in self._workers.values():
+            attempt = worker.attempt
+            if attempt and attempt.killed_at is not None and time.monotonic() >= attempt.killed_at:
+                attempt.killed_at = float("inf")
+                worker.send(b"kill\n")
+
+    def _kill_the_hung(self) -> None:
+        for worker in self._workers.values():
+            attempt = worker.attempt
+            if attempt and attempt.heartbeat and not attempt.hung and attempt.heartbeat.stopped():
+                attempt.hung = True
+                worker.send(b"kill\n")
+
+    def _exit(self, attempt: _Attempt, code: int) -> Exit:
+        killed_by_us = attempt.hung or attempt.killed_at == float("inf")
+        starved = code == -signal.SIGKILL and not killed_by_us and _kills_for_memory() > attempt.kills_before
+        message = f"no heartbeat for {self._hang_seconds / 60:.3g} minutes" if attempt.hung else ""
+        return Exit(task=attempt.task, code=code, out_of_memory=starved, hung=attempt.hung, message=message)
+
+
+def _request(task: Task) -> dict[str, Any]:
+    """What a worker needs to know of an attempt."""
+    options = ["--until", str(task.until), "--attempt", str(task.attempt), "--split", str(task.split)]
+    return {"arguments": [str(task.folder), *options], "log": str(task.folder / "log.txt")}
+
+
+def _importable() -> dict[str, str]:
+    """What lets a worker import this very package where it runs from a checkout that is not installed."""
+    root = Path(hydragnn.__file__).resolve().parent.parent
+    if not (root / "pyproject.toml").is_file():
+        return {}
+    inherited = os.environ.get("PYTHONPATH")
+    return {"PYTHONPATH": os.pathsep.join([str(root), *([inherited] if inherited else [])])}
+
+
+def _created(pid: int) -> float:
+    try:
+        return psutil.Process(pid).create_time()
+    except psutil.NoSuchProcess:
+        return 0.0  # it ended at once; the worker's next report says so
+
+
+def _is_alive(identity: Identity) -> bool:
+    """Whether the very process exists; another one that got its number later has another start time."""
+    try:
+        process = psutil.Process(int(identity["pid"]))
+        return (
+            abs(process.create_time() - float(identity["created"])) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
+        )
+    except (psutil.NoSuchProcess, KeyError, ValueError):
+        return False
+
+
+def _end(identity: Identity) -> None:
+    """Kill a process with its group, if it still is the same one, and wait until it is gone."""
+    deadline = time.monotonic() + GONE_WAIT
+    while _is_alive(identity):
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(int(identity["pid"]), signal.SIGKILL)
+        if time.monotonic() > deadline:
+            raise InputError(f"process {identity['pid']} of an interrupted search does not end; kill it, then resume")
+        time.sleep(PAUSE)
+
+
+def _kills_for_memory() -> int:
+    """How many processes this machine has killed for want of memory so far; 0 where it does not say."""
+    try:
+        lines = Path("/proc/vmstat").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)

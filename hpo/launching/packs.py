@@ -1,0 +1,338 @@
+"""Small trials by the thousand: few job steps, each of which carries resident workers of many nodes, one per share of a node.
+
+A pack's step outlives its trials and the loss of its nodes; every trial has its own record, log, cores and GPUs. ``pack.py``
+is the other side. The packs end with the controller, because their input then ends.
+"""
+
+import itertools
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from hydragnn.hpo.launching.allocation import Allocation
+from hydragnn.hpo.launching.launcher import Begun, Exit, Report, Task
+from hydragnn.hpo.launching.local import MODULE, _importable
+from hydragnn.hpo.launching.sites import Site, Step
+from hydragnn.hpo.launching.stepprocess import StepProcess, end_steps
+from hydragnn.hpo.launching.watchdog import Heartbeat, NodeWatch
+from hydragnn.hpo.scheduling.events import Identity, Probed, node_of
+
+PACK = Path(__file__).with_name("pack.py")
+SILENCE = 30.0  # seconds without a sign of life after which a node counts as lost; it gives one every five
+LAST_WORDS = 5.0  # seconds that a killed attempt's worker may take to say so
+LOOK_EVERY = 0.5  # seconds between looks at all attempts
+PAUSE = 0.05  # seconds between looks at the steps themselves
+
+
+@dataclass(kw_only=True, slots=True)
+class _Attempt:
+    task: Task
+    request: str
+    asked: float
+    """When its worker was asked for it."""
+    identity: Identity | None = None
+    heartbeat: Heartbeat | None = None
+    asked_to_leave: bool = False
+    kill_at: float = float("inf")
+    killed: float | None = None
+    hung: bool = False
+
+
+@dataclass(kw_only=True, slots=True)
+class _Pack:
+    """One job step and the pipe from it."""
+
+    step: StepProcess
+    nodes: tuple[str, ...]
+    reports: IO[bytes]
+    unread: bytes = b""
+    unsent: bytearray = field(default_factory=bytearray)
+
+    def send(self, place: str, words: str) -> None:
+        """Put a line on its way; it leaves as soon as the pipe has room."""
+        self.unsent += f"{place} {words}\n".encode()
+        self.flush()
+
+    def flush(self) -> None:
+        """Write as much as the pipe takes without waiting."""
+        with suppress(BlockingIOError, BrokenPipeError, ValueError):
+            while self.unsent:
+                del self.unsent[: os.write(self.step.input.fileno(), self.unsent[: select.PIPE_BUF])]
+
+
+class PackLauncher:
+    """Runs ``hydragnn.training.run`` once per share of a node, by workers that stay."""
+
+    def __init__(
+        self,
+        site: Site,
+        allocation: Allocation,
+        *,
+        shares: int,
+        log: Path,
+        hang_seconds: float = 600.0,
+        probe_seconds: float = 120.0,
+        module: str = MODULE,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._site, self._allocation, self._shares, self._log, self._module = site, allocation, shares, log, module
+        self._hang, self._patience = hang_seconds, probe_seconds
+        self._environment = {**os.environ, **_importable(), "PYTHONUNBUFFERED": "1", **(environment or {})}
+        self._numbers = itertools.count()
+        self._pack_of: dict[str, _Pack] = {}
+        self._packs: list[_Pack] = []
+        self._heard: dict[str, float] = {}
+        """When a node last gave a sign of life."""
+        self._attempts: dict[str, _Attempt] = {}
+        self._place_of: dict[int, str] = {}
+        self._probes: dict[str, float] = {}
+        self._watch = NodeWatch(site, allocation.nodes)
+        self._untold: list[Report] = []
+        self._next_look = 0.0
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """The shares of all nodes; first one of each node, so that few trials spread over many."""
+        if self._shares == 1:
+            return self._allocation.nodes
+        return tuple(f"{node}/{share}" for share in range(self._shares) for node in self._allocation.nodes)
+
+    @property
+    def deadline(self) -> float | None:
+        """When the allocation ends."""
+        return self._allocation.deadline
+
+    def recover(self, identities: Iterable[Identity]) -> None:
+        """End the packs of a dead controller, and with them all of its attempts."""
+        unique = {(one.get("job"), one.get("step"), one.get("pid")): one for one in identities}
+        end_steps(self._site, unique.values())
+
+    def start(self, task: Task) -> None:
+        """Ask the place's worker for an attempt."""
+        place = task.places[0]
+        note = f"--- attempt {task.attempt}: until epoch {task.until}, {time.strftime('%Y-%m-%d %H:%M:%S')}, {place}\n"
+        try:
+            with (task.folder / "log.txt").open("a", encoding="utf-8") as log:
+                log.write(note)
+            pack = self._pack(node_of(place))
+        except OSError as error:
+            self._untold.append(Exit(task=task, code=None, message=f"cannot start a step: {error}"))
+            return
+        arguments = [str(task.folder), "--until", str(task.until), "--attempt", str(task.attempt)]
+        arguments += ["--split", str(task.split), "--ranks", "1", "--threads", "{threads}"]
+        request = json.dumps({"arguments": arguments, "log": str(task.folder / "log.txt")})
+        self._place_of[task.trial] = place
+        self._attempts[place] = _Attempt(task=task, request=request, asked=time.monotonic())
+        pack.send(place, request)
+
+    def go(self, task: Task) -> None:
+        """Let an attempt work that has begun."""
+        attempt = self._attempts.get(task.places[0])
+        if attempt is not None and attempt.task == task:
+            attempt.heartbeat = Heartbeat(folder=task.folder, patience=self._hang)
+            self._send(task.places[0], "go")
+
+    def poll(self, seconds: float) -> list[Report]:
+        """What happened, after waiting up to so many seconds for the first."""
+        deadline = time.monotonic() + seconds
+        while True:
+            for pack in self._packs:
+                pack.flush()
+            self._read(0.0 if self._untold else max(0.0, min(PAUSE, deadline - time.monotonic())))
+            self._look()
+            if self._untold or time.monotonic() >= deadline:
+                reports, self._untold = self._untold, []
+                return reports
+
+    def cancel(self, trial: int, grace: float) -> None:
+        """Ask a trial to save itself; it is killed after ``grace`` seconds."""
+        place = self._place_of.get(trial, "")
+        attempt = self._attempts.get(place)
+        if attempt is not None and attempt.task.trial == trial and not attempt.asked_to_leave:
+            attempt.asked_to_leave, attempt.kill_at = True, time.monotonic() + grace
+            self._send(place, "term")
+
+    def probe(self, node: str) -> None:
+        """Let a node's part of the pack probe it; a node without one gets a pack of its own."""
+        try:
+            pack = self._pack(node)
+        except OSError as error:
+            self._untold.append(Probed(node=node, healthy=False, message=f"cannot start a probe: {error}"))
+            return
+        self._probes[node] = time.monotonic() + self._patience
+        pack.send(node, "probe")
+
+    def close(self) -> None:
+        """End all packs: first by the end of their input, so that nothing of them stays behind."""
+        self._watch.close()
+        for pack in self._packs:
+            pack.step.input.close()
+        deadline = time.monotonic() + LAST_WORDS
+        for pack in self._packs:
+            while pack.step.poll() is None and time.monotonic() < deadline:
+                time.sleep(PAUSE)
+            pack.step.kill()
+            pack.step.wait()
+            pack.reports.close()
+        self._packs, self._pack_of = [], {}
+        self._attempts.clear()
+
+    def _pack(self, node: str) -> _Pack:
+        """The pack that serves a node; the first call starts those of all nodes, later ones that of a single node."""
+        if not self._packs:
+            nodes, size = self._allocation.nodes, self._site.pack_nodes
+            for begin in range(0, len(nodes), size):
+                self._new_pack(nodes[begin : begin + size])
+        elif node not in self._pack_of:
+            self._new_pack((node,))
+        return self._pack_of[node]
+
+    def _new_pack(self, nodes: tuple[str, ...]) -> None:
+        options = ["--nodes", ",".join(nodes), "--shares", str(self._shares), "--gpus", str(self._allocation.gpus)]
+        program = (sys.executable, "-P", str(PACK), *options, self._module)
+        step = Step(name=f"pack-{os.getpid()}-{next(self._numbers)}", nodes=nodes, program=program, resident=True)
+        with self._log.open("ab") as log:
+            process = StepProcess(self._site, step, subprocess.PIPE, self._environment, log)
+        process.go()
+        os.set_blocking(process.input.fileno(), False)
+        reports = process.process.stdout
+        assert reports is not None
+        pack = _Pack(step=process, nodes=nodes, reports=reports)
+        self._packs.append(pack)
+        self._pack_of.update(dict.fromkeys(nodes, pack))
+
+    def _send(self, place: str, words: str) -> None:
+        pack = self._pack_of.get(node_of(place))
+        if pack is not None:
+            pack.send(place, words)
+
+    def _read(self, wait: float) -> None:
+        """Hear all packs that have something to say, after waiting for the first."""
+        packs = {pack.reports.fileno(): pack for pack in self._packs}
+        if not packs:
+            time.sleep(wait)
+            return
+        for descriptor in select.select(list(packs), [], [], wait)[0]:
+            self._hear(packs[descriptor])
+
+    def _hear(self, pack: _Pack) -> None:
+        received = os.read(pack.reports.fileno(), 1 << 20)
+        if not received:
+            self._pack_ended(pack)
+            return
+        *lines, pack.unread = (pack.unread + received).split(b"\n")
+        for line in lines:
+            place, _, text = line.decode(errors="replace").partition(" ")
+            if self._pack_of.get(node_of(place)) is pack:
+                self._heard[node_of(place)] = time.monotonic()
+                with suppress(ValueError):  # a line of somebody else, for example of a library
+                    self._told(pack, place, json.loads(text))
+
+    def _told(self, pack: _Pack, place: str, report: dict[str, Any]) -> None:
+        if "healthy" in report and self._probes.pop(place, None) is not None:
+            self._untold.append(Probed(node=place, healthy=report["healthy"], message=report["message"]))
+        attempt = self._attempts.get(place)
+        if attempt is None:
+            return
+        if "pid" in report:
+            attempt.identity = {**pack.step.identity(self._allocation.job), "place": place, "worker": report["pid"]}
+            self._untold.append(Begun(task=attempt.task, identity=attempt.identity))
+        elif "code" in report or "lost" in report:
+            code = report.get("code", report.get("lost"))
+            self._end(place, code=code, starved=report["oom"] and not attempt.killed, message="")
+
+    def _look(self) -> None:
+        """Act on lost nodes and on attempts that are late, hang, or never begin."""
+        for node, gone in self._watch.news().items():
+            word = "the scheduler has lost it" if gone else "it does not answer the scheduler"
+            self._untold.append(Probed(node=node, healthy=False, message=word))
+            if gone:
+                self._lose(node, word)
+        now = time.monotonic()
+        if now < self._next_look:
+            return
+        self._next_look = now + LOOK_EVERY
+        for node, heard in list(self._heard.items()):
+            if now - heard > SILENCE:
+                self._lose(node, f"no sign of life for {SILENCE:.0f} s")
+                self._untold.append(Probed(node=node, healthy=False, message="no sign of life"))
+        for node, deadline in list(self._probes.items()):
+            if now > deadline:
+                del self._probes[node]
+                message = f"no answer within {self._patience:.0f} s"
+                self._untold.append(Probed(node=node, healthy=False, message=message))
+                self._lose(node, message)
+        for place, attempt in list(self._attempts.items()):
+            self._follow(place, attempt, now)
+
+    def _follow(self, place: str, attempt: _Attempt, now: float) -> None:
+        if attempt.identity is None and now - attempt.asked > self._patience:
+            self._lose(node_of(place), f"its pack did not begin the attempt within {self._patience:.0f} s")
+        elif attempt.killed is not None:
+            if now - attempt.killed > LAST_WORDS:
+                self._end(place, code=-9, message="killed; its worker did not answer")
+        elif now >= attempt.kill_at or (attempt.heartbeat is not None and attempt.heartbeat.stopped()):
+            attempt.hung = now < attempt.kill_at
+            attempt.killed = now
+            self._send(place, "kill")
+
+    def _lose(self, node: str, why: str) -> None:
+        """A node's part of its pack is no more; it gets a new one when it is used again."""
+        pack = self._pack_of.pop(node, None)
+        self._heard.pop(node, None)
+        if pack is not None:
+            pack.send(node, "leave")  # in case that it is alive after all
+        if self._probes.pop(node, None) is not None:
+            self._untold.append(Probed(node=node, healthy=False, message=why))
+        for place in [node, *(f"{node}/{share}" for share in range(self._shares))]:
+            if place in self._attempts:
+                self._end(place, code=-9, message=why, suspects=(node,))
+
+    def _pack_ended(self, pack: _Pack) -> None:
+        """A whole step is gone: its nodes get new ones, and what ran there is tried again."""
+        self._packs.remove(pack)
+        pack.step.kill()
+        pack.step.wait()
+        pack.reports.close()
+        if len(pack.nodes) > 1 and not any(node in self._heard for node in pack.nodes):
+            self._halve(pack)
+            return
+        for node in [node for node, one in self._pack_of.items() if one is pack]:
+            del self._pack_of[node]
+            self._heard.pop(node, None)
+            if self._probes.pop(node, None) is not None:
+                self._untold.append(Probed(node=node, healthy=False, message=f"its step ended; see {self._log}"))
+        for place, attempt in list(self._attempts.items()):
+            if node_of(place) in pack.nodes and node_of(place) not in self._pack_of:
+                code = None if attempt.identity is None else -9
+                self._end(place, code=code, message=f"the pack's step ended; see {self._log}")
+
+    def _halve(self, pack: _Pack) -> None:
+        """A step that did not start names no culprit: two smaller ones start without it, or find it."""
+        half = len(pack.nodes) // 2
+        for nodes in (pack.nodes[:half], pack.nodes[half:]):
+            self._new_pack(nodes)
+        for place, attempt in self._attempts.items():
+            if node_of(place) in pack.nodes:
+                self._send(place, attempt.request)
+        for node in self._probes.keys() & set(pack.nodes):
+            self._send(node, "probe")
+
+    def _end(
+        self, place: str, *, code: int | None, starved: bool = False, message: str, suspects: tuple[str, ...] = ()
+    ) -> None:
+        attempt = self._attempts.pop(place)
+        hung = attempt.hung
+        if attempt.killed is not None or (attempt.asked_to_leave and code not in (0, None)):
+            code = -9
+        message = f"no heartbeat for {self._hang:.0f} s" if hung else message
+        end = Exit(task=attempt.task, code=code, out_of_memory=starved, hung=hung, suspects=suspects, message=message)
+        self._untold.append(end)

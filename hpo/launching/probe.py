@@ -1,0 +1,84 @@
+"""Whether a node computes and communicates: something small with a known answer, on the GPU where there is one.
+
+    python probe.py [--rank R] [--ranks N] [--meet NAME] [--threads T]
+
+Prints ``healthy``, from rank 0 and only when all ranks of the node agree; what it finds wrong goes to stderr.
+"""
+
+import argparse
+import gc
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+SIZE = 256
+PATTERN_MB = 64
+PATIENCE = timedelta(seconds=60)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Probe; gives the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m hydragnn.hpo.launching.probe", description=__doc__)
+    parser.add_argument("--rank", type=int, default=0, help="which of the node's ranks this is")
+    parser.add_argument("--ranks", type=int, default=1, help="how many ranks the node has")
+    parser.add_argument("--meet", default="probe", help="name under which the ranks meet on this node")
+    parser.add_argument("--threads", type=int, default=1, help="threads of this process")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(options.threads)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    wrong = computation(device) or (collective(options.rank, options.ranks, options.meet) if options.ranks > 1 else "")
+    if wrong:
+        print(f"rank {options.rank}: {wrong}", file=sys.stderr, flush=True)
+    elif options.rank == 0:
+        print("healthy", flush=True)
+    return 1 if wrong else 0
+
+
+def computation(device: torch.device) -> str:
+    """What is wrong with arithmetic and memory; empty where nothing is.
+
+    Small whole numbers, so that every sum is exact in float32, whatever the order.
+    """
+    rows = torch.arange(SIZE, device=device).unsqueeze(1)
+    left, right = (rows * 7 + rows.T * 3) % 11, (rows * 5 + rows.T) % 13
+    product = left.float() @ right.float()
+    expected = (left.cpu().unsqueeze(2) * right.cpu().unsqueeze(0)).sum(dim=1)
+    if not torch.equal(product.cpu().long(), expected):
+        return f"a product of matrices on {device} is wrong"
+    pattern = torch.arange(PATTERN_MB * 2**18, dtype=torch.int32, device=device)
+    if int(pattern.long().sum()) != pattern.numel() * (pattern.numel() - 1) // 2:
+        return f"memory of {device} does not keep what was written"
+    return ""
+
+
+def collective(rank: int, ranks: int, meet: str) -> str:
+    """What is wrong with a sum over the node's ranks; empty where nothing is."""
+    path = Path(tempfile.gettempdir()) / f"hydragnn-{meet}"
+    store = dist.FileStore(str(path), ranks)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=PATIENCE)
+    values = torch.full((1024,), float(rank + 1))
+    dist.all_reduce(values)
+    dist.barrier()
+    gc.collect()
+    dist.destroy_process_group()
+    with suppress(OSError):
+        path.unlink(missing_ok=True)
+    total = ranks * (ranks + 1) / 2
+    return "" if bool((values == total).all()) else f"a sum over {ranks} ranks is {float(values[0])}, not {total}"
+
+
+if __name__ == "__main__":
+    try:
+        code = main()
+    except Exception as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        code = 1
+    sys.stdout.flush()
+    os._exit(code)  # past gloo's threads, which can abort a process that has done its work

@@ -1,0 +1,91 @@
+"""Probes of nodes as job steps: ``probe.py`` on one node, judged by what it printed."""
+
+import itertools
+import os
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from hydragnn.hpo.launching.sites import Site, Step
+from hydragnn.hpo.launching.stepprocess import StepProcess
+from hydragnn.hpo.scheduling.events import Probed
+
+PROBE = Path(__file__).with_name("probe.py")
+HEALTHY = "healthy"
+LAST_WORDS = 300  # characters of what a failed probe printed
+
+
+@dataclass(kw_only=True, slots=True)
+class _Probe:
+    step: StepProcess
+    printed: IO[bytes]
+    deadline: float
+
+
+class Probes:
+    """Probes that run."""
+
+    def __init__(
+        self, site: Site, rank_line: tuple[str, ...], ranks: int, environment: Mapping[str, str], patience: float
+    ) -> None:
+        self._site, self._ranks, self._environment, self._patience = site, ranks, environment, patience
+        self._line, self._numbers = rank_line, itertools.count()
+        self._probes: dict[str, _Probe] = {}
+        self._untold: list[Probed] = []
+
+    def start(self, node: str) -> None:
+        """Begin to probe a node; one that is being probed already needs no second."""
+        if node in self._probes:
+            return
+        name = f"probe-{os.getpid()}-{next(self._numbers)}"
+        program = [*self._line, "-P", str(PROBE), "--rank", "{part}", "--ranks", str(self._ranks)]
+        program += ["--meet", name, "--threads", "{threads}"]
+        step = Step(name=name, nodes=(node,), ranks=self._ranks, program=tuple(program))
+        printed = tempfile.TemporaryFile()  # noqa: SIM115, closed when the answer was read
+        try:
+            process = StepProcess(self._site, step, printed, self._environment)
+        except OSError as error:
+            printed.close()
+            self._untold.append(Probed(node=node, healthy=False, message=f"cannot start a probe: {error}"))
+            return
+        process.go()
+        self._probes[node] = _Probe(step=process, printed=printed, deadline=time.monotonic() + self._patience)
+
+    def ended(self) -> list[Probed]:
+        """What probes found that have ended, or took too long, since the last call."""
+        found, self._untold = self._untold, []
+        for node, probe in list(self._probes.items()):
+            late = time.monotonic() > probe.deadline
+            if late:
+                probe.step.kill()
+            if probe.step.poll() is not None:
+                del self._probes[node]
+                found.append(self._judged(node, probe, late))
+        return found
+
+    def give_up(self, node: str) -> None:
+        """End the probe of a node that is known to be lost."""
+        if node in self._probes:
+            self._probes[node].deadline = 0.0
+
+    def close(self) -> None:
+        """End all probes."""
+        for probe in self._probes.values():
+            probe.step.kill()
+        for probe in self._probes.values():
+            probe.step.wait()
+            probe.printed.close()
+        self._probes.clear()
+
+    def _judged(self, node: str, probe: _Probe, late: bool) -> Probed:
+        with probe.printed as file:
+            file.seek(0)
+            lines = file.read().decode(errors="replace").strip().splitlines()
+        if HEALTHY in lines:
+            return Probed(node=node, healthy=True)
+        said = "\n".join(lines)[-LAST_WORDS:] or "nothing"
+        message = f"no answer within {self._patience:.0f} s" if late else f"the probe failed; it said: {said}"
+        return Probed(node=node, healthy=False, message=message)

@@ -1,0 +1,162 @@
+"""One job step as we see it: the launcher's process (srun, mpiexec, flux run), held at a gate until the journal knows it."""
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import IO
+
+import psutil
+
+from hydragnn.errors import InputError
+from hydragnn.hpo.launching.allocation import Run, printed_by
+from hydragnn.hpo.launching.sites import CONTRADICTING, Site, Step
+from hydragnn.hpo.scheduling.events import Identity
+
+GATE = 'read -r word && [ "$word" = go ] && exec "$@" {input}'
+"""Becomes the launcher, with its process number, as soon as it reads the word; ends where the controller ends before."""
+LAST_KILL = 2.0  # seconds that a launcher gets to end its step properly; where a node is lost, it never does
+GONE_WAIT = 30.0  # seconds that what an earlier controller started may take to vanish
+PAUSE = 0.1  # seconds between looks at what must vanish
+
+
+class StepProcess:
+    """Started at its gate; a file takes what all its ranks write."""
+
+    def __init__(
+        self,
+        site: Site,
+        step: Step,
+        output: IO[bytes] | int,
+        environment: Mapping[str, str],
+        errors: IO[bytes] | int = subprocess.STDOUT,
+    ) -> None:
+        self.name = step.name
+        self._site, self._killed_at, self._helpers = site, float("inf"), list[subprocess.Popen[bytes]]()
+        gate = GATE.format(input="" if step.resident else "< /dev/null")
+        self.process = subprocess.Popen(
+            ["sh", "-c", gate, "sh", *site.command(step)],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=errors,
+            start_new_session=True,
+            env={name: value for name, value in environment.items() if not name.startswith(CONTRADICTING)},
+            bufsize=0,
+        )
+        assert self.process.stdin is not None
+        self.input = self.process.stdin
+        self.started = False
+
+    def identity(self, job: str) -> Identity:
+        """What names this step beyond doubt, on this machine and to the scheduler."""
+        created = 0.0
+        with suppress(psutil.NoSuchProcess):
+            created = psutil.Process(self.process.pid).create_time()
+        host = socket.gethostname()
+        return {"host": host, "pid": self.process.pid, "created": created, "job": job, "step": self.name}
+
+    def go(self) -> None:
+        """Open the gate."""
+        self.started = True
+        with suppress(BrokenPipeError):
+            self.input.write(b"go\n")
+
+    def ask(self) -> None:
+        """Ask all ranks to save themselves and leave; a step that has not started leaves at once."""
+        if not self.started:
+            self.kill()
+            return
+        command = self._site.signal(self.name, "USR1")
+        if command is None:
+            self._send(signal.SIGUSR1)
+        else:
+            self._help(command)
+
+    def kill(self) -> None:
+        """End the step: first through its launcher, which tells the scheduler, then without."""
+        if self._killed_at < float("inf"):
+            return
+        self._killed_at = time.monotonic() + LAST_KILL
+        command = self._site.signal(self.name, "KILL") if self.started else None
+        if command is not None:
+            self._help(command)
+        self._send(signal.SIGTERM)
+
+    def poll(self) -> int | None:
+        """The launcher's exit code, signals as negative numbers; None while it lives."""
+        self._helpers = [helper for helper in self._helpers if helper.poll() is None]
+        if time.monotonic() >= self._killed_at:
+            self._killed_at = float("inf")
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+        code = self.process.poll()
+        if code is not None:
+            self.input.close()
+        return None if code is None else -(code - 128) if code > 128 else code
+
+    def wait(self) -> None:
+        """Return when the launcher is gone."""
+        while self.poll() is None:
+            time.sleep(PAUSE / 5)
+
+    def _send(self, kind: signal.Signals) -> None:
+        with suppress(ProcessLookupError):
+            self.process.send_signal(kind)
+
+    def _help(self, command: list[str]) -> None:
+        quiet = subprocess.DEVNULL
+        with suppress(OSError):
+            self._helpers.append(subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet))
+
+
+def end_steps(site: Site, identities: Iterable[Identity], run: Run = printed_by) -> None:
+    """Make sure that steps of a dead controller run no more; those on lost nodes cannot answer, and are fenced."""
+    jobs: dict[str, set[str]] = {}
+    for identity in identities:
+        if identity.get("host") == socket.gethostname():
+            _end_process(identity)
+        if identity.get("job") and identity.get("step"):
+            jobs.setdefault(str(identity["job"]), set()).add(str(identity["step"]))
+    for job, names in jobs.items():
+        _end_named(site, job, names, run)
+
+
+def _end_named(site: Site, job: str, names: set[str], run: Run) -> None:
+    command, deadline = site.steps(job), time.monotonic() + GONE_WAIT
+    while command is not None and time.monotonic() < deadline:
+        try:
+            rows = [line.split(maxsplit=1) for line in run(command).splitlines()]
+        except InputError:
+            return  # the job is gone, and its steps with it
+        numbers = [row[0] for row in rows if len(row) == 2 and row[1].strip() in names]
+        if not numbers:
+            return
+        with suppress(InputError):  # it may have ended in between
+            run(site.end(numbers))
+        time.sleep(PAUSE)
+
+
+def _end_process(identity: Identity) -> None:
+    """End a launcher, if the very process still exists: by SIGTERM, so that it ends its step, then by SIGKILL."""
+    for kind, patience in ((signal.SIGTERM, LAST_KILL), (signal.SIGKILL, GONE_WAIT)):
+        deadline = time.monotonic() + patience
+        if _is_alive(identity):
+            with suppress(ProcessLookupError, PermissionError):
+                (os.killpg if kind is signal.SIGKILL else os.kill)(int(identity["pid"]), kind)
+        while _is_alive(identity) and time.monotonic() < deadline:
+            time.sleep(PAUSE)
+    if _is_alive(identity):
+        raise InputError(f"process {identity['pid']} of an interrupted search does not end; kill it, then resume")
+
+
+def _is_alive(identity: Identity) -> bool:
+    """Whether the very process exists and is no zombie, which is nobody's to collect where the controller has died."""
+    try:
+        process = psutil.Process(int(identity["pid"]))
+        same = abs(process.create_time() - float(identity["created"])) < 1.0
+        return same and process.status() != psutil.STATUS_ZOMBIE
+    except (psutil.NoSuchProcess, KeyError, ValueError):
+        return False

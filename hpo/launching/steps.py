@@ -1,0 +1,309 @@
+"""Attempts as job steps of an allocation: one ``srun``, ``mpiexec`` or ``flux run`` per attempt, on nodes that we choose."""
+
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from hydragnn.errors import InputError
+from hydragnn.hpo.launching.allocation import Allocation
+from hydragnn.hpo.launching.launcher import Begun, Exit, Launcher, Report, Task
+from hydragnn.hpo.launching.local import MODULE, LocalLauncher, _importable
+from hydragnn.hpo.launching.packs import PackLauncher
+from hydragnn.hpo.launching.probes import Probes
+from hydragnn.hpo.launching.sites import Site, Step, site_of
+from hydragnn.hpo.launching.stepprocess import StepProcess, end_steps
+from hydragnn.hpo.launching.watchdog import Heartbeat, NodeWatch
+from hydragnn.hpo.scheduling.events import Identity, Probed
+from hydragnn.hpo.settings import CampaignSettings
+
+RANK = Path(__file__).with_name("rank.py")
+STEPS_AT_ONCE = 90
+"""Frontier's Slurm carries about 100 concurrent steps of a job; the rest is for probes and what ends."""
+STEP_RATE = 5.0
+"""Steps per second: a tenth of what a small slurmctld starts, because it serves the whole machine."""
+OWN_AT_ONCE, OWN_RATE = 500, 20.0
+"""The same where the allocation manages its own steps (Flux, Slurm's ``--stepmgr``); every step costs this node a process."""
+BURST = 10
+PAUSE = 0.05  # seconds between looks at what runs; at most 90 processes are looked at
+HEARTBEAT_EVERY = 2.0  # seconds between looks at a trial's heartbeat
+HOLD = 10.0  # seconds that a failure waits for the scheduler's word on its nodes
+LOG_END = 65536  # bytes of an attempt's log that are searched for its launcher's messages
+
+
+class TokenBucket:
+    """At most ``rate`` per second in the long run, and ``burst`` at once."""
+
+    def __init__(self, rate: float, burst: int) -> None:
+        self._rate, self._burst, self._tokens = rate, burst, float(burst)
+        self._at: float | None = None
+
+    def take(self, now: float) -> bool:
+        """Whether one may start now; if so it counts.
+
+        >>> bucket = TokenBucket(rate=2.0, burst=1)
+        >>> [bucket.take(now) for now in (0.0, 0.1, 0.5)]
+        [True, False, True]
+        """
+        passed = 0.0 if self._at is None else max(0.0, now - self._at)
+        self._tokens, self._at = min(self._burst, self._tokens + passed * self._rate), now
+        if self._tokens < 1.0:
+            return False
+        self._tokens -= 1.0
+        return True
+
+
+@dataclass(kw_only=True, slots=True)
+class _Attempt:
+    """A step and what we know of its end."""
+
+    task: Task
+    step: StepProcess
+    log_from: int
+    """Where in the log this attempt begins."""
+    heartbeat: Heartbeat | None = None
+    """Watched from the moment on at which the step starts."""
+    kill_at: float = float("inf")
+    cancelled: bool = False
+    hung: bool = False
+    killed: bool = False
+    """Because it hung, or because it was over and did not end."""
+    lost: tuple[str, ...] = ()
+    ended: float | None = None
+    code: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """How patient a launcher is, and how hard on the scheduler."""
+
+    at_once: int = STEPS_AT_ONCE
+    rate: float = STEP_RATE
+    hang_seconds: float = 600.0
+    probe_seconds: float = 120.0
+    """Python and torch may come from a cold file system."""
+
+
+class StepLauncher:
+    """Runs ``hydragnn.training.run`` on whole nodes of an allocation, ``ranks`` processes on each."""
+
+    def __init__(
+        self,
+        site: Site,
+        allocation: Allocation,
+        *,
+        ranks: int,
+        limits: Limits | None = None,
+        module: str = MODULE,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._site, self._allocation, self._ranks, self._module = site, allocation, ranks, module
+        self._limits = limits or Limits()
+        self._environment = {**os.environ, **_importable(), "PYTHONUNBUFFERED": "1", **(environment or {})}
+        self._attempts: dict[int, _Attempt] = {}
+        self._queue: deque[_Attempt] = deque()
+        self._bucket = TokenBucket(self._limits.rate, BURST)
+        self._watch = NodeWatch(site, allocation.nodes)
+        self._probes = Probes(site, self._rank_line(), ranks, self._environment, self._limits.probe_seconds)
+        self._untold: list[Report] = []
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """The nodes."""
+        return self._allocation.nodes
+
+    @property
+    def deadline(self) -> float | None:
+        """When the allocation ends."""
+        return self._allocation.deadline
+
+    def recover(self, identities: Iterable[Identity]) -> None:
+        """End the steps of a dead controller, by their names in its job and by their process on this machine."""
+        end_steps(self._site, identities)
+
+    def start(self, task: Task) -> None:
+        """Put the step's launcher at its gate."""
+        note = f"--- attempt {task.attempt}: until epoch {task.until}, {time.strftime('%Y-%m-%d %H:%M:%S')}, "
+        try:
+            with (task.folder / "log.txt").open("ab") as log:
+                log.write(f"{note}{' '.join(task.places)}\n".encode())
+                log.flush()
+                log_from = log.tell()
+                step = StepProcess(self._site, self._step(task), log, self._environment)
+        except OSError as error:
+            self._untold.append(Exit(task=task, code=None, message=f"cannot start a step: {error}"))
+            return
+        self._attempts[task.trial] = _Attempt(task=task, step=step, log_from=log_from)
+        self._untold.append(Begun(task=task, identity=step.identity(self._allocation.job)))
+
+    def go(self, task: Task) -> None:
+        """Let the step start as soon as the limits allow."""
+        attempt = self._attempts.get(task.trial)
+        if attempt is not None and attempt.task == task:
+            self._queue.append(attempt)
+            self._open_gates()
+
+    def poll(self, seconds: float) -> list[Report]:
+        """What happened, after waiting up to so many seconds for the first."""
+        deadline = time.monotonic() + seconds
+        while True:
+            self._work()
+            left = deadline - time.monotonic()
+            if self._untold or left <= 0:
+                reports, self._untold = self._untold, []
+                return reports
+            time.sleep(min(PAUSE, left))
+
+    def cancel(self, trial: int, grace: float) -> None:
+        """Ask a trial's ranks to save themselves, by SIGUSR1, because srun ends its step at once at SIGTERM."""
+        attempt = self._attempts.get(trial)
+        if attempt is not None and not attempt.cancelled:
+            attempt.cancelled, attempt.kill_at = True, time.monotonic() + grace
+            attempt.step.ask()
+
+    def probe(self, node: str) -> None:
+        """Run the probe on a node, with as many ranks as a trial has there."""
+        self._probes.start(node)
+
+    def close(self) -> None:
+        """End all steps."""
+        steps = [attempt.step for attempt in self._attempts.values() if attempt.ended is None]
+        for step in steps:
+            step.kill()
+        self._probes.close()
+        self._watch.close()
+        for step in steps:
+            step.wait()
+        self._attempts.clear()
+        self._queue.clear()
+
+    def _rank_line(self) -> tuple[str, ...]:
+        node = ("--parts", str(self._ranks), "--gpus", str(self._allocation.gpus))
+        return (sys.executable, "-P", str(RANK), *node, sys.executable)
+
+    def _step(self, task: Task) -> Step:
+        program = [*self._rank_line(), "-m", self._module, str(task.folder), "--until", str(task.until)]
+        program += ["--attempt", str(task.attempt), "--split", str(task.split)]
+        program += ["--ranks", str(len(task.places) * self._ranks), "--threads", "{threads}"]
+        name = f"trial-{task.trial}-{task.attempt}"
+        return Step(name=name, nodes=task.places, ranks=self._ranks, program=tuple(program))
+
+    def _work(self) -> None:
+        """Everything that is due, without waiting for any of it."""
+        self._open_gates()
+        for node, gone in self._watch.news().items():
+            self._node_unwell(node, gone)
+        now = time.monotonic()
+        for attempt in list(self._attempts.values()):
+            self._follow(attempt, now)
+        self._untold += self._probes.ended()
+
+    def _open_gates(self) -> None:
+        running = sum(attempt.step.started and attempt.ended is None for attempt in self._attempts.values())
+        while self._queue and running < self._limits.at_once:
+            if self._queue[0].cancelled:
+                self._queue.popleft()
+                continue
+            if not self._bucket.take(time.monotonic()):
+                return
+            attempt = self._queue.popleft()
+            patience = self._limits.hang_seconds
+            every = min(HEARTBEAT_EVERY, patience / 10)
+            attempt.heartbeat = Heartbeat(folder=attempt.task.folder, patience=patience, every=every)
+            attempt.step.go()
+            running += 1
+
+    def _node_unwell(self, node: str, gone: bool) -> None:
+        word = "the scheduler has lost it" if gone else "it does not answer the scheduler"
+        self._untold.append(Probed(node=node, healthy=False, message=word))
+        if gone:
+            self._probes.give_up(node)
+        for attempt in self._attempts.values():
+            if gone and node in attempt.task.places and attempt.ended is None:
+                attempt.lost = (*attempt.lost, node)
+                attempt.step.kill()
+
+    def _follow(self, attempt: _Attempt, now: float) -> None:
+        """Kill what is late or hangs, and report what has ended once the state of its nodes is known."""
+        if attempt.ended is None:
+            if now >= attempt.kill_at:
+                attempt.step.kill()
+            elif attempt.heartbeat is not None and not attempt.killed:
+                attempt.hung = attempt.heartbeat.stopped()
+                attempt.killed = attempt.hung or attempt.heartbeat.lingers(attempt.task.attempt)
+                if attempt.killed:
+                    attempt.step.kill()
+            code = attempt.step.poll()
+            if code is None:
+                return
+            attempt.ended, attempt.code = now, code
+            self._watch.hurry()
+        known = attempt.code == 0 or attempt.cancelled or attempt.lost or not self._watch.possible
+        if known or self._watch.seen_at >= attempt.ended or now > attempt.ended + HOLD:
+            del self._attempts[attempt.task.trial]
+            self._untold.append(self._exit(attempt))
+
+    def _exit(self, attempt: _Attempt) -> Exit:
+        task, evidence = attempt.task, self._site.evidence(_log_since(attempt.task.folder, attempt.log_from))
+        silent = {node for node, lost in self._watch.states.items() if lost or attempt.code}
+        gone = silent | {*evidence.suspects, *attempt.lost}
+        code = evidence.code if evidence.code is not None else attempt.code
+        if attempt.cancelled or attempt.killed or attempt.lost:
+            code = -9  # we ended it
+        message = evidence.message
+        if attempt.hung:
+            message = f"no heartbeat for {self._limits.hang_seconds:.0f} s"
+        suspects = tuple(node for node in task.places if node in gone)
+        if suspects:
+            message = f"lost {', '.join(suspects)}. {message}".strip()
+        return Exit(
+            task=task,
+            code=code if evidence.started or attempt.cancelled else None,
+            out_of_memory=evidence.out_of_memory,
+            hung=attempt.hung,
+            suspects=suspects,
+            message=message,
+        )
+
+
+def _log_since(folder: Path, begin: int) -> str:
+    """The end of what an attempt wrote into its run's log."""
+    with suppress(OSError), (folder / "log.txt").open("rb") as log:
+        size = log.seek(0, os.SEEK_END)
+        log.seek(max(begin, size - LOG_END))
+        return log.read().decode(errors="replace")
+    return ""
+
+
+def launcher_for(settings: CampaignSettings, allocation: Allocation, out: Path) -> Launcher:
+    """What starts a campaign's trials in an allocation: local processes, job steps, or packs of many small trials."""
+    search = settings.search
+    nodes = search.nodes_per_trial
+    largest = nodes if isinstance(nodes, int) else nodes[1]
+    hang = 60.0 * search.hang_minutes
+    if allocation.by == "local":
+        return LocalLauncher(search.workers, hang_seconds=hang)
+    site = site_of(allocation)
+    if search.trials_per_node > 1 and (largest > 1 or (search.ranks_per_node or 1) > 1):
+        raise InputError(
+            f"{settings.source}: trials_per_node = {search.trials_per_node} gives each trial one process on a share of a "
+            "node; leave out nodes_per_trial and ranks_per_node, or set trials_per_node = 1"
+        )
+    ranks = search.ranks_per_node or max(1, allocation.gpus)
+    if search.trials_per_node > 1 or (largest == ranks == 1 and len(allocation.nodes) > STEPS_AT_ONCE):
+        log = out / "packs.txt"
+        return PackLauncher(site, allocation, shares=search.trials_per_node, log=log, hang_seconds=hang)
+    own = allocation.managed or allocation.by == "flux"
+    at_once, rate = (OWN_AT_ONCE, OWN_RATE) if own else (STEPS_AT_ONCE, STEP_RATE)
+    smallest = nodes if isinstance(nodes, int) else nodes[0]
+    if min(search.trials, len(allocation.nodes) // smallest) > at_once:
+        raise InputError(
+            f"{settings.source}: trials of {smallest} node(s) on {len(allocation.nodes)} nodes need more job steps at once "
+            f"than the {at_once} that an allocation carries; set nodes_per_trial to at least "
+            f"{-(-len(allocation.nodes) // at_once)}"
+        )
+    return StepLauncher(site, allocation, ranks=ranks, limits=Limits(at_once=at_once, rate=rate, hang_seconds=hang))

@@ -1,0 +1,200 @@
+"""On how many places a trial starts: as many as let all unfinished trials end together, and what may jump the line meanwhile."""
+
+import math
+from dataclasses import dataclass
+
+from hydragnn.hpo.scheduling.events import Action, Cancel, Start
+from hydragnn.hpo.scheduling.sizing import Load, common_ending, fewest_places, loss
+from hydragnn.hpo.scheduling.state import State, Target, Trial, remaining, with_trial, without_standing
+from hydragnn.hpo.scheduling.values import replace
+
+CROWD = 128
+"""Beyond so many unfinished trials, the common ending is found anew only when their number has changed by a tenth, and nobody waits."""
+
+
+LATE = 0.25
+"""An attempt that takes longer than expected is expected to take so much more of its time so far."""
+
+SOON = 30.0
+"""Seconds after which the places of nodes that are being probed are expected back."""
+
+LEAVING = 30.0
+"""Seconds that an attempt loses besides its start where it saves itself to go on elsewhere."""
+
+PAUSE = 0.01
+"""Seconds per running attempt between two looks for one that should have more places."""
+
+WORTH = 3.0
+"""So many times what an attempt loses by moving to more places must be won by it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """Places that the first in line will get."""
+
+    time: float
+    """When enough of them are expected to be free."""
+    spare: int
+    """Places that will then be free besides."""
+
+
+def started(state: State, trial: Trial, size: int, now: float) -> tuple[State, Start]:
+    """The state in which a trial that was ready has its next attempt on the first free places."""
+    places, free = state.free.taken(size)
+    if trial.status == "paused":
+        state = without_standing(state, trial)
+    trial = replace(
+        trial,
+        status="running",
+        attempt=trial.attempt + 1,
+        places=places,
+        begun=trial.begun or now,
+        started=now,
+        identity=None,
+        cancelled="",
+    )
+    waiting = state.waiting
+    if trial.number in waiting:
+        at = waiting.index(trial.number)
+        waiting = waiting[:at] + waiting[at + 1 :]
+    due = state.due if state.plan.timeout is None else min(state.due, now + state.plan.timeout)
+    start = Start(
+        trial=trial.number,
+        attempt=trial.attempt,
+        until=state.plan.rungs[len(trial.results)],
+        places=places,
+        split=trial.split,
+    )
+    return replace(with_trial(state, trial), free=free, waiting=waiting, due=due), start
+
+
+def in_time(state: State, trial: Trial, places: int, now: float) -> bool:
+    """Whether a trial that starts now is expected to save its first epoch before the budgets end; what is not known takes no time."""
+    if state.ends == math.inf or state.simple:
+        return True
+    work = state.work.value if trial.work is None else trial.work
+    epoch = work / places * loss(places, trial.scaling)
+    return now + state.startup.value + epoch <= state.ends - state.plan.grace
+
+
+def balanced(state: State, chosen: list[Trial], now: float) -> tuple[State, list[Action]]:
+    """Start trials on as many places each as let all unfinished ones end together.
+
+    One whose places are not free yet starts on those that are, unless it ends its segment sooner by waiting; then the
+    places that it waits for are lent only to those that give them back in time.
+    """
+    work = _known_work(state, chosen)
+    state = _aimed(state, chosen, work, now)
+    loads = {trial.number: remaining(state, trial, work) for trial in chosen}
+    actions: list[Action] = []
+    reservation: Reservation | None = None
+    others = len(chosen)
+    for trial in sorted(chosen, key=lambda trial: (-loads[trial.number].seconds, trial.number)):
+        others -= 1
+        wanted = fewest_places(loads[trial.number], state.target.time - now, state.least, state.most)
+        size = min(wanted, len(state.free) - others * state.least)
+        if size < state.least or not in_time(state, trial, size, now):
+            continue
+        end = now + _segment_time(state, trial, size, work)
+        if reservation is not None and end > reservation.time:
+            size = min(size, reservation.spare)
+            if size < state.least:
+                continue
+            reservation = Reservation(reservation.time, reservation.spare - size)
+        elif reservation is None and size < wanted:
+            reservation = _worth_waiting(state, trial, wanted, end, work, now)
+            if reservation is not None:
+                continue
+        state, start = started(state, trial, size, now)
+        actions.append(start)
+    return state, actions
+
+
+def enlarged(state: State, now: float) -> tuple[State, list[Action]]:
+    """Let the attempt that gains most from idle places save itself, so that it goes on with more of them.
+
+    For the time when nothing is left to start but what runs will run for long. One at a time, and only where the idle places
+    do much more work up to the end of the segment than the move costs.
+    """
+    if not state.active or len(state.free) < state.least or now < state.looked + len(state.active) * PAUSE:
+        return state, []
+    running = state.running
+    state = replace(state, looked=now)
+    if any(trial.cancelled for trial in running):
+        return state, []
+    work = _known_work(state, running)
+    state = _aimed(state, [], work, now)
+    won, trial = max(((_won(state, trial, work, now), trial) for trial in running), key=lambda pair: pair[0])
+    if won <= 0:
+        return state, []
+    state = with_trial(state, replace(trial, cancelled="more places"))
+    return state, [Cancel(trial=trial.number, attempt=trial.attempt, reason="more places")]
+
+
+def _won(state: State, trial: Trial, work: float, now: float) -> float:
+    """Place-seconds that a running trial wins by going on with idle places, less what the move costs several times over."""
+    places, cost = len(trial.places), state.startup.value + LEAVING
+    wanted = fewest_places(_left(state, trial, work, now), state.target.time - now, state.least, state.most)
+    more = min(wanted, places + len(state.free)) - places
+    return more * (_segment_end(state, trial, work, now) - now - cost) - WORTH * places * cost
+
+
+def _aimed(state: State, chosen: list[Trial], work: float, now: float) -> State:
+    """The state with a target that serves: the smallest time in which the places do all that is left."""
+    unfinished, places = len(state.active) + len(chosen), state.healthy + sum(coming(state))
+    if unfinished > CROWD and now < state.target.time < math.inf and state.target.serves(unfinished, places):
+        return state
+    loads = [remaining(state, trial, work) for trial in chosen]
+    loads += [_left(state, trial, work, now) for trial in state.running]
+    time = now + common_ending(loads, places, state.least, state.most)
+    return replace(state, target=Target(time, unfinished, places))
+
+
+def _worth_waiting(state: State, trial: Trial, places: int, end: float, work: float, now: float) -> Reservation | None:
+    """The reservation with which a trial ends its segment before ``end``; None where it does not."""
+    if len(state.active) > CROWD:
+        return None
+    free = len(state.free)
+    ends = [(_segment_end(state, other, work, now), len(other.places)) for other in state.running]
+    ends += [(now + SOON, count) for count in coming(state)]
+    for time, count in sorted(ends):
+        free += count
+        if free >= places:
+            sooner = time + _segment_time(state, trial, places, work) < end
+            return Reservation(time, free - places) if sooner else None
+    return None
+
+
+def coming(state: State) -> list[int]:
+    """The places of every node that is being probed."""
+    return [len(node.held) for node in state.health.values() if node.status == "probing"]
+
+
+def _known_work(state: State, chosen: list[Trial]) -> float:
+    """Seconds per epoch for trials of which nothing is known: the mean of the others, else a unit."""
+    if state.work.count:
+        return state.work.value
+    known = [trial.work for trial in chosen if trial.work is not None]
+    return sum(known) / len(known) if known else 1.0
+
+
+def _segment_time(state: State, trial: Trial, places: int, work: float) -> float:
+    """Expected seconds from a start to the next rung."""
+    until = state.plan.rungs[min(len(trial.results), len(state.plan.rungs) - 1)]
+    epoch = (work if trial.work is None else trial.work) / places * loss(places, trial.scaling)
+    return state.startup.value + epoch * max(0, until - trial.epochs)
+
+
+def _segment_end(state: State, trial: Trial, work: float, now: float) -> float:
+    """When a running trial is expected to reach its next rung; one that should have, after some more of what it took so far."""
+    end = trial.started + _segment_time(state, trial, len(trial.places), work)
+    return end if end > now else now + LATE * (now - trial.started)
+
+
+def _left(state: State, trial: Trial, work: float, now: float) -> Load:
+    """What is left of a running trial, its progress judged by the clock."""
+    load, places = remaining(state, trial, work), len(trial.places)
+    speed = places / loss(places, trial.scaling)
+    whole = (_segment_time(state, trial, places, work) - state.startup.value) * speed
+    part = max(0.0, _segment_end(state, trial, work, now) - max(now, trial.started + state.startup.value)) * speed
+    return Load(load.seconds - whole + part, trial.scaling)

@@ -1,0 +1,294 @@
+"""The whole campaign as one value: trials, rungs, places and budgets, with the indexes that make every decision quick."""
+
+import math
+from bisect import insort
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from immutables import Map
+
+from hydragnn.hpo.scheduling.events import Ending, Origin, Plan
+from hydragnn.hpo.scheduling.pool import Pool
+from hydragnn.hpo.scheduling.sizing import Load, Mean
+from hydragnn.hpo.scheduling.standings import Standings
+from hydragnn.hpo.scheduling.values import replace
+from hydragnn.record import Failure
+
+TrialStatus = Literal["asked", "waiting", "running", "paused", "finished", "failed", "lost"]
+NodeStatus = Literal["pool", "probing", "quarantined"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trial:
+    """One configuration on its way through the rungs."""
+
+    number: int
+    status: TrialStatus = "asked"
+    values: dict[str, Any] = field(default_factory=dict)
+    origin: Origin = "sampler"
+    results: tuple[float, ...] = ()
+    """The objective at every rung passed."""
+    epochs: int = 0
+    """Epochs that a next attempt need not do again."""
+    passed: int = 0
+    """Epochs at the last rung passed."""
+    seconds: float = 0.0
+    """Training time up to the last rung passed."""
+    attempt: int = 0
+    faults: int = 0
+    """Faults of the machine since the last rung passed."""
+    failure: Failure | None = None
+    places: tuple[str, ...] = ()
+    begun: float = 0.0
+    """When the first attempt started."""
+    started: float = 0.0
+    """When the latest attempt started."""
+    identity: dict[str, Any] | None = None
+    cancelled: str = ""
+    work: float | None = None
+    """Seconds per epoch on one place: an estimate until the trial is ``measured``; None where nothing is known."""
+    scaling: float | None = None
+    """Places at which half of the speed is lost; None: no loss."""
+    measured: bool = False
+    memory_mb: float = 0.0
+    """Peak memory of one rank; 0 where unknown."""
+    split: int = 1
+    """Parts in which every batch is computed, doubled whenever memory runs out."""
+
+    @property
+    def value(self) -> float | None:
+        """The objective at the last rung passed; None before the first."""
+        return self.results[-1] if self.results else None
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """Who reached a rung, and who still rests there."""
+
+    reached: Standings = field(default_factory=Standings)
+    paused: Standings = field(default_factory=Standings)
+
+    def promotable(self, reduction: int) -> int:
+        """How many of those that rest belong to the best ``1 / reduction`` of those that reached the rung; they are the best that rest."""
+        limit = len(self.reached) // reduction
+        return len(self.paused) if limit == len(self.reached) else self.paused.rank(self.reached[limit])
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """When all unfinished trials are to end together, and for what that was found."""
+
+    time: float = math.inf
+    trials: int = 0
+    places: int = 0
+
+    def serves(self, trials: int, places: int) -> bool:
+        """Whether it is still good enough for so many unfinished trials on so many places: within a tenth of both."""
+        return 10 * abs(trials - self.trials) <= self.trials and 10 * abs(places - self.places) <= self.places
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Strike:
+    """An attempt that a fault of the machine ended while it used the node."""
+
+    trial: int
+    attempt: int
+    places: tuple[str, ...]
+    """The node's places that it used."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Node:
+    """What speaks against a node; a node without an entry is in good health."""
+
+    status: NodeStatus = "pool"
+    """pool: in use, on probation; probing: waits for its probe; quarantined: out until its next probe."""
+    strikes: tuple[Strike, ...] = ()
+    held: tuple[str, ...] = ()
+    """Its places that are kept back."""
+    until: float = 0.0
+    """When the quarantine ends, or a probe counts as failed."""
+    spells: int = 0
+    """Quarantines so far; each is twice as long as the one before."""
+    message: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class State:
+    """The whole campaign; made by ``step`` only."""
+
+    plan: Plan = field(default_factory=lambda: Plan(trials=0, rungs=(1,)))
+    places: tuple[str, ...] = ()
+    nodes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The places of every node."""
+    free: Pool = field(default_factory=Pool)
+    health: Map[str, Node] = field(default_factory=Map)
+    """Nodes with something against them."""
+    trials: Map[int, Trial] = field(default_factory=Map)
+    """All trials by number; in no order."""
+    active: Map[int, int] = field(default_factory=Map)
+    """The attempts that run, by trial."""
+    counts: Map[str, int] = field(default_factory=Map)
+    """How many trials have a status."""
+    rungs: tuple[Rung, ...] = ()
+    waiting: tuple[int, ...] = ()
+    """Trials that are ready to go on, first come first."""
+    asked: int = 0
+    """Proposals that are still to come."""
+    exhausted: bool = False
+    succeeded: bool = False
+    failures: int = 0
+    """Trials that came to nothing since the campaign was opened, while nothing has succeeded yet."""
+    ending: Ending | None = None
+    """Why nothing more is started; the campaign is over once ``closed``."""
+    closed: bool = False
+    opened: float = 0.0
+    last: float = 0.0
+    spent: float = 0.0
+    """Seconds under earlier controllers."""
+    spent_node: float = 0.0
+    """Seconds times nodes under earlier controllers."""
+    ends: float = math.inf
+    """When the first budget, or the allocation, is used up."""
+    ends_by: Ending = "walltime"
+    """Which one it is."""
+    due: float = math.inf
+    """Before this moment the clock alone changes nothing about attempts and nodes."""
+    leader: int | None = None
+    """The trial with the lowest objective."""
+    target: Target = field(default_factory=Target)
+    looked: float = -math.inf
+    """When it was last asked which attempt should go on with idle places."""
+    startup: Mean = field(default_factory=Mean)
+    """Seconds from a start to the first step."""
+    work: Mean = field(default_factory=Mean)
+    """Seconds per epoch on one place, as measured."""
+
+    @property
+    def running(self) -> list[Trial]:
+        """Trials that are being trained, by number."""
+        return [self.trials[number] for number in sorted(self.active)]
+
+    @property
+    def best(self) -> Trial | None:
+        """The trial with the lowest objective at the last rung it passed; None before the first result."""
+        return None if self.leader is None else self.trials[self.leader]
+
+    @property
+    def healthy(self) -> int:
+        """Places that are free or in use, those kept back left out."""
+        return len(self.places) - sum(len(node.held) for node in self.health.values())
+
+    @property
+    def least(self) -> int:
+        """Places that every attempt gets at least; fewer than planned where there are not so many."""
+        return max(1, min(self.plan.min_places, len(self.places)))
+
+    @property
+    def most(self) -> int:
+        """Places that an attempt gets at most."""
+        return max(self.least, min(self.plan.max_places, len(self.places)))
+
+    @property
+    def simple(self) -> bool:
+        """True for journals from before nodes had a health: all places are on the machine ``local``, whose faults are not its own."""
+        return len(self.nodes) == 1 and "local" in self.nodes
+
+    def elapsed(self, now: float) -> float:
+        """Seconds of campaign up to now, pauses between controllers left out."""
+        return self.spent + max(0.0, now - self.opened)
+
+    def node_seconds(self, now: float) -> float:
+        """Seconds times nodes up to now, idle ones included."""
+        return self.spent_node + max(0.0, now - self.opened) * len(self.nodes)
+
+    def count(self, *statuses: str) -> int:
+        """How many trials have one of the statuses."""
+        return sum(self.counts.get(status, 0) for status in statuses)
+
+
+def with_trial(state: State, trial: Trial) -> State:
+    """The state with a trial replaced or added; the indexes follow its status."""
+    before = state.trials.get(trial.number)
+    if before is not None and before.status == trial.status:
+        active = state.active
+        if trial.status == "running" and before.attempt != trial.attempt:
+            active = active.set(trial.number, trial.attempt)
+        return replace(state, trials=state.trials.set(trial.number, trial), active=active)
+    counts, active = state.counts, state.active
+    if before is not None:
+        counts = counts.set(before.status, counts[before.status] - 1)
+        active = active.delete(trial.number) if before.status == "running" else active
+    counts = counts.set(trial.status, counts.get(trial.status, 0) + 1)
+    active = active.set(trial.number, trial.attempt) if trial.status == "running" else active
+    return replace(state, trials=state.trials.set(trial.number, trial), counts=counts, active=active)
+
+
+def without_trial(state: State, number: int) -> State:
+    """The state without a trial that was asked for only."""
+    counts = state.counts.set("asked", state.counts["asked"] - 1)
+    return replace(state, trials=state.trials.delete(number), counts=counts)
+
+
+def with_waiting(state: State, trial: Trial) -> State:
+    """The state in which a trial, now ``waiting``, is in the line."""
+    state = with_trial(state, trial)
+    line = list(state.waiting)
+    insort(line, trial.number, key=lambda number: _turn(state, number))
+    return replace(state, waiting=tuple(line))
+
+
+def in_line(state: State, numbers: Iterable[int]) -> State:
+    """The state in which these trials wait; the longest segment by measurement or estimate is first."""
+    return replace(state, waiting=tuple(sorted(numbers, key=lambda number: _turn(state, number))))
+
+
+def with_standing(state: State, trial: Trial, level: int) -> State:
+    """The state in which a trial, that just reached a rung, stands there; and the leader is known."""
+    rung, standing = state.rungs[level], (trial.results[-1], trial.number)
+    paused = rung.paused.with_standing(standing) if trial.status == "paused" else rung.paused
+    rung = Rung(rung.reached.with_standing(standing), paused)
+    return replace(
+        state, rungs=(*state.rungs[:level], rung, *state.rungs[level + 1 :]), leader=_leader(state, trial, standing[0])
+    )
+
+
+def without_standing(state: State, trial: Trial) -> State:
+    """The state in which a trial that was paused rests no more."""
+    level = len(trial.results) - 1
+    rung = state.rungs[level]
+    rung = Rung(rung.reached, rung.paused.without_standing((trial.results[-1], trial.number)))
+    return replace(state, rungs=(*state.rungs[:level], rung, *state.rungs[level + 1 :]))
+
+
+def segment(state: State, trial: Trial) -> float | None:
+    """Seconds on one place up to the trial's next rung; None where its work is not known."""
+    rungs = state.plan.rungs
+    until = rungs[min(len(trial.results), len(rungs) - 1)]
+    return None if trial.work is None else trial.work * max(0, until - trial.epochs)
+
+
+def remaining(state: State, trial: Trial, work: float) -> Load:
+    """What is expected to be left of a trial, if every rung lets ``1 / reduction`` through; ``work`` where its own is not known."""
+    epochs, share, at = 0.0, 1.0, trial.epochs
+    for rung in state.plan.rungs[len(trial.results) :]:
+        epochs += share * max(0, rung - at)
+        share, at = share / state.plan.reduction, max(at, rung)
+    return Load((work if trial.work is None else trial.work) * epochs, trial.scaling)
+
+
+def _turn(state: State, number: int) -> tuple[float, int]:
+    return (0.0 if state.simple else -(segment(state, state.trials[number]) or 0.0), number)
+
+
+def _leader(state: State, trial: Trial, value: float) -> int:
+    """The best trial after one has a new value; a look at all of them only where the leader itself got worse."""
+    if state.leader is None:
+        return trial.number
+    best = state.trials[state.leader].results[-1]
+    if state.leader != trial.number:
+        return min((best, state.leader), (value, trial.number))[1]
+    if len(trial.results) < 2 or value <= trial.results[-2]:
+        return trial.number
+    return min((other.results[-1], number) for number, other in state.trials.items() if other.results)[1]

@@ -1,0 +1,33 @@
+"""A changed copy of a frozen value, as ``dataclasses.replace`` makes it, in less than half of the time.
+
+The scheduler makes ten of them for every event, and has tens of thousands of events.
+"""
+
+from dataclasses import fields
+from functools import cache
+from itertools import repeat
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dataclasses import replace
+else:
+
+    def replace(value: Any, /, **changes: Any) -> Any:
+        """The dataclass ``value`` with some members changed; for classes whose fields are all given to ``__init__``.
+
+        >>> from hydragnn.hpo.scheduling.events import Exhausted
+        >>> replace(Exhausted(trial=3), trial=4)
+        Exhausted(trial=4)
+        """
+        names, members = _members(type(value))
+        new = object.__new__(type(value))
+        any(map(object.__setattr__, repeat(new), names, members(value)))  # None each time: runs through all of them
+        any(map(object.__setattr__, repeat(new), changes, changes.values()))
+        return new
+
+
+@cache
+def _members(cls: Any) -> tuple[tuple[str, ...], Any]:
+    names = tuple(field.name for field in fields(cls))
+    return names, attrgetter(*names) if len(names) > 1 else lambda value: (getattr(value, names[0]),)
