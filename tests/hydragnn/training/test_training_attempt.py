@@ -153,7 +153,9 @@ def test_checkpoints_of_a_later_attempt_are_never_tidied_away(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["000001-000000", "000002-000000", "000003-000000"]
 
 
-def test_an_attempt_that_is_fenced_while_it_writes_its_model_leaves_the_old_one(store, make_config, tmp_path, monkeypatch):
+def test_an_attempt_that_is_fenced_while_it_writes_its_model_leaves_the_old_one(
+    store, make_config, tmp_path, monkeypatch
+):
     run, before = tmp_path / "run", {}
 
     def overtaken_at_new_weights(descriptor: int) -> None:
