@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 from hydragnn.config import RunConfig
@@ -22,6 +23,7 @@ from hydragnn.hpo.journal import Journal, replayed
 from hydragnn.hpo.launching.launcher import Begun, Exit, Launcher, Report, Task, verdict
 from hydragnn.hpo.mirror import NAME as MIRROR
 from hydragnn.hpo.mirror import Mirror
+from hydragnn.hpo.paces import Paces
 from hydragnn.hpo.proposals import Proposals
 from hydragnn.hpo.scheduling.events import (
     Action,
@@ -83,6 +85,7 @@ class Controller:
         self._proposals = Proposals(settings, space, enqueued, self.state, self._estimates)
         store_copy = None if settings.job is None else settings.job.store_copy
         self._starts = Starts(launcher, self._config, self._files, store_copy)
+        self._paces = Paces(partial(trial_folder, out), self._files)
 
     def stop(self, reason: str) -> None:
         """Ask the loop to leave; safe to call from a signal handler."""
@@ -121,6 +124,9 @@ class Controller:
         deadline = time.monotonic() + ROUND
         while self.state.ending is None and (event := self._proposals.answer(self.state, deadline)) is not None:
             self._take(event)
+        if self.state.most > self.state.least:  # sizes can change while trials run
+            for progress in self._paces.news(self._runs):
+                self._take(progress)
         self._starts.work(time.monotonic() + ROUND)
         self._mirror.write(self.state, ROUND)
 
@@ -156,6 +162,7 @@ class Controller:
             self._act(action)
         for now, event, state in taken:
             self._mirror.follow(event)
+            self._paces.follow(event)
             if self._on_event is not None:
                 self._on_event(state, event, state.elapsed(now))
 
@@ -194,6 +201,9 @@ class Controller:
                 yield outcome
             else:
                 yield report
+
+    def _runs(self, trial: int, attempt: int) -> bool:
+        return self.state.active.get(trial) == attempt
 
     def _may_go(self, task: Task) -> bool:
         """Whether an attempt that has begun is still wanted."""

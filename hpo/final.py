@@ -1,6 +1,6 @@
 """The last training of chosen configurations: a campaign of given runs, so that faults, sizes and resumption are its own.
 
-All runs go through the same segments, and nobody is left behind at a rung; between segments a run may change its size.
+Every run goes straight to its end; on the way it may move to more nodes, when others have left theirs.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,9 +18,6 @@ from hydragnn.hpo.journal import replayed
 from hydragnn.hpo.launching.launcher import Launcher
 from hydragnn.hpo.settings import CampaignSettings, GivenRun, IntRange, SearchSettings
 from hydragnn.hpo.space import NUMBER
-
-SEGMENTS = 8
-"""Segments of equal length: more give more occasions to change a run's size, and cost as many starts."""
 
 MANY = 1 << 20
 """More nodes than any allocation has."""
@@ -83,7 +80,6 @@ def final_settings(runs: Sequence[GivenRun], out: Path, like: SearchSettings | N
         **{name: getattr(like, name) for name in INHERITED},
         nodes_per_trial=_sizes(like),
         trials=len(runs),
-        rungs=segment_ends(epochs[0])[:-1],
         reduction=1,
         finalists=0,
         sampler="random",
@@ -96,16 +92,6 @@ def _sizes(like: SearchSettings) -> tuple[int, int]:
     """As many nodes as the costs ask for, at least as many as a trial of the search had; shares of a node stay shares."""
     least = like.nodes_per_trial if isinstance(like.nodes_per_trial, int) else like.nodes_per_trial[0]
     return (1, 1) if like.trials_per_node > 1 else (least, MANY)
-
-
-def segment_ends(epochs: int, segments: int = SEGMENTS) -> list[int]:
-    """Epochs at which segments of equal length end; fewer where there are fewer epochs.
-
-    >>> segment_ends(100, 8), segment_ends(3, 8)
-    ([12, 25, 38, 50, 62, 75, 88, 100], [1, 2, 3])
-    """
-    count = min(segments, epochs)
-    return [round(epochs * number / count) for number in range(1, count + 1)]
 
 
 def given_runs(folders: Iterable[Path], campaign: Path, *, seeds: int = 1, epochs: int | None = None) -> list[GivenRun]:

@@ -12,8 +12,8 @@ CROWD = 128
 """Beyond so many unfinished trials, the common ending is found anew only when their number has changed by a tenth, and nobody waits."""
 
 
-LATE = 0.25
-"""An attempt that takes longer than expected is expected to take so much more of its time so far."""
+LATE = 15.0
+"""Seconds that an attempt needs at least once its expected end has passed; more when it is later than that, as much as it is late."""
 
 SOON = 30.0
 """Seconds after which the places of nodes that are being probed are expected back."""
@@ -50,6 +50,7 @@ def started(state: State, trial: Trial, size: int, now: float) -> tuple[State, S
         places=places,
         begun=trial.begun or now,
         started=now,
+        shown=(),
         identity=None,
         cancelled="",
     )
@@ -151,18 +152,25 @@ def _aimed(state: State, chosen: list[Trial], work: float, now: float) -> State:
 
 
 def _worth_waiting(state: State, trial: Trial, places: int, end: float, work: float, now: float) -> Reservation | None:
-    """The reservation with which a trial ends its segment before ``end``; None where it does not."""
+    """The reservation with which a trial ends its segment soonest, before ``end``; None where none does.
+
+    Nobody waits for longer than a move costs: it is better to start now and to move later.
+    """
     if len(state.active) > CROWD:
         return None
-    free = len(state.free)
+    free, best = len(state.free), None
+    latest = now + max(SOON, state.startup.value + LEAVING)
     ends = [(_segment_end(state, other, work, now), len(other.places)) for other in state.running]
     ends += [(now + SOON, count) for count in coming(state)]
     for time, count in sorted(ends):
         free += count
-        if free >= places:
-            sooner = time + _segment_time(state, trial, places, work) < end
-            return Reservation(time, free - places) if sooner else None
-    return None
+        size = min(free, places)
+        expected = time + _segment_time(state, trial, size, work)
+        if time > latest or len(state.free) >= size:
+            break
+        if expected < end:
+            best, end = Reservation(time, free - size), expected
+    return best
 
 
 def coming(state: State) -> list[int]:
@@ -186,9 +194,13 @@ def _segment_time(state: State, trial: Trial, places: int, work: float) -> float
 
 
 def _segment_end(state: State, trial: Trial, work: float, now: float) -> float:
-    """When a running trial is expected to reach its next rung; one that should have, after some more of what it took so far."""
+    """When a running trial is expected to reach its next rung, by its own pace where it has shown one; a late one gets as late again."""
     end = trial.started + _segment_time(state, trial, len(trial.places), work)
-    return end if end > now else now + LATE * (now - trial.started)
+    if len(trial.shown) > 1 and trial.shown[0][1] < trial.shown[1][1]:
+        (first, begun), (last, epochs) = trial.shown
+        left = max(0.0, state.plan.rungs[len(trial.results)] - epochs)
+        end = last + left * (last - first) / (epochs - begun)
+    return max(end, now + min(LATE, now - trial.started), 2 * now - end)
 
 
 def _left(state: State, trial: Trial, work: float, now: float) -> Load:

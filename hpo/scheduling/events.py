@@ -75,6 +75,16 @@ class Launched:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Progressed:
+    """A running attempt showed how far it has come."""
+
+    trial: int
+    attempt: int
+    epochs: float
+    """Epochs done, with a fraction."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Reached:
     """An attempt ended its segment with a record; ``over`` where training needs no further segment (early stop)."""
 
@@ -124,7 +134,7 @@ class Tick:
     """Nothing but time passed."""
 
 
-Event = Opened | Proposed | Exhausted | Launched | Reached | Failed | Probed | Stopping | Tick
+Event = Opened | Proposed | Exhausted | Launched | Progressed | Reached | Failed | Probed | Stopping | Tick
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -184,7 +194,7 @@ Action = Propose | Start | Probe | Cancel | Settle | Close
 
 _EVENTS: dict[str, type[Any]] = {
     cls.__name__.lower(): cls
-    for cls in (Opened, Proposed, Exhausted, Launched, Reached, Failed, Probed, Stopping, Tick)
+    for cls in (Opened, Proposed, Exhausted, Launched, Progressed, Reached, Failed, Probed, Stopping, Tick)
 }
 
 

@@ -20,7 +20,7 @@ def filled(state: State, now: float) -> tuple[State, list[Action], bool]:
     room = len(state.free) // state.least - state.asked
     if room <= 0:
         return state, [], False
-    together = state.most > state.least and pending(state) * state.least <= len(state.free)
+    together = state.most > state.least and pending(state) * state.least <= len(state.free) + sum(coming(state))
     if together and state.asked:
         return state, [], False  # sizes are decided when all configurations are known
     chosen: list[Trial] = []

@@ -19,6 +19,7 @@ from hydragnn.hpo.scheduling.events import (
     Opened,
     Plan,
     Probed,
+    Progressed,
     Propose,
     Proposed,
     Reached,
@@ -88,6 +89,8 @@ def _happened(state: State, event: Event, now: float) -> tuple[State, list[Actio
         case Launched():
             trial = _current(state, event.trial, event.attempt)
             return (state if trial is None else with_trial(state, replace(trial, identity=event.identity))), []
+        case Progressed():
+            return _progressed(state, event, now), []
         case Reached():
             return _reached(state, event, now)
         case Failed():
@@ -173,6 +176,14 @@ def _answered(state: State, event: Proposed | Exhausted) -> tuple[State, list[Ac
         scaling=event.scaling,
     )
     return with_waiting(state, trial), []
+
+
+def _progressed(state: State, event: Progressed, now: float) -> State:
+    """Remember where an attempt was first and last seen; its pace lies between."""
+    trial = _current(state, event.trial, event.attempt)
+    if trial is None or trial.cancelled:
+        return state
+    return with_trial(state, replace(trial, shown=(*trial.shown[:1], (now, event.epochs))))
 
 
 def _reached(state: State, event: Reached, now: float) -> tuple[State, list[Action]]:

@@ -44,6 +44,8 @@ class Trial:
     """When the first attempt started."""
     started: float = 0.0
     """When the latest attempt started."""
+    shown: tuple[tuple[float, float], ...] = ()
+    """(time, epochs) at which the latest attempt first and last showed its progress."""
     identity: dict[str, Any] | None = None
     cancelled: str = ""
     work: float | None = None

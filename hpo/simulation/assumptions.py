@@ -92,8 +92,5 @@ class Assumptions(Settings):
     queue_hours: float = Field(default=1.0, ge=0)
     """Wait between two allocations; not counted as allocated."""
 
-    final_segments: int = Field(default=2, ge=1)
-    """Equal segments into which the final training is cut, so that nodes can move from one member to another."""
-
     best_of: int = Field(default=100, ge=1)
     """The time to the best is that of a fully trained configuration at least as good as the best of the first so many."""

@@ -126,11 +126,9 @@ def final_training(scenario: Scenario, members: int, hours: float) -> list[Polic
 def final_scenario(scenario: Scenario, members: int) -> Scenario:
     """The scenario in which the first ``members`` configurations that do not fail by themselves are trained to the end."""
     assumptions, epochs = scenario.assumptions, scenario.plan.rungs[-1]
-    segments = min(assumptions.final_segments, epochs)
     chosen = list(islice((c for k in count() if isfinite((c := scenario.population(k)).final)), members))
-    rungs = tuple(round(epochs * (segment + 1) / segments) for segment in range(segments))
     plan = replace(
-        scenario.plan, trials=members, rungs=rungs, reduction=1, finalists=members, max_places=scenario.places
+        scenario.plan, trials=members, rungs=(epochs,), reduction=1, finalists=members, max_places=scenario.places
     )
     known = {"estimate_error": assumptions.measured_error, "first_estimates": 0}
     return replace(

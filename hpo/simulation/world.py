@@ -8,7 +8,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from hydragnn.hpo.scheduling.events import Cancel, Event, Failed, Launched, Probe, Probed, Reached, Start, Tick, node_of
+from hydragnn.hpo.paces import FIRST_LOOK
+from hydragnn.hpo.scheduling.events import (
+    Cancel,
+    Event,
+    Failed,
+    Launched,
+    Probe,
+    Probed,
+    Progressed,
+    Reached,
+    Start,
+    Tick,
+    node_of,
+)
 from hydragnn.hpo.scheduling.scheduler import MACHINE_FAULTS
 from hydragnn.hpo.simulation.assumptions import Assumptions
 from hydragnn.hpo.simulation.ledger import Ledger
@@ -195,6 +208,8 @@ class World:
             case "end":
                 attempt, outcome = what
                 return self._end(attempt, outcome) if attempt.outcome is outcome and not attempt.over else []
+            case "look":
+                return self._shown(*what)
             case "fault":
                 self._node_fails(what)
             case "probe":
@@ -234,8 +249,19 @@ class World:
             seconds = attempt.course.epoch_seconds(len(attempt.action.places)) * attempt.fate.slowness
             attempt.epoch_seconds = seconds + self.assumptions.checkpoint_seconds
             self._plan(attempt, min(self._endings(attempt), key=lambda outcome: outcome.stops))
+            self._push(self.now + FIRST_LOOK, "look", (attempt, FIRST_LOOK))
         identity = {"simulated": attempt.action.trial}
         return [Launched(trial=attempt.action.trial, attempt=attempt.action.attempt, identity=identity)]
+
+    def _shown(self, attempt: Attempt, after: float) -> list[Event]:
+        """What the heartbeat of an attempt says; the next look is twice as late."""
+        if attempt.over:
+            return []
+        self._push(attempt.began + 2 * after, "look", (attempt, 2 * after))
+        if self.now < attempt.trains or attempt.outcome is None or attempt.outcome.stops < self.now:
+            return []
+        epochs = attempt.base + (self.now - attempt.trains) / attempt.epoch_seconds
+        return [Progressed(trial=attempt.action.trial, attempt=attempt.action.attempt, epochs=epochs)]
 
     def _failing_launch(self, attempt: Attempt) -> Outcome | None:
         dead = tuple(sorted(attempt.nodes & self._dead.keys()))

@@ -48,16 +48,21 @@ class Attempt:
 
 
 class Heartbeat:
-    """``RUN/heartbeat``, written by the first rank at most once a second while it gets on; a watchdog reads its age."""
+    """``RUN/heartbeat``, written by the first rank at most once a second while it gets on: a watchdog reads its age.
+
+    Inside are the time, the attempt and, once steps are taken, the epochs done.
+    """
 
     def __init__(self, attempt: Attempt, *, first: bool, clock: Callable[[], float] = time.monotonic) -> None:
         """Only the ``first`` rank writes."""
         self.attempt, self.first, self.clock = attempt, first, clock
         self.beaten_at = -SECONDS_BETWEEN_BEATS
+        self.epochs: float | None = None
 
-    def beat(self) -> None:
-        """Say that the run lives; raises Fenced where it belongs to a later attempt."""
+    def beat(self, epochs: float | None = None) -> None:
+        """Say that the run lives, and has done so many epochs; raises Fenced where it belongs to a later attempt."""
         now = self.clock()
+        self.epochs = self.epochs if epochs is None else epochs
         if not self.first or now - self.beaten_at < SECONDS_BETWEEN_BEATS:
             return
         self.beaten_at = now
@@ -66,6 +71,16 @@ class Heartbeat:
             # opened and closed each time, so that network file systems show the new time to others
             descriptor = os.open(self.attempt.folder / "heartbeat", os.O_WRONLY | os.O_CREAT, 0o644)
             try:
-                os.write(descriptor, f"{time.time():.0f}\n".encode())
+                done = "" if self.epochs is None else f"{self.epochs:.6f}"
+                os.write(descriptor, f"{time.time():.0f} {self.attempt.name:8} {done:>16}\n".encode())  # always as long
             finally:
                 os.close(descriptor)
+
+
+def shown_epochs(folder: Path, attempt: int) -> float | None:
+    """The epochs that an attempt's heartbeat says are done; None where it says nothing, or speaks of another attempt."""
+    try:
+        _, number, epochs = (folder / "heartbeat").read_text().split()
+        return float(epochs) if int(number) == attempt else None
+    except (OSError, ValueError):
+        return None

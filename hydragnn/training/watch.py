@@ -161,10 +161,10 @@ class RunWatcher:
 
     def step_taken(self, state: TrainState, steps: int, graphs: int, loss: float) -> None:
         """Count the graphs and move the bar."""
-        self.heart.beat()
+        epochs = state.epoch + state.step / steps
+        self.heart.beat(epochs)
         self.stopwatch.count_step(graphs)
         if self.progress:
-            epochs = state.epoch + state.step / steps
             self.progress.step(epochs, loss if self.ranks.size == 1 else None, self.stopwatch.graphs_per_second)
 
     def epoch_finished(self, state: TrainState) -> None:

@@ -1,5 +1,7 @@
 """Sizes while an allocation empties: who waits for places that come back, and who goes on with more of them."""
 
+import pytest
+
 from hydragnn.hpo import State, step
 from hydragnn.hpo.scheduling.events import (
     Action,
@@ -10,6 +12,7 @@ from hydragnn.hpo.scheduling.events import (
     Opened,
     Plan,
     Probed,
+    Progressed,
     Propose,
     Proposed,
     Reached,
@@ -76,3 +79,36 @@ def test_an_attempt_that_ends_soon_keeps_its_places() -> None:
     early = Reached(trial=1, attempt=1, epochs=10, value=0.5, over=True, seconds=1.0)
     state, actions = told(state, 5.0, *launched, early)
     assert not [action for action in actions if isinstance(action, Cancel)]
+
+
+def running_two(work: float) -> State:
+    """Two trials of 20 epochs on five places each."""
+    plan = Plan(trials=2, rungs=(20,), max_places=10)
+    events = [Proposed(trial=trial, values={"a": trial}, work=work) for trial in range(2)]
+    state, actions = told(State(), 0.0, Opened(plan=plan, places=PLACES), *events)
+    assert starts(actions) == [(0, 5), (1, 5)]
+    return told(state, 0.0, *(Launched(trial=trial, attempt=1, identity={}) for trial in range(2)))[0]
+
+
+@pytest.mark.parametrize(("speed", "moves"), [(1.0, False), (0.2, True)], ids=["as expected", "five times as slow"])
+def test_an_attempt_is_judged_by_its_own_pace_not_by_what_was_expected_of_it(speed: float, moves: bool) -> None:
+    state = running_two(work=50.0)  # ten seconds an epoch
+    for now in (60.0, 120.0, 190.0):
+        state, actions = told(state, now, Progressed(trial=0, attempt=1, epochs=speed * now / 10))
+        assert actions == []
+    state, actions = told(state, 195.0, Reached(trial=1, attempt=1, epochs=20, value=0.5, over=True, seconds=195.0))
+    assert [action.trial for action in actions if isinstance(action, Cancel)] == [0] * moves
+
+
+def test_progress_of_an_attempt_that_is_over_changes_nothing() -> None:
+    state = running_two(work=50.0)
+    for progress in (Progressed(trial=0, attempt=2, epochs=1.0), Progressed(trial=7, attempt=1, epochs=1.0)):
+        assert step(state, progress, 60.0) == (state, ())
+
+
+@pytest.mark.parametrize(("left", "waits"), [(10.0, True), (200.0, False)])
+def test_nobody_waits_for_longer_than_a_move_to_more_places_costs(left: float, waits: bool) -> None:
+    """One of two trials must begin anew; the other leaves its five places soon, or late."""
+    lost = Failed(trial=1, attempt=1, kind="preempted", message="", epochs=0)
+    _, actions = told(running_two(work=250.0), 1000.0 - left, lost)
+    assert starts(actions) == ([] if waits else [(1, 5)])

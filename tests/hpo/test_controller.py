@@ -16,7 +16,7 @@ from hydragnn.hpo import CampaignSettings, CostModel, Exit, Task, campaign_histo
 from hydragnn.hpo.controller import steady_clock
 from hydragnn.hpo.journal import read_journal
 from hydragnn.hpo.launching.launcher import Begun, Report
-from hydragnn.hpo.scheduling.events import Event, Failed, Identity, Launched, Probed, Proposed, Reached
+from hydragnn.hpo.scheduling.events import Event, Failed, Identity, Launched, Probed, Progressed, Proposed, Reached
 from hydragnn.hpo.starts import Starts
 from hydragnn.record import Cost, RunRecord, write_record
 
@@ -104,6 +104,24 @@ def test_an_attempt_starts_with_its_number_in_its_folder_and_goes_only_after_its
     launcher.on_start, launcher.on_go = check_start, check_go
     assert run_search(settings(), tmp_path / "c", launcher=launcher).ending == "finished"
     assert {task.trial for task in launcher.tasks} == set(range(9))
+
+
+@pytest.mark.parametrize(("sizes", "told"), [((1, 3), True), (1, False)], ids=["sizes that change", "one size"])
+def test_the_scheduler_is_told_how_far_attempts_have_come_where_they_can_change_their_size(
+    sizes: Any, told: bool, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hydragnn.hpo.paces.FIRST_LOOK", 0.02)
+    launcher = Instant("n1", "n2", "n3")
+
+    def takes_its_time(task: Task) -> None:
+        (task.folder / "heartbeat").write_text(f"1795288000 {task.attempt} 0.5\n")
+        threading.Timer(0.3, launcher.succeed, [task]).start()
+
+    launcher.on_go = takes_its_time
+    out = tmp_path / "c"
+    assert run_search(settings(nodes_per_trial=sizes, trials=3), out, launcher=launcher).ending == "finished"
+    shown = [event for event in events_of(out) if isinstance(event, Progressed)]
+    assert bool(shown) == told and {event.epochs for event in shown} <= {0.5}
 
 
 def test_a_trial_larger_than_the_allocation_is_refused_before_anything_is_written(

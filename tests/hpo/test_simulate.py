@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import hydragnn
 from hydragnn.errors import InputError
 from hydragnn.hpo import CampaignSettings, LocalLauncher, run_search
-from hydragnn.hpo.scheduling.events import Cancel, Event, Failed, Launched, Plan, Reached, Start, Tick
+from hydragnn.hpo.scheduling.events import Cancel, Event, Failed, Launched, Plan, Progressed, Reached, Start, Tick
 from hydragnn.hpo.simulation import (
     Assumptions,
     Course,
@@ -169,7 +169,7 @@ def until(world: World, kind: type[Event]) -> Any:
         for event in world.advance():
             if isinstance(event, kind):
                 return event
-            assert isinstance(event, Tick | Launched)
+            assert isinstance(event, Tick | Launched | Progressed)
 
 
 def start(trial: int = 0, attempt: int = 1, end: int = 10, places: tuple[str, ...] = ("n0",)) -> Start:
@@ -207,6 +207,14 @@ def test_a_lost_node_costs_what_followed_the_last_epoch_and_a_cancelled_attempt_
     assert failed.epochs == int(world.now / 500)
     assert world.ledger.useful[0] == pytest.approx(1000 * failed.epochs)
     assert world.ledger.wasted["lost to machine faults"] == pytest.approx(2 * (world.now - 500 * failed.epochs))
+
+
+def test_attempts_show_how_far_they_have_come_ever_more_seldom() -> None:
+    world, shown = lone_world(CALM), []
+    world.start(start())
+    while world.attempts:
+        shown += [(world.now, event.epochs) for event in world.advance() if isinstance(event, Progressed)]
+    assert shown == [(60.0, 0.6), (120.0, 1.2), (240.0, 2.4), (480.0, 4.8), (960.0, 9.6)]
 
 
 def test_starts_queue_at_the_launcher() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from hydragnn.record import read_record, write_record
 from hydragnn.training import train
-from hydragnn.training.attempt import Attempt, Fenced, Heartbeat
+from hydragnn.training.attempt import Attempt, Fenced, Heartbeat, shown_epochs
 from hydragnn.training.checkpoint import _remove_old
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
@@ -195,7 +195,7 @@ def test_the_heart_beats_at_most_once_a_second_and_only_for_the_owner(tmp_path):
         heart.beat()
         written.append((tmp_path / "heartbeat").exists())
     assert written == [True, False, False, True, False, True]
-    assert abs(float((tmp_path / "heartbeat").read_text()) - time.time()) < 60
+    assert abs(float((tmp_path / "heartbeat").read_text().split()[0]) - time.time()) < 60
     take_over(tmp_path, 2)
     (tmp_path / "heartbeat").unlink()
     now[0] = 9.0
@@ -205,9 +205,23 @@ def test_the_heart_beats_at_most_once_a_second_and_only_for_the_owner(tmp_path):
     assert not (tmp_path / "heartbeat").exists()
 
 
+def test_the_heartbeat_says_how_far_its_own_attempt_has_come(tmp_path):
+    now = [0.0]
+    take_over(tmp_path, 3)
+    heart = Heartbeat(Attempt(folder=tmp_path, number=3), first=True, clock=lambda: now[0])
+    assert shown_epochs(tmp_path, 3) is None
+    shown = []
+    for now[0], epochs in ((0.0, None), (2.0, 12345.6789), (4.0, 2.5), (6.0, None)):
+        heart.beat(epochs)
+        shown.append(shown_epochs(tmp_path, 3))
+    assert shown == [None, 12345.6789, 2.5, 2.5] and shown_epochs(tmp_path, 2) is None
+    (tmp_path / "heartbeat").write_text("what an older version wrote")
+    assert shown_epochs(tmp_path, 3) is None
+
+
 def test_a_run_shows_that_it_lives_while_it_reads_trains_and_validates(store, make_config, tmp_path, monkeypatch):
     moments: list[str] = []
-    monkeypatch.setattr(Heartbeat, "beat", lambda self: moments.append(sys._getframe(1).f_code.co_name))
+    monkeypatch.setattr(Heartbeat, "beat", lambda self, epochs=None: moments.append(sys._getframe(1).f_code.co_name))
     train(make_config("pna", train__epochs=1), tmp_path / "run", store=store)
     assert {"prepare_data", "blocks", "step_taken", "lives"} <= set(moments)
 

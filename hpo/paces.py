@@ -1,0 +1,48 @@
+"""How far running attempts have come, from their heartbeats: what the scheduler judges late ones by."""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from heapq import heappop, heappush
+from pathlib import Path
+
+from hydragnn.hpo.scheduling.events import Event, Launched, Progressed
+from hydragnn.training.attempt import shown_epochs
+
+FIRST_LOOK = 60.0
+"""Seconds from the launch of an attempt to the first look at its heartbeat; every next one is twice as late."""
+
+
+class Paces:
+    """Looks at the heartbeats of attempts, each a few times in its life, beside the controller's loop."""
+
+    def __init__(
+        self, folder_of: Callable[[int], Path], files: Executor, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """``folder_of`` gives a trial's run folder; ``files`` reads side by side."""
+        self._folder_of, self._files, self._clock = folder_of, files, clock
+        self._due: list[tuple[float, float, int, int]] = []
+        self._looks: list[tuple[int, int, Future[float | None]]] = []
+
+    def follow(self, event: Event) -> None:
+        """Note an attempt that begins."""
+        if isinstance(event, Launched):
+            heappush(self._due, (self._clock() + FIRST_LOOK, FIRST_LOOK, event.trial, event.attempt))
+
+    def news(self, running: Callable[[int, int], bool]) -> list[Progressed]:
+        """What the looks found that have ended; begins those that are due, for attempts that are still ``running``."""
+        now = self._clock()
+        while self._due and self._due[0][0] <= now:
+            _, after, trial, attempt = heappop(self._due)
+            if running(trial, attempt):
+                look = self._files.submit(shown_epochs, self._folder_of(trial), attempt)
+                self._looks.append((trial, attempt, look))
+                heappush(self._due, (now + after, 2 * after, trial, attempt))
+        looks, self._looks = self._looks, []
+        found: list[Progressed] = []
+        for trial, attempt, look in looks:
+            if not look.done():
+                self._looks.append((trial, attempt, look))
+            elif (epochs := look.result()) is not None:
+                found.append(Progressed(trial=trial, attempt=attempt, epochs=epochs))
+        return found
