@@ -1,7 +1,7 @@
 """The platform's figures on a simulated machine of 9,408 nodes, and storms of faults through the real scheduler.
 
     PYTHONPATH=. python -m tests.benchmarks.bench_simulate --seeds 5
-    PYTHONPATH=. python -m tests.benchmarks.bench_simulate --faults 1000000
+    PYTHONPATH=. python -m tests.benchmarks.bench_simulate --faults 1000000 --processes 2
 
 The first prints goodput and the ratio to the static practice for several seeds, the final training of the best 15, and the
 wall time of the simulation. The second simulates campaigns on a machine that breaks all the time until so many faults have
@@ -15,7 +15,10 @@ import resource
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from functools import partial
+from itertools import count
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -112,27 +115,35 @@ def _final_row(*costs: Sequence[PolicyResult]) -> dict[str, float]:
     return row
 
 
-def storms(faults: int, nodes: int) -> bool:
-    """Simulate campaigns until so many faults have happened; True where every invariant held."""
+def storms(faults: int, nodes: int, processes: int) -> bool:
+    """Simulate campaigns, so many side by side, until so many faults have happened; True where every invariant held."""
+    seen, told, broken, begin = 0, 0, 0, time.perf_counter()
+    with ProcessPoolExecutor(processes) as pool:
+        for first in count(0, processes):
+            seeds = range(first, first + processes)
+            for seed, result in zip(seeds, pool.map(partial(storm, nodes=nodes), seeds)):
+                seen, told = seen + sum(result.faults.values()), told + result.false_failures
+                broken += len(result.violations)
+                print(
+                    f"simulated: campaign {seed + 1}: {seen:,} faults so far {result.faults}, {result.trials} trials, "
+                    f"{result.finished} finished, {result.failed} failed, {result.lost} given up, {told} told, "
+                    f"{broken} violations {result.violations[:3]}, {time.perf_counter() - begin:.0f} s",
+                    flush=True,
+                )
+            if seen >= faults:
+                return told == 0 and broken == 0
+    raise AssertionError("seeds do not end")
+
+
+def storm(seed: int, nodes: int) -> PolicyResult:
+    """One campaign on a machine that breaks all the time; budget, sizes, retries and pruning change with the seed."""
     table = {**CAMPAIGN, "train": {"epochs": 27}, "search": {**CAMPAIGN["search"], "rungs": [3, 9]}}
-    settings = campaign_settings(table, Path("CAMPAIGN.toml"))
-    seen, told, broken, seed, begin = 0, 0, 0, 0, time.perf_counter()
-    while seen < faults:
-        scenario = scenario_of(settings, STORM, nodes=nodes, seed=seed)
-        budget = nodes * 3600.0 * 5 if seed % 3 == 0 else None
-        sizes = ((1, 1), (1, 8), (2, 4))[seed % 3]
-        plan = replace(scenario.plan, min_places=sizes[0], max_places=sizes[1], max_node_seconds=budget)
-        plan = replace(plan, retries=3 if seed % 2 else 1_000_000, reduction=1 if seed % 5 == 4 else 3)
-        result = compared(replace(scenario, plan=plan), ["adaptive"], 6.0)[0]
-        seen, told = seen + sum(result.faults.values()), told + result.false_failures
-        broken, seed = broken + len(result.violations), seed + 1
-        print(
-            f"simulated: campaign {seed}: {seen:,} faults so far {result.faults}, {result.trials} trials, "
-            f"{result.finished} finished, {result.failed} failed, {result.lost} given up, {told} told, "
-            f"{broken} violations {result.violations[:3]}, {time.perf_counter() - begin:.0f} s",
-            flush=True,
-        )
-    return told == 0 and broken == 0
+    scenario = scenario_of(campaign_settings(table, Path("CAMPAIGN.toml")), STORM, nodes=nodes, seed=seed)
+    budget = nodes * 3600.0 * 5 if seed % 3 == 0 else None
+    sizes = ((1, 1), (1, 8), (2, 4))[seed % 3]
+    plan = replace(scenario.plan, min_places=sizes[0], max_places=sizes[1], max_node_seconds=budget)
+    plan = replace(plan, retries=3 if seed % 2 else 1_000_000, reduction=1 if seed % 5 == 4 else 3)
+    return compared(replace(scenario, plan=plan), ["adaptive"], 6.0)[0]
 
 
 def main() -> None:
@@ -141,11 +152,12 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--faults", type=int, help="Instead: so many faults in storms.")
     parser.add_argument("--nodes", type=int, default=1000, help="Nodes of the storms' machine.")
+    parser.add_argument("--processes", type=int, default=1, help="Storms side by side.")
     options = parser.parse_args()
     if options.faults is None:
         acceptance(options.seeds)
     else:
-        sys.exit(0 if storms(options.faults, options.nodes) else 1)
+        sys.exit(0 if storms(options.faults, options.nodes, options.processes) else 1)
 
 
 if __name__ == "__main__":
