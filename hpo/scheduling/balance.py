@@ -11,7 +11,6 @@ from hydragnn.hpo.scheduling.values import replace
 CROWD = 128
 """Beyond so many unfinished trials, the common ending is found anew only when their number has changed by a tenth, and nobody waits."""
 
-
 LATE = 15.0
 """Seconds that an attempt needs at least once its expected end has passed; more when it is later than that, as much as it is late."""
 
@@ -166,7 +165,7 @@ def _worth_waiting(state: State, trial: Trial, places: int, end: float, work: fl
         free += count
         size = min(free, places)
         expected = time + _segment_time(state, trial, size, work)
-        if time > latest or len(state.free) >= size:
+        if time > latest:
             break
         if expected < end:
             best, end = Reservation(time, free - size), expected
@@ -200,7 +199,7 @@ def _segment_end(state: State, trial: Trial, work: float, now: float) -> float:
         (first, begun), (last, epochs) = trial.shown
         left = max(0.0, state.plan.rungs[len(trial.results)] - epochs)
         end = last + left * (last - first) / (epochs - begun)
-    return max(end, now + min(LATE, now - trial.started), 2 * now - end)
+    return end if end > now else max(now + min(LATE, now - trial.started), 2 * now - end)
 
 
 def _left(state: State, trial: Trial, work: float, now: float) -> Load:
