@@ -1,7 +1,8 @@
 """A rank that predicts and may dawdle or die on the way; started by the tests by mpirun, srun, torchrun or alone.
 
 ``python predicting.py MODEL SOURCE OUT [--resume] [--workers N] [--faulty-rank R --after N [--seconds S]]``: the faulty rank
-does its N-th unit (from 0) for S seconds longer, or without S it is gone before that unit, by SIGKILL.
+does its N-th unit (from 0) for S seconds longer, or without S it is gone before that unit, by SIGKILL. The others do not
+begin their N-th unit before, so that there is an N-th unit for the faulty one however much later it began.
 """
 
 import argparse
@@ -10,6 +11,9 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
+from itertools import count
 from pathlib import Path
 
 import torch
@@ -21,18 +25,30 @@ from hydragnn.errors import InputError, Interrupted
 from hydragnn.training import leave, this_launch
 
 
-def make_faulty(after: int, seconds: float) -> None:
-    """This rank falters at its unit number ``after``."""
-    original, done = work.outcome, iter(range(1_000_000))
+def before_unit(number: int, act: Callable[[], None]) -> None:
+    """This rank acts before it predicts its unit of this number."""
+    original, done = work.outcome, count()
 
-    def faulty(member, batch):
-        if next(done) == after:
-            if not seconds:
-                os.kill(os.getpid(), signal.SIGKILL)
-            time.sleep(seconds)
+    def acting(member, batch):
+        if next(done) == number:
+            act()
         return original(member, batch)
 
-    work.outcome = faulty
+    work.outcome = acting
+
+
+def falter(note: Path, seconds: float) -> None:
+    """Leave a note, then hang for so many seconds, or be gone."""
+    note.touch()
+    if not seconds:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(seconds)
+
+
+def wait_for(note: Path) -> None:
+    """Return when the note is there."""
+    while not note.exists():
+        time.sleep(0.01)
 
 
 def main() -> int:
@@ -51,8 +67,11 @@ def main() -> int:
     options = parser.parse_args()
     torch.set_num_threads(1)
     counting.FAREWELL = options.farewell
+    note = options.out.with_name(options.out.name + ".faltered")
     if this_launch().rank == options.faulty_rank:
-        make_faulty(options.after, options.seconds)
+        before_unit(options.after, partial(falter, note, options.seconds))
+    elif options.faulty_rank >= 0:
+        before_unit(options.after, partial(wait_for, note))
     try:
         result = predict_to_file(
             options.model,
