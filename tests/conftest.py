@@ -1,6 +1,7 @@
 """Shape checks of jaxtyping are active in the tests, and every test runs on one thread."""
 
 import importlib.util
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -14,6 +15,9 @@ install_import_hook("hydragnn", "beartype.beartype")
 torch.set_num_threads(1)
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.append(
+    str(ROOT / "tests" / "hpo")
+)  # for `from world import World`: pytest's importlib mode leaves folders out
 
 
 @pytest.fixture(scope="session")
@@ -43,7 +47,7 @@ def loaded(name: str) -> ModuleType:
 @pytest.fixture(scope="session")
 def played() -> ModuleType:
     """The module that plays campaigns through the real scheduler on a virtual clock."""
-    return loaded("played")
+    return importlib.import_module("played")
 
 
 @pytest.fixture(scope="session")

@@ -22,14 +22,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 
-from hydragnn.datasets import StoreWriter
-from hydragnn.graphs import Field, graph_from_arrays
 from hydragnn.hpo import campaign_history, campaign_records
 from hydragnn.hpo.journal import read_journal
 from hydragnn.hpo.scheduling.events import Reached
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "hpo"))
+from rings import write_rings
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -94,7 +94,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        write_store(folder / "store.h5")
+        if not (folder / "store.h5").exists():
+            write_rings(folder / "store.h5", 60)
         (folder / "CAMPAIGN.toml").write_text(CAMPAIGN)
         begun = time.monotonic()
         assert search(folder, "undisturbed", options.workers).wait() == 0
@@ -220,34 +221,6 @@ def describe(out: Path) -> dict[str, Any]:
 def checksum(run: Path) -> str:
     """Of the weights that a run leaves."""
     return hashlib.sha256((run / "model" / "weights.safetensors").read_bytes()).hexdigest()
-
-
-def write_store(path: Path) -> None:
-    """Sixty small rings with an energy that depends on charges and distances."""
-    if path.exists():
-        return
-    charge = Field(name="charge", on="node")
-    energy = Field(name="energy", on="graph", unit="eV", role="target")
-    generator = np.random.default_rng(0)
-    with StoreWriter(path, [charge, energy], dim=3) as writer:
-        for _ in range(60):
-            count = int(generator.integers(4, 8))
-            angle = np.linspace(0, 2 * np.pi, count, endpoint=False)
-            positions = np.stack([np.cos(angle), np.sin(angle), generator.normal(size=count) / 5], axis=1)
-            charges = generator.normal(size=count).astype(np.float32)
-            nodes = np.arange(count)
-            left, right = np.roll(nodes, 1), np.roll(nodes, -1)
-            lengths = np.linalg.norm(positions - positions[left], axis=1)
-            writer.write(
-                graph_from_arrays(
-                    positions,
-                    np.concatenate([left, right]),
-                    np.concatenate([nodes, nodes]),
-                    fields=[charge, energy],
-                    nodes={"charge": charges},
-                    graphs={"energy": np.float32((charges * lengths).sum())},
-                )
-            )
 
 
 if __name__ == "__main__":

@@ -3,37 +3,28 @@
     python tests/benchmarks/million_faults.py --faults 1000000 --processes 2
 
 Campaigns of 1 to 30 trials on 1 to 36 places see lost nodes, failed launches, preemptions, memory that runs out, failures of
-their own, nodes found sick, probes without an answer, and killed controllers. tests/hpo/storm.py says what must hold: no
-trial lost, none run or settled twice, no place given twice, no budget exceeded, no machine fault told as a failure, no node
-used before its probe, and from everywhere a way to the end.
+their own, nodes found sick, probes without an answer, and killed controllers. tests/hpo/world.py and storm.py say what must
+hold: no trial lost, none run or settled twice, no place given twice, no budget exceeded, no machine fault told as a failure,
+no node used before its probe, and from everywhere a way to the end.
 """
 
 import argparse
-import importlib.util
 import json
 import sys
 import time
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from types import ModuleType
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "hpo"))
+from storm import storms
 
 PORTION = 5000
 
 
-def storm_module() -> ModuleType:
-    """The storm of the tests."""
-    path = Path(__file__).resolve().parents[1] / "hpo" / "storm.py"
-    spec = importlib.util.spec_from_file_location("storm", path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def portion(seed: int, faults: int) -> "Counter[str]":
     """What one process saw."""
-    seen: Counter[str] = storm_module().storms(faults, seed)
+    seen: Counter[str] = storms(faults, seed)
     return seen
 
 

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 from ase import Atoms
 from ase.calculators.emt import EMT
+from ase.io import write
 
 from hydragnn.config import RunConfig
 from hydragnn.datasets import MemoryStore, StoreWriter
+from hydragnn.ensemble.build import build_ensemble
 from hydragnn.graphs import Field
 from hydragnn.graphs.atomic import from_ase
 from hydragnn.training import train
@@ -96,3 +98,25 @@ def runs(tmp_path_factory, store, stored) -> list[Path]:
         record = train(config_of(stored, **change), folders[-1], store=store)
         assert record.status == "finished"
     return folders
+
+
+@pytest.fixture(scope="session")
+def ensemble(tmp_path_factory, runs, store) -> Path:
+    """The three runs as one ensemble."""
+    out = tmp_path_factory.mktemp("ensembles") / "ensemble"
+    build_ensemble(runs, out, store=store)
+    return out
+
+
+@pytest.fixture(scope="session")
+def structures_file(tmp_path_factory, frames):
+    """Writes a file of so many structures, the second of which has two atoms in one place."""
+
+    def written(count):
+        path = tmp_path_factory.mktemp("structures") / "frames.xyz"
+        bad = frames[1].copy()
+        bad.positions[1] = bad.positions[0]
+        write(path, [frames[0], bad, *frames[2:count]])
+        return path
+
+    return written

@@ -12,7 +12,6 @@ from ase import Atoms
 from ase.io import read, write
 
 from hydragnn.datasets import BatchSettings, StoreWriter
-from hydragnn.ensemble.build import build_ensemble
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.prediction import predict, work
 from hydragnn.ensemble.prediction.predict import predict_to_file
@@ -20,20 +19,8 @@ from hydragnn.errors import InputError, Interrupted
 
 
 @pytest.fixture(scope="module")
-def ensemble(tmp_path_factory, runs, store):
-    out = tmp_path_factory.mktemp("predict") / "ensemble"
-    build_ensemble(runs, out, store=store)
-    return out
-
-
-@pytest.fixture(scope="module")
-def structures(tmp_path_factory, frames):
-    """A file of structures, the second of which has two atoms in one place."""
-    path = tmp_path_factory.mktemp("structures") / "frames.xyz"
-    bad = frames[1].copy()
-    bad.positions[1] = bad.positions[0]
-    write(path, [frames[0], bad, *frames[2:6]])
-    return path
+def structures(structures_file):
+    return structures_file(6)
 
 
 BATCH = BatchSettings(max_graphs=16)

@@ -11,10 +11,8 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from ase.io import write
 
 from hydragnn.datasets import BatchSettings
-from hydragnn.ensemble.build import build_ensemble
 from hydragnn.ensemble.prediction import frames as blocks
 from hydragnn.ensemble.prediction import together, work
 from hydragnn.ensemble.prediction.crew import Alone
@@ -33,20 +31,8 @@ needs_mpirun = pytest.mark.skipif(not (BIN / "mpirun").exists(), reason="no mpir
 
 
 @pytest.fixture(scope="module")
-def ensemble(tmp_path_factory, runs, store):
-    out = tmp_path_factory.mktemp("ranks") / "ensemble"
-    build_ensemble(runs, out, store=store)
-    return out
-
-
-@pytest.fixture(scope="module")
-def structures(tmp_path_factory, frames):
-    """A file of structures, the second of which has two atoms in one place."""
-    path = tmp_path_factory.mktemp("structures") / "frames.xyz"
-    bad = frames[1].copy()
-    bad.positions[1] = bad.positions[0]
-    write(path, [frames[0], bad, *frames[2:40]])
-    return path
+def structures(structures_file):
+    return structures_file(40)
 
 
 @pytest.fixture(scope="module")

@@ -5,11 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+from rings import write_rings
 
-from hydragnn.datasets import StoreWriter
-from hydragnn.graphs import Field, graph_from_arrays
 from hydragnn.hpo import CampaignSettings, LocalLauncher, campaign_settings
 
 TRAINING = '''
@@ -75,30 +73,9 @@ Settings = Callable[..., CampaignSettings]
 
 @pytest.fixture(scope="session")
 def store_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Forty rings of points whose energy is the sum of the node charges times the neighbours' distance."""
+    """Forty rings."""
     path = tmp_path_factory.mktemp("store") / "store.h5"
-    charge = Field(name="charge", on="node")
-    energy = Field(name="energy", on="graph", unit="eV", role="target")
-    generator = np.random.default_rng(0)
-    with StoreWriter(path, [charge, energy], dim=3) as writer:
-        for _ in range(40):
-            count = int(generator.integers(4, 8))
-            angle = np.linspace(0, 2 * np.pi, count, endpoint=False)
-            positions = np.stack([np.cos(angle), np.sin(angle), generator.normal(size=count) / 5], axis=1)
-            charges = generator.normal(size=count).astype(np.float32)
-            nodes = np.arange(count)
-            left, right = np.roll(nodes, 1), np.roll(nodes, -1)
-            lengths = np.linalg.norm(positions - positions[left], axis=1)
-            writer.write(
-                graph_from_arrays(
-                    positions,
-                    np.concatenate([left, right]),
-                    np.concatenate([nodes, nodes]),
-                    fields=[charge, energy],
-                    nodes={"charge": charges},
-                    graphs={"energy": np.float32((charges * lengths).sum())},
-                )
-            )
+    write_rings(path, 40)
     return path
 
 

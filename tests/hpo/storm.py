@@ -1,4 +1,4 @@
-"""A campaign under random faults: carries out the scheduler's actions by hand, and keeps the invariants under watch.
+"""A campaign under random faults, in which the invariants of tests/hpo/world.py and those of faults and budgets must hold.
 
 The choices come from outside, so that hypothesis and a fast seeded generator drive the same storm.
 """
@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from world import World
+
 from hydragnn.hpo.scheduling.events import (
     Action,
     Cancel,
@@ -19,12 +21,8 @@ from hydragnn.hpo.scheduling.events import (
     Exhausted,
     Failed,
     Launched,
-    Opened,
     Plan,
-    Probe,
     Probed,
-    Propose,
-    Proposed,
     Reached,
     Settle,
     Start,
@@ -32,8 +30,7 @@ from hydragnn.hpo.scheduling.events import (
     Tick,
     node_of,
 )
-from hydragnn.hpo.scheduling.health import PATIENCE
-from hydragnn.hpo.scheduling.scheduler import MACHINE_FAULTS, MOST_PARTS, State, step
+from hydragnn.hpo.scheduling.scheduler import MACHINE_FAULTS, MOST_PARTS
 
 STRIKING = ("lost_node", "launch")
 CAUSES = [*STRIKING, *STRIKING, "preempted", "preempted", "out_of_memory"]
@@ -86,53 +83,38 @@ def random_campaign(choose: "Choose") -> tuple[Plan, tuple[str, ...], float | No
     return plan, places, choose([None, None, 300.0, 4000.0])
 
 
-class Storm:
+class Storm(World):
     """One campaign: ``play`` lets anything happen, ``finish`` lets nothing go wrong any more."""
 
     def __init__(self, choose: Choose, plan: Plan, places: tuple[str, ...], deadline: float | None = None) -> None:
-        self.choose, self.plan, self.places = choose, plan, places
+        super().__init__(plan, places)
+        self.choose = choose
         self.allowed: float | None = deadline
         """Seconds that every allocation lasts."""
-        self.state = State()
-        self.now = 1000.0
-        self.running: dict[int, Start] = {}
-        self.user: dict[str, int] = {}
         self.must_end: dict[int, float] = {}
         self.late: set[int] = set()
-        self.to_propose: list[int] = []
-        self.to_probe: dict[str, float] = {}
-        """When a probe was asked for."""
         self.untrusted: set[str] = set()
-        self.attempts: Counter[int] = Counter()
         self.faults: Counter[int] = Counter()
         self.shortages: Counter[int] = Counter()
         self.own: dict[int, str] = {}
-        self.settled: dict[int, str] = {}
-        self.closed: str | None = "not yet open"
         self.opened = self.left = self.now
         """When the latest controller began, and when it ended or was last seen."""
         self.bills = [0.0, 0.0]
         self.nodes = 0
         self.ends = math.inf
-        self.journal: list[tuple[float, Event]] = []
         self.seen: Counter[str] = Counter()
         self.injected = 0
 
     # what a controller does
 
-    def open(self) -> None:
-        """A new controller, after whatever ended the one before."""
+    def open(self, deadline: float | None = None) -> None:
+        """A new controller, with the budgets that are left and an allocation of its own."""
         spent = self.left - self.opened
         self.bills = [self.bills[0] + spent, self.bills[1] + spent * self.nodes]
-        self.running.clear()
-        self.user.clear()
         self.must_end.clear()
         self.late.clear()
-        self.to_propose.clear()
-        self.to_probe.clear()
         self.untrusted &= {node_of(place) for place in self.places}
-        self.settled = {number: outcome for number, outcome in self.settled.items() if outcome != "pruned"}
-        self.closed, self.opened, self.left = None, self.now, self.now
+        self.opened = self.left = self.now
         deadline = None if self.allowed is None else self.now + self.allowed
         self.nodes = nodes = len({node_of(place) for place in self.places})
         self.ends = min(
@@ -142,18 +124,11 @@ class Storm:
             if self.plan.max_node_seconds is None
             else self.now + (self.plan.max_node_seconds - self.bills[1]) / nodes,
         )
-        self.feed(Opened(plan=self.plan, places=self.places, deadline=deadline))
+        super().open(deadline)
 
     def feed(self, event: Event) -> None:
-        before, self.left = self.state, self.now
-        self.state, actions = step(before, event, self.now)
-        if self.state is before:
-            assert not actions
-            return
-        self.journal.append((self.now, event))
-        for action in actions:
-            self._obey(action)
-        self._watch()
+        self.left = self.now
+        super().feed(event)
 
     def wait(self, seconds: float) -> None:
         """Let time pass, with a look at the clock when a budget is about to end, and after."""
@@ -167,40 +142,34 @@ class Storm:
             self.now = max(self.now, until)
             self.feed(Tick())
 
-    def reach(self, number: int, value: float, over: bool = False, speed: float = 0.0) -> None:
-        start = self._ended(number)
+    def reach(self, number: int, value: float, over: bool = False, seconds: float = 0.0) -> None:
         self.faults[number] = 0
-        epochs = start.until
-        trial = self.state.trials[number]
-        seconds = trial.seconds + speed * (epochs - trial.epochs) / len(start.places)
-        self.feed(Reached(trial=number, attempt=start.attempt, epochs=epochs, value=value, over=over, seconds=seconds))
+        super().reach(number, value, over, seconds)
 
     def fail(self, number: int, kind: Any, epochs: int = 0, suspects: tuple[str, ...] = ()) -> None:
-        stopped, late = bool(self.state.trials[number].cancelled), number in self.late
-        start = self._ended(number)
-        if late:
+        if number in self.late:
             self.own[number] = "timeout"
         elif kind in MACHINE_FAULTS:
-            self.faults[number] += not stopped
+            self.faults[number] += not self.state.trials[number].cancelled
         elif kind == "out_of_memory":
             self.shortages[number] += 1
         else:
             self.own[number] = kind
         if kind in STRIKING:
-            self.untrusted |= set(suspects or (node_of(place) for place in start.places))
+            self.untrusted |= set(suspects or (node_of(place) for place in self.running[number].places))
         self.injected += 1
-        self.feed(
-            Failed(trial=number, attempt=start.attempt, kind=kind, message="why", epochs=epochs, suspects=suspects)
-        )
+        super().fail(number, kind, epochs, suspects)
 
-    def probe(self, healthy: bool) -> None:
-        self._found(self._oldest_probe(), healthy)
+    def probe(self, healthy: bool = True) -> None:
+        self._found(self.oldest_probe(), healthy)
 
-    def propose(self) -> None:
-        number = self.to_propose.pop(0)
-        work = self.choose([None, 1.0, 5.0, 30.0])
-        scaling = self.choose([None, None, 4.0])
-        self.feed(Proposed(trial=number, values={"x": number}, work=work, scaling=scaling))
+    def propose(self, work: float | None = None, scaling: float | None = None) -> None:
+        super().propose(self.choose([None, 1.0, 5.0, 30.0]), self.choose([None, None, 4.0]))
+
+    def ended(self, number: int) -> Start:
+        self.must_end.pop(number, None)
+        self.late.discard(number)
+        return super().ended(number)
 
     # what can happen to it
 
@@ -230,40 +199,7 @@ class Storm:
         self.plan = replace(self.plan, max_seconds=None, max_node_seconds=None)
         if self.closed != "finished" and self.ends < math.inf:
             self.open()
-        for _ in range(100_000):
-            if self.closed == "finished":
-                return
-            if self.closed is not None:
-                self.open()
-            elif self.to_propose:
-                self.propose()
-            elif self.running:
-                self.now += 1.0
-                self.reach(min(self.running), 0.5)
-            elif self.to_probe:
-                self.probe(True)
-            elif self.state.due < math.inf:
-                self.now = max(self.now, self.state.due)
-                self.feed(Tick())
-            else:
-                raise AssertionError("dead end: nothing runs, nothing is asked, and the campaign is open")
-        raise AssertionError("the campaign goes round in circles")
-
-    def check(self) -> None:
-        """Every trial has come to an end that its faults explain, and the journal tells the same."""
-        trials = self.state.trials
-        assert set(self.settled) == set(trials), "a trial was lost"
-        assert len(trials) == self.plan.trials or self.state.exhausted
-        for number, outcome in self.settled.items():
-            expected = "paused" if outcome == "pruned" else outcome
-            assert trials[number].status == expected
-
-    def check_journal(self) -> None:
-        """The journal gives the state back."""
-        replayed = State()
-        for now, event in self.journal:
-            replayed, _ = step(replayed, event, now)
-        assert replayed == self.state, "the journal does not give the state back"
+        super().finish()
 
     def _happen(self) -> None:
         options = ["wait", "wait"]
@@ -277,9 +213,7 @@ class Storm:
             case "propose":
                 self._answer()
             case "reach":
-                number = self._one()
-                self.feed(Launched(trial=number, attempt=self.running[number].attempt, identity={"pid": number}))
-                self.reach(number, self.choose([0.1, 0.2, 0.5, 0.7]), self.choose([False] * 9 + [True]), self._speed())
+                self._arrive()
             case "fail":
                 self._break()
             case "probe":
@@ -311,6 +245,17 @@ class Storm:
                 if node not in self.to_probe:
                     self._found(node, self.choose([True, False]))
 
+    def _arrive(self) -> None:
+        number = self._one()
+        start, trial = self.running[number], self.state.trials[number]
+        self.feed(Launched(trial=number, attempt=start.attempt, identity={"pid": number}))
+        value, over, speed = (
+            self.choose([0.1, 0.2, 0.5, 0.7]),
+            self.choose([False] * 9 + [True]),
+            self.choose([0.0, 1.0, 10.0]),
+        )
+        self.reach(number, value, over, speed * (start.until - trial.epochs) / len(start.places))
+
     def _break(self) -> None:
         number = self._one()
         start, trial = self.running[number], self.state.trials[number]
@@ -335,7 +280,7 @@ class Storm:
                 self.probe(False)
             case "none":  # the probe hangs: its node must not be forgotten
                 self.injected += 1
-                self._oldest_probe()
+                self.oldest_probe()
 
     def _more_budget(self) -> None:
         """The user goes on with what is used up."""
@@ -359,24 +304,8 @@ class Storm:
         if node in {node_of(place) for place in self.places}:
             self.feed(Probed(node=node, healthy=healthy, message="found"))
 
-    def _oldest_probe(self) -> str:
-        node = next(iter(self.to_probe))
-        del self.to_probe[node]
-        return node
-
     def _one(self) -> int:
         return int(self.choose(list(self.running)))
-
-    def _speed(self) -> float:
-        return float(self.choose([0.0, 1.0, 10.0]))
-
-    def _ended(self, number: int) -> Start:
-        start = self.running.pop(number)
-        self.must_end.pop(number, None)
-        self.late.discard(number)
-        for place in start.places:
-            del self.user[place]
-        return start
 
     def _end_cancelled(self, until: float) -> None:
         """Attempts that were asked to save themselves do so within the grace period."""
@@ -390,63 +319,36 @@ class Storm:
 
     # what must hold
 
-    def _obey(self, action: Action) -> None:
-        assert self.closed is None
+    def obey(self, action: Action) -> None:
+        super().obey(action)
         match action:
-            case Propose():
-                assert action.trial not in self.to_propose
-                self.to_propose.append(action.trial)
-            case Probe():
-                assert self.now >= self.to_probe.pop(action.node, -math.inf) + PATIENCE, "probed twice at once"
-                self.to_probe[action.node] = self.now
-            case Start():
-                self._begin(action)
             case Cancel():
-                assert self.running[action.trial].attempt == action.attempt
                 self.must_end.setdefault(action.trial, self.now + self.plan.grace)
                 if action.reason == "timeout":
                     self.late.add(action.trial)
-            case Settle():
-                self._settle(action)
             case Close():
-                assert not self.running
-                self.closed = action.ending
                 self.seen[f"ending {action.ending}"] += 1
 
-    def _begin(self, action: Start) -> None:
-        assert action.trial not in self.running, "run twice at once"
-        assert self.settled.get(action.trial, "pruned") == "pruned", "run after its end"
+    def begin(self, action: Start) -> None:
+        super().begin(action)
         assert self.now <= self.ends - self.plan.grace, "started when time was up"
-        self.attempts[action.trial] += 1
-        assert action.attempt == self.attempts[action.trial], "two attempts with one number"
         assert action.split == min(MOST_PARTS, 2 ** self.shortages[action.trial])
-        assert min(self.plan.min_places, len(self.places)) <= len(action.places) <= self.plan.max_places
-        for place in action.places:
-            assert place in self.places
-            assert place not in self.user, "a place was given to two attempts at once"
-            assert node_of(place) not in self.untrusted, "a node was used that has not been probed"
-            self.user[place] = action.trial
-        self.running[action.trial] = action
+        assert self.untrusted.isdisjoint(map(node_of, action.places)), "a node was used that has not been probed"
 
-    def _settle(self, action: Settle) -> None:
+    def settle(self, action: Settle) -> None:
+        super().settle(action)
         number = action.trial
-        assert number not in self.settled, "settled twice"
-        self.settled[number] = action.outcome
         self.seen[f"outcome {action.outcome}"] += 1
-        failure = self.state.trials[number].failure
         if action.outcome == "failed":
-            assert failure is not None and failure.kind not in MACHINE_FAULTS, "a machine fault was told as a failure"
-            shortage = failure.kind == "out_of_memory"
-            assert shortage or failure.kind == self.own[number]
+            kind = self.state.trials[number].failure.kind
+            shortage = kind == "out_of_memory"
+            assert shortage or kind == self.own[number]
             assert not shortage or self.shortages[number] > math.log2(MOST_PARTS), "out of memory was told too early"
         if action.outcome == "lost":
             assert self.faults[number] == self.plan.retries + 1, "given up with retries left"
 
-    def _watch(self) -> None:
-        state = self.state
-        assert len(state.active) == len(self.running) and all(n in self.running for n in state.active)
-        assert len(state.free) + len(self.user) + sum(len(n.held) for n in state.health.values()) == len(self.places)
+    def watch(self) -> None:
+        super().watch()
         assert not self.running or self.now <= self.ends, "a budget was exceeded"
-        assert state.asked == len(self.to_propose)
-        self.seen.update(f"trial {status}" for status, count in state.counts.items() if count)
-        self.seen.update(f"node {node.status}" for node in state.health.values())
+        self.seen.update(f"trial {status}" for status, count in self.state.counts.items() if count)
+        self.seen.update(f"node {node.status}" for node in self.state.health.values())

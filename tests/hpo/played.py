@@ -1,26 +1,20 @@
 """Campaigns played through the real scheduler on a virtual clock, with the faults that tests ask for: journals in milliseconds."""
 
-import heapq
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import count
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from virtual import Virtual
 
 from hydragnn.hpo.journal import Journal
 from hydragnn.hpo.scheduling.events import (
-    Cancel,
-    Event,
     Failed,
     Launched,
     Opened,
-    Plan,
-    Probe,
     Probed,
-    Propose,
     Proposed,
     Reached,
     Start,
@@ -28,18 +22,15 @@ from hydragnn.hpo.scheduling.events import (
     Tick,
     node_of,
 )
-from hydragnn.hpo.scheduling.scheduler import State, step
 
 STARTUP = 5.0
 OWN, MACHINE = ("diverged", "out_of_memory"), ("lost_node", "launch", "preempted")
 
 
 @dataclass
-class Player:
-    """Plays a campaign; ``events`` is what its journal holds. Rates are probabilities per attempt."""
+class Player(Virtual):
+    """Plays a campaign. Rates are probabilities per attempt."""
 
-    plan: Plan
-    places: tuple[str, ...]
     seed: int = 0
     own: float = 0.0
     machine: float = 0.0
@@ -47,13 +38,10 @@ class Player:
     """Nodes that fail whatever is started on them."""
     work: float = 20.0
     """Seconds per epoch on one place of the middle trial."""
-    events: list[tuple[float, Event]] = field(default_factory=list)
-    state: State = field(default_factory=State)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._generator = np.random.default_rng(self.seed)
-        self._order = count()
-        self._due: list[tuple[float, int, Event]] = []
         self._cost: dict[int, float] = {}
         self.now = 1000.0
 
@@ -61,59 +49,43 @@ class Player:
         self, *, stop_after: float = math.inf, kill_after: float = math.inf, places: Sequence[str] = ()
     ) -> None:
         """Play until the campaign is closed; ``stop_after`` so many seconds it is interrupted, or killed."""
-        self._due.clear()
+        self.forget()
         self.now += 100.0
         begun = self.now
         self.places = tuple(places) or self.places
-        self._happen(Opened(plan=self.plan, places=self.places))
-        self._later(60.0, Tick())
+        self.happen(Opened(plan=self.plan, places=self.places))
+        self.later(60.0, Tick())
         stopping = False
-        while not self.state.closed and self._due:
-            due = self._due[0][0]
-            if due - begun >= kill_after:
+        while not self.state.closed and self.due < math.inf:
+            if self.due - begun >= kill_after:
                 return
-            if due - begun >= stop_after and not stopping:
+            if self.due - begun >= stop_after and not stopping:
                 stopping, self.now = True, begun + stop_after
-                self._happen(Stopping(reason="SIGTERM"))
+                self.happen(Stopping(reason="SIGTERM"))
                 continue
-            self.now, _, event = heapq.heappop(self._due)
-            self._happen(event)
+            event = self.turn()
+            self.happen(event)
             if isinstance(event, Tick):
-                self._later(60.0, Tick())
+                self.later(60.0, Tick())
 
     def write(self, path: Path) -> None:
         """Put the events into a journal."""
         with Journal(path) as journal:
             journal.extend(self.events)
 
-    def _happen(self, event: Event) -> None:
-        after, actions = step(self.state, event, self.now)
-        if after is not self.state or actions:
-            self.events.append((self.now, event))
-        self.state = after
-        for action in actions:
-            match action:
-                case Propose():
-                    self._happen(Proposed(trial=action.trial, values=self._point(action.trial)))
-                case Start():
-                    self._happen(Launched(trial=action.trial, attempt=action.attempt, identity={"pid": action.trial}))
-                    self._train(action)
-                case Probe():
-                    self._later(10.0, Probed(node=action.node, healthy=action.node not in self.bad))
-                case Cancel():
-                    kept = self.state.trials[action.trial].epochs
-                    saved = Failed(
-                        trial=action.trial, attempt=action.attempt, kind="preempted", message="saved", epochs=kept
-                    )
-                    self._later(1.0, saved)
+    def propose(self, trial: int) -> None:
+        self.happen(Proposed(trial=trial, values=self._point(trial)))
+
+    def probe(self, node: str) -> None:
+        self.later(10.0, Probed(node=node, healthy=node not in self.bad))
 
     def _point(self, number: int) -> dict[str, Any]:
         width = int(2 ** self._generator.uniform(4, 7))
         self._cost[number] = self.work * (width / 64) ** 1.5 * math.exp(0.1 * self._generator.normal())
         return {"model.hidden_dim": width, "train.learning_rate": float(10 ** self._generator.uniform(-4, -2))}
 
-    def _train(self, start: Start) -> None:
-        """Decide how an attempt will end, and when."""
+    def train(self, start: Start) -> None:
+        self.happen(Launched(trial=start.trial, attempt=start.attempt, identity={"pid": start.trial}))
         trial = self.state.trials[start.trial]
         per_epoch = self._cost[start.trial] / len(start.places)
         epochs = start.until - trial.epochs
@@ -133,7 +105,7 @@ class Player:
                 epochs=kept,
                 suspects=tuple(map(node_of, suspects)),
             )
-            self._later(2.0 if bad else STARTUP + cut * epochs * per_epoch, failed)
+            self.later(2.0 if bad else STARTUP + cut * epochs * per_epoch, failed)
             return
         reached = Reached(
             trial=start.trial,
@@ -143,10 +115,7 @@ class Player:
             seconds=trial.seconds + epochs * per_epoch,
             memory_mb=200.0 + 2.0 * trial.values["model.hidden_dim"],
         )
-        self._later(STARTUP + epochs * per_epoch, reached)
-
-    def _later(self, seconds: float, event: Event) -> None:
-        heapq.heappush(self._due, (self.now + seconds, next(self._order), event))
+        self.later(STARTUP + epochs * per_epoch, reached)
 
 
 def nodes(number: int) -> tuple[str, ...]:
