@@ -196,4 +196,4 @@ class World:
         out = {name for name, node in state.health.items() if node.status != "pool"}
         idle = {place for place in self.places if place not in self.user and node_of(place) not in out}
         assert set(state.free) == idle, "a place is neither free nor in use nor kept back, or is two of them"
-        assert len(idle) + len(self.user) + sum(len(node.held) for node in state.health.values()) == len(self.places)
+        assert state.healthy == len(idle) + len(self.user), "healthy is not the number of places free or in use"
