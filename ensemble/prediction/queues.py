@@ -18,9 +18,14 @@ MANY = 256
 SHARE = 8
 """A block is this part of a group's share of what is left; smaller ones ask the root more often."""
 
+LEAST = 4
+"""Positions that make a block: a group waits while one of its ranks fetches it. What would be less is given out singly."""
+
 _HALF = 1 << 32
+_SINGLY = -(1 << 61)
+"""What a group's counter holds when its ranks are to ask the root themselves; negative, however often it is counted up."""
 _DONE = -(1 << 62)
-"""What a group's counter holds when the root has nothing left; negative, however often it is counted up."""
+"""The same when the root has nothing left; less than the other, however often it is counted up."""
 
 
 @runtime_checkable
@@ -77,7 +82,8 @@ class GroupedQueue:
 
     A group's counter holds the next position and the end of the group's block in one number, so that one addition both
     takes a position and says whether it is still inside. The rank that finds itself exactly at the end fetches the next
-    block; those behind it look again.
+    block; those behind it look again. Towards the end, when a block would hold fewer than ``LEAST`` positions, ranks ask
+    the root themselves, so that none waits for another's request: once for every other rank, or so.
     """
 
     def __init__(
@@ -90,36 +96,50 @@ class GroupedQueue:
     ) -> None:
         """``root`` counts blocks; ``group`` is the counter of this rank's group of ``groups``."""
         self._blocks = blocks(costs, groups)
+        self._singles = _first_of_singles(self._blocks)
         self._root, self._group, self._pause = root, group, pause
 
     def take(self) -> int | None:
         """The next position that nobody has."""
         while True:
             found = self._group.add(1)
-            if found < 0:
+            if found < _SINGLY:
                 return None
+            if found < 0:
+                return self._single()
             end, position = divmod(found, _HALF)
             if position < end:
                 return position
             if position == end:
-                self._refill()
-            else:
-                self._pause()
+                return self._refill()
+            self._pause()
 
-    def _refill(self) -> None:
+    def _single(self) -> int | None:
+        """The next position of the root, whose blocks have all been given out."""
         number = self._root.add(1)
         if number < len(self._blocks):
-            start, end = self._blocks[number]
-            self._group.put(end * _HALF + start)
-        else:
+            return self._blocks[number][0]
+        self._group.put(_DONE)
+        return None
+
+    def _refill(self) -> int | None:
+        """The first position of the root's next block, the rest of which is the group's."""
+        number = self._root.add(1)
+        if number >= len(self._blocks):
             self._group.put(_DONE)
+            return None
+        start, end = self._blocks[number]
+        self._group.put(_SINGLY if number >= self._singles else end * _HALF + start + 1)
+        return start
 
 
 def blocks(costs: Sequence[float], groups: int) -> list[tuple[int, int]]:
     """Positions in blocks that shrink towards the end: an eighth of the group's share of what is left; one at least.
 
-    >>> blocks([3.0] + [1.0] * 21, groups=1)[:5]
-    [(0, 1), (1, 3), (3, 5), (5, 7), (7, 8)]
+    After the last block of ``LEAST`` positions all are single.
+
+    >>> blocks([1.0] * 40, groups=1)[:4]
+    [(0, 5), (5, 9), (9, 10), (10, 11)]
     """
     edges, left, inside = [0], sum(costs), 0.0
     for position, cost in enumerate(costs):
@@ -127,7 +147,15 @@ def blocks(costs: Sequence[float], groups: int) -> list[tuple[int, int]]:
             edges.append(position)
             left, inside = left - inside, 0.0
         inside += cost
-    return list(pairwise([*edges, len(costs)])) if costs else []
+    shrinking = list(pairwise([*edges, len(costs)])) if costs else []
+    kept = max((number + 1 for number, (start, end) in enumerate(shrinking) if end - start >= LEAST), default=0)
+    rest = range(shrinking[kept - 1][1] if kept else 0, len(costs))
+    return [*shrinking[:kept], *((position, position + 1) for position in rest)]
+
+
+def _first_of_singles(all_blocks: Sequence[tuple[int, int]]) -> int:
+    """The number of the first block behind which, itself included, all are single."""
+    return max((number + 1 for number, (start, end) in enumerate(all_blocks) if end - start > 1), default=0)
 
 
 def queue_for(costs: Sequence[float], size: int, root: Counter, group: Counter) -> Queue:

@@ -3,8 +3,10 @@
     python tests/benchmarks/bench_balance.py [--folder DIR] [--graphs 3000] [--json]
 
 Measured, two ranks of MPI with one thread each: the makespan over the bound of the measured costs, and the ensemble against one job
-per member on the same two ranks, in turns in the same processes. Simulated, with the costs recorded in the measured run and with
-those of eight architectures: 1,024 and 8,192 ranks on a virtual clock that runs the predictor's own plan and queues.
+per member on the same two ranks, in turns in the same processes. Simulated on a virtual clock that runs the predictor's own plan
+and queues: 1,024 and 8,192 ranks, with the costs of eight architectures and with recorded ones: what each unit cost its process (by
+processor), as where every rank has a processor to itself, and how long it took here (by clock), whatever else ran meanwhile. A
+row tells the scatter of its costs: the standard deviation of what units took over what their member's rate and their load foretell.
 """
 
 import argparse
@@ -15,9 +17,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,12 +34,12 @@ from made_ensemble import crystals, made_ensemble, write_store, write_structures
 from hydragnn.datasets import open_store
 from hydragnn.ensemble import Ensemble
 from hydragnn.ensemble.plan import Chunk, chunks_of, default_budget, units_of
-from hydragnn.ensemble.prediction import telling
+from hydragnn.ensemble.prediction import telling, work
 from hydragnn.ensemble.prediction.crew import Crew, joined_crew
 from hydragnn.ensemble.prediction.job import Job, member_costs
 from hydragnn.ensemble.prediction.order import Note, learned_rates
 from hydragnn.ensemble.prediction.predict import predict_with
-from hydragnn.ensemble.prediction.queues import GROUP, MANY, LocalCounter, Queue, queue_for
+from hydragnn.ensemble.prediction.queues import GROUP, LocalCounter, Queue, queue_for
 from hydragnn.ensemble.prediction.schedule import scheduled
 from hydragnn.ensemble.prediction.work import POSTS, happened
 
@@ -45,6 +50,9 @@ ARCHITECTURES = (48.2, 26.1, 173.3, 301.4, 526.5, 94.6, 120.3, 26.8)
 SERVICE = 2e-6
 """Seconds for which a number that is counted up keeps others waiting."""
 
+SLOT = 10
+"""Requests among which the simulation keeps no order."""
+
 
 class Clock:
     """The virtual time of the rank whose turn it is."""
@@ -53,24 +61,39 @@ class Clock:
 
 
 class RemoteCounter(LocalCounter):
-    """A number in another rank's window: a request takes a while, and those of one group wait for each other.
+    """A number in another rank's window: a request takes a while, and requests wait for each other.
 
-    Requests of different groups at the root do not: turns are not simulated in the order in which these arrive, and at two
-    microseconds each they fill a hundredth of the time.
+    Turns are not simulated in the order in which requests arrive, so a request is served in the first slot after its
+    arrival that has room, whoever was simulated before it. One that arrives while a rank still fetches what it puts there
+    is made again after that.
     """
 
-    def __init__(self, clock: Clock, latency: float, *, waits: bool) -> None:
+    def __init__(self, clock: Clock, latency: float) -> None:
         """``latency`` in seconds."""
         super().__init__()
-        self._clock, self._latency, self._waits, self._free = clock, latency, waits, 0.0
+        self._clock, self._latency, self._served, self._filled = clock, latency, Counter[int](), 0.0
 
     def add(self, amount: int) -> int:
         """Count up after the request has arrived and its turn has come."""
-        self._clock.now += self._latency
-        if self._waits:
-            self._clock.now = max(self._clock.now, self._free)
-            self._free = self._clock.now + SERVICE
+        self._wait()
+        if self._clock.now < self._filled:
+            self._clock.now = self._filled
+            self._wait()
         return super().add(amount)
+
+    def put(self, value: int) -> None:
+        """Replace the number after the request has arrived and its turn has come."""
+        self._wait()
+        self._filled = self._clock.now
+        super().put(value)
+
+    def _wait(self) -> None:
+        arrived = self._clock.now + self._latency
+        slot = int(arrived / (SLOT * SERVICE))
+        while self._served[slot] == SLOT:
+            slot += 1
+        self._served[slot] += 1
+        self._clock.now = max(arrived, slot * SLOT * SERVICE) + SERVICE
 
 
 def simulated(
@@ -111,15 +134,21 @@ def simulated(
             load[rank, unit.member] += loads[unit.chunk]
         heapq.heappush(turns, (clock.now, rank, stage))
     bound = max(float(seconds.sum()) / ranks, float(seconds.max()))
-    return {"ranks": ranks, "units_per_rank": seconds.size / ranks, "ratio": ended / bound, "bound_s": bound}
+    foretold = np.outer(loads, seconds.sum(axis=0) / sum(loads))
+    return {
+        "ranks": ranks,
+        "units_per_rank": seconds.size / ranks,
+        "scatter": float((seconds / foretold).std()),
+        "ratio": ended / bound,
+        "bound_s": bound,
+    }
 
 
 def _queues(costs: Sequence[float], ranks: int, clock: Clock, latency: float) -> list[Queue]:
     """A queue per group of ranks."""
-    flat = ranks <= MANY
-    root = RemoteCounter(clock, latency, waits=flat)
+    root = RemoteCounter(clock, latency)
     groups = range(-(-ranks // GROUP))
-    return [queue_for(costs, ranks, root, RemoteCounter(clock, latency, waits=True)) for _ in groups]
+    return [queue_for(costs, ranks, root, RemoteCounter(clock, latency)) for _ in groups]
 
 
 def recorded(chunks: Sequence[Chunk], account: Sequence[Sequence[float]], members: int) -> np.ndarray:
@@ -165,10 +194,22 @@ def rank_main(folder: Path, repeats: int) -> None:
                 together = _timed(crew, [ensemble], folder / source, folder)
                 alone = _timed(crew, runs, folder / source, folder)
                 rows.setdefault(source, []).append({"together": together, "alone": alone})
+        in_processor_seconds(partial(_timed, crew, [ensemble], folder / "graphs.h5", folder))
         if crew.rank == 0:
-            account = [unit for one in kept[-len(runs) - 1] for unit in one["units"]]
-            plans = [happened(kept[i], 2) for i in range(0, len(kept), len(runs) + 1)]
-            (folder / "rank.json").write_text(json.dumps({"rows": rows, "plans": plans, "account": account}))
+            ours = kept[:: len(runs) + 1]
+            plans = [happened(accounts, 2) for accounts in ours[:-1]]
+            by_clock, by_processor = ([unit for one in accounts for unit in one["units"]] for accounts in ours[-2:])
+            found = {"rows": rows, "plans": plans, "by clock": by_clock, "by processor": by_processor}
+            (folder / "rank.json").write_text(json.dumps(found))
+
+
+def in_processor_seconds(do: Callable[[], object]) -> None:
+    """Predict once more with accounts of what units cost this process, however many others share its processor."""
+    work.time = SimpleNamespace(perf_counter=time.process_time, time=time.time, monotonic=time.monotonic)  # type: ignore[assignment]
+    try:
+        do()
+    finally:
+        work.time = time  # type: ignore[assignment]
 
 
 def _timed(crew: Crew, models: Sequence[Path], source: Path, folder: Path) -> dict[str, float]:
@@ -237,17 +278,20 @@ def _simulations(folder: Path, found: dict[str, Any]) -> list[dict[str, Any]]:
     store = open_store(folder / "graphs.h5")
     sizes, ensemble = store.sizes(), Ensemble.load(folder / "ensemble")
     chunks = chunks_of(sizes, np.arange(len(store)), default_budget(sizes), {})
-    seconds = recorded(chunks, found["account"], len(MEMBERS))
+    by = {name: recorded(chunks, found[name], len(MEMBERS)) for name in ("by processor", "by clock")}
     loads, expected = [chunk.load for chunk in chunks], member_costs(ensemble, folder / "ensemble")
     rows = []
     for ranks, per_rank in ((2, 150), (1024, 10), (8192, 10), (8192, 5)):
         for latency in (20e-6, 200e-6):
             generator = np.random.default_rng(0)
-            drawn = resampled(loads, seconds, ranks * per_rank, generator)
-            of_records = simulated(*drawn, expected, ranks, latency)
-            of_kinds = simulated(*architectures(ranks * per_rank, 0.3, generator), ranks, latency)
-            of_unknown = simulated(*architectures(ranks * per_rank, 1.0, generator), ranks, latency)
-            named = {"recorded": of_records, "architectures": of_kinds, "unknown beforehand": of_unknown}
+            named = {
+                f"recorded {name}": simulated(
+                    *resampled(loads, seconds, ranks * per_rank, generator), expected, ranks, latency
+                )
+                for name, seconds in by.items()
+            }
+            for name, error in (("architectures", 0.3), ("unknown beforehand", 1.0)):
+                named[name] = simulated(*architectures(ranks * per_rank, error, generator), ranks, latency)
             rows += [{"costs": name, "latency_ms": latency * 1e3, **row} for name, row in named.items()]
     return rows
 
@@ -267,8 +311,8 @@ def _print(result: dict[str, Any]) -> None:
     print("simulated, the predictor's plan and queues on a virtual clock")
     for row in result["simulated"]:
         print(
-            f"  {row['costs']:18} {row['ranks']:5d} ranks, {row['units_per_rank']:5.1f} units per rank, "
-            f"take {row['latency_ms']:.2f} ms: simulated makespan / bound {row['ratio']:.4f} (bound {row['bound_s']:.2f} s)"
+            f"  {row['costs']:21} {row['ranks']:5d} ranks, {row['units_per_rank']:5.1f} units per rank, "
+            f"scatter {row['scatter']:.2f}, take {row['latency_ms']:.2f} ms: simulated makespan / bound {row['ratio']:.4f} (bound {row['bound_s']:.2f} s)"
         )
 
 

@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 from hydragnn.ensemble.plan import Unit, certificate, makespan
 from hydragnn.ensemble.prediction.claims import ClaimQueue, Claims, Heart
 from hydragnn.ensemble.prediction.order import bundles_of, homes, lanes_of, learned_rates, second_stage, staged
-from hydragnn.ensemble.prediction.queues import GROUP, SHARE, FlatQueue, GroupedQueue, LocalCounter, blocks, queue_for
+from hydragnn.ensemble.prediction.queues import (
+    GROUP,
+    LEAST,
+    SHARE,
+    FlatQueue,
+    GroupedQueue,
+    LocalCounter,
+    blocks,
+    queue_for,
+)
 
 
 def units_of(costs):
@@ -95,8 +104,20 @@ def test_no_block_is_more_than_an_eighth_of_a_groups_share_of_what_is_left(costs
         assert end == start + 1 or sum(costs[start:end]) <= sum(costs[start:]) / (SHARE * groups) + 1e-9
 
 
-def test_the_root_is_asked_far_less_often_than_once_per_position():
-    assert len(blocks([1.0] * 81_920, groups=8192 // GROUP)) < 81_920 / 10
+def test_the_root_is_asked_seldom_and_at_the_end_at_most_once_per_rank():
+    found = blocks([1.0] * 81_920, groups=8192 // GROUP)
+    shared = [end - start for start, end in found if end - start > 1]
+    assert min(shared) >= LEAST and len(shared) < 81_920 / 20
+    assert found[: len(shared)] == [(start, end) for start, end in found if end - start > 1]
+    assert len(found) - len(shared) <= 8192
+
+
+def test_no_rank_waits_at_the_end_for_what_another_fetches():
+    root, group = LocalCounter(), LocalCounter()
+    queue = GroupedQueue([1.0] * 20, root, group, groups=1, pause=lambda: pytest.fail("waited"))
+    assert queue.take() == 0  # the first one finds that all are single
+    slow = root.add(1)  # another rank of the group is on its way to the root
+    assert [queue.take() for _ in range(3)] == [slow + 1, slow + 2, slow + 3]
 
 
 def test_what_was_published_first_is_what_all_read(tmp_path):
