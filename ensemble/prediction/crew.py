@@ -8,7 +8,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from multiprocessing import get_context, parent_process
 from pathlib import Path
 from threading import Thread
@@ -19,7 +19,7 @@ import torch
 from hydragnn.ensemble.prediction.claims import ClaimQueue, Claims, Heart
 from hydragnn.ensemble.prediction.queues import FlatQueue, LocalCounter, Queue
 from hydragnn.errors import InputError
-from hydragnn.training.distributed import Launch, joined_ranks, this_launch
+from hydragnn.training.distributed import joined_ranks
 
 Table = dict[str, Any]
 
@@ -203,37 +203,12 @@ class Worker(FolderCrew):
 
 
 @contextmanager
-def joined_crew(launch: Launch | None = None) -> Iterator[Crew]:
-    """The crew that the launcher started; InputError where its count and MPI's disagree."""
-    launch = launch or this_launch()
-    if torch.cuda.is_available():
-        torch.cuda.set_device(launch.local_rank % torch.cuda.device_count())
-    if launch.size == 1:
-        yield Alone()
-    elif launch.by == "mpi":
-        from hydragnn.ensemble.prediction.counting import joined_mpi
-
-        with joined_mpi(launch) as crew:
-            yield crew
-    else:
-        with at_work(FolderCrew(launch.rank, launch.size)) as crew:
-            yield crew
-
-
-@contextmanager
 def at_work(crew: FolderCrew) -> Iterator[Crew]:
     """The crew for the length of the block."""
     try:
         yield crew
     finally:
         crew.close()
-
-
-def workers_crew(workers: int, work: Callable[..., None], *arguments: Any) -> AbstractContextManager[Crew]:
-    """The ranks that a launcher started, or else so many local workers."""
-    if workers > 1 and this_launch().size == 1:
-        return at_work(Workshop(workers, work, *arguments))
-    return joined_crew()
 
 
 def _end_with_parent() -> None:

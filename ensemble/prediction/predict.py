@@ -14,9 +14,10 @@ import torch
 from hydragnn.datasets import BatchSettings
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.plan import Chunk, chunks_of, default_budget, units_of
-from hydragnn.ensemble.prediction.crew import Crew, Worker, at_work, workers_crew
+from hydragnn.ensemble.prediction.crew import Crew, Worker, at_work
 from hydragnn.ensemble.prediction.formats import sink_for
 from hydragnn.ensemble.prediction.job import Job, begin, member_costs, source_of
+from hydragnn.ensemble.prediction.joining import workers_crew
 from hydragnn.ensemble.prediction.merge import merge
 from hydragnn.ensemble.prediction.order import Bundle, learned_rates
 from hydragnn.ensemble.prediction.schedule import Schedule, scheduled

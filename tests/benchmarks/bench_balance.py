@@ -35,8 +35,9 @@ from hydragnn.datasets import open_store
 from hydragnn.ensemble import Ensemble
 from hydragnn.ensemble.plan import Chunk, chunks_of, default_budget, units_of
 from hydragnn.ensemble.prediction import telling, work
-from hydragnn.ensemble.prediction.crew import Crew, joined_crew
+from hydragnn.ensemble.prediction.crew import Crew
 from hydragnn.ensemble.prediction.job import Job, member_costs
+from hydragnn.ensemble.prediction.joining import joined_crew
 from hydragnn.ensemble.prediction.order import Note, learned_rates
 from hydragnn.ensemble.prediction.predict import predict_with
 from hydragnn.ensemble.prediction.queues import GROUP, LocalCounter, Queue, queue_for
