@@ -23,6 +23,7 @@ from hydragnn.hpo.scheduling.events import (
     Launched,
     Plan,
     Probed,
+    Progressed,
     Reached,
     Settle,
     Start,
@@ -206,12 +207,14 @@ class Storm(World):
         if self.to_propose:
             options += ["propose"] * 6
         if self.running:
-            options += ["reach", "reach", "fail", "fail", "fail"]
+            options += ["show", "reach", "reach", "fail", "fail", "fail"]
         if self.to_probe:
             options += ["probe", "probe"]
         match self.choose(options):
             case "propose":
                 self._answer()
+            case "show":
+                self._show()
             case "reach":
                 self._arrive()
             case "fail":
@@ -244,6 +247,13 @@ class Storm(World):
                 node = node_of(self.choose(self.places))
                 if node not in self.to_probe:
                     self._found(node, self.choose([True, False]))
+
+    def _show(self) -> None:
+        """Progress as heartbeats tell it: also none, backwards, beyond the end, or of an attempt that is over."""
+        number = self._one()
+        start, trial = self.running[number], self.state.trials[number]
+        epochs = self.choose([0.0, float(trial.epochs), trial.epochs + 0.25, start.until - 0.5, start.until + 1.0])
+        self.feed(Progressed(trial=number, attempt=start.attempt - self.choose([0, 0, 0, 1]), epochs=epochs))
 
     def _arrive(self) -> None:
         number = self._one()
