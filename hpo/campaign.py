@@ -31,8 +31,13 @@ ENDINGS: dict[Ending, str] = {
     "stopped": "interrupted",
     "hopeless": "every trial failed",
 }
-CONTINUED = ("hours", "node_hours", "walltime", "stopped")
-"""Endings of campaigns that a resume takes further."""
+CONTINUED: dict[Ending, str] = {
+    "hours": "; raise it and continue with --resume",
+    "node_hours": "; raise it and continue with --resume",
+    "walltime": "; continue with --resume",
+    "stopped": "; continue with --resume",
+}
+"""What takes a campaign with such an ending further."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +59,7 @@ class CampaignResult:
         ending = ENDINGS[self.ending]
         return {
             "campaign": str(self.folder),
-            "ending": f"{ending}; continue with --resume" if self.ending in CONTINUED else ending,
+            "ending": ending + CONTINUED.get(self.ending, ""),
             "trials": self.trials,
             "trained to the end": self.finished,
             "failed": self.failed,
@@ -93,6 +98,7 @@ def run_search(
         controller = Controller(settings, space, out, journal, places, enqueued, on_event)
         with signals(controller.stop):
             state = controller.run(plan)
+            stack.close()  # with signals heard, so that a second Ctrl-C does not cut it short
         return result_of(state, out, settings.source, controller.seconds())
 
 

@@ -167,6 +167,11 @@ def _check_unchanged(settings: CampaignSettings, saved: CampaignSettings) -> Non
     for key in EXTENSIBLE:
         now["search"].pop(key), before["search"].pop(key)
     changed = _differences(before, now)
+    if changed and settings.runs:
+        raise InputError(
+            f"{settings.source} holds trainings of other configurations, seeds or epochs; repeat the command that began "
+            "them, choose another --out, or delete that folder"
+        )
     if changed:
         raise InputError(
             f"{settings.source}: {changed[0]} differs from the campaign that is to be resumed; "

@@ -36,8 +36,8 @@ def replayed(path: Path, follow: Callable[[State, Event, State], None] | None = 
         after, actions = step(state, event, now)
         if after is state and not actions:
             raise InputError(
-                f"{path}: line {number} does not follow from the lines before it; another version of this program, with "
-                "other rules, wrote it: continue with that version, or begin in another folder"
+                f"{path}: line {number} does not follow from the lines before it; lines are missing, or another version "
+                "of this program wrote it: restore the file from a copy, continue with that version, or begin in another folder"
             )
         if follow is not None:
             follow(state, event, after)

@@ -1,6 +1,7 @@
 """The search space: which points there are, and the run that each of them is."""
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
@@ -23,6 +24,7 @@ FIXED = ("data.store", "split", "train.epochs")
 NUMBER = "run"
 """The parameter that numbers given runs."""
 
+UNKNOWN_KEY = re.compile(r"unknown key ([^;\s]+);")
 TRIES = 64
 ENUMERATED = 4096
 
@@ -200,6 +202,9 @@ def _check_end(settings: CampaignSettings, space: Space, path: str, value: Any, 
             problem = problem or str(error)
         else:
             return
+    unknown = UNKNOWN_KEY.search(problem)
+    if unknown and not any(f"{known}.".startswith(f"{unknown[1]}.") for known in space.parameters):
+        raise InputError(problem)  # the base's own, whatever the values
     hint = "" if space.parameters[path].when else "; a parameter that only some choices know needs when = {...}"
     raise InputError(f'search.space."{path}" = {value!r} takes part in no valid run: {problem}{hint}')
 

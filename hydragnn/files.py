@@ -1,6 +1,7 @@
 """Files that are complete or absent: written beside their name, flushed to disk, then renamed."""
 
 import hashlib
+import contextlib
 import json
 import os
 from collections.abc import Callable
@@ -41,7 +42,8 @@ def replace_atomically(path: Path, write: Callable[[Path], None]) -> None:
             f"cannot write {path}: {error.strerror or error}; free space or choose another place"
         ) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # also below a file, where there can be nothing to remove
+            temporary.unlink(missing_ok=True)
 
 
 def flush_directory(folder: Path) -> None:

@@ -46,8 +46,16 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
 
 
-def with_overrides(table: dict[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
+def with_overrides(
+    table: dict[str, Any],
+    assignments: Sequence[str],
+    *,
+    option: str = "--set",
+    example: str = "model.hidden_dim=128",
+) -> dict[str, Any]:
     """A copy of ``table`` with ``a.b=value`` assignments applied; values are TOML, bare words are strings.
+
+    ``option`` and ``example`` are named where one is no assignment.
 
     >>> with_overrides({"model": {"kind": "schnet"}}, ["model.hidden_dim=128", "model.kind=painn"])
     {'model': {'kind': 'painn', 'hidden_dim': 128}}
@@ -56,7 +64,7 @@ def with_overrides(table: dict[str, Any], assignments: Sequence[str]) -> dict[st
     for assignment in assignments:
         path, separator, text = assignment.partition("=")
         if not separator or not path.strip():
-            raise InputError(f"--set {assignment}: expected key=value, for example model.hidden_dim=128")
+            raise InputError(f"{option} {assignment}: expected key=value, for example {example}")
         with_value(result, path.strip(), _toml_value(text.strip()))
     return result
 

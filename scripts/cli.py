@@ -297,6 +297,8 @@ def _show(value: dict[str, Any], as_json: bool) -> None:
 
 
 def _text(item: Any) -> str:
+    if item is None:
+        return "none"
     if isinstance(item, float):
         return f"{item:.6g}"
     if isinstance(item, dict):

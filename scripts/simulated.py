@@ -37,7 +37,9 @@ def run_simulation(
 ) -> dict[str, Any]:
     """The simulated figures of every policy, as plain JSON; with ``out`` also written there, with a picture."""
     settings = campaign_settings(table, source)
-    assumptions = Assumptions.parse(with_overrides({}, assume), source="--assume")
+    assumptions = Assumptions.parse(
+        with_overrides({}, assume, option="--assume", example="node_mtbf_hours=5000"), source="--assume"
+    )
     seed = settings.search.seed if seed is None else seed
     scenario = scenario_of(settings, assumptions, nodes=nodes, seed=seed, recorded=recorded)
     if final is None:

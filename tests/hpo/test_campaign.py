@@ -315,6 +315,28 @@ def test_an_interrupted_search_saves_its_trials_says_so_once_and_leaves(
     assert run_search(settings(), out, resume=True, launcher=fake_launcher(2)).ending == "finished"
 
 
+def test_a_second_interrupt_while_the_search_tidies_up_changes_nothing(
+    settings: Settings, fake_launcher: Launchers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close = LocalLauncher.close
+
+    def interrupted(launcher: LocalLauncher) -> None:
+        signal.raise_signal(signal.SIGINT)
+        close(launcher)
+
+    monkeypatch.setattr(LocalLauncher, "close", interrupted)
+    result = run_search(settings(trials=2), tmp_path / "c", launcher=fake_launcher())
+    assert result.ending == "finished"
+
+
+@pytest.mark.parametrize("limit", ["max_hours", "max_node_hours"])
+def test_a_spent_budget_says_that_it_has_to_be_raised(
+    settings: Settings, fake_launcher: Launchers, tmp_path: Path, limit: str
+) -> None:
+    result = run_search(settings(**{limit: 1e-5}), tmp_path / "c", launcher=fake_launcher())
+    assert result.summary()["ending"] == f"{limit} spent; raise it and continue with --resume"
+
+
 def test_an_attempt_that_does_not_leave_is_killed_within_the_grace_period(
     settings: Settings, fake_launcher: Launchers, tmp_path: Path
 ) -> None:

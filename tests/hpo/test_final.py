@@ -99,7 +99,7 @@ def test_other_runs_are_not_mixed_into_a_training_that_has_begun_but_their_cost_
     run_final(runs, tmp_path / "c", launcher=fake_launcher())
     dearer = [replace(run, work=5.0) for run in runs]
     assert run_final(dearer, tmp_path / "c", launcher=fake_launcher()).result.ending == "finished"
-    with pytest.raises(InputError, match="runs differs"):
+    with pytest.raises(InputError, match="holds trainings of other configurations, seeds or epochs; repeat"):
         run_final(runs[::-1], tmp_path / "c", launcher=fake_launcher())
 
 

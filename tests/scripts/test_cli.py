@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from hydragnn.datasets import StoreWriter
+from hydragnn.errors import InputError
+from hydragnn.files import write_json
 from hydragnn.graphs import Field, graph_from_arrays
 from hydragnn.scripts import cli
 
@@ -117,6 +119,14 @@ CASES: dict[str, tuple[list[str], str]] = {
     "the status of no campaign": (["status", "."], "is not a campaign"),
     "a configuration as a campaign": (["search", "run.toml", "--out", "new"], "[search]"),
     "a space over nothing": (["search", "nowhere.toml", "--out", "new"], "model.hiddn_dim"),
+    "a misspelt key beside the space": (
+        ["search", "space.toml", "--out", "new", "--set", "train.epoch=3"],
+        "error: space.toml: unknown key train.epoch; did you mean epochs?",
+    ),
+    "an assumption without a value": (
+        ["simulate", "space.toml", "--assume", "diverged"],
+        "--assume diverged: expected",
+    ),
     "an empty space": (["search", "empty.toml", "--out", "new"], "low"),
     "no such campaign": (["ensemble", "absent", "--out", "new"], "absent"),
     "no such model": (["predict", "absent", "run.toml", "--out", "new.h5"], "absent"),
@@ -144,6 +154,7 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(
         f'[data]\nstore = "{store}"\n[model]\nkind = "relational"\n[[heads]]\nfield = "moment"\n'
     )
     _written(tmp_path / "nowhere.toml", RUN + SEARCH.replace("hidden_dim", "hiddn_dim"), store)
+    _written(tmp_path / "space.toml", RUN + SEARCH, store)
     _written(tmp_path / "empty.toml", RUN + SEARCH.replace("low = 4", "low = 9"), store)
     (tmp_path / "build.toml").write_text('kind = "ase"\nfiles = ["nothing-*.xyz"]\ncutoff = 3.0\n')
     (tmp_path / "kind.toml").write_text('kind = "nppz"\nfiles = ["a.npz"]\n')
@@ -193,3 +204,14 @@ def test_data_commands_answer_for_machines(
     assert code == 0
     code, out, _ = run("data", "check", tmp_path / "rings.bp", "--json")
     assert code == 0 and json.loads(out)["problems"] == []
+
+
+def test_what_there_is_not_is_none_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    cli._show({"best trial": None}, as_json=False)
+    assert capsys.readouterr().out.split() == ["best", "trial", "none"]
+
+
+def test_a_result_below_a_file_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot write .*Not a directory"):
+        write_json(tmp_path / "file" / "out.json", {})
