@@ -1,7 +1,7 @@
 """Files that are complete or absent: written beside their name, flushed to disk, then renamed."""
 
-import hashlib
 import contextlib
+import hashlib
 import json
 import os
 from collections.abc import Callable
