@@ -35,14 +35,19 @@ def replayed(path: Path, follow: Callable[[State, Event, State], None] | None = 
     for number, (now, event) in enumerate(read_journal(path), start=1):
         after, actions = step(state, event, now)
         if after is state and not actions:
-            raise InputError(
-                f"{path}: line {number} does not follow from the lines before it; lines are missing, or another version "
-                "of this program wrote it: restore the file from a copy, continue with that version, or begin in another folder"
-            )
+            raise gap(path, f"line {number}")
         if follow is not None:
             follow(state, event, after)
         state = after
     return state
+
+
+def gap(path: Path, where: str) -> InputError:
+    """What to raise where an event does not follow from those before it."""
+    return InputError(
+        f"{path}: {where} does not follow from the lines before it; lines are missing, or another version of this program "
+        "wrote it: restore the file from a copy, continue with that version, or begin in another folder"
+    )
 
 
 class Journal:

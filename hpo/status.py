@@ -10,7 +10,7 @@ from hydragnn.errors import InputError
 from hydragnn.hpo.costs import CostModel, scaling_of, work_of
 from hydragnn.hpo.door import open_campaign
 from hydragnn.hpo.journal import NAME as JOURNAL
-from hydragnn.hpo.journal import decoded_line
+from hydragnn.hpo.journal import decoded_line, gap
 from hydragnn.hpo.scheduling.events import event_from_json, node_of
 from hydragnn.hpo.scheduling.scheduler import State
 from hydragnn.hpo.space import Point, space_of
@@ -163,7 +163,8 @@ class Follower:
             if value is None:
                 break
             self._last = float(value["time"])
-            self._chronicle.feed(event_from_json(value), self._last)
+            if not self._chronicle.feed(event_from_json(value), self._last):
+                raise gap(path, f"the line at byte {self._position}")
             self._position += len(line)
         return self._position > before
 

@@ -146,7 +146,7 @@ def event_line(state: State, event: Event) -> str:
             fate = {"waiting": "tried again", "running": "tried again"}.get(trial.status, "given up")
             return f"trial {event.trial}: {event.kind}, {fate}: {short(event.message)}"
         case Stopping() if state.running:
-            return f"{event.reason}: {len(state.running)} trial(s) save their state; continue with --resume"
+            return f"{event.reason}: {len(state.running)} trial(s) save their state"
         case _:
             return ""
 

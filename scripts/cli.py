@@ -211,7 +211,7 @@ def status(
 @app.command()
 def ensemble(
     campaign: Annotated[Path, typer.Argument(help="A campaign folder made by `hydragnn search`.")],
-    out: Out,
+    out: Annotated[Path, typer.Option("--out", help="Folder of the ensemble; must not exist yet.")],
     top_k: Annotated[int, typer.Option("--top-k", min=1, help="Number of members.")] = 5,
     method: Annotated[
         str, typer.Option(help="top-k: the K best; greedy: forward selection on CRPS, members may repeat as weights.")

@@ -30,22 +30,27 @@ def blocks_of(path: Path) -> list[tuple[int, int, int]]:
 
 
 def frames_of(path: Path, block: tuple[int, int, int]) -> Iterator[Atoms]:
-    """The structures of a block one by one; InputError where ASE cannot read them."""
+    """The structures of a block one by one; InputError, with the structure's number from 0, where ASE cannot read them."""
     from ase.io import iread
     from ase.io.formats import UnknownFileTypeError
 
-    _, start, stop = block
+    number, start, stop = block
     # parallel=False: under MPI, ASE would let rank 0 read for all ranks, which read different blocks
     try:
         if (start, stop) == (0, path.stat().st_size):
-            yield from iread(path, index=":", parallel=False)
-            return
-        with path.open("rb") as file:
-            file.seek(start)
-            text = file.read(stop - start).decode()
-        yield from iread(StringIO(text), index=":", format="extxyz", parallel=False)
+            structures = iread(path, index=":", parallel=False)
+        else:
+            with path.open("rb") as file:
+                file.seek(start)
+                text = file.read(stop - start).decode()
+            structures = iread(StringIO(text), index=":", format="extxyz", parallel=False)
+        for atoms in structures:
+            yield atoms
+            number += 1
     except (UnknownFileTypeError, OSError, ValueError, KeyError, IndexError, StopIteration) as error:
-        raise InputError(f"{path} is neither a store nor a file that ASE can read ({error}); check it") from error
+        raise InputError(
+            f"{path} is neither a store nor a file that ASE can read (structure {number}: {error}); check it"
+        ) from error
 
 
 def _starts(path: Path) -> list[int] | None:

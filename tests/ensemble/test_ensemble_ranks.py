@@ -21,6 +21,7 @@ from hydragnn.ensemble.prediction.job import Job
 from hydragnn.ensemble.prediction.predict import predict_to_file
 from hydragnn.ensemble.prediction.together import Late, finish_together, once
 from hydragnn.ensemble.roster import Roster, room_for
+from hydragnn.errors import InputError
 
 BIN = Path(sys.executable).parent
 PREDICTING = Path(__file__).with_name("predicting.py")
@@ -236,6 +237,20 @@ def test_members_a_rank_can_hold_follow_from_the_free_memory(tmp_path, monkeypat
     for size, file in zip((10, 50, 20, 5, 50), files):
         file.write_bytes(b"0" * size)
     assert [room_for(files, ranks) for ranks in (1, 2, 5, 50)] == [5, 2, 1, 1]
+
+
+def test_a_file_that_was_cut_off_says_which_structure_is_torn(structures, tmp_path, monkeypatch):
+    monkeypatch.setattr("hydragnn.ensemble.prediction.frames.FRAMES", 4)
+    torn = tmp_path / "torn.xyz"
+    torn.write_bytes(structures.read_bytes())
+    *_, (first, start, stop) = blocks_of(torn)
+    count = first + len(list(frames_of(torn, (first, start, stop))))
+    lines = torn.read_text().splitlines(keepends=True)
+    torn.write_text("".join(lines[:-1]))
+    found = blocks_of(torn)
+    with pytest.raises(InputError, match=rf"structure {count - 1}: "):
+        for block in found:
+            list(frames_of(torn, block))
 
 
 def test_blocks_of_a_file_hold_every_structure_once_and_the_same(structures, frames, monkeypatch):

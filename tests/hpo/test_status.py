@@ -108,6 +108,17 @@ def test_damage_within_the_journal_is_named(folder: Path) -> None:
         campaign_status(folder)
 
 
+def test_a_line_that_is_missing_from_the_journal_is_noticed(folder: Path) -> None:
+    path = folder / "journal.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    gone = next(number for number, line in enumerate(lines) if b'"proposed"' in line)
+    path.write_bytes(b"".join(lines[:gone] + lines[gone + 1 :]))
+    with pytest.raises(
+        InputError, match=r"the line at byte \d+ does not follow from the lines before it; lines are missing"
+    ):
+        campaign_status(folder)
+
+
 def test_a_folder_that_is_no_campaign_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is not a campaign"):
         campaign_status(tmp_path)

@@ -46,7 +46,7 @@ def test_plain_lines_tell_every_piece_of_news_once(tmp_path: Path) -> None:
         "trial 1: launch, tried again: exit code 1: ImportError: no torch",
         "trial 1: diverged, given up: loss is not finite",
         "trial 2: hidden_dim=8 learning_rate=0.01",
-        "SIGINT: 1 trial(s) save their state; continue with --resume",
+        "SIGINT: 1 trial(s) save their state",
     ]
 
 
