@@ -85,7 +85,8 @@ def predict_with(crew: Crew, job: Job, *, quiet: bool = True) -> dict[str, Any]:
     counts: dict[str, int] = {}
     if not once(crew, job.out.exists, lambda: counts.update(merge(desk, schedule.units, sink_for(job.out, ensemble)))):
         return {}
-    result = summary(job, schedule, counts, crew.notes("done"))
+    lost = sum(crew.gone(rank) for rank in range(crew.size) if rank != crew.rank)
+    result = summary(job, schedule, {**counts, "ranks_lost": lost}, crew.notes("done"))
     job.parts.delete()
     seconds = time.perf_counter() - started
     spent = {"preparing": ready - started, "predicting": worked - ready, "writing": seconds - (worked - started)}
