@@ -124,9 +124,8 @@ class Controller:
         deadline = time.monotonic() + ROUND
         while self.state.ending is None and (event := self._proposals.answer(self.state, deadline)) is not None:
             self._take(event)
-        if self.state.most > self.state.least:  # sizes can change while trials run
-            for progress in self._paces.news(self._runs):
-                self._take(progress)
+        for progress in self._paces.news(self._runs):
+            self._take(progress)
         self._starts.work(time.monotonic() + ROUND)
         self._mirror.write(self.state, ROUND)
 
@@ -162,7 +161,8 @@ class Controller:
             self._act(action)
         for now, event, state in taken:
             self._mirror.follow(event)
-            self._paces.follow(event)
+            if state.most > state.least:  # sizes can change while trials run
+                self._paces.follow(event)
             if self._on_event is not None:
                 self._on_event(state, event, state.elapsed(now))
 

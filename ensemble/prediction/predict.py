@@ -20,6 +20,7 @@ from hydragnn.ensemble.prediction.job import Job, begin, member_costs, source_of
 from hydragnn.ensemble.prediction.joining import workers_crew
 from hydragnn.ensemble.prediction.merge import merge
 from hydragnn.ensemble.prediction.order import Bundle, learned_rates
+from hydragnn.ensemble.prediction.queues import Queue
 from hydragnn.ensemble.prediction.schedule import Schedule, scheduled
 from hydragnn.ensemble.prediction.telling import moving_bar, plan_line, summary, terminable
 from hydragnn.ensemble.prediction.together import Late, finish_together, once
@@ -132,9 +133,14 @@ def take_all(
     costs = [[bundle.cost for bundle in bundles] for bundles in lists]
     queues = [desk.crew.queue(f"{name}-{number}", costs[number]) for number in range(len(lists))]
     for number in order:
-        before = list(accumulate((len(bundle.units) for bundle in lists[number]), initial=0))
-        desk.work(queues[number], lists[number], lambda position: bar(before[position]))  # noqa: B023
-        bar(-before[-1])
+        take_from(desk, queues[number], lists[number], bar)
+
+
+def take_from(desk: Desk, queue: Queue, bundles: Sequence[Bundle], bar: Callable[[int], None]) -> None:
+    """Take from one queue until it is dry."""
+    before = list(accumulate((len(bundle.units) for bundle in bundles), initial=0))
+    desk.work(queue, bundles, lambda position: bar(before[position]))
+    bar(-before[-1])
 
 
 def _schedule(job: Job, ensemble: Ensemble, chunks: Sequence[Chunk], begun: dict[str, Any], ranks: int) -> Schedule:

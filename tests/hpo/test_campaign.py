@@ -1,41 +1,27 @@
-"""Whole campaigns with attempts in real processes: determinism, faults, interruption, resumption."""
+"""Whole campaigns with attempts in real processes: determinism, faults, settings, what is left on disk."""
 
-import json
-import os
-import re
-import signal
-import subprocess
-import sys
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
+from campaigns import course
 
 from hydragnn.errors import InputError
 from hydragnn.hpo import (
     CampaignSettings,
     LocalLauncher,
-    State,
     campaign_history,
     campaign_records,
     parameter_importance,
     run_search,
 )
 from hydragnn.hpo.journal import Journal, read_journal
-from hydragnn.hpo.scheduling.events import Event, Failed
+from hydragnn.hpo.scheduling.events import Failed
 
 Settings = Callable[..., CampaignSettings]
 Launchers = Callable[..., LocalLauncher]
 Weights = Callable[[Path], dict[str, Any]]
-
-
-def course(out: Path) -> list[tuple[Any, ...]]:
-    """What a campaign did, without times and attempts."""
-    return [(t.number, t.status, t.values, t.rungs) for t in campaign_history(out).trials]
 
 
 def test_one_worker_gives_the_same_campaign_twice(
@@ -224,199 +210,3 @@ def test_the_optuna_study_on_disk_says_what_the_journal_says(
     assert stored() == expected
     run_search(settings(), out, launcher=fake_launcher(), resume=True)
     assert stored() == expected
-
-
-DRIVER = """
-import json, resource, sys
-from pathlib import Path
-from hydragnn.hpo import CampaignView, LocalLauncher, campaign_settings, run_search
-table, environment, out, workers = json.loads(sys.argv[1]), json.loads(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
-largest = int(sys.argv[5])
-if largest:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest))
-launcher = LocalLauncher(workers, module="fake_training", environment=environment)
-settings = campaign_settings(table, out.parent / "CAMPAIGN.toml")
-print(run_search(settings, out, resume=True, launcher=launcher, on_event=CampaignView(out)).ending)
-"""
-
-
-@pytest.fixture
-def driver(table: dict[str, Any], fake_launcher: Launchers, tmp_path: Path) -> Callable[..., subprocess.Popen[bytes]]:
-    """Starts a controller in a process of its own."""
-    fake_launcher()
-    root = Path(__file__).resolve().parents[2]
-    paths = f"{root}{os.pathsep}{tmp_path / 'modules'}"
-
-    def start(out: Path, workers: int, pause: float, largest_file: int = 0) -> subprocess.Popen[bytes]:
-        environment = {"PYTHONPATH": paths, "FAKE_PAUSE": str(pause), "PYTHONHASHSEED": "0"}
-        command = [sys.executable, "-c", DRIVER, json.dumps(table), json.dumps(environment), str(out), str(workers)]
-        return subprocess.Popen(
-            [*command, str(largest_file)],
-            env={**os.environ, "PYTHONPATH": paths},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE if largest_file else None,
-        )
-
-    return start
-
-
-def lines_of(journal: Path) -> int:
-    return journal.read_bytes().count(b"\n") if journal.exists() else 0
-
-
-def attempts_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
-    return [attempt for worker in psutil.Process(process.pid).children() for attempt in worker.children(recursive=True)]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_controller_killed_again_and_again_loses_nothing(
-    driver: Any, settings: Settings, fake_launcher: Launchers, weights_of: Weights, tmp_path: Path, workers: int
-) -> None:
-    out = tmp_path / "killed"
-    for more in (0, 2, 5, 9, 6):
-        before = lines_of(out / "journal.jsonl")
-        process = driver(out, workers, pause=0.15)
-        while lines_of(out / "journal.jsonl") < before + more:
-            time.sleep(0.01)
-            assert process.poll() is None, "the search ended before it was killed"
-        attempts = attempts_of(process)
-        process.kill()
-        assert process.wait() == -signal.SIGKILL
-        process.stdout.close()
-        _, alive = psutil.wait_procs(attempts, timeout=60)
-        assert not alive, "an attempt outlived its controller"
-    result = run_search(settings(), out, resume=True, launcher=fake_launcher(workers))
-    assert result.ending == "finished"
-    assert [number for number, _, _ in campaign_records(out)] == list(range(9))
-    run_search(settings(), tmp_path / "undisturbed", launcher=fake_launcher())
-    if workers == 1:
-        assert course(out) == course(tmp_path / "undisturbed")
-        assert weights_of(out) == weights_of(tmp_path / "undisturbed")
-
-
-@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
-def test_an_interrupted_search_saves_its_trials_says_so_once_and_leaves(
-    driver: Any, settings: Settings, fake_launcher: Launchers, tmp_path: Path, kind: signal.Signals
-) -> None:
-    out = tmp_path / "c"
-    process = driver(out, 2, pause=1.0)
-    while not list(out.glob("trials/*/record.json")):
-        time.sleep(0.05)
-        assert process.poll() is None
-    process.send_signal(kind)
-    text, _ = process.communicate(timeout=60)
-    lines = text.decode().splitlines()
-    assert lines[-1] == "stopped"
-    assert len([line for line in lines if line.endswith("save their state")]) == 1
-    history = campaign_history(out)
-    assert history.ending == "stopped"
-    assert all(trial.failure is None or "preempted" in trial.failure for trial in history.trials)
-    assert run_search(settings(), out, resume=True, launcher=fake_launcher(2)).ending == "finished"
-
-
-def test_a_second_interrupt_while_the_search_tidies_up_changes_nothing(
-    settings: Settings, fake_launcher: Launchers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    close = LocalLauncher.close
-
-    def interrupted(launcher: LocalLauncher) -> None:
-        signal.raise_signal(signal.SIGINT)
-        close(launcher)
-
-    monkeypatch.setattr(LocalLauncher, "close", interrupted)
-    result = run_search(settings(trials=2), tmp_path / "c", launcher=fake_launcher())
-    assert result.ending == "finished"
-
-
-@pytest.mark.parametrize("limit", ["max_hours", "max_node_hours"])
-def test_a_spent_budget_says_that_it_has_to_be_raised(
-    settings: Settings, fake_launcher: Launchers, tmp_path: Path, limit: str
-) -> None:
-    result = run_search(settings(**{limit: 1e-5}), tmp_path / "c", launcher=fake_launcher())
-    assert result.summary()["ending"] == f"{limit} spent; raise it and continue with --resume"
-
-
-def test_an_attempt_that_does_not_leave_is_killed_within_the_grace_period(
-    settings: Settings, fake_launcher: Launchers, tmp_path: Path
-) -> None:
-    out = tmp_path / "c"
-
-    def stop_once_it_is_deaf(state: State, event: Event, seconds: float) -> None:
-        if list(out.glob("trials/*/deaf")) and state.ending is None:
-            os.kill(os.getpid(), signal.SIGUSR1)
-
-    launcher = fake_launcher(2, fault="all deaf")
-    result = run_search(settings(grace_seconds=2.0), out, launcher=launcher, on_event=stop_once_it_is_deaf)
-    assert result.ending == "stopped"
-    assert {trial.status for trial in campaign_history(out).trials} == {"waiting"}
-    assert run_search(settings(), out, launcher=fake_launcher(), resume=True).ending == "finished"
-
-
-def test_a_worker_that_is_killed_takes_its_attempt_with_it_and_the_trial_goes_on(
-    driver: Any, settings: Settings, fake_launcher: Launchers, weights_of: Weights, tmp_path: Path
-) -> None:
-    out = tmp_path / "c"
-    process = driver(out, 1, pause=1.0)
-    workers: list[psutil.Process] = []
-    attempts: list[psutil.Process] = []
-    while not attempts:  # the first one has just begun, with at least a second to go
-        time.sleep(0.02)
-        workers = psutil.Process(process.pid).children()
-        attempts = workers[0].children() if workers else []
-    (worker,), (attempt,) = workers, attempts
-    worker.kill()
-    attempt.wait(timeout=60)
-    process.communicate(timeout=120)
-    assert process.returncode == 0
-    run_search(settings(), tmp_path / "undisturbed", launcher=fake_launcher())
-    assert course(out) == course(tmp_path / "undisturbed")
-    assert weights_of(out) == weights_of(tmp_path / "undisturbed")
-    failures = [event for _, event in read_journal(out / "journal.jsonl") if isinstance(event, Failed)]
-    assert [failure.kind for failure in failures] == ["preempted"]
-
-
-def test_a_disk_that_takes_no_more_stops_the_search_with_a_sentence_and_nothing_is_lost(
-    driver: Any, settings: Settings, fake_launcher: Launchers, weights_of: Weights, tmp_path: Path
-) -> None:
-    out = tmp_path / "c"
-    process = driver(out, 1, pause=0.0, largest_file=4000)
-    _, text = process.communicate(timeout=60)
-    assert process.returncode == 1
-    assert re.search(r"InputError: cannot write .*free space.*--resume", text.decode())
-    assert len(campaign_history(out).trials) < 9
-    run_search(settings(), out, resume=True, launcher=fake_launcher())
-    run_search(settings(), tmp_path / "undisturbed", launcher=fake_launcher())
-    assert course(out) == course(tmp_path / "undisturbed")
-    assert weights_of(out) == weights_of(tmp_path / "undisturbed")
-
-
-def test_an_attempt_that_its_journal_never_knew_does_no_work(tmp_path: Path, fake_launcher: Launchers) -> None:
-    from hydragnn.hpo import Task
-    from hydragnn.hpo.launching.launcher import Begun
-
-    launcher = fake_launcher()
-    folder = tmp_path / "run"
-    folder.mkdir()
-    task = Task(trial=0, attempt=1, until=1, folder=folder, places=launcher.places)
-    launcher.start(task)
-    (report,) = launcher.poll(30.0)
-    assert isinstance(report, Begun)
-    assert report.task == task
-    launcher.close()  # the controller ends between making the process and writing the line
-    assert not (folder / "pids.txt").exists()
-
-
-def test_attempts_of_a_dead_controller_are_ended_before_new_ones_start(fake_launcher: Launchers) -> None:
-    import socket
-
-    orphan = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
-    reaper = threading.Thread(target=orphan.wait)
-    reaper.start()
-    identity = {"host": socket.gethostname(), "pid": orphan.pid, "created": psutil.Process(orphan.pid).create_time()}
-    launcher = fake_launcher()
-    launcher.recover([{**identity, "created": identity["created"] - 100}, {**identity, "host": "elsewhere"}])
-    assert orphan.poll() is None, "another process with the same number is left alone"
-    launcher.recover([identity])
-    reaper.join(timeout=5)
-    assert orphan.returncode == -signal.SIGKILL
