@@ -14,7 +14,7 @@ from hydragnn.ensemble.prediction.claims import Claims
 from hydragnn.ensemble.prediction.crew import FolderCrew, Table, checked, made_by
 from hydragnn.ensemble.prediction.queues import GROUP, Queue, queue_for
 from hydragnn.errors import InputError, MissingPackageError
-from hydragnn.training.distributed import Launch
+from hydragnn.training.distributed import Launch, abandon
 
 SLOTS = 1024
 """Queues that one prediction can have."""
@@ -23,7 +23,10 @@ POKE = 1e-3
 """Seconds between two looks at requests of others; networks that count in software need the owner to look."""
 
 FAREWELL = 60.0
-"""Seconds that the last ranks are given, once everything is done, before the job is ended over them."""
+"""Seconds that the last ranks are given, once everything is done, before rank 0 ends the job without them."""
+
+PATIENCE = 10
+"""So many times as long the other ranks wait: rank 0 may still be tidying up."""
 
 
 class WindowCounter:
@@ -107,7 +110,8 @@ class MpiCrew(FolderCrew):
         """Wait for the others, but not for ever: everything is done, and one that hangs must not hold up the job."""
         if sys.exc_info()[0] is not None:
             return
-        request, deadline = self._world.Ibarrier(), time.monotonic() + FAREWELL
+        patience = FAREWELL if self.rank == 0 else PATIENCE * FAREWELL
+        request, deadline = self._world.Ibarrier(), time.monotonic() + patience
         while not request.Test():
             if time.monotonic() > deadline:
                 print(
@@ -115,7 +119,8 @@ class MpiCrew(FolderCrew):
                     file=sys.stderr,
                     flush=True,
                 )
-                self._world.Abort(0)
+                abandon()
+                return
             time.sleep(POKE)
         self._over.set()
         self._window.Unlock_all()

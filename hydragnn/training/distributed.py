@@ -4,11 +4,13 @@ The only module that reads the process environment: it describes the allocation.
 srun; without any of them there is one rank. Everything else sees a ``Ranks`` value and two sums.
 """
 
+import atexit
 import gc
 import hashlib
 import os
 import socket
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -29,6 +31,11 @@ PATIENCE = timedelta(minutes=10)
 
 SECONDS_FOR_THE_FIRST = 5.0
 """How long a failing rank stays, so that rank 0 can write down why before the launcher ends it."""
+
+SECONDS_TO_BE_READ = 1.0
+"""How long the launcher is given to pass on what was said; when a rank ends the job, it drops what it has not read."""
+
+_abandoned = threading.Event()
 
 
 class LaunchError(InputError):
@@ -163,14 +170,26 @@ def leave(code: int, seconds: float = SECONDS_FOR_THE_FIRST) -> NoReturn:
         sys.exit(code)
     if code and launch.rank:
         time.sleep(seconds)
-    if lives:
-        if code == 0:
-            mpi.Finalize()
-        else:
-            _flush()
-            mpi.COMM_WORLD.Abort(code)
+    if lives and code == 0 and not _abandoned.is_set():
+        mpi.Finalize()
+    elif lives:
+        end_job(code)
     _flush()
     os._exit(code)
+
+
+def abandon() -> None:
+    """From now on this process does not wait for other ranks, which hang: its end, by ``leave`` or not, is that of the job."""
+    _abandoned.set()
+    atexit.register(lambda: end_job(1 if hasattr(sys, "last_value") else 0))
+
+
+def end_job(code: int) -> None:
+    """End all ranks of MPI with ``code``, after the launcher had time to pass on what this one said."""
+    _flush()
+    time.sleep(SECONDS_TO_BE_READ)
+    mpi: Any = sys.modules["mpi4py.MPI"]
+    mpi.COMM_WORLD.Abort(code)
 
 
 def host_name() -> str:

@@ -51,8 +51,8 @@ def wait_for(note: Path) -> None:
         time.sleep(0.01)
 
 
-def main() -> int:
-    """Predict, and print the counts of the rank that has them."""
+def main() -> tuple[int, bool]:
+    """Predict, and print the counts of the rank that has them; gives the exit code, and whether to just fall off the end."""
     parser = argparse.ArgumentParser()
     for name in ("model", "source", "out"):
         parser.add_argument(name, type=Path)
@@ -64,6 +64,7 @@ def main() -> int:
     parser.add_argument("--after", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=0.0)
     parser.add_argument("--farewell", type=float, default=counting.FAREWELL)
+    parser.add_argument("--fall-off", action="store_true", help="end as a script does that knows nothing of ranks")
     options = parser.parse_args()
     torch.set_num_threads(1)
     counting.FAREWELL = options.farewell
@@ -84,16 +85,17 @@ def main() -> int:
         )
     except InputError as error:
         print(error, flush=True)
-        return 2
+        return 2, options.fall_off
     except Interrupted as note:
         print(note, flush=True)
-        return 130
+        return 130, options.fall_off
     if result:
         print(json.dumps(result), flush=True)
-    return 0
+    return 0, options.fall_off
 
 
 if __name__ == "__main__":
-    code = main()
+    code, fall_off = main()
     sys.stdout.flush()
-    leave(code, seconds=1.0)
+    if not fall_off:
+        leave(code, seconds=1.0)

@@ -165,11 +165,14 @@ def test_sigterm_keeps_finished_work_and_says_how_to_go_on(ensemble, stored, who
 
 
 @needs_mpirun
+@pytest.mark.parametrize("ending", [(), ("--fall-off",)], ids=["leaves", "falls off"])
 def test_what_a_hanging_rank_holds_up_is_done_by_an_idle_one_and_the_job_ends_without_it(
-    ensemble, stored, whole, tmp_path
+    ensemble, stored, whole, tmp_path, ending
 ):
-    options = ("--faulty-rank", 1, "--after", 8, "--seconds", 600, "--farewell", 0.1)
-    assert "some ranks hang" in finish(started(ensemble, stored, tmp_path / "out.npz", *options, launcher=MPIRUN))
+    """Also under a script that ends like any other; what was said is heard."""
+    options = ("--faulty-rank", 1, "--after", 8, "--seconds", 600, "--farewell", 0.1, *ending)
+    output = finish(started(ensemble, stored, tmp_path / "out.npz", *options, launcher=MPIRUN))
+    assert "some ranks hang" in output and counts(output)["ranks"] == 2
     assert (tmp_path / "out.npz").read_bytes() == whole["store"]
     assert json.loads((tmp_path / "out.npz.plan.json").read_text())["measured"]["ranks_heard"] == 1
 
