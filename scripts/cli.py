@@ -140,6 +140,7 @@ def search(
             return
         _show({key: value for key, value in submission.items() if dry_run or key != "text"}, as_json)
         return
+    _tell_new(out, out, resume)
     _show(
         face.search(campaign, out, resume=resume, workers=workers, overrides=assignments or [], quiet=as_json), as_json
     )
@@ -262,6 +263,7 @@ def predict(
 
     Under `mpirun -n N` or `srun` all ranks share the work; after an interruption `--resume` ends with the same bits.
     """
+    _tell_new(out, out.with_name(out.name + ".parts"), resume)
     result = face.predict(model, source, out, resume=resume, workers=workers, quiet=as_json)
     if result:
         _show(result, as_json)
@@ -284,6 +286,16 @@ def report(
 def doctor(as_json: AsJson = False) -> None:
     """What this machine has: Python packages, MPI, GPUs, Triton, ADIOS2, scheduler."""
     _show(face.doctor(), as_json)
+
+
+def _tell_new(out: Path, kept: Path, resume: bool) -> None:
+    """Say so once where there is nothing to resume: a mistyped --out begins everything anew."""
+    if not resume or kept.exists() or out.exists():
+        return
+    from hydragnn.training import this_launch
+
+    if this_launch().rank == 0:
+        print(f"nothing to resume in {out}: beginning anew", file=sys.stderr, flush=True)
 
 
 def _show(value: dict[str, Any], as_json: bool) -> None:

@@ -23,10 +23,10 @@ POKE = 1e-3
 """Seconds between two looks at requests of others; networks that count in software need the owner to look."""
 
 FAREWELL = 60.0
-"""Seconds that the last ranks are given, once everything is done, before rank 0 ends the job without them."""
+"""Seconds that the last ranks are given, once everything is done, before the one that wrote the file ends the job."""
 
 PATIENCE = 10
-"""So many times as long the other ranks wait: rank 0 may still be tidying up."""
+"""So many times as long the others wait: the one that wrote the file may still be tidying up."""
 
 
 class WindowCounter:
@@ -110,7 +110,7 @@ class MpiCrew(FolderCrew):
         """Wait for the others, but not for ever: everything is done, and one that hangs must not hold up the job."""
         if sys.exc_info()[0] is not None:
             return
-        patience = FAREWELL if self.rank == 0 else PATIENCE * FAREWELL
+        patience = FAREWELL if self.speaks else PATIENCE * FAREWELL
         request, deadline = self._world.Ibarrier(), time.monotonic() + patience
         while not request.Test():
             if time.monotonic() > deadline:

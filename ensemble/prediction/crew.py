@@ -30,6 +30,8 @@ class Crew(Protocol):
 
     rank: int
     size: int
+    speaks: bool
+    """Whether this rank wrote the file, has the result, and so decides when the job is over."""
 
     def begin(self, make: Callable[[], Table], folder: Path) -> Table:
         """What rank 0 made, on all ranks, and where they meet from now on; an InputError of rank 0 is raised by all."""
@@ -59,7 +61,7 @@ class Crew(Protocol):
 class Alone:
     """One process."""
 
-    rank, size = 0, 1
+    rank, size, speaks = 0, 1, False
 
     def __init__(self) -> None:
         """Nothing is known yet."""
@@ -106,7 +108,7 @@ class FolderCrew:
 
     def __init__(self, rank: int, size: int) -> None:
         """Rank ``rank`` of ``size``; ``begin`` comes before everything else."""
-        self.rank, self.size = rank, size
+        self.rank, self.size, self.speaks = rank, size, False
 
     def meet(self, folder: Path) -> None:
         """From now on the ranks meet in ``folder``, and this rank's heart beats there."""

@@ -20,7 +20,7 @@ from hydragnn.ensemble.roster import room_for
 from hydragnn.errors import InputError
 from hydragnn.files import read_json
 
-VERSION = 2
+VERSION = 3
 
 SECONDS_PER_BLOCK = 10.0
 """More than a block of structures takes to become graphs."""
@@ -58,8 +58,8 @@ def begin(job: Job, ranks: int) -> dict[str, Any]:
         else:
             assert ensemble.structures
             source = file_digest(job.source)
-        batch = job.batch.to_json() if job.batch else None
-        parts.claim({"version": VERSION, "ensemble": ensemble.digest, "source": source, "batch": batch})
+        budget = job.batch.to_json() if job.batch else None
+        parts.claim({"format of parts": VERSION, "ensemble": ensemble.digest, "source": source, "batch budget": budget})
     parts.forget_ranks()
     held = job.held or _room(job.model, ensemble.manifest.members, ranks)
     return {"fresh": fresh, "present": sorted(parts.names()), "held": held}
@@ -95,7 +95,7 @@ def build_together(building: Building, crew: Crew) -> None:
         return [Late(number=number, claim=f"block-0-{number}", seconds=SECONDS_PER_BLOCK) for number in undone]
 
     finish_together(crew, "block", missing, building.build)
-    once(crew, lambda: building.finished, building.join)
+    once(crew, "join", lambda: building.finished, building.join)
 
 
 def member_costs(ensemble: Ensemble, folder: Path) -> list[float]:

@@ -47,9 +47,14 @@ class Parts:
         path = self.folder / "identity.json"
         if not path.is_file():
             write_json(path, dict(identity))
-        elif read_json(path) != dict(identity):
+            return
+        before = read_json(path)
+        known = before if isinstance(before, dict) else {}
+        other = [name for name, value in identity.items() if known.get(name) != value]
+        if other:
             raise InputError(
-                f"{self.folder} belongs to another ensemble, source or budget; delete it or choose another --out"
+                f"{self.folder} was begun with another {' and another '.join(other)}; "
+                "repeat that command, delete the folder, or choose another --out"
             )
 
     def path(self, unit: Unit) -> Path:

@@ -84,8 +84,10 @@ def predict_with(crew: Crew, job: Job, *, quiet: bool = True) -> dict[str, Any]:
             raise  # else the others did without this rank, and the folder of parts is gone
     worked = time.perf_counter()
     counts: dict[str, int] = {}
-    if not once(crew, job.out.exists, lambda: counts.update(merge(desk, schedule.units, sink_for(job.out, ensemble)))):
+    sink = sink_for(job.out, ensemble)
+    if not once(crew, "merge", job.out.exists, lambda: counts.update(merge(desk, schedule.units, sink))):
         return {}
+    crew.speaks = True
     lost = sum(crew.gone(rank) for rank in range(crew.size) if rank != crew.rank)
     result = summary(job, schedule, {**counts, "ranks_lost": lost}, crew.notes("done"))
     job.parts.delete()

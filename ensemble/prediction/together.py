@@ -15,6 +15,9 @@ AT_LEAST = 2.0
 HELPERS = 64
 """Ranks that look after late work; more of them would only crowd the file system."""
 
+HESITATION = 60.0
+"""Seconds after which others do what the first living rank should have begun."""
+
 PAUSE = 0.02
 """Seconds between two looks, times the number of ranks over ``HELPERS``."""
 
@@ -37,24 +40,35 @@ def finish_together(crew: Crew, name: str, missing: Callable[[], Sequence[Late]]
     again by one idle rank, and after the same time once more by another; all of them give the same bits.
     """
     idle_since = time.monotonic()
-    helper = crew.rank % max(1, -(-crew.size // HELPERS)) == 0
     while late := missing():
         waited = time.monotonic() - idle_since
-        work = next((one for one in late if _is_ours(crew, name, one, waited)), None) if helper else None
+        work = next((one for one in late if _is_ours(crew, name, one, waited)), None) if helps(crew) else None
         if work is None:
             rest(crew)
         else:
             do(work.number)
 
 
-def once(crew: Crew, done: Callable[[], bool], do: Callable[[], None]) -> bool:
-    """Let the first living rank do something while the others wait until it is done; whether this rank did it."""
+def once(crew: Crew, name: str, done: Callable[[], bool], do: Callable[[], None]) -> bool:
+    """Let one rank do something while the others wait until it is done; whether this rank did it.
+
+    It is for the first living rank. Where that one hangs and has not begun after ``HESITATION`` seconds, another does it;
+    one that hangs while it does it is waited for.
+    """
+    idle_since = time.monotonic()
     while not done():
-        if all(crew.gone(rank) for rank in range(crew.rank)):
+        first = all(crew.gone(rank) for rank in range(crew.rank))
+        late = helps(crew) and time.monotonic() - idle_since > HESITATION
+        if (first or late) and _begins(crew, name):
             do()
             return True
         rest(crew)
     return False
+
+
+def helps(crew: Crew) -> bool:
+    """Whether this rank looks after what others leave undone."""
+    return crew.rank % max(1, -(-crew.size // HELPERS)) == 0
 
 
 def rest(crew: Crew) -> None:
@@ -68,3 +82,14 @@ def _is_ours(crew: Crew, name: str, work: Late, waited: float) -> bool:
         return crew.first_to(f"{name}-{work.number}-after-{owner}")
     times = int(waited / max(AT_LEAST, LATE * work.seconds))
     return times > 0 and crew.first_to(f"{name}-{work.number}-again-{times}")
+
+
+def _begins(crew: Crew, name: str) -> bool:
+    """Whether this rank is the first to claim it, or the first after one that died."""
+    claim = name
+    while not crew.first_to(claim):
+        owner = crew.owner(claim)
+        if owner is None or not crew.gone(owner):
+            return False
+        claim = f"{name}-after-{owner}"
+    return True

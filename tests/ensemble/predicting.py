@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from hydragnn.datasets import BatchSettings
-from hydragnn.ensemble.prediction import counting, work
+from hydragnn.ensemble.prediction import counting, together, work
 from hydragnn.ensemble.prediction.predict import predict_to_file
 from hydragnn.errors import InputError, Interrupted
 from hydragnn.training import leave, this_launch
@@ -64,10 +64,11 @@ def main() -> tuple[int, bool]:
     parser.add_argument("--after", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=0.0)
     parser.add_argument("--farewell", type=float, default=counting.FAREWELL)
+    parser.add_argument("--hesitation", type=float, default=together.HESITATION)
     parser.add_argument("--fall-off", action="store_true", help="end as a script does that knows nothing of ranks")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    counting.FAREWELL = options.farewell
+    counting.FAREWELL, together.HESITATION = options.farewell, options.hesitation
     note = options.out.with_name(options.out.name + ".faltered")
     if this_launch().rank == options.faulty_rank:
         before_unit(options.after, partial(falter, note, options.seconds))

@@ -254,8 +254,10 @@ def test_parts_of_another_prediction_are_not_mixed_in(ensemble, runs, stored, tm
         patch.setattr(work, "outcome", dying)
         with pytest.raises(Killed):
             predict_to_file(ensemble, stored, tmp_path / "out.h5")
-    with pytest.raises(InputError, match="belongs to another"):
+    with pytest.raises(InputError, match="begun with another ensemble;"):
         predict_to_file(runs[0], stored, tmp_path / "out.h5", resume=True)
+    with pytest.raises(InputError, match="begun with another batch budget;"):
+        predict_to_file(ensemble, stored, tmp_path / "out.h5", resume=True, batch=BATCH)
 
 
 @pytest.mark.parametrize(

@@ -165,12 +165,13 @@ def test_sigterm_keeps_finished_work_and_says_how_to_go_on(ensemble, stored, who
 
 
 @needs_mpirun
-@pytest.mark.parametrize("ending", [(), ("--fall-off",)], ids=["leaves", "falls off"])
+@pytest.mark.parametrize(("hanging", "ending"), [(0, ()), (1, ()), (1, ("--fall-off",))])
 def test_what_a_hanging_rank_holds_up_is_done_by_an_idle_one_and_the_job_ends_without_it(
-    ensemble, stored, whole, tmp_path, ending
+    ensemble, stored, whole, tmp_path, hanging, ending
 ):
-    """Also under a script that ends like any other; what was said is heard."""
-    options = ("--faulty-rank", 1, "--after", 8, "--seconds", 600, "--farewell", 0.1, *ending)
+    """Also if the first hangs, and under a script that ends like any other; what was said is heard."""
+    fault = ("--faulty-rank", hanging, "--after", 8, "--seconds", 600)
+    options = (*fault, "--hesitation", 0.1, "--farewell", 0.1, *ending)
     output = finish(started(ensemble, stored, tmp_path / "out.npz", *options, launcher=MPIRUN))
     assert "some ranks hang" in output and counts(output)["ranks"] == 2
     assert (tmp_path / "out.npz").read_bytes() == whole["store"]
@@ -206,9 +207,25 @@ def test_work_of_the_dead_is_taken_over_at_once_and_late_work_of_the_living_afte
 
 def test_the_first_living_rank_does_what_only_one_may_do():
     done = []
-    assert once(Pair(dead=True), lambda: bool(done), lambda: done.append(1))
-    assert not once(Pair(dead=False), lambda: True, lambda: done.append(1))
+    assert once(Pair(dead=True), "merge", lambda: bool(done), lambda: done.append(1))
+    assert not once(Pair(dead=False), "merge", lambda: True, lambda: done.append(1))
     assert done == [1]
+
+
+def test_what_the_first_rank_does_not_begin_in_time_another_does_and_what_it_has_begun_is_waited_for(monkeypatch):
+    monkeypatch.setattr(together, "HESITATION", 0.1)
+    done = []
+    begin = time.monotonic()
+    assert once(Pair(dead=False), "merge", lambda: bool(done), lambda: done.append(1))
+    assert time.monotonic() - begin > together.HESITATION
+    begun = Pair(dead=False)
+    assert begun.first_to("merge")  # by rank 0, as ``owner`` says
+    looks = iter([False] * 20)
+    assert not once(begun, "merge", lambda: next(looks, True), lambda: done.append(2))
+    died = Pair(dead=True)
+    assert died.first_to("merge")
+    assert once(died, "merge", lambda: False, lambda: done.append(3))
+    assert done == [1, 3]
 
 
 def test_a_rank_with_little_memory_holds_few_members_and_says_the_same(ensemble, stored, whole, tmp_path, monkeypatch):

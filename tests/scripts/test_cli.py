@@ -175,8 +175,9 @@ def test_a_run_trains_predicts_and_reports_for_machines(
     code, out, err = run("train", config, "--out", tmp_path / "run", "--json")
     assert code == 0, err
     assert json.loads(out)["status"] == "finished"
-    code, out, err = run("predict", tmp_path / "run", store, "--out", tmp_path / "said.npz", "--json")
+    code, out, err = run("predict", tmp_path / "run", store, "--out", tmp_path / "said.npz", "--json", "--resume")
     assert code == 0, err
+    assert "nothing to resume" in err
     with np.load(tmp_path / "said.npz", allow_pickle=False) as said:
         assert any(said[name].shape[:1] == (20,) for name in said.files)
     code, out, err = run("report", tmp_path / "run", "--json")
