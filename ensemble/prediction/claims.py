@@ -4,6 +4,7 @@ import json
 import os
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +51,12 @@ class Claims:
             return None
         return int(text) if text else None
 
-    def publish(self, name: str, value: Any) -> Any:
-        """The value that came first; files appear with their content, because they are linked into place."""
+    def publish(self, name: str, make: Callable[[], Any]) -> Any:
+        """The value that came first, made only where there is none yet; files appear with their content, because they are linked into place."""
         final, own = self.folder / f"said-{name}.json", self.folder / f".said-{name}.{self.rank}"
         if not final.exists():
             try:
-                own.write_text(json.dumps(value))
+                own.write_text(json.dumps(make()))
                 os.link(own, final)
             except FileExistsError:
                 pass

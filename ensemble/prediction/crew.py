@@ -48,8 +48,8 @@ class Crew(Protocol):
     def gone(self, rank: int) -> bool:
         """Whether the rank is known to be dead."""
 
-    def publish(self, name: str, value: Any) -> Any:
-        """The value that was published first under ``name``, which is this one if nobody was faster."""
+    def publish(self, name: str, make: Callable[[], Any]) -> Any:
+        """The value that was published first under ``name``, which is what ``make`` gives if nobody was faster."""
 
     def note(self, name: str, value: Any) -> None:
         """Leave a note of this rank for the others."""
@@ -90,9 +90,9 @@ class Alone:
         """Never."""
         return False
 
-    def publish(self, name: str, value: Any) -> Any:
+    def publish(self, name: str, make: Callable[[], Any]) -> Any:
         """The value."""
-        return value
+        return make()
 
     def note(self, name: str, value: Any) -> None:
         """Keep it."""
@@ -141,9 +141,9 @@ class FolderCrew:
         """Whether the rank's heart has stopped."""
         return self._heart.stopped(rank)
 
-    def publish(self, name: str, value: Any) -> Any:
+    def publish(self, name: str, make: Callable[[], Any]) -> Any:
         """The value whose file came first."""
-        return self._claims.publish(name, value)
+        return self._claims.publish(name, make)
 
     def note(self, name: str, value: Any) -> None:
         """A file of this rank."""

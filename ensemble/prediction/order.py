@@ -1,15 +1,19 @@
 """In which order work is taken: whole batches while there is plenty, single units towards the end, the longest first."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from hydragnn.ensemble.plan import Unit
 
 PLENTY = 3.0
 """A batch goes to one rank with all its members while every rank has that many more such batches before it."""
 
-FIRST_STAGE = 0.2
-"""The part of the work that is ordered by expected costs; the rest is ordered by what was measured meanwhile."""
+STAGES = 5
+"""Equal parts of the work; after each of them, what is left is ordered anew by what was measured meanwhile."""
+
+POSTS = 256
+"""Ranks that tell what they measured; more would not make it more exact."""
 
 
 Note = Mapping[str, Sequence[float]]
@@ -30,11 +34,11 @@ class Bundle:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Order:
-    """All work in two stages; the second is ordered anew once members have been measured."""
+class Stage:
+    """What is taken now, and what later stages order anew."""
 
-    first: tuple[Bundle, ...]
-    rest: tuple[Unit, ...]
+    bundles: tuple[Bundle, ...]
+    left: tuple[Unit, ...]
 
 
 def bundles_of(units: Sequence[Unit], workers: int) -> list[Bundle]:
@@ -62,22 +66,35 @@ def longest_first(unit: Unit) -> tuple[float, int, int]:
     return -unit.cost, unit.chunk, unit.member
 
 
-def staged(units: Sequence[Unit], workers: int) -> Order:
-    """The order of ``units`` for so many workers; one worker alone has no use for a second stage."""
+def staged(units: Sequence[Unit], workers: int, stages: int) -> Stage:
+    """The first of so many equal ``stages`` of the work, in the order for so many workers."""
     bundles = bundles_of(units, workers)
-    if workers == 1:
-        return Order(first=tuple(bundles), rest=())
-    enough, reached, stop = FIRST_STAGE * sum(bundle.cost for bundle in bundles), 0.0, 0
+    if stages == 1:
+        return Stage(bundles=tuple(bundles), left=())
+    enough, reached, stop = sum(bundle.cost for bundle in bundles) / stages, 0.0, 0
     while stop < len(bundles) and reached < enough:
         reached += bundles[stop].cost
         stop += 1
-    rest = tuple(unit for bundle in bundles[stop:] for unit in bundle.units)
-    return Order(first=tuple(bundles[:stop]), rest=rest)
+    return Stage(bundles=tuple(bundles[:stop]), left=tuple(unit for bundle in bundles[stop:] for unit in bundle.units))
 
 
-def second_stage(rest: Sequence[Unit], loads: Sequence[float], rates: Sequence[float], workers: int) -> list[Bundle]:
-    """What the first stage left, ordered by measured seconds: a member's ``rates`` times a chunk's ``loads``."""
-    return bundles_of([replace(unit, cost=rates[unit.member] * loads[unit.chunk]) for unit in rest], workers)
+def probing(stage: Stage, workers: int) -> Stage:
+    """The same stage after as many units of every member as let a rank that tells measure it, or so.
+
+    A member that was wrongly thought to be cheap would else not be met before the end.
+
+    >>> a, b = (Unit(member=member, chunk=0, cost=2.0 - member) for member in range(2))
+    >>> [bundle.units for bundle in probing(Stage(bundles=(Bundle(units=(a,)),), left=(b,)), workers=2).bundles] == [(b,), (a,)]
+    True
+    """
+    enough = max(1, workers // POSTS)
+    met = Counter(unit.member for bundle in stage.bundles for unit in bundle.units)
+    probes: list[Unit] = []
+    left: list[Unit] = []
+    for unit in stage.left:
+        (probes if met[unit.member] < enough else left).append(unit)
+        met[unit.member] += 1
+    return Stage(bundles=(*(Bundle(units=(unit,)) for unit in probes), *stage.bundles), left=tuple(left))
 
 
 def learned_rates(expected: Sequence[float], notes: Sequence[Note], now: float) -> list[float]:

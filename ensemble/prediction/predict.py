@@ -97,19 +97,13 @@ def predict_with(crew: Crew, job: Job, *, quiet: bool = True) -> dict[str, Any]:
 
 
 def work_through(desk: Desk, schedule: Schedule, job: Job, *, show: bool) -> None:
-    """Take work until there is none, first by expected and then by measured costs; then do what others left undone."""
+    """Take work until there is none; then do what others left undone."""
     crew = desk.crew
     desk.start()
     with moving_bar(len(schedule.units), show) as bar:
         take_all(desk, "look", [schedule.there], [0], bar)
-        order = schedule.order_of_lanes(crew.rank)
-        first = [lane.first for lane in schedule.lanes]
-        take_all(desk, "first", first, order, bar)
-        rates = crew.publish("rates", learned_rates(schedule.costs, crew.notes("measured"), time.time()))
-        rest = [lane.second(desk.chunks, rates) for lane in schedule.lanes]
-        take_all(desk, "rest", rest, order, bar)
+        late = take_stages(desk, schedule, bar)
         crew.note("done", desk.account())
-        late = schedule.late({"first": first, "rest": rest}, desk.chunks, rates)
 
     def missing() -> list[Late]:
         if job.out.exists():
@@ -122,6 +116,25 @@ def work_through(desk: Desk, schedule: Schedule, job: Job, *, show: bool) -> Non
         finish_together(crew, "unit", missing, lambda number: desk.predict([schedule.units[number]]))
     if len(desk.done) > again:
         crew.note("done", desk.account())
+
+
+def take_stages(desk: Desk, schedule: Schedule, bar: Callable[[int], None]) -> list[Late]:
+    """Take all work, first by expected costs, then by those measured so far; gives what may turn out to be late."""
+    crew, order, stages = desk.crew, schedule.order_of_lanes(desk.crew.rank), schedule.first()
+    taken: dict[str, list[Sequence[Bundle]]] = {}
+    rates: Sequence[float] = schedule.costs
+
+    def measured() -> list[float]:
+        return learned_rates(schedule.costs, crew.notes("measured"), time.time())
+
+    for number in range(schedule.stages):
+        if number:
+            stages = schedule.following(number, stages, desk.chunks, rates)
+        name = f"stage{number}"
+        taken[name] = [stage.bundles for stage in stages]
+        take_all(desk, name, taken[name], order, bar)
+        rates = crew.publish(f"rates{number}", measured)
+    return schedule.late(taken, desk.chunks, rates)
 
 
 def take_all(

@@ -8,13 +8,10 @@ from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.members import Outcome, outcome
 from hydragnn.ensemble.plan import Chunk, Unit
 from hydragnn.ensemble.prediction.crew import Crew
-from hydragnn.ensemble.prediction.order import Bundle
+from hydragnn.ensemble.prediction.order import POSTS, Bundle
 from hydragnn.ensemble.prediction.parts import Parts
 from hydragnn.ensemble.prediction.queues import Queue
 from hydragnn.ensemble.prediction.sources import Source
-
-POSTS = 256
-"""Ranks that tell what they measured; more would not make it more exact."""
 
 TELLING = 0.5
 """Seconds between two times that a rank tells."""

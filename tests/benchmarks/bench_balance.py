@@ -38,11 +38,11 @@ from hydragnn.ensemble.prediction import telling, work
 from hydragnn.ensemble.prediction.crew import Crew
 from hydragnn.ensemble.prediction.job import Job, member_costs
 from hydragnn.ensemble.prediction.joining import joined_crew
-from hydragnn.ensemble.prediction.order import Note, learned_rates
+from hydragnn.ensemble.prediction.order import POSTS, Note, learned_rates
 from hydragnn.ensemble.prediction.predict import predict_with
 from hydragnn.ensemble.prediction.queues import GROUP, LocalCounter, Queue, queue_for
 from hydragnn.ensemble.prediction.schedule import scheduled
-from hydragnn.ensemble.prediction.work import POSTS, happened
+from hydragnn.ensemble.prediction.work import happened
 
 MEMBERS = [(kind, width) for width in (16, 24, 32, 48) for kind in ("egnn", "schnet")]
 ARCHITECTURES = (48.2, 26.1, 173.3, 301.4, 526.5, 94.6, 120.3, 26.8)
@@ -104,27 +104,26 @@ def simulated(
     clock, chunks = Clock(), [Chunk(graphs=np.arange(1), numbers=np.arange(1), load=load) for load in loads]
     members = len(expected)
     schedule = scheduled(units_of(chunks, expected), [], expected, held=members, ranks=ranks)
-    (lane,) = schedule.lanes
     spent, load = np.zeros((ranks, members)), np.zeros((ranks, members))
     posts: dict[int, Note] = {}
-    queues = [_queues([bundle.cost for bundle in lane.first], ranks, clock, latency)]
-    stages = [lane.first]
+    stages = [schedule.first()]
+    queues = [_queues([bundle.cost for bundle in stages[0][0].bundles], ranks, clock, latency)]
     turns = [(0.0, rank, 0) for rank in range(ranks)]
     ended = 0.0
     while turns:
         clock.now, rank, stage = heapq.heappop(turns)
-        if stage == 2:
+        if stage == schedule.stages:
             ended = max(ended, clock.now)
             continue
-        if stage == 1 and len(stages) == 1:
-            notes = [posts[key] for key in sorted(posts)]
-            stages.append(tuple(lane.second(chunks, learned_rates(expected, notes, clock.now))))
-            queues.append(_queues([bundle.cost for bundle in stages[1]], ranks, clock, latency))
+        if stage == len(stages):
+            rates = learned_rates(expected, [posts[key] for key in sorted(posts)], clock.now)
+            stages.append(schedule.following(stage, stages[-1], chunks, rates))
+            queues.append(_queues([bundle.cost for bundle in stages[-1][0].bundles], ranks, clock, latency))
         position = queues[stage][rank // GROUP].take()
         if position is None:
             heapq.heappush(turns, (clock.now, rank, stage + 1))
             continue
-        units = stages[stage][position].units
+        units = stages[stage][0].bundles[position].units
         if rank % max(1, ranks // POSTS) == 0:
             running = [units[0].member, loads[units[0].chunk], clock.now] if len(units) == 1 else []
             posts[rank] = {"seconds": spent[rank].tolist(), "load": load[rank].tolist(), "running": running}

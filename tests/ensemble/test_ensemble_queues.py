@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hydragnn.ensemble.plan import Unit, certificate, makespan
+from hydragnn.ensemble.plan import Chunk, Unit, certificate, makespan
 from hydragnn.ensemble.prediction.claims import ClaimQueue, Claims, Heart
-from hydragnn.ensemble.prediction.order import bundles_of, homes, lanes_of, learned_rates, second_stage, staged
+from hydragnn.ensemble.prediction.order import Stage, bundles_of, homes, lanes_of, learned_rates, probing, staged
 from hydragnn.ensemble.prediction.queues import (
     GROUP,
     LEAST,
@@ -21,6 +21,7 @@ from hydragnn.ensemble.prediction.queues import (
     blocks,
     queue_for,
 )
+from hydragnn.ensemble.prediction.schedule import scheduled
 
 
 def units_of(costs):
@@ -122,8 +123,8 @@ def test_no_rank_waits_at_the_end_for_what_another_fetches():
 
 def test_what_was_published_first_is_what_all_read(tmp_path):
     one, other = Claims(tmp_path, 0), Claims(tmp_path, 1)
-    assert one.publish("rates", [1.0]) == [1.0]
-    assert other.publish("rates", [2.0]) == [1.0]
+    assert one.publish("rates", lambda: [1.0]) == [1.0]
+    assert other.publish("rates", lambda: pytest.fail("made for nothing")) == [1.0]
     one.note("measured", {"a": 1})
     other.note("measured", {"a": 2})
     assert one.notes("measured") == [{"a": 1}, {"a": 2}]
@@ -156,9 +157,16 @@ def test_bundles_hold_every_unit_once_and_towards_the_end_only_single_ones(costs
     assert sizes == sorted(sizes, reverse=True)
     singles = [bundle.cost for bundle in bundles if len(bundle.units) == 1]
     assert singles == sorted(singles, reverse=True) and singles
-    order = staged(units, workers)
-    assert [*order.first] == bundles[: len(order.first)]
-    assert len([u for b in order.first for u in b.units]) + len(order.rest) == len(units)
+    stage = staged(units, workers, stages=3)
+    assert [*stage.bundles] == bundles[: len(stage.bundles)]
+    cost = sum(bundle.cost for bundle in stage.bundles)
+    assert cost - stage.bundles[-1].cost < sum(bundle.cost for bundle in bundles) / 3 <= cost + 1e-9
+    probed = probing(stage, workers)
+    for one in (stage, probed):
+        found = [u for b in one.bundles for u in b.units] + list(one.left)
+        assert sorted((u.chunk, u.member) for u in found) == sorted((u.chunk, u.member) for u in units)
+    assert {u.member for b in probed.bundles for u in b.units} == {u.member for u in units}
+    assert probed.bundles[len(probed.bundles) - len(stage.bundles) :] == stage.bundles
 
 
 @given(matrices, st.integers(1, 5))
@@ -179,15 +187,31 @@ def test_whole_batches_are_the_rule_where_there_is_plenty():
     assert len(bundles_of(units_of(np.ones((128, 8)).tolist()), workers=128)) == 1024
 
 
-def test_the_second_stage_follows_what_was_measured_instead_of_what_was_expected():
-    units = units_of([[1.0, 1.0]] * 4)
+def test_later_stages_follow_what_was_measured_instead_of_what_was_expected():
     notes = [{"seconds": [1.0, 0.0], "load": [1.0, 0.0], "running": []}]
     notes += [{"seconds": [0.0, 6.0], "load": [0.0, 2.0], "running": [0.0, 1.0, 0.0]}]
     rates = learned_rates([1.0, 1.0], notes, now=50.0)
     assert rates == [1.0, 3.0]
-    order = second_stage(units, [5.0, 5.0, 5.0, 7.0], rates, workers=4)
-    assert [(b.units[0].chunk, b.units[0].member) for b in order][:2] == [(3, 1), (0, 1)]
-    assert [b.cost for b in order] == [21.0, 15.0, 15.0, 15.0, 7.0, 5.0, 5.0, 5.0]
+    chunks = [Chunk(graphs=np.arange(1), numbers=np.arange(1), load=load) for load in (5.0, 5.0, 5.0, 7.0)]
+    schedule = scheduled(units_of([[1.0, 1.0]] * 4), [], [1.0, 1.0], held=2, ranks=4)
+    before = [Stage(bundles=(), left=schedule.lanes[0].units)]
+    (last,) = schedule.following(schedule.stages - 1, before, chunks, rates)
+    assert [(b.units[0].chunk, b.units[0].member) for b in last.bundles][:2] == [(3, 1), (0, 1)]
+    assert [b.cost for b in last.bundles] == [21.0, 15.0, 15.0, 15.0, 7.0, 5.0, 5.0, 5.0]
+    assert not last.left
+
+
+@given(matrices, st.integers(1, 5), st.integers(1, 3))
+def test_all_stages_together_are_all_the_work_once(costs, ranks, held):
+    units, chunks = units_of(costs), [Chunk(graphs=np.arange(1), numbers=np.arange(1), load=1.0) for _ in costs]
+    schedule = scheduled(units, [], [3.0, 1.0, 2.0], held=held, ranks=ranks)
+    stages, found = schedule.first(), []
+    for number in range(schedule.stages):
+        if number:
+            stages = schedule.following(number, stages, chunks, [1.0, 5.0, 0.0])
+        found += [(u.chunk, u.member) for stage in stages for b in stage.bundles for u in b.units]
+    assert sorted(found) == sorted((u.chunk, u.member) for u in units)
+    assert not any(stage.left for stage in stages)
 
 
 @given(st.lists(st.floats(0.5, 9), min_size=1, max_size=9), st.integers(1, 4), st.integers(1, 9))
@@ -201,11 +225,8 @@ def test_every_member_lives_in_one_lane_and_ranks_are_shared_by_cost(costs, held
 
 @pytest.mark.parametrize("ranks", [1, 2, 7])
 def test_all_ranks_plan_the_same(ranks):
-    from hydragnn.ensemble.prediction.schedule import scheduled
-
     units = units_of(np.random.default_rng(0).random((9, 4)).tolist())
     one, other = (scheduled(units, units[:3], [1.0, 2.0, 3.0, 4.0], held=2, ranks=ranks) for _ in range(2))
     assert one == other
-    work = [u for lane in one.lanes for b in lane.first for u in b.units]
-    work += [u for lane in one.lanes for u in lane.rest] + [u for b in one.there for u in b.units]
+    work = [u for lane in one.lanes for u in lane.units] + [u for b in one.there for u in b.units]
     assert sorted((u.chunk, u.member) for u in work) == sorted((u.chunk, u.member) for u in units)
