@@ -16,7 +16,7 @@ from hydragnn.ensemble.prediction.queues import GROUP, Queue, queue_for
 from hydragnn.errors import InputError, MissingPackageError
 from hydragnn.training.distributed import Launch, abandon
 
-SLOTS = 1024
+SLOTS = 4096
 """Queues that one prediction can have."""
 
 POKE = 1e-3
@@ -62,7 +62,7 @@ class MpiCrew(FolderCrew):
         super().__init__(world.rank, world.size)
         from mpi4py import MPI
 
-        self._world, self._queues = world, 0
+        self._world = world
         owner = self.rank % GROUP == 0
         self._window = MPI.Win.Allocate(2 * SLOTS * 8 if owner else 0, 8, comm=world)
         if owner:
@@ -89,13 +89,12 @@ class MpiCrew(FolderCrew):
         self.meet(folder / checked(made)["meeting"])
         return made
 
-    def queue(self, name: str, costs: Sequence[float]) -> Queue:
-        """The next numbers in the windows; ranks ask for queues in the same order."""
-        place, self._queues = self._queues, self._queues + 1
-        if place >= SLOTS:
+    def queue(self, number: int, costs: Sequence[float]) -> Queue:
+        """The numbers of this place in the windows."""
+        if number >= SLOTS:
             raise InputError(f"a prediction has at most {SLOTS} queues; give every rank more memory")
-        root = WindowCounter(self._window, 0, place)
-        group = WindowCounter(self._window, self.rank // GROUP * GROUP, SLOTS + place)
+        root = WindowCounter(self._window, 0, number)
+        group = WindowCounter(self._window, self.rank // GROUP * GROUP, SLOTS + number)
         return queue_for(costs, self.size, root, group)
 
     def owner(self, name: str) -> int | None:

@@ -36,8 +36,8 @@ class Crew(Protocol):
     def begin(self, make: Callable[[], Table], folder: Path) -> Table:
         """What rank 0 made, on all ranks, and where they meet from now on; an InputError of rank 0 is raised by all."""
 
-    def queue(self, name: str, costs: Sequence[float]) -> Queue:
-        """The shared queue of this name, with a position for each of ``costs``, which are the same on all ranks."""
+    def queue(self, number: int, costs: Sequence[float]) -> Queue:
+        """The shared queue of this number, with a position for each of ``costs``, which are the same on all ranks."""
 
     def first_to(self, name: str) -> bool:
         """Whether this rank is the first to claim ``name``."""
@@ -72,7 +72,7 @@ class Alone:
         """What was made."""
         return make()
 
-    def queue(self, name: str, costs: Sequence[float]) -> Queue:
+    def queue(self, number: int, costs: Sequence[float]) -> Queue:
         """A queue in this process."""
         return FlatQueue(len(costs), LocalCounter())
 
@@ -125,9 +125,9 @@ class FolderCrew:
         self.meet(folder / checked(made)["meeting"])
         return made
 
-    def queue(self, name: str, costs: Sequence[float]) -> Queue:
+    def queue(self, number: int, costs: Sequence[float]) -> Queue:
         """Positions are claimed by files."""
-        return ClaimQueue(self._claims, name, len(costs))
+        return ClaimQueue(self._claims, str(number), len(costs))
 
     def first_to(self, name: str) -> bool:
         """Whether this rank made the claim's file."""

@@ -14,6 +14,7 @@ from hydragnn.ensemble.manifest import MemberEntry
 from hydragnn.ensemble.prediction.crew import Crew
 from hydragnn.ensemble.prediction.formats import sink_for
 from hydragnn.ensemble.prediction.parts import Parts
+from hydragnn.ensemble.prediction.queues import BLOCKS
 from hydragnn.ensemble.prediction.sources import Building, Source, file_digest, is_store, store_source
 from hydragnn.ensemble.prediction.together import Late, finish_together, once
 from hydragnn.ensemble.roster import room_for
@@ -85,14 +86,14 @@ def source_of(job: Job, ensemble: Ensemble, crew: Crew, *, fresh: bool) -> Sourc
 def build_together(building: Building, crew: Crew) -> None:
     """All ranks build blocks of structures; the first of them makes one store of all."""
     blocks = range(len(building.blocks))
-    queue = crew.queue("block-0", [float(stop - start) for _, start, stop in building.blocks])
+    queue = crew.queue(BLOCKS, [float(stop - start) for _, start, stop in building.blocks])
     while (number := queue.take()) is not None:
         if not building.finished and not building.has(number):
             building.build(number)
 
     def missing() -> list[Late]:
         undone = [] if building.finished else [number for number in blocks if not building.has(number)]
-        return [Late(number=number, claim=f"block-0-{number}", seconds=SECONDS_PER_BLOCK) for number in undone]
+        return [Late(number=number, claim=f"{BLOCKS}-{number}", seconds=SECONDS_PER_BLOCK) for number in undone]
 
     finish_together(crew, "block", missing, building.build)
     once(crew, "join", lambda: building.finished, building.join)

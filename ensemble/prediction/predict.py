@@ -20,7 +20,7 @@ from hydragnn.ensemble.prediction.job import Job, begin, member_costs, source_of
 from hydragnn.ensemble.prediction.joining import workers_crew
 from hydragnn.ensemble.prediction.merge import merge
 from hydragnn.ensemble.prediction.order import Bundle, learned_rates
-from hydragnn.ensemble.prediction.queues import Queue
+from hydragnn.ensemble.prediction.queues import LOOK
 from hydragnn.ensemble.prediction.schedule import Schedule, scheduled
 from hydragnn.ensemble.prediction.telling import moving_bar, plan_line, summary, terminable
 from hydragnn.ensemble.prediction.together import Late, finish_together, once
@@ -101,7 +101,7 @@ def work_through(desk: Desk, schedule: Schedule, job: Job, *, show: bool) -> Non
     crew = desk.crew
     desk.start()
     with moving_bar(len(schedule.units), show) as bar:
-        take_all(desk, "look", [schedule.there], [0], bar)
+        take_all(desk, LOOK, schedule.there, bar)
         late = take_stages(desk, schedule, bar)
         crew.note("done", desk.account())
 
@@ -119,40 +119,27 @@ def work_through(desk: Desk, schedule: Schedule, job: Job, *, show: bool) -> Non
 
 
 def take_stages(desk: Desk, schedule: Schedule, bar: Callable[[int], None]) -> list[Late]:
-    """Take all work, first by expected costs, then by those measured so far; gives what may turn out to be late."""
-    crew, order, stages = desk.crew, schedule.order_of_lanes(desk.crew.rank), schedule.first()
-    taken: dict[str, list[Sequence[Bundle]]] = {}
+    """Take all work, this rank's lane first, by expected costs and then by those measured so far; gives what may be late."""
+    taken: dict[int, Sequence[Bundle]] = {}
     rates: Sequence[float] = schedule.costs
 
     def measured() -> list[float]:
-        return learned_rates(schedule.costs, crew.notes("measured"), time.time())
+        return learned_rates(schedule.costs, desk.crew.notes("measured"), time.time())
 
-    for number in range(schedule.stages):
-        if number:
-            stages = schedule.following(number, stages, desk.chunks, rates)
-        name = f"stage{number}"
-        taken[name] = [stage.bundles for stage in stages]
-        take_all(desk, name, taken[name], order, bar)
-        rates = crew.publish(f"rates{number}", measured)
+    for lane in schedule.lanes_from(desk.crew.rank):
+        stage = lane.first()
+        for number in range(lane.stages):
+            if number:
+                stage = lane.following(number, stage, desk.chunks, rates)
+            taken[lane.queue(number)] = stage.bundles
+            take_all(desk, lane.queue(number), stage.bundles, bar)
+            rates = desk.crew.publish(f"rates-{lane.queue(number)}", measured)
     return schedule.late(taken, desk.chunks, rates)
 
 
-def take_all(
-    desk: Desk,
-    name: str,
-    lists: Sequence[Sequence[Bundle]],
-    order: Sequence[int],
-    bar: Callable[[int], None],
-) -> None:
-    """Take from a queue per list until all are dry, in this rank's order."""
-    costs = [[bundle.cost for bundle in bundles] for bundles in lists]
-    queues = [desk.crew.queue(f"{name}-{number}", costs[number]) for number in range(len(lists))]
-    for number in order:
-        take_from(desk, queues[number], lists[number], bar)
-
-
-def take_from(desk: Desk, queue: Queue, bundles: Sequence[Bundle], bar: Callable[[int], None]) -> None:
-    """Take from one queue until it is dry."""
+def take_all(desk: Desk, number: int, bundles: Sequence[Bundle], bar: Callable[[int], None]) -> None:
+    """Take from a queue until it is dry."""
+    queue = desk.crew.queue(number, [bundle.cost for bundle in bundles])
     before = list(accumulate((len(bundle.units) for bundle in bundles), initial=0))
     desk.work(queue, bundles, lambda position: bar(before[position]))
     bar(-before[-1])

@@ -6,6 +6,7 @@ from typing import Any
 
 from hydragnn.ensemble.plan import Chunk, Unit, certificate
 from hydragnn.ensemble.prediction.order import STAGES, Bundle, Stage, bundles_of, homes, lanes_of, probing, staged
+from hydragnn.ensemble.prediction.queues import LANES
 from hydragnn.ensemble.prediction.together import Late
 
 
@@ -18,6 +19,21 @@ class Lane:
     ranks: int
     """Ranks that begin here; the others help when theirs is done."""
     units: tuple[Unit, ...]
+    stages: int
+    """How often work is ordered; one rank alone has no use for a second time."""
+
+    def first(self) -> Stage:
+        """The first stage, by expected costs."""
+        return probing(staged(self.units, self.ranks, self.stages), self.ranks)
+
+    def following(self, number: int, before: Stage, chunks: Sequence[Chunk], rates: Sequence[float]) -> Stage:
+        """Stage ``number``, by measured seconds: a member's ``rates`` times a chunk's load."""
+        units = [replace(unit, cost=rates[unit.member] * chunks[unit.chunk].load) for unit in before.left]
+        return staged(units, self.ranks, self.stages - number)
+
+    def queue(self, stage: int) -> int:
+        """The number of the queue of a stage."""
+        return LANES + self.number * self.stages + stage
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,44 +48,23 @@ class Schedule:
     """Expected cost of every member per load."""
     ranks: int
 
-    @property
-    def stages(self) -> int:
-        """How often work is ordered; one rank alone has no use for a second time."""
-        return STAGES if self.ranks > 1 else 1
-
-    def first(self) -> list[Stage]:
-        """The first stage of every lane, by expected costs."""
-        return [probing(staged(lane.units, lane.ranks, self.stages), lane.ranks) for lane in self.lanes]
-
-    def following(
-        self, number: int, before: Sequence[Stage], chunks: Sequence[Chunk], rates: Sequence[float]
-    ) -> list[Stage]:
-        """Stage ``number`` of every lane, by measured seconds: a member's ``rates`` times a chunk's load."""
-        stages = []
-        for lane, stage in zip(self.lanes, before):
-            units = [replace(unit, cost=rates[unit.member] * chunks[unit.chunk].load) for unit in stage.left]
-            stages.append(staged(units, lane.ranks, self.stages - number))
-        return stages
-
-    def order_of_lanes(self, rank: int) -> list[int]:
+    def lanes_from(self, rank: int) -> list[Lane]:
         """The lanes in the order in which a rank goes through them, its own first."""
         home = homes([sum(self.costs[m] for m in lane.members) for lane in self.lanes], self.ranks)[rank]
-        numbers = list(range(len(self.lanes)))
-        return [*numbers[home:], *numbers[:home]]
+        return [*self.lanes[home:], *self.lanes[:home]]
 
     def late(
-        self, taken: Mapping[str, Sequence[Sequence[Bundle]]], chunks: Sequence[Chunk], rates: Sequence[float]
+        self, taken: Mapping[int, Sequence[Bundle]], chunks: Sequence[Chunk], rates: Sequence[float]
     ) -> list[Late]:
-        """Every unit that is not there, with the claim it was taken under and the seconds that its bundle should take."""
+        """Every unit of these queues, with the claim it was taken under and the seconds that its bundle should take."""
         number = {(unit.chunk, unit.member): place for place, unit in enumerate(self.units)}
         return [
             Late(
                 number=number[unit.chunk, unit.member],
-                claim=f"{stage}-{lane}-{position}",
+                claim=f"{queue}-{position}",
                 seconds=sum(rates[one.member] * chunks[one.chunk].load for one in bundle.units),
             )
-            for stage, lists in taken.items()
-            for lane, bundles in enumerate(lists)
+            for queue, bundles in taken.items()
             for position, bundle in enumerate(bundles)
             for unit in bundle.units
         ]
@@ -88,11 +83,11 @@ def scheduled(
     known = {(unit.chunk, unit.member) for unit in there}
     sets = lanes_of(costs, min(held, len(costs)))
     at_home = homes([sum(costs[member] for member in members) for members in sets], ranks)
-    lanes = []
+    lanes, stages = [], STAGES if ranks > 1 else 1
     for number, members in enumerate(sets):
         own = [unit for unit in units if unit.member in members and (unit.chunk, unit.member) not in known]
         begin_here = max(1, at_home.count(number))
-        lanes.append(Lane(number=number, members=tuple(members), ranks=begin_here, units=tuple(own)))
+        lanes.append(Lane(number=number, members=tuple(members), ranks=begin_here, units=tuple(own), stages=stages))
     chunks: dict[int, list[Unit]] = {}
     for unit in there:
         chunks.setdefault(unit.chunk, []).append(unit)

@@ -104,26 +104,27 @@ def simulated(
     clock, chunks = Clock(), [Chunk(graphs=np.arange(1), numbers=np.arange(1), load=load) for load in loads]
     members = len(expected)
     schedule = scheduled(units_of(chunks, expected), [], expected, held=members, ranks=ranks)
+    (lane,) = schedule.lanes
     spent, load = np.zeros((ranks, members)), np.zeros((ranks, members))
     posts: dict[int, Note] = {}
-    stages = [schedule.first()]
-    queues = [_queues([bundle.cost for bundle in stages[0][0].bundles], ranks, clock, latency)]
+    stages = [lane.first()]
+    queues = [_queues([bundle.cost for bundle in stages[0].bundles], ranks, clock, latency)]
     turns = [(0.0, rank, 0) for rank in range(ranks)]
     ended = 0.0
     while turns:
         clock.now, rank, stage = heapq.heappop(turns)
-        if stage == schedule.stages:
+        if stage == lane.stages:
             ended = max(ended, clock.now)
             continue
         if stage == len(stages):
             rates = learned_rates(expected, [posts[key] for key in sorted(posts)], clock.now)
-            stages.append(schedule.following(stage, stages[-1], chunks, rates))
-            queues.append(_queues([bundle.cost for bundle in stages[-1][0].bundles], ranks, clock, latency))
+            stages.append(lane.following(stage, stages[-1], chunks, rates))
+            queues.append(_queues([bundle.cost for bundle in stages[-1].bundles], ranks, clock, latency))
         position = queues[stage][rank // GROUP].take()
         if position is None:
             heapq.heappush(turns, (clock.now, rank, stage + 1))
             continue
-        units = stages[stage][0].bundles[position].units
+        units = stages[stage].bundles[position].units
         if rank % max(1, ranks // POSTS) == 0:
             running = [units[0].member, loads[units[0].chunk], clock.now] if len(units) == 1 else []
             posts[rank] = {"seconds": spent[rank].tolist(), "load": load[rank].tolist(), "running": running}

@@ -13,6 +13,7 @@ from hydragnn.ensemble.prediction.claims import ClaimQueue, Claims, Heart
 from hydragnn.ensemble.prediction.order import Stage, bundles_of, homes, lanes_of, learned_rates, probing, staged
 from hydragnn.ensemble.prediction.queues import (
     GROUP,
+    LANES,
     LEAST,
     SHARE,
     FlatQueue,
@@ -193,9 +194,8 @@ def test_later_stages_follow_what_was_measured_instead_of_what_was_expected():
     rates = learned_rates([1.0, 1.0], notes, now=50.0)
     assert rates == [1.0, 3.0]
     chunks = [Chunk(graphs=np.arange(1), numbers=np.arange(1), load=load) for load in (5.0, 5.0, 5.0, 7.0)]
-    schedule = scheduled(units_of([[1.0, 1.0]] * 4), [], [1.0, 1.0], held=2, ranks=4)
-    before = [Stage(bundles=(), left=schedule.lanes[0].units)]
-    (last,) = schedule.following(schedule.stages - 1, before, chunks, rates)
+    (lane,) = scheduled(units_of([[1.0, 1.0]] * 4), [], [1.0, 1.0], held=2, ranks=4).lanes
+    last = lane.following(lane.stages - 1, Stage(bundles=(), left=lane.units), chunks, rates)
     assert [(b.units[0].chunk, b.units[0].member) for b in last.bundles][:2] == [(3, 1), (0, 1)]
     assert [b.cost for b in last.bundles] == [21.0, 15.0, 15.0, 15.0, 7.0, 5.0, 5.0, 5.0]
     assert not last.left
@@ -205,13 +205,16 @@ def test_later_stages_follow_what_was_measured_instead_of_what_was_expected():
 def test_all_stages_together_are_all_the_work_once(costs, ranks, held):
     units, chunks = units_of(costs), [Chunk(graphs=np.arange(1), numbers=np.arange(1), load=1.0) for _ in costs]
     schedule = scheduled(units, [], [3.0, 1.0, 2.0], held=held, ranks=ranks)
-    stages, found = schedule.first(), []
-    for number in range(schedule.stages):
-        if number:
-            stages = schedule.following(number, stages, chunks, [1.0, 5.0, 0.0])
-        found += [(u.chunk, u.member) for stage in stages for b in stage.bundles for u in b.units]
+    found, queues = [], []
+    for lane in schedule.lanes_from(ranks - 1):
+        stage = lane.first()
+        for number in range(lane.stages):
+            stage = lane.following(number, stage, chunks, [1.0, 5.0, 0.0]) if number else stage
+            found += [(u.chunk, u.member) for b in stage.bundles for u in b.units]
+            queues.append(lane.queue(number))
+        assert not stage.left
     assert sorted(found) == sorted((u.chunk, u.member) for u in units)
-    assert not any(stage.left for stage in stages)
+    assert len(set(queues)) == len(queues) and min(queues) == LANES
 
 
 @given(st.lists(st.floats(0.5, 9), min_size=1, max_size=9), st.integers(1, 4), st.integers(1, 9))
