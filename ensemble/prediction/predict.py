@@ -77,19 +77,25 @@ def predict_with(crew: Crew, job: Job, *, quiet: bool = True) -> dict[str, Any]:
         list(ensemble.members)  # loaded before the clock starts
 
     ready = time.perf_counter()
+    counts: dict[str, int] = {}
+
+    def write() -> None:
+        # now, because all leave once the file is there
+        lost = sum(crew.gone(rank) for rank in range(crew.size) if rank != crew.rank)
+        counts.update(merge(desk, schedule.units, sink_for(job.out, ensemble)), ranks_lost=lost)
+
+    wrote = False
     try:
         work_through(desk, schedule, job, show=crew.rank == 0 and not quiet)
+        worked = time.perf_counter()
+        wrote = once(crew, "merge", job.out.exists, write)
     except (InputError, FileNotFoundError):
         if not job.out.exists():
             raise  # else the others did without this rank, and the folder of parts is gone
-    worked = time.perf_counter()
-    counts: dict[str, int] = {}
-    sink = sink_for(job.out, ensemble)
-    if not once(crew, "merge", job.out.exists, lambda: counts.update(merge(desk, schedule.units, sink))):
+    if not wrote:
         return {}
     crew.speaks = True
-    lost = sum(crew.gone(rank) for rank in range(crew.size) if rank != crew.rank)
-    result = summary(job, schedule, {**counts, "ranks_lost": lost}, crew.notes("done"))
+    result = summary(job, schedule, counts, crew.notes("done"))
     job.parts.delete()
     seconds = time.perf_counter() - started
     spent = {"preparing": ready - started, "predicting": worked - ready, "writing": seconds - (worked - started)}

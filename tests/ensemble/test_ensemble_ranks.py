@@ -18,7 +18,7 @@ from hydragnn.ensemble.prediction import together, work
 from hydragnn.ensemble.prediction.crew import Alone
 from hydragnn.ensemble.prediction.frames import blocks_of, frames_of
 from hydragnn.ensemble.prediction.job import Job
-from hydragnn.ensemble.prediction.predict import predict_to_file
+from hydragnn.ensemble.prediction.predict import predict_to_file, predict_with
 from hydragnn.ensemble.prediction.together import Late, finish_together, once
 from hydragnn.ensemble.roster import Roster, room_for
 from hydragnn.errors import InputError
@@ -226,6 +226,17 @@ def test_what_the_first_rank_does_not_begin_in_time_another_does_and_what_it_has
     assert died.first_to("merge")
     assert once(died, "merge", lambda: False, lambda: done.append(3))
     assert done == [1, 3]
+
+
+def test_ranks_that_leave_once_the_file_is_there_are_not_lost(ensemble, stored, whole, tmp_path, monkeypatch):
+    class Leaving(Pair):
+        def gone(self, rank):
+            return (tmp_path / "out.npz").exists()
+
+    monkeypatch.setattr(together, "HESITATION", 0.0)
+    job = Job(model=ensemble, source=stored, out=tmp_path / "out.npz", batch=BATCH)
+    assert predict_with(Leaving(dead=False), job)["ranks_lost"] == 0
+    assert (tmp_path / "out.npz").read_bytes() == whole["store"]
 
 
 def test_a_rank_with_little_memory_holds_few_members_and_says_the_same(ensemble, stored, whole, tmp_path, monkeypatch):
