@@ -112,7 +112,7 @@ class Controller:
             self._take(event)
         if self._clock() >= self._next_tick or self._stop_reason is not None:
             self._next_tick = self._clock() + HEARTBEAT
-            leaving = self._stop_reason is not None and self.state.ending not in ("stopped", "hopeless")
+            leaving = self._stop_reason is not None and self.state.ending is None
             self._take(Stopping(reason=self._stop_reason or "") if leaving else Tick())
         self._commit()
         for report in reports:

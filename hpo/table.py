@@ -145,8 +145,9 @@ def event_line(state: State, event: Event) -> str:
             trial = state.trials[event.trial]
             fate = {"waiting": "tried again", "running": "tried again"}.get(trial.status, "given up")
             return f"trial {event.trial}: {event.kind}, {fate}: {short(event.message)}"
-        case Stopping() if state.running:
-            return f"{event.reason}: {len(state.running)} trial(s) save their state"
+        case Stopping():
+            running = len(state.running)
+            return f"{event.reason}: " + (f"{running} trial(s) save their state" if running else "no trial is running")
         case _:
             return ""
 
