@@ -8,7 +8,7 @@ from rich.console import Console
 
 from hydragnn.hpo import CampaignView, State, step
 from hydragnn.hpo.scheduling.events import Event, Failed, Opened, Plan, Probed, Proposed, Reached, Stopping, Tick
-from hydragnn.hpo.table import seconds_left, summary_line
+from hydragnn.hpo.table import event_line, seconds_left, summary_line
 from hydragnn.record import Cost, RunRecord, write_record
 
 EVENTS: list[tuple[Event, float]] = [
@@ -48,6 +48,12 @@ def test_plain_lines_tell_every_piece_of_news_once(tmp_path: Path) -> None:
         "trial 2: hidden_dim=8 learning_rate=0.01",
         "SIGINT: 1 trial(s) save their state",
     ]
+
+
+def test_a_stop_is_told_also_while_no_trial_runs() -> None:
+    state, _ = step(State(), EVENTS[0][0], 0.0)
+    assert not state.running
+    assert event_line(state, Stopping(reason="SIGTERM")) == "SIGTERM: no trial is running"
 
 
 def test_on_a_terminal_the_table_shows_progress_and_speed(tmp_path: Path) -> None:
