@@ -7,7 +7,7 @@ from heapq import heappop, heappush
 from pathlib import Path
 
 from hydragnn.hpo.scheduling.events import Event, Launched, Progressed
-from hydragnn.training.attempt import shown_epochs
+from hydragnn.runs.attempt import shown_epochs
 
 FIRST_LOOK = 60.0
 """Seconds from the launch of an attempt to the first look at its heartbeat; every next one is twice as late."""

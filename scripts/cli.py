@@ -110,7 +110,7 @@ def train(
 ) -> None:
     """Train one model; Ctrl-C saves, `--resume` continues with the same bits. Runs under torchrun, mpirun or srun too."""
     record = face.train(config, out, resume=resume, overrides=assignments or [], quiet=as_json)
-    from hydragnn.training import leave, this_launch
+    from hydragnn.distributed import leave, this_launch
 
     if this_launch().rank == 0:
         _show(face.run_summary(record, out), as_json)
@@ -267,7 +267,7 @@ def predict(
     result = face.predict(model, source, out, resume=resume, workers=workers, quiet=as_json)
     if result:
         _show(result, as_json)
-    from hydragnn.training import leave
+    from hydragnn.distributed import leave
 
     leave(0)
 
@@ -292,7 +292,7 @@ def _tell_new(out: Path, kept: Path, resume: bool) -> None:
     """Say so once where there is nothing to resume: a mistyped --out begins everything anew."""
     if not resume or kept.exists() or out.exists():
         return
-    from hydragnn.training import this_launch
+    from hydragnn.distributed import this_launch
 
     if this_launch().rank == 0:
         print(f"nothing to resume in {out}: beginning anew", file=sys.stderr, flush=True)
@@ -322,8 +322,8 @@ def _text(item: Any) -> str:
 
 def _exit(code: int) -> NoReturn:
     """End the process; where ranks trained together, the way that ranks leave."""
-    if "hydragnn.training.distributed" in sys.modules:
-        from hydragnn.training import leave
+    if "hydragnn.distributed.ranks" in sys.modules:
+        from hydragnn.distributed import leave
 
         leave(code)
     sys.exit(code)

@@ -33,8 +33,8 @@ def train(
     quiet: bool = True,
 ) -> RunRecord:
     """Train one model into the folder ``out``; with ``resume`` continue a run that was interrupted."""
-    from hydragnn.training import console_progress
-    from hydragnn.training import train as run
+    from hydragnn.runs import console_progress
+    from hydragnn.runs import train as run
 
     if not isinstance(config, RunConfig):
         config = config_from_table(*_table(config, overrides))

@@ -10,8 +10,8 @@ from typing import Any
 
 import psutil
 
+from hydragnn.distributed.ranks import host_name
 from hydragnn.errors import InputError
-from hydragnn.training.distributed import host_name
 
 BEAT = 2.0
 """Seconds between two beats of a heart."""

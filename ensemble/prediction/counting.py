@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from hydragnn.distributed.ranks import Launch, abandon
 from hydragnn.ensemble.prediction.claims import Claims
 from hydragnn.ensemble.prediction.crew import FolderCrew, Table, checked, made_by
 from hydragnn.ensemble.prediction.queues import GROUP, Queue, queue_for
 from hydragnn.errors import InputError, MissingPackageError
-from hydragnn.training.distributed import Launch, abandon
 
 SLOTS = 4096
 """Queues that one prediction can have."""

@@ -16,10 +16,10 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
+from hydragnn.distributed.ranks import joined_ranks
 from hydragnn.ensemble.prediction.claims import ClaimQueue, Claims, Heart
 from hydragnn.ensemble.prediction.queues import FlatQueue, LocalCounter, Queue
 from hydragnn.errors import InputError
-from hydragnn.training.distributed import joined_ranks
 
 Table = dict[str, Any]
 

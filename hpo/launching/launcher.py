@@ -10,7 +10,7 @@ from hydragnn.files import read_json
 from hydragnn.hpo.objective import Objective, objective_value
 from hydragnn.hpo.scheduling.events import Failed, Identity, Probed, Reached
 from hydragnn.record import FailureKind, RunRecord, read_record
-from hydragnn.training.checkpoint import latest_checkpoint
+from hydragnn.runs.checkpoint import latest_checkpoint
 
 TAIL_LINES = 15
 

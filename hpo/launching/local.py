@@ -28,7 +28,7 @@ from hydragnn.hpo.scheduling.events import Identity, Probed
 ONE_THREAD = dict.fromkeys(
     ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"), "1"
 )
-MODULE = "hydragnn.training.run"
+MODULE = "hydragnn.runs.run"
 WORKER = Path(__file__).with_name("worker.py")
 """Run by its path, because ``-m`` would load the whole room, Optuna included, into every worker."""
 PAUSE = 0.02  # seconds between looks at a process that must vanish
@@ -80,7 +80,7 @@ class _Worker:
 
 
 class LocalLauncher:
-    """Runs ``hydragnn.training.run FOLDER --until N --attempt A --split S`` for each attempt, on ``workers`` places."""
+    """Runs ``hydragnn.runs.run FOLDER --until N --attempt A --split S`` for each attempt, on ``workers`` places."""
 
     def __init__(
         self,

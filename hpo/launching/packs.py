@@ -69,7 +69,7 @@ class _Pack:
 
 
 class PackLauncher:
-    """Runs ``hydragnn.training.run`` once per share of a node, by workers that stay."""
+    """Runs ``hydragnn.runs.run`` once per share of a node, by workers that stay."""
 
     def __init__(
         self,

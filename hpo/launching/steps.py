@@ -89,7 +89,7 @@ class Limits:
 
 
 class StepLauncher:
-    """Runs ``hydragnn.training.run`` on whole nodes of an allocation, ``ranks`` processes on each."""
+    """Runs ``hydragnn.runs.run`` on whole nodes of an allocation, ``ranks`` processes on each."""
 
     def __init__(
         self,

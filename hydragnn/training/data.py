@@ -23,10 +23,10 @@ from hydragnn.datasets import (
     normalise,
 )
 from hydragnn.datasets.arrays import array_name, flat_graphs
+from hydragnn.distributed.ranks import Ranks
 from hydragnn.errors import InputError, nearest
 from hydragnn.graphs.batch import GraphBatch, to
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
-from hydragnn.training.distributed import Ranks
 from hydragnn.training.metrics import Moments, Target, target_moments, targets_of
 
 

@@ -48,7 +48,7 @@ class TrainState:
         return best_epoch(self.valid_losses)
 
     @property
-    def judged(self) -> Tensor:
+    def eval_parameters(self) -> Tensor:
         """The weights that are validated and kept as the model."""
         return self.weights.vector if self.average is None else self.average
 
@@ -59,7 +59,7 @@ class TrainState:
         for curve in self.curves.values():
             curve.extend([None] * (self.epoch + 1 - len(curve)))
         if self.best_epoch == self.epoch:
-            self.best.copy_(self.judged)
+            self.best.copy_(self.eval_parameters)
         self.epoch += 1
         self.step = 0
         self.totals.zero_()

@@ -10,8 +10,8 @@ from hydragnn.datasets import open_store
 from hydragnn.errors import InputError
 from hydragnn.models import Prediction, TrainedModel, load_model
 from hydragnn.record import RunRecord
+from hydragnn.runs import train
 from hydragnn.settings import read_toml, with_overrides
-from hydragnn.training import train
 
 Array = torch.Tensor
 BLOCK = 64  # graphs predicted at once

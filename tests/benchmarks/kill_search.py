@@ -79,7 +79,7 @@ from hydragnn.hpo import read_campaign, run_search
 print(run_search(read_campaign(Path(sys.argv[1])), Path(sys.argv[2]), resume=True, workers=int(sys.argv[3])).ending)
 """
 
-TRAIN = [sys.executable, "-m", "hydragnn.training.run"]
+TRAIN = [sys.executable, "-m", "hydragnn.runs.run"]
 TOP = 3
 
 

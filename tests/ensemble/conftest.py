@@ -13,7 +13,7 @@ from hydragnn.datasets import MemoryStore, StoreWriter
 from hydragnn.ensemble.build import build_ensemble
 from hydragnn.graphs import Field
 from hydragnn.graphs.atomic import from_ase
-from hydragnn.training import train
+from hydragnn.runs import train
 
 CUTOFF = 4.5
 

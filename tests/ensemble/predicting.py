@@ -19,10 +19,10 @@ from pathlib import Path
 import torch
 
 from hydragnn.datasets import BatchSettings
+from hydragnn.distributed import leave, this_launch
 from hydragnn.ensemble.prediction import counting, together, work
 from hydragnn.ensemble.prediction.predict import predict_to_file
 from hydragnn.errors import InputError, Interrupted
-from hydragnn.training import leave, this_launch
 
 
 def before_unit(number: int, act: Callable[[], None]) -> None:

@@ -19,7 +19,7 @@ from hydragnn.ensemble.structures import structures_for
 from hydragnn.errors import InputError
 from hydragnn.graphs import Field, concatenate
 from hydragnn.graphs.atomic import from_ase
-from hydragnn.training import train
+from hydragnn.runs import train
 
 
 @pytest.fixture(scope="module")

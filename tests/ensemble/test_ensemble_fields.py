@@ -10,7 +10,7 @@ from hydragnn.ensemble import Ensemble, build_ensemble, predict_to_file
 from hydragnn.errors import InputError
 from hydragnn.graphs import Field, concatenate
 from hydragnn.graphs.validate import graph_from_arrays
-from hydragnn.training import train
+from hydragnn.runs import train
 
 FIELDS = (
     Field(name="load", on="node"),

@@ -11,7 +11,7 @@ from rings import write_rings
 from hydragnn.hpo import CampaignSettings, LocalLauncher, campaign_settings
 
 TRAINING = '''
-"""Stands in for hydragnn.training.run: same command line, same record, curves that depend on the configuration only."""
+"""Stands in for hydragnn.runs.run: same command line, same record, curves that depend on the configuration only."""
 import argparse, json, math, os, signal, sys, time
 from pathlib import Path
 from hydragnn.record import Cost, Failure, RunRecord, write_record

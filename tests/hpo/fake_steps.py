@@ -1,4 +1,4 @@
-"""Stands in for hydragnn.training.run on the nodes of a job step: same command line, record, heartbeat and fencing.
+"""Stands in for hydragnn.runs.run on the nodes of a job step: same command line, record, heartbeat and fencing.
 
 ``FAKE_FAULTS`` in the environment is a JSON table: trial number -> what happens to its first attempt.
 """

@@ -24,7 +24,7 @@ from hydragnn.hpo.job import JobSettings
 from hydragnn.hpo.space import space_of, trial_config
 from hydragnn.hpo.submit import SITES, Job, Span, job_script, submitted, successor, walltime
 from hydragnn.record import read_record
-from hydragnn.training.run import main as train
+from hydragnn.runs.run import main as train
 
 Settings = Callable[..., CampaignSettings]
 EXPECTED = {

@@ -16,8 +16,8 @@ from hydragnn.ensemble import Ensemble
 from hydragnn.errors import InputError
 from hydragnn.graphs import Field, graph_from_arrays
 from hydragnn.hpo import campaign_history
+from hydragnn.runs import train
 from hydragnn.scripts import cli, face
-from hydragnn.training import train
 
 FIELDS = (Field(name="charge", on="node"), Field(name="moment", on="graph", unit="D", role="target"))
 

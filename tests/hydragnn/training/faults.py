@@ -1,4 +1,4 @@
-"""The worker of ``hydragnn.training.run`` with a fault on one rank: ``python faults.py FAULT RANK RUN [options]``."""
+"""The worker of ``hydragnn.runs.run`` with a fault on one rank: ``python faults.py FAULT RANK RUN [options]``."""
 
 import os
 import resource
@@ -11,8 +11,10 @@ from typing import Any
 import psutil
 import torch
 
-from hydragnn.training import leave, loop, run, session, this_launch
-from hydragnn.training.watch import RunWatcher
+from hydragnn.distributed import leave, this_launch
+from hydragnn.runs import run, session
+from hydragnn.runs.callback import RunCallback
+from hydragnn.training import loop
 
 TOO_MUCH = 2**46  # numbers; no machine has them
 
@@ -47,14 +49,14 @@ def in_a_step_while_the_first_hangs() -> None:
 
 def killed_before_the_end() -> None:
     """The rank dies after the last checkpoint, before all ranks have come to the end."""
-    save = RunWatcher.save
+    save = RunCallback.save
 
-    def save_and_die(watcher: RunWatcher, state: Any) -> None:
-        save(watcher, state)
-        if state.epoch == watcher.settings.epochs:
+    def save_and_die(callback: RunCallback, state: Any) -> None:
+        save(callback, state)
+        if state.epoch == callback.settings.epochs:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    RunWatcher.save = save_and_die
+    RunCallback.save = save_and_die
 
 
 def after(owner: Any, name: str, calls: int, fault: Callable[[], object]) -> None:

@@ -15,7 +15,7 @@ import torch.distributed.checkpoint as dcp
 
 from hydragnn.errors import InputError, Interrupted
 from hydragnn.record import read_record
-from hydragnn.training import train
+from hydragnn.runs import train
 
 HARD = {
     "model__dropout": 0.2,

@@ -8,9 +8,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from hydragnn.distributed import launch_from, leave
 from hydragnn.models import MESSAGE_PASSING
 from hydragnn.record import read_record
-from hydragnn.training import launch_from, leave, train
+from hydragnn.runs import train
 
 BIN = Path(sys.executable).parent
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
@@ -86,7 +87,7 @@ def test_ranks_that_mpi_does_not_see_are_refused_instead_of_training_copies(make
 def test_one_module_reads_the_environment(root):
     texts = {path.name: path.read_text() for path in (root / "hydragnn").rglob("*.py")}
     assert [name for name, text in texts.items() if "environ[" in text or "os.environ" in text or "getenv" in text] == [
-        "distributed.py"
+        "ranks.py"
     ]
 
 

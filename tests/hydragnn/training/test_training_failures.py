@@ -5,11 +5,11 @@ import json
 import pytest
 import torch
 
+from hydragnn.distributed.ranks import Ranks
 from hydragnn.errors import InputError
 from hydragnn.record import Failure
-from hydragnn.training.distributed import Ranks
-from hydragnn.training.failures import agreed_failure, failure_of
-from hydragnn.training.recipe import Diverged
+from hydragnn.runs.failures import agreed_failure, failure_of
+from hydragnn.training.context import Diverged
 
 CASES = {
     "a loss that is not finite": (Diverged("the loss is nan"), "diverged"),

@@ -95,8 +95,8 @@ def test_a_field_without_labels_or_spread_has_no_r2(store):
 
 @pytest.mark.parametrize("references", [False, True])
 def test_the_trivial_predictor_is_the_best_constant_of_the_training_part(references, store, make_config):
+    from hydragnn.distributed.ranks import Ranks
     from hydragnn.training.data import Place
-    from hydragnn.training.distributed import Ranks
 
     config = make_config(heads__0__references=references)
     data = prepare_data(config, store, Place(device=torch.device("cpu"), dtype=torch.float64), Ranks())
@@ -117,8 +117,8 @@ def test_the_trivial_predictor_is_the_best_constant_of_the_training_part(referen
 
 
 def test_normalisation_sees_the_training_part_only(store, make_config):
+    from hydragnn.distributed.ranks import Ranks
     from hydragnn.training.data import Place
-    from hydragnn.training.distributed import Ranks
 
     config = make_config()
     data = prepare_data(config, store, Place(device=torch.device("cpu"), dtype=torch.float64), Ranks())

@@ -12,8 +12,9 @@ from hydragnn.datasets import MemoryStore, make_split
 from hydragnn.errors import InputError
 from hydragnn.models import load_model
 from hydragnn.record import read_record
-from hydragnn.training import console_progress, evaluate, train
-from hydragnn.training.progress import Bar
+from hydragnn.runs import console_progress, train
+from hydragnn.runs.progress import Bar
+from hydragnn.training import evaluate
 
 
 def test_a_run_leaves_its_record_its_configuration_and_a_model_that_predicts(store, make_config, tmp_path):

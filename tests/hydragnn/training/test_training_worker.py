@@ -12,7 +12,7 @@ import pytest
 from hydragnn.config import RunConfig
 from hydragnn.datasets import StoreWriter
 from hydragnn.record import read_record
-from hydragnn.training import train
+from hydragnn.runs import train
 
 
 @pytest.fixture(scope="module")
@@ -39,10 +39,10 @@ def run_folder(store_path, make_config, tmp_path):
 
 @pytest.fixture
 def work(environment):
-    """Starts ``python -m hydragnn.training.run``."""
+    """Starts ``python -m hydragnn.runs.run``."""
 
     def start(folder: Path, *options: str, launcher: tuple[str, ...] = (sys.executable,)) -> subprocess.Popen[str]:
-        command = [*launcher, "-m", "hydragnn.training.run", str(folder), *options]
+        command = [*launcher, "-m", "hydragnn.runs.run", str(folder), *options]
         return subprocess.Popen(
             command,
             env=environment,

@@ -13,10 +13,11 @@ import torch
 
 from hydragnn.config import RunConfig
 from hydragnn.datasets import MemoryStore
+from hydragnn.distributed import joined_ranks, leave
 from hydragnn.errors import InputError, Interrupted
 from hydragnn.graphs import ATOMIC_NUMBERS_FIELD, Field, GraphBatch, graph_from_arrays
-from hydragnn.training import joined_ranks, leave, train
-from hydragnn.training.attempt import Fenced
+from hydragnn.runs import train
+from hydragnn.runs.attempt import Fenced
 
 CUTOFF = 3.0
 FIELDS = (

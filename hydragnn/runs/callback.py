@@ -16,14 +16,14 @@ import torch
 
 from hydragnn.config import TrainSettings
 from hydragnn.datasets import Normalisation
+from hydragnn.distributed.ranks import Ranks
 from hydragnn.errors import Interrupted, MissingPackageError
 from hydragnn.files import digest
 from hydragnn.models import GraphModel, save_model
 from hydragnn.record import Cost, RunRecord, write_record
-from hydragnn.training.attempt import Heartbeat
-from hydragnn.training.checkpoint import save_checkpoint
-from hydragnn.training.distributed import Ranks
-from hydragnn.training.progress import Progress
+from hydragnn.runs.attempt import Heartbeat
+from hydragnn.runs.checkpoint import save_checkpoint
+from hydragnn.runs.progress import Progress
 from hydragnn.training.state import TrainState
 
 SECONDS_BETWEEN_RECORDS = 1.0
@@ -125,8 +125,8 @@ class Stopwatch:
         )
 
 
-class RunWatcher:
-    """The watcher of a run in a folder; ranks other than the first only take part in checkpoints."""
+class RunCallback:
+    """The callback of a run in a folder; ranks other than the first only take part in checkpoints."""
 
     def __init__(
         self,
@@ -155,11 +155,11 @@ class RunWatcher:
         """Whether a signal came."""
         return self.signals.came
 
-    def lives(self) -> None:
+    def heartbeat(self) -> None:
         """Let the heart beat."""
         self.heart.beat()
 
-    def step_taken(self, state: TrainState, steps: int, graphs: int, loss: float) -> None:
+    def on_step_end(self, state: TrainState, steps: int, graphs: int, loss: float) -> None:
         """Count the graphs and move the bar."""
         epochs = state.epoch + state.step / steps
         self.heart.beat(epochs)
@@ -167,7 +167,7 @@ class RunWatcher:
         if self.progress:
             self.progress.step(epochs, loss if self.ranks.size == 1 else None, self.stopwatch.graphs_per_second)
 
-    def epoch_finished(self, state: TrainState) -> None:
+    def on_epoch_end(self, state: TrainState) -> None:
         """Write a checkpoint where one is due, the record now and then, and show the epoch's values."""
         if self.due(state):
             self.save(state)

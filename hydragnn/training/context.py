@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hydragnn.config import TrainSettings
-from hydragnn.training.distributed import Ranks
+from hydragnn.distributed.ranks import Ranks
 from hydragnn.training.loss import FieldLoss
 from hydragnn.training.state import TrainState
 
@@ -20,20 +20,20 @@ class Diverged(ArithmeticError):
 
 
 @runtime_checkable
-class Watcher(Protocol):
+class Callback(Protocol):
     """Who is told what happens in the loop: writes checkpoints and records, shows progress, hears signals."""
 
     @property
     def interrupted(self) -> bool:
         """Whether this process was asked to stop."""
 
-    def lives(self) -> None:
+    def heartbeat(self) -> None:
         """The run gets on, though no step was taken."""
 
-    def step_taken(self, state: TrainState, steps: int, graphs: int, loss: float) -> None:
+    def on_step_end(self, state: TrainState, steps: int, graphs: int, loss: float) -> None:
         """One of ``steps`` steps of the epoch was taken, with this rank's graphs and part of the loss."""
 
-    def epoch_finished(self, state: TrainState) -> None:
+    def on_epoch_end(self, state: TrainState) -> None:
         """An epoch was judged and its values stand in the curves."""
 
     def save(self, state: TrainState) -> None:
@@ -41,7 +41,7 @@ class Watcher(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Recipe:
+class TrainingContext:
     """What the loop is told to do; it never changes."""
 
     settings: TrainSettings
@@ -53,7 +53,7 @@ class Recipe:
     split: int = 1
     """Parts in which a batch is computed, one after the other, so that only one needs memory."""
 
-    def arithmetic(self) -> AbstractContextManager[object]:
+    def autocast(self) -> AbstractContextManager[object]:
         """bf16 runs under autocast; fp32 and fp64 are what the weights are."""
         if self.settings.precision == "bf16":
             return torch.autocast(self.device.type, dtype=torch.bfloat16)
@@ -67,9 +67,9 @@ class Recipe:
         return value
 
 
-def make_recipe(
+def training_context(
     settings: TrainSettings, losses: tuple[FieldLoss, ...], ranks: Ranks, device: torch.device, split: int = 1
-) -> Recipe:
-    """The recipe with its loss weights on the device."""
+) -> TrainingContext:
+    """The context with its loss weights on the device."""
     weights = torch.tensor([loss.weight for loss in losses], dtype=torch.float64, device=device)
-    return Recipe(settings=settings, losses=losses, weights=weights, ranks=ranks, device=device, split=split)
+    return TrainingContext(settings=settings, losses=losses, weights=weights, ranks=ranks, device=device, split=split)

@@ -16,10 +16,10 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
+from hydragnn.distributed.ranks import Ranks
 from hydragnn.errors import InputError
 from hydragnn.files import flush_directory, read_json, write_json
-from hydragnn.training.attempt import Attempt, Fenced
-from hydragnn.training.distributed import Ranks
+from hydragnn.runs.attempt import Attempt, Fenced
 from hydragnn.training.state import TrainState
 
 VERSION = 1

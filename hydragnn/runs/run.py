@@ -1,4 +1,4 @@
-"""Entry for worker processes: ``python -m hydragnn.training.run RUN [--until N]``, also under torchrun, mpirun or srun.
+"""Entry for worker processes: ``python -m hydragnn.runs.run RUN [--until N]``, also under torchrun, mpirun or srun.
 
 Reads RUN/config.json, begins or resumes, writes RUN/record.json. Exit code 0: the record says finished, paused or
 stopped; 3: it says failed, with a typed reason; 2: bad input; 4: a later attempt owns the run, and nothing was written.
@@ -17,14 +17,14 @@ import torch
 
 from hydragnn.config import RunConfig
 from hydragnn.datasets import GraphStore, open_store
+from hydragnn.distributed.ranks import SECONDS_FOR_THE_FIRST, LaunchError, leave, this_launch
 from hydragnn.errors import InputError, Interrupted
 from hydragnn.files import read_json
 from hydragnn.record import Failure, RunRecord, read_record, write_record
-from hydragnn.training.attempt import Attempt, Fenced
-from hydragnn.training.distributed import SECONDS_FOR_THE_FIRST, LaunchError, leave, this_launch
-from hydragnn.training.failures import failure_of
-from hydragnn.training.progress import console_progress
-from hydragnn.training.session import train
+from hydragnn.runs.attempt import Attempt, Fenced
+from hydragnn.runs.failures import failure_of
+from hydragnn.runs.progress import console_progress
+from hydragnn.runs.session import train
 
 BAD_INPUT, FAILED, FENCED = 2, 3, 4
 
@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def parsed(arguments: list[str] | None) -> argparse.Namespace:
     """The options of the command line."""
-    parser = argparse.ArgumentParser(prog="python -m hydragnn.training.run", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m hydragnn.runs.run", description=__doc__)
     parser.add_argument("folder", type=Path, help="run folder with config.json")
     parser.add_argument("--until", type=int, default=None, help="end of the segment, in epochs (default: all epochs)")
     parser.add_argument("--threads", type=int, default=1, help="threads of this process on the CPU (default: 1)")

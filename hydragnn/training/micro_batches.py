@@ -10,7 +10,7 @@ from hydragnn.datasets.packing import NODE_COST
 from hydragnn.graphs.batch import GraphBatch
 
 
-def parts_of(batch: GraphBatch, number: int) -> Iterator[GraphBatch]:
+def micro_batches(batch: GraphBatch, number: int) -> Iterator[GraphBatch]:
     """The batch in at most ``number`` parts of consecutive graphs; views, and no part is empty.
 
     Where there are fewer graphs than parts, every graph is one; an empty batch has no parts.

@@ -10,12 +10,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from hydragnn.distributed.ranks import LaunchError, Ranks
 from hydragnn.errors import InputError, Interrupted
 from hydragnn.files import read_json, write_json
 from hydragnn.record import Failure
-from hydragnn.training.attempt import Attempt, Fenced
-from hydragnn.training.distributed import LaunchError, Ranks
-from hydragnn.training.recipe import Diverged
+from hydragnn.runs.attempt import Attempt, Fenced
+from hydragnn.training.context import Diverged
 
 OUT_OF_MEMORY = (
     "out of memory",

@@ -11,23 +11,23 @@ import torch
 
 from hydragnn.config import RunConfig
 from hydragnn.datasets import GraphStore
+from hydragnn.distributed.ranks import Ranks, host_name, joined_ranks
 from hydragnn.errors import InputError, Interrupted
 from hydragnn.files import read_json, write_json
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.models import DegreeStatistics, GraphModel, build_model, degree_statistics
 from hydragnn.record import Cost, RunRecord, read_record
-from hydragnn.training.attempt import Attempt, Fenced, Heartbeat
-from hydragnn.training.checkpoint import latest_checkpoint, load_checkpoint
+from hydragnn.runs.attempt import Attempt, Fenced, Heartbeat
+from hydragnn.runs.callback import RunCallback, Signals, Stopwatch, decisive, identity, interrupted_at_once
+from hydragnn.runs.checkpoint import latest_checkpoint, load_checkpoint
+from hydragnn.runs.failures import agreed_failure, failure_of, forget_failures, told_to_peers
+from hydragnn.runs.progress import Progress
+from hydragnn.training.context import training_context
 from hydragnn.training.data import Place, RunData, prepare_data
-from hydragnn.training.distributed import Ranks, host_name, joined_ranks
 from hydragnn.training.evaluate import flattened, trivial_metrics
-from hydragnn.training.failures import agreed_failure, failure_of, forget_failures, told_to_peers
 from hydragnn.training.loop import Ended, train_epochs
 from hydragnn.training.loss import field_losses
-from hydragnn.training.progress import Progress
-from hydragnn.training.recipe import make_recipe
 from hydragnn.training.state import TrainState, first_state
-from hydragnn.training.watch import RunWatcher, Signals, Stopwatch, decisive, identity, interrupted_at_once
 
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.float32}
 DEGREE_BLOCK = 4096
@@ -91,7 +91,7 @@ def _train(
         checkpoint = latest_checkpoint(out / "checkpoints")
         if checkpoint:
             load_checkpoint(checkpoint, state, ranks, identity(record))
-    watcher = RunWatcher(
+    callback = RunCallback(
         out,
         replace(record, epochs=state.epoch, attempt=heart.attempt.name),
         data.normalisation,
@@ -104,39 +104,39 @@ def _train(
     )
     if ranks.first:
         write_json(out / "config.json", config.to_json(), heart.attempt.check)
-        watcher.export(state)
-    watcher.write(state)
+        callback.export(state)
+    callback.write(state)
     if progress and ranks.first:
         progress.begin(state.epoch + state.step / max(1, data.train.steps(state.epoch)), config.train.epochs)
-    recipe = make_recipe(config.train, losses, ranks, place.device, place.split)
+    context = training_context(config.train, losses, ranks, place.device, place.split)
     with signals.heard():
-        return _to_the_end(state, watcher, lambda: train_epochs(state, data, recipe, watcher, until))
+        return _to_the_end(state, callback, lambda: train_epochs(state, data, context, callback, until))
 
 
-def _to_the_end(state: TrainState, watcher: RunWatcher, run: Callable[[], Ended]) -> RunRecord:
+def _to_the_end(state: TrainState, callback: RunCallback, run: Callable[[], Ended]) -> RunRecord:
     """Run the loop and leave a record that says how it ended, whatever happens."""
     try:
         status = run()
-        watcher.save(state)
-        watcher.ranks.wait()  # success means that all ranks came to the end
+        callback.save(state)
+        callback.ranks.wait()  # success means that all ranks came to the end
     except Interrupted as note:
-        watcher.write(state, status="paused")
-        watcher.close(f"{note}; resume the run in {watcher.folder} to go on")
+        callback.write(state, status="paused")
+        callback.close(f"{note}; resume the run in {callback.folder} to go on")
         raise
     except Fenced as note:
-        watcher.close(str(note))
+        callback.close(str(note))
         raise
     except Exception as error:
-        watcher.heart.attempt.check()
-        failure = agreed_failure(failure_of(error), watcher.folder, watcher.ranks)
+        callback.heart.attempt.check()
+        failure = agreed_failure(failure_of(error), callback.folder, callback.ranks)
         with suppress(InputError):  # a full disk must not hide what happened
-            watcher.write(state, status="failed", failure=failure)
-        watcher.close(f"failed in epoch {state.epoch + 1}: {failure.message}")
-        if failure.kind == "diverged" or (failure.kind == "out_of_memory" and watcher.ranks.size == 1):
-            return watcher.record
+            callback.write(state, status="failed", failure=failure)
+        callback.close(f"failed in epoch {state.epoch + 1}: {failure.message}")
+        if failure.kind == "diverged" or (failure.kind == "out_of_memory" and callback.ranks.size == 1):
+            return callback.record
         raise
-    record = watcher.write(state, status=status)
-    watcher.close(sentence_of(record))
+    record = callback.write(state, status=status)
+    callback.close(sentence_of(record))
     return record
 
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hydragnn.errors import InputError
 from hydragnn.graphs import concatenate
 from hydragnn.graphs.validate import validate
-from hydragnn.training import train
-from hydragnn.training.parts import even_cuts, parts_of
+from hydragnn.runs import train
+from hydragnn.training.micro_batches import even_cuts, micro_batches
 
 COSTS = st.lists(st.integers(1, 50), max_size=7)
 
@@ -36,7 +36,7 @@ def test_cuts_lose_no_graph_and_the_largest_part_is_the_smallest_possible(costs,
 @given(chosen=st.lists(st.integers(0, 39), max_size=9), number=st.integers(1, 6))
 def test_parts_are_valid_batches_that_make_up_the_whole(chosen, number, store):
     batch = store.read(chosen)
-    parts = list(parts_of(batch, number))
+    parts = list(micro_batches(batch, number))
     assert len(parts) <= number and all(part.num_graphs for part in parts)
     assert sum(part.num_graphs for part in parts) == len(chosen)
     if not parts:
@@ -59,7 +59,7 @@ def test_parts_are_valid_batches_that_make_up_the_whole(chosen, number, store):
 
 def test_a_part_takes_views_of_the_batch(store):
     batch = store.read(range(8))
-    first, *_ = parts_of(batch, 2)
+    first, *_ = micro_batches(batch, 2)
     assert first.positions.data_ptr() == batch.positions.data_ptr()
 
 
