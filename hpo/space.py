@@ -2,17 +2,17 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
+from hydragnn.architectures import architecture_of
 from hydragnn.config import RunConfig
 from hydragnn.errors import InputError, nearest
 from hydragnn.hpo.settings import CampaignSettings, Choice, Choices, FloatRange, IntRange, Parameter
-from hydragnn.models.settings import ModelSettings
 from hydragnn.settings import with_value
 
 Point = dict[str, Any]
@@ -244,14 +244,9 @@ def _check_condition(path: str, parent: str, wanted: Any, parameters: Mapping[st
 
 def _known_keys(model: dict[str, Any], kind: str, kinds: Iterable[str]) -> dict[str, Any]:
     """The keys of a [model] table without those that only other searched kinds know."""
-    known = {key: set(fields) for key, fields in _model_fields() if key in {kind, *kinds}}
-    foreign = set().union(*known.values()) - known.get(kind, set()) if kind in known else set()
+    known = {name: set(architecture_of(name).Settings.model_fields) for name in {kind, *kinds}}
+    foreign = set().union(*known.values()) - known[kind]
     return {key: value for key, value in model.items() if key not in foreign}
-
-
-def _model_fields() -> Iterator[tuple[str, list[str]]]:
-    for cls in get_args(get_args(ModelSettings)[0]):
-        yield cls.model_fields["kind"].default, list(cls.model_fields)
 
 
 def _ends(parameter: Parameter) -> list[Choice]:

@@ -5,9 +5,10 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from hydragnn.architectures import ModelSettings
 from hydragnn.datasets.settings import BatchSettings, DataSettings, SplitSettings
 from hydragnn.files import digest
-from hydragnn.models.settings import HeadSettings, ModelSettings
+from hydragnn.models.settings import HeadSettings
 from hydragnn.settings import Settings, read_toml, with_overrides
 
 

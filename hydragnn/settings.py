@@ -26,7 +26,12 @@ class Settings(pydantic.BaseModel):
         try:
             return cls.model_validate(value)
         except pydantic.ValidationError as error:
-            raise InputError(f"{source}: {_sentence(cls, error)}") from error
+            raise InputError(f"{source}: {_sentence(cls, error, value)}") from error
+
+    @classmethod
+    def chosen(cls, value: Any) -> "type[Settings]":
+        """The class that a table is parsed with; bases of several kinds of settings look at ``value``."""
+        return cls
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON, complete with defaults; ``parse`` gives the same object back."""
@@ -105,14 +110,14 @@ def _toml_value(text: str) -> Any:
         return text
 
 
-def _sentence(cls: type[Settings], error: pydantic.ValidationError) -> str:
+def _sentence(cls: type[Settings], error: pydantic.ValidationError, value: Any) -> str:
     """The first problem of a validation error as one sentence."""
     # an unknown key comes first: a misspelled key is also a missing one, and the spelling is the better hint
     first = sorted(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")[0]
     location = tuple(part for part in first["loc"])
-    path = ".".join(str(part) for part in _without_tags(cls, location))
+    path = ".".join(str(part) for part in _without_tags(cls, location, value))
     if first["type"] == "extra_forbidden":
-        valid = _keys_at(cls, location[:-1])
+        valid = _keys_at(cls, location[:-1], value)
         hint = nearest(str(location[-1]), valid) if valid else "remove it"
         return f"unknown key {path}; {hint}"
     if first["type"] == "missing":
@@ -123,30 +128,41 @@ def _sentence(cls: type[Settings], error: pydantic.ValidationError) -> str:
     return f"{path + ': ' if path else ''}{message}{given}" + (f"; and {more} more problem(s)" if more else "")
 
 
-def _without_tags(cls: type[Settings], location: tuple[int | str, ...]) -> list[int | str]:
+def _without_tags(cls: type[Settings], location: tuple[int | str, ...], value: Any) -> list[int | str]:
     """The location without the tags that pydantic inserts for discriminated unions: model.painn.cutoff is model.cutoff."""
     kept: list[int | str] = []
     for position, part in enumerate(location):
-        is_key = isinstance(part, int) or part in _keys_at(cls, location[:position])
+        is_key = isinstance(part, int) or part in _keys_at(cls, location[:position], value)
         if is_key or position == len(location) - 1:
             kept.append(part)
     return kept
 
 
-def _keys_at(cls: Any, location: tuple[int | str, ...]) -> list[str]:
+def _keys_at(cls: Any, location: tuple[int | str, ...], value: Any) -> list[str]:
     """The valid keys of the settings class found at ``location``; empty where the annotation is not a settings class."""
     candidates: list[Any] = [cls]
     for part in location:
         following: list[Any] = []
+        value = _inside(value, part)
         for candidate in candidates:
             if isinstance(part, str) and part in getattr(candidate, "model_fields", {}):
-                following += _settings_in(candidate.model_fields[part].annotation)
+                found = _settings_in(candidate.model_fields[part].annotation)
+                following += [settings.chosen(value) for settings in found]
             elif _tag(candidate) == part:
                 following.append(candidate)  # pydantic inserts the tag of a discriminated union into the location
             elif isinstance(part, int):
                 following.append(candidate)
         candidates = following
     return sorted({key for candidate in candidates for key in candidate.model_fields})
+
+
+def _inside(value: Any, part: int | str) -> Any:
+    """What stands at a key or position of a table or list; the value itself at a tag that pydantic inserted."""
+    if isinstance(value, dict) and part in value:
+        return value[part]
+    if isinstance(value, list) and isinstance(part, int) and part < len(value):
+        return value[part]
+    return value
 
 
 def _tag(candidate: Any) -> Any:

@@ -1,37 +1,35 @@
-"""Layers: radial features, networks of nodes, and one module per kind of message passing."""
+"""Layers: what architectures share: the graph that a layer sees, inputs, radial features, networks, attention, conditioning, pooling."""
 
-from hydragnn.layers.edges import Edges, States, lengths_and_directions
-from hydragnn.layers.egnn import EGNNLayer
+from hydragnn.layers.attention import GPSLayer, GraphAttention, LinearGraphAttention
+from hydragnn.layers.conditioning import ConditionInputs, FiLM, PooledCondition
 from hydragnn.layers.inputs import ClassEmbedding, EdgeInputs, NodeInputs
+from hydragnn.layers.message_graph import MessageGraph, States, lengths_and_directions
 from hydragnn.layers.mlp import mlp
-from hydragnn.layers.painn import PaiNNMessage, PaiNNUpdate
-from hydragnn.layers.pna import PNALayer
 from hydragnn.layers.radial import BesselBasis, GaussianBasis, RadialFeatures, envelope_at
 from hydragnn.layers.readout import GatedVectors, Pool, pooled
-from hydragnn.layers.relational import Level, RelationalLayer, level_of
-from hydragnn.layers.schnet import SchNetInteraction
+from hydragnn.layers.wrapping import Checkpointed, Residual
 
 __all__ = [
     "BesselBasis",
+    "Checkpointed",
     "ClassEmbedding",
-    "EGNNLayer",
+    "ConditionInputs",
     "EdgeInputs",
-    "Edges",
+    "FiLM",
+    "GPSLayer",
     "GatedVectors",
     "GaussianBasis",
-    "Level",
+    "GraphAttention",
+    "LinearGraphAttention",
+    "MessageGraph",
     "NodeInputs",
-    "PNALayer",
-    "PaiNNMessage",
-    "PaiNNUpdate",
     "Pool",
+    "PooledCondition",
     "RadialFeatures",
-    "RelationalLayer",
-    "SchNetInteraction",
+    "Residual",
     "States",
     "envelope_at",
     "lengths_and_directions",
-    "level_of",
     "mlp",
     "pooled",
 ]

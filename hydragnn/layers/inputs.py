@@ -33,10 +33,10 @@ class NodeInputs(nn.Module):
 
     def __init__(self, fields: Sequence[Field], channels: int) -> None:
         super().__init__()
-        self.node_numbers = _of(fields, "node", classes=False)
-        self.graph_numbers = _of(fields, "graph", classes=False)
-        self.node_classes = _of(fields, "node", classes=True)
-        self.graph_classes = _of(fields, "graph", classes=True)
+        self.node_numbers = fields_on(fields, "node", classes=False)
+        self.graph_numbers = fields_on(fields, "graph", classes=False)
+        self.node_classes = fields_on(fields, "node", classes=True)
+        self.graph_classes = fields_on(fields, "graph", classes=True)
         self.origin = nn.Parameter(torch.randn(channels) * channels**-0.5)
         self.node_tables = nn.ModuleList(ClassEmbedding(field, channels) for field in self.node_classes)
         self.graph_tables = nn.ModuleList(ClassEmbedding(field, channels) for field in self.graph_classes)
@@ -51,8 +51,8 @@ class NodeInputs(nn.Module):
         for field, table in zip(self.graph_classes, self.graph_tables):
             states = states + table(batch.graphs[field.name]).index_select(0, batch.graph_of_node)
         if self.network is not None:
-            node = [_columns(batch.nodes[field.name], field) for field in self.node_numbers]
-            graph = [_columns(batch.graphs[field.name], field) for field in self.graph_numbers]
+            node = [columns(batch.nodes[field.name], field) for field in self.node_numbers]
+            graph = [columns(batch.graphs[field.name], field) for field in self.graph_numbers]
             broadcast = [values.index_select(0, batch.graph_of_node) for values in graph]
             states = states + self.network(torch.cat([*node, *broadcast], dim=-1))
         return states
@@ -63,8 +63,8 @@ class EdgeInputs(nn.Module):
 
     def __init__(self, fields: Sequence[Field]) -> None:
         super().__init__()
-        self.numbers = _of(fields, "edge", classes=False)
-        self.classes = _of(fields, "edge", classes=True)
+        self.numbers = fields_on(fields, "edge", classes=False)
+        self.classes = fields_on(fields, "edge", classes=True)
         self.tables = nn.ModuleList(ClassEmbedding(field, min(field.classes, 16)) for field in self.classes)
         self.width = sum(field.width for field in self.numbers) + sum(min(f.classes, 16) for f in self.classes)
 
@@ -72,14 +72,16 @@ class EdgeInputs(nn.Module):
         """The rows; None without edge inputs."""
         if not self.width:
             return None
-        numbers = [_columns(batch.edges[field.name], field) for field in self.numbers]
+        numbers = [columns(batch.edges[field.name], field) for field in self.numbers]
         classes = [table(batch.edges[field.name]) for field, table in zip(self.classes, self.tables)]
         return torch.cat([*numbers, *classes], dim=-1)
 
 
-def _of(fields: Sequence[Field], place: str, *, classes: bool) -> list[Field]:
+def fields_on(fields: Sequence[Field], place: str, *, classes: bool) -> list[Field]:
+    """The fields of one place that are classes, or that are numbers."""
     return [field for field in fields if field.on == place and bool(field.classes) == classes]
 
 
-def _columns(values: Tensor, field: Field) -> Tensor:
+def columns(values: Tensor, field: Field) -> Tensor:
+    """The numbers of every item in one row ``[items, width]``."""
     return values.reshape(values.shape[0], field.width)

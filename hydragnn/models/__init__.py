@@ -1,24 +1,22 @@
 """Models: encoders and heads built from settings and fields, forces and stress, models on disk."""
 
+from hydragnn.architectures import GraphStatistics, ModelSettings
 from hydragnn.models.build import build_described, build_model
 from hydragnn.models.description import (
-    DegreeStatistics,
     ModelDescription,
     degree_statistics,
     description_from_json,
 )
-from hydragnn.models.encoders import MESSAGE_PASSING
 from hydragnn.models.graph_model import GraphModel
 from hydragnn.models.prediction import Prediction
 from hydragnn.models.saving import load_graph_model, read_description, save_model
-from hydragnn.models.settings import HeadSettings, ModelSettings
+from hydragnn.models.settings import HeadSettings
 from hydragnn.models.trained import TrainedModel, load_model
 
 __all__ = [
-    "DegreeStatistics",
     "GraphModel",
+    "GraphStatistics",
     "HeadSettings",
-    "MESSAGE_PASSING",
     "ModelDescription",
     "ModelSettings",
     "Prediction",

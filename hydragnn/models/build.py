@@ -4,27 +4,28 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from hydragnn.architectures import ArchitectureSettings, GraphStatistics
 from hydragnn.graphs.field import Field
 from hydragnn.models.checks import check
-from hydragnn.models.description import DegreeStatistics, ModelDescription, described
+from hydragnn.models.description import ModelDescription, described
 from hydragnn.models.graph_model import GraphModel
-from hydragnn.models.settings import HeadSettings, ModelSettings
+from hydragnn.models.settings import HeadSettings
 
 
 def build_model(
-    model: ModelSettings,
+    model: ArchitectureSettings,
     heads: Sequence[HeadSettings],
     fields: Mapping[str, Field] | Sequence[Field],
     *,
     inputs: Sequence[str],
     dim: int,
     seed: int,
-    statistics: DegreeStatistics | None = None,
+    statistics: GraphStatistics | None = None,
     edges: bool = True,
 ) -> GraphModel:
     """A model for these heads and data, in float32; equal seeds give equal weights and leave other random states alone.
 
-    ``statistics`` is needed by PNA; without ``edges`` the trained model takes them away at prediction. Raises InputError for combinations that cannot work.
+    ``statistics`` are needed by architectures that say so; without ``edges`` the trained model takes them away at prediction. Raises InputError for combinations that cannot work.
     """
     description = described(model, heads, fields, inputs=inputs, dim=dim, statistics=statistics, edges=edges)
     return build_described(description, seed)

@@ -1,10 +1,14 @@
 """Combinations of encoder, heads and data that cannot work, each refused with its remedy."""
 
+from collections.abc import Callable
+
+from hydragnn.architectures import Architecture, architectures
 from hydragnn.errors import InputError
-from hydragnn.graphs.field import Field
+from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 from hydragnn.models.description import ModelDescription
-from hydragnn.models.encoders import EQUIVARIANT, GEOMETRIC
-from hydragnn.models.settings import HeadSettings, RelationalSettings
+from hydragnn.models.settings import HeadSettings
+
+GEOMETRY = frozenset({"lengths", "directions", "triplets"})
 
 
 def check(description: ModelDescription) -> None:
@@ -20,32 +24,47 @@ def check(description: ModelDescription) -> None:
 
 
 def _check_encoder(description: ModelDescription) -> None:
-    model, kind = description.model, description.model.kind
-    if kind in GEOMETRIC and not description.dim:
+    architecture, model = description.architecture, description.model
+    kind = model.kind
+    if architecture.requires & GEOMETRY and not description.dim:
         raise InputError(
-            f'model {kind} needs positions, and these graphs have none; use kind = "pna" or kind = "relational"'
+            f"model {kind} needs positions, and these graphs have none; use one of {_kinds(lambda a: not a.requires & GEOMETRY)}"
         )
-    if kind == "pna" and description.statistics is None:
-        raise InputError("model pna needs degree statistics of the training part; pass degree_statistics(batches)")
-    if isinstance(model, RelationalSettings):
-        _check_edge_classes(description, model.relation, "relation")
-        if model.schedule:
-            levels = _check_edge_classes(description, model.level, "level").classes
-            if max(model.schedule) >= levels:
-                raise InputError(
-                    f"model.schedule asks for level {max(model.schedule)}, but field {model.level} has levels 0 to "
-                    f"{levels - 1}; lower it"
-                )
+    if "species" in architecture.requires and ATOMIC_NUMBERS not in description.inputs:
+        raise InputError(f"model {kind} needs the node field {ATOMIC_NUMBERS} among its inputs; add it to the store")
+    if architecture.needs and description.statistics is None:
+        raise InputError(
+            f"model {kind} needs {', '.join(sorted(architecture.needs))} of the training part; pass degree_statistics(batches)"
+        )
+    for name in description.kind_fields:
+        _check_edge_kinds(description, name)
+    attention = model.global_attention
+    if attention is not None and model.hidden_dim % attention.heads:
+        raise InputError(
+            f"model.hidden_dim = {model.hidden_dim} does not divide into {attention.heads} heads of model.global_attention; "
+            "choose a multiple"
+        )
+    if model.conditioning != "concat" and not any(field.on == "graph" for field in description.input_fields):
+        raise InputError(
+            f"model.conditioning = {model.conditioning!r} needs an input that lies on graphs; declare one in the store, or leave "
+            "the key out"
+        )
+    architecture.check(model, description.spec(edge_width=0))
 
 
-def _check_edge_classes(description: ModelDescription, name: str, key: str) -> Field:
+def _check_edge_kinds(description: ModelDescription, name: str) -> None:
     field = description.fields.get(name)
     if field is None or name not in description.inputs or field.on != "edge" or not field.classes or field.shape:
+        key = next((key for key, value in description.model if value == name), name)
         raise InputError(
-            f"model relational needs the categorical edge field {name!r} (classes > 0, one number per edge) among its "
-            f"inputs; declare it in the store or set model.{key} to its name"
+            f"model {description.model.kind} needs the categorical edge field {name!r} (classes > 0, one number per edge) among "
+            f"its inputs; declare it in the store or set model.{key} to its name"
         )
-    return field
+
+
+def _kinds(able: Callable[[type[Architecture]], bool]) -> str:
+    """The kinds of the architectures that are able to do what is asked."""
+    return ", ".join(kind for kind, architecture in architectures().items() if able(architecture))
 
 
 def _check_input(field: Field) -> None:
@@ -57,7 +76,7 @@ def _check_input(field: Field) -> None:
 
 
 def _check_head(head: HeadSettings, description: ModelDescription) -> None:
-    field, kind, dim = description.fields[head.field], description.model.kind, description.dim
+    field, dim = description.fields[head.field], description.dim
     if field.on == "edge":
         raise InputError(f"head {field.name}: it lies on edges, and heads predict node or graph fields; choose another")
     if field.classes:
@@ -70,16 +89,16 @@ def _check_head(head: HeadSettings, description: ModelDescription) -> None:
     if head.graph_scale and (field.on != "node" or field.parity != "scalar"):
         raise InputError(f"head {field.name}: graph_scale is for scalar node fields; remove it")
     if field.parity == "vector":
-        _check_vector(head, field, kind, dim)
+        _check_vector(head, field, description.architecture, dim)
     if head.forces or head.stress:
         _check_energy(head, description)
 
 
-def _check_vector(head: HeadSettings, field: Field, kind: str, dim: int) -> None:
-    if kind not in EQUIVARIANT:
+def _check_vector(head: HeadSettings, field: Field, architecture: type[Architecture], dim: int) -> None:
+    if 1 not in architecture.gives:
         raise InputError(
-            f'head {field.name}: vectors that turn with the graph need kind = "painn" or kind = "egnn", not {kind}; '
-            f"declare it with parity scalar if the axes are fixed"
+            f"head {field.name}: vectors that turn with the graph need an equivariant model ({_kinds(lambda a: 1 in a.gives)}), not "
+            f"{architecture.kind}; declare it with parity scalar if the axes are fixed"
         )
     if field.shape[-1] != dim:
         raise InputError(
@@ -90,12 +109,13 @@ def _check_vector(head: HeadSettings, field: Field, kind: str, dim: int) -> None
 
 
 def _check_energy(head: HeadSettings, description: ModelDescription) -> None:
-    field, kind, dim = description.fields[head.field], description.model.kind, description.dim
+    field, dim = description.fields[head.field], description.dim
     if field.on != "graph" or field.width != 1 or field.parity != "scalar":
         raise InputError(f"head {field.name}: forces and stress are derivatives of one scalar per graph; use an energy")
-    if not dim or kind == "relational":
-        reason = "graphs without positions" if not dim else "model relational, which sees no lengths"
-        raise InputError(f'head {field.name}: no forces or stress from {reason}; use kind = "painn" and positions')
+    if not dim or not description.architecture.sees_positions():
+        reason = "graphs without positions" if not dim else f"model {description.model.kind}, which sees no lengths"
+        able = _kinds(lambda architecture: architecture.sees_positions())
+        raise InputError(f"head {field.name}: no forces or stress from {reason}; use positions and one of {able}")
     wanted = {head.forces: ("node", (dim,)), head.stress: ("graph", (dim, dim))}
     for name, (place, shape) in wanted.items():
         found = description.fields[name] if name else None

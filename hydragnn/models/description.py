@@ -2,49 +2,47 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, get_args
+from typing import Any
 
 import torch
 
+from hydragnn.architectures import Architecture, ArchitectureSettings, GraphSpec, GraphStatistics, architecture_of
 from hydragnn.errors import InputError, nearest
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field, field_from_json
-from hydragnn.models.settings import HeadSettings, ModelSettings
+from hydragnn.models.settings import HeadSettings
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DegreeStatistics:
-    """How many edges nodes receive in the training part; what PNA measures degrees against."""
-
-    mean_log_degree: float
-    """Mean of log(degree + 1) over nodes."""
-
-
-def degree_statistics(batches: Iterable[GraphBatch]) -> DegreeStatistics:
+def degree_statistics(batches: Iterable[GraphBatch]) -> GraphStatistics:
     """Statistics over all nodes of ``batches``; InputError where there is no node.
 
     The order of the batches does not matter beyond rounding.
     """
-    total, nodes = 0.0, 0
+    total, nodes, edges = 0.0, 0, 0
     for batch in batches:
         degrees = torch.bincount(batch.receivers, minlength=batch.num_nodes)
         total += float(torch.log1p(degrees.double()).sum())
         nodes += batch.num_nodes
+        edges += batch.num_edges
     if not nodes:
         raise InputError("there is no node to count the edges of; give at least one training graph")
-    return DegreeStatistics(mean_log_degree=total / nodes)
+    return GraphStatistics(mean_log_degree=total / nodes, mean_degree=edges / nodes)
+
+
+DEGREE_OF = {"scalar": 0, "vector": 1, "tensor": 2}
+"""Degree of the states that a field of each parity is read from."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelDescription:
     """Settings of the encoder and the heads, the fields they speak of, and what was measured on the training part."""
 
-    model: ModelSettings
+    model: ArchitectureSettings
     heads: tuple[HeadSettings, ...]
     fields: Mapping[str, Field]
     inputs: tuple[str, ...]
     dim: int
-    statistics: DegreeStatistics | None = None
+    statistics: GraphStatistics | None = None
     edges: bool = True
     """False: trained without edges (an ablation), so edges are taken away before prediction, too."""
 
@@ -57,6 +55,27 @@ class ModelDescription:
     def input_fields(self) -> tuple[Field, ...]:
         """Meanings of the inputs."""
         return tuple(self.fields[name] for name in self.inputs)
+
+    @property
+    def architecture(self) -> type[Architecture]:
+        """The class of the encoder."""
+        return architecture_of(self.model.kind)
+
+    @property
+    def kind_fields(self) -> tuple[str, ...]:
+        """Categorical edge fields that the encoder reads as they are."""
+        return self.architecture.kind_fields(self.model)
+
+    def spec(self, edge_width: int) -> GraphSpec:
+        """What data and heads ask of the encoder; edge inputs have ``edge_width`` numbers."""
+        parities = {self.fields[head.field].parity for head in self.heads}
+        return GraphSpec(
+            dim=self.dim,
+            edge_width=edge_width,
+            edge_kinds={name: self.fields[name].classes for name in self.kind_fields},
+            degrees=frozenset({DEGREE_OF[parity] for parity in parities} | {0}),
+            statistics=self.statistics,
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON; ``description_from_json`` gives the same description back."""
@@ -81,29 +100,25 @@ def description_from_json(value: Mapping[str, Any]) -> ModelDescription:
         fields={field.name: field for field in fields},
         inputs=tuple(value["inputs"]),
         dim=value["dim"],
-        statistics=DegreeStatistics(**statistics) if statistics else None,
+        statistics=GraphStatistics(**statistics) if statistics else None,
         edges=value.get("edges", True),
     )
 
 
-def _encoder_settings(value: Mapping[str, Any]) -> ModelSettings:
-    """The settings of the encoder that ``kind`` names."""
-    union, *_ = get_args(ModelSettings)
-    by_kind = {cls.model_fields["kind"].default: cls for cls in get_args(union)}
-    if value["kind"] not in by_kind:
-        raise InputError(f"unknown kind of model {value['kind']!r}; {nearest(str(value['kind']), list(by_kind))}")
-    settings: ModelSettings = by_kind[value["kind"]].parse(value, "model")
+def _encoder_settings(value: Mapping[str, Any]) -> ArchitectureSettings:
+    """The settings of the architecture that ``kind`` names."""
+    settings: ArchitectureSettings = architecture_of(value["kind"]).Settings.parse(value, "model")
     return settings
 
 
 def described(
-    model: ModelSettings,
+    model: ArchitectureSettings,
     heads: Sequence[HeadSettings],
     fields: Mapping[str, Field] | Sequence[Field],
     *,
     inputs: Sequence[str],
     dim: int,
-    statistics: DegreeStatistics | None = None,
+    statistics: GraphStatistics | None = None,
     edges: bool = True,
 ) -> ModelDescription:
     """A description that keeps the fields it needs; InputError names a field that the data do not have."""

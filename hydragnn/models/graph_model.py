@@ -5,14 +5,15 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hydragnn.graphs.batch import GraphBatch, edge_vectors
+from hydragnn.graphs.field import ATOMIC_NUMBERS
 from hydragnn.kernels import topology_of
-from hydragnn.layers import EdgeInputs, Edges, NodeInputs, States, lengths_and_directions
+from hydragnn.layers import ConditionInputs, EdgeInputs, MessageGraph, NodeInputs, PooledCondition, States
 from hydragnn.models.derivatives import energy_gradient, forces_from, stress_from
 from hydragnn.models.description import ModelDescription
-from hydragnn.models.encoders import MESSAGE_PASSING, Surroundings
 from hydragnn.models.heads import build_head
 from hydragnn.models.prediction import Prediction
-from hydragnn.models.settings import HeadSettings, RelationalSettings
+from hydragnn.models.settings import HeadSettings
+from hydragnn.models.wrapping import wrap_layers
 
 
 class GraphModel(nn.Module):
@@ -24,21 +25,21 @@ class GraphModel(nn.Module):
     def __init__(self, description: ModelDescription) -> None:
         super().__init__()
         self.description = description
-        model, heads, fields = description.model, description.heads, description.fields
-        self.relation = model.relation if isinstance(model, RelationalSettings) else None
-        self.level = model.level if isinstance(model, RelationalSettings) and model.schedule else None
-        inputs = [field for field in description.input_fields if field.name not in (self.relation, self.level)]
-        self.node_inputs = NodeInputs(inputs, model.hidden_dim)
+        model, fields = description.model, description.fields
+        inputs = [field for field in description.input_fields if field.name not in description.kind_fields]
+        of_graphs = [field for field in inputs if field.on == "graph"] if model.conditioning != "concat" else []
+        self.node_inputs = NodeInputs([field for field in inputs if field not in of_graphs], model.hidden_dim)
         self.edge_inputs = EdgeInputs(inputs)
-        surroundings = Surroundings(
-            dim=description.dim,
-            edge_width=self.edge_inputs.width,
-            relations=fields[self.relation].classes if self.relation else 0,
-            vectors=any(fields[head.field].parity == "vector" for head in heads),
-            statistics=description.statistics,
+        self.encoder = description.architecture(model, description.spec(self.edge_inputs.width))
+        self.condition_inputs = ConditionInputs(of_graphs, model.hidden_dim) if of_graphs else None
+        wrap_layers(self.encoder, model, conditioned=bool(of_graphs))
+        every = description.architecture.readout == "every layer"
+        channels = model.hidden_dim * (len(self.encoder.layers) if every else 1)
+        pooled = of_graphs and model.conditioning == "pooled"
+        self.pooled_condition = PooledCondition(channels, model.hidden_dim) if pooled else None
+        self.heads = nn.ModuleList(
+            build_head(head, fields[head.field], channels, description.dim) for head in description.heads
         )
-        self.encoder = MESSAGE_PASSING[model.kind](model, surroundings)
-        self.heads = nn.ModuleList(build_head(head, fields[head.field], model, description.dim) for head in heads)
 
     def forward(self, batch: GraphBatch) -> dict[str, Prediction]:
         """Predictions by field name: every head's field, then its forces and its stress where declared.
@@ -47,16 +48,18 @@ class GraphModel(nn.Module):
         """
         recording = torch.is_grad_enabled()
         if not any(head.forces or head.stress for head in self.description.heads):
-            states, edges = self.encode(batch, self.edge_vectors(batch))
+            graph = self.message_graph(batch, self.edge_vectors(batch))
+            states = self.encode(batch, graph)
             return {
-                settings.field: head(states, edges, batch) for settings, head in zip(self.description.heads, self.heads)
+                settings.field: head(states, graph, batch) for settings, head in zip(self.description.heads, self.heads)
             }
         with torch.enable_grad():
             vectors = edge_vectors(batch).detach().requires_grad_()
-            states, edges = self.encode(batch, vectors)
+            graph = self.message_graph(batch, vectors)
+            states = self.encode(batch, graph)
             predictions: dict[str, Prediction] = {}
             for settings, head in zip(self.description.heads, self.heads):
-                predictions[settings.field] = head(states, edges, batch)
+                predictions[settings.field] = head(states, graph, batch)
                 energy = predictions[settings.field].mean
                 predictions |= _derivatives(settings, energy, vectors, batch, differentiable=recording)
         return predictions if recording else {name: _detached(value) for name, value in predictions.items()}
@@ -65,18 +68,40 @@ class GraphModel(nn.Module):
         """Vectors of all edges; None for graphs without geometry."""
         return edge_vectors(batch) if self.description.dim else None
 
-    def encode(self, batch: GraphBatch, vectors: Float[Tensor, "edges dim"] | None) -> tuple[States, Edges]:
-        """Final states of all nodes, and the edges that they came along."""
-        lengths, directions = (None, None) if vectors is None else lengths_and_directions(vectors)
-        edges = Edges(
+    def message_graph(self, batch: GraphBatch, vectors: Float[Tensor, "edges dim"] | None) -> MessageGraph:
+        """What the layers see of a batch whose edges have these vectors."""
+        sees = self.description.architecture.sees
+        return MessageGraph(
             topology=topology_of(batch),
-            lengths=lengths,
-            directions=directions,
-            features=self.edge_inputs(batch),
-            relation=batch.edges[self.relation] if self.relation else None,
-            level=batch.edges[self.level] if self.level else None,
+            owner=batch.graph_of_node,
+            nodes_per_graph=batch.nodes_per_graph,
+            vectors=vectors,
+            edge_features=self.edge_inputs(batch),
+            edge_kinds={name: batch.edges[name] for name in self.description.kind_fields},
+            species=batch.nodes.get(ATOMIC_NUMBERS) if "species" in sees else None,
+            condition=None if self.condition_inputs is None else self.condition_inputs(batch),
+            basis=self.encoder.basis,
         )
-        return self.encoder(self.node_inputs(batch), edges), edges
+
+    def encode(self, batch: GraphBatch, graph: MessageGraph) -> States:
+        """Final states of all nodes, as the heads read them."""
+        if self.description.model.checkpoint_activations:
+            graph.prepare()
+        states = self.encoder.embed(self.node_inputs(batch), graph)
+        of_layers = []
+        for layer in self.encoder.layers:
+            states = layer(states, graph)
+            of_layers.append(states)
+        if self.description.architecture.readout == "every layer":
+            states = side_by_side(of_layers)
+        states = self.encoder.finish(states, graph)
+        return states if self.pooled_condition is None else self.pooled_condition(states, graph)
+
+
+def side_by_side(of_layers: list[States]) -> States:
+    """The channels of all layers in one row, for every degree that all of them have (Xu et al. 2018, arXiv:1806.03536)."""
+    degrees = set.intersection(*(set(states) for states in of_layers))
+    return {degree: torch.cat([states[degree] for states in of_layers], dim=-1) for degree in sorted(degrees)}
 
 
 def _derivatives(

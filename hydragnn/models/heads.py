@@ -6,9 +6,9 @@ from torch import Tensor, nn
 
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
-from hydragnn.layers import Edges, GatedVectors, Pool, States, mlp, pooled
+from hydragnn.layers import GatedVectors, MessageGraph, Pool, States, mlp, pooled
 from hydragnn.models.prediction import Prediction
-from hydragnn.models.settings import HeadSettings, ModelSettings
+from hydragnn.models.settings import HeadSettings
 
 VARIANCE_FLOOR = 1e-6
 
@@ -26,12 +26,12 @@ class NodeHead(nn.Module):
         self.scale = mlp([channels, *settings.hidden_dims, 1]) if settings.graph_scale else None
         self.origin = nn.Parameter(torch.zeros(field.shape)) if settings.graph_scale else None
 
-    def forward(self, states: States, edges: Edges, batch: GraphBatch) -> Prediction:
+    def forward(self, states: States, graph: MessageGraph, batch: GraphBatch) -> Prediction:
         """One value per node, of the field's shape."""
-        found = self.spread(self.network(states.scalars))
+        found = self.spread(self.network(states[0]))
         if self.scale is None or self.origin is None:
             return found
-        of_graph = pooled(states.scalars, batch.graph_of_node, batch.num_graphs, "mean")
+        of_graph = pooled(states[0], batch.graph_of_node, batch.num_graphs, "mean")
         factor = self.scale(of_graph).exp().index_select(0, batch.graph_of_node)
         factor = factor.view(-1, *[1] * (found.mean.dim() - 1))
         variance = None if found.variance is None else found.variance * factor.square() + VARIANCE_FLOOR
@@ -50,12 +50,12 @@ class GraphHead(nn.Module):
         self.spread = Spread(settings, field)
         self.network = mlp([channels, *settings.hidden_dims, self.spread.width])
 
-    def forward(self, states: States, edges: Edges, batch: GraphBatch) -> Prediction:
+    def forward(self, states: States, graph: MessageGraph, batch: GraphBatch) -> Prediction:
         """One value per graph, of the field's shape."""
         if self.pool == "sum":
-            of_node = self.spread(self.network(states.scalars))
+            of_node = self.spread(self.network(states[0]))
             return _pooled_prediction(of_node, batch, "sum")
-        of_graph = pooled(states.scalars, batch.graph_of_node, batch.num_graphs, self.pool)
+        of_graph = pooled(states[0], batch.graph_of_node, batch.num_graphs, self.pool)
         return self.spread(self.network(of_graph))
 
 
@@ -72,14 +72,13 @@ class VectorHead(nn.Module):
         gaussian = settings.distribution == "gaussian"
         self.variance = mlp([channels, *settings.hidden_dims, outputs]) if gaussian else None
 
-    def forward(self, states: States, edges: Edges, batch: GraphBatch) -> Prediction:
+    def forward(self, states: States, graph: MessageGraph, batch: GraphBatch) -> Prediction:
         """Vectors of the field's shape; the variance of a vector is the same in all directions."""
-        assert states.vectors is not None
-        vectors = self.vectors(states.scalars, states.vectors)
+        vectors = self.vectors(states[0], states[1])
         mean = vectors.reshape(-1, *self.field.shape)
         variance = None
         if self.variance is not None:
-            spread = _positive(self.variance(states.scalars)).unsqueeze(-1).expand_as(vectors)
+            spread = _positive(self.variance(states[0])).unsqueeze(-1).expand_as(vectors)
             variance = spread.reshape(-1, *self.field.shape)
         prediction = Prediction(mean=mean, variance=variance)
         return prediction if self.pool is None else _pooled_prediction(prediction, batch, self.pool)
@@ -123,9 +122,9 @@ def _pooled_prediction(of_node: Prediction, batch: GraphBatch, pool: Pool) -> Pr
 Head = NodeHead | GraphHead | VectorHead
 
 
-def build_head(settings: HeadSettings, field: Field, model: ModelSettings, dim: int) -> Head:
-    """The head for a field: by its parity and its place."""
+def build_head(settings: HeadSettings, field: Field, channels: int, dim: int) -> Head:
+    """The head for a field: by its parity and its place; it reads states with so many ``channels``."""
     if field.parity == "vector":
-        return VectorHead(settings, field, model.hidden_dim, dim)
+        return VectorHead(settings, field, channels, dim)
     kind = NodeHead if field.on == "node" else GraphHead
-    return kind(settings, field, model.hidden_dim)
+    return kind(settings, field, channels)

@@ -16,7 +16,8 @@ from hydragnn.models.build import build_described
 from hydragnn.models.description import ModelDescription, description_from_json
 from hydragnn.models.graph_model import GraphModel
 
-VERSION = 1
+VERSION = 2
+"""1: the weights of encoders lay in one list per kind of layer; names are translated on reading."""
 
 
 def save_model(
@@ -67,6 +68,7 @@ def load_graph_model(folder: Path) -> tuple[GraphModel, Normalisation]:
     except (SafetensorError, OSError) as error:
         raise InputError(f"{path} cannot be read ({error}); copy the whole folder of the model again") from error
     model = build_described(description, seed=0)
+    weights = {_renamed(name, description): value for name, value in weights.items()}
     dtypes = {value.dtype for value in weights.values() if value.is_floating_point()}
     if torch.float64 in dtypes:
         model = model.double()
@@ -75,3 +77,9 @@ def load_graph_model(folder: Path) -> tuple[GraphModel, Normalisation]:
     except RuntimeError as error:
         raise InputError(f"{path} does not fit {folder / 'model.json'}; copy the whole folder again") from error
     return model, normalisation
+
+
+def _renamed(name: str, description: ModelDescription) -> str:
+    """Today's name of a weight, whatever version called it so."""
+    room, _, rest = name.partition(".")
+    return f"{room}.{description.architecture.renamed(rest)}" if room == "encoder" else name

@@ -1,100 +1,10 @@
-"""Typed settings of encoders and heads: each encoder has its own model, so a foreign key is an error."""
+"""Typed settings of heads; those of encoders stand with their architectures."""
 
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from hydragnn.settings import Settings
-
-
-class _Encoder(Settings):
-    """What every encoder has."""
-
-    hidden_dim: int = Field(default=64, ge=1, le=4096)
-    """Channels of the node states."""
-
-    num_layers: int = Field(default=3, ge=1, le=64)
-    """Message-passing layers."""
-
-    dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Dropout on node states between layers; off at prediction."""
-
-
-class _Geometric(_Encoder):
-    """What encoders that see edge lengths have."""
-
-    cutoff: float = Field(default=5.0, gt=0)
-    """Length at which the radial basis ends, in the store's unit of length (Angstrom for atoms)."""
-
-    num_radial: int = Field(default=20, ge=1, le=512)
-    """Radial basis functions per edge."""
-
-    radial: Literal["bessel", "gaussian"] = "bessel"
-    """Radial basis: bessel (sin(n pi r / cutoff) / r) or gaussian."""
-
-    envelope: Literal["polynomial", "cosine", "none"] = "polynomial"
-    """Smooth end of messages at the cutoff; none for meshes and grains, whose edges do not come from a cutoff."""
-
-
-class SchNetSettings(_Geometric):
-    """Continuous-filter convolutions (Schuett et al. 2017, arXiv:1706.08566)."""
-
-    kind: Literal["schnet"] = "schnet"
-
-
-class PaiNNSettings(_Geometric):
-    """Scalar and vector states, rotation-equivariant (Schuett et al. 2021, arXiv:2102.03150)."""
-
-    kind: Literal["painn"] = "painn"
-
-
-class EGNNSettings(_Geometric):
-    """Messages from states and lengths, E(n)-equivariant, positions at rest (Satorras et al. 2021, arXiv:2102.09844)."""
-
-    kind: Literal["egnn"] = "egnn"
-
-    attention: bool = False
-    """Weigh each message by a learned gate."""
-
-
-class PNASettings(_Geometric):
-    """Principal neighbourhood aggregation (Corso et al. 2020, arXiv:2004.05718) with edge lengths and features."""
-
-    kind: Literal["pna"] = "pna"
-
-
-class RelationalSettings(_Encoder):
-    """One full matrix per kind of edge (Schlichtkrull et al. 2017, arXiv:1703.06103): lattices, meshes, image grids."""
-
-    kind: Literal["relational"] = "relational"
-
-    relation: str = "relation"
-    """Categorical edge field that names the kind of each edge."""
-
-    reduce: Literal["sum", "mean", "sqrt"] = "sqrt"
-    """How a node's neighbours of one kind are joined: summed, averaged, or summed and divided by the square root of their
-    number, which keeps the spread of what arrives whatever the number."""
-
-    level: str = "level"
-    """Categorical edge field that names the level of each edge; read only where ``schedule`` is given."""
-
-    schedule: list[Annotated[int, Field(ge=0)]] = Field(default_factory=list)
-    """Level whose edges each layer uses, one entry per layer: coarse levels carry news far (a V-cycle is 0, 1, 2, 1, 0).
-    A layer changes only the nodes that its edges touch. Empty: every layer uses all edges."""
-
-    @model_validator(mode="after")
-    def _check(self) -> "RelationalSettings":
-        if self.schedule and len(self.schedule) != self.num_layers:
-            raise ValueError(
-                f"schedule has {len(self.schedule)} entries for num_layers = {self.num_layers}; give one per layer"
-            )
-        return self
-
-
-ModelSettings = Annotated[
-    SchNetSettings | PaiNNSettings | EGNNSettings | PNASettings | RelationalSettings,
-    Field(discriminator="kind"),
-]
 
 
 class HeadSettings(Settings):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from hydragnn.architectures import ArchitectureSettings
 from hydragnn.datasets.normalisation import Normalisation, denormalise_mean, denormalise_variance, normalise
 from hydragnn.datasets.views import without_edges
 from hydragnn.errors import InputError
@@ -14,7 +15,7 @@ from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 from hydragnn.models.graph_model import GraphModel
 from hydragnn.models.prediction import Prediction
 from hydragnn.models.saving import load_graph_model
-from hydragnn.models.settings import HeadSettings, ModelSettings
+from hydragnn.models.settings import HeadSettings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -26,7 +27,7 @@ class TrainedModel:
     dtype: torch.dtype = torch.float32
 
     @property
-    def settings(self) -> ModelSettings:
+    def settings(self) -> ArchitectureSettings:
         """Settings of the encoder."""
         return self.model.description.model
 

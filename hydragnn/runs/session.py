@@ -9,13 +9,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from hydragnn.architectures import GraphStatistics, architecture_of
 from hydragnn.config import RunConfig
 from hydragnn.datasets import GraphStore
 from hydragnn.distributed.ranks import Ranks, host_name, joined_ranks
 from hydragnn.errors import InputError, Interrupted
 from hydragnn.files import read_json, write_json
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.models import DegreeStatistics, GraphModel, build_model, degree_statistics
+from hydragnn.models import GraphModel, build_model, degree_statistics
 from hydragnn.record import Cost, RunRecord, read_record
 from hydragnn.runs.attempt import Attempt, Fenced, Heartbeat
 from hydragnn.runs.callback import RunCallback, Signals, Stopwatch, decisive, identity, interrupted_at_once
@@ -230,12 +231,12 @@ def make_model(config: RunConfig, data: RunData, lives: Callable[[], None]) -> G
         inputs=data.inputs,
         dim=data.store.dim,
         seed=config.train.seed,
-        statistics=training_degrees(data, lives) if config.model.kind == "pna" else None,
+        statistics=training_degrees(data, lives) if "degrees" in architecture_of(config.model.kind).needs else None,
         edges=config.data.edges,
     )
 
 
-def training_degrees(data: RunData, lives: Callable[[], None]) -> DegreeStatistics:
+def training_degrees(data: RunData, lives: Callable[[], None]) -> GraphStatistics:
     """Degree statistics of the training part, read in blocks."""
     indices = data.split.train
 

@@ -14,10 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn import PNAConv, RGCNConv, SchNet, global_add_pool
 
+from hydragnn.architectures.egnn import EGNNSettings
+from hydragnn.architectures.painn import PaiNNSettings
+from hydragnn.architectures.pna import PNASettings
+from hydragnn.architectures.relational import RelationalSettings
+from hydragnn.architectures.schnet import SchNetSettings
 from hydragnn.graphs.batch import GraphBatch, concatenate, to
 from hydragnn.graphs.field import Field
 from hydragnn.models import HeadSettings, build_model, degree_statistics
-from hydragnn.models.settings import EGNNSettings, PaiNNSettings, PNASettings, RelationalSettings, SchNetSettings
 
 Step = Callable[[], None]
 HIDDEN, LAYERS, RADIAL, CUTOFF = 64, 3, 20, 6.0

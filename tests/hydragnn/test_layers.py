@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from hydragnn.architectures.relational import level_of
 from hydragnn.kernels import Topology, gather_multiply_sum
 from hydragnn.layers import (
     BesselBasis,
@@ -13,7 +14,6 @@ from hydragnn.layers import (
     RadialFeatures,
     envelope_at,
     lengths_and_directions,
-    level_of,
     mlp,
     pooled,
 )

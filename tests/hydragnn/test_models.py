@@ -14,8 +14,8 @@ from hydragnn.errors import InputError
 from hydragnn.graphs.batch import GraphBatch, concatenate
 from hydragnn.graphs.field import Field
 from hydragnn.models import (
-    DegreeStatistics,
     GraphModel,
+    GraphStatistics,
     HeadSettings,
     ModelSettings,
     build_model,
@@ -58,7 +58,7 @@ def built(
         inputs=inputs,
         dim=dim,
         seed=0,
-        statistics=DegreeStatistics(mean_log_degree=1.5),
+        statistics=GraphStatistics(mean_log_degree=1.5),
     )
 
 

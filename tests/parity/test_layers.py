@@ -7,18 +7,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from hydragnn.architectures.egnn import EGNNLayer, EGNNSettings
+from hydragnn.architectures.painn import PaiNNMessage, PaiNNUpdate
+from hydragnn.architectures.pna import PNALayer
+from hydragnn.architectures.relational import RelationalLayer, RelationalSettings, level_of
+from hydragnn.architectures.schnet import SchNetInteraction
 from hydragnn.kernels import Topology
-from hydragnn.layers import (
-    EGNNLayer,
-    PaiNNMessage,
-    PaiNNUpdate,
-    PNALayer,
-    RadialFeatures,
-    RelationalLayer,
-    SchNetInteraction,
-    level_of,
-    mlp,
-)
+from hydragnn.layers import MessageGraph, RadialFeatures, mlp
 
 NODES, CHANNELS, RADIAL, CUTOFF = 7, 6, 5, 4.0
 SUMS = {"rtol": 1e-10, "atol": 1e-10}  # float64 sums in another order
@@ -79,7 +74,8 @@ def test_pna_equals_the_convolution_of_pytorch_geometric(edges: Topology) -> Non
     histogram = torch.tensor([0, 2, 5, 3, 1])
     theirs = geometric.PNAConv(CHANNELS, CHANNELS, aggregators, scalers, deg=histogram, edge_dim=3)
     log_degrees = (torch.arange(5) + 1).log()
-    ours = PNALayer(CHANNELS, 3, mean_log_degree=float((log_degrees * histogram).sum() / histogram.sum()))
+    mean_log_degree = float((log_degrees * histogram).sum() / histogram.sum())
+    ours = PNALayer(nn.Identity(), CHANNELS, 3, mean_log_degree, dropout=0.0)
     pre, post = theirs.pre_nns[0][0], theirs.post_nns[0][0]
     with torch.no_grad():
         receiver, sender, edge = pre.weight.split(CHANNELS, dim=1)
@@ -95,7 +91,7 @@ def test_pna_equals_the_convolution_of_pytorch_geometric(edges: Topology) -> Non
     states, features = 30 * torch.randn(NODES, CHANNELS), torch.randn(edges.num_edges, 3)
     expected = theirs(states, torch.stack([edges.senders, edges.receivers]), features)
     # they clamp the variance at 1e-5 where we add 1e-5, which is 1e-8 of variances of order 1e2
-    torch.testing.assert_close(ours(states, features, None, edges), expected, rtol=1e-6, atol=1e-5)
+    torch.testing.assert_close(ours.received(states, features, None, edges), expected, rtol=1e-6, atol=1e-5)
 
 
 @pytest.mark.parametrize(("reduce", "aggr"), [("sum", "add"), ("mean", "mean")])
@@ -104,7 +100,7 @@ def test_relational_layers_equal_the_convolution_of_pytorch_geometric(
 ) -> None:
     geometric = pytest.importorskip("torch_geometric.nn")
     theirs = geometric.RGCNConv(CHANNELS, CHANNELS, num_relations=3, aggr=aggr)
-    ours = RelationalLayer(CHANNELS, relations=3)
+    ours = RelationalLayer(RelationalSettings(hidden_dim=CHANNELS, reduce=reduce), relations=3, level=None)
     with torch.no_grad():
         ours.told.weight.copy_(theirs.weight.permute(2, 0, 1).reshape(CHANNELS, -1))
         ours.own.weight.copy_(theirs.root.T)
@@ -112,7 +108,9 @@ def test_relational_layers_equal_the_convolution_of_pytorch_geometric(
     states, relation = torch.randn(NODES, CHANNELS), torch.arange(edges.num_edges) % 2 * 2
     convolved = theirs(ours.norm(states), torch.stack([edges.senders, edges.receivers]), relation)
     expected = ours.out(nn.functional.silu(convolved))
-    torch.testing.assert_close(ours(states, level_of(edges, relation, 3, reduce, torch.float64)), expected, **SUMS)
+    torch.testing.assert_close(
+        ours.increment(states, level_of(edges, relation, 3, reduce, torch.float64)), expected, **SUMS
+    )
 
 
 def test_painn_messages_equal_equations_7_and_8(edges: Topology) -> None:
@@ -151,11 +149,20 @@ def test_painn_updates_equal_equations_9_and_10() -> None:
 
 @pytest.mark.parametrize("attention", [True, False])
 def test_egnn_equals_its_equations_written_as_a_loop(edges: Topology, attention: bool) -> None:
-    layer = EGNNLayer(CHANNELS, 4, attention=attention, vectors=True)
-    states, features = torch.randn(NODES, CHANNELS), torch.randn(edges.num_edges, 4)
-    directions = nn.functional.normalize(torch.randn(edges.num_edges, 3), dim=1)
-    envelope = torch.rand(edges.num_edges, 1)
-    d_states, d_vectors = layer(states, features, envelope, directions, edges)
+    basis = RadialFeatures(CUTOFF, RADIAL, "gaussian", "cosine", inputs=2)
+    layer = EGNNLayer(EGNNSettings(hidden_dim=CHANNELS, attention=attention), basis.width, vectors=True)
+    graph = MessageGraph(
+        topology=edges,
+        owner=torch.zeros(NODES, dtype=torch.int64),
+        nodes_per_graph=torch.tensor([NODES]),
+        vectors=torch.randn(edges.num_edges, 3),
+        edge_features=torch.randn(edges.num_edges, 2),
+        basis=basis,
+    )
+    features, envelope = graph.edge_inputs
+    assert features is not None and envelope is not None
+    states, directions = torch.randn(NODES, CHANNELS), graph.directions
+    found = layer({0: states}, graph)
     joined = torch.cat([linear(layer.from_receiver), linear(layer.from_sender), linear(layer.from_edge)], dim=1)
     received, moved = torch.zeros_like(states), torch.zeros(NODES, 3, CHANNELS)
     for e, sender, receiver in pairs_of(edges):
@@ -169,9 +176,8 @@ def test_egnn_equals_its_equations_written_as_a_loop(edges: Topology, attention:
         moved[receiver] += torch.outer(directions[e], layer.coordinates(carried) * envelope[e])
     for node in range(NODES):
         expected = layer.nodes(torch.cat([states[node], received[node]]))
-        torch.testing.assert_close(d_states[node], expected, **SUMS)
-    assert d_vectors is not None
-    torch.testing.assert_close(d_vectors, moved, **SUMS)
+        torch.testing.assert_close(found[0][node], states[node] + expected, **SUMS)
+    torch.testing.assert_close(found[1], moved, **SUMS)
 
 
 def test_the_bessel_basis_equals_that_of_e3nn() -> None:

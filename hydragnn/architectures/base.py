@@ -1,0 +1,212 @@
+"""What an architecture is: settings, capabilities, first states and layers."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from dataclasses import field as member
+from typing import Annotated, Any, ClassVar, Literal, get_args
+
+from jaxtyping import Float
+from pydantic import Field as Setting
+from pydantic import SerializeAsAny, WrapValidator, model_validator
+from torch import Tensor, nn
+
+from hydragnn.errors import InputError
+from hydragnn.layers import MessageGraph, RadialFeatures, States
+from hydragnn.settings import Settings
+
+Sight = Literal["lengths", "directions", "triplets", "edge_features", "edge_kinds", "species"]
+"""What of a graph a layer can look at; positions come as lengths or directions only."""
+
+Statistic = Literal["degrees"]
+"""What is measured on the training part: ``degrees`` are mean log(degree + 1) and mean degree of its nodes."""
+
+Readout = Literal["last", "every layer"]
+
+
+class GlobalAttentionSettings(Settings):
+    """Attention among all nodes of a graph beside every layer (Rampasek et al. 2022, arXiv:2205.12454)."""
+
+    kind: Literal["multihead", "linear"] = "multihead"
+    """multihead: softmax over all nodes of the graph, quadratic in their number; linear: kernel attention, linear in it."""
+
+    heads: int = Setting(default=4, ge=1, le=64)
+    """Attention heads; they divide hidden_dim."""
+
+
+class ArchitectureSettings(Settings):
+    """What every architecture has."""
+
+    kind: str
+    """Name of the architecture, or ``package.module:Name`` of a class of yours."""
+
+    hidden_dim: int = Setting(default=64, ge=1, le=4096)
+    """Channels of the node states."""
+
+    num_layers: int = Setting(default=3, ge=1, le=64)
+    """Message-passing layers."""
+
+    dropout: float = Setting(default=0.0, ge=0, lt=1)
+    """Dropout on node states between layers; off at prediction."""
+
+    conditioning: Literal["concat", "film", "pooled"] = "concat"
+    """How graph inputs act: concat gives them to every node before the first layer, film scales and shifts the states after
+    every layer (Perez et al. 2018, arXiv:1709.07871), pooled joins them to the states after the last layer, where they are read out."""
+
+    global_attention: GlobalAttentionSettings | None = None
+    """Attention among all nodes of a graph beside every layer; absent: none."""
+
+    checkpoint_activations: bool = False
+    """Compute every layer a second time in the backward pass instead of keeping its activations: less memory, a third more time."""
+
+    @model_validator(mode="after")
+    def _is_of_its_kind(self) -> "ArchitectureSettings":
+        from hydragnn.architectures.registry import architecture_of
+
+        if architecture_of(self.kind).Settings is not type(self):
+            raise ValueError(f"kind = {self.kind!r} has other settings than {type(self).__name__}")
+        return self
+
+    @classmethod
+    def chosen(cls, value: Any) -> type[Settings]:
+        """The settings class of the architecture that ``value`` names."""
+        from hydragnn.architectures.registry import architecture_of
+
+        if cls is ArchitectureSettings and isinstance(value, Mapping) and isinstance(value.get("kind"), str):
+            return architecture_of(value["kind"]).Settings
+        return cls
+
+
+class GeometricSettings(ArchitectureSettings):
+    """What architectures that see edge lengths have."""
+
+    cutoff: float = Setting(default=5.0, gt=0)
+    """Length at which the radial basis ends, in the store's unit of length (Angstrom for atoms)."""
+
+    num_radial: int = Setting(default=20, ge=1, le=512)
+    """Radial basis functions per edge."""
+
+    radial: Literal["bessel", "gaussian"] = "bessel"
+    """Radial basis: bessel (sin(n pi r / cutoff) / r) or gaussian."""
+
+    envelope: Literal["polynomial", "cosine", "none"] = "polynomial"
+    """Smooth end of messages at the cutoff; none for meshes and grains, whose edges do not come from a cutoff."""
+
+
+def _of_its_kind(value: Any, handler: Callable[[Any], Any]) -> ArchitectureSettings:
+    """Parse a table with the settings of the architecture that it names."""
+    if isinstance(value, ArchitectureSettings) or not isinstance(value, Mapping):
+        parsed: ArchitectureSettings = handler(value)
+        return parsed
+    if not isinstance(value.get("kind"), str):
+        from hydragnn.architectures.registry import architectures
+
+        raise ValueError(f"model.kind is missing; name an architecture, one of {', '.join(architectures())}")
+    try:
+        settings = ArchitectureSettings.chosen(value)
+    except InputError as error:
+        raise ValueError(str(error)) from error
+    found = settings.model_validate(dict(value))
+    assert isinstance(found, ArchitectureSettings)
+    return found
+
+
+ModelSettings = Annotated[SerializeAsAny[ArchitectureSettings], WrapValidator(_of_its_kind)]
+"""The ``[model]`` section: the settings of whichever architecture its ``kind`` names."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GraphStatistics:
+    """How many edges nodes receive in the training part."""
+
+    mean_log_degree: float
+    """Mean of log(degree + 1) over nodes."""
+    mean_degree: float = 0.0
+    """Mean number of incoming edges over nodes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GraphSpec:
+    """What data and heads ask of an architecture."""
+
+    dim: int
+    """Spatial dimension; 0 without geometry."""
+    edge_width: int = 0
+    """Numbers of the edge features."""
+    edge_kinds: Mapping[str, int] = member(default_factory=dict)
+    """Number of kinds of each categorical edge field that the architecture reads as it is."""
+    degrees: frozenset[int] = frozenset({0})
+    """Degrees of the states that heads read: 0 for numbers, 1 for vectors, 2 for symmetric tensors."""
+    statistics: GraphStatistics | None = None
+    """What was measured on the training part; there where the architecture needs any."""
+
+
+class Architecture(nn.Module):
+    """First states and layers; what it sees, gives and needs stands in its class attributes, and everything else follows them.
+
+    A layer maps ``(States, MessageGraph)`` to new states with the same channels. It must not let nodes of different graphs
+    speak to each other (``graph.owner`` tells whose they are), and makes all its parameters when it is constructed.
+    ``hydragnn.conformance`` is the suite that every architecture passes, yours included.
+    """
+
+    kind: ClassVar[str]
+    Settings: ClassVar[type[ArchitectureSettings]]
+    sees: ClassVar[frozenset[Sight]] = frozenset()
+    """What its layers look at where the data have it."""
+    requires: ClassVar[frozenset[Sight]] = frozenset()
+    """Those of them without which it cannot work."""
+    gives: ClassVar[frozenset[int]] = frozenset({0})
+    """Degrees of its final states."""
+    needs: ClassVar[frozenset[Statistic]] = frozenset()
+    """Statistics of the training part."""
+    readout: ClassVar[Readout] = "last"
+    """``every layer``: heads read the channels of all layers side by side."""
+    increments: ClassVar[bool] = False
+    """Whether layers give increments only; norm, dropout and residual are then added around them."""
+
+    layers: nn.ModuleList
+    basis: RadialFeatures | None
+
+    def __init__(self, settings: Any, spec: GraphSpec) -> None:
+        """Make all parameters; ``settings`` is an instance of ``Settings``."""
+        super().__init__()
+        self.basis = None
+
+    def embed(self, inputs: Float[Tensor, "nodes channels"], graph: MessageGraph) -> States:
+        """The states before the first layer, from what the inputs say of every node."""
+        return {0: inputs}
+
+    def finish(self, states: States, graph: MessageGraph) -> States:
+        """The states that heads read, from those of the last layer."""
+        return states
+
+    @classmethod
+    def kind_fields(cls, settings: Any) -> tuple[str, ...]:
+        """Names of the categorical edge fields that layers read as kinds of edges, not as features."""
+        return ()
+
+    @classmethod
+    def check(cls, settings: Any, spec: GraphSpec) -> None:
+        """Raise InputError where these settings cannot work on such graphs; the sentence names the remedy."""
+
+    @classmethod
+    def renamed(cls, name: str) -> str:
+        """Today's name of a weight that a model of version 1 called ``name``."""
+        return name
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        for sight in cls.sees | cls.requires:
+            if sight not in get_args(Sight):
+                raise TypeError(f"{cls.__name__} sees {sight!r}; use some of {', '.join(get_args(Sight))}")
+        if not cls.requires <= cls.sees:
+            raise TypeError(f"{cls.__name__} requires {set(cls.requires - cls.sees)} without seeing it; add it to sees")
+
+    @classmethod
+    def sees_positions(cls) -> bool:
+        """Whether its states depend on positions, so that an energy has forces."""
+        return bool(cls.sees & {"lengths", "directions", "triplets"})
+
+
+def radial_basis(settings: GeometricSettings, spec: GraphSpec) -> RadialFeatures:
+    """The radial basis that the settings describe, with the edge features beside it."""
+    return RadialFeatures(settings.cutoff, settings.num_radial, settings.radial, settings.envelope, spec.edge_width)

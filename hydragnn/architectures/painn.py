@@ -1,0 +1,141 @@
+"""Scalar and vector states that turn with the graph: PaiNN (Schuett et al. 2021, arXiv:2102.03150, figure 2)."""
+
+import re
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from hydragnn.architectures.base import Architecture, GeometricSettings, GraphSpec, radial_basis
+from hydragnn.kernels import Topology, gather_multiply_sum, outer_sum
+from hydragnn.layers import MessageGraph, States, mlp
+
+EPSILON = 1e-8
+
+
+class PaiNNSettings(GeometricSettings):
+    """Scalar and vector states, rotation-equivariant (Schuett et al. 2021, arXiv:2102.03150)."""
+
+    kind: str = "painn"
+
+
+class PaiNNMessage(nn.Module):
+    """Equations 7 and 8: what neighbours tell, filtered by distance; vectors also arise along the edges.
+
+    Deviates from the paper: the filters see edge features beside the radial basis.
+    """
+
+    def __init__(self, channels: int, filters: int) -> None:
+        super().__init__()
+        self.channels = channels
+        self.states = mlp([channels, channels, filters * channels])
+
+    def forward(
+        self,
+        scalars: Float[Tensor, "nodes channels"],
+        vectors: Float[Tensor, "nodes dim channels"] | None,
+        filters: Sequence[Float[Tensor, "edges channels"]],
+        directions: Float[Tensor, "edges dim"],
+        topology: Topology,
+    ) -> tuple[Float[Tensor, "nodes channels"], Float[Tensor, "nodes dim channels"]]:
+        """Increments of scalars and vectors from the filters of scalars, of directions and, past the first layer, of vectors.
+
+        ``vectors`` is None in the first layer, where all are zero.
+        """
+        told = self.states(scalars).split(self.channels, dim=-1)  # 2 or 3 x [nodes, channels]
+        d_scalars = gather_multiply_sum(told[0], filters[0], topology)  # eq. 7
+        along = told[1].index_select(0, topology.senders) * filters[1]  # [edges, channels]
+        d_vectors = outer_sum(along, directions, topology)  # eq. 8, second term
+        if vectors is not None:
+            d_vectors = d_vectors + gather_multiply_sum(told[2].unsqueeze(-2) * vectors, filters[2], topology)
+        return d_scalars, d_vectors
+
+
+class PaiNNUpdate(nn.Module):
+    """Equations 9 and 10: scalars learn from the lengths and products of vectors, which they scale in turn.
+
+    The length of a vector is sqrt(|v|^2 + 1e-8), as in the authors' code.
+    """
+
+    def __init__(self, channels: int, *, last: bool) -> None:
+        super().__init__()
+        self.channels = channels
+        self.last = last
+        self.mix = nn.Linear(channels, 2 * channels, bias=False)
+        self.gates = mlp([2 * channels, channels, (2 if last else 3) * channels])
+
+    def forward(
+        self, scalars: Float[Tensor, "nodes channels"], vectors: Float[Tensor, "nodes dim channels"]
+    ) -> tuple[Float[Tensor, "nodes channels"], Float[Tensor, "nodes dim channels"] | None]:
+        """Increments of scalars and vectors; the vectors' is None in a last layer that no one asks for vectors."""
+        left, right = self.mix(vectors).split(self.channels, dim=-1)  # [nodes, dim, channels] each
+        norms = (right.square().sum(-2) + EPSILON).sqrt()  # [nodes, channels]
+        gates = self.gates(torch.cat([scalars, norms], dim=-1)).split(self.channels, dim=-1)
+        d_scalars = gates[0] + gates[1] * (left * right).sum(-2)  # eq. 10
+        return d_scalars, None if self.last else gates[2].unsqueeze(-2) * left  # eq. 9
+
+
+class PaiNNLayer(nn.Module):
+    """A message and an update, each added to the states."""
+
+    def __init__(
+        self, filters: Sequence[nn.Linear], message: PaiNNMessage, update: PaiNNUpdate, dropout: float
+    ) -> None:
+        super().__init__()
+        self.filters = nn.ModuleList(filters)
+        self.message = message
+        self.update = update
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, states: States, graph: MessageGraph) -> States:
+        """New states of degrees 0 and 1."""
+        features = graph.once("filtered features", lambda: self.filtered(graph))
+        filters = [linear(features) for linear in self.filters]
+        scalars, vectors = states[0], states.get(1)
+        d_scalars, d_vectors = self.message(scalars, vectors, filters, graph.directions, graph.topology)
+        scalars = scalars + self.dropout(d_scalars)
+        vectors = d_vectors if vectors is None else vectors + d_vectors
+        d_scalars, more = self.update(scalars, vectors)
+        return {0: scalars + self.dropout(d_scalars), 1: vectors if more is None else vectors + more}
+
+    def filtered(self, graph: MessageGraph) -> Float[Tensor, "edges width"]:
+        """Edge inputs that end at the cutoff; the filters are linear, so the envelope acts once for all of them."""
+        features, envelope = graph.edge_inputs
+        assert features is not None
+        return features if envelope is None else features * envelope
+
+
+class PaiNN(Architecture):
+    """Messages and updates of scalars and vectors (figure 2)."""
+
+    kind = "painn"
+    Settings = PaiNNSettings
+    sees = frozenset({"lengths", "directions", "edge_features"})
+    requires = frozenset({"lengths", "directions"})
+    gives = frozenset({0, 1})
+
+    def __init__(self, settings: PaiNNSettings, spec: GraphSpec) -> None:
+        super().__init__(settings, spec)
+        channels, count = settings.hidden_dim, settings.num_layers
+        self.basis = radial_basis(settings, spec)
+        parts = [2 if number == 0 else 3 for number in range(count)]  # no vectors come into the first layer
+        filters = [[nn.Linear(self.basis.width, channels, bias=False) for _ in range(part)] for part in parts]
+        messages = [PaiNNMessage(channels, part) for part in parts]
+        updates = [PaiNNUpdate(channels, last=number == count - 1 and 1 not in spec.degrees) for number in range(count)]
+        self.layers = nn.ModuleList(
+            PaiNNLayer(of_layer, message, update, settings.dropout)
+            for of_layer, message, update in zip(filters, messages, updates)
+        )
+
+    @classmethod
+    def renamed(cls, name: str) -> str:
+        """Filters (two of the first layer, three of each other), messages and updates were three lists."""
+        name = re.sub(r"^(message|update)s\.(\d+)\.", r"layers.\2.\1.", name)
+
+        def of_layer(match: re.Match[str]) -> str:
+            number = int(match[1])
+            layer, place = (0, number) if number < 2 else divmod(number + 1, 3)
+            return f"layers.{layer}.filters.{place}."
+
+        return re.sub(r"^filters\.(\d+)\.", of_layer, name)

@@ -1,0 +1,187 @@
+"""One full matrix per kind of edge: relational convolution (Schlichtkrull et al. 2017, arXiv:1703.06103, equation 2)."""
+
+from typing import Annotated, Literal, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from pydantic import Field as Setting
+from pydantic import model_validator
+from torch import Tensor, nn
+
+from hydragnn.architectures.base import Architecture, ArchitectureSettings, GraphSpec
+from hydragnn.errors import InputError
+from hydragnn.kernels import Topology, gather_multiply_sum, relation_topology, segment_mean
+from hydragnn.layers import MessageGraph, States
+
+Reduce = Literal["sum", "mean", "sqrt"]
+
+
+class RelationalSettings(ArchitectureSettings):
+    """One full matrix per kind of edge (Schlichtkrull et al. 2017, arXiv:1703.06103): lattices, meshes, image grids."""
+
+    kind: str = "relational"
+
+    relation: str = "relation"
+    """Categorical edge field that names the kind of each edge."""
+
+    reduce: Reduce = "sqrt"
+    """How a node's neighbours of one kind are joined: summed, averaged, or summed and divided by the square root of their
+    number, which keeps the spread of what arrives whatever the number."""
+
+    level: str = "level"
+    """Categorical edge field that names the level of each edge; read only where ``schedule`` is given."""
+
+    schedule: list[Annotated[int, Setting(ge=0)]] = Setting(default_factory=list)
+    """Level whose edges each layer uses, one entry per layer: coarse levels carry news far (a V-cycle is 0, 1, 2, 1, 0).
+    A layer changes only the nodes that its edges touch. Empty: every layer uses all edges."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "RelationalSettings":
+        if self.schedule and len(self.schedule) != self.num_layers:
+            raise ValueError(
+                f"schedule has {len(self.schedule)} entries for num_layers = {self.num_layers}; give one per layer"
+            )
+        return self
+
+
+class Level(NamedTuple):
+    """The nodes that a layer changes (None: all), their edges keyed by (receiver, relation), and weights of the edges."""
+
+    nodes: Int[Tensor, " level_nodes"] | None
+    keyed: Topology
+    weight: Float[Tensor, " level_edges"] | None
+
+
+def level_of(
+    topology: Topology,
+    relation: Int[Tensor, " edges"],
+    relations: int,
+    reduce: Reduce,
+    dtype: torch.dtype,
+    chosen: Int[Tensor, " level_edges"] | None = None,
+) -> Level:
+    """The chosen edges and the nodes at their ends, renumbered; without a choice all edges and all nodes.
+
+    >>> edges = Topology(senders=torch.tensor([2, 0]), receivers=torch.tensor([0, 2]), num_columns=3, num_rows=3)
+    >>> level = level_of(edges, torch.tensor([0, 0]), 1, "sum", torch.float32, torch.tensor([0, 1]))
+    >>> level.nodes.tolist(), level.keyed.senders.tolist()
+    ([0, 2], [1, 0])
+    """
+    nodes = None
+    if chosen is not None:
+        topology, nodes = _part_of(topology, chosen)
+        relation = relation.index_select(0, chosen)
+    keyed = relation_topology(topology, relation, relations)
+    if reduce == "sum":
+        return Level(nodes, keyed, None)
+    shares = keyed.degrees.clamp_min(1).double().reciprocal()
+    weight = (shares if reduce == "mean" else shares.sqrt()).to(dtype).index_select(0, keyed.receivers)
+    return Level(nodes, keyed, weight)
+
+
+def _part_of(topology: Topology, chosen: Tensor) -> tuple[Topology, Tensor]:
+    """The chosen edges between the nodes that they touch, and the numbers of these nodes."""
+    senders = topology.senders.index_select(0, chosen)
+    receivers = topology.receivers.index_select(0, chosen)
+    touched = torch.zeros(topology.num_rows, dtype=torch.bool, device=senders.device)
+    touched[senders] = True
+    touched[receivers] = True
+    nodes = touched.nonzero().squeeze(1)
+    place = touched.cumsum(0) - 1
+    part = Topology(
+        senders=place.index_select(0, senders),
+        receivers=place.index_select(0, receivers),
+        num_columns=nodes.shape[0],
+        num_rows=nodes.shape[0],
+    )
+    return part, nodes
+
+
+class RelationalLayer(nn.Module):
+    """Sums (or means) over the neighbours of each kind, a matrix for every kind, and a network per node.
+
+    h_i <- h_i + V silu(U norm(h_i) + sum over kinds r of W_r sum_j c_r norm(h_j)). Deviates from the paper (eq. 2): a layer
+    norm before, the matrix V after, and a residual. V starts small, so that many layers in a row start near the identity.
+    """
+
+    def __init__(self, settings: RelationalSettings, relations: int, level: int | None) -> None:
+        super().__init__()
+        channels = settings.hidden_dim
+        self.settings, self.relations, self.level = settings, relations, level
+        self.norm = nn.LayerNorm(channels)
+        self.own = nn.Linear(channels, channels)
+        self.told = nn.Linear(relations * channels, channels, bias=False)
+        self.out = nn.Linear(channels, channels)
+        nn.init.normal_(self.out.weight, std=0.3 * channels**-0.5)
+        nn.init.zeros_(self.out.bias)
+        self.dropout = nn.Dropout(settings.dropout)
+
+    def forward(self, states: States, graph: MessageGraph) -> States:
+        """New states of degree 0; those of nodes that no edge of the layer's level touches stay."""
+        scalars = states[0]
+        level = graph.once((self.level, scalars.dtype), lambda: self.level_in(graph, scalars.dtype))
+        if level.nodes is None:
+            return {0: scalars + self.dropout(self.increment(scalars, level))}
+        increment = self.dropout(self.increment(scalars.index_select(0, level.nodes), level))
+        return {0: scalars.index_add(0, level.nodes, increment.to(scalars.dtype))}
+
+    def increment(
+        self, states: Float[Tensor, "level_nodes channels"], level: Level
+    ) -> Float[Tensor, "level_nodes channels"]:
+        """Increment of the states of a level's nodes."""
+        states = self.norm(states)
+        sums = gather_multiply_sum(states, level.weight, level.keyed).reshape(states.shape[0], self.told.in_features)
+        return self.out(nn.functional.silu(self.own(states) + self.told(sums)))
+
+    def level_in(self, graph: MessageGraph, dtype: torch.dtype) -> Level:
+        """The layer's level of a graph, with weights in ``dtype``."""
+        relation, chosen = graph.edge_kinds[self.settings.relation], None
+        if self.level is not None:
+            chosen = (graph.edge_kinds[self.settings.level] == self.level).nonzero().squeeze(1)
+        return level_of(graph.topology, relation, self.relations, self.settings.reduce, dtype, chosen)
+
+
+class Relational(Architecture):
+    """A matrix for every kind of edge; edge features enter as their mean over a node's edges.
+
+    With a schedule, each layer acts on one level of edges and on the nodes that they touch: a multigrid cycle whose
+    skip connections are the residuals.
+    """
+
+    kind = "relational"
+    Settings = RelationalSettings
+    sees = frozenset({"edge_kinds", "edge_features"})
+    requires = frozenset({"edge_kinds"})
+
+    def __init__(self, settings: RelationalSettings, spec: GraphSpec) -> None:
+        super().__init__(settings, spec)
+        channels, relations = settings.hidden_dim, spec.edge_kinds[settings.relation]
+        self.edge_inputs = nn.Linear(spec.edge_width, channels) if spec.edge_width else None
+        levels: list[int] | list[None] = settings.schedule or [None] * settings.num_layers
+        self.layers = nn.ModuleList(RelationalLayer(settings, relations, level) for level in levels)
+        self.norm = nn.LayerNorm(channels)
+
+    def embed(self, inputs: Float[Tensor, "nodes channels"], graph: MessageGraph) -> States:
+        """Inputs, plus a map of the mean of the features of the edges that a node receives."""
+        if self.edge_inputs is None or graph.edge_features is None:
+            return {0: inputs}
+        around = segment_mean(graph.edge_features, graph.topology.receivers, graph.num_nodes)
+        return {0: inputs + self.edge_inputs(around)}
+
+    def finish(self, states: States, graph: MessageGraph) -> States:
+        """The last states, normed."""
+        return {0: self.norm(states[0])}
+
+    @classmethod
+    def kind_fields(cls, settings: RelationalSettings) -> tuple[str, ...]:
+        """The relation, and the level where there is a schedule."""
+        return (settings.relation, settings.level) if settings.schedule else (settings.relation,)
+
+    @classmethod
+    def check(cls, settings: RelationalSettings, spec: GraphSpec) -> None:
+        """The schedule names levels that there are."""
+        if settings.schedule and max(settings.schedule) >= spec.edge_kinds[settings.level]:
+            raise InputError(
+                f"model.schedule asks for level {max(settings.schedule)}, but field {settings.level} has levels 0 to "
+                f"{spec.edge_kinds[settings.level] - 1}; lower it"
+            )

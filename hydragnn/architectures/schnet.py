@@ -1,0 +1,76 @@
+"""Continuous-filter convolutions: SchNet (Schuett et al. 2017, arXiv:1706.08566, figure 2)."""
+
+import re
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from hydragnn.architectures.base import Architecture, GeometricSettings, GraphSpec, radial_basis
+from hydragnn.kernels import Topology, gather_multiply_sum
+from hydragnn.layers import MessageGraph, States, mlp
+
+
+class SchNetSettings(GeometricSettings):
+    """Continuous-filter convolutions (Schuett et al. 2017, arXiv:1706.08566)."""
+
+    kind: str = "schnet"
+
+
+class SchNetInteraction(nn.Module):
+    """x_i <- x_i + f(sum_j (W x_j) * F(r_ij)), with a network f per node and a filter F of the distance (eq. 2).
+
+    Deviates from the paper: SiLU instead of the shifted softplus, and the envelope multiplies the filters.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.before = nn.Linear(channels, channels, bias=False)
+        self.after = mlp([channels, channels, channels])
+
+    def forward(
+        self, scalars: Float[Tensor, "nodes channels"], filters: Float[Tensor, "edges channels"], topology: Topology
+    ) -> Float[Tensor, "nodes channels"]:
+        """Increment of the states."""
+        return self.after(gather_multiply_sum(self.before(scalars), filters, topology))
+
+
+class SchNetLayer(nn.Module):
+    """An interaction with its network of filters."""
+
+    def __init__(self, filters: nn.Module, interaction: SchNetInteraction, dropout: float) -> None:
+        super().__init__()
+        self.filters = filters
+        self.interaction = interaction
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, states: States, graph: MessageGraph) -> States:
+        """New states of degree 0."""
+        features, envelope = graph.edge_inputs
+        filters = self.filters(features)  # [edges, channels]
+        filters = filters if envelope is None else filters * envelope
+        return {0: states[0] + self.dropout(self.interaction(states[0], filters, graph.topology))}
+
+
+class SchNet(Architecture):
+    """Interactions with filters of distance (figure 2)."""
+
+    kind = "schnet"
+    Settings = SchNetSettings
+    sees = frozenset({"lengths", "edge_features"})
+    requires = frozenset({"lengths"})
+
+    def __init__(self, settings: SchNetSettings, spec: GraphSpec) -> None:
+        super().__init__(settings, spec)
+        channels, numbers = settings.hidden_dim, range(settings.num_layers)
+        self.basis = radial_basis(settings, spec)
+        filters = [mlp([self.basis.width, channels, channels]) for _ in numbers]
+        interactions = [SchNetInteraction(channels) for _ in numbers]
+        self.layers = nn.ModuleList(SchNetLayer(f, i, settings.dropout) for f, i in zip(filters, interactions))
+
+    @classmethod
+    def renamed(cls, name: str) -> str:
+        """Filters and interactions were two lists."""
+        return re.sub(r"^(filter|interaction)s\.(\d+)\.", lambda m: f"layers.{m[2]}.{LISTS[m[1]]}.", name)
+
+
+LISTS = {"filter": "filters", "interaction": "interaction"}

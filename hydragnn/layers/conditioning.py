@@ -1,0 +1,65 @@
+"""Graph inputs as a condition of every graph, and how it acts on states."""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.field import Field
+from hydragnn.layers.inputs import ClassEmbedding, columns, fields_on
+from hydragnn.layers.message_graph import MessageGraph, States
+from hydragnn.layers.mlp import mlp
+
+
+class ConditionInputs(nn.Module):
+    """One row per graph from its graph inputs: numbers through a network, classes through tables."""
+
+    def __init__(self, fields: Sequence[Field], channels: int) -> None:
+        super().__init__()
+        self.numbers = fields_on(fields, "graph", classes=False)
+        self.classes = fields_on(fields, "graph", classes=True)
+        self.tables = nn.ModuleList(ClassEmbedding(field, channels) for field in self.classes)
+        width = sum(field.width for field in self.numbers)
+        self.network = mlp([width, channels, channels]) if width else None
+
+    def forward(self, batch: GraphBatch) -> Float[Tensor, "graphs channels"]:
+        """The rows; InputError is the model's check, which wants at least one graph input."""
+        rows = [table(batch.graphs[field.name]) for field, table in zip(self.classes, self.tables)]
+        if self.network is not None:
+            rows.append(self.network(torch.cat([columns(batch.graphs[f.name], f) for f in self.numbers], dim=-1)))
+        return torch.stack(rows).sum(0)
+
+
+class FiLM(nn.Module):
+    """h <- (1 + tanh(s(g))) h + b(g) after a layer, with g the condition of the node's graph (arXiv:1709.07871, eq. 1).
+
+    The scale is bounded by tanh as in the public HydraGNN. States of higher degree stay as they are.
+    """
+
+    def __init__(self, layer: nn.Module, channels: int) -> None:
+        super().__init__()
+        self.layer = layer
+        self.modulation = nn.Linear(channels, 2 * channels)
+
+    def forward(self, states: States, graph: MessageGraph) -> States:
+        """New states, modulated."""
+        assert graph.condition is not None
+        states = self.layer(states, graph)
+        scale, shift = self.modulation(graph.condition).index_select(0, graph.owner).chunk(2, dim=-1)
+        return {**states, 0: (1 + torch.tanh(scale)) * states[0] + shift}
+
+
+class PooledCondition(nn.Module):
+    """h <- h + f([h, g]) on the states that heads read: the condition joins where states are pooled, not before."""
+
+    def __init__(self, channels: int, condition: int) -> None:
+        super().__init__()
+        self.network = mlp([channels + condition, channels, channels])
+
+    def forward(self, states: States, graph: MessageGraph) -> States:
+        """The states with their graph's condition."""
+        assert graph.condition is not None
+        of_node = graph.condition.index_select(0, graph.owner)
+        return {**states, 0: states[0] + self.network(torch.cat([states[0], of_node], dim=-1))}

@@ -1,0 +1,111 @@
+"""What a layer sees: one batch of graphs, its geometry made when first asked for."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from dataclasses import field as member
+from typing import Any, TypeVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from hydragnn.kernels import Topology
+from hydragnn.layers.radial import RadialFeatures
+
+States = dict[int, Tensor]
+"""Node states by degree: ``{0: [nodes, channels], 1: [nodes, dim, channels], ...}``; most architectures use degree 0 alone."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class MessageGraph:
+    """Topology, geometry, edge inputs and the graph of every node, for layers ``(States, MessageGraph) -> States``.
+
+    What is derived (lengths, directions, radial features, whatever a layer asks for by ``once``) is made once and kept
+    inside; ``dataclasses.replace`` starts afresh, so that nothing outlives the vectors it was made from.
+    """
+
+    topology: Topology
+    owner: Int[Tensor, " nodes"]
+    """The graph of every node; ascending."""
+    nodes_per_graph: Int[Tensor, " graphs"]
+    vectors: Float[Tensor, "edges dim"] | None = None
+    """From receiver to sender of every edge; None for graphs without geometry."""
+    edge_features: Float[Tensor, "edges features"] | None = None
+    """Edge inputs as numbers; None without any."""
+    edge_kinds: Mapping[str, Int[Tensor, " edges"]] = member(default_factory=dict)
+    """Categorical edge inputs that the architecture reads as they are."""
+    species: Int[Tensor, " nodes"] | None = None
+    """Atomic numbers; None where the data have none or the architecture does not see them."""
+    condition: Float[Tensor, "graphs channels"] | None = None
+    """What the graph inputs say about every graph; None where they are given to the nodes."""
+    basis: RadialFeatures | None = None
+    """The architecture's radial basis; None where it sees no lengths."""
+    cache: dict[Any, Any] = member(default_factory=dict, init=False, repr=False)
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of all graphs together."""
+        return self.topology.num_rows
+
+    @property
+    def num_graphs(self) -> int:
+        """Graphs of the batch."""
+        return self.nodes_per_graph.shape[0]
+
+    def prepare(self) -> None:
+        """Make the geometry now, so that layers which are computed twice find it made both times."""
+        if self.vectors is not None:
+            _ = self._geometry
+        _ = self.edge_inputs
+
+    def once(self, key: Any, make: Callable[[], T]) -> T:
+        """What ``make`` gives, made at the first call with this key and shared by all layers."""
+        if key not in self.cache:
+            self.cache[key] = make()
+        value: T = self.cache[key]
+        return value
+
+    @property
+    def lengths(self) -> Float[Tensor, " edges"]:
+        """Length of every edge; 1e-6, with zero derivatives of every order, for a node that is its own neighbour."""
+        return self._geometry[0]
+
+    @property
+    def directions(self) -> Float[Tensor, "edges dim"]:
+        """Unit vector of every edge, from receiver to sender; zero where the length is zero."""
+        return self._geometry[1]
+
+    @property
+    def _geometry(self) -> tuple[Tensor, Tensor]:
+        assert self.vectors is not None, "an architecture asked for the geometry of graphs without positions"
+        vectors = self.vectors
+        return self.once("geometry", lambda: lengths_and_directions(vectors))
+
+    @property
+    def edge_inputs(self) -> tuple[Float[Tensor, "edges width"] | None, Float[Tensor, "edges 1"] | None]:
+        """What every edge says to its message, and the envelope that ends it at the cutoff (None: it does not end).
+
+        Radial features with the edge features beside them; the edge features alone where there are no lengths to see.
+        """
+        basis = self.basis
+        if basis is None or self.vectors is None:
+            return self.edge_features, None
+        return self.once("edge inputs", lambda: basis(self.lengths, self.edge_features))
+
+
+def lengths_and_directions(
+    vectors: Float[Tensor, "edges dim"],
+) -> tuple[Float[Tensor, " edges"], Float[Tensor, "edges dim"]]:
+    """Length and unit vector of every edge; a vector of length zero has direction zero and no derivatives.
+
+    >>> lengths_and_directions(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))[1]
+    tensor([[0.6000, 0.8000],
+            [0.0000, 0.0000]])
+    """
+    square = (vectors * vectors).sum(-1)
+    zero = square == 0
+    lengths = torch.where(zero, 1e-12, square).sqrt()
+    directions = vectors / lengths.unsqueeze(-1)
+    return lengths, directions.masked_fill(zero.unsqueeze(-1), 0.0)

@@ -1,0 +1,45 @@
+"""What can stand around any layer: residual with norm and dropout, and activation checkpointing."""
+
+from torch import Tensor, nn
+
+from hydragnn.layers.message_graph import MessageGraph, States
+
+
+class Residual(nn.Module):
+    """h <- h + dropout(layer(norm(h))) on degree 0, for layers that give increments only; higher degrees add up without a norm."""
+
+    def __init__(self, layer: nn.Module, channels: int, dropout: float) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(channels)
+        self.layer = layer
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, states: States, graph: MessageGraph) -> States:
+        """New states."""
+        increments = self.layer({**states, 0: self.norm(states[0])}, graph)
+        new = {degree: states[degree] + value if degree in states else value for degree, value in increments.items()}
+        return {**states, **new, 0: states[0] + self.dropout(increments[0])}
+
+
+class Checkpointed(nn.Module):
+    """A layer whose activations are computed a second time in the backward pass instead of kept (Chen et al. 2016, arXiv:1604.06174)."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, states: States, graph: MessageGraph) -> States:
+        """The layer's states; the same bits with and without a backward pass to come."""
+        from torch.utils.checkpoint import checkpoint
+
+        degrees = list(states)
+
+        def compute(*values: Tensor) -> States:
+            new: States = self.layer(dict(zip(degrees, values)), graph)
+            return new
+
+        if not any(value.requires_grad for value in states.values()) and not any(
+            parameter.requires_grad for parameter in self.layer.parameters()
+        ):
+            return compute(*states.values())
+        return checkpoint(compute, *states.values(), use_reentrant=False)

@@ -1,0 +1,27 @@
+"""What stands around the layers of any architecture, applied in one visible order."""
+
+from torch import nn
+
+from hydragnn.architectures import Architecture, ArchitectureSettings
+from hydragnn.layers import Checkpointed, FiLM, GPSLayer, Residual
+
+
+def wrap_layers(architecture: Architecture, settings: ArchitectureSettings, *, conditioned: bool) -> None:
+    """Put around every layer, from the inside: residual, global attention, conditioning, activation checkpointing.
+
+    Every parameter is made here, at construction. ``conditioned``: there are graph inputs to condition on.
+    """
+    wrapped = []
+    for inner in architecture.layers:
+        layer: nn.Module = inner
+        if architecture.increments:
+            layer = Residual(layer, settings.hidden_dim, settings.dropout)
+        if settings.global_attention is not None:
+            attention = settings.global_attention
+            layer = GPSLayer(layer, settings.hidden_dim, attention.kind, attention.heads, settings.dropout)
+        if conditioned and settings.conditioning == "film":
+            layer = FiLM(layer, settings.hidden_dim)
+        if settings.checkpoint_activations:
+            layer = Checkpointed(layer)
+        wrapped.append(layer)
+    architecture.layers = nn.ModuleList(wrapped)
