@@ -9,7 +9,7 @@ Needs pytest (the extra ``test``). What an architecture says of itself (``sees``
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -164,9 +164,14 @@ def permuted(batch: GraphBatch, order: Tensor) -> GraphBatch:
 
 
 class ArchitectureConformance:
-    """What every architecture promises; ``architecture`` is its kind, or ``package.module:Name``."""
+    """What every architecture promises; ``architecture`` is its kind, or ``package.module:Name``, ``settings`` are keys of [model]."""
 
     architecture: str
+    settings: ClassVar[dict[str, Any]] = {}
+
+    def model(self, seed: int = 0, dtype: torch.dtype = torch.float64) -> GraphModel:
+        """A small model of the kind under test."""
+        return make_model(self.architecture, seed, dtype, **self.settings)
 
     @pytest.fixture
     def kind(self) -> str:
@@ -175,7 +180,7 @@ class ArchitectureConformance:
 
     @pytest.mark.parametrize("corner", CORNERS)
     def test_every_output_has_its_fields_shape_and_is_finite_with_its_gradients(self, kind: str, corner: str) -> None:
-        batch, model = CORNERS[corner](), make_model(kind)
+        batch, model = CORNERS[corner](), self.model()
         predictions = model(batch)
         items = {"node": batch.num_nodes, "graph": batch.num_graphs}
         for name in model.description.targets:
@@ -186,13 +191,13 @@ class ArchitectureConformance:
         assert all(gradient.isfinite().all() for gradient in gradients)
 
     def test_every_parameter_has_a_say(self, kind: str) -> None:
-        model = make_model(kind)
+        model = self.model()
         gradients = torch.autograd.grad(loss_of(model(CORNERS["two graphs"]())), list(model.parameters()))
         silent = [name for (name, _), g in zip(model.named_parameters(), gradients) if not g.abs().sum() > 0]
         assert silent == []
 
     def test_nodes_in_another_order_give_the_same_predictions_in_that_order(self, kind: str) -> None:
-        batch, model = CORNERS["self loop"](), make_model(kind)
+        batch, model = CORNERS["self loop"](), self.model()
         order = torch.randperm(batch.num_nodes, generator=torch.Generator().manual_seed(1))
         expected, found = model(batch), model(permuted(batch, order))
         for name, prediction in expected.items():
@@ -200,7 +205,7 @@ class ArchitectureConformance:
             assert_equal(found[name], prediction, lambda x, moved=on_nodes: x[order] if moved else x)
 
     def test_a_prediction_does_not_depend_on_what_else_is_in_its_batch(self, kind: str) -> None:
-        batch, model = concatenate([make() for make in CORNERS.values()]), make_model(kind)
+        batch, model = concatenate([make() for make in CORNERS.values()]), self.model()
         together = model(batch)
         for number in range(batch.num_graphs):
             alone = model(one_graph(batch, number))
@@ -215,7 +220,7 @@ class ArchitectureConformance:
 
     @pytest.mark.parametrize("determinant", [1, -1], ids=["rotation", "reflection"])
     def test_predictions_turn_as_their_parity_says(self, kind: str, determinant: int) -> None:
-        batch, model = concatenate([CORNERS["self loop"](), CORNERS["two graphs"]()]), make_model(kind)
+        batch, model = concatenate([CORNERS["self loop"](), CORNERS["two graphs"]()]), self.model()
         turn, _ = torch.linalg.qr(torch.randn(3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(3)))
         turn = turn * turn.det() * determinant
         turned = replace(
@@ -227,14 +232,14 @@ class ArchitectureConformance:
             assert_equal(found[name], prediction, act[model.description.fields[name].parity])
 
     def test_moving_the_whole_graph_changes_nothing(self, kind: str) -> None:
-        batch, model = CORNERS["self loop"](), make_model(kind)
+        batch, model = CORNERS["self loop"](), self.model()
         moved = replace(batch, positions=batch.positions + torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64))
         expected, found = model(batch), model(moved)
         for name, prediction in expected.items():
             assert_equal(found[name], prediction)
 
     def test_neighbours_matter(self, kind: str) -> None:
-        batch, model = CORNERS["one graph"](), make_model(kind)
+        batch, model = CORNERS["one graph"](), self.model()
         none = torch.zeros(0, dtype=torch.int64)
         alone = replace(
             batch,
@@ -251,7 +256,7 @@ class ArchitectureConformance:
     def test_forces_are_minus_the_gradient_of_the_energy(self, kind: str, corner: str) -> None:
         if not architecture_of(kind).sees_positions():
             pytest.skip(f"{kind} sees no lengths")
-        batch, model = CORNERS[corner](), make_model(kind)
+        batch, model = CORNERS[corner](), self.model()
         forces = model(batch)["forces"].mean.detach()
         step = 1e-5
         for node in range(0, batch.num_nodes, 2):
@@ -268,7 +273,7 @@ class ArchitectureConformance:
     def test_stress_is_the_derivative_with_respect_to_strain_over_the_volume(self, kind: str) -> None:
         if not architecture_of(kind).sees_positions():
             pytest.skip(f"{kind} sees no lengths")
-        batch, model = CORNERS["one graph"](), make_model(kind)
+        batch, model = CORNERS["one graph"](), self.model()
         stress = model(batch)["stress"].mean[0].detach()
         volume = torch.linalg.det(batch.cell[0]).abs()
         step = 1e-5
@@ -293,7 +298,7 @@ class ArchitectureConformance:
     def test_the_loss_has_the_gradient_that_finite_differences_give(self, kind: str, outputs: str) -> None:
         if not architecture_of(kind).sees_positions() and outputs == "forces":
             pytest.skip(f"{kind} sees no lengths")
-        batch, model = CORNERS["two graphs"](), make_model(kind)
+        batch, model = CORNERS["two graphs"](), self.model()
         names = [name for name, _ in model.named_parameters()]
 
         def loss(*values: Tensor) -> Tensor:
@@ -303,7 +308,7 @@ class ArchitectureConformance:
         assert torch.autograd.gradcheck(loss, tuple(model.parameters()), fast_mode=True, rtol=1e-4, atol=1e-6)
 
     def test_a_model_comes_back_from_disk_bit_for_bit(self, kind: str, tmp_path: Path) -> None:
-        model, batch = make_model(kind, dtype=torch.float32), CORNERS["two graphs"]()
+        model, batch = self.model(dtype=torch.float32), CORNERS["two graphs"]()
         save_model(tmp_path, model, Normalisation())
         loaded = load_model(tmp_path)
         assert loaded.targets == model.description.targets
@@ -311,21 +316,21 @@ class ArchitectureConformance:
         assert all(torch.equal(before[name].mean, after[name].mean) for name in before)
 
     def test_predicting_twice_gives_the_same_bits(self, kind: str) -> None:
-        model, batch = make_model(kind, dtype=torch.float32).eval(), to(CORNERS["two graphs"](), dtype=torch.float32)
+        model, batch = self.model(dtype=torch.float32).eval(), to(CORNERS["two graphs"](), dtype=torch.float32)
         first, second = model(batch), model(batch)
         assert all(torch.equal(first[name].mean, second[name].mean) for name in first)
 
     def test_initial_weights_depend_on_the_seed_and_on_nothing_else(self, kind: str) -> None:
         state = torch.random.get_rng_state()
-        first = make_model(kind, seed=5).state_dict()
+        first = self.model(seed=5).state_dict()
         assert torch.equal(state, torch.random.get_rng_state())
         torch.rand(3)
-        second, other = make_model(kind, seed=5).state_dict(), make_model(kind, seed=6).state_dict()
+        second, other = self.model(seed=5).state_dict(), self.model(seed=6).state_dict()
         assert all(torch.equal(first[name], second[name]) for name in first)
         assert any(not torch.equal(first[name], other[name]) for name in first)
 
     def test_physical_predictions_undo_the_normalisation(self, kind: str, tmp_path: Path) -> None:
-        model, batch = make_model(kind), CORNERS["two graphs"]()
+        model, batch = self.model(), CORNERS["two graphs"]()
         scales = {
             "size": Scale(mean=(1.0, 2.0), std=(2.0, 4.0)),
             "energy": Scale(mean=(0.0,), std=(3.0,)),
@@ -342,7 +347,7 @@ class ArchitectureConformance:
         torch.testing.assert_close(found["gap"].variance, raw["gap"].variance.detach() * spread**2)
 
     def test_a_share_of_a_batch_may_be_empty(self, kind: str) -> None:
-        whole, model = CORNERS["one graph"](), make_model(kind)
+        whole, model = CORNERS["one graph"](), self.model()
         empty = replace(
             whole,
             positions=whole.positions[:0],
@@ -364,7 +369,7 @@ class ArchitectureConformance:
 
     @pytest.mark.parametrize("recording", [True, False], ids=["training", "no_grad"])
     def test_half_precision_arithmetic_stays_close(self, kind: str, recording: bool) -> None:
-        model, batch = make_model(kind, dtype=torch.float32), to(CORNERS["two graphs"](), dtype=torch.float32)
+        model, batch = self.model(dtype=torch.float32), to(CORNERS["two graphs"](), dtype=torch.float32)
         exact = model(batch)
         with torch.autocast("cpu", dtype=torch.bfloat16), torch.set_grad_enabled(recording):
             rough = model(batch)

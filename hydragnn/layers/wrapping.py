@@ -1,5 +1,7 @@
 """What can stand around any layer: residual with norm and dropout, and activation checkpointing."""
 
+from dataclasses import replace
+
 from torch import Tensor, nn
 
 from hydragnn.layers.message_graph import MessageGraph, States
@@ -32,10 +34,12 @@ class Checkpointed(nn.Module):
         """The layer's states; the same bits with and without a backward pass to come."""
         from torch.utils.checkpoint import checkpoint
 
-        degrees = list(states)
+        degrees, known = list(states), dict(graph.cache)
 
         def compute(*values: Tensor) -> States:
-            new: States = self.layer(dict(zip(degrees, values)), graph)
+            again = replace(graph)  # what the layer makes for itself is made both times
+            again.cache.update(known)
+            new: States = self.layer(dict(zip(degrees, values)), again)
             return new
 
         if not any(value.requires_grad for value in states.values()) and not any(

@@ -1,0 +1,43 @@
+"""Graph isomorphism network: GIN (Xu et al. 2019, arXiv:1810.00826, equation 4.1)."""
+
+import torch
+from torch import nn
+
+from hydragnn.architectures.base import Architecture, ArchitectureSettings, GraphSpec
+from hydragnn.kernels import gather_multiply_sum
+from hydragnn.layers import MessageGraph, States, mlp
+
+
+class GINSettings(ArchitectureSettings):
+    """Sums of neighbours, as powerful as the Weisfeiler-Lehman test; blind to geometry (Xu et al. 2019, arXiv:1810.00826)."""
+
+    kind: str = "gin"
+
+
+class GINLayer(nn.Module):
+    """MLP((1 + e) h_i + sum_j h_j) with a learned e (eq. 4.1).
+
+    Deviates from the paper: SiLU instead of ReLU, and no batch norm inside the network.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.epsilon = nn.Parameter(torch.zeros(()))
+        self.network = mlp([channels, channels, channels])
+
+    def forward(self, states: States, graph: MessageGraph) -> States:
+        """Increments of degree 0."""
+        received = gather_multiply_sum(states[0], None, graph.topology)  # [nodes, channels]
+        return {0: self.network((1 + self.epsilon) * states[0] + received)}
+
+
+class GIN(Architecture):
+    """Sums of neighbours, each layer with norm, dropout and residual around it."""
+
+    kind = "gin"
+    Settings = GINSettings
+    increments = True
+
+    def __init__(self, settings: GINSettings, spec: GraphSpec) -> None:
+        super().__init__(settings, spec)
+        self.layers = nn.ModuleList(GINLayer(settings.hidden_dim) for _ in range(settings.num_layers))
