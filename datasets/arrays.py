@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from hydragnn.errors import InputError
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.graphs.field import Field, Place
+from hydragnn.graphs.field import Field, Location
 
 Array = NDArray[Any]
 COMPACT = ("edge_shifts", "cell", "periodic")
@@ -22,7 +22,7 @@ class ArraySpec:
     """One flat array ``[items, *shape]``; items are the nodes, edges or graphs of all graphs, in order."""
 
     name: str
-    place: Place
+    location: Location
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
 
@@ -35,22 +35,22 @@ def array_specs(dim: int, fields: Iterable[Field]) -> dict[str, ArraySpec]:
     """
     real, index = np.dtype(np.float64), np.dtype(np.int64)
     specs = [
-        ArraySpec(name="positions", place="node", dtype=real, shape=(dim,)),
-        ArraySpec(name="senders", place="edge", dtype=index, shape=()),
-        ArraySpec(name="receivers", place="edge", dtype=index, shape=()),
-        ArraySpec(name="edge_shifts", place="edge", dtype=real, shape=(dim,)),
-        ArraySpec(name="cell", place="graph", dtype=real, shape=(3, 3)),
-        ArraySpec(name="periodic", place="graph", dtype=np.dtype(np.bool_), shape=(3,)),
+        ArraySpec(name="positions", location="node", dtype=real, shape=(dim,)),
+        ArraySpec(name="senders", location="edge", dtype=index, shape=()),
+        ArraySpec(name="receivers", location="edge", dtype=index, shape=()),
+        ArraySpec(name="edge_shifts", location="edge", dtype=real, shape=(dim,)),
+        ArraySpec(name="cell", location="graph", dtype=real, shape=(3, 3)),
+        ArraySpec(name="periodic", location="graph", dtype=np.dtype(np.bool_), shape=(3,)),
     ]
     specs += [
-        ArraySpec(name=array_name(field), place=field.on, dtype=np.dtype(field.dtype), shape=field.shape)
+        ArraySpec(name=array_name(field), location=field.on, dtype=np.dtype(field.dtype), shape=field.shape)
         for field in fields
     ]
     return {spec.name: spec for spec in specs}
 
 
 def array_name(field: Field) -> str:
-    """The name of a field's array: its place and its name."""
+    """The name of a field's array: its location and its name."""
     return f"{field.on}/{field.name}"
 
 
@@ -87,16 +87,16 @@ class FlatGraphs:
     def __len__(self) -> int:
         return len(self.node_offsets) - 1
 
-    def offsets(self, place: Place) -> NDArray[np.int64]:
-        """Where each graph's items of a place begin."""
-        if place == "graph":
+    def offsets(self, location: Location) -> NDArray[np.int64]:
+        """Where each graph's items of a location begin."""
+        if location == "graph":
             return np.arange(len(self) + 1)
-        return self.node_offsets if place == "node" else self.edge_offsets
+        return self.node_offsets if location == "node" else self.edge_offsets
 
     def full(self, spec: ArraySpec) -> Array:
         """The array in its full form: zeros written out, indices as int64."""
         if spec.name not in self.arrays:
-            return np.zeros((int(self.offsets(spec.place)[-1]), *spec.shape), dtype=spec.dtype)
+            return np.zeros((int(self.offsets(spec.location)[-1]), *spec.shape), dtype=spec.dtype)
         return np.ascontiguousarray(self.arrays[spec.name], dtype=spec.dtype)
 
 
@@ -158,13 +158,13 @@ def _is_zero(array: Array) -> bool:
 
 
 def _field_values(batch: GraphBatch, field: Field) -> tuple[Array, NDArray[np.bool_]]:
-    counts = {"node": batch.num_nodes, "edge": batch.num_edges, "graph": batch.num_graphs}
     if field.name not in batch.fields:
-        return np.zeros((counts[field.on], *field.shape), dtype=field.dtype), np.zeros(len(batch), dtype=np.bool_)
+        return np.zeros((batch.num_items(field.on), *field.shape), dtype=field.dtype), np.zeros(
+            len(batch), dtype=np.bool_
+        )
     values, mask = batch[field.name].detach().numpy(), batch.present(field.name).numpy()
     if not mask.all():
-        spans = {"node": batch.nodes_per_graph.numpy(), "edge": batch.edges_per_graph.numpy()}
-        absent = np.repeat(~mask, spans.get(field.on, np.ones(len(batch), dtype=np.int64)))
+        absent = np.repeat(~mask, batch.counts(field.on).numpy())
         values = values.copy()
         values[absent] = 0
     return values, mask
@@ -175,7 +175,7 @@ def _check_arrays(flat: FlatGraphs) -> None:
         if spec.name not in flat.arrays:
             continue
         array = flat.arrays[spec.name]
-        expected = (int(flat.offsets(spec.place)[-1]), *spec.shape)
+        expected = (int(flat.offsets(spec.location)[-1]), *spec.shape)
         if array.shape != expected:
             raise InputError(f"{spec.name} has shape {array.shape}, expected {expected}; check the field's shape")
         if array.dtype != spec.dtype and spec.name not in ("senders", "receivers"):

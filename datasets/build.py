@@ -1,11 +1,8 @@
 """Stores from files: ``hydragnn data build``."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from hydragnn.datasets.build_settings import (
     AseBuild,
@@ -71,10 +68,7 @@ def _scaled(graph: GraphBatch, fields: list[FieldSettings]) -> GraphBatch:
     if not scales:
         return graph
 
-    def scaled(values: Any) -> dict[str, torch.Tensor]:
-        return {n: (v.double() * scales[n]).to(v.dtype) if n in scales else v for n, v in values.items()}
-
-    return replace(graph, nodes=scaled(graph.nodes), edges=scaled(graph.edges), graphs=scaled(graph.graphs))
+    return graph.with_fields({n: (graph[n].double() * scale).to(graph[n].dtype) for n, scale in scales.items()})
 
 
 def _fields(settings: BuildSettings, first: GraphBatch) -> list[Field]:

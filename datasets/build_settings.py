@@ -8,7 +8,7 @@ from pydantic import Field as Setting
 from pydantic import model_validator
 
 from hydragnn.errors import InputError, nearest
-from hydragnn.graphs.field import Dtype, Field, Parity, Place, Role
+from hydragnn.graphs.field import Dtype, Field, Location, Parity, Role
 from hydragnn.settings import Settings
 
 
@@ -18,7 +18,7 @@ class FieldSettings(Settings):
     name: str
     """Name in the store."""
 
-    on: Place
+    on: Location
     """node, edge or graph."""
 
     shape: list[int] = Setting(default_factory=list)

@@ -96,7 +96,7 @@ class Part:
             "edge": list(zip(edges[heads].tolist(), edges[tails].tolist())),
         }
         arrays = {
-            name: self.runs(name, spans[spec.place])
+            name: self.runs(name, spans[spec.location])
             for name, spec in array_specs(self._manifest.dim, fields).items()
             if self.stores(name)
         }
@@ -125,11 +125,11 @@ class Part:
 def chosen(flat: FlatGraphs, graphs: Int64[ndarray, " chosen"]) -> FlatGraphs:
     """Some graphs of ``flat``, in this order."""
     nodes, edges = spans_of(flat.node_offsets, graphs), spans_of(flat.edge_offsets, graphs)
-    places = {name: spec.place for name, spec in array_specs(flat.dim, flat.fields).items()}
+    locations = {name: spec.location for name, spec in array_specs(flat.dim, flat.fields).items()}
 
     def copy(name: str, array: Array) -> Array:
-        place = places.get(name, "graph")
-        return array[graphs] if place == "graph" else (nodes if place == "node" else edges).copy(array)
+        location = locations.get(name, "graph")
+        return array[graphs] if location == "graph" else (nodes if location == "node" else edges).copy(array)
 
     return FlatGraphs(
         dim=flat.dim,
@@ -145,13 +145,13 @@ def disk_specs(dim: int, fields: Sequence[Field]) -> dict[str, ArraySpec]:
     specs = dict(array_specs(dim, fields))
     byte, index, count = np.dtype(np.uint8), np.dtype(np.int32), np.dtype(np.int64)
     for name in ("senders", "receivers"):
-        specs[name] = ArraySpec(name=name, place="edge", dtype=index, shape=())
-    specs["periodic"] = ArraySpec(name="periodic", place="graph", dtype=byte, shape=(3,))
+        specs[name] = ArraySpec(name=name, location="edge", dtype=index, shape=())
+    specs["periodic"] = ArraySpec(name="periodic", location="graph", dtype=byte, shape=(3,))
     for field in fields:
-        specs[mask_name(field)] = ArraySpec(name=mask_name(field), place="graph", dtype=byte, shape=())
+        specs[mask_name(field)] = ArraySpec(name=mask_name(field), location="graph", dtype=byte, shape=())
     for name in ("node_stops", "edge_stops"):
-        specs[name] = ArraySpec(name=name, place="graph", dtype=count, shape=())
-    specs["digests"] = ArraySpec(name="digests", place="graph", dtype=byte, shape=(16,))
+        specs[name] = ArraySpec(name=name, location="graph", dtype=count, shape=())
+    specs["digests"] = ArraySpec(name="digests", location="graph", dtype=byte, shape=(16,))
     return specs
 
 
@@ -165,7 +165,7 @@ def open_part(path: Path, info: PartInfo, manifest: Manifest) -> PartReader:
 
     columns = {"graph": 0, "node": 1, "edge": 2}
     specs = disk_specs(manifest.dim, manifest.fields)
-    return AdiosPartReader(path, info, {name: columns[spec.place] for name, spec in specs.items()})
+    return AdiosPartReader(path, info, {name: columns[spec.location] for name, spec in specs.items()})
 
 
 class DiskStore:

@@ -43,7 +43,7 @@ def _bytes_per_graph(flat: FlatGraphs, name: str) -> tuple[memoryview, list[int]
     array = flat.full(spec)
     row = spec.dtype.itemsize * int(np.prod(spec.shape, dtype=np.int64))
     little_endian = array.astype(spec.dtype.newbyteorder("<"), copy=False)
-    return little_endian.reshape(-1).view(np.uint8).data, (flat.offsets(spec.place) * row).tolist()
+    return little_endian.reshape(-1).view(np.uint8).data, (flat.offsets(spec.location) * row).tolist()
 
 
 def _presence(flat: FlatGraphs, field: Field) -> list[bool]:

@@ -1,7 +1,7 @@
 """Scales in which models see and predict fields; fitted on the training part, kept as JSON with the model."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from dataclasses import field as member
 from typing import Any
 
@@ -61,8 +61,7 @@ def normalise(batch: GraphBatch, normalisation: Normalisation) -> GraphBatch:
 
     InputError where a field with references meets an element without one.
     """
-    changed: dict[str, dict[str, Tensor]] = {"node": dict(batch.nodes), "edge": dict(batch.edges)}
-    changed["graph"] = dict(batch.graphs)
+    changed: dict[str, Tensor] = {}
     for name, scale in normalisation.scales.items():
         if name not in batch.fields:
             continue
@@ -73,17 +72,11 @@ def normalise(batch: GraphBatch, normalisation: Normalisation) -> GraphBatch:
             values = values - sums.reshape(-1, *(1 for _ in field.shape))
         mean, std = _tensors(scale, field, values)
         values = (values - mean) / std
-        if name in batch.masks:
-            values = values * _present_items(batch, field).reshape(-1, *(1 for _ in field.shape))
-        changed[field.on][name] = values
-    return replace(batch, nodes=changed["node"], edges=changed["edge"], graphs=changed["graph"])
-
-
-def _present_items(batch: GraphBatch, field: Field) -> Tensor:
-    present = batch.masks[field.name]
-    if field.on == "graph":
-        return present
-    return present.index_select(0, batch.graph_of_node if field.on == "node" else batch.graph_of_edge)
+        present = batch.present_items(name)
+        if present is not None:
+            values = values * present.reshape(-1, *(1 for _ in field.shape))
+        changed[name] = values
+    return batch.with_fields(changed)
 
 
 def _tensors(scale: Scale, field: Field, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -96,7 +89,7 @@ def reference_sums(normalisation: Normalisation, name: str, batch: GraphBatch) -
 
     InputError where a node's atomic number has no reference, since the training part did not hold it.
     """
-    sums = torch.zeros(batch.num_graphs, dtype=torch.float64, device=batch.positions.device)
+    sums = torch.zeros(batch.num_graphs, dtype=torch.float64, device=batch.device)
     if name not in normalisation.references:
         return sums
     values = np.full(119, np.nan)
@@ -106,10 +99,10 @@ def reference_sums(normalisation: Normalisation, name: str, batch: GraphBatch) -
     if bool(unknown.any()):
         node = int(unknown.nonzero()[0])
         raise InputError(
-            f"graph {int(batch.graph_of_node[node])} of the batch has atomic number {int(batch[ATOMIC_NUMBERS][node])}, for "
+            f"graph {int(batch.owner('node')[node])} of the batch has atomic number {int(batch[ATOMIC_NUMBERS][node])}, for "
             f"which {name} has no reference value; train on data that holds this element"
         )
-    return sums.index_add(0, batch.graph_of_node, per_node)
+    return sums.index_add(0, batch.owner("node"), per_node)
 
 
 def denormalise_mean(

@@ -12,7 +12,7 @@ from hydragnn.datasets.build_settings import FieldSettings, GrainsBuild
 from hydragnn.datasets.tables import Table, found_files, read_table, stacked, table_column
 from hydragnn.errors import InputError
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.graphs.field import Place
+from hydragnn.graphs.field import Location
 
 Array = NDArray[Any]
 
@@ -22,20 +22,20 @@ def grain_graphs(settings: GrainsBuild) -> Iterator[GraphBatch]:
     from hydragnn.graphs.validate import graph_from_arrays
 
     grains = _joined([read_table(path) for path in found_files(settings.files)], settings.files)
-    tables: dict[Place, Table] = {"node": grains, "edge": read_table(Path(settings.edges)), "graph": {}}
-    sources: dict[Place, str] = {"node": ", ".join(settings.files), "edge": settings.edges}
+    tables: dict[Location, Table] = {"node": grains, "edge": read_table(Path(settings.edges)), "graph": {}}
+    sources: dict[Location, str] = {"node": ", ".join(settings.files), "edge": settings.edges}
     sources["graph"] = settings.graphs or "the build file (no table of graphs)"
     if settings.graphs is not None:
         tables["graph"] = read_table(Path(settings.graphs))
     labels = np.unique(table_column(grains, "graph", sources["node"]))
-    rows = {place: _rows(table, labels, sources[place]) for place, table in tables.items() if table}
+    rows = {location: _rows(table, labels, sources[location]) for location, table in tables.items() if table}
     for number, label in enumerate(labels):
         name = f"microstructure {label}"
-        here = {place: index[number] for place, index in rows.items()}
+        here = {location: index[number] for location, index in rows.items()}
         senders, receivers = (
             table_column(tables["edge"], key, settings.edges)[here["edge"]] for key in ("sender", "receiver")
         )
-        values: dict[Place, dict[str, Any]] = {"node": {}, "edge": {}, "graph": {}}
+        values: dict[Location, dict[str, Any]] = {"node": {}, "edge": {}, "graph": {}}
         for field in settings.fields:
             values[field.on][field.name] = _value(field, tables, sources, here, name, settings.undirected)
         if settings.undirected:
@@ -75,9 +75,9 @@ def _rows(table: Table, labels: Array, source: str) -> list[Array]:
 
 def _value(
     field: FieldSettings,
-    tables: dict[Place, Table],
-    sources: dict[Place, str],
-    here: dict[Place, Array],
+    tables: dict[Location, Table],
+    sources: dict[Location, str],
+    here: dict[Location, Array],
     name: str,
     undirected: bool,
 ) -> Any:

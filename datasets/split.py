@@ -87,9 +87,9 @@ def _given(store: GraphStore, settings: SplitSettings) -> Split:
 def graph_values(store: GraphStore, name: str) -> Float64[ndarray, "graphs ..."]:
     """A graph field of all graphs; InputError where it is missing, lives on nodes or edges, or lacks values."""
     column = store.column(name)
-    place = next(field.on for field in store.fields() if field.name == name)
-    if place != "graph":
-        raise InputError(f"field {name} lives on {place}s; this needs one value per graph, so name a graph field")
+    location = next(field.on for field in store.fields() if field.name == name)
+    if location != "graph":
+        raise InputError(f"field {name} lives on {location}s; this needs one value per graph, so name a graph field")
     if not column.present.all():
         missing = int(np.flatnonzero(~column.present)[0])
         raise InputError(f"graph {missing} has no {name}; every graph needs one here")

@@ -12,6 +12,7 @@ from hydragnn.datasets.store import Column, GraphStore, Sizes
 from hydragnn.files import digest
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
+from hydragnn.graphs.topology import Topology
 
 
 class WithoutEdges:
@@ -65,10 +66,8 @@ def without_edges(batch: GraphBatch) -> GraphBatch:
     """The batch with every edge taken away; edge fields keep no rows."""
     return replace(
         batch,
-        senders=batch.senders[:0],
-        receivers=batch.receivers[:0],
+        topology=Topology.square(batch.senders[:0], batch.receivers[:0], batch.num_nodes),
         edge_shifts=batch.edge_shifts[:0],
         edge_offsets=batch.edge_offsets.new_zeros(batch.num_graphs + 1),
         edges={name: values[:0] for name, values in batch.edges.items()},
-        cache={},
     )

@@ -118,11 +118,11 @@ class StoreWriter:
         arrays = _disk_arrays(flat, digests, self._rows)
         number = len(self._blocks)
         specs = array_specs(self.dim, self.fields)
-        places = {name: specs[name].place if name in specs else "graph" for name in arrays}
+        locations = {name: specs[name].location if name in specs else "graph" for name in arrays}
         try:
             if self._engine is None:
                 self._engine = _engine(self.backend, self._temporary)
-            self._engine.write_block(arrays, {name: self._rows[place] for name, place in places.items()})
+            self._engine.write_block(arrays, {name: self._rows[location] for name, location in locations.items()})
         except OSError as error:
             raise self._failed(error) from error
         for name in specs:
@@ -132,8 +132,8 @@ class StoreWriter:
         counts = (len(flat), int(flat.node_offsets[-1]), int(flat.edge_offsets[-1]))
         self._blocks.append(counts)
         self._digests.append(digests)
-        for place, count in zip(("graph", "node", "edge"), counts):
-            self._rows[place] += count
+        for location, count in zip(("graph", "node", "edge"), counts):
+            self._rows[location] += count
 
     def _failed(self, error: OSError) -> InputError:
         reason = os.strerror(error.errno) if error.errno else str(error)

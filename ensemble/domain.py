@@ -81,13 +81,7 @@ def _present_values(batch: GraphBatch, field: Field) -> Tensor:
     if field.name not in batch.fields:
         return torch.zeros(0, field.width)
     values = batch[field.name].reshape(-1, field.width)
-    return values[batch.present(field.name)[_owners(batch, field)]]
-
-
-def _owners(batch: GraphBatch, field: Field) -> Tensor:
-    if field.on == "graph":
-        return torch.arange(len(batch), device=batch.positions.device)
-    return batch.graph_of_node if field.on == "node" else batch.graph_of_edge
+    return values[batch.present(field.name)[batch.owner(field.on)]]
 
 
 def foreign(domain: Domain, batch: GraphBatch, inputs: Sequence[Field]) -> list[str]:
@@ -101,7 +95,7 @@ def foreign(domain: Domain, batch: GraphBatch, inputs: Sequence[Field]) -> list[
     for field in inputs:
         if field.name not in batch.fields:
             continue
-        values, owners = batch[field.name].reshape(-1, field.width), _owners(batch, field)
+        values, owners = batch[field.name].reshape(-1, field.width), batch.owner(field.on)
         if field.name in domain.classes:
             known = torch.tensor(domain.classes[field.name], dtype=values.dtype, device=values.device)
             for unseen in torch.unique(values[~torch.isin(values, known)]).tolist():
@@ -115,7 +109,7 @@ def foreign(domain: Domain, batch: GraphBatch, inputs: Sequence[Field]) -> list[
         close = edge_vectors(batch).norm(dim=1) < (1 - MARGIN) * domain.shortest_edge
         note(
             close,
-            batch.graph_of_edge,
+            batch.owner("edge"),
             f"nodes are closer than {domain.shortest_edge:.4g}, the least in the training data",
         )
     return ["; ".join(found) for found in reasons]

@@ -148,7 +148,7 @@ class Ensemble:
             self.names,
             self.weights,
             self.manifest.calibration,
-            batch.nodes_per_graph.numpy(),
+            batch.counts("node").numpy(),
             foreign(self.manifest.domain, batch, self.inputs),
         )
         return self._with_spread_flags(together)

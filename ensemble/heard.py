@@ -61,7 +61,7 @@ def heard(
         for field in targets:
             values = batch[field.name].double().numpy().copy()
             present = batch.present(field.name).numpy()
-            values[~(np.repeat(present, batch.nodes_per_graph.numpy()) if field.on == "node" else present)] = np.nan
+            values[~np.repeat(present, batch.counts(field.on).numpy())] = np.nan
             labels[field.name].append(values)
         for position, member in enumerate(members):
             started = perf_counter()

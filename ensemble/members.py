@@ -13,7 +13,7 @@ from hydragnn.config import RunConfig
 from hydragnn.datasets import without_edges
 from hydragnn.errors import InputError
 from hydragnn.files import digest, read_json
-from hydragnn.graphs.batch import GraphBatch, concatenate, one_graph
+from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
 from hydragnn.models import TrainedModel, load_model
 from hydragnn.record import RunRecord, read_record
@@ -129,7 +129,8 @@ def outcome(member: Member, batch: GraphBatch) -> Outcome:
         if batch.num_graphs == 1:
             return failed(member.targets, batch.num_nodes, _reason(error))
         middle = batch.num_graphs // 2
-        return joined([outcome(member, part) for part in (_part(batch, 0, middle), _part(batch, middle, len(batch)))])
+        halves = (batch.select(slice(middle)), batch.select(slice(middle, None)))
+        return joined([outcome(member, half) for half in halves])
     means = {name: _numbers(prediction.mean) for name, prediction in predictions.items()}
     variances = {name: _numbers(p.variance) for name, p in predictions.items() if p.variance is not None}
     return _finite_only(means, variances, member.targets, batch)
@@ -164,10 +165,6 @@ def _is_lack_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
-def _part(batch: GraphBatch, start: int, stop: int) -> GraphBatch:
-    return concatenate([one_graph(batch, index) for index in range(start, stop)])
-
-
 def _reason(error: BaseException) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
     return text if isinstance(error, InputError) else f"{type(error).__name__}: {text}"
@@ -181,7 +178,7 @@ def _finite_only(
     means: dict[str, Array], variances: dict[str, Array], targets: Sequence[Field], batch: GraphBatch
 ) -> Outcome:
     """The outcome with every graph blanked whose values are not all finite."""
-    owners = {"node": batch.graph_of_node.cpu().numpy(), "graph": np.arange(len(batch))}
+    owners = {field.on: batch.owner(field.on).cpu().numpy() for field in targets}
     reasons = [""] * len(batch)
     for field in targets:
         for values in (means[field.name], variances.get(field.name)):

@@ -1,6 +1,6 @@
 """One or many graphs as flat tensors; a single graph is a batch of one."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import field as member
 from typing import Any
@@ -10,21 +10,23 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hydragnn.errors import InputError
-from hydragnn.graphs.field import Field, Place
+from hydragnn.graphs.field import LOCATIONS, Field, Location
+from hydragnn.graphs.topology import Topology
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False, repr=False)
 class GraphBatch:
-    """Graphs laid end to end; node indices in ``senders`` and ``receivers`` count over the whole batch.
+    """Graphs laid end to end; node indices of the ``topology`` count over the whole batch.
 
     A message flows sender -> receiver. Edges are sorted by receiver. ``positions`` has dim 0 where graphs have no
     geometry. ``masks[name]`` says which graphs have a field; a name without a mask is present everywhere. The
     constructor trusts its caller; ``graph_from_arrays`` and ``validate`` check what comes from outside.
+
+    What follows from the offsets is made when first asked for and kept; a ``replace`` starts without it.
     """
 
     positions: Float[Tensor, "nodes dim"]
-    senders: Int[Tensor, " edges"]
-    receivers: Int[Tensor, " edges"]
+    topology: Topology
     edge_shifts: Float[Tensor, "edges dim"]
     cell: Float[Tensor, "graphs 3 3"]
     periodic: Bool[Tensor, "graphs 3"]
@@ -35,7 +37,17 @@ class GraphBatch:
     edges: Mapping[str, Tensor] = member(default_factory=dict)
     graphs: Mapping[str, Tensor] = member(default_factory=dict)
     masks: Mapping[str, Bool[Tensor, " graphs"]] = member(default_factory=dict)
-    cache: dict[str, Tensor] = member(default_factory=dict, repr=False)
+    _derived: dict[tuple[str, Location], Any] = member(init=False, default_factory=dict)
+
+    @property
+    def senders(self) -> Int[Tensor, " edges"]:
+        """The node that each edge comes from."""
+        return self.topology.senders
+
+    @property
+    def receivers(self) -> Int[Tensor, " edges"]:
+        """The node that each edge goes to; sorted."""
+        return self.topology.receivers
 
     @property
     def num_nodes(self) -> int:
@@ -45,7 +57,7 @@ class GraphBatch:
     @property
     def num_edges(self) -> int:
         """Directed edges of all graphs together."""
-        return self.senders.shape[0]
+        return self.topology.num_edges
 
     @property
     def num_graphs(self) -> int:
@@ -57,55 +69,40 @@ class GraphBatch:
         """Spatial dimension; 0 for graphs without geometry."""
         return self.positions.shape[1]
 
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors are."""
+        return self.positions.device
+
     def __len__(self) -> int:
         return self.num_graphs
 
-    def _cached(self, key: str, make: Any) -> Tensor:
-        if key not in self.cache:
-            self.cache[key] = make()
-        return self.cache[key]
+    def __repr__(self) -> str:
+        sizes = f"{self.num_graphs} graphs, {self.num_nodes} nodes, {self.num_edges} edges, dim {self.dim}"
+        names = [f"{name} ({field.on}{', masked' * (name in self.masks)})" for name, field in self.fields.items()]
+        return f"GraphBatch({sizes}; {', '.join(names) or 'no fields'}; {self.device})"
 
-    @property
-    def nodes_per_graph(self) -> Int[Tensor, " graphs"]:
-        """Node count of every graph."""
-        return self._cached("nodes_per_graph", lambda: self.node_offsets.diff())
+    def num_items(self, location: Location) -> int:
+        """Nodes, edges or graphs of the batch."""
+        return {"node": self.num_nodes, "edge": self.num_edges, "graph": self.num_graphs}[location]
 
-    @property
-    def edges_per_graph(self) -> Int[Tensor, " graphs"]:
-        """Edge count of every graph."""
-        return self._cached("edges_per_graph", lambda: self.edge_offsets.diff())
+    def counts(self, location: Location) -> Int[Tensor, " graphs"]:
+        """How many nodes or edges every graph has; ones for ``"graph"``."""
+        return self._made("counts", location, lambda: _offsets(self, location).diff())
 
-    @property
-    def graph_of_node(self) -> Int[Tensor, " nodes"]:
-        """The graph that each node belongs to."""
-        return self._cached("graph_of_node", lambda: _owners(self.nodes_per_graph, self.num_nodes))
+    def owner(self, location: Location) -> Int[Tensor, " items"]:
+        """The graph that each node, edge or graph belongs to."""
+        return self._made("owner", location, lambda: _owners(self.counts(location), self.num_items(location)))
 
-    @property
-    def graph_of_edge(self) -> Int[Tensor, " edges"]:
-        """The graph that each edge belongs to."""
-        return self._cached("graph_of_edge", lambda: _owners(self.edges_per_graph, self.num_edges))
+    def _made(self, what: str, location: Location, make: Callable[[], Any]) -> Any:
+        key = (what, location)
+        if key not in self._derived:
+            self._derived[key] = make()
+        return self._derived[key]
 
-    @property
-    def receiver_offsets(self) -> Int[Tensor, " nodes_plus_one"]:
-        """CSR row pointer: the edges received by node i are ``receiver_offsets[i]`` to ``receiver_offsets[i + 1]``."""
-        return self._cached("receiver_offsets", lambda: _row_pointer(self.receivers, self.num_nodes))
-
-    @property
-    def by_sender(self) -> Int[Tensor, " edges"]:
-        """The stable permutation of edges that sorts them by sender: the transposed order."""
-        return self._cached("by_sender", lambda: torch.argsort(self.senders, stable=True))
-
-    @property
-    def sender_offsets(self) -> Int[Tensor, " nodes_plus_one"]:
-        """CSR row pointer of the transposed order."""
-        return self._cached(
-            "sender_offsets",
-            lambda: _row_pointer(self.senders.index_select(0, self.by_sender), self.num_nodes),
-        )
-
-    def on(self, place: Place) -> Mapping[str, Tensor]:
+    def on(self, location: Location) -> Mapping[str, Tensor]:
         """The tensors that live on nodes, edges or graphs."""
-        return {"node": self.nodes, "edge": self.edges, "graph": self.graphs}[place]
+        return {"node": self.nodes, "edge": self.edges, "graph": self.graphs}[location]
 
     def __getitem__(self, name: str) -> Tensor:
         """The tensor of the field ``name``; InputError names the fields that there are."""
@@ -117,17 +114,171 @@ class GraphBatch:
         """Which graphs have the field ``name``."""
         if name in self.masks:
             return self.masks[name]
-        return torch.ones(self.num_graphs, dtype=torch.bool, device=self.positions.device)
+        return torch.ones(self.num_graphs, dtype=torch.bool, device=self.device)
+
+    def present_items(self, name: str) -> Bool[Tensor, " items"] | None:
+        """Which items (nodes, edges or graphs) have the field ``name``; None where all do."""
+        if name not in self.masks:
+            return None
+        location = self.fields[name].on
+        return self.masks[name] if location == "graph" else self.masks[name].index_select(0, self.owner(location))
+
+    def with_fields(
+        self,
+        values: Mapping[str, Tensor] | None = None,
+        *,
+        fields: Iterable[Field] = (),
+        masks: Mapping[str, Bool[Tensor, " graphs"]] | None = None,
+        drop: Collection[str] = (),
+    ) -> "GraphBatch":
+        """The batch with tensors replaced, fields added (with their meaning in ``fields``) and fields dropped.
+
+        A replaced field keeps its mask, unless ``masks`` has another; an added one is present everywhere, unless it has one.
+        InputError for a name without a meaning, a meaning without a tensor, and a tensor of the wrong shape.
+
+        >>> from hydragnn.graphs.validate import graph_from_arrays
+        >>> graph = graph_from_arrays([[0.0, 0.0], [1.0, 0.0]], [0, 1], [1, 0])
+        >>> graph.with_fields({"mass": torch.ones(2)}, fields=[Field(name="mass", on="node")])
+        GraphBatch(1 graphs, 2 nodes, 2 edges, dim 2; mass (node); cpu)
+        """
+        values, added = values or {}, {field.name: field for field in fields}
+        for name in drop:
+            self[name]  # the error for a field that there is not
+        for name in added:
+            if name not in values:
+                raise InputError(f"field {name} is declared but has no tensor; give one in values")
+        gone = {*drop, *added}
+        known = {name: field for name, field in self.fields.items() if name not in gone} | added
+        tensors = {at: {n: v for n, v in self.on(at).items() if n not in gone} for at in LOCATIONS}
+        for name, value in values.items():
+            if name not in known:
+                raise InputError(f"values of {name}, which is no field of the batch; declare it in fields")
+            field = known[name]
+            if value.shape != (self.num_items(field.on), *field.shape):
+                expected = (self.num_items(field.on), *field.shape)
+                raise InputError(f"field {name}: shape {tuple(value.shape)} is not {expected}; reshape it")
+            tensors[field.on][name] = value
+        present = {name: mask for name, mask in self.masks.items() if name not in gone} | dict(masks or {})
+        made = replace(
+            self, fields=known, nodes=tensors["node"], edges=tensors["edge"], graphs=tensors["graph"], masks=present
+        )
+        made._derived.update(self._derived)  # fields change no offset
+        return made
+
+    def select(self, graphs: slice | Sequence[int] | Tensor) -> "GraphBatch":
+        """The graphs with these numbers (or where a tensor of bools is True), in this order; numbers may repeat.
+
+        Consecutive graphs are views, not copies, except for the shifted node indices. InputError for numbers out of range.
+
+        >>> from hydragnn.graphs.validate import graph_from_arrays
+        >>> graphs = [graph_from_arrays(torch.zeros(size, 2), [0], [0]) for size in (1, 2, 3)]
+        >>> concatenate(graphs).select([2, 0]).counts("node")
+        tensor([3, 1])
+        """
+        chosen = _chosen(graphs, self.num_graphs, self.device)
+        if isinstance(chosen, slice) and chosen == slice(0, self.num_graphs):
+            return self
+        nodes, node_offsets = _rows(self, "node", chosen)
+        edges, edge_offsets = _rows(self, "edge", chosen)
+        if isinstance(nodes, slice):
+            moved: Tensor | int = -nodes.start
+        else:
+            assert isinstance(chosen, Tensor) and isinstance(edges, Tensor)
+            by_graph = node_offsets[:-1] - self.node_offsets.index_select(0, chosen)
+            moved = torch.repeat_interleave(by_graph, edge_offsets.diff(), output_size=len(edges))
+        positions = _cut(self.positions, nodes)
+        return replace(
+            self,
+            positions=positions,
+            topology=Topology.square(
+                _cut(self.senders, edges) + moved, _cut(self.receivers, edges) + moved, len(positions)
+            ),
+            edge_shifts=_cut(self.edge_shifts, edges),
+            cell=_cut(self.cell, chosen),
+            periodic=_cut(self.periodic, chosen),
+            node_offsets=node_offsets,
+            edge_offsets=edge_offsets,
+            nodes={name: _cut(value, nodes) for name, value in self.nodes.items()},
+            edges={name: _cut(value, edges) for name, value in self.edges.items()},
+            graphs={name: _cut(value, chosen) for name, value in self.graphs.items()},
+            masks={name: _cut(value, chosen) for name, value in self.masks.items()},
+        )
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "GraphBatch":
+        """The batch on ``device`` with floating-point tensors in ``dtype``; None keeps what there is."""
+
+        def move(value: Tensor) -> Tensor:
+            return value.to(device=device, dtype=dtype if value.is_floating_point() else None)
+
+        def move_all(values: Mapping[Any, Tensor]) -> dict[Any, Tensor]:
+            return {name: move(value) if isinstance(value, Tensor) else value for name, value in values.items()}
+
+        moved = replace(
+            self,
+            positions=move(self.positions),
+            topology=self.topology.to(device),
+            edge_shifts=move(self.edge_shifts),
+            cell=move(self.cell),
+            periodic=move(self.periodic),
+            node_offsets=move(self.node_offsets),
+            edge_offsets=move(self.edge_offsets),
+            nodes=move_all(self.nodes),
+            edges=move_all(self.edges),
+            graphs=move_all(self.graphs),
+            masks=move_all(self.masks),
+        )
+        moved._derived.update(move_all(self._derived))
+        return moved
+
+
+Rows = slice | Tensor  # of an array: a run of them, or every one by number
+
+
+def _cut(values: Tensor, rows: Rows) -> Tensor:
+    return values[rows] if isinstance(rows, slice) else values.index_select(0, rows)
+
+
+def _chosen(graphs: slice | Sequence[int] | Tensor, count: int, device: torch.device) -> Rows:
+    """Which of ``count`` graphs: a slice with ascending bounds where they are consecutive, else their numbers."""
+    if isinstance(graphs, slice):
+        graphs = range(*graphs.indices(count))
+    if isinstance(graphs, Tensor):
+        if graphs.dtype == torch.bool and graphs.shape != (count,):
+            raise InputError(f"{tuple(graphs.shape)} flags for {count} graphs; give one per graph")
+        graphs = (graphs.nonzero().squeeze(1) if graphs.dtype == torch.bool else graphs).tolist()
+    for number in (min(graphs), max(graphs)) if graphs else ():
+        if not 0 <= number < count:
+            raise InputError(f"graph {number} of a batch of {count}; use 0 to {count - 1}")
+    first = graphs[0] if graphs else 0
+    if all(number == first + place for place, number in enumerate(graphs)):
+        return slice(first, first + len(graphs))
+    return torch.tensor(graphs, device=device)
+
+
+def _rows(batch: GraphBatch, location: Location, graphs: Rows) -> tuple[Rows, Tensor]:
+    """The nodes or edges of some graphs, and the offsets of the batch that they become."""
+    offsets = _offsets(batch, location)
+    if isinstance(graphs, slice):
+        bounds = batch._made("bounds", location, offsets.tolist)
+        first, last = bounds[graphs.start], bounds[graphs.stop]
+        return slice(first, last), offsets[graphs.start : graphs.stop + 1] - first
+    counts = batch.counts(location).index_select(0, graphs)
+    made = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
+    total = int(made[-1])
+    starts = offsets.index_select(0, graphs) - made[:-1]
+    rows = torch.repeat_interleave(starts, counts, output_size=total) + torch.arange(total, device=batch.device)
+    return rows, made
+
+
+def _offsets(batch: GraphBatch, location: Location) -> Tensor:
+    if location == "graph":
+        return torch.arange(batch.num_graphs + 1, device=batch.device)
+    return batch.node_offsets if location == "node" else batch.edge_offsets
 
 
 def _owners(counts: Tensor, total: int) -> Tensor:
     index = torch.arange(counts.shape[0], device=counts.device)
     return torch.repeat_interleave(index, counts, output_size=total)
-
-
-def _row_pointer(sorted_index: Tensor, rows: int) -> Tensor:
-    counts = torch.bincount(sorted_index, minlength=rows)
-    return torch.nn.functional.pad(counts.cumsum(0), (1, 0))
 
 
 def edge_vectors(batch: GraphBatch) -> Float[Tensor, "edges dim"]:
@@ -140,33 +291,6 @@ def edge_vectors(batch: GraphBatch) -> Float[Tensor, "edges dim"]:
 def volumes(batch: GraphBatch) -> Float[Tensor, " graphs"]:
     """Volume of every cell; zero where a graph has none."""
     return torch.linalg.det(batch.cell).abs()
-
-
-def to(batch: GraphBatch, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> GraphBatch:
-    """The batch on ``device`` with floating-point tensors in ``dtype``; None keeps what there is."""
-
-    def move(value: Tensor) -> Tensor:
-        return value.to(device=device, dtype=dtype if value.is_floating_point() else None)
-
-    def move_all(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {name: move(value) for name, value in values.items()}
-
-    return replace(
-        batch,
-        positions=move(batch.positions),
-        senders=move(batch.senders),
-        receivers=move(batch.receivers),
-        edge_shifts=move(batch.edge_shifts),
-        cell=move(batch.cell),
-        periodic=move(batch.periodic),
-        node_offsets=move(batch.node_offsets),
-        edge_offsets=move(batch.edge_offsets),
-        nodes=move_all(batch.nodes),
-        edges=move_all(batch.edges),
-        graphs=move_all(batch.graphs),
-        masks=move_all(batch.masks),
-        cache=move_all(batch.cache),
-    )
 
 
 def concatenate(batches: Sequence[GraphBatch]) -> GraphBatch:
@@ -191,8 +315,11 @@ def concatenate(batches: Sequence[GraphBatch]) -> GraphBatch:
             masks[name] = torch.cat([_presence(batch, name) for batch in batches])
     return GraphBatch(
         positions=torch.cat([b.positions for b in batches]),
-        senders=torch.cat([b.senders + base for b, base in zip(batches, node_base)]),
-        receivers=torch.cat([b.receivers + base for b, base in zip(batches, node_base)]),
+        topology=Topology.square(
+            torch.cat([b.senders + base for b, base in zip(batches, node_base)]),
+            torch.cat([b.receivers + base for b, base in zip(batches, node_base)]),
+            sum(batch.num_nodes for batch in batches),
+        ),
         edge_shifts=torch.cat([b.edge_shifts for b in batches]),
         cell=torch.cat([b.cell for b in batches]),
         periodic=torch.cat([b.periodic for b in batches]),
@@ -221,41 +348,21 @@ def _joined_offsets(offsets: list[Tensor], bases: list[int]) -> Tensor:
 def _values_or_zeros(batch: GraphBatch, field: Field) -> Tensor:
     if field.name in batch.fields:
         return batch[field.name]
-    items = {"node": batch.num_nodes, "edge": batch.num_edges, "graph": batch.num_graphs}[field.on]
-    return torch.zeros(items, *field.shape, dtype=field.torch_dtype)
+    return torch.zeros(batch.num_items(field.on), *field.shape, dtype=field.torch_dtype, device=batch.device)
 
 
 def _presence(batch: GraphBatch, name: str) -> Tensor:
     if name in batch.fields:
         return batch.present(name)
-    return torch.zeros(batch.num_graphs, dtype=torch.bool)
+    return torch.zeros(batch.num_graphs, dtype=torch.bool, device=batch.device)
 
 
-def split(batch: GraphBatch) -> list[GraphBatch]:
-    """Every graph of the batch on its own; views, not copies, except for the shifted node indices."""
-    return [one_graph(batch, index) for index in range(batch.num_graphs)]
+def unbatch(batch: GraphBatch) -> list[GraphBatch]:
+    """Every graph of the batch on its own; views. A field that a graph does not have is left out of it."""
+    return [_without_absent(batch.select([number])) for number in range(batch.num_graphs)]
 
 
-def one_graph(batch: GraphBatch, index: int) -> GraphBatch:
-    """Graph ``index`` of the batch as a batch of one; a field it does not have is left out."""
-    n0, n1 = batch.node_offsets[index : index + 2].tolist()
-    e0, e1 = batch.edge_offsets[index : index + 2].tolist()
-    span = {"node": slice(n0, n1), "edge": slice(e0, e1), "graph": slice(index, index + 1)}
-    kept = {
-        name: field for name, field in batch.fields.items() if name not in batch.masks or bool(batch.masks[name][index])
-    }
-    tensors = {place: {n: batch[n][span[place]] for n, f in kept.items() if f.on == place} for place in span}
-    return GraphBatch(
-        positions=batch.positions[span["node"]],
-        senders=batch.senders[span["edge"]] - n0,
-        receivers=batch.receivers[span["edge"]] - n0,
-        edge_shifts=batch.edge_shifts[span["edge"]],
-        cell=batch.cell[span["graph"]],
-        periodic=batch.periodic[span["graph"]],
-        node_offsets=torch.tensor([0, n1 - n0]),
-        edge_offsets=torch.tensor([0, e1 - e0]),
-        fields=kept,
-        nodes=tensors["node"],
-        edges=tensors["edge"],
-        graphs=tensors["graph"],
-    )
+def _without_absent(graph: GraphBatch) -> GraphBatch:
+    if not graph.masks:
+        return graph
+    return replace(graph.with_fields(drop=[name for name, mask in graph.masks.items() if not mask[0]]), masks={})

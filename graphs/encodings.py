@@ -2,14 +2,13 @@
 
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from hydragnn.errors import InputError
-from hydragnn.graphs.batch import GraphBatch, concatenate, split
+from hydragnn.graphs.batch import GraphBatch, concatenate, unbatch
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.pyg import Data, torch_geometric
 
@@ -49,9 +48,9 @@ def _with_encoding(
         raise InputError(f"the batch already has the field {name}; take it away first")
     field = Field(name=name, on="node", shape=(width,))
     made = []
-    for graph in split(batch):
+    for graph in unbatch(batch):
         values = encode(_simple(graph), width).to(torch.float32)
-        made.append(replace(graph, fields={**graph.fields, name: field}, nodes={**graph.nodes, name: values}, cache={}))
+        made.append(graph.with_fields({name: values}, fields=[field]))
     return concatenate(made)
 
 

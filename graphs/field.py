@@ -9,7 +9,8 @@ import torch
 
 from hydragnn.errors import InputError
 
-Place = Literal["node", "edge", "graph"]
+Location = Literal["node", "edge", "graph"]
+LOCATIONS: tuple[Location, ...] = get_args(Location)
 Parity = Literal["scalar", "vector", "tensor"]
 Role = Literal["input", "target", "auxiliary"]
 Dtype = Literal["float32", "float64", "int64"]
@@ -38,7 +39,7 @@ class Field:
     """
 
     name: str
-    on: Place
+    on: Location
     shape: tuple[int, ...] = ()
     unit: str = ""
     parity: Parity = "scalar"
@@ -52,7 +53,7 @@ class Field:
                 f"field name {self.name!r} is not usable; use letters, digits and _, and none of {', '.join(RESERVED)}"
             )
         for value, allowed, what in (
-            (self.on, get_args(Place), "on"),
+            (self.on, LOCATIONS, "on"),
             (self.parity, get_args(Parity), "parity"),
             (self.role, get_args(Role), "role"),
             (self.dtype, get_args(Dtype), "dtype"),

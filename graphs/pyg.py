@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hydragnn.errors import InputError, nearest
-from hydragnn.graphs.batch import GraphBatch, split
+from hydragnn.graphs.batch import GraphBatch, unbatch
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.validate import graph_from_arrays
 
@@ -76,7 +76,7 @@ def to_pyg(batch: GraphBatch) -> list[Data]:
 
     Graph fields have a leading axis of 1, so that torch_geometric stacks them when it makes batches.
     """
-    return [_data(graph) for graph in split(batch)]
+    return [_data(graph) for graph in unbatch(batch)]
 
 
 def _data(graph: GraphBatch) -> Data:

@@ -26,7 +26,7 @@ def with_relations(batch: GraphBatch, relations: Any, count: int, name: str = RE
     """The batch with the edge field ``name``: integers from 0 to ``count`` - 1, one per edge in the order of the batch."""
     field = relation_field(count, name)
     values = field_values(relations, field, batch.num_edges, "batch")
-    return replace(batch, fields={**batch.fields, name: field}, edges={**batch.edges, name: values})
+    return batch.with_fields({name: values}, fields=[field])
 
 
 def shell_radii(batch: GraphBatch, tolerance: float = 1e-3) -> tuple[float, ...]:

@@ -10,11 +10,12 @@ from torch import Tensor
 
 from hydragnn.errors import InputError, nearest
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.graphs.field import Field, Place
+from hydragnn.graphs.field import Field, Location
+from hydragnn.graphs.topology import Topology
 
 ArrayLike = np.ndarray | Tensor | Sequence[Any] | float | int
 
-_ITEMS: dict[Place, str] = {"node": "nodes", "edge": "edges", "graph": "graphs"}
+_ITEMS: dict[Location, str] = {"node": "nodes", "edge": "edges", "graph": "graphs"}
 
 
 def graph_from_arrays(
@@ -45,7 +46,7 @@ def graph_from_arrays(
     >>> graph.receivers, graph["charge"]
     (tensor([0, 1]), tensor([ 0.5000, -0.5000]))
     """
-    given: dict[Place, Mapping[str, Any]] = {"node": nodes or {}, "edge": edges or {}, "graph": graphs or {}}
+    given: dict[Location, Mapping[str, Any]] = {"node": nodes or {}, "edge": edges or {}, "graph": graphs or {}}
     declared = _declared(fields, given, name)
     points = _points(positions, given["node"], name)
     count, dim = points.shape
@@ -53,8 +54,8 @@ def graph_from_arrays(
     if len(sender) != len(receiver):
         raise InputError(f"{name}: {len(sender)} senders but {len(receiver)} receivers; give one of each per edge")
     shifts = _shifts(edge_shifts, len(sender), dim, name)
-    items: dict[Place, int] = {"node": count, "edge": len(sender), "graph": 1}
-    values: dict[Place, dict[str, Tensor]] = {"node": {}, "edge": {}, "graph": {}}
+    items: dict[Location, int] = {"node": count, "edge": len(sender), "graph": 1}
+    values: dict[Location, dict[str, Tensor]] = {"node": {}, "edge": {}, "graph": {}}
     for field in declared.values():
         raw = given[field.on][field.name]
         values[field.on][field.name] = field_values(raw, field, items[field.on], name)
@@ -62,8 +63,7 @@ def graph_from_arrays(
     flags = _flags(periodic, dim, name)
     batch = GraphBatch(
         positions=points,
-        senders=sender[order],
-        receivers=receiver[order],
+        topology=Topology.square(sender[order], receiver[order], count),
         edge_shifts=shifts[order],
         cell=_box(cell, flags, dim, name)[None],
         periodic=flags[None],
@@ -113,10 +113,12 @@ def validate(batch: GraphBatch) -> GraphBatch:
     _check_offsets(batch)
     _check_edges(batch)
     _check_geometry(batch)
-    for place in _ITEMS:
-        undeclared = [n for n in batch.on(place) if n not in batch.fields or batch.fields[n].on != place]
+    for location in _ITEMS:
+        undeclared = [n for n in batch.on(location) if n not in batch.fields or batch.fields[n].on != location]
         if undeclared:
-            raise InputError(f"the tensor {undeclared[0]} on {_ITEMS[place]} has no Field; declare it or take it away")
+            raise InputError(
+                f"the tensor {undeclared[0]} on {_ITEMS[location]} has no Field; declare it or take it away"
+            )
     for mask, present in batch.masks.items():
         if mask not in batch.fields or tuple(present.shape) != (batch.num_graphs,) or present.dtype != torch.bool:
             raise InputError(f"mask {mask} is not one bool per graph of a declared field; make it so")
@@ -126,7 +128,7 @@ def validate(batch: GraphBatch) -> GraphBatch:
     return batch
 
 
-def _declared(fields: Iterable[Field], given: Mapping[Place, Mapping[str, Any]], name: str) -> dict[str, Field]:
+def _declared(fields: Iterable[Field], given: Mapping[Location, Mapping[str, Any]], name: str) -> dict[str, Field]:
     declared: dict[str, Field] = {}
     for field in fields:
         if field.name in declared:
@@ -134,12 +136,12 @@ def _declared(fields: Iterable[Field], given: Mapping[Place, Mapping[str, Any]],
         if field.name not in given[field.on]:
             raise InputError(f"{name}: field {field.name} is declared but missing; pass {_ITEMS[field.on]}={{...}}")
         declared[field.name] = field
-    for place, values in given.items():
+    for location, values in given.items():
         for key in values:
-            if key not in declared or declared[key].on != place:
-                hint = nearest(key, [n for n, f in declared.items() if f.on == place] or ["none declared"])
+            if key not in declared or declared[key].on != location:
+                hint = nearest(key, [n for n, f in declared.items() if f.on == location] or ["none declared"])
                 raise InputError(
-                    f"{name}: {_ITEMS[place]} holds {key} without a Field on {place}s; declare it ({hint})"
+                    f"{name}: {_ITEMS[location]} holds {key} without a Field on {location}s; declare it ({hint})"
                 )
     return declared
 
@@ -283,14 +285,14 @@ def _check_offsets(batch: GraphBatch) -> None:
             raise InputError(
                 f"{what}_offsets describe {len(offsets) - 1} graphs, not {batch.num_graphs}; rebuild the batch"
             )
-    empty = (batch.nodes_per_graph == 0).nonzero()
+    empty = (batch.counts("node") == 0).nonzero()
     if len(empty):
         raise InputError(f"graph {int(empty[0])} has no nodes; leave empty graphs out")
 
 
 def _check_edges(batch: GraphBatch) -> None:
-    first = batch.node_offsets[:-1][batch.graph_of_edge]
-    last = batch.node_offsets[1:][batch.graph_of_edge]
+    first = batch.node_offsets[:-1][batch.owner("edge")]
+    last = batch.node_offsets[1:][batch.owner("edge")]
     for which, index in (("senders", batch.senders), ("receivers", batch.receivers)):
         if index.dtype != torch.int64:
             raise InputError(f"{which}: {_short(index.dtype)} values; node indices are int64")
@@ -300,9 +302,14 @@ def _check_edges(batch: GraphBatch) -> None:
         if len(outside):
             edge = int(outside[0])
             raise InputError(
-                f"graph {int(batch.graph_of_edge[edge])}, {which}: node index {int(index[edge] - first[edge])} is out of "
+                f"graph {int(batch.owner('edge')[edge])}, {which}: node index {int(index[edge] - first[edge])} is out of "
                 f"range; the graph has {int(last[edge] - first[edge])} nodes"
             )
+    columns, rows = batch.topology.num_columns, batch.topology.num_rows
+    if (columns, rows) != (batch.num_nodes, batch.num_nodes):
+        raise InputError(
+            f"the topology has {columns} senders and {rows} receivers for {batch.num_nodes} nodes; rebuild the batch"
+        )
     if bool((batch.receivers.diff() < 0).any()):
         raise InputError("edges are not sorted by receiver; make the graph with graph_from_arrays, which sorts them")
 
@@ -333,9 +340,7 @@ def _check_field(batch: GraphBatch, field: Field) -> None:
     if field.name not in batch.on(field.on):
         raise InputError(f"field {field.name} is declared but no tensor on {_ITEMS[field.on]} has its name; add it")
     values = batch[field.name]
-    owner = {"node": batch.graph_of_node, "edge": batch.graph_of_edge, "graph": torch.arange(batch.num_graphs)}[
-        field.on
-    ]
+    owner = batch.owner(field.on)
     if tuple(values.shape) != (len(owner), *field.shape):
         raise InputError(
             f"field {field.name}: shape {tuple(values.shape)} is not {(len(owner), *field.shape)}; reshape it"

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from hydragnn.architectures import ArchitectureSettings, architecture_of
 from hydragnn.datasets import Normalisation, Scale
-from hydragnn.graphs.batch import GraphBatch, concatenate, one_graph, to
+from hydragnn.graphs.batch import GraphBatch, concatenate
 from hydragnn.graphs.field import Field
+from hydragnn.graphs.topology import Topology
 from hydragnn.models import (
     GraphModel,
     HeadSettings,
@@ -69,8 +70,7 @@ def make_graph(seed: int, nodes: int, *, edges: int | None = None, self_loop: bo
     edge_count = len(senders)
     return GraphBatch(
         positions=fractional @ cell,
-        senders=senders,
-        receivers=receivers,
+        topology=Topology.square(senders, receivers, len(fractional)),
         edge_shifts=images @ cell,
         cell=cell.unsqueeze(0),
         periodic=torch.ones(1, 3, dtype=torch.bool),
@@ -154,12 +154,10 @@ def permuted(batch: GraphBatch, order: Tensor) -> GraphBatch:
     return replace(
         batch,
         positions=batch.positions[order],
-        receivers=receivers,
-        senders=place[batch.senders][edges],
+        topology=Topology.square(place[batch.senders][edges], receivers, batch.num_nodes),
         edge_shifts=batch.edge_shifts[edges],
         nodes={name: value[order] for name, value in batch.nodes.items()},
         edges={name: value[edges] for name, value in batch.edges.items()},
-        cache={},
     )
 
 
@@ -208,7 +206,7 @@ class ArchitectureConformance:
         batch, model = concatenate([make() for make in CORNERS.values()]), self.model()
         together = model(batch)
         for number in range(batch.num_graphs):
-            alone = model(one_graph(batch, number))
+            alone = model(batch.select([number]))
             n0, n1 = batch.node_offsets[number : number + 2].tolist()
             for name, prediction in alone.items():
                 rows = slice(n0, n1) if model.description.fields[name].on == "node" else slice(number, number + 1)
@@ -243,12 +241,10 @@ class ArchitectureConformance:
         none = torch.zeros(0, dtype=torch.int64)
         alone = replace(
             batch,
-            senders=none,
-            receivers=none,
+            topology=Topology.square(none, none, batch.num_nodes),
             edge_shifts=batch.edge_shifts[:0],
             edge_offsets=torch.tensor([0, 0]),
             edges={name: value[:0] for name, value in batch.edges.items()},
-            cache={},
         )
         assert not torch.allclose(model(batch)["charge"].mean, model(alone)["charge"].mean)
 
@@ -312,11 +308,11 @@ class ArchitectureConformance:
         save_model(tmp_path, model, Normalisation())
         loaded = load_model(tmp_path)
         assert loaded.targets == model.description.targets
-        before, after = model.eval()(to(batch, dtype=torch.float32)), loaded.model(to(batch, dtype=torch.float32))
+        before, after = model.eval()(batch.to(dtype=torch.float32)), loaded.model(batch.to(dtype=torch.float32))
         assert all(torch.equal(before[name].mean, after[name].mean) for name in before)
 
     def test_predicting_twice_gives_the_same_bits(self, kind: str) -> None:
-        model, batch = self.model(dtype=torch.float32).eval(), to(CORNERS["two graphs"](), dtype=torch.float32)
+        model, batch = self.model(dtype=torch.float32).eval(), CORNERS["two graphs"]().to(dtype=torch.float32)
         first, second = model(batch), model(batch)
         assert all(torch.equal(first[name].mean, second[name].mean) for name in first)
 
@@ -351,8 +347,7 @@ class ArchitectureConformance:
         empty = replace(
             whole,
             positions=whole.positions[:0],
-            senders=whole.senders[:0],
-            receivers=whole.receivers[:0],
+            topology=Topology.square(whole.senders[:0], whole.receivers[:0], 0),
             edge_shifts=whole.edge_shifts[:0],
             cell=whole.cell[:0],
             periodic=whole.periodic[:0],
@@ -361,7 +356,6 @@ class ArchitectureConformance:
             nodes={name: value[:0] for name, value in whole.nodes.items()},
             edges={name: value[:0] for name, value in whole.edges.items()},
             graphs={name: value[:0] for name, value in whole.graphs.items()},
-            cache={},
         )
         predictions = model(empty)
         gradients = torch.autograd.grad(loss_of(predictions), list(model.parameters()), allow_unused=True)
@@ -369,7 +363,7 @@ class ArchitectureConformance:
 
     @pytest.mark.parametrize("recording", [True, False], ids=["training", "no_grad"])
     def test_half_precision_arithmetic_stays_close(self, kind: str, recording: bool) -> None:
-        model, batch = self.model(dtype=torch.float32), to(CORNERS["two graphs"](), dtype=torch.float32)
+        model, batch = self.model(dtype=torch.float32), CORNERS["two graphs"]().to(dtype=torch.float32)
         exact = model(batch)
         with torch.autocast("cpu", dtype=torch.bfloat16), torch.set_grad_enabled(recording):
             rough = model(batch)

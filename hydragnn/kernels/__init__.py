@@ -1,5 +1,6 @@
 """Gather and scatter: a family of ops closed under differentiation, and reductions per receiver."""
 
+from hydragnn.graphs.topology import Topology, relation_topology
 from hydragnn.kernels.outer import outer_sum
 from hydragnn.kernels.segments import (
     segment_max,
@@ -11,7 +12,6 @@ from hydragnn.kernels.segments import (
     segment_sum,
     segment_variance,
 )
-from hydragnn.kernels.topology import Topology, relation_topology, topology_of
 from hydragnn.kernels.trilinear import edge_product, gather_multiply_sum, scatter_multiply_sum
 
 __all__ = [
@@ -29,5 +29,4 @@ __all__ = [
     "segment_std",
     "segment_sum",
     "segment_variance",
-    "topology_of",
 ]

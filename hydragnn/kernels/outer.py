@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd import Function
 
-from hydragnn.kernels.topology import Topology
+from hydragnn.graphs.topology import Topology
 from hydragnn.kernels.trilinear import segment_bag
 
 
@@ -23,7 +23,7 @@ def outer_sum(
 ) -> Float[Tensor, "rows dim channels"]:
     """Each node's sum of messages times directions: the vectors that its edges carry to it.
 
-    >>> edges = Topology(senders=torch.tensor([1, 0]), receivers=torch.tensor([0, 1]), num_columns=2, num_rows=2)
+    >>> edges = Topology.square(torch.tensor([1, 0]), torch.tensor([0, 1]), 2)
     >>> outer_sum(torch.ones(2, 1), torch.tensor([[1.0, 2.0], [3.0, 4.0]]), edges).squeeze(-1)
     tensor([[1., 2.],
             [3., 4.]])

@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd import Function
 
-from hydragnn.kernels.topology import Topology
+from hydragnn.graphs.topology import Topology
 
 
 def gather_multiply_sum(
@@ -27,7 +27,7 @@ def gather_multiply_sum(
 ) -> Float[Tensor, "rows *features"]:
     """Each node's sum of what its senders hold, times a weight per edge; a node without edges receives zeros.
 
-    >>> edges = Topology(senders=torch.tensor([1, 2]), receivers=torch.tensor([0, 0]), num_columns=3, num_rows=3)
+    >>> edges = Topology.square(torch.tensor([1, 2]), torch.tensor([0, 0]), 3)
     >>> gather_multiply_sum(torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([10.0, 1.0]), edges).squeeze(1)
     tensor([23.,  0.,  0.])
     """

@@ -49,11 +49,11 @@ class NodeInputs(nn.Module):
         for field, table in zip(self.node_classes, self.node_tables):
             states = states + table(batch.nodes[field.name])
         for field, table in zip(self.graph_classes, self.graph_tables):
-            states = states + table(batch.graphs[field.name]).index_select(0, batch.graph_of_node)
+            states = states + table(batch.graphs[field.name]).index_select(0, batch.owner("node"))
         if self.network is not None:
             node = [columns(batch.nodes[field.name], field) for field in self.node_numbers]
             graph = [columns(batch.graphs[field.name], field) for field in self.graph_numbers]
-            broadcast = [values.index_select(0, batch.graph_of_node) for values in graph]
+            broadcast = [values.index_select(0, batch.owner("node")) for values in graph]
             states = states + self.network(torch.cat([*node, *broadcast], dim=-1))
         return states
 

@@ -40,7 +40,7 @@ def stress_from(
     A graph without a volume gets zeros.
     """
     outer = vectors.unsqueeze(-1) * gradient.unsqueeze(-2)
-    virial = segment_sum(outer, batch.graph_of_edge, batch.num_graphs)
+    virial = segment_sum(outer, batch.owner("edge"), batch.num_graphs)
     volume = volumes(batch).to(virial.dtype).view(-1, 1, 1)
     inverse = torch.where(volume > 0, 1 / volume.clamp_min(torch.finfo(volume.dtype).tiny), 0.0)
     return 0.5 * (virial + virial.transpose(-1, -2)) * inverse

@@ -6,7 +6,6 @@ from torch import Tensor, nn
 
 from hydragnn.graphs.batch import GraphBatch, edge_vectors
 from hydragnn.graphs.field import ATOMIC_NUMBERS
-from hydragnn.kernels import topology_of
 from hydragnn.layers import ConditionInputs, EdgeInputs, MessageGraph, NodeInputs, PooledCondition, States
 from hydragnn.models.derivatives import energy_gradient, forces_from, stress_from
 from hydragnn.models.description import ModelDescription
@@ -72,9 +71,9 @@ class GraphModel(nn.Module):
         """What the layers see of a batch whose edges have these vectors."""
         sees = self.description.architecture.sees
         return MessageGraph(
-            topology=topology_of(batch),
-            owner=batch.graph_of_node,
-            nodes_per_graph=batch.nodes_per_graph,
+            topology=batch.topology,
+            owner=batch.owner("node"),
+            nodes_per_graph=batch.counts("node"),
             vectors=vectors,
             edge_features=self.edge_inputs(batch),
             edge_kinds={name: batch.edges[name] for name in self.description.kind_fields},

@@ -31,8 +31,8 @@ class NodeHead(nn.Module):
         found = self.spread(self.network(states[0]))
         if self.scale is None or self.origin is None:
             return found
-        of_graph = pooled(states[0], batch.graph_of_node, batch.num_graphs, "mean")
-        factor = self.scale(of_graph).exp().index_select(0, batch.graph_of_node)
+        of_graph = pooled(states[0], batch.owner("node"), batch.num_graphs, "mean")
+        factor = self.scale(of_graph).exp().index_select(0, batch.owner("node"))
         factor = factor.view(-1, *[1] * (found.mean.dim() - 1))
         variance = None if found.variance is None else found.variance * factor.square() + VARIANCE_FLOOR
         return Prediction(mean=found.mean * factor - self.origin, variance=variance)
@@ -55,7 +55,7 @@ class GraphHead(nn.Module):
         if self.pool == "sum":
             of_node = self.spread(self.network(states[0]))
             return _pooled_prediction(of_node, batch, "sum")
-        of_graph = pooled(states[0], batch.graph_of_node, batch.num_graphs, self.pool)
+        of_graph = pooled(states[0], batch.owner("node"), batch.num_graphs, self.pool)
         return self.spread(self.network(of_graph))
 
 
@@ -108,13 +108,13 @@ def _positive(raw: Tensor) -> Tensor:
 
 def _pooled_prediction(of_node: Prediction, batch: GraphBatch, pool: Pool) -> Prediction:
     """Node predictions as one of the graph; nodes count as independent, so variances add up (and shrink in a mean)."""
-    owners, graphs = batch.graph_of_node, batch.num_graphs
+    owners, graphs = batch.owner("node"), batch.num_graphs
     mean = pooled(of_node.mean, owners, graphs, pool)
     if of_node.variance is None:
         return Prediction(mean=mean)
     variance = pooled(of_node.variance, owners, graphs, pool)
     if pool == "mean":
-        counts = batch.nodes_per_graph.clamp_min(1).to(variance.dtype)
+        counts = batch.counts("node").clamp_min(1).to(variance.dtype)
         variance = variance / counts.view(-1, *[1] * (variance.dim() - 1))
     return Prediction(mean=mean, variance=variance)
 

@@ -10,7 +10,7 @@ from hydragnn.architectures import ArchitectureSettings
 from hydragnn.datasets.normalisation import Normalisation, denormalise_mean, denormalise_variance, normalise
 from hydragnn.datasets.views import without_edges
 from hydragnn.errors import InputError
-from hydragnn.graphs.batch import GraphBatch, to
+from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 from hydragnn.models.graph_model import GraphModel
 from hydragnn.models.prediction import Prediction
@@ -67,9 +67,8 @@ class TrainedModel:
             batch = without_edges(batch)
         self.check(batch)
         of_inputs = {name: scale for name, scale in self.normalisation.scales.items() if name in self.inputs}
-        seen = to(
-            normalise(batch, replace(self.normalisation, scales=of_inputs, references={})), self.device, self.dtype
-        )
+        inputs = normalise(batch, replace(self.normalisation, scales=of_inputs, references={}))
+        seen = inputs.to(self.device, self.dtype)
         with torch.no_grad():
             predictions = self.model.eval()(seen)
         return {name: self._physical(name, value, batch) for name, value in predictions.items()}

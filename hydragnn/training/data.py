@@ -25,7 +25,7 @@ from hydragnn.datasets import (
 from hydragnn.datasets.arrays import array_name, flat_graphs
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.errors import InputError, nearest
-from hydragnn.graphs.batch import GraphBatch, to
+from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 from hydragnn.training.metrics import Moments, Target, target_moments, targets_of
 
@@ -62,7 +62,7 @@ class Feed:
         for _, batch in self.loader.epoch(number, start):
             if self.normalisation is not None:
                 batch = normalise(batch, self.normalisation)
-            yield to(batch, self.place.device, self.place.dtype)
+            yield batch.to(self.place.device, self.place.dtype)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -198,7 +198,7 @@ def normalised_store(
     raw = store.read(indices, with_elements(names, normalisation))
     batch = normalise(raw, normalisation)
     kept = tuple(field for name, field in raw.fields.items() if name in names)
-    flat = flat_graphs(_only(raw, kept), kept)
+    flat = flat_graphs(raw.with_fields(drop=raw.fields.keys() - set(names)), kept)
 
     def cast(value: Tensor) -> Tensor:
         return value.to(dtype) if value.is_floating_point() else value
@@ -206,19 +206,6 @@ def normalised_store(
     arrays = {name: cast(torch.from_numpy(array)).numpy() for name, array in flat.arrays.items()}
     arrays |= {array_name(field): cast(batch[field.name]).numpy() for field in kept}
     return MemoryStore(replace(flat, arrays=arrays))
-
-
-def _only(batch: GraphBatch, fields: Sequence[Field]) -> GraphBatch:
-    """The batch with these fields only."""
-    names = {field.name for field in fields}
-    return replace(
-        batch,
-        fields={name: field for name, field in batch.fields.items() if name in names},
-        nodes={name: value for name, value in batch.nodes.items() if name in names},
-        edges={name: value for name, value in batch.edges.items() if name in names},
-        graphs={name: value for name, value in batch.graphs.items() if name in names},
-        masks={name: value for name, value in batch.masks.items() if name in names},
-    )
 
 
 def _check_values(store: GraphStore, field: Field, indices: NDArray[np.int64], *, complete: bool) -> None:

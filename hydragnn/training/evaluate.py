@@ -65,7 +65,7 @@ def trivial_predictor(
             elif target.name in normalisation.references:
                 values[target.name] = reference_sums(normalisation, target.name, batch).view(like.shape)
             else:
-                items = batch.nodes_per_graph if target.extensive else like.new_ones(like.shape[0], dtype=torch.float64)
+                items = batch.counts("node") if target.extensive else like.new_ones(like.shape[0], dtype=torch.float64)
                 values[target.name] = (items.unsqueeze(1) * means[target.name]).view(like.shape)
         return values
 

@@ -57,21 +57,9 @@ def negative_log_likelihood(error: Tensor, variance: Tensor) -> Tensor:
     return 0.5 * (variance.log() + error.square() / variance)
 
 
-def present_items(batch: GraphBatch, name: str) -> Tensor | None:
-    """Which items (nodes, edges or graphs) have the field; None where all do."""
-    if name not in batch.masks:
-        return None
-    present = batch.masks[name]
-    place = batch.fields[name].on
-    if place == "graph":
-        return present
-    owner = batch.graph_of_node if place == "node" else batch.graph_of_edge
-    return present.index_select(0, owner)
-
-
 def label_norms(batch: GraphBatch, name: str) -> Float[Tensor, " graphs"]:
     """Root of the summed squares of each graph's labels; 0 for a graph without them."""
-    target, present = batch[name], present_items(batch, name)
+    target, present = batch[name], batch.present_items(name)
     if present is not None:
         target = torch.where(present.view(-1, *[1] * (target.ndim - 1)), target, 0.0)
     return _squares_per_graph(target, batch, name).sqrt()
@@ -79,11 +67,10 @@ def label_norms(batch: GraphBatch, name: str) -> Float[Tensor, " graphs"]:
 
 def _squares_per_graph(values: Tensor, batch: GraphBatch, name: str) -> Float[Tensor, " graphs"]:
     squares = values.reshape(len(values), -1).square().sum(1)
-    place = batch.fields[name].on
-    if place == "graph":
+    location = batch.fields[name].on
+    if location == "graph":
         return squares
-    owner = batch.graph_of_node if place == "node" else batch.graph_of_edge
-    return squares.new_zeros(batch.num_graphs).index_add(0, owner, squares)
+    return squares.new_zeros(batch.num_graphs).index_add(0, batch.owner(location), squares)
 
 
 def label_counts(losses: Sequence[FieldLoss], batch: GraphBatch) -> list[float]:
@@ -93,7 +80,7 @@ def label_counts(losses: Sequence[FieldLoss], batch: GraphBatch) -> list[float]:
         if loss.kind == "relative":
             counts.append(float((label_norms(batch, loss.name) > 0).sum()))
             continue
-        present = present_items(batch, loss.name)
+        present = batch.present_items(loss.name)
         items = batch[loss.name].shape[0] if present is None else int(present.sum())
         counts.append(float(items * batch.fields[loss.name].width))
     return counts
@@ -111,11 +98,11 @@ def loss_sum(loss: FieldLoss, prediction: Prediction, batch: GraphBatch) -> Floa
     target = batch[loss.name]
     mean = prediction.mean.to(target.dtype)
     error = mean - target
-    present = present_items(batch, loss.name)
+    present = batch.present_items(loss.name)
     if present is not None:
         present = present.view(-1, *[1] * (error.ndim - 1))
         error = torch.where(present, error, 0.0)
-    divisor = batch.nodes_per_graph.view(-1, *[1] * (error.ndim - 1)).clamp(min=1) if loss.per_node else None
+    divisor = batch.counts("node").view(-1, *[1] * (error.ndim - 1)).clamp(min=1) if loss.per_node else None
     if divisor is not None:
         error = error / divisor
     if loss.kind == "relative":

@@ -10,7 +10,6 @@ from torch import Tensor
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
 from hydragnn.models.settings import HeadSettings
-from hydragnn.training.loss import present_items
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,8 +85,8 @@ class Errors:
     def add(self, target: Target, error: Float[Tensor, "items ..."], batch: GraphBatch) -> None:
         """Gather errors of one field in its unit; items whose label is missing are passed over."""
         values = error.to(torch.float64).reshape(error.shape[0], -1)
-        per_node = values / batch.nodes_per_graph.clamp(min=1).unsqueeze(1) if target.extensive else values[:0]
-        present = present_items(batch, target.name)
+        per_node = values / batch.counts("node").clamp(min=1).unsqueeze(1) if target.extensive else values[:0]
+        present = batch.present_items(target.name)
         if present is not None:
             values = values[present]
             per_node = per_node[present] if target.extensive else per_node
@@ -128,6 +127,6 @@ def target_moments(targets: Sequence[Target], batch: GraphBatch) -> dict[str, Mo
     result = {}
     for target in targets:
         values = batch[target.name].reshape(-1, target.width)
-        present = present_items(batch, target.name)
+        present = batch.present_items(target.name)
         result[target.name] = moments_of(values if present is None else values[present])
     return result

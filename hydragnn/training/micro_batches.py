@@ -1,10 +1,7 @@
 """A batch in parts of nearly equal cost, so that only one part at a time needs the memory of a step."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
-
-from torch import Tensor
 
 from hydragnn.datasets.packing import NODE_COST
 from hydragnn.graphs.batch import GraphBatch
@@ -18,12 +15,9 @@ def micro_batches(batch: GraphBatch, number: int) -> Iterator[GraphBatch]:
     if number == 1 or batch.num_graphs <= 1:
         yield from [batch] if batch.num_graphs else []
         return
-    cuts = even_cuts((batch.edges_per_graph + NODE_COST * batch.nodes_per_graph).tolist(), number)
-    nodes, edges = batch.node_offsets.tolist(), batch.edge_offsets.tolist()
+    cuts = even_cuts((batch.counts("edge") + NODE_COST * batch.counts("node")).tolist(), number)
     for first, last in pairwise(cuts):
-        yield graphs_between(
-            batch, slice(first, last), slice(nodes[first], nodes[last]), slice(edges[first], edges[last])
-        )
+        yield batch.select(slice(first, last))
 
 
 def even_cuts(costs: Sequence[int], number: int) -> list[int]:
@@ -50,28 +44,3 @@ def _cuts_within(costs: Sequence[int], limit: int) -> list[int]:
             filled = 0
         filled += cost
     return [*cuts, len(costs)] if costs else cuts
-
-
-def graphs_between(batch: GraphBatch, graphs: slice, nodes: slice, edges: slice) -> GraphBatch:
-    """Consecutive graphs of a batch, whose nodes and edges lie between the given bounds."""
-
-    def cut(values: Mapping[str, Tensor], place: slice) -> dict[str, Tensor]:
-        return {name: value[place] for name, value in values.items()}
-
-    ends = slice(graphs.start, graphs.stop + 1)
-    return replace(
-        batch,
-        positions=batch.positions[nodes],
-        senders=batch.senders[edges] - nodes.start,
-        receivers=batch.receivers[edges] - nodes.start,
-        edge_shifts=batch.edge_shifts[edges],
-        cell=batch.cell[graphs],
-        periodic=batch.periodic[graphs],
-        node_offsets=batch.node_offsets[ends] - nodes.start,
-        edge_offsets=batch.edge_offsets[ends] - edges.start,
-        nodes=cut(batch.nodes, nodes),
-        edges=cut(batch.edges, edges),
-        graphs=cut(batch.graphs, graphs),
-        masks=cut(batch.masks, graphs),
-        cache={},
-    )

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from hydragnn.datasets import StoreWriter, open_store
-from hydragnn.graphs import Field, GraphBatch, direction_bins, multilevel_edges, relation_field
+from hydragnn.graphs import Field, GraphBatch, Topology, direction_bins, multilevel_edges, relation_field
 from hydragnn.scripts import face
 from hydragnn.scripts.recipes.raw import raw_arrays
 from hydragnn.scripts.recipes.simp import Array, Cantilever, Optimiser, first_density, random_density
@@ -84,8 +84,7 @@ def sample_as_graph(sample: Sample, mesh: Mesh) -> GraphBatch:
     labels = {"part": sample.part, "origin": sample.origin, "iteration": sample.iteration}
     return GraphBatch(
         positions=torch.zeros(nodes, 0, dtype=torch.float64),
-        senders=torch.from_numpy(mesh.senders),
-        receivers=torch.from_numpy(mesh.receivers),
+        topology=Topology.square(torch.from_numpy(mesh.senders), torch.from_numpy(mesh.receivers), nodes),
         edge_shifts=torch.zeros(edges, 0, dtype=torch.float64),
         cell=torch.zeros(1, 3, 3, dtype=torch.float64),
         periodic=torch.zeros(1, 3, dtype=torch.bool),

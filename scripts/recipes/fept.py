@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from hydragnn.datasets import StoreWriter, open_store
 from hydragnn.graphs import ATOMIC_NUMBERS_FIELD, Field, GraphBatch, from_ase, relation_field, with_shell_relations
 from hydragnn.graphs.relations import shell_radii
+from hydragnn.graphs.topology import Topology
 from hydragnn.scripts import face
 from hydragnn.scripts.recipes.raw import raw_arrays
 from hydragnn.scripts.recipes.table import Figure, show_figures
@@ -102,8 +103,7 @@ def cells_as_batch(cells: Cells, rows: slice, site: GraphBatch) -> GraphBatch:
     base = torch.arange(count).repeat_interleave(edges) * nodes
     return GraphBatch(
         positions=torch.zeros(count * nodes, 0, dtype=torch.float64),
-        senders=site.senders.repeat(count) + base,
-        receivers=site.receivers.repeat(count) + base,
+        topology=Topology.square(site.senders.repeat(count) + base, site.receivers.repeat(count) + base, count * nodes),
         edge_shifts=torch.zeros(count * edges, 0, dtype=torch.float64),
         cell=torch.zeros(count, 3, 3, dtype=torch.float64),
         periodic=torch.zeros(count, 3, dtype=torch.bool),
@@ -190,7 +190,7 @@ def _keyed(
     batch = open_store(store).read(graphs, ["atomic_numbers", "iron", field])
     content = batch["iron"].double()
     if field != "enthalpy":
-        content = content[batch.graph_of_node] + 1000.0 * (batch["atomic_numbers"] == 26).double()
+        content = content[batch.owner("node")] + 1000.0 * (batch["atomic_numbers"] == 26).double()
     return content.numpy(), batch[field].double().numpy()
 
 

@@ -97,10 +97,9 @@ def _kind_name(kinds: Field, value: int) -> str:
 
 def _present_rows(batch: GraphBatch, field: Field) -> NDArray[Any]:
     """All numbers of a field, flat, from the graphs that have it."""
-    present = batch.present(field.name)
-    owner = {"node": batch.graph_of_node, "edge": batch.graph_of_edge}.get(field.on)
-    rows = present if owner is None else present.index_select(0, owner)
-    return np.asarray(batch[field.name][rows].reshape(-1).numpy())
+    present = batch.present_items(field.name)
+    values = batch[field.name] if present is None else batch[field.name][present]
+    return np.asarray(values.reshape(-1).numpy())
 
 
 def _target(field: Field, read: Mapping[str, GraphBatch]) -> Target:

@@ -44,11 +44,9 @@ def _labelled(
 ) -> tuple[Tensor, Tensor, NDArray[np.int64]]:
     """Targets, predictions and graph numbers of the items that have a label, flat."""
     field = batch.fields[name]
-    present, owner = batch.present(name), np.arange(batch.num_graphs)
-    if field.on == "node":
-        present = present.index_select(0, batch.graph_of_node)
-        owner = batch.graph_of_node.numpy()
-    graph = np.repeat(numbers[owner[present.numpy()]], field.width)
+    owner = batch.owner(field.on)
+    present = batch.present(name).index_select(0, owner)
+    graph = np.repeat(numbers[owner[present].numpy()], field.width)
     return batch[name][present].reshape(-1), mean[present].reshape(-1), graph
 
 

@@ -59,7 +59,7 @@ def test_stores_of_version_1_hold_the_same_graphs(name: str) -> None:
     assert check_store(HERE / name) == []
     assert store.fingerprint == EXPECTED["fingerprint"]
     batch = store.read(range(12))
-    assert not batch.present("charge")[3] and batch.edges_per_graph[5] == 0
+    assert not batch.present("charge")[3] and batch.counts("edge")[5] == 0
     assert batch.periodic[1].tolist() == [True, False, False]
 
 

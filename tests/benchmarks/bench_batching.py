@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from hydragnn.datasets import MemoryStore, StoreWriter, load_into_memory, open_store
-from hydragnn.graphs import Field, GraphBatch
+from hydragnn.graphs import Field, GraphBatch, Topology
 
 FIELDS = (
     Field(name="atomic_numbers", on="node", classes=119, dtype="int64"),
@@ -47,8 +47,11 @@ def random_graphs(graphs: int, seed: int = 0) -> GraphBatch:
 
     return GraphBatch(
         positions=numbers(total, 3),
-        senders=torch.from_numpy(first + (rng.random(total_edges) * size).astype(np.int64)),
-        receivers=torch.from_numpy(np.sort(first + (rng.random(total_edges) * size).astype(np.int64))),
+        topology=Topology.square(
+            torch.from_numpy(first + (rng.random(total_edges) * size).astype(np.int64)),
+            torch.from_numpy(np.sort(first + (rng.random(total_edges) * size).astype(np.int64))),
+            total,
+        ),
         edge_shifts=numbers(total_edges, 3),
         cell=numbers(graphs, 3, 3),
         periodic=torch.ones(graphs, 3, dtype=torch.bool),
@@ -86,7 +89,7 @@ def check_equal(batch: GraphBatch, reference: object) -> None:
         "edge_shifts": batch.edge_shifts,
         "cell": batch.cell,
         "periodic": batch.periodic,
-        "batch": batch.graph_of_node,
+        "batch": batch.owner("node"),
         "ptr": batch.node_offsets,
         **{field.name: batch[field.name] for field in FIELDS},
     }

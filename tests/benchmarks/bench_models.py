@@ -19,8 +19,9 @@ from hydragnn.architectures.painn import PaiNNSettings
 from hydragnn.architectures.pna import PNASettings
 from hydragnn.architectures.relational import RelationalSettings
 from hydragnn.architectures.schnet import SchNetSettings
-from hydragnn.graphs.batch import GraphBatch, concatenate, to
+from hydragnn.graphs.batch import GraphBatch, concatenate
 from hydragnn.graphs.field import Field
+from hydragnn.graphs.topology import Topology
 from hydragnn.models import HeadSettings, build_model, degree_statistics
 
 Step = Callable[[], None]
@@ -69,8 +70,7 @@ def graph(
     names = {*nodes, *edges}
     return GraphBatch(
         positions=positions,
-        senders=senders,
-        receivers=receivers,
+        topology=Topology.square(senders, receivers, len(positions)),
         edge_shifts=torch.zeros(len(senders), positions.shape[1]),
         cell=torch.zeros(1, 3, 3),
         periodic=torch.zeros(1, 3, dtype=torch.bool),
@@ -111,7 +111,7 @@ def schnet_step(batch: GraphBatch) -> Step:
 
     def loss() -> Tensor:
         positions = batch.positions.clone().requires_grad_()
-        energy = model(batch.nodes["atomic_numbers"], positions, batch.graph_of_node)
+        energy = model(batch.nodes["atomic_numbers"], positions, batch.owner("node"))
         (gradient,) = torch.autograd.grad(energy.sum(), positions, create_graph=True)
         return energy.square().mean() + gradient.square().mean()
 
@@ -124,7 +124,7 @@ class TheirPNA(nn.Module):
     def __init__(self, batch: GraphBatch) -> None:
         super().__init__()
         aggregators, scalers = ["mean", "min", "max", "std"], ["identity", "amplification", "attenuation"]
-        histogram = torch.bincount(batch.receiver_offsets.diff())
+        histogram = torch.bincount(batch.topology.degrees)
         self.embed, self.edge_index = nn.Embedding(119, HIDDEN), torch.stack([batch.senders, batch.receivers])
         self.layers = nn.ModuleList(
             PNAConv(HIDDEN, HIDDEN, aggregators, scalers, histogram, edge_dim=RADIAL) for _ in range(LAYERS)
@@ -138,7 +138,7 @@ class TheirPNA(nn.Module):
         states = self.embed(batch.nodes["atomic_numbers"])
         for layer in self.layers:
             states = states + nn.functional.silu(layer(states, self.edge_index, features))
-        return global_add_pool(self.head(states), batch.graph_of_node, batch.num_graphs)
+        return global_add_pool(self.head(states), batch.owner("node"), batch.num_graphs)
 
 
 class TheirRelational(nn.Module):
@@ -185,8 +185,8 @@ def main() -> None:
     radial = {**common, "num_radial": RADIAL, "cutoff": CUTOFF}
     forces = HeadSettings(field="energy", pool="sum", forces="forces")
     energy, nodal = HeadSettings(field="energy", pool="sum"), HeadSettings(field="displacement")
-    molecules = to(concatenate([molecule(15, seed) for seed in range(8)]), dtype=torch.float32)
-    bulk = to(concatenate([molecule(60, seed) for seed in range(8)]), dtype=torch.float32)
+    molecules = concatenate([molecule(15, seed) for seed in range(8)]).to(dtype=torch.float32)
+    bulk = concatenate([molecule(60, seed) for seed in range(8)]).to(dtype=torch.float32)
     mesh = grid(64, hops=3)
     atoms = ["atomic_numbers"]
     rows: list[tuple[str, GraphBatch, Step, Step]] = []

@@ -28,7 +28,7 @@ from hydragnn.datasets import (
     open_store,
 )
 from hydragnn.errors import InputError
-from hydragnn.graphs import Field, GraphBatch, concatenate
+from hydragnn.graphs import Field, GraphBatch, Topology, concatenate
 
 STRUCTURE = ("positions", "senders", "receivers", "edge_shifts", "cell", "periodic", "node_offsets", "edge_offsets")
 
@@ -49,8 +49,11 @@ def a_graph(nodes: int, edges: int, dim: int, fields: Sequence[Field], seed: int
     flags = torch.tensor([[periodic, False, periodic and dim == 3]])
     return GraphBatch(
         positions=torch.from_numpy(rng.standard_normal((nodes, dim))),
-        senders=torch.from_numpy(rng.integers(0, nodes, edges)),
-        receivers=torch.from_numpy(np.sort(rng.integers(0, nodes, edges))),
+        topology=Topology.square(
+            torch.from_numpy(rng.integers(0, nodes, edges)),
+            torch.from_numpy(np.sort(rng.integers(0, nodes, edges))),
+            nodes,
+        ),
         edge_shifts=torch.from_numpy(rng.standard_normal((edges, dim)) * periodic + 0.0),
         cell=torch.from_numpy(np.eye(3)[None] * (5.0 + rng.random()) * periodic),
         periodic=flags,
@@ -173,7 +176,7 @@ class StoreContract:
             for name in STRUCTURE[:4]:
                 single = torch.cat([getattr(graphs[i], name) for i in indices])
                 if name in ("senders", "receivers"):
-                    single = single + found.node_offsets[:-1].index_select(0, found.graph_of_edge)
+                    single = single + found.node_offsets[:-1].index_select(0, found.owner("edge"))
                 assert torch.equal(getattr(found, name), single)
 
     def test_no_graphs_are_a_batch_without_graphs(self, case: Case) -> None:
@@ -184,8 +187,8 @@ class StoreContract:
 
     def test_sizes_are_known_without_payload(self, case: Case) -> None:
         store, everything, _ = case
-        assert store.sizes().nodes.tolist() == everything.nodes_per_graph.tolist()
-        assert store.sizes().edges.tolist() == everything.edges_per_graph.tolist()
+        assert store.sizes().nodes.tolist() == everything.counts("node").tolist()
+        assert store.sizes().edges.tolist() == everything.counts("edge").tolist()
 
     def test_columns_hold_one_field_of_consecutive_graphs(self, case: Case) -> None:
         store, everything, _ = case

@@ -57,7 +57,7 @@ def test_atoms_come_from_any_format_of_ase(name: str, tmp_path: Path) -> None:
     forces = np.concatenate([atoms.get_forces() for atoms in originals])
     np.testing.assert_allclose(found["forces"], forces, atol=1e-6)
     expected = from_ase(originals[3], 4.0)
-    assert found.edges_per_graph[3] == expected.num_edges
+    assert found.counts("edge")[3] == expected.num_edges
 
 
 def test_keys_scales_and_optional_fields_of_atoms(tmp_path: Path) -> None:
@@ -146,8 +146,8 @@ def test_flat_arrays_with_counts(tmp_path: Path) -> None:
     ]
     table = {"kind": "npz", "files": ["a.npz"], "nodes": "n", "positions": "xyz", "fields": fields}
     found = built(tmp_path, **table, edges="edge", edge_counts="m", undirected=True)
-    assert found.nodes_per_graph.tolist() == [2, 4, 3]
-    assert found.edges_per_graph.tolist() == [2, 6, 0]
+    assert found.counts("node").tolist() == [2, 4, 3]
+    assert found.counts("edge").tolist() == [2, 6, 0]
     np.testing.assert_array_equal(found.positions, arrays["xyz"])
     np.testing.assert_array_equal(found["gap"], arrays["y"][:, 4])
     received = {(int(s), int(r), float(w)) for s, r, w in zip(found.senders, found.receivers, found["weight"])}
@@ -167,7 +167,7 @@ def test_rectangular_arrays_with_shared_positions_and_edges_from_a_cutoff(tmp_pa
         periodic=True,
         fields=[{"name": "charge", "on": "node"}, {"name": "energy", "on": "graph"}],
     )
-    assert found.edges_per_graph.tolist() == [27 * 6, 27 * 6]
+    assert found.counts("edge").tolist() == [27 * 6, 27 * 6]
     assert found["charge"].tolist() == list(range(54))
     torch.testing.assert_close(edge_vectors(found).norm(dim=1), torch.ones(2 * 27 * 6, dtype=torch.float64))
 
@@ -181,7 +181,7 @@ def test_meshes_with_nodal_fields_and_a_table_of_labels(tmp_path: Path) -> None:
     fields = [{"name": "temperature", "on": "node", "key": "T"}, {"name": "energy", "on": "graph"}]
     found = built(tmp_path, kind="mesh", files=["*.vtu"], labels="labels.csv", fields=fields)
     assert found.dim == 2
-    assert found.edges_per_graph.tolist() == [10, 10, 10]
+    assert found.counts("edge").tolist() == [10, 10, 10]
     assert found["temperature"].tolist() == [0, 1, 2, 3, 1, 2, 3, 4, 2, 3, 4, 5]
     assert found["energy"].tolist() == [0.5, 1.5, 2.5]
 
@@ -205,7 +205,7 @@ def test_grain_tables(tmp_path: Path) -> None:
             {"name": "stiffness", "on": "graph", "role": "target"},
         ],
     )
-    assert found.nodes_per_graph.tolist() == [2, 3]
+    assert found.counts("node").tolist() == [2, 3]
     assert found["stiffness"].tolist() == [30.0, 70.0]
     torch.testing.assert_close(found["texture"][:, 0], torch.tensor([0.3, 0.5, 0.1, 0.2, 0.4]))
     contacts = {(int(s), int(r), float(a)) for s, r, a in zip(found.senders, found.receivers, found["area"])}

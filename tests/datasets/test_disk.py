@@ -209,8 +209,8 @@ def broken(graph: GraphBatch, what: str) -> GraphBatch:
         "NaN": replace(graph, nodes={**graph.nodes, "forces": forces}),
         "infinite position": replace(graph, positions=far),
         "class out of range": replace(graph, nodes={**graph.nodes, "atomic_numbers": odd}),
-        "edge out of range": replace(graph, senders=graph.senders + 90),
-        "unsorted": replace(graph, receivers=graph.receivers.flip(0)),
+        "edge out of range": replace(graph, topology=replace(graph.topology, senders=graph.senders + 90)),
+        "unsorted": replace(graph, topology=replace(graph.topology, receivers=graph.receivers.flip(0))),
         "wrong length": replace(graph, nodes={**graph.nodes, "forces": forces[:1]}),
         "wrong dtype": replace(graph, nodes={**graph.nodes, "forces": graph["forces"].double()}),
     }[what]

@@ -99,7 +99,7 @@ def test_references_take_off_what_composition_explains(store: MemoryStore) -> No
 def test_an_extensive_scale_is_per_node(store: MemoryStore) -> None:
     fitted = fit_normalisation(store, TRAIN, inputs=[], heads=[TargetRule(field="energy", extensive=True)])
     batch = store.read(TRAIN)
-    rms = (batch["energy"] / batch.nodes_per_graph).square().mean().sqrt()
+    rms = (batch["energy"] / batch.counts("node")).square().mean().sqrt()
     assert fitted.scales["energy"].mean == (0.0,)
     assert fitted.scales["energy"].std[0] == pytest.approx(float(rms), rel=1e-12)
 
@@ -153,7 +153,7 @@ def test_absent_labels_neither_count_nor_appear(graph: Callable[..., GraphBatch]
         found = fit_normalisation(store, np.arange(3), inputs=[], heads=[rule])
         assert found == fit_normalisation(present, np.arange(2), inputs=[], heads=[rule])
         values = normalise(store.read(range(3)), found)[rule.field]
-        owner = store.read(range(3)).graph_of_node if rule.field == "forces" else torch.arange(3)
+        owner = store.read(range(3)).owner("node" if rule.field == "forces" else "graph")
         assert not values[owner == 1].any()
 
 

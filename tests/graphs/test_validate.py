@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hydragnn.errors import InputError
-from hydragnn.graphs import Field, GraphBatch, concatenate, edge_vectors, graph_from_arrays, split, validate
+from hydragnn.graphs import Field, GraphBatch, Topology, concatenate, edge_vectors, graph_from_arrays, unbatch, validate
 
 MASS = Field(name="mass", on="node", unit="u")
 KIND = Field(name="kind", on="node", classes=3, dtype="int64")
@@ -161,16 +161,22 @@ def test_a_vector_has_as_many_components_as_space_has_dimensions():
 
 
 def broken(**changes: object) -> GraphBatch:
-    return replace(concatenate([triangle(), triangle()]), cache={}, **changes)
+    return replace(concatenate([triangle(), triangle()]), **changes)
 
 
 BROKEN = {
     "edge between graphs": (
-        lambda b: {"senders": torch.tensor([1, 2, 0, 0, 5, 3])},
+        lambda b: {"topology": replace(b.topology, senders=torch.tensor([1, 2, 0, 0, 5, 3]))},
         "graph 1, senders: node index -3",
     ),
-    "unsorted": (lambda b: {"senders": b.senders.flip(0), "receivers": b.receivers.flip(0)}, "out of range|not sorted"),
-    "swapped inside": (lambda b: {"receivers": torch.tensor([0, 2, 1, 3, 4, 5])}, "not sorted by receiver"),
+    "unsorted": (
+        lambda b: {"topology": Topology.square(b.senders.flip(0), b.receivers.flip(0), 6)},
+        "out of range|not sorted",
+    ),
+    "swapped inside": (
+        lambda b: {"topology": replace(b.topology, receivers=torch.tensor([0, 2, 1, 3, 4, 5]))},
+        "not sorted by receiver",
+    ),
     "empty graph": (
         lambda b: {"node_offsets": torch.tensor([0, 6, 6]), "edge_offsets": torch.tensor([0, 6, 6])},
         "graph 1 has no nodes",
@@ -192,7 +198,11 @@ BROKEN = {
     "undeclared": (lambda b: {"graphs": {**b.graphs, "gap": torch.zeros(2)}}, "tensor gap on graphs has no Field"),
     "missing": (lambda b: {"graphs": {}}, "field energy is declared but no tensor"),
     "mask without a field": (lambda b: {"masks": {"gap": torch.ones(2, dtype=torch.bool)}}, "mask gap"),
-    "int32 indices": (lambda b: {"senders": b.senders.int(), "receivers": b.receivers}, "senders: int32"),
+    "int32 indices": (lambda b: {"topology": replace(b.topology, senders=b.senders.int())}, "senders: int32"),
+    "topology of other nodes": (
+        lambda b: {"topology": Topology.square(b.senders, b.receivers, 7)},
+        "topology has 7 senders and 7 receivers for 6 nodes",
+    ),
     "NaN cell": (lambda b: {"cell": torch.full((2, 3, 3), torch.nan).double()}, "cell: nan"),
     "periodic without cell": (
         lambda b: {"periodic": torch.tensor([[False] * 3, [True] * 3])},
@@ -206,19 +216,19 @@ def test_a_damaged_batch_is_named(case):
     changes, message = BROKEN[case]
     batch = concatenate([triangle(), triangle()])
     with pytest.raises(InputError, match=message):
-        validate(replace(batch, cache={}, **changes(batch)))
+        validate(replace(batch, **changes(batch)))
 
 
 def test_nan_is_legal_where_the_mask_says_that_the_label_is_missing():
     batch = concatenate([triangle(), triangle()])
     energies = torch.tensor([1.0, torch.nan]).double()
-    masked = replace(batch, cache={}, graphs={"energy": energies}, masks={"energy": torch.tensor([True, False])})
+    masked = replace(batch, graphs={"energy": energies}, masks={"energy": torch.tensor([True, False])})
     assert validate(masked) is masked
 
 
 @unhurried
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=6))
-def test_split_and_concatenate_are_inverse(sizes):
+def test_unbatch_and_concatenate_are_inverse(sizes):
     generator = np.random.default_rng(sum(sizes))
     graphs = [
         graph_from_arrays(
@@ -231,7 +241,7 @@ def test_split_and_concatenate_are_inverse(sizes):
         for n in sizes
     ]
     batch = validate(concatenate(graphs))
-    for before, after in zip(graphs, split(batch)):
+    for before, after in zip(graphs, unbatch(batch)):
         assert torch.equal(before.positions, after.positions)
         assert torch.equal(before.senders, after.senders)
         assert torch.equal(edge_vectors(before), edge_vectors(after))
@@ -242,5 +252,5 @@ def test_a_field_that_only_some_graphs_have_gets_a_mask():
     plain = graph_from_arrays(np.eye(3), [], [])
     batch = concatenate([triangle(), plain])
     assert batch.present("energy").tolist() == [True, False]
-    assert "energy" not in split(batch)[1].fields
+    assert "energy" not in unbatch(batch)[1].fields
     assert validate(batch) is batch

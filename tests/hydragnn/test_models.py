@@ -13,6 +13,7 @@ from hydragnn.datasets import Normalisation, Scale
 from hydragnn.errors import InputError
 from hydragnn.graphs.batch import GraphBatch, concatenate
 from hydragnn.graphs.field import Field
+from hydragnn.graphs.topology import Topology
 from hydragnn.models import (
     GraphModel,
     GraphStatistics,
@@ -69,8 +70,7 @@ def chain(nodes: int, dim: int) -> GraphBatch:
     positions = torch.arange(nodes * dim, dtype=torch.float32).view(nodes, dim).sin()
     return GraphBatch(
         positions=positions,
-        senders=senders,
-        receivers=receivers,
+        topology=Topology.square(senders, receivers, len(positions)),
         edge_shifts=torch.zeros(len(pairs), dim),
         cell=torch.zeros(1, 3, 3),
         periodic=torch.zeros(1, 3, dtype=torch.bool),

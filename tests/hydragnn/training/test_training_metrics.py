@@ -50,7 +50,7 @@ def test_metrics_agree_with_scikit_learn_and_pass_over_missing_labels(store):
     for _, batch in Loader(store, split.train, BatchSettings(max_graphs=5), shuffle=False).epoch(0):
         values = predict(batch)
         for target in targets:
-            present = batch.present(target.name)[batch.graph_of_node]
+            present = batch.present(target.name)[batch.owner("node")]
             pairs[target.name][0].append(batch[target.name][present].reshape(-1, target.width))
             pairs[target.name][1].append(values[target.name][present].reshape(-1, target.width))
     for target in targets:
@@ -73,7 +73,7 @@ def test_extensive_fields_have_errors_per_node(store):
     errors = Errors([target])
     errors.add(target, torch.tensor([1.0, -2.0]), batch)
     found = errors.values(target_moments([target], batch))["energy"]
-    per_node = np.array([1.0, 2.0]) / batch.nodes_per_graph.numpy()
+    per_node = np.array([1.0, 2.0]) / batch.counts("node").numpy()
     assert found["mae"] == 1.5 and found["rmse"] == pytest.approx(math.sqrt(2.5))
     assert found["mae_per_node"] == pytest.approx(per_node.mean())
     assert found["rmse_per_node"] == pytest.approx(math.sqrt(np.square(per_node).mean()))
@@ -105,10 +105,10 @@ def test_the_trivial_predictor_is_the_best_constant_of_the_training_part(referen
     predict = trivial_predictor(store, data.split.train, data.targets, data.normalisation)
     batch = store.read(data.split.valid)
     assert predict(batch)["forces"].abs().max() == 0
-    energy, nodes = predict(batch)["energy"], batch.nodes_per_graph
+    energy, nodes = predict(batch)["energy"], batch.counts("node")
     if references:  # one value per species
         kinds = torch.stack(
-            [torch.bincount(batch.graph_of_node[batch["atomic_numbers"] == z], minlength=8) for z in (1, 8)]
+            [torch.bincount(batch.owner("node")[batch["atomic_numbers"] == z], minlength=8) for z in (1, 8)]
         )
         fitted = torch.linalg.lstsq(kinds.T.double(), energy.unsqueeze(1)).solution
         torch.testing.assert_close((kinds.T.double() @ fitted).squeeze(1), energy)
@@ -123,5 +123,5 @@ def test_normalisation_sees_the_training_part_only(store, make_config):
     config = make_config()
     data = prepare_data(config, store, Place(device=torch.device("cpu"), dtype=torch.float64), Ranks())
     charges = store.read(data.split.train, ["charge"])
-    present = charges.present("charge")[charges.graph_of_node]
+    present = charges.present("charge")[charges.owner("node")]
     assert data.normalisation.scales["charge"].mean[0] == pytest.approx(charges["charge"][present].mean().item())

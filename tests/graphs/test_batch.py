@@ -1,0 +1,198 @@
+"""A batch owns what follows from it: nothing derived outlives the edges, and any graphs can be taken out of it."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from hydragnn.errors import InputError
+from hydragnn.graphs import Field, GraphBatch, Topology, concatenate, edge_vectors, graph_from_arrays, unbatch, validate
+from hydragnn.graphs.topology import counted_offsets, searched_offsets
+from hydragnn.kernels import gather_multiply_sum, scatter_multiply_sum
+
+SIZES = (3, 1, 4, 2)
+FIELDS = [
+    Field(name="mass", on="node"),
+    Field(name="force", on="node", shape=(2,), parity="vector", role="target"),
+    Field(name="length", on="edge"),
+    Field(name="energy", on="graph", role="target", dtype="float64"),
+]
+
+
+def graph(nodes: int, seed: int = 0, *, labelled: bool = True) -> GraphBatch:
+    random = torch.Generator().manual_seed(seed)
+    edges = 2 * nodes - 1
+    return graph_from_arrays(
+        torch.randn(nodes, 2, generator=random, dtype=torch.float64),
+        torch.randint(nodes, (edges,), generator=random),
+        torch.randint(nodes, (edges,), generator=random),
+        fields=FIELDS if labelled else FIELDS[:-1],
+        nodes={"mass": torch.rand(nodes, generator=random), "force": torch.randn(nodes, 2, generator=random)},
+        edges={"length": torch.rand(edges, generator=random)},
+        graphs={"energy": torch.randn(1, generator=random, dtype=torch.float64)} if labelled else {},
+    )
+
+
+def mixed() -> GraphBatch:
+    """Four graphs, of which number 1 has no energy."""
+    return concatenate([graph(size, seed, labelled=seed != 1) for seed, size in enumerate(SIZES)])
+
+
+def assert_same(found: GraphBatch, expected: GraphBatch) -> None:
+    if len(expected):
+        validate(found)
+    for name in (
+        "positions",
+        "senders",
+        "receivers",
+        "edge_shifts",
+        "cell",
+        "periodic",
+        "node_offsets",
+        "edge_offsets",
+    ):
+        assert torch.equal(getattr(found, name), getattr(expected, name)), name
+    assert found.fields == expected.fields
+    for name in expected.fields:
+        assert torch.equal(found[name], expected[name]), name
+        assert torch.equal(found.present(name), expected.present(name)), name
+
+
+def test_sums_over_a_replaced_topology_are_sums_over_its_own_edges() -> None:
+    batch = mixed()
+    states = torch.arange(10.0).unsqueeze(1)
+    for sums in (gather_multiply_sum, scatter_multiply_sum):
+        sums(states, None, batch.topology)  # now everything derived from the old edges is there
+    edges = batch.topology
+    turned = replace(batch, topology=replace(edges, senders=edges.senders.flip(0)))
+    fewer = replace(batch, topology=replace(edges, senders=edges.senders[:5], receivers=edges.receivers[:5]))
+    for changed in (turned, fewer):
+        fresh = Topology.square(changed.senders.clone(), changed.receivers.clone(), 10)
+        for sums in (gather_multiply_sum, scatter_multiply_sum):
+            torch.testing.assert_close(sums(states, None, changed.topology), sums(states, None, fresh))
+
+
+def test_owners_and_counts_follow_replaced_offsets() -> None:
+    batch = mixed()
+    assert batch.owner("node").tolist() == [0, 0, 0, 1, 2, 2, 2, 2, 3, 3]
+    assert batch.counts("node").tolist() == list(SIZES)
+    assert batch.owner("node") is batch.owner("node")
+    other = replace(batch, node_offsets=torch.tensor([0, 1, 4, 8, 10]))
+    assert other.counts("node").tolist() == [1, 3, 4, 2]
+    assert other.owner("node").tolist() == [0, 1, 1, 1, 2, 2, 2, 2, 3, 3]
+    assert batch.owner("graph").tolist() == [0, 1, 2, 3]
+    assert batch.counts("graph").tolist() == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [[0], [1], [1, 2], [3, 0], [2, 2, 0], [0, 1, 2, 3], []],
+    ids=["first", "without energy", "run", "turned", "twice", "all", "none"],
+)
+def test_selected_graphs_are_those_graphs_in_that_order(numbers: list[int]) -> None:
+    batch = mixed()
+    selected = batch.select(numbers)
+    assert selected.counts("node").tolist() == [SIZES[number] for number in numbers]
+    assert_same(batch.select(torch.tensor(numbers, dtype=torch.int64)), selected)
+    for place, number in enumerate(numbers):
+        alone = graph(SIZES[number], number, labelled=number != 1)
+        (found,) = unbatch(selected.select([place]))
+        assert_same(found, alone)
+        assert torch.equal(edge_vectors(found), edge_vectors(alone))
+
+
+def test_consecutive_graphs_are_views() -> None:
+    batch = mixed()
+    part = batch.select(slice(1, 3))
+    for name in ("positions", "edge_shifts", "cell"):
+        assert getattr(part, name).untyped_storage().data_ptr() == getattr(batch, name).untyped_storage().data_ptr()
+    assert part["mass"].untyped_storage().data_ptr() == batch["mass"].untyped_storage().data_ptr()
+    assert batch.select(slice(None)) is batch
+
+
+def test_graphs_are_selected_by_a_tensor_of_flags() -> None:
+    batch = mixed()
+    assert_same(batch.select(batch.present("energy")), batch.select([0, 2, 3]))
+    with pytest.raises(InputError, match="flags for 4 graphs"):
+        batch.select(torch.tensor([True]))
+
+
+@pytest.mark.parametrize("numbers", [[4], [-1], [0, 7]])
+def test_a_graph_that_there_is_not_cannot_be_selected(numbers: list[int]) -> None:
+    with pytest.raises(InputError, match="of a batch of 4; use 0 to 3"):
+        mixed().select(numbers)
+
+
+def test_fields_are_replaced_added_and_dropped_with_their_tensors_and_masks() -> None:
+    batch = mixed()
+    volume = Field(name="volume", on="graph")
+    changed = batch.with_fields(
+        {"mass": batch["mass"] * 2, "volume": torch.ones(4)}, fields=[volume], drop=["length", "energy"]
+    )
+    assert set(changed.fields) == {"mass", "force", "volume"}
+    assert torch.equal(changed["mass"], batch["mass"] * 2)
+    assert torch.equal(changed["force"], batch["force"])
+    assert not changed.edges and not changed.masks
+    assert changed.fields["volume"] == volume and changed.present("volume").all()
+    assert torch.equal(batch.with_fields({"energy": batch["energy"] + 1}).present("energy"), batch.present("energy"))
+    moved = batch.with_fields({"energy": torch.ones(10)}, fields=[Field(name="energy", on="node")])
+    assert "energy" not in moved.graphs and moved.present("energy").all()
+    validate(moved)
+
+
+def test_fields_that_cannot_be_are_refused() -> None:
+    batch = mixed()
+    with pytest.raises(InputError, match="values of volume, which is no field of the batch"):
+        batch.with_fields({"volume": torch.ones(4)})
+    with pytest.raises(InputError, match="field volume is declared but has no tensor"):
+        batch.with_fields(fields=[Field(name="volume", on="graph")])
+    with pytest.raises(InputError, match=r"field force: shape \(10, 3\) is not \(10, 2\)"):
+        batch.with_fields({"force": torch.ones(10, 3)})
+    with pytest.raises(InputError, match="the batch has no field gap"):
+        batch.with_fields(drop=["gap"])
+
+
+def test_items_of_graphs_without_a_label_are_absent() -> None:
+    batch = mixed().with_fields(masks={"force": torch.tensor([True, False, True, False])})
+    present = batch.present_items("force")
+    assert present is not None and present.tolist() == [True] * 3 + [False] + [True] * 4 + [False] * 2
+    assert torch.equal(batch.present_items("energy"), batch.present("energy"))
+    assert batch.present_items("mass") is None
+
+
+def test_a_batch_in_another_dtype_keeps_its_topology_and_what_it_knows() -> None:
+    batch = mixed()
+    order, owner = batch.topology.by_sender, batch.owner("node")
+    cast = batch.to(dtype=torch.float32)
+    assert cast.positions.dtype == torch.float32 and cast["energy"].dtype == torch.float32
+    assert cast.topology.by_sender is order and cast.owner("node") is owner
+
+
+def test_everything_is_made_on_the_device_of_the_batch() -> None:
+    """On the device ``meta``, where tensors have no values, as on a GPU."""
+    batch = mixed()
+    assert batch.topology.row_offsets.device.type == batch.owner("edge").device.type == "cpu"
+    moved = batch.to("meta")
+    meta = torch.device("meta")
+    assert moved.device == meta
+    edges = moved.topology
+    derived = [edges.row_offsets, edges.degrees, edges.by_sender, edges.column_offsets, edges.receivers_by_sender]
+    derived += [edges.edge_numbers, moved.present("mass"), moved.present("energy")]
+    derived += [made(place) for made in (moved.owner, moved.counts) for place in ("node", "edge", "graph")]
+    assert all(tensor.device == meta for tensor in derived)
+    joined = concatenate([moved, graph(2).with_fields(drop=["energy", "mass"]).to("meta")])
+    assert all(joined[name].device == joined.present(name).device == meta for name in joined.fields)
+
+
+@pytest.mark.parametrize("index", [[], [0], [2, 2], [0, 0, 1, 3, 3, 3]], ids=str)
+def test_row_offsets_are_the_same_counted_and_searched(index: list[int]) -> None:
+    expected = [sum(entry < row for entry in index) for row in range(6)]
+    for offsets in (counted_offsets, searched_offsets):
+        assert offsets(torch.tensor(index, dtype=torch.int64), 5).tolist() == expected
+
+
+def test_a_batch_says_on_one_line_what_it_is() -> None:
+    assert repr(mixed()) == (
+        "GraphBatch(4 graphs, 10 nodes, 16 edges, dim 2; mass (node), force (node), length (edge), "
+        "energy (graph, masked); cpu)"
+    )
