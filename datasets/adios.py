@@ -1,5 +1,6 @@
 """Parts of a store as ADIOS2 BP5 directories: one step per block, one variable per flat array."""
 
+import os
 from bisect import bisect_left, bisect_right
 from itertools import accumulate
 from pathlib import Path
@@ -11,6 +12,12 @@ import numpy as np
 from hydragnn.datasets.arrays import Array
 from hydragnn.datasets.manifest import PartInfo
 from hydragnn.errors import InputError
+
+os.environ["ADIOS2_PLUGIN_PATH"] = os.devnull
+"""A file can say that its numbers were packed by a plugin, and ADIOS2 would load that library from wherever the file says.
+
+The library looks for plugins below this path only, and below a file there is nothing. Our stores need none.
+"""
 
 UNWRITABLE = "ADIOS2 could not write (is the disk full?)"  # its own message is an escape-coded log line without errno
 

@@ -74,12 +74,25 @@ class Hdf5PartReader:
     def fill(self, name: str, out: Array, start: int) -> None:
         """Put the rows from ``start`` on into ``out``; rows after the last stored one stay as they are."""
         try:
-            data = self._file[name]
+            data = self._dataset(name)
             rows = min(len(out), len(data) - start)
             if rows > 0:
                 data.read_direct(out[:rows], np.s_[start : start + rows])
         except (OSError, KeyError, TypeError) as error:
             raise InputError(f"{self._path}: {name} cannot be read ({error}); copy the store again") from error
+
+    def _dataset(self, name: str) -> Any:
+        """An array that lies in this very file; InputError where it is a link, or numbers of another file."""
+        parts = name.split("/")
+        paths = ["/".join(parts[: end + 1]) for end in range(len(parts))]
+        plain = all(isinstance(self._file.get(path, getlink=True), h5py.HardLink) for path in paths)
+        data = self._file[name] if plain else None
+        if not isinstance(data, h5py.Dataset) or data.is_virtual or data.external:
+            raise InputError(
+                f"{self._path}: {name} is not an array of this file but a link to something else, which is not followed; "
+                "ask whoever made the store for the data themselves"
+            )
+        return data
 
     def close(self) -> None:
         """Let go of the file."""

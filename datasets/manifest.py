@@ -113,6 +113,8 @@ def part_from_json(table: dict[str, Any]) -> PartInfo:
     """The part that ``asdict`` wrote; KeyError and TypeError where it is damaged."""
     blocks = [(int(graphs), int(nodes), int(edges)) for graphs, nodes, edges in table["blocks"]]
     files = {name: FileSeal(bytes=int(seal["bytes"]), blake2b=seal["blake2b"]) for name, seal in table["files"].items()}
+    if any(Path(name).name != name for name in (table["name"], *files)):
+        raise ValueError(f"part {table['name']} lies outside the store")
     return PartInfo(**{**table, "blocks": blocks, "files": files})
 
 

@@ -22,6 +22,7 @@ from hydragnn.hpo.scheduling.events import Ending
 from hydragnn.hpo.scheduling.scheduler import State
 from hydragnn.hpo.settings import CampaignSettings
 from hydragnn.hpo.space import space_of
+from hydragnn.runs.checkpoint import is_pickled
 
 ENDINGS: dict[Ending, str] = {
     "finished": "all trials done",
@@ -77,11 +78,13 @@ def run_search(
     workers: int | None = None,
     launcher: Launcher | None = None,
     on_event: OnEvent | None = None,
+    on_note: Callable[[str], None] | None = None,
 ) -> CampaignResult:
     """Search in folder ``out`` until the budget is spent, or continue there; returns early on SIGINT, SIGTERM and SIGUSR1.
 
     InputError for anything wrong with the settings, for a folder in use, and where every trial fails. With ``resume``, a
-    folder without a campaign is begun, and one whose campaign is complete gives its result.
+    folder without a campaign is begun, and one whose campaign is complete gives its result. ``on_note`` is called with what
+    the user should know before anything starts.
     """
     space = space_of(settings.search.space, settings.source)
     check_campaign(settings, space)
@@ -96,10 +99,25 @@ def run_search(
         stack.callback(places.close)
         write_settings(settings, enqueued, out)
         controller = Controller(settings, space, out, journal, places, enqueued, on_event)
+        if on_note is not None and (anew := trials_begun_anew(controller.state, out)):
+            on_note(
+                f"checkpoints of earlier versions are pickles, which can run foreign code and are not read any more: trial(s) "
+                f"{', '.join(map(str, anew))} will begin anew when they go on; to keep their epochs, stop now and resume with the "
+                "version that began the campaign"
+            )
         with signals(controller.stop):
             state = controller.run(plan)
             stack.close()  # with signals heard, so that a second Ctrl-C does not cut it short
         return result_of(state, out, settings.source, controller.seconds())
+
+
+def trials_begun_anew(state: State, out: Path) -> list[int]:
+    """Return the trials that can go on and whose checkpoints are of the version that is not read any more."""
+    return [
+        number
+        for number, trial in sorted(state.trials.items())
+        if trial.status in ("waiting", "running", "paused") and is_pickled(trial_folder(out, number) / "checkpoints")
+    ]
 
 
 def result_of(state: State, out: Path, source: str, seconds: float) -> CampaignResult:

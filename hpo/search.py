@@ -1,7 +1,9 @@
 """The search as the command line and the Python face call it: a table in, a shown campaign, a result out."""
 
+import sys
 from collections.abc import Mapping
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,4 +28,5 @@ def run_campaign(
     """
     settings = campaign_settings(table, source)
     with nullcontext() if quiet else CampaignView(out) as view:
-        return run_search(settings, out, resume=resume, workers=workers, on_event=view)
+        note = None if quiet else partial(print, file=sys.stderr, flush=True)
+        return run_search(settings, out, resume=resume, workers=workers, on_event=view, on_note=note)

@@ -66,7 +66,10 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(f"{path} does not exist; check the path") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # not JSON, not text, numbers of thousands of digits, nested without end
         raise InputError(f"{path} is not valid JSON ({error}); it was cut off or belongs to another program") from error
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error

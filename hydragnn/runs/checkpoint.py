@@ -1,34 +1,61 @@
-"""Checkpoints: complete or absent, made with torch.distributed.checkpoint, readable by any number of ranks.
+"""Checkpoints: complete or absent, safetensors and JSON, readable by any number of ranks.
 
-``checkpoints/<epoch>-<step>/`` holds the tensors (one file per writing rank and DCP's own index) and ``state.json``;
-``checkpoints/latest.json`` points to the newest. A checkpoint is written under another name, flushed and renamed.
+``checkpoints/<epoch>-<step>/`` holds the tensors in safetensors files and ``state.json``, which says everything else: the
+position, the curves, whose checkpoint it is, which file holds what, and the checksum of every file and of itself.
+``checkpoints/latest.json`` points to the newest. A checkpoint is written under another name, flushed and renamed. Reading
+one runs no code, whoever made it.
 """
 
+import hashlib
 import json
+import re
 import shutil
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import pydantic
 import torch
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.api import CheckpointException
 
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.errors import InputError
 from hydragnn.files import flush_directory, read_json, write_json
 from hydragnn.runs.attempt import Attempt, Fenced
+from hydragnn.runs.tensor_files import Count, TensorFiles, TensorIndex, write_tensors
+from hydragnn.settings import Settings
 from hydragnn.training.state import TrainState
 
-VERSION = 1
+VERSION = 2
+PICKLED = 1
+"""The version whose index is a pickle, which runs what its writer wants; never read."""
 KEPT = 2
 """Checkpoints that stay; the weights of the best epoch are inside each."""
+TENSORS = "tensors.safetensors"
+
+
+class SavedState(Settings):
+    """What ``state.json`` says beside its version and checksum."""
+
+    epoch: Count
+    step: Count
+    steps: Count
+    curves: dict[str, list[float | None]]
+    layout: list[tuple[str, list[Count], Count]]
+    """Name, shape and place of every parameter in the flat vectors."""
+    identity: dict[str, str]
+    """Whose state it is: hashes of configuration and data."""
+    ranks: Annotated[int, pydantic.Field(strict=True, ge=1)]
+    index: TensorIndex
+
+    @pydantic.model_validator(mode="after")
+    def _curves_have_one_value_per_epoch(self) -> "SavedState":
+        if any(len(curve) != self.epoch for curve in self.curves.values()):
+            raise ValueError(f"a curve does not have {self.epoch} values")
+        return self
 
 
 def save_checkpoint(folder: Path, state: TrainState, ranks: Ranks, identity: dict[str, Any], attempt: Attempt) -> Path:
-    """Write the state as the newest checkpoint of ``folder``; all ranks call it together, rank 0 gives it its name.
+    """Write the state as the newest checkpoint of ``folder``; all ranks call it together, rank 0 writes.
 
     ``identity`` says whose state it is (hashes of configuration and data). InputError where the disk is full or refuses;
     the checkpoint before stays the newest then. Fenced where a later attempt owns the run.
@@ -38,36 +65,45 @@ def save_checkpoint(folder: Path, state: TrainState, ranks: Ranks, identity: dic
     target, temporary = folder / name, folder / f".{name}.{attempt.name}.tmp"
     if target == latest_checkpoint(folder):  # resumed from it and not moved since
         return target
-    try:
-        _write(temporary, state, ranks, identity)
-        if ranks.first:
+    totals = ranks.gather(state.totals)
+    problem: Exception | None = None
+    if ranks.first:
+        try:
+            _write(temporary, state, totals, identity)
             _put_in_place(temporary, target, attempt)
-    except Fenced:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    except (OSError, CheckpointException) as error:
-        if ranks.first:
+        except (Fenced, InputError, OSError) as error:
             shutil.rmtree(temporary, ignore_errors=True)
-        why = _cause(error) if isinstance(error, CheckpointException) else error.strerror or str(error)
+            problem = error
+    failed = bool(ranks.sum_in_place(torch.tensor(float(problem is not None), device=totals.device)))
+    if isinstance(problem, OSError):
         raise InputError(
-            f"cannot write a checkpoint into {folder}: {why}; free space there and resume the run"
-        ) from error
-    ranks.wait()
+            f"cannot write a checkpoint into {folder}: {problem.strerror or problem}; free space there and resume the run"
+        ) from problem
+    if problem:
+        raise problem
+    if failed:
+        attempt.check()
+        raise InputError(f"the first rank cannot write a checkpoint into {folder}; free space there and resume the run")
     return target
 
 
-def _write(folder: Path, state: TrainState, ranks: Ranks, identity: dict[str, Any]) -> None:
+def _write(folder: Path, state: TrainState, totals: torch.Tensor, identity: dict[str, Any]) -> None:
     """Write tensors and ``state.json`` into a new folder, flushed to disk."""
-    totals = ranks.gather(state.totals)
-    if ranks.first:
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-    ranks.wait()
-    with _quietly():
-        dcp.save({**state.tensors(), "totals": totals}, checkpoint_id=folder, no_dist=ranks.size == 1)
-    if ranks.first:
-        write_json(folder / "state.json", {**_described(state), **identity, "ranks": ranks.size})
-        flush_directory(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    saved = SavedState(
+        epoch=state.epoch,
+        step=state.step,
+        steps=state.steps,
+        curves=state.curves,
+        layout=state.weights.layout,
+        identity=identity,
+        ranks=len(totals),
+        index=write_tensors(folder, TENSORS, {**state.tensors(), "totals": totals}),
+    )
+    content = {"version": VERSION, **saved.to_json()}
+    write_json(folder / "state.json", {**content, "checksum": _checksum(content)})
+    flush_directory(folder)
 
 
 def _put_in_place(temporary: Path, target: Path, attempt: Attempt) -> None:
@@ -87,9 +123,10 @@ def latest_checkpoint(folder: Path) -> Path | None:
     if not pointer.exists():
         return None
     value = read_json(pointer)
-    if not isinstance(value, dict) or not isinstance(value.get("checkpoint"), str):
+    name = value.get("checkpoint") if isinstance(value, dict) else None
+    if not isinstance(name, str) or not re.fullmatch(r"\d{6,}-\d{6,}", name):
         raise InputError(f"{pointer} is damaged; write the name of a complete folder in {folder} into it")
-    path = folder / value["checkpoint"]
+    path = folder / name
     if not (path / "state.json").is_file():
         raise InputError(f"{pointer} points to {path.name}, which is gone; copy it back or start the run anew")
     return path
@@ -98,53 +135,80 @@ def latest_checkpoint(folder: Path) -> Path | None:
 def load_checkpoint(path: Path, state: TrainState, ranks: Ranks, identity: dict[str, Any]) -> None:
     """Put the state of a checkpoint into ``state``, whatever the number of ranks that wrote it.
 
-    InputError where it belongs to another configuration or other data, was made by a newer version, or is damaged.
+    InputError where it belongs to another configuration or other data, was made by another version, or is damaged.
     """
-    described = read_json(path / "state.json")
-    _check(path, described, state, identity)
-    writers = int(described["ranks"])
-    totals = torch.zeros(writers, *state.totals.shape, dtype=torch.float64)
-    try:
-        with _quietly():
-            dcp.load({**state.tensors(), "totals": totals}, checkpoint_id=path, no_dist=ranks.size == 1)
-    except CheckpointException as error:
-        raise InputError(f"checkpoint {path} cannot be read ({_cause(error)}); resume from another copy") from error
-    state.epoch, state.step, state.steps = described["epoch"], described["step"], described["steps"]
-    state.curves = {name: list(values) for name, values in described["curves"].items()}
-    if writers == ranks.size:
+    saved = _read_saved(path)
+    _check(path, saved, state, identity)
+    files = TensorFiles(path, saved.index)
+    for name, value in state.tensors().items():
+        value.copy_(files.read(name, tuple(value.shape), value.dtype))
+    totals = files.read("totals", (saved.ranks, *state.totals.shape), torch.float64)
+    if saved.ranks == ranks.size:
         state.totals.copy_(totals[ranks.rank])
     elif ranks.first:
         state.totals.copy_(totals.sum(0))
+    state.epoch, state.step, state.steps = saved.epoch, saved.step, saved.steps
+    state.curves = {name: list(values) for name, values in saved.curves.items()}
 
 
-def _described(state: TrainState) -> dict[str, Any]:
-    return {
-        "version": VERSION,
-        "epoch": state.epoch,
-        "step": state.step,
-        "steps": state.steps,
-        "curves": state.curves,
-        "layout": [list(entry) for entry in state.weights.layout],
-        "tensors": sorted(state.tensors()),
-    }
+def set_aside_pickled(folder: Path, attempt: Attempt) -> Path | None:
+    """Rename a ``folder`` of checkpoints that are pickles, unread, so that its run begins anew; gives the new place.
+
+    None where there is nothing of the kind. Fenced where a later attempt owns the run.
+    """
+    if not is_pickled(folder):
+        return None
+    attempt.check()
+    places = (folder.with_name(f"{folder.name}.pickled-{number}") for number in count(1))
+    place = next(path for path in places if not path.exists())
+    folder.rename(place)
+    return place
 
 
-def _check(path: Path, described: Any, state: TrainState, identity: dict[str, Any]) -> None:
-    try:
-        version, layout = described["version"], described["layout"]
-    except (TypeError, KeyError) as error:
-        raise InputError(f"{path / 'state.json'} is damaged ({error!r}); resume from another copy") from error
+def is_pickled(folder: Path) -> bool:
+    """Whether the newest checkpoint in ``folder`` is of the version that holds a pickle; only the pointer is read."""
+    pointer = folder / "latest.json"
+    value = read_json(pointer) if pointer.exists() else None
+    return isinstance(value, dict) and value.get("version") == PICKLED
+
+
+def _read_saved(path: Path) -> SavedState:
+    """What ``state.json`` says; InputError where it is damaged or of another version."""
+    file = path / "state.json"
+    content = read_json(file)
+    if not isinstance(content, dict) or not isinstance(version := content.pop("version", None), int):
+        raise InputError(f"{file} is damaged (it has no version); resume from another copy")
+    if version <= PICKLED:
+        run = path.parent.parent
+        raise InputError(
+            f"checkpoint {path} was made by an earlier version of the program, as a pickle, which can run foreign code and "
+            f"is not read any more; the model of the best epoch stays usable (hydragnn predict {run} ...); to train on, begin "
+            "a new run in another folder, or resume this one with the version that began it"
+        )
     if version > VERSION:
         raise InputError(
             f"checkpoint {path} has version {version}, this program reads up to {VERSION}; update the program"
         )
+    checksum = content.pop("checksum", None)
+    if checksum != _checksum({"version": version, **content}):
+        raise InputError(f"{file} is damaged (its checksum is another); resume from another copy")
+    return SavedState.parse(content, str(file))
+
+
+def _checksum(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _check(path: Path, saved: SavedState, state: TrainState, identity: dict[str, Any]) -> None:
+    """InputError where the checkpoint is of another run or another model."""
     for name, value in identity.items():
-        if described.get(name) != value:
+        if saved.identity.get(name) != value:
             raise InputError(
-                f"checkpoint {path} belongs to another {name.removesuffix('_hash')} ({described.get(name)}, now {value}); "
+                f"checkpoint {path} belongs to another {name.removesuffix('_hash')} ({saved.identity.get(name)}, now {value}); "
                 "resume with what the run began with, or start a new run in another folder"
             )
-    if layout != json.loads(json.dumps(state.weights.layout)) or described["tensors"] != sorted(state.tensors()):
+    layout = [(name, list(shape), start) for name, shape, start in state.weights.layout]
+    if saved.layout != layout or set(saved.index.tensors) != {*state.tensors(), "totals"}:
         raise InputError(f"checkpoint {path} holds another model; it was written by a different version of the program")
 
 
@@ -157,17 +221,3 @@ def _remove_old(folder: Path, keep: str, attempt: Attempt) -> None:
     attempt.check()  # after looking, so that nothing that a later attempt writes can be among them
     for path in [*later, *earlier[: len(earlier) - KEPT + 1], *unfinished]:
         shutil.rmtree(path, ignore_errors=True)
-
-
-def _cause(error: CheckpointException) -> str:
-    """The first rank's own error."""
-    first = next(iter(error.failures.values()), (error,))[0]
-    return getattr(first, "strerror", None) or (str(first) or type(first).__name__).splitlines()[0]
-
-
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """Without the warning that one process is not distributed, which is what we ask for."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        yield

@@ -22,6 +22,7 @@ from hydragnn.errors import InputError, Interrupted
 from hydragnn.files import read_json
 from hydragnn.record import Failure, RunRecord, read_record, write_record
 from hydragnn.runs.attempt import Attempt, Fenced
+from hydragnn.runs.checkpoint import set_aside_pickled
 from hydragnn.runs.failures import failure_of
 from hydragnn.runs.progress import console_progress
 from hydragnn.runs.session import train
@@ -60,6 +61,7 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
 def _train(options: argparse.Namespace, attempt: Attempt) -> int:
     folder: Path = options.folder
     check_ranks(options.ranks)
+    begin_anew_after_pickle(attempt)
     record = train(
         RunConfig.parse(read_json(folder / "config.json"), str(folder / "config.json")),
         folder,
@@ -72,6 +74,20 @@ def _train(options: argparse.Namespace, attempt: Attempt) -> int:
         store=copied_store(attempt),
     )
     return FAILED if record.status == "failed" else 0
+
+
+def begin_anew_after_pickle(attempt: Attempt) -> None:
+    """Set aside checkpoints that are not read any more, where attempts are counted: a campaign goes on without its owner."""
+    if attempt.number is None or this_launch().rank:
+        return
+    place = set_aside_pickled(attempt.folder / "checkpoints", attempt)
+    if place is not None:
+        print(
+            f"the checkpoints were made by an earlier version, as pickles, which can run foreign code and are not read any "
+            f"more; they are in {place.name} now, and training begins anew",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def copied_store(attempt: Attempt) -> GraphStore | None:

@@ -12,11 +12,13 @@ import torch
 from numpy.testing import assert_allclose
 
 import hydragnn
-from hydragnn.config import read_config
+from hydragnn.config import RunConfig, read_config
 from hydragnn.datasets import check_store, open_store
+from hydragnn.errors import InputError
 from hydragnn.hpo import campaign_history, read_campaign
 from hydragnn.models import load_model
 from hydragnn.record import read_record
+from hydragnn.runs import train
 
 HERE = Path(__file__).resolve().parent
 EXPECTED = json.loads((HERE / "expected-v1.json").read_text())
@@ -145,6 +147,35 @@ def test_an_ensemble_is_made_of_a_campaign_of_version_1_as_it_was_then(
     for key, expected in predictions["ensemble"].items():
         field, quantity = key.split("/")
         assert_allclose(said[field][quantity], expected, **CLOSE, err_msg=key)
+
+
+@pytest.mark.parametrize("name", ["run-v1", "interrupted-run-v1"])
+def test_a_run_of_version_1_is_not_resumed_because_its_checkpoints_are_pickles(name: str, tmp_path: Path) -> None:
+    run = tmp_path / name
+    shutil.copytree(HERE / name, run)
+    config = RunConfig.parse(json.loads((run / "config.json").read_text()))
+    sentence = r"as a pickle, .* is not read any more; .*\(hydragnn predict .*new run in another folder"
+    with pytest.raises(InputError, match=sentence):
+        train(config, run, resume=True, store=open_store(STORE))
+
+
+def test_a_campaign_of_version_1_goes_on_and_the_trial_with_a_pickled_checkpoint_begins_anew(
+    campaign: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(HERE / "campaign-v1.toml", tmp_path)
+    (tmp_path / "graphs-v1.h5").symlink_to(STORE)
+    for path in campaign.rglob("*.json"):
+        path.write_text(path.read_text().replace(str(STORE), str(tmp_path / "graphs-v1.h5")))
+    found = hydragnn.search(tmp_path / "campaign-v1.toml", campaign, resume=True, workers=1)
+    assert found["ending"] == "all trials done" and found["failed"] == 2  # those two had diverged before
+    assert "trial(s) 8 will begin anew when they go on" in capfd.readouterr().err
+    trial = campaign / "trials" / "0008"
+    assert "they are in checkpoints.pickled-1 now, and training begins anew" in (trial / "log.txt").read_text()
+    assert (trial / "checkpoints.pickled-1" / "000001-000001" / ".metadata").exists()
+    assert (
+        read_record(trial).epochs in (2, 4)
+        and len(read_record(trial).curves["valid/loss"]) == read_record(trial).epochs
+    )
 
 
 @pytest.mark.parametrize("name", ["campaign-v1", "ensemble-v1", "run-v1", "interrupted-run-v1"])

@@ -14,13 +14,11 @@ import subprocess
 import sys
 import tempfile
 import time
-import warnings
 from pathlib import Path
 from typing import Any
 
 import psutil
-import torch
-import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file
 
 from hydragnn.files import write_json
 from hydragnn.record import read_record
@@ -96,11 +94,7 @@ def wake(stopped: Stopped, pause: float) -> None:
 def tensors(run: Path) -> dict[str, bytes]:
     """Everything in the newest checkpoint, and the exported model, as bytes."""
     newest = max(path for path in (run / "checkpoints").iterdir() if path.is_dir())
-    described = dcp.FileSystemReader(newest).read_metadata().state_dict_metadata
-    values = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in described.items()}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        dcp.load(values, checkpoint_id=newest, no_dist=True)
+    values = load_file(newest / "tensors.safetensors")
     found = {name: value.numpy().tobytes() for name, value in values.items()}
     return found | {"model": (run / "model" / "weights.safetensors").read_bytes()}
 

@@ -1,0 +1,190 @@
+"""Tensors in safetensors files, found through an index that says which file holds which slice of which tensor.
+
+One file written by one rank is the common case; a tensor may as well lie in pieces in several files. Nothing is allocated
+before the sizes in the index are those of the files, and nothing is used before every file has its checksum.
+"""
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+import pydantic
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from hydragnn.errors import InputError
+from hydragnn.settings import Settings
+
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+"""Types of numbers by their names in safetensors files."""
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+LARGEST_HEADER = 1 << 20
+"""Bytes of a file that may be other than numbers."""
+
+Count = Annotated[int, pydantic.Field(strict=True, ge=0)]
+FileName = Annotated[str, pydantic.StringConstraints(pattern=r"^[A-Za-z0-9_-]+\.safetensors$")]
+"""A file in the very folder of the index, never elsewhere."""
+
+
+class FileInfo(Settings):
+    """What one file has to be."""
+
+    bytes: Count
+    sha256: str
+
+
+class Piece(Settings):
+    """A slice of a tensor; in its file it has the tensor's name."""
+
+    file: FileName
+    start: tuple[Count, ...]
+    """First index along every axis."""
+    shape: tuple[Count, ...]
+
+
+class TensorInfo(Settings):
+    """A tensor as a whole, and where its pieces lie."""
+
+    dtype: Literal["F64", "F32", "F16", "BF16", "I64", "I32", "U8", "BOOL"]
+    shape: tuple[Count, ...]
+    pieces: tuple[Piece, ...]
+
+
+class TensorIndex(Settings):
+    """All files and all tensors in them."""
+
+    files: dict[FileName, FileInfo]
+    tensors: dict[str, TensorInfo]
+
+
+def write_tensors(folder: Path, file_name: str, tensors: Mapping[str, Tensor]) -> TensorIndex:
+    """Write whole tensors into one new file of ``folder``, flushed to disk; gives their index. OSError where the disk refuses.
+
+    One tensor after the other is copied to the host, so that no second copy of all is ever in memory.
+    """
+    ordered = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # so that all are aligned
+    header, end = {}, 0
+    for name in ordered:
+        value = tensors[name]
+        begin, end = end, end + value.numel() * value.element_size()
+        header[name] = {"dtype": NAMES[value.dtype], "shape": list(value.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    checksum = hashlib.sha256()
+    with (folder / file_name).open("wb") as file:
+        for part in (len(text).to_bytes(8, "little"), text):
+            checksum.update(part)
+            file.write(part)
+        for name in ordered:
+            numbers = tensors[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+            checksum.update(numbers)
+            file.write(numbers)
+        file.flush()
+        os.fsync(file.fileno())
+    return TensorIndex(
+        files={file_name: FileInfo(bytes=8 + len(text) + end, sha256=checksum.hexdigest())},
+        tensors={
+            name: TensorInfo(
+                dtype=NAMES[value.dtype],
+                shape=tuple(value.shape),
+                pieces=(Piece(file=file_name, start=(0,) * value.dim(), shape=tuple(value.shape)),),
+            )
+            for name, value in tensors.items()
+        },
+    )
+
+
+class TensorFiles:
+    """Reads tensors through their index, whoever wrote it."""
+
+    def __init__(self, folder: Path, index: TensorIndex) -> None:
+        """Check sizes, then checksums, of all files; InputError, naming the file, where one is not what was written."""
+        self.folder, self.index = folder, index
+        for name, entry in index.tensors.items():
+            self._check_pieces(name, entry)
+        for file, info in index.files.items():
+            self._check_file(file, info)
+
+    def read(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """A tensor, put together from its pieces; InputError unless it is there with this shape and dtype."""
+        entry = self.index.tensors.get(name)
+        if entry is None or (entry.shape, DTYPES[entry.dtype]) != (shape, dtype):
+            found = "absent" if entry is None else f"{entry.dtype} {list(entry.shape)}"
+            raise InputError(
+                f"{self.folder}: tensor {name} is {found}, not {NAMES[dtype]} {list(shape)}; it was written by a different "
+                "version of the program"
+            )
+        whole = torch.empty(shape, dtype=dtype)
+        for piece in entry.pieces:
+            whole[_slices(piece)] = self._piece(name, piece, dtype)
+        return whole
+
+    def _piece(self, name: str, piece: Piece, dtype: torch.dtype) -> Tensor:
+        path = self.folder / piece.file
+        try:
+            with safe_open(path, framework="pt") as file:
+                values: Tensor = file.get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise InputError(f"{path} cannot be read ({error}); use another copy") from error
+        if (tuple(values.shape), values.dtype) != (piece.shape, dtype):
+            raise InputError(f"{path}: tensor {name} is not what the index says; use another copy")
+        return values
+
+    def _check_pieces(self, name: str, entry: TensorInfo) -> None:
+        """InputError unless the pieces lie inside the tensor, side by side, and fill it."""
+        inside = all(
+            len(piece.start) == len(piece.shape) == len(entry.shape)
+            and all(start + size <= limit for start, size, limit in zip(piece.start, piece.shape, entry.shape))
+            for piece in entry.pieces
+        )
+        sizes = [math.prod(piece.shape) for piece in entry.pieces]
+        apart = all(
+            any(
+                one.start[axis] + one.shape[axis] <= other.start[axis]
+                or other.start[axis] + other.shape[axis] <= one.start[axis]
+                for axis in range(len(entry.shape))
+            )
+            for number, one in enumerate(entry.pieces)
+            for other in entry.pieces[:number]
+            if inside and math.prod(one.shape) and math.prod(other.shape)
+        )
+        files = {piece.file for piece in entry.pieces}
+        if not inside or not apart or sum(sizes) != math.prod(entry.shape) or not files <= set(self.index.files):
+            raise InputError(f"{self.folder}: the pieces of tensor {name} do not make it up; use another copy")
+
+    def _check_file(self, file: str, info: FileInfo) -> None:
+        path = self.folder / file
+        numbers = sum(
+            math.prod(piece.shape) * DTYPES[entry.dtype].itemsize
+            for entry in self.index.tensors.values()
+            for piece in entry.pieces
+            if piece.file == file
+        )
+        try:
+            size = path.stat().st_size
+            if size != info.bytes or not numbers <= size <= numbers + LARGEST_HEADER:
+                raise InputError(f"{path} has {size} bytes, not the {info.bytes} that were written; use another copy")
+            with path.open("rb") as opened:
+                found = hashlib.file_digest(opened, "sha256").hexdigest()
+        except OSError as error:
+            raise InputError(f"{path} cannot be read ({error.strerror or error}); use another copy") from error
+        if found != info.sha256:
+            raise InputError(f"{path} is damaged: its checksum is not that of what was written; use another copy")
+
+
+def _slices(piece: Piece) -> tuple[slice, ...]:
+    return tuple(slice(start, start + size) for start, size in zip(piece.start, piece.shape))

@@ -1,0 +1,141 @@
+"""Stores from strangers: nothing outside the store is read, and nothing inside it runs."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from hydragnn.datasets import StoreWriter, check_store, open_store
+from hydragnn.errors import InputError
+from hydragnn.graphs import Field, graph_from_arrays
+
+FIELDS = (Field(name="size", on="node"),)
+ARRAY = "positions"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    path = tmp_path / "given.h5"
+    with StoreWriter(path, FIELDS, dim=3) as writer:
+        for _ in range(3):
+            writer.write(graph_from_arrays(np.eye(3), [0, 1], [1, 2], fields=FIELDS, nodes={"size": np.ones(3)}))
+    return path
+
+
+def external(file: h5py.File, secret: Path) -> None:
+    file[ARRAY] = h5py.ExternalLink(str(secret), "numbers")
+
+
+def virtual(file: h5py.File, secret: Path) -> None:
+    layout = h5py.VirtualLayout(shape=(9, 3), dtype="f8")
+    layout[:] = h5py.VirtualSource(str(secret), "numbers", shape=(9, 3))
+    file.create_virtual_dataset(ARRAY, layout)
+
+
+def raw(file: h5py.File, secret: Path) -> None:
+    file.create_dataset(ARRAY, (9, 3), "f8", external=[(str(secret), 0, h5py.h5f.UNLIMITED)])
+
+
+def soft(file: h5py.File, secret: Path) -> None:
+    file[ARRAY] = h5py.SoftLink("/elsewhere")
+
+
+@pytest.mark.parametrize("link", [external, virtual, raw, soft])
+def test_a_store_does_not_read_other_files_of_whoever_opens_it(
+    link: Callable[[h5py.File, Path], None], store: Path, tmp_path: Path
+) -> None:
+    secret = tmp_path / "secret.h5"
+    with h5py.File(secret, "w") as file:
+        file["numbers"] = np.full((9, 3), 42.0)
+    (part,) = store.glob("part-*.h5")
+    with h5py.File(part, "r+") as file:
+        del file[ARRAY]
+        link(file, secret)
+    resealed(store, part)
+    with pytest.raises(InputError, match=f"{ARRAY} is not an array of this file but a link to something else"):
+        open_store(store).read([0])
+    assert check_store(store)
+
+
+def resealed(store: Path, part: Path) -> None:
+    """Let the manifest say the size that the part has now."""
+    manifest = json.loads((store / "manifest.json").read_text())
+    manifest["parts"][0]["files"][part.name]["bytes"] = part.stat().st_size
+    (store / "manifest.json").write_text(json.dumps(manifest))
+
+
+def test_parts_outside_the_store_are_refused(store: Path) -> None:
+    manifest = json.loads((store / "manifest.json").read_text())
+    manifest["parts"][0]["name"] = "../other.h5/part-00000.h5"
+    (store / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(InputError, match="lies outside the store"):
+        open_store(store)
+
+
+LIBRARY = """
+#include <stdio.h>
+static long any_call(void) { return 64; }
+static void *methods[64], *object[512];
+__attribute__((constructor)) static void loaded(void) {
+    FILE *file = fopen(MARKER, "w");
+    if (file) fclose(file);
+    for (int k = 0; k < 64; k++) methods[k] = (void *)any_call;
+    object[0] = methods;
+}
+void *OperatorCreate(void *settings) { return object; }
+void OperatorDestroy(void *operator) {}
+"""
+WRITER = """
+import sys, adios2, numpy
+adios = adios2.Adios()
+io = adios.declare_io("write")
+io.set_engine("BP5")
+plugin = adios.define_operator("packed", "plugin", {"PluginName": "any", "PluginLibrary": sys.argv[2]})
+stream = adios2.Stream(io, sys.argv[1], "w")
+stream.begin_step()
+values = numpy.ones((9, 3))
+variable = io.define_variable("positions", values, [9, 3], [0, 0], [9, 3])
+variable.add_operation(plugin, {})
+stream.engine.put(variable, values)
+stream.end_step()
+stream.close()
+"""
+READER = """
+import json, sys
+from pathlib import Path
+import numpy as np
+from hydragnn.datasets.adios import AdiosPartReader
+from hydragnn.datasets.manifest import PartInfo
+from hydragnn.errors import InputError
+part = PartInfo(name="p", graphs=3, nodes=9, edges=6, blocks=[(3, 9, 6)], stored={}, masked=[], files={})
+try:
+    AdiosPartReader(Path(sys.argv[1]), part, {"positions": 1}).fill("positions", np.zeros((9, 3)), 0)
+except InputError as error:
+    print("refused:", error)
+"""
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler to make a plugin with; install one")
+def test_an_adios2_file_loads_no_library(tmp_path: Path, root: Path) -> None:
+    """ADIOS2 loads the plugin that a file names, by an absolute path or beside the file, before it unpacks a number."""
+    marker, part = tmp_path / "loaded", tmp_path / "part.bp"
+    (tmp_path / "plugin.c").write_text(LIBRARY)
+    library = ["cc", "-shared", "-fPIC", f'-DMARKER="{marker}"', "-o", "plugin.so", "plugin.c"]
+    subprocess.run(library, check=True, cwd=tmp_path)
+    environment = {name: value for name, value in os.environ.items() if name != "ADIOS2_PLUGIN_PATH"}
+    environment["PYTHONPATH"] = str(root)
+    written = [sys.executable, "-c", WRITER, str(part), str(tmp_path / "plugin")]
+    subprocess.run(written, check=True, env=environment)
+    assert marker.exists()  # the library works
+    marker.unlink()
+    read = [sys.executable, "-c", READER, str(part)]
+    done = subprocess.run(read, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0 and "refused: " in done.stdout, done.stderr
+    assert not marker.exists()

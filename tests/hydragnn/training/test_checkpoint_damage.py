@@ -1,0 +1,173 @@
+"""A checkpoint is what was written or it is refused; whoever made it, reading it runs no code."""
+
+import hashlib
+import json
+import pickle
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hydragnn.config import RunConfig
+from hydragnn.datasets import StoreWriter
+from hydragnn.errors import InputError
+from hydragnn.files import write_json
+from hydragnn.models import load_model
+from hydragnn.record import read_record
+from hydragnn.runs import train
+
+
+@pytest.fixture(scope="module")
+def begun(store, make_config, tmp_path_factory):
+    """A run of one epoch, and its configuration."""
+    config, run = make_config(), tmp_path_factory.mktemp("begun") / "run"
+    train(config, run, store=store, until=1)
+    return config, run
+
+
+def copied(begun, tmp_path: Path) -> tuple[RunConfig, Path, Path]:
+    """The configuration, a copy of the run, and the newest checkpoint in it."""
+    config, run = begun
+    shutil.copytree(run, tmp_path / "run")
+    return config, tmp_path / "run", tmp_path / "run" / "checkpoints" / "000001-000000"
+
+
+def rewritten(checkpoint: Path, **changes: Any) -> None:
+    """Change members of ``state.json`` and give it the checksum that fits, as someone would who means harm."""
+    content = json.loads((checkpoint / "state.json").read_text()) | changes
+    content.pop("checksum")
+    content["checksum"] = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    (checkpoint / "state.json").write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("name", ["state.json", "tensors.safetensors"])
+def test_a_flipped_bit_anywhere_in_a_checkpoint_is_refused_with_a_sentence(name, begun, store, tmp_path):
+    config, run, checkpoint = copied(begun, tmp_path)
+    sound, generator = (checkpoint / name).read_bytes(), random.Random(3)
+    for place in [0, 7, 8, len(sound) - 1, *generator.choices(range(len(sound)), k=6)]:
+        damaged = bytearray(sound)
+        damaged[place] ^= 1 << generator.randrange(8)
+        if json_value(bytes(damaged)) == json_value(sound):  # a blank that became another blank
+            continue
+        (checkpoint / name).write_bytes(damaged)
+        with pytest.raises(
+            InputError, match=rf"{name}.*(damaged|is not valid JSON|unknown key|missing key|has no version)"
+        ):
+            train(config, run, store=store, resume=True)
+    (checkpoint / name).write_bytes(sound)
+    assert train(config, run, store=store, resume=True).status == "finished"
+
+
+def json_value(content: bytes) -> Any:
+    try:
+        return json.loads(content)
+    except ValueError:
+        return content
+
+
+HUGE = 10**15
+DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "pointer": (lambda c: (c.parent / "latest.json").write_text('{"checkpoint": 3}'), "latest.json is damaged"),
+    "pointer to elsewhere": (
+        lambda c: (c.parent / "latest.json").write_text('{"checkpoint": "../../other"}'),
+        "latest.json is damaged",
+    ),
+    "empty state": (lambda c: (c / "state.json").write_text("{}"), "state.json is damaged"),
+    "nested state": (lambda c: (c / "state.json").write_text("[" * 100_000), "state.json is not valid JSON"),
+    "endless number": (lambda c: (c / "state.json").write_text("9" * 10_000), "state.json is not valid JSON"),
+    "empty tensors": (lambda c: (c / "tensors.safetensors").write_bytes(b""), "has 0 bytes, not the"),
+    "no tensors": (lambda c: (c / "tensors.safetensors").unlink(), "cannot be read"),
+    "newer": (lambda c: rewritten(c, version=99), "has version 99, this program reads up to 2; update"),
+    "other model": (lambda c: rewritten(c, layout=[]), "holds another model"),
+    "ranks beyond all memory": (lambda c: rewritten(c, ranks=HUGE), "tensor totals is F64"),
+    "no ranks": (lambda c: rewritten(c, ranks=0), "ranks: .* greater than or equal to 1"),
+    "curves of another length": (lambda c: rewritten(c, epoch=7), "a curve does not have 7 values"),
+    "a file elsewhere": (lambda c: with_index(c, file="../../secret.safetensors"), "String should match pattern"),
+    "a tensor beyond all memory": (lambda c: with_index(c, shape=[HUGE]), "bytes, not the .* that were written"),
+    "pieces with a hole": (lambda c: with_index(c, whole=[HUGE]), "pieces of tensor weights do not make it up"),
+}
+
+
+def with_index(
+    checkpoint: Path, file: str = "", shape: list[int] | None = None, whole: list[int] | None = None
+) -> None:
+    """Change what the index says of the tensor ``weights``."""
+    index = json.loads((checkpoint / "state.json").read_text())["index"]
+    tensor = index["tensors"]["weights"]
+    tensor["shape"] = whole or shape or tensor["shape"]
+    tensor["pieces"][0]["shape"] = shape or tensor["pieces"][0]["shape"]
+    tensor["pieces"][0]["file"] = file or tensor["pieces"][0]["file"]
+    rewritten(checkpoint, index=index)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_checkpoint_that_is_not_what_was_written_is_refused(damage, begun, store, tmp_path):
+    config, run, checkpoint = copied(begun, tmp_path)
+    change, message = DAMAGES[damage]
+    change(checkpoint)
+    with pytest.raises(InputError, match=message):
+        train(config, run, store=store, resume=True)
+
+
+def test_a_checkpoint_of_version_1_is_refused_unread_and_the_model_stays(begun, store, tmp_path):
+    config, run, _ = copied(begun, tmp_path)
+    touched = tmp_path / "touched"
+    with_pickles(run, touched)
+    before = bits_of_files(run / "checkpoints")
+    with pytest.raises(
+        InputError, match=r"as a pickle, .* is not read any more; .*hydragnn predict .*new run in another folder"
+    ):
+        train(config, run, store=store, resume=True)
+    assert not touched.exists() and bits_of_files(run / "checkpoints") == before
+    assert load_model(run / "model").targets
+
+
+def test_an_attempt_of_a_campaign_sets_pickled_checkpoints_aside_and_ends_with_the_bits_of_an_undisturbed_run(
+    store, make_config, environment, tmp_path
+):
+    """The trial costs its epochs once more, but the campaign goes on without anybody."""
+    with StoreWriter(tmp_path / "clusters.h5", store.fields(), dim=3) as writer:
+        writer.write(store.read(range(len(store))))
+    config, whole, run = make_config(data__store=str(tmp_path / "clusters.h5")), tmp_path / "whole", tmp_path / "cut"
+    train(config, whole)
+    train(config, run, until=1)
+    with_pickles(run, tmp_path / "touched")
+    write_json(run / "attempt.json", {"attempt": 3})
+    command = [sys.executable, "-m", "hydragnn.runs.run", str(run), "--attempt", "3"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "they are in checkpoints.pickled-1 now, and training begins anew" in done.stderr
+    assert (
+        not (tmp_path / "touched").exists() and (run / "checkpoints.pickled-1" / "000001-000000" / ".metadata").exists()
+    )
+    assert read_record(run).curves == read_record(whole).curves
+    for name in ("model/weights.safetensors", "checkpoints/000003-000000/tensors.safetensors"):
+        assert (run / name).read_bytes() == (whole / name).read_bytes()
+
+
+class Touching:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        return (open, (str(self.path), "w"))
+
+
+def with_pickles(run: Path, touched: Path) -> None:
+    """Make the newest checkpoint one of version 1, whose index is a pickle that makes the file ``touched``."""
+    (checkpoint,) = (path for path in (run / "checkpoints").iterdir() if path.is_dir())
+    (checkpoint / "tensors.safetensors").unlink()
+    (checkpoint / ".metadata").write_bytes(pickle.dumps(Touching(touched)))
+    write_json(checkpoint / "state.json", {"version": 1, "epoch": 1, "step": 0, "steps": 3, "ranks": 1})
+    write_json(checkpoint.parent / "latest.json", {"version": 1, "checkpoint": checkpoint.name})
+
+
+def bits_of_files(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

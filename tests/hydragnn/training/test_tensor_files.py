@@ -1,0 +1,79 @@
+"""Tensors in files with an index: whole ones in one file, and pieces of one tensor in several."""
+
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from hydragnn.errors import InputError
+from hydragnn.runs.tensor_files import FileInfo, Piece, TensorFiles, TensorIndex, TensorInfo, write_tensors
+
+TENSORS = {
+    "matrix": torch.arange(12, dtype=torch.float64).reshape(3, 4) / 7,
+    "single": torch.linspace(0, 1, 5),
+    "half": torch.linspace(0, 1, 3).bfloat16(),
+    "count": torch.tensor(7.0),
+    "nothing": torch.zeros(0, 3),
+    "transposed": torch.arange(6).reshape(2, 3).T,
+    "flags": torch.tensor([True, False]),
+}
+
+
+def test_any_program_that_knows_safetensors_reads_what_was_written(tmp_path: Path) -> None:
+    write_tensors(tmp_path, "all.safetensors", TENSORS)
+    found = load_file(tmp_path / "all.safetensors")
+    assert found.keys() == TENSORS.keys()
+    for name, value in TENSORS.items():
+        assert found[name].dtype == value.dtype and torch.equal(found[name], value)
+
+
+def test_what_was_written_comes_back_bit_for_bit_through_the_index_as_json(tmp_path: Path) -> None:
+    index = TensorIndex.parse(write_tensors(tmp_path, "all.safetensors", TENSORS).to_json())
+    files = TensorFiles(tmp_path, index)
+    for name, value in TENSORS.items():
+        found = files.read(name, tuple(value.shape), value.dtype)
+        assert found.dtype == value.dtype and torch.equal(found, value)
+    with pytest.raises(InputError, match=r"tensor matrix is F64 \[3, 4\], not F32 \[3, 4\]"):
+        files.read("matrix", (3, 4), torch.float32)
+
+
+def in_pieces(folder: Path, starts: list[tuple[int, int]]) -> TensorIndex:
+    """A 4 x 4 matrix as 2 x 2 pieces, each in a file that another program wrote."""
+    matrix, files, pieces = torch.arange(16.0).reshape(4, 4), {}, []
+    for number, (row, column) in enumerate(starts):
+        file = f"rank-{number}.safetensors"
+        save_file({"matrix": matrix[row : row + 2, column : column + 2].contiguous()}, folder / file)
+        content = (folder / file).read_bytes()
+        files[file] = FileInfo(bytes=len(content), sha256=sha256(content).hexdigest())
+        pieces.append(Piece(file=file, start=(row, column), shape=(2, 2)))
+    return TensorIndex(files=files, tensors={"matrix": TensorInfo(dtype="F32", shape=(4, 4), pieces=tuple(pieces))})
+
+
+def test_a_tensor_in_pieces_of_several_files_is_put_together(tmp_path: Path) -> None:
+    index = in_pieces(tmp_path, [(2, 2), (0, 0), (0, 2), (2, 0)])
+    found = TensorFiles(tmp_path, index).read("matrix", (4, 4), torch.float32)
+    assert torch.equal(found, torch.arange(16.0).reshape(4, 4))
+
+
+@pytest.mark.parametrize(
+    "starts",
+    [
+        pytest.param([(0, 0), (0, 2), (2, 0)], id="a hole"),
+        pytest.param([(0, 0), (0, 2), (2, 0), (2, 0)], id="one twice"),
+        pytest.param([(0, 0), (0, 1), (2, 0), (2, 2)], id="an overlap and a hole"),
+        pytest.param([(0, 0), (0, 2), (2, 0), (3, 2)], id="beyond the end"),
+    ],
+)
+def test_pieces_that_do_not_make_up_the_tensor_are_refused(starts: list[tuple[int, int]], tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="the pieces of tensor matrix do not make it up"):
+        TensorFiles(tmp_path, in_pieces(tmp_path, starts))
+
+
+def test_a_piece_that_is_not_what_the_index_says_is_refused(tmp_path: Path) -> None:
+    index = in_pieces(tmp_path, [(2, 2), (0, 0), (0, 2), (2, 0)])
+    other = write_tensors(tmp_path, "rank-1.safetensors", {"matrix": torch.zeros(4)})
+    files = TensorFiles(tmp_path, index.model_copy(update={"files": {**index.files, **other.files}}))
+    with pytest.raises(InputError, match=r"rank-1\.safetensors: tensor matrix is not what the index says"):
+        files.read("matrix", (4, 4), torch.float32)
