@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from hydragnn.distributed.ranks import host_name
+from hydragnn.distributed.launch import host_name
 from hydragnn.errors import InputError
 
 BEAT = 2.0

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from hydragnn.distributed.ranks import Launch, abandon
+from hydragnn.distributed.launch import Launch
+from hydragnn.distributed.leaving import abandon
 from hydragnn.ensemble.prediction.claims import Claims
 from hydragnn.ensemble.prediction.crew import FolderCrew, Table, checked, made_by
 from hydragnn.ensemble.prediction.queues import GROUP, Queue, queue_for

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from hydragnn.distributed.ranks import Launch, this_launch
+from hydragnn.distributed.launch import Launch, this_launch
 from hydragnn.ensemble.prediction.counting import joined_mpi
 from hydragnn.ensemble.prediction.crew import Alone, Crew, FolderCrew, Workshop, at_work
 

@@ -8,10 +8,12 @@ Prints ``healthy``, from rank 0 and only when all ranks of the node agree; what 
 import argparse
 import gc
 import os
+import shutil
+import socket
+import stat
 import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -60,18 +62,27 @@ def computation(device: torch.device) -> str:
 
 def collective(rank: int, ranks: int, meet: str) -> str:
     """What is wrong with a sum over the node's ranks; empty where nothing is."""
-    path = Path(tempfile.gettempdir()) / f"hydragnn-{meet}"
-    store = dist.FileStore(str(path), ranks)
+    place = Path(tempfile.gettempdir()) / f"hydragnn-{meet}-{os.geteuid()}"
+    place.mkdir(mode=0o700, exist_ok=True)
+    found = place.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        return f"{place} is open to others than this user, who could tell ranks where to connect; remove it"
+    os.environ["GLOO_SOCKET_IFNAME"] = loopback()  # ranks of one node: nobody else can connect
+    store = dist.FileStore(str(place / "store"), ranks)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=PATIENCE)
     values = torch.full((1024,), float(rank + 1))
     dist.all_reduce(values)
     dist.barrier()
     gc.collect()
     dist.destroy_process_group()
-    with suppress(OSError):
-        path.unlink(missing_ok=True)
+    shutil.rmtree(place, ignore_errors=True)
     total = ranks * (ranks + 1) / 2
     return "" if bool((values == total).all()) else f"a sum over {ranks} ranks is {float(values[0])}, not {total}"
+
+
+def loopback() -> str:
+    """The name of the loopback interface."""
+    return next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
 
 
 if __name__ == "__main__":

@@ -1,3 +1,5 @@
 """Distributed: who started this process, how its peers are found, and how all of them leave together."""
 
-from hydragnn.distributed.ranks import Launch, LaunchError, Ranks, joined_ranks, launch_from, leave, this_launch
+from hydragnn.distributed.launch import Launch, LaunchError, host_name, launch_from, this_launch
+from hydragnn.distributed.leaving import SECONDS_FOR_THE_FIRST, abandon, end_job, leave
+from hydragnn.distributed.ranks import Ranks, joined_ranks

@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from hydragnn.distributed.ranks import LaunchError, Ranks
+from hydragnn.distributed.launch import LaunchError
+from hydragnn.distributed.ranks import Ranks
 from hydragnn.errors import InputError, Interrupted
 from hydragnn.files import read_json, write_json
 from hydragnn.record import Failure

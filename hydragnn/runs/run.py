@@ -17,7 +17,8 @@ import torch
 
 from hydragnn.config import RunConfig
 from hydragnn.datasets import GraphStore, open_store
-from hydragnn.distributed.ranks import SECONDS_FOR_THE_FIRST, LaunchError, leave, this_launch
+from hydragnn.distributed.launch import LaunchError, this_launch
+from hydragnn.distributed.leaving import SECONDS_FOR_THE_FIRST, leave
 from hydragnn.errors import InputError, Interrupted
 from hydragnn.files import read_json
 from hydragnn.record import Failure, RunRecord, read_record, write_record

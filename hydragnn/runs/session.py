@@ -12,7 +12,8 @@ import torch
 from hydragnn.architectures import GraphStatistics, architecture_of
 from hydragnn.config import RunConfig
 from hydragnn.datasets import GraphStore
-from hydragnn.distributed.ranks import Ranks, host_name, joined_ranks
+from hydragnn.distributed.launch import host_name
+from hydragnn.distributed.ranks import Ranks, joined_ranks
 from hydragnn.errors import InputError, Interrupted
 from hydragnn.files import read_json, write_json
 from hydragnn.graphs.batch import GraphBatch

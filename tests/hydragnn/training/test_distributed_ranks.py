@@ -86,7 +86,7 @@ def test_ranks_that_mpi_does_not_see_are_refused_instead_of_training_copies(make
 def test_one_module_reads_the_environment(root):
     texts = {path.name: path.read_text() for path in (root / "hydragnn").rglob("*.py")}
     assert [name for name, text in texts.items() if "environ[" in text or "os.environ" in text or "getenv" in text] == [
-        "ranks.py"
+        "launch.py"
     ]
 
 

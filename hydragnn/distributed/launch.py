@@ -1,0 +1,119 @@
+"""Launch: who started this process, read from the environment.
+
+The only module that reads or writes the process environment: it describes the allocation.
+"""
+
+import hashlib
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from hydragnn.errors import InputError
+
+
+class LaunchError(InputError):
+    """Ranks were not started as they were asked for, or do not find each other."""
+
+
+_MPI_SIZES = {
+    "OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_RANK",
+    "PMI_SIZE": "PMI_RANK",
+    "PMIX_SIZE": "PMIX_RANK",
+    "PALS_SIZE": "PALS_RANKID",
+}
+_MPI_LOCAL_RANKS = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "PALS_LOCAL_RANKID", "SLURM_LOCALID")
+_SLURM_STEP = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
+_TORCHRUN_STEP = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
+_INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Launch:
+    """Who started this process, read from the environment."""
+
+    by: Literal["alone", "torchrun", "mpi", "slurm"]
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    step: str = ""
+    """The name of this start, the same on its ranks and fit for a file's name; empty where MPI tells the ranks."""
+    node: str = ""
+    """The name that the scheduler has for this node, which resolves to the job's interface; empty where it says none."""
+    interface: str = ""
+    """The network interface that the user wants gloo to use; empty where the choice is ours."""
+
+
+def launch_from(environment: Mapping[str, str]) -> Launch:
+    """Who started this process; torchrun wins over MPI, MPI over Slurm, because that is how they nest.
+
+    >>> launch_from({"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "1", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}).size
+    4
+    >>> launch_from({}).by
+    'alone'
+    """
+    node, interface = environment.get("SLURMD_NODENAME", ""), environment.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
+    if "WORLD_SIZE" in environment and "MASTER_ADDR" in environment and "RANK" in environment:
+        rank, start = int(environment["RANK"]), "\n".join(environment.get(name, "") for name in _TORCHRUN_STEP)
+        return Launch(
+            by="torchrun",
+            rank=rank,
+            size=int(environment["WORLD_SIZE"]),
+            local_rank=int(environment.get("LOCAL_RANK", rank)),
+            step=hashlib.sha256(start.encode()).hexdigest()[:16],
+            node=node,
+            interface=interface,
+        )
+    local = next((int(environment[name]) for name in _MPI_LOCAL_RANKS if name in environment), 0)
+    for count, number in _MPI_SIZES.items():
+        if int(environment.get(count, 1)) > 1:
+            rank, size = int(environment.get(number, 0)), int(environment[count])
+            return Launch(by="mpi", rank=rank, size=size, local_rank=local, node=node, interface=interface)
+    if int(environment.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
+        return Launch(
+            by="slurm",
+            rank=int(environment["SLURM_PROCID"]),
+            size=int(environment["SLURM_STEP_NUM_TASKS"]),
+            local_rank=local,
+            step=".".join(environment.get(name, "0") for name in _SLURM_STEP),
+            node=node,
+            interface=interface,
+        )
+    return Launch(by="alone")
+
+
+def this_launch() -> Launch:
+    """Who started this process."""
+    return launch_from(os.environ)
+
+
+def host_name() -> str:
+    """The name of this machine."""
+    return socket.gethostname()
+
+
+def machine_name() -> str:
+    """A name that processes share if and only if they run on one machine; nodes that were cloned differ in their boot."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        boot = ""
+    return f"{host_name()} {boot}".strip()
+
+
+@contextmanager
+def on_interfaces(gloo: str, nccl: str) -> Iterator[None]:
+    """For the length of the block, gloo and NCCL use these network interfaces; what the user set stays, "" changes nothing.
+
+    Environment variables are the one way that both libraries offer through ``torch.distributed``.
+    """
+    wanted = {name: value for name, value in zip(_INTERFACES, (gloo, nccl)) if value and not os.environ.get(name)}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name in wanted:
+            os.environ.pop(name, None)

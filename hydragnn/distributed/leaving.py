@@ -1,0 +1,56 @@
+"""Leaving: how the ranks of a run end together, also those that hang."""
+
+import atexit
+import os
+import sys
+import threading
+import time
+from typing import Any, NoReturn
+
+from hydragnn.distributed.launch import this_launch
+
+SECONDS_FOR_THE_FIRST = 5.0
+"""How long a failing rank stays, so that rank 0 can write down why before the launcher ends it."""
+
+SECONDS_TO_BE_READ = 1.0
+"""How long the launcher is given to pass on what was said; when a rank ends the job, it drops what it has not read."""
+
+_abandoned = threading.Event()
+
+
+def leave(code: int, seconds: float = SECONDS_FOR_THE_FIRST) -> NoReturn:
+    """End the process with ``code``; with several ranks past the interpreter's shutdown, which can abort under gloo.
+
+    A failing rank other than the first stays for so many ``seconds``.
+    """
+    mpi: Any = sys.modules.get("mpi4py.MPI")
+    lives, launch = mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized(), this_launch()
+    if launch.size == 1 and (not lives or mpi.COMM_WORLD.size == 1):
+        sys.exit(code)
+    if code and launch.rank:
+        time.sleep(seconds)
+    if lives and code == 0 and not _abandoned.is_set():
+        mpi.Finalize()
+    elif lives:
+        end_job(code)
+    _flush()
+    os._exit(code)
+
+
+def abandon() -> None:
+    """From now on this process does not wait for other ranks, which hang: its end, by ``leave`` or not, is that of the job."""
+    _abandoned.set()
+    atexit.register(lambda: end_job(1 if hasattr(sys, "last_value") else 0))
+
+
+def end_job(code: int) -> None:
+    """End all ranks of MPI with ``code``, after the launcher had time to pass on what this one said."""
+    _flush()
+    time.sleep(SECONDS_TO_BE_READ)
+    mpi: Any = sys.modules["mpi4py.MPI"]
+    mpi.COMM_WORLD.Abort(code)
+
+
+def _flush() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()

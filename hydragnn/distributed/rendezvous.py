@@ -1,0 +1,279 @@
+"""Rendezvous: how the ranks of one run find each other, and nobody else among them.
+
+Ranks of MPI tell each other by MPI. All others, also torchrun's, meet in a folder of their own inside the run's folder: it
+has mode 0700, and one that is a link, belongs to another user or is open to others is refused. Every rank leaves a fresh
+number there and takes only an invitation that repeats it, so that what a dead attempt left behind misleads nobody.
+
+On one node the store of ``torch.distributed`` is a file in a private temporary folder, and gloo and NCCL use the loopback: no
+other machine can connect at all, and no other user can read or write keys. On several nodes the first rank serves a store
+at the job's own address that answers only to those who know the secret of the run (``secret_store``). The connections of
+gloo and NCCL have no secret of their own: between nodes they trust the job's network, on one node the users of that node.
+"""
+
+import os
+import secrets
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from hydragnn.distributed.addresses import LOOPBACK, address_of_job, interface_of, route_to
+from hydragnn.distributed.launch import Launch, LaunchError, host_name, machine_name
+from hydragnn.distributed.secret_store import SecretStore, served_store
+from hydragnn.errors import InputError, MissingPackageError
+from hydragnn.files import read_json, write_json
+
+PATIENCE = timedelta(minutes=10)
+"""How long a rank waits for a silent peer; a peer that died is noticed at once."""
+
+CALL, INVITATION = "call.json", "invitation.json"
+_PAUSE = 0.05
+_NAMED = 8  # of many missing ranks
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Peer:
+    """A rank as it presents itself."""
+
+    host: str
+    machine: str
+    number: str = ""
+    """Fresh and random: an invitation that repeats it was written for this start."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Invitation:
+    """Where the store of a run is: a file on the node of all ranks, or an address with a secret."""
+
+    file: str = ""
+    address: str = LOOPBACK
+    port: int = 0
+    secret: str = ""
+
+    @classmethod
+    def parse(cls, value: Any, where: Path) -> "Invitation":
+        """The invitation in a JSON value; LaunchError where it is none."""
+        kinds = {"file": str, "address": str, "port": int, "secret": str}
+        if (
+            not isinstance(value, dict)
+            or value.keys() != kinds.keys()
+            or any(type(value[name]) is not kind for name, kind in kinds.items())
+            or not (value["file"] or (0 < value["port"] < 2**16 and len(value["secret"]) == 64))
+        ):
+            raise LaunchError(f"{where} is no invitation of the first rank; remove {where.parent} and start again")
+        return cls(**value)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Meeting:
+    """What a rank needs to join a process group: the launch as all ranks count it, the store, its network interfaces."""
+
+    launch: Launch
+    store: dist.Store
+    gloo: str
+    """The interface for gloo; empty where gloo's own choice, the address of the node's name, is right."""
+    nccl: str
+    """The interface for NCCL; empty where NCCL chooses, as on several nodes, whose fast network it knows best."""
+    place: Path | None = None
+    """The folder where ranks met by files."""
+
+    def clear(self) -> None:
+        """Remove what nobody needs once all ranks have joined the process group; called by rank 0, before the others go on."""
+        if self.place is not None:
+            shutil.rmtree(self.place, ignore_errors=True)
+
+
+@contextmanager
+def rendezvous(launch: Launch, folder: Path, patience: timedelta = PATIENCE) -> Iterator[Meeting]:
+    """Meet all ranks of the launch; the store lives as long as the block.
+
+    ``folder`` is seen by all nodes; ranks of MPI do not need it. LaunchError that says who did not come within
+    ``patience``, where the launcher's count and MPI's disagree, or where the meeting place is not this user's alone.
+    """
+    meet = _through_mpi if launch.by == "mpi" else _through_folder
+    with meet(launch, folder, patience) as (counted, invitation):
+        joined = _joined(counted, invitation, patience)
+        try:
+            yield joined if launch.by == "mpi" else replace(joined, place=meeting_place(launch, folder))
+        finally:
+            if isinstance(joined.store, SecretStore):
+                joined.store.close()
+
+
+def _joined(launch: Launch, invitation: Invitation, patience: timedelta) -> Meeting:
+    """Connect to the store of the invitation."""
+    if not invitation.file:
+        secret = bytes.fromhex(invitation.secret)
+        store = SecretStore(invitation.address, invitation.port, secret, patience)
+        own = invitation.address if launch.rank == 0 else route_to(invitation.address)
+        return Meeting(launch=launch, store=store, gloo=launch.interface or interface_of(own), nccl="")
+    place = Path(invitation.file)
+    if not place.parent.is_dir():
+        raise LaunchError(
+            f"rank {launch.rank} does not see {place.parent} of rank 0, though both run on {host_name()}; set TMPDIR to a "
+            "folder that all ranks of the node see"
+        )
+    check_private(place.parent)
+    loopback = interface_of(LOOPBACK)
+    return Meeting(launch=launch, store=dist.FileStore(str(place), launch.size), gloo=loopback, nccl=loopback)
+
+
+@contextmanager
+def _hosted(launch: Launch, peers: Sequence[Peer]) -> Iterator[Invitation]:
+    """The store that rank 0 keeps for its peers, for the length of the block."""
+    if len({peer.machine for peer in peers}) == 1:
+        place = Path(tempfile.mkdtemp(prefix="hydragnn-ranks-"))  # mode 0700
+        try:
+            yield Invitation(file=str(place / "store"))
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
+    else:
+        others = [peer.host for peer in peers if peer.machine != peers[0].machine]
+        address, secret = address_of_job(launch, others[:1]), secrets.token_bytes(32)
+        with served_store(address, secret, len(peers)) as port:
+            yield Invitation(address=address, port=port, secret=secret.hex())
+
+
+@contextmanager
+def _through_mpi(launch: Launch, folder: Path, patience: timedelta) -> Iterator[tuple[Launch, Invitation]]:
+    """Tell all ranks by MPI broadcasts."""
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise MissingPackageError("mpich", "mpi", f"starting {launch.size} ranks by mpirun ({error})") from error
+    world: Any = MPI.COMM_WORLD
+    if world.size != launch.size:
+        raise LaunchError(
+            f"the launcher started {launch.size} ranks, but MPI sees {world.size}: mpirun and the MPI library of mpi4py "
+            "differ; use the mpirun beside this Python, or srun --mpi=pmi2"
+        )
+    launch = replace(launch, rank=world.rank, size=world.size)
+    peers = world.allgather(Peer(host=launch.node or host_name(), machine=machine_name()))
+    if launch.rank:
+        told = world.bcast(None)
+        if isinstance(told, str):
+            raise LaunchError(told)
+        yield launch, told
+        return
+    told = ""
+    try:
+        with _hosted(launch, peers) as invitation:
+            told = world.bcast(invitation)
+            yield launch, invitation
+    except (InputError, OSError) as error:
+        if not told:  # the others are waiting to hear something
+            world.bcast(f"rank 0 cannot keep a store for its peers: {error}")
+        raise
+
+
+@contextmanager
+def _through_folder(launch: Launch, folder: Path, patience: timedelta) -> Iterator[tuple[Launch, Invitation]]:
+    """Tell all ranks by files in a folder that is this user's alone: rank 0 calls, the others answer, rank 0 invites."""
+    place = meeting_place(launch, folder)
+    _make_private(place)
+    deadline = time.monotonic() + patience.total_seconds()
+    own = Peer(host=launch.node or host_name(), machine=machine_name(), number=secrets.token_hex(16))
+    if launch.rank:
+        yield launch, _invitation(launch, place, own, deadline)
+        return
+    try:
+        write_json(place / CALL, {"number": own.number})
+        peers = _peers(launch, place, own, deadline)
+        with _hosted(launch, peers) as invitation:
+            write_json(place / INVITATION, {"to": [peer.number for peer in peers], "store": asdict(invitation)})
+            yield launch, invitation
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def meeting_place(launch: Launch, folder: Path) -> Path:
+    """Where ranks without MPI meet."""
+    return folder / f".ranks-{launch.step}"
+
+
+def _peers(launch: Launch, place: Path, own: Peer, deadline: float) -> tuple[Peer, ...]:
+    """All ranks, once each has answered this call; LaunchError that names who did not come."""
+    peers = {0: own}
+    while len(peers) < launch.size:
+        present = {path.name for path in place.iterdir()}
+        for rank in set(range(launch.size)) - peers.keys():
+            if _answer(rank) in present:
+                value = _table(place / _answer(rank), {"call", "host", "machine", "number"})
+                if value.pop("call") == own.number:
+                    peers[rank] = Peer(**value)
+        if time.monotonic() > deadline:
+            missing = sorted(set(range(launch.size)) - peers.keys())
+            named = ", ".join(map(str, missing[:_NAMED])) + (", ..." if len(missing) > _NAMED else "")
+            raise LaunchError(
+                f"{len(missing)} of {launch.size} ranks did not come to {place} (rank {named}); is {place.parent} on a file "
+                "system that all nodes share, and did the launcher start them all?"
+            )
+        time.sleep(_PAUSE)
+    return tuple(peers[rank] for rank in range(launch.size))
+
+
+def _invitation(launch: Launch, place: Path, own: Peer, deadline: float) -> Invitation:
+    """Answer every call of rank 0, until there is an invitation that repeats this rank's number."""
+    answered = ""
+    while True:
+        if not place.is_dir():
+            raise LaunchError(f"rank 0 gave up the meeting in {place}; what it says is why")
+        if (place / CALL).exists() and (call := str(_table(place / CALL, {"number"})["number"])) != answered:
+            write_json(place / _answer(launch.rank), {**asdict(own), "call": call})
+            answered = call
+        if (place / INVITATION).exists():
+            value = _table(place / INVITATION, {"to", "store"})
+            if isinstance(value["to"], list) and own.number in value["to"]:
+                return Invitation.parse(value["store"], place / INVITATION)
+        if time.monotonic() > deadline:
+            raise LaunchError(
+                f"rank {launch.rank} waited at {place} in vain for rank 0; is {place.parent} on a file system that all "
+                "nodes share?"
+            )
+        time.sleep(_PAUSE)
+
+
+def _answer(rank: int) -> str:
+    return f"rank-{rank}.json"
+
+
+def _table(path: Path, keys: set[str]) -> dict[str, Any]:
+    """What a file of the meeting says; LaunchError where it is not what a rank writes."""
+    try:
+        value = read_json(path)
+    except InputError as error:
+        raise LaunchError(str(error)) from error
+    if not isinstance(value, dict) or value.keys() != keys:
+        raise LaunchError(f"{path} was not written by a rank; remove {path.parent} and start again")
+    return value
+
+
+def _make_private(place: Path) -> None:
+    """Make a folder that only this user can enter; LaunchError where something else is there already."""
+    try:
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise LaunchError(
+            f"ranks cannot meet in {place}: {error.strerror or error}; remove it and start again"
+        ) from error
+    check_private(place)
+
+
+def check_private(place: Path) -> None:
+    """LaunchError unless this is a folder, no link, of this user, and closed to all others."""
+    found = place.lstat()
+    if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077:
+        return
+    raise LaunchError(
+        f"ranks do not meet in {place}, where others than this user could tell them where to connect (mode "
+        f"{stat.filemode(found.st_mode)}, owner {found.st_uid}); remove it and start again, and if the file system keeps no "
+        "modes, start the ranks by MPI"
+    )

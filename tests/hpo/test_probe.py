@@ -1,0 +1,33 @@
+"""The ranks of a probe meet on their own node, and nowhere that others can write."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROBE = Path(__file__).parents[2] / "hpo" / "launching" / "probe.py"
+
+
+def probes(folder: Path) -> list[tuple[int, str]]:
+    """Exit codes and what was printed by a probe of two ranks."""
+    environment = {**os.environ, "TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    command = [sys.executable, "-P", str(PROBE), "--ranks", "2", "--meet", "here", "--rank"]
+    pair = [subprocess.Popen([*command, str(rank)], env=environment, **pipes) for rank in range(2)]
+    return [(process.wait(120), process.communicate()[0]) for process in pair]
+
+
+def test_two_ranks_of_a_healthy_node_say_so_and_leave_nothing(tmp_path):
+    assert probes(tmp_path) == [(0, "healthy\n"), (0, "")]
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o750])
+def test_a_meeting_place_that_others_can_enter_is_refused(mode, tmp_path):
+    place = tmp_path / f"hydragnn-here-{os.geteuid()}"
+    place.mkdir()
+    place.chmod(mode)
+    assert [code for code, _ in (found := probes(tmp_path))] == [1, 1]
+    assert all("is open to others than this user" in text for _, text in found)

@@ -1,0 +1,231 @@
+"""Ranks meet their peers and nobody else, whatever lies in the folder and whoever knocks."""
+
+import json
+import os
+import socket
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from threading import Barrier
+
+import pytest
+import torch.distributed as dist
+
+from hydragnn.distributed.addresses import address_of_job, interface_of
+from hydragnn.distributed.launch import Launch, LaunchError, launch_from
+from hydragnn.distributed.rendezvous import Invitation, check_private, meeting_place, rendezvous
+from hydragnn.distributed.secret_store import STRANGERS, SecretStore, served_store
+
+PATIENCE = timedelta(seconds=20)
+SECRET = bytes(range(32))
+
+
+def rank_of_step(rank: int, size: int = 2) -> Launch:
+    """One rank of a job step without MPI."""
+    return Launch(by="slurm", rank=rank, size=size, step="7.0.0")
+
+
+def values_after_meeting(folder: Path, word: str) -> list[bytes]:
+    """Two ranks meet in the folder; rank 0 writes a word to the store that both read."""
+    together = Barrier(2)
+
+    def met(rank: int) -> bytes:
+        with rendezvous(rank_of_step(rank), folder, PATIENCE) as meeting:
+            if rank == 0:
+                meeting.store.set("word", word)
+            value = bytes(meeting.store.get("word"))
+            together.wait(20)
+            return value
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(met, range(2)))
+
+
+def test_two_runs_at_once_on_one_node_have_a_store_each(tmp_path):
+    with ThreadPoolExecutor(2) as pool:
+        runs = list(pool.map(lambda word: values_after_meeting(tmp_path / word, word), ["one", "other"]))
+    assert runs == [[b"one"] * 2, [b"other"] * 2]
+    assert not list(tmp_path.glob("*/.ranks-*"))
+
+
+def test_the_store_of_one_node_is_closed_to_other_users_and_gone_afterwards(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with rendezvous(rank_of_step(0, size=1), tmp_path / "run", PATIENCE):
+        (place,) = tmp_path.glob("hydragnn-ranks-*")
+        assert stat.S_IMODE(place.stat().st_mode) == 0o700
+        assert stat.S_IMODE(meeting_place(rank_of_step(0), tmp_path / "run").stat().st_mode) == 0o700
+    assert not list(tmp_path.glob("hydragnn-ranks-*"))
+
+
+def test_what_a_dead_attempt_left_misleads_nobody(tmp_path):
+    place = meeting_place(rank_of_step(0), tmp_path)
+    place.mkdir(mode=0o700)
+    peer = {"host": "gone", "machine": "gone", "number": "old"}
+    elsewhere = {"file": "", "address": "192.0.2.1", "port": 9, "secret": "0" * 64}
+    (place / "call.json").write_text(json.dumps({"number": "old"}))
+    (place / "rank-1.json").write_text(json.dumps({**peer, "call": "old"}))
+    (place / "invitation.json").write_text(json.dumps({"to": ["old", "old"], "store": elsewhere}))
+    assert values_after_meeting(tmp_path, "fresh") == [b"fresh", b"fresh"]
+
+
+def test_ranks_that_never_come_are_named(tmp_path):
+    with (
+        pytest.raises(LaunchError, match=r"2 of 3 ranks did not come to .* \(rank 1, 2\)"),
+        rendezvous(rank_of_step(0, size=3), tmp_path, timedelta(seconds=0.2)),
+    ):
+        pass
+
+
+def test_a_first_rank_that_never_comes_is_missed(tmp_path):
+    with (
+        pytest.raises(LaunchError, match=r"rank 1 waited at .* in vain for rank 0"),
+        rendezvous(rank_of_step(1), tmp_path, timedelta(seconds=0.2)),
+    ):
+        pass
+
+
+def planted_open(place: Path) -> None:
+    """A folder in which everybody may write."""
+    place.mkdir()
+    place.chmod(0o777)
+
+
+def planted_link(place: Path) -> None:
+    """A link to somewhere else."""
+    elsewhere = place.with_name("elsewhere")
+    elsewhere.mkdir(mode=0o700)
+    place.symlink_to(elsewhere)
+
+
+def planted_by_another_user(place: Path) -> None:
+    """A folder of somebody else."""
+    if os.geteuid():
+        pytest.skip("only root can make a folder of another user")
+    place.mkdir(mode=0o700)
+    os.chown(place, 12345, -1)
+
+
+@pytest.mark.parametrize("plant", [planted_open, planted_link, planted_by_another_user])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ranks_do_not_meet_where_others_could_tell_them_where_to_connect(plant, rank, tmp_path):
+    plant(meeting_place(rank_of_step(rank), tmp_path))
+    with (
+        pytest.raises(LaunchError, match="where others than this user could tell them where to connect"),
+        rendezvous(rank_of_step(rank), tmp_path, PATIENCE),
+    ):
+        pass
+
+
+def test_a_file_where_ranks_would_meet_is_refused(tmp_path):
+    meeting_place(rank_of_step(0), tmp_path).write_text("{}")
+    with pytest.raises(LaunchError, match="cannot meet in"), rendezvous(rank_of_step(0), tmp_path, PATIENCE):
+        pass
+    with pytest.raises(LaunchError, match="do not meet in"):
+        check_private(meeting_place(rank_of_step(0), tmp_path))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        None,
+        [],
+        {},
+        {"file": "", "address": "127.0.0.1", "port": 70000, "secret": "0" * 64},
+        {"file": "", "address": "127.0.0.1", "port": True, "secret": "0" * 64},
+        {"file": "", "address": "127.0.0.1", "port": 80, "secret": ""},
+        {"file": "", "address": "127.0.0.1", "port": 80, "secret": "0" * 64, "more": 1},
+    ],
+    ids=["null", "a list", "empty", "huge port", "port of another type", "no secret", "foreign key"],
+)
+def test_an_invitation_that_is_none_is_refused(wrong, tmp_path):
+    with pytest.raises(LaunchError, match="is no invitation of the first rank"):
+        Invitation.parse(wrong, tmp_path / "invitation.json")
+
+
+@pytest.mark.parametrize("text", ["not json", "[]", '{"host": 1}'])
+def test_a_damaged_answer_of_a_rank_is_named(text, tmp_path):
+    place = meeting_place(rank_of_step(0), tmp_path)
+    place.mkdir(mode=0o700)
+    (place / "rank-1.json").write_text(text)
+    with pytest.raises(LaunchError, match=r"rank-1\.json"), rendezvous(rank_of_step(0), tmp_path, PATIENCE):
+        pass
+
+
+def test_who_does_not_know_the_secret_neither_reads_nor_writes():
+    with served_store("127.0.0.1", SECRET, ranks=2) as port:
+        first = SecretStore("127.0.0.1", port, SECRET, PATIENCE)
+        first.set("address", b"here")
+        with pytest.raises(LaunchError, match="does not answer"):
+            SecretStore("127.0.0.1", port, bytes(32), timedelta(seconds=0.2))
+        with pytest.raises(dist.DistError):
+            stranger = dist.TCPStore("127.0.0.1", port, None, False, timeout=timedelta(seconds=2))
+            stranger.set("address", b"mine")
+            stranger.list_keys()
+        second = SecretStore("127.0.0.1", port, SECRET, PATIENCE)
+        assert second.get("address") == b"here" and second.num_keys() == 1
+        first.close()
+        second.close()
+
+
+def test_a_store_that_does_not_know_the_secret_is_not_believed():
+    with served_store("127.0.0.1", SECRET, ranks=1) as port, socket.create_server(("127.0.0.1", 0)) as impostor:
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(SecretStore, "127.0.0.1", impostor.getsockname()[1], SECRET, PATIENCE)
+            connection, _ = impostor.accept()
+            connection.sendall(bytes(32))
+            connection.recv(64)
+            connection.sendall(bytes(32))
+            with pytest.raises(LaunchError, match="is not the first rank of this run"):
+                waiting.result(20)
+            connection.close()
+        assert port
+
+
+def test_strangers_who_knock_with_garbage_or_say_nothing_keep_no_rank_out():
+    with served_store("127.0.0.1", SECRET, ranks=1) as port:
+        strangers = [socket.create_connection(("127.0.0.1", port)) for _ in range(STRANGERS + 20)]
+        for number, stranger in enumerate(strangers):
+            if number % 2:
+                stranger.sendall(b"\xff" * 4096)
+        honest = SecretStore("127.0.0.1", port, SECRET, PATIENCE)
+        honest.set("key", "value")
+        assert honest.get("key") == b"value"
+        honest.close()
+        for stranger in strangers:
+            stranger.close()
+
+
+def test_nobody_listens_once_all_ranks_are_connected():
+    with served_store("127.0.0.1", SECRET, ranks=1) as port:
+        only = SecretStore("127.0.0.1", port, SECRET, PATIENCE)
+        only.set("key", b"\x00\xff")
+        with pytest.raises(OSError):
+            socket.create_connection(("127.0.0.1", port), timeout=2).recv(1)
+        assert only.get("key") == b"\x00\xff"
+        only.close()
+
+
+def test_torch_finds_every_operation_of_a_store():
+    with served_store("127.0.0.1", SECRET, ranks=1) as port:
+        own = SecretStore("127.0.0.1", port, SECRET, timedelta(seconds=0.2))
+        store = dist.PrefixStore("group", own)  # its C++ calls come back into Python
+        store.set("word", "a")
+        store.append("word", "b")
+        assert store.get("word") == b"ab" == own.get("group/word")
+        assert (store.add("count", 2), store.add("count", 3), store.num_keys()) == (2, 5, 2)
+        assert store.compare_set("word", "ab", "c") == b"c" == store.compare_set("word", "ab", "d")
+        assert store.multi_get(["word", "count"]) == [b"c", b"5"]
+        assert store.check(["word"]) and not store.check(["word", "other"])
+        assert store.delete_key("word") and not store.delete_key("word")
+        with pytest.raises(dist.DistStoreError, match="group/other not set by a peer"):
+            store.get("other")
+        own.close()
+
+
+def test_the_name_that_the_scheduler_has_for_a_node_gives_the_address_of_the_job():
+    step = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0", "SLURMD_NODENAME": "no-such-node"}
+    assert launch_from(step).node == "no-such-node"
+    assert interface_of(address_of_job(launch_from(step)))
+    with pytest.raises(LaunchError, match="GLOO_SOCKET_IFNAME is none9, but"):
+        address_of_job(launch_from({**step, "GLOO_SOCKET_IFNAME": "none9"}))
