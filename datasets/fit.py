@@ -1,7 +1,7 @@
 """Fitting the normalisation on the training part of a store, in one pass per field."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Bool, Int64
@@ -17,19 +17,33 @@ from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 BLOCK = 8192  # graphs read at once: bounds memory, whatever the store
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TargetRule:
-    """How the scale of one head's fields is fitted."""
+@runtime_checkable
+class Fitted(Protocol):
+    """What the normalisation needs to know of a target."""
 
-    field: str
-    extensive: bool = False
-    """The value grows with the number of nodes: no mean, std per node."""
-    references: bool = False
-    """Take reference values per atomic number off first."""
-    forces: str | None = None
-    stress: str | None = None
-    centred: bool = True
-    """False keeps zero where it is, and scales all components alike: for errors relative to the label's size."""
+    @property
+    def field(self) -> Field:
+        """The field with the labels."""
+
+    @property
+    def extensive(self) -> bool:
+        """The value grows with the number of nodes: no mean, std per node."""
+
+    @property
+    def references(self) -> bool:
+        """Take reference values per atomic number off first."""
+
+    @property
+    def derivative(self) -> str:
+        """``forces`` or ``stress`` where the field shares the scale of the energy ``source``; else empty."""
+
+    @property
+    def source(self) -> str:
+        """The energy field that a derivative belongs to."""
+
+    @property
+    def centred(self) -> bool:
+        """False keeps zero where it is, and scales all components alike: for errors relative to the label's size."""
 
 
 def fit_normalisation(
@@ -37,12 +51,12 @@ def fit_normalisation(
     indices: Int64[ndarray, " chosen"],
     *,
     inputs: Sequence[Field],
-    heads: Sequence[TargetRule],
+    targets: Sequence[Fitted],
 ) -> Normalisation:
-    """Scales of the float inputs and of all targets, from the graphs ``indices`` (the training part) only.
+    """Scales of the float inputs and of all numeric targets, from the graphs ``indices`` (the training part) only.
 
-    Scalars: mean and standard deviation per component (0 becomes 1). Vectors, tensors and rules that are not centred:
-    mean 0 and one common root mean square, so that rotations still act on them. Extensive heads: mean 0 and the root mean square of value minus
+    Scalars: mean and standard deviation per component (0 becomes 1). Vectors, tensors and targets that are not centred:
+    mean 0 and one common root mean square, so that rotations still act on them. Extensive targets: mean 0 and the root mean square of value minus
     references per node; with forces, the root mean square of all force components, shared by energy, forces and stress.
     InputError where a field is missing or has no value in the training part.
     """
@@ -54,14 +68,17 @@ def fit_normalisation(
     for field in inputs:
         if not field.classes:
             scales[field.name] = _scale(store, chosen, _known(known, field.name))
-    for rule in heads:
-        field = _known(known, rule.field)
-        if rule.references:
+    for target in targets:
+        field = _known(known, target.field.name)
+        if target.references:
             references[field.name] = _references(store, chosen, field)
-        if rule.extensive and field.on == "graph":
-            scales |= _extensive_scales(store, chosen, known, rule, references.get(field.name, {}))
-        elif not field.classes:
-            scales[field.name] = _scale(store, chosen, field, centred=rule.centred)
+        if target.derivative or field.classes:
+            continue
+        if target.extensive and field.on == "graph":
+            derived = {other.derivative: other.field.name for other in targets if other.source == field.name}
+            scales |= _extensive_scales(store, chosen, known, field, derived, references.get(field.name, {}))
+        else:
+            scales[field.name] = _scale(store, chosen, field, centred=target.centred)
     return Normalisation(scales=scales, references=references)
 
 
@@ -125,17 +142,16 @@ def _extensive_scales(
     store: GraphStore,
     chosen: Bool[ndarray, " graphs"],
     known: dict[str, Field],
-    rule: TargetRule,
+    field: Field,
+    derived: dict[str, str],
     references: dict[int, float],
 ) -> dict[str, Scale]:
-    field = known[rule.field]
-    if rule.forces:
-        _known(known, rule.forces)
-        std = _scale(store, chosen, known[rule.forces], centred=False).std[0]
+    if "forces" in derived:
+        std = _scale(store, chosen, _known(known, derived["forces"]), centred=False).std[0]
     else:
         std = _rms_per_node(store, chosen, field, references)
     std = std if std > 0 else 1.0
-    names = [name for name in (rule.field, rule.forces, rule.stress) if name]
+    names = [field.name, *derived.values()]
     return {name: Scale(mean=(0.0,) * (w := _known(known, name).width), std=(std,) * w) for name in names}
 
 

@@ -22,6 +22,11 @@ class Scale:
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
+    def tensors(self, field: Field, device: torch.device) -> tuple[Float[Tensor, "*shape"], Float[Tensor, "*shape"]]:
+        """Mean and std in the field's shape, float64."""
+        mean = torch.tensor(self.mean, dtype=torch.float64, device=device).reshape(field.shape)
+        return mean, torch.tensor(self.std, dtype=torch.float64, device=device).reshape(field.shape)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Normalisation:
@@ -70,18 +75,13 @@ def normalise(batch: GraphBatch, normalisation: Normalisation) -> GraphBatch:
         if name in normalisation.references:
             sums = reference_sums(normalisation, name, batch)
             values = values - sums.reshape(-1, *(1 for _ in field.shape))
-        mean, std = _tensors(scale, field, values)
+        mean, std = scale.tensors(field, values.device)
         values = (values - mean) / std
         present = batch.present_items(name)
         if present is not None:
             values = values * present.reshape(-1, *(1 for _ in field.shape))
         changed[name] = values
     return batch.with_fields(changed)
-
-
-def _tensors(scale: Scale, field: Field, like: Tensor) -> tuple[Tensor, Tensor]:
-    mean = torch.tensor(scale.mean, dtype=torch.float64, device=like.device).reshape(field.shape)
-    return mean, torch.tensor(scale.std, dtype=torch.float64, device=like.device).reshape(field.shape)
 
 
 def reference_sums(normalisation: Normalisation, name: str, batch: GraphBatch) -> Float[Tensor, " graphs"]:
@@ -103,27 +103,3 @@ def reference_sums(normalisation: Normalisation, name: str, batch: GraphBatch) -
             f"which {name} has no reference value; train on data that holds this element"
         )
     return sums.index_add(0, batch.owner("node"), per_node)
-
-
-def denormalise_mean(
-    normalisation: Normalisation, field: Field, values: Float[Tensor, "items ..."], batch: GraphBatch
-) -> Float[Tensor, "items ..."]:
-    """Predicted means of a field in its unit, float64; ``batch`` is the one predicted for (references need its nodes)."""
-    values = values.to(torch.float64)
-    if field.name in normalisation.scales:
-        mean, std = _tensors(normalisation.scales[field.name], field, values)
-        values = values * std + mean
-    if field.name in normalisation.references:
-        sums = reference_sums(normalisation, field.name, batch)
-        values = values + sums.reshape(-1, *(1 for _ in field.shape))
-    return values
-
-
-def denormalise_variance(
-    normalisation: Normalisation, field: Field, values: Float[Tensor, "items ..."]
-) -> Float[Tensor, "items ..."]:
-    """Predicted variances of a field in its unit squared, float64."""
-    values = values.to(torch.float64)
-    if field.name not in normalisation.scales:
-        return values
-    return values * _tensors(normalisation.scales[field.name], field, values)[1].square()

@@ -12,20 +12,20 @@ from jaxtyping import Int
 from numpy.typing import NDArray
 
 from hydragnn.datasets import BatchSettings, GraphStore, Split, WithoutEdges, make_split, open_store, pack
-from hydragnn.ensemble.calibration import Calibration, fit_calibration
 from hydragnn.ensemble.domain import Domain, graph_spread, training_domain
 from hydragnn.ensemble.ensemble import Ensemble, ensemble_of
+from hydragnn.ensemble.estimates import AnyCalibration
 from hydragnn.ensemble.evaluation import Part, part_evaluation
-from hydragnn.ensemble.heard import Heard, heard, member_means, member_variances
 from hydragnn.ensemble.manifest import Manifest, MemberEntry, checksum, write_manifest
+from hydragnn.ensemble.member_outputs import MemberOutputs, member_outputs
 from hydragnn.ensemble.members import Member, load_run
 from hydragnn.ensemble.plan import default_budget
-from hydragnn.ensemble.predictions import estimate
-from hydragnn.ensemble.selection import Evidence, diversity
-from hydragnn.ensemble.uncertainty import Array, total_variance
+from hydragnn.ensemble.predictions import estimates_of
+from hydragnn.ensemble.selection import Evidence
 from hydragnn.errors import InputError, nearest
 from hydragnn.files import flush_directory, replace_atomically, write_json
-from hydragnn.training import errors_on, targets_of, trivial_predictor
+from hydragnn.graphs.field import Field
+from hydragnn.training import errors_on, trivial_predictor
 
 MEMBER_FILES = ("model.json", "weights.safetensors", "record.json", "config.json")
 USUAL = 0.99
@@ -44,7 +44,7 @@ def build_ensemble(
 ) -> dict[str, Any]:
     """Make the folder ``out`` from finished runs: members, calibration, training domain, evaluation; gives the latter.
 
-    Calibration sees the validation part only; the evaluation covers validation, test and every store in ``others``. The
+    AnyCalibration sees the validation part only; the evaluation covers validation, test and every store in ``others``. The
     store is the runs' own unless given. The folder is complete or absent. InputError where runs do not fit together, the
     store is not the one they were trained on, or ``out`` is there already.
     """
@@ -62,14 +62,14 @@ def build_ensemble(
     split = _split(members[0], store)
     inputs = raw.needed(store)
 
-    valid = heard(members, store, split.valid, inputs)
+    valid = member_outputs(members, store, split.valid, inputs)
     calibrations = calibrated(raw, valid, nominal)
     domain = _domain(raw, store, split, inputs, valid, calibrations)
     parts = {"valid": (store, valid)}
     if len(split.test):
-        parts["test"] = (store, heard(members, store, split.test, inputs))
+        parts["test"] = (store, member_outputs(members, store, split.test, inputs))
     for name, other in (others or {}).items():
-        parts[name] = (other, heard(members, other, np.arange(len(other)), raw.needed(other)))
+        parts[name] = (other, member_outputs(members, other, np.arange(len(other)), raw.needed(other)))
     evaluation, arrays = evaluated(raw, parts, calibrations, store, split, nominal)
 
     manifest = replace(
@@ -111,39 +111,35 @@ def _split(member: Member, store: GraphStore) -> Split:
     return make_split(store, member.config.split)
 
 
-def calibrated(ensemble: Ensemble, valid: Heard, nominal: float) -> dict[str, Calibration]:
+def calibrated(ensemble: Ensemble, valid: MemberOutputs, nominal: float) -> dict[str, AnyCalibration]:
     """The calibration of every field on what the members said about the validation part."""
-    result: dict[str, Calibration] = {}
+    result: dict[str, AnyCalibration] = {}
     for field in ensemble.fields:
         use = valid.usable(field)
-        variances = member_variances(field, valid)
-        moments = total_variance(
-            member_means(field, valid)[:, use], None if variances is None else variances[:, use], ensemble.weights
-        )
-        result[field.name] = fit_calibration(
-            field, valid.labels[field.name][use], moments, valid.owners(field)[use], nominal=nominal
+        labels, owners = valid.labels[field.name][use], valid.owners(field)[use]
+        result[field.name] = estimates_of(field).calibration(
+            field, labels, valid.of(field, use), ensemble.weights, owners, nominal
         )
     return result
 
 
 def evaluated(
     ensemble: Ensemble,
-    parts: Mapping[str, tuple[GraphStore, Heard]],
-    calibrations: Mapping[str, Calibration],
+    parts: Mapping[str, tuple[GraphStore, MemberOutputs]],
+    calibrations: Mapping[str, AnyCalibration],
     store: GraphStore,
     split: Split,
     nominal: float,
-) -> tuple[dict[str, Any], dict[str, Array]]:
+) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     """The evaluation of all parts as JSON and as arrays; the trivial predictor is fitted on the training part."""
     model = ensemble.members[0].model
-    targets = targets_of(model.heads, model.fields)
-    trivial = trivial_predictor(store, split.train, targets, model.normalisation)
+    trivial = trivial_predictor(store, split.train, model.targets, model.normalisation)
     names = [member.name for member in ensemble.members]
     metrics: dict[str, Any] = {}
-    arrays: dict[str, Array] = {}
+    arrays: dict[str, NDArray[Any]] = {}
     for part, (where, said) in parts.items():
         fine = np.setdiff1d(said.graphs, np.array(sorted(said.failures), dtype=np.int64))
-        baseline = errors_on(trivial, where, fine, targets, BatchSettings(max_graphs=1024)) if len(fine) else {}
+        baseline = errors_on(trivial, where, fine, model.targets, BatchSettings(max_graphs=1024)) if len(fine) else {}
         metrics[part], rows = part_evaluation(ensemble.fields, said, names, ensemble.weights, calibrations, baseline)
         arrays |= {f"{part}/{name}": values for name, values in rows.items()}
     timing = {
@@ -172,7 +168,7 @@ def evaluate_ensemble(
     for field in ensemble.fields:
         if field.name not in names:
             raise InputError(f"the store has no labels {field.name}; {nearest(field.name, names)}")
-    said = heard(ensemble.members, store, numbers, ensemble.needed(store))
+    said = member_outputs(ensemble.members, store, numbers, ensemble.needed(store))
     members = [member.name for member in ensemble.members]
     return part_evaluation(ensemble.fields, said, members, ensemble.weights, ensemble.manifest.calibration, {})[0]
 
@@ -182,8 +178,8 @@ def _domain(
     store: GraphStore,
     split: Split,
     inputs: Sequence[str],
-    valid: Heard,
-    calibrations: Mapping[str, Calibration],
+    valid: MemberOutputs,
+    calibrations: Mapping[str, AnyCalibration],
 ) -> Domain:
     sizes = store.sizes()
     batches = (store.read(numbers, inputs) for numbers in pack(sizes, split.train, default_budget(sizes)))
@@ -191,40 +187,26 @@ def _domain(
     spreads: dict[str, float] = {}
     positions = np.arange(len(valid.graphs))
     for field in ensemble.fields:
-        if calibrations[field.name].method == "absolute":
+        if not calibrations[field.name].follows:
             continue
-        one = estimate(
-            field,
-            member_means(field, valid),
-            member_variances(field, valid),
-            ensemble.weights,
-            calibrations[field.name],
-        )
+        one = estimates_of(field).of(field, valid.of(field), ensemble.weights, calibrations[field.name])
         owners = np.repeat(positions, valid.nodes_per_graph) if field.on == "node" else positions
-        spread = graph_spread(one.std, owners, len(positions))
+        spread = graph_spread(one.doubt, owners, len(positions))
         spreads[field.name] = float(np.quantile(spread[np.isfinite(spread)], USUAL, method="higher"))
     return replace(domain, spreads=spreads)
 
 
-def evidence_of(said: Heard, fields: Sequence[Any]) -> dict[str, Evidence]:
-    """What all members said about labelled items, in units of each component's spread, for selection and diversity."""
+def evidence_of(said: MemberOutputs, fields: Sequence[Field]) -> dict[str, Evidence]:
+    """What all members said about labelled items, for selection and diversity."""
     result: dict[str, Evidence] = {}
     for field in fields:
         use = said.usable(field)
-        target = said.labels[field.name][use]
-        scale = target.reshape(len(target), -1).std(axis=0).reshape(field.shape)
-        scale = np.where(scale > 0, scale, 1.0) if field.parity == "scalar" else np.asarray(max(scale.max(), 1e-300))
-        means, variances = member_means(field, said)[:, use], member_variances(field, said)
-        result[field.name] = Evidence(
-            target=(target / scale).ravel(),
-            means=(means / scale).reshape(len(means), -1),
-            variances=None if variances is None else (variances[:, use] / scale**2).reshape(len(means), -1),
-        )
+        result[field.name] = estimates_of(field).evidence(field, said.labels[field.name][use], said.of(field, use))
     return result
 
 
-def _diversity(ensemble: Ensemble, valid: Heard) -> dict[str, dict[str, float]]:
-    return {name: diversity(one, ensemble.weights) for name, one in evidence_of(valid, ensemble.fields).items()}
+def _diversity(ensemble: Ensemble, valid: MemberOutputs) -> dict[str, dict[str, float]]:
+    return {name: one.diversity(ensemble.weights) for name, one in evidence_of(valid, ensemble.fields).items()}
 
 
 def _data(member: Member, store: GraphStore, split: Split, out: Path) -> dict[str, Any]:
@@ -239,7 +221,11 @@ def _data(member: Member, store: GraphStore, split: Split, out: Path) -> dict[st
 
 
 def _write(
-    out: Path, runs: Sequence[Path], manifest: Manifest, evaluation: Mapping[str, Any], arrays: Mapping[str, Array]
+    out: Path,
+    runs: Sequence[Path],
+    manifest: Manifest,
+    evaluation: Mapping[str, Any],
+    arrays: Mapping[str, NDArray[Any]],
 ) -> None:
     """Fill a folder beside ``out`` and give it its name at the end."""
     making = out.with_name(f".{out.name}.making")
@@ -266,7 +252,7 @@ def _write(
         shutil.rmtree(making, ignore_errors=True)
 
 
-def _save_arrays(path: Path, arrays: Mapping[str, Array]) -> None:
+def _save_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
     def save(temporary: Path) -> None:
         with temporary.open("wb") as file:
             np.savez_compressed(file, allow_pickle=False, **arrays)

@@ -9,7 +9,6 @@ from ase.calculators.calculator import Calculator, all_changes
 from ase.stress import full_3x3_to_voigt_6_stress
 
 from hydragnn.ensemble.ensemble import Ensemble
-from hydragnn.ensemble.predictions import Estimate
 from hydragnn.errors import InputError
 
 EV = ("", "eV")
@@ -44,7 +43,7 @@ class EnsembleCalculator(Calculator):
             for quantity, suffix in (("mean", ""), ("std", "_std"), ("lower", "_lower"), ("upper", "_upper")):
                 values = one[quantity]
                 if np.isfinite(values).all():
-                    self.results[name + suffix] = _as_ase(name, one, values)
+                    self.results[name + suffix] = _as_ase(name, values)
         self.results["free_energy"] = self.results["energy"]
         self.results["domain"] = predictions.domain[0]
 
@@ -56,22 +55,20 @@ def calculator(folder: Path | str) -> EnsembleCalculator:
 
 def _names(ensemble: Ensemble) -> dict[str, str]:
     """Which fields ASE's properties are."""
-    heads = ensemble.members[0].model.heads
-    fields = {field.name: field for field in ensemble.fields}
-    head = next((head for head in heads if head.forces), next((h for h in heads if h.field == "energy"), None))
-    if head is None or fields[head.field].on != "graph" or fields[head.field].width != 1:
+    targets = ensemble.members[0].targets
+    source = next((target.source for target in targets if target.derivative == "forces"), "energy")
+    energy = next((target.field for target in targets if target.name == source), None)
+    if energy is None or energy.on != "graph" or energy.width != 1 or energy.classes:
         raise InputError(
             "the ensemble predicts no energy, so it cannot be a calculator; train a head with forces, or named energy"
         )
-    if fields[head.field].unit not in EV:
-        raise InputError(
-            f"{head.field} is in {fields[head.field].unit}, and a calculator speaks eV; build the store in eV"
-        )
-    optional = {"forces": head.forces, "stress": head.stress}
-    return {"energy": head.field, **{name: field for name, field in optional.items() if field}}
+    if energy.unit not in EV:
+        raise InputError(f"{energy.name} is in {energy.unit}, and a calculator speaks eV; build the store in eV")
+    derived: dict[str, str] = {target.derivative: target.name for target in targets if target.source == source}
+    return {"energy": energy.name, **derived}
 
 
-def _as_ase(name: str, one: Estimate, values: np.ndarray) -> Any:
+def _as_ase(name: str, values: np.ndarray) -> Any:
     if name == "energy":
         return float(values.reshape(()))
     return values if name == "forces" else full_3x3_to_voigt_6_stress(values[0])

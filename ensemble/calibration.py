@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy.typing import NDArray
 
-from hydragnn.ensemble.uncertainty import Array, Moments, isotropic
+from hydragnn.ensemble.uncertainty import Array, MixtureMoments, isotropic
 from hydragnn.errors import InputError
 from hydragnn.graphs.field import Field
 
@@ -53,20 +53,20 @@ class Calibration:
     guaranteed: bool
     """False where there are too few validation graphs for the nominal level: the largest error seen is used then."""
 
+    @property
+    def follows(self) -> bool:
+        """The standard deviation differs from item to item."""
+        return self.method == "spread"
+
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON; ``calibration_from_json`` gives the same calibration back."""
+        """Plain JSON; ``number_calibration_from_json`` gives the same calibration back."""
         return {**asdict(self), "components": [asdict(component) for component in self.components]}
 
 
-def calibration_from_json(value: Mapping[str, Any]) -> Calibration:
-    """The calibration that ``Calibration.to_json`` wrote; InputError on anything else."""
-    try:
-        components = tuple(Component(**component) for component in value["components"])
-        return Calibration(**{**value, "components": components})
-    except (KeyError, TypeError) as error:
-        raise InputError(
-            f"a calibration is damaged or from a newer version ({error}); build the ensemble anew"
-        ) from error
+def number_calibration_from_json(value: Mapping[str, Any]) -> Calibration:
+    """The calibration that ``Calibration.to_json`` wrote; KeyError or TypeError on anything else."""
+    components = tuple(Component(**component) for component in value["components"])
+    return Calibration(**{**value, "components": components})
 
 
 def conformal_quantile(
@@ -95,7 +95,7 @@ def conformal_quantile(
 def fit_calibration(
     field: Field,
     target: Float[Array, "items *shape"],
-    moments: Moments,
+    moments: MixtureMoments,
     graph: Int[NDArray[np.int64], " items"],
     *,
     nominal: float = 0.9,
@@ -129,7 +129,7 @@ def fit_calibration(
     )
 
 
-def raw_spread(field: Field, moments: Moments) -> Float[Array, "items *shape"]:
+def raw_spread(field: Field, moments: MixtureMoments) -> Float[Array, "items *shape"]:
     """Standard deviation of the mixture before calibration; the same for all components of a vector or tensor."""
     return np.sqrt(isotropic(moments, turning_axes(field)).variance)
 

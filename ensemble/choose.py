@@ -8,7 +8,7 @@ from typing import Any
 from hydragnn.datasets import make_split, open_store
 from hydragnn.ensemble.build import build_ensemble, evidence_of
 from hydragnn.ensemble.ensemble import ensemble_of
-from hydragnn.ensemble.heard import heard
+from hydragnn.ensemble.member_outputs import member_outputs
 from hydragnn.ensemble.members import load_run
 from hydragnn.ensemble.selection import Candidate, candidates, greedy_selection, top_k
 from hydragnn.errors import InputError, nearest
@@ -93,7 +93,7 @@ def _greedy(
     members = [load_run(candidate.folder) for candidate in pool]
     together = ensemble_of(members)
     store = open_store(members[0].config.data.store)
-    valid = heard(members, store, make_split(store, members[0].config.split).valid, together.needed(store))
+    valid = member_outputs(members, store, make_split(store, members[0].config.split).valid, together.needed(store))
     picked = greedy_selection(evidence_of(valid, together.fields), k, costs=valid.seconds, price=price)
     story = {
         "pool": [candidate.name for candidate in pool],

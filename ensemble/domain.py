@@ -26,7 +26,7 @@ class Domain:
     ranges: Mapping[str, tuple[tuple[float, float], ...]] = member(default_factory=dict)
     shortest_edge: float = 0.0
     spreads: Mapping[str, float] = member(default_factory=dict)
-    """Per target field: the largest calibrated standard deviation that 99 % of the validation graphs stay below."""
+    """Per target field: the largest doubt (calibrated standard deviation, entropy of classes) that 99 % of the validation graphs stay below."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON; ``domain_from_json`` gives the same domain back."""
@@ -122,12 +122,10 @@ def graph_spread(std: np.ndarray, graph: np.ndarray, graphs: int) -> np.ndarray:
     return np.where(np.isfinite(result), result, np.nan)
 
 
-def unusually_uncertain(domain: Domain, name: str, spread: np.ndarray) -> list[str]:
+def unusually_uncertain(domain: Domain, name: str, spread: np.ndarray, measure: str = "std") -> list[str]:
     """For every graph whether the members disagree more than on 99 % of the validation graphs."""
     if name not in domain.spreads:
         return [""] * len(spread)
     limit = domain.spreads[name]
-    says = (
-        f"members disagree on {name} more than on 99 % of the validation graphs (std {{:.3g}}, usual below {limit:.3g})"
-    )
+    says = f"members disagree on {name} more than on 99 % of the validation graphs ({measure} {{:.3g}}, usual below {limit:.3g})"
     return [says.format(value) if value > limit else "" for value in spread]

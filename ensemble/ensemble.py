@@ -160,8 +160,9 @@ class Ensemble:
     def _with_spread_flags(self, predictions: Predictions) -> Predictions:
         flags = [[flag] for flag in predictions.domain]
         for name in self.manifest.domain.spreads:
-            spread = graph_spread(predictions[name].std, predictions.graph_of_item(name), len(predictions))
-            for graph, flag in enumerate(unusually_uncertain(self.manifest.domain, name, spread)):
+            one = predictions[name]
+            spread = graph_spread(one.doubt, predictions.graph_of_item(name), len(predictions))
+            for graph, flag in enumerate(unusually_uncertain(self.manifest.domain, name, spread, one.doubt_name)):
                 flags[graph].append(flag)
         domain = tuple("; ".join(filter(None, found)) for found in flags)
         return Predictions(
@@ -184,7 +185,7 @@ def ensemble_of(members: Sequence[Member]) -> Ensemble:
     )
     manifest = Manifest(
         members=entries,
-        fields=members[0].targets,
+        fields=tuple(target.field for target in members[0].targets),
         inputs=tuple(shared_inputs(members).values()),
         dim=members[0].model.dim,
     )

@@ -7,8 +7,9 @@ from dataclasses import field as member
 from pathlib import Path
 from typing import Any
 
-from hydragnn.ensemble.calibration import Calibration, calibration_from_json
+from hydragnn.ensemble.calibrations import calibration_from_json
 from hydragnn.ensemble.domain import Domain, domain_from_json
+from hydragnn.ensemble.estimates import AnyCalibration
 from hydragnn.errors import InputError
 from hydragnn.files import digest, read_json, write_json
 from hydragnn.graphs.field import Field, field_from_json
@@ -37,7 +38,7 @@ class Manifest:
     inputs: tuple[Field, ...]
     dim: int
     nominal: float = 0.9
-    calibration: Mapping[str, Calibration] = member(default_factory=dict)
+    calibration: Mapping[str, AnyCalibration] = member(default_factory=dict)
     domain: Domain = member(default_factory=Domain)
     data: Mapping[str, Any] = member(default_factory=dict)
     """Where the graphs of training came from: fingerprint, sizes of parts, cutoff, attributes of the store."""

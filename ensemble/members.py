@@ -5,9 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from hydragnn.config import RunConfig
 from hydragnn.datasets import without_edges
@@ -15,10 +13,8 @@ from hydragnn.errors import InputError
 from hydragnn.files import digest, read_json
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
-from hydragnn.models import TrainedModel, load_model
+from hydragnn.models import Distribution, Target, TrainedModel, concatenated, load_model
 from hydragnn.record import RunRecord, read_record
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -32,9 +28,9 @@ class Member:
     record: RunRecord
 
     @property
-    def targets(self) -> tuple[Field, ...]:
+    def targets(self) -> tuple[Target, ...]:
         """What the member predicts."""
-        return tuple(self.model.fields[name] for name in self.model.targets)
+        return self.model.targets
 
     @property
     def inputs(self) -> tuple[Field, ...]:
@@ -44,10 +40,9 @@ class Member:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Outcome:
-    """What one member says about one batch: physical values per field, NaN where a graph failed, and why it failed."""
+    """What one member says about one batch: a distribution per target in float64, NaN where a graph failed, and why."""
 
-    means: Mapping[str, Array]
-    variances: Mapping[str, Array]
+    predictions: Mapping[str, Distribution]
     reasons: tuple[str, ...]
     """One per graph; empty where all went well."""
 
@@ -76,12 +71,12 @@ def check_members(members: Sequence[Member]) -> None:
     first = members[0]
     for other in members[1:]:
         where = f"members {first.name} and {other.name}"
-        if {field.name for field in first.targets} != {field.name for field in other.targets}:
-            ours, theirs = (sorted(field.name for field in member.targets) for member in (first, other))
+        if {target.name for target in first.targets} != {target.name for target in other.targets}:
+            ours, theirs = (sorted(target.name for target in member.targets) for member in (first, other))
             raise InputError(
                 f"{where} predict different fields ({', '.join(ours)} and {', '.join(theirs)}); choose runs that share them"
             )
-        for field in first.targets:
+        for field in (target.field for target in first.targets):
             if other.model.fields[field.name] != field:
                 raise InputError(
                     f"{where} mean different things by {field.name}: {field} and {other.model.fields[field.name]}"
@@ -131,31 +126,22 @@ def outcome(member: Member, batch: GraphBatch) -> Outcome:
         middle = batch.num_graphs // 2
         halves = (batch.select(slice(middle)), batch.select(slice(middle, None)))
         return joined([outcome(member, half) for half in halves])
-    means = {name: _numbers(prediction.mean) for name, prediction in predictions.items()}
-    variances = {name: _numbers(p.variance) for name, p in predictions.items() if p.variance is not None}
-    return _finite_only(means, variances, member.targets, batch)
+    said = {name: one.detach().to("cpu", torch.float64) for name, one in predictions.items()}
+    return _finite_only(said, member.targets, batch)
 
 
-def failed(targets: Sequence[Field], nodes: int, reason: str) -> Outcome:
+def failed(targets: Sequence[Target], nodes: int, reason: str) -> Outcome:
     """The outcome of a single graph that nothing could be predicted for."""
     items = {"node": nodes, "graph": 1}
-    means = {field.name: np.full((items[field.on], *field.shape), np.nan) for field in targets}
-    return Outcome(means=means, variances={}, reasons=(reason,))
+    blanks = {target.name: target.distribution.blank(target.field, items[target.field.on]) for target in targets}
+    return Outcome(predictions=blanks, reasons=(reason,))
 
 
 def joined(outcomes: Sequence[Outcome]) -> Outcome:
-    """Outcomes of one member on consecutive batches as one; a variance that some lack is NaN there."""
-    names = list(outcomes[0].means)
-    known = {name for part in outcomes for name in part.variances}
-
-    def variance(part: Outcome, name: str) -> Array:
-        return part.variances[name] if name in part.variances else np.full_like(part.means[name], np.nan)
-
+    """Outcomes of one member on consecutive batches as one."""
+    names = outcomes[0].predictions
     return Outcome(
-        means={name: np.concatenate([part.means[name] for part in outcomes]) for name in names},
-        variances={
-            name: np.concatenate([variance(part, name) for part in outcomes]) for name in names if name in known
-        },
+        predictions={name: concatenated([part.predictions[name] for part in outcomes]) for name in names},
         reasons=tuple(reason for part in outcomes for reason in part.reasons),
     )
 
@@ -170,29 +156,17 @@ def _reason(error: BaseException) -> str:
     return text if isinstance(error, InputError) else f"{type(error).__name__}: {text}"
 
 
-def _numbers(values: torch.Tensor) -> Array:
-    return values.detach().to("cpu", torch.float64).numpy()
-
-
-def _finite_only(
-    means: dict[str, Array], variances: dict[str, Array], targets: Sequence[Field], batch: GraphBatch
-) -> Outcome:
+def _finite_only(said: dict[str, Distribution], targets: Sequence[Target], batch: GraphBatch) -> Outcome:
     """The outcome with every graph blanked whose values are not all finite."""
-    owners = {field.on: batch.owner(field.on).cpu().numpy() for field in targets}
+    owners = {target.field.on: batch.owner(target.field.on).cpu() for target in targets}
     reasons = [""] * len(batch)
-    for field in targets:
-        for values in (means[field.name], variances.get(field.name)):
-            if values is None:
-                continue
-            finite = np.isfinite(values).reshape(len(values), -1).all(axis=1)
-            for graph in np.unique(owners[field.on][~finite]).tolist():
-                reasons[graph] = reasons[graph] or f"the prediction of {field.name} is not finite"
-    bad = np.array([bool(reason) for reason in reasons], dtype=bool)
-    for field in targets if bad.any() else ():
-        for values in (means[field.name], variances.get(field.name)):
-            if values is not None:
-                values[bad[owners[field.on]]] = np.nan
-    return Outcome(means=means, variances=variances, reasons=tuple(reasons))
+    for target in targets:
+        for graph in owners[target.field.on][~said[target.name].finite()].unique().tolist():
+            reasons[graph] = reasons[graph] or f"the prediction of {target.name} is not finite"
+    if any(reasons):
+        bad = torch.tensor([bool(reason) for reason in reasons])
+        said = {target.name: said[target.name].blanked(bad[owners[target.field.on]]) for target in targets}
+    return Outcome(predictions=said, reasons=tuple(reasons))
 
 
 def summary_of(record: RunRecord) -> dict[str, Any]:

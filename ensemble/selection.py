@@ -1,5 +1,6 @@
 """Which runs become members, and with which weights; what they add to each other."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,13 +68,65 @@ def top_k(records: Sequence[Candidate], k: int, by: str | None = "valid/loss") -
     return sorted(finished, key=lambda candidate: sign * candidate.record.best[by])[:k]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Evidence:
+class Evidence(ABC):
     """What all candidates predict for the labelled validation rows of one field."""
+
+    @property
+    @abstractmethod
+    def candidates(self) -> int:
+        """How many there are."""
+
+    @abstractmethod
+    def score(self, picks: Sequence[int], score: str) -> float:
+        """Mean proper score (one of ``SCORES``) of the mixture of these picks, repeated ones counting as often; lower is better."""
+
+    @abstractmethod
+    def diversity(self, weights: Float[Array, " candidates"]) -> dict[str, float]:
+        """How differently the members err: mean pairwise correlation of errors, and what averaging takes off the mean MSE.
+
+        ``ambiguity`` is the weighted variance between members over their mean squared error (Krogh and Vedelsby 1994): 0
+        for copies, 0.5 where averaging halves the squared error. The correlation of a member alone is 1.
+        """
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class NumberEvidence(Evidence):
+    """What all candidates predict for the labelled validation rows of one numeric field."""
 
     target: Float[Array, " rows"]
     means: Float[Array, "candidates rows"]
-    variances: Float[Array, "candidates rows"] | None = None
+    variances: Float[Array, "candidates rows"]
+
+    @property
+    def candidates(self) -> int:
+        """How many there are."""
+        return len(self.means)
+
+    def score(self, picks: Sequence[int], score: str) -> float:
+        """Mean score of the mixture of these picks: normal, with the noise that its spread leaves unexplained."""
+        index = list(picks)
+        weights = np.full(len(index), 1.0 / len(index))
+        moments = total_variance(self.means[index], self.variances[index], weights)
+        error = self.target - moments.mean
+        unexplained = max(float(np.mean(error**2) - np.mean(moments.variance)), 0.0)
+        std = np.sqrt(moments.variance + unexplained)
+        tiny = float(np.finfo(np.float64).tiny) ** 0.5
+        return float(np.mean(SCORES[score](self.target, moments.mean, np.maximum(std, tiny))))
+
+    def diversity(self, weights: Float[Array, " candidates"]) -> dict[str, float]:
+        """From the errors of the means."""
+        errors = self.means - self.target
+        moments = total_variance(self.means, self.variances, weights)
+        mean_mse = float(weights @ np.mean(errors**2, axis=1))
+        centred = errors - errors.mean(axis=1, keepdims=True)
+        norms = np.sqrt((centred**2).sum(axis=1))
+        norms[norms == 0] = 1.0
+        correlation = (centred @ centred.T) / np.outer(norms, norms)
+        pairs = correlation[np.triu_indices(len(errors), k=1)]
+        return {
+            "error_correlation": float(pairs.mean()) if len(pairs) else 1.0,
+            "ambiguity": float(np.mean(moments.epistemic)) / mean_mse if mean_mse > 0 else 0.0,
+        }
 
 
 def greedy_selection(
@@ -93,15 +146,15 @@ def greedy_selection(
     """
     if score not in SCORES:
         raise InputError(f"selection score {score}: {nearest(score, list(SCORES))}")
-    number = len(next(iter(evidence.values())).means)
+    number = next(iter(evidence.values())).candidates
     if not 1 <= size <= number:
         raise InputError(f"a selection of {size} from {number} finished runs is impossible; choose 1 to {number}")
     relative = np.array(costs if costs is not None else [1.0] * number, dtype=np.float64)
     relative = relative / relative.mean()
-    best_alone = [min(_field_score(e, (c,), score) for c in range(number)) for e in evidence.values()]
+    best_alone = [min(e.score((c,), score) for c in range(number)) for e in evidence.values()]
 
     def total(picks: tuple[int, ...]) -> float:
-        scores = [_field_score(e, picks, score) for e in evidence.values()]
+        scores = [e.score(picks, score) for e in evidence.values()]
         against = [_against(value, alone, score) for value, alone in zip(scores, best_alone)]
         return float(np.mean(against)) + price * float(relative[list(set(picks))].sum())
 
@@ -128,36 +181,3 @@ def _against(value: float, alone: float, score: str) -> float:
     if score == "nll":
         return 1.0 + value - alone  # nats have no scale, and may be negative
     return value / alone if alone > 0 else 1.0 + value
-
-
-def _field_score(evidence: Evidence, picks: tuple[int, ...], score: str) -> float:
-    """Mean score of the mixture of these picks: normal, with the noise that its spread leaves unexplained."""
-    index = list(picks)
-    weights = np.full(len(index), 1.0 / len(index))
-    variances = None if evidence.variances is None else evidence.variances[index]
-    moments = total_variance(evidence.means[index], variances, weights)
-    error = evidence.target - moments.mean
-    unexplained = max(float(np.mean(error**2) - np.mean(moments.variance)), 0.0)
-    std = np.sqrt(moments.variance + unexplained)
-    tiny = float(np.finfo(np.float64).tiny) ** 0.5
-    return float(np.mean(SCORES[score](evidence.target, moments.mean, np.maximum(std, tiny))))
-
-
-def diversity(evidence: Evidence, weights: Float[Array, " candidates"]) -> dict[str, float]:
-    """How differently the members err: mean pairwise correlation of errors, and what averaging takes off the mean MSE.
-
-    ``ambiguity`` is the weighted variance between members over their mean squared error (Krogh and Vedelsby 1994): 0
-    for copies, 0.5 where averaging halves the squared error. The correlation of a member alone is 1.
-    """
-    errors = evidence.means - evidence.target
-    moments = total_variance(evidence.means, None, weights)
-    mean_mse = float(weights @ np.mean(errors**2, axis=1))
-    centred = errors - errors.mean(axis=1, keepdims=True)
-    norms = np.sqrt((centred**2).sum(axis=1))
-    norms[norms == 0] = 1.0
-    correlation = (centred @ centred.T) / np.outer(norms, norms)
-    pairs = correlation[np.triu_indices(len(errors), k=1)]
-    return {
-        "error_correlation": float(pairs.mean()) if len(pairs) else 1.0,
-        "ambiguity": float(np.mean(moments.epistemic)) / mean_mse if mean_mse > 0 else 0.0,
-    }

@@ -10,7 +10,7 @@ Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Moments:
+class MixtureMoments:
     """Mean and the two parts of the variance of a weighted mixture of members."""
 
     mean: Float[Array, "*items"]
@@ -27,10 +27,10 @@ class Moments:
 
 def total_variance(
     means: Float[Array, "members *items"],
-    variances: Float[Array, "members *items"] | None,
+    variances: Float[Array, "members *items"],
     weights: Float[Array, " members"],
-) -> Moments:
-    """Moments of the mixture of members with these weights (summing to 1); one member alone has no epistemic part.
+) -> MixtureMoments:
+    """MixtureMoments of the mixture of members with these weights (summing to 1); one member alone has no epistemic part.
 
     Var[y] = Var_members(E[y | member]) + E_members(Var[y | member]).
 
@@ -39,17 +39,17 @@ def total_variance(
     """
     mean = np.tensordot(weights, means, axes=1)
     epistemic = np.tensordot(weights, (means - mean) ** 2, axes=1)
-    aleatoric = np.zeros_like(mean) if variances is None else np.tensordot(weights, variances, axes=1)
-    return Moments(mean=mean, epistemic=epistemic, aleatoric=aleatoric)
+    aleatoric = np.tensordot(weights, variances, axes=1)
+    return MixtureMoments(mean=mean, epistemic=epistemic, aleatoric=aleatoric)
 
 
-def isotropic(moments: Moments, axes: int) -> Moments:
+def isotropic(moments: MixtureMoments, axes: int) -> MixtureMoments:
     """The same with variances averaged over the last ``axes`` axes, so that they turn with a vector or tensor.
 
     The spread of every component on its own depends on how the axes lie; its mean over components does not, and is
     estimated from several times as many numbers.
 
-    >>> m = Moments(mean=np.zeros((1, 2)), epistemic=np.array([[1.0, 3.0]]), aleatoric=np.zeros((1, 2)))
+    >>> m = MixtureMoments(mean=np.zeros((1, 2)), epistemic=np.array([[1.0, 3.0]]), aleatoric=np.zeros((1, 2)))
     >>> isotropic(m, axes=1).epistemic
     array([[2., 2.]])
     """
@@ -60,4 +60,6 @@ def isotropic(moments: Moments, axes: int) -> Moments:
     def averaged(values: Array) -> Array:
         return np.broadcast_to(values.mean(axis=last, keepdims=True), values.shape).copy()
 
-    return Moments(mean=moments.mean, epistemic=averaged(moments.epistemic), aleatoric=averaged(moments.aleatoric))
+    return MixtureMoments(
+        mean=moments.mean, epistemic=averaged(moments.epistemic), aleatoric=averaged(moments.aleatoric)
+    )

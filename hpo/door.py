@@ -70,8 +70,10 @@ def _check_config(settings: CampaignSettings, config: RunConfig) -> None:
             f"{settings.source}: search.rungs ends at {rungs[-1]}, but train.epochs = {config.train.epochs}; "
             "keep rungs below it"
         )
-    check_objective(settings.search.objective, config.targets, settings.source)
-    names = {field.name for field in open_store(config.data.store).fields()}
+    fields = open_store(config.data.store).fields()
+    names = {field.name for field in fields}
+    classes = {field.name for field in fields if field.classes}
+    check_objective(settings.search.objective, config.targets, settings.source, classes)
     missing = [name for name in [*config.targets, *(config.data.inputs or [])] if name not in names]
     if missing:
         raise InputError(

@@ -1,7 +1,7 @@
 """What is minimised: one number from a run record."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from hydragnn.errors import InputError
 from hydragnn.record import RunRecord
@@ -28,17 +28,25 @@ def objective_value(record: RunRecord, objective: Objective, epochs: int | None 
         return _finite(record.curves.get(objective, []), epoch)
     total = 0.0
     for field, weight in objective.items():
-        error = _finite(record.curves.get(f"valid/{field}/mae", []), epoch)
-        trivial = record.trivial.get(f"valid/{field}/mae", 0.0)
+        name = next((name for name in _main_errors(field) if name in record.curves), "")
+        error, trivial = _finite(record.curves.get(name, []), epoch), record.trivial.get(name, 0.0)
         if error is None or trivial <= 0:
             return None
         total += weight * error / trivial
     return total / sum(objective.values())
 
 
-def check_objective(objective: Objective, targets: Sequence[str], source: str) -> None:
-    """InputError where the objective speaks of a field that the model does not predict."""
-    valid = ["valid/loss", *(f"valid/{field}/{metric}" for field in targets for metric in ("mae", "rmse"))]
+def _main_errors(field: str) -> tuple[str, str]:
+    """The error of a field that weights refer to: the mean absolute error, of classes the share of wrong ones."""
+    return f"valid/{field}/mae", f"valid/{field}/error_rate"
+
+
+def check_objective(
+    objective: Objective, targets: Sequence[str], source: str, classes: Collection[str] = frozenset()
+) -> None:
+    """InputError where the objective speaks of a field that the model does not predict; ``classes`` are categorical ones."""
+    metrics = {field: ("error_rate", "nll", "brier") if field in classes else ("mae", "rmse") for field in targets}
+    valid = ["valid/loss", *(f"valid/{field}/{metric}" for field in targets for metric in metrics[field])]
     if isinstance(objective, str) and objective not in valid:
         raise InputError(f"{source}: search.objective = {objective!r} is not recorded; valid: {', '.join(valid)}")
     unknown = [] if isinstance(objective, str) else [field for field in objective if field not in targets]

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from hydragnn.architectures import ModelSettings
 from hydragnn.datasets.settings import BatchSettings, DataSettings, SplitSettings
 from hydragnn.files import digest
-from hydragnn.models.settings import HeadSettings
+from hydragnn.models.head_settings import HeadSettings
 from hydragnn.settings import Settings, read_toml, with_overrides
 
 
@@ -83,7 +83,7 @@ class RunConfig(Settings):
         twice = sorted({name for name in outputs if outputs.count(name) > 1})
         if twice:
             raise ValueError(f"heads: {twice[0]} is predicted twice; keep one head per field")
-        if not any(weight > 0 for head in self.heads for weight in head_weights(head).values()):
+        if not any(weight > 0 for head in self.heads for weight in head.weights.values()):
             raise ValueError("heads: every loss weight is 0; give at least one field a positive weight")
         return self
 
@@ -96,16 +96,6 @@ class RunConfig(Settings):
     def targets(self) -> list[str]:
         """All predicted fields, in the order of the heads."""
         return [name for head in self.heads for name in head.outputs]
-
-
-def head_weights(head: HeadSettings) -> dict[str, float]:
-    """Loss weight of every field that the head predicts."""
-    weights = {head.field: head.weight}
-    if head.forces:
-        weights[head.forces] = head.forces_weight
-    if head.stress:
-        weights[head.stress] = head.stress_weight
-    return weights
 
 
 def read_config(path: Path, assignments: list[str] | None = None) -> RunConfig:

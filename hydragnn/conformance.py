@@ -21,12 +21,12 @@ from hydragnn.graphs.batch import GraphBatch, concatenate
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.topology import Topology
 from hydragnn.models import (
+    Distribution,
     GraphModel,
-    HeadSettings,
-    Prediction,
     build_model,
     degree_statistics,
     load_model,
+    parse_head,
     save_model,
 )
 
@@ -43,6 +43,8 @@ SCALARS = (
     Field(name="charge", on="node", shape=(2,), role="target"),
     Field(name="gap", on="graph", shape=(1, 2), role="target"),
     Field(name="top", on="graph", role="target"),
+    Field(name="site", on="node", classes=3, dtype="int64", role="target"),
+    Field(name="lattice", on="graph", shape=(2,), classes=4, dtype="int64", role="target"),
 )
 FORCES = Field(name="forces", on="node", shape=(3,), parity="vector", role="target")
 STRESS = Field(name="stress", on="graph", shape=(3, 3), parity="tensor", role="target")
@@ -50,6 +52,7 @@ VECTORS = (
     Field(name="dipole", on="graph", shape=(3,), parity="vector", role="target"),
     Field(name="flow", on="node", shape=(2, 3), parity="vector", role="target"),
 )
+GAUSSIAN = {"distribution": "gaussian", "loss": "nll"}
 TIGHT = 1e-11  # float64 sums in another order; values are of order 1
 
 
@@ -116,16 +119,18 @@ def make_model(kind: str, seed: int = 0, dtype: torch.dtype = torch.float64, **c
     forces = architecture_of(kind).sees_positions()
     derivatives = {"forces": "forces", "stress": "stress"} if forces else {}
     heads = [
-        HeadSettings(field="energy", pool="sum", hidden_dims=[6], **derivatives),
-        HeadSettings(field="charge", hidden_dims=[6]),
-        HeadSettings(field="gap", pool="mean", distribution="gaussian", loss="nll"),
-        HeadSettings(field="top", pool="max"),
+        parse_head({"kind": "energy", "field": "energy", "hidden_dims": [6], **derivatives}),
+        parse_head({"kind": "scalar", "field": "charge", "hidden_dims": [6]}),
+        parse_head({"kind": "scalar", "field": "gap", **GAUSSIAN}),
+        parse_head({"kind": "scalar", "field": "top", "pool": "max"}),
+        parse_head({"kind": "classes", "field": "site", "hidden_dims": [6]}),
+        parse_head({"kind": "classes", "field": "lattice", "hidden_dims": [6]}),
     ]
     fields = [*INPUTS, *SCALARS, *((FORCES, STRESS) if forces else ())]
     if 1 in architecture_of(kind).gives:
         heads += [
-            HeadSettings(field="dipole", pool="mean", distribution="gaussian", loss="nll"),
-            HeadSettings(field="flow"),
+            parse_head({"kind": "vector", "field": "dipole", **GAUSSIAN}),
+            parse_head({"kind": "vector", "field": "flow"}),
         ]
         fields += VECTORS
     statistics = degree_statistics([make_graph(1, 5), make_graph(2, 7)])
@@ -133,18 +138,26 @@ def make_model(kind: str, seed: int = 0, dtype: torch.dtype = torch.float64, **c
     return build_model(settings, heads, fields, inputs=inputs, dim=3, seed=seed, statistics=statistics).to(dtype)
 
 
-def loss_of(predictions: dict[str, Prediction]) -> Tensor:
+def loss_of(predictions: dict[str, Distribution]) -> Tensor:
     """One number that depends on every output."""
-    parts = [p.mean.square().sum() for p in predictions.values()]
-    parts += [p.variance.log().square().sum() for p in predictions.values() if p.variance is not None]
+    parts = [
+        (values.log() if name == "variance" else values).square().sum()
+        for prediction in predictions.values()
+        for name, values in prediction.tensors().items()
+    ]
     return torch.stack(parts).sum()
 
 
-def assert_equal(found: Prediction, expected: Prediction, act: Callable[[Tensor], Tensor] = lambda x: x) -> None:
-    torch.testing.assert_close(found.mean, act(expected.mean), rtol=TIGHT, atol=TIGHT)
-    if expected.variance is not None:
-        assert found.variance is not None
-        torch.testing.assert_close(found.variance, expected.variance, rtol=TIGHT, atol=TIGHT)
+def values_of(prediction: Distribution) -> Tensor:
+    """Means of numbers, logits of classes."""
+    return next(iter(prediction.tensors().values()))
+
+
+def assert_equal(found: Distribution, expected: Distribution, act: Callable[[Tensor], Tensor] = lambda x: x) -> None:
+    """Equal up to rounding; ``act`` is what becomes of values, while variances stay as they are."""
+    for name, values in expected.tensors().items():
+        moved = values if name == "variance" else act(values)
+        torch.testing.assert_close(found.tensors()[name], moved, rtol=TIGHT, atol=TIGHT)
 
 
 def permuted(batch: GraphBatch, order: Tensor) -> GraphBatch:
@@ -181,10 +194,10 @@ class ArchitectureConformance:
         batch, model = CORNERS[corner](), self.model()
         predictions = model(batch)
         items = {"node": batch.num_nodes, "graph": batch.num_graphs}
-        for name in model.description.targets:
-            field = model.description.fields[name]
-            assert predictions[name].mean.shape == (items[field.on], *field.shape)
-            assert predictions[name].mean.isfinite().all()
+        for target in model.description.targets:
+            field, said = target.field, predictions[target.name]
+            assert said.error(torch.zeros(items[field.on], *field.shape)).shape == (items[field.on], *field.shape)
+            assert said.finite().all()
         gradients = torch.autograd.grad(loss_of(predictions), list(model.parameters()))
         assert all(gradient.isfinite().all() for gradient in gradients)
 
@@ -200,7 +213,7 @@ class ArchitectureConformance:
         expected, found = model(batch), model(permuted(batch, order))
         for name, prediction in expected.items():
             on_nodes = model.description.fields[name].on == "node"
-            assert_equal(found[name], prediction, lambda x, moved=on_nodes: x[order] if moved else x)
+            assert_equal(found[name], prediction.rows(order) if on_nodes else prediction)
 
     def test_a_prediction_does_not_depend_on_what_else_is_in_its_batch(self, kind: str) -> None:
         batch, model = concatenate([make() for make in CORNERS.values()]), self.model()
@@ -210,10 +223,7 @@ class ArchitectureConformance:
             n0, n1 = batch.node_offsets[number : number + 2].tolist()
             for name, prediction in alone.items():
                 rows = slice(n0, n1) if model.description.fields[name].on == "node" else slice(number, number + 1)
-                variance = together[name].variance
-                whole = Prediction(
-                    mean=together[name].mean[rows], variance=None if variance is None else variance[rows]
-                )
+                whole = together[name].rows(rows)
                 assert_equal(prediction, whole)
 
     @pytest.mark.parametrize("determinant", [1, -1], ids=["rotation", "reflection"])
@@ -309,12 +319,12 @@ class ArchitectureConformance:
         loaded = load_model(tmp_path)
         assert loaded.targets == model.description.targets
         before, after = model.eval()(batch.to(dtype=torch.float32)), loaded.model(batch.to(dtype=torch.float32))
-        assert all(torch.equal(before[name].mean, after[name].mean) for name in before)
+        assert all(torch.equal(values_of(before[name]), values_of(after[name])) for name in before)
 
     def test_predicting_twice_gives_the_same_bits(self, kind: str) -> None:
         model, batch = self.model(dtype=torch.float32).eval(), CORNERS["two graphs"]().to(dtype=torch.float32)
         first, second = model(batch), model(batch)
-        assert all(torch.equal(first[name].mean, second[name].mean) for name in first)
+        assert all(torch.equal(values_of(first[name]), values_of(second[name])) for name in first)
 
     def test_initial_weights_depend_on_the_seed_and_on_nothing_else(self, kind: str) -> None:
         state = torch.random.get_rng_state()
@@ -336,11 +346,11 @@ class ArchitectureConformance:
         found = load_model(tmp_path, dtype=torch.float64).predict(batch)
         mean, std = torch.tensor([1.0, 2.0]), torch.tensor([2.0, 4.0])
         raw = model.eval()(replace(batch, nodes={**batch.nodes, "size": (batch.nodes["size"] - mean) / std}))
-        torch.testing.assert_close(found["energy"].mean, raw["energy"].mean.detach() * 3)
+        torch.testing.assert_close(values_of(found["energy"]), values_of(raw["energy"]).detach() * 3)
         spread = torch.tensor([[5.0, 7.0]], dtype=torch.float64)
-        torch.testing.assert_close(found["gap"].mean, raw["gap"].mean.detach() * spread + torch.tensor([[1.0, 2.0]]))
-        assert found["gap"].variance is not None and raw["gap"].variance is not None
-        torch.testing.assert_close(found["gap"].variance, raw["gap"].variance.detach() * spread**2)
+        gap, unscaled = found["gap"].tensors(), raw["gap"].detach().tensors()
+        torch.testing.assert_close(gap["mean"], unscaled["mean"] * spread + torch.tensor([[1.0, 2.0]]))
+        torch.testing.assert_close(gap["variance"], unscaled["variance"] * spread**2)
 
     def test_a_share_of_a_batch_may_be_empty(self, kind: str) -> None:
         whole, model = CORNERS["one graph"](), self.model()
@@ -368,8 +378,8 @@ class ArchitectureConformance:
         with torch.autocast("cpu", dtype=torch.bfloat16), torch.set_grad_enabled(recording):
             rough = model(batch)
         for name, prediction in exact.items():
-            expected = prediction.mean.detach()
+            expected = values_of(prediction).detach()
             scale = max(float(expected.abs().max()), 0.1)
             # bf16 keeps 8 bits; a handful of layers in a row lose a few of them
-            assert float((rough[name].mean.detach().float() - expected).abs().max()) < 0.15 * scale
-            assert rough[name].mean.requires_grad == recording
+            assert float((values_of(rough[name]).detach().float() - expected).abs().max()) < 0.15 * scale
+            assert values_of(rough[name]).requires_grad == recording

@@ -2,7 +2,7 @@
 
 ``graph``, ``nodes``, ``status`` and ``domain`` have one row per graph; ``fields/NAME/QUANTITY`` has one row per graph or, for
 node fields, one per node, graphs in order; QUANTITY is mean, std, epistemic, aleatoric, lower or upper, in the field's
-unit. The attribute ``heading`` is JSON: fields with units, nominal level, members. Failed graphs have NaN and a reason in
+unit; of classes probability, label, set, entropy, epistemic or aleatoric. The attribute ``heading`` is JSON: fields with units, nominal level, members. Failed graphs have NaN (label -1, no class in their set) and a reason in
 ``status``.
 """
 
@@ -12,10 +12,9 @@ import shutil
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hydragnn.ensemble.prediction.sinks import Block, Sink, texts
-from hydragnn.ensemble.predictions import QUANTITIES
-from hydragnn.ensemble.uncertainty import Array
 
 
 def block_arrays(block: Block) -> dict[str, Any]:
@@ -29,12 +28,12 @@ def block_arrays(block: Block) -> dict[str, Any]:
     }
 
 
-def estimate_arrays(block: Block) -> dict[str, Array]:
+def estimate_arrays(block: Block) -> dict[str, NDArray[Any]]:
     """What is predicted, by name."""
     return {
         f"fields/{name}/{quantity}": estimate[quantity]
         for name, estimate in block.predictions.fields.items()
-        for quantity in QUANTITIES
+        for quantity in estimate.quantities
     }
 
 

@@ -9,12 +9,14 @@ from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hydragnn.ensemble.members import Outcome
 from hydragnn.ensemble.plan import Unit
 from hydragnn.ensemble.prediction.claims import unique_name
 from hydragnn.errors import InputError
 from hydragnn.files import read_json, write_json
+from hydragnn.models import distribution_from_arrays
 
 
 class Parts:
@@ -71,7 +73,7 @@ class Parts:
             return None
         try:
             return self.read(unit)
-        except (BadZipFile, EOFError, KeyError, ValueError, OSError):
+        except (BadZipFile, EOFError, KeyError, ValueError, OSError, InputError):
             return None
 
     def names(self) -> set[str]:
@@ -91,8 +93,11 @@ class Parts:
 
         Not flushed to disk, which would cost more than predicting: the checksums inside tell a torn file.
         """
-        arrays = {f"mean/{name}": values for name, values in outcome.means.items()}
-        arrays |= {f"variance/{name}": values for name, values in outcome.variances.items()}
+        arrays = {
+            f"{said.kind}/{name}/{tensor}": values
+            for name, said in outcome.predictions.items()
+            for tensor, values in said.to_arrays().items()
+        }
         arrays["reasons"] = np.array(outcome.reasons, dtype=np.str_)
         path = self.path(unit)
         temporary = path.with_name(f".{path.name}.{unique_name()}")
@@ -108,15 +113,13 @@ class Parts:
         """The outcome of a finished unit, bit for bit."""
         with self.path(unit).open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-        return Outcome(
-            means={name.removeprefix("mean/"): values for name, values in arrays.items() if name.startswith("mean/")},
-            variances={
-                name.removeprefix("variance/"): values
-                for name, values in arrays.items()
-                if name.startswith("variance/")
-            },
-            reasons=tuple(arrays["reasons"].tolist()),
-        )
+        reasons = tuple(arrays.pop("reasons").tolist())
+        said: dict[tuple[str, str], dict[str, NDArray[Any]]] = {}
+        for path, values in arrays.items():
+            kind, name, tensor = path.split("/")
+            said.setdefault((kind, name), {})[tensor] = values
+        predictions = {name: distribution_from_arrays(kind, tensors) for (kind, name), tensors in said.items()}
+        return Outcome(predictions=predictions, reasons=reasons)
 
     def delete(self) -> None:
         """Remove the folder once everything has been merged."""

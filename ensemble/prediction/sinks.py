@@ -112,19 +112,6 @@ class Sink(ABC):
         )
 
 
-def columns(field: Field) -> list[str]:
-    """Suffixes of a field's components in tables: empty for a number, _x _y _z for vectors, _0 _1 for others.
-
-    >>> columns(Field(name="forces", on="node", shape=(3,), parity="vector"))
-    ['_x', '_y', '_z']
-    """
-    if not field.shape:
-        return [""]
-    if field.parity == "scalar" or max(field.shape) > 3:
-        return [f"_{i}" for i in range(field.width)]
-    return ["_" + "".join("xyz"[i] for i in index) for index in np.ndindex(*field.shape)]
-
-
 def texts(values: Sequence[str]) -> list[str]:
     """Texts on one line each."""
     return [" ".join(value.split()) for value in values]

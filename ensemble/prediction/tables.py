@@ -9,8 +9,9 @@ import numpy as np
 from ase import Atoms
 from ase.calculators.singlepoint import SinglePointCalculator
 
-from hydragnn.ensemble.prediction.sinks import Block, Sink, columns, texts
-from hydragnn.ensemble.predictions import QUANTITIES, Estimate
+from hydragnn.ensemble.estimates import Estimate
+from hydragnn.ensemble.prediction.sinks import Block, Sink, texts
+from hydragnn.ensemble.predictions import estimates_of
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 
@@ -56,23 +57,29 @@ class CsvSink(Sink):
 
 
 def _titles(fields: list[Field]) -> list[str]:
-    return [f"{f.name}{c}_{quantity}" for f in fields for quantity in QUANTITIES for c in columns(f)]
-
-
-def _numbers(estimates: list[Estimate], rows: int) -> list[list[float | str]]:
-    """The rows of a table; empty where there is no number, as spreadsheets and pandas expect."""
-    blocks = [
-        estimate[quantity].reshape(rows, estimate.field.width) for estimate in estimates for quantity in QUANTITIES
+    return [
+        f"{field.name}{column}_{quantity}"
+        for field in fields
+        for quantity in estimates_of(field).quantities
+        for column in estimates_of(field).columns(field, quantity)
     ]
-    if not blocks:
-        return [[] for _ in range(rows)]
-    return [["" if value != value else value for value in row] for row in np.concatenate(blocks, axis=1).tolist()]
+
+
+def _numbers(estimates: list[Estimate], rows: int) -> list[list[float | int | str]]:
+    """The rows of a table; empty where there is no number, as spreadsheets and pandas expect."""
+    table: list[list[float | int | str]] = [[] for _ in range(rows)]
+    for estimate in estimates:
+        for quantity in estimate.quantities:
+            width = len(estimate.columns(estimate.field, quantity))
+            for row, values in zip(table, estimate[quantity].reshape(rows, width).tolist()):
+                row += ["" if value != value else value for value in values]
+    return table
 
 
 class XyzSink(Sink):
     """Extended XYZ: energy, forces and stress as results, everything else in ``info`` and ``arrays`` by name.
 
-    The mean of a field has the field's name, the other quantities NAME_std and so on. A structure that could not be built
+    The mean (of classes: the label) of a field has the field's name, the other quantities NAME_std and so on. A structure that could not be built
     has no atoms.
     """
 
@@ -106,14 +113,14 @@ def _frame(block: Block, row: int) -> Atoms:
     for name, estimate in said.fields.items():
         node = estimate.field.on == "node"
         span = slice(offsets[row], offsets[row + 1]) if node else row
-        for quantity in QUANTITIES:
+        for quantity in estimate.quantities:
             values = estimate[quantity][span]
-            if quantity == "mean" and name in ("energy", "forces", "stress"):
+            if estimate.headline == quantity == "mean" and name in ("energy", "forces", "stress"):
                 results[name] = float(values) if name == "energy" else values
             else:
-                key = name if quantity == "mean" else f"{name}_{quantity}"
+                key = name if quantity == estimate.headline else f"{name}_{quantity}"
                 values = values.reshape(len(values), -1) if node and values.ndim > 2 else values
-                (atoms.arrays if node else atoms.info)[key] = float(values) if np.ndim(values) == 0 else values
+                (atoms.arrays if node else atoms.info)[key] = values.item() if np.ndim(values) == 0 else values
     if results:
         atoms.calc = SinglePointCalculator(atoms, **results)
     return atoms

@@ -7,26 +7,44 @@ from hydragnn.models.description import (
     degree_statistics,
     description_from_json,
 )
+from hydragnn.models.distributions import (
+    Categorical,
+    Distribution,
+    Normal,
+    Number,
+    Point,
+    concatenated,
+    distribution_from_arrays,
+)
 from hydragnn.models.graph_model import GraphModel
-from hydragnn.models.prediction import Prediction
+from hydragnn.models.head_settings import HeadSettings, parse_head, targets_of
 from hydragnn.models.saving import load_graph_model, read_description, save_model
-from hydragnn.models.settings import HeadSettings
+from hydragnn.models.target import Target
 from hydragnn.models.trained import TrainedModel, load_model
 
 __all__ = [
+    "Categorical",
+    "Distribution",
     "GraphModel",
     "GraphStatistics",
     "HeadSettings",
     "ModelDescription",
     "ModelSettings",
-    "Prediction",
+    "Normal",
+    "Number",
+    "Point",
+    "Target",
     "TrainedModel",
     "build_described",
     "build_model",
+    "concatenated",
     "degree_statistics",
     "description_from_json",
+    "distribution_from_arrays",
     "load_graph_model",
     "load_model",
+    "parse_head",
     "read_description",
     "save_model",
+    "targets_of",
 ]

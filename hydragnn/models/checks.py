@@ -6,7 +6,8 @@ from hydragnn.architectures import Architecture, architectures
 from hydragnn.errors import InputError
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 from hydragnn.models.description import ModelDescription
-from hydragnn.models.settings import HeadSettings
+from hydragnn.models.head_kinds import EnergyHeadSettings, VectorHeadSettings
+from hydragnn.models.head_settings import HeadSettings
 
 GEOMETRY = frozenset({"lengths", "directions", "triplets"})
 
@@ -16,7 +17,7 @@ def check(description: ModelDescription) -> None:
     _check_encoder(description)
     for field in description.input_fields:
         _check_input(field)
-    overlap = sorted(set(description.inputs) & set(description.targets))
+    overlap = sorted(set(description.inputs) & {target.field.name for target in description.targets})
     if overlap:
         raise InputError(f"field {overlap[0]} is both an input and a target; remove it from data.inputs")
     for head in description.heads:
@@ -76,25 +77,15 @@ def _check_input(field: Field) -> None:
 
 
 def _check_head(head: HeadSettings, description: ModelDescription) -> None:
-    field, dim = description.fields[head.field], description.dim
-    if field.on == "edge":
-        raise InputError(f"head {field.name}: it lies on edges, and heads predict node or graph fields; choose another")
-    if field.classes:
-        raise InputError(f"head {field.name}: it is categorical, and heads predict numbers; declare it as float32")
-    if field.parity == "tensor":
-        raise InputError(
-            f"head {field.name}: tensors are predicted only as the stress of an energy head; declare its components "
-            f"with parity scalar if the axes are fixed"
-        )
-    if head.graph_scale and (field.on != "node" or field.parity != "scalar"):
-        raise InputError(f"head {field.name}: graph_scale is for scalar node fields; remove it")
-    if field.parity == "vector":
-        _check_vector(head, field, description.architecture, dim)
-    if head.forces or head.stress:
-        _check_energy(head, description)
+    field = description.fields[head.field]
+    head.check(field)
+    if isinstance(head, VectorHeadSettings):
+        _check_vector(field, description.architecture, description.dim)
+    if isinstance(head, EnergyHeadSettings) and head.derivatives:
+        _check_derivatives(head, description)
 
 
-def _check_vector(head: HeadSettings, field: Field, architecture: type[Architecture], dim: int) -> None:
+def _check_vector(field: Field, architecture: type[Architecture], dim: int) -> None:
     if 1 not in architecture.gives:
         raise InputError(
             f"head {field.name}: vectors that turn with the graph need an equivariant model ({_kinds(lambda a: 1 in a.gives)}), not "
@@ -104,14 +95,10 @@ def _check_vector(head: HeadSettings, field: Field, architecture: type[Architect
         raise InputError(
             f"head {field.name}: a vector of length {field.shape[-1]} in graphs of dimension {dim}; give shape ({dim},)"
         )
-    if field.on == "graph" and head.pool == "max":
-        raise InputError(f'head {field.name}: the largest of vectors does not turn with the graph; use pool = "sum"')
 
 
-def _check_energy(head: HeadSettings, description: ModelDescription) -> None:
+def _check_derivatives(head: EnergyHeadSettings, description: ModelDescription) -> None:
     field, dim = description.fields[head.field], description.dim
-    if field.on != "graph" or field.width != 1 or field.parity != "scalar":
-        raise InputError(f"head {field.name}: forces and stress are derivatives of one scalar per graph; use an energy")
     if not dim or not description.architecture.sees_positions():
         reason = "graphs without positions" if not dim else f"model {description.model.kind}, which sees no lengths"
         able = _kinds(lambda architecture: architecture.sees_positions())

@@ -10,7 +10,8 @@ from hydragnn.architectures import Architecture, ArchitectureSettings, GraphSpec
 from hydragnn.errors import InputError, nearest
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field, field_from_json
-from hydragnn.models.settings import HeadSettings
+from hydragnn.models.head_settings import HeadSettings, parse_head, targets_of
+from hydragnn.models.target import Target
 
 
 def degree_statistics(batches: Iterable[GraphBatch]) -> GraphStatistics:
@@ -47,9 +48,9 @@ class ModelDescription:
     """False: trained without edges (an ablation), so edges are taken away before prediction, too."""
 
     @property
-    def targets(self) -> tuple[str, ...]:
-        """All predicted fields, in the order of the heads."""
-        return tuple(name for head in self.heads for name in head.outputs)
+    def targets(self) -> tuple[Target, ...]:
+        """All targets, in the order of the heads."""
+        return targets_of(self.heads, self.fields)
 
     @property
     def input_fields(self) -> tuple[Field, ...]:
@@ -92,12 +93,13 @@ class ModelDescription:
 
 def description_from_json(value: Mapping[str, Any]) -> ModelDescription:
     """The description that ``ModelDescription.to_json`` wrote; KeyError, TypeError or ValueError where it is damaged."""
-    fields = [field_from_json(item) for item in value["fields"]]
+    fields = {field.name: field for field in map(field_from_json, value["fields"])}
     statistics = value["statistics"]
+    heads = [parse_head(head, "model.json") for head in value["heads"]]
     return ModelDescription(
         model=_encoder_settings(value["model"]),
-        heads=tuple(HeadSettings.parse(head, "model.json") for head in value["heads"]),
-        fields={field.name: field for field in fields},
+        heads=tuple(head.named(fields[head.field], strict=False) for head in heads),
+        fields=fields,
         inputs=tuple(value["inputs"]),
         dim=value["dim"],
         statistics=GraphStatistics(**statistics) if statistics else None,
@@ -129,7 +131,7 @@ def described(
             raise InputError(f"the data have no field {name}; {nearest(name, list(known))}")
     return ModelDescription(
         model=model,
-        heads=tuple(heads),
+        heads=tuple(head.named(known[head.field]) for head in heads),
         fields={name: known[name] for name in dict.fromkeys(wanted)},
         inputs=tuple(inputs),
         dim=dim,

@@ -9,9 +9,9 @@ from hydragnn.graphs.field import ATOMIC_NUMBERS
 from hydragnn.layers import ConditionInputs, EdgeInputs, MessageGraph, NodeInputs, PooledCondition, States
 from hydragnn.models.derivatives import energy_gradient, forces_from, stress_from
 from hydragnn.models.description import ModelDescription
+from hydragnn.models.distributions import Distribution, Point
+from hydragnn.models.head_settings import HeadSettings
 from hydragnn.models.heads import build_head
-from hydragnn.models.prediction import Prediction
-from hydragnn.models.settings import HeadSettings
 from hydragnn.models.wrapping import wrap_layers
 
 
@@ -40,13 +40,13 @@ class GraphModel(nn.Module):
             build_head(head, fields[head.field], channels, description.dim) for head in description.heads
         )
 
-    def forward(self, batch: GraphBatch) -> dict[str, Prediction]:
+    def forward(self, batch: GraphBatch) -> dict[str, Distribution]:
         """Predictions by field name: every head's field, then its forces and its stress where declared.
 
         Derivatives are differentiable again where the caller records gradients, and detached where it does not.
         """
         recording = torch.is_grad_enabled()
-        if not any(head.forces or head.stress for head in self.description.heads):
+        if not any(head.derivatives for head in self.description.heads):
             graph = self.message_graph(batch, self.edge_vectors(batch))
             states = self.encode(batch, graph)
             return {
@@ -56,12 +56,12 @@ class GraphModel(nn.Module):
             vectors = edge_vectors(batch).detach().requires_grad_()
             graph = self.message_graph(batch, vectors)
             states = self.encode(batch, graph)
-            predictions: dict[str, Prediction] = {}
+            predictions: dict[str, Distribution] = {}
             for settings, head in zip(self.description.heads, self.heads):
-                predictions[settings.field] = head(states, graph, batch)
-                energy = predictions[settings.field].mean
-                predictions |= _derivatives(settings, energy, vectors, batch, differentiable=recording)
-        return predictions if recording else {name: _detached(value) for name, value in predictions.items()}
+                said = predictions[settings.field] = head(states, graph, batch)
+                if settings.derivatives:
+                    predictions |= _derivatives(settings, said.mean, vectors, batch, differentiable=recording)
+        return predictions if recording else {name: value.detach() for name, value in predictions.items()}
 
     def edge_vectors(self, batch: GraphBatch) -> Float[Tensor, "edges dim"] | None:
         """Vectors of all edges; None for graphs without geometry."""
@@ -105,18 +105,7 @@ def side_by_side(of_layers: list[States]) -> States:
 
 def _derivatives(
     head: HeadSettings, energy: Tensor, vectors: Tensor, batch: GraphBatch, *, differentiable: bool
-) -> dict[str, Prediction]:
-    if not (head.forces or head.stress):
-        return {}
+) -> dict[str, Distribution]:
     gradient = energy_gradient(energy, vectors, differentiable=differentiable)
-    found: dict[str, Prediction] = {}
-    if head.forces:
-        found[head.forces] = Prediction(mean=forces_from(gradient, batch))
-    if head.stress:
-        found[head.stress] = Prediction(mean=stress_from(gradient, vectors, batch))
-    return found
-
-
-def _detached(prediction: Prediction) -> Prediction:
-    variance = prediction.variance
-    return Prediction(mean=prediction.mean.detach(), variance=None if variance is None else variance.detach())
+    values = {"forces": lambda: forces_from(gradient, batch), "stress": lambda: stress_from(gradient, vectors, batch)}
+    return {name: Point(mean=values[what]()) for what, name in head.derivatives.items()}

@@ -7,15 +7,16 @@ from pathlib import Path
 import torch
 
 from hydragnn.architectures import ArchitectureSettings
-from hydragnn.datasets.normalisation import Normalisation, denormalise_mean, denormalise_variance, normalise
+from hydragnn.datasets.normalisation import Normalisation, normalise, reference_sums
 from hydragnn.datasets.views import without_edges
 from hydragnn.errors import InputError
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
+from hydragnn.models.distributions import Distribution
 from hydragnn.models.graph_model import GraphModel
-from hydragnn.models.prediction import Prediction
+from hydragnn.models.head_settings import HeadSettings
 from hydragnn.models.saving import load_graph_model
-from hydragnn.models.settings import HeadSettings
+from hydragnn.models.target import Target
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -47,8 +48,8 @@ class TrainedModel:
         return self.model.description.inputs
 
     @property
-    def targets(self) -> tuple[str, ...]:
-        """Names of the fields that come out."""
+    def targets(self) -> tuple[Target, ...]:
+        """What is predicted."""
         return self.model.description.targets
 
     @property
@@ -61,7 +62,7 @@ class TrainedModel:
         """Where the weights are."""
         return next(self.model.parameters()).device
 
-    def predict(self, batch: GraphBatch) -> dict[str, Prediction]:
+    def predict(self, batch: GraphBatch) -> dict[str, Distribution]:
         """Predictions of every target in physical units, float64; InputError where the batch lacks an input."""
         if not self.model.description.edges:
             batch = without_edges(batch)
@@ -71,7 +72,10 @@ class TrainedModel:
         seen = inputs.to(self.device, self.dtype)
         with torch.no_grad():
             predictions = self.model.eval()(seen)
-        return {name: self._physical(name, value, batch) for name, value in predictions.items()}
+        return {
+            target.name: denormalised(predictions[target.name], target.field, self.normalisation, batch)
+            for target in self.targets
+        }
 
     def check(self, batch: GraphBatch) -> None:
         """Raise InputError unless the batch has everything that the model reads, with the same meaning."""
@@ -90,12 +94,17 @@ class TrainedModel:
             if expected is not None:
                 _check_meaning(batch, found, expected)
 
-    def _physical(self, name: str, prediction: Prediction, batch: GraphBatch) -> Prediction:
-        field, variance = self.fields[name], prediction.variance
-        mean = denormalise_mean(self.normalisation, field, prediction.mean.to(batch.positions.device), batch)
-        if variance is not None:
-            variance = denormalise_variance(self.normalisation, field, variance.to(batch.positions.device))
-        return Prediction(mean=mean, variance=variance)
+
+def denormalised(said: Distribution, field: Field, normalisation: Normalisation, batch: GraphBatch) -> Distribution:
+    """A prediction in the field's unit, float64; ``batch`` is the raw one predicted for (references need its nodes)."""
+    device = batch.positions.device
+    said = said.to(device, torch.float64)
+    if field.name in normalisation.scales:
+        said = said.denormalised(*normalisation.scales[field.name].tensors(field, device))
+    if field.name in normalisation.references:
+        sums = reference_sums(normalisation, field.name, batch)
+        said = said.shifted(sums.reshape(-1, *(1 for _ in field.shape)))
+    return said
 
 
 def load_model(folder: Path, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> TrainedModel:

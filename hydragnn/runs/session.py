@@ -28,7 +28,6 @@ from hydragnn.training.context import training_context
 from hydragnn.training.data import Place, RunData, prepare_data
 from hydragnn.training.evaluate import flattened, trivial_metrics
 from hydragnn.training.loop import Ended, train_epochs
-from hydragnn.training.loss import field_losses
 from hydragnn.training.state import TrainState, first_state
 
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.float32}
@@ -87,8 +86,7 @@ def _train(
     with told_to_peers(heart.attempt, ranks), interrupted_at_once():
         data = prepare_data(config, store or opened(config), place, ranks, heart.beat)
         model = make_model(config, data, heart.beat).to(device=place.device, dtype=place.dtype)
-        losses = field_losses(config)
-        state = first_state(model, config.train, fields=len(losses))
+        state = first_state(model, config.train, fields=len(data.targets))
         record = first_record(config, data, state, place)
         checkpoint = latest_checkpoint(out / "checkpoints")
         if checkpoint:
@@ -110,7 +108,7 @@ def _train(
     callback.write(state)
     if progress and ranks.first:
         progress.begin(state.epoch + state.step / max(1, data.train.steps(state.epoch)), config.train.epochs)
-    context = training_context(config.train, losses, ranks, place.device, place.split)
+    context = training_context(config.train, data.targets, ranks, place.device, place.split)
     with signals.heard():
         return _to_the_end(state, callback, lambda: train_epochs(state, data, context, callback, until))
 

@@ -2,4 +2,4 @@
 
 from hydragnn.training.evaluate import errors_on, evaluate, flattened, trivial_metrics, trivial_predictor
 from hydragnn.training.loop import train_epochs
-from hydragnn.training.metrics import Target, targets_of
+from hydragnn.training.metrics import Errors

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hydragnn.config import TrainSettings
 from hydragnn.distributed.ranks import Ranks
-from hydragnn.training.loss import FieldLoss
+from hydragnn.models import Target
 from hydragnn.training.state import TrainState
 
 
@@ -45,9 +45,9 @@ class TrainingContext:
     """What the loop is told to do; it never changes."""
 
     settings: TrainSettings
-    losses: tuple[FieldLoss, ...]
+    targets: tuple[Target, ...]
     weights: Tensor
-    """Loss weights of the fields, float64."""
+    """Loss weights of the targets, float64."""
     ranks: Ranks
     device: torch.device
     split: int = 1
@@ -68,8 +68,8 @@ class TrainingContext:
 
 
 def training_context(
-    settings: TrainSettings, losses: tuple[FieldLoss, ...], ranks: Ranks, device: torch.device, split: int = 1
+    settings: TrainSettings, targets: tuple[Target, ...], ranks: Ranks, device: torch.device, split: int = 1
 ) -> TrainingContext:
     """The context with its loss weights on the device."""
-    weights = torch.tensor([loss.weight for loss in losses], dtype=torch.float64, device=device)
-    return TrainingContext(settings=settings, losses=losses, weights=weights, ranks=ranks, device=device, split=split)
+    weights = torch.tensor([target.weight for target in targets], dtype=torch.float64, device=device)
+    return TrainingContext(settings=settings, targets=targets, weights=weights, ranks=ranks, device=device, split=split)

@@ -16,7 +16,6 @@ from hydragnn.datasets import (
     MemoryStore,
     Normalisation,
     Split,
-    TargetRule,
     WithoutEdges,
     fit_normalisation,
     make_split,
@@ -27,7 +26,9 @@ from hydragnn.distributed.ranks import Ranks
 from hydragnn.errors import InputError, nearest
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
-from hydragnn.training.metrics import Moments, Target, target_moments, targets_of
+from hydragnn.models import Target, targets_of
+from hydragnn.training.class_metrics import balanced_weights
+from hydragnn.training.metrics import RunningMoments, target_moments
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,7 +79,7 @@ class RunData:
     train: Feed
     valid: tuple[GraphBatch, ...]
     """This rank's shares of the validation part."""
-    valid_moments: Mapping[str, Moments]
+    valid_moments: Mapping[str, RunningMoments]
     """Moments of the whole validation part's labels, in the fields' units."""
 
 
@@ -96,25 +97,14 @@ def prepare_data(
     for name in config.targets:
         if name not in fields:
             raise InputError(f"heads: the store has no field {name}; {nearest(name, sorted(fields))}")
-    targets = targets_of(config.heads, fields)
     split = make_split(store, config.split)
-    rules = [
-        TargetRule(
-            field=head.field,
-            extensive=target_is_extensive(targets, head.field),
-            references=head.references,
-            forces=head.forces,
-            stress=head.stress,
-            centred=head.loss != "relative",
-        )
-        for head in config.heads
-    ]
+    targets = tuple(balanced_weights(target, store, split.train) for target in targets_of(config.heads, fields))
     wanted = [*dict.fromkeys([*inputs, *config.targets])]
     seen = np.concatenate([split.train, split.valid])
     for name in wanted:
         _check_values(store, fields[name], seen, complete=name in inputs)
         lives()
-    normalisation = fit_normalisation(store, split.train, inputs=[fields[name] for name in inputs], heads=rules)
+    normalisation = fit_normalisation(store, split.train, inputs=[fields[name] for name in inputs], targets=targets)
     lives()
     feeds = {}
     for part in ("train", "valid"):
@@ -145,11 +135,6 @@ def input_names(config: RunConfig, fields: Mapping[str, Field]) -> tuple[str, ..
         if name in config.targets:
             raise InputError(f"data.inputs: {name} is also predicted by a head; take it out of one of them")
     return tuple(names)
-
-
-def target_is_extensive(targets: Sequence[Target], name: str) -> bool:
-    """Whether the field's value grows with the number of nodes."""
-    return next(target.extensive for target in targets if target.name == name)
 
 
 def _feed(

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from hydragnn.datasets import BatchSettings, GraphStore, Loader, Normalisation, reference_sums
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.models import TrainedModel
-from hydragnn.training.metrics import Errors, Moments, Target, target_moments, targets_of
+from hydragnn.models import Categorical, Distribution, Point, Target, TrainedModel
+from hydragnn.training.class_metrics import label_frequencies
+from hydragnn.training.metrics import Errors, RunningMoments, target_moments
 
 Metrics = dict[str, dict[str, float | None]]
 
@@ -18,17 +19,13 @@ Metrics = dict[str, dict[str, float | None]]
 def evaluate(
     model: TrainedModel, store: GraphStore, indices: NDArray[np.int64], settings: BatchSettings | None = None
 ) -> Metrics:
-    """Errors of a trained model on the graphs ``indices``: field name to mae, rmse, r2, count (and per node) in its unit."""
-    targets = targets_of(model.heads, model.fields)
-
-    def means(batch: GraphBatch) -> dict[str, Tensor]:
-        return {name: prediction.mean for name, prediction in model.predict(batch).items()}
-
-    return errors_on(means, store, indices, targets, settings or BatchSettings())
+    """Errors of a trained model on the graphs ``indices``: target name to mae, rmse, r2, count (and per
+    node) in its unit, for classes to accuracy and its like."""
+    return errors_on(model.predict, store, indices, model.targets, settings or BatchSettings())
 
 
 def errors_on(
-    predict: Callable[[GraphBatch], Mapping[str, Tensor]],
+    predict: Callable[[GraphBatch], Mapping[str, Distribution]],
     store: GraphStore,
     indices: NDArray[np.int64],
     targets: Sequence[Target],
@@ -36,52 +33,61 @@ def errors_on(
 ) -> Metrics:
     """Errors of any predictor (raw batch to values in the fields' units) on the graphs ``indices``."""
     errors = Errors(targets)
-    moments: dict[str, Moments] = {}
+    moments: dict[str, RunningMoments] = {}
     for _, batch in Loader(store, indices, settings, shuffle=False).epoch(0):
-        values = predict(batch)
+        predictions = predict(batch)
         here = target_moments(targets, batch)
         for target in targets:
-            errors.add(target, values[target.name].cpu() - batch[target.name], batch)
+            errors.add(target, predictions[target.name], batch)
         moments = {name: moments[name].merged(part) if moments else part for name, part in here.items()}
     return errors.values(moments)
 
 
 def trivial_predictor(
     store: GraphStore, train: NDArray[np.int64], targets: Sequence[Target], normalisation: Normalisation
-) -> Callable[[GraphBatch], dict[str, Tensor]]:
+) -> Callable[[GraphBatch], dict[str, Distribution]]:
     """What anyone can predict without a model: the mean of the training part for each component.
 
     Extensive fields: the fit on composition where there are references, otherwise the mean per node times the nodes. Forces
-    and stress: zero.
+    and stress: zero. Classes: their shares of the training labels.
     """
-    means = {target.name: _training_mean(store, train, target) for target in targets if not target.derived}
+    known = {target.name: _training_summary(store, train, target) for target in targets if not target.derivative}
 
-    def predict(batch: GraphBatch) -> dict[str, Tensor]:
-        values: dict[str, Tensor] = {}
+    def predict(batch: GraphBatch) -> dict[str, Distribution]:
+        said: dict[str, Distribution] = {}
         for target in targets:
-            like = batch[target.name]
-            if target.derived:
-                values[target.name] = torch.zeros_like(like, dtype=torch.float64)
-            elif target.name in normalisation.references:
-                values[target.name] = reference_sums(normalisation, target.name, batch).view(like.shape)
+            like = batch[target.field.name]
+            if target.derivative:
+                said[target.name] = Point(mean=torch.zeros_like(like, dtype=torch.float64))
+            elif target.field.classes:
+                said[target.name] = Categorical(logits=known[target.name].log().expand(*like.shape, -1))
+            elif target.field.name in normalisation.references:
+                sums = reference_sums(normalisation, target.field.name, batch)
+                said[target.name] = Point(mean=sums.view(like.shape))
             else:
                 items = batch.counts("node") if target.extensive else like.new_ones(like.shape[0], dtype=torch.float64)
-                values[target.name] = (items.unsqueeze(1) * means[target.name]).view(like.shape)
-        return values
+                said[target.name] = Point(mean=(items.unsqueeze(1) * known[target.name]).view(like.shape))
+        return said
 
     return predict
 
 
+def _training_summary(store: GraphStore, train: NDArray[np.int64], target: Target) -> Tensor:
+    """Mean of each component over the training part, per node where the field is extensive; for classes their shares."""
+    if target.field.classes:
+        return torch.from_numpy(label_frequencies(target.field, store, train))
+    return _training_mean(store, train, target)
+
+
 def _training_mean(store: GraphStore, train: NDArray[np.int64], target: Target) -> Tensor:
     """Mean of each component over the training part, per node where the field is extensive."""
-    column = store.column(target.name)
-    place = next(field.on for field in store.fields() if field.name == target.name)
+    column = store.column(target.field.name)
     sizes = store.sizes()
     chosen = np.zeros(len(store), dtype=np.bool_)
     chosen[train] = True
     chosen &= column.present
-    counts = {"node": sizes.nodes, "edge": sizes.edges, "graph": np.ones(len(store), dtype=np.int64)}[place]
-    values = column.values[np.repeat(chosen, counts)].reshape(-1, target.width).astype(np.float64)
+    counts = {"node": sizes.nodes, "edge": sizes.edges, "graph": np.ones(len(store), dtype=np.int64)}[target.field.on]
+    values = column.values[np.repeat(chosen, counts)].reshape(-1, target.field.width).astype(np.float64)
     items = int(sizes.nodes[chosen].sum()) if target.extensive else len(values)
     return torch.from_numpy(values.sum(axis=0) / max(1, items))
 

@@ -58,7 +58,7 @@ def take_step(
     ranks, and over the parts that a batch is computed in to save memory.
     """
     settings, ranks = context.settings, context.ranks
-    counted = [*label_counts(context.losses, batch), float(interrupted)]
+    counted = [*label_counts(context.targets, batch), float(interrupted)]
     counts = torch.tensor(counted, dtype=torch.float64, device=context.device)
     here = counts[:-1].clone()
     ranks.sum_in_place(counts)
@@ -69,7 +69,7 @@ def take_step(
     for part in micro_batches(batch, context.split):
         with context.autocast():
             predictions = state.model(part)
-        sums = loss_sums(context.losses, predictions, part)
+        sums = loss_sums(context.targets, predictions, part)
         total = (sums * (context.weights / counts[:-1].clamp(min=1.0)).to(sums.dtype)).sum()
         total.backward(inputs=list(state.model.parameters()))  # not edge vectors, whose gradient nobody reads
         loss += float(total.detach())
@@ -98,12 +98,10 @@ def validate(state: TrainState, data: RunData, context: TrainingContext, callbac
             callback.heartbeat()
             with context.autocast():
                 predictions = state.model(batch)
-            sums = loss_sums(context.losses, predictions, batch).to(torch.float64)
-            totals += torch.stack([sums, sums.new_tensor(label_counts(context.losses, batch))])
+            sums = loss_sums(context.targets, predictions, batch).to(torch.float64)
+            totals += torch.stack([sums, sums.new_tensor(label_counts(context.targets, batch))])
             for target in data.targets:
-                scale = data.normalisation.scales[target.name]
-                error = predictions[target.name].mean.to(torch.float64) - batch[target.name].to(torch.float64)
-                errors.add(target, error.reshape(-1, target.width) * error.new_tensor(scale.std), batch)
+                errors.add(target, predictions[target.name], batch, data.normalisation)
     state.model.train()
     context.ranks.sum_in_place(errors.sums)
     loss = context.weighted_mean(context.ranks.sum_in_place(totals))

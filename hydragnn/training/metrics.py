@@ -1,64 +1,40 @@
 """Errors in the units of the fields, gathered as sums so that parts and ranks can be merged without loss."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from hydragnn.datasets import Normalisation
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.graphs.field import Field
-from hydragnn.models.settings import HeadSettings
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Target:
-    """A predicted field and how its errors are stated."""
-
-    name: str
-    width: int = 1
-    extensive: bool = False
-    """The value grows with the number of nodes: errors are stated per graph and per node."""
-    derived: bool = False
-    """Forces and stress: their trivial prediction is zero."""
-
-
-def targets_of(heads: Sequence[HeadSettings], fields: Mapping[str, Field]) -> tuple[Target, ...]:
-    """The predicted fields, in the order of the heads."""
-    return tuple(
-        Target(
-            name=name,
-            width=fields[name].width,
-            extensive=name == head.field and fields[name].on == "graph" and (head.per_node or head.pool == "sum"),
-            derived=name != head.field,
-        )
-        for head in heads
-        for name in head.outputs
-    )
+from hydragnn.models import Categorical, Distribution, Normal, Point, Target
+from hydragnn.training.class_metrics import BINS, class_sums, class_values
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Moments:
+class RunningMoments:
     """Number, mean and summed squared deviations of each component; two parts merge exactly (Chan et al. 1979)."""
 
     count: Float[Tensor, ""]
     mean: Float[Tensor, " components"]
     squares: Float[Tensor, " components"]
 
-    def merged(self, other: "Moments") -> "Moments":
+    def merged(self, other: "RunningMoments") -> "RunningMoments":
         """The moments of both parts together."""
         count = self.count + other.count
         share = other.count / count.clamp(min=1.0)
         shift = other.mean - self.mean
-        return Moments(
+        return RunningMoments(
             count=count,
             mean=self.mean + shift * share,
             squares=self.squares + other.squares + shift.square() * self.count * share,
         )
 
 
-def moments_of(values: Float[Tensor, "items components"]) -> Moments:
+def moments_of(values: Float[Tensor, "items components"]) -> RunningMoments:
     """The moments of one part; zeros for a part without items.
 
     >>> moments = moments_of(torch.tensor([[1.0], [3.0]]))
@@ -67,66 +43,129 @@ def moments_of(values: Float[Tensor, "items components"]) -> Moments:
     """
     values = values.to(torch.float64)
     mean = values.sum(0) / max(1, len(values))
-    return Moments(
+    return RunningMoments(
         count=torch.tensor(float(len(values)), dtype=torch.float64, device=values.device),
         mean=mean,
         squares=(values - mean).square().sum(0),
     )
 
 
-class Errors:
-    """The errors of several fields, as sums: for each field a number, absolute and squared errors, per graph and per node."""
+class NumberTally:
+    """Number, absolute and squared errors of a numeric target, per graph and per node."""
 
-    def __init__(self, targets: Sequence[Target], device: torch.device | str = "cpu") -> None:
-        """Nothing gathered yet."""
-        self.targets = tuple(targets)
-        self.sums = torch.zeros(len(self.targets), 5, dtype=torch.float64, device=device)
+    size = 5
 
-    def add(self, target: Target, error: Float[Tensor, "items ..."], batch: GraphBatch) -> None:
-        """Gather errors of one field in its unit; items whose label is missing are passed over."""
-        values = error.to(torch.float64).reshape(error.shape[0], -1)
-        per_node = values / batch.counts("node").clamp(min=1).unsqueeze(1) if target.extensive else values[:0]
-        present = batch.present_items(target.name)
+    def __init__(self, target: Target) -> None:
+        """For one target."""
+        self.target = target
+
+    def row(self, prediction: Distribution, batch: GraphBatch, std: Tensor | None) -> Float[Tensor, " sums"]:
+        """The sums of one batch, errors in the field's unit after multiplication with ``std``."""
+        name, width = self.target.field.name, self.target.field.width
+        error = prediction.to(batch.positions.device, torch.float64).error(batch[name].to(torch.float64))
+        values = error.reshape(-1, width) if std is None else error.reshape(-1, width) * std
+        extensive = self.target.extensive
+        per_node = values / batch.counts("node").clamp(min=1).unsqueeze(1) if extensive else values[:0]
+        present = batch.present_items(name)
         if present is not None:
             values = values[present]
-            per_node = per_node[present] if target.extensive else per_node
-        row = (
-            values.new_tensor(float(values.numel())),
-            values.abs().sum(),
-            values.square().sum(),
-            per_node.abs().sum(),
-            per_node.square().sum(),
+            per_node = per_node[present] if extensive else per_node
+        return torch.stack(
+            [
+                values.new_tensor(float(values.numel())),
+                values.abs().sum(),
+                values.square().sum(),
+                per_node.abs().sum(),
+                per_node.square().sum(),
+            ]
         )
-        self.sums[self.targets.index(target)] += torch.stack(row)
 
-    def values(self, moments: Mapping[str, Moments]) -> dict[str, dict[str, float | None]]:
-        """mae, rmse, r2 and count of every field, for extensive fields also per node; None where there is no label.
+    def values(self, sums: Sequence[float], moments: RunningMoments | None) -> dict[str, float | None]:
+        """mae, rmse, r2 and count, for extensive targets also per node; None where there is no label.
 
         r2 is 1 minus squared errors over squared deviations from each component's mean; None where labels are all equal.
         """
-        result: dict[str, dict[str, float | None]] = {}
-        for target, row in zip(self.targets, self.sums.tolist()):
-            count, absolute, squares, node_absolute, node_squares = row
-            spread = float(moments[target.name].squares.sum())
-            result[target.name] = {
-                "mae": absolute / count if count else None,
-                "rmse": (squares / count) ** 0.5 if count else None,
-                "r2": 1.0 - squares / spread if spread > 0 else None,
-                "count": count,
+        count, absolute, squares, node_absolute, node_squares = sums
+        spread = 0.0 if moments is None else float(moments.squares.sum())
+        result = {
+            "mae": absolute / count if count else None,
+            "rmse": (squares / count) ** 0.5 if count else None,
+            "r2": 1.0 - squares / spread if spread > 0 else None,
+            "count": count,
+        }
+        if self.target.extensive:
+            result |= {
+                "mae_per_node": node_absolute / count if count else None,
+                "rmse_per_node": (node_squares / count) ** 0.5 if count else None,
             }
-            if target.extensive:
-                result[target.name] |= {
-                    "mae_per_node": node_absolute / count if count else None,
-                    "rmse_per_node": (node_squares / count) ** 0.5 if count else None,
-                }
         return result
 
 
-def target_moments(targets: Sequence[Target], batch: GraphBatch) -> dict[str, Moments]:
-    """The moments of the labels that are present in a batch in the fields' units."""
+class ClassTally:
+    """The confusion matrix of a categorical target, and what its probabilities were worth."""
+
+    def __init__(self, target: Target) -> None:
+        """For one target."""
+        self.target = target
+        self.size = target.field.classes**2 + 2 + 2 * BINS
+
+    def row(self, prediction: Distribution, batch: GraphBatch, std: Tensor | None) -> Float[Tensor, " sums"]:
+        """The sums of one batch."""
+        assert isinstance(prediction, Categorical)
+        name, classes = self.target.field.name, self.target.field.classes
+        labels, present = batch[name], batch.present_items(name)
+        said = prediction.to(batch.positions.device, torch.float64)
+        if present is not None:
+            labels, said = labels[present], said.rows(present)
+        labels, said = labels.reshape(-1), Categorical(logits=said.logits.reshape(-1, classes))
+        return class_sums(said.probabilities, said.nll(labels), labels)
+
+    def values(self, sums: Sequence[float], moments: RunningMoments | None) -> dict[str, float | None]:
+        """accuracy, balanced_accuracy, error_rate, nll, brier, ece and count; None where there is no label."""
+        return class_values(np.asarray(sums), self.target.field.classes)
+
+
+TALLIES: Mapping[type[Distribution], Callable[[Target], NumberTally | ClassTally]] = {
+    Point: NumberTally,
+    Normal: NumberTally,
+    Categorical: ClassTally,
+}
+
+
+class Errors:
+    """The errors of several targets as one vector of sums, so that parts and ranks are merged by adding up."""
+
+    def __init__(self, targets: Sequence[Target], device: torch.device | str = "cpu") -> None:
+        """Nothing gathered yet."""
+        self.tallies = {target.name: TALLIES[target.distribution](target) for target in targets}
+        ends = np.cumsum([0, *(tally.size for tally in self.tallies.values())]).tolist()
+        self.spans = {name: slice(first, last) for name, first, last in zip(self.tallies, ends, ends[1:])}
+        self.sums = torch.zeros(ends[-1], dtype=torch.float64, device=device)
+
+    def add(
+        self, target: Target, prediction: Distribution, batch: GraphBatch, normalisation: Normalisation | None = None
+    ) -> None:
+        """Gather the errors of one target; items whose label is missing are passed over.
+
+        With ``normalisation`` prediction and batch are in its units, and errors are put into those of the field.
+        """
+        scale = normalisation.scales.get(target.field.name) if normalisation else None
+        std = None if scale is None else torch.tensor(scale.std, dtype=torch.float64, device=self.sums.device)
+        self.sums[self.spans[target.name]] += self.tallies[target.name].row(prediction, batch, std)
+
+    def values(self, moments: Mapping[str, RunningMoments]) -> dict[str, dict[str, float | None]]:
+        """The metrics of every target, with r2 measured against ``moments``."""
+        sums = self.sums.tolist()
+        return {name: tally.values(sums[self.spans[name]], moments.get(name)) for name, tally in self.tallies.items()}
+
+
+def target_moments(targets: Sequence[Target], batch: GraphBatch) -> dict[str, RunningMoments]:
+    """The moments of the labels that are present in a batch in the fields' units; classes have none."""
     result = {}
     for target in targets:
-        values = batch[target.name].reshape(-1, target.width)
-        present = batch.present_items(target.name)
+        if target.field.classes:
+            continue
+        values = batch[target.field.name].reshape(-1, target.field.width)
+        present = batch.present_items(target.field.name)
         result[target.name] = moments_of(values if present is None else values[present])
     return result

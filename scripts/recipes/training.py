@@ -8,7 +8,7 @@ import torch
 from hydragnn.config import config_from_table
 from hydragnn.datasets import open_store
 from hydragnn.errors import InputError
-from hydragnn.models import Prediction, TrainedModel, load_model
+from hydragnn.models import Normal, Point, TrainedModel, load_model
 from hydragnn.record import RunRecord
 from hydragnn.runs import train
 from hydragnn.settings import read_toml, with_overrides
@@ -46,13 +46,18 @@ def trained(
 
 
 def predictions(model: TrainedModel, store: Path, graphs: list[int]) -> list[dict[str, tuple[Array, Array]]]:
-    """Predicted and true values of every target, block by block of graphs, in the fields' units."""
+    """Predicted and true values of every numeric target, block by block of graphs, in the fields' units."""
     opened = open_store(store)
     blocks = []
     for start in range(0, len(graphs), BLOCK):
         batch = opened.read(graphs[start : start + BLOCK])
-        said: dict[str, Prediction] = model.predict(batch)
-        blocks.append({name: (said[name].mean, batch[name].to(torch.float64)) for name in model.targets})
+        blocks.append(
+            {
+                name: (said.mean, batch[name].to(torch.float64))
+                for name, said in model.predict(batch).items()
+                if isinstance(said, Point | Normal)
+            }
+        )
     return blocks
 
 
@@ -61,7 +66,7 @@ def rmse(model: TrainedModel, store: Path, graphs: list[int]) -> dict[str, float
     blocks = predictions(model, store, graphs)
     return {
         name: float(torch.cat([(block[name][0] - block[name][1]).flatten() for block in blocks]).square().mean().sqrt())
-        for name in model.targets
+        for name in blocks[0]
     }
 
 

@@ -18,6 +18,7 @@ from hydragnn.scripts.report.data_facts import data_facts
 from hydragnn.scripts.report.facts import (
     Ablation,
     CampaignFacts,
+    ClassPoints,
     DataFacts,
     EnsembleFacts,
     Facts,
@@ -34,8 +35,16 @@ from hydragnn.scripts.report.verdict import join
 
 Kind = Literal["ensemble", "campaign", "run"]
 MARKS: dict[str, Kind] = {"ensemble.json": "ensemble", "campaign.json": "campaign", "record.json": "run"}
-ROWS = ("target", "mean", "graph", "std", "lower", "upper")
-UNCERTAINTY = ("crps", "nll", "coverage", "interval_width", "miscalibration_area", "spearman")
+ROWS = ("target", "mean", "graph", "std", "lower", "upper", "probability", "set")
+UNCERTAINTY = (
+    *("crps", "nll", "coverage", "interval_width", "miscalibration_area", "spearman"),
+    *("set_size", "empty_sets"),
+)
+METRICS = (
+    *("mae", "rmse", "r2"),
+    *("accuracy", "balanced_accuracy", "error_rate", "auroc", "nll", "brier", "ece"),
+)
+"""What predictors are compared by: numbers, and classes."""
 
 
 def folder_kind(folder: Path) -> Kind:
@@ -141,6 +150,7 @@ def ensemble_facts(folder: Path) -> EnsembleFacts:
                 name=name,
                 scores=tuple(field_scores(field, scores) for field, scores in fields.items()),
                 points=_all_points(name, fields, arrays),
+                class_points=_class_points(name, fields, arrays),
             )
             for name, fields in evaluation.get("parts", {}).items()
         }
@@ -174,8 +184,7 @@ def _member(folder: Path, entry: Mapping[str, Any]) -> Member:
 
 
 def _scores(name: str, values: Mapping[str, Any]) -> Scores:
-    numbers = {key: _number(values.get(key)) for key in ("mae", "rmse", "r2")}
-    return Scores(name=name, **numbers)
+    return Scores(name=name, values={key: _number(values[key]) for key in METRICS if key in values})
 
 
 def _number(value: Any) -> float:
@@ -192,9 +201,10 @@ def field_scores(field: str, values: Mapping[str, Any]) -> FieldScores:
         unit=str(values.get("unit", "")),
         trivial=_scores("trivial", values.get("trivial") or {}),
         members=members,
-        best_member=best or min(members, key=lambda member: member.mae, default=None),
+        best_member=best or min(members, key=lambda member: member.error, default=None),
         ensemble=_scores("ensemble", ensemble) if ensemble else None,
         uncertainty={key: float(ensemble[key]) for key in UNCERTAINTY if isinstance(ensemble.get(key), int | float)},
+        confusion=tuple(tuple(int(count) for count in row) for row in values.get("confusion", [])),
     )
 
 
@@ -202,7 +212,7 @@ def _all_points(part: str, fields: Mapping[str, Any], arrays: Mapping[str, Any])
     found: dict[str, Points] = {}
     for field, scores in fields.items():
         prefix = f"{part}/{field}/"
-        if f"{prefix}target" not in arrays:
+        if f"{prefix}mean" not in arrays:
             continue
         rows = {key: arrays.get(prefix + key) for key in ("std", "lower", "upper")}
         floats = {key: None if value is None else np.asarray(value, dtype=np.float64) for key, value in rows.items()}
@@ -217,6 +227,20 @@ def _all_points(part: str, fields: Mapping[str, Any], arrays: Mapping[str, Any])
         if len(points.target):
             found[field] = _labelled(points)
     return found
+
+
+def _class_points(part: str, fields: Mapping[str, Any], arrays: Mapping[str, Any]) -> dict[str, ClassPoints]:
+    return {
+        field: ClassPoints(
+            field=field,
+            target=np.asarray(arrays[f"{part}/{field}/target"], dtype=np.int64),
+            probability=np.asarray(arrays[f"{part}/{field}/probability"], dtype=np.float64),
+            graph=np.asarray(arrays[f"{part}/{field}/graph"], dtype=np.int64),
+            set=np.asarray(arrays[f"{part}/{field}/set"], dtype=np.bool_),
+        )
+        for field in fields
+        if f"{part}/{field}/probability" in arrays
+    }
 
 
 def _labelled(points: Points) -> Points:
@@ -262,7 +286,9 @@ def _with_points(parts: dict[str, Part], folder: Path, record: RunRecord) -> dic
         return parts
     known = {scores.field for scores in parts["valid"].scores}
     kept = {name: values for name, values in points.items() if name in known}
-    return {**parts, "valid": replace(parts["valid"], points=kept)}
+    numbers = {name: values for name, values in kept.items() if isinstance(values, Points)}
+    classes = {name: values for name, values in kept.items() if isinstance(values, ClassPoints)}
+    return {**parts, "valid": replace(parts["valid"], points=numbers, class_points=classes)}
 
 
 def _run_config(config: Mapping[str, Any]) -> RunConfig:
@@ -271,7 +297,8 @@ def _run_config(config: Mapping[str, Any]) -> RunConfig:
 
 def _record_scores(record: RunRecord, part: str, field: str, unit: str) -> FieldScores:
     def scores(name: str, values: Mapping[str, float]) -> Scores:
-        return _scores(name, {key: values.get(f"{part}/{field}/{key}") for key in ("mae", "rmse", "r2")})
+        known = {key: values.get(f"{part}/{field}/{key}") for key in METRICS}
+        return _scores(name, {key: value for key, value in known.items() if value is not None})
 
     model = scores("model", record.best)
     return FieldScores(

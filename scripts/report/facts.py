@@ -1,5 +1,6 @@
 """What a report is about, as plain values: read once by ``collect``, then only looked at."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import field as member
@@ -20,9 +21,15 @@ class Scores:
     """Errors of one predictor for one field on one part, in the field's unit; NaN where unknown."""
 
     name: str
-    mae: float
-    rmse: float
-    r2: float
+    values: Mapping[str, float] = member(default_factory=dict)
+
+    @property
+    def error(self) -> float:
+        """The error that is compared first: mean absolute error of numbers, share of wrong labels of classes."""
+        return self.values.get("mae", self.values.get("error_rate", math.nan))
+
+    def __getitem__(self, metric: str) -> float:
+        return self.values.get(metric, math.nan)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +43,13 @@ class FieldScores:
     best_member: Scores | None
     ensemble: Scores | None
     uncertainty: Mapping[str, float] = member(default_factory=dict)
+    confusion: tuple[tuple[int, ...], ...] = ()
+    """Labels by true class (rows) and predicted class; empty for numbers."""
+
+    @property
+    def categorical(self) -> bool:
+        """Classes, not numbers."""
+        return "error_rate" in self.judged.values
 
     @property
     def judged(self) -> Scores:
@@ -76,12 +90,41 @@ class Points:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ClassPoints:
+    """Labels and predicted probabilities of one categorical field on one part, one row per label."""
+
+    field: str
+    target: NDArray[np.int64]
+    probability: Values
+    graph: NDArray[np.int64]
+    set: NDArray[np.bool_] | None = None
+    """Which classes belong to each conformal set; None where there are none."""
+
+    @property
+    def label(self) -> NDArray[np.int64]:
+        """The likeliest class."""
+        return self.probability.argmax(axis=1)
+
+    @property
+    def covered(self) -> NDArray[np.bool_] | None:
+        """Whether each label lies in its set; None where there are no sets."""
+        return None if self.set is None else self.set[np.arange(len(self.target)), self.target]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Part:
     """Everything known about predictions on one part (test, valid)."""
 
     name: str
     scores: tuple[FieldScores, ...]
     points: Mapping[str, Points] = member(default_factory=dict)
+    class_points: Mapping[str, ClassPoints] = member(default_factory=dict)
+
+    @property
+    def all_points(self) -> Mapping[str, Points | ClassPoints]:
+        """Rows of every field, in the order of the scores."""
+        both: dict[str, Points | ClassPoints] = {**self.points, **self.class_points}
+        return {scores.field: both[scores.field] for scores in self.scores if scores.field in both}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

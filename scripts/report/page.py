@@ -11,6 +11,7 @@ from markupsafe import Markup
 from hydragnn.hpo.scheduling.events import node_of
 from hydragnn.hpo.timeline import local_nodes
 from hydragnn.scripts.report import (
+    class_figures,
     data_figures,
     quality_figures,
     quality_tables,
@@ -19,7 +20,7 @@ from hydragnn.scripts.report import (
     timeline_figures,
 )
 from hydragnn.scripts.report.canvas import Figure, measured, plain_number, thousands
-from hydragnn.scripts.report.facts import Facts
+from hydragnn.scripts.report.facts import Facts, Part
 from hydragnn.scripts.report.parallel_figures import parallel_coordinates
 from hydragnn.scripts.report.reproduce import reproduction
 from hydragnn.scripts.report.tables import Table
@@ -274,18 +275,24 @@ def quality(facts: Facts) -> Section | None:
     part = facts.judged_part
     if part is None:
         return None
-    others = [quality_tables.score_table(other) for name, other in facts.parts.items() if name != part.name]
+    others = [
+        table
+        for name, other in facts.parts.items()
+        if name != part.name
+        for table in quality_tables.score_tables(other)
+    ]
     return Section(
         anchor="errors",
         title="How large are the errors",
         lead="Every error stands beside the trivial predictor's, which knows only the mean of the training part (for energies "
-        "with reference values: the composition; for forces: zero).",
+        "with reference values: the composition; for forces: zero; for classes: their shares).",
         figures=present(
             quality_figures.error_ratios(part.scores, part.name),
             quality_figures.parity(part),
             quality_figures.errors(part),
+            class_figures.confusion(part),
         ),
-        tables=(quality_tables.score_table(part),),
+        tables=(*quality_tables.score_tables(part), *quality_tables.confusion_tables(part)),
         folded=tuple(others),
     )
 
@@ -300,9 +307,15 @@ def uncertainty(facts: Facts) -> Section | None:
         quality_figures.coverage(list(facts.parts.values()), nominal),
         quality_figures.calibration(part, nominal),
         quality_figures.spread_against_error(part),
+        class_figures.reliability(part),
     )
-    table = quality_tables.uncertainty_table(part, nominal)
-    if not figures and table is None:
+
+    def judged(one: Part) -> tuple[Table, ...]:
+        return present(
+            quality_tables.uncertainty_table(one, nominal), quality_tables.class_uncertainty_table(one, nominal)
+        )
+
+    if not figures and not judged(part):
         return None
     return Section(
         anchor="uncertainty",
@@ -310,8 +323,8 @@ def uncertainty(facts: Facts) -> Section | None:
         lead=f"Every prediction comes with a spread (between members and within each) and a {nominal * 100:.0f} % interval. "
         "Here both are held against what really happened.",
         figures=figures,
-        tables=present(table),
-        folded=present(*(quality_tables.uncertainty_table(p, nominal) for p in facts.parts.values() if p is not part)),
+        tables=judged(part),
+        folded=tuple(table for other in facts.parts.values() if other is not part for table in judged(other)),
     )
 
 

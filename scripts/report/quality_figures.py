@@ -61,15 +61,15 @@ def error_ratios(scores: Sequence[FieldScores], part: str) -> Figure:
 def _draw_ratios(axes: Axes, scores: Sequence[FieldScores]) -> None:
     ratios: list[float] = [1.0]
     for row, entry in enumerate(scores):
-        base = entry.trivial.mae or math.nan
-        members = [member.mae / base for member in entry.members]
+        base = entry.trivial.error or math.nan
+        members = [member.error / base for member in entry.members]
         alone = entry.ensemble is None and len(members) == 1
         look: dict[str, Any] = {"color": ACCENT, "markersize": 9} if alone else {"color": SOFT, "markersize": 5}
         axes.plot(members, [row] * len(members), "o", markeredgewidth=0, **look)
         ratios += members
         if entry.ensemble is not None:
-            axes.plot([entry.ensemble.mae / base], [row], "o", color=ACCENT, markersize=9, markeredgewidth=0)
-            ratios.append(entry.ensemble.mae / base)
+            axes.plot([entry.ensemble.error / base], [row], "o", color=ACCENT, markersize=9, markeredgewidth=0)
+            ratios.append(entry.ensemble.error / base)
     axes.axvline(1.0, color=MUTED, linestyle=(0, (4, 3)), linewidth=1)
     finite = [ratio for ratio in ratios if math.isfinite(ratio) and ratio > 0]
     log_scale(axes, "x", min(finite) / 1.5, max(finite) * 1.5)
@@ -142,7 +142,7 @@ def cloud(axes: Axes, x: Values, y: Values, extent: tuple[float, float, float, f
 
 def errors(part: Part) -> Figure | None:
     """Histograms of signed errors, a panel per field."""
-    trivial = {scores.field: scores.trivial.mae for scores in part.scores}
+    trivial = {scores.field: scores.trivial.error for scores in part.scores}
     return panels(
         f"errors-{part.name}",
         "Distribution of errors",
@@ -239,7 +239,7 @@ def coverage(parts: Sequence[Part], nominal: float) -> Figure | None:
     rows = [
         (f"{name} ({part.name})", float(points.covered.mean()), coverage_error(points, nominal))
         for part in parts
-        for name, points in part.points.items()
+        for name, points in part.all_points.items()
         if points.covered is not None
     ]
     if not rows:

@@ -9,26 +9,97 @@ import numpy as np
 from hydragnn.record import RunRecord
 from hydragnn.scripts.report.campaign_facts import value_at
 from hydragnn.scripts.report.canvas import measured, short, thousands
-from hydragnn.scripts.report.facts import Ablation, DataFacts, EnsembleFacts, Facts, Part, Points
+from hydragnn.scripts.report.facts import (
+    Ablation,
+    DataFacts,
+    EnsembleFacts,
+    Facts,
+    FieldScores,
+    Part,
+    Points,
+    Scores,
+)
 from hydragnn.scripts.report.tables import Table, duration, leaves, numbers, text
 from hydragnn.scripts.report.verdict import pretty_unit, with_unit
 
 WORST = 8
 
 
-def score_table(part: Part) -> Table:
-    """Trivial predictor, best member and ensemble of every field."""
+def score_tables(part: Part) -> tuple[Table, ...]:
+    """The scores of a part: a table for numbers, and one for classes."""
+    kinds = {scores.categorical for scores in part.scores}
+    return (*([score_table(part)] if False in kinds else []), *([class_table(part)] if True in kinds else []))
+
+
+def class_table(part: Part) -> Table:
+    """Trivial predictor, best member and ensemble of every categorical field."""
+    metrics = ("accuracy", "balanced_accuracy", "auroc", "nll", "brier", "ece")
     rows: list[tuple[str, ...]] = []
     strong: set[int] = set()
-    for entry in part.scores:
-        single = f"best single model ({entry.best_member.name})" if entry.ensemble and entry.best_member else "model"
-        chosen = [("trivial predictor", entry.trivial), (single, entry.best_member), ("ensemble", entry.ensemble)]
-        known = [(name, scores) for name, scores in chosen if scores is not None]
-        for name, scores in known:
-            ratio = scores.mae / entry.trivial.mae if entry.trivial.mae else math.nan
-            shares = (share(scores.r2), share(ratio))
+    for entry in (scores for scores in part.scores if scores.categorical):
+        for name, scores in _rows_of(entry):
+            ratio = scores.error / entry.trivial.error if entry.trivial.error else math.nan
+            rows.append((entry.field, name, *(share(scores[metric]) for metric in metrics), share(ratio)))
+        strong.add(len(rows) - 1)
+    return Table(
+        header=("field", "predictor", "accuracy", "balanced", "AUROC", "NLL", "Brier", "ECE", "wrong / trivial"),
+        rows=tuple(rows),
+        caption=f"Classes on the {part.name} part. Accuracy: share of right labels; balanced: mean over classes; AUROC: one class "
+        "against the rest, mean over classes; NLL (nats) and Brier: proper scores, lower is better; ECE: mean gap between "
+        "the probability of the predicted class and how often it is right.",
+        strong=frozenset(strong),
+    )
+
+
+def class_uncertainty_table(part: Part, nominal: float) -> Table | None:
+    """How good the conformal sets of every categorical field are; None where there are none."""
+    keys = ("coverage", "set_size", "empty_sets", "spearman")
+    rows = tuple(
+        (s.field, *numbers([s.uncertainty.get(key, math.nan) for key in keys]))
+        for s in part.scores
+        if s.uncertainty and s.categorical
+    )
+    if not rows:
+        return None
+    return Table(
+        header=("field", "coverage", "classes in a set", "empty sets", "Spearman"),
+        rows=rows,
+        caption=f"Sets of classes on the {part.name} part. Coverage should be {nominal:.2f}, with as few classes as possible; a "
+        "set is empty where even the likeliest class is less probable than the truth usually is; Spearman: does the entropy "
+        "rank the errors.",
+    )
+
+
+def confusion_tables(part: Part) -> tuple[Table, ...]:
+    """True against predicted classes of every categorical field."""
+    return tuple(
+        Table(
+            header=("true \\ predicted", *(str(number) for number in range(len(scores.confusion)))),
+            rows=tuple((str(number), *map(str, row)) for number, row in enumerate(scores.confusion)),
+            caption=f"Confusions of {scores.field} on the {part.name} part: labels by true and predicted class.",
+        )
+        for scores in part.scores
+        if scores.confusion
+    )
+
+
+def _rows_of(entry: FieldScores) -> list[tuple[str, Scores]]:
+    """The predictors of a field that are known, with their names."""
+    single = f"best single model ({entry.best_member.name})" if entry.ensemble and entry.best_member else "model"
+    chosen = [("trivial predictor", entry.trivial), (single, entry.best_member), ("ensemble", entry.ensemble)]
+    return [(name, scores) for name, scores in chosen if scores is not None]
+
+
+def score_table(part: Part) -> Table:
+    """Trivial predictor, best member and ensemble of every numeric field."""
+    rows: list[tuple[str, ...]] = []
+    strong: set[int] = set()
+    for entry in (scores for scores in part.scores if not scores.categorical):
+        for name, scores in _rows_of(entry):
+            ratio = scores.error / entry.trivial.error if entry.trivial.error else math.nan
+            shares = (share(scores["r2"]), share(ratio))
             unit = pretty_unit(entry.unit) or "–"
-            rows.append((entry.field, name, unit, *numbers((scores.mae, scores.rmse)), *shares))
+            rows.append((entry.field, name, unit, *numbers((scores["mae"], scores["rmse"])), *shares))
         strong.add(len(rows) - 1)
     return Table(
         header=("field", "predictor", "unit", "MAE", "RMSE", "R²", "MAE / trivial"),
@@ -54,7 +125,7 @@ def uncertainty_table(part: Part, nominal: float) -> Table | None:
     rows = tuple(
         (s.field, pretty_unit(s.unit), *numbers([s.uncertainty.get(key, math.nan) for key in keys]))
         for s in part.scores
-        if s.uncertainty
+        if s.uncertainty and not s.categorical
     )
     if not rows:
         return None
@@ -75,7 +146,7 @@ def members_table(facts: Facts, ensemble: EnsembleFacts) -> Table:
     rows = []
     for member in ensemble.members:
         record = member.record
-        errors = [next((s.mae for s in entry.members if s.name == member.name), math.nan) for entry in fields]
+        errors = [next((s.error for s in entry.members if s.name == member.name), math.nan) for entry in fields]
         rows.append(
             (
                 member.name,
@@ -87,7 +158,10 @@ def members_table(facts: Facts, ensemble: EnsembleFacts) -> Table:
                 duration(record.cost.seconds) if record else "–",
             )
         )
-    heads = [f"{s.field} MAE" + (f" ({pretty_unit(s.unit)})" if s.unit else "") for s in fields]
+    heads = [
+        f"{s.field} {'wrong' if s.categorical else 'MAE'}" + (f" ({pretty_unit(s.unit)})" if s.unit else "")
+        for s in fields
+    ]
     return Table(
         header=("member", "weight", *(short(path) for path in paths), *heads, "parameters", "epochs", "training time"),
         rows=tuple(rows),

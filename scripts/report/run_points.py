@@ -9,15 +9,16 @@ from torch import Tensor
 from hydragnn.config import RunConfig
 from hydragnn.datasets import BatchSettings, GraphStore, WithoutEdges, make_split, open_store, pack
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.models import TrainedModel, load_model
+from hydragnn.graphs.field import Field
+from hydragnn.models import Categorical, Distribution, Normal, Point, Target, concatenated, load_model
 from hydragnn.scripts.report.data_facts import evenly_spaced
-from hydragnn.scripts.report.facts import Points
+from hydragnn.scripts.report.facts import ClassPoints, Points
 
 GRAPHS, NODES = 400, 40_000  # seconds on one core, and enough for a cloud of dots
 BATCH_NODES = 4_000
 
 
-def run_points(folder: Path, config: RunConfig) -> dict[str, Points]:
+def run_points(folder: Path, config: RunConfig) -> dict[str, Points | ClassPoints]:
     """Validation targets and predictions of the run in ``folder``, from an even sample of graphs.
 
     InputError where the run has no model yet or its store is gone.
@@ -30,32 +31,45 @@ def run_points(folder: Path, config: RunConfig) -> dict[str, Points]:
     sizes = store.sizes()
     indices = evenly_spaced(indices, sizes.nodes, GRAPHS, NODES)
     budget = BatchSettings(max_graphs=0, max_nodes=max(BATCH_NODES, int(sizes.nodes[indices].max())))
-    collected: dict[str, list[tuple[Tensor, Tensor, NDArray[np.int64]]]] = {name: [] for name in model.targets}
+    collected: dict[str, list[tuple[Tensor, Distribution, NDArray[np.int64]]]] = {t.name: [] for t in model.targets}
     for numbers in pack(sizes, indices, budget):
         batch = store.read(numbers)
-        for name, prediction in model.predict(batch).items():
-            if name in batch.fields:
-                collected[name].append(_labelled(batch, name, prediction.mean, numbers))
-    return {name: _points(model, name, rows) for name, rows in collected.items() if any(len(row[2]) for row in rows)}
+        said = model.predict(batch)
+        for target in model.targets:
+            if target.field.name in batch.fields:
+                collected[target.name].append(_labelled(batch, target.field, said[target.name], numbers))
+    return {
+        target.name: _points(target, rows)
+        for target in model.targets
+        for rows in [collected[target.name]]
+        if any(len(row[2]) for row in rows)
+    }
 
 
 def _labelled(
-    batch: GraphBatch, name: str, mean: Tensor, numbers: NDArray[np.int64]
-) -> tuple[Tensor, Tensor, NDArray[np.int64]]:
-    """Targets, predictions and graph numbers of the items that have a label, flat."""
-    field = batch.fields[name]
+    batch: GraphBatch, field: Field, said: Distribution, numbers: NDArray[np.int64]
+) -> tuple[Tensor, Distribution, NDArray[np.int64]]:
+    """Targets, predictions and graph numbers of the items that have a label; a graph number for every component."""
     owner = batch.owner(field.on)
-    present = batch.present(name).index_select(0, owner)
+    present = batch.present(field.name).index_select(0, owner)
     graph = np.repeat(numbers[owner[present].numpy()], field.width)
-    return batch[name][present].reshape(-1), mean[present].reshape(-1), graph
+    return batch[field.name][present].reshape(-1), said.rows(present), graph
 
 
-def _points(model: TrainedModel, name: str, rows: list[tuple[Tensor, Tensor, NDArray[np.int64]]]) -> Points:
-    target, mean, graph = zip(*rows)
+def _points(target: Target, rows: list[tuple[Tensor, Distribution, NDArray[np.int64]]]) -> Points | ClassPoints:
+    labels, parts, graph = zip(*rows)
+    truth = np.concatenate([values.numpy() for values in labels])
+    said = concatenated(parts)
+    if isinstance(said, Categorical):
+        probability = said.probabilities.reshape(-1, said.classes).numpy()
+        return ClassPoints(
+            field=target.name, target=truth.astype(np.int64), probability=probability, graph=np.concatenate(graph)
+        )
+    assert isinstance(said, Point | Normal)
     return Points(
-        field=name,
-        unit=model.fields[name].unit,
-        target=np.concatenate([values.numpy() for values in target]).astype(np.float64),
-        mean=np.concatenate([values.numpy() for values in mean]).astype(np.float64),
+        field=target.name,
+        unit=target.field.unit,
+        target=truth.astype(np.float64),
+        mean=said.mean.reshape(-1).numpy(),
         graph=np.concatenate(graph),
     )

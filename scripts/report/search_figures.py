@@ -177,30 +177,31 @@ def run_curves(record: RunRecord, units: Mapping[str, str]) -> Figure | None:
     sketches = (
         [Sketch(name="loss", label="loss", draw=partial(_draw_losses, curves=losses))] if any(losses.values()) else []
     )
-    for field in curve_fields(record):
+    for field, metric in curve_fields(record).items():
         draw = partial(
             _draw_run,
-            values=curve(record, f"valid/{field}/mae"),
-            trivial=record.trivial.get(f"valid/{field}/mae"),
-            unit=units.get(field, ""),
+            values=curve(record, f"valid/{field}/{metric}"),
+            trivial=record.trivial.get(f"valid/{field}/{metric}"),
+            label=with_unit("MAE", units.get(field, "")) if metric == "mae" else "share of wrong labels",
         )
         sketches.append(Sketch(name=field, label=field, draw=draw, note="validation error"))
     return panels(
         "curves",
         "Over training",
-        "How to read it: after every epoch, the loss on normalised values and each field's mean absolute error on validation "
+        "How to read it: after every epoch, the loss on normalised values and each field's error (mean absolute; of classes the share of wrong ones) on validation "
         "graphs; dashed is the trivial predictor. A line that still falls at the end says that longer training would help; a "
         "validation line that rises, or lies far above the training line, says that the model memorises.",
         sketches,
     )
 
 
-def curve_fields(record: RunRecord) -> list[str]:
-    """Fields with a curve of their validation error."""
-    return [name.split("/")[1] for name, values in record.curves.items() if name.endswith("/mae") and values]
+def curve_fields(record: RunRecord) -> dict[str, str]:
+    """Fields with a curve of their validation error, and the metric that it shows."""
+    paths = [name.split("/") for name, values in record.curves.items() if values and name.count("/") == 2]
+    return {field: metric for _, field, metric in paths if metric in ("mae", "error_rate")}
 
 
-def _draw_run(axes: Axes, values: list[float], trivial: float | None, unit: str) -> None:
+def _draw_run(axes: Axes, values: list[float], trivial: float | None, label: str) -> None:
     axes.plot(range(1, len(values) + 1), values, color=ACCENT)
     shown = list(values)
     if trivial is not None and math.isfinite(trivial):
@@ -210,7 +211,7 @@ def _draw_run(axes: Axes, values: list[float], trivial: float | None, unit: str)
     linear_scale(axes, "x", 6, whole=True)
     quiet_grid(axes, "y")
     axes.set_xlabel("epoch")
-    axes.set_ylabel(with_unit("MAE", unit))
+    axes.set_ylabel(label)
 
 
 def _draw_losses(axes: Axes, curves: Mapping[str, list[float]]) -> None:

@@ -303,10 +303,11 @@ def trial_status(trials: Sequence[Trial]) -> str:
 def heads_table(heads: Sequence[Mapping[str, Any]]) -> Table:
     """What is predicted and how it is weighed."""
     return Table(
-        header=("field", "loss", "weight", "pooling", "distribution", "derivatives"),
+        header=("field", "kind", "loss", "weight", "pooling", "distribution", "derivatives"),
         rows=tuple(
             (
                 str(head["field"]),
+                str(head.get("kind") or "–"),
                 text(head.get("loss")),
                 text(head.get("weight")),
                 text(head.get("pool")),

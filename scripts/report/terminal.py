@@ -15,7 +15,7 @@ COLUMNS = ("field", "trivial", "best single", "ensemble", "ratio", "covered")
 
 
 def summary_table(ensemble_folder: Path, title: str | None = None) -> Table:
-    """Mean absolute errors of trivial predictor, best single model and ensemble per field, with coverage.
+    """Errors of trivial predictor, best single model and ensemble per field (of classes the share of wrong ones), with coverage.
 
     The test part is shown, or validation where there is no test part. InputError where the folder is no ensemble or was
     never evaluated.
@@ -29,8 +29,8 @@ def summary_table(ensemble_folder: Path, title: str | None = None) -> Table:
     table = Table(title=title or _title(ensemble_folder, part), title_justify="left")
     for name in COLUMNS:
         table.add_column(name, justify="left" if name == "field" else "right", overflow="fold")
-    table.caption = (
-        f"ratio: ensemble / trivial predictor; covered: share inside the {facts.nominal * 100:.0f} % interval"
+    table.caption = f"ratio: ensemble / trivial predictor; covered: share inside the {facts.nominal * 100:.0f} % " + (
+        "interval or set of classes" if any(scores.categorical for scores in part.scores) else "interval"
     )
     for scores in part.scores:
         table.add_row(*_cells(scores))
@@ -43,13 +43,13 @@ def _title(folder: Path, part: Part) -> str:
 
 def _cells(scores: FieldScores) -> tuple[str, ...]:
     ensemble, best = scores.ensemble, scores.best_member
-    ratio = ensemble.mae / scores.trivial.mae if ensemble and scores.trivial.mae > 0 else math.nan
+    ratio = ensemble.error / scores.trivial.error if ensemble and scores.trivial.error > 0 else math.nan
     covered = scores.uncertainty.get("coverage", math.nan)
     return (
         with_unit(scores.field, scores.unit),
-        measured(scores.trivial.mae),
-        measured(best.mae) if best else "–",
-        measured(ensemble.mae) if ensemble else "–",
+        measured(scores.trivial.error),
+        measured(best.error) if best else "–",
+        measured(ensemble.error) if ensemble else "–",
         f"{ratio:.3f}" if math.isfinite(ratio) else "–",
         f"{covered * 100:.1f} %" if math.isfinite(covered) else "–",
     )

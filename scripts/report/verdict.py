@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from hydragnn.scripts.report.canvas import plain_number
-from hydragnn.scripts.report.facts import Facts, FieldScores, Part, Points
+from hydragnn.scripts.report.facts import ClassPoints, Facts, FieldScores, Part, Points
 
 Grade = Literal["good", "fair", "poor", "unknown"]
 
@@ -78,7 +78,7 @@ def pretty_unit(unit: str) -> str:
     return unit.replace("Angstrom", "Å").replace("^2", "²").replace("^3", "³").replace("**2", "²").replace("**3", "³")
 
 
-def coverage_error(points: Points, nominal: float) -> float:
+def coverage_error(points: Points | ClassPoints, nominal: float) -> float:
     """Standard error of coverage when whole graphs are drawn; values of one graph stand or fall together.
 
     The design effect (Kish 1965) inflates the binomial error; where hits do not vary it is the rows per graph.
@@ -99,10 +99,10 @@ def coverage_error(points: Points, nominal: float) -> float:
 
 def error_finding(scores: FieldScores) -> Finding:
     """How the error compares with the trivial predictor and with the best member."""
-    judged, base = scores.judged, scores.trivial.mae
-    if not (math.isfinite(base) and base > 0 and math.isfinite(judged.mae)):
+    judged, base = scores.judged, scores.trivial.error
+    if not (math.isfinite(base) and base > 0 and math.isfinite(judged.error)):
         return Finding(grade="unknown", short="not known", sentence="There is no trivial predictor to compare with.")
-    ratio = judged.mae / base
+    ratio = judged.error / base
     grade: Grade = "good" if ratio < USEFUL else "fair" if ratio < WEAK else "poor"
     if ratio == 0:
         sentence = "no error at all; make sure that the targets are not among the inputs."
@@ -113,7 +113,7 @@ def error_finding(scores: FieldScores) -> Finding:
     else:
         sentence = "no better than the trivial predictor."
     if scores.ensemble is not None and scores.best_member is not None and len(scores.members) > 1 and ratio > 0:
-        gain = 1 - scores.ensemble.mae / scores.best_member.mae
+        gain = 1 - scores.ensemble.error / scores.best_member.error if scores.best_member.error > 0 else 0.0
         sentence += (
             f" {abs(gain) * 100:.0f} % {'below' if gain >= 0 else 'above'} its best member."
             if abs(gain) >= 0.005
@@ -122,7 +122,7 @@ def error_finding(scores: FieldScores) -> Finding:
     return Finding(grade=grade, short=f"{ratio * 100:.{0 if ratio >= 0.1 else 1}f} % of trivial", sentence=sentence)
 
 
-def coverage_finding(points: Points | None, observed: float | None, nominal: float) -> Finding:
+def coverage_finding(points: Points | ClassPoints | None, observed: float | None, nominal: float) -> Finding:
     """Whether the intervals keep their promise."""
     if observed is None or not math.isfinite(observed):
         return Finding(grade="unknown", short="no intervals", sentence="There are no intervals to check.")
@@ -157,7 +157,7 @@ def spread_finding(spearman: float | None) -> Finding:
     return Finding(grade=grade, short=f"{spearman:.2f}", sentence=f"The spread {tells} which predictions are worse.")
 
 
-def field_verdict(scores: FieldScores, points: Points | None, nominal: float) -> FieldVerdict:
+def field_verdict(scores: FieldScores, points: Points | ClassPoints | None, nominal: float) -> FieldVerdict:
     """The judgement of one field from its scores and, where known, its predictions."""
     observed = scores.uncertainty.get("coverage")
     if observed is None and points is not None and points.covered is not None:
@@ -188,7 +188,7 @@ def verdict(facts: Facts) -> Verdict:
     """The judgement of everything that the report knows."""
     part = facts.judged_part
     nominal = facts.ensemble.nominal if facts.ensemble else 0.9
-    fields = tuple(field_verdict(s, part.points.get(s.field), nominal) for s in part.scores) if part else ()
+    fields = tuple(field_verdict(s, part.all_points.get(s.field), nominal) for s in part.scores) if part else ()
     grade = worst([field.grade for field in fields])
     return Verdict(
         grade=grade,
@@ -229,7 +229,7 @@ def join(words: Sequence[str], last: str = "and") -> str:
 def _explanation(facts: Facts, fields: Sequence[FieldVerdict], part: Part | None) -> str:
     if not fields or part is None:
         return "No trial has finished with errors in physical units."
-    known = [100 * f.scores.judged.mae / f.scores.trivial.mae for f in fields if f.error.grade != "unknown"]
+    known = [100 * f.scores.judged.error / f.scores.trivial.error for f in fields if f.error.grade != "unknown"]
     what = {"ensemble": "The ensemble", "campaign": "The best trial", "run": "The model"}[facts.kind]
     where = {"test": "graphs it has never seen", "valid": "validation graphs"}.get(part.name, part.name)
     sentences = []

@@ -22,7 +22,7 @@ from hydragnn.architectures.schnet import SchNetSettings
 from hydragnn.graphs.batch import GraphBatch, concatenate
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.topology import Topology
-from hydragnn.models import HeadSettings, build_model, degree_statistics
+from hydragnn.models import HeadSettings, build_model, degree_statistics, parse_head
 
 Step = Callable[[], None]
 HIDDEN, LAYERS, RADIAL, CUTOFF = 64, 3, 20, 6.0
@@ -183,8 +183,11 @@ def main() -> None:
     torch.set_num_threads(1)
     common = {"hidden_dim": HIDDEN, "num_layers": LAYERS}
     radial = {**common, "num_radial": RADIAL, "cutoff": CUTOFF}
-    forces = HeadSettings(field="energy", pool="sum", forces="forces")
-    energy, nodal = HeadSettings(field="energy", pool="sum"), HeadSettings(field="displacement")
+    forces = parse_head({"kind": "energy", "field": "energy", "forces": "forces"})
+    energy, nodal = (
+        parse_head({"kind": "energy", "field": "energy"}),
+        parse_head({"kind": "scalar", "field": "displacement"}),
+    )
     molecules = concatenate([molecule(15, seed) for seed in range(8)]).to(dtype=torch.float32)
     bulk = concatenate([molecule(60, seed) for seed in range(8)]).to(dtype=torch.float32)
     mesh = grid(64, hops=3)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,9 +10,6 @@ import torch
 
 from hydragnn.datasets import (
     MemoryStore,
-    TargetRule,
-    denormalise_mean,
-    denormalise_variance,
     fit_normalisation,
     normalisation_from_json,
     normalise,
@@ -20,8 +18,28 @@ from hydragnn.datasets import (
 from hydragnn.errors import InputError
 from hydragnn.graphs import Field, GraphBatch, concatenate
 from hydragnn.graphs.validate import graph_from_arrays
+from hydragnn.models import Normal, Point, Target
+from hydragnn.models.trained import denormalised
 
 TRAIN = np.arange(0, 60, 2)
+
+
+KNOWN = {
+    "energy": Field(name="energy", on="graph", dtype="float64", unit="eV", role="target"),
+    "charge": Field(name="charge", on="node", shape=(2,), unit="e"),
+    "forces": Field(name="forces", on="node", shape=(3,), parity="vector", unit="eV/Angstrom", role="target"),
+    "label": Field(name="label", on="graph", classes=10, dtype="int64", role="auxiliary"),
+}
+
+
+def target(name: str, **options: Any) -> Target:
+    return Target(field=KNOWN[name], **options)
+
+
+ENERGY_AND_FORCES = (
+    target("energy", extensive=True, references=True),
+    target("forces", derivative="forces", source="energy"),
+)
 
 
 def fields(store: MemoryStore, *names: str) -> list[Field]:
@@ -29,7 +47,7 @@ def fields(store: MemoryStore, *names: str) -> list[Field]:
 
 
 def test_inputs_have_mean_zero_and_spread_one_on_the_training_part(store: MemoryStore) -> None:
-    fitted = fit_normalisation(store, TRAIN, inputs=fields(store, "charge"), heads=[])
+    fitted = fit_normalisation(store, TRAIN, inputs=fields(store, "charge"), targets=[])
     values = normalise(store.read(TRAIN), fitted)["charge"]
     assert values.dtype == torch.float64
     torch.testing.assert_close(values.mean(0), torch.zeros(2, dtype=torch.float64), atol=1e-12, rtol=0)
@@ -40,25 +58,25 @@ def test_the_validation_part_leaves_no_trace(store: MemoryStore) -> None:
     everything = concatenate([store.read(TRAIN), store.read(np.arange(1, 60, 2))])
     everything.nodes["charge"][store.read(TRAIN).num_nodes :] += 1e6
     spoiled = MemoryStore(everything)
-    rules = [TargetRule(field="energy", extensive=True, references=True)]
+    rules = [target("energy", extensive=True, references=True)]
     charge = fields(store, "charge")
-    clean = fit_normalisation(store, TRAIN, inputs=charge, heads=rules)
-    assert fit_normalisation(spoiled, np.arange(30), inputs=charge, heads=rules) == clean
+    clean = fit_normalisation(store, TRAIN, inputs=charge, targets=rules)
+    assert fit_normalisation(spoiled, np.arange(30), inputs=charge, targets=rules) == clean
 
 
 def test_blocks_give_the_same_scales_as_one_pass(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     import hydragnn.datasets.fit
 
-    whole = fit_normalisation(store, TRAIN, inputs=fields(store, "charge"), heads=[TargetRule(field="forces")])
+    whole = fit_normalisation(store, TRAIN, inputs=fields(store, "charge"), targets=[target("forces")])
     monkeypatch.setattr(hydragnn.datasets.fit, "BLOCK", 7)
-    blocks = fit_normalisation(store, TRAIN, inputs=fields(store, "charge"), heads=[TargetRule(field="forces")])
+    blocks = fit_normalisation(store, TRAIN, inputs=fields(store, "charge"), targets=[target("forces")])
     for name in ("charge", "forces"):
         np.testing.assert_allclose(blocks.scales[name].mean, whole.scales[name].mean, rtol=1e-13)
         np.testing.assert_allclose(blocks.scales[name].std, whole.scales[name].std, rtol=1e-13)
 
 
 def test_vectors_keep_their_direction(store: MemoryStore) -> None:
-    fitted = fit_normalisation(store, TRAIN, inputs=[], heads=[TargetRule(field="forces")])
+    fitted = fit_normalisation(store, TRAIN, inputs=[], targets=[target("forces")])
     scale = fitted.scales["forces"]
     assert scale.mean == (0.0, 0.0, 0.0)
     assert len(set(scale.std)) == 1
@@ -78,8 +96,12 @@ def test_energy_forces_and_stress_share_one_scale() -> None:
         nodes={"forces": 2.0 * np.eye(3)},
         graphs={"energy": 7.0, "stress": np.ones((3, 3))},
     )
-    rule = TargetRule(field="energy", extensive=True, forces="forces", stress="stress")
-    fitted = fit_normalisation(MemoryStore(graph), np.array([0]), inputs=[], heads=[rule])
+    targets = [
+        Target(field=energy, extensive=True),
+        Target(field=forces, derivative="forces", source="energy"),
+        Target(field=stress, derivative="stress", source="energy"),
+    ]
+    fitted = fit_normalisation(MemoryStore(graph), np.array([0]), inputs=[], targets=targets)
     rms = (4.0 * 3 / 9) ** 0.5
     assert len({scale.std[0] for scale in fitted.scales.values()}) == 1
     assert fitted.scales["stress"].std == pytest.approx((rms,) * 9)
@@ -89,15 +111,15 @@ def test_energy_forces_and_stress_share_one_scale() -> None:
 
 
 def test_references_take_off_what_composition_explains(store: MemoryStore) -> None:
-    rule = TargetRule(field="energy", extensive=True, references=True)
-    fitted = fit_normalisation(store, TRAIN, inputs=[], heads=[rule])
+    rule = target("energy", extensive=True, references=True)
+    fitted = fit_normalisation(store, TRAIN, inputs=[], targets=[rule])
     assert fitted.references["energy"] == pytest.approx({1: 3.0, 6: 8.0, 8: 10.0})
     batch = store.read(range(60))
     torch.testing.assert_close(reference_sums(fitted, "energy", batch), batch["energy"], atol=1e-9, rtol=0)
 
 
 def test_an_extensive_scale_is_per_node(store: MemoryStore) -> None:
-    fitted = fit_normalisation(store, TRAIN, inputs=[], heads=[TargetRule(field="energy", extensive=True)])
+    fitted = fit_normalisation(store, TRAIN, inputs=[], targets=[target("energy", extensive=True)])
     batch = store.read(TRAIN)
     rms = (batch["energy"] / batch.counts("node")).square().mean().sqrt()
     assert fitted.scales["energy"].mean == (0.0,)
@@ -107,33 +129,31 @@ def test_an_extensive_scale_is_per_node(store: MemoryStore) -> None:
 @pytest.mark.parametrize(
     "rule",
     [
-        TargetRule(field="energy"),
-        TargetRule(field="energy", extensive=True, references=True, forces="forces"),
-        TargetRule(field="charge"),
-        TargetRule(field="forces"),
+        target("energy"),
+        target("energy", extensive=True, references=True),
+        target("charge"),
+        target("forces"),
     ],
     ids=["intensive", "energy with references", "two components", "vector"],
 )
-def test_normalising_is_undone(store: MemoryStore, rule: TargetRule) -> None:
-    fitted = fit_normalisation(store, TRAIN, inputs=[], heads=[rule])
-    batch = store.read([3, 8, 3])
-    field = batch.fields[rule.field]
-    values = normalise(batch, fitted)[rule.field]
-    back = denormalise_mean(fitted, field, values, batch)
-    torch.testing.assert_close(back, batch[rule.field].double(), rtol=1e-12, atol=1e-12)
-    variance = denormalise_variance(fitted, field, torch.ones_like(values))
-    std = torch.tensor(fitted.scales[rule.field].std, dtype=torch.float64).reshape(field.shape)
-    torch.testing.assert_close(variance, (std**2).expand(values.shape))
+def test_normalising_is_undone(store: MemoryStore, rule: Target) -> None:
+    fitted = fit_normalisation(store, TRAIN, inputs=[], targets=[rule])
+    batch, field = store.read([3, 8, 3]), rule.field
+    values = normalise(batch, fitted)[field.name]
+    back = denormalised(Normal(mean=values, variance=torch.ones_like(values)), field, fitted, batch)
+    torch.testing.assert_close(back.mean, batch[field.name].double(), rtol=1e-12, atol=1e-12)
+    std = torch.tensor(fitted.scales[field.name].std, dtype=torch.float64).reshape(field.shape)
+    torch.testing.assert_close(back.variance, (std**2).expand(values.shape))
 
 
 def test_a_field_without_scale_stays_as_it_is(store: MemoryStore) -> None:
-    fitted = fit_normalisation(store, TRAIN, inputs=fields(store, "atomic_numbers"), heads=[TargetRule(field="label")])
+    fitted = fit_normalisation(store, TRAIN, inputs=fields(store, "atomic_numbers"), targets=[target("label")])
     assert fitted.scales == {}
     batch = store.read([0])
     assert torch.equal(normalise(batch, fitted)["atomic_numbers"], batch["atomic_numbers"])
     charge = batch.fields["charge"]
-    assert torch.equal(denormalise_mean(fitted, charge, batch["charge"], batch), batch["charge"].double())
-    assert torch.equal(denormalise_variance(fitted, charge, batch["charge"]), batch["charge"].double())
+    same = denormalised(Point(mean=batch["charge"]), charge, fitted, batch)
+    assert torch.equal(same.mean, batch["charge"].double())
 
 
 def test_a_constant_field_is_not_blown_up() -> None:
@@ -141,7 +161,7 @@ def test_a_constant_field_is_not_blown_up() -> None:
     graphs = [
         graph_from_arrays(np.eye(3), [], [], fields=[charge], nodes={"charge": [0.1, 0.1, 0.1]}) for _ in range(7)
     ]
-    fitted = fit_normalisation(MemoryStore(graphs), np.arange(7), inputs=[charge], heads=[])
+    fitted = fit_normalisation(MemoryStore(graphs), np.arange(7), inputs=[charge], targets=[])
     assert fitted.scales["charge"].std == (1.0,)
 
 
@@ -149,35 +169,39 @@ def test_absent_labels_neither_count_nor_appear(graph: Callable[..., GraphBatch]
     unlabelled = graph_from_arrays(np.eye(3), [], [])
     store = MemoryStore([graph(seed=1), unlabelled, graph(seed=2)])
     present = MemoryStore([graph(seed=1), graph(seed=2)])
-    for rule in (TargetRule(field="forces"), TargetRule(field="energy"), TargetRule(field="energy", extensive=True)):
-        found = fit_normalisation(store, np.arange(3), inputs=[], heads=[rule])
-        assert found == fit_normalisation(present, np.arange(2), inputs=[], heads=[rule])
-        values = normalise(store.read(range(3)), found)[rule.field]
-        owner = store.read(range(3)).owner("node" if rule.field == "forces" else "graph")
+    for rule in (target("forces"), target("energy"), target("energy", extensive=True)):
+        found = fit_normalisation(store, np.arange(3), inputs=[], targets=[rule])
+        assert found == fit_normalisation(present, np.arange(2), inputs=[], targets=[rule])
+        values = normalise(store.read(range(3)), found)[rule.field.name]
+        owner = store.read(range(3)).owner(rule.field.on)
         assert not values[owner == 1].any()
 
 
 def test_json_keeps_every_bit(store: MemoryStore) -> None:
-    rules = [TargetRule(field="energy", extensive=True, references=True, forces="forces")]
-    fitted = fit_normalisation(store, TRAIN, inputs=fields(store, "charge"), heads=rules)
+    rules = ENERGY_AND_FORCES
+    fitted = fit_normalisation(store, TRAIN, inputs=fields(store, "charge"), targets=rules)
     assert normalisation_from_json(json.loads(json.dumps(fitted.to_json()))) == fitted
 
 
 def test_what_cannot_be_fitted_is_refused(store: MemoryStore, graph: Callable[..., GraphBatch]) -> None:
-    for heads, message in (
-        ([TargetRule(field="enthalpy")], "no field enthalpy"),
-        ([TargetRule(field="forces", references=True)], "references need one value per graph"),
-        ([TargetRule(field="energy", extensive=True, forces="force")], "no field force;"),
+    lost = Field(name="force", on="node", shape=(3,), parity="vector")
+    for targets, message in (
+        ([Target(field=Field(name="enthalpy", on="graph"))], "no field enthalpy"),
+        ([target("forces", references=True)], "references need one value per graph"),
+        (
+            [target("energy", extensive=True), Target(field=lost, derivative="forces", source="energy")],
+            "no field force;",
+        ),
     ):
         with pytest.raises(InputError, match=message):
-            fit_normalisation(store, TRAIN, inputs=[], heads=heads)
+            fit_normalisation(store, TRAIN, inputs=[], targets=targets)
     with pytest.raises(InputError, match="is damaged"):
         normalisation_from_json({"scales": {"energy": {"mean": [0.0]}}, "references": {}})
 
 
 def test_an_element_without_reference_is_named(store: MemoryStore, graph: Callable[..., GraphBatch]) -> None:
-    rule = TargetRule(field="energy", extensive=True, references=True)
-    fitted = fit_normalisation(store, TRAIN, inputs=[], heads=[rule])
+    rule = target("energy", extensive=True, references=True)
+    fitted = fit_normalisation(store, TRAIN, inputs=[], targets=[rule])
     strange = concatenate([graph(), graph(species=(79,))])
     with pytest.raises(InputError, match=r"graph 1 of the batch has atomic number 79.*no reference value"):
         normalise(strange, fitted)

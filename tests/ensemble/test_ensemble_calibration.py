@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 
 from hydragnn.ensemble.calibration import (
     calibrated_std,
-    calibration_from_json,
     conformal_quantile,
     fit_calibration,
     half_width,
     raw_spread,
     variance_factor,
 )
+from hydragnn.ensemble.calibrations import calibration_from_json
 from hydragnn.ensemble.metrics import miscalibration_area
-from hydragnn.ensemble.uncertainty import Moments
+from hydragnn.ensemble.uncertainty import MixtureMoments
 from hydragnn.errors import InputError
 from hydragnn.graphs import Field
 
@@ -50,7 +50,7 @@ def synthetic(field, graphs, items, seed):
     error = generator.normal(size=shape) * sigma.reshape(-1, *[1] * len(field.shape))
     variance = np.broadcast_to((0.2 * sigma.reshape(-1, *[1] * len(field.shape))) ** 2, shape)
     variance = variance * generator.chisquare(2, size=shape) / 2
-    moments = Moments(mean=np.zeros(shape), epistemic=variance, aleatoric=np.zeros(shape))
+    moments = MixtureMoments(mean=np.zeros(shape), epistemic=variance, aleatoric=np.zeros(shape))
     return error, moments, graph
 
 
@@ -77,7 +77,7 @@ def test_graphs_of_any_size_are_covered_alike():
         sizes = generator.choice([1, 40], size=200)
         graph = np.repeat(np.arange(200), sizes)
         error = generator.normal(size=len(graph)) * np.where(sizes[graph] == 1, 5.0, 1.0)
-        flat = Moments(mean=np.zeros(len(graph)), epistemic=np.zeros(len(graph)), aleatoric=np.zeros(len(graph)))
+        flat = MixtureMoments(mean=np.zeros(len(graph)), epistemic=np.zeros(len(graph)), aleatoric=np.zeros(len(graph)))
         field = Field(name="heat", on="node", role="target")
         calibration = fit_calibration(field, error[graph < 100], part(flat, graph < 100), graph[graph < 100])
         new = graph >= 100
@@ -90,7 +90,7 @@ def test_graphs_of_any_size_are_covered_alike():
 
 
 def part(moments, rows):
-    return Moments(mean=moments.mean[rows], epistemic=moments.epistemic[rows], aleatoric=moments.aleatoric[rows])
+    return MixtureMoments(mean=moments.mean[rows], epistemic=moments.epistemic[rows], aleatoric=moments.aleatoric[rows])
 
 
 def test_intervals_widen_where_members_disagree_and_hold_out_of_distribution():
@@ -98,7 +98,7 @@ def test_intervals_widen_where_members_disagree_and_hold_out_of_distribution():
     calibration = fit_calibration(FORCES, target, moments, graph)
     assert calibration.method == "spread"
     far, spread, _ = synthetic(FORCES, 200, 8, 2)
-    far, wider = 5 * far, Moments(mean=spread.mean, epistemic=25 * spread.epistemic, aleatoric=spread.aleatoric)
+    far, wider = 5 * far, MixtureMoments(mean=spread.mean, epistemic=25 * spread.epistemic, aleatoric=spread.aleatoric)
     width = half_width(FORCES, calibration, calibrated_std(FORCES, calibration, raw_spread(FORCES, wider)))
     assert np.mean(np.abs(far) <= width) > 0.85
 
@@ -107,7 +107,7 @@ def test_the_calibrated_spread_is_honest():
     generator = np.random.default_rng(5)
     std = generator.uniform(0.5, 2.0, size=3000)
     target = generator.normal(0.0, std)
-    moments = Moments(mean=np.zeros(3000), epistemic=(0.1 * std) ** 2, aleatoric=np.zeros(3000))
+    moments = MixtureMoments(mean=np.zeros(3000), epistemic=(0.1 * std) ** 2, aleatoric=np.zeros(3000))
     calibration = fit_calibration(ENERGY, target, moments, np.arange(3000))
     # the factor is known to 1/sqrt(2 * 3000) = 1.3 %
     assert calibration.components[0].scale == pytest.approx(10.0, rel=0.05)
@@ -121,13 +121,13 @@ def test_the_calibrated_spread_is_honest():
 def test_members_that_agree_by_chance_do_not_make_an_empty_interval():
     target, moments, graph = synthetic(ENERGY, 100, 1, 3)
     calibration = fit_calibration(ENERGY, target, moments, graph)
-    agreed = Moments(mean=np.zeros(1), epistemic=np.zeros(1), aleatoric=np.zeros(1))
+    agreed = MixtureMoments(mean=np.zeros(1), epistemic=np.zeros(1), aleatoric=np.zeros(1))
     assert half_width(ENERGY, calibration, calibrated_std(ENERGY, calibration, raw_spread(ENERGY, agreed)))[0] > 0
 
 
 def test_one_point_model_gets_intervals_of_equal_width():
     target = np.random.default_rng(0).normal(size=50)
-    alone = Moments(mean=np.zeros(50), epistemic=np.zeros(50), aleatoric=np.zeros(50))
+    alone = MixtureMoments(mean=np.zeros(50), epistemic=np.zeros(50), aleatoric=np.zeros(50))
     calibration = fit_calibration(ENERGY, target, alone, np.arange(50))
     assert calibration.method == "absolute"
     std = calibrated_std(ENERGY, calibration, raw_spread(ENERGY, alone))
@@ -138,7 +138,7 @@ def test_components_with_different_scales_are_calibrated_apart_unless_they_turn(
     field = Field(name="pair", on="graph", shape=(2,), role="target")
     generator = np.random.default_rng(0)
     target = generator.normal(size=(400, 2)) * np.array([1.0, 100.0])
-    moments = Moments(mean=np.zeros((400, 2)), epistemic=np.ones((400, 2)), aleatoric=np.zeros((400, 2)))
+    moments = MixtureMoments(mean=np.zeros((400, 2)), epistemic=np.ones((400, 2)), aleatoric=np.zeros((400, 2)))
     calibration = fit_calibration(field, target, moments, np.arange(400))
     assert [round(math.log10(component.scale)) for component in calibration.components] == [0, 2]
     vectors = Field(name="pull", on="graph", shape=(2,), parity="vector", role="target")
@@ -146,7 +146,7 @@ def test_components_with_different_scales_are_calibrated_apart_unless_they_turn(
 
 
 def test_a_perfect_model_still_has_finite_calibration():
-    exact = Moments(mean=np.ones(20), epistemic=np.zeros(20), aleatoric=np.zeros(20))
+    exact = MixtureMoments(mean=np.ones(20), epistemic=np.zeros(20), aleatoric=np.zeros(20))
     calibration = fit_calibration(ENERGY, np.ones(20), exact, np.arange(20))
     assert np.isfinite(half_width(ENERGY, calibration, calibrated_std(ENERGY, calibration, np.zeros(3)))).all()
 
@@ -170,13 +170,13 @@ def test_json_gives_the_same_calibration_back(seed):
         (lambda t, m, g: fit_calibration(ENERGY, t, m, g, nominal=90.0), "fraction between 0 and 1"),
         (
             lambda t, m, g: fit_calibration(
-                ENERGY, t[:0], Moments(mean=t[:0], epistemic=t[:0], aleatoric=t[:0]), g[:0]
+                ENERGY, t[:0], MixtureMoments(mean=t[:0], epistemic=t[:0], aleatoric=t[:0]), g[:0]
             ),
             "labelled",
         ),
         (
             lambda t, m, g: fit_calibration(
-                ENERGY, t, Moments(mean=t, epistemic=0 * t, aleatoric=0 * t), g, method="spread"
+                ENERGY, t, MixtureMoments(mean=t, epistemic=0 * t, aleatoric=0 * t), g, method="spread"
             ),
             "absolute",
         ),

@@ -9,9 +9,7 @@ from hypothesis import strategies as st
 
 from hydragnn.ensemble.selection import (
     Candidate,
-    Evidence,
-    _field_score,
-    diversity,
+    NumberEvidence,
     greedy_selection,
     top_k,
 )
@@ -62,11 +60,15 @@ def test_impossible_choices_are_refused(k, by, says):
         top_k(runs, k, by=by)
 
 
+def points(target, means):
+    return NumberEvidence(target=target, means=means, variances=np.zeros_like(means))
+
+
 def evidence(seed, candidates=5, rows=60):
     generator = np.random.default_rng(seed)
     target = generator.normal(size=rows)
     errors = generator.normal(size=(candidates, rows)) * generator.uniform(0.2, 2.0, size=(candidates, 1))
-    return Evidence(target=target, means=target + errors)
+    return points(target, target + errors)
 
 
 @settings(max_examples=25, deadline=None)
@@ -82,7 +84,7 @@ def test_greedy_selection_is_never_worse_than_the_best_candidate_on_its_score(se
 def test_equal_errors_that_are_independent_are_averaged():
     generator = np.random.default_rng(0)
     target = generator.normal(size=400)
-    fields = {"energy": Evidence(target=target, means=target + generator.normal(size=(4, 400)))}
+    fields = {"energy": points(target, target + generator.normal(size=(4, 400)))}
     selection = greedy_selection(fields, 4)
     assert len(selection.members) == 4
     assert min(selection.trace) < 0.65  # averaging four independent errors halves them
@@ -92,7 +94,7 @@ def test_a_copy_is_not_worth_its_price_but_an_independent_member_is():
     generator = np.random.default_rng(1)
     target = generator.normal(size=400)
     first, second = target + generator.normal(size=(2, 400))
-    fields = {"energy": Evidence(target=target, means=np.stack([first, first, second]))}
+    fields = {"energy": points(target, np.stack([first, first, second]))}
     selection = greedy_selection(fields, 3, price=0.02)
     assert set(selection.members) in ({0, 2}, {1, 2})
 
@@ -107,10 +109,10 @@ def test_a_dear_member_is_left_out_where_inference_has_a_price():
 def test_scores_reward_honest_spread():
     target = np.zeros(1000)
     noise = np.random.default_rng(2).normal(size=(1, 1000))
-    known = Evidence(target=target, means=noise, variances=np.ones((1, 1000)))
-    unknown = Evidence(target=target, means=noise, variances=np.full((1, 1000), 100.0))
+    known = NumberEvidence(target=target, means=noise, variances=np.ones((1, 1000)))
+    unknown = NumberEvidence(target=target, means=noise, variances=np.full((1, 1000), 100.0))
     for score in ("crps", "nll"):
-        assert _field_score(known, (0,), score) < _field_score(unknown, (0,), score)
+        assert known.score((0,), score) < unknown.score((0,), score)
 
 
 @pytest.mark.parametrize("size, score, says", [(9, "crps", "impossible"), (1, "crsp", "did you mean crps")])
@@ -124,10 +126,10 @@ def test_diversity_of_copies_is_none_and_of_independent_members_half():
     target = generator.normal(size=4000)
     errors = generator.normal(size=(2, 4000))
     weights = np.array([0.5, 0.5])
-    copies = diversity(Evidence(target=target, means=target + errors[[0, 0]]), weights)
+    copies = points(target, target + errors[[0, 0]]).diversity(weights)
     assert copies["error_correlation"] == pytest.approx(1.0)
     assert copies["ambiguity"] == pytest.approx(0.0)
-    independent = diversity(Evidence(target=target, means=target + errors), weights)
+    independent = points(target, target + errors).diversity(weights)
     assert abs(independent["error_correlation"]) < 0.06
     assert independent["ambiguity"] == pytest.approx(0.5, abs=0.03)
 
@@ -137,4 +139,4 @@ def test_ambiguity_is_what_averaging_takes_off_the_squared_error():
     weights = np.full(5, 0.2)
     mean_of_members = np.mean((case.means - case.target) ** 2)
     of_ensemble = np.mean((weights @ case.means - case.target) ** 2)
-    assert diversity(case, weights)["ambiguity"] == pytest.approx(1 - of_ensemble / mean_of_members)
+    assert case.diversity(weights)["ambiguity"] == pytest.approx(1 - of_ensemble / mean_of_members)

@@ -5,7 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hydragnn.ensemble.uncertainty import Moments, isotropic, total_variance
+from hydragnn.ensemble.uncertainty import MixtureMoments, isotropic, total_variance
+
+
+def of_points(means, weights):
+    return total_variance(means, np.zeros_like(means), weights)
 
 
 def test_total_variance_is_that_of_samples_from_the_mixture():
@@ -29,8 +33,8 @@ def test_one_member_has_no_epistemic_part():
 @given(st.integers(1, 5), st.integers(1, 4))
 def test_copies_of_one_member_change_nothing(copies, items):
     values = np.random.default_rng(items).normal(size=(2, items))
-    once = total_variance(values, None, np.array([0.5, 0.5]))
-    again = total_variance(np.repeat(values, copies, axis=0), None, np.full(2 * copies, 0.5 / copies))
+    once = of_points(values, np.array([0.5, 0.5]))
+    again = of_points(np.repeat(values, copies, axis=0), np.full(2 * copies, 0.5 / copies))
     np.testing.assert_allclose(once.mean, again.mean, atol=1e-12)
     np.testing.assert_allclose(once.variance, again.variance, atol=1e-12)
 
@@ -40,13 +44,13 @@ def test_the_spread_of_a_vector_does_not_depend_on_how_the_axes_lie():
     vectors = generator.normal(size=(4, 6, 3))
     turn, _ = np.linalg.qr(generator.normal(size=(3, 3)))
     weights = np.full(4, 0.25)
-    here = isotropic(total_variance(vectors, None, weights), axes=1)
-    turned = isotropic(total_variance(vectors @ turn.T, None, weights), axes=1)
+    here = isotropic(of_points(vectors, weights), axes=1)
+    turned = isotropic(of_points(vectors @ turn.T, weights), axes=1)
     np.testing.assert_allclose(here.variance, turned.variance, atol=1e-12)
 
 
 @pytest.mark.parametrize("axes, shape", [(1, (5, 3)), (2, (5, 3, 3))], ids=["vector", "tensor"])
 def test_averaging_over_components_keeps_the_total(axes, shape):
     values = np.random.default_rng(2).uniform(size=shape)
-    moments = Moments(mean=np.zeros(shape), epistemic=values, aleatoric=np.zeros(shape))
+    moments = MixtureMoments(mean=np.zeros(shape), epistemic=values, aleatoric=np.zeros(shape))
     np.testing.assert_allclose(isotropic(moments, axes).epistemic.sum(), values.sum())

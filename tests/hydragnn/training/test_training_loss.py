@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from hydragnn.graphs import Field, GraphBatch, concatenate, graph_from_arrays
-from hydragnn.models import Prediction
-from hydragnn.training.loss import FieldLoss, label_counts, loss_sum, loss_sums
+from hydragnn.models import Normal, Point, Target
+from hydragnn.models.target import Loss
+from hydragnn.training.loss import label_counts, loss_sum, loss_sums
 
 FIELDS = (
     Field(name="energy", on="graph", role="target", dtype="float64"),
@@ -32,12 +33,16 @@ def batch() -> GraphBatch:
     return concatenate([graph(2, 3.0), graph(4, None), graph(5, -1.0)])
 
 
-def prediction(values: list[float], **options: object) -> Prediction:
-    return Prediction(mean=torch.tensor(values, dtype=torch.float64, requires_grad=True), **options)
+def prediction(values: list[float]) -> Point:
+    return Point(mean=torch.tensor(values, dtype=torch.float64, requires_grad=True))
 
 
-def energy_loss(kind: str = "mse", per_node: bool = False) -> FieldLoss:
-    return FieldLoss(name="energy", kind=kind, weight=1.0, per_node=per_node)
+def normal(values: list[float], variances: list[float]) -> Normal:
+    return Normal(mean=prediction(values).mean, variance=torch.tensor(variances, dtype=torch.float64))
+
+
+def energy_loss(kind: Loss = "mse", per_node: bool = False) -> Target:
+    return Target(field=FIELDS[0], loss=kind, per_node=per_node)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +54,7 @@ def test_the_loss_is_the_sum_over_graphs_that_have_the_label(batch, kind, expect
 
 
 @pytest.mark.parametrize("value", [99.0, float("nan"), float("inf")])
-@pytest.mark.parametrize("kind", ["mse", "mae", "huber"])
+@pytest.mark.parametrize("kind", ["mse", "mae", "huber", "nll"])
 def test_a_missing_label_contributes_neither_value_nor_gradient(batch, kind, value):
     given = replace(batch, graphs={"energy": torch.tensor([3.0, value, -1.0], dtype=torch.float64)})
     predicted = prediction([3.5, 7.0, 2.0])
@@ -65,17 +70,15 @@ def test_per_node_errors_are_divided_by_the_nodes_of_their_graph(batch):
 
 
 def test_the_likelihood_is_that_of_a_normal_distribution(batch):
-    variance = torch.tensor([0.25, 1.0, 4.0], dtype=torch.float64)
-    predicted = prediction([3.5, 99.0, 2.0], variance=variance)
+    predicted = normal([3.5, 99.0, 2.0], [0.25, 1.0, 4.0])
     loss = loss_sum(energy_loss("nll"), predicted, batch)
-    normal = torch.distributions.Normal(predicted.mean, variance.sqrt())
-    values = -normal.log_prob(batch["energy"])[[0, 2]] - 0.5 * torch.log(torch.tensor(2 * torch.pi))
+    expected = torch.distributions.Normal(predicted.mean, predicted.variance.sqrt())
+    values = -expected.log_prob(batch["energy"])[[0, 2]] - 0.5 * torch.log(torch.tensor(2 * torch.pi))
     assert loss.item() == pytest.approx(values.sum().item())
 
 
 def test_the_likelihood_per_node_is_that_of_the_scaled_quantity(batch):
-    variance = torch.tensor([0.25, 1.0, 4.0], dtype=torch.float64)
-    loss = loss_sum(energy_loss("nll", per_node=True), prediction([3.5, 99.0, 2.0], variance=variance), batch)
+    loss = loss_sum(energy_loss("nll", per_node=True), normal([3.5, 99.0, 2.0], [0.25, 1.0, 4.0]), batch)
     scaled = torch.distributions.Normal(
         torch.tensor([3.5 / 2, 2.0 / 5], dtype=torch.float64), torch.tensor([0.5 / 2, 2.0 / 5], dtype=torch.float64)
     )
@@ -84,9 +87,9 @@ def test_the_likelihood_per_node_is_that_of_the_scaled_quantity(batch):
 
 
 def test_vectors_count_by_component_and_missing_labels_do_not_count(batch):
-    losses = (energy_loss(), FieldLoss(name="forces", kind="mse", weight=1.0))
+    losses = (energy_loss(), Target(field=FIELDS[1]))
     assert label_counts(losses, batch) == [2.0, 33.0]
-    forces = Prediction(mean=torch.full((11, 3), 3.0, dtype=torch.float64))
+    forces = Point(mean=torch.full((11, 3), 3.0, dtype=torch.float64))
     sums = loss_sums(losses, {"energy": prediction([3.0, 0.0, -1.0]), "forces": forces}, batch)
     assert sums.tolist() == [0.0, 4.0 * 33]
 

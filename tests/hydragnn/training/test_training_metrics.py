@@ -10,11 +10,16 @@ from hypothesis import strategies as st
 from sklearn.metrics import mean_absolute_error, r2_score, root_mean_squared_error
 
 from hydragnn.datasets import BatchSettings, Loader, SplitSettings, make_split
-from hydragnn.training import Target, errors_on, trivial_metrics, trivial_predictor
+from hydragnn.models import Point, Target
+from hydragnn.training import errors_on, trivial_metrics, trivial_predictor
 from hydragnn.training.data import prepare_data
 from hydragnn.training.metrics import Errors, moments_of, target_moments
 
 NUMBERS = st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=20)
+
+
+def target_of(store, name, **options):
+    return Target(field=next(field for field in store.fields() if field.name == name), **options)
 
 
 @given(NUMBERS, NUMBERS, st.floats(-1e9, 1e9))
@@ -33,14 +38,16 @@ def test_merging_with_nothing_changes_nothing():
 
 
 def test_metrics_agree_with_scikit_learn_and_pass_over_missing_labels(store):
-    targets = [Target(name="forces", width=3, derived=True), Target(name="charge")]
+    targets = [target_of(store, "forces"), target_of(store, "charge")]
     split = make_split(store, settings())
 
     def predict(batch):
         generator = torch.Generator().manual_seed(batch.num_nodes)
         return {
-            target.name: batch[target.name]
-            + torch.randn(batch[target.name].shape, generator=generator, dtype=torch.float64)
+            target.name: Point(
+                mean=batch[target.name]
+                + torch.randn(batch[target.name].shape, generator=generator, dtype=torch.float64)
+            )
             for target in targets
         }
 
@@ -51,8 +58,8 @@ def test_metrics_agree_with_scikit_learn_and_pass_over_missing_labels(store):
         values = predict(batch)
         for target in targets:
             present = batch.present(target.name)[batch.owner("node")]
-            pairs[target.name][0].append(batch[target.name][present].reshape(-1, target.width))
-            pairs[target.name][1].append(values[target.name][present].reshape(-1, target.width))
+            pairs[target.name][0].append(batch[target.name][present].reshape(-1, target.field.width))
+            pairs[target.name][1].append(values[target.name].mean[present].reshape(-1, target.field.width))
     for target in targets:
         truth, guess = (torch.cat(values).numpy() for values in pairs[target.name])
         found = metrics[target.name]
@@ -63,15 +70,14 @@ def test_metrics_agree_with_scikit_learn_and_pass_over_missing_labels(store):
 
 
 def settings():
-
     return SplitSettings(train=0.7, valid=0.2)
 
 
 def test_extensive_fields_have_errors_per_node(store):
-    target = Target(name="energy", extensive=True)
+    target = target_of(store, "energy", extensive=True)
     batch = store.read([0, 1])
     errors = Errors([target])
-    errors.add(target, torch.tensor([1.0, -2.0]), batch)
+    errors.add(target, Point(mean=batch["energy"] + torch.tensor([1.0, -2.0])), batch)
     found = errors.values(target_moments([target], batch))["energy"]
     per_node = np.array([1.0, 2.0]) / batch.counts("node").numpy()
     assert found["mae"] == 1.5 and found["rmse"] == pytest.approx(math.sqrt(2.5))
@@ -80,7 +86,7 @@ def test_extensive_fields_have_errors_per_node(store):
 
 
 def test_a_field_without_labels_or_spread_has_no_r2(store):
-    target = Target(name="energy")
+    target = target_of(store, "energy")
     batch = store.read([0])
     errors = Errors([target])
     assert errors.values({"energy": moments_of(torch.zeros(0, 1))})["energy"] == {
@@ -89,7 +95,7 @@ def test_a_field_without_labels_or_spread_has_no_r2(store):
         "r2": None,
         "count": 0.0,
     }
-    errors.add(target, torch.tensor([1.0]), batch)
+    errors.add(target, Point(mean=batch["energy"] + 1.0), batch)
     assert errors.values(target_moments([target], batch))["energy"]["r2"] is None
 
 
@@ -104,8 +110,8 @@ def test_the_trivial_predictor_is_the_best_constant_of_the_training_part(referen
     assert on_training["charge"]["r2"] == pytest.approx(0.0, abs=1e-12)
     predict = trivial_predictor(store, data.split.train, data.targets, data.normalisation)
     batch = store.read(data.split.valid)
-    assert predict(batch)["forces"].abs().max() == 0
-    energy, nodes = predict(batch)["energy"], batch.counts("node")
+    assert predict(batch)["forces"].mean.abs().max() == 0
+    energy, nodes = predict(batch)["energy"].mean, batch.counts("node")
     if references:  # one value per species
         kinds = torch.stack(
             [torch.bincount(batch.owner("node")[batch["atomic_numbers"] == z], minlength=8) for z in (1, 8)]

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from hydragnn.graphs import Field, GraphBatch, concatenate, graph_from_arrays
-from hydragnn.models import Prediction
-from hydragnn.training.loss import FieldLoss, label_counts, loss_sums
+from hydragnn.models import Point, Target
+from hydragnn.training.loss import label_counts, loss_sums
 
 FIELD = Field(name="displacement", on="node", shape=(2,), role="target")
-LOSS = (FieldLoss(name="displacement", kind="relative", weight=1.0),)
+LOSS = (Target(field=FIELD, loss="relative"),)
 
 
 def _graph(values: list[list[float]]) -> GraphBatch:
@@ -19,7 +19,7 @@ def _graph(values: list[list[float]]) -> GraphBatch:
 
 def test_a_graph_counts_by_the_ratio_of_norms_and_not_by_its_size() -> None:
     batch = concatenate([_graph([[3.0, 4.0], [0.0, 0.0]]), _graph([[300.0, 400.0], [0.0, 0.0], [0.0, 0.0]])])
-    prediction = Prediction(mean=batch["displacement"] * 1.1)
+    prediction = Point(mean=batch["displacement"] * 1.1)
     assert label_counts(LOSS, batch) == [2.0]
     assert loss_sums(LOSS, {"displacement": prediction}, batch).item() == pytest.approx(0.2, rel=1e-5)
 
@@ -27,7 +27,7 @@ def test_a_graph_counts_by_the_ratio_of_norms_and_not_by_its_size() -> None:
 def test_a_graph_whose_label_is_zero_has_no_relative_error() -> None:
     batch = concatenate([_graph([[0.0, 0.0], [0.0, 0.0]]), _graph([[1.0, 0.0], [0.0, 0.0]])])
     mean = (batch["displacement"] * 2.0 + 1.0).requires_grad_()
-    total = loss_sums(LOSS, {"displacement": Prediction(mean=mean)}, batch)
+    total = loss_sums(LOSS, {"displacement": Point(mean=mean)}, batch)
     (gradient,) = torch.autograd.grad(total.sum(), mean)
     assert label_counts(LOSS, batch) == [1.0]
     assert torch.isfinite(gradient).all()

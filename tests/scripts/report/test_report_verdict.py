@@ -17,14 +17,14 @@ from hydragnn.scripts.report.verdict import (
 
 
 def scores(mae: float, *, trivial: float = 1.0, best: float | None = None) -> FieldScores:
-    members = tuple(Scores(name=f"{i}", mae=best or 1.1 * mae, rmse=1.0, r2=0.5) for i in range(3))
+    members = tuple(Scores(name=f"{i}", values={"mae": best or 1.1 * mae}) for i in range(3))
     return FieldScores(
         field="energy",
         unit="eV",
-        trivial=Scores(name="trivial", mae=trivial, rmse=trivial, r2=0.0),
+        trivial=Scores(name="trivial", values={"mae": trivial}),
         members=members,
         best_member=members[0],
-        ensemble=Scores(name="ensemble", mae=mae, rmse=mae, r2=0.9),
+        ensemble=Scores(name="ensemble", values={"mae": mae}),
     )
 
 

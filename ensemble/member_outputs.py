@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from time import perf_counter
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+import torch
+from jaxtyping import Bool, Int
 from numpy.typing import NDArray
 
 from hydragnn.datasets import GraphStore, pack
@@ -14,10 +15,11 @@ from hydragnn.ensemble.plan import default_budget
 from hydragnn.ensemble.uncertainty import Array
 from hydragnn.errors import InputError
 from hydragnn.graphs.field import Field
+from hydragnn.models import Distribution
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Heard:
+class MemberOutputs:
     """One outcome per member on the same graphs, with their labels."""
 
     graphs: Int[NDArray[np.int64], " graphs"]
@@ -35,8 +37,13 @@ class Heard:
 
     def usable(self, field: Field) -> Bool[NDArray[np.bool_], " items"]:
         """Which items have a label and a prediction of every member."""
-        every = [self.labels[field.name], *(said.means[field.name] for said in self.outcomes)]
-        return np.all([_finite(values) for values in every], axis=0)
+        labelled = _finite(self.labels[field.name])
+        return np.all([labelled, *(one.finite().numpy() for one in self.of(field))], axis=0)
+
+    def of(self, field: Field, use: Bool[NDArray[np.bool_], " items"] | None = None) -> list[Distribution]:
+        """What every member says about a field, or about some of its items."""
+        every = [said.predictions[field.name] for said in self.outcomes]
+        return every if use is None else [one.rows(torch.from_numpy(use)) for one in every]
 
     @property
     def failures(self) -> dict[int, str]:
@@ -45,20 +52,20 @@ class Heard:
         return {int(g): next(filter(None, some)) for g, some in zip(self.graphs, reasons) if any(some)}
 
 
-def heard(
+def member_outputs(
     members: Sequence[Member], store: GraphStore, graphs: Int[NDArray[np.int64], " graphs"], inputs: Sequence[str]
-) -> Heard:
+) -> MemberOutputs:
     """Ask every member about the graphs with these numbers; every batch is built once for all of them."""
     if not len(graphs):
         raise InputError("there are no graphs to predict in this part of the data; give the split a larger fraction")
-    targets = members[0].targets
+    fields = [target.field for target in members[0].targets]
     said: list[list[Outcome]] = [[] for _ in members]
-    labels: dict[str, list[Array]] = {field.name: [] for field in targets}
+    labels: dict[str, list[Array]] = {field.name: [] for field in fields}
     seconds = [0.0] * len(members)
     sizes = store.sizes()
     for numbers in pack(sizes, graphs, default_budget(sizes)):
         batch = store.read(numbers, [*dict.fromkeys([*inputs, *labels])])
-        for field in targets:
+        for field in fields:
             values = batch[field.name].double().numpy().copy()
             present = batch.present(field.name).numpy()
             values[~np.repeat(present, batch.counts(field.on).numpy())] = np.nan
@@ -67,27 +74,13 @@ def heard(
             started = perf_counter()
             said[position].append(outcome(member, batch))
             seconds[position] += perf_counter() - started
-    return Heard(
+    return MemberOutputs(
         graphs=graphs,
         nodes_per_graph=sizes.nodes[graphs],
         outcomes=tuple(joined(parts) for parts in said),
         labels={name: np.concatenate(values) for name, values in labels.items()},
         seconds=tuple(seconds),
     )
-
-
-def member_means(field: Field, said: Heard) -> Float[Array, "members items *shape"]:
-    """What every member predicts for a field."""
-    return np.stack([one.means[field.name] for one in said.outcomes])
-
-
-def member_variances(field: Field, said: Heard) -> Float[Array, "members items *shape"] | None:
-    """The variances that members predict for a field, zero for those that predict points; None where all do."""
-    known = [one.variances.get(field.name) for one in said.outcomes]
-    if all(values is None for values in known):
-        return None
-    blank = np.zeros_like(said.outcomes[0].means[field.name])
-    return np.stack([blank if values is None else values for values in known])
 
 
 def _finite(values: Array) -> NDArray[np.bool_]:

@@ -1,0 +1,110 @@
+"""What an ensemble says about one field; every kind of distribution has a class of its own that knows all about it."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Float, Int
+from numpy.typing import NDArray
+
+from hydragnn.ensemble.selection import Evidence
+from hydragnn.errors import InputError, nearest
+from hydragnn.graphs.field import Field
+from hydragnn.models import Distribution
+
+Array = NDArray[np.float64]
+Labels = Float[Array, "items *shape"]
+"""Labels in the field's unit, classes as whole numbers."""
+Owners = Int[NDArray[np.int64], " items"]
+"""The number of the graph that each item belongs to."""
+
+
+@runtime_checkable
+class AnyCalibration(Protocol):
+    """How an ensemble's raw words become honest, fitted on validation graphs."""
+
+    @property
+    def follows(self) -> bool:
+        """Whether the uncertainty differs from item to item, so that a large one is a sign."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Estimate(ABC):
+    """One field of all graphs; rows of graphs that failed are NaN."""
+
+    quantities: ClassVar[tuple[str, ...]]
+    """What prediction files hold of it, one array each."""
+    headline: ClassVar[str]
+    """The quantity that goes by the field's own name where names are short."""
+    doubt_name: ClassVar[str]
+
+    field: Field
+
+    def __getitem__(self, quantity: str) -> NDArray[Any]:
+        """One of ``quantities`` by name."""
+        if quantity not in self.quantities:
+            raise InputError(f"an estimate has no {quantity}; {nearest(quantity, list(self.quantities))}")
+        values: NDArray[Any] = getattr(self, quantity)
+        return values
+
+    @property
+    @abstractmethod
+    def doubt(self) -> Float[Array, "items *shape"]:
+        """How unsure the ensemble is of every item; what graphs are flagged by."""
+
+    @classmethod
+    @abstractmethod
+    def of(
+        cls,
+        field: Field,
+        members: Sequence[Distribution],
+        weights: Float[Array, " members"],
+        calibration: AnyCalibration | None,
+    ) -> "Estimate":
+        """The mixture of what the members say."""
+
+    @classmethod
+    @abstractmethod
+    def blank(cls, field: Field, members: int, items: int) -> "Estimate":
+        """The estimate of items that could not be predicted."""
+
+    @classmethod
+    @abstractmethod
+    def joined(cls, parts: Sequence[Any]) -> "Estimate":
+        """Estimates of consecutive graphs as one."""
+
+    @classmethod
+    @abstractmethod
+    def calibration(
+        cls,
+        field: Field,
+        labels: Labels,
+        members: Sequence[Distribution],
+        weights: Float[Array, " members"],
+        graph: Owners,
+        nominal: float,
+    ) -> AnyCalibration:
+        """The calibration from labelled validation items; InputError where there are none."""
+
+    @classmethod
+    @abstractmethod
+    def evidence(cls, field: Field, labels: Labels, members: Sequence[Distribution]) -> Evidence:
+        """What selection and diversity go by."""
+
+    @classmethod
+    @abstractmethod
+    def columns(cls, field: Field, quantity: str) -> list[str]:
+        """What follows the field's name in the columns of a table, one for each number of a quantity."""
+
+    @abstractmethod
+    def evaluation(self, labels: Labels, names: Sequence[str], trivial: Mapping[str, float | None]) -> dict[str, Any]:
+        """Metrics of the trivial predictor, of every member and of the ensemble, and the honesty of its uncertainty."""
+
+    @abstractmethod
+    def rows(self, labels: Labels, graph: Owners) -> dict[str, NDArray[Any]]:
+        """The labelled items behind an evaluation, components flattened, by name."""

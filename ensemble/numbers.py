@@ -1,0 +1,219 @@
+"""Numbers: mean, where its uncertainty comes from, and intervals."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from jaxtyping import Float
+from numpy.typing import NDArray
+
+from hydragnn.ensemble.calibration import (
+    Calibration,
+    calibrated_std,
+    fit_calibration,
+    half_width,
+    raw_spread,
+    turning_axes,
+    variance_factor,
+)
+from hydragnn.ensemble.estimates import AnyCalibration, Estimate, Labels, Owners
+from hydragnn.ensemble.metrics import (
+    coverage,
+    gaussian_crps,
+    gaussian_nll,
+    miscalibration_area,
+    point_metrics,
+    rank_correlation,
+)
+from hydragnn.ensemble.selection import Evidence, NumberEvidence
+from hydragnn.ensemble.uncertainty import Array, MixtureMoments, isotropic, total_variance
+from hydragnn.graphs.field import Field
+from hydragnn.models import Distribution, Normal, Point
+
+QUANTITIES: Final = ("mean", "std", "epistemic", "aleatoric", "lower", "upper")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class NumberEstimate(Estimate):
+    """One numeric field of all graphs, in its unit; rows of graphs that failed are NaN.
+
+    ``std`` is the calibrated standard deviation and ``epistemic`` and ``aleatoric`` are its two parts as standard
+    deviations (their squares sum to that of ``std`` above the calibration's floor). Vectors and tensors have one
+    uncertainty for all their components. ``lower`` and ``upper`` enclose the truth with the nominal probability. Without
+    a calibration the std is the members' raw one and there are no intervals (NaN).
+    """
+
+    quantities = QUANTITIES
+    headline = "mean"
+    doubt_name = "std"
+
+    mean: Float[Array, "items *shape"]
+    std: Float[Array, "items *shape"]
+    epistemic: Float[Array, "items *shape"]
+    aleatoric: Float[Array, "items *shape"]
+    lower: Float[Array, "items *shape"]
+    upper: Float[Array, "items *shape"]
+    members: Float[Array, "members items *shape"]
+
+    @property
+    def doubt(self) -> Float[Array, "items *shape"]:
+        """The calibrated standard deviation."""
+        return self.std
+
+    @classmethod
+    def of(
+        cls,
+        field: Field,
+        members: Sequence[Distribution],
+        weights: Float[Array, " members"],
+        calibration: AnyCalibration | None,
+    ) -> "NumberEstimate":
+        """The mixture of what the members say, by the law of total variance."""
+        moments = moments_of(members, weights)
+        spread = raw_spread(field, moments)
+        parts = isotropic(moments, turning_axes(field))
+        if calibration is None:
+            factor, std, width = np.ones(field.shape), spread, np.full_like(spread, np.nan)
+        else:
+            assert isinstance(calibration, Calibration)
+            factor, std = variance_factor(field, calibration), calibrated_std(field, calibration, spread)
+            std = np.where(np.isnan(spread), np.nan, std)
+            width = half_width(field, calibration, std)
+        return NumberEstimate(
+            field=field,
+            mean=moments.mean,
+            std=std,
+            epistemic=np.sqrt(parts.epistemic * factor),
+            aleatoric=np.sqrt(parts.aleatoric * factor),
+            lower=moments.mean - width,
+            upper=moments.mean + width,
+            members=member_means(members),
+        )
+
+    @classmethod
+    def blank(cls, field: Field, members: int, items: int) -> "NumberEstimate":
+        """NaN for all items."""
+        nan = np.full((items, *field.shape), np.nan)
+        every = np.broadcast_to(nan, (members, *nan.shape))
+        return NumberEstimate(field=field, members=every, **dict.fromkeys(QUANTITIES, nan))
+
+    @classmethod
+    def joined(cls, parts: Sequence["NumberEstimate"]) -> "NumberEstimate":
+        """Estimates of consecutive graphs as one."""
+        values = {quantity: np.concatenate([part[quantity] for part in parts]) for quantity in QUANTITIES}
+        members = np.concatenate([part.members for part in parts], axis=1)
+        return NumberEstimate(field=parts[0].field, members=members, **values)
+
+    @classmethod
+    def calibration(
+        cls,
+        field: Field,
+        labels: Labels,
+        members: Sequence[Distribution],
+        weights: Float[Array, " members"],
+        graph: Owners,
+        nominal: float,
+    ) -> Calibration:
+        """A scale for the spread and conformal intervals."""
+        return fit_calibration(field, labels, moments_of(members, weights), graph, nominal=nominal)
+
+    @classmethod
+    def evidence(cls, field: Field, labels: Labels, members: Sequence[Distribution]) -> Evidence:
+        """Labels, means and variances in units of each component's spread."""
+        scale = labels.reshape(len(labels), -1).std(axis=0).reshape(field.shape)
+        scale = np.where(scale > 0, scale, 1.0) if field.parity == "scalar" else np.asarray(max(scale.max(), 1e-300))
+        return NumberEvidence(
+            target=(labels / scale).ravel(),
+            means=(member_means(members) / scale).reshape(len(members), -1),
+            variances=(member_variances(members) / scale**2).reshape(len(members), -1),
+        )
+
+    @classmethod
+    def columns(cls, field: Field, quantity: str) -> list[str]:
+        """One for each component."""
+        return component_names(field)
+
+    def evaluation(self, labels: Labels, names: Sequence[str], trivial: Mapping[str, float | None]) -> dict[str, Any]:
+        """Errors of the trivial predictor, of every member and of the ensemble, and the honesty of its uncertainty.
+
+        ``best_member`` is the best on these very graphs, which no selection could have known: the harshest comparison.
+        """
+        width = self.field.width
+        metrics = [point_metrics(labels.reshape(-1, width), values.reshape(-1, width)) for values in self.members]
+        best = min(range(len(metrics)), key=lambda position: metrics[position]["rmse"])
+        return {
+            "unit": self.field.unit,
+            "trivial": {key: trivial.get(key) for key in ("mae", "rmse", "r2")},
+            "members": [{"name": name, **values} for name, values in zip(names, metrics)],
+            "best_member": names[best],
+            "ensemble": {
+                **point_metrics(labels.reshape(-1, width), self.mean.reshape(-1, width)),
+                **uncertainty_metrics(self, labels),
+            },
+        }
+
+    def rows(self, labels: Labels, graph: Owners) -> dict[str, NDArray[Any]]:
+        """Target, all quantities, graph and members."""
+        return {
+            "target": labels.ravel(),
+            **{quantity: self[quantity].ravel() for quantity in QUANTITIES},
+            "graph": np.repeat(graph, self.field.width),
+            "members": self.members.reshape(len(self.members), -1),
+        }
+
+
+def uncertainty_metrics(one: NumberEstimate, target: Labels) -> dict[str, float]:
+    """CRPS, NLL, coverage, interval width, miscalibration area, and Spearman's correlation of spread and error.
+
+    The error of a vector or tensor is its length where it is compared with the spread, since both belong to the item.
+    """
+    y, mean, std = target.ravel(), one.mean.ravel(), one.std.ravel()
+    error = np.abs(target - one.mean)
+    axes = turning_axes(one.field)
+    if axes:
+        last = tuple(range(-axes, 0))
+        error, spread = np.sqrt((error**2).sum(axis=last)), one.std.mean(axis=last)
+    else:
+        spread = one.std
+    return {
+        "crps": float(np.mean(gaussian_crps(y, mean, std))),
+        "nll": float(np.mean(gaussian_nll(y, mean, std))),
+        "coverage": coverage(y, one.lower.ravel(), one.upper.ravel()),
+        "interval_width": float(np.mean(one.upper - one.lower)),
+        "miscalibration_area": miscalibration_area(y, mean, std),
+        "spearman": rank_correlation(error.ravel(), spread.ravel()),
+    }
+
+
+def moments_of(members: Sequence[Distribution], weights: Float[Array, " members"]) -> MixtureMoments:
+    """The moments of the mixture of members with these weights."""
+    return total_variance(member_means(members), member_variances(members), weights)
+
+
+def member_means(members: Sequence[Distribution]) -> Float[Array, "members items *shape"]:
+    """What every member predicts."""
+    return np.stack([_number(one).mean.numpy() for one in members])
+
+
+def member_variances(members: Sequence[Distribution]) -> Float[Array, "members items *shape"]:
+    """The variances that members predict; a member that predicts points claims no noise of its own."""
+    return np.stack([_number(one).variance.numpy() for one in members])
+
+
+def component_names(field: Field) -> list[str]:
+    """Suffixes of a field's components in tables: empty for a number, _x _y _z for vectors, _0 _1 for others.
+
+    >>> component_names(Field(name="forces", on="node", shape=(3,), parity="vector"))
+    ['_x', '_y', '_z']
+    """
+    if not field.shape:
+        return [""]
+    if field.parity == "scalar" or max(field.shape) > 3:
+        return [f"_{i}" for i in range(field.width)]
+    return ["_" + "".join("xyz"[i] for i in index) for index in np.ndindex(*field.shape)]
+
+
+def _number(one: Distribution) -> Point | Normal:
+    assert isinstance(one, Point | Normal), f"{one.kind} is not a distribution of numbers"
+    return one

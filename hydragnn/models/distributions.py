@@ -1,0 +1,255 @@
+"""A prediction is a distribution: a point, a normal distribution, or probabilities of classes.
+
+Losses, metrics, normalisation and ensembles speak to the methods of these objects and never ask which one they hold.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import ClassVar, TypeVar
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hydragnn.errors import InputError
+from hydragnn.graphs.field import Field
+
+VARIANCE_FLOOR = 1e-6
+
+D = TypeVar("D", bound="Distribution")
+N = TypeVar("N", bound="_Number")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Distribution(ABC):
+    """What is said about every item of a field; its tensors have one row per item."""
+
+    kind: ClassVar[str]
+
+    @classmethod
+    @abstractmethod
+    def blank(cls, field: Field, items: int) -> "Distribution":
+        """A distribution of ``items`` items that says nothing: NaN, float64."""
+
+    @abstractmethod
+    def error(self, target: Tensor) -> Float[Tensor, "items *shape"]:
+        """How far the likeliest value is from the label: prediction minus label, or 1 for a wrong class and 0 for a right one."""
+
+    @abstractmethod
+    def nll(self, target: Tensor, divisor: Tensor | None = None) -> Float[Tensor, "items *shape"]:
+        """Negative log-likelihood of the labels without constants; with ``divisor`` that of value over divisor."""
+
+    @abstractmethod
+    def denormalised(self, mean: Tensor, std: Tensor) -> "Distribution":
+        """The distribution of value times ``std`` plus ``mean``; classes have no unit and stay as they are."""
+
+    @abstractmethod
+    def shifted(self, by: Tensor) -> "Distribution":
+        """The distribution of value plus ``by``; classes stay as they are."""
+
+    def mapped(self: D, function: Callable[[Tensor], Tensor]) -> D:
+        """The same kind of distribution with ``function`` of every tensor."""
+        return type(self)(**{name: function(values) for name, values in self.tensors().items()})
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors by name."""
+        return {entry.name: getattr(self, entry.name) for entry in fields(self)}
+
+    def detach(self: D) -> D:
+        """The distribution without the history of its computation."""
+        return self.mapped(Tensor.detach)
+
+    def to(self: D, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> D:
+        """The distribution on ``device`` in ``dtype``; None keeps what there is."""
+        return self.mapped(lambda values: values.to(device=device, dtype=dtype))
+
+    def rows(self: D, index: Int[Tensor, " kept"] | Bool[Tensor, " items"] | slice) -> D:
+        """The distribution of some of the items."""
+        return self.mapped(lambda values: values[index])
+
+    def finite(self) -> Bool[Tensor, " items"]:
+        """Which items have finite numbers only."""
+        every = [values.reshape(len(values), -1).isfinite().all(dim=1) for values in self.tensors().values()]
+        return torch.stack(every).all(dim=0)
+
+    def blanked(self: D, items: Bool[Tensor, " items"]) -> D:
+        """The distribution that says nothing (NaN) about the marked items."""
+        return self.mapped(lambda values: torch.where(items.view(-1, *[1] * (values.ndim - 1)), float("nan"), values))
+
+    def to_arrays(self) -> dict[str, NDArray[np.float64]]:
+        """The numbers as float64 arrays by name; ``distribution_from_arrays`` gives the same distribution back."""
+        return {name: values.detach().to("cpu", torch.float64).numpy() for name, values in self.tensors().items()}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Number(Distribution):
+    """A distribution of numbers around a mean."""
+
+    mean: Float[Tensor, "items *shape"]
+
+    @abstractmethod
+    def scaled(self, factor: Tensor) -> "Number":
+        """The distribution of value times ``factor``."""
+
+    def averaged(self: N, counts: Tensor) -> N:
+        """The distribution of a mean of ``counts`` independent values, given the means of their means and of their variances."""
+        return self
+
+    def floored(self: N) -> N:
+        """The distribution with a variance above the floor, so that its logarithm and its inverse stay finite."""
+        return self
+
+    def error(self, target: Tensor) -> Float[Tensor, "items *shape"]:
+        """Mean minus label."""
+        return self.mean - target
+
+    def denormalised(self, mean: Tensor, std: Tensor) -> "Number":
+        """The distribution of value times ``std`` plus ``mean``."""
+        return self.scaled(std).shifted(mean)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Point(_Number):
+    """One value for every item and nothing about its uncertainty."""
+
+    kind = "point"
+
+    @classmethod
+    def blank(cls, field: Field, items: int) -> "Point":
+        """NaN for every item."""
+        return Point(mean=_nan(items, *field.shape))
+
+    @property
+    def variance(self) -> Float[Tensor, "items *shape"]:
+        """Zero."""
+        return torch.zeros_like(self.mean)
+
+    def nll(self, target: Tensor, divisor: Tensor | None = None) -> Float[Tensor, "items *shape"]:
+        """Half the squared error: the likelihood of a normal distribution whose variance nobody knows."""
+        error = self.error(target)
+        return 0.5 * (error if divisor is None else error / divisor).square()
+
+    def scaled(self, factor: Tensor) -> "Point":
+        """The value times ``factor``."""
+        return Point(mean=self.mean * factor)
+
+    def shifted(self, by: Tensor) -> "Point":
+        """The value plus ``by``."""
+        return Point(mean=self.mean + by)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Normal(_Number):
+    """A normal distribution for every item; components are independent."""
+
+    kind = "normal"
+
+    variance: Float[Tensor, "items *shape"]
+
+    @classmethod
+    def blank(cls, field: Field, items: int) -> "Normal":
+        """NaN for every item."""
+        return Normal(mean=_nan(items, *field.shape), variance=_nan(items, *field.shape))
+
+    def nll(self, target: Tensor, divisor: Tensor | None = None) -> Float[Tensor, "items *shape"]:
+        """Half of log variance plus squared error over variance (Nix and Weigend 1994, doi:10.1109/ICNN.1994.374138)."""
+        error, variance = self.error(target), self.variance
+        if divisor is not None:
+            error, variance = error / divisor, variance / divisor.square()
+        return 0.5 * (variance.log() + error.square() / variance)
+
+    def scaled(self, factor: Tensor) -> "Normal":
+        """Mean times ``factor``, variance times its square."""
+        return Normal(mean=self.mean * factor, variance=self.variance * factor.square())
+
+    def shifted(self, by: Tensor) -> "Normal":
+        """Mean plus ``by``."""
+        return Normal(mean=self.mean + by, variance=self.variance)
+
+    def averaged(self, counts: Tensor) -> "Normal":
+        """A mean of ``counts`` independent values has a variance that many times smaller than theirs."""
+        counts = counts.to(self.variance.dtype).view(-1, *[1] * (self.variance.dim() - 1))
+        return Normal(mean=self.mean, variance=self.variance / counts)
+
+    def floored(self) -> "Normal":
+        """The variance plus the floor."""
+        return Normal(mean=self.mean, variance=self.variance + VARIANCE_FLOOR)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Categorical(Distribution):
+    """Probabilities of classes for every item, as logits (their logarithms up to a constant) over the last axis."""
+
+    kind = "categorical"
+
+    logits: Float[Tensor, "items *shape_and_classes"]
+
+    @classmethod
+    def blank(cls, field: Field, items: int) -> "Categorical":
+        """NaN for every item and class."""
+        return Categorical(logits=_nan(items, *field.shape, field.classes))
+
+    @property
+    def classes(self) -> int:
+        """How many classes there are."""
+        return self.logits.shape[-1]
+
+    @property
+    def probabilities(self) -> Float[Tensor, "items *shape_and_classes"]:
+        """Probabilities that sum to 1 over the last axis."""
+        return self.logits.softmax(dim=-1)
+
+    @property
+    def labels(self) -> Int[Tensor, "items *shape"]:
+        """The likeliest class of every item; the first of equals."""
+        return self.logits.argmax(dim=-1)
+
+    def error(self, target: Tensor) -> Float[Tensor, "items *shape"]:
+        """1 where the likeliest class is not the label, else 0."""
+        return (self.labels != target).to(self.logits.dtype)
+
+    def nll(self, target: Tensor, divisor: Tensor | None = None) -> Float[Tensor, "items *shape"]:
+        """Cross-entropy: minus the logarithm of the label's probability."""
+        assert divisor is None, "classes are not extensive"
+        return -self.logits.log_softmax(dim=-1).gather(-1, target.to(torch.int64).unsqueeze(-1)).squeeze(-1)
+
+    def tempered(self, temperature: float) -> "Categorical":
+        """The distribution with logits divided by ``temperature``: above 1 less sure, below 1 surer."""
+        return Categorical(logits=self.logits / temperature)
+
+    def denormalised(self, mean: Tensor, std: Tensor) -> "Categorical":
+        """The same: classes have no unit."""
+        return self
+
+    def shifted(self, by: Tensor) -> "Categorical":
+        """The same: classes cannot be added to."""
+        return self
+
+
+Number = Point | Normal
+
+DISTRIBUTIONS: dict[str, type[Distribution]] = {kind.kind: kind for kind in (Point, Normal, Categorical)}
+
+
+def distribution_from_arrays(kind: str, arrays: Mapping[str, NDArray[np.float64]]) -> Distribution:
+    """The distribution whose ``to_arrays`` these are; InputError where they are none."""
+    expected = {entry.name for entry in fields(DISTRIBUTIONS[kind])} if kind in DISTRIBUTIONS else set()
+    if not expected or set(arrays) != expected:
+        raise InputError(f"{kind} with {', '.join(sorted(arrays))} is no distribution; predict again")
+    return DISTRIBUTIONS[kind](**{name: torch.from_numpy(values) for name, values in arrays.items()})
+
+
+def concatenated(parts: Sequence[Distribution]) -> Distribution:
+    """Distributions of one kind about consecutive items as one; points count as normals without variance among normals."""
+    kinds = {type(part) for part in parts}
+    if kinds == {Point, Normal}:
+        parts = [Normal(mean=part.mean, variance=part.variance) for part in parts if isinstance(part, Point | Normal)]
+    first = parts[0]
+    return type(first)(**{name: torch.cat([part.tensors()[name] for part in parts]) for name in first.tensors()})
+
+
+def _nan(*shape: int) -> Tensor:
+    return torch.full(shape, float("nan"), dtype=torch.float64)

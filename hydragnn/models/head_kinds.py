@@ -1,0 +1,308 @@
+"""Kinds of heads: the keys of each, the targets it predicts, and the fields it can predict."""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field as Setting
+from pydantic import model_validator
+
+from hydragnn.errors import InputError, nearest
+from hydragnn.graphs.field import Field
+from hydragnn.models.distributions import Categorical, Distribution, Normal, Point
+from hydragnn.models.target import Target
+from hydragnn.settings import Settings
+
+NumberLoss = Literal["mse", "mae", "huber", "nll", "relative"]
+
+
+class HeadBase(Settings):
+    """What heads of every kind have: one target field, the head's own layers and its share of the loss."""
+
+    kind: str
+
+    field: str
+    """Name of the target field in the store; its location, width and parity come from there."""
+
+    hidden_dims: list[Annotated[int, Setting(ge=1, le=4096)]] = Setting(default_factory=lambda: [64])
+    """Widths of the head's hidden layers."""
+
+    weight: float = Setting(default=1.0, ge=0)
+    """Weight of this field's mean loss in the total."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_keys_of_other_kinds(cls, value: Any) -> Any:
+        for key in value if isinstance(value, dict) else ():
+            owners = [f'"{kind}"' for kind, other in HEAD_KINDS.items() if key in other.model_fields]
+            if owners and key not in cls.model_fields:
+                own = cls.model_fields["kind"].default
+                here = f'kind = "{own}"' if own else "a head without kind, which is read as in version 1"
+                raise ValueError(
+                    f"{key} belongs to kind = {' or '.join(owners)}, not to {here}; "
+                    f"{nearest(key, sorted(cls.model_fields))}"
+                )
+        return value
+
+    @property
+    def derivatives(self) -> dict[str, str]:
+        """The fields that are predicted as derivatives of this head: ``forces`` and ``stress`` to their names."""
+        return {}
+
+    @property
+    def outputs(self) -> list[str]:
+        """All fields that this head predicts."""
+        return [self.field, *self.derivatives.values()]
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Loss weight of every field that this head predicts."""
+        return {self.field: self.weight}
+
+    @abstractmethod
+    def targets(self, fields: Mapping[str, Field]) -> tuple[Target, ...]:
+        """The targets that this head predicts, in the order of ``outputs``."""
+
+    @abstractmethod
+    def check(self, field: Field) -> None:
+        """Raise InputError for a field that no head of this kind can predict; the sentence names the remedy."""
+
+    def named(self, field: Field, *, strict: bool = True) -> Any:
+        """The head with its kind; one that has none gets the kind that its field asks for."""
+        return self
+
+
+class _NumberHead(HeadBase):
+    """What heads of numbers have."""
+
+    distribution: Literal["point", "gaussian"] = "point"
+    """point: a value; gaussian: mean and variance, trained with ``loss = "nll"``."""
+
+    loss: NumberLoss = "mse"
+    """Loss on normalised values; relative: norm of a graph's error over the norm of its label, for fields whose size varies."""
+
+    per_node: bool = False
+    """Divide the error of a graph field by the number of nodes in the loss (energies: loss per atom)."""
+
+    @model_validator(mode="after")
+    def _check_loss(self) -> "_NumberHead":
+        if (self.distribution == "gaussian") != (self.loss == "nll"):
+            raise ValueError(f'head {self.field}: distribution = "gaussian" and loss = "nll" go together')
+        return self
+
+    @property
+    def predicts(self) -> type[Distribution]:
+        """What is predicted for every item."""
+        return Normal if self.distribution == "gaussian" else Point
+
+
+class _PooledHead(_NumberHead):
+    """What heads have that predict numbers of nodes or of graphs."""
+
+    extensive: bool = False
+    """The value of a graph grows with its number of nodes (energies, dipoles): it is normalised without a mean, and its
+    errors are stated per node, too."""
+
+    @model_validator(mode="after")
+    def _check_extensive(self) -> "_PooledHead":
+        if self.per_node and not self.extensive:
+            raise ValueError(f"head {self.field}: per_node is for extensive fields; add extensive = true")
+        return self
+
+    def targets(self, fields: Mapping[str, Field]) -> tuple[Target, ...]:
+        """The one field of this head."""
+        return (
+            Target(
+                field=fields[self.field],
+                loss=self.loss,
+                weight=self.weight,
+                distribution=self.predicts,
+                extensive=self.extensive,
+                per_node=self.per_node,
+            ),
+        )
+
+
+class ScalarHeadSettings(_PooledHead):
+    """Numbers on nodes or graphs that do not turn with the graph."""
+
+    kind: Literal["scalar"] = "scalar"
+
+    pool: Literal["sum", "mean", "max"] | None = None
+    """How nodes become a graph field (only there): sum adds up a network on every node, mean (the default) and max pool states."""
+
+    graph_scale: bool = False
+    """Multiply a node field by a positive factor per graph, learned from the mean state: for targets whose size varies
+    from graph to graph more than their pattern does (displacements under different stiffness)."""
+
+    def check(self, field: Field) -> None:
+        """Numbers with parity scalar, on nodes or graphs."""
+        _refuse_classes(field)
+        if field.parity != "scalar":
+            remedy = 'use kind = "vector"' if field.parity == "vector" else _TENSOR
+            raise InputError(f"head {field.name}: it is a {field.parity}, and kind scalar does not turn; {remedy}")
+        _refuse_edges(field)
+        _refuse_graph_keys(self, field)
+        if self.graph_scale and field.on != "node":
+            raise InputError(f"head {field.name}: graph_scale is for scalar node fields; remove it")
+
+
+class EnergyHeadSettings(_NumberHead):
+    """An extensive number of a graph, summed over nodes, with its derivatives and reference values."""
+
+    kind: Literal["energy"] = "energy"
+
+    references: bool = False
+    """Subtract per-species reference values, fitted on the training part (needs the field ``atomic_numbers``)."""
+
+    forces: str | None = None
+    """Node field of forces, predicted as minus the gradient of this head."""
+
+    forces_weight: float = Setting(default=1.0, ge=0)
+    """Weight of the forces' mean loss in the total."""
+
+    stress: str | None = None
+    """Graph field (3 x 3) of stress, predicted as the virial of this head divided by the volume."""
+
+    stress_weight: float = Setting(default=1.0, ge=0)
+    """Weight of the stress' mean loss in the total."""
+
+    @model_validator(mode="after")
+    def _check_derivatives(self) -> "EnergyHeadSettings":
+        if self.distribution == "gaussian" and self.derivatives:
+            raise ValueError(f"head {self.field}: forces and stress come from a point energy; use distribution = point")
+        return self
+
+    @property
+    def derivatives(self) -> dict[str, str]:
+        """``forces`` and ``stress`` to the names of their fields, where they are predicted."""
+        named = {"forces": self.forces, "stress": self.stress}
+        return {what: name for what, name in named.items() if name}
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Loss weight of the energy, the forces and the stress."""
+        known = {"forces": self.forces_weight, "stress": self.stress_weight}
+        return {self.field: self.weight, **{name: known[what] for what, name in self.derivatives.items()}}
+
+    def targets(self, fields: Mapping[str, Field]) -> tuple[Target, ...]:
+        """The energy and what derives from it; all share the loss."""
+        energy = Target(
+            field=fields[self.field],
+            loss=self.loss,
+            weight=self.weight,
+            distribution=self.predicts,
+            extensive=True,
+            per_node=self.per_node,
+            references=self.references,
+        )
+        weights = self.weights
+        derived = [("forces", self.forces), ("stress", self.stress)]
+        return (
+            energy,
+            *(
+                Target(field=fields[name], loss=self.loss, weight=weights[name], derivative=what, source=self.field)  # type: ignore[arg-type]
+                for what, name in derived
+                if name
+            ),
+        )
+
+    def check(self, field: Field) -> None:
+        """One number per graph."""
+        _refuse_classes(field)
+        if field.on != "graph" or field.width != 1 or field.parity != "scalar":
+            raise InputError(
+                f"head {field.name}: forces and stress are derivatives of one scalar per graph; use an energy"
+            )
+
+
+class VectorHeadSettings(_PooledHead):
+    """Vectors on nodes or graphs that turn with the graph."""
+
+    kind: Literal["vector"] = "vector"
+
+    pool: Literal["sum", "mean"] | None = None
+    """How the vectors of nodes become one of the graph (only there): sum or mean (the default)."""
+
+    def check(self, field: Field) -> None:
+        """Numbers with parity vector, on nodes or graphs."""
+        _refuse_classes(field)
+        if field.parity != "vector":
+            remedy = 'use kind = "scalar"' if field.parity == "scalar" else _TENSOR
+            raise InputError(f"head {field.name}: it is a {field.parity}, not a vector; {remedy}")
+        _refuse_edges(field)
+        _refuse_graph_keys(self, field)
+
+
+class ClassesHeadSettings(HeadBase):
+    """Classes of nodes or graphs, as probabilities."""
+
+    kind: Literal["classes"] = "classes"
+
+    pool: Literal["mean", "max"] | None = None
+    """How the states of nodes become that of a graph (graph fields only): mean (the default) or max."""
+
+    loss: Literal["cross_entropy"] = "cross_entropy"
+    """Minus the logarithm of the probability of the label."""
+
+    class_weights: Literal["balanced"] | list[Annotated[float, Setting(ge=0)]] | None = None
+    """Weight of each class in the loss: a list, or balanced for the inverse of each class' share of the training labels
+    (divided by the number of classes, so that the mean weight of a training label is 1)."""
+
+    def targets(self, fields: Mapping[str, Field]) -> tuple[Target, ...]:
+        """The one field of this head."""
+        weights = tuple(self.class_weights) if isinstance(self.class_weights, list) else self.class_weights
+        return (
+            Target(
+                field=fields[self.field],
+                loss=self.loss,
+                weight=self.weight,
+                distribution=Categorical,
+                class_weights=weights,
+            ),
+        )
+
+    def check(self, field: Field) -> None:
+        """A categorical field of nodes or graphs."""
+        if not field.classes:
+            raise InputError(
+                f"head {field.name}: it holds numbers, not classes; declare it with classes and dtype int64, or use "
+                f'kind = "scalar"'
+            )
+        if isinstance(self.class_weights, list) and len(self.class_weights) != field.classes:
+            raise InputError(
+                f"head {field.name}: {len(self.class_weights)} class_weights for {field.classes} classes; give one per class"
+            )
+        _refuse_edges(field)
+        _refuse_graph_keys(self, field)
+
+
+HEAD_KINDS: dict[str, type[HeadBase]] = {
+    "scalar": ScalarHeadSettings,
+    "energy": EnergyHeadSettings,
+    "vector": VectorHeadSettings,
+    "classes": ClassesHeadSettings,
+}
+
+_TENSOR = "tensors are predicted only as the stress of an energy head; declare its components with parity scalar if the axes are fixed"
+
+
+def _refuse_classes(field: Field) -> None:
+    if field.classes:
+        raise InputError(f'head {field.name}: it is categorical, and this head predicts numbers; use kind = "classes"')
+
+
+def _refuse_edges(field: Field) -> None:
+    if field.on == "edge":
+        raise InputError(f"head {field.name}: it lies on edges, and heads predict node or graph fields; choose another")
+
+
+def _refuse_graph_keys(head: ScalarHeadSettings | VectorHeadSettings | ClassesHeadSettings, field: Field) -> None:
+    """Raise InputError where a field that lies elsewhere is given what only graph fields use."""
+    if field.on == "graph":
+        return
+    said = [key for key in ("pool", "extensive", "per_node") if getattr(head, key, None)]
+    if said:
+        raise InputError(
+            f"head {field.name}: {said[0]} is for graph fields, and {field.name} lies on {field.on}s; remove it"
+        )

@@ -1,0 +1,49 @@
+"""One target: a field with all that learning, judging and predicting it needs to know, said in one place."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from hydragnn.graphs.field import Field
+from hydragnn.models.distributions import Distribution, Point
+
+Loss = Literal["mse", "mae", "huber", "nll", "relative", "cross_entropy"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Target:
+    """A predicted field: how it is distributed, how its errors are measured and weighed, and how it scales with size."""
+
+    field: Field
+    loss: Loss = "mse"
+    weight: float = 1.0
+    """Weight of the field's mean loss in the total."""
+    distribution: type[Distribution] = Point
+    """What is predicted for every item."""
+    extensive: bool = False
+    """The value grows with the number of nodes: no mean is taken off, and errors are stated per graph and per node."""
+    per_node: bool = False
+    """The loss divides errors by the number of nodes."""
+    references: bool = False
+    """Reference values per atomic number are taken off first."""
+    derivative: Literal["", "forces", "stress"] = ""
+    """What the field is of the energy ``source``; empty for a field with a head of its own."""
+    source: str = ""
+    """The energy field that this one is a derivative of."""
+    class_weights: tuple[float, ...] | Literal["balanced"] | None = None
+    """Weight of each class in the loss; ``balanced`` until the training part has been counted."""
+    branch: str = ""
+    """The branch that predicts the field; empty where a model has one."""
+
+    @property
+    def name(self) -> str:
+        """The target's name in predictions, records and files: its field's, with the branch where there are several.
+
+        >>> Target(field=Field(name="energy", on="graph"), branch="metals").name
+        'energy@metals'
+        """
+        return f"{self.field.name}@{self.branch}" if self.branch else self.field.name
+
+    @property
+    def centred(self) -> bool:
+        """Whether normalisation may move zero; not for errors relative to the label's size."""
+        return self.loss != "relative"

@@ -1,0 +1,91 @@
+"""Classes: how often they occur, how they weigh in a loss, and how good their predicted probabilities are."""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hydragnn.datasets import GraphStore
+from hydragnn.errors import InputError
+from hydragnn.graphs.field import Field
+from hydragnn.models import Target
+
+BINS = 15
+"""Bins of equal width in the probability of the predicted class, for the expected calibration error."""
+
+
+def label_counts_of(field: Field, store: GraphStore, graphs: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How many labels of the graphs with these numbers belong to each class."""
+    column, sizes = store.column(field.name), store.sizes()
+    chosen = np.zeros(len(store), dtype=np.bool_)
+    chosen[graphs] = True
+    items = {"node": sizes.nodes, "edge": sizes.edges, "graph": np.ones(len(store), dtype=np.int64)}[field.on]
+    labels = column.values[np.repeat(chosen & column.present, items)]
+    if labels.size and not 0 <= labels.min() <= labels.max() < field.classes:
+        raise InputError(
+            f"field {field.name} holds labels from {labels.min()} to {labels.max()}, and has classes 0 to "
+            f"{field.classes - 1}; correct the store"
+        )
+    return np.bincount(labels.reshape(-1), minlength=field.classes)
+
+
+def label_frequencies(field: Field, store: GraphStore, graphs: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Share of each class among the labels, with one label of every class added so that none is impossible."""
+    counts = label_counts_of(field, store, graphs) + 1.0
+    return np.asarray(counts / counts.sum(), dtype=np.float64)
+
+
+def balanced_weights(target: Target, store: GraphStore, train: NDArray[np.int64]) -> Target:
+    """The target with weights in numbers where it asks for balanced ones; a class without training labels weighs 0."""
+    if target.class_weights != "balanced":
+        return target
+    counts = label_counts_of(target.field, store, train)
+    weights = np.divide(counts.sum(), counts, out=np.zeros(len(counts)), where=counts > 0) / max(1, (counts > 0).sum())
+    return replace(target, class_weights=tuple(weights.tolist()))
+
+
+def class_sums(
+    probabilities: Float[Tensor, "rows classes"], nll: Float[Tensor, " rows"], labels: Int[Tensor, " rows"]
+) -> Float[Tensor, " sums"]:
+    """Confusion matrix, summed nll and Brier score, and confidence and hits of every bin, end to end."""
+    classes = probabilities.shape[1]
+    confidence, predicted = probabilities.max(dim=1) if len(labels) else (nll, labels)
+    one = torch.ones_like(nll)
+    confusion = nll.new_zeros(classes * classes).index_add(0, labels * classes + predicted, one)
+    truth = torch.nn.functional.one_hot(labels, classes).to(probabilities.dtype)
+    brier = (probabilities - truth).square().sum()
+    bins = (confidence * BINS).long().clamp(max=BINS - 1)
+    hits = (predicted == labels).to(nll.dtype)
+    of_bins = [nll.new_zeros(BINS).index_add(0, bins, values) for values in (confidence, hits)]
+    return torch.cat([confusion, nll.sum().view(1), brier.view(1), *of_bins])
+
+
+def class_values(sums: NDArray[np.float64], classes: int) -> dict[str, float | None]:
+    """accuracy, balanced_accuracy, error_rate, nll, brier, ece and count from ``class_sums``; None where there is no label.
+
+    Balanced accuracy: the mean over the classes that occur of the share of their labels that was found. Brier: squared
+    distance of the probabilities from the truth, summed over classes (0 best, 2 worst). ece: expected calibration error, the
+    mean gap between the probability of the predicted class and its hits over bins (Guo et al. 2017, arXiv:1706.04599).
+    """
+    confusion = sums[: classes**2].reshape(classes, classes)
+    nll, brier = sums[classes**2 : classes**2 + 2]
+    confidence, hits = sums[classes**2 + 2 :].reshape(2, BINS)
+    count = float(confusion.sum())
+    if not count:
+        names = ("accuracy", "balanced_accuracy", "error_rate", "nll", "brier", "ece")
+        return {**dict.fromkeys(names), "count": 0.0}
+    of_class = confusion.sum(axis=1)
+    found = np.diag(confusion)[of_class > 0] / of_class[of_class > 0]
+    accuracy = float(np.trace(confusion)) / count
+    return {
+        "accuracy": accuracy,
+        "balanced_accuracy": float(found.mean()),
+        "error_rate": 1.0 - accuracy,
+        "nll": float(nll) / count,
+        "brier": float(brier) / count,
+        "ece": float(np.abs(hits - confidence).sum()) / count,
+        "count": count,
+    }

@@ -1,0 +1,189 @@
+"""Classes from training to prediction files: mixtures, temperature, conformal sets, and the report."""
+
+import csv
+import json
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from scipy.stats import binom
+from sklearn.metrics import roc_auc_score
+
+from hydragnn.config import RunConfig
+from hydragnn.datasets import StoreWriter, open_store
+from hydragnn.ensemble import Ensemble, build_ensemble, predict_to_file
+from hydragnn.ensemble.calibrations import calibration_from_json
+from hydragnn.ensemble.classes import ClassEstimate, auroc, fit_classes, tempered
+from hydragnn.errors import InputError
+from hydragnn.graphs import Field, concatenate
+from hydragnn.graphs.validate import graph_from_arrays
+from hydragnn.models import Categorical
+from hydragnn.runs import train
+from hydragnn.scripts.report import write_report
+from hydragnn.scripts.report.terminal import summary_table
+
+PHASE = Field(name="phase", on="graph", classes=3, dtype="int64", role="target")
+SITE = Field(name="site", on="node", classes=2, dtype="int64", role="target")
+FIELDS = (Field(name="load", on="node"), PHASE, SITE)
+
+
+def draw(generator, rows, classes=4, sharpness=2.0):
+    """Probabilities and labels drawn from them: a predictor that is exactly right about its doubt."""
+    p = torch.from_numpy(generator.normal(size=(rows, classes)) * sharpness).softmax(1).numpy()
+    labels = (p.cumsum(1) < generator.uniform(size=(rows, 1))).sum(1).clip(max=classes - 1)
+    return p, labels.astype(np.float64)
+
+
+def test_a_mixture_of_members_is_normalised_and_its_doubt_has_two_parts():
+    generator = np.random.default_rng(0)
+    members = [Categorical(logits=torch.from_numpy(generator.normal(size=(9, 3)))) for _ in range(4)]
+    weights = np.array([0.4, 0.3, 0.2, 0.1])
+    one = ClassEstimate.of(PHASE, members, weights, None)
+    expected = sum(w * member.probabilities.numpy() for w, member in zip(weights, members))
+    np.testing.assert_allclose(one.probability, expected)
+    np.testing.assert_allclose(one.probability.sum(-1), 1.0)
+    np.testing.assert_allclose(one.epistemic + one.aleatoric, one.entropy)
+    alone = ClassEstimate.of(PHASE, members[:1], np.ones(1), None)
+    np.testing.assert_allclose(alone.epistemic, 0.0, atol=1e-12)
+
+
+@pytest.mark.parametrize("factor", [0.3, 3.0], ids=["too timid", "too sure"])
+def test_the_temperature_is_found_and_lowers_the_nll_on_other_data(factor):
+    field = Field(name="x", on="graph", classes=4, dtype="int64")
+    generator = np.random.default_rng(1)
+    (p, labels), (q, others) = draw(generator, 4000), draw(generator, 4000)
+    fitted = fit_classes(field, labels, tempered(p, 1 / factor), np.arange(4000), nominal=0.9)
+    assert fitted.temperature == pytest.approx(factor, rel=0.1)  # four standard errors of 4000 rows
+
+    def nll(probabilities):
+        return -np.log(probabilities[np.arange(4000), others.astype(int)]).mean()
+
+    skewed = tempered(q, 1 / factor)
+    assert nll(tempered(skewed, fitted.temperature)) < nll(skewed) - 0.01
+
+
+@pytest.mark.parametrize("sharpness", [0.5, 2.0, 8.0], ids=["unsure", "mixed", "nearly always right"])
+@pytest.mark.parametrize("nominal", [0.8, 0.9])
+def test_conformal_sets_hold_the_label_as_often_as_promised(sharpness, nominal):
+    field = Field(name="x", on="graph", classes=4, dtype="int64")
+    generator = np.random.default_rng(2)
+    (p, labels), (q, others) = draw(generator, 1500, sharpness=sharpness), draw(generator, 1500, sharpness=sharpness)
+    fitted = fit_classes(field, labels, p, np.arange(1500), nominal=nominal)
+    members = [Categorical(logits=torch.from_numpy(np.log(q)))]
+    one = ClassEstimate.of(field, members, np.ones(1), fitted)
+    covered = int(one.set[np.arange(1500), others.astype(int)].sum())
+    # binomial error of 1500 fresh labels and as much again from the 1500 that set the threshold, at 1 in 10,000
+    low, high = binom.ppf([5e-5, 1 - 5e-5], 750, nominal) / 750
+    assert low <= covered / 1500 <= high
+
+
+def test_too_few_graphs_for_the_level_promise_nothing():
+    p, labels = draw(np.random.default_rng(3), 5)
+    field = Field(name="x", on="graph", classes=4, dtype="int64")
+    assert not fit_classes(field, labels, p, np.arange(5), nominal=0.9).guaranteed
+    with pytest.raises(InputError, match="no labelled validation graph"):
+        fit_classes(field, labels[:0], p[:0], np.arange(0), nominal=0.9)
+
+
+def test_auroc_agrees_with_scikit_learn():
+    p, labels = draw(np.random.default_rng(4), 300)
+    p = p.round(2) + 1e-3  # with ties
+    p /= p.sum(1, keepdims=True)
+    expected = roc_auc_score(labels.astype(int), p, multi_class="ovr")
+    assert auroc(p, labels.astype(np.int64)) == pytest.approx(expected)
+
+
+def chain(generator, labelled):
+    """The phase says in which third the summed load lies; a node's class is the sign of what its neighbours carry."""
+    nodes = int(generator.integers(5, 9))
+    receivers = np.repeat(np.arange(nodes), 2)
+    senders = (receivers + np.tile([1, nodes - 1], nodes)) % nodes
+    load = generator.normal(size=nodes).astype(np.float32)
+    around = load[(np.arange(nodes) + 1) % nodes] + load[np.arange(nodes) - 1]
+    phase = int(np.digitize(load.mean() + 0.1 * generator.normal(), [-0.2, 0.2]))
+    return graph_from_arrays(
+        generator.normal(size=(nodes, 2)),
+        senders,
+        receivers,
+        fields=[field for field in FIELDS if labelled or field is not PHASE],
+        nodes={"load": load, "site": (around > 0).astype(np.int64)},
+        graphs={"phase": phase} if labelled else {},
+    )
+
+
+@pytest.fixture(scope="module")
+def chains(tmp_path_factory):
+    path = tmp_path_factory.mktemp("chains") / "chains.h5"
+    generator = np.random.default_rng(0)
+    with StoreWriter(path, FIELDS, dim=2) as writer:
+        writer.write(concatenate([chain(generator, labelled=i % 4 != 0) for i in range(300)]))
+    return path
+
+
+@pytest.fixture(scope="module")
+def ensemble(tmp_path_factory, chains):
+    """Two members, its folder and its evaluation."""
+    root, folders = tmp_path_factory.mktemp("class-members"), []
+    for seed in range(2):
+        table = {
+            "data": {"store": str(chains)},
+            "split": {"train": 0.4, "valid": 0.3},
+            "batch": {"max_graphs": 16},
+            "model": {"kind": "pna", "hidden_dim": 12, "num_layers": 2, "num_radial": 4, "envelope": "none"},
+            "heads": [
+                {"kind": "classes", "field": "phase", "hidden_dims": [12], "class_weights": "balanced"},
+                {"kind": "classes", "field": "site", "hidden_dims": [12]},
+            ],
+            "train": {"epochs": 12, "learning_rate": 5e-3, "seed": seed, "checkpoint_epochs": 12},
+        }
+        folders.append(root / f"{seed:04d}")
+        assert train(RunConfig.parse(table), folders[-1]).status == "finished"
+    return root / "ensemble", build_ensemble(folders, root / "ensemble")
+
+
+def test_classes_are_learned_and_judged_beside_the_trivial_predictor(ensemble):
+    _, evaluation = ensemble
+    for name in ("phase", "site"):
+        scores = evaluation["parts"]["test"][name]
+        assert scores["ensemble"]["nll"] < 0.8 * scores["trivial"]["nll"]
+        assert scores["ensemble"]["auroc"] > 0.8
+        assert {"accuracy", "balanced_accuracy", "brier", "ece"} <= set(scores["ensemble"])
+    confusion = np.array(evaluation["parts"]["test"]["site"]["confusion"])
+    assert np.trace(confusion) / confusion.sum() == pytest.approx(scores["ensemble"]["accuracy"])
+
+
+def test_a_calibration_comes_back_from_disk(ensemble):
+    folder, _ = ensemble
+    for calibration in Ensemble.load(folder).manifest.calibration.values():
+        assert calibration_from_json(json.loads(json.dumps(calibration.to_json()))) == calibration
+        assert calibration.method == "temperature"
+
+
+def test_prediction_files_hold_probabilities_labels_and_sets(ensemble, chains, tmp_path):
+    folder, _ = ensemble
+    predictions = Ensemble.load(folder).predict(open_store(chains))
+    predict_to_file(folder, chains, tmp_path / "out.h5")
+    with h5py.File(tmp_path / "out.h5") as file:
+        for quantity in ("probability", "label", "set", "entropy", "epistemic", "aleatoric"):
+            np.testing.assert_allclose(file[f"fields/phase/{quantity}"][:], predictions["phase"][quantity])
+        np.testing.assert_allclose(file["fields/site/probability"][:].sum(1), 1.0)
+    predict_to_file(folder, chains, tmp_path / "out.csv")
+    with (tmp_path / "out.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["phase_label"]) for row in rows] == predictions["phase"].label.tolist()
+    assert float(rows[0]["phase_2_probability"]) == pytest.approx(predictions["phase"].probability[0, 2])
+
+
+def test_graphs_that_fail_have_no_label_and_an_empty_set(ensemble):
+    predictions = Ensemble.load(ensemble[0]).nothing(3, "for a test")
+    assert predictions["site"].label.tolist() == [-1, -1, -1] and not predictions["site"].set.any()
+    assert np.isnan(predictions["phase"].probability).all()
+
+
+def test_the_report_shows_confusions_and_reliability(ensemble, tmp_path):
+    folder, _ = ensemble
+    page = write_report(folder, tmp_path / "report.html").read_text()
+    for words in ("What is taken for what", "Reliability", "Confusions of phase", "classes in a set", "balanced"):
+        assert words in page
+    assert summary_table(folder).row_count == 2
