@@ -19,7 +19,7 @@ from hydragnn.hpo.launching.launcher import Launcher
 from hydragnn.hpo.launching.local import LocalLauncher
 from hydragnn.hpo.launching.steps import launcher_for
 from hydragnn.hpo.scheduling.events import Ending
-from hydragnn.hpo.scheduling.scheduler import State
+from hydragnn.hpo.scheduling.scheduler import State, Trial
 from hydragnn.hpo.settings import CampaignSettings
 from hydragnn.hpo.space import space_of
 from hydragnn.runs.checkpoint import is_pickled
@@ -121,16 +121,11 @@ def trials_begun_anew(state: State, out: Path) -> list[int]:
 
 
 def result_of(state: State, out: Path, source: str, seconds: float) -> CampaignResult:
-    """The summary of a closed campaign; InputError where trials failed and none succeeded."""
+    """The summary of a closed campaign; InputError where it came to its end, or had no hope, without any result."""
     failures = [trial for trial in state.trials.values() if trial.failure and trial.status in ("failed", "lost")]
     best = state.best
-    if best is None and failures and state.ending in ("finished", "hopeless"):
-        first = failures[0]
-        assert first.failure is not None
-        raise InputError(
-            f"{source}: all {len(failures)} trials failed; trial {first.number}: {first.failure.kind}: "
-            f"{first.failure.message} (log: {trial_folder(out, first.number) / 'log.txt'})"
-        )
+    if best is None and state.ending in ("finished", "hopeless"):
+        raise InputError(f"{source}: {_without_success(state, failures, out)}")
     return CampaignResult(
         folder=out,
         ending=state.ending or "stopped",
@@ -141,6 +136,26 @@ def result_of(state: State, out: Path, source: str, seconds: float) -> CampaignR
         best_value=None if best is None else best.value,
         seconds=seconds,
     )
+
+
+def _without_success(state: State, failures: list[Trial], out: Path) -> str:
+    """Why a campaign that is over has no result, and the next move."""
+    if failures:
+        first = failures[0]
+        assert first.failure is not None
+        log = trial_folder(out, first.number) / "log.txt"
+        return (
+            f"all {len(failures)} trials failed; trial {first.number}: {first.failure.kind}: "
+            f"{first.failure.message} (log: {log})"
+        )
+    out_of_order = sorted(name for name, node in state.health.items() if node.status == "quarantined")
+    if out_of_order:
+        reason = state.health[out_of_order[0]].message or "unknown"
+        return (
+            f"all {len(out_of_order)} nodes are out of order before any trial succeeded; {out_of_order[0]}: {reason}; "
+            "take other nodes, then continue with --resume"
+        )
+    return "not one configuration could be tried; widen search.space"
 
 
 def launcher_of(settings: CampaignSettings, out: Path, workers: int | None = None) -> Launcher:

@@ -262,6 +262,7 @@ def predict(
     """Predict every graph with uncertainty; one line per graph also for graphs that failed, with the reason.
 
     Under `mpirun -n N` or `srun` all ranks share the work; after an interruption `--resume` ends with the same bits.
+    Exits with 3 where not one graph could be predicted.
     """
     _tell_new(out, out.with_name(out.name + ".parts"), resume)
     result = face.predict(model, source, out, resume=resume, workers=workers, quiet=as_json)
@@ -269,7 +270,7 @@ def predict(
         _show(result, as_json)
     from hydragnn.distributed import leave
 
-    leave(0)
+    leave(3 if result and result["failed"] == result["graphs"] > 0 else 0)
 
 
 @app.command()
@@ -330,7 +331,7 @@ def _exit(code: int) -> NoReturn:
 
 
 def main() -> None:
-    """Run the command line: 0 on success, 2 with one sentence on bad input, 3 on a failed run, 130 on Ctrl-C, 75 at the end of an allocation."""
+    """Run the command line: 0 on success, 2 with one sentence on bad input, 3 on a failed run or prediction, 130 on Ctrl-C, 75 at the end of an allocation."""
     try:
         app()
     except InputError as error:

@@ -50,13 +50,20 @@ def search(
     overrides: Sequence[str] = (),
     quiet: bool = False,
 ) -> Table:
-    """Run the campaign that a CAMPAIGN.toml (or its table) describes; gives the best trials."""
+    """Run the campaign that a CAMPAIGN.toml (or its table) describes; gives the best trials.
+
+    Interrupted by a signal, OutOfWalltime at the end of the allocation; InputError where no trial has a result at the end.
+    """
     from hydragnn.hpo import run_campaign
 
     result = run_campaign(*_table(campaign, overrides), Path(out), resume=resume, workers=workers, quiet=quiet)
-    if result.ending in ("stopped", "walltime"):
-        kind = OutOfWalltime if result.ending == "walltime" else Interrupted
-        raise kind(f"{result.finished} of {result.trials} trials are done; {out} continues with --resume")
+    done = f"{result.finished} of {result.trials} trials are done"
+    if result.ending == "walltime":
+        raise OutOfWalltime(f"the allocation has ended; {done}; {out} continues with --resume in a new one")
+    if result.ending == "stopped":
+        raise Interrupted(f"{done}; {out} continues with --resume")
+    if result.best_trial is None:  # a budget of [search] is spent
+        raise InputError(f"{result.summary()['ending']} ({out} has no trial with a result)")
     return result.summary()
 
 

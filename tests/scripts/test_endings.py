@@ -1,0 +1,114 @@
+"""What every ending of a command exits with: 0 is a success, and nothing else is."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from immutables import Map
+
+import hydragnn.hpo
+from hydragnn.hpo.campaign import result_of
+from hydragnn.hpo.scheduling.events import Ending
+from hydragnn.hpo.scheduling.state import Node, State, Trial
+from hydragnn.record import Failure
+from hydragnn.scripts import cli, face, final
+
+Call = Callable[..., tuple[int, str]]
+
+RESULT = Trial(number=0, status="finished", results=(1.0,))
+WAITING = Trial(number=1, status="waiting")
+BROKEN = Trial(number=2, status="failed", failure=Failure(kind="defect", message="it broke"))
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
+    """Calls the command line; gives its exit code and what it said about an error."""
+
+    def calling(*words: object) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["hydragnn", *map(str, words)])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        return code, capfd.readouterr().err
+
+    return calling
+
+
+def ended(ending: Ending, *trials: Trial, **members: Any) -> State:
+    leader = next((trial.number for trial in trials if trial.results), None)
+    return State(ending=ending, closed=True, trials=Map({t.number: t for t in trials}), leader=leader, **members)
+
+
+OUT_OF_ORDER = {"health": Map({"n1": Node(status="quarantined", message="the probe failed")})}
+ENDINGS: list[tuple[State, int, str]] = [
+    (ended("finished", RESULT, BROKEN), 0, ""),
+    (ended("finished", BROKEN), 2, "all 1 trials failed; trial 2: defect: it broke"),
+    (ended("finished"), 2, "not one configuration could be tried"),
+    (ended("hours", RESULT, WAITING), 0, ""),
+    (ended("hours", WAITING), 2, "max_hours spent; raise it and continue with --resume"),
+    (ended("node_hours", RESULT, WAITING), 0, ""),
+    (ended("node_hours", BROKEN, WAITING), 2, "max_node_hours spent; raise it and continue with --resume"),
+    (ended("hopeless", BROKEN, WAITING), 2, "all 1 trials failed"),
+    (ended("hopeless", WAITING, **OUT_OF_ORDER), 2, "all 1 nodes are out of order before any trial succeeded; n1: the"),
+    (ended("walltime", RESULT, WAITING), 75, "the allocation has ended; 1 of 2 trials are done"),
+    (ended("walltime", WAITING), 75, "continues with --resume in a new one"),
+    (ended("stopped", RESULT, WAITING), 130, "1 of 2 trials are done"),
+    (ended("stopped", WAITING), 130, "continues with --resume"),
+]
+
+
+def name_of(case: Any) -> str | None:
+    if isinstance(case, State):
+        return f"{case.ending}, {'a' if case.best else 'no'} result"
+    return None
+
+
+@pytest.mark.parametrize(("state", "code", "message"), ENDINGS, ids=name_of)
+def test_a_search_exits_with_0_only_where_a_trial_has_a_result_and_nothing_cut_it_short(
+    call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, state: State, code: int, message: str
+) -> None:
+    def run_campaign(table: Any, source: Path, out: Path, **_: Any) -> hydragnn.hpo.CampaignResult:
+        return result_of(state, out, str(source), 1.0)
+
+    monkeypatch.setattr(hydragnn.hpo, "run_campaign", run_campaign)
+    (tmp_path / "C.toml").touch()
+    found, said = call("search", tmp_path / "C.toml", "--out", tmp_path / "campaign", "--json")
+    assert found == code
+    assert message in said
+
+
+@pytest.mark.parametrize(("ending", "code"), [("walltime", 75), ("stopped", 130)])
+def test_a_last_training_that_is_cut_short_makes_no_ensemble_and_exits_as_a_search_does(
+    call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ending: Ending, code: int
+) -> None:
+    result = result_of(ended(ending, RESULT, WAITING), tmp_path, "final", 1.0)
+    monkeypatch.setattr(final, "_choice", lambda *_: SimpleNamespace(folders=[], weights=[]))
+    monkeypatch.setattr(final, "given_runs", lambda *_, **__: [])
+    monkeypatch.setattr(final, "open_campaign", lambda _: SimpleNamespace(search=None))
+    monkeypatch.setattr(final, "run_final", lambda *_, **__: SimpleNamespace(result=result, folders=[]))
+    found, said = call("ensemble", tmp_path, "--out", tmp_path / "ensemble", "--train", "--json")
+    assert found == code
+    assert "the same command continues" in said
+    assert not (tmp_path / "ensemble").exists()
+
+
+@pytest.mark.parametrize(("failed", "code"), [(0, 0), (2, 0), (3, 3)])
+def test_a_prediction_exits_with_0_where_any_graph_was_predicted(
+    call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, failed: int, code: int
+) -> None:
+    monkeypatch.setattr(face, "predict", lambda *_, **__: {"graphs": 3, "failed": failed})
+    assert call("predict", tmp_path, tmp_path, "--out", tmp_path / "out.h5", "--json")[0] == code
+
+
+@pytest.mark.parametrize(("status", "code"), [("finished", 0), ("stopped", 0), ("failed", 3)])
+def test_a_run_exits_with_0_where_it_came_to_an_end_of_its_own(
+    call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, status: str, code: int
+) -> None:
+    monkeypatch.setattr(face, "train", lambda *_, **__: SimpleNamespace(status=status))
+    monkeypatch.setattr(face, "run_summary", lambda record, _: {"status": record.status})
+    assert call("train", tmp_path / "CONFIG.toml", "--out", tmp_path / "run", "--json")[0] == code
