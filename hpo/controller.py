@@ -20,7 +20,7 @@ from hydragnn.files import write_atomically
 from hydragnn.hpo.estimates import Estimates
 from hydragnn.hpo.journal import NAME as JOURNAL
 from hydragnn.hpo.journal import Journal, replayed
-from hydragnn.hpo.launching.launcher import Begun, Exit, Launcher, Report, Task, verdict
+from hydragnn.hpo.launching.launcher import Begun, Exit, Launcher, Report, Revoked, Task, verdict
 from hydragnn.hpo.mirror import NAME as MIRROR
 from hydragnn.hpo.mirror import Mirror
 from hydragnn.hpo.paces import Paces
@@ -199,6 +199,8 @@ class Controller:
                     check_disk(report.task.folder)
                     checked = True
                 yield outcome
+            elif isinstance(report, Revoked):
+                yield Stopping(reason=report.message, ending="walltime")
             else:
                 yield report
 

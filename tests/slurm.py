@@ -82,7 +82,7 @@ class Cluster:
         try:
             self._configure()
             self._start_munge()
-            self._spawn("slurmctld", ["slurmctld", "-D", "-i", "-f", str(self._folder / "slurm.conf")])
+            self.start_controller()
             for name in self.names:
                 self.restart(name)
             self._wait_until_idle()
@@ -102,6 +102,16 @@ class Cluster:
         process = self._processes.pop(name)
         process.kill()
         process.wait()
+
+    def stop_controller(self) -> None:
+        """End slurmctld in good order, as its service manager does; nodes and what runs on them stay."""
+        process = self._processes.pop("slurmctld")
+        process.terminate()
+        process.wait()
+
+    def start_controller(self) -> None:
+        """Start slurmctld, again or for the first time."""
+        self._spawn("slurmctld", ["slurmctld", "-D", "-i", "-f", str(self._folder / "slurm.conf")])
 
     def restart(self, name: str) -> None:
         """Bring a node up, again or for the first time."""

@@ -26,6 +26,16 @@ MARKS: dict[Scheduler, str] = {"flux": "FLUX_URI", "slurm": "SLURM_JOB_ID", "pbs
 """The variable by which an allocation shows; Flux first, because it is often started inside a job of another scheduler."""
 
 
+SLURM_OVER: frozenset[str] = frozenset(
+    {
+        *("BOOT_FAIL", "CANCELLED", "COMPLETED", "COMPLETING", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY"),
+        *("PENDING", "PREEMPTED", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "REVOKED", "SPECIAL_EXIT", "STAGE_OUT"),
+        "TIMEOUT",
+    }
+)
+"""States of a job of Slurm that has no nodes, or has them no more; one that waits again was put back into the queue."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Allocation:
     """Nodes that belong to this search, all alike."""
@@ -82,6 +92,11 @@ def _local(environment: Mapping[str, str], run: Run) -> Allocation:
 def _slurm(environment: Mapping[str, str], run: Run) -> Allocation:
     job = environment["SLURM_JOB_ID"]
     shown = _members(run(["scontrol", "show", "job", "-o", job]))
+    state = shown.get("JobState", "")
+    if state in SLURM_OVER - {"PENDING"}:
+        raise InputError(
+            f"job {job} has ended ({state}); take a new allocation, and continue a search there with --resume"
+        )
     # the job's own list goes stale as soon as the job loses a node
     nodelist = shown.get("NodeList", "(null)")
     nodelist = environment.get("SLURM_JOB_NODELIST", "") if nodelist == "(null)" else nodelist

@@ -14,6 +14,9 @@ from hydragnn.runs.checkpoint import latest_checkpoint
 
 TAIL_LINES = 15
 
+OVER = ("finished", "stopped")
+"""What the record of a run says that needs no further segment."""
+
 FENCED = 4
 """Exit code of an attempt that found ``attempt.json`` naming another one."""
 
@@ -51,10 +54,19 @@ class Exit:
     """It was killed because its heartbeat had stopped."""
     suspects: tuple[str, ...] = ()
     """Nodes that are known to be at fault."""
+    interrupted: bool = False
+    """It ended with its allocation: whatever it left, it has not failed."""
     message: str = ""
 
 
-Report = Begun | Exit | Probed
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Revoked:
+    """The allocation is over, and all that ran in it; its nodes are not to blame."""
+
+    message: str
+
+
+Report = Begun | Exit | Probed | Revoked
 """What a launcher has to tell."""
 
 
@@ -96,6 +108,8 @@ def verdict(end: Exit, config_hash: str, objective: Objective) -> Reached | Fail
     """What an attempt came to, judged by the record that it left; success is a complete record, never an exit code."""
     task = end.task
     record = _record_of(task)
+    if end.interrupted and (record is None or not _is_complete(record, task)):
+        return _failure(end, "preempted", end.message)
     if record is None:
         return _without_result(end, None)
     if record.config_hash != config_hash:
@@ -104,8 +118,7 @@ def verdict(end: Exit, config_hash: str, objective: Objective) -> Reached | Fail
         return _without_result(end, record)  # the other ranks only saw that one was gone
     if record.status == "failed" and record.failure is not None:
         return _failure(end, record.failure.kind, record.failure.message)
-    over = record.status in ("finished", "stopped")
-    if not over and (record.status != "paused" or record.epochs < task.until):
+    if not _is_complete(record, task):
         return _without_result(end, record)
     value = objective_value(record, objective, task.until)
     if value is None:
@@ -115,10 +128,16 @@ def verdict(end: Exit, config_hash: str, objective: Objective) -> Reached | Fail
         attempt=task.attempt,
         epochs=record.epochs,
         value=value,
-        over=over,
+        over=record.status in OVER,
         seconds=record.cost.seconds,
         memory_mb=record.cost.peak_memory_mb,
     )
+
+
+def is_complete(task: Task) -> bool:
+    """Whether this very attempt left the record of its whole segment."""
+    record = _record_of(task)
+    return record is not None and _is_complete(record, task)
 
 
 def log_tail(folder: Path) -> str:
@@ -137,6 +156,10 @@ def _record_of(task: Task) -> RunRecord | None:
     except InputError:
         return None
     return record if record.attempt in (0, task.attempt) else None
+
+
+def _is_complete(record: RunRecord, task: Task) -> bool:
+    return record.status in OVER or (record.status == "paused" and record.epochs >= task.until)
 
 
 def _without_result(end: Exit, record: RunRecord | None) -> Failed:

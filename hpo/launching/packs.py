@@ -13,21 +13,22 @@ import sys
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
 from hydragnn.hpo.launching.allocation import Allocation
-from hydragnn.hpo.launching.launcher import Begun, Exit, Report, Task
+from hydragnn.hpo.launching.launcher import Begun, Exit, Report, Revoked, Task, is_complete
 from hydragnn.hpo.launching.local import MODULE, _importable
 from hydragnn.hpo.launching.sites import Site, Step
 from hydragnn.hpo.launching.stepprocess import StepProcess, end_steps
-from hydragnn.hpo.launching.watchdog import Heartbeat, NodeWatch
+from hydragnn.hpo.launching.watchdog import AGAIN, HOLD, Heartbeat, SchedulerWatch, text_since
 from hydragnn.hpo.scheduling.events import Identity, Probed, node_of
 
 PACK = Path(__file__).with_name("pack.py")
 SILENCE = 30.0  # seconds without a sign of life after which a node counts as lost; it gives one every five
 LAST_WORDS = 5.0  # seconds that a killed attempt's worker may take to say so
+LEAVE = 15.0  # seconds that packs of an allocation that is over may take to end
 LOOK_EVERY = 0.5  # seconds between looks at all attempts
 PAUSE = 0.05  # seconds between looks at the steps themselves
 
@@ -53,6 +54,9 @@ class _Pack:
     step: StepProcess
     nodes: tuple[str, ...]
     reports: IO[bytes]
+    log_from: int
+    """Where in the packs' log its own messages begin; those of others can lie between them."""
+    begun: float = field(default_factory=time.monotonic)
     unread: bytes = b""
     unsent: bytearray = field(default_factory=bytearray)
 
@@ -94,7 +98,11 @@ class PackLauncher:
         self._attempts: dict[str, _Attempt] = {}
         self._place_of: dict[int, str] = {}
         self._probes: dict[str, float] = {}
-        self._watch = NodeWatch(site, allocation.nodes)
+        self._watch = SchedulerWatch(site, allocation.nodes, allocation.job)
+        self._ended: list[tuple[_Pack, float]] = []
+        """Packs whose steps have ended, and when: they wait for the scheduler's word, like ends without a result."""
+        self._held: list[tuple[Exit, float]] = []
+        self._revoked, self._leave_by = "", float("inf")
         self._untold: list[Report] = []
         self._next_look = 0.0
 
@@ -117,6 +125,9 @@ class PackLauncher:
 
     def start(self, task: Task) -> None:
         """Ask the place's worker for an attempt."""
+        if self._revoked:
+            self._untold.append(Exit(task=task, code=None, interrupted=True, message=self._revoked))
+            return
         place = task.places[0]
         note = f"--- attempt {task.attempt}: until epoch {task.until}, {time.strftime('%Y-%m-%d %H:%M:%S')}, {place}\n"
         try:
@@ -162,6 +173,8 @@ class PackLauncher:
 
     def probe(self, node: str) -> None:
         """Let a node's part of the pack probe it; a node without one gets a pack of its own."""
+        if self._revoked:
+            return
         try:
             pack = self._pack(node)
         except OSError as error:
@@ -182,12 +195,12 @@ class PackLauncher:
             pack.step.kill()
             pack.step.wait()
             pack.reports.close()
-        self._packs, self._pack_of = [], {}
+        self._packs, self._ended, self._pack_of = [], [], {}
         self._attempts.clear()
 
     def _pack(self, node: str) -> _Pack:
         """The pack that serves a node; the first call starts those of all nodes, later ones that of a single node."""
-        if not self._packs:
+        if not self._packs and not self._ended:
             nodes, size = self._allocation.nodes, self._site.pack_nodes
             for begin in range(0, len(nodes), size):
                 self._new_pack(nodes[begin : begin + size])
@@ -200,12 +213,13 @@ class PackLauncher:
         program = (sys.executable, "-P", str(PACK), *options, self._module)
         step = Step(name=f"pack-{os.getpid()}-{next(self._numbers)}", nodes=nodes, program=program, resident=True)
         with self._log.open("ab") as log:
+            log_from = log.tell()
             process = StepProcess(self._site, step, subprocess.PIPE, self._environment, log)
         process.go()
         os.set_blocking(process.input.fileno(), False)
         reports = process.process.stdout
         assert reports is not None
-        pack = _Pack(step=process, nodes=nodes, reports=reports)
+        pack = _Pack(step=process, nodes=nodes, reports=reports, log_from=log_from)
         self._packs.append(pack)
         self._pack_of.update(dict.fromkeys(nodes, pack))
 
@@ -251,12 +265,19 @@ class PackLauncher:
 
     def _look(self) -> None:
         """Act on lost nodes and on attempts that are late, hang, or never begin."""
-        for node, gone in self._watch.news().items():
-            word = "the scheduler has lost it" if gone else "it does not answer the scheduler"
-            self._untold.append(Probed(node=node, healthy=False, message=word))
-            if gone:
-                self._lose(node, word)
         now = time.monotonic()
+        if self._revoked:
+            self._leave(now)
+            return
+        for node, state in self._watch.news().items():
+            word = "the scheduler has lost it" if state == "lost" else "it does not answer the scheduler"
+            self._untold.append(Probed(node=node, healthy=False, message=word))
+            if state == "lost":
+                self._lose(node, word)
+        if self._watch.over:
+            self._revoke(now)
+            return
+        self._release(now)
         if now < self._next_look:
             return
         self._next_look = now + LOOK_EVERY
@@ -264,6 +285,8 @@ class PackLauncher:
             if now - heard > SILENCE:
                 self._lose(node, f"no sign of life for {SILENCE:.0f} s")
                 self._untold.append(Probed(node=node, healthy=False, message="no sign of life"))
+        if not self._watch.answering:
+            self._be_patient(now)
         for node, deadline in list(self._probes.items()):
             if now > deadline:
                 del self._probes[node]
@@ -272,6 +295,48 @@ class PackLauncher:
                 self._lose(node, message)
         for place, attempt in list(self._attempts.items()):
             self._follow(place, attempt, now)
+
+    def _revoke(self, now: float) -> None:
+        """The allocation is over: its packs end by themselves, and none of their ends says anything."""
+        self._revoked = f"the allocation has ended (job {self._allocation.job}: {self._watch.over})"
+        self._leave_by = now + LEAVE
+        self._untold.append(Revoked(message=self._revoked))
+        self._watch.close()
+        self._probes.clear()
+
+    def _leave(self, now: float) -> None:
+        """Tell what ended with the allocation: at once what has, the rest when its pack has."""
+        self._release(now)
+        if not self._packs or now >= self._leave_by:
+            for place in list(self._attempts):
+                self._end(place, code=-9, message=self._revoked)
+
+    def _release(self, now: float) -> None:
+        """Go on with what waited for the scheduler's word."""
+        held, self._held = self._held, []
+        for end, since in held:
+            if self._revoked:
+                self._untold.append(replace(end, interrupted=True, message=self._revoked))
+            elif self._is_known(since, now):
+                self._untold.append(end)
+            else:
+                self._held.append((end, since))
+        ended, self._ended = self._ended, []
+        for pack, since in ended:
+            if not self._revoked and not self._settle(pack, since, now):
+                self._ended.append((pack, since))
+
+    def _is_known(self, since: float, now: float) -> bool:
+        """Whether the allocation was seen alive later; of its nodes, the workers themselves tell."""
+        late = now > since + HOLD and not self._watch.suspicious
+        return late or self._watch.knows((), since)
+
+    def _be_patient(self, now: float) -> None:
+        """While the scheduler does not answer, nobody is late whom it has to start."""
+        for node in self._probes:
+            self._probes[node] = now + self._patience
+        for attempt in self._attempts.values():
+            attempt.asked = now
 
     def _follow(self, place: str, attempt: _Attempt, now: float) -> None:
         if attempt.identity is None and now - attempt.asked > self._patience:
@@ -297,14 +362,48 @@ class PackLauncher:
                 self._end(place, code=-9, message=why, suspects=(node,))
 
     def _pack_ended(self, pack: _Pack) -> None:
-        """A whole step is gone: its nodes get new ones, and what ran there is tried again."""
+        """A whole step is gone; what follows waits for the scheduler's word."""
         self._packs.remove(pack)
         pack.step.kill()
         pack.step.wait()
         pack.reports.close()
-        if len(pack.nodes) > 1 and not any(node in self._heard for node in pack.nodes):
-            self._halve(pack)
-            return
+        self._ended.append((pack, time.monotonic()))
+        self._watch.hurry()
+
+    def _settle(self, pack: _Pack, since: float, now: float) -> bool:
+        """Give the nodes of an ended pack new ones, and let what ran there be tried again; False where it is too early to say."""
+        began = any(node in self._heard for node in pack.nodes)
+        if not began and self._is_excused(pack):
+            if now < since + AGAIN:
+                return False
+            self._begin_again(pack, [pack.nodes])
+        elif not self._is_known(since, now):
+            return False
+        elif len(pack.nodes) > 1 and not began:
+            half = len(pack.nodes) // 2  # it names no culprit: two smaller ones start without it, or find it
+            self._begin_again(pack, [pack.nodes[:half], pack.nodes[half:]])
+        else:
+            self._give_up(pack)
+        return True
+
+    def _is_excused(self, pack: _Pack) -> bool:
+        evidence = self._site.evidence(text_since(self._log, pack.log_from))
+        refused = not evidence.started and not evidence.suspects
+        return evidence.unreachable or (refused and not self._watch.in_order(pack.nodes, pack.begun))
+
+    def _begin_again(self, pack: _Pack, groups: Iterable[tuple[str, ...]]) -> None:
+        """New packs in place of one that did not start."""
+        for nodes in groups:
+            self._new_pack(nodes)
+        for place, attempt in self._attempts.items():
+            if node_of(place) in pack.nodes:
+                attempt.asked = time.monotonic()
+                self._send(place, attempt.request)
+        for node in self._probes.keys() & set(pack.nodes):
+            self._send(node, "probe")
+
+    def _give_up(self, pack: _Pack) -> None:
+        """A pack is gone that had started, or that is a single node's."""
         for node in [node for node, one in self._pack_of.items() if one is pack]:
             del self._pack_of[node]
             self._heard.pop(node, None)
@@ -315,17 +414,6 @@ class PackLauncher:
                 code = None if attempt.identity is None else -9
                 self._end(place, code=code, message=f"the pack's step ended; see {self._log}")
 
-    def _halve(self, pack: _Pack) -> None:
-        """A step that did not start names no culprit: two smaller ones start without it, or find it."""
-        half = len(pack.nodes) // 2
-        for nodes in (pack.nodes[:half], pack.nodes[half:]):
-            self._new_pack(nodes)
-        for place, attempt in self._attempts.items():
-            if node_of(place) in pack.nodes:
-                self._send(place, attempt.request)
-        for node in self._probes.keys() & set(pack.nodes):
-            self._send(node, "probe")
-
     def _end(
         self, place: str, *, code: int | None, starved: bool = False, message: str, suspects: tuple[str, ...] = ()
     ) -> None:
@@ -334,5 +422,18 @@ class PackLauncher:
         if attempt.killed is not None or (attempt.asked_to_leave and code not in (0, None)):
             code = -9
         message = f"no heartbeat for {self._hang:.0f} s" if hung else message
-        end = Exit(task=attempt.task, code=code, out_of_memory=starved, hung=hung, suspects=suspects, message=message)
-        self._untold.append(end)
+        end = Exit(
+            task=attempt.task,
+            code=code,
+            out_of_memory=starved,
+            hung=hung,
+            suspects=suspects,
+            interrupted=bool(self._revoked),
+            message=message,
+        )
+        ours = self._revoked or suspects or attempt.killed is not None or attempt.asked_to_leave
+        if ours or (code == 0 and is_complete(attempt.task)):
+            self._untold.append(end)
+        else:
+            self._held.append((end, time.monotonic()))
+            self._watch.hurry()

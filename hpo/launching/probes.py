@@ -11,6 +11,7 @@ from typing import IO
 
 from hydragnn.hpo.launching.sites import Site, Step
 from hydragnn.hpo.launching.stepprocess import StepProcess
+from hydragnn.hpo.launching.watchdog import AGAIN, SchedulerWatch
 from hydragnn.hpo.scheduling.events import Probed
 
 PROBE = Path(__file__).with_name("probe.py")
@@ -23,22 +24,34 @@ class _Probe:
     step: StepProcess
     printed: IO[bytes]
     deadline: float
+    begun: float
+    given_up: bool = False
 
 
 class Probes:
     """Probes that run."""
 
     def __init__(
-        self, site: Site, rank_line: tuple[str, ...], ranks: int, environment: Mapping[str, str], patience: float
+        self,
+        site: Site,
+        rank_line: tuple[str, ...],
+        ranks: int,
+        environment: Mapping[str, str],
+        patience: float,
+        watch: SchedulerWatch,
     ) -> None:
+        """``watch`` tells whether the scheduler answers; while it does not, no node is to blame for a probe that fails."""
+        self._watch = watch
         self._site, self._ranks, self._environment, self._patience = site, ranks, environment, patience
         self._line, self._numbers = rank_line, itertools.count()
         self._probes: dict[str, _Probe] = {}
+        self._again: dict[str, float] = {}
+        """When probes are begun again."""
         self._untold: list[Probed] = []
 
     def start(self, node: str) -> None:
         """Begin to probe a node; one that is being probed already needs no second."""
-        if node in self._probes:
+        if node in self._probes or node in self._again:
             return
         name = f"probe-{os.getpid()}-{next(self._numbers)}"
         program = [*self._line, "-P", str(PROBE), "--rank", "{part}", "--ranks", str(self._ranks)]
@@ -52,27 +65,37 @@ class Probes:
             self._untold.append(Probed(node=node, healthy=False, message=f"cannot start a probe: {error}"))
             return
         process.go()
-        self._probes[node] = _Probe(step=process, printed=printed, deadline=time.monotonic() + self._patience)
+        now = time.monotonic()
+        self._probes[node] = _Probe(step=process, printed=printed, begun=now, deadline=now + self._patience)
 
     def ended(self) -> list[Probed]:
         """What probes found that have ended, or took too long, since the last call."""
+        now = time.monotonic()
+        for node in [node for node, when in self._again.items() if now >= when]:
+            del self._again[node]
+            self.start(node)
         found, self._untold = self._untold, []
         for node, probe in list(self._probes.items()):
-            late = time.monotonic() > probe.deadline
+            if not self._watch.answering and not probe.given_up:
+                probe.deadline = now + self._patience
+            late = now > probe.deadline
             if late:
                 probe.step.kill()
             if probe.step.poll() is not None:
                 del self._probes[node]
-                found.append(self._judged(node, probe, late))
+                found += self._judged(node, probe, late)
         return found
 
     def give_up(self, node: str) -> None:
         """End the probe of a node that is known to be lost."""
+        if self._again.pop(node, None) is not None:
+            self._untold.append(Probed(node=node, healthy=False, message="it was lost before it could be probed"))
         if node in self._probes:
-            self._probes[node].deadline = 0.0
+            self._probes[node].given_up, self._probes[node].deadline = True, 0.0
 
     def close(self) -> None:
         """End all probes."""
+        self._again.clear()
         for probe in self._probes.values():
             probe.step.kill()
         for probe in self._probes.values():
@@ -80,12 +103,19 @@ class Probes:
             probe.printed.close()
         self._probes.clear()
 
-    def _judged(self, node: str, probe: _Probe, late: bool) -> Probed:
+    def _judged(self, node: str, probe: _Probe, late: bool) -> list[Probed]:
+        """What a probe says about its node: nothing where the scheduler did not start it; then it is begun again."""
         with probe.printed as file:
             file.seek(0)
-            lines = file.read().decode(errors="replace").strip().splitlines()
+            printed = file.read().decode(errors="replace")
+        lines = printed.strip().splitlines()
         if HEALTHY in lines:
-            return Probed(node=node, healthy=True)
+            return [Probed(node=node, healthy=True)]
+        evidence = self._site.evidence(printed)
+        refused = not evidence.started and not evidence.suspects
+        if not late and (evidence.unreachable or (refused and not self._watch.in_order([node], probe.begun))):
+            self._again[node] = time.monotonic() + AGAIN
+            return []
         said = "\n".join(lines)[-LAST_WORDS:] or "nothing"
         message = f"no answer within {self._patience:.0f} s" if late else f"the probe failed; it said: {said}"
-        return Probed(node=node, healthy=False, message=message)
+        return [Probed(node=node, healthy=False, message=message)]

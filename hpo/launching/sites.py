@@ -1,18 +1,21 @@
-"""How a job step is started, signalled and found under each scheduler: command lines, and nothing else.
+"""How a job step is started, signalled and found under each scheduler: command lines and how to read answers, and nothing else.
 
-Slurm and MPICH's mpiexec were run; PALS's mpiexec and Flux follow their manuals.
+What a scheduler's tool cannot say (``unknown``, an error, nothing) is no news; no reader here takes it for bad news. Slurm and MPICH's mpiexec were run; PALS's mpiexec and Flux follow their manuals.
 """
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 from hydragnn.errors import InputError
-from hydragnn.hpo.launching.allocation import Allocation, Run, hosts, printed_by
+from hydragnn.hpo.launching.allocation import SLURM_OVER, Allocation, Run, hosts, printed_by
 
-NodeStates = dict[str, bool]
-"""Nodes that the scheduler calls unwell: True where they are lost, False where they only do not answer at the moment."""
+NodeState = Literal["well", "silent", "lost"]
+"""What a scheduler says of a node: silent where it only does not answer at the moment."""
+
+NodeStates = dict[str, NodeState]
+"""Nodes by their short names; of a node that is not in it there is no news."""
 
 PACK_NODES = 128
 """Nodes of one resident step: 9,408 nodes are 74 steps, below what a job may have, and a step that breaks takes few with it."""
@@ -22,7 +25,15 @@ LISTED = 1000  # nodes that are asked for by name
 CONTRADICTING = ("SLURM_GPUS", "SLURM_TRES_PER_TASK", "SLURM_DISTRIBUTION", "SLURM_HINT")
 """Beginnings of variables by which a job's own options reach its steps, against what a step's command line says."""
 
-_GONE = {"down", "drained", "fail", "error", "unknown", "powered_down", "powering_down", "future"}
+_GONE = {"down", "drained", "fail", "error", "powered_down", "powering_down", "future"}
+
+_PBS_OVER = frozenset("EFHMQWX")
+"""States of a job without nodes: exiting, finished, held, moved, queued, waiting, expired."""
+
+_UNREACHABLE = re.compile(
+    r"Unable to (create step|confirm allocation).*"
+    r"(Unable to contact slurm controller|timed out|Connection refused|Zero Bytes were transmitted)"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,6 +55,8 @@ class Evidence:
 
     suspects: tuple[str, ...] = ()
     started: bool = True
+    unreachable: bool = False
+    """It did not start because the scheduler did not answer, which says nothing about its nodes."""
     out_of_memory: bool = False
     code: int | None = None
     """Exit code of the first rank that failed; launchers themselves return that of the last, or of the signal they sent."""
@@ -67,8 +80,14 @@ class Site(Protocol):
     def look(self, nodes: Sequence[str]) -> list[str] | None:
         """What prints the state of nodes; None where the scheduler has no cheap way to tell."""
 
-    def unwell(self, printed: str) -> NodeStates:
-        """The unwell nodes in what ``look`` printed."""
+    def states(self, printed: str, nodes: Sequence[str]) -> NodeStates:
+        """The states of nodes in what ``look`` printed about these ``nodes``; without those that it says nothing about."""
+
+    def look_at_job(self, job: str) -> list[str] | None:
+        """What prints whether a job still has its nodes; None where the scheduler has no way to tell."""
+
+    def job_over(self, printed: str) -> str | None:
+        """What became of a job, in what ``look_at_job`` printed, errors included; empty where it has its nodes, None for no news."""
 
     def steps(self, job: str) -> list[str] | None:
         """What prints a job's steps, one ``number name`` per line; None where a step is its process and no more."""
@@ -110,19 +129,37 @@ class Slurm:
         some = [f"--nodes={','.join(nodes)}"] if len(nodes) <= LISTED else []
         return ["sinfo", "--noheader", "--Node", *some, "--format=%N %T"]
 
-    def unwell(self, printed: str) -> NodeStates:
-        """See ``Site``; a star marks a node that does not answer.
+    def states(self, printed: str, nodes: Sequence[str]) -> NodeStates:
+        """See ``Site``; a star marks a node that does not answer, and a slurmctld that has just started knows no node yet.
 
-        >>> Slurm(cores=1).unwell("n1 allocated\\nn2 down*\\nn3 mixed*\\nn4 draining\\n")
-        {'n2': True, 'n3': False}
+        >>> Slurm(cores=1).states("n1 allocated\\nn2 down*\\nn3 mixed*\\nn4 draining\\nn5 unknown*\\n", [])
+        {'n1': 'well', 'n2': 'lost', 'n3': 'silent', 'n4': 'well'}
         """
         found: NodeStates = {}
         for line in printed.splitlines():
             name, _, state = line.strip().partition(" ")
             word = state.rstrip("*~#!%$@^-+")
-            if word in _GONE or "*" in state:
-                found[name] = word in _GONE
+            if word and word != "unknown":
+                found[short_name(name)] = "lost" if word in _GONE else "silent" if "*" in state else "well"
         return found
+
+    def look_at_job(self, job: str) -> list[str] | None:
+        """See ``Site``."""
+        return ["squeue", "--noheader", f"--jobs={job}", "--states=all", "--format=%T"] if job else None
+
+    def job_over(self, printed: str) -> str | None:
+        """See ``Site``; slurmctld forgets a job some minutes after its end.
+
+        >>> site = Slurm(cores=1)
+        >>> site.job_over("RUNNING\\n"), site.job_over("CANCELLED\\n"), site.job_over("")
+        ('', 'CANCELLED', None)
+        """
+        if "Invalid job id specified" in printed:
+            return "the scheduler does not know it any more"
+        words = printed.split()
+        if len(words) != 1 or not words[0].isupper():
+            return None
+        return words[0] if words[0] in SLURM_OVER else ""
 
     def steps(self, job: str) -> list[str] | None:
         """See ``Site``."""
@@ -138,11 +175,16 @@ class Slurm:
         text = "\n".join(lines)
         lost = re.findall(r"Node failure on (\S+)", text) + re.findall(r"failed on node ([^\s:]+):", text)
         lost += re.findall(r"srun: error: ([^\s:]+): tasks? [\d,-]+: unknown", text)
-        refused = [line for line in lines if re.search(r"Unable to (create step|confirm allocation)|Task launch", line)]
+        refused = [
+            line
+            for line in lines
+            if re.search(r"Unable to (create step|confirm allocation)|Task launch|has expired", line)
+        ]
         codes = re.findall(r"srun: error: \S+: tasks? [\d,-]+: Exited with exit code (\d+)", text)
         return Evidence(
             suspects=tuple(dict.fromkeys(name for names in lost for name in hosts(names))),
             started=not refused,
+            unreachable=any(_UNREACHABLE.search(line) for line in refused),
             out_of_memory=re.search(r"oom[_-]kill|Out Of Memory", text) is not None,
             code=int(codes[0]) if codes else None,
             message=(refused or lines or [""])[-1],
@@ -183,14 +225,43 @@ class Mpiexec:
         """See ``Site``."""
         return ["pbsnodes", "-l"] if self.pbsnodes else None
 
-    def unwell(self, printed: str) -> NodeStates:
+    def states(self, printed: str, nodes: Sequence[str]) -> NodeStates:
+        """See ``Site``; ``pbsnodes -l`` lists what is not well. A server that has just started calls all nodes down and unknown.
+
+        >>> printed = "x1  down,offline  memory errors\\nx2  offline\\nx3  state-unknown,down\\n"
+        >>> Mpiexec(hydra=True).states(printed, ["x1.site", "x2.site", "x3.site", "x4.site"])
+        {'x1': 'lost', 'x2': 'well', 'x4': 'well'}
+        """
+        found: NodeStates = {short_name(node): "well" for node in nodes}
+        for row in (line.split() for line in printed.splitlines()):
+            words = set(row[1].split(",")) if len(row) > 1 else set()
+            if words & {"unknown", "state-unknown"}:
+                found.pop(short_name(row[0]), None)
+            elif "down" in words:
+                found[short_name(row[0])] = "lost"
+        return found
+
+    def look_at_job(self, job: str) -> list[str] | None:
+        """See ``Site``."""
+        return ["qstat", "-f", job] if job else None
+
+    def job_over(self, printed: str) -> str | None:
         """See ``Site``.
 
-        >>> Mpiexec(hydra=True).unwell("x1001  down,offline  memory errors\\nx1002  offline\\n")
-        {'x1001': True}
+        >>> site = Mpiexec(hydra=True)
+        >>> site.job_over("Job Id: 7.pbs\\n    job_state = R\\n"), site.job_over("qstat: 7.pbs Job has finished, use -x")
+        ('', 'it has finished')
+        >>> site.job_over("qstat: cannot connect to server pbs (errno=15010)") is None
+        True
         """
-        rows = [line.split() for line in printed.splitlines()]
-        return {row[0]: True for row in rows if len(row) > 1 and {"down", "unknown"} & set(row[1].split(","))}
+        if "Job has finished" in printed:
+            return "it has finished"
+        if re.search("Unknown Job Id", printed, re.IGNORECASE):
+            return "the scheduler does not know it any more"
+        state = re.search(r"^\s*job_state = (\w)", printed, re.MULTILINE)
+        if state is None:
+            return None
+        return f"state {state[1]}" if state[1] in _PBS_OVER else ""
 
     def steps(self, job: str) -> list[str] | None:
         """None: a step is its ``mpiexec``."""
@@ -232,16 +303,28 @@ class Flux:
         return ["sh", "-c", f"flux job kill --signal={signal} {found}"]
 
     def look(self, nodes: Sequence[str]) -> list[str] | None:
-        """See ``Site``."""
-        return ["flux", "resource", "list", "--states=down", "--no-header", "--format={nodelist}"]
+        """See ``Site``; the system's view, because the scheduler's calls nodes down that are only drained."""
+        return ["flux", "resource", "status", "--states=online,offline", "--no-header", "--format={status} {nodelist}"]
 
-    def unwell(self, printed: str) -> NodeStates:
+    def states(self, printed: str, nodes: Sequence[str]) -> NodeStates:
         """See ``Site``.
 
-        >>> Flux(cores=1).unwell("n[3-4]\\n")
-        {'n3': True, 'n4': True}
+        >>> Flux(cores=1).states("online n[1-2]\\noffline n3\\nonline \\n", [])
+        {'n1': 'well', 'n2': 'well', 'n3': 'lost'}
         """
-        return {name: True for line in printed.split() for name in hosts(line)}
+        found: NodeStates = {}
+        for status, _, names in (line.strip().partition(" ") for line in printed.splitlines()):
+            if status in ("online", "offline"):
+                found |= {short_name(name): "well" if status == "online" else "lost" for name in hosts(names.strip())}
+        return found
+
+    def look_at_job(self, job: str) -> list[str] | None:
+        """None: the search is a process of the instance, and ends with it."""
+        return None
+
+    def job_over(self, printed: str) -> str | None:
+        """See ``Site``; nothing is asked."""
+        return None
 
     def steps(self, job: str) -> list[str] | None:
         """See ``Site``; within the instance, whose number therefore is not needed."""
@@ -255,6 +338,15 @@ class Flux:
         """See ``Site``; Flux names lost nodes in its exceptions."""
         lost = re.findall(r"^flux-\S+: .*(?:lost contact with|node failure on) (\S+)", log, re.MULTILINE)
         return Evidence(suspects=tuple(dict.fromkeys(name for names in lost for name in hosts(names.rstrip(".,")))))
+
+
+def short_name(node: str) -> str:
+    """A node's name without its domain, which not all tools of a scheduler print.
+
+    >>> short_name("x1001.hsn.site")
+    'x1001'
+    """
+    return node.partition(".")[0]
 
 
 def site_of(allocation: Allocation, run: Run = printed_by) -> Site:

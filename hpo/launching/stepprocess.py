@@ -129,8 +129,11 @@ def _end_named(site: Site, job: str, names: set[str], run: Run) -> None:
     while command is not None and time.monotonic() < deadline:
         try:
             rows = [line.split(maxsplit=1) for line in run(command).splitlines()]
-        except InputError:
-            return  # the job is gone, and its steps with it
+        except InputError as error:
+            if site.job_over(str(error)):
+                return  # and its steps with it
+            time.sleep(PAUSE)  # the scheduler does not answer; what it cannot end is fenced
+            continue
         numbers = [row[0] for row in rows if len(row) == 2 and row[1].strip() in names]
         if not numbers:
             return

@@ -5,19 +5,18 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hydragnn.errors import InputError
 from hydragnn.hpo.launching.allocation import Allocation
-from hydragnn.hpo.launching.launcher import Begun, Exit, Launcher, Report, Task
+from hydragnn.hpo.launching.launcher import Begun, Exit, Launcher, Report, Revoked, Task, is_complete
 from hydragnn.hpo.launching.local import MODULE, LocalLauncher, _importable
 from hydragnn.hpo.launching.packs import PackLauncher
 from hydragnn.hpo.launching.probes import Probes
-from hydragnn.hpo.launching.sites import Site, Step, site_of
+from hydragnn.hpo.launching.sites import Evidence, Site, Step, site_of
 from hydragnn.hpo.launching.stepprocess import StepProcess, end_steps
-from hydragnn.hpo.launching.watchdog import Heartbeat, NodeWatch
+from hydragnn.hpo.launching.watchdog import AGAIN, HOLD, Heartbeat, SchedulerWatch, text_since
 from hydragnn.hpo.scheduling.events import Identity, Probed
 from hydragnn.hpo.settings import CampaignSettings
 
@@ -31,8 +30,7 @@ OWN_AT_ONCE, OWN_RATE = 500, 20.0
 BURST = 10
 PAUSE = 0.05  # seconds between looks at what runs; at most 90 processes are looked at
 HEARTBEAT_EVERY = 2.0  # seconds between looks at a trial's heartbeat
-HOLD = 10.0  # seconds that a failure waits for the scheduler's word on its nodes
-LOG_END = 65536  # bytes of an attempt's log that are searched for its launcher's messages
+LAST_WORDS = 15.0  # seconds that steps of an allocation that is over may take to end
 
 
 class TokenBucket:
@@ -67,6 +65,7 @@ class _Attempt:
     """Where in the log this attempt begins."""
     heartbeat: Heartbeat | None = None
     """Watched from the moment on at which the step starts."""
+    begun: float = float("-inf")
     kill_at: float = float("inf")
     cancelled: bool = False
     hung: bool = False
@@ -75,6 +74,11 @@ class _Attempt:
     lost: tuple[str, ...] = ()
     ended: float | None = None
     code: int = 0
+    evidence: Evidence = field(default_factory=Evidence)
+    complete: bool = False
+    """It left the record of its whole segment."""
+    again_at: float | None = None
+    """When its step is started once more, because the scheduler did not answer the first time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,9 +111,13 @@ class StepLauncher:
         self._attempts: dict[int, _Attempt] = {}
         self._queue: deque[_Attempt] = deque()
         self._bucket = TokenBucket(self._limits.rate, BURST)
-        self._watch = NodeWatch(site, allocation.nodes)
-        self._probes = Probes(site, self._rank_line(), ranks, self._environment, self._limits.probe_seconds)
+        self._watch = SchedulerWatch(site, allocation.nodes, allocation.job)
+        self._probes = Probes(
+            site, self._rank_line(), ranks, self._environment, self._limits.probe_seconds, self._watch
+        )
         self._untold: list[Report] = []
+        self._revoked = ""
+        self._closed_until = float("-inf")
 
     @property
     def places(self) -> tuple[str, ...]:
@@ -127,6 +135,9 @@ class StepLauncher:
 
     def start(self, task: Task) -> None:
         """Put the step's launcher at its gate."""
+        if self._revoked:
+            self._untold.append(Exit(task=task, code=None, interrupted=True, message=self._revoked))
+            return
         note = f"--- attempt {task.attempt}: until epoch {task.until}, {time.strftime('%Y-%m-%d %H:%M:%S')}, "
         try:
             with (task.folder / "log.txt").open("ab") as log:
@@ -167,7 +178,8 @@ class StepLauncher:
 
     def probe(self, node: str) -> None:
         """Run the probe on a node, with as many ranks as a trial has there."""
-        self._probes.start(node)
+        if not self._revoked:
+            self._probes.start(node)
 
     def close(self) -> None:
         """End all steps."""
@@ -194,17 +206,32 @@ class StepLauncher:
 
     def _work(self) -> None:
         """Everything that is due, without waiting for any of it."""
-        self._open_gates()
-        for node, gone in self._watch.news().items():
-            self._node_unwell(node, gone)
+        if not self._revoked:
+            self._open_gates()
+            for node, state in self._watch.news().items():
+                self._node_unwell(node, gone=state == "lost")
+            if self._watch.over:
+                self._revoke()
         now = time.monotonic()
         for attempt in list(self._attempts.values()):
             self._follow(attempt, now)
         self._untold += self._probes.ended()
 
+    def _revoke(self) -> None:
+        """The allocation is over: its steps end by themselves, and none of their ends says anything."""
+        self._revoked = f"the allocation has ended (job {self._allocation.job}: {self._watch.over})"
+        self._untold.append(Revoked(message=self._revoked))
+        self._queue.clear()
+        self._probes.close()
+        self._watch.close()
+        for attempt in self._attempts.values():
+            attempt.cancelled, attempt.kill_at = True, min(attempt.kill_at, time.monotonic() + LAST_WORDS)
+            if not attempt.step.started:
+                attempt.step.kill()
+
     def _open_gates(self) -> None:
         running = sum(attempt.step.started and attempt.ended is None for attempt in self._attempts.values())
-        while self._queue and running < self._limits.at_once:
+        while self._queue and running < self._limits.at_once and time.monotonic() >= self._closed_until:
             if self._queue[0].cancelled:
                 self._queue.popleft()
                 continue
@@ -214,10 +241,11 @@ class StepLauncher:
             patience = self._limits.hang_seconds
             every = min(HEARTBEAT_EVERY, patience / 10)
             attempt.heartbeat = Heartbeat(folder=attempt.task.folder, patience=patience, every=every)
+            attempt.begun = time.monotonic()
             attempt.step.go()
             running += 1
 
-    def _node_unwell(self, node: str, gone: bool) -> None:
+    def _node_unwell(self, node: str, *, gone: bool) -> None:
         word = "the scheduler has lost it" if gone else "it does not answer the scheduler"
         self._untold.append(Probed(node=node, healthy=False, message=word))
         if gone:
@@ -240,16 +268,46 @@ class StepLauncher:
             code = attempt.step.poll()
             if code is None:
                 return
-            attempt.ended, attempt.code = now, code
-            self._watch.hurry()
-        known = attempt.code == 0 or attempt.cancelled or attempt.lost or not self._watch.possible
-        if known or self._watch.seen_at >= attempt.ended or now > attempt.ended + HOLD:
+            self._note_end(attempt, code, now)
+        if attempt.again_at is not None and not attempt.cancelled:
+            if now >= attempt.again_at:
+                del self._attempts[attempt.task.trial]
+                self.start(attempt.task)
+        elif self._is_excused(attempt):
+            attempt.again_at = self._closed_until = now + AGAIN
+        elif self._is_known(attempt, now):
             del self._attempts[attempt.task.trial]
             self._untold.append(self._exit(attempt))
 
+    def _note_end(self, attempt: _Attempt, code: int, now: float) -> None:
+        """Remember what a step's launcher said at its end."""
+        attempt.ended, attempt.code = now, code
+        attempt.evidence = self._site.evidence(text_since(attempt.task.folder / "log.txt", attempt.log_from))
+        attempt.complete = code == 0 and is_complete(attempt.task)
+        if not self._is_known(attempt, now):
+            self._watch.hurry()
+
+    def _is_excused(self, attempt: _Attempt) -> bool:
+        """Whether the scheduler did not start a step for reasons of its own."""
+        if self._revoked or attempt.cancelled or attempt.killed or attempt.lost:
+            return False
+        evidence = attempt.evidence
+        refused = not evidence.started and not evidence.suspects
+        return evidence.unreachable or (refused and not self._watch.in_order(attempt.task.places, attempt.begun))
+
+    def _is_known(self, attempt: _Attempt, now: float) -> bool:
+        """Whether all is known that an attempt's end is judged by; ends without a result wait for the scheduler's word."""
+        if self._revoked or attempt.cancelled or attempt.lost or attempt.complete:
+            return True
+        assert attempt.ended is not None
+        late = now > attempt.ended + HOLD and not self._watch.suspicious
+        return late or self._watch.knows(attempt.task.places, attempt.ended)
+
     def _exit(self, attempt: _Attempt) -> Exit:
-        task, evidence = attempt.task, self._site.evidence(_log_since(attempt.task.folder, attempt.log_from))
-        silent = {node for node, lost in self._watch.states.items() if lost or attempt.code}
+        task, evidence, states = attempt.task, attempt.evidence, self._watch.states
+        if self._revoked:
+            return Exit(task=task, code=-9, interrupted=True, message=self._revoked)
+        silent = {node for node, state in states.items() if state == "lost" or (attempt.code and state == "silent")}
         gone = silent | {*evidence.suspects, *attempt.lost}
         code = evidence.code if evidence.code is not None else attempt.code
         if attempt.cancelled or attempt.killed or attempt.lost:
@@ -268,15 +326,6 @@ class StepLauncher:
             suspects=suspects,
             message=message,
         )
-
-
-def _log_since(folder: Path, begin: int) -> str:
-    """The end of what an attempt wrote into its run's log."""
-    with suppress(OSError), (folder / "log.txt").open("rb") as log:
-        size = log.seek(0, os.SEEK_END)
-        log.seek(max(begin, size - LOG_END))
-        return log.read().decode(errors="replace")
-    return ""
 
 
 def launcher_for(settings: CampaignSettings, allocation: Allocation, out: Path) -> Launcher:

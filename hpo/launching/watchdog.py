@@ -1,19 +1,23 @@
-"""What tells early that something is wrong: a heartbeat that stopped, and a scheduler that has lost a node.
+"""What tells early that something is wrong: a heartbeat that stopped, and a scheduler that has lost a node or ended the job.
 
-A launcher's own exit is no such sign: srun waits half a minute for a node that is gone, and then may return 0.
+A launcher's own exit is no such sign: srun waits half a minute for a node that is gone, and then may return 0. A scheduler
+is a witness, not a judge: silence, errors and ``unknown`` are no news, and a look at which everything is lost at once is
+evidence about the scheduler; then heartbeats and the exits of steps decide.
 """
 
+import os
+import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
 from hydragnn.errors import InputError
-from hydragnn.hpo.launching.sites import NodeStates, Site
+from hydragnn.hpo.launching.sites import NodeState, NodeStates, Site, short_name
 from hydragnn.record import read_record
 
 HEARTBEAT = "heartbeat"
@@ -22,6 +26,17 @@ LINGER = 10.0  # seconds that an attempt's processes may take to end once its re
 LOOK_EVERY = 3.0  # seconds between looks at the nodes; sinfo answers from the controller's memory
 LOOKED_AT = 1000.0  # nodes that may be asked for per further second, because the answer of a large machine is long
 LOOK_PATIENCE = 20.0  # seconds after which a look is given up
+LOOK_AT_JOB_EVERY = 15.0  # seconds between looks at the job while nothing is amiss
+HOLD = 10.0  # seconds that an end without a result waits for the scheduler's word on its nodes and the allocation
+AGAIN = 5.0  # seconds until a step is started again for which the scheduler did not answer
+TROUBLE = 600.0
+"""Seconds for which a scheduler in trouble excuses what it refuses."""
+LOG_END = 65536  # bytes of a log that are searched for the launcher's messages
+ANSWERS = 2 * LOOK_PATIENCE
+"""Seconds since its last answer for which a scheduler counts as answering."""
+HANDFUL = 8
+"""So many nodes can be lost between two looks however few there are; of more, not the larger part."""
+BADNESS: dict[NodeState, int] = {"well": 0, "silent": 1, "lost": 2}
 
 Clock = Callable[[], float]
 
@@ -74,42 +89,44 @@ class Heartbeat:
         return None
 
 
-class NodeWatch:
-    """Asks the scheduler for lost nodes every few seconds, without ever waiting for its answer."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """What a program printed that was asked at a certain time."""
 
-    def __init__(self, site: Site, nodes: Sequence[str], *, clock: Clock = time.monotonic) -> None:
-        self._site, self._nodes, self._clock = site, tuple(nodes), clock
-        self._command = site.look(self._nodes)
+    printed: str
+    failed: bool
+    began: float
+
+
+class Question:
+    """A program that is asked again and again, without ever waiting for its answer."""
+
+    def __init__(self, command: Sequence[str] | None, every: float, *, errors: bool = False, clock: Clock) -> None:
+        """``errors``: what it prints as errors is part of the answer."""
+        self._command = command if command is not None and shutil.which(command[0]) else None
+        self._every, self._clock = every, clock
+        self._errors = subprocess.STDOUT if errors else subprocess.DEVNULL
         self._asked: tuple[subprocess.Popen[bytes], IO[bytes], float] | None = None
         self._next = 0.0
-        self.states: NodeStates = {}
-        """The unwell nodes, True for lost ones, as of the last look."""
-        self.seen_at = float("-inf")
-        """When the last finished look began."""
 
     @property
     def possible(self) -> bool:
-        """Whether this scheduler can be asked."""
+        """Whether there is such a program."""
         return self._command is not None
 
-    def hurry(self) -> None:
-        """Look again at once, because something went wrong."""
-        self._next = min(self._next, self._clock())
+    def hurry(self, seconds: float = 0.0) -> None:
+        """Ask again within so many seconds, because something went wrong."""
+        self._next = min(self._next, self._clock() + seconds)
 
-    def news(self) -> NodeStates:
-        """Nodes that became unwell, or worse, since the last call; begins the next look when it is due."""
-        if self._command is None:
-            return {}
-        found = self._answer()
-        if self._asked is None and self._clock() >= self._next:
+    def answer(self) -> Answer | None:
+        """The answer, where one has come since the last call; asks again when it is time."""
+        found = self._read()
+        if self._command is not None and self._asked is None and self._clock() >= self._next:
             self._ask(self._command)
-        if found is None:
-            return {}
-        before, self.states = self.states, found
-        return {node: gone for node, gone in found.items() if node not in before or (gone and not before[node])}
+        return found
 
     def close(self) -> None:
-        """Give up a look that is under way."""
+        """Do not wait for an answer any more."""
         if self._asked is not None:
             process, file, _ = self._asked
             process.kill()
@@ -117,32 +134,138 @@ class NodeWatch:
             file.close()
             self._asked = None
 
-    def _ask(self, command: list[str]) -> None:
-        self._next = self._clock() + LOOK_EVERY + len(self._nodes) / LOOKED_AT
+    def _ask(self, command: Sequence[str]) -> None:
+        self._next = self._clock() + self._every
         file = tempfile.TemporaryFile()  # noqa: SIM115, closed when the answer was read
         try:
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.DEVNULL)
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=self._errors)
         except OSError:  # a machine short of processes; the next look may work
             file.close()
             return
         self._asked = process, file, self._clock()
 
-    def _answer(self) -> NodeStates | None:
-        """What a look that has just ended found; None where none has, or where it failed."""
+    def _read(self) -> Answer | None:
         if self._asked is None:
             return None
         process, file, began = self._asked
         if process.poll() is None:
-            if self._clock() - began > LOOK_PATIENCE:
-                self.close()
-            return None
+            if self._clock() - began <= LOOK_PATIENCE:
+                return None
+            self.close()
+            return Answer(printed="", failed=True, began=began)
         self._asked = None
         with file:
             file.seek(0)
             printed = file.read().decode(errors="replace")
-        if process.returncode:
-            return None
-        self.seen_at = began
-        own = {node.partition(".")[0]: node for node in self._nodes}
-        named = {own.get(node.partition(".")[0]): gone for node, gone in self._site.unwell(printed).items()}
-        return {node: gone for node, gone in named.items() if node is not None}
+        return Answer(printed=printed, failed=process.returncode != 0, began=began)
+
+
+class SchedulerWatch:
+    """What the scheduler says about an allocation and its nodes, asked every few seconds."""
+
+    def __init__(self, site: Site, nodes: Sequence[str], job: str = "", *, clock: Clock = time.monotonic) -> None:
+        self._site, self._nodes, self._clock = site, {short_name(node): node for node in nodes}, clock
+        every = LOOK_EVERY + len(self._nodes) / LOOKED_AT
+        self._of_nodes = Question(site.look(tuple(nodes)), every, clock=clock)
+        self._of_job = Question(site.look_at_job(job), LOOK_AT_JOB_EVERY, errors=True, clock=clock)
+        self._answered_at = clock()
+        self._seen: dict[str, float] = {}
+        self._trouble: dict[str, tuple[float, float]] = {}
+        """From when to when looks failed or said nothing of a node, the last time."""
+        self._job_seen, self._suspected = float("-inf"), False
+        self.states: NodeStates = {}
+        """What is known of the nodes; one that was never spoken of is missing."""
+        self.over = ""
+        """What became of the allocation; empty as long as it lives. Two looks must say so."""
+
+    @property
+    def answering(self) -> bool:
+        """Whether the scheduler answers at the moment; where it cannot be asked it is not to blame for anything."""
+        possible = self._of_nodes.possible or self._of_job.possible
+        return not possible or self._clock() - self._answered_at <= ANSWERS
+
+    @property
+    def suspicious(self) -> bool:
+        """Whether the last word on the allocation was that it is over."""
+        return self._suspected
+
+    def knows(self, nodes: Iterable[str], since: float) -> bool:
+        """Whether looks that began later have said how these nodes and the allocation are, as far as they can be asked."""
+        job = not self._of_job.possible or (self._job_seen >= since and not self._suspected)
+        ours = set(self._nodes.values()).intersection(nodes) if self._of_nodes.possible else ()
+        return job and all(self._seen.get(node, float("-inf")) >= since for node in ours)
+
+    def in_order(self, nodes: Iterable[str], at: float) -> bool:
+        """Whether the scheduler answered and knew these nodes at that time; a slurmctld that has just started refuses steps on them.
+
+        Trouble that lasts longer than ``TROUBLE`` is no excuse any more.
+        """
+        now = self._clock()
+        troubles = [self._trouble[node] for node in nodes if node in self._trouble]
+        return all(until <= at or now - begin > TROUBLE for begin, until in troubles)
+
+    def hurry(self) -> None:
+        """Look again at once, because something went wrong."""
+        self._of_nodes.hurry()
+        self._of_job.hurry(LOOK_EVERY if self._suspected else 0.0)
+
+    def news(self) -> NodeStates:
+        """Nodes that became unwell, or worse, since the last call; ``over`` is up to date then, too."""
+        self._look_at_job()
+        answer = self._of_nodes.answer()
+        if answer is None:
+            return {}
+        found = {} if answer.failed else self._site.states(answer.printed, tuple(self._nodes.values()))
+        known = {self._nodes[node]: state for node, state in found.items() if node in self._nodes}
+        self._note_trouble(known, answer.began)
+        if answer.failed:
+            return {}
+        self._answered_at = self._clock()
+        worse = {node: state for node, state in known.items() if BADNESS[state] > BADNESS[self._state(node)]}
+        if self._is_implausible(len(worse)):
+            return {}
+        self.states = {**self.states, **known}
+        self._seen.update(dict.fromkeys(known, answer.began))
+        return worse
+
+    def close(self) -> None:
+        """Give up looks that are under way."""
+        self._of_nodes.close()
+        self._of_job.close()
+
+    def _state(self, node: str) -> NodeState:
+        return self.states.get(node, "well")
+
+    def _note_trouble(self, known: NodeStates, at: float) -> None:
+        for node in self._nodes.values():
+            begin, until = self._trouble.get(node, (at, float("inf")))
+            if node not in known:
+                self._trouble[node] = (begin if until == float("inf") else at), float("inf")
+            elif until == float("inf") and node in self._trouble:
+                self._trouble[node] = begin, at
+
+    def _is_implausible(self, worse: int) -> bool:
+        """Whether so much bad news at once is evidence about the witness: all that is left, or the larger part of many."""
+        left = sum(self._state(node) != "lost" for node in self._nodes.values())
+        return worse > 0 and (worse >= left or (worse > HANDFUL and 2 * worse > left))
+
+    def _look_at_job(self) -> None:
+        answer = self._of_job.answer()
+        if answer is None:
+            return
+        word = self._site.job_over(answer.printed)
+        if word is not None:
+            self._answered_at, self._job_seen = self._clock(), answer.began
+            self.over = word if self._suspected else ""
+            self._suspected = bool(word)
+        if self._suspected:
+            self._of_job.hurry(LOOK_EVERY)
+
+
+def text_since(log: Path, begin: int) -> str:
+    """The end of what was written into a log from byte ``begin`` on."""
+    with suppress(OSError), log.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(begin, size - LOG_END))
+        return file.read().decode(errors="replace")
+    return ""

@@ -127,6 +127,7 @@ class Stopping:
     """The user, or the end of the allocation, wants the campaign to leave with everything saved."""
 
     reason: str
+    ending: Literal["stopped", "walltime"] = "stopped"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -98,7 +98,7 @@ def _happened(state: State, event: Event, now: float) -> tuple[State, list[Actio
         case Probed():
             return _judged(*probed(state, event, now))
         case Stopping():
-            return _stop(state, "stopped", event.reason)
+            return _stop(state, event.ending, event.reason)
         case Tick():
             return _ticked(state, now)
 

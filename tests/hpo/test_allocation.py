@@ -232,3 +232,79 @@ def test_evidence_is_what_the_launcher_wrote_and_nothing_that_a_trial_prints():
     assert site.evidence("my loss: Node failure on n1, Out Of Memory\n") == Evidence()
     killed = "=   EXIT CODE: 9\nYOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)\n"
     assert Mpiexec(hydra=True).evidence(killed).code == -9
+
+
+@pytest.mark.parametrize(
+    ("site", "printed", "states"),
+    [
+        (Slurm(cores=1), "", {}),
+        (Slurm(cores=1), "a unknown\nb unknown*\n", {}),
+        (
+            Slurm(cores=1),
+            "a allocated\nb down*\nc mixed*\nd draining@\n",
+            {"a": "well", "b": "lost", "c": "silent", "d": "well"},
+        ),
+        (Slurm(cores=1), "slurm_load_partitions: Unable to contact slurm controller (connect failure)\n", {}),
+        (Mpiexec(hydra=True), "", {"a": "well", "b": "well"}),
+        (Mpiexec(hydra=True), "a.site state-unknown,down\nb unknown\n", {}),
+        (Mpiexec(hydra=True), "a.site down,offline disk\nb offline\n", {"a": "lost", "b": "well"}),
+        (Flux(cores=1), "", {}),
+        (Flux(cores=1), "flux-resource: ERROR: [Errno 2] Unable to connect to Flux\n", {}),
+        (
+            Flux(cores=1),
+            "online \noffline a,b\nonline c[1-2]\n",
+            {"a": "lost", "b": "lost", "c1": "well", "c2": "well"},
+        ),
+    ],
+)
+def test_what_a_scheduler_says_of_nodes_and_nothing_that_it_does_not_say(site, printed, states):
+    found = {name: state for name, state in site.states(printed, ["a.site", "b.site"]).items() if " " not in name}
+    assert {name: state for name, state in found.items() if len(name) <= 2} == states
+
+
+@pytest.mark.parametrize(
+    ("site", "printed", "over"),
+    [
+        (Slurm(cores=1), "RUNNING\n", False),
+        (Slurm(cores=1), "SUSPENDED\n", False),
+        (Slurm(cores=1), "COMPLETING\n", True),
+        (Slurm(cores=1), "TIMEOUT\n", True),
+        (Slurm(cores=1), "PENDING\n", True),
+        (Slurm(cores=1), "slurm_load_jobs error: Invalid job id specified\n", True),
+        (Slurm(cores=1), "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n", None),
+        (Slurm(cores=1), "", None),
+        (Mpiexec(hydra=True), "Job Id: 7.pbs\n    Job_Name = x\n    job_state = R\n", False),
+        (Mpiexec(hydra=True), "Job Id: 7.pbs\n    job_state = E\n", True),
+        (
+            Mpiexec(hydra=True),
+            "qstat: 7.pbs Job has finished, use -x or -H to obtain historical job information\n",
+            True,
+        ),
+        (Mpiexec(hydra=True), "qstat: Unknown Job Id 7.pbs\n", True),
+        (Mpiexec(hydra=True), "Connection refused\nqstat: cannot connect to server pbs (errno=15010)\n", None),
+        (Mpiexec(hydra=True), "", None),
+        (Flux(cores=1), "", None),
+    ],
+)
+def test_an_allocation_is_over_only_where_the_scheduler_says_so(site, printed, over):
+    word = site.job_over(printed)
+    assert (None if word is None else bool(word)) is over
+
+
+def test_a_step_that_the_scheduler_could_not_start_says_nothing_about_nodes():
+    site = Slurm(cores=1)
+    for line in (
+        "srun: error: Unable to confirm allocation for job 1: Unable to contact slurm controller (connect failure)",
+        "srun: error: Unable to create step for job 1: Socket timed out on send/recv operation",
+    ):
+        evidence = site.evidence(line)
+        assert evidence.unreachable and not evidence.started and not evidence.suspects
+    refused = site.evidence(
+        "srun: error: Unable to create step for job 1: Requested node configuration is not available"
+    )
+    assert not refused.unreachable and not refused.started
+
+
+def test_a_job_that_has_ended_is_refused():
+    with pytest.raises(InputError, match=r"job 7 has ended \(CANCELLED\); take a new allocation"):
+        read_allocation({"SLURM_JOB_ID": "7"}, answers(scontrol="JobId=7 JobState=CANCELLED NodeList=n[1-2]"))

@@ -15,6 +15,7 @@ from typing import Any
 import optuna
 import psutil
 import pytest
+import tomli_w
 
 from hydragnn.errors import InputError
 from hydragnn.hpo import CampaignResult, run_search
@@ -263,6 +264,74 @@ def test_a_cancelled_pilot_and_a_killed_controller_are_resumed_and_nothing_is_do
     } == {1, 2}
     openings = [event for _, event in read_journal(out / "journal.jsonl") if isinstance(event, Opened)]
     assert len(openings) == 3 and all(opened.deadline is not None for opened in openings)
+
+
+def test_a_restart_and_an_outage_of_slurmctld_cost_no_attempt_and_no_node(job, cluster, settings, monkeypatch, tmp_path):
+    job(4)
+    monkeypatch.setenv("FAKE_PAUSE", "0.8")  # a trial takes longer than a new slurmctld does not know its nodes
+    campaign, followed, out = settings(trials=6, nodes_per_trial=2, rungs=[]), Followed(), tmp_path / "campaign"
+    future = in_background(campaign, out, fake_launcher(monkeypatch), followed)
+    wait_for((out / "trials" / "0001" / "heartbeat").exists, future)
+    cluster.stop_controller()
+    cluster.start_controller()
+    wait_for((out / "trials" / "0003" / "heartbeat").exists, future)
+    cluster.stop_controller()
+    log = out / "trials" / "0004" / "log.txt"
+    wait_for(lambda: log.exists() and "Unable to contact slurm controller" in log.read_text(), future)
+    cluster.start_controller()
+    result = future.result(PATIENCE)
+    assert (result.ending, result.finished, result.failed) == ("finished", 6, 0)
+    assert_accounted(out, 6)
+    state = replayed(out / "journal.jsonl")
+    assert followed.failures() == [] and not [event for _, event in followed.events if isinstance(event, Probed)]
+    assert not state.health and {trial.attempt for trial in state.trials.values()} == {1}
+
+
+def test_a_cancelled_allocation_interrupts_the_campaign_and_the_next_one_goes_on(job, settings, monkeypatch, tmp_path):
+    job(4)
+    monkeypatch.setenv("FAKE_PAUSE", "0.3")
+    campaign, out = settings(trials=6, nodes_per_trial=2, rungs=[], retries=0), tmp_path / "campaign"
+    future = in_background(campaign, out, fake_launcher(monkeypatch), Followed())
+    wait_for(lambda: len(finished(out)) >= 1 and any(out.glob("trials/000[2-5]/heartbeat")), future)
+    subprocess.run(["scancel", os.environ["SLURM_JOB_ID"]], check=True)
+    result = future.result(PATIENCE)
+    assert (result.ending, result.failed) == ("walltime", 0)
+    before = {name: (out / "trials" / name / "ranks.txt").read_text() for name in finished(out)}
+    state = replayed(out / "journal.jsonl")
+    assert {trial.status for trial in state.trials.values()} <= {"asked", "waiting", "finished"}
+    assert not state.health and {trial.faults for trial in state.trials.values()} == {0}
+    with pytest.raises(InputError, match=r"job \d+ has ended \(\w+\).*--resume"):
+        read_allocation(os.environ)
+    job(4)
+    result = run_search(campaign, out, resume=True, launcher=fake_launcher(monkeypatch))
+    assert (result.ending, result.finished, result.failed) == ("finished", 6, 0)
+    assert_accounted(out, 6)
+    assert before == {name: (out / "trials" / name / "ranks.txt").read_text() for name in before}
+
+
+def test_a_search_whose_salloc_is_cancelled_before_the_first_result_exits_with_75_and_is_resumed(
+    cluster, table, monkeypatch, tmp_path
+):
+    for name, value in {**cluster.environment, "PYTHONPATH": str(ROOT)}.items():
+        monkeypatch.setenv(name, value)
+    search = {**table["search"], "trials": 1, "rungs": [], "finalists": 0}
+    model, train = {"kind": "schnet", "num_layers": 1}, {"epochs": 30}
+    whole = {**table, "model": model, "train": train, "search": search}
+    (tmp_path / "CAMPAIGN.toml").write_text(tomli_w.dumps(whole))
+    out = tmp_path / "campaign"
+    salloc = ["salloc", "-N1", "--no-kill", "--job-name=search", "--time=60"]
+    line = [*salloc, sys.executable, "-m", "hydragnn.scripts", "search", str(tmp_path / "CAMPAIGN.toml")]
+    first = subprocess.Popen([*line, "--out", str(out)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    wait_for((out / "trials" / "0000" / "heartbeat").exists)
+    subprocess.run(["scancel", "--name=search"], check=True)
+    said = first.communicate(timeout=PATIENCE)[1]
+    assert first.returncode == 75, said
+    assert "the allocation has ended" in said and "--resume" in said
+    second = subprocess.run([*line, "--out", str(out), "--resume"], capture_output=True, text=True, timeout=PATIENCE)
+    assert second.returncode == 0, second.stderr
+    assert_accounted(out, 1)
+    record = read_record(out / "trials" / "0000")
+    assert (record.epochs, record.attempt) == (30, 2)
 
 
 def batch_job(folder: Path, times: int) -> str:

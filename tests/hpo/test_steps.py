@@ -190,7 +190,7 @@ def test_steps_of_a_dead_controller_are_found_by_their_names_and_ended(on_slurm,
     exits(launcher)
     second = task(tmp_path, 1, "n1", until=1000)
     (begun,) = begin(launcher, second)
-    appears(second.folder / "heartbeat")
+    appears(second.folder / "record.json")
     on_slurm().recover([begun.identity])
     exits(launcher)
     assert read_record(second.folder).epochs < 1000

@@ -1,14 +1,13 @@
 """Heartbeats that stop, records whose processes linger, and nodes that the scheduler loses."""
 
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from hydragnn.hpo.launching.sites import Slurm
-from hydragnn.hpo.launching.watchdog import LOOK_PATIENCE, Heartbeat, NodeWatch
+from hydragnn.hpo.launching.sites import Mpiexec, NodeStates, Slurm
+from hydragnn.hpo.launching.watchdog import LOOK_PATIENCE, Heartbeat, SchedulerWatch
 from hydragnn.record import Failure, RunRecord, write_record
 
 
@@ -62,44 +61,126 @@ def test_processes_linger_when_the_last_record_of_their_attempt_is_complete_and_
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Told(Slurm):
-    """A scheduler that says what a file says."""
+    """A scheduler that says of nodes and of its job what two files say, or fails where one is missing."""
 
-    file: Path = field(default_factory=Path)
+    folder: Path = field(default_factory=Path)
 
     def look(self, nodes: Sequence[str]) -> list[str] | None:
-        return ["cat", str(self.file)]
+        return ["cat", str(self.folder / "nodes")]
+
+    def look_at_job(self, job: str) -> list[str] | None:
+        return ["cat", str(self.folder / "job")] if job else None
 
 
-def test_nodes_are_news_when_they_fall_silent_and_once_more_when_they_are_lost(tmp_path, clock):
-    told = Told(cores=1, file=tmp_path / "states")
-    watch = NodeWatch(told, ["n1", "n2.site"], clock=clock)
+class Witness:
+    """A watch, and what it is told next; every look is ten seconds after the one before."""
 
-    def news(states: str) -> dict[str, bool]:
-        told.file.write_text(states)
-        clock.now += 10.0
-        before, found = watch.seen_at, watch.news()
-        while watch.seen_at == before:
-            time.sleep(0.01)
-            found |= watch.news()
-        return found
+    def __init__(self, folder: Path, nodes: Sequence[str], clock: Clock, job: str = "") -> None:
+        self._folder, self._clock = folder, clock
+        self.watch = SchedulerWatch(Told(cores=1, folder=folder), nodes, job, clock=clock)
 
-    assert news("n1 mixed\nn2 idle\nn3 down\n") == {}
-    assert news("n1 mixed*\nn2 idle\n") == {"n1": False}
-    assert news("n1 mixed*\nn2 idle\n") == {}
-    assert news("n1 down*\nn2 drained\n") == {"n1": True, "n2.site": True}
-    assert news("n1 idle\nn2 drained\n") == {}
-    assert news("n1 down\nn2 drained\n") == {"n1": True}
-    watch.close()
+    def says(self, nodes: str | None = None, job: str | None = None) -> NodeStates:
+        for name, text in (("nodes", nodes), ("job", job)):
+            (self._folder / name).unlink(missing_ok=True)
+            if text is not None:
+                (self._folder / name).write_text(text)
+        self._clock.now += 10.0
+        self.watch.hurry()
+        found = self.watch.news()
+        for question in (self.watch._of_nodes, self.watch._of_job):
+            if question._asked is not None:
+                question._asked[0].wait()
+        return found | self.watch.news()
 
 
-def test_a_scheduler_that_does_not_answer_is_asked_again(tmp_path, clock):
+@pytest.fixture
+def witness(tmp_path: Path, clock: Clock) -> Iterator[Callable[..., Witness]]:
+    made: list[Witness] = []
+
+    def make(*nodes: str, job: str = "") -> Witness:
+        made.append(Witness(tmp_path, nodes, clock, job))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.watch.close()
+
+
+def test_nodes_are_news_when_they_fall_silent_and_once_more_when_they_are_lost(witness):
+    told = witness("n1", "n2.site", "n4", "n5")
+    assert told.says("n1 mixed\nn2 idle\nn3 down\nn4 idle\nn5 idle\n") == {}
+    assert told.says("n1 mixed*\nn2 idle\n") == {"n1": "silent"}
+    assert told.says("n1 mixed*\nn2 idle\n") == {}
+    assert told.says("n1 down*\nn2 drained\n") == {"n1": "lost", "n2.site": "lost"}
+    assert told.says("n1 idle\nn2 drained\n") == {}
+    assert told.says("n1 down\nn2 drained\n") == {"n1": "lost"}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [None, "", "n1 unknown\nn2 unknown*\n", "slurm_load_node error: Unable to contact slurm controller\n"],
+    ids=["an error", "nothing", "unknown", "a complaint"],
+)
+def test_silence_errors_and_unknown_are_no_news(witness, clock, answer):
+    told = witness("n1", "n2", "n3")
+    assert told.says("n1 down*\nn2 mixed\nn3 mixed\n") == {"n1": "lost"}
+    before = clock.now + 1.0
+    assert told.says(answer) == {}
+    assert told.watch.states == {"n1": "lost", "n2": "well", "n3": "well"}
+    assert not told.watch.knows(["n2"], before)
+    assert told.says("n1 down*\nn2 down*\nn3 unknown\n") == {"n2": "lost"}, "what is known of one is news all the same"
+    assert told.watch.knows(["n2"], before) and not told.watch.knows(["n3"], before)
+
+
+def test_the_loss_of_everything_at_once_is_not_believed_and_that_of_a_few_is(witness, clock):
+    told = witness("n1", "n2", "n3")
+    assert told.says("n1 down*\nn2 down*\nn3 down*\n") == {}
+    assert told.says("n1 mixed*\nn2 mixed*\nn3 mixed*\n") == {}
+    assert not told.watch.states and not told.watch.knows(["n1"], 0.0)
+    assert told.says("n1 mixed\nn2 down*\nn3 down*\n") == {"n2": "lost", "n3": "lost"}
+    assert told.says("n1 down*\nn2 down*\nn3 down*\n") == {}, "heartbeats and exits decide about the last one"
+
+
+def test_of_many_nodes_a_cabinet_can_be_lost_and_not_the_larger_part(witness):
+    names = [f"n{number}" for number in range(100)]
+    told = witness(*names)
+    lost = dict.fromkeys(names[:50], "lost")
+    assert told.says("".join(f"{name} {'down*' if k < 51 else 'mixed'}\n" for k, name in enumerate(names))) == {}
+    assert told.says("".join(f"{name} {'down*' if k < 50 else 'mixed'}\n" for k, name in enumerate(names))) == lost
+
+
+def test_an_allocation_is_over_when_the_scheduler_says_so_twice(witness, clock):
+    told = witness("n1", "n2", job="7")
+    for alive in ("RUNNING\n", "", "squeue: error: Unable to contact slurm controller\n", None):
+        told.says("n1 mixed\n", alive)
+        assert not told.watch.over and not told.watch.suspicious
+    told.says("n1 mixed\nn2 mixed\n", "COMPLETING\n")
+    assert not told.watch.over and told.watch.suspicious and not told.watch.knows(["n1", "n2"], 0.0)
+    told.says("n1 mixed\nn2 mixed\n", "RUNNING\n")
+    assert not told.watch.suspicious and told.watch.knows(["n1", "n2"], clock.now)
+    told.says("n1 mixed\n", "COMPLETING\n")
+    told.says("n1 mixed\n", None)
+    assert not told.watch.over and told.watch.suspicious
+    told.says("n1 mixed\n", "slurm_load_jobs error: Invalid job id specified\n")
+    assert told.watch.over
+
+
+def test_a_scheduler_that_hangs_is_asked_again_and_counts_as_not_answering(clock):
     class Silent(Slurm):
         def look(self, nodes: Sequence[str]) -> list[str] | None:
             return ["sleep", "1000"]
 
-    watch = NodeWatch(Silent(cores=1), ["n1"], clock=clock)
-    assert watch.news() == {}
-    first = watch._asked
+    watch = SchedulerWatch(Silent(cores=1), ["n1"], clock=clock)
+    assert watch.news() == {} and watch.answering
+    first = watch._of_nodes._asked
     clock.now += LOOK_PATIENCE + 1.0
-    assert watch.news() == {} and watch._asked is not first
+    assert watch.news() == {} and watch._of_nodes._asked is not first and not watch.in_order(["n1"], clock.now)
+    clock.now += LOOK_PATIENCE
+    assert not watch.answering
     watch.close()
+
+
+def test_a_scheduler_that_cannot_be_asked_is_never_to_blame(clock):
+    watch = SchedulerWatch(Mpiexec(hydra=True, pbsnodes=False), ["n1"], clock=clock)
+    clock.now += 1e6
+    assert watch.news() == {} and watch.answering and watch.knows(["n1"], clock.now)
