@@ -32,14 +32,18 @@ def met(root: Path, tmp_path: Path, *commands: tuple[list[str], dict[str, str]])
     environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     processes = [
-        subprocess.Popen([*command, str(SCRIPT), str(run), str(results)], env={**environment, **variables}, **pipes)
+        subprocess.Popen(
+            [*command, str(SCRIPT), str(run), str(results)],
+            env={**environment, "TMPDIR": str(results), **variables},
+            **pipes,
+        )
         for command, variables in commands
     ]
     try:
         while not all((results / f"{rank}.json").exists() for rank in range(2)):
             assert not any(process.poll() for process in processes), processes[0].communicate()[0]
             time.sleep(0.05)
-        assert not list(run.glob(".ranks-*"))
+        assert not list(run.glob(".ranks-*")) and not list(results.glob("hydragnn-ranks-*"))
         yield [json.loads((results / f"{rank}.json").read_text()) for rank in range(2)]
         (results / "go").touch()
         output = "".join(process.communicate(timeout=120)[0] for process in processes)
