@@ -72,7 +72,7 @@ def joined_ranks(folder: Path, device: torch.device | None = None) -> Iterator[R
         try:
             ranks = _described(met.launch)
             if ranks.first:
-                met.clear()
+                met.clear(store=backend == "gloo")
             ranks.sum_in_place(torch.zeros(1, device=_device(met.launch)))  # nobody goes on and sees what is cleared
             yield ranks
             with suppress(RuntimeError):  # whoever is here has ended the block; a peer that dies now takes nothing away

@@ -84,11 +84,18 @@ class Meeting:
     """The interface for NCCL; empty where NCCL chooses, as on several nodes, whose fast network it knows best."""
     place: Path | None = None
     """The folder where ranks met by files."""
+    file: Path | None = None
+    """The store, where it is a file."""
 
-    def clear(self) -> None:
-        """Remove what nobody needs once all ranks have joined the process group; called by rank 0, before the others go on."""
+    def clear(self, store: bool) -> None:
+        """Remove what nobody needs once all ranks have joined the process group; called by rank 0, before the others go on.
+
+        With ``store`` also the store's file, which gloo needs no longer, so that a killed run leaves nothing behind.
+        """
         if self.place is not None:
             shutil.rmtree(self.place, ignore_errors=True)
+        if store and self.file is not None:
+            shutil.rmtree(self.file.parent, ignore_errors=True)
 
 
 @contextmanager
@@ -115,15 +122,16 @@ def _joined(launch: Launch, invitation: Invitation, patience: timedelta) -> Meet
         store = SecretStore(invitation.address, invitation.port, secret, patience)
         own = invitation.address if launch.rank == 0 else route_to(invitation.address)
         return Meeting(launch=launch, store=store, gloo=launch.interface or interface_of(own), nccl="")
-    place = Path(invitation.file)
-    if not place.parent.is_dir():
+    file = Path(invitation.file)
+    if not file.parent.is_dir():
         raise LaunchError(
-            f"rank {launch.rank} does not see {place.parent} of rank 0, though both run on {host_name()}; set TMPDIR to a "
+            f"rank {launch.rank} does not see {file.parent} of rank 0, though both run on {host_name()}; set TMPDIR to a "
             "folder that all ranks of the node see"
         )
-    check_private(place.parent)
+    check_private(file.parent)
     loopback = interface_of(LOOPBACK)
-    return Meeting(launch=launch, store=dist.FileStore(str(place), launch.size), gloo=loopback, nccl=loopback)
+    shared = dist.FileStore(str(file), launch.size)
+    return Meeting(launch=launch, store=shared, gloo=loopback, nccl=loopback, file=file)
 
 
 @contextmanager

@@ -29,5 +29,6 @@ def test_a_meeting_place_that_others_can_enter_is_refused(mode, tmp_path):
     place = tmp_path / f"hydragnn-here-{os.geteuid()}"
     place.mkdir()
     place.chmod(mode)
-    assert [code for code, _ in (found := probes(tmp_path))] == [1, 1]
+    found = probes(tmp_path)
+    assert [code for code, _ in found] == [1, 1]
     assert all("is open to others than this user" in text for _, text in found)

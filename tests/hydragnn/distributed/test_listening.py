@@ -8,12 +8,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+import torch.distributed as dist
 
 SCRIPT = Path(__file__).with_name("meeting.py")
 BIN = Path(sys.executable).parent
@@ -31,14 +32,18 @@ def met(root: Path, tmp_path: Path, *commands: tuple[list[str], dict[str, str]])
     environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     processes = [
-        subprocess.Popen([*command, str(SCRIPT), str(run), str(results)], env={**environment, **variables}, **pipes)
+        subprocess.Popen(
+            [*command, str(SCRIPT), str(run), str(results)],
+            env={**environment, "TMPDIR": str(results), **variables},
+            **pipes,
+        )
         for command, variables in commands
     ]
     try:
         while not all((results / f"{rank}.json").exists() for rank in range(2)):
             assert not any(process.poll() for process in processes), processes[0].communicate()[0]
             time.sleep(0.05)
-        assert not list(run.glob(".ranks-*"))
+        assert not list(run.glob(".ranks-*")) and not list(results.glob("hydragnn-ranks-*"))
         yield [json.loads((results / f"{rank}.json").read_text()) for rank in range(2)]
         (results / "go").touch()
         output = "".join(process.communicate(timeout=120)[0] for process in processes)
@@ -60,25 +65,35 @@ def assert_on_the_loopback_and_deaf_to_strangers(ranks: list[dict[str, Any]]) ->
         assert rank["nodes"] == 1
         for address, port in rank["listening"]:
             assert ipaddress.ip_address(address).is_loopback, rank
-            assert keys_told_to_a_stranger(address, port) is None
+            assert told_to_a_stranger(address, port) == ""
 
 
-def keys_told_to_a_stranger(address: str, port: int) -> object:
-    """What a client of torch's TCPStore without any secret reads there; None where it gets nowhere."""
-    code = (
-        "import sys, datetime, torch.distributed as d\n"
-        "patience = datetime.timedelta(seconds=2)\n"
-        "store = d.TCPStore(sys.argv[1], int(sys.argv[2]), None, False, timeout=patience)\n"
-        "store.set('default_pg/0//cpu//0/rank_1', b'mine')\n"
-        "print(store.list_keys())"
-    )
-    try:
-        told = subprocess.run(
-            [sys.executable, "-c", code, address, str(port)], capture_output=True, text=True, timeout=15
-        )
-    except subprocess.TimeoutExpired:
-        return None
-    return told.stdout if told.returncode == 0 else None
+STRANGER = """
+import datetime, sys
+from torch._C._distributed_c10d import TCPStore
+print("knocks", flush=True)
+store = TCPStore(sys.argv[1], int(sys.argv[2]), None, False, timeout=datetime.timedelta(seconds=2))
+store.set("default_pg/0//cpu//0/rank_1", b"mine")
+print(store.list_keys(), flush=True)
+"""
+
+
+def told_to_a_stranger(address: str, port: int) -> str:
+    """What a client of torch's TCPStore, which knows no secret, reads there; it may wait for ever and is then stopped."""
+    command = [sys.executable, "-c", STRANGER, address, str(port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as stranger:
+        assert stranger.stdout is not None and stranger.stdout.readline() == "knocks\n"
+        with suppress(subprocess.TimeoutExpired):
+            stranger.wait(5)
+        stranger.kill()
+        return stranger.stdout.read()
+
+
+def test_an_open_store_of_torch_tells_the_stranger_all_keys():
+    """So that the silence below is that of the ranks, not of the stranger."""
+    store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    store.set("secret prefix/key", "value")
+    assert "secret prefix/key" in told_to_a_stranger("127.0.0.1", store.port)
 
 
 def test_ranks_of_a_job_step_on_one_node_listen_on_the_loopback_only(root, tmp_path):
