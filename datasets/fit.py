@@ -1,20 +1,22 @@
 """Fitting the normalisation on the training part of a store, in one pass per field."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Bool, Int64
+from jaxtyping import Int64
 from numpy import ndarray
 from numpy.typing import NDArray
 
 from hydragnn.datasets.normalisation import Normalisation, Scale
 from hydragnn.datasets.split import species_counts
 from hydragnn.datasets.store import GraphStore
+from hydragnn.datasets.survey import Survey
 from hydragnn.errors import InputError
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 
-BLOCK = 8192  # graphs read at once: bounds memory, whatever the store
+SPECIES = 119
+"""Atomic numbers, with 0."""
 
 
 @runtime_checkable
@@ -52,33 +54,36 @@ def fit_normalisation(
     *,
     inputs: Sequence[Field],
     targets: Sequence[Fitted],
+    survey: Survey | None = None,
 ) -> Normalisation:
     """Scales of the float inputs and of all numeric targets, from the graphs ``indices`` (the training part) only.
+
+    A ``survey`` of this store and training part saves reading what it knows already, and shares the reading with other
+    processes.
 
     Scalars: mean and standard deviation per component (0 becomes 1). Vectors, tensors and targets that are not centred:
     mean 0 and one common root mean square, so that rotations still act on them. Extensive targets: mean 0 and the root mean square of value minus
     references per node; with forces, the root mean square of all force components, shared by energy, forces and stress.
     InputError where a field is missing or has no value in the training part.
     """
+    survey = survey or Survey(store, indices)
     known = {field.name: field for field in store.fields()}
     scales: dict[str, Scale] = {}
     references: dict[str, dict[int, float]] = {}
-    chosen = np.zeros(len(store), dtype=np.bool_)
-    chosen[indices] = True
     for field in inputs:
         if not field.classes:
-            scales[field.name] = _scale(store, chosen, _known(known, field.name))
+            scales[field.name] = _scale(survey, _known(known, field.name))
     for target in targets:
         field = _known(known, target.field.name)
         if target.references:
-            references[field.name] = _references(store, chosen, field)
+            references[field.name] = _references(survey, field)
         if target.derivative or field.classes:
             continue
         if target.extensive and field.on == "graph":
             derived = {other.derivative: other.field.name for other in targets if other.source == field.name}
-            scales |= _extensive_scales(store, chosen, known, field, derived, references.get(field.name, {}))
+            scales |= _extensive_scales(survey, known, field, derived, references.get(field.name, {}))
         else:
-            scales[field.name] = _scale(store, chosen, field, centred=target.centred)
+            scales[field.name] = _scale(survey, field, centred=target.centred)
     return Normalisation(scales=scales, references=references)
 
 
@@ -88,33 +93,16 @@ def _known(known: dict[str, Field], name: str) -> Field:
     return known[name]
 
 
-def _blocks(store: GraphStore, chosen: Bool[ndarray, " graphs"], field: Field) -> Iterator[NDArray[np.float64]]:
-    """The present values of the chosen graphs, ``[items, width]``, block by block."""
-    sizes = store.sizes()
-    counts = {"node": sizes.nodes, "edge": sizes.edges, "graph": np.ones(len(store), dtype=np.int64)}[field.on]
-    for start in range(0, len(store), BLOCK):
-        stop = min(start + BLOCK, len(store))
-        if chosen[start:stop].any():
-            column = store.column(field.name, start, stop)
-            wanted = np.repeat(column.present & chosen[start:stop], counts[start:stop])
-            yield column.values[wanted].reshape(int(wanted.sum()), field.width).astype(np.float64)
-
-
-def _scale(store: GraphStore, chosen: Bool[ndarray, " graphs"], field: Field, *, centred: bool = True) -> Scale:
-    count, mean, spread = 0, np.zeros(field.width), np.zeros(field.width)
-    for values in _blocks(store, chosen, field):
-        if field.parity != "scalar" or not centred:
-            spread, count = spread + np.square(values).sum(), count + values.size
-        elif len(values):  # merge of two parts' means and squared deviations: Chan et al. 1979
-            total, shift = count + len(values), values.mean(axis=0) - mean
-            spread = spread + np.square(values - values.mean(axis=0)).sum(axis=0)
-            spread = spread + np.square(shift) * (count * len(values) / total)
-            mean, count = mean + shift * (len(values) / total), total
-    if count == 0 and field.on == "edge":
+def _scale(survey: Survey, field: Field, *, centred: bool = True) -> Scale:
+    summary = survey.summary(field)
+    if summary.items == 0 and field.on == "edge":
         return Scale(mean=(0.0,) * field.width, std=(1.0,) * field.width)  # graphs without edges are legal
-    if count == 0:
+    if summary.items == 0:
         raise InputError(f"no graph of the training part has a value of {field.name}; choose another split or field")
-    return Scale(mean=tuple(mean.tolist()), std=_stds(np.sqrt(spread / count), mean))
+    mean, variance = summary.mean, summary.deviations / summary.items
+    if field.parity != "scalar" or not centred:
+        mean, variance = np.zeros(field.width), np.full(field.width, summary.squares / (summary.items * field.width))
+    return Scale(mean=tuple(mean.tolist()), std=_stds(np.sqrt(variance), mean))
 
 
 def _stds(std: NDArray[np.float64], mean: NDArray[np.float64]) -> tuple[float, ...]:
@@ -123,48 +111,57 @@ def _stds(std: NDArray[np.float64], mean: NDArray[np.float64]) -> tuple[float, .
     return tuple(np.where(constant, 1.0, std).tolist())
 
 
-def _references(store: GraphStore, chosen: Bool[ndarray, " graphs"], field: Field) -> dict[int, float]:
+def _references(survey: Survey, field: Field) -> dict[int, float]:
     """Least squares of a graph field on the species counts; the shortest solution where composition leaves a choice."""
     if field.on != "graph" or field.width != 1:
         raise InputError(f"references need one value per graph, but {field.name} is {field.on} of shape {field.shape}")
-    if ATOMIC_NUMBERS not in {known.name for known in store.fields()}:
+    if ATOMIC_NUMBERS not in {known.name for known in survey.store.fields()}:
         raise InputError(f"references of {field.name} need the node field {ATOMIC_NUMBERS}; the store has none")
-    column = store.column(field.name)
-    used = chosen & column.present
-    counts = species_counts(store)[used]
-    species = np.flatnonzero(counts.any(axis=0))
-    values = column.values[used].reshape(-1).astype(np.float64)
-    solution = np.linalg.lstsq(counts[:, species].astype(np.float64), values, rcond=None)[0]
-    return dict(zip(species.tolist(), solution.tolist()))
+
+    def solution(_: int) -> NDArray[np.float64]:
+        """One number per species, NaN for those that the training part does not hold."""
+        column = survey.store.column(field.name)
+        used = survey.train & column.present
+        counts = species_counts(survey.store)[used]
+        species = np.flatnonzero(counts.any(axis=0))
+        values = column.values[used].reshape(-1).astype(np.float64)
+        fitted = np.full(SPECIES, np.nan)
+        fitted[species] = np.linalg.lstsq(counts[:, species].astype(np.float64), values, rcond=None)[0]
+        return fitted
+
+    fitted = survey.rows(1, SPECIES, solution)[0]
+    return {int(z): float(fitted[z]) for z in np.flatnonzero(~np.isnan(fitted))}
 
 
 def _extensive_scales(
-    store: GraphStore,
-    chosen: Bool[ndarray, " graphs"],
+    survey: Survey,
     known: dict[str, Field],
     field: Field,
     derived: dict[str, str],
     references: dict[int, float],
 ) -> dict[str, Scale]:
     if "forces" in derived:
-        std = _scale(store, chosen, _known(known, derived["forces"]), centred=False).std[0]
+        std = _scale(survey, _known(known, derived["forces"]), centred=False).std[0]
     else:
-        std = _rms_per_node(store, chosen, field, references)
+        std = _rms_per_node(survey, field, references)
     std = std if std > 0 else 1.0
     names = [field.name, *derived.values()]
     return {name: Scale(mean=(0.0,) * (w := _known(known, name).width), std=(std,) * w) for name in names}
 
 
-def _rms_per_node(
-    store: GraphStore, chosen: Bool[ndarray, " graphs"], field: Field, references: dict[int, float]
-) -> float:
-    column = store.column(field.name)
-    used = chosen & column.present
-    if not used.any():
+def _rms_per_node(survey: Survey, field: Field, references: dict[int, float]) -> float:
+    if not survey.summary(field).items:
         raise InputError(f"no graph of the training part has a value of {field.name}; choose another split or field")
-    values = column.values[used].reshape(int(used.sum()), field.width).astype(np.float64)
-    if references:
-        per_species = np.zeros(119)
-        per_species[list(references)] = list(references.values())
-        values = values - (species_counts(store)[used] @ per_species)[:, None]
-    return float(np.sqrt(np.square(values / np.maximum(store.sizes().nodes[used], 1)[:, None]).mean()))
+
+    def root(_: int) -> NDArray[np.float64]:
+        column = survey.store.column(field.name)
+        used = survey.train & column.present
+        values = column.values[used].reshape(int(used.sum()), field.width).astype(np.float64)
+        if references:
+            per_species = np.zeros(SPECIES)
+            per_species[list(references)] = list(references.values())
+            values = values - (species_counts(survey.store)[used] @ per_species)[:, None]
+        nodes = np.maximum(survey.store.sizes().nodes[used], 1)
+        return np.array([np.sqrt(np.square(values / nodes[:, None]).mean())])
+
+    return float(survey.rows(1, 1, root)[0, 0])

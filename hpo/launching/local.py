@@ -80,7 +80,7 @@ class _Worker:
 
 
 class LocalLauncher:
-    """Runs ``hydragnn.runs.run FOLDER --until N --attempt A --split S`` for each attempt, on ``workers`` places."""
+    """Runs ``hydragnn.runs.run FOLDER --until N --attempt A --micro-batches M`` for each attempt, on ``workers`` places."""
 
     def __init__(
         self,
@@ -241,7 +241,7 @@ class LocalLauncher:
 
 def _request(task: Task) -> dict[str, Any]:
     """What a worker needs to know of an attempt."""
-    options = ["--until", str(task.until), "--attempt", str(task.attempt), "--split", str(task.split)]
+    options = ["--until", str(task.until), "--attempt", str(task.attempt), "--micro-batches", str(task.split)]
     return {"arguments": [str(task.folder), *options], "log": str(task.folder / "log.txt")}
 
 

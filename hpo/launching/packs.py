@@ -138,7 +138,7 @@ class PackLauncher:
             self._untold.append(Exit(task=task, code=None, message=f"cannot start a step: {error}"))
             return
         arguments = [str(task.folder), "--until", str(task.until), "--attempt", str(task.attempt)]
-        arguments += ["--split", str(task.split), "--ranks", "1", "--threads", "{threads}"]
+        arguments += ["--micro-batches", str(task.split), "--ranks", "1", "--threads", "{threads}"]
         request = json.dumps({"arguments": arguments, "log": str(task.folder / "log.txt")})
         self._place_of[task.trial] = place
         self._attempts[place] = _Attempt(task=task, request=request, asked=time.monotonic())

@@ -199,7 +199,7 @@ class StepLauncher:
 
     def _step(self, task: Task) -> Step:
         program = [*self._rank_line(), "-m", self._module, str(task.folder), "--until", str(task.until)]
-        program += ["--attempt", str(task.attempt), "--split", str(task.split)]
+        program += ["--attempt", str(task.attempt), "--micro-batches", str(task.split)]
         program += ["--ranks", str(len(task.places) * self._ranks), "--threads", "{threads}"]
         name = f"trial-{task.trial}-{task.attempt}"
         return Step(name=name, nodes=task.places, ranks=self._ranks, program=tuple(program))

@@ -19,12 +19,20 @@ def degree_statistics(batches: Iterable[GraphBatch]) -> GraphStatistics:
 
     The order of the batches does not matter beyond rounding.
     """
+    return merged_degrees(map(degree_sums, batches))
+
+
+def degree_sums(batch: GraphBatch) -> tuple[float, int, int]:
+    """Sum of log(degree + 1) over the nodes of a batch, number of nodes, number of edges."""
+    degrees = torch.bincount(batch.receivers, minlength=batch.num_nodes)
+    return float(torch.log1p(degrees.double()).sum()), batch.num_nodes, batch.num_edges
+
+
+def merged_degrees(sums: Iterable[tuple[float, int, int]]) -> GraphStatistics:
+    """The statistics of several batches from their sums, added in the order given; InputError where there is no node."""
     total, nodes, edges = 0.0, 0, 0
-    for batch in batches:
-        degrees = torch.bincount(batch.receivers, minlength=batch.num_nodes)
-        total += float(torch.log1p(degrees.double()).sum())
-        nodes += batch.num_nodes
-        edges += batch.num_edges
+    for sum_here, nodes_here, edges_here in sums:
+        total, nodes, edges = total + sum_here, nodes + nodes_here, edges + edges_here
     if not nodes:
         raise InputError("there is no node to count the edges of; give at least one training graph")
     return GraphStatistics(mean_log_degree=total / nodes, mean_degree=edges / nodes)

@@ -1,15 +1,8 @@
-"""What happens around the loop: signals, checkpoints, the exported model, the record, curves for TensorBoard, progress."""
+"""What happens around the loop: checkpoints, the exported model, the record, curves for TensorBoard, progress."""
 
-import resource
-import signal
-import sys
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -17,112 +10,18 @@ import torch
 from hydragnn.config import TrainSettings
 from hydragnn.datasets import Normalisation
 from hydragnn.distributed.ranks import Ranks
-from hydragnn.errors import Interrupted, MissingPackageError
-from hydragnn.files import digest
+from hydragnn.errors import MissingPackageError
+from hydragnn.files import digest, write_json
 from hydragnn.models import GraphModel, save_model
-from hydragnn.record import Cost, RunRecord, write_record
+from hydragnn.record import RunRecord, write_record
 from hydragnn.runs.attempt import Heartbeat
 from hydragnn.runs.checkpoint import save_checkpoint
 from hydragnn.runs.progress import Progress
+from hydragnn.runs.signals import Signals
+from hydragnn.runs.stopwatch import Stopwatch
 from hydragnn.training.state import TrainState
 
 SECONDS_BETWEEN_RECORDS = 1.0
-HEARD = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-
-
-class Signals:
-    """Whether SIGINT, SIGTERM or SIGUSR1 came; a second SIGINT ends the process as usual.
-
-    A second SIGTERM does not, because launchers send several while they wait for their ranks. SIGUSR1 is what schedulers
-    send some time before an allocation ends.
-    """
-
-    def __init__(self) -> None:
-        """Nothing came yet."""
-        self.came = False
-
-    @contextmanager
-    def heard(self) -> Iterator[None]:
-        """Listen for the length of the block; in threads other than the main one nothing is heard."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {number: signal.getsignal(number) for number in HEARD}
-
-        def note(number: int, frame: FrameType | None) -> None:
-            self.came = True
-            if number == signal.SIGINT:
-                signal.signal(number, before[signal.SIGINT])
-
-        for number in before:
-            signal.signal(number, note)
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-
-@contextmanager
-def interrupted_at_once() -> Iterator[None]:
-    """Let SIGTERM and SIGUSR1 raise Interrupted for the length of the block, while there is nothing to save yet."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        raise Interrupted(f"stopped by {signal.Signals(number).name} before the first step")
-
-    for number in before:
-        signal.signal(number, leave)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-class Stopwatch:
-    """Cost of this segment on top of what earlier segments cost."""
-
-    def __init__(self, earlier: Cost, ranks: Ranks, device: torch.device) -> None:
-        """Begin now."""
-        self.earlier, self.ranks, self.device = earlier, ranks, device
-        self.start, self.cpu_start = time.perf_counter(), time.process_time()
-        self.graphs, self.training_seconds, self.step_start = 0, 0.0, time.perf_counter()
-
-    def begin_steps(self) -> None:
-        """Steps begin now, after validation and checkpoints."""
-        self.step_start = time.perf_counter()
-
-    def count_step(self, graphs: int) -> None:
-        """A step with this rank's graphs ended."""
-        now = time.perf_counter()
-        self.graphs += graphs
-        self.training_seconds += now - self.step_start
-        self.step_start = now
-
-    @property
-    def graphs_per_second(self) -> float:
-        """Training speed of this segment; ranks are taken to have equal shares."""
-        return self.graphs * self.ranks.size / self.training_seconds if self.training_seconds else 0.0
-
-    def cost(self) -> Cost:
-        """All segments together; CPU seconds and memory as if every rank were like this one."""
-        if self.device.type == "cuda":
-            peak = torch.cuda.max_memory_allocated(self.device) / 2**20
-        else:
-            unit = 2**20 if sys.platform == "darwin" else 2**10
-            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
-        return Cost(
-            seconds=self.earlier.seconds + time.perf_counter() - self.start,
-            cpu_seconds=self.earlier.cpu_seconds + (time.process_time() - self.cpu_start) * self.ranks.size,
-            peak_memory_mb=max(self.earlier.peak_memory_mb, peak),
-            graphs_per_second=self.graphs_per_second or self.earlier.graphs_per_second,
-            ranks=self.ranks.size,
-            nodes=self.ranks.nodes,
-        )
 
 
 class RunCallback:
@@ -130,36 +29,44 @@ class RunCallback:
 
     def __init__(
         self,
-        folder: Path,
         record: RunRecord,
         normalisation: Normalisation,
+        settings: TrainSettings,
         ranks: Ranks,
         stopwatch: Stopwatch,
         signals: Signals,
         heart: Heartbeat,
-        *,
-        settings: TrainSettings,
         progress: Progress | None,
     ) -> None:
-        """``record`` is what the record says apart from curves and cost."""
-        self.folder, self.record, self.normalisation = folder, record, normalisation
-        self.ranks, self.stopwatch, self.signals, self.settings = ranks, stopwatch, signals, settings
-        self.heart = heart
+        """``record`` is what the record says apart from curves and cost; files go where the heart beats."""
+        self.record = replace(record, attempt=heart.attempt.name)
+        self.folder, self.normalisation, self.settings = heart.attempt.folder, normalisation, settings
+        self.ranks, self.stopwatch, self.signals, self.heart = ranks, stopwatch, signals, heart
         self.progress = progress if ranks.first else None
-        board = settings.tensorboard and ranks.first
-        self.board: Any = summary_writer(folder / "tensorboard", record.epochs) if board else None
+        self.board: Any = None
         self.exported, self.saved_at, self.written_at = -1, time.monotonic(), 0.0
+
+    def begin(self, state: TrainState, steps: int) -> None:
+        """Write what there is before the next of ``steps`` steps of the epoch: configuration, model, record."""
+        if self.ranks.first:
+            if self.settings.tensorboard:
+                self.board = summary_writer(self.folder / "tensorboard", state.epoch)
+            write_json(self.folder / "config.json", self.record.config, self.heart.attempt.check)
+            self.export(state)
+        self.write(state)
+        if self.progress:
+            self.progress.begin(state.epoch + state.step / max(1, steps), self.settings.epochs)
 
     @property
     def interrupted(self) -> bool:
-        """Whether a signal came."""
-        return self.signals.came
+        """Return True once a signal asked this process to stop."""
+        return self.signals.received
 
     def heartbeat(self) -> None:
         """Let the heart beat."""
         self.heart.beat()
 
-    def on_step_end(self, state: TrainState, steps: int, graphs: int, loss: float) -> None:
+    def on_step_end(self, state: TrainState, steps: int, graphs: int, loss: float | None) -> None:
         """Count the graphs and move the bar."""
         epochs = state.epoch + state.step / steps
         self.heart.beat(epochs)
@@ -200,7 +107,7 @@ class RunCallback:
         if not self.ranks.first or state.best_epoch == self.exported:
             return
         assert isinstance(state.model, GraphModel)
-        with state.weights.replaced_by(state.best):
+        with state.parameters.best():
             weights = {name: value.detach().clone() for name, value in state.model.state_dict().items()}
         save_model(self.folder / "model", state.model, self.normalisation, weights, self.heart.attempt.check)
         self.exported = state.best_epoch

@@ -96,7 +96,7 @@ def _write(folder: Path, state: TrainState, totals: torch.Tensor, identity: dict
         step=state.step,
         steps=state.steps,
         curves=state.curves,
-        layout=state.weights.layout,
+        layout=state.parameters.layout,
         identity=identity,
         ranks=len(totals),
         index=write_tensors(folder, TENSORS, {**state.tensors(), "totals": totals}),
@@ -207,7 +207,7 @@ def _check(path: Path, saved: SavedState, state: TrainState, identity: dict[str,
                 f"checkpoint {path} belongs to another {name.removesuffix('_hash')} ({saved.identity.get(name)}, now {value}); "
                 "resume with what the run began with, or start a new run in another folder"
             )
-    layout = [(name, list(shape), start) for name, shape, start in state.weights.layout]
+    layout = [(name, list(shape), start) for name, shape, start in state.parameters.layout]
     if saved.layout != layout or set(saved.index.tensors) != {*state.tensors(), "totals"}:
         raise InputError(f"checkpoint {path} holds another model; it was written by a different version of the program")
 

@@ -85,7 +85,7 @@ def agreed_failure(failure: Failure, folder: Path, ranks: Ranks) -> Failure:
 
 
 @contextmanager
-def told_to_peers(attempt: Attempt, ranks: Ranks) -> Iterator[None]:
+def propagate_failure(attempt: Attempt, ranks: Ranks) -> Iterator[None]:
     """Where another rank failed first, the first rank fails of what that one says it was."""
     try:
         yield

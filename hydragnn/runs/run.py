@@ -53,7 +53,9 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--until", type=int, default=None, help="end of the segment, in epochs (default: all epochs)")
     parser.add_argument("--threads", type=int, default=1, help="threads of this process on the CPU (default: 1)")
     parser.add_argument("--device", default=None, help="cpu, cuda or cuda:N (default: a GPU where there is one)")
-    parser.add_argument("--split", type=int, default=1, help="parts in which a batch is computed, to save memory")
+    parser.add_argument(
+        "--micro-batches", type=int, default=1, help="parts in which a batch is computed, to save memory"
+    )
     parser.add_argument("--ranks", type=int, default=None, help="how many ranks there must be (default: any number)")
     parser.add_argument("--attempt", type=int, default=None, help="write only while RUN/attempt.json has this number")
     return parser.parse_args(arguments)
@@ -70,7 +72,7 @@ def _train(options: argparse.Namespace, attempt: Attempt) -> int:
         resume=True,
         progress=console_progress(),
         device=options.device,
-        split=options.split,
+        micro_batches=options.micro_batches,
         attempt=attempt.number,
         store=copied_store(attempt),
     )

@@ -1,37 +1,37 @@
 """One run in its folder: begin or resume, train to the end of a segment, leave a record that says how it ended."""
 
-import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 
-from hydragnn.architectures import GraphStatistics, architecture_of
+from hydragnn.architectures import architecture_of
 from hydragnn.config import RunConfig
-from hydragnn.datasets import GraphStore
-from hydragnn.distributed.launch import host_name
+from hydragnn.datasets import GraphStore, open_store
+from hydragnn.distributed.parallelize import parallelize
 from hydragnn.distributed.ranks import Ranks, joined_ranks
+from hydragnn.distributed.sharing import shared_rows
 from hydragnn.errors import InputError, Interrupted
-from hydragnn.files import read_json, write_json
-from hydragnn.graphs.batch import GraphBatch
-from hydragnn.models import GraphModel, build_model, degree_statistics
+from hydragnn.files import read_json
+from hydragnn.models import build_model
 from hydragnn.record import Cost, RunRecord, read_record
 from hydragnn.runs.attempt import Attempt, Fenced, Heartbeat
-from hydragnn.runs.callback import RunCallback, Signals, Stopwatch, decisive, identity, interrupted_at_once
+from hydragnn.runs.callback import RunCallback, decisive, identity
 from hydragnn.runs.checkpoint import latest_checkpoint, load_checkpoint
-from hydragnn.runs.failures import agreed_failure, failure_of, forget_failures, told_to_peers
+from hydragnn.runs.failures import agreed_failure, failure_of, forget_failures, propagate_failure
+from hydragnn.runs.preparation import prepare_data, training_degrees
 from hydragnn.runs.progress import Progress
-from hydragnn.training.context import training_context
-from hydragnn.training.data import Place, RunData, prepare_data
-from hydragnn.training.evaluate import flattened, trivial_metrics
+from hydragnn.runs.provenance import first_record
+from hydragnn.runs.signals import interrupt_at_once, trap_signals
+from hydragnn.runs.stopwatch import Stopwatch
+from hydragnn.training.context import TrainingContext, training_context
+from hydragnn.training.data import DevicePlacement, RunData
 from hydragnn.training.loop import Ended, train_epochs
 from hydragnn.training.state import TrainState, first_state
 
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.float32}
-DEGREE_BLOCK = 4096
 
 
 def train(
@@ -43,74 +43,87 @@ def train(
     progress: Progress | None = None,
     store: GraphStore | None = None,
     device: torch.device | str | None = None,
-    split: int = 1,
+    micro_batches: int = 1,
     attempt: int | None = None,
 ) -> RunRecord:
     """Train the model that ``config`` describes into the folder ``out``, up to epoch ``until`` (all epochs if absent).
 
     The record ends as ``finished``, ``stopped`` (early), ``paused`` (end of a segment) or ``failed`` with a typed reason.
     Started by torchrun, mpirun or srun, all ranks train together and each gets the record. ``store`` saves opening it.
-    ``split`` computes every batch in so many parts, which needs less memory and takes the same steps. ``attempt`` is this
-    attempt's number in ``out/attempt.json``: once another one stands there, nothing more is written.
+    ``micro_batches`` computes every batch in so many parts, which needs less memory and takes the same steps. ``attempt`` is
+    this attempt's number in ``out/attempt.json``: once another one stands there, nothing more is written.
 
     Raises InputError for bad input and for an ``out`` that holds a run already (unless ``resume``), Interrupted after
     SIGINT, SIGTERM or SIGUSR1, with a checkpoint written, Fenced where a later attempt owns the run, and whatever a defect
     of ours raises, after recording it.
     """
-    if split < 1:
-        raise InputError(f"batches in {split} parts have nothing to train; use a split of 1 or more")
-    place = Place(device=chosen_device(device), dtype=DTYPES[config.train.precision], split=split)
+    if micro_batches < 1:
+        raise InputError(f"batches in {micro_batches} parts have nothing to train; use micro_batches of 1 or more")
+    asked, dtype = chosen_device(device), DTYPES[config.train.precision]
     this = Attempt(folder=out, number=attempt)
     this.check()
-    with joined_ranks(out, place.device) as ranks:
-        place = replace(place, device=own_device(place.device, ranks))
+    with joined_ranks(out, asked) as ranks:
+        placement = DevicePlacement(device=own_device(asked, ranks), dtype=dtype, micro_batches=micro_batches)
         check_folder(config, out, resume)
-        end = end_of_segment(config, until)
+        end = end_of_segment(config.train.epochs, until)
         if ranks.first:
             forget_failures(out)
         ranks.wait()
-        return _train(config, store, place, ranks, Heartbeat(this, first=ranks.first), progress, end)
+        heart, stopwatch = Heartbeat(this, first=ranks.first), Stopwatch(earlier_cost(out), ranks, placement.device)
+        with propagate_failure(this, ranks), interrupt_at_once():
+            run = assemble(config, store or open_store(config.data.store), placement, ranks, heart.beat)
+            checkpoint = latest_checkpoint(out / "checkpoints")
+            if checkpoint:
+                load_checkpoint(checkpoint, run.state, ranks, identity(run.record))
+        with trap_signals() as signals:
+            callback = RunCallback(
+                run.record, run.data.normalisation, run.context.settings, ranks, stopwatch, signals, heart, progress
+            )
+            callback.begin(run.state, run.data.train.steps(run.state.epoch))
+            return _to_the_end(
+                run.state, callback, lambda: train_epochs(run.state, run.data, run.context, callback, end)
+            )
 
 
-def _train(
-    config: RunConfig,
-    store: GraphStore | None,
-    place: Place,
-    ranks: Ranks,
-    heart: Heartbeat,
-    progress: Progress | None,
-    until: int,
-) -> RunRecord:
-    signals, out = Signals(), heart.attempt.folder
-    stopwatch = Stopwatch(earlier_cost(out), ranks, place.device)
-    with told_to_peers(heart.attempt, ranks), interrupted_at_once():
-        data = prepare_data(config, store or opened(config), place, ranks, heart.beat)
-        model = make_model(config, data, heart.beat).to(device=place.device, dtype=place.dtype)
-        state = first_state(model, config.train, fields=len(data.targets))
-        record = first_record(config, data, state, place)
-        checkpoint = latest_checkpoint(out / "checkpoints")
-        if checkpoint:
-            load_checkpoint(checkpoint, state, ranks, identity(record))
-    callback = RunCallback(
-        out,
-        replace(record, epochs=state.epoch, attempt=heart.attempt.name),
-        data.normalisation,
-        ranks,
-        stopwatch,
-        signals,
-        heart,
-        settings=config.train,
-        progress=progress,
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Assembly:
+    """A run that is ready for its next step."""
+
+    state: TrainState
+    data: RunData
+    context: TrainingContext
+    record: RunRecord
+    """What is known before the first step."""
+
+
+def assemble(
+    config: RunConfig, store: GraphStore, placement: DevicePlacement, ranks: Ranks, heartbeat: Callable[[], None]
+) -> Assembly:
+    """Read the data, build the model and spread it over the ranks: where a configuration is taken apart, once.
+
+    All ranks call it together.
+    """
+    data = prepare_data(config, store, placement, ranks, heartbeat)
+    rows = shared_rows(ranks, placement.device)
+    model = build_model(
+        config.model,
+        config.heads,
+        data.fields,
+        inputs=data.inputs,
+        dim=data.store.dim,
+        seed=config.train.seed,
+        statistics=training_degrees(data, rows, heartbeat)
+        if "degrees" in architecture_of(config.model.kind).needs
+        else None,
+        edges=config.data.edges,
     )
-    if ranks.first:
-        write_json(out / "config.json", config.to_json(), heart.attempt.check)
-        callback.export(state)
-    callback.write(state)
-    if progress and ranks.first:
-        progress.begin(state.epoch + state.step / max(1, data.train.steps(state.epoch)), config.train.epochs)
-    context = training_context(config.train, data.targets, ranks, place.device, place.split)
-    with signals.heard():
-        return _to_the_end(state, callback, lambda: train_epochs(state, data, context, callback, until))
+    parameters = parallelize(model, ranks, placement, config.train)
+    return Assembly(
+        state=first_state(model, parameters, fields=len(data.targets)),
+        data=data,
+        context=training_context(config.train, data.targets, placement.device, ranks.rank, ranks.sum_in_place),
+        record=first_record(config, data, parameters.count, placement.device),
+    )
 
 
 def _to_the_end(state: TrainState, callback: RunCallback, run: Callable[[], Ended]) -> RunRecord:
@@ -164,18 +177,11 @@ def own_device(device: torch.device, ranks: Ranks) -> torch.device:
     return own
 
 
-def opened(config: RunConfig) -> GraphStore:
-    """The store of the configuration."""
-    from hydragnn.datasets import open_store
-
-    return open_store(config.data.store)
-
-
-def end_of_segment(config: RunConfig, until: int | None) -> int:
+def end_of_segment(epochs: int, until: int | None) -> int:
     """The epoch at which training pauses: ``until``, at most the whole budget. InputError below 1."""
     if until is not None and until < 1:
-        raise InputError(f"a segment until epoch {until} has nothing to train; use 1 to {config.train.epochs}")
-    return config.train.epochs if until is None else min(until, config.train.epochs)
+        raise InputError(f"a segment until epoch {until} has nothing to train; use 1 to {epochs}")
+    return epochs if until is None else min(until, epochs)
 
 
 def check_folder(config: RunConfig, out: Path, resume: bool) -> None:
@@ -219,73 +225,3 @@ def earlier_cost(out: Path) -> Cost:
     if not (out / "record.json").exists():
         return Cost()
     return read_record(out).cost
-
-
-def make_model(config: RunConfig, data: RunData, lives: Callable[[], None]) -> GraphModel:
-    """The model with its first weights, which depend on the seed only; ``lives`` is called between reads."""
-    return build_model(
-        config.model,
-        config.heads,
-        data.fields,
-        inputs=data.inputs,
-        dim=data.store.dim,
-        seed=config.train.seed,
-        statistics=training_degrees(data, lives) if "degrees" in architecture_of(config.model.kind).needs else None,
-        edges=config.data.edges,
-    )
-
-
-def training_degrees(data: RunData, lives: Callable[[], None]) -> GraphStatistics:
-    """Degree statistics of the training part, read in blocks."""
-    indices = data.split.train
-
-    def blocks() -> Iterator[GraphBatch]:
-        for start in range(0, len(indices), DEGREE_BLOCK):
-            lives()
-            yield data.store.read(indices[start : start + DEGREE_BLOCK], [])
-
-    return degree_statistics(blocks())
-
-
-def first_record(config: RunConfig, data: RunData, state: TrainState, place: Place) -> RunRecord:
-    """What is known before the first step."""
-    trivial = trivial_metrics(data.store, data.split.train, data.split.valid, data.targets, data.normalisation)
-    return RunRecord(
-        config=config.to_json(),
-        config_hash=config.hash,
-        data_hash=data.store.fingerprint,
-        seed=config.train.seed,
-        parameters=state.weights.count,
-        parts=data.split.counts,
-        trivial=flattened(trivial, "valid"),
-        versions=versions(),
-        hardware=hardware(place.device),
-    )
-
-
-def versions() -> dict[str, str]:
-    """Versions of what computes."""
-    from hydragnn import __version__
-
-    return {
-        "hydragnn": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-    }
-
-
-def hardware(device: torch.device) -> dict[str, str | int]:
-    """The machine of this rank."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name()
-    return {"host": host_name(), "device": name, "threads": torch.get_num_threads()}
-
-
-def processor_name() -> str:
-    """The processor as the system names it."""
-    path = Path("/proc/cpuinfo")
-    if path.is_file():
-        for line in path.read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()

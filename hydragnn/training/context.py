@@ -1,16 +1,16 @@
 """What the loop is told, and whom it tells."""
 
 import math
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from hydragnn.config import TrainSettings
-from hydragnn.distributed.ranks import Ranks
 from hydragnn.models import Target
 from hydragnn.training.state import TrainState
 
@@ -19,39 +19,65 @@ class Diverged(ArithmeticError):
     """A loss or a gradient is NaN or infinite."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class StepResult:
+    """What one step gave; tensors on the device, so that the host can queue the next step before it reads them."""
+
+    step: int
+    """Its number in the epoch, from 1."""
+    loss: Float64[Tensor, ""]
+    """This rank's part of the weighted mean loss."""
+    norm: Float[Tensor, ""]
+    """The norm of the whole gradient before it was clipped."""
+    counts: Float64[Tensor, " fields"]
+    """Numbers of labels of all ranks, by field."""
+
+
 @runtime_checkable
 class Callback(Protocol):
-    """Who is told what happens in the loop: writes checkpoints and records, shows progress, hears signals."""
+    """Who is told what happens in the loop: writes checkpoints and records, shows progress, notices signals."""
 
     @property
     def interrupted(self) -> bool:
-        """Whether this process was asked to stop."""
+        """Return True once this process was asked to stop."""
 
     def heartbeat(self) -> None:
         """The run gets on, though no step was taken."""
 
-    def on_step_end(self, state: TrainState, steps: int, graphs: int, loss: float) -> None:
-        """One of ``steps`` steps of the epoch was taken, with this rank's graphs and part of the loss."""
+    def on_step_end(self, state: TrainState, steps: int, graphs: int, loss: float | None) -> None:
+        """One of ``steps`` steps of the epoch was queued, with so many graphs of this rank.
+
+        ``loss`` is this rank's part of the newest loss that is known, None in the first step.
+        """
 
     def on_epoch_end(self, state: TrainState) -> None:
-        """An epoch was judged and its values stand in the curves."""
+        """An epoch was validated and its values stand in the curves."""
 
     def save(self, state: TrainState) -> None:
         """Write a checkpoint now."""
 
 
+def alone(values: Tensor) -> Tensor:
+    """Return the values: the sum over ranks where there is one."""
+    return values
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TrainingContext:
-    """What the loop is told to do; it never changes."""
+    """What the loop needs beside state and data; it never changes."""
 
     settings: TrainSettings
     targets: tuple[Target, ...]
-    weights: Tensor
-    """Loss weights of the targets, float64."""
-    ranks: Ranks
-    device: torch.device
-    split: int = 1
-    """Parts in which a batch is computed, one after the other, so that only one needs memory."""
+    loss_weights: Float64[Tensor, " fields"]
+    rank: int = 0
+    """Tells the random numbers of this process from those of its peers."""
+    reduce: Callable[[Tensor], Tensor] = alone
+    """Sums a tensor over all processes that train together, in place, and gives it back; the same bits on each."""
+
+    @property
+    def device(self) -> torch.device:
+        """Return where steps are computed."""
+        return self.loss_weights.device
 
     def autocast(self) -> AbstractContextManager[object]:
         """bf16 runs under autocast; fp32 and fp64 are what the weights are."""
@@ -61,15 +87,19 @@ class TrainingContext:
 
     def weighted_mean(self, totals: Float[Tensor, "2 fields"]) -> float:
         """The weighted sum over fields of summed loss over number of labels; raises Diverged where it is not finite."""
-        value = float((self.weights * totals[0] / totals[1].clamp(min=1.0)).sum())
+        value = float((self.loss_weights * totals[0] / totals[1].clamp(min=1.0)).sum())
         if not math.isfinite(value):
             raise Diverged(f"the loss is {value}")
         return value
 
 
 def training_context(
-    settings: TrainSettings, targets: tuple[Target, ...], ranks: Ranks, device: torch.device, split: int = 1
+    settings: TrainSettings,
+    targets: tuple[Target, ...],
+    device: torch.device,
+    rank: int = 0,
+    reduce: Callable[[Tensor], Tensor] = alone,
 ) -> TrainingContext:
     """The context with its loss weights on the device."""
-    weights = torch.tensor([target.weight for target in targets], dtype=torch.float64, device=device)
-    return TrainingContext(settings=settings, targets=targets, weights=weights, ranks=ranks, device=device, split=split)
+    loss_weights = torch.tensor([target.weight for target in targets], dtype=torch.float64, device=device)
+    return TrainingContext(settings=settings, targets=targets, loss_weights=loss_weights, rank=rank, reduce=reduce)

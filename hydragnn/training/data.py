@@ -1,56 +1,43 @@
-"""From a store and a configuration to the batches that the loop takes: normalised, cast and on the device."""
+"""What the loop takes: batches in parts, normalised, cast and on the device; and what a run knows of its data."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
-from hydragnn.config import RunConfig
-from hydragnn.datasets import (
-    GraphStore,
-    Loader,
-    MemoryStore,
-    Normalisation,
-    Split,
-    WithoutEdges,
-    fit_normalisation,
-    make_split,
-    normalise,
-)
-from hydragnn.datasets.arrays import array_name, flat_graphs
-from hydragnn.distributed.ranks import Ranks
-from hydragnn.errors import InputError, nearest
+from hydragnn.datasets import GraphStore, Loader, Normalisation, Split, normalise
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
-from hydragnn.models import Target, targets_of
-from hydragnn.training.class_metrics import balanced_weights
-from hydragnn.training.metrics import RunningMoments, target_moments
+from hydragnn.graphs.field import Field
+from hydragnn.models import Target
+from hydragnn.training.metrics import RunningMoments
+from hydragnn.training.micro_batches import micro_batches
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
-    """Where a batch is computed, with which numbers and in how many parts."""
+class DevicePlacement:
+    """Where batches are computed, with which numbers and in how many parts."""
 
     device: torch.device
     dtype: torch.dtype
-    split: int = 1
+    micro_batches: int = 1
+    """Parts in which a batch is computed, one after the other, so that only one needs memory."""
+
+    def parts(self, batch: GraphBatch) -> tuple[GraphBatch, ...]:
+        """The batch in parts, in place; cut where it is, so that nobody waits for the device. Without graphs, no part."""
+        return tuple(part.to(self.device, self.dtype) for part in micro_batches(batch, self.micro_batches))
 
 
 class Feed:
     """This rank's share of every batch of one part of a store, as the model takes it.
 
-    The part is normalised and cast once and kept in memory; with a ``window`` this happens batch by batch.
+    The store is normalised already, or this happens batch by batch.
     """
 
-    def __init__(self, loader: Loader, normalisation: Normalisation | None, place: Place) -> None:
+    def __init__(self, loader: Loader, normalisation: Normalisation | None, placement: DevicePlacement) -> None:
         """Batches of ``loader``; without ``normalisation`` its store is normalised already."""
         self.loader = loader
         self.normalisation = normalisation
-        self.place = place
+        self.placement = placement
 
     def steps(self, epoch: int) -> int:
         """Batches of an epoch, over all ranks."""
@@ -58,12 +45,12 @@ class Feed:
         by_count = not (settings.max_nodes or settings.max_edges)
         return len(self.loader) if by_count else len(self.loader.batches(epoch))
 
-    def epoch(self, number: int, start: int = 0) -> Iterator[GraphBatch]:
-        """The batches of an epoch from step ``start`` on; a share may have no graphs."""
+    def epoch(self, number: int, start: int = 0) -> Iterator[tuple[GraphBatch, ...]]:
+        """The batches of an epoch from step ``start`` on, each in its parts; a share without graphs has no part."""
         for _, batch in self.loader.epoch(number, start):
             if self.normalisation is not None:
                 batch = normalise(batch, self.normalisation)
-            yield batch.to(self.place.device, self.place.dtype)
+            yield self.placement.parts(batch)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -78,139 +65,8 @@ class RunData:
     normalisation: Normalisation
     train: Feed
     valid: tuple[GraphBatch, ...]
-    """This rank's shares of the validation part."""
+    """This rank's shares of the validation part, in the parts in which they are computed."""
     valid_moments: Mapping[str, RunningMoments]
     """Moments of the whole validation part's labels, in the fields' units."""
-
-
-def prepare_data(
-    config: RunConfig, store: GraphStore, place: Place, ranks: Ranks, lives: Callable[[], None] = lambda: None
-) -> RunData:
-    """Split, normalisation and feeds of a run; InputError where a field is missing, a value is not finite or a part is empty.
-
-    ``lives`` is called between reads, for whoever watches.
-    """
-    lives()
-    store = store if config.data.edges else WithoutEdges(store)
-    fields = {field.name: field for field in store.fields()}
-    inputs = input_names(config, fields)
-    for name in config.targets:
-        if name not in fields:
-            raise InputError(f"heads: the store has no field {name}; {nearest(name, sorted(fields))}")
-    split = make_split(store, config.split)
-    targets = tuple(balanced_weights(target, store, split.train) for target in targets_of(config.heads, fields))
-    wanted = [*dict.fromkeys([*inputs, *config.targets])]
-    seen = np.concatenate([split.train, split.valid])
-    for name in wanted:
-        _check_values(store, fields[name], seen, complete=name in inputs)
-        lives()
-    normalisation = fit_normalisation(store, split.train, inputs=[fields[name] for name in inputs], targets=targets)
-    lives()
-    feeds = {}
-    for part in ("train", "valid"):
-        feeds[part] = _feed(config, store, part, getattr(split, part), wanted, normalisation, place, ranks)
-        lives()
-    return RunData(
-        store=store,
-        fields={name: fields[name] for name in wanted},
-        inputs=inputs,
-        targets=targets,
-        split=split,
-        normalisation=normalisation,
-        train=feeds["train"],
-        valid=tuple(feeds["valid"].epoch(0)),
-        valid_moments=target_moments(targets, store.read(split.valid, config.targets)),
-    )
-
-
-def input_names(config: RunConfig, fields: Mapping[str, Field]) -> tuple[str, ...]:
-    """The input fields of a run: those it names, or all with role input."""
-    if config.data.inputs is None:
-        names = [name for name, field in fields.items() if field.role == "input"]
-    else:
-        names = config.data.inputs
-    for name in names:
-        if name not in fields:
-            raise InputError(f"data.inputs: the store has no field {name}; {nearest(name, sorted(fields))}")
-        if name in config.targets:
-            raise InputError(f"data.inputs: {name} is also predicted by a head; take it out of one of them")
-    return tuple(names)
-
-
-def _feed(
-    config: RunConfig,
-    store: GraphStore,
-    part: str,
-    indices: NDArray[np.int64],
-    fields: Sequence[str],
-    normalisation: Normalisation,
-    place: Place,
-    ranks: Ranks,
-) -> Feed:
-    def loader(source: GraphStore, numbers: NDArray[np.int64], **more: Any) -> Loader:
-        return Loader(
-            source,
-            numbers,
-            config.batch,
-            seed=config.train.seed,
-            shuffle=part == "train",
-            rank=ranks.rank,
-            ranks=ranks.size,
-            **more,
-        )
-
-    if config.data.window:
-        needed = with_elements(fields, normalisation)
-        return Feed(loader(store, indices, fields=needed, window=config.data.window), normalisation, place)
-    kept = normalised_store(store, indices, fields, normalisation, place.dtype)
-    return Feed(loader(kept, np.arange(len(kept))), None, place)
-
-
-def with_elements(names: Sequence[str], normalisation: Normalisation) -> list[str]:
-    """The names, and the atomic numbers where reference values need them."""
-    extra = [ATOMIC_NUMBERS] if normalisation.references and ATOMIC_NUMBERS not in names else []
-    return [*names, *extra]
-
-
-def normalised_store(
-    store: GraphStore,
-    indices: NDArray[np.int64],
-    names: Sequence[str],
-    normalisation: Normalisation,
-    dtype: torch.dtype,
-) -> MemoryStore:
-    """The graphs ``indices`` in memory, with the named fields in normalised units, floats in ``dtype``."""
-    raw = store.read(indices, with_elements(names, normalisation))
-    batch = normalise(raw, normalisation)
-    kept = tuple(field for name, field in raw.fields.items() if name in names)
-    flat = flat_graphs(raw.with_fields(drop=raw.fields.keys() - set(names)), kept)
-
-    def cast(value: Tensor) -> Tensor:
-        return value.to(dtype) if value.is_floating_point() else value
-
-    arrays = {name: cast(torch.from_numpy(array)).numpy() for name, array in flat.arrays.items()}
-    arrays |= {array_name(field): cast(batch[field.name]).numpy() for field in kept}
-    return MemoryStore(replace(flat, arrays=arrays))
-
-
-def _check_values(store: GraphStore, field: Field, indices: NDArray[np.int64], *, complete: bool) -> None:
-    """InputError that names the first graph ``indices`` with NaN or infinity in a field, or without it where all need it."""
-    column = store.column(field.name)
-    absent = indices[~column.present[indices]]
-    if complete and len(absent):
-        raise InputError(
-            f"graph {int(absent.min())} has no {field.name}, which the model reads ({len(absent)} graphs in all); leave these "
-            "graphs out, or take the field out of data.inputs"
-        )
-    if field.classes or np.isfinite(column.values).all():
-        return
-    sizes = store.sizes()
-    counts = {"node": sizes.nodes, "edge": sizes.edges, "graph": np.ones(len(store), dtype=np.int64)}[field.on]
-    owners = np.repeat(np.arange(len(store)), counts)
-    bad = owners[~np.isfinite(column.values).reshape(len(owners), -1).all(axis=1)]
-    bad = np.intersect1d(bad[column.present[bad]], indices)
-    if len(bad):
-        raise InputError(
-            f"field {field.name} is NaN or infinite in graph {int(bad[0])} (and {len(bad) - 1} more); mark missing labels as "
-            "absent in the store, or leave these graphs out"
-        )
+    trivial: Mapping[str, float]
+    """Errors of the trivial predictor on the whole validation part, by their names in a run record."""

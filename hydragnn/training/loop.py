@@ -1,19 +1,20 @@
-"""The training loop: epochs of steps, each epoch judged on the validation part."""
+"""The training loop: epochs of steps, each epoch followed by validation."""
 
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from hydragnn.errors import Interrupted
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.training.context import Callback, Diverged, TrainingContext
+from hydragnn.training.context import Callback, Diverged, StepResult, TrainingContext
 from hydragnn.training.data import RunData
 from hydragnn.training.evaluate import flattened
 from hydragnn.training.loss import label_counts, loss_sums
 from hydragnn.training.metrics import Errors
-from hydragnn.training.micro_batches import micro_batches
-from hydragnn.training.optimise import average_in_place, clip_in_place, learning_rate, out_of_patience
+from hydragnn.training.schedule import learning_rate, out_of_patience
 from hydragnn.training.state import TrainState, seed_step
 
 Ended = Literal["finished", "stopped", "paused"]
@@ -37,55 +38,75 @@ def train_epochs(state: TrainState, data: RunData, context: TrainingContext, cal
 
 
 def train_epoch(state: TrainState, data: RunData, context: TrainingContext, callback: Callback) -> float:
-    """The rest of the epoch that is under way; gives its mean weighted loss over all ranks."""
-    steps = data.train.steps(state.epoch)
-    for batch in data.train.epoch(state.epoch, start=state.step):
-        rate = learning_rate(context.settings, state.epoch + (state.step + 1) / steps, state.valid_losses)
-        interrupted, loss = take_step(state, batch, context, rate, callback.interrupted)
-        callback.on_step_end(state, steps, batch.num_graphs, loss)
-        if interrupted:
-            callback.save(state)
-            raise Interrupted(f"stopped after step {state.step} of epoch {state.epoch + 1}; a checkpoint was written")
-    return context.weighted_mean(context.ranks.sum_in_place(state.totals.clone()))
+    """The rest of the epoch that is under way; gives its mean weighted loss over all ranks.
 
-
-def take_step(
-    state: TrainState, batch: GraphBatch, context: TrainingContext, rate: float, interrupted: bool
-) -> tuple[bool, float]:
-    """Move the weights once, as one rank would with the shares of all; gives whether any rank was interrupted, and the loss.
-
-    Errors are summed here and divided by the number of labels of all ranks, so gradients only have to be added up: over
-    ranks, and over the parts that a batch is computed in to save memory.
+    What a step gave is read while the device computes the next one, and before anything is saved.
     """
-    settings, ranks = context.settings, context.ranks
-    counted = [*label_counts(context.targets, batch), float(interrupted)]
-    counts = torch.tensor(counted, dtype=torch.float64, device=context.device)
-    here = counts[:-1].clone()
-    ranks.sum_in_place(counts)
+    steps = data.train.steps(state.epoch)
+    queued, interrupted = None, False
+    for parts in data.train.epoch(state.epoch, start=state.step):
+        rate = learning_rate(context.settings, state.epoch + (state.step + 1) / steps, state.valid_losses)
+        result = take_step(state, parts, context, rate)
+        flag = context.reduce(torch.full_like(result.loss, float(callback.interrupted)))
+        before, queued = queued, (result, flag)
+        interrupted, loss = read_step(before, state.epoch)
+        callback.on_step_end(state, steps, sum(part.num_graphs for part in parts), loss)
+        if interrupted:
+            break
+    interrupted |= read_step(queued, state.epoch)[0]
+    if interrupted:
+        callback.save(state)
+        raise Interrupted(f"stopped after step {state.step} of epoch {state.epoch + 1}; a checkpoint was written")
+    return context.weighted_mean(context.reduce(state.totals.clone()))
 
-    state.weights.gradient.zero_()
-    loss = 0.0
-    seed_step(settings.seed, state.epoch, state.step, ranks.rank, context.device)
-    for part in micro_batches(batch, context.split):
+
+def read_step(queued: tuple[StepResult, Tensor] | None, epoch: int) -> tuple[bool, float | None]:
+    """Wait for a step; gives whether any rank was interrupted, and this rank's part of the loss (None without a step).
+
+    Raises Diverged where the gradient was not finite; the weights moved are worth nothing then.
+    """
+    if queued is None:
+        return False, None
+    result, flag = queued
+    norm, loss, interrupted = torch.stack([result.norm.to(torch.float64), result.loss, flag]).tolist()
+    if not math.isfinite(norm):
+        raise Diverged(f"the gradient is {norm} in step {result.step} of epoch {epoch + 1}")
+    return interrupted > 0, loss
+
+
+def take_step(state: TrainState, parts: Sequence[GraphBatch], context: TrainingContext, rate: float) -> StepResult:
+    """Move the weights once, as one rank would with the shares of all; the host never waits for the device.
+
+    ``parts`` make up this rank's share of the batch; they are computed one after the other, so that only one at a time
+    needs memory. Errors are summed and divided by the number of labels of all ranks, so gradients only have to be added
+    up, over parts and over ranks.
+    """
+    here = torch.zeros_like(context.loss_weights)
+    for part in parts:
+        here += label_counts(context.targets, part)
+    counts = context.reduce(here.clone())
+    scale = context.loss_weights / counts.clamp(min=1.0)
+
+    state.parameters.zero_gradient()
+    loss = torch.zeros_like(counts[0])
+    seed_step(context.settings.seed, state.epoch, state.step, context.rank, context.device)
+    for part in parts:
         with context.autocast():
             predictions = state.model(part)
         sums = loss_sums(context.targets, predictions, part)
-        total = (sums * (context.weights / counts[:-1].clamp(min=1.0)).to(sums.dtype)).sum()
+        total = (sums * scale.to(sums.dtype)).sum()
         total.backward(inputs=list(state.model.parameters()))  # not edge vectors, whose gradient nobody reads
-        loss += float(total.detach())
+        loss += total.detach()
         state.totals[0] += sums.detach().to(torch.float64)
     state.totals[1] += here
-    ranks.sum_in_place(state.weights.gradient)
 
-    norm = clip_in_place(state.weights.gradient, settings.clip_norm)
-    if not math.isfinite(norm):
-        raise Diverged(f"the gradient is {norm} in step {state.step + 1} of epoch {state.epoch + 1}")
-    state.optimizer.step(rate)
+    state.parameters.sum_gradient()
+    norm = state.parameters.clip()
+    state.parameters.step(rate)
     state.step += 1
     state.steps += 1
-    if state.average is not None:
-        average_in_place(state.average, state.weights.vector, settings.ema_decay, state.steps)
-    return bool(counts[-1] > 0), loss
+    state.parameters.average(state.steps)
+    return StepResult(step=state.step, loss=loss, norm=norm, counts=counts)
 
 
 def validate(state: TrainState, data: RunData, context: TrainingContext, callback: Callback) -> dict[str, float | None]:
@@ -93,16 +114,16 @@ def validate(state: TrainState, data: RunData, context: TrainingContext, callbac
     totals = torch.zeros_like(state.totals)
     errors = Errors(data.targets, context.device)
     state.model.eval()
-    with torch.no_grad(), state.weights.replaced_by(state.eval_parameters):
-        for batch in (part for share in data.valid for part in micro_batches(share, context.split)):
+    with torch.no_grad(), state.parameters.evaluated():
+        for batch in data.valid:
             callback.heartbeat()
             with context.autocast():
                 predictions = state.model(batch)
             sums = loss_sums(context.targets, predictions, batch).to(torch.float64)
-            totals += torch.stack([sums, sums.new_tensor(label_counts(context.targets, batch))])
+            totals += torch.stack([sums, label_counts(context.targets, batch)])
             for target in data.targets:
                 errors.add(target, predictions[target.name], batch, data.normalisation)
     state.model.train()
-    context.ranks.sum_in_place(errors.sums)
-    loss = context.weighted_mean(context.ranks.sum_in_place(totals))
+    context.reduce(errors.sums)
+    loss = context.weighted_mean(context.reduce(totals))
     return {"valid/loss": loss, **flattened(errors.values(data.valid_moments), "valid")}

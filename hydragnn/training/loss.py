@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from hydragnn.graphs.batch import GraphBatch
@@ -47,18 +47,22 @@ def _squares_per_graph(values: Tensor, batch: GraphBatch, name: str) -> Float[Te
     return squares.new_zeros(batch.num_graphs).index_add(0, batch.owner(location), squares)
 
 
-def label_counts(targets: Sequence[Target], batch: GraphBatch) -> list[float]:
-    """How many labels of each target are present (a vector of three counts three times); graphs for relative errors."""
-    counts = []
-    for target in targets:
-        name = target.field.name
-        if target.loss == "relative":
-            counts.append(float((label_norms(batch, name) > 0).sum()))
-            continue
-        present = batch.present_items(name)
-        items = batch[name].shape[0] if present is None else int(present.sum())
-        counts.append(float(items * target.field.width))
-    return counts
+def label_counts(targets: Sequence[Target], batch: GraphBatch) -> Float64[Tensor, " targets"]:
+    """How many labels of each target are present (a vector of three counts three times); graphs for relative errors.
+
+    The counts stay on the batch's device, so that nobody waits for it.
+    """
+    return torch.stack([_label_count(target, batch) for target in targets])
+
+
+def _label_count(target: Target, batch: GraphBatch) -> Float64[Tensor, ""]:
+    name = target.field.name
+    if target.loss == "relative":
+        return (label_norms(batch, name) > 0).sum().to(torch.float64)
+    labels, present = batch[name], batch.present_items(name)
+    if present is None:
+        return torch.full((), float(labels.shape[0] * target.field.width), dtype=torch.float64, device=labels.device)
+    return present.sum().to(torch.float64) * target.field.width
 
 
 def loss_sums(

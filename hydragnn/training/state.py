@@ -1,12 +1,12 @@
-"""What changes while a run trains: weights, optimizer, average, position and curves."""
+"""What changes while a run trains: parameters, position and curves."""
 
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
-from hydragnn.config import TrainSettings
-from hydragnn.training.optimise import SGD, AdamW, FlatWeights, best_epoch, make_optimizer
+from hydragnn.training.parameters import Parameters
+from hydragnn.training.schedule import best_epoch
 
 Curves = dict[str, list[float | None]]
 
@@ -20,12 +20,7 @@ class TrainState:
     """
 
     model: nn.Module
-    weights: FlatWeights
-    optimizer: AdamW | SGD
-    average: Tensor | None
-    """Moving average of the weights; None where it is off."""
-    best: Tensor
-    """The weights (or their average) of the best epoch so far."""
+    parameters: Parameters
     totals: Tensor
     """Summed loss and number of labels of each field in the epoch so far ``[2, fields]``; this rank's part."""
     epoch: int = 0
@@ -47,11 +42,6 @@ class TrainState:
         """Position in the curves of the best epoch so far; -1 before the first."""
         return best_epoch(self.valid_losses)
 
-    @property
-    def eval_parameters(self) -> Tensor:
-        """The weights that are validated and kept as the model."""
-        return self.weights.vector if self.average is None else self.average
-
     def finish_epoch(self, values: dict[str, float | None]) -> None:
         """Put an epoch's values into the curves and begin the next one; keep the weights where they are the best so far."""
         for name, value in values.items():
@@ -59,31 +49,21 @@ class TrainState:
         for curve in self.curves.values():
             curve.extend([None] * (self.epoch + 1 - len(curve)))
         if self.best_epoch == self.epoch:
-            self.best.copy_(self.eval_parameters)
+            self.parameters.keep_best()
         self.epoch += 1
         self.step = 0
         self.totals.zero_()
 
     def tensors(self) -> dict[str, Tensor]:
-        """All tensors by name; a checkpoint saves them and loads into them."""
-        named = {"weights": self.weights.vector, "best": self.best}
-        if self.average is not None:
-            named["average"] = self.average
-        return named | {f"optimizer/{name}": value for name, value in self.optimizer.moments.items()}
+        """All tensors that the ranks have in common, by name; a checkpoint saves them and loads into them."""
+        return self.parameters.state()
 
 
-def first_state(model: nn.Module, settings: TrainSettings, fields: int) -> TrainState:
-    """The state before the first step; the model's parameters become views of one vector."""
-    weights = FlatWeights(model)
-    start = weights.vector.clone()
-    return TrainState(
-        model=model,
-        weights=weights,
-        optimizer=make_optimizer(weights, settings),
-        average=start.clone() if settings.ema_decay else None,
-        best=start,
-        totals=torch.zeros(2, fields, dtype=torch.float64, device=start.device),
-    )
+def first_state(model: nn.Module, parameters: Parameters, fields: int) -> TrainState:
+    """The state before the first step, for a model that predicts so many fields."""
+    device = next(model.parameters()).device
+    totals = torch.zeros(2, fields, dtype=torch.float64, device=device)
+    return TrainState(model=model, parameters=parameters, totals=totals)
 
 
 def seed_step(seed: int, epoch: int, step: int, rank: int, device: torch.device) -> None:

@@ -65,10 +65,10 @@ def test_the_validation_part_leaves_no_trace(store: MemoryStore) -> None:
 
 
 def test_blocks_give_the_same_scales_as_one_pass(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    import hydragnn.datasets.fit
+    import hydragnn.datasets.survey
 
     whole = fit_normalisation(store, TRAIN, inputs=fields(store, "charge"), targets=[target("forces")])
-    monkeypatch.setattr(hydragnn.datasets.fit, "BLOCK", 7)
+    monkeypatch.setattr(hydragnn.datasets.survey, "BLOCK", 7)
     blocks = fit_normalisation(store, TRAIN, inputs=fields(store, "charge"), targets=[target("forces")])
     for name in ("charge", "forces"):
         np.testing.assert_allclose(blocks.scales[name].mean, whole.scales[name].mean, rtol=1e-13)

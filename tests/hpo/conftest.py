@@ -21,7 +21,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("folder", type=Path)
 parser.add_argument("--until", type=int)
 parser.add_argument("--attempt", type=int, default=0)
-parser.add_argument("--split", type=int, default=1)
+parser.add_argument("--micro-batches", type=int, default=1)
 options = parser.parse_args()
 folder = options.folder
 config = json.loads((folder / "config.json").read_text())

@@ -22,7 +22,7 @@ def main() -> int:
     """Train as the command line says, without training."""
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
-    for name, default in (("until", 1), ("attempt", 0), ("split", 1), ("ranks", 1), ("threads", 1)):
+    for name, default in (("until", 1), ("attempt", 0), ("micro-batches", 1), ("ranks", 1), ("threads", 1)):
         parser.add_argument(f"--{name}", type=int, default=default)
     options = parser.parse_args()
     folder: Path = options.folder

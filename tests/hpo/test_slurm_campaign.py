@@ -266,7 +266,9 @@ def test_a_cancelled_pilot_and_a_killed_controller_are_resumed_and_nothing_is_do
     assert len(openings) == 3 and all(opened.deadline is not None for opened in openings)
 
 
-def test_a_restart_and_an_outage_of_slurmctld_cost_no_attempt_and_no_node(job, cluster, settings, monkeypatch, tmp_path):
+def test_a_restart_and_an_outage_of_slurmctld_cost_no_attempt_and_no_node(
+    job, cluster, settings, monkeypatch, tmp_path
+):
     job(4)
     monkeypatch.setenv("FAKE_PAUSE", "0.8")  # a trial takes longer than a new slurmctld does not know its nodes
     campaign, followed, out = settings(trials=6, nodes_per_trial=2, rungs=[]), Followed(), tmp_path / "campaign"

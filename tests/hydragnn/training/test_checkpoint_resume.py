@@ -187,7 +187,7 @@ def test_a_run_moves_from_one_rank_to_two_in_parts_and_back_with_the_undisturbed
 ):
     config, run = make_config(train__ema_decay=0.9, batch__max_graphs=9), tmp_path / "run"
     train(config, run, store=store, until=1)
-    run_ranks(launch, config, run, 2, "--resume", "--until", "2", "--split", "3")
+    run_ranks(launch, config, run, 2, "--resume", "--until", "2", "--micro-batches", "3")
     assert read_record(run).cost.ranks == 2
     record, whole = train(config, run, store=store, resume=True), train(config, tmp_path / "whole", store=store)
     for name, curve in whole.curves.items():

@@ -74,20 +74,20 @@ def test_parts_take_the_steps_of_the_whole_batch(model, store, make_config, tmp_
     # batches of nine leave one graph to the last step of an epoch, fewer than parts; charges are missing here and there
     config = make_config(model, batch__max_graphs=9, train__ema_decay=0.9)
     whole = train(config, tmp_path / "1", store=store)
-    for split in (2, 4):
-        assert_same_curves(whole, train(config, tmp_path / str(split), store=store, split=split))
+    for count in (2, 4):
+        assert_same_curves(whole, train(config, tmp_path / str(count), store=store, micro_batches=count))
 
 
 def test_a_run_in_parts_is_cut_and_resumed_with_the_same_bits_under_dropout(store, make_config, tmp_path):
     config = make_config(model__dropout=0.2, train__precision="fp32")
-    whole = train(config, tmp_path / "whole", store=store, split=3)
-    train(config, tmp_path / "cut", store=store, split=3, until=1)
-    assert train(config, tmp_path / "cut", store=store, split=3, resume=True).curves == whole.curves
+    whole = train(config, tmp_path / "whole", store=store, micro_batches=3)
+    train(config, tmp_path / "cut", store=store, micro_batches=3, until=1)
+    assert train(config, tmp_path / "cut", store=store, micro_batches=3, resume=True).curves == whole.curves
 
 
-def test_a_split_below_1_is_refused(store, make_config, tmp_path):
-    with pytest.raises(InputError, match="use a split of 1 or more"):
-        train(make_config(), tmp_path / "run", store=store, split=0)
+def test_less_than_one_micro_batch_is_refused(store, make_config, tmp_path):
+    with pytest.raises(InputError, match="use micro_batches of 1 or more"):
+        train(make_config(), tmp_path / "run", store=store, micro_batches=0)
 
 
 def peak_bytes(work, path) -> int:
@@ -104,7 +104,9 @@ def test_parts_need_less_memory(material, make_config, tmp_path):
     store = material.clusters(80)
     config = make_config(batch__max_graphs=64, model__hidden_dim=32, train__epochs=1)
     peaks = [
-        peak_bytes(lambda split=split: train(config, tmp_path / str(split), store=store, split=split), tmp_path / "t")
-        for split in (1, 4)
+        peak_bytes(
+            lambda count=count: train(config, tmp_path / str(count), store=store, micro_batches=count), tmp_path / "t"
+        )
+        for count in (1, 4)
     ]
     assert peaks[1] < peaks[0] / 2

@@ -88,7 +88,7 @@ def test_the_likelihood_per_node_is_that_of_the_scaled_quantity(batch):
 
 def test_vectors_count_by_component_and_missing_labels_do_not_count(batch):
     losses = (energy_loss(), Target(field=FIELDS[1]))
-    assert label_counts(losses, batch) == [2.0, 33.0]
+    assert label_counts(losses, batch).tolist() == [2.0, 33.0]
     forces = Point(mean=torch.full((11, 3), 3.0, dtype=torch.float64))
     sums = loss_sums(losses, {"energy": prediction([3.0, 0.0, -1.0]), "forces": forces}, batch)
     assert sums.tolist() == [0.0, 4.0 * 33]

@@ -11,8 +11,8 @@ from sklearn.metrics import mean_absolute_error, r2_score, root_mean_squared_err
 
 from hydragnn.datasets import BatchSettings, Loader, SplitSettings, make_split
 from hydragnn.models import Point, Target
+from hydragnn.runs.preparation import prepare_data
 from hydragnn.training import errors_on, trivial_metrics, trivial_predictor
-from hydragnn.training.data import prepare_data
 from hydragnn.training.metrics import Errors, moments_of, target_moments
 
 NUMBERS = st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=20)
@@ -102,10 +102,10 @@ def test_a_field_without_labels_or_spread_has_no_r2(store):
 @pytest.mark.parametrize("references", [False, True])
 def test_the_trivial_predictor_is_the_best_constant_of_the_training_part(references, store, make_config):
     from hydragnn.distributed.ranks import Ranks
-    from hydragnn.training.data import Place
+    from hydragnn.training.data import DevicePlacement
 
     config = make_config(heads__0__references=references)
-    data = prepare_data(config, store, Place(device=torch.device("cpu"), dtype=torch.float64), Ranks())
+    data = prepare_data(config, store, DevicePlacement(device=torch.device("cpu"), dtype=torch.float64), Ranks())
     on_training = trivial_metrics(store, data.split.train, data.split.train, data.targets, data.normalisation)
     assert on_training["charge"]["r2"] == pytest.approx(0.0, abs=1e-12)
     predict = trivial_predictor(store, data.split.train, data.targets, data.normalisation)
@@ -124,10 +124,10 @@ def test_the_trivial_predictor_is_the_best_constant_of_the_training_part(referen
 
 def test_normalisation_sees_the_training_part_only(store, make_config):
     from hydragnn.distributed.ranks import Ranks
-    from hydragnn.training.data import Place
+    from hydragnn.training.data import DevicePlacement
 
     config = make_config()
-    data = prepare_data(config, store, Place(device=torch.device("cpu"), dtype=torch.float64), Ranks())
+    data = prepare_data(config, store, DevicePlacement(device=torch.device("cpu"), dtype=torch.float64), Ranks())
     charges = store.read(data.split.train, ["charge"])
     present = charges.present("charge")[charges.owner("node")]
     assert data.normalisation.scales["charge"].mean[0] == pytest.approx(charges["charge"][present].mean().item())

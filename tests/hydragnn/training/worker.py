@@ -1,6 +1,6 @@
 """A process that trains on graphs made on the spot; started by the tests, also under torchrun and mpirun.
 
-``python worker.py RUN CONFIG.json [RUN CONFIG.json ...] [--until N] [--resume] [--split S] [--attempt A]``; CONFIG.json is a RunConfig.
+``python worker.py RUN CONFIG.json [RUN CONFIG.json ...] [--until N] [--resume] [--micro-batches M] [--attempt A]``; CONFIG.json is a RunConfig.
 """
 
 import argparse
@@ -88,7 +88,7 @@ def main() -> int:
     parser.add_argument("--graphs", type=int, default=40)
     parser.add_argument("--until", type=int, default=None)
     parser.add_argument("--resume", action="store_true")
-    parser.add_argument("--split", type=int, default=1)
+    parser.add_argument("--micro-batches", type=int, default=1)
     parser.add_argument("--attempt", type=int, default=None)
     parser.add_argument("--faulty-rank", type=int, default=-1)
     options = parser.parse_args()
@@ -101,7 +101,7 @@ def main() -> int:
                 store = clusters(options.graphs)
                 if ranks.rank == options.faulty_rank:
                     store = Faulty(store.flat)
-                how = {"resume": options.resume, "split": options.split, "attempt": options.attempt}
+                how = {"resume": options.resume, "micro_batches": options.micro_batches, "attempt": options.attempt}
                 records.append(train(config, out, until=options.until, store=store, **how))
     except Interrupted as note:
         print(note)

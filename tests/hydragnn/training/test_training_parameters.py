@@ -7,16 +7,8 @@ import torch
 from torch import nn
 
 from hydragnn.config import TrainSettings
-from hydragnn.training.optimise import (
-    FlatWeights,
-    average_in_place,
-    best_epoch,
-    clip_in_place,
-    learning_rate,
-    make_optimizer,
-    out_of_patience,
-    plateaus,
-)
+from hydragnn.training.parameters import FlatParameters, average_in_place, clip_in_place
+from hydragnn.training.schedule import best_epoch, learning_rate, out_of_patience, plateaus
 
 
 def network() -> nn.Module:
@@ -27,16 +19,14 @@ def network() -> nn.Module:
 @pytest.mark.parametrize("optimizer, decay", [("adamw", 0.1), ("sgd", 0.1)])
 def test_one_flat_vector_moves_like_separate_parameters(optimizer, decay):
     ours, theirs = network(), network()
-    weights = FlatWeights(ours)
-    settings = TrainSettings(optimizer=optimizer, weight_decay=decay, learning_rate=0.05)
-    flat = make_optimizer(weights, settings)
+    flat = FlatParameters(ours, TrainSettings(optimizer=optimizer, weight_decay=decay))
     if optimizer == "adamw":
         reference = torch.optim.AdamW(theirs.parameters(), lr=0.05, weight_decay=decay)
     else:
         reference = torch.optim.SGD(theirs.parameters(), lr=0.05, momentum=0.9, nesterov=True, weight_decay=decay)
     for _ in range(5):
         inputs = torch.randn(7, 3)
-        weights.gradient.zero_()
+        flat.zero_gradient()
         reference.zero_grad()
         for model in (ours, theirs):
             model(inputs).square().sum().backward()
@@ -49,7 +39,7 @@ def test_one_flat_vector_moves_like_separate_parameters(optimizer, decay):
 def test_parameters_stay_views_of_the_vector_and_begin_on_aligned_boundaries():
     model = network()
     before = [value.clone() for value in model.parameters()]
-    weights = FlatWeights(model)
+    weights = FlatParameters(model, TrainSettings())
     model(torch.randn(2, 3)).sum().backward()
     for old, new in zip(before, model.parameters()):
         assert torch.equal(old, new)
@@ -59,13 +49,29 @@ def test_parameters_stay_views_of_the_vector_and_begin_on_aligned_boundaries():
     assert weights.count == sum(value.numel() for value in before)
 
 
-def test_weights_are_replaced_for_a_block_and_come_back():
+def test_the_best_weights_are_those_that_were_validated_and_come_for_a_block_only():
     model = network()
-    weights = FlatWeights(model)
-    before = weights.vector.detach().clone()
-    with weights.replaced_by(torch.zeros_like(before)):
-        assert model(torch.ones(1, 3)).item() == 0
-    assert torch.equal(weights.vector, before)
+    weights = FlatParameters(model, TrainSettings(ema_decay=0.5))
+    start = weights.vector.clone()
+    weights.vector.add_(1.0)
+    weights.average(steps=1)
+    expected = start.lerp(start + 1.0, 1 - 2 / 11)
+    with weights.evaluated():
+        torch.testing.assert_close(weights.vector, expected)
+        weights.keep_best()
+    weights.average(steps=1)
+    assert torch.equal(weights.vector, start + 1.0)
+    with weights.best():
+        torch.testing.assert_close(weights.vector, expected)
+    assert torch.equal(weights.vector, start + 1.0)
+    assert set(weights.state()) == {
+        "weights",
+        "best",
+        "average",
+        "optimizer/exp_avg",
+        "optimizer/exp_avg_sq",
+        "optimizer/step",
+    }
 
 
 def test_warm_up_rises_from_zero_and_cosine_falls_to_zero_at_the_last_step():
@@ -104,7 +110,17 @@ def test_clipping_shortens_long_gradients_only():
     assert clip_in_place(gradient, 10.0) == 5.0 and gradient.tolist() == [3.0, 4.0]
     assert clip_in_place(gradient, 0.0) == 5.0 and gradient.tolist() == [3.0, 4.0]
     assert clip_in_place(gradient, 1.0) == 5.0 and gradient.tolist() == pytest.approx([0.6, 0.8])
-    assert math.isnan(clip_in_place(torch.tensor([float("nan"), 1.0]), 1.0))
+    assert clip_in_place(torch.tensor([float("nan"), 1.0]), 1.0).isnan()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_clipping_has_the_bits_of_a_division_of_numbers(dtype):
+    for seed in range(50):
+        gradient = torch.randn(30, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+        norm = torch.linalg.vector_norm(gradient).item()
+        expected = gradient * (0.3 / norm)
+        clip_in_place(gradient, 0.3)
+        assert torch.equal(gradient, expected)
 
 
 def test_the_average_follows_the_weights_and_forgets_the_start():

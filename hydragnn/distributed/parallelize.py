@@ -1,0 +1,20 @@
+"""What is done to a model so that ranks train it together: everything there is, in the order in which it is applied."""
+
+from torch import nn
+
+from hydragnn.config import TrainSettings
+from hydragnn.distributed.ranks import Ranks
+from hydragnn.training.data import DevicePlacement
+from hydragnn.training.parameters import FlatParameters, Parameters
+
+
+def parallelize(model: nn.Module, ranks: Ranks, placement: DevicePlacement, settings: TrainSettings) -> Parameters:
+    """Place the model and give the parameters that the loop moves; the model itself knows nothing of ranks.
+
+    Every rank holds all weights and computes its share of every batch (replicated data parallelism).
+    """
+    # 1. device and numbers, before the vector is made, so that it lies there
+    model.to(device=placement.device, dtype=placement.dtype)
+    # 2. one vector of weights and one of gradients, with optimizer, best weights and average
+    # 3. gradients are summed over ranks once per step, after the last micro-batch; losses are divided by global counts
+    return FlatParameters(model, settings, reduce=ranks.sum_in_place)

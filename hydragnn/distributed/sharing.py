@@ -1,0 +1,56 @@
+"""Statistics that all ranks need and each computes a share of."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hydragnn.datasets.survey import Row, Rows
+from hydragnn.distributed.ranks import Ranks
+from hydragnn.errors import InputError
+
+
+def shared_rows(ranks: Ranks, device: torch.device) -> Rows:
+    """Return ``rows(count, width, row)``, which computes every row on one rank, in turn, and gives all rows to all.
+
+    Collectives travel over ``device``. All ranks call it together.
+    """
+
+    def rows(count: int, width: int, row: Row) -> NDArray[np.float64]:
+        mine = torch.zeros(count, width, dtype=torch.float64)
+        for number in range(ranks.rank, count, ranks.size):
+            mine[number] = torch.from_numpy(row(number))
+        return ranks.sum_in_place(mine.to(device)).cpu().numpy()  # the others' rows are zero, so each keeps its bits
+
+    return rows
+
+
+def first_ranks_value(make: Callable[[], Any], ranks: Ranks, device: torch.device) -> Any:
+    """Return on all ranks what ``make`` gives on the first, a JSON value; the others do not call it.
+
+    An InputError of the first rank is raised on all.
+    """
+    if ranks.size == 1:
+        return make()
+    outcome = json.loads(_first_ranks_text(_outcome(make) if ranks.first else "", ranks, device))
+    if outcome["error"] is not None:
+        raise InputError(outcome["error"])
+    return outcome["value"]
+
+
+def _outcome(make: Callable[[], Any]) -> str:
+    try:
+        return json.dumps({"value": make(), "error": None})
+    except InputError as error:
+        return json.dumps({"error": str(error)})
+
+
+def _first_ranks_text(text: str, ranks: Ranks, device: torch.device) -> str:
+    """Bytes travel as a sum to which the other ranks add zeros."""
+    encoded = bytearray(text.encode())
+    length = int(ranks.sum_in_place(torch.tensor(len(encoded), device=device)))
+    letters = torch.frombuffer(encoded, dtype=torch.uint8) if encoded else torch.zeros(length, dtype=torch.uint8)
+    return ranks.sum_in_place(letters.to(device)).cpu().numpy().tobytes().decode()

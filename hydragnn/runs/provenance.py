@@ -1,0 +1,55 @@
+"""What a run record says before the first step: configuration, data, versions, machine."""
+
+import platform
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from hydragnn.config import RunConfig
+from hydragnn.distributed.launch import host_name
+from hydragnn.record import RunRecord
+from hydragnn.training.data import RunData
+
+
+def first_record(config: RunConfig, data: RunData, parameters: int, device: torch.device) -> RunRecord:
+    """What is known before the first step of a model with so many parameters."""
+    return RunRecord(
+        config=config.to_json(),
+        config_hash=config.hash,
+        data_hash=data.store.fingerprint,
+        seed=config.train.seed,
+        parameters=parameters,
+        parts=data.split.counts,
+        trivial=dict(data.trivial),
+        versions=versions(),
+        hardware=hardware(device),
+    )
+
+
+def versions() -> dict[str, str]:
+    """Versions of what computes."""
+    from hydragnn import __version__
+
+    return {
+        "hydragnn": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+    }
+
+
+def hardware(device: torch.device) -> dict[str, str | int]:
+    """The machine of this rank."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name()
+    return {"host": host_name(), "device": name, "threads": torch.get_num_threads()}
+
+
+def processor_name() -> str:
+    """The processor as the system names it."""
+    path = Path("/proc/cpuinfo")
+    if path.is_file():
+        for line in path.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()

@@ -1,0 +1,246 @@
+"""What trains: the weights of a model with their gradient, optimizer and average, in the form that the ranks hold them."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.optim.adamw import adamw
+from torch.optim.sgd import sgd
+
+from hydragnn.config import TrainSettings
+
+ALIGNMENT = 64
+"""Bytes; every weight begins on such a boundary, so that matrix kernels give the same bits in every process."""
+
+Layout = list[tuple[str, list[int], int]]
+"""Name, shape and first position of every weight."""
+
+
+@runtime_checkable
+class Parameters(Protocol):
+    """The weights of a model as one rank holds them, and everything that moves them.
+
+    The loop sees no more than this, so that weights may be one vector, or shards of tensors that backward reduces itself.
+    Nothing here but ``state`` and the context managers makes the host wait for the device.
+    """
+
+    @property
+    def count(self) -> int:
+        """Return the number of weights of the model."""
+
+    @property
+    def layout(self) -> Layout:
+        """Return where each weight lies in the tensors of ``state``; a checkpoint of another layout is refused."""
+
+    def zero_gradient(self) -> None:
+        """Forget the gradient of the step before."""
+
+    def sum_gradient(self) -> None:
+        """Add up the gradients of all ranks; nothing is left to do where backward has done it."""
+
+    def clip(self) -> Float[Tensor, ""]:
+        """Shorten the gradient to the largest norm allowed; give the norm before, NaN or infinite where it is diverging."""
+
+    def step(self, rate: float) -> None:
+        """Move the weights once along their gradient."""
+
+    def average(self, steps: int) -> None:
+        """Let the average of weights, where there is one, follow the weights after ``steps`` steps."""
+
+    def evaluated(self) -> AbstractContextManager[None]:
+        """Give the model the weights that are validated, the average where there is one, for the length of the block."""
+
+    def keep_best(self) -> None:
+        """Remember the weights that are validated now as the best so far."""
+
+    def best(self) -> AbstractContextManager[None]:
+        """Give the model the best weights so far for the length of the block."""
+
+    def state(self) -> dict[str, Tensor]:
+        """Return all tensors by name; a checkpoint saves them and loads into them."""
+
+
+class FlatParameters:
+    """All weights of a model as one vector, and their gradients as another; the model's parameters are views of them.
+
+    Every rank holds all weights. One reduction over ranks, one norm, one optimizer kernel and one average serve any number
+    of layers. The vector has zeros between weights (for alignment); their gradient is zero, so they stay zero.
+    """
+
+    def __init__(
+        self, model: nn.Module, settings: TrainSettings, reduce: Callable[[Tensor], Tensor] = lambda values: values
+    ) -> None:
+        """Move the model's parameters into the vector, in the order of ``named_parameters``; all have one dtype.
+
+        ``reduce`` sums a tensor over all ranks in place; without it there is one rank.
+        """
+        self.clip_norm, self.decay, self.reduce = settings.clip_norm, settings.ema_decay, reduce
+        self.layout, total = aligned_layout(model)
+        first = next(model.parameters())
+        self.vector = torch.zeros(total, dtype=first.dtype, device=first.device)
+        self.gradient = torch.zeros_like(self.vector)
+        for parameter, (_, shape, start) in zip(model.parameters(), self.layout):
+            here = slice(start, start + parameter.numel())
+            self.vector[here] = parameter.detach().flatten()
+            parameter.data = self.vector[here].view(shape)
+            parameter.grad = self.gradient[here].view(shape)
+        self.optimizer = OPTIMIZERS[settings.optimizer](self.vector, self.gradient, settings.weight_decay)
+        self.averaged = self.vector.clone() if settings.ema_decay else None
+        self.best_vector = self.vector.clone()
+
+    @property
+    def count(self) -> int:
+        """Return the number of weights, without the zeros between them."""
+        return sum(math.prod(shape) for _, shape, _ in self.layout)
+
+    def zero_gradient(self) -> None:
+        """Forget the gradient of the step before."""
+        self.gradient.zero_()
+
+    def sum_gradient(self) -> None:
+        """Add up the gradients of all ranks."""
+        self.reduce(self.gradient)
+
+    def clip(self) -> Float[Tensor, ""]:
+        """Shorten the gradient to the largest norm allowed; give the norm before."""
+        return clip_in_place(self.gradient, self.clip_norm)
+
+    def step(self, rate: float) -> None:
+        """Move the weights once along their gradient."""
+        self.optimizer.step(rate)
+
+    def average(self, steps: int) -> None:
+        """Let the average of weights, where there is one, follow the weights after ``steps`` steps."""
+        if self.averaged is not None:
+            average_in_place(self.averaged, self.vector, self.decay, steps)
+
+    @property
+    def eval_parameters(self) -> Float[Tensor, " weights"]:
+        """Return the weights that are validated and kept as the model: the average where there is one."""
+        return self.vector if self.averaged is None else self.averaged
+
+    def evaluated(self) -> AbstractContextManager[None]:
+        """Give the model the weights that are validated for the length of the block."""
+        return self._replaced_by(self.eval_parameters)
+
+    def keep_best(self) -> None:
+        """Remember the weights that are validated now as the best so far."""
+        self.best_vector.copy_(self.eval_parameters)
+
+    def best(self) -> AbstractContextManager[None]:
+        """Give the model the best weights so far for the length of the block."""
+        return self._replaced_by(self.best_vector)
+
+    def state(self) -> dict[str, Tensor]:
+        """Return all tensors by name."""
+        named = {"weights": self.vector, "best": self.best_vector}
+        if self.averaged is not None:
+            named["average"] = self.averaged
+        return named | {f"optimizer/{name}": value for name, value in self.optimizer.moments.items()}
+
+    @contextmanager
+    def _replaced_by(self, values: Tensor) -> Iterator[None]:
+        kept = self.vector.clone()
+        self.vector.copy_(values)
+        try:
+            yield
+        finally:
+            self.vector.copy_(kept)
+
+
+def aligned_layout(model: nn.Module) -> tuple[Layout, int]:
+    """Return where each parameter lies in one vector, each on an aligned boundary, and the length of the vector."""
+    layout: Layout = []
+    total = 0
+    for name, parameter in model.named_parameters():
+        layout.append((name, list(parameter.shape), total))
+        unit = ALIGNMENT // parameter.element_size()
+        total += -(-parameter.numel() // unit) * unit
+    return layout, total
+
+
+class AdamW:
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2019, arXiv:1711.05101), by torch's fused kernel."""
+
+    def __init__(self, weights: Tensor, gradient: Tensor, decay: float) -> None:
+        """No moments yet."""
+        self.weights, self.gradient, self.decay = weights, gradient, decay
+        self.moments: Mapping[str, Tensor] = {
+            "exp_avg": torch.zeros_like(gradient),
+            "exp_avg_sq": torch.zeros_like(gradient),
+            "step": torch.zeros((), dtype=torch.float32, device=gradient.device),
+        }
+
+    def step(self, rate: float) -> None:
+        """Move the weights once along their gradient."""
+        adamw(
+            [self.weights],
+            [self.gradient],
+            [self.moments["exp_avg"]],
+            [self.moments["exp_avg_sq"]],
+            [],
+            [self.moments["step"]],
+            foreach=False,
+            fused=True,
+            amsgrad=False,
+            beta1=0.9,
+            beta2=0.999,
+            lr=rate,
+            weight_decay=self.decay,
+            eps=1e-8,
+            maximize=False,
+        )
+
+
+class SGD:
+    """Gradient descent with Nesterov momentum 0.9 (Sutskever et al. 2013) and L2 decay, by torch's fused kernel."""
+
+    def __init__(self, weights: Tensor, gradient: Tensor, decay: float) -> None:
+        """No momentum yet."""
+        self.weights, self.gradient, self.decay = weights, gradient, decay
+        self.moments: Mapping[str, Tensor] = {"momentum_buffer": torch.zeros_like(gradient)}
+
+    def step(self, rate: float) -> None:
+        """Move the weights once along their gradient."""
+        sgd(
+            [self.weights],
+            [self.gradient],
+            [self.moments["momentum_buffer"]],
+            foreach=False,
+            fused=True,
+            weight_decay=self.decay,
+            momentum=0.9,
+            lr=rate,
+            dampening=0.0,
+            nesterov=True,
+            maximize=False,
+        )
+
+
+# torch's functions rather than its classes: those import the compiler, a third of a second in every trial's process
+OPTIMIZERS: dict[str, type[AdamW] | type[SGD]] = {"adamw": AdamW, "sgd": SGD}
+
+
+def clip_in_place(gradient: Float[Tensor, " weights"], largest: float) -> Float[Tensor, ""]:
+    """Shorten the gradient to norm ``largest`` (0: leave it); give the norm before, without waiting for the device.
+
+    A gradient that is not finite stays as far from finite as it was, or farther: its norm tells.
+    """
+    norm = torch.linalg.vector_norm(gradient)
+    if largest > 0:
+        # the quotient of two tensors, since torch takes number / tensor as a product with the reciprocal
+        exact = norm.to(torch.float64)
+        gradient.mul_((torch.full_like(exact, largest) / exact).clamp(max=1.0).to(gradient.dtype))
+    return norm
+
+
+def average_in_place(average: Tensor, weights: Tensor, decay: float, steps: int) -> None:
+    """Move the average of weights towards the weights after ``steps`` steps.
+
+    The decay grows with the steps, min(decay, (1 + steps) / (10 + steps)), so that the random start is forgotten soon.
+    """
+    average.lerp_(weights, 1.0 - min(decay, (1.0 + steps) / (10.0 + steps)))

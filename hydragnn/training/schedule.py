@@ -1,0 +1,64 @@
+"""How fast weights move, and for how long: learning rate, plateaus, patience; functions of the curve so far."""
+
+import math
+from collections.abc import Sequence
+
+from hydragnn.config import TrainSettings
+
+
+def learning_rate(settings: TrainSettings, epoch: float, valid_losses: Sequence[float | None] = ()) -> float:
+    """The rate of a step that ends at ``epoch`` (a step halfway through the first epoch ends at 0.5).
+
+    Warm-up rises linearly from zero; cosine then falls to zero at the last step, plateau halves whenever
+    ``plateau_patience`` epochs of ``valid_losses`` brought nothing better. No state, so that a resumed run cannot differ.
+
+    >>> learning_rate(TrainSettings(epochs=10, learning_rate=1.0, schedule="cosine"), 5.0)
+    0.5
+    >>> learning_rate(TrainSettings(epochs=10, learning_rate=1.0, warmup_epochs=2), 0.5)
+    0.25
+    """
+    peak, warm_up = settings.learning_rate, settings.warmup_epochs
+    if epoch < warm_up:
+        return peak * epoch / warm_up
+    if settings.schedule == "cosine":
+        progress = min(1.0, (epoch - warm_up) / (settings.epochs - warm_up))
+        return peak * 0.5 * (1.0 + math.cos(math.pi * progress))
+    if settings.schedule == "plateau":
+        return peak * 0.5 ** plateaus(valid_losses, settings.plateau_patience)
+    return peak
+
+
+def plateaus(losses: Sequence[float | None], patience: int) -> int:
+    """How often ``patience`` epochs in a row brought nothing better; each time the count begins anew.
+
+    >>> plateaus([3.0, 2.0, 2.5, 2.5, 2.1, 2.2, 1.0], patience=2)
+    2
+    """
+    best, waited, found = math.inf, 0, 0
+    for loss in losses:
+        if loss is not None and loss < best:
+            best, waited = loss, 0
+        else:
+            waited += 1
+        if waited >= patience:
+            found, waited = found + 1, 0
+    return found
+
+
+def best_epoch(losses: Sequence[float | None]) -> int:
+    """Position of the lowest loss, the first of equals; -1 where there is none.
+
+    >>> best_epoch([3.0, 1.0, 1.0]), best_epoch([])
+    (1, -1)
+    """
+    known = [(loss, position) for position, loss in enumerate(losses) if loss is not None]
+    return min(known)[1] if known else -1
+
+
+def out_of_patience(losses: Sequence[float | None], patience: int) -> bool:
+    """Whether the last ``patience`` epochs brought no better loss; patience 0 waits for ever.
+
+    >>> out_of_patience([2.0, 1.0, 1.5, 1.2], patience=2)
+    True
+    """
+    return 0 < patience <= len(losses) - 1 - best_epoch(losses)

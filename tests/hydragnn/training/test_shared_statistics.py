@@ -1,0 +1,67 @@
+"""What is measured on the data at the start: each block by one rank, and the same bits for any number of ranks."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hydragnn.config import RunConfig
+from hydragnn.datasets import MemoryStore, Survey
+from hydragnn.datasets import survey as survey_module
+from hydragnn.distributed import Ranks
+from hydragnn.distributed.sharing import first_ranks_value, shared_rows
+from hydragnn.files import read_json
+from hydragnn.record import read_record
+from hydragnn.runs import train
+
+Configs = Callable[..., RunConfig]
+SHARING = Path(__file__).with_name("sharing.py")
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+
+
+@pytest.mark.parametrize("model", ["schnet", "pna"])
+def test_two_ranks_measure_the_data_with_the_bits_of_one(
+    model: str, store: MemoryStore, make_config: Configs, launch: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    config = make_config(model, train__epochs=1)
+    alone = train(config, tmp_path / "alone", store=store)
+    process = launch({tmp_path / "pair": config}, launcher=TORCHRUN)
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output
+    for key in ("normalisation", "statistics"):
+        here, there = (read_json(tmp_path / name / "model" / "model.json").get(key) for name in ("alone", "pair"))
+        assert here == there, key
+    assert read_record(tmp_path / "pair").trivial == alone.trivial
+
+
+def test_ranks_read_different_blocks_and_know_the_same(environment: dict[str, str]) -> None:
+    done = subprocess.run(
+        [*TORCHRUN, str(SHARING)], env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_survey_reads_a_field_once(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[tuple[str, int]] = []
+    column = MemoryStore.column
+
+    def noted(self: MemoryStore, name: str, start: int = 0, stop: int | None = None) -> object:
+        read.append((name, start))
+        return column(self, name, start, stop)
+
+    monkeypatch.setattr(MemoryStore, "column", noted)
+    monkeypatch.setattr(survey_module, "BLOCK", 16)
+    survey = Survey(store, np.arange(30), np.arange(30, 40))
+    forces = next(field for field in store.fields() if field.name == "forces")
+    assert survey.summary(forces) is survey.summary(forces)
+    assert read == [("forces", 0), ("forces", 16), ("forces", 32)]
+
+
+def test_one_rank_shares_with_nobody() -> None:
+    rows = shared_rows(Ranks(), torch.device("cpu"))
+    assert rows(3, 1, lambda number: np.array([0.1 * number])).ravel().tolist() == [0.0, 0.1, 0.2]
+    assert first_ranks_value(lambda: {"a": 0.1}, Ranks(), torch.device("cpu")) == {"a": 0.1}

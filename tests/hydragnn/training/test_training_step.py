@@ -1,0 +1,210 @@
+"""One step: the host never waits for the device, and any form of parameters takes it."""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hydragnn.config import RunConfig, TrainSettings
+from hydragnn.datasets import MemoryStore
+from hydragnn.distributed import Ranks
+from hydragnn.graphs.batch import GraphBatch
+from hydragnn.runs import session, train
+from hydragnn.runs.session import Assembly, assemble
+from hydragnn.training.context import Diverged
+from hydragnn.training.data import DevicePlacement
+from hydragnn.training.loop import read_step, take_step
+from hydragnn.training.parameters import Layout, Parameters
+
+Configs = Callable[..., RunConfig]
+CPU = DevicePlacement(device=torch.device("cpu"), dtype=torch.float64)
+
+
+class NoWaiting(TorchDispatchMode):
+    """Refuses every operation after which the host must know a value or a size that only the device knows."""
+
+    WAITING = frozenset(
+        {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "equal", "is_nonzero"}
+    )
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, kwargs = func.overloadpacket.__name__, kwargs or {}
+        sized = name != "repeat_interleave" or kwargs.get("output_size") is not None
+        by_mask = name in ("index", "index_put", "index_put_") and any(
+            isinstance(index, Tensor) and index.dtype == torch.bool for index in args[1]
+        )
+        if name in self.WAITING or not sized or by_mask:
+            raise AssertionError(f"{name} makes the host wait")
+        return func(*args, **kwargs)
+
+
+def assembled(config: RunConfig, store: MemoryStore, micro_batches: int = 1) -> Assembly:
+    placement = DevicePlacement(device=CPU.device, dtype=CPU.dtype, micro_batches=micro_batches)
+    return assemble(config, store, placement, Ranks(), lambda: None)
+
+
+def first_parts(run: Assembly) -> tuple[GraphBatch, ...]:
+    return next(run.data.train.epoch(0))
+
+
+def test_the_witness_of_waiting_sees_it() -> None:
+    values = torch.tensor([1.0, 2.0])
+    for waiting in (
+        lambda: values.sum().item(),
+        lambda: values[values > 1],
+        lambda: bool(values[0] > 0),
+        lambda: torch.repeat_interleave(values, torch.tensor([1, 2])),
+    ):
+        with pytest.raises(AssertionError, match="makes the host wait"), NoWaiting():
+            waiting()
+
+
+@pytest.mark.parametrize("model", ["schnet", "painn", "egnn", "pna"])
+@pytest.mark.parametrize("micro_batches", [1, 3])
+def test_the_host_never_waits_for_the_device_inside_a_step(
+    model: str, micro_batches: int, store: MemoryStore, make_config: Configs
+) -> None:
+    # charges are missing here and there
+    config = make_config(model, train__ema_decay=0.9, train__clip_norm=0.01)
+    run = assembled(config, store, micro_batches)
+    parts = first_parts(run)
+    assert len(parts) == micro_batches
+    with NoWaiting():
+        take_step(run.state, parts, run.context, 1e-3)
+
+
+def test_a_share_without_graphs_takes_the_step_of_its_peers(store: MemoryStore, make_config: Configs) -> None:
+    run = assembled(make_config(train__weight_decay=0.0), store)
+    before = run.state.tensors()["weights"].clone()
+    result = take_step(run.state, (), run.context, 1e-3)
+    assert result.loss == 0 and result.norm == 0 and result.step == 1 and not result.counts.any()
+    assert torch.equal(run.state.tensors()["weights"], before)
+
+
+def test_what_diverged_is_told_when_the_step_is_read(store: MemoryStore, make_config: Configs) -> None:
+    run = assembled(make_config(), store)
+    with torch.no_grad():
+        next(run.state.model.parameters()).fill_(math.inf)
+    result = take_step(run.state, first_parts(run), run.context, 1e-3)
+    with pytest.raises(Diverged, match="in step 1 of epoch 1"):
+        read_step((result, torch.zeros(())), epoch=0)
+
+
+def test_weights_that_diverged_in_the_last_step_before_an_end_are_not_saved(
+    store: MemoryStore, make_config: Configs, tmp_path: Path
+) -> None:
+    whole = train(make_config(train__epochs=1), tmp_path / "well", store=store)
+    record = train(
+        make_config(train__epochs=2, train__learning_rate=1e300, batch__max_graphs=14), tmp_path / "run", store=store
+    )
+    assert whole.status == "finished" and record.status == "failed"
+    assert record.failure is not None and record.failure.kind == "diverged"
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+class ListedParameters:
+    """Weights as separate tensors, each with an optimizer state of its own: the form that shards have."""
+
+    def __init__(self, model: nn.Module, settings: TrainSettings) -> None:
+        self.weights, self.settings = dict(model.named_parameters()), settings
+        kinds = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
+        more = {} if settings.optimizer == "adamw" else {"momentum": 0.9, "nesterov": True}
+        self.optimizer = kinds[settings.optimizer](
+            self.weights.values(), lr=0.0, weight_decay=settings.weight_decay, **more
+        )
+        self.averaged = self._copies() if settings.ema_decay else None
+        self.kept = self._copies()
+
+    @property
+    def count(self) -> int:
+        return sum(weight.numel() for weight in self.weights.values())
+
+    @property
+    def layout(self) -> Layout:
+        return [(name, list(weight.shape), 0) for name, weight in self.weights.items()]
+
+    def zero_gradient(self) -> None:
+        self.optimizer.zero_grad()
+
+    def sum_gradient(self) -> None:
+        """One rank."""
+
+    def clip(self) -> Tensor:
+        gradients = [weight.grad for weight in self.weights.values() if weight.grad is not None]
+        norm = nn.utils.get_total_norm(gradients)
+        for gradient in gradients:
+            gradient.mul_((self.settings.clip_norm / norm).clamp(max=1.0))
+        return norm
+
+    def step(self, rate: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+
+    def average(self, steps: int) -> None:
+        decay = min(self.settings.ema_decay, (1 + steps) / (10 + steps))
+        for name, value in (self.averaged or {}).items():
+            value.lerp_(self.weights[name].detach(), 1 - decay)
+
+    @contextmanager
+    def evaluated(self) -> Iterator[None]:
+        with self._replaced_by(self.averaged or self._copies()):
+            yield
+
+    def keep_best(self) -> None:
+        source = self.averaged or self._copies()
+        for name, value in self.kept.items():
+            value.copy_(source[name])
+
+    @contextmanager
+    def best(self) -> Iterator[None]:
+        with self._replaced_by(self.kept):
+            yield
+
+    def state(self) -> dict[str, Tensor]:
+        return {f"weights/{name}": weight.detach() for name, weight in self.weights.items()}
+
+    def _copies(self) -> dict[str, Tensor]:
+        return {name: weight.detach().clone() for name, weight in self.weights.items()}
+
+    @contextmanager
+    def _replaced_by(self, values: dict[str, Tensor]) -> Iterator[None]:
+        before = self._copies()
+        for source in (values, before):
+            with torch.no_grad():
+                for name, weight in self.weights.items():
+                    weight.copy_(source[name])
+            if source is values:
+                yield
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"train__ema_decay": 0.9, "train__clip_norm": 0.1},
+        {"train__optimizer": "sgd", "train__learning_rate": 1e-3, "train__weight_decay": 0.01},
+    ],
+    ids=["adamw, clipped, averaged", "sgd"],
+)
+def test_parameters_that_are_separate_tensors_train_to_the_same_curves(
+    changes: dict[str, Any], store: MemoryStore, make_config: Configs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(**changes)
+    flat = train(config, tmp_path / "flat", store=store)
+
+    def listed(model: nn.Module, ranks: Ranks, placement: DevicePlacement, settings: TrainSettings) -> Parameters:
+        return ListedParameters(model.to(device=placement.device, dtype=placement.dtype), settings)
+
+    monkeypatch.setattr(session, "parallelize", listed)
+    other = train(config, tmp_path / "listed", store=store)
+    assert other.status == flat.status == "finished" and other.parameters == flat.parameters
+    for name, curve in flat.curves.items():
+        assert other.curves[name] == pytest.approx(curve, rel=1e-9, abs=1e-12), (
+            name
+        )  # fp64; norms are summed in another order
