@@ -17,6 +17,7 @@ from hydragnn.datasets import (
     Normalisation,
     Split,
     WithoutEdges,
+    check_graphs,
     fit_normalisation,
     make_split,
     normalise,
@@ -86,7 +87,7 @@ class RunData:
 def prepare_data(
     config: RunConfig, store: GraphStore, place: Place, ranks: Ranks, lives: Callable[[], None] = lambda: None
 ) -> RunData:
-    """Split, normalisation and feeds of a run; InputError where a field is missing, a value is not finite or a part is empty.
+    """Split, normalisation and feeds of a run; InputError where a field is missing, a graph is not valid or a part is empty.
 
     ``lives`` is called between reads, for whoever watches.
     """
@@ -98,12 +99,10 @@ def prepare_data(
         if name not in fields:
             raise InputError(f"heads: the store has no field {name}; {nearest(name, sorted(fields))}")
     split = make_split(store, config.split)
-    targets = tuple(balanced_weights(target, store, split.train) for target in targets_of(config.heads, fields))
     wanted = [*dict.fromkeys([*inputs, *config.targets])]
     seen = np.concatenate([split.train, split.valid])
-    for name in wanted:
-        _check_values(store, fields[name], seen, complete=name in inputs)
-        lives()
+    check_graphs(store, seen, wanted, needed=inputs, alive=lives)
+    targets = tuple(balanced_weights(target, store, split.train) for target in targets_of(config.heads, fields))
     normalisation = fit_normalisation(store, split.train, inputs=[fields[name] for name in inputs], targets=targets)
     lives()
     feeds = {}
@@ -191,26 +190,3 @@ def normalised_store(
     arrays = {name: cast(torch.from_numpy(array)).numpy() for name, array in flat.arrays.items()}
     arrays |= {array_name(field): cast(batch[field.name]).numpy() for field in kept}
     return MemoryStore(replace(flat, arrays=arrays))
-
-
-def _check_values(store: GraphStore, field: Field, indices: NDArray[np.int64], *, complete: bool) -> None:
-    """InputError that names the first graph ``indices`` with NaN or infinity in a field, or without it where all need it."""
-    column = store.column(field.name)
-    absent = indices[~column.present[indices]]
-    if complete and len(absent):
-        raise InputError(
-            f"graph {int(absent.min())} has no {field.name}, which the model reads ({len(absent)} graphs in all); leave these "
-            "graphs out, or take the field out of data.inputs"
-        )
-    if field.classes or np.isfinite(column.values).all():
-        return
-    sizes = store.sizes()
-    counts = {"node": sizes.nodes, "edge": sizes.edges, "graph": np.ones(len(store), dtype=np.int64)}[field.on]
-    owners = np.repeat(np.arange(len(store)), counts)
-    bad = owners[~np.isfinite(column.values).reshape(len(owners), -1).all(axis=1)]
-    bad = np.intersect1d(bad[column.present[bad]], indices)
-    if len(bad):
-        raise InputError(
-            f"field {field.name} is NaN or infinite in graph {int(bad[0])} (and {len(bad) - 1} more); mark missing labels as "
-            "absent in the store, or leave these graphs out"
-        )
