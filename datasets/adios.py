@@ -2,6 +2,7 @@
 
 import os
 from bisect import bisect_left, bisect_right
+from collections.abc import Mapping
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import adios2
 import numpy as np
 
 from hydragnn.datasets.arrays import Array
-from hydragnn.datasets.manifest import PartInfo
+from hydragnn.datasets.manifest import Layout, PartInfo
 from hydragnn.errors import InputError
 
 os.environ["ADIOS2_PLUGIN_PATH"] = os.devnull
@@ -18,6 +19,9 @@ os.environ["ADIOS2_PLUGIN_PATH"] = os.devnull
 
 The library looks for plugins below this path only, and below a file there is nothing. Our stores need none.
 """
+
+DTYPES = {"double": "f8", "float": "f4", "int64_t": "i8", "int32_t": "i4", "uint8_t": "u1"}
+"""What ADIOS2 calls the dtypes of stores."""
 
 UNWRITABLE = "ADIOS2 could not write (is the disk full?)"  # its own message is an escape-coded log line without errno
 
@@ -77,6 +81,21 @@ class AdiosPartReader:
             self._file: Any = adios2.FileReader(str(path))
         except RuntimeError as error:
             raise InputError(f"{path} cannot be read as ADIOS2 BP5; copy the store again") from error
+
+    def check(self, layout: Mapping[str, Layout]) -> None:
+        """Raise InputError where an array is missing or has other rows, another shape or another dtype in some block."""
+        for name, expected in layout.items():
+            rows = [count for count in expected.rows if count]
+            array: Any = self._file.inquire_variable(name) if rows else None
+            steps = 0 if array is None else array.steps()
+            if steps != len(rows):
+                raise InputError(
+                    f"{self._path}: {name} is in {steps} steps, expected are {len(rows)}; copy the store again"
+                )
+            for step, count in enumerate(rows):
+                there, *shape = array.shape(step)
+                dtype = np.dtype(DTYPES.get(array.type(), object))
+                expected.check(f"{self._path}: {name}", (there, count), tuple(shape), dtype)
 
     def fill(self, name: str, out: Array, start: int) -> None:
         """Put the rows from ``start`` on into ``out``; rows of blocks that do not store the array stay as they are."""

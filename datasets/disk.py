@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from hydragnn.datasets.arrays import Array, ArraySpec, FlatGraphs, array_name, array_specs, join, mask_name, offsets_of
 from hydragnn.datasets.gather import gather, spans_of
-from hydragnn.datasets.manifest import Manifest, PartInfo, check_part_files, read_manifest
+from hydragnn.datasets.manifest import Layout, Manifest, PartInfo, check_part_files, read_manifest
 from hydragnn.datasets.memory import check_fields, checked_indices
 from hydragnn.datasets.store import Column, GraphStore, Sizes
 from hydragnn.errors import InputError
@@ -24,6 +24,9 @@ GAP = 16  # graphs between two wanted ones that are cheaper to read than to skip
 @runtime_checkable
 class PartReader(Protocol):
     """What an engine offers for reading one part."""
+
+    def check(self, layout: Mapping[str, Layout]) -> None:
+        """Raise InputError where an array is missing or has other rows, another shape or another dtype."""
 
     def fill(self, name: str, out: Array, start: int) -> None:
         """Put rows of an array, from ``start`` on, into ``out``, which is zero."""
@@ -48,9 +51,44 @@ class Part:
     def reader(self) -> PartReader:
         """The engine; InputError where the part is cut off, changed or missing."""
         if self._reader is None:
-            check_part_files(self.path, self.info)
+            self.check_files()
             self._reader = open_part(self.path, self.info, self._manifest)
+            self._reader.check(self.layout)
         return self._reader
+
+    @property
+    def layout(self) -> dict[str, Layout]:
+        """The arrays that must be on disk, by name."""
+        return {
+            name: self._layout_of(spec)
+            for name, spec in self.specs.items()
+            if 0 not in spec.shape and self.stores(name)
+        }
+
+    def _layout_of(self, spec: ArraySpec) -> Layout:
+        column = {"graph": 0, "node": 1, "edge": 2}[spec.location]
+        rows = [block[column] for block in self.info.blocks]
+        stored = self.info.stored.get(spec.name, range(len(rows)))
+        return Layout(
+            rows=tuple(rows[block] for block in stored),
+            reach=sum(rows[: max(stored) + 1]),
+            shape=spec.shape,
+            dtype=spec.dtype,
+        )
+
+    def check_files(self) -> None:
+        """Raise InputError where files are missing, cut off or changed, or hold less than the manifest counts.
+
+        So nothing of the size that a manifest claims is allocated before its files have that size.
+        """
+        check_part_files(self.path, self.info)
+        least = sum(sum(array.rows) * array.row_bytes for array in self.layout.values())
+        there = sum(file.bytes for file in self.info.files.values())
+        if there < least:
+            raise InputError(
+                f"{self.path} has {there} bytes, but {self.info.graphs} graphs with {self.info.nodes} nodes and "
+                f"{self.info.edges} edges, as the manifest counts, take at least {least}; copy the store again"
+            )
 
     @property
     def offsets(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -102,9 +140,9 @@ class Part:
         }
         for field in fields:
             if field.name in self.info.masked:
-                arrays[mask_name(field)] = self.runs(mask_name(field), spans["graph"]).view(np.bool_)
+                arrays[mask_name(field)] = self.runs(mask_name(field), spans["graph"]) != 0
         if "periodic" in arrays:
-            arrays["periodic"] = arrays["periodic"].view(np.bool_)
+            arrays["periodic"] = arrays["periodic"] != 0
         read = np.concatenate([np.arange(a, b) for a, b in spans["graph"]])
         flat = FlatGraphs(
             dim=self._manifest.dim,
@@ -176,9 +214,9 @@ class DiskStore:
         self.path = path
         self.manifest = read_manifest(path)
         self.parts = [Part(path, info, self.manifest) for info in self.manifest.parts]
-        self._first = offsets_of(np.array([part.info.graphs for part in self.parts], dtype=np.int64))
         for part in self.parts:
-            check_part_files(part.path, part.info)
+            part.check_files()
+        self._first = offsets_of(np.array([part.info.graphs for part in self.parts], dtype=np.int64))
 
     @property
     def attributes(self) -> Mapping[str, Any]:
@@ -240,7 +278,7 @@ class DiskStore:
                 nodes, edges = part.offsets
                 rows = {"graph": (a, b), "node": (nodes[a], nodes[b]), "edge": (edges[a], edges[b])}[field.on]
                 values.append(part.rows(spec.name, int(rows[0]), int(rows[1])))
-                present.append(part.rows(mask_name(field), a, b).view(np.bool_))
+                present.append(part.rows(mask_name(field), a, b) != 0)
         return Column(values=np.concatenate(values), present=np.concatenate(present))
 
     def close(self) -> None:

@@ -104,8 +104,11 @@ def planned_batch(plan: GatherPlan, indices: Int64[ndarray, " chosen"]) -> Graph
             value = (nodes if spec.location == "node" else edges).copy(arrays[spec.name])
         tensors[spec.name] = torch.from_numpy(value)
     node_offsets = offsets_of(nodes.counts)
-    base = node_offsets[:-1].astype(np.int32 if nodes.total < 2**31 else np.int64).repeat(edges.counts)
-    senders, receivers = (edges.copy(arrays[name]) + base for name in ("senders", "receivers"))
+    senders, receivers = (edges.copy(arrays[name]) for name in ("senders", "receivers"))
+    # numbers that are out of range, as a store from elsewhere may have them, must not become others on the way
+    most = nodes.total + max(int(senders.max(initial=0)), int(receivers.max(initial=0)))
+    base = node_offsets[:-1].astype(np.int32 if most < 2**31 else np.int64).repeat(edges.counts)
+    senders, receivers = senders + base, receivers + base
     masks = {name: arrays[mask_name(plan.fields[name])].take(indices) for name in plan.masked}
     return GraphBatch(
         positions=tensors["positions"],

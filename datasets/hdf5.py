@@ -1,6 +1,7 @@
 """Parts of a store as HDF5 files: one resizable dataset per flat array."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import h5py
 import numpy as np
 
 from hydragnn.datasets.arrays import Array
-from hydragnn.datasets.manifest import PartInfo
+from hydragnn.datasets.manifest import Layout, PartInfo
 from hydragnn.errors import InputError
 
 CHUNK_BYTES = 1 << 18
@@ -70,6 +71,14 @@ class Hdf5PartReader:
             self._file = h5py.File(path, "r")
         except OSError as error:
             raise InputError(f"{path} cannot be read as HDF5 ({error}); copy the store again") from error
+
+    def check(self, layout: Mapping[str, Layout]) -> None:
+        """Raise InputError where an array is missing or has other rows, another shape or another dtype."""
+        for name, expected in layout.items():
+            data = self._file.get(name)
+            if not isinstance(data, h5py.Dataset) or not data.shape:
+                raise InputError(f"{self._path}: {name} is missing; copy the store again")
+            expected.check(f"{self._path}: {name}", (len(data), expected.reach), data.shape[1:], data.dtype)
 
     def fill(self, name: str, out: Array, start: int) -> None:
         """Put the rows from ``start`` on into ``out``; rows after the last stored one stay as they are."""

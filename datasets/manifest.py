@@ -1,11 +1,14 @@
 """The manifest of a store: which parts it has, what they hold and how to know that they are whole."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from dataclasses import field as member
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
+
+import numpy as np
 
 from hydragnn.datasets.arrays import array_specs
 from hydragnn.errors import InputError
@@ -45,6 +48,31 @@ class PartInfo:
     stored: dict[str, list[int]]
     masked: list[str]
     files: dict[str, FileSeal]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layout:
+    """How an array of a part must lie on disk."""
+
+    rows: tuple[int, ...]
+    """Rows of every block that stores the array, in order."""
+    reach: int
+    """Rows of all blocks up to the last one that stores it."""
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        return self.dtype.itemsize * math.prod(self.shape)
+
+    def check(self, where: str, counts: tuple[int, int], shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        """Raise InputError that begins with ``where`` unless the found and expected ``counts``, shape and dtype agree."""
+        if counts[0] != counts[1] or (shape, dtype) != (self.shape, self.dtype):
+            raise InputError(
+                f"{where} has {counts[0]} rows of shape {shape} and dtype {dtype}, expected are {counts[1]} of shape "
+                f"{self.shape} and dtype {self.dtype}; copy the store again"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,7 +124,7 @@ def _manifest(table: dict[str, Any], path: Path) -> Manifest:
     try:
         if table["backend"] not in get_args(Backend) or table["dim"] not in (0, 2, 3):
             raise ValueError(f"backend {table['backend']}, dim {table['dim']}")
-        return Manifest(
+        manifest = Manifest(
             backend=cast(Backend, table["backend"]),
             dim=table["dim"],
             fields=tuple(field_from_json(field) for field in table["fields"]),
@@ -105,8 +133,30 @@ def _manifest(table: dict[str, Any], path: Path) -> Manifest:
             attributes=dict(table["attributes"]),
             version=table["version"],
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        _check_counts(manifest, table["graphs"])
+        return manifest
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise InputError(f"{path} is damaged ({error!r}); write the store again") from error
+
+
+def _check_counts(manifest: Manifest, graphs: int) -> None:
+    """ValueError where the counts of a manifest contradict each other."""
+    arrays = array_specs(manifest.dim, manifest.fields)
+    fields = {field.name for field in manifest.fields}
+    for part in manifest.parts:
+        counts = (part.graphs, part.nodes, part.edges)
+        in_blocks = tuple(sum(column) for column in zip(*part.blocks, (0, 0, 0)))
+        if in_blocks != counts or any(type(count) is not int for count in counts):
+            raise ValueError(f"{part.name} counts {counts} graphs, nodes and edges, its blocks {in_blocks}")
+        if part.graphs < 1 or any(count < 0 for block in part.blocks for count in block):
+            raise ValueError(f"{part.name} counts less than there can be")
+        if not part.files or not fields.issuperset(part.masked) or not arrays.keys() >= part.stored.keys():
+            raise ValueError(f"{part.name} has no files, or names arrays that are not there")
+        for name, stored in part.stored.items():
+            if stored != sorted({*stored}.intersection(range(len(part.blocks)))):
+                raise ValueError(f"{part.name} stores {name} in blocks that it does not have")
+    if graphs != manifest.graphs or not manifest.parts:
+        raise ValueError(f"graphs is {graphs}, but the parts have {manifest.graphs}")
 
 
 def part_from_json(table: dict[str, Any]) -> PartInfo:

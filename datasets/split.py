@@ -97,9 +97,17 @@ def graph_values(store: GraphStore, name: str) -> Float64[ndarray, "graphs ..."]
 
 
 def species_counts(store: GraphStore) -> Int64[ndarray, "graphs species"]:
-    """How many nodes of each atomic number every graph has: ``[graphs, 119]``; InputError without that field."""
+    """How many nodes of each atomic number every graph has: ``[graphs, 119]``.
+
+    InputError without that field, and for a number that is none.
+    """
     numbers = store.column(ATOMIC_NUMBERS)
     graphs = np.repeat(np.arange(len(store)), store.sizes().nodes)
+    wrong = np.flatnonzero((numbers.values < 0) | (numbers.values > 118))
+    if len(wrong):
+        raise InputError(
+            f"graph {graphs[wrong[0]]}, field {ATOMIC_NUMBERS}: class {numbers.values[wrong[0]]} is out of range; use 0 to 118"
+        )
     return np.bincount(graphs * 119 + numbers.values, minlength=len(store) * 119).reshape(len(store), 119)
 
 

@@ -1,21 +1,30 @@
 """What one does with whole stores: look, check, convert."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int64
+from numpy import ndarray
 from numpy.typing import NDArray
 
 from hydragnn.datasets.disk import DiskStore, Part
 from hydragnn.datasets.fingerprint import fingerprint_of, graph_digests
 from hydragnn.datasets.gather import gather
-from hydragnn.datasets.manifest import Manifest, check_part_files, part_files, read_manifest, seal
+from hydragnn.datasets.manifest import Manifest, part_files, read_manifest, seal
+from hydragnn.datasets.packing import pack
+from hydragnn.datasets.settings import BatchSettings
+from hydragnn.datasets.store import GraphStore
 from hydragnn.datasets.writer import StoreWriter
 from hydragnn.errors import InputError
-from hydragnn.graphs.validate import validate
+from hydragnn.graphs.problems import graph_problems
+from hydragnn.graphs.validate import check_structure
 
 BLOCK = 4096
+
+LISTED = 10
+"""Graphs that are named where many of a block are not valid."""
 
 
 def store_info(path: Path) -> dict[str, Any]:
@@ -80,9 +89,33 @@ def check_store(path: Path) -> list[str]:
     return problems
 
 
+def check_graphs(
+    store: GraphStore,
+    graphs: Int64[ndarray, " chosen"],
+    fields: Collection[str],
+    *,
+    needed: Collection[str] = (),
+    alive: Callable[[], None] = lambda: None,
+) -> None:
+    """Read the graphs with these fields and raise InputError that names the first one that is not valid.
+
+    Every graph must have the fields ``needed``. ``alive`` is called between reads, for whoever watches.
+    """
+    sizes, ascending = store.sizes(), np.sort(graphs)
+    edges = max(BLOCK * 1024, int(sizes.edges.max(initial=0)))
+    found: list[str] = []
+    for numbers in pack(sizes, ascending, BatchSettings(max_graphs=BLOCK, max_edges=edges)):
+        alive()
+        found += graph_problems(store.read(numbers, fields), numbers, needed=needed).values()
+    if len(found) > 1:
+        raise InputError(f"{found[0]} (and {len(found) - 1} more graphs; hydragnn data check lists what is wrong)")
+    if found:
+        raise InputError(found[0])
+
+
 def _broken_files(part: Part) -> Iterator[str]:
     try:
-        check_part_files(part.path, part.info)
+        part.check_files()
     except InputError as error:
         yield str(error)
         return
@@ -106,7 +139,12 @@ def _check_content(part: Part, manifest: Manifest, first: int) -> tuple[NDArray[
                 problems.append(
                     f"{where}: graph {first + start + int(different[0])} is not as it was written; copy it again"
                 )
-            validate(gather(flat, np.arange(stop - start)))
+            batch = gather(flat, np.arange(stop - start))
+            check_structure(batch)
+            wrong = list(graph_problems(batch, range(first + start, first + stop)).values())
+            problems += [f"{part.path}, {says}" for says in wrong[:LISTED]]
+            if len(wrong) > LISTED:
+                problems.append(f"{where}: {len(wrong) - LISTED} more are not valid")
         except InputError as error:
             problems.append(f"{where}: {error}")
     return np.concatenate(found), problems

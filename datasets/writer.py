@@ -1,6 +1,7 @@
 """Writing stores: in blocks, with bounded memory; a part is complete or absent, and so is the store."""
 
 import os
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -32,6 +33,10 @@ from hydragnn.graphs.validate import validate
 
 BLOCK_GRAPHS = 4096
 BLOCK_BYTES = 1 << 26
+
+UNFINISHED_MANIFEST = rf"\.{re.escape(MANIFEST)}\.\d+\.tmp"
+UNFINISHED_PART = r"\.?(\d+\.)?part-\d{5,}\.(h5|bp)(\.json)?(\.\d+\.tmp)?"
+"""Names of files that a writer makes before the store is complete."""
 
 
 @runtime_checkable
@@ -97,9 +102,9 @@ class StoreWriter:
     def write(self, batch: GraphBatch) -> None:
         """Add the graphs of a batch; InputError where they are not valid or the place is full."""
         try:
-            flat = flat_graphs(validate(batch), self.fields)
+            flat = flat_graphs(validate(batch, self.graphs), self.fields)
         except InputError as error:
-            raise InputError(f"{error} (counted from graph {self.graphs} of the store)") from error
+            raise InputError(f"{error} (in what was written from graph {self.graphs} on)") from error
         if flat.dim != self.dim:
             raise InputError(f"graph {self.graphs} has dimension {flat.dim}, the store {self.dim}; keep them apart")
         self._block.waiting.append(flat)
@@ -237,8 +242,8 @@ def _prepare(path: Path, name: str, alone: bool) -> None:
         if (path / MANIFEST).exists():
             raise InputError(f"{path} is a store already; choose another path or remove it first")
         for entry in path.iterdir():
-            unfinished = entry.name.startswith(f".{MANIFEST}.")
-            if not unfinished and "part-" not in entry.name:
+            unfinished = re.fullmatch(UNFINISHED_MANIFEST, entry.name) is not None
+            if not unfinished and not re.fullmatch(UNFINISHED_PART, entry.name):
                 raise InputError(f"{path} holds {entry.name}, which belongs to no store; choose another path")
             if unfinished or alone or name in entry.name:
                 _remove(entry)

@@ -23,7 +23,7 @@ from hydragnn.ensemble.plan import default_budget
 from hydragnn.ensemble.predictions import estimates_of
 from hydragnn.ensemble.selection import Evidence
 from hydragnn.errors import InputError, nearest
-from hydragnn.files import flush_directory, replace_atomically, write_json
+from hydragnn.files import flush_directory, is_free, kind_of_folder, replace_atomically, write_json
 from hydragnn.graphs.field import Field
 from hydragnn.training import errors_on, trivial_predictor
 
@@ -48,8 +48,7 @@ def build_ensemble(
     store is the runs' own unless given. The folder is complete or absent. InputError where runs do not fit together, the
     store is not the one they were trained on, or ``out`` is there already.
     """
-    if out.exists():
-        raise InputError(f"{out} exists already; choose another --out or delete it")
+    check_out(out)
     if not runs:
         raise InputError("an ensemble needs at least one finished run; give some")
     weights = list(weights) if weights is not None else [1.0 / len(runs)] * len(runs)
@@ -82,6 +81,13 @@ def build_ensemble(
     )
     _write(out, runs, manifest, evaluation, arrays)
     return evaluation
+
+
+def check_out(out: Path) -> None:
+    """Raise InputError where something is at ``out`` already; an empty folder will do."""
+    if not is_free(out):
+        kind = kind_of_folder(out)
+        raise InputError(f"{out} exists already{kind and f' and is {kind}'}; choose another --out or delete it")
 
 
 def distinct_names(runs: Sequence[Path]) -> list[str]:

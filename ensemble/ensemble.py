@@ -1,6 +1,6 @@
 """Several models speaking as one."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -19,13 +19,13 @@ from hydragnn.ensemble.members import (
     check_members,
     load_member,
     load_run,
-    outcome,
     shared_inputs,
     summary_of,
 )
 from hydragnn.ensemble.plan import Chunk, chunks_of, default_budget
 from hydragnn.ensemble.predictions import Predictions, combined, concatenated, nothing
 from hydragnn.ensemble.roster import Roster
+from hydragnn.ensemble.screening import Screened, outcome_of, read_screened, screened
 from hydragnn.ensemble.structures import Structures, graphs_from_atoms, structures_for
 from hydragnn.errors import InputError
 from hydragnn.files import digest
@@ -100,9 +100,12 @@ class Ensemble:
                 raise InputError(f"the store has no field {field.name}, which the ensemble reads; add it to the store")
             if (found.on, found.shape, found.unit, found.classes) != (field.on, field.shape, field.unit, field.classes):
                 raise InputError(f"the store means something else by {field.name}: {found}; the ensemble reads {field}")
-        return [field.name for field in self.inputs] + [
-            name for name in (ATOMIC_NUMBERS,) if name in there and name not in {f.name for f in self.inputs}
-        ]
+        return self._read_by_members(there)
+
+    def _read_by_members(self, there: Collection[str]) -> list[str]:
+        """The inputs, and the atomic numbers where they are there, since reference values need them."""
+        inputs = [field.name for field in self.inputs]
+        return [*inputs, *(name for name in (ATOMIC_NUMBERS,) if name in there and name not in inputs)]
 
     def predict(self, source: GraphBatch | GraphStore | Atoms | Sequence[Atoms]) -> Predictions:
         """Predict every graph of a batch, a store, one structure or several; failed graphs have NaN and a reason.
@@ -110,7 +113,7 @@ class Ensemble:
         Batches are built once and shared by all members. For what does not fit into memory use ``predict_to_file``.
         """
         if isinstance(source, GraphBatch):
-            return self.combine(source, [outcome(member, source) for member in self.members])
+            return self._predict_screened(screened(source, self._read_by_members(source.fields)))
         if isinstance(source, Atoms):
             return self._predict_atoms([source])
         if isinstance(source, Sequence):
@@ -137,19 +140,32 @@ class Ensemble:
     def _predict_chunk(self, chunk: Chunk, store: GraphStore) -> Predictions:
         if chunk.reason:
             return self.nothing(0, chunk.reason)
-        batch = store.read(chunk.graphs, self.needed(store))
-        return self.combine(batch, [outcome(member, batch) for member in self.members])
+        return self._predict_screened(self.read(store, chunk))
 
-    def combine(self, batch: GraphBatch, outcomes: Sequence[Outcome]) -> Predictions:
-        """What the members said about a batch as one prediction, with intervals and the flag for foreign graphs."""
+    def read(self, store: GraphStore, chunk: Chunk) -> Screened:
+        """The graphs of a chunk with what members read, apart from those that are not valid."""
+        needed = self.needed(store)
+        return read_screened(store, chunk.graphs, needed, needed, chunk.numbers)
+
+    def _predict_screened(self, read: Screened) -> Predictions:
+        return self.combine(read, [outcome_of(member, read) for member in self.members])
+
+    def combine(self, read: Screened, outcomes: Sequence[Outcome]) -> Predictions:
+        """What the members said as one prediction, with intervals and the flag for foreign graphs."""
+        flags = [""] * len(read.reasons)
+        if read.valid is not None:
+            found = foreign(self.manifest.domain, read.valid, self.inputs)
+            for position, flag in zip(np.flatnonzero(read.fine).tolist(), found):
+                flags[position] = flag
         together = combined(
             self.fields,
             outcomes,
             self.names,
             self.weights,
             self.manifest.calibration,
-            batch.counts("node").numpy(),
-            foreign(self.manifest.domain, batch, self.inputs),
+            read.whole.counts("node").numpy(),
+            flags,
+            read.reasons,
         )
         return self._with_spread_flags(together)
 

@@ -10,8 +10,9 @@ from jaxtyping import Bool, Int
 from numpy.typing import NDArray
 
 from hydragnn.datasets import GraphStore, pack
-from hydragnn.ensemble.members import Member, Outcome, joined, outcome
+from hydragnn.ensemble.members import Member, Outcome, joined
 from hydragnn.ensemble.plan import default_budget
+from hydragnn.ensemble.screening import outcome_of, read_screened
 from hydragnn.ensemble.uncertainty import Array
 from hydragnn.errors import InputError
 from hydragnn.graphs.field import Field
@@ -64,7 +65,8 @@ def member_outputs(
     seconds = [0.0] * len(members)
     sizes = store.sizes()
     for numbers in pack(sizes, graphs, default_budget(sizes)):
-        batch = store.read(numbers, [*dict.fromkeys([*inputs, *labels])])
+        read = read_screened(store, numbers, [*dict.fromkeys([*inputs, *labels])], inputs)
+        batch = read.whole
         for field in fields:
             values = batch[field.name].double().numpy().copy()
             present = batch.present(field.name).numpy()
@@ -72,7 +74,7 @@ def member_outputs(
             labels[field.name].append(values)
         for position, member in enumerate(members):
             started = perf_counter()
-            said[position].append(outcome(member, batch))
+            said[position].append(outcome_of(member, read))
             seconds[position] += perf_counter() - started
     return MemberOutputs(
         graphs=graphs,

@@ -61,15 +61,19 @@ def combined(
     calibrations: Mapping[str, AnyCalibration],
     nodes_per_graph: Int[NDArray[np.int64], " graphs"],
     domain: Sequence[str],
+    reasons: Sequence[str],
 ) -> Predictions:
-    """All members' outcomes on the same graphs as one prediction; a graph that one member failed on has failed."""
+    """All members' outcomes on the same graphs as one prediction; a graph that one member failed on has failed.
+
+    ``reasons`` says of graphs that are not valid why no member was asked; empty where all were.
+    """
     estimates: dict[str, Estimate] = {}
     for field in fields:
         members = [outcome.predictions[field.name] for outcome in outcomes]
         estimates[field.name] = estimates_of(field).of(field, members, weights, calibrations.get(field.name))
     status = [
-        next((f"member {name}: {reason}" for name, reason in zip(names, reasons) if reason), "ok")
-        for reasons in zip(*(outcome.reasons for outcome in outcomes))
+        refused or next((f"member {name}: {reason}" for name, reason in zip(names, said) if reason), "ok")
+        for refused, *said in zip(reasons, *(outcome.reasons for outcome in outcomes))
     ]
     return Predictions(fields=estimates, nodes_per_graph=nodes_per_graph, status=tuple(status), domain=tuple(domain))
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from hydragnn.errors import InputError, nearest
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field, Location
+from hydragnn.graphs.problems import cell_problem, graph_problems
 from hydragnn.graphs.topology import Topology
 
 ArrayLike = np.ndarray | Tensor | Sequence[Any] | float | int
@@ -104,14 +105,24 @@ def field_values(raw: Any, field: Field, items: int, name: str = "graph") -> Ten
     return _checked_finite(array.to(field.torch_dtype), where)
 
 
-def validate(batch: GraphBatch) -> GraphBatch:
+def validate(batch: GraphBatch, first: int = 0) -> GraphBatch:
     """The same batch, checked; InputError naming the graph, the field and the fix for the first thing that is wrong.
+
+    The first graph is called number ``first``.
 
     >>> validate(graph_from_arrays([[0.0, 0.0]], [], [])).num_nodes
     1
     """
+    check_structure(batch)
+    for says in graph_problems(batch, range(first, first + batch.num_graphs)).values():
+        raise InputError(says)
+    return batch
+
+
+def check_structure(batch: GraphBatch) -> None:
+    """Raise InputError where offsets, lengths, shapes, dtypes or declarations of the batch do not fit together."""
     _check_offsets(batch)
-    _check_edges(batch)
+    _check_indices(batch)
     _check_geometry(batch)
     for location in _ITEMS:
         undeclared = [n for n in batch.on(location) if n not in batch.fields or batch.fields[n].on != location]
@@ -125,7 +136,6 @@ def validate(batch: GraphBatch) -> GraphBatch:
     for field in batch.fields.values():
         _check_field(batch, field)
     _check_axes(batch, "batch")
-    return batch
 
 
 def _declared(fields: Iterable[Field], given: Mapping[Location, Mapping[str, Any]], name: str) -> dict[str, Field]:
@@ -217,18 +227,9 @@ def _box(raw: ArrayLike | None, periodic: Tensor, dim: int, name: str) -> Float[
         cell = torch.block_diag(cell, torch.ones(1, 1, dtype=torch.float64))
     if tuple(cell.shape) != (3, 3):
         raise InputError(f"{name}, cell: shape {tuple(cell.shape)} is not [3, 3]; give the cell vectors as rows")
-    _check_cell(cell, periodic, name)
+    if says := cell_problem(cell, periodic):
+        raise InputError(f"{name}{says}")
     return cell
-
-
-def _check_cell(cell: Tensor, periodic: Tensor, name: str) -> None:
-    rows = cell[periodic]
-    scale = rows.norm(dim=1).clamp_min(1e-300)
-    if len(rows) and float(torch.linalg.svdvals(rows / scale[:, None]).min()) < 1e-8:
-        axes = ", ".join("xyz"[i] for i in range(3) if bool(periodic[i]))
-        raise InputError(
-            f"{name}: the cell is singular along its periodic axes ({axes}); give independent cell vectors"
-        )
 
 
 def _array(raw: Any, where: str) -> Tensor:
@@ -285,33 +286,19 @@ def _check_offsets(batch: GraphBatch) -> None:
             raise InputError(
                 f"{what}_offsets describe {len(offsets) - 1} graphs, not {batch.num_graphs}; rebuild the batch"
             )
-    empty = (batch.counts("node") == 0).nonzero()
-    if len(empty):
-        raise InputError(f"graph {int(empty[0])} has no nodes; leave empty graphs out")
 
 
-def _check_edges(batch: GraphBatch) -> None:
-    first = batch.node_offsets[:-1][batch.owner("edge")]
-    last = batch.node_offsets[1:][batch.owner("edge")]
+def _check_indices(batch: GraphBatch) -> None:
     for which, index in (("senders", batch.senders), ("receivers", batch.receivers)):
         if index.dtype != torch.int64:
             raise InputError(f"{which}: {_short(index.dtype)} values; node indices are int64")
         if tuple(index.shape) != (batch.num_edges,):
             raise InputError(f"{which}: {len(index)} values for {batch.num_edges} edges; give one per edge")
-        outside = ((index < first) | (index >= last)).nonzero()
-        if len(outside):
-            edge = int(outside[0])
-            raise InputError(
-                f"graph {int(batch.owner('edge')[edge])}, {which}: node index {int(index[edge] - first[edge])} is out of "
-                f"range; the graph has {int(last[edge] - first[edge])} nodes"
-            )
     columns, rows = batch.topology.num_columns, batch.topology.num_rows
     if (columns, rows) != (batch.num_nodes, batch.num_nodes):
         raise InputError(
             f"the topology has {columns} senders and {rows} receivers for {batch.num_nodes} nodes; rebuild the batch"
         )
-    if bool((batch.receivers.diff() < 0).any()):
-        raise InputError("edges are not sorted by receiver; make the graph with graph_from_arrays, which sorts them")
 
 
 def _check_geometry(batch: GraphBatch) -> None:
@@ -328,32 +315,19 @@ def _check_geometry(batch: GraphBatch) -> None:
             raise InputError(
                 f"{what}: {_short(value.dtype)} values; give {'bool' if what == 'periodic' else 'float64'}"
             )
-        if value.is_floating_point():
-            _checked_finite(value, what)
     if batch.dim not in (0, 2, 3):
         raise InputError(f"positions have {batch.dim} columns; use 2 or 3, or none for graphs without geometry")
-    for index in batch.periodic.any(dim=1).nonzero().flatten().tolist():
-        _check_cell(batch.cell[index], batch.periodic[index], f"graph {index}")
 
 
 def _check_field(batch: GraphBatch, field: Field) -> None:
     if field.name not in batch.on(field.on):
         raise InputError(f"field {field.name} is declared but no tensor on {_ITEMS[field.on]} has its name; add it")
     values = batch[field.name]
-    owner = batch.owner(field.on)
-    if tuple(values.shape) != (len(owner), *field.shape):
-        raise InputError(
-            f"field {field.name}: shape {tuple(values.shape)} is not {(len(owner), *field.shape)}; reshape it"
-        )
+    expected = (batch.num_items(field.on), *field.shape)
+    if tuple(values.shape) != expected:
+        raise InputError(f"field {field.name}: shape {tuple(values.shape)} is not {expected}; reshape it")
     if values.dtype != field.torch_dtype:
         raise InputError(f"field {field.name}: {_short(values.dtype)} values but {field.dtype} declared; convert them")
-    bad = ((values < 0) | (values >= field.classes)) if field.classes else ~torch.isfinite(values)
-    bad = bad.flatten(1).any(dim=1) if bad.ndim > 1 else bad
-    bad = bad & batch.present(field.name)[owner]
-    if bool(bad.any()):
-        row = int(bad.nonzero()[0])
-        where = f"graph {int(owner[row])}, field {field.name}"
-        (_checked_classes(values[row], field, where) if field.classes else _checked_finite(values[row], where))
 
 
 def _check_axes(batch: GraphBatch, name: str) -> None:

@@ -60,6 +60,26 @@ def write_json(path: Path, value: Any, check: Callable[[], None] | None = None) 
     write_atomically(path, json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n", check)
 
 
+KINDS = {
+    "manifest.json": "a store",
+    "campaign.json": "a campaign",
+    "ensemble.json": "an ensemble",
+    "model.json": "a model",
+    "record.json": "a run",
+}
+"""The file that makes a folder what it is."""
+
+
+def kind_of_folder(folder: Path) -> str:
+    """What this program keeps in a folder, as "a store" and its like; empty where it is nothing of ours."""
+    return next((kind for name, kind in KINDS.items() if (folder / name).is_file()), "")
+
+
+def is_free(path: Path) -> bool:
+    """Return True where there is nothing at ``path``, or an empty folder."""
+    return not path.exists() or (path.is_dir() and not any(path.iterdir()))
+
+
 def read_json(path: Path) -> Any:
     """The value in a JSON file; InputError that names the file where it is missing or damaged."""
     try:

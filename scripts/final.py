@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from hydragnn.ensemble import Choice, build_ensemble, chosen_runs
+from hydragnn.ensemble.build import check_out
 from hydragnn.errors import InputError, Interrupted, OutOfWalltime
 from hydragnn.hpo import CampaignView, best_runs, finished_runs, given_runs, run_final
 from hydragnn.hpo.door import open_campaign
@@ -26,8 +27,7 @@ def trained_ensemble(
     Every run has a seed of its own; ``epochs`` replaces the campaign's. A call that was interrupted is continued by the same
     call. Interrupted where a signal, or OutOfWalltime where the end of the allocation, comes before the end.
     """
-    if out.exists():
-        raise InputError(f"{out} exists already; choose another --out or delete it")
+    check_out(out)
     choice = _choice(campaign, top_k, method)
     training = out.with_name(f"{out.name}.training")
     runs = given_runs(choice.folders, campaign, seeds=seeds, epochs=epochs)

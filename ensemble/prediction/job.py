@@ -21,7 +21,7 @@ from hydragnn.ensemble.roster import room_for
 from hydragnn.errors import InputError
 from hydragnn.files import read_json
 
-VERSION = 3
+VERSION = 4
 
 SECONDS_PER_BLOCK = 10.0
 """More than a block of structures takes to become graphs."""
@@ -55,6 +55,7 @@ def begin(job: Job, ranks: int) -> dict[str, Any]:
         if is_store(job.source):
             store = store_source(job.source).store
             ensemble.needed(store)
+            store.sizes()  # opens every part, so that a store that cannot be read is refused before any work
             source = store.fingerprint
         else:
             assert ensemble.structures

@@ -27,11 +27,14 @@ def merge(desk: Desk, units: Sequence[Unit], sink: Sink) -> dict[str, int]:
 
 
 def _block(desk: Desk, chunk: Chunk, units: Sequence[Unit]) -> Block:
-    batch = desk.graphs.store.read(chunk.graphs, desk.needed) if len(chunk.graphs) else None
+    outcomes = [desk.found(unit) for unit in units]
+    # graphs that are not valid have their reason in every outcome, so that without reasons there are none
+    sure = bool(outcomes) and not any(any(outcome.reasons) for outcome in outcomes)
+    read = desk.read(chunk, sure=sure) if len(chunk.graphs) else None
     predictions: Predictions
     if chunk.reason:
-        predictions = desk.ensemble.nothing(0 if batch is None else batch.num_nodes, chunk.reason)
+        predictions = desk.ensemble.nothing(0 if read is None else read.whole.num_nodes, chunk.reason)
     else:
-        assert batch is not None
-        predictions = desk.ensemble.combine(batch, [desk.found(unit) for unit in units])
-    return Block(numbers=chunk.numbers, predictions=predictions, batch=batch)
+        assert read is not None
+        predictions = desk.ensemble.combine(read, outcomes)
+    return Block(numbers=chunk.numbers, predictions=predictions, graphs=read)

@@ -33,6 +33,7 @@ class Parts:
         InputError where an earlier prediction was interrupted and nobody asked to resume it.
         """
         there = self.folder.exists()
+        self._check_own()
         if there and not resume:
             raise InputError(
                 f"{self.folder} holds an interrupted prediction; add --resume to continue it, or delete the folder"
@@ -43,6 +44,17 @@ class Parts:
             if not there:
                 shutil.rmtree(self.folder, ignore_errors=True)
             raise
+
+    def _check_own(self) -> None:
+        """Raise InputError where the folder holds something else: it is removed once the prediction is complete."""
+        if not self.folder.exists() or (self.folder / "identity.json").is_file():
+            return
+        found = sorted(path.name for path in self.folder.iterdir()) if self.folder.is_dir() else ["no folder"]
+        foreign = [name for name in found if not name.startswith((".identity.json.", "ranks-"))]
+        if foreign:
+            raise InputError(
+                f"{self.folder} holds {foreign[0]}, which belongs to no prediction; choose another --out, or move it away"
+            )
 
     def claim(self, identity: Mapping[str, Any]) -> None:
         """Say what the parts belong to; InputError where they belong to another prediction."""

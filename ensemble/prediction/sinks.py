@@ -13,19 +13,19 @@ from jaxtyping import Int
 from numpy.typing import NDArray
 
 from hydragnn.ensemble.predictions import Predictions
+from hydragnn.ensemble.screening import Screened
 from hydragnn.errors import InputError
 from hydragnn.files import flush_directory
-from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Block:
-    """Consecutive graphs of the output: their numbers in the source, what is predicted, and the graphs where they could be built."""
+    """Consecutive graphs of the output: their numbers in the source, what is predicted, and the graphs where they could be read."""
 
     numbers: Int[NDArray[np.int64], " graphs"]
     predictions: Predictions
-    batch: GraphBatch | None
+    graphs: Screened | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -79,8 +79,8 @@ def _numbers(estimates: list[Estimate], rows: int) -> list[list[float | int | st
 class XyzSink(Sink):
     """Extended XYZ: energy, forces and stress as results, everything else in ``info`` and ``arrays`` by name.
 
-    The mean (of classes: the label) of a field has the field's name, the other quantities NAME_std and so on. A structure that could not be built
-    has no atoms.
+    The mean (of classes: the label) of a field has the field's name, the other quantities NAME_std and so on. A structure
+    that could not be built, or is not valid, has no atoms.
     """
 
     def open(self) -> None:
@@ -103,7 +103,8 @@ def _frame(block: Block, row: int) -> Atoms:
     """One structure with its predictions."""
     said = block.predictions
     offsets = np.concatenate([[0], np.cumsum(said.nodes_per_graph)])
-    atoms = Atoms() if block.batch is None else _atoms(block.batch, row)
+    read = block.graphs
+    atoms = Atoms() if read is None or read.reasons[row] else _atoms(read.whole, row)
     atoms.info |= {"graph": int(block.numbers[row]), "status": texts(said.status)[row]}
     if said.domain[row]:
         atoms.info["domain"] = texts(said.domain)[row]

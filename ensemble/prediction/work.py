@@ -5,13 +5,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hydragnn.ensemble.ensemble import Ensemble
-from hydragnn.ensemble.members import Outcome, outcome
+from hydragnn.ensemble.members import Outcome
 from hydragnn.ensemble.plan import Chunk, Unit
 from hydragnn.ensemble.prediction.crew import Crew
 from hydragnn.ensemble.prediction.order import POSTS, Bundle
 from hydragnn.ensemble.prediction.parts import Parts
 from hydragnn.ensemble.prediction.queues import Queue
 from hydragnn.ensemble.prediction.sources import Source
+from hydragnn.ensemble.screening import Screened, outcome_of, read_screened, unscreened
 
 TELLING = 0.5
 """Seconds between two times that a rank tells."""
@@ -55,12 +56,18 @@ class Desk:
         units = [unit for unit in units if not self.parts.has(unit)]
         if not units:
             return
-        batch = self.graphs.store.read(self.chunks[units[0].chunk].graphs, self.needed)
+        batch = self.read(self.chunks[units[0].chunk])
         reading = (time.perf_counter() - began) / len(units)
         for unit in units:
             began = time.perf_counter()
-            self.parts.write(unit, outcome(self.ensemble.members[unit.member], batch))
+            self.parts.write(unit, outcome_of(self.ensemble.members[unit.member], batch))
             self._account(unit, reading + time.perf_counter() - began)
+
+    def read(self, chunk: Chunk, *, sure: bool = False) -> Screened:
+        """The graphs of a chunk, apart from those that are not valid; ``sure`` that there are none, they are not checked."""
+        if sure:
+            return unscreened(self.graphs.store.read(chunk.graphs, self.needed))
+        return read_screened(self.graphs.store, chunk.graphs, self.needed, self.needed, chunk.numbers)
 
     def found(self, unit: Unit) -> Outcome:
         """The outcome of a unit; made again where its part is torn."""

@@ -24,6 +24,7 @@ from hydragnn.datasets import (
     Normalisation,
     Survey,
     WithoutEdges,
+    check_graphs,
     fit_normalisation,
     make_split,
     normalise,
@@ -52,7 +53,7 @@ def prepare_data(
     ranks: Ranks,
     heartbeat: Callable[[], None] = lambda: None,
 ) -> RunData:
-    """Split, normalisation and feeds of a run; InputError where a field is missing, a value is not finite or a part is empty.
+    """Split, normalisation and feeds of a run; InputError where a field is missing, a graph is not valid or a part is empty.
 
     All ranks call it together. ``heartbeat`` is called between reads, for whoever watches.
     """
@@ -62,11 +63,10 @@ def prepare_data(
     inputs = input_names(config.data.inputs, config.targets, fields)
     names = [*dict.fromkeys([*inputs, *config.targets])]
     split = make_split(store, config.split)
+    seen = np.concatenate([split.train, split.valid])
+    check_values(store, seen, names, inputs, ranks, placement.device, heartbeat)
     targets = with_class_weights(targets_of(config.heads, fields), store, split.train, ranks, placement.device)
-
     survey = Survey(store, split.train, split.valid, shared_rows(ranks, placement.device), heartbeat)
-    for name in names:
-        check_values(survey, fields[name], complete=name in inputs)
     normalisation = fit_normalisation(
         store,
         split.train,
@@ -134,19 +134,30 @@ def with_class_weights(
     )
 
 
-def check_values(survey: Survey, field: Field, *, complete: bool) -> None:
-    """InputError that names the first graph with NaN or infinity in a field, or without it where all need it."""
-    summary = survey.summary(field)
-    if complete and summary.absent:
-        raise InputError(
-            f"graph {summary.first_absent} has no {field.name}, which the model reads ({summary.absent} graphs in all); leave "
-            "these graphs out, or take the field out of data.inputs"
-        )
-    if summary.not_finite:
-        raise InputError(
-            f"field {field.name} is NaN or infinite in graph {summary.first_not_finite} (and {summary.not_finite - 1} more); "
-            "mark missing labels as absent in the store, or leave these graphs out"
-        )
+def check_values(
+    store: GraphStore,
+    graphs: NDArray[np.int64],
+    names: Sequence[str],
+    inputs: Sequence[str],
+    ranks: Ranks,
+    device: torch.device,
+    heartbeat: Callable[[], None],
+) -> None:
+    """InputError on all ranks that names the first of the graphs that is not valid; every rank looks at a share of them."""
+
+    def problem_of(numbers: NDArray[np.int64]) -> None:
+        check_graphs(store, numbers, names, needed=inputs, alive=heartbeat)
+
+    if ranks.size == 1:
+        return problem_of(graphs)
+    found = 0.0
+    try:
+        problem_of(graphs[ranks.rank :: ranks.size])
+    except InputError:
+        found = 1.0
+    if float(ranks.sum_in_place(torch.tensor(found, device=device))):
+        first_ranks_value(lambda: problem_of(graphs), ranks, device)
+    return None
 
 
 def with_elements(names: Sequence[str], normalisation: Normalisation) -> list[str]:

@@ -14,7 +14,7 @@ from hydragnn.distributed.parallelize import parallelize
 from hydragnn.distributed.ranks import Ranks, joined_ranks
 from hydragnn.distributed.sharing import shared_rows
 from hydragnn.errors import InputError, Interrupted
-from hydragnn.files import read_json
+from hydragnn.files import kind_of_folder, read_json
 from hydragnn.models import build_model
 from hydragnn.record import Cost, RunRecord, read_record
 from hydragnn.runs.attempt import Attempt, Fenced, Heartbeat
@@ -32,6 +32,9 @@ from hydragnn.training.loop import Ended, train_epochs
 from hydragnn.training.state import TrainState, first_state
 
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.float32}
+
+FIRST_FILES = ("config.json", "attempt.json", "heartbeat")
+"""What may be in the folder of a run before it begins."""
 
 
 def train(
@@ -185,9 +188,14 @@ def end_of_segment(epochs: int, until: int | None) -> int:
 
 
 def check_folder(config: RunConfig, out: Path, resume: bool) -> None:
-    """InputError where ``out`` holds a run and nobody said resume, where it holds another run, or nothing to resume."""
+    """Raise InputError where ``out`` is no place for this run.
+
+    That is where it holds something else, a run and nobody said resume, another run, or nothing to resume. An empty folder
+    will do, and so will one that whoever starts the run has prepared with ``config.json``.
+    """
     if out.exists() and not out.is_dir():
         raise InputError(f"{out} is a file, not a folder; choose another --out")
+    check_nothing_else(out, resume)
     holds_run = (out / "record.json").exists() or (out / "checkpoints").exists()
     if not resume:
         if holds_run:
@@ -202,6 +210,30 @@ def check_folder(config: RunConfig, out: Path, resume: bool) -> None:
             f"{out} was begun with another configuration ({', '.join(changed[:3])}); resume it with the same one, or begin a "
             "new run in another folder"
         )
+
+
+def check_nothing_else(out: Path, resume: bool) -> None:
+    """Raise InputError where the folder is something else than a run's, or a new run would be mixed with other files."""
+    kind = kind_of_folder(out)
+    if kind and kind != "a run":
+        raise InputError(f"{out} is {kind}, and a run would be mixed into it; choose another --out")
+    if resume or kind or not out.exists():
+        return
+    config = out / "config.json"
+    if config.is_file():
+        try:
+            RunConfig.parse(read_json(config), str(config))
+        except InputError as error:
+            raise InputError(f"{config} is not the configuration of a run ({error}); choose another --out") from error
+    own = {*FIRST_FILES, "checkpoints", "model"} if config.is_file() else {*FIRST_FILES, "checkpoints"}
+    foreign = sorted(entry.name for entry in out.iterdir() if entry.name not in own and not is_left_behind(entry.name))
+    if foreign:
+        raise InputError(f"{out} holds {foreign[0]}, which belongs to no run; choose another --out")
+
+
+def is_left_behind(name: str) -> bool:
+    """Return True for files that ranks and interrupted writes leave in the folder of a run."""
+    return name.startswith((".ranks-", ".failure-")) or (name.startswith(".") and name.endswith(".tmp"))
 
 
 def differences(before: object, now: object, path: str = "") -> list[str]:

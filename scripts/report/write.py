@@ -4,9 +4,13 @@ from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from hydragnn.errors import InputError
 from hydragnn.files import write_atomically
 from hydragnn.scripts.report.collect import collect
 from hydragnn.scripts.report.page import page
+
+REPORT = " – HydraGNN Ensemble</title>".encode()
+"""What the title of every report ends with."""
 
 
 def write_report(
@@ -21,13 +25,27 @@ def write_report(
 
     ``source`` is the folder of a campaign, an ensemble or a run. A campaign and an ensemble that belong together make one
     report; an ensemble that names its campaign finds it by itself. InputError where the folder is none of these, a file of
-    it is damaged, or ``out`` cannot be written.
+    it is damaged, or ``out`` cannot be written or is something else than an earlier report.
     """
-    facts = collect(source, campaign=campaign, ensemble=ensemble)
     place = source / "report.html" if out is None else out
+    check_report(place)
+    facts = collect(source, campaign=campaign, ensemble=ensemble)
     time = (now or datetime.now().astimezone()).strftime("%d %B %Y, %H:%M")
     write_atomically(place, page(facts, f"Made on {time} with hydragnn-ensemble {installed_version()}."))
     return place
+
+
+def check_report(place: Path) -> None:
+    """Raise InputError where there is something else than an earlier report at ``place``."""
+    if place.is_dir():
+        raise InputError(
+            f"{place} is a folder; give the HTML file that the report becomes, as --out {place}/report.html"
+        )
+    if not place.exists():
+        return
+    with place.open("rb") as file:
+        if REPORT not in file.read(4096):
+            raise InputError(f"{place} exists already and is no report; choose another --out or delete it")
 
 
 def installed_version() -> str:

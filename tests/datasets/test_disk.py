@@ -217,9 +217,9 @@ def broken(graph: GraphBatch, what: str) -> GraphBatch:
 
 
 MESSAGES = {
-    "NaN": "graph 0, field forces",
-    "infinite position": "positions",
-    "class out of range": "graph 0, field atomic_numbers",
+    "NaN": "graph 1, field forces",
+    "infinite position": "graph 1, positions",
+    "class out of range": "graph 1, field atomic_numbers",
     "edge out of range": "node index .* is out of range; the graph has 4 nodes",
     "unsorted": "not sorted by receiver",
     "wrong length": "field forces: shape",

@@ -27,14 +27,14 @@ from hydragnn.errors import InputError, Interrupted
 
 def before_unit(number: int, act: Callable[[], None]) -> None:
     """This rank acts before it predicts its unit of this number."""
-    original, done = work.outcome, count()
+    original, done = work.outcome_of, count()
 
     def acting(member, batch):
         if next(done) == number:
             act()
         return original(member, batch)
 
-    work.outcome = acting
+    work.outcome_of = acting
 
 
 def falter(note: Path, seconds: float) -> None:

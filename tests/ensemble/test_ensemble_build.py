@@ -142,9 +142,18 @@ def test_another_store_than_that_of_training_is_refused(runs, store, tmp_path):
 
 
 def test_an_existing_folder_is_never_overwritten(runs, store, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "campaign.json").write_text("{}")
+    with pytest.raises(InputError, match="exists already and is a campaign; choose another --out"):
+        build_ensemble(runs, out, store=store)
+    assert [entry.name for entry in out.iterdir()] == ["campaign.json"]
+
+
+def test_an_empty_folder_becomes_the_ensemble(runs, store, tmp_path):
     (tmp_path / "out").mkdir()
-    with pytest.raises(InputError, match="exists already"):
-        build_ensemble(runs, tmp_path / "out", store=store)
+    build_ensemble(runs, tmp_path / "out", store=store)
+    assert Ensemble.load(tmp_path / "out").names
 
 
 @pytest.mark.parametrize(

@@ -145,7 +145,7 @@ def test_an_interrupted_prediction_ends_with_the_bits_of_the_undisturbed_one(
 ):
     undisturbed = predict_to_file(ensemble, stored, tmp_path / "whole.npz", batch=BATCH)
     counted = {"units": 0}
-    original = work.outcome
+    original = work.outcome_of
 
     def dying(member, batch):
         if counted["units"] == after:
@@ -153,11 +153,11 @@ def test_an_interrupted_prediction_ends_with_the_bits_of_the_undisturbed_one(
         counted["units"] += 1
         return original(member, batch)
 
-    monkeypatch.setattr(work, "outcome", dying)
+    monkeypatch.setattr(work, "outcome_of", dying)
     with pytest.raises(Killed):
         predict_to_file(ensemble, stored, tmp_path / "out.npz", batch=BATCH)
     assert not (tmp_path / "out.npz").exists()
-    monkeypatch.setattr(work, "outcome", original)
+    monkeypatch.setattr(work, "outcome_of", original)
     with pytest.raises(InputError, match="--resume"):
         predict_to_file(ensemble, stored, tmp_path / "out.npz", batch=BATCH)
     result = predict_to_file(ensemble, stored, tmp_path / "out.npz", batch=BATCH, resume=True)
@@ -186,7 +186,7 @@ def test_ctrl_c_keeps_finished_work_and_says_how_to_go_on(ensemble, stored, tmp_
     def interrupted(member, batch):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(work, "outcome", interrupted)
+    monkeypatch.setattr(work, "outcome_of", interrupted)
     with pytest.raises(Interrupted, match="--resume"):
         predict_to_file(ensemble, stored, tmp_path / "out.h5")
 
@@ -251,7 +251,7 @@ def test_parts_of_another_prediction_are_not_mixed_in(ensemble, runs, stored, tm
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(work, "outcome", dying)
+        patch.setattr(work, "outcome_of", dying)
         with pytest.raises(Killed):
             predict_to_file(ensemble, stored, tmp_path / "out.h5")
     with pytest.raises(InputError, match="begun with another ensemble;"):

@@ -301,7 +301,7 @@ def test_files_that_are_not_plainly_counted_are_read_as_a_whole(tmp_path, text):
 
 def test_blocks_that_are_built_survive_an_interruption(ensemble, structures, whole, tmp_path, monkeypatch):
     monkeypatch.setattr(blocks, "FRAMES", 7)
-    monkeypatch.setattr(work, "outcome", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(work, "outcome_of", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     out = tmp_path / "out.npz"
     with pytest.raises(Exception, match="--resume"):
         predict_to_file(ensemble, structures, out, batch=BATCH)

@@ -207,3 +207,14 @@ def test_an_ensemble_that_was_never_evaluated_has_no_terminal_table(samples, tmp
     (folder / "evaluation.json").unlink()
     with pytest.raises(InputError, match="never evaluated"):
         summary_table(folder)
+
+
+def test_only_an_earlier_report_is_overwritten(samples, tmp_path):
+    page = write_report(samples.run, tmp_path / "report.html")
+    assert write_report(samples.run, page) == page
+    (tmp_path / "thesis.html").write_text("<title>years</title>")
+    with pytest.raises(InputError, match=r"thesis.html exists already and is no report; choose another --out"):
+        write_report(samples.run, tmp_path / "thesis.html")
+    assert (tmp_path / "thesis.html").read_text() == "<title>years</title>"
+    with pytest.raises(InputError, match="is a folder; give the HTML file"):
+        write_report(samples.run, tmp_path)

@@ -1,0 +1,86 @@
+"""What is read to be predicted, apart from the graphs that nothing may be said of: those that are not valid."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Int
+from numpy.typing import NDArray
+
+from hydragnn.datasets import GraphStore
+from hydragnn.ensemble.members import Member, Outcome, outcome
+from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.problems import graph_problems
+from hydragnn.models import Distribution
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Screened:
+    """Graphs that were read, those of them that can be predicted, and why the others cannot."""
+
+    whole: GraphBatch
+    valid: GraphBatch | None
+    """The valid graphs alone, in their order; None where there is none."""
+    reasons: tuple[str, ...]
+    """One for every graph that was read; empty where it is valid."""
+
+    @property
+    def fine(self) -> Bool[NDArray[np.bool_], " graphs"]:
+        """Which graphs are valid."""
+        return np.array([not reason for reason in self.reasons], dtype=np.bool_)
+
+
+def read_screened(
+    store: GraphStore,
+    graphs: Int[NDArray[np.int64], " graphs"],
+    fields: Collection[str],
+    inputs: Collection[str],
+    numbers: Int[NDArray[np.int64], " graphs"] | None = None,
+) -> Screened:
+    """Read these graphs with these fields; reasons call them by their ``numbers``, by default those in the store.
+
+    What is read here is a function of the store alone, so that all ranks, and a prediction that is resumed, agree on it.
+    """
+    return screened(store.read(graphs, fields), inputs, graphs if numbers is None else numbers)
+
+
+def screened(
+    batch: GraphBatch, inputs: Collection[str], numbers: Sequence[int] | Int[NDArray[np.int64], " graphs"] | None = None
+) -> Screened:
+    """The batch with its valid graphs picked out: with all fields ``inputs``, and with finite and possible values there."""
+    problems = graph_problems(_with_fields(batch, inputs), numbers, needed=inputs)
+    if not problems:
+        return unscreened(batch)
+    reasons = tuple(problems.get(position, "") for position in range(len(batch)))
+    valid = torch.tensor([not reason for reason in reasons])
+    return Screened(whole=batch, valid=batch.select(valid) if bool(valid.any()) else None, reasons=reasons)
+
+
+def unscreened(batch: GraphBatch) -> Screened:
+    """The batch, all of whose graphs are known to be valid."""
+    return Screened(whole=batch, valid=batch, reasons=("",) * len(batch))
+
+
+def outcome_of(member: Member, read: Screened) -> Outcome:
+    """What the member predicts for every graph that was read; NaN, and the reason, for those that are not valid."""
+    if read.valid is read.whole:
+        return outcome(member, read.whole)
+    said = None if read.valid is None else outcome(member, read.valid)
+    predictions: dict[str, Distribution] = {}
+    for target in member.targets:
+        valid = torch.from_numpy(read.fine)[read.whole.owner(target.field.on)]
+        if said is None:
+            predictions[target.name] = target.distribution.blank(target.field, len(valid))
+        else:
+            rows = (valid.cumsum(0) - 1).clamp_min(0)  # of an item among those of valid graphs
+            predictions[target.name] = said.predictions[target.name].rows(rows).blanked(~valid)
+    reasons = np.array(read.reasons, dtype=object)
+    if said is not None:
+        reasons[read.fine] = said.reasons
+    return Outcome(predictions=predictions, reasons=tuple(reasons.tolist()))
+
+
+def _with_fields(batch: GraphBatch, names: Collection[str]) -> GraphBatch:
+    """The batch with no other declared fields than these: labels may be anything here."""
+    return replace(batch, fields={name: field for name, field in batch.fields.items() if name in names})

@@ -1,0 +1,177 @@
+"""What is wrong with the graphs of a batch, graph by graph: one reading of the rules for every place that checks graphs."""
+
+from collections.abc import Collection, Iterator, Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Int64
+from numpy import ndarray
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.field import Field
+
+Finding = tuple[int, str]
+"""The position of a graph in its batch, and what is wrong with it, to be read after "graph N"."""
+
+SINGULAR = 1e-8
+"""Smallest singular value that periodic cell vectors of length 1 may have together."""
+
+
+def graph_problems(
+    batch: GraphBatch,
+    numbers: Sequence[int] | Int64[ndarray, " graphs"] | None = None,
+    *,
+    needed: Collection[str] = (),
+) -> dict[int, str]:
+    """Why graphs of the batch are not valid, by their position in it, in ascending order; empty where all are.
+
+    Checked are: at least one node; edges inside their graph and sorted by receiver; finite positions, shifts, cells and
+    values; classes in range; independent cell vectors along periodic axes; and that every graph has the fields ``needed``.
+    A graph with several problems is told of the first. The sentences call graphs by their ``numbers``, by default their
+    positions. Offsets, shapes and dtypes are trusted: ``validate`` and the readers of stores check them.
+    """
+    found: dict[int, str] = {}
+    checks = (_empty_graphs, _outside_edges, _unsorted_edges, _not_finite_geometry, _singular_cells, _wrong_values)
+    findings = [finding for check in checks for finding in check(batch)]
+    for position, says in [*findings, *_missing_fields(batch, needed)]:
+        number = position if numbers is None else numbers[position]
+        found.setdefault(position, f"graph {number}{says}")
+    return dict(sorted(found.items()))
+
+
+def cell_problem(cell: Tensor, periodic: Tensor) -> str:
+    """What is wrong with one cell [3, 3] along its periodic axes [3]; empty where nothing is."""
+    rows = cell[periodic]
+    scale = rows.norm(dim=1).clamp_min(1e-300)
+    if not len(rows) or float(torch.linalg.svdvals(rows / scale[:, None]).min()) >= SINGULAR:
+        return ""
+    axes = ", ".join("xyz"[i] for i in range(3) if bool(periodic[i]))
+    return f": the cell is singular along its periodic axes ({axes}); give independent cell vectors"
+
+
+def _empty_graphs(batch: GraphBatch) -> Iterator[Finding]:
+    for position in np.flatnonzero(np.diff(_offsets(batch, "node")) == 0).tolist():
+        yield position, " has no nodes; leave empty graphs out"
+
+
+def _outside_edges(batch: GraphBatch) -> Iterator[Finding]:
+    """Graphs with an edge whose end is no node of theirs, by the least and the largest index of every graph."""
+    nodes, edges = _offsets(batch, "node"), _offsets(batch, "edge")
+    graphs = np.flatnonzero(np.diff(edges))
+    if not len(graphs):
+        return
+    first, last = nodes[graphs], nodes[graphs + 1]
+    for which, index in (("senders", batch.senders.cpu().numpy()), ("receivers", batch.receivers.cpu().numpy())):
+        least, most = (extreme.reduceat(index, edges[graphs]) for extreme in (np.minimum, np.maximum))
+        for graph in graphs[(least < first) | (most >= last)].tolist():
+            start, stop = nodes[graph], nodes[graph + 1]
+            own = index[edges[graph] : edges[graph + 1]]
+            wrong = own[(own < start) | (own >= stop)][0] - start
+            yield graph, f", {which}: node index {wrong} is out of range; the graph has {stop - start} nodes"
+
+
+def _unsorted_edges(batch: GraphBatch) -> Iterator[Finding]:
+    falls = batch.receivers[1:] < batch.receivers[:-1]
+    if bool(falls.any()):
+        after = falls.nonzero().flatten().cpu().numpy() + 1
+        offsets = _offsets(batch, "edge")
+        inside = after[~np.isin(after, offsets)]  # a step down between two graphs is one of an edge outside its graph
+        for graph in _owners(inside, offsets):
+            yield graph, ": edges are not sorted by receiver; make the graph with graph_from_arrays, which sorts them"
+
+
+def _not_finite_geometry(batch: GraphBatch) -> Iterator[Finding]:
+    for name, values, on in (
+        ("positions", batch.positions, "node"),
+        ("edge_shifts", batch.edge_shifts, "edge"),
+        ("cell", batch.cell, "graph"),
+    ):
+        if not _all_finite(values):
+            yield from _not_finite(name, values, _offsets(batch, on))
+
+
+def _singular_cells(batch: GraphBatch) -> Iterator[Finding]:
+    """Graphs with dependent cell vectors; those with a determinant that leaves no doubt need no singular values."""
+    flags = batch.periodic.cpu()
+    if not bool(flags.any()):
+        return
+    cells = batch.cell.cpu().double()
+    rows = cells / cells.norm(dim=2, keepdim=True).clamp_min(1e-300)
+    both = flags[:, :, None] & flags[:, None, :]
+    gram = torch.where(both, rows @ rows.mT, torch.eye(3, dtype=rows.dtype))
+    # the eigenvalues sum to 3, so the least is at least 4/9 of the determinant
+    for graph in (~(torch.linalg.det(gram) > 1e-6)).nonzero().flatten().tolist():
+        says = cell_problem(cells[graph], flags[graph]) if bool(torch.isfinite(cells[graph]).all()) else ""
+        if says:
+            yield graph, says
+
+
+def _wrong_values(batch: GraphBatch) -> Iterator[Finding]:
+    for field in batch.fields.values():
+        values, offsets = batch[field.name], _offsets(batch, field.on)
+        if field.classes:
+            findings = [] if _all_classes(values, field) else _wrong_classes(field, values, offsets)
+        else:
+            findings = [] if _all_finite(values) else _not_finite(f"field {field.name}", values, offsets)
+        if findings:
+            present = batch.present(field.name)
+            yield from (finding for finding in findings if bool(present[finding[0]]))
+
+
+def _missing_fields(batch: GraphBatch, needed: Collection[str]) -> Iterator[Finding]:
+    for name in needed:
+        if name in batch.masks:
+            for graph in (~batch.masks[name]).nonzero().flatten().tolist():
+                yield graph, f" has no {name}, which the model reads; add it, or leave the graph out"
+
+
+def _all_finite(values: Tensor) -> bool:
+    """Whether no value is NaN or infinite; a sum takes one pass and hides neither."""
+    return not values.is_floating_point() or bool(values.sum().isfinite()) or bool(values.isfinite().all())
+
+
+def _all_classes(values: Tensor, field: Field) -> bool:
+    if not values.numel():
+        return True
+    least, most = values.aminmax()
+    return int(least) >= 0 and int(most) < field.classes
+
+
+def _not_finite(what: str, values: Tensor, offsets: NDArray[np.int64]) -> list[Finding]:
+    return [
+        (
+            graph,
+            f", {what}: {value} in row {row} ({count} in all); remove the graph, or leave the field out where it is missing",
+        )
+        for graph, row, value, count in _first_bad(values, ~values.isfinite(), offsets)
+    ]
+
+
+def _wrong_classes(field: Field, values: Tensor, offsets: NDArray[np.int64]) -> list[Finding]:
+    use = f"use 0 to {field.classes - 1} or declare more classes"
+    return [
+        (graph, f", field {field.name}: class {value} is out of range; {use}")
+        for graph, _, value, _ in _first_bad(values, (values < 0) | (values >= field.classes), offsets)
+    ]
+
+
+def _first_bad(values: Tensor, bad: Tensor, offsets: NDArray[np.int64]) -> Iterator[tuple[int, int, float, int]]:
+    """For every graph with a bad value: its position, the row inside the graph, the value, and how many there are."""
+    rows = bad.flatten(1).any(dim=1) if bad.ndim > 1 else bad
+    for graph in _owners(rows.nonzero().flatten().cpu().numpy(), offsets):
+        span = slice(int(offsets[graph]), int(offsets[graph + 1]))
+        yield graph, int(rows[span].nonzero()[0]), values[span][bad[span]][0].item(), int(bad[span].sum())
+
+
+def _owners(items: NDArray[np.int64], offsets: NDArray[np.int64]) -> list[int]:
+    """The graphs that items belong to, each once."""
+    found: list[int] = np.unique(np.searchsorted(offsets, items, side="right") - 1).tolist()
+    return found
+
+
+def _offsets(batch: GraphBatch, on: str) -> NDArray[np.int64]:
+    if on == "graph":
+        return np.arange(batch.num_graphs + 1)
+    return (batch.node_offsets if on == "node" else batch.edge_offsets).cpu().numpy()

@@ -1,0 +1,213 @@
+"""A store whose counts, shapes or dtypes are not those of its files is refused at the door, before anything is allocated."""
+
+import json
+import shutil
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from hydragnn.datasets import MemoryStore, StoreWriter, check_graphs, check_store, convert_store, open_store
+from hydragnn.datasets.manifest import seal
+from hydragnn.errors import InputError
+from hydragnn.graphs import GraphBatch
+
+HUGE = 10**13
+
+
+@pytest.fixture(params=[".h5", ".bp"], ids=["HDF5", "ADIOS2"])
+def path(request: pytest.FixtureRequest, store: MemoryStore, tmp_path: Path) -> Path:
+    """A healthy store of sixty graphs on disk, in two blocks."""
+    place = tmp_path / f"store{request.param}"
+    with StoreWriter(place, store.fields(), dim=3) as writer:
+        writer.write(store.read(range(30)))
+        writer._flush()
+        writer.write(store.read(range(30, 60)))
+    return place
+
+
+def edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change the manifest."""
+    file = path / "manifest.json"
+    table = json.loads(file.read_text())
+    change(table)
+    file.write_text(json.dumps(table))
+
+
+def more_graphs_in_all(table: dict[str, Any]) -> None:
+    table["graphs"] += 1
+
+
+def more_nodes_in_the_part(table: dict[str, Any]) -> None:
+    table["parts"][0]["nodes"] += 1
+
+
+def a_negative_block(table: dict[str, Any]) -> None:
+    (first, second) = table["parts"][0]["blocks"]
+    first[2] += second[2] + 5
+    second[2] = -5
+
+
+def a_block_that_is_not_there(table: dict[str, Any]) -> None:
+    table["parts"][0]["stored"]["positions"] = [0, 7]
+
+
+def no_files(table: dict[str, Any]) -> None:
+    table["parts"][0]["files"] = {}
+
+
+def no_parts(table: dict[str, Any]) -> None:
+    table |= {"parts": [], "graphs": 0}
+
+
+def infinitely_many(table: dict[str, Any]) -> None:
+    table["parts"][0]["blocks"][0][0] = float("inf")
+
+
+def half_a_graph(table: dict[str, Any]) -> None:
+    table["parts"][0]["graphs"] = 60.0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        more_graphs_in_all,
+        more_nodes_in_the_part,
+        a_negative_block,
+        a_block_that_is_not_there,
+        no_files,
+        no_parts,
+        infinitely_many,
+        half_a_graph,
+    ],
+)
+def test_a_manifest_that_contradicts_itself_is_damaged(change: Callable[[dict[str, Any]], None], path: Path) -> None:
+    edit(path, change)
+    for look in (open_store, check_store):
+        with pytest.raises(InputError, match=r"manifest.json is damaged"):
+            look(path)
+
+
+@pytest.mark.parametrize("column", [0, 1, 2], ids=["graphs", "nodes", "edges"])
+def test_a_count_beyond_the_files_is_refused_before_memory_is_taken(column: int, path: Path) -> None:
+    def grow(table: dict[str, Any]) -> None:
+        part = table["parts"][0]
+        part["blocks"][1][column] += HUGE
+        part[("graphs", "nodes", "edges")[column]] += HUGE
+        table["graphs"] = part["graphs"]
+
+    edit(path, grow)
+    tracemalloc.start()
+    with pytest.raises(InputError, match=r"as the manifest counts, take at least [0-9]{14,}; copy the store again"):
+        open_store(path)
+    assert tracemalloc.get_traced_memory()[1] < 10**7
+    tracemalloc.stop()
+    assert "take at least" in check_store(path)[0]
+
+
+def moved_edge_to_the_other_block(table: dict[str, Any]) -> None:
+    first, second = table["parts"][0]["blocks"]
+    first[2], second[2] = first[2] - 1, second[2] + 1
+
+
+def test_blocks_of_other_lengths_are_refused(path: Path) -> None:
+    """HDF5 has no blocks, so that only the sum counts there."""
+    edit(path, moved_edge_to_the_other_block)
+    if path.suffix == ".h5":
+        assert open_store(path).sizes().edges.sum() > 0
+    else:
+        with pytest.raises(InputError, match=r"[0-9]+ rows of shape \(\) and dtype .*, expected are [0-9]+"):
+            open_store(path).sizes()
+
+
+def test_another_dtype_than_declared_is_refused_and_not_cast(path: Path) -> None:
+    def narrow(table: dict[str, Any]) -> None:
+        (field,) = (field for field in table["fields"] if field["name"] == "energy")
+        assert field["dtype"] == "float64"
+        field["dtype"] = "float32"
+
+    edit(path, narrow)
+    with pytest.raises(InputError, match=r"graph/energy has .* dtype float64, expected are .* dtype float32"):
+        open_store(path).sizes()
+
+
+def rewritten(path: Path, change: Callable[[h5py.File], None]) -> Path:
+    """The HDF5 store with its part changed and a manifest that fits the file."""
+    part = path / "part-00000.h5"
+    with h5py.File(part, "r+") as file:
+        change(file)
+    whole = seal(part)
+    edit(
+        path,
+        lambda table: table["parts"][0]["files"].update({part.name: {"bytes": whole.bytes, "blake2b": whole.blake2b}}),
+    )
+    return path
+
+
+def shorter(file: h5py.File) -> None:
+    file["positions"].resize(len(file["positions"]) - 1, axis=0)
+
+
+def reals_for_indices(file: h5py.File) -> None:
+    values = file["senders"][:].astype(np.float64)
+    del file["senders"]
+    file["senders"] = values
+
+
+def flat_positions(file: h5py.File) -> None:
+    values = file["positions"][:, :2]
+    del file["positions"]
+    file["positions"] = values
+
+
+def no_receivers(file: h5py.File) -> None:
+    del file["receivers"]
+
+
+@pytest.mark.parametrize("change", [shorter, reals_for_indices, flat_positions, no_receivers])
+@pytest.mark.parametrize("path", [".h5"], indirect=True)
+def test_arrays_that_are_not_as_declared_are_refused(change: Callable[[h5py.File], None], path: Path) -> None:
+    """Before, missing rows were zero and reals were cut to integers, in silence."""
+    store = open_store(rewritten(path, change))
+    with pytest.raises(InputError, match=r"part-00000.h5: (positions|senders|receivers) .*; copy the store again"):
+        store.sizes()
+
+
+def bad_graphs(file: h5py.File) -> None:
+    for graph in range(10, 35):
+        file["positions"][int(file["node_stops"][graph - 1])] = np.inf
+
+
+@pytest.mark.parametrize("path", [".h5"], indirect=True)
+def test_the_check_names_graphs_by_their_numbers_and_counts_the_rest(path: Path, tmp_path: Path) -> None:
+    rewritten(path, bad_graphs)
+    problems = check_store(path)
+    named = [problem for problem in problems if "positions: inf in row 0" in problem]
+    assert [f"graph {number}, positions" in problem for number, problem in zip(range(10, 20), named)] == [True] * 10
+    assert "15 more are not valid" in problems[-1] or any("15 more are not valid" in problem for problem in problems)
+    with pytest.raises(InputError, match="graph 10, positions: inf"):
+        convert_store(path, tmp_path / "copy.bp")
+    with pytest.raises(InputError, match=r"^graph 12, positions: inf .* \(and 22 more graphs; hydragnn data check"):
+        check_graphs(open_store(path), np.arange(59, 11, -1), [])
+    check_graphs(open_store(path), np.arange(40, 60), [])
+
+
+def test_files_with_part_in_their_name_are_not_removed(tmp_path: Path, graph: Callable[..., GraphBatch]) -> None:
+    place = tmp_path / "store.h5"
+    place.mkdir()
+    (place / "my-part-of-the-thesis.txt").write_text("years")
+    with pytest.raises(InputError, match=r"holds my-part-of-the-thesis.txt, which belongs to no store"):
+        StoreWriter(place, list(graph().fields.values()), dim=3)
+    assert (place / "my-part-of-the-thesis.txt").read_text() == "years"
+
+
+def test_what_a_killed_writer_left_is_replaced(path: Path, store: MemoryStore) -> None:
+    (path / "manifest.json").rename(path / ".manifest.json.123.tmp")
+    shutil.copy(path / ".manifest.json.123.tmp", path / f"part-00000{path.suffix}.json")
+    with StoreWriter(path, store.fields(), dim=3) as writer:
+        writer.write(store.read(range(5)))
+    assert len(open_store(path)) == 5

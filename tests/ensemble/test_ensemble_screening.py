@@ -1,0 +1,202 @@
+"""A store may hold anything: graphs that are not valid get their reason, all others their prediction."""
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from ase.io import read
+
+from hydragnn.datasets import BatchSettings, check_store, open_store
+from hydragnn.datasets.manifest import seal
+from hydragnn.ensemble.ensemble import Ensemble
+from hydragnn.ensemble.member_outputs import member_outputs
+from hydragnn.ensemble.prediction.predict import predict_to_file
+from hydragnn.errors import InputError
+from hydragnn.runs import train
+
+BAD = 5
+"""The graph that is spoiled."""
+BATCH = BatchSettings(max_graphs=16)
+
+
+def spoiled(stored: Path, place: Path, spoil: Callable[[h5py.File, slice, slice], None], graphs=(BAD,)) -> Path:
+    """A copy of the store with graphs spoiled, whose manifest fits, as one that another program has written."""
+    shutil.copytree(stored, place)
+    part = place / "part-00000.h5"
+    with h5py.File(part, "r+") as file:
+        for graph in graphs:
+            nodes, edges = (
+                slice(int(stops[graph - 1]) if graph else 0, int(stops[graph]))
+                for stops in (file["node_stops"], file["edge_stops"])
+            )
+            spoil(file, nodes, edges)
+    manifest = json.loads((place / "manifest.json").read_text())
+    whole = seal(part)
+    manifest["parts"][0]["files"]["part-00000.h5"] = {"bytes": whole.bytes, "blake2b": whole.blake2b}
+    manifest["fingerprint"] = place.name
+    (place / "manifest.json").write_text(json.dumps(manifest))
+    return place
+
+
+def into_the_next_graph(file, nodes, edges):
+    file["senders"][edges.start] = nodes.stop - nodes.start + 1
+
+
+def far_away(file, nodes, edges):
+    file["senders"][edges.start] = 2**31 - 1
+
+
+def negative(file, nodes, edges):
+    file["receivers"][edges.start] = -1
+
+
+def in_disorder(file, nodes, edges):
+    file["receivers"][edges] = file["receivers"][edges][::-1]
+
+
+def nowhere(file, nodes, edges):
+    file["positions"][nodes.start] = np.nan
+
+
+def no_element(file, nodes, edges):
+    file["node/atomic_numbers"][nodes.start] = 200
+
+
+def no_node(file, nodes, edges):
+    stops = file["node_stops"][:]
+    stops[BAD] = stops[BAD - 1]
+    file["node_stops"][:] = stops
+
+
+FAULTS = {
+    into_the_next_graph: "graph 5, senders: node index [0-9]+ is out of range; the graph has [0-9] nodes",
+    far_away: "graph 5, senders: node index 2147483647 is out of range",
+    negative: "graph 5, receivers: node index -1 is out of range",
+    in_disorder: "graph 5: edges are not sorted by receiver",
+    nowhere: "graph 5, positions: nan in row 0",
+    no_element: "graph 5, field atomic_numbers: class 200 is out of range",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_bad_graph_has_its_reason_and_all_others_their_prediction(fault, ensemble, stored, tmp_path):
+    store = spoiled(stored, tmp_path / "spoiled.h5", fault)
+    predict_to_file(ensemble, stored, tmp_path / "fine.npz", batch=BATCH)
+    result = predict_to_file(ensemble, store, tmp_path / "out.npz", batch=BATCH)
+    fine, out = np.load(tmp_path / "fine.npz"), np.load(tmp_path / "out.npz")
+    others = np.arange(len(out["status"])) != BAD
+    assert result["failed"] == 1
+    assert set(out["status"][others]) == {"ok"}
+    owners = np.repeat(out["graph"], out["nodes"])
+    for name, rows in (("energy", out["graph"]), ("forces", owners)):
+        mean = out[f"fields/{name}/mean"]
+        assert np.isnan(mean[rows == BAD]).all()
+        assert np.allclose(mean[rows != BAD], fine[f"fields/{name}/mean"][rows != BAD], rtol=1e-4, atol=1e-5)
+    assert re.match(FAULTS[fault], str(out["status"][BAD]))
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_training_refuses_with_the_same_words_and_the_check_finds_it(fault, ensemble, runs, stored, tmp_path):
+    from hydragnn.config import RunConfig
+
+    store = spoiled(stored, tmp_path / "spoiled.h5", fault)
+    table = json.loads((runs[0] / "config.json").read_text())
+    table["data"]["store"] = str(store)
+    table["split"] |= {"train": 0.7, "valid": 0.3}
+    with pytest.raises(InputError, match=FAULTS[fault]):
+        train(RunConfig.parse(table), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    said = Ensemble.load(ensemble).predict(open_store(store)).status[BAD]
+    assert any(problem.endswith(said) for problem in check_store(store))
+
+
+def test_a_graph_without_nodes_is_told_and_its_nodes_belong_to_the_next(ensemble, stored, tmp_path):
+    store = spoiled(stored, tmp_path / "spoiled.h5", no_node)
+    predict_to_file(ensemble, store, tmp_path / "out.npz", batch=BATCH)
+    out = np.load(tmp_path / "out.npz")
+    assert out["status"][BAD] == "graph 5 has no nodes; leave empty graphs out"
+    assert out["nodes"][BAD] == 0
+    assert len(out["fields/forces/mean"]) == out["nodes"].sum()
+
+
+def test_workers_and_a_prediction_that_is_resumed_say_the_same(ensemble, stored, tmp_path, monkeypatch):
+    from hydragnn.ensemble.prediction import work
+
+    store = spoiled(stored, tmp_path / "spoiled.h5", into_the_next_graph, graphs=(5, 6, 40))
+    predict_to_file(ensemble, store, tmp_path / "alone.npz", batch=BATCH)
+    predict_to_file(ensemble, store, tmp_path / "three.npz", batch=BATCH, workers=3)
+    original, done = work.outcome_of, []
+
+    def dying(member, read):
+        done.append(member)
+        if len(done) == 4:
+            raise RuntimeError("gone")
+        return original(member, read)
+
+    monkeypatch.setattr(work, "outcome_of", dying)
+    with pytest.raises(RuntimeError, match="gone"):
+        predict_to_file(ensemble, store, tmp_path / "again.npz", batch=BATCH)
+    monkeypatch.setattr(work, "outcome_of", original)
+    predict_to_file(ensemble, store, tmp_path / "again.npz", batch=BATCH, resume=True)
+    alone = np.load(tmp_path / "alone.npz")
+    assert np.flatnonzero(alone["status"] != "ok").tolist() == [5, 6, 40]
+    for name in ("three.npz", "again.npz"):
+        other = np.load(tmp_path / name)
+        for array in alone.files:
+            assert np.array_equal(alone[array], other[array], equal_nan=alone[array].dtype.kind == "f")
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".xyz", ".h5", ".bp"])
+def test_a_store_without_any_valid_graph_is_told_in_every_format(ensemble, stored, tmp_path, suffix):
+    count = len(open_store(stored))
+    store = spoiled(stored, tmp_path / "spoiled.h5", no_element, graphs=range(count))
+    result = predict_to_file(ensemble, store, tmp_path / f"out{suffix}", batch=BATCH)
+    assert (result["graphs"], result["failed"]) == (count, count)
+    if suffix == ".xyz":
+        frames = read(tmp_path / "out.xyz", index=":")
+        assert [len(atoms) for atoms in frames] == [0] * count
+        assert "class 200 is out of range" in frames[7].info["status"]
+
+
+def test_what_members_said_about_a_part_leaves_bad_graphs_out(ensemble, stored, tmp_path):
+    store = open_store(spoiled(stored, tmp_path / "spoiled.h5", far_away))
+    together = Ensemble.load(ensemble)
+    said = member_outputs(together.members, store, np.arange(10), together.needed(store))
+    assert list(said.failures) == [BAD]
+    assert not said.usable(together.fields[0])[BAD]
+    assert said.usable(together.fields[0]).sum() == 9
+
+
+def test_a_batch_in_python_is_screened_too(ensemble, store):
+    batch = store.read(range(8))
+    batch.senders[0] = 10**6
+    said = Ensemble.load(ensemble).predict(batch)
+    assert (
+        said.status[0]
+        == f"graph 0, senders: node index 1000000 is out of range; the graph has {said.nodes_per_graph[0]} nodes"
+    )
+    assert set(said.status[1:]) == {"ok"}
+
+
+def test_a_store_that_cannot_be_read_is_refused_before_any_work(ensemble, stored, tmp_path):
+    def falling(file, nodes, edges):
+        file["node_stops"][BAD] = 0
+
+    store = spoiled(stored, tmp_path / "spoiled.h5", falling)
+    with pytest.raises(InputError, match="node offsets do not rise"):
+        predict_to_file(ensemble, store, tmp_path / "out.npz")
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_a_folder_of_other_files_is_not_taken_for_parts(ensemble, stored, tmp_path):
+    (tmp_path / "out.npz.parts").mkdir()
+    (tmp_path / "out.npz.parts" / "thesis.tex").write_text("years")
+    for resume in (False, True):
+        with pytest.raises(InputError, match=r"holds thesis.tex, which belongs to no prediction"):
+            predict_to_file(ensemble, stored, tmp_path / "out.npz", resume=resume)
+    assert (tmp_path / "out.npz.parts" / "thesis.tex").read_text() == "years"

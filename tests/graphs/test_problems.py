@@ -1,0 +1,112 @@
+"""Every graph of a batch that is not valid is named, and no other."""
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from hydragnn.graphs import Field, GraphBatch, concatenate, graph_from_arrays
+from hydragnn.graphs.problems import cell_problem, graph_problems
+
+MASS = Field(name="mass", on="node", unit="u", dtype="float64")
+KIND = Field(name="kind", on="edge", classes=3, dtype="int64")
+
+
+def ring(nodes: int) -> GraphBatch:
+    """A closed chain in a periodic box."""
+    own = np.arange(nodes)
+    return graph_from_arrays(
+        np.random.default_rng(nodes).normal(size=(nodes, 3)),
+        np.roll(own, 1),
+        own,
+        fields=[MASS, KIND],
+        nodes={"mass": np.ones(nodes)},
+        edges={"kind": own % 3},
+        cell=[9.0, 9.0, 9.0],
+        periodic=True,
+    )
+
+
+@pytest.fixture
+def batch() -> GraphBatch:
+    return concatenate([ring(nodes) for nodes in (4, 3, 5, 6)])
+
+
+def changed(batch: GraphBatch, name: str, row: int, value: float) -> GraphBatch:
+    """The same batch, with one row of a tensor changed in place."""
+    (batch[name] if name in batch.fields else getattr(batch, name))[row] = value
+    return batch
+
+
+CASES = {
+    "a sender in the next graph": (
+        "senders",
+        4,
+        8,
+        "graph 1, senders: node index 4 is out of range; the graph has 3 nodes",
+    ),
+    "a sender in the graph before": ("senders", 4, 1, "graph 1, senders: node index -3 is out of range"),
+    "a sender far away": ("senders", 4, 10**9, "graph 1, senders: node index 999999996 is out of range"),
+    "a receiver in the next graph": ("receivers", 6, 7, "graph 1, receivers: node index 3 is out of range"),
+    "receivers in disorder": ("receivers", 4, 6, "graph 1: edges are not sorted by receiver"),
+    "a position that is NaN": ("positions", 5, torch.nan, "graph 1, positions: nan in row 1 "),
+    "a shift that is infinite": ("edge_shifts", 6, torch.inf, "graph 1, edge_shifts: inf in row 2 "),
+    "a cell that is NaN": ("cell", 1, torch.nan, "graph 1, cell: nan in row 0 "),
+    "a flat periodic cell": ("cell", 1, 0.0, r"graph 1: the cell is singular along its periodic axes \(x, y, z\)"),
+    "a value that is NaN": ("mass", 4, torch.nan, "graph 1, field mass: nan in row 0 "),
+    "a class too large": ("kind", 5, 3, "graph 1, field kind: class 3 is out of range; use 0 to 2"),
+    "a negative class": ("kind", 5, -1, "graph 1, field kind: class -1 is out of range"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_graph_with_the_fault_is_named_and_no_other(case: str, batch: GraphBatch) -> None:
+    name, row, value, says = CASES[case]
+    problems = graph_problems(changed(batch, name, row, value))
+    assert list(problems) == [1]
+    assert re.match(says, problems[1])
+
+
+def test_valid_graphs_have_no_problems(batch: GraphBatch) -> None:
+    assert graph_problems(batch) == {}
+    assert graph_problems(concatenate([graph_from_arrays(np.eye(3), [], []) for _ in range(3)])) == {}
+
+
+def test_graphs_are_called_by_their_numbers_and_all_of_them(batch: GraphBatch) -> None:
+    both = changed(changed(batch, "mass", 0, torch.nan), "positions", 17, torch.inf)
+    problems = graph_problems(both, [40, 50, 60, 70])
+    assert list(problems) == [0, 3]
+    assert problems[0].startswith("graph 40, field mass")
+    assert problems[3].startswith("graph 70, positions: inf in row 5")
+
+
+def test_a_graph_without_nodes_takes_no_neighbour_with_it(batch: GraphBatch) -> None:
+    offsets = {name: getattr(batch, name)[[0, 1, 1, 2, 3, 4]] for name in ("node_offsets", "edge_offsets")}
+    more = {name: torch.cat([getattr(batch, name), getattr(batch, name)[:1]]) for name in ("cell", "periodic")}
+    assert graph_problems(replace(batch, **offsets, **more)) == {1: "graph 1 has no nodes; leave empty graphs out"}
+
+
+def test_what_a_mask_leaves_out_may_be_anything_unless_it_is_needed(batch: GraphBatch) -> None:
+    masked = replace(changed(batch, "mass", 0, torch.nan), masks={"mass": torch.tensor([False, True, True, True])})
+    assert graph_problems(masked) == {}
+    assert graph_problems(masked, needed=["mass"])[0].startswith("graph 0 has no mass, which the model reads")
+
+
+def test_sums_that_overflow_are_no_fault(batch: GraphBatch) -> None:
+    assert graph_problems(replace(batch, nodes={"mass": torch.full((18,), 1e308, dtype=torch.float64)})) == {}
+
+
+def test_the_shortcut_for_cells_decides_as_singular_values_do() -> None:
+    generator = torch.Generator().manual_seed(0)
+    cells = torch.randn(2000, 3, 3, generator=generator, dtype=torch.float64)
+    cells[:, 2] = (
+        cells[:, 1] + 10.0 ** -(16 * torch.rand(2000, 1, generator=generator, dtype=torch.float64)) * cells[:, 2]
+    )
+    flags = torch.rand(2000, 3, generator=generator) < 0.8
+    lone = graph_from_arrays(np.zeros((1, 3)), [], [])
+    batch = replace(concatenate([lone] * 2000), cell=cells, periodic=flags)
+    expected = [graph for graph in range(2000) if cell_problem(cells[graph], flags[graph])]
+    assert list(graph_problems(batch)) == expected
+    assert 200 < len(expected) < 1800
