@@ -4,7 +4,7 @@ A pass goes block by block. Several processes share the blocks and merge them in
 bits however many there are.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,14 +35,6 @@ def every_row(count: int, width: int, row: Row) -> NDArray[np.float64]:
 class FieldSummary:
     """What one pass over a field tells."""
 
-    absent: int
-    """Graphs without the field."""
-    first_absent: int
-    """The first of them; -1 where there is none."""
-    not_finite: int
-    """Graphs with NaN or infinity in the field."""
-    first_not_finite: int
-    """The first of them; -1 where there is none."""
     items: int
     """Nodes, edges or graphs of the training part that have the field."""
     mean: Float64[ndarray, " components"]
@@ -63,17 +55,13 @@ class Survey:
         self,
         store: GraphStore,
         train: Int64[ndarray, " train"],
-        others: Int64[ndarray, " others"] | None = None,
         rows: Rows = every_row,
         heartbeat: Callable[[], None] = lambda: None,
     ) -> None:
-        """Sums of the graphs ``train``; missing and unusable values of these and ``others``. ``heartbeat`` between reads."""
+        """Nothing is read yet; sums will be of the graphs ``train``, with a ``heartbeat`` between reads."""
         self.store, self.rows, self.heartbeat = store, rows, heartbeat
         self.train = np.zeros(len(store), dtype=np.bool_)
         self.train[train] = True
-        self.looked_at = self.train.copy()
-        if others is not None:
-            self.looked_at[others] = True
         self._sizes = store.sizes()
         self._known: dict[str, FieldSummary] = {}
 
@@ -81,35 +69,24 @@ class Survey:
         """What there is to know about a field; its values are read once."""
         if field.name not in self._known:
             blocks = -(-len(self.store) // BLOCK)
-            rows = self.rows(blocks, 6 + 2 * field.width, lambda block: self._row(field, block))
+            rows = self.rows(blocks, 2 + 2 * field.width, lambda block: self._row(field, block))
             self._known[field.name] = _merged(rows, field.width)
         return self._known[field.name]
 
     def _row(self, field: Field, block: int) -> NDArray[np.float64]:
-        """The numbers of one block: absent, not finite (each with the first), items, squares, means, deviations."""
+        """The numbers of one block: items, squares, means, deviations; zeros for classes."""
         self.heartbeat()
         start, stop = block * BLOCK, min((block + 1) * BLOCK, len(self.store))
-        looked_at = self.looked_at[start:stop]
-        numbers = np.zeros(6 + 2 * field.width)
-        numbers[[1, 3]] = -1
-        if not looked_at.any():
+        numbers = np.zeros(2 + 2 * field.width)
+        if field.classes or not self.train[start:stop].any():
             return numbers
         column = self.store.column(field.name, start, stop)
-        absent = start + np.flatnonzero(looked_at & ~column.present)
-        numbers[0:2] = len(absent), absent[0] if len(absent) else -1
-        if field.classes:
-            return numbers
         counts = self._counts(field, start, stop)
-        if not np.isfinite(column.values).all():
-            broken = np.repeat(np.arange(start, stop), counts)
-            broken = broken[~np.isfinite(column.values).reshape(len(broken), -1).all(axis=1)]
-            broken = np.intersect1d(broken, start + np.flatnonzero(looked_at & column.present))
-            numbers[2:4] = len(broken), broken[0] if len(broken) else -1
         wanted = np.repeat(column.present & self.train[start:stop], counts)
         values = column.values[wanted].reshape(int(wanted.sum()), field.width).astype(np.float64)
         if len(values):
             with np.errstate(invalid="ignore", over="ignore"):  # who asks is told what is not finite
-                numbers[4:] = _moments(values, field.parity == "scalar")
+                numbers[:] = _moments(values, field.parity == "scalar")
         return numbers
 
     def _counts(self, field: Field, start: int, stop: int) -> NDArray[np.int64]:
@@ -131,24 +108,16 @@ def _merged(rows: Float64[ndarray, "blocks numbers"], width: int) -> FieldSummar
     """The summary of all blocks, in their order: Chan et al. 1979."""
     items, mean, deviations, squares = 0, np.zeros(width), np.zeros(width), 0.0
     for row in rows:
-        here, block_mean = int(row[4]), row[6 : 6 + width]
-        squares += float(row[5])
+        here, block_mean = int(row[0]), row[2 : 2 + width]
+        squares += float(row[1])
         if here:
             total, shift = items + here, block_mean - mean
-            deviations = deviations + row[6 + width :]
+            deviations = deviations + row[2 + width :]
             deviations = deviations + np.square(shift) * (items * here / total)
             mean, items = mean + shift * (here / total), total
     return FieldSummary(
-        absent=int(rows[:, 0].sum()),
-        first_absent=_first(rows[:, 1]),
-        not_finite=int(rows[:, 2].sum()),
-        first_not_finite=_first(rows[:, 3]),
         items=items,
         mean=mean,
         deviations=deviations,
         squares=squares,
     )
-
-
-def _first(graphs: Iterable[float]) -> int:
-    return next((int(graph) for graph in graphs if graph >= 0), -1)

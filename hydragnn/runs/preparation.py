@@ -66,7 +66,7 @@ def prepare_data(
     seen = np.concatenate([split.train, split.valid])
     check_values(store, seen, names, inputs, ranks, placement.device, heartbeat)
     targets = with_class_weights(targets_of(config.heads, fields), store, split.train, ranks, placement.device)
-    survey = Survey(store, split.train, split.valid, shared_rows(ranks, placement.device), heartbeat)
+    survey = Survey(store, split.train, shared_rows(ranks, placement.device), heartbeat)
     normalisation = fit_normalisation(
         store,
         split.train,

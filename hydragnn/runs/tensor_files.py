@@ -20,7 +20,9 @@ from torch import Tensor
 from hydragnn.errors import InputError
 from hydragnn.settings import Settings
 
-DTYPES = {
+TensorType = Literal["F64", "F32", "F16", "BF16", "I64", "I32", "U8", "BOOL"]
+
+DTYPES: dict[TensorType, torch.dtype] = {
     "F64": torch.float64,
     "F32": torch.float32,
     "F16": torch.float16,
@@ -59,7 +61,7 @@ class Piece(Settings):
 class TensorInfo(Settings):
     """A tensor as a whole, and where its pieces lie."""
 
-    dtype: Literal["F64", "F32", "F16", "BF16", "I64", "I32", "U8", "BOOL"]
+    dtype: TensorType
     shape: tuple[Count, ...]
     pieces: tuple[Piece, ...]
 
@@ -90,7 +92,7 @@ def write_tensors(folder: Path, file_name: str, tensors: Mapping[str, Tensor]) -
             checksum.update(part)
             file.write(part)
         for name in ordered:
-            numbers = tensors[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+            numbers = tensors[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
             checksum.update(numbers)
             file.write(numbers)
         file.flush()
@@ -160,10 +162,10 @@ class TensorFiles:
             )
             for number, one in enumerate(entry.pieces)
             for other in entry.pieces[:number]
-            if inside and math.prod(one.shape) and math.prod(other.shape)
+            if inside and all(one.shape) and all(other.shape)
         )
-        files = {piece.file for piece in entry.pieces}
-        if not inside or not apart or sum(sizes) != math.prod(entry.shape) or not files <= set(self.index.files):
+        files, size = {piece.file for piece in entry.pieces}, math.prod(entry.shape)
+        if not inside or not apart or sum(sizes) != size or not files <= set(self.index.files):
             raise InputError(f"{self.folder}: the pieces of tensor {name} do not make it up; use another copy")
 
     def _check_file(self, file: str, info: FileInfo) -> None:
