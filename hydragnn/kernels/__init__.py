@@ -1,7 +1,9 @@
 """Gather and scatter: a family of ops closed under differentiation, and reductions per receiver."""
 
 from hydragnn.graphs.topology import Topology, relation_topology
-from hydragnn.kernels.outer import outer_sum
+from hydragnn.kernels.op import Case, Op
+from hydragnn.kernels.ops import OPS
+from hydragnn.kernels.outer import along_channels, along_directions, outer_sum
 from hydragnn.kernels.segments import (
     segment_max,
     segment_mean,
@@ -15,7 +17,12 @@ from hydragnn.kernels.segments import (
 from hydragnn.kernels.trilinear import edge_product, gather_multiply_sum, scatter_multiply_sum
 
 __all__ = [
+    "OPS",
+    "Case",
+    "Op",
     "Topology",
+    "along_channels",
+    "along_directions",
     "edge_product",
     "gather_multiply_sum",
     "outer_sum",

@@ -1,4 +1,9 @@
-"""Reductions of edge messages to their receivers, each in one documented, twice differentiable form."""
+"""Reductions of edge messages to their receivers, each in one documented, twice differentiable form.
+
+Atomics: all sums are ``index_add``, which adds atomically on CUDA and ROCm, so that the last bits of a sum differ from run
+to run unless ``torch.use_deterministic_algorithms(True)``; on a CPU the order is that of the edges. Counts, largest and
+smallest values are atomic there too, but do not depend on the order. Receivers may come in any order.
+"""
 
 from typing import Any
 
@@ -7,11 +12,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd import Function
 
+from hydragnn.kernels.family import ANYWHERE, INCOMING, Family, Member
+
 
 def segment_sum(
     messages: Float[Tensor, "edges *features"], receivers: Int[Tensor, " edges"], num_nodes: int
 ) -> Float[Tensor, "{num_nodes} *features"]:
     """Sum each node's incoming messages; a node without edges receives zeros.
+
+    Atomics: ``index_add`` on CUDA and ROCm; last bits of sums may differ from run to run there.
 
     >>> segment_sum(torch.ones(3, 1), torch.tensor([0, 0, 2]), num_nodes=3).squeeze(1)
     tensor([2., 0., 1.])
@@ -23,6 +32,8 @@ def segment_mean(
     messages: Float[Tensor, "edges *features"], receivers: Int[Tensor, " edges"], num_nodes: int
 ) -> Float[Tensor, "{num_nodes} *features"]:
     """Mean of each node's incoming messages; a node without edges receives zeros.
+
+    Atomics: ``index_add`` on CUDA and ROCm; last bits of sums may differ from run to run there.
 
     >>> segment_mean(torch.tensor([[1.0], [3.0]]), torch.tensor([1, 1]), num_nodes=2).squeeze(1)
     tensor([0., 2.])
@@ -36,6 +47,8 @@ def segment_max(
 ) -> Float[Tensor, "{num_nodes} *features"]:
     """Largest incoming message per feature; zeros without edges. The gradient goes to one edge: the first among equals.
 
+    Atomics: on CUDA and ROCm, of largest and smallest values, whose order does not matter: the same bits again.
+
     >>> segment_max(torch.tensor([[1.0], [3.0]]), torch.tensor([1, 1]), num_nodes=2).squeeze(1)
     tensor([0., 3.])
     """
@@ -45,7 +58,10 @@ def segment_max(
 def segment_min(
     messages: Float[Tensor, "edges *features"], receivers: Int[Tensor, " edges"], num_nodes: int
 ) -> Float[Tensor, "{num_nodes} *features"]:
-    """Smallest incoming message per feature; zeros without edges. The gradient goes to one edge: the first among equals."""
+    """Smallest incoming message per feature; zeros without edges. The gradient goes to one edge: the first among equals.
+
+    Atomics: on CUDA and ROCm, of largest and smallest values, whose order does not matter: the same bits again.
+    """
     return _Extreme.apply(messages, receivers, num_nodes, "amin")
 
 
@@ -53,6 +69,8 @@ def segment_variance(
     messages: Float[Tensor, "edges *features"], receivers: Int[Tensor, " edges"], num_nodes: int
 ) -> Float[Tensor, "{num_nodes} *features"]:
     """Population variance of each node's incoming messages, from centred values; zeros without edges.
+
+    Atomics: ``index_add`` on CUDA and ROCm; last bits of sums may differ from run to run there.
 
     Mean 1e3 with deviation 1e-2 keeps its digits in float32, which E[x^2] - E[x]^2 does not.
     """
@@ -62,14 +80,20 @@ def segment_variance(
 def segment_std(
     messages: Float[Tensor, "edges *features"], receivers: Int[Tensor, " edges"], num_nodes: int, floor: float = 1e-5
 ) -> Float[Tensor, "{num_nodes} *features"]:
-    """sqrt(variance + floor) of the incoming messages; the floor keeps both derivatives finite where all are equal."""
+    """sqrt(variance + floor) of the incoming messages; the floor keeps both derivatives finite where all are equal.
+
+    Atomics: ``index_add`` on CUDA and ROCm; last bits of sums may differ from run to run there.
+    """
     return (segment_variance(messages, receivers, num_nodes) + floor).sqrt()
 
 
 def segment_statistics(
     messages: Float[Tensor, "edges *features"], receivers: Int[Tensor, " edges"], num_nodes: int, floor: float = 1e-5
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Mean, min, max and std of each node's incoming messages, sharing what they have in common."""
+    """Mean, min, max and std of each node's incoming messages, sharing what they have in common.
+
+    Atomics: ``index_add`` on CUDA and ROCm; last bits of sums may differ from run to run there.
+    """
     mean, variance = _centred(messages, receivers, num_nodes)
     low = segment_min(messages, receivers, num_nodes)
     high = segment_max(messages, receivers, num_nodes)
@@ -81,6 +105,8 @@ def segment_softmax(
 ) -> Float[Tensor, "edges *features"]:
     """Weights of each node's incoming edges, positive and summing to one per node; safe for scores of any size.
 
+    Atomics: ``index_add`` on CUDA and ROCm; last bits of sums may differ from run to run there.
+
     >>> segment_softmax(torch.tensor([1e4, 1e4, -5.0]), torch.tensor([0, 0, 1]), num_nodes=2)
     tensor([0.5000, 0.5000, 1.0000])
     """
@@ -91,7 +117,8 @@ def segment_softmax(
 
 def _counts(receivers: Tensor, num_nodes: int, like: Tensor) -> Tensor:
     """Incoming edges per node, at least 1, shaped to divide ``like``."""
-    counts = torch.bincount(receivers, minlength=num_nodes).clamp_min(1).to(like.dtype)
+    ones = receivers.new_ones(1).expand(receivers.shape[0])
+    counts = receivers.new_zeros(num_nodes).index_add_(0, receivers, ones).clamp_min(1).to(like.dtype)
     return counts.view(-1, *[1] * (like.dim() - 1))
 
 
@@ -122,34 +149,24 @@ class _Extreme(Function):
     @staticmethod
     def backward(ctx: Any, u: Tensor) -> tuple[Tensor | None, ...]:
         (winner,) = ctx.saved_tensors
-        return _ToWinner.apply(u, winner, ctx.edges), None, None, None
+        return WINNERS("to winner", (u,), (winner, ctx.edges)), None, None, None
 
 
-class _ToWinner(Function):
-    """Each node's gradient put on its winning edge; the linear map whose transpose reads the winners."""
-
-    @staticmethod
-    def forward(ctx: Any, u: Tensor, winner: Tensor, edges: int) -> Tensor:
-        ctx.save_for_backward(winner)
-        return u.new_zeros(edges + 1, *u.shape[1:]).scatter_(0, winner, u)[:edges]
-
-    @staticmethod
-    def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
-        (winner,) = ctx.saved_tensors
-        return _FromWinner.apply(v, winner), None, None
+def to_winner(u: Tensor, winners: tuple[Tensor, int]) -> Tensor:
+    """Each node's number put on its winning edge; numbers of nodes without edges go nowhere."""
+    winner, edges = winners
+    return u.new_zeros(edges + 1, *u.shape[1:]).scatter_(0, winner, u)[:edges]
 
 
-class _FromWinner(Function):
+def from_winner(v: Tensor, winners: tuple[Tensor, int]) -> Tensor:
     """What each node's winning edge holds; zero for a node without edges."""
+    padded = torch.cat([v, v.new_zeros(1, *v.shape[1:])])
+    return padded.gather(0, winners[0])
 
-    @staticmethod
-    def forward(ctx: Any, v: Tensor, winner: Tensor) -> Tensor:
-        ctx.save_for_backward(winner)
-        ctx.edges = v.shape[0]
-        padded = torch.cat([v, v.new_zeros(1, *v.shape[1:])])
-        return padded.gather(0, winner)
 
-    @staticmethod
-    def backward(ctx: Any, u: Tensor) -> tuple[Tensor | None, ...]:
-        (winner,) = ctx.saved_tensors
-        return _ToWinner.apply(u, winner, ctx.edges), None
+WINNERS = Family(
+    {
+        "to winner": Member(forms={ANYWHERE: to_winner}, derivatives=(("from winner", (INCOMING,)),)),
+        "from winner": Member(forms={ANYWHERE: from_winner}, derivatives=(("to winner", (INCOMING,)),)),
+    }
+)

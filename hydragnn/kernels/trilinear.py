@@ -1,8 +1,8 @@
 """The closed family: gather-multiply-sum (A), its transpose (B) and the edge-wise product (C).
 
 All three are partial maps of the trilinear form T(w, x, g) = sum over edges of <w_e * x_sender, g_receiver>, so the
-derivative of each is made of the other two: energy, forces and the training of forces need no further kernel, no
-advanced indexing and no atomics.
+derivative of each is made of the other two: energy, forces and the training of forces need no further kernel and no
+advanced indexing. The tables at the end of the file say so once, with the arguments in the order A(x, w), B(g, w), C(x, g).
 
     A(w, x)_i = sum of w_e * x_sender over the edges that i receives     dA: w' = C(x, u), x' = B(w, u)
     B(w, g)_j = sum of w_e * g_receiver over the edges that j sends      dB: w' = C(u, g), g' = A(w, u)
@@ -12,14 +12,15 @@ Weights are absent (1), one number per edge ``[edges]``, or one per edge and cha
 ``[nodes, channels]`` or, for vectors, ``[nodes, dim, channels]`` with the weight shared by the axes.
 """
 
-from typing import Any
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.autograd import Function
 
 from hydragnn.graphs.topology import Topology
+from hydragnn.kernels.family import ANYWHERE, INCOMING, Family, Member
 
 
 def gather_multiply_sum(
@@ -27,113 +28,61 @@ def gather_multiply_sum(
 ) -> Float[Tensor, "rows *features"]:
     """Each node's sum of what its senders hold, times a weight per edge; a node without edges receives zeros.
 
+    Atomics: none without a weight and with one per edge. A weight with channels is summed by ``index_add_``, which adds
+    atomically on CUDA and ROCm: the last bits differ from run to run, unless ``torch.use_deterministic_algorithms(True)``.
+
     >>> edges = Topology.square(torch.tensor([1, 2]), torch.tensor([0, 0]), 3)
     >>> gather_multiply_sum(torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([10.0, 1.0]), edges).squeeze(1)
     tensor([23.,  0.,  0.])
     """
     if weight is None:
-        return _PlainSum.apply(x, topology, False)
-    return _A.apply(x, weight, topology)
+        return PLAIN("A", (x,), topology)
+    return (PER_CHANNEL if weight.dim() > 1 else PER_EDGE)("A", (x, weight), topology)
 
 
 def scatter_multiply_sum(
     g: Float[Tensor, "rows *features"], weight: Float[Tensor, "edges *channels"] | None, topology: Topology
 ) -> Float[Tensor, "columns *features"]:
-    """The transpose of ``gather_multiply_sum``: each node's sum over the edges it sends, of what the receivers hold."""
+    """The transpose of ``gather_multiply_sum``: each node's sum over the edges it sends, of what the receivers hold.
+
+    Atomics: as in ``gather_multiply_sum``.
+    """
     if weight is None:
-        return _PlainSum.apply(g, topology, True)
-    return _B.apply(g, weight, topology)
+        return PLAIN("B", (g,), topology)
+    return (PER_CHANNEL if weight.dim() > 1 else PER_EDGE)("B", (g, weight), topology)
 
 
 def edge_product(
     x: Float[Tensor, "columns *features"], g: Float[Tensor, "rows *features"], topology: Topology, per_channel: bool
 ) -> Float[Tensor, "edges *channels"]:
-    """What sender and receiver hold, multiplied; summed over axes of vectors, and over channels unless ``per_channel``."""
-    return _C.apply(x, g, topology, per_channel)
+    """What sender and receiver hold, multiplied; summed over axes of vectors, and over channels unless ``per_channel``.
+
+    Atomics: none; its derivatives have those of ``gather_multiply_sum``.
+    """
+    return (PER_CHANNEL if per_channel else PER_EDGE)("C", (x, g), topology)
 
 
-class _A(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, topology: Topology) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.topology = topology
-        return _sum_to_rows(x, weight, topology)
-
-    @staticmethod
-    def backward(ctx: Any, u: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
-        needs_x, needs_weight, _ = ctx.needs_input_grad
-        return (
-            scatter_multiply_sum(u, weight, ctx.topology).to(x.dtype) if needs_x else None,
-            edge_product(x, u, ctx.topology, weight.dim() > 1).to(weight.dtype) if needs_weight else None,
-            None,
-        )
-
-
-class _B(Function):
-    @staticmethod
-    def forward(ctx: Any, g: Tensor, weight: Tensor, topology: Topology) -> Tensor:
-        ctx.save_for_backward(g, weight)
-        ctx.topology = topology
-        return _sum_to_columns(g, weight, topology)
-
-    @staticmethod
-    def backward(ctx: Any, u: Tensor) -> tuple[Tensor | None, ...]:
-        g, weight = ctx.saved_tensors
-        needs_g, needs_weight, _ = ctx.needs_input_grad
-        return (
-            gather_multiply_sum(u, weight, ctx.topology).to(g.dtype) if needs_g else None,
-            edge_product(u, g, ctx.topology, weight.dim() > 1).to(weight.dtype) if needs_weight else None,
-            None,
-        )
-
-
-class _C(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, g: Tensor, topology: Topology, per_channel: bool) -> Tensor:
-        ctx.save_for_backward(x, g)
-        ctx.topology = topology
-        product = _product_over_axes(x, g, topology)
-        return product if per_channel else product.sum(-1)
-
-    @staticmethod
-    def backward(ctx: Any, u: Tensor) -> tuple[Tensor | None, ...]:
-        x, g = ctx.saved_tensors
-        needs_x, needs_g, _, _ = ctx.needs_input_grad
-        return (
-            scatter_multiply_sum(g, u, ctx.topology).to(x.dtype) if needs_x else None,
-            gather_multiply_sum(x, u, ctx.topology).to(g.dtype) if needs_g else None,
-            None,
-            None,
-        )
-
-
-class _PlainSum(Function):
-    """A and B without weights: linear, each the derivative of the other."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, topology: Topology, transposed: bool) -> Tensor:
-        ctx.topology, ctx.transposed = topology, transposed
-        return _sum_to_columns(x, None, topology) if transposed else _sum_to_rows(x, None, topology)
-
-    @staticmethod
-    def backward(ctx: Any, u: Tensor) -> tuple[Tensor | None, ...]:
-        return _PlainSum.apply(u, ctx.topology, not ctx.transposed), None, None
-
-
-def _sum_to_rows(x: Tensor, weight: Tensor | None, topology: Topology) -> Tensor:
+def sum_to_rows(x: Tensor, weight: Tensor | None, topology: Topology) -> Tensor:
+    """A in plain torch; ``embedding_bag``, and ``index_add_`` where a weight has channels."""
     if weight is None or weight.dim() == 1:
         return segment_bag(x, topology.senders, topology.row_offsets, weight)
     messages = x.index_select(0, topology.senders) * _aligned(weight, x)
     return messages.new_zeros(topology.num_rows, *x.shape[1:]).index_add_(0, topology.receivers, messages)
 
 
-def _sum_to_columns(g: Tensor, weight: Tensor | None, topology: Topology) -> Tensor:
+def sum_to_columns(g: Tensor, weight: Tensor | None, topology: Topology) -> Tensor:
+    """B in plain torch; ``embedding_bag``, and ``index_add_`` where a weight has channels."""
     if weight is None or weight.dim() == 1:
         ordered = None if weight is None else weight.index_select(0, topology.by_sender)
         return segment_bag(g, topology.receivers_by_sender, topology.column_offsets, ordered)
     messages = g.index_select(0, topology.receivers) * _aligned(weight, g)
     return messages.new_zeros(topology.num_columns, *g.shape[1:]).index_add_(0, topology.senders, messages)
+
+
+def product_of_ends(x: Tensor, g: Tensor, topology: Topology, per_channel: bool) -> Tensor:
+    """C in plain torch."""
+    product = _product_over_axes(x, g, topology)
+    return product if per_channel else product.sum(-1)
 
 
 def _product_over_axes(x: Tensor, g: Tensor, topology: Topology) -> Tensor:
@@ -168,3 +117,28 @@ def segment_bag(x: Tensor, index: Tensor, offsets: Tensor, weight: Tensor | None
 def _aligned(weight: Tensor, x: Tensor) -> Tensor:
     """The weight ``[edges, channels]`` with an axis of length 1 where x has vector axes."""
     return weight.view(weight.shape[0], *[1] * (x.dim() - weight.dim()), *weight.shape[1:])
+
+
+def _without_weight(form: Callable[..., Tensor]) -> Callable[[Tensor, Topology], Tensor]:
+    return lambda x, topology: form(x, None, topology)
+
+
+def _trilinear(per_channel: bool) -> Family:
+    """A, B and C with one kind of weight, each the derivative of the others."""
+    product = partial(product_of_ends, per_channel=per_channel)
+    return Family(
+        {
+            "A": Member(forms={ANYWHERE: sum_to_rows}, derivatives=(("B", (INCOMING, 1)), ("C", (0, INCOMING)))),
+            "B": Member(forms={ANYWHERE: sum_to_columns}, derivatives=(("A", (INCOMING, 1)), ("C", (INCOMING, 0)))),
+            "C": Member(forms={ANYWHERE: product}, derivatives=(("B", (1, INCOMING)), ("A", (0, INCOMING)))),
+        }
+    )
+
+
+PER_EDGE, PER_CHANNEL = _trilinear(per_channel=False), _trilinear(per_channel=True)
+PLAIN = Family(
+    {
+        "A": Member(forms={ANYWHERE: _without_weight(sum_to_rows)}, derivatives=(("B", (INCOMING,)),)),
+        "B": Member(forms={ANYWHERE: _without_weight(sum_to_columns)}, derivatives=(("A", (INCOMING,)),)),
+    }
+)

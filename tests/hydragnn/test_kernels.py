@@ -1,44 +1,21 @@
-"""Every op equals a loop over edges, forward, backward and twice backward, on every case."""
+"""Every op of the registry equals its reference, forward, backward and twice backward, on every case."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
-from hydragnn.kernels import (
-    Topology,
-    edge_product,
-    gather_multiply_sum,
-    outer_sum,
-    relation_topology,
-    scatter_multiply_sum,
-    segment_max,
-    segment_mean,
-    segment_min,
-    segment_softmax,
-    segment_statistics,
-    segment_std,
-    segment_sum,
-    segment_variance,
-)
+import hydragnn.kernels
+from hydragnn.graphs.topology import relation_topology
+from hydragnn.kernels import OPS, Case, gather_multiply_sum, segment_max, segment_min, segment_variance
+from hydragnn.kernels.family import ANYWHERE, INCOMING, Family, Member
+from hydragnn.kernels.ops import case_graphs
 
-CASES = {
-    "no edges": (3, []),
-    "one edge": (3, [(2, 0)]),
-    "lone node": (4, [(0, 0), (1, 0), (2, 1), (0, 2)]),
-    "self loop, repeated edge": (2, [(0, 0), (1, 0), (1, 0), (0, 1)]),
-    "many": (6, [((7 * e + e * e) % 6, e // 4) for e in range(20)]),
-}
-SHAPES = {"channels": (3,), "vectors": (2, 3)}
-WEIGHTS = {"none": None, "per edge": (), "per channel": (3,)}
-
-
-def topology(case: str) -> Topology:
-    nodes, pairs = CASES[case]
-    senders = torch.tensor([s for s, _ in pairs], dtype=torch.int64)
-    receivers = torch.tensor([r for _, r in pairs], dtype=torch.int64)
-    return Topology(senders=senders, receivers=receivers, num_columns=nodes, num_rows=nodes)
+GRAPHS = case_graphs()
+CASES = {(name, case): given for name, op in OPS.items() for case, given in op.cases(GRAPHS)}
+every_case = pytest.mark.parametrize(("name", "case"), CASES, ids=[" ".join(key) for key in CASES])
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -51,87 +28,102 @@ def check_derivatives(function: Callable[..., Tensor | tuple[Tensor, ...]], *inp
     assert torch.autograd.gradgradcheck(function, inputs)
 
 
-def loop_sum(x: Tensor, weight: Tensor | None, sources: Tensor, targets: Tensor, rows: int) -> Tensor:
-    total = torch.zeros(rows, *x.shape[1:], dtype=x.dtype)
-    for edge, (source, target) in enumerate(zip(sources.tolist(), targets.tolist())):
-        total[target] += x[source] * (1.0 if weight is None else weight[edge])
-    return total
+def recorded(case: Case) -> tuple[Tensor, ...]:
+    return tuple(tensor.detach().requires_grad_() for tensor in case.tensors)
 
 
-@pytest.mark.parametrize("weights", WEIGHTS)
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("case", CASES)
-def test_sums_and_their_transpose_equal_a_loop_over_edges(case: str, shape: str, weights: str) -> None:
-    edges = topology(case)
-    x = normal(edges.num_columns, *SHAPES[shape])
-    of_weight = WEIGHTS[weights]
-    weight = None if of_weight is None else normal(edges.num_edges, *of_weight, seed=1)
-    given = (x,) if weight is None else (x, weight)
-    with torch.no_grad():
-        forward = loop_sum(x, weight, edges.senders, edges.receivers, edges.num_rows)
-        transposed = loop_sum(x, weight, edges.receivers, edges.senders, edges.num_columns)
-        torch.testing.assert_close(gather_multiply_sum(x, weight, edges), forward)
-        torch.testing.assert_close(scatter_multiply_sum(x, weight, edges), transposed)
-    check_derivatives(lambda x, w=None: gather_multiply_sum(x, w, edges), *given)
-    check_derivatives(lambda x, w=None: scatter_multiply_sum(x, w, edges), *given)
+def test_every_op_of_the_room_is_in_the_registry() -> None:
+    words = ("sum", "product", "along", "segment")
+    assert {name for name in hydragnn.kernels.__all__ if any(word in name for word in words)} == set(OPS)
 
 
-@pytest.mark.parametrize("per_channel", [True, False])
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("case", CASES)
-def test_the_edge_product_is_what_a_weight_receives(case: str, shape: str, per_channel: bool) -> None:
-    edges = topology(case)
-    x, g = normal(edges.num_columns, *SHAPES[shape]), normal(edges.num_rows, *SHAPES[shape], seed=1)
-    weight = torch.zeros(edges.num_edges, *((3,) if per_channel else ()), dtype=torch.float64, requires_grad=True)
-    (expected,) = torch.autograd.grad((gather_multiply_sum(x, weight, edges) * g).sum(), weight)
-    torch.testing.assert_close(edge_product(x, g, edges, per_channel).detach(), expected)
-    check_derivatives(lambda x, g: edge_product(x, g, edges, per_channel), x, g)
+@every_case
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_an_op_and_its_derivatives_equal_the_reference(name: str, case: str, dtype: torch.dtype) -> None:
+    errors = OPS[name].compare(CASES[name, case], dtype=dtype)
+    assert OPS[name].within(errors, dtype), errors
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_low_precision_sums_agree_with_double(dtype: torch.dtype) -> None:
-    edges = topology("many")
-    x, weight = normal(6, 3).detach(), normal(20, 3, seed=1).detach()
-    for given in (None, weight[:, 0].contiguous(), weight):
-        expected = gather_multiply_sum(x, given, edges)
-        found = gather_multiply_sum(x.to(dtype), None if given is None else given.to(dtype), edges)
-        # at most ten roundings in a row of eps each
-        torch.testing.assert_close(found.double(), expected, rtol=0, atol=10 * torch.finfo(dtype).eps * 3)
+@pytest.mark.parametrize("name", OPS)
+def test_every_form_equals_the_reference(name: str) -> None:
+    op = OPS[name]
+    for form in op.forms:
+        for case, given in op.cases(GRAPHS):
+            assert op.within(op.compare(given, form=form)), (form, case)
+
+
+@every_case
+def test_derivatives_are_the_limits_of_differences(name: str, case: str) -> None:
+    given = CASES[name, case]
+    if given.smooth:
+        check_derivatives(lambda *tensors: OPS[name].call(*tensors, *given.rest), *recorded(given))
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_a_wrong_value_or_derivative_is_found(name: str) -> None:
+    op = OPS[name]
+    case = dict(op.cases(GRAPHS))[f"many, {next(iter(op.variants))}"]
+    twice = replace(op, call=lambda *given: _scaled(op.call(*given), 2.0))
+    assert op.within(op.compare(case)) and not op.within(twice.compare(case))
+    crooked = replace(op, call=lambda *given: op.call(*(_with_doubled_gradient(t) for t in given)))
+    errors = crooked.compare(case)
+    assert errors.forward <= op.tolerance[torch.float64] < errors.backward
+
+
+def _scaled(value: Tensor | tuple[Tensor, ...], factor: float) -> Tensor | tuple[Tensor, ...]:
+    return tuple(part * factor for part in value) if isinstance(value, tuple) else value * factor
+
+
+def _with_doubled_gradient(value: object) -> object:
+    return 2 * value - value.detach() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_an_op_gives_the_same_bits_again(name: str) -> None:
+    for _, case in OPS[name].cases({"many": GRAPHS["many"]}):
+        first, second = (OPS[name].call(*case.tensors, *case.rest) for _ in range(2))
+        for one, other in zip(*(value if isinstance(value, tuple) else (value,) for value in (first, second))):
+            assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_an_op_and_its_gradients_are_made_on_the_device_of_its_tensors(name: str) -> None:
+    """On the device ``meta``, where tensors have no values, as on a GPU."""
+    for _, case in OPS[name].cases(GRAPHS):
+        moved = case.to("meta")
+        tensors = recorded(moved)
+        value = OPS[name].call(*tensors, *moved.rest)
+        for part in value if isinstance(value, tuple) else (value,):
+            assert part.device.type == "meta"
+            gradients = torch.autograd.grad(part.sum(), tensors, retain_graph=True)
+            assert all(gradient.device.type == "meta" for gradient in gradients)
+
+
+def test_a_device_with_a_form_of_its_own_gets_it() -> None:
+    double = Member(
+        forms={ANYWHERE: lambda x, _: 2 * x, "meta": lambda x, _: x.new_empty(7)},
+        derivatives=(("double", (INCOMING,)),),
+    )
+    family = Family({"double": double})
+    assert family("double", (torch.ones(2),), None).tolist() == [2.0, 2.0]
+    assert family("double", (torch.ones(2, device="meta"),), None).shape == (7,)
+
+
+def test_a_family_that_is_not_closed_is_refused() -> None:
+    forms = {ANYWHERE: lambda x, _: x}
+    with pytest.raises(ValueError, match="a derivative of one is other, which is no member"):
+        Family({"one": Member(forms=forms, derivatives=(("other", (INCOMING,)),))})
+    with pytest.raises(ValueError, match="a derivative of one calls one with 2 tensors"):
+        Family({"one": Member(forms=forms, derivatives=(("one", (0, INCOMING)),))})
 
 
 def test_a_weight_in_single_precision_may_meet_states_in_half() -> None:
-    edges = topology("many")
+    edges = GRAPHS["many"]
     x = normal(6, 3).detach().bfloat16().requires_grad_()
     weight = normal(20, 3, seed=1).detach().float().requires_grad_()
     gather_multiply_sum(x, weight, edges).sum().backward()
     assert x.grad is not None and x.grad.dtype == torch.bfloat16
     assert weight.grad is not None and weight.grad.dtype == torch.float32
-
-
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize(
-    "reduce",
-    [segment_sum, segment_mean, segment_max, segment_min, segment_variance, segment_std, segment_statistics],
-)
-def test_segment_reductions_are_twice_differentiable(case: str, reduce: Callable[..., Tensor]) -> None:
-    edges = topology(case)
-    check_derivatives(lambda m: reduce(m, edges.receivers, edges.num_rows), normal(edges.num_edges, 2))
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_segment_statistics_equal_those_of_each_nodes_messages(case: str) -> None:
-    edges = topology(case)
-    messages = normal(edges.num_edges, 2).detach()
-    mean, low, high, std = segment_statistics(messages, edges.receivers, edges.num_rows)
-    for node in range(edges.num_rows):
-        mine = messages[edges.receivers == node]
-        if len(mine):
-            torch.testing.assert_close(mean[node], mine.mean(0))
-            torch.testing.assert_close(low[node], mine.amin(0))
-            torch.testing.assert_close(high[node], mine.amax(0))
-            torch.testing.assert_close(std[node], (mine.var(0, unbiased=False) + 1e-5).sqrt())
-        else:
-            assert not torch.stack([mean[node], low[node], high[node]]).any()
 
 
 def test_the_variance_of_large_close_values_keeps_its_digits_in_single_precision() -> None:
@@ -150,20 +142,9 @@ def test_the_gradient_of_an_extreme_goes_to_the_first_among_equals(reduce: Calla
     assert messages.grad.squeeze(1).tolist() == [1.0, 0.0, 1.0]
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_softmax_shares_sum_to_one_per_receiver(case: str) -> None:
-    edges = topology(case)
-    scores = normal(edges.num_edges, 2)
-    shares = segment_softmax(scores, edges.receivers, edges.num_rows).detach()
-    for node in set(edges.receivers.tolist()):
-        mine = edges.receivers == node
-        torch.testing.assert_close(shares[mine], scores.detach()[mine].softmax(0))
-    check_derivatives(lambda s: segment_softmax(s, edges.receivers, edges.num_rows), scores)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_sums_per_relation_equal_a_loop_over_edges(case: str) -> None:
-    edges = topology(case)
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_sums_per_relation_equal_a_loop_over_edges(graph: str) -> None:
+    edges = GRAPHS[graph]
     relation = torch.arange(edges.num_edges) * 5 % 3
     keyed = relation_topology(edges, relation, relations=3)
     x = normal(edges.num_columns, 2)
@@ -175,19 +156,8 @@ def test_sums_per_relation_equal_a_loop_over_edges(case: str) -> None:
     check_derivatives(lambda x: gather_multiply_sum(x, None, keyed), x)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_sums_along_directions_equal_a_loop_over_edges(case: str) -> None:
-    edges = topology(case)
-    messages, directions = normal(edges.num_edges, 3), normal(edges.num_edges, 2, seed=1)
-    expected = torch.zeros(edges.num_rows, 2, 3, dtype=torch.float64)
-    for edge, receiver in enumerate(edges.receivers.tolist()):
-        expected[receiver] += torch.outer(directions[edge], messages[edge]).detach()
-    torch.testing.assert_close(outer_sum(messages, directions, edges).detach(), expected)
-    check_derivatives(lambda m, u: outer_sum(m, u, edges), messages, directions)
-
-
 def test_the_third_derivative_of_a_sum_exists_too() -> None:
-    edges = topology("many")
+    edges = GRAPHS["many"]
     x, weight = normal(6, 3), normal(20, 3, seed=1)
 
     def second(x: Tensor, weight: Tensor) -> Tensor:

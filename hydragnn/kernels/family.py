@@ -1,0 +1,90 @@
+"""Families of ops closed under differentiation: the autograd of all members is made from one table."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.autograd import Function
+
+Form = Callable[..., Tensor]
+"""One way to compute an op, without derivatives: called with its tensors, then with its structure."""
+
+ANYWHERE = "any"
+"""The name of the form in plain torch, for devices that have no form of their own."""
+
+
+def form_on(forms: Mapping[str, Form], device: str) -> Form:
+    """The form for a kind of device (``"cpu"``, ``"cuda"``); plain torch where there is none of its own."""
+    return forms[device] if device in forms else forms[ANYWHERE]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Member:
+    """An op that is linear in each of its tensors.
+
+    ``derivatives[i]`` says what tensor i receives: a member of the family, and what it is called with, by position among
+    the op's tensors; ``INCOMING`` stands for the incoming gradient.
+    """
+
+    forms: Mapping[str, Form]
+    derivatives: tuple[tuple[str, tuple[int, ...]], ...]
+
+
+INCOMING = -1
+
+
+class Family:
+    """Ops whose derivatives are ops of the same family, so that derivatives of every order need no further kernel.
+
+    ``family(name, tensors, structure)`` is the value of a member; ``structure`` (a topology, winners) is the same for all of
+    a computation and has no gradient. A gradient has the dtype of its tensor.
+    """
+
+    def __init__(self, members: Mapping[str, Member]) -> None:
+        """The members by name. ValueError where a derivative is no member or does not fit it."""
+        for name, member in members.items():
+            for derivative, arguments in member.derivatives:
+                if derivative not in members:
+                    raise ValueError(f"a derivative of {name} is {derivative}, which is no member; add it to the table")
+                if len(arguments) != len(members[derivative].derivatives):
+                    raise ValueError(f"a derivative of {name} calls {derivative} with {len(arguments)} tensors")
+        self._shells: dict[str, type[Function]] = {}
+        for name, member in members.items():
+            self._shells[name] = _shell(name, member, self._shells)
+
+    def __call__(self, name: str, tensors: Sequence[Tensor], structure: Any) -> Tensor:
+        """The op ``name`` of the tensors, differentiable as often as one likes."""
+        value: Tensor = self._shells[name].apply(structure, *tensors)
+        return value
+
+
+def _shell(name: str, member: Member, shells: Mapping[str, type[Function]]) -> type[Function]:
+    """The autograd function of a member; ``shells`` will hold those of all members when a derivative is asked for."""
+    plain = member.forms[ANYWHERE] if len(member.forms) == 1 else None
+    table = tuple(enumerate(member.derivatives))
+    keeps = len(table) > 1  # the derivative of an op that is linear in its one tensor does not read it
+
+    class Shell(Function):
+        @staticmethod
+        def forward(ctx: Any, structure: Any, *tensors: Tensor) -> Tensor:
+            if keeps:
+                ctx.save_for_backward(*tensors)
+            ctx.structure = structure
+            form = plain or form_on(member.forms, tensors[0].device.type)
+            return form(*tensors, structure)
+
+        @staticmethod
+        def backward(ctx: Any, incoming: Tensor) -> tuple[Tensor | None, ...]:
+            known = (*ctx.saved_tensors, incoming)
+            gradients: list[Tensor | None] = [None]
+            for place, (derivative, arguments) in table:
+                if not ctx.needs_input_grad[place + 1]:
+                    gradients.append(None)
+                    continue
+                gradient = shells[derivative].apply(ctx.structure, *[known[argument] for argument in arguments])
+                gradients.append(gradient.to(known[place].dtype))
+            return tuple(gradients)
+
+    Shell.__name__ = Shell.__qualname__ = name  # what profilers and grad_fn show
+    return Shell

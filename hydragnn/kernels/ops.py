@@ -1,0 +1,146 @@
+"""The registry of ops and the graphs they are tried on; tests, gradient checks and benchmarks go through ``OPS``."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hydragnn.graphs.topology import Topology
+from hydragnn.kernels import outer, reference, segments, trilinear
+from hydragnn.kernels.family import ANYWHERE
+from hydragnn.kernels.op import TOLERANCE, Case, Make, Op
+
+
+def graph(num_columns: int, num_rows: int, pairs: list[tuple[int, int]]) -> Topology:
+    """Edges from (sender, receiver) pairs that are sorted by receiver."""
+    ends = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).unbind(1)
+    senders, receivers = (end.contiguous() for end in ends)
+    return Topology(senders=senders, receivers=receivers, num_columns=num_columns, num_rows=num_rows)
+
+
+def case_graphs() -> dict[str, Topology]:
+    """Small graphs with every corner: nothing to sum, empty rows at both ends, repeated edges, one row with all edges."""
+    return {
+        "no edges": graph(3, 3, []),
+        "one node": graph(1, 1, [(0, 0)]),
+        "one edge": graph(3, 3, [(2, 0)]),
+        "lone node": graph(4, 4, [(0, 0), (1, 0), (2, 1), (0, 2)]),
+        "self loop, repeated edge": graph(2, 2, [(0, 0), (1, 0), (1, 0), (0, 1)]),
+        "more rows than columns": graph(2, 4, [(1, 1), (0, 1), (1, 3)]),
+        "all to the last": graph(5, 5, [(4 - e % 5, 4) for e in range(12)]),
+        "many": graph(6, 6, [((7 * e + e * e) % 6, e // 4) for e in range(20)]),
+    }
+
+
+def random_graph(nodes: int, degree: int, seed: int = 0) -> Topology:
+    """A graph for benchmarks: ``degree`` random senders for every node."""
+    random = torch.Generator().manual_seed(seed)
+    senders = torch.randint(nodes, (nodes * degree,), generator=random)
+    return Topology.square(senders, torch.arange(nodes).repeat_interleave(degree), nodes)
+
+
+Normal = Callable[..., Tensor]
+AXES = {"channels": (), "vectors": (2,)}
+
+
+def _sums(from_rows: bool) -> dict[str, Make]:
+    """States with and without axes, with every kind of weight."""
+
+    def plain(axes: tuple[int, ...], edges: Topology, channels: int, normal: Normal) -> Case:
+        items = edges.num_rows if from_rows else edges.num_columns
+        return Case(tensors=(normal(items, *axes, channels),), rest=(None, edges))
+
+    def weighted(axes: tuple[int, ...], wide: bool, edges: Topology, channels: int, normal: Normal) -> Case:
+        weight = normal(edges.num_edges, *[channels] * wide)
+        return Case(tensors=(*plain(axes, edges, channels, normal).tensors, weight), rest=(edges,))
+
+    found: dict[str, Make] = {}
+    for name, axes in AXES.items():
+        found[f"{name}, no weight"] = partial(plain, axes)
+        found[f"{name}, weight per edge"] = partial(weighted, axes, False)
+        found[f"{name}, weight per channel"] = partial(weighted, axes, True)
+    return found
+
+
+def _products() -> dict[str, Make]:
+    def make(axes: tuple[int, ...], per_channel: bool, edges: Topology, channels: int, normal: Normal) -> Case:
+        x, g = normal(edges.num_columns, *axes, channels), normal(edges.num_rows, *axes, channels)
+        return Case(tensors=(x, g), rest=(edges, per_channel))
+
+    return {
+        f"{name}, {'per channel' if wide else 'per edge'}": partial(make, axes, wide)
+        for name, axes in AXES.items()
+        for wide in (False, True)
+    }
+
+
+def _outer_sums(edges: Topology, channels: int, normal: Normal) -> Case:
+    return Case(tensors=(normal(edges.num_edges, channels), normal(edges.num_edges, 3)), rest=(edges,))
+
+
+def _along_directions(edges: Topology, channels: int, normal: Normal) -> Case:
+    return Case(tensors=(normal(edges.num_edges, 3), normal(edges.num_rows, 3, channels)), rest=(edges,))
+
+
+def _along_channels(edges: Topology, channels: int, normal: Normal) -> Case:
+    return Case(tensors=(normal(edges.num_edges, channels), normal(edges.num_rows, 3, channels)), rest=(edges,))
+
+
+def _messages(edges: Topology, channels: int, normal: Normal) -> Case:
+    return Case(tensors=(normal(edges.num_edges, channels),), rest=(edges.receivers, edges.num_rows))
+
+
+def _equal_messages(edges: Topology, channels: int, normal: Normal) -> Case:
+    """Whole numbers, so that some are equal: the first among equals is the largest."""
+    case = _messages(edges, channels, normal)
+    return replace(case, tensors=(case.tensors[0].round(),), smooth=False)
+
+
+def _heads(edges: Topology, channels: int, normal: Normal) -> Case:
+    return Case(tensors=(normal(edges.num_edges, 2, channels),), rest=(edges.receivers, edges.num_rows))
+
+
+def _scores(edges: Topology, channels: int, normal: Normal) -> Case:
+    return Case(tensors=(normal(edges.num_edges),), rest=(edges.receivers, edges.num_rows))
+
+
+def _op(
+    call: Callable[..., Any],
+    form: Callable[..., Any],
+    variants: Mapping[str, Make],
+) -> Op:
+    name = call.__name__
+    specification = getattr(reference, name)
+    return Op(
+        name=name, call=call, reference=specification, forms={ANYWHERE: form}, variants=variants, tolerance=TOLERANCE
+    )
+
+
+def _segment_op(call: Callable[..., Any]) -> Op:
+    variants = {"channels": _messages, "heads": _heads, "numbers": _scores, "equal numbers": _equal_messages}
+    return _op(call, call, variants)
+
+
+OPS: Mapping[str, Op] = {
+    op.name: op
+    for op in (
+        _op(trilinear.gather_multiply_sum, trilinear.sum_to_rows, _sums(from_rows=False)),
+        _op(trilinear.scatter_multiply_sum, trilinear.sum_to_columns, _sums(from_rows=True)),
+        _op(trilinear.edge_product, trilinear.product_of_ends, _products()),
+        _op(outer.outer_sum, outer.sum_of_outer_products, {"directions": _outer_sums}),
+        _op(outer.along_directions, outer.sum_over_axes, {"directions": _along_directions}),
+        _op(outer.along_channels, outer.sum_over_channels, {"directions": _along_channels}),
+        _segment_op(segments.segment_sum),
+        _segment_op(segments.segment_mean),
+        _segment_op(segments.segment_max),
+        _segment_op(segments.segment_min),
+        _segment_op(segments.segment_variance),
+        _segment_op(segments.segment_std),
+        _segment_op(segments.segment_statistics),
+        _segment_op(segments.segment_softmax),
+    )
+}
+"""Every op by its name."""

@@ -1,0 +1,138 @@
+"""What every op means, as loops over edges and nodes: the specification that all forms are held against.
+
+Nothing here is fast, and nothing here shares a line with what it specifies. torch differentiates the loops, so that they
+specify the derivatives of every order too.
+"""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from hydragnn.graphs.topology import Topology
+
+
+def edges_of(topology: Topology) -> Iterator[tuple[int, int, int]]:
+    """Number, sender and receiver of every edge."""
+    yield from zip(range(topology.num_edges), topology.senders.tolist(), topology.receivers.tolist())
+
+
+def gather_multiply_sum(x: Tensor, weight: Tensor | None, topology: Topology) -> Tensor:
+    """y_i = sum of w_e x_j over the edges e = (j -> i)."""
+    total = [x.new_zeros(x.shape[1:]) for _ in range(topology.num_rows)]
+    for edge, sender, receiver in edges_of(topology):
+        total[receiver] = total[receiver] + (x[sender] if weight is None else weight[edge] * x[sender])
+    return torch.stack(total)
+
+
+def scatter_multiply_sum(g: Tensor, weight: Tensor | None, topology: Topology) -> Tensor:
+    """y_j = sum of w_e g_i over the edges e = (j -> i)."""
+    total = [g.new_zeros(g.shape[1:]) for _ in range(topology.num_columns)]
+    for edge, sender, receiver in edges_of(topology):
+        total[sender] = total[sender] + (g[receiver] if weight is None else weight[edge] * g[receiver])
+    return torch.stack(total)
+
+
+def edge_product(x: Tensor, g: Tensor, topology: Topology, per_channel: bool) -> Tensor:
+    """y_e = sum of x_ja g_ia over all axes a, channels included unless ``per_channel``."""
+    products = x.new_zeros(topology.num_edges, *x.shape[-1:] if per_channel else ())
+    for edge, sender, receiver in edges_of(topology):
+        product = (x[sender] * g[receiver]).reshape(-1, x.shape[-1]).sum(0)
+        products = products.index_put((torch.tensor(edge),), product if per_channel else product.sum())
+    return products
+
+
+def outer_sum(messages: Tensor, directions: Tensor, topology: Topology) -> Tensor:
+    """y_iac = sum of m_ec u_ea over the edges e = (j -> i)."""
+    total = [messages.new_zeros(directions.shape[1], messages.shape[1]) for _ in range(topology.num_rows)]
+    for edge, _, receiver in edges_of(topology):
+        total[receiver] = total[receiver] + torch.outer(directions[edge], messages[edge])
+    return torch.stack(total)
+
+
+def along_directions(directions: Tensor, vectors: Tensor, topology: Topology) -> Tensor:
+    """y_ec = sum of u_ea v_iac over the axes a."""
+    found = vectors.new_zeros(topology.num_edges, vectors.shape[-1])
+    for edge, _, receiver in edges_of(topology):
+        found = found.index_put((torch.tensor(edge),), directions[edge] @ vectors[receiver])
+    return found
+
+
+def along_channels(messages: Tensor, vectors: Tensor, topology: Topology) -> Tensor:
+    """y_ea = sum of m_ec v_iac over the channels c."""
+    found = vectors.new_zeros(topology.num_edges, vectors.shape[1])
+    for edge, _, receiver in edges_of(topology):
+        found = found.index_put((torch.tensor(edge),), vectors[receiver] @ messages[edge])
+    return found
+
+
+def _by_node(
+    messages: Tensor, receivers: Tensor, num_nodes: int, reduce: Callable[[list[Tensor]], Tensor], alone: float = 0.0
+) -> Tensor:
+    """What ``reduce`` makes of each node's incoming messages; ``alone`` for a node without any."""
+    received: list[list[Tensor]] = [[] for _ in range(num_nodes)]
+    for edge, receiver in enumerate(receivers.tolist()):
+        received[receiver].append(messages[edge])
+    return torch.stack([reduce(mine) if mine else messages.new_full(messages.shape[1:], alone) for mine in received])
+
+
+def _mean(values: list[Tensor]) -> Tensor:
+    return sum(values[1:], values[0]) / len(values)
+
+
+def _variance(values: list[Tensor]) -> Tensor:
+    mean = _mean(values)
+    return _mean([(value - mean) ** 2 for value in values])
+
+
+def _largest(values: list[Tensor]) -> Tensor:
+    found = values[0]
+    for value in values[1:]:
+        found = torch.where(value > found, value, found)  # the first among equals keeps the gradient
+    return found
+
+
+def segment_sum(messages: Tensor, receivers: Tensor, num_nodes: int) -> Tensor:
+    """y_i = sum of m_e over the edges that i receives."""
+    return _by_node(messages, receivers, num_nodes, lambda mine: sum(mine[1:], mine[0]))
+
+
+def segment_mean(messages: Tensor, receivers: Tensor, num_nodes: int) -> Tensor:
+    """y_i = mean of m_e over the edges that i receives; 0 without any."""
+    return _by_node(messages, receivers, num_nodes, _mean)
+
+
+def segment_max(messages: Tensor, receivers: Tensor, num_nodes: int) -> Tensor:
+    """y_i = largest of m_e over the edges that i receives, feature by feature; 0 without any."""
+    return _by_node(messages, receivers, num_nodes, _largest)
+
+
+def segment_min(messages: Tensor, receivers: Tensor, num_nodes: int) -> Tensor:
+    """y_i = smallest of m_e over the edges that i receives, feature by feature; 0 without any."""
+    return -segment_max(-messages, receivers, num_nodes)
+
+
+def segment_variance(messages: Tensor, receivers: Tensor, num_nodes: int) -> Tensor:
+    """y_i = mean of (m_e - mean)^2 over the edges that i receives; 0 without any."""
+    return _by_node(messages, receivers, num_nodes, _variance)
+
+
+def segment_std(messages: Tensor, receivers: Tensor, num_nodes: int, floor: float = 1e-5) -> Tensor:
+    """y_i = sqrt(variance + floor)."""
+    return _by_node(messages, receivers, num_nodes, lambda mine: (_variance(mine) + floor).sqrt(), alone=floor**0.5)
+
+
+def segment_statistics(
+    messages: Tensor, receivers: Tensor, num_nodes: int, floor: float = 1e-5
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Mean, min, max and std."""
+    given = (messages, receivers, num_nodes)
+    return segment_mean(*given), segment_min(*given), segment_max(*given), segment_std(*given, floor)
+
+
+def segment_softmax(scores: Tensor, receivers: Tensor, num_nodes: int) -> Tensor:
+    """y_e = exp(s_e) / sum of exp(s_f) over the edges f with the same receiver."""
+    sums = segment_sum(scores.exp(), receivers, num_nodes)
+    if not len(scores):
+        return scores
+    return torch.stack([scores[e].exp() / sums[node] for e, node in enumerate(receivers.tolist())])
