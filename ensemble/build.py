@@ -24,7 +24,7 @@ from hydragnn.ensemble.predictions import estimates_of
 from hydragnn.ensemble.selection import Evidence
 from hydragnn.errors import InputError, nearest
 from hydragnn.files import flush_directory, is_free, kind_of_folder, replace_atomically, write_json
-from hydragnn.graphs.field import Field
+from hydragnn.models import Target
 from hydragnn.training import errors_on, trivial_predictor
 
 MEMBER_FILES = ("model.json", "weights.safetensors", "record.json", "config.json")
@@ -120,11 +120,11 @@ def _split(member: Member, store: GraphStore) -> Split:
 def calibrated(ensemble: Ensemble, valid: MemberOutputs, nominal: float) -> dict[str, AnyCalibration]:
     """The calibration of every field on what the members said about the validation part."""
     result: dict[str, AnyCalibration] = {}
-    for field in ensemble.fields:
-        use = valid.usable(field)
-        labels, owners = valid.labels[field.name][use], valid.owners(field)[use]
-        result[field.name] = estimates_of(field).calibration(
-            field, labels, valid.of(field, use), ensemble.weights, owners, nominal
+    for target in ensemble.targets:
+        use = valid.usable(target)
+        labels, owners = valid.labels[target.name][use], valid.owners(target)[use]
+        result[target.name] = estimates_of(target).calibration(
+            target, labels, valid.of(target, use), ensemble.weights, owners, nominal
         )
     return result
 
@@ -146,7 +146,7 @@ def evaluated(
     for part, (where, said) in parts.items():
         fine = np.setdiff1d(said.graphs, np.array(sorted(said.failures), dtype=np.int64))
         baseline = errors_on(trivial, where, fine, model.targets, BatchSettings(max_graphs=1024)) if len(fine) else {}
-        metrics[part], rows = part_evaluation(ensemble.fields, said, names, ensemble.weights, calibrations, baseline)
+        metrics[part], rows = part_evaluation(ensemble.targets, said, names, ensemble.weights, calibrations, baseline)
         arrays |= {f"{part}/{name}": values for name, values in rows.items()}
     timing = {
         member.name: sum(said.seconds[i] for _, said in parts.values())
@@ -176,7 +176,7 @@ def evaluate_ensemble(
             raise InputError(f"the store has no labels {field.name}; {nearest(field.name, names)}")
     said = member_outputs(ensemble.members, store, numbers, ensemble.needed(store))
     members = [member.name for member in ensemble.members]
-    return part_evaluation(ensemble.fields, said, members, ensemble.weights, ensemble.manifest.calibration, {})[0]
+    return part_evaluation(ensemble.targets, said, members, ensemble.weights, ensemble.manifest.calibration, {})[0]
 
 
 def _domain(
@@ -192,27 +192,27 @@ def _domain(
     domain = training_domain(batches, ensemble.inputs)
     spreads: dict[str, float] = {}
     positions = np.arange(len(valid.graphs))
-    for field in ensemble.fields:
-        if not calibrations[field.name].follows:
+    for target in ensemble.targets:
+        if not calibrations[target.name].follows:
             continue
-        one = estimates_of(field).of(field, valid.of(field), ensemble.weights, calibrations[field.name])
-        owners = np.repeat(positions, valid.nodes_per_graph) if field.on == "node" else positions
+        one = estimates_of(target).of(target, valid.of(target), ensemble.weights, calibrations[target.name])
+        owners = np.repeat(positions, valid.nodes_per_graph) if target.field.on == "node" else positions
         spread = graph_spread(one.doubt, owners, len(positions))
-        spreads[field.name] = float(np.quantile(spread[np.isfinite(spread)], USUAL, method="higher"))
+        spreads[target.name] = float(np.quantile(spread[np.isfinite(spread)], USUAL, method="higher"))
     return replace(domain, spreads=spreads)
 
 
-def evidence_of(said: MemberOutputs, fields: Sequence[Field]) -> dict[str, Evidence]:
+def evidence_of(said: MemberOutputs, targets: Sequence[Target]) -> dict[str, Evidence]:
     """What all members said about labelled items, for selection and diversity."""
     result: dict[str, Evidence] = {}
-    for field in fields:
-        use = said.usable(field)
-        result[field.name] = estimates_of(field).evidence(field, said.labels[field.name][use], said.of(field, use))
+    for target in targets:
+        use = said.usable(target)
+        result[target.name] = estimates_of(target).evidence(target, said.labels[target.name][use], said.of(target, use))
     return result
 
 
 def _diversity(ensemble: Ensemble, valid: MemberOutputs) -> dict[str, dict[str, float]]:
-    return {name: one.diversity(ensemble.weights) for name, one in evidence_of(valid, ensemble.fields).items()}
+    return {name: one.diversity(ensemble.weights) for name, one in evidence_of(valid, ensemble.targets).items()}
 
 
 def _data(member: Member, store: GraphStore, split: Split, out: Path) -> dict[str, Any]:

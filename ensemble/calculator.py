@@ -55,7 +55,7 @@ def calculator(folder: Path | str) -> EnsembleCalculator:
 
 def _names(ensemble: Ensemble) -> dict[str, str]:
     """Which fields ASE's properties are."""
-    targets = ensemble.members[0].targets
+    targets = ensemble.targets
     source = next((target.source for target in targets if target.derivative == "forces"), "energy")
     energy = next((target.field for target in targets if target.name == source), None)
     if energy is None or energy.on != "graph" or energy.width != 1 or energy.classes:

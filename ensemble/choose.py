@@ -94,7 +94,7 @@ def _greedy(
     together = ensemble_of(members)
     store = open_store(members[0].config.data.store)
     valid = member_outputs(members, store, make_split(store, members[0].config.split).valid, together.needed(store))
-    picked = greedy_selection(evidence_of(valid, together.fields), k, costs=valid.seconds, price=price)
+    picked = greedy_selection(evidence_of(valid, together.targets), k, costs=valid.seconds, price=price)
     story = {
         "pool": [candidate.name for candidate in pool],
         "trace": list(picked.trace),

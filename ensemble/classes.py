@@ -20,7 +20,7 @@ from hydragnn.ensemble.selection import Evidence
 from hydragnn.ensemble.uncertainty import Array
 from hydragnn.errors import InputError
 from hydragnn.graphs.field import Field
-from hydragnn.models import Categorical, Distribution
+from hydragnn.models import Categorical, Distribution, Target
 from hydragnn.training.class_metrics import class_sums, class_values
 
 QUANTITIES: Final = ("probability", "label", "set", "entropy", "epistemic", "aleatoric")
@@ -90,7 +90,7 @@ class ClassEstimate(Estimate):
     @classmethod
     def of(
         cls,
-        field: Field,
+        target: Target,
         members: Sequence[Distribution],
         weights: Float[Array, " members"],
         calibration: AnyCalibration | None,
@@ -107,7 +107,7 @@ class ClassEstimate(Estimate):
             inside = others(probability) <= calibration.threshold
         failed = np.asarray(np.isnan(raw).any(axis=-1))
         return ClassEstimate(
-            field=field,
+            target=target,
             probability=probability,
             label=np.where(failed, -1, np.nan_to_num(probability).argmax(axis=-1)),
             set=(inside & ~failed[..., None]).astype(np.uint8),
@@ -118,12 +118,12 @@ class ClassEstimate(Estimate):
         )
 
     @classmethod
-    def blank(cls, field: Field, members: int, items: int) -> "ClassEstimate":
+    def blank(cls, target: Target, members: int, items: int) -> "ClassEstimate":
         """NaN for all items, without labels and with empty sets."""
-        per_class = np.full((items, *field.shape, field.classes), np.nan)
-        alone = np.full((items, *field.shape), np.nan)
+        per_class = np.full((items, *target.field.shape, target.field.classes), np.nan)
+        alone = np.full((items, *target.field.shape), np.nan)
         return ClassEstimate(
-            field=field,
+            target=target,
             probability=per_class,
             label=np.full(alone.shape, -1),
             set=np.zeros(per_class.shape, dtype=np.uint8),
@@ -138,12 +138,12 @@ class ClassEstimate(Estimate):
         """Estimates of consecutive graphs as one."""
         values = {quantity: np.concatenate([part[quantity] for part in parts]) for quantity in QUANTITIES}
         members = np.concatenate([part.members for part in parts], axis=1)
-        return ClassEstimate(field=parts[0].field, members=members, **values)
+        return ClassEstimate(target=parts[0].target, members=members, **values)
 
     @classmethod
     def calibration(
         cls,
-        field: Field,
+        target: Target,
         labels: Labels,
         members: Sequence[Distribution],
         weights: Float[Array, " members"],
@@ -152,20 +152,24 @@ class ClassEstimate(Estimate):
     ) -> ClassCalibration:
         """The temperature of least NLL, and the threshold of the conformal sets."""
         raw = np.tensordot(weights, member_probabilities(members), axes=1)
-        return fit_classes(field, labels, raw, graph, nominal=nominal)
+        return fit_classes(target.field, labels, raw, graph, nominal=nominal)
 
     @classmethod
-    def evidence(cls, field: Field, labels: Labels, members: Sequence[Distribution]) -> Evidence:
+    def evidence(cls, target: Target, labels: Labels, members: Sequence[Distribution]) -> Evidence:
         """Labels and the members' probabilities."""
-        every = member_probabilities(members).reshape(len(members), -1, field.classes)
+        every = member_probabilities(members).reshape(len(members), -1, target.field.classes)
         return ClassEvidence(target=labels.ravel().astype(np.int64), probabilities=every)
 
     @classmethod
-    def columns(cls, field: Field, quantity: str) -> list[str]:
+    def columns(cls, target: Target, quantity: str) -> list[str]:
         """One for each component, and for each of its classes where a quantity has a number per class."""
         if quantity not in PER_CLASS:
-            return component_names(field)
-        return [f"{component}_{number}" for component in component_names(field) for number in range(field.classes)]
+            return component_names(target.field)
+        return [
+            f"{component}_{number}"
+            for component in component_names(target.field)
+            for number in range(target.field.classes)
+        ]
 
     def evaluation(self, labels: Labels, names: Sequence[str], trivial: Mapping[str, float | None]) -> dict[str, Any]:
         """Scores of the trivial predictor (class frequencies), of every member and of the ensemble, its sets and confusions.

@@ -31,6 +31,7 @@ from hydragnn.errors import InputError
 from hydragnn.files import digest
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
+from hydragnn.models import Target
 
 
 class Ensemble:
@@ -75,7 +76,12 @@ class Ensemble:
     @property
     def fields(self) -> tuple[Field, ...]:
         """What is predicted."""
-        return self.manifest.fields
+        return tuple(target.field for target in self.targets)
+
+    @property
+    def targets(self) -> tuple[Target, ...]:
+        """What is predicted, and what was said about it in training."""
+        return self.manifest.targets
 
     @property
     def inputs(self) -> tuple[Field, ...]:
@@ -158,7 +164,7 @@ class Ensemble:
             for position, flag in zip(np.flatnonzero(read.fine).tolist(), found):
                 flags[position] = flag
         together = combined(
-            self.fields,
+            self.targets,
             outcomes,
             self.names,
             self.weights,
@@ -171,7 +177,7 @@ class Ensemble:
 
     def nothing(self, nodes: int, reason: str) -> Predictions:
         """The prediction for one graph that could not be tried."""
-        return nothing(self.fields, len(self.members), nodes, reason)
+        return nothing(self.targets, len(self.members), nodes, reason)
 
     def _with_spread_flags(self, predictions: Predictions) -> Predictions:
         flags = [[flag] for flag in predictions.domain]
@@ -201,7 +207,7 @@ def ensemble_of(members: Sequence[Member]) -> Ensemble:
     )
     manifest = Manifest(
         members=entries,
-        fields=tuple(target.field for target in members[0].targets),
+        targets=members[0].targets,
         inputs=tuple(shared_inputs(members).values()),
         dim=members[0].model.dim,
     )

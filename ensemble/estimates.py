@@ -1,4 +1,4 @@
-"""What an ensemble says about one field; every kind of distribution has a class of its own that knows all about it."""
+"""What an ensemble says about one target; every kind of distribution has a class of its own that knows all about it."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from hydragnn.ensemble.selection import Evidence
 from hydragnn.errors import InputError, nearest
 from hydragnn.graphs.field import Field
-from hydragnn.models import Distribution
+from hydragnn.models import Distribution, Target
 
 Array = NDArray[np.float64]
 Labels = Float[Array, "items *shape"]
@@ -35,15 +35,20 @@ class AnyCalibration(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Estimate(ABC):
-    """One field of all graphs; rows of graphs that failed are NaN."""
+    """One target of all graphs; rows of graphs that failed are NaN."""
 
     quantities: ClassVar[tuple[str, ...]]
     """What prediction files hold of it, one array each."""
     headline: ClassVar[str]
-    """The quantity that goes by the field's own name where names are short."""
+    """The quantity that goes by the target's own name where names are short."""
     doubt_name: ClassVar[str]
 
-    field: Field
+    target: Target
+
+    @property
+    def field(self) -> Field:
+        """The field that is predicted."""
+        return self.target.field
 
     def __getitem__(self, quantity: str) -> NDArray[Any]:
         """One of ``quantities`` by name."""
@@ -61,7 +66,7 @@ class Estimate(ABC):
     @abstractmethod
     def of(
         cls,
-        field: Field,
+        target: Target,
         members: Sequence[Distribution],
         weights: Float[Array, " members"],
         calibration: AnyCalibration | None,
@@ -70,7 +75,7 @@ class Estimate(ABC):
 
     @classmethod
     @abstractmethod
-    def blank(cls, field: Field, members: int, items: int) -> "Estimate":
+    def blank(cls, target: Target, members: int, items: int) -> "Estimate":
         """The estimate of items that could not be predicted."""
 
     @classmethod
@@ -82,7 +87,7 @@ class Estimate(ABC):
     @abstractmethod
     def calibration(
         cls,
-        field: Field,
+        target: Target,
         labels: Labels,
         members: Sequence[Distribution],
         weights: Float[Array, " members"],
@@ -93,13 +98,13 @@ class Estimate(ABC):
 
     @classmethod
     @abstractmethod
-    def evidence(cls, field: Field, labels: Labels, members: Sequence[Distribution]) -> Evidence:
+    def evidence(cls, target: Target, labels: Labels, members: Sequence[Distribution]) -> Evidence:
         """What selection and diversity go by."""
 
     @classmethod
     @abstractmethod
-    def columns(cls, field: Field, quantity: str) -> list[str]:
-        """What follows the field's name in the columns of a table, one for each number of a quantity."""
+    def columns(cls, target: Target, quantity: str) -> list[str]:
+        """What follows the target's name in the columns of a table, one for each number of a quantity."""
 
     @abstractmethod
     def evaluation(self, labels: Labels, names: Sequence[str], trivial: Mapping[str, float | None]) -> dict[str, Any]:

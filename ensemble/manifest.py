@@ -13,8 +13,9 @@ from hydragnn.ensemble.estimates import AnyCalibration
 from hydragnn.errors import InputError
 from hydragnn.files import digest, read_json, write_json
 from hydragnn.graphs.field import Field, field_from_json
+from hydragnn.models import Target, read_description, target_from_json
 
-VERSION = 1
+VERSION = 2
 NAME = "ensemble.json"
 
 
@@ -34,7 +35,7 @@ class Manifest:
     """Everything about an ensemble apart from its members' weights."""
 
     members: tuple[MemberEntry, ...]
-    fields: tuple[Field, ...]
+    targets: tuple[Target, ...]
     inputs: tuple[Field, ...]
     dim: int
     nominal: float = 0.9
@@ -50,7 +51,7 @@ class Manifest:
         return {
             "version": VERSION,
             "members": [asdict(entry) for entry in self.members],
-            "fields": [field.to_json() for field in self.fields],
+            "targets": [target.to_json() for target in self.targets],
             "inputs": [field.to_json() for field in self.inputs],
             "dim": self.dim,
             "nominal": self.nominal,
@@ -77,7 +78,7 @@ def manifest_from_json(value: Mapping[str, Any], source: str) -> Manifest:
     try:
         return Manifest(
             members=tuple(MemberEntry(**entry) for entry in value["members"]),
-            fields=tuple(field_from_json(field) for field in value["fields"]),
+            targets=tuple(target_from_json(target) for target in value["targets"]),
             inputs=tuple(field_from_json(field) for field in value["inputs"]),
             dim=value["dim"],
             nominal=value["nominal"],
@@ -92,7 +93,7 @@ def manifest_from_json(value: Mapping[str, Any], source: str) -> Manifest:
 
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of the ensemble in ``folder``, with every member's files checked against their checksums."""
-    manifest = manifest_from_json(read_json(folder / NAME), str(folder / NAME))
+    manifest = manifest_from_json(_with_targets(read_json(folder / NAME), folder), str(folder / NAME))
     for entry in manifest.members:
         for name, expected in entry.checksums.items():
             if checksum(folder / entry.folder / name) != expected:
@@ -100,6 +101,18 @@ def read_manifest(folder: Path) -> Manifest:
                     f"{folder / entry.folder / name} differs from what was saved; copy the whole folder again"
                 )
     return manifest
+
+
+def _with_targets(value: Any, folder: Path) -> Any:
+    """What a manifest says, with the targets that version 1 left to its members."""
+    if not isinstance(value, dict) or "targets" in value:
+        return value
+    try:
+        first = folder / value["members"][0]["folder"]
+    except (KeyError, IndexError, TypeError):
+        return value  # what is missing is told where the manifest is read
+    description, _ = read_description(first)
+    return {**value, "targets": [target.to_json() for target in description.targets]}
 
 
 def write_manifest(manifest: Manifest, folder: Path) -> None:

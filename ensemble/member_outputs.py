@@ -15,8 +15,7 @@ from hydragnn.ensemble.plan import default_budget
 from hydragnn.ensemble.screening import outcome_of, read_screened
 from hydragnn.ensemble.uncertainty import Array
 from hydragnn.errors import InputError
-from hydragnn.graphs.field import Field
-from hydragnn.models import Distribution
+from hydragnn.models import Distribution, Target
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -32,18 +31,18 @@ class MemberOutputs:
     seconds: tuple[float, ...]
     """Time of every member."""
 
-    def owners(self, field: Field) -> Int[NDArray[np.int64], " items"]:
+    def owners(self, target: Target) -> Int[NDArray[np.int64], " items"]:
         """The number in the store of the graph of every item."""
-        return np.repeat(self.graphs, self.nodes_per_graph) if field.on == "node" else self.graphs
+        return np.repeat(self.graphs, self.nodes_per_graph) if target.field.on == "node" else self.graphs
 
-    def usable(self, field: Field) -> Bool[NDArray[np.bool_], " items"]:
+    def usable(self, target: Target) -> Bool[NDArray[np.bool_], " items"]:
         """Which items have a label and a prediction of every member."""
-        labelled = _finite(self.labels[field.name])
-        return np.all([labelled, *(one.finite().numpy() for one in self.of(field))], axis=0)
+        labelled = _finite(self.labels[target.name])
+        return np.all([labelled, *(one.finite().numpy() for one in self.of(target))], axis=0)
 
-    def of(self, field: Field, use: Bool[NDArray[np.bool_], " items"] | None = None) -> list[Distribution]:
-        """What every member says about a field, or about some of its items."""
-        every = [said.predictions[field.name] for said in self.outcomes]
+    def of(self, target: Target, use: Bool[NDArray[np.bool_], " items"] | None = None) -> list[Distribution]:
+        """What every member says about a target, or about some of its items."""
+        every = [said.predictions[target.name] for said in self.outcomes]
         return every if use is None else [one.rows(torch.from_numpy(use)) for one in every]
 
     @property
@@ -59,19 +58,20 @@ def member_outputs(
     """Ask every member about the graphs with these numbers; every batch is built once for all of them."""
     if not len(graphs):
         raise InputError("there are no graphs to predict in this part of the data; give the split a larger fraction")
-    fields = [target.field for target in members[0].targets]
+    targets = members[0].targets
     said: list[list[Outcome]] = [[] for _ in members]
-    labels: dict[str, list[Array]] = {field.name: [] for field in fields}
+    labels: dict[str, list[Array]] = {target.name: [] for target in targets}
     seconds = [0.0] * len(members)
     sizes = store.sizes()
     for numbers in pack(sizes, graphs, default_budget(sizes)):
-        read = read_screened(store, numbers, [*dict.fromkeys([*inputs, *labels])], inputs)
+        wanted = [*dict.fromkeys([*inputs, *(target.field.name for target in targets)])]
+        read = read_screened(store, numbers, wanted, inputs)
         batch = read.whole
-        for field in fields:
-            values = batch[field.name].double().numpy().copy()
-            present = batch.present(field.name).numpy()
-            values[~np.repeat(present, batch.counts(field.on).numpy())] = np.nan
-            labels[field.name].append(values)
+        for target in targets:
+            values = batch[target.field.name].double().numpy().copy()
+            present = batch.present(target.field.name).numpy()
+            values[~np.repeat(present, batch.counts(target.field.on).numpy())] = np.nan
+            labels[target.name].append(values)
         for position, member in enumerate(members):
             started = perf_counter()
             said[position].append(outcome_of(member, read))

@@ -29,7 +29,7 @@ from hydragnn.ensemble.metrics import (
 from hydragnn.ensemble.selection import Evidence, NumberEvidence
 from hydragnn.ensemble.uncertainty import Array, MixtureMoments, isotropic, total_variance
 from hydragnn.graphs.field import Field
-from hydragnn.models import Distribution, Normal, Point
+from hydragnn.models import Distribution, Normal, Point, Target
 
 QUANTITIES: Final = ("mean", "std", "epistemic", "aleatoric", "lower", "upper")
 
@@ -64,24 +64,24 @@ class NumberEstimate(Estimate):
     @classmethod
     def of(
         cls,
-        field: Field,
+        target: Target,
         members: Sequence[Distribution],
         weights: Float[Array, " members"],
         calibration: AnyCalibration | None,
     ) -> "NumberEstimate":
         """The mixture of what the members say, by the law of total variance."""
         moments = moments_of(members, weights)
-        spread = raw_spread(field, moments)
-        parts = isotropic(moments, turning_axes(field))
+        spread = raw_spread(target.field, moments)
+        parts = isotropic(moments, turning_axes(target.field))
         if calibration is None:
-            factor, std, width = np.ones(field.shape), spread, np.full_like(spread, np.nan)
+            factor, std, width = np.ones(target.field.shape), spread, np.full_like(spread, np.nan)
         else:
             assert isinstance(calibration, Calibration)
-            factor, std = variance_factor(field, calibration), calibrated_std(field, calibration, spread)
+            factor, std = variance_factor(target.field, calibration), calibrated_std(target.field, calibration, spread)
             std = np.where(np.isnan(spread), np.nan, std)
-            width = half_width(field, calibration, std)
+            width = half_width(target.field, calibration, std)
         return NumberEstimate(
-            field=field,
+            target=target,
             mean=moments.mean,
             std=std,
             epistemic=np.sqrt(parts.epistemic * factor),
@@ -92,23 +92,23 @@ class NumberEstimate(Estimate):
         )
 
     @classmethod
-    def blank(cls, field: Field, members: int, items: int) -> "NumberEstimate":
+    def blank(cls, target: Target, members: int, items: int) -> "NumberEstimate":
         """NaN for all items."""
-        nan = np.full((items, *field.shape), np.nan)
+        nan = np.full((items, *target.field.shape), np.nan)
         every = np.broadcast_to(nan, (members, *nan.shape))
-        return NumberEstimate(field=field, members=every, **dict.fromkeys(QUANTITIES, nan))
+        return NumberEstimate(target=target, members=every, **dict.fromkeys(QUANTITIES, nan))
 
     @classmethod
     def joined(cls, parts: Sequence["NumberEstimate"]) -> "NumberEstimate":
         """Estimates of consecutive graphs as one."""
         values = {quantity: np.concatenate([part[quantity] for part in parts]) for quantity in QUANTITIES}
         members = np.concatenate([part.members for part in parts], axis=1)
-        return NumberEstimate(field=parts[0].field, members=members, **values)
+        return NumberEstimate(target=parts[0].target, members=members, **values)
 
     @classmethod
     def calibration(
         cls,
-        field: Field,
+        target: Target,
         labels: Labels,
         members: Sequence[Distribution],
         weights: Float[Array, " members"],
@@ -116,13 +116,15 @@ class NumberEstimate(Estimate):
         nominal: float,
     ) -> Calibration:
         """A scale for the spread and conformal intervals."""
-        return fit_calibration(field, labels, moments_of(members, weights), graph, nominal=nominal)
+        return fit_calibration(target.field, labels, moments_of(members, weights), graph, nominal=nominal)
 
     @classmethod
-    def evidence(cls, field: Field, labels: Labels, members: Sequence[Distribution]) -> Evidence:
+    def evidence(cls, target: Target, labels: Labels, members: Sequence[Distribution]) -> Evidence:
         """Labels, means and variances in units of each component's spread."""
-        scale = labels.reshape(len(labels), -1).std(axis=0).reshape(field.shape)
-        scale = np.where(scale > 0, scale, 1.0) if field.parity == "scalar" else np.asarray(max(scale.max(), 1e-300))
+        scale = labels.reshape(len(labels), -1).std(axis=0).reshape(target.field.shape)
+        scale = (
+            np.where(scale > 0, scale, 1.0) if target.field.parity == "scalar" else np.asarray(max(scale.max(), 1e-300))
+        )
         return NumberEvidence(
             target=(labels / scale).ravel(),
             means=(member_means(members) / scale).reshape(len(members), -1),
@@ -130,9 +132,9 @@ class NumberEstimate(Estimate):
         )
 
     @classmethod
-    def columns(cls, field: Field, quantity: str) -> list[str]:
+    def columns(cls, target: Target, quantity: str) -> list[str]:
         """One for each component."""
-        return component_names(field)
+        return component_names(target.field)
 
     def evaluation(self, labels: Labels, names: Sequence[str], trivial: Mapping[str, float | None]) -> dict[str, Any]:
         """Errors of the trivial predictor, of every member and of the ensemble, and the honesty of its uncertainty.

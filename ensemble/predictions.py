@@ -13,14 +13,18 @@ from hydragnn.ensemble.members import Outcome
 from hydragnn.ensemble.numbers import NumberEstimate
 from hydragnn.ensemble.uncertainty import Array
 from hydragnn.errors import InputError, nearest
-from hydragnn.graphs.field import Field
+from hydragnn.models import Categorical, Distribution, Normal, Point, Target
 
-ESTIMATES: Mapping[str, type[Estimate]] = {"regression": NumberEstimate, "classification": ClassEstimate}
+ESTIMATES: Mapping[type[Distribution], type[Estimate]] = {
+    Point: NumberEstimate,
+    Normal: NumberEstimate,
+    Categorical: ClassEstimate,
+}
 
 
-def estimates_of(field: Field) -> type[Estimate]:
-    """How ensembles speak about a field: by what kind of values it holds."""
-    return ESTIMATES[field.kind]
+def estimates_of(target: Target) -> type[Estimate]:
+    """How ensembles speak about a target: by what is predicted of it."""
+    return ESTIMATES[target.distribution]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -54,7 +58,7 @@ class Predictions:
 
 
 def combined(
-    fields: Sequence[Field],
+    targets: Sequence[Target],
     outcomes: Sequence[Outcome],
     names: Sequence[str],
     weights: Float[Array, " members"],
@@ -68,9 +72,9 @@ def combined(
     ``reasons`` says of graphs that are not valid why no member was asked; empty where all were.
     """
     estimates: dict[str, Estimate] = {}
-    for field in fields:
-        members = [outcome.predictions[field.name] for outcome in outcomes]
-        estimates[field.name] = estimates_of(field).of(field, members, weights, calibrations.get(field.name))
+    for target in targets:
+        members = [outcome.predictions[target.name] for outcome in outcomes]
+        estimates[target.name] = estimates_of(target).of(target, members, weights, calibrations.get(target.name))
     status = [
         refused or next((f"member {name}: {reason}" for name, reason in zip(names, said) if reason), "ok")
         for refused, *said in zip(reasons, *(outcome.reasons for outcome in outcomes))
@@ -78,10 +82,11 @@ def combined(
     return Predictions(fields=estimates, nodes_per_graph=nodes_per_graph, status=tuple(status), domain=tuple(domain))
 
 
-def nothing(fields: Sequence[Field], members: int, nodes: int, reason: str) -> Predictions:
+def nothing(targets: Sequence[Target], members: int, nodes: int, reason: str) -> Predictions:
     """The prediction for one graph that could not even be tried."""
     estimates = {
-        field.name: estimates_of(field).blank(field, members, nodes if field.on == "node" else 1) for field in fields
+        target.name: estimates_of(target).blank(target, members, nodes if target.field.on == "node" else 1)
+        for target in targets
     }
     return Predictions(fields=estimates, nodes_per_graph=np.array([nodes]), status=(reason,), domain=("",))
 

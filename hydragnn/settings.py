@@ -133,7 +133,8 @@ def _without_tags(cls: type[Settings], location: tuple[int | str, ...], value: A
     kept: list[int | str] = []
     for position, part in enumerate(location):
         is_key = isinstance(part, int) or part in _keys_at(cls, location[:position], value)
-        if is_key or position == len(location) - 1:
+        is_tag = not is_key and bool(_keys_at(cls, location[: position + 1], value))
+        if is_key or (position == len(location) - 1 and not is_tag):
             kept.append(part)
     return kept
 

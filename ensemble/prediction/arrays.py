@@ -69,9 +69,9 @@ class Hdf5Sink(Sink):
 
     def close(self, *, complete: bool) -> None:
         """Flush and close."""
-        for field in self.heading.fields if complete else ():
-            if f"fields/{field.name}" in self.file:
-                self.file[f"fields/{field.name}"].attrs["unit"] = field.unit
+        for target in self.heading.targets if complete else ():
+            if f"fields/{target.name}" in self.file:
+                self.file[f"fields/{target.name}"].attrs["unit"] = target.field.unit
         self.file.close()
 
 

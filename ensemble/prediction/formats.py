@@ -33,7 +33,7 @@ def sink_for(path: Path, ensemble: Ensemble) -> Sink:
             f"--out {path}: extended XYZ holds atoms, and this ensemble does not read any; use .h5, .npz or .csv"
         )
     heading = Heading(
-        fields=ensemble.fields,
+        targets=ensemble.targets,
         nominal=ensemble.manifest.nominal,
         ensemble=ensemble.digest,
         members=ensemble.names,

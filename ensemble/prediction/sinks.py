@@ -16,7 +16,7 @@ from hydragnn.ensemble.predictions import Predictions
 from hydragnn.ensemble.screening import Screened
 from hydragnn.errors import InputError
 from hydragnn.files import flush_directory
-from hydragnn.graphs.field import Field
+from hydragnn.models import Target
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -32,7 +32,7 @@ class Block:
 class Heading:
     """What every prediction file says about itself."""
 
-    fields: tuple[Field, ...]
+    targets: tuple[Target, ...]
     nominal: float
     ensemble: str
     """Digest of the ensemble."""
@@ -43,7 +43,7 @@ class Heading:
         return {
             "kind": "hydragnn predictions",
             "version": 1,
-            "fields": [field.to_json() for field in self.fields],
+            "fields": [{**target.field.to_json(), "name": target.name} for target in self.targets],
             "nominal": self.nominal,
             "ensemble": self.ensemble,
             "members": list(self.members),

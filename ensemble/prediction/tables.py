@@ -13,7 +13,8 @@ from hydragnn.ensemble.estimates import Estimate
 from hydragnn.ensemble.prediction.sinks import Block, Sink, texts
 from hydragnn.ensemble.predictions import estimates_of
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
+from hydragnn.graphs.field import ATOMIC_NUMBERS
+from hydragnn.models import Target
 
 
 class CsvSink(Sink):
@@ -39,12 +40,12 @@ class CsvSink(Sink):
         """Append some graphs and their nodes."""
         said = block.predictions
         fixed = zip(block.numbers.tolist(), texts(said.status), texts(said.domain), said.nodes_per_graph.tolist())
-        values = _numbers([said[field.name] for field in self._on("graph")], len(said))
+        values = _numbers([said[target.name] for target in self._on("graph")], len(said))
         self.tables[0].writerows([*start, *row] for start, row in zip(fixed, values))
         if len(self.tables) > 1:
             owners = np.repeat(block.numbers, said.nodes_per_graph).tolist()
             places = [node for count in said.nodes_per_graph.tolist() for node in range(count)]
-            values = _numbers([said[field.name] for field in self._on("node")], len(owners))
+            values = _numbers([said[target.name] for target in self._on("node")], len(owners))
             self.tables[1].writerows([owner, node, *row] for owner, node, row in zip(owners, places, values))
 
     def close(self, *, complete: bool) -> None:
@@ -52,16 +53,16 @@ class CsvSink(Sink):
         for file in self.files:
             file.close()
 
-    def _on(self, place: str) -> list[Field]:
-        return [field for field in self.heading.fields if field.on == place]
+    def _on(self, place: str) -> list[Target]:
+        return [target for target in self.heading.targets if target.field.on == place]
 
 
-def _titles(fields: list[Field]) -> list[str]:
+def _titles(targets: list[Target]) -> list[str]:
     return [
-        f"{field.name}{column}_{quantity}"
-        for field in fields
-        for quantity in estimates_of(field).quantities
-        for column in estimates_of(field).columns(field, quantity)
+        f"{target.name}{column}_{quantity}"
+        for target in targets
+        for quantity in estimates_of(target).quantities
+        for column in estimates_of(target).columns(target, quantity)
     ]
 
 
@@ -70,7 +71,7 @@ def _numbers(estimates: list[Estimate], rows: int) -> list[list[float | int | st
     table: list[list[float | int | str]] = [[] for _ in range(rows)]
     for estimate in estimates:
         for quantity in estimate.quantities:
-            width = len(estimate.columns(estimate.field, quantity))
+            width = len(estimate.columns(estimate.target, quantity))
             for row, values in zip(table, estimate[quantity].reshape(rows, width).tolist()):
                 row += ["" if value != value else value for value in values]
     return table

@@ -19,7 +19,7 @@ from hydragnn.models.distributions import (
 from hydragnn.models.graph_model import GraphModel
 from hydragnn.models.head_settings import HeadSettings, parse_head, targets_of
 from hydragnn.models.saving import load_graph_model, read_description, save_model
-from hydragnn.models.target import Target
+from hydragnn.models.target import Target, target_from_json
 from hydragnn.models.trained import TrainedModel, load_model
 
 __all__ = [
@@ -46,5 +46,6 @@ __all__ = [
     "parse_head",
     "read_description",
     "save_model",
+    "target_from_json",
     "targets_of",
 ]

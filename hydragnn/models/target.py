@@ -1,10 +1,11 @@
 """One target: a field with all that learning, judging and predicting it needs to know, said in one place."""
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
-from hydragnn.graphs.field import Field
-from hydragnn.models.distributions import Distribution, Point
+from hydragnn.graphs.field import Field, field_from_json
+from hydragnn.models.distributions import DISTRIBUTIONS, Distribution, Point
 
 Loss = Literal["mse", "mae", "huber", "nll", "relative", "cross_entropy"]
 
@@ -47,3 +48,23 @@ class Target:
     def centred(self) -> bool:
         """Whether normalisation may move zero; not for errors relative to the label's size."""
         return self.loss != "relative"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON; ``target_from_json`` gives the same target back."""
+        plain = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        weights = list(self.class_weights) if isinstance(self.class_weights, tuple) else self.class_weights
+        said = {"field": self.field.to_json(), "distribution": self.distribution.kind, "class_weights": weights}
+        return {**plain, **said}
+
+
+def target_from_json(value: Mapping[str, Any]) -> Target:
+    """The target that ``Target.to_json`` wrote; KeyError or TypeError on anything else."""
+    weights = value["class_weights"]
+    return Target(
+        **{
+            **value,
+            "field": field_from_json(value["field"]),
+            "distribution": DISTRIBUTIONS[value["distribution"]],
+            "class_weights": tuple(weights) if isinstance(weights, list) else weights,
+        }
+    )

@@ -1,5 +1,6 @@
 """Heads say their kind: foreign keys are errors, and heads without kind mean what they meant in version 1."""
 
+import json
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from hydragnn.config import RunConfig
 from hydragnn.errors import InputError
 from hydragnn.graphs import Field
-from hydragnn.models import Categorical, Normal, Point, parse_head, targets_of
+from hydragnn.models import Categorical, Normal, Point, parse_head, target_from_json, targets_of
 
 FIELDS = {
     field.name: field
@@ -120,3 +121,4 @@ def test_targets_say_in_one_place_how_fields_are_learned() -> None:
         ("stress", "energy"),
     ]
     assert targets[1].weight == 5.0 and targets[4].class_weights == "balanced"
+    assert [target_from_json(json.loads(json.dumps(target.to_json()))) for target in targets] == list(targets)

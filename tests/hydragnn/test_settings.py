@@ -23,7 +23,7 @@ GOOD: dict[str, Any] = {"data": {"store": "a.h5"}, "model": {"kind": "painn"}, "
         ("model.cutoff=-1", "model.cutoff"),
         ("model.hidden_dim='many'", "model.hidden_dim"),
         ("heads.0.loss='nll'", "go together"),
-        ("heads.0.forces='forces'", "pool"),
+        ("heads.0.forces='forces'", 'heads.0: head energy: references, forces and stress need kind = "energy"'),
         ("split.train=1.5", "split.train"),
         ("split.valid=0.5", "exceeds 1"),
         ("split.kind='group'", "needs a field"),
