@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -13,7 +14,7 @@ from jaxtyping import Int
 from numpy.typing import NDArray
 
 from hydragnn.datasets import GraphStore, StoreWriter, open_store
-from hydragnn.datasets.manifest import read_manifest, write_manifest
+from hydragnn.datasets.manifest import part_name, read_manifest, write_manifest
 from hydragnn.ensemble.prediction.claims import unique_name
 from hydragnn.ensemble.prediction.frames import FRAMES, blocks_of, frames_of
 from hydragnn.ensemble.structures import Structures, graphs_from_atoms
@@ -120,18 +121,19 @@ class Building:
         write_json(self.scratch / "graphs.json", {"error": error, "numbers": numbers, "failures": failures})
 
     def _join_stores(self, blocks: Sequence[int]) -> None:
-        """A manifest over the parts of all blocks, which stay where they are."""
-        stores = [(f"../{self._folder(number).name}/graphs.h5", number) for number in blocks]
+        """A store whose parts are links to those of all blocks, which stay where they are."""
         manifests = [read_manifest(self._folder(number) / "graphs.h5") for number in blocks]
-        parts = [
-            replace(part, name=f"{place}/{part.name}", files={f"{place}/{part.name}": seal})
-            for (place, _), manifest in zip(stores, manifests)
-            for part in manifest.parts
-            for seal in part.files.values()
-        ]
+        whole = self.scratch / "graphs.h5"
+        whole.mkdir(exist_ok=True)
+        parts = []
+        for number, manifest in zip(blocks, manifests):
+            (part,) = manifest.parts  # a block has one writer
+            name = part_name(number, manifest.backend)
+            with suppress(FileExistsError):  # made by a rank that was thought dead
+                (whole / name).symlink_to(f"../{self._folder(number).name}/graphs.h5/{part.name}")
+            parts.append(replace(part, name=name, files={name: part.files[part.name]}))
         together = digest([manifest.fingerprint for manifest in manifests])
-        (self.scratch / "graphs.h5").mkdir(exist_ok=True)
-        write_manifest(self.scratch / "graphs.h5", replace(manifests[0], parts=parts, fingerprint=together))
+        write_manifest(whole, replace(manifests[0], parts=parts, fingerprint=together))
 
     def source(self) -> Source:
         """The graphs; InputError where there are none."""
