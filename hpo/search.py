@@ -1,4 +1,4 @@
-"""The search as the command line and the Python face call it: a table in, a shown campaign, a result out."""
+"""The search as the command line and the Python api call it: a table in, a shown campaign, a result out."""
 
 import sys
 from collections.abc import Mapping

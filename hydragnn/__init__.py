@@ -2,39 +2,54 @@
 
 The package's rooms lie at the top of the repository (``graphs``, ``datasets``, ``hpo``, ``ensemble``, ``scripts``); a bare
 checkout finds them because the checkout is appended to this package's path. This file stays light: every room's
-import runs it, so the Python face (``hydragnn.train`` and its like) is loaded on first use.
+import runs it, so the Python api (``hydragnn.train`` and its like) is loaded on first use.
 """
 
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hydragnn.scripts.api import (
+        build_ensemble,
+        build_store,
+        doctor,
+        load,
+        predict,
+        report,
+        search,
+        simulate,
+        status,
+        submit,
+        train,
+    )
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "build_ensemble",
+    "build_store",
+    "doctor",
+    "load",
+    "predict",
+    "report",
+    "search",
+    "simulate",
+    "status",
+    "submit",
+    "train",
+]
 
 _checkout = Path(__file__).resolve().parent.parent
 if (_checkout / "graphs" / "__init__.py").is_file():
     __path__.append(str(_checkout))
 
-_FACE = (
-    "build_store",
-    "train",
-    "search",
-    "submit",
-    "status",
-    "simulate",
-    "build_ensemble",
-    "predict",
-    "report",
-    "doctor",
-    "load",
-)
-
 
 def __getattr__(name: str) -> Any:
-    if name in _FACE:
-        return getattr(import_module("hydragnn.scripts.face"), name)
+    if name in __all__:
+        return getattr(import_module("hydragnn.scripts.api"), name)
     raise AttributeError(f"module 'hydragnn' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *_FACE]
+    return [*globals(), *__all__]

@@ -1,1 +1,1 @@
-"""Thin: the command line, the Python face, quickstart, recipes and the report."""
+"""Thin: the command line, the Python api, quickstart, recipes and the report."""

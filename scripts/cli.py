@@ -1,4 +1,4 @@
-"""The command line: each command is one function of the Python face, with its result as a table or as JSON."""
+"""The command line: each command is one function of the Python api, with its result as a table or as JSON."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hydragnn.errors import InputError, Interrupted
-from hydragnn.scripts import face
+from hydragnn.scripts import api
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -65,7 +65,7 @@ def data_build(
     as_json: AsJson = False,
 ) -> None:
     """Make a store from extended XYZ or any ASE format, PyTorch Geometric lists, npz arrays, meshes or grain tables."""
-    _show(face.build_store(source, out, overrides=assignments or []), as_json)
+    _show(api.build_store(source, out, overrides=assignments or []), as_json)
 
 
 @data.command("info")
@@ -109,11 +109,11 @@ def train(
     as_json: AsJson = False,
 ) -> None:
     """Train one model; Ctrl-C saves, `--resume` continues with the same bits. Runs under torchrun, mpirun or srun too."""
-    record = face.train(config, out, resume=resume, overrides=assignments or [], quiet=as_json)
+    record = api.train(config, out, resume=resume, overrides=assignments or [], quiet=as_json)
     from hydragnn.distributed import leave, this_launch
 
     if this_launch().rank == 0:
-        _show(face.run_summary(record, out), as_json)
+        _show(api.run_summary(record, out), as_json)
     leave(3 if record.status == "failed" else 0)
 
 
@@ -132,7 +132,7 @@ def search(
 ) -> None:
     """Search for good configurations: trials in segments, early stopping at rungs, all journalled and resumable."""
     if submit or dry_run:
-        submission = face.submit(
+        submission = api.submit(
             campaign, out, resume=resume, workers=workers, overrides=assignments or [], dry_run=dry_run
         )
         if dry_run and not as_json:
@@ -142,7 +142,7 @@ def search(
         return
     _tell_new(out, out, resume)
     _show(
-        face.search(campaign, out, resume=resume, workers=workers, overrides=assignments or [], quiet=as_json), as_json
+        api.search(campaign, out, resume=resume, workers=workers, overrides=assignments or [], quiet=as_json), as_json
     )
 
 
@@ -173,7 +173,7 @@ def simulate(
     as_json: AsJson = False,
 ) -> None:
     """A campaign on thousands of nodes, simulated: the real scheduler, faults, and the static practice beside it."""
-    value = face.simulate(
+    value = api.simulate(
         campaign,
         nodes=nodes,
         hours=hours,
@@ -229,7 +229,7 @@ def ensemble(
     as_json: AsJson = False,
 ) -> None:
     """Turn the best configurations of a campaign into one calibrated ensemble, evaluated on the test part."""
-    result = face.build_ensemble(
+    result = api.build_ensemble(
         campaign,
         out,
         top_k=top_k,
@@ -265,7 +265,7 @@ def predict(
     Exits with 3 where not one graph could be predicted.
     """
     _tell_new(out, out.with_name(out.name + ".parts"), resume)
-    result = face.predict(model, source, out, resume=resume, workers=workers, quiet=as_json)
+    result = api.predict(model, source, out, resume=resume, workers=workers, quiet=as_json)
     if result:
         _show(result, as_json)
     from hydragnn.distributed import leave
@@ -280,13 +280,13 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """One self-contained HTML page: data, search, members, parity, calibration, worst cases, how to reproduce."""
-    _show({"report": str(face.report(source, out))}, as_json)
+    _show({"report": str(api.report(source, out))}, as_json)
 
 
 @app.command()
 def doctor(as_json: AsJson = False) -> None:
     """What this machine has: Python packages, MPI, GPUs, Triton, ADIOS2, scheduler."""
-    _show(face.doctor(), as_json)
+    _show(api.doctor(), as_json)
 
 
 def _tell_new(out: Path, kept: Path, resume: bool) -> None:

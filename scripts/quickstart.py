@@ -10,7 +10,7 @@ from rich.console import Console
 
 from hydragnn.errors import InputError, nearest
 from hydragnn.files import read_json, write_json
-from hydragnn.scripts import face
+from hydragnn.scripts import api
 from hydragnn.settings import read_toml
 
 TOP_K = 3
@@ -78,12 +78,12 @@ def _one_scale(scale: Scale, out: Path, workers: int, console: Console, quiet: b
         scale.make(store)
     table = read_toml(Path(__file__).parent / "demo" / f"{scale.name}.toml")
     table["data"]["store"] = str(store.resolve())
-    face.search(table, campaign, resume=campaign.exists(), workers=workers, quiet=quiet)
+    api.search(table, campaign, resume=campaign.exists(), workers=workers, quiet=quiet)
     if not ensemble.exists():
-        face.build_ensemble(campaign, ensemble, top_k=TOP_K)
+        api.build_ensemble(campaign, ensemble, top_k=TOP_K)
     if scale.ablation and not (ensemble / "ablation.json").exists():
         write_json(ensemble / "ablation.json", _without_edges(ensemble, folder / "no-edges"))
-    page = face.report(ensemble, folder / "report.html")
+    page = api.report(ensemble, folder / "report.html")
     return {"report": str(page), "test": read_json(ensemble / "evaluation.json")["parts"]["test"]}
 
 
@@ -93,7 +93,7 @@ def _without_edges(ensemble: Path, run: Path) -> dict[str, Any]:
 
     config = read_json(ensemble / "members" / "0" / "config.json")
     config["data"]["edges"] = False
-    face.train(config, run, resume=run.exists())
+    api.train(config, run, resume=run.exists())
     alone = run.with_name("no-edges-evaluation")
     if not alone.exists():
         ensemble_from_runs([run], alone, top_k=1)

@@ -6,7 +6,7 @@ from typing import Any
 from hydragnn.datasets import open_store
 from hydragnn.ensemble import build_ensemble
 from hydragnn.files import read_json
-from hydragnn.scripts import face
+from hydragnn.scripts import api
 from hydragnn.scripts.recipes.table import Figure, show_figures
 from hydragnn.scripts.recipes.training import trained
 from hydragnn.settings import read_toml
@@ -31,7 +31,7 @@ def run(data: Path, out: Path, epochs: int | None) -> None:
     minutes = sum(record.cost.cpu_seconds for record in records) / 60
     figures = [*_errors("300K", parts["test"]), *_errors("600K", parts["600K"]), *_honesty(parts)]
     show_figures("acac", figures, minutes, out)
-    face.report(ensemble, out / "report.html")
+    api.report(ensemble, out / "report.html")
 
 
 def _store(data: Path, out: Path, kelvin: str) -> Path:
@@ -39,7 +39,7 @@ def _store(data: Path, out: Path, kelvin: str) -> Path:
     store = out / f"acac-{kelvin}.h5"
     if not store.exists():
         table = read_toml(Path(__file__).with_name("acac-build.toml"))
-        face.build_store({**table, "files": [str((data / f"train_{kelvin}.xyz.gz").resolve())]}, store)
+        api.build_store({**table, "files": [str((data / f"train_{kelvin}.xyz.gz").resolve())]}, store)
     return store
 
 

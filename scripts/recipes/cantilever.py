@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from hydragnn.datasets import StoreWriter, open_store
 from hydragnn.graphs import Field, GraphBatch, Topology, direction_bins, multilevel_edges, relation_field
-from hydragnn.scripts import face
+from hydragnn.scripts import api
 from hydragnn.scripts.recipes.raw import raw_arrays
 from hydragnn.scripts.recipes.simp import Array, Cantilever, Optimiser, first_density, random_density
 from hydragnn.scripts.recipes.table import Figure, show_figures
@@ -183,7 +183,7 @@ def run(data: Path, out: Path, epochs: int | None) -> None:
     fresh = float(np.concatenate([errors[number] for number in JUDGED if number]).mean())
     figures.append(Figure(what="all fresh runs together", value=fresh, unit="%", goal=6.0))
     show_figures("cantilever", figures, record.cost.cpu_seconds / 60, out)
-    face.report(out / "run", out / "report.html")
+    api.report(out / "run", out / "report.html")
 
 
 def judged_by_origin(store: Path) -> dict[int, NDArray[np.int64]]:

@@ -12,7 +12,7 @@ from hydragnn.datasets import StoreWriter, open_store
 from hydragnn.graphs import ATOMIC_NUMBERS_FIELD, Field, GraphBatch, from_ase, relation_field, with_shell_relations
 from hydragnn.graphs.relations import shell_radii
 from hydragnn.graphs.topology import Topology
-from hydragnn.scripts import face
+from hydragnn.scripts import api
 from hydragnn.scripts.recipes.raw import raw_arrays
 from hydragnn.scripts.recipes.table import Figure, show_figures
 from hydragnn.scripts.recipes.training import model_of, recipe_table, rmse, trained
@@ -153,7 +153,7 @@ def run(data: Path, out: Path, epochs: int | None) -> None:
         what = f"{field}: RMSE above that of its single-task twin, {TWIN_EPOCHS} epochs each"
         figures.append(Figure(what=what, value=cost, unit="%", goal=15.0))
     show_figures("fept", figures, record.cost.cpu_seconds / 60 + minutes, out)
-    face.report(out / "run", out / "report.html")
+    api.report(out / "run", out / "report.html")
 
 
 def judged_graphs(store: Path) -> dict[str, list[int]]:

@@ -15,7 +15,7 @@ from sklearn.ensemble import RandomForestRegressor
 from hydragnn.datasets import StoreWriter, open_store
 from hydragnn.graphs import Field, GraphBatch, graph_from_arrays, relation_field, rotation_matrices
 from hydragnn.record import RunRecord
-from hydragnn.scripts import face
+from hydragnn.scripts import api
 from hydragnn.scripts.recipes.raw import raw_arrays
 from hydragnn.scripts.recipes.table import Figure, show_figures
 from hydragnn.scripts.recipes.training import model_of, predictions, recipe_table, trained
@@ -156,7 +156,7 @@ def run(data: Path, out: Path, epochs: int | None) -> None:
             errors[kind].append(fold_errors(runs, store, fold))
     sharp = [_sharp(store, fold) for fold in range(FOLDS)]
     show_figures("terfenol", _figures(errors, sharp), seconds / 60, out)
-    face.report(out / "edges" / "fold-0" / "0", out / "report.html")
+    api.report(out / "edges" / "fold-0" / "0", out / "report.html")
 
 
 def _trained_member(store: Path, out: Path, fold: int, member: int, edges: bool, epochs: int | None) -> RunRecord:

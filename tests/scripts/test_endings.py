@@ -14,7 +14,7 @@ from hydragnn.hpo.campaign import result_of
 from hydragnn.hpo.scheduling.events import Ending
 from hydragnn.hpo.scheduling.state import Node, State, Trial
 from hydragnn.record import Failure
-from hydragnn.scripts import cli, face, final
+from hydragnn.scripts import api, cli, final
 
 Call = Callable[..., tuple[int, str]]
 
@@ -101,7 +101,7 @@ def test_a_last_training_that_is_cut_short_makes_no_ensemble_and_exits_as_a_sear
 def test_a_prediction_exits_with_0_where_any_graph_was_predicted(
     call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, failed: int, code: int
 ) -> None:
-    monkeypatch.setattr(face, "predict", lambda *_, **__: {"graphs": 3, "failed": failed})
+    monkeypatch.setattr(api, "predict", lambda *_, **__: {"graphs": 3, "failed": failed})
     assert call("predict", tmp_path, tmp_path, "--out", tmp_path / "out.h5", "--json")[0] == code
 
 
@@ -109,6 +109,6 @@ def test_a_prediction_exits_with_0_where_any_graph_was_predicted(
 def test_a_run_exits_with_0_where_it_came_to_an_end_of_its_own(
     call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, status: str, code: int
 ) -> None:
-    monkeypatch.setattr(face, "train", lambda *_, **__: SimpleNamespace(status=status))
-    monkeypatch.setattr(face, "run_summary", lambda record, _: {"status": record.status})
+    monkeypatch.setattr(api, "train", lambda *_, **__: SimpleNamespace(status=status))
+    monkeypatch.setattr(api, "run_summary", lambda record, _: {"status": record.status})
     assert call("train", tmp_path / "CONFIG.toml", "--out", tmp_path / "run", "--json")[0] == code

@@ -17,7 +17,7 @@ from hydragnn.errors import InputError
 from hydragnn.graphs import Field, graph_from_arrays
 from hydragnn.hpo import campaign_history
 from hydragnn.runs import train
-from hydragnn.scripts import cli, face
+from hydragnn.scripts import api, cli
 
 FIELDS = (Field(name="charge", on="node"), Field(name="moment", on="graph", unit="D", role="target"))
 
@@ -56,7 +56,7 @@ def campaign(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "space": {"model.hidden_dim": {"type": "int", "low": 4, "high": 12}},
         },
     }
-    face.search(table, folder / "campaign", workers=2, quiet=True)
+    api.search(table, folder / "campaign", workers=2, quiet=True)
     return folder / "campaign"
 
 
@@ -139,5 +139,5 @@ def test_more_members_than_configurations_are_refused_before_anything_is_trained
     campaign: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(InputError, match="4 configurations with a result, fewer than top-k = 5"):
-        face.build_ensemble(campaign, tmp_path / "ensemble", top_k=5, train=True)
+        api.build_ensemble(campaign, tmp_path / "ensemble", top_k=5, train=True)
     assert not list(tmp_path.iterdir())

@@ -3,12 +3,15 @@
 from collections.abc import Sequence
 from importlib import import_module, metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydragnn.config import RunConfig, config_from_table
 from hydragnn.errors import InputError, Interrupted, OutOfWalltime
 from hydragnn.record import RunRecord
 from hydragnn.settings import read_toml, with_overrides
+
+if TYPE_CHECKING:
+    from hydragnn.ensemble import Ensemble
 
 Table = dict[str, Any]
 
@@ -184,7 +187,7 @@ def report(source: Path | str, out: Path | str | None = None) -> Path:
     return write_report(Path(source), Path(out) if out else None)
 
 
-def load(folder: Path | str) -> Any:
+def load(folder: Path | str) -> "Ensemble":
     """The ensemble in a folder, ready for ``predict``; a run folder is an ensemble of one."""
     from hydragnn.ensemble import Ensemble
 
@@ -283,7 +286,9 @@ __all__ = [
     "load",
     "predict",
     "report",
+    "run_summary",
     "search",
+    "simulate",
     "status",
     "submit",
     "train",
