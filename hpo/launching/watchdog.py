@@ -168,30 +168,29 @@ class SchedulerWatch:
         every = LOOK_EVERY + len(self._nodes) / LOOKED_AT
         self._of_nodes = Question(site.look(tuple(nodes)), every, clock=clock)
         self._of_job = Question(site.look_at_job(job), LOOK_AT_JOB_EVERY, errors=True, clock=clock)
-        self._answered_at = clock()
+        self._answered_at = float("inf")
         self._seen: dict[str, float] = {}
         self._trouble: dict[str, tuple[float, float]] = {}
         """From when to when looks failed or said nothing of a node, the last time."""
-        self._job_seen, self._suspected = float("-inf"), False
+        self._job_seen, self._suspected_at = float("-inf"), float("inf")
         self.states: NodeStates = {}
         """What is known of the nodes; one that was never spoken of is missing."""
         self.over = ""
-        """What became of the allocation; empty as long as it lives. Two looks must say so."""
+        """What became of the allocation; empty as long as it lives. Two looks must say so, some seconds apart."""
 
     @property
     def answering(self) -> bool:
-        """Whether the scheduler answers at the moment; where it cannot be asked it is not to blame for anything."""
-        possible = self._of_nodes.possible or self._of_job.possible
-        return not possible or self._clock() - self._answered_at <= ANSWERS
+        """Whether the scheduler answers at the moment; one that never answered is not to blame for anything."""
+        return self._clock() - self._answered_at <= ANSWERS
 
     @property
     def suspicious(self) -> bool:
         """Whether the last word on the allocation was that it is over."""
-        return self._suspected
+        return self._suspected_at < float("inf")
 
     def knows(self, nodes: Iterable[str], since: float) -> bool:
         """Whether looks that began later have said how these nodes and the allocation are, as far as they can be asked."""
-        job = not self._of_job.possible or (self._job_seen >= since and not self._suspected)
+        job = not self._of_job.possible or (self._job_seen >= since and not self.suspicious)
         ours = set(self._nodes.values()).intersection(nodes) if self._of_nodes.possible else ()
         return job and all(self._seen.get(node, float("-inf")) >= since for node in ours)
 
@@ -207,7 +206,7 @@ class SchedulerWatch:
     def hurry(self) -> None:
         """Look again at once, because something went wrong."""
         self._of_nodes.hurry()
-        self._of_job.hurry(LOOK_EVERY if self._suspected else 0.0)
+        self._of_job.hurry(LOOK_EVERY if self.suspicious else 0.0)
 
     def news(self) -> NodeStates:
         """Nodes that became unwell, or worse, since the last call; ``over`` is up to date then, too."""
@@ -237,11 +236,12 @@ class SchedulerWatch:
         return self.states.get(node, "well")
 
     def _note_trouble(self, known: NodeStates, at: float) -> None:
-        for node in self._nodes.values():
-            begin, until = self._trouble.get(node, (at, float("inf")))
+        """Begin and end troubles; of a node that was never spoken of, silence says nothing about the scheduler."""
+        for node in self._seen:
+            begin, until = self._trouble.get(node, (at, at))
             if node not in known:
-                self._trouble[node] = (begin if until == float("inf") else at), float("inf")
-            elif until == float("inf") and node in self._trouble:
+                self._trouble[node] = (at if until <= at else begin), float("inf")
+            elif until > at:
                 self._trouble[node] = begin, at
 
     def _is_implausible(self, worse: int) -> bool:
@@ -256,9 +256,9 @@ class SchedulerWatch:
         word = self._site.job_over(answer.printed)
         if word is not None:
             self._answered_at, self._job_seen = self._clock(), answer.began
-            self.over = word if self._suspected else ""
-            self._suspected = bool(word)
-        if self._suspected:
+            self.over = word if answer.began >= self._suspected_at + LOOK_EVERY else ""
+            self._suspected_at = min(self._suspected_at, answer.began) if word else float("inf")
+        if self.suspicious:
             self._of_job.hurry(LOOK_EVERY)
 
 

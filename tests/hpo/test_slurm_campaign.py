@@ -266,29 +266,6 @@ def test_a_cancelled_pilot_and_a_killed_controller_are_resumed_and_nothing_is_do
     assert len(openings) == 3 and all(opened.deadline is not None for opened in openings)
 
 
-def test_a_restart_and_an_outage_of_slurmctld_cost_no_attempt_and_no_node(
-    job, cluster, settings, monkeypatch, tmp_path
-):
-    job(4)
-    monkeypatch.setenv("FAKE_PAUSE", "0.8")  # a trial takes longer than a new slurmctld does not know its nodes
-    campaign, followed, out = settings(trials=6, nodes_per_trial=2, rungs=[]), Followed(), tmp_path / "campaign"
-    future = in_background(campaign, out, fake_launcher(monkeypatch), followed)
-    wait_for((out / "trials" / "0001" / "heartbeat").exists, future)
-    cluster.stop_controller()
-    cluster.start_controller()
-    wait_for((out / "trials" / "0003" / "heartbeat").exists, future)
-    cluster.stop_controller()
-    log = out / "trials" / "0004" / "log.txt"
-    wait_for(lambda: log.exists() and "Unable to contact slurm controller" in log.read_text(), future)
-    cluster.start_controller()
-    result = future.result(PATIENCE)
-    assert (result.ending, result.finished, result.failed) == ("finished", 6, 0)
-    assert_accounted(out, 6)
-    state = replayed(out / "journal.jsonl")
-    assert followed.failures() == [] and not [event for _, event in followed.events if isinstance(event, Probed)]
-    assert not state.health and {trial.attempt for trial in state.trials.values()} == {1}
-
-
 def test_a_cancelled_allocation_interrupts_the_campaign_and_the_next_one_goes_on(job, settings, monkeypatch, tmp_path):
     job(4)
     monkeypatch.setenv("FAKE_PAUSE", "0.3")
@@ -334,6 +311,30 @@ def test_a_search_whose_salloc_is_cancelled_before_the_first_result_exits_with_7
     assert_accounted(out, 1)
     record = read_record(out / "trials" / "0000")
     assert (record.epochs, record.attempt) == (30, 2)
+
+
+def test_a_restart_and_an_outage_of_slurmctld_cost_no_attempt_and_no_node(
+    job, cluster, settings, monkeypatch, tmp_path
+):
+    # the last test of this cluster: slurmctld gives the nodes to another job only a minute later
+    job(4)
+    monkeypatch.setenv("FAKE_PAUSE", "0.8")  # a trial takes longer than a new slurmctld does not know its nodes
+    campaign, followed, out = settings(trials=6, nodes_per_trial=2, rungs=[]), Followed(), tmp_path / "campaign"
+    future = in_background(campaign, out, fake_launcher(monkeypatch), followed)
+    wait_for((out / "trials" / "0001" / "heartbeat").exists, future)
+    cluster.stop_controller()
+    cluster.start_controller()
+    wait_for((out / "trials" / "0003" / "heartbeat").exists, future)
+    cluster.stop_controller()
+    log = out / "trials" / "0004" / "log.txt"
+    wait_for(lambda: log.exists() and "Unable to contact slurm controller" in log.read_text(), future)
+    cluster.start_controller()
+    result = future.result(PATIENCE)
+    assert (result.ending, result.finished, result.failed) == ("finished", 6, 0)
+    assert_accounted(out, 6)
+    state = replayed(out / "journal.jsonl")
+    assert followed.failures() == [] and not [event for _, event in followed.events if isinstance(event, Probed)]
+    assert not state.health and {trial.attempt for trial in state.trials.values()} == {1}
 
 
 def batch_job(folder: Path, times: int) -> str:

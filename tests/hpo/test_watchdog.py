@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hydragnn.hpo.launching.sites import Mpiexec, NodeStates, Slurm
-from hydragnn.hpo.launching.watchdog import LOOK_PATIENCE, Heartbeat, SchedulerWatch
+from hydragnn.hpo.launching.watchdog import LOOK_PATIENCE, TROUBLE, Heartbeat, SchedulerWatch
 from hydragnn.record import Failure, RunRecord, write_record
 
 
@@ -165,19 +165,35 @@ def test_an_allocation_is_over_when_the_scheduler_says_so_twice(witness, clock):
     assert told.watch.over
 
 
-def test_a_scheduler_that_hangs_is_asked_again_and_counts_as_not_answering(clock):
-    class Silent(Slurm):
-        def look(self, nodes: Sequence[str]) -> list[str] | None:
-            return ["sleep", "1000"]
-
-    watch = SchedulerWatch(Silent(cores=1), ["n1"], clock=clock)
+def test_a_scheduler_that_hangs_is_asked_again_and_counts_as_not_answering(witness, clock, monkeypatch):
+    told = witness("n1", "n2")
+    told.says("n1 mixed\nn2 mixed\n")
+    watch = told.watch
+    monkeypatch.setattr(watch._of_nodes, "_command", ["sleep", "1000"])
+    clock.now += 10.0
     assert watch.news() == {} and watch.answering
     first = watch._of_nodes._asked
+    assert first is not None
     clock.now += LOOK_PATIENCE + 1.0
     assert watch.news() == {} and watch._of_nodes._asked is not first and not watch.in_order(["n1"], clock.now)
     clock.now += LOOK_PATIENCE
     assert not watch.answering
-    watch.close()
+
+
+def test_tools_that_never_worked_say_nothing_about_the_scheduler(witness, clock):
+    told = witness("n1", "n2")
+    for _ in range(10):
+        assert told.says(None) == {}
+    assert told.watch.answering and told.watch.in_order(["n1", "n2"], clock.now)
+    told.says("n1 mixed\n")
+    assert told.watch.in_order(["n1", "n2"], clock.now), "a node that it never spoke of"
+    told.says("n1 unknown\n")
+    assert not told.watch.in_order(["n1"], clock.now) and told.watch.in_order(["n2"], clock.now)
+    told.says("n1 mixed\n")
+    assert not told.watch.in_order(["n1"], clock.now - 1.0) and told.watch.in_order(["n1"], clock.now)
+    told.says("n1 unknown\n")
+    clock.now += TROUBLE + 1.0
+    assert told.watch.in_order(["n1"], clock.now)
 
 
 def test_a_scheduler_that_cannot_be_asked_is_never_to_blame(clock):
