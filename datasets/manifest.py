@@ -122,6 +122,8 @@ def read_manifest(folder: Path) -> Manifest:
 
 def _manifest(table: dict[str, Any], path: Path) -> Manifest:
     try:
+        if not table["parts"]:
+            raise ValueError("it names no part")
         if table["backend"] not in get_args(Backend) or table["dim"] not in (0, 2, 3):
             raise ValueError(f"backend {table['backend']}, dim {table['dim']}")
         manifest = Manifest(

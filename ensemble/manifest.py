@@ -67,9 +67,9 @@ class Manifest:
         return digest(self.to_json())
 
 
-def manifest_from_json(value: Mapping[str, Any], source: str) -> Manifest:
+def manifest_from_json(value: Any, source: str) -> Manifest:
     """The manifest that ``Manifest.to_json`` wrote; InputError where it is damaged or from a newer version."""
-    if not isinstance(value.get("version"), int) or "members" not in value:
+    if not isinstance(value, dict) or not isinstance(value.get("version"), int) or not value.get("members"):
         raise InputError(f"{source} does not describe an ensemble; was it made by hydragnn ensemble?")
     if value["version"] > VERSION:
         raise InputError(
@@ -87,7 +87,7 @@ def manifest_from_json(value: Mapping[str, Any], source: str) -> Manifest:
             data=value["data"],
             selection=value["selection"],
         )
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"{source} is damaged ({error}); copy or build the ensemble again") from error
 
 

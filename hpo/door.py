@@ -152,7 +152,7 @@ def open_campaign(out: Path) -> CampaignSettings:
 
 
 def _saved_settings(saved: Any, path: Path) -> CampaignSettings:
-    if not isinstance(saved, dict) or "version" not in saved or "enqueued" not in saved:
+    if not isinstance(saved, dict) or not isinstance(saved.get("version"), int) or "enqueued" not in saved:
         raise InputError(f"{path} is not a campaign's; check the path")
     if saved["version"] > VERSION:
         raise InputError(

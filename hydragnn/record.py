@@ -1,10 +1,12 @@
 """What one training run leaves behind for search and ensemble."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from dataclasses import field as member
 from pathlib import Path
 from typing import Any, Literal
+
+import pydantic
 
 from hydragnn.errors import InputError
 from hydragnn.files import read_json, write_json
@@ -67,6 +69,10 @@ class RunRecord:
     attempt: int = 0
 
 
+_RECORD = pydantic.TypeAdapter(RunRecord)
+"""Checks every member of a record that is read; what a later version adds is left out."""
+
+
 def write_record(record: RunRecord, folder: Path, check: Callable[[], None] | None = None) -> None:
     """Write ``record.json`` into the run's folder, atomically; what ``check`` raises at the last moment prevents it."""
     write_json(folder / "record.json", asdict(record), check)
@@ -76,20 +82,16 @@ def read_record(folder: Path) -> RunRecord:
     """The record of the run in ``folder``; InputError where it is missing, damaged or from a newer version."""
     path = folder / "record.json"
     value = read_json(path)
-    if not isinstance(value, dict) or "version" not in value:
+    if not isinstance(value, dict) or not isinstance(value.get("version"), int):
         raise InputError(f"{path} is not a run record; was {folder} made by hydragnn train?")
     if value["version"] > VERSION:
         raise InputError(
             f"{path} has version {value['version']}, this program reads up to {VERSION}; update the program"
         )
-    known = {f.name for f in fields(RunRecord)}
     try:
-        return RunRecord(
-            **{
-                **{key: item for key, item in value.items() if key in known},
-                "cost": Cost(**value.get("cost", {})),
-                "failure": Failure(**value["failure"]) if value.get("failure") else None,
-            }
-        )
-    except (TypeError, KeyError) as error:
-        raise InputError(f"{path} is damaged ({error}); resume or repeat the run") from error
+        record: RunRecord = _RECORD.validate_python(value)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise InputError(f"{path} is damaged ({where}: {first['msg']}); resume or repeat the run") from error
+    return record

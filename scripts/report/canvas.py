@@ -65,6 +65,7 @@ STYLE = {
     "ytick.major.size": 3,
     "xtick.minor.size": 0,
     "ytick.minor.size": 0,
+    "text.usetex": False,  # whatever a matplotlibrc in the current folder says
     "figure.facecolor": "none",
     "savefig.facecolor": "none",
     "lines.linewidth": 1.6,

@@ -154,17 +154,19 @@ def ensemble_facts(folder: Path) -> EnsembleFacts:
             )
             for name, fields in evaluation.get("parts", {}).items()
         }
-    except (KeyError, TypeError, ValueError) as error:
+        return EnsembleFacts(
+            folder=folder,
+            nominal=float(evaluation.get("nominal", description.get("nominal", 0.9))),
+            members=members,
+            parts=parts,
+            description=description,
+            speed=_number((evaluation.get("timing") or {}).get("graphs_per_second")),
+            failed={name: graphs for name, graphs in evaluation.get("failed", {}).items() if graphs},
+        )
+    except InputError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"{folder} holds a damaged ensemble ({error!r}); build it again") from error
-    return EnsembleFacts(
-        folder=folder,
-        nominal=float(evaluation.get("nominal", description.get("nominal", 0.9))),
-        members=members,
-        parts=parts,
-        description=description,
-        speed=_number((evaluation.get("timing") or {}).get("graphs_per_second")),
-        failed={name: graphs for name, graphs in evaluation.get("failed", {}).items() if graphs},
-    )
 
 
 def _arrays(path: Path) -> dict[str, Any]:

@@ -1,0 +1,301 @@
+"""A folder from a stranger: whatever its files hold, reading it runs no code, and every command works or says why not.
+
+The payload is a pickle that makes a file. It replaces every file of a run, a campaign, an ensemble and a store in turn, is
+appended to it, and lies beside them under names that Python or a library might load by itself.
+"""
+
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hydragnn
+from hydragnn.datasets import StoreWriter
+from hydragnn.errors import InputError
+from hydragnn.graphs import Field, graph_from_arrays
+from hydragnn.scripts import cli
+
+FIELDS = (Field(name="charge", on="node"), Field(name="moment", on="graph", unit="D", role="target"))
+RUN = """
+[data]
+store = "rings.h5"
+[model]
+kind = "schnet"
+hidden_dim = 4
+num_layers = 1
+num_radial = 4
+envelope = "none"
+[[heads]]
+field = "moment"
+[train]
+epochs = 2
+checkpoint_seconds = 0
+"""
+SEARCH = """
+[search]
+trials = 2
+[search.space."model.hidden_dim"]
+type = "int"
+low = 4
+high = 8
+"""
+STORES = ("rings.h5", "rings.bp")
+FOLDERS = (*STORES, "run", "campaign", "ensemble")
+
+
+class Payload:
+    """Unpickled, it makes the file ``ran`` beside the folders."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        return (os.system, (f"touch {self.marker}",))
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store in both formats, a run, a campaign and an ensemble, as a stranger would send them."""
+    folder = tmp_path_factory.mktemp("given")
+    random = np.random.default_rng(0)
+    for name in STORES:
+        with StoreWriter(folder / name, FIELDS, dim=2) as writer:
+            for number in range(24):
+                writer.write(ring(4 + number % 3, random))
+    (folder / "run.toml").write_text(RUN)
+    (folder / "search.toml").write_text(RUN + SEARCH)
+    hydragnn.train(folder / "run.toml", folder / "run")
+    hydragnn.search(folder / "search.toml", folder / "campaign", workers=1, quiet=True)
+    hydragnn.build_ensemble(folder / "campaign", folder / "ensemble", top_k=2)
+    return folder
+
+
+def ring(size: int, random: np.random.Generator) -> Any:
+    angle, here = np.arange(size) * 2 * np.pi / size, np.arange(size)
+    there, charge = (here + 1) % size, random.random(size)
+    return graph_from_arrays(
+        np.stack([np.cos(angle), np.sin(angle)], 1),
+        np.r_[here, there],
+        np.r_[there, here],
+        fields=FIELDS,
+        nodes={"charge": charge},
+        graphs={"moment": np.array([(charge * charge[there]).sum()])},
+    )
+
+
+@pytest.fixture
+def received(given: Path, tmp_path: Path) -> Path:
+    """A copy that knows its own store; the ensemble, with checksums of its files, finds it beside itself."""
+    copy = tmp_path / "received"
+    shutil.copytree(given, copy)
+    for path in [*(copy / "run").rglob("*.json"), *(copy / "campaign").rglob("*.json")]:
+        path.write_text(path.read_text().replace(str(given), str(copy)))
+    return copy
+
+
+def commands(kind: str, folder: Path) -> Iterator[list[object]]:
+    """Everything that reads such a folder; ``report`` comes first, because others go on where it ends."""
+    here = folder / kind
+    if kind in STORES:
+        yield ["data", "info", here]
+        yield ["data", "check", here]
+        yield ["predict", folder / "run", here, "--out", folder / "said.npz"]
+        return
+    yield ["report", here, "--out", folder / "report.html"]
+    if kind != "campaign":
+        yield ["predict", here, folder / "rings.h5", "--out", folder / "said.npz"]
+    if kind == "run":
+        yield ["train", folder / "run.toml", "--out", here, "--resume"]
+    if kind == "campaign":
+        yield ["status", here]
+        yield ["ensemble", here, "--out", folder / "new", "--top-k", 2]
+        yield ["search", folder / "search.toml", "--out", here, "--resume", "--workers", 1]
+
+
+@pytest.fixture
+def ends_well(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[[list[object]], None]:
+    """Calls the command line; anything but success or one sentence on what is wrong fails the test."""
+
+    def call(words: list[object]) -> None:
+        monkeypatch.setattr(sys, "argv", ["hydragnn", *map(str, words)])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        output = "".join(capfd.readouterr())
+        assert "Traceback" not in output, output
+        assert code == 0 or "error: " in output or '"problems"' in output or "problems" in output, (words, code, output)
+
+    return call
+
+
+def files_of(kind: str, folder: Path) -> list[Path]:
+    """Every file, of the trials and members only the first."""
+    others = ("trials/0001", "members/1")
+    found = sorted(path for path in (folder / kind).rglob("*") if path.is_file())
+    return [path for path in found if not any(other in path.as_posix() for other in others)]
+
+
+@pytest.mark.parametrize("kind", FOLDERS)
+def test_a_payload_in_any_file_of_a_folder_never_runs(
+    kind: str, received: Path, tmp_path: Path, ends_well: Callable[[list[object]], None]
+) -> None:
+    marker, sound = tmp_path / "ran", tmp_path / "sound"
+    payload = pickle.dumps(Payload(marker))
+    shutil.copytree(received, sound)
+    for path in files_of(kind, sound):
+        for content in (payload, path.read_bytes() + payload):
+            shutil.rmtree(received)
+            shutil.copytree(sound, received)
+            (received / path.relative_to(sound)).write_bytes(content)
+            for words in commands(kind, received):
+                if words[0] != "search" or content == payload:  # worker processes take seconds
+                    ends_well(words)
+                assert not marker.exists(), (path.name, words)
+
+
+@pytest.mark.parametrize("kind", ["run", "ensemble"])
+def test_loading_a_folder_with_a_payload_in_any_file_runs_nothing(kind: str, received: Path, tmp_path: Path) -> None:
+    marker = tmp_path / "ran"
+    for path in files_of(kind, received):
+        sound = path.read_bytes()
+        path.write_bytes(pickle.dumps(Payload(marker)))
+        with suppress(InputError):
+            hydragnn.load(received / kind)
+        path.write_bytes(sound)
+        assert not marker.exists(), path.name
+    assert hydragnn.load(received / kind).members
+
+
+PICKLES = (".metadata", "model.pt", "weights.pt", "best.pth", "state.pkl", "data.pickle", "cache.joblib", "arrays.npy")
+SOURCES = (
+    *("__init__.py", "__main__.py", "sitecustomize.py", "usercustomize.py", "conftest.py", "setup.py"),
+    *("hydragnn.py", "torch.py", "numpy.py", "json.py", "optuna.py", "matplotlib.py", "evil.py"),
+)
+
+
+def test_files_that_python_or_a_library_might_load_by_themselves_are_left_alone(received: Path, tmp_path: Path) -> None:
+    """In the stranger's folder as the current one, too; this is how the installed command starts."""
+    marker = tmp_path / "ran"
+    for folder in [path for path in received.rglob("*") if path.is_dir()] + [received]:
+        for name in PICKLES:
+            (folder / name).write_bytes(pickle.dumps(Payload(marker)))
+        for name in SOURCES:
+            (folder / name).write_text(f"open({str(marker)!r}, 'w')\nclass Evil: ...\n")
+        (folder / "evil.pth").write_text(f"import os; open({str(marker)!r}, 'w')\n")
+        (folder / "matplotlibrc").write_text("backend: module://evil\ntext.usetex: True\n")
+        (folder / "optuna.log").write_bytes(pickle.dumps(Payload(marker)))
+    root = str(Path(hydragnn.__file__).resolve().parent.parent)
+    environment = {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
+    for kind in FOLDERS:
+        start = [sys.executable, "-P", "-c", ONE_AFTER_THE_OTHER]
+        start += [json.dumps([list(map(str, words)) for words in commands(kind, received)])]
+        done = subprocess.run(start, cwd=received / kind, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0 and "Traceback" not in done.stderr, (kind, done.stderr)
+        assert not marker.exists(), kind
+
+
+ONE_AFTER_THE_OTHER = """
+import json, sys
+from hydragnn.scripts.cli import main
+for words in json.loads(sys.argv.pop()):
+    sys.argv[1:] = words
+    try:
+        main()
+    except SystemExit as end:
+        print(words, "ended with", end.code)
+"""
+
+
+HOSTILE: tuple[Any, ...] = (
+    None,
+    -1,
+    10**30,
+    "x",
+    "../../x",
+    [],
+    [[1]],
+    {},
+    {"a": 1},
+    "</text><script>alert(1)</script>",
+)
+
+
+def changed(value: Any) -> Iterator[Any]:
+    """The same JSON object with each of its members replaced in turn by something else."""
+    for key in value:
+        for hostile in HOSTILE:
+            yield {**value, key: hostile}
+    yield from ([], "x", None, 3)
+
+
+@pytest.mark.parametrize(
+    "kind, file",
+    [
+        ("rings.h5", "manifest.json"),
+        ("run", "model/model.json"),
+        ("run", "record.json"),
+        ("campaign", "campaign.json"),
+        ("campaign", "trials/0000/record.json"),
+        ("ensemble", "ensemble.json"),
+        ("ensemble", "evaluation.json"),
+    ],
+)
+def test_json_that_is_not_what_it_should_be_is_told_in_a_sentence(
+    kind: str, file: str, received: Path, ends_well: Callable[[list[object]], None]
+) -> None:
+    path = received / kind / file
+    for value in changed(json.loads(path.read_text())):
+        path.write_text(json.dumps(value))
+        for words in commands(kind, received):
+            if words[0] in ("train", "search", "ensemble"):
+                continue  # they change the folder
+            ends_well(words)
+            if words[0] == "report" and (received / "report.html").exists():
+                assert "<script" not in (received / "report.html").read_text(encoding="utf-8")
+            for made in ("said.npz", "report.html", "said.npz.plan.json"):
+                (received / made).unlink(missing_ok=True)
+    for nested in ("[" * 100_000, "9" * 10_000):
+        path.write_text(nested)
+        for words in commands(kind, received):
+            ends_well(words)
+
+
+ATOMS = (
+    "a.traj",
+    "a.db",
+    "a.json",
+    "a.xyz",
+    "a.extxyz",
+    "a.cif",
+    "a.bundle",
+    "a.py",
+    "a.pckl",
+    "POSCAR",
+    "a.gpw",
+    "a.nc",
+)
+
+
+@pytest.mark.parametrize("name", ATOMS)
+def test_structures_and_data_from_strangers_are_no_programs(
+    name: str, received: Path, tmp_path: Path, ends_well: Callable[[list[object]], None]
+) -> None:
+    marker = tmp_path / "ran"
+    (tmp_path / name).write_bytes(pickle.dumps(Payload(marker), protocol=0))
+    ends_well(["predict", received / "run", tmp_path / name, "--out", tmp_path / "said.npz"])
+    for source in ("ase", "pyg", "mesh"):
+        table = f'[source]\nkind = "{source}"\nfiles = ["{name}"]\n' + ("cutoff = 3.0\n" if source == "ase" else "")
+        (tmp_path / "build.toml").write_text(table)
+        ends_well(["data", "build", tmp_path / "build.toml", "--out", tmp_path / "new.h5"])
+    assert not marker.exists()
