@@ -25,7 +25,7 @@ PART_SUFFIX: dict[Backend, str] = {"hdf5": ".h5", "adios2": ".bp"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FileSeal:
+class FileChecksum:
     """Size and BLAKE2b hash of one file of a part."""
 
     bytes: int
@@ -47,7 +47,7 @@ class PartInfo:
     blocks: list[tuple[int, int, int]]
     stored: dict[str, list[int]]
     masked: list[str]
-    files: dict[str, FileSeal]
+    files: dict[str, FileChecksum]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -164,7 +164,10 @@ def _check_counts(manifest: Manifest, graphs: int) -> None:
 def part_from_json(table: dict[str, Any]) -> PartInfo:
     """The part that ``asdict`` wrote; KeyError and TypeError where it is damaged."""
     blocks = [(int(graphs), int(nodes), int(edges)) for graphs, nodes, edges in table["blocks"]]
-    files = {name: FileSeal(bytes=int(seal["bytes"]), blake2b=seal["blake2b"]) for name, seal in table["files"].items()}
+    files = {
+        name: FileChecksum(bytes=int(entry["bytes"]), blake2b=entry["blake2b"])
+        for name, entry in table["files"].items()
+    }
     if any(Path(name).name != name for name in (table["name"], *files)):
         raise ValueError(f"part {table['name']} lies outside the store")
     return PartInfo(**{**table, "blocks": blocks, "files": files})
@@ -184,13 +187,13 @@ def backend_of(path: Path) -> Backend:
     return SUFFIXES[path.suffix]
 
 
-def seal(path: Path) -> FileSeal:
+def checksum(path: Path) -> FileChecksum:
     """Size and hash of a file."""
     state = blake2b(digest_size=16)
     with path.open("rb") as file:
         while chunk := file.read(1 << 22):
             state.update(chunk)
-    return FileSeal(bytes=path.stat().st_size, blake2b=state.hexdigest())
+    return FileChecksum(bytes=path.stat().st_size, blake2b=state.hexdigest())
 
 
 def part_files(path: Path) -> dict[str, Path]:
@@ -214,7 +217,7 @@ def check_part_files(path: Path, part: PartInfo) -> None:
             raise InputError(
                 f"{file} has {size} bytes where {expected.bytes} were written: it was cut off or changed; copy it again"
             )
-        if path.is_dir() and not name.startswith("data.") and seal(file) != expected:
+        if path.is_dir() and not name.startswith("data.") and checksum(file) != expected:
             raise InputError(f"{file} was changed after it was written; copy the store again")
 
 

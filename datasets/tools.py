@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from hydragnn.datasets.disk import DiskStore, Part
 from hydragnn.datasets.fingerprint import fingerprint_of, graph_digests
 from hydragnn.datasets.gather import gather
-from hydragnn.datasets.manifest import Manifest, part_files, read_manifest, seal
+from hydragnn.datasets.manifest import Manifest, checksum, part_files, read_manifest
 from hydragnn.datasets.packing import pack
 from hydragnn.datasets.settings import BatchSettings
 from hydragnn.datasets.store import GraphStore
@@ -120,7 +120,7 @@ def _broken_files(part: Part) -> Iterator[str]:
         yield str(error)
         return
     for name, file in part_files(part.path).items():
-        if name in part.info.files and seal(file) != part.info.files[name]:
+        if name in part.info.files and checksum(file) != part.info.files[name]:
             yield f"{file} was changed after it was written; copy the store again"
 
 

@@ -19,10 +19,10 @@ from hydragnn.datasets.manifest import (
     Manifest,
     PartInfo,
     backend_of,
+    checksum,
     part_files,
     part_from_json,
     part_name,
-    seal,
     write_manifest,
 )
 from hydragnn.errors import InputError
@@ -154,7 +154,9 @@ class StoreWriter:
             for file in part_files(self._temporary).values():
                 _flush_file(file)
             names = part_files(self._temporary)
-            files = {self.name if name == self._temporary.name else name: seal(file) for name, file in names.items()}
+            files = {
+                self.name if name == self._temporary.name else name: checksum(file) for name, file in names.items()
+            }
             self._temporary.rename(final)
             flush_directory(self.path)
         return PartInfo(

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from hydragnn.datasets import GraphStore, MemoryStore
 from hydragnn.ensemble.domain import foreign, graph_spread, unusually_uncertain
 from hydragnn.ensemble.manifest import NAME, Manifest, MemberEntry, checksum, read_manifest
+from hydragnn.ensemble.member_cache import MemberCache
 from hydragnn.ensemble.members import (
     Member,
     Outcome,
@@ -24,7 +25,6 @@ from hydragnn.ensemble.members import (
 )
 from hydragnn.ensemble.plan import Chunk, chunks_of, default_budget
 from hydragnn.ensemble.predictions import Predictions, combined, concatenated, nothing
-from hydragnn.ensemble.roster import Roster
 from hydragnn.ensemble.screening import Screened, outcome_of, read_screened, screened
 from hydragnn.ensemble.structures import Structures, graphs_from_atoms, structures_for
 from hydragnn.errors import InputError
@@ -61,7 +61,7 @@ class Ensemble:
                 for entry in manifest.members
                 for place in [folder / entry.folder]
             ]
-            members = Roster(loaders, held) if held else [load() for load in loaders]
+            members = MemberCache(loaders, held) if held else [load() for load in loaders]
             return cls(members, manifest, manifest.digest)
         if (folder / "record.json").is_file():
             alone = ensemble_of([load_run(folder, dtype=dtype)])

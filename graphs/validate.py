@@ -1,4 +1,4 @@
-"""The door: graphs made from arrays that come from outside, and the check that every graph must pass."""
+"""Validation: graphs made from arrays that come from outside, and the check that every graph must pass."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

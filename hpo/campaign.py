@@ -1,4 +1,4 @@
-"""The search as a whole: checked at the door, run by a controller, stopped by signals, summed up at the end."""
+"""The search as a whole: checked before anything starts, run by a controller, stopped by signals, summed up at the end."""
 
 import os
 import signal
@@ -11,13 +11,13 @@ from typing import Any
 
 from hydragnn.errors import InputError
 from hydragnn.hpo.controller import Controller, OnEvent, trial_folder
-from hydragnn.hpo.door import check_campaign, check_folder, plan_on, write_settings
 from hydragnn.hpo.journal import NAME as JOURNAL
 from hydragnn.hpo.journal import Journal
 from hydragnn.hpo.launching.allocation import read_allocation
 from hydragnn.hpo.launching.launcher import Launcher
 from hydragnn.hpo.launching.local import LocalLauncher
 from hydragnn.hpo.launching.steps import launcher_for
+from hydragnn.hpo.preflight import check_campaign, check_folder, plan_on, write_settings
 from hydragnn.hpo.scheduling.events import Ending
 from hydragnn.hpo.scheduling.scheduler import State, Trial
 from hydragnn.hpo.settings import CampaignSettings

@@ -20,10 +20,9 @@ from hydragnn.files import write_atomically
 from hydragnn.hpo.estimates import Estimates
 from hydragnn.hpo.journal import NAME as JOURNAL
 from hydragnn.hpo.journal import Journal, replayed
+from hydragnn.hpo.launch_queue import LaunchQueue
 from hydragnn.hpo.launching.launcher import Begun, Exit, Launcher, Report, Revoked, Task, verdict
-from hydragnn.hpo.mirror import NAME as MIRROR
-from hydragnn.hpo.mirror import Mirror
-from hydragnn.hpo.paces import Paces
+from hydragnn.hpo.progress import AttemptProgress
 from hydragnn.hpo.proposals import Proposals
 from hydragnn.hpo.scheduling.events import (
     Action,
@@ -43,7 +42,8 @@ from hydragnn.hpo.scheduling.events import (
 from hydragnn.hpo.scheduling.scheduler import State, step
 from hydragnn.hpo.settings import CampaignSettings
 from hydragnn.hpo.space import Point, Space, trial_config
-from hydragnn.hpo.starts import Starts
+from hydragnn.hpo.study_log import NAME as STUDY_LOG
+from hydragnn.hpo.study_log import StudyLog
 
 HEARTBEAT = 0.5  # seconds between looks at the clock while nothing happens
 ROUND = 0.01  # seconds that each kind of slow work may take between two looks
@@ -81,11 +81,11 @@ class Controller:
         self._estimates = Estimates(space)
         self.state = replayed(out / JOURNAL, self._estimates.follow)
         self._files = ThreadPoolExecutor(FILES, "files")
-        self._mirror = Mirror(out / MIRROR, space, self.state, self._files)
+        self._study_log = StudyLog(out / STUDY_LOG, space, self.state, self._files)
         self._proposals = Proposals(settings, space, enqueued, self.state, self._estimates)
         store_copy = None if settings.job is None else settings.job.store_copy
-        self._starts = Starts(launcher, self._config, self._files, store_copy)
-        self._paces = Paces(partial(trial_folder, out), self._files)
+        self._launch_queue = LaunchQueue(launcher, self._config, self._files, store_copy)
+        self._progress = AttemptProgress(partial(trial_folder, out), self._files)
 
     def stop(self, reason: str) -> None:
         """Ask the loop to leave; safe to call from a signal handler."""
@@ -101,9 +101,9 @@ class Controller:
             self._take(Opened(plan=plan, places=self._launcher.places, deadline=self._launcher.deadline))
             self._commit()
             while not self.state.closed:
-                self.hear([*self._starts.given_up(), *self._launcher.poll(self._patience())])
+                self.hear([*self._launch_queue.given_up(), *self._launcher.poll(self._patience())])
                 self.work()
-            self._mirror.complete(self.state, math.inf if self.state.ending == "finished" else LAST_ROUND)
+            self._study_log.complete(self.state, math.inf if self.state.ending == "finished" else LAST_ROUND)
         return self.state
 
     def hear(self, reports: list[Report]) -> None:
@@ -124,10 +124,10 @@ class Controller:
         deadline = time.monotonic() + ROUND
         while self.state.ending is None and (event := self._proposals.answer(self.state, deadline)) is not None:
             self._take(event)
-        for progress in self._paces.news(self._runs):
+        for progress in self._progress.changes(self._runs):
             self._take(progress)
-        self._starts.work(time.monotonic() + ROUND)
-        self._mirror.write(self.state, ROUND)
+        self._launch_queue.work(time.monotonic() + ROUND)
+        self._study_log.write(self.state, ROUND)
 
     def seconds(self) -> float:
         """Seconds of campaign so far."""
@@ -136,7 +136,7 @@ class Controller:
     def _patience(self) -> float:
         """How long to wait for the launcher: until the next tick, or not at all while there is work."""
         proposing = self._proposals.busy and self.state.ending is None
-        busy = proposing or self._starts.busy or self._mirror.busy
+        busy = proposing or self._launch_queue.busy or self._study_log.busy
         return 0.0 if busy or self._taken else max(0.0, self._next_tick - self._clock())
 
     def _take(self, event: Event) -> None:
@@ -160,9 +160,9 @@ class Controller:
         for action in actions:
             self._act(action)
         for now, event, state in taken:
-            self._mirror.follow(event)
+            self._study_log.follow(event)
             if state.most > state.least:  # sizes can change while trials run
-                self._paces.follow(event)
+                self._progress.follow(event)
             if self._on_event is not None:
                 self._on_event(state, event, state.elapsed(now))
 
@@ -171,14 +171,14 @@ class Controller:
             case Propose():
                 self._proposals.ask(action.trial)
             case Start():
-                self._starts.add(self._task(action))
+                self._launch_queue.add(self._task(action))
             case Cancel():
-                if not self._starts.give_up(action.trial):
+                if not self._launch_queue.give_up(action.trial):
                     self._launcher.cancel(action.trial, SAVING * self.state.plan.grace)
             case Probe():
                 self._launcher.probe(action.node)
             case Settle():
-                self._mirror.settle(action)
+                self._study_log.settle(action)
 
     def _events(self, reports: list[Report]) -> Iterable[Event]:
         """What the reports mean; the records of attempts that ended are read side by side."""

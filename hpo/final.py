@@ -12,10 +12,10 @@ from hydragnn.errors import InputError
 from hydragnn.files import read_json
 from hydragnn.hpo.campaign import CampaignResult, run_search
 from hydragnn.hpo.controller import OnEvent, trial_folder
-from hydragnn.hpo.door import open_campaign
 from hydragnn.hpo.journal import NAME as JOURNAL
 from hydragnn.hpo.journal import replayed
 from hydragnn.hpo.launching.launcher import Launcher
+from hydragnn.hpo.preflight import open_campaign
 from hydragnn.hpo.settings import CampaignSettings, GivenRun, IntRange, SearchSettings
 from hydragnn.hpo.space import NUMBER
 

@@ -7,15 +7,15 @@ import numpy as np
 import optuna
 
 from hydragnn.errors import InputError
-from hydragnn.hpo.door import open_campaign
 from hydragnn.hpo.journal import NAME as JOURNAL
 from hydragnn.hpo.journal import read_journal
+from hydragnn.hpo.preflight import open_campaign
 from hydragnn.hpo.sampler import study_of, valued_trial
 from hydragnn.hpo.scheduling.events import Origin
 from hydragnn.hpo.scheduling.scheduler import TrialStatus
 from hydragnn.hpo.settings import CampaignSettings
 from hydragnn.hpo.space import Point, Space, random_point, space_of
-from hydragnn.hpo.timeline import Chronicle, Timeline
+from hydragnn.hpo.timeline import Timeline, TimelineBuilder
 from hydragnn.record import RunRecord, read_record
 
 TOO_FEW = 6
@@ -83,8 +83,8 @@ def finished_runs(out: Path) -> list[Path]:
 def campaign_history(out: Path) -> CampaignHistory:
     """The course of the campaign in folder ``out``, read from its journal; safe while the campaign runs."""
     settings = open_campaign(out)
-    chronicle = _chronicle(out / JOURNAL)
-    state = chronicle.state
+    builder = _timeline_builder(out / JOURNAL)
+    state = builder.state
     trials = [
         TrialHistory(
             number=number,
@@ -108,20 +108,20 @@ def campaign_history(out: Path) -> CampaignHistory:
         rungs=state.plan.rungs,
         seconds=state.elapsed(state.last),
         ending=state.ending,
-        timeline=chronicle.timeline(),
+        timeline=builder.timeline(),
     )
 
 
-def _chronicle(path: Path) -> Chronicle:
+def _timeline_builder(path: Path) -> TimelineBuilder:
     """The whole course of a campaign; InputError where a line of its journal does not follow from those before it."""
-    chronicle = Chronicle()
+    builder = TimelineBuilder()
     for number, (now, event) in enumerate(read_journal(path), start=1):
-        if not chronicle.feed(event, now):
+        if not builder.feed(event, now):
             raise InputError(
                 f"{path}: line {number} does not follow from the lines before it; read it with the version of this "
                 "program that wrote it"
             )
-    return chronicle
+    return builder
 
 
 def parameter_importance(out: Path) -> dict[str, float]:

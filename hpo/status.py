@@ -8,13 +8,13 @@ from typing import Any
 
 from hydragnn.errors import InputError
 from hydragnn.hpo.costs import CostModel, scaling_of, work_of
-from hydragnn.hpo.door import open_campaign
 from hydragnn.hpo.journal import NAME as JOURNAL
 from hydragnn.hpo.journal import decoded_line, gap
+from hydragnn.hpo.preflight import open_campaign
 from hydragnn.hpo.scheduling.events import event_from_json, node_of
 from hydragnn.hpo.scheduling.scheduler import State
 from hydragnn.hpo.space import Point, space_of
-from hydragnn.hpo.timeline import Chronicle, FaultRow, NodeHours, local_nodes
+from hydragnn.hpo.timeline import FaultRow, NodeHours, TimelineBuilder, local_nodes
 
 SILENT = 180.0
 """Seconds without a line in the journal after which a controller that should write one every minute is thought gone."""
@@ -135,14 +135,14 @@ class Follower:
     def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
         self._folder, self._clock = folder, clock
         self._space = space_of(open_campaign(folder).search.space)
-        self._chronicle = Chronicle()
+        self._timeline_builder = TimelineBuilder()
         self._position, self._last = 0, 0.0
         self._costs = CostModel()
 
     @property
-    def chronicle(self) -> Chronicle:
+    def builder(self) -> TimelineBuilder:
         """What the journal told so far."""
-        return self._chronicle
+        return self._timeline_builder
 
     def update(self) -> bool:
         """Take in what was written since the last call; whether there was anything. A line that is not complete yet waits."""
@@ -163,14 +163,14 @@ class Follower:
             if value is None:
                 break
             self._last = float(value["time"])
-            if not self._chronicle.feed(event_from_json(value), self._last):
+            if not self._timeline_builder.feed(event_from_json(value), self._last):
                 raise gap(path, f"the line at byte {self._position}")
             self._position += len(line)
         return self._position > before
 
     def status(self) -> CampaignStatus:
         """How the campaign stands, as far as it was read."""
-        state, timeline = self._chronicle.state, self._chronicle.timeline()
+        state, timeline = self._timeline_builder.state, self._timeline_builder.timeline()
         silence = max(0.0, self._clock() - self._last) if self._last else 0.0
         hours = timeline.node_hours()
         seconds = state.elapsed(self._last) if self._last else 0.0
@@ -196,10 +196,10 @@ class Follower:
         """The model is fitted again where a tenth more trials are measured."""
         measured = [state.trials[number] for number in sorted(state.trials) if state.trials[number].measured]
         if len(measured) > 1.1 * self._costs.measured:
-            scaling = scaling_of(self._chronicle.sizes)
-            works = {size.trial: work_of(size.places, size.seconds, scaling) for size in self._chronicle.sizes}
+            scaling = scaling_of(self._timeline_builder.sizes)
+            works = {size.trial: work_of(size.places, size.seconds, scaling) for size in self._timeline_builder.sizes}
             history = [(trial.values, works.get(trial.number, trial.work or 0.0)) for trial in measured]
-            self._costs = CostModel.fitted(history, self._space, sizes=self._chronicle.sizes)
+            self._costs = CostModel.fitted(history, self._space, sizes=self._timeline_builder.sizes)
         return Costs(measured=len(measured), error=self._costs.error, scaling=self._costs.scaling)
 
 

@@ -17,7 +17,7 @@ from hydragnn.hpo.campaign import trial_folder
 from hydragnn.hpo.scheduling.events import Event, Failed, Opened, Proposed, Reached, Stopping, node_of
 from hydragnn.hpo.scheduling.scheduler import State, Trial
 from hydragnn.hpo.status import duration_text, node_counts, seconds_left, values_line
-from hydragnn.hpo.timeline import Chronicle, local_nodes
+from hydragnn.hpo.timeline import TimelineBuilder, local_nodes
 from hydragnn.record import RunRecord, read_record
 
 ROWS = 12
@@ -39,7 +39,7 @@ class CampaignView:
         self._console = console or Console()
         self._clock = clock
         self._live: Live | None = None
-        self._chronicle = Chronicle()
+        self._timeline_builder = TimelineBuilder()
         self._shown = -math.inf
         self._latest: tuple[State, float] | None = None
 
@@ -58,7 +58,7 @@ class CampaignView:
 
     def __call__(self, state: State, event: Event, seconds: float) -> None:
         """Show what an event changed."""
-        self._chronicle.observe(self._chronicle.state, event, state, state.opened + seconds - state.spent)
+        self._timeline_builder.observe(self._timeline_builder.state, event, state, state.opened + seconds - state.spent)
         self._latest = (state, seconds)
         if self._live is None:
             self._print(state, event, seconds)
@@ -81,7 +81,7 @@ class CampaignView:
         self._live.update(table, refresh=True)
 
     def _goodput(self, state: State, seconds: float) -> float | None:
-        return self._chronicle.goodput(state.opened + seconds - state.spent)
+        return self._timeline_builder.goodput(state.opened + seconds - state.spent)
 
     def _is_time(self) -> bool:
         now = self._clock()

@@ -152,7 +152,7 @@ class Timeline:
         return tuple(sorted(rows, key=lambda row: (-row.node_hours, row.kind)))
 
 
-class Chronicle:
+class TimelineBuilder:
     """Writes the timeline event by event; ``feed`` replays a journal, ``observe`` follows someone else's replay."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ from hydragnn.ensemble import Choice, build_ensemble, chosen_runs
 from hydragnn.ensemble.build import check_out
 from hydragnn.errors import InputError, Interrupted, OutOfWalltime
 from hydragnn.hpo import CampaignView, best_runs, finished_runs, given_runs, run_final
-from hydragnn.hpo.door import open_campaign
+from hydragnn.hpo.preflight import open_campaign
 
 
 def trained_ensemble(

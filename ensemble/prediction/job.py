@@ -11,13 +11,13 @@ import torch
 from hydragnn.datasets import BatchSettings
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.manifest import MemberEntry
+from hydragnn.ensemble.member_cache import room_for
 from hydragnn.ensemble.prediction.crew import Crew
 from hydragnn.ensemble.prediction.formats import sink_for
 from hydragnn.ensemble.prediction.parts import Parts
 from hydragnn.ensemble.prediction.queues import BLOCKS
 from hydragnn.ensemble.prediction.sources import Building, Source, file_digest, is_store, store_source
 from hydragnn.ensemble.prediction.together import Late, finish_together, once
-from hydragnn.ensemble.roster import room_for
 from hydragnn.errors import InputError
 from hydragnn.files import read_json
 

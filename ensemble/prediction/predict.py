@@ -21,8 +21,8 @@ from hydragnn.ensemble.prediction.joining import workers_crew
 from hydragnn.ensemble.prediction.merge import merge
 from hydragnn.ensemble.prediction.order import Bundle, learned_rates
 from hydragnn.ensemble.prediction.queues import LOOK
+from hydragnn.ensemble.prediction.reporting import moving_bar, plan_line, summary, terminable
 from hydragnn.ensemble.prediction.schedule import Schedule, scheduled
-from hydragnn.ensemble.prediction.telling import moving_bar, plan_line, summary, terminable
 from hydragnn.ensemble.prediction.together import Late, finish_together, once
 from hydragnn.ensemble.prediction.work import Desk
 from hydragnn.errors import InputError, Interrupted

@@ -2,7 +2,7 @@
 
 ``events`` are what happens and what is asked for, ``state`` is the value, ``scheduler`` takes the step. Of its rules,
 ``filling`` says who is next, ``balance`` and ``sizing`` on how many places, ``health`` on which nodes. ``pool``,
-``standings`` and ``values`` keep changes of a large campaign cheap. Nothing else of ``hydragnn.hpo`` is imported here.
+``ranking`` and ``values`` keep changes of a large campaign cheap. Nothing else of ``hydragnn.hpo`` is imported here.
 """
 
 from hydragnn.hpo.scheduling.events import Action, Event, Plan, event_from_json, event_to_json

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from hydragnn.hpo.scheduling.events import Action, Cancel, Start
 from hydragnn.hpo.scheduling.sizing import Load, common_ending, fewest_places, loss
-from hydragnn.hpo.scheduling.state import State, Target, Trial, remaining, with_trial, without_standing
+from hydragnn.hpo.scheduling.state import State, Target, Trial, remaining, with_trial, without_entry
 from hydragnn.hpo.scheduling.values import replace
 
 CROWD = 128
@@ -41,7 +41,7 @@ def started(state: State, trial: Trial, size: int, now: float) -> tuple[State, S
     """The state in which a trial that was ready has its next attempt on the first free places."""
     places, free = state.free.taken(size)
     if trial.status == "paused":
-        state = without_standing(state, trial)
+        state = without_entry(state, trial)
     trial = replace(
         trial,
         status="running",

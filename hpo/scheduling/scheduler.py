@@ -39,7 +39,7 @@ from hydragnn.hpo.scheduling.state import (
     Trial,
     TrialStatus,
     in_line,
-    with_standing,
+    with_entry,
     with_trial,
     with_waiting,
     without_trial,
@@ -207,7 +207,7 @@ def _reached(state: State, event: Reached, now: float) -> tuple[State, list[Acti
         places=(),
         identity=None,
     )
-    state = with_standing(with_trial(state, trial), trial, level)
+    state = with_entry(with_trial(state, trial), trial, level)
     state = released(cleared(state, places), places)
     return replace(state, succeeded=True), [Settle(trial=event.trial, outcome="finished")] if over else []
 

@@ -10,8 +10,8 @@ from immutables import Map
 
 from hydragnn.hpo.scheduling.events import Ending, Origin, Plan
 from hydragnn.hpo.scheduling.pool import Pool
+from hydragnn.hpo.scheduling.ranking import Ranking
 from hydragnn.hpo.scheduling.sizing import Load, Mean
-from hydragnn.hpo.scheduling.standings import Standings
 from hydragnn.hpo.scheduling.values import replace
 from hydragnn.record import Failure
 
@@ -68,8 +68,8 @@ class Trial:
 class Rung:
     """Who reached a rung, and who still rests there."""
 
-    reached: Standings = field(default_factory=Standings)
-    paused: Standings = field(default_factory=Standings)
+    reached: Ranking = field(default_factory=Ranking)
+    paused: Ranking = field(default_factory=Ranking)
 
     def promotable(self, reduction: int) -> int:
         """How many of those that rest belong to the best ``1 / reduction`` of those that reached the rung; they are the best that rest."""
@@ -246,21 +246,21 @@ def in_line(state: State, numbers: Iterable[int]) -> State:
     return replace(state, waiting=tuple(sorted(numbers, key=lambda number: _turn(state, number))))
 
 
-def with_standing(state: State, trial: Trial, level: int) -> State:
+def with_entry(state: State, trial: Trial, level: int) -> State:
     """The state in which a trial, that just reached a rung, stands there; and the leader is known."""
     rung, standing = state.rungs[level], (trial.results[-1], trial.number)
-    paused = rung.paused.with_standing(standing) if trial.status == "paused" else rung.paused
-    rung = Rung(rung.reached.with_standing(standing), paused)
+    paused = rung.paused.with_entry(standing) if trial.status == "paused" else rung.paused
+    rung = Rung(rung.reached.with_entry(standing), paused)
     return replace(
         state, rungs=(*state.rungs[:level], rung, *state.rungs[level + 1 :]), leader=_leader(state, trial, standing[0])
     )
 
 
-def without_standing(state: State, trial: Trial) -> State:
+def without_entry(state: State, trial: Trial) -> State:
     """The state in which a trial that was paused rests no more."""
     level = len(trial.results) - 1
     rung = state.rungs[level]
-    rung = Rung(rung.reached, rung.paused.without_standing((trial.results[-1], trial.number)))
+    rung = Rung(rung.reached, rung.paused.without_entry((trial.results[-1], trial.number)))
     return replace(state, rungs=(*state.rungs[:level], rung, *state.rungs[level + 1 :]))
 
 

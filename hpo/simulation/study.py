@@ -8,7 +8,7 @@ from math import isfinite
 from pathlib import Path
 
 from hydragnn.errors import InputError, nearest
-from hydragnn.hpo.door import plan_of
+from hydragnn.hpo.preflight import plan_of
 from hydragnn.hpo.scheduling.events import Plan
 from hydragnn.hpo.settings import CampaignSettings
 from hydragnn.hpo.simulation.assumptions import Assumptions

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from hydragnn.hpo.paces import FIRST_LOOK
+from hydragnn.hpo.progress import FIRST_LOOK
 from hydragnn.hpo.scheduling.events import (
     Cancel,
     Event,

@@ -9,10 +9,10 @@ from typing import Any
 
 from hydragnn.errors import InputError
 from hydragnn.files import read_json, write_atomically, write_json
-from hydragnn.hpo.door import check_campaign, check_folder
 from hydragnn.hpo.job import JobSettings
 from hydragnn.hpo.journal import NAME as JOURNAL
 from hydragnn.hpo.journal import read_journal
+from hydragnn.hpo.preflight import check_campaign, check_folder
 from hydragnn.hpo.scheduling.events import Opened, node_of
 from hydragnn.hpo.settings import CampaignSettings, campaign_settings
 from hydragnn.hpo.space import space_of

@@ -30,9 +30,9 @@ from rich.console import Console
 from hydragnn.files import digest
 from hydragnn.hpo import CampaignView, campaign_settings, controller, journal
 from hydragnn.hpo.controller import Controller
-from hydragnn.hpo.door import plan_on
 from hydragnn.hpo.journal import NAME, Journal
 from hydragnn.hpo.launching.launcher import Begun, Exit, Report, Task
+from hydragnn.hpo.preflight import plan_on
 from hydragnn.hpo.scheduling.events import Identity, Probed
 from hydragnn.hpo.space import space_of
 

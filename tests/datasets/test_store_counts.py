@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from hydragnn.datasets import MemoryStore, StoreWriter, check_graphs, check_store, convert_store, open_store
-from hydragnn.datasets.manifest import seal
+from hydragnn.datasets.manifest import checksum
 from hydragnn.errors import InputError
 from hydragnn.graphs import GraphBatch
 
@@ -140,7 +140,7 @@ def rewritten(path: Path, change: Callable[[h5py.File], None]) -> Path:
     part = path / "part-00000.h5"
     with h5py.File(part, "r+") as file:
         change(file)
-    whole = seal(part)
+    whole = checksum(part)
     edit(
         path,
         lambda table: table["parts"][0]["files"].update({part.name: {"bytes": whole.bytes, "blake2b": whole.blake2b}}),

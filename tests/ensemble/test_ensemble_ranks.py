@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from hydragnn.datasets import BatchSettings
+from hydragnn.ensemble.member_cache import MemberCache, room_for
 from hydragnn.ensemble.prediction import frames as blocks
 from hydragnn.ensemble.prediction import together, work
 from hydragnn.ensemble.prediction.crew import Alone
@@ -20,7 +21,6 @@ from hydragnn.ensemble.prediction.frames import blocks_of, frames_of
 from hydragnn.ensemble.prediction.job import Job
 from hydragnn.ensemble.prediction.predict import predict_to_file, predict_with
 from hydragnn.ensemble.prediction.together import Late, finish_together, once
-from hydragnn.ensemble.roster import Roster, room_for
 from hydragnn.errors import InputError
 
 BIN = Path(sys.executable).parent
@@ -241,14 +241,14 @@ def test_ranks_that_leave_once_the_file_is_there_are_not_lost(ensemble, stored, 
 
 def test_a_rank_with_little_memory_holds_few_members_and_says_the_same(ensemble, stored, whole, tmp_path, monkeypatch):
     most = []
-    original = Roster.__getitem__
+    original = MemberCache.__getitem__
 
     def counted(self, index):
         found = original(self, index)
         most.append(len(self._loaded))
         return found
 
-    monkeypatch.setattr(Roster, "__getitem__", counted)
+    monkeypatch.setattr(MemberCache, "__getitem__", counted)
     predict_to_file(ensemble, stored, tmp_path / "out.npz", batch=BATCH, held=1)
     assert set(most) == {1}
     assert (tmp_path / "out.npz").read_bytes() == whole["store"]
@@ -258,12 +258,12 @@ def test_a_rank_with_little_memory_holds_few_members_and_says_the_same(ensemble,
 
 
 def test_members_a_rank_can_hold_follow_from_the_free_memory(tmp_path, monkeypatch):
-    from hydragnn.ensemble import roster
+    from hydragnn.ensemble import member_cache
 
     class Memory:
         available = 1000
 
-    monkeypatch.setattr(roster.psutil, "virtual_memory", lambda: Memory)
+    monkeypatch.setattr(member_cache.psutil, "virtual_memory", lambda: Memory)
     files = [tmp_path / str(i) for i in range(5)]
     for size, file in zip((10, 50, 20, 5, 50), files):
         file.write_bytes(b"0" * size)

@@ -12,7 +12,7 @@ import pytest
 from ase.io import read
 
 from hydragnn.datasets import BatchSettings, check_store, open_store
-from hydragnn.datasets.manifest import seal
+from hydragnn.datasets.manifest import checksum
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.member_outputs import member_outputs
 from hydragnn.ensemble.prediction.predict import predict_to_file
@@ -36,7 +36,7 @@ def spoiled(stored: Path, place: Path, spoil: Callable[[h5py.File, slice, slice]
             )
             spoil(file, nodes, edges)
     manifest = json.loads((place / "manifest.json").read_text())
-    whole = seal(part)
+    whole = checksum(part)
     manifest["parts"][0]["files"]["part-00000.h5"] = {"bytes": whole.bytes, "blake2b": whole.blake2b}
     manifest["fingerprint"] = place.name
     (place / "manifest.json").write_text(json.dumps(manifest))

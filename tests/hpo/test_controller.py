@@ -15,9 +15,9 @@ from hydragnn.files import digest
 from hydragnn.hpo import CampaignSettings, CostModel, Exit, Task, campaign_history, controller, run_search
 from hydragnn.hpo.controller import steady_clock
 from hydragnn.hpo.journal import read_journal
+from hydragnn.hpo.launch_queue import LaunchQueue
 from hydragnn.hpo.launching.launcher import Begun, Report
 from hydragnn.hpo.scheduling.events import Event, Failed, Identity, Launched, Probed, Progressed, Proposed, Reached
-from hydragnn.hpo.starts import Starts
 from hydragnn.record import Cost, RunRecord, write_record
 
 Settings = Callable[..., CampaignSettings]
@@ -110,7 +110,7 @@ def test_an_attempt_starts_with_its_number_in_its_folder_and_goes_only_after_its
 def test_the_scheduler_is_told_how_far_attempts_have_come_where_they_can_change_their_size(
     sizes: Any, told: bool, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hydragnn.hpo.paces.FIRST_LOOK", 0.02)
+    monkeypatch.setattr("hydragnn.hpo.progress.FIRST_LOOK", 0.02)
     launcher = Instant("n1", "n2", "n3")
 
     def takes_its_time(task: Task) -> None:
@@ -242,7 +242,7 @@ def test_an_attempt_that_is_cancelled_while_its_folder_is_made_ready_never_start
             return {}
 
     launcher, files = Instant("n1", "n2"), ByHand()
-    starts = Starts(launcher, lambda number: Config(), files)  # type: ignore[arg-type, return-value]
+    starts = LaunchQueue(launcher, lambda number: Config(), files)  # type: ignore[arg-type, return-value]
     tasks = [Task(trial=n, attempt=1, until=1, folder=tmp_path / str(n), places=(f"n{n}",)) for n in (1, 2, 3)]
     for task in tasks[:2]:
         starts.add(task)

@@ -10,7 +10,7 @@ import pytest
 
 from hydragnn.errors import InputError
 from hydragnn.hpo import CampaignSettings, CampaignStatus, Follower, campaign_status, step
-from hydragnn.hpo.door import write_settings
+from hydragnn.hpo.preflight import write_settings
 from hydragnn.hpo.scheduling.events import Opened, Plan, Proposed, Reached
 from hydragnn.hpo.scheduling.scheduler import State
 from hydragnn.hpo.status import forecast, node_counts, seconds_left

@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 from hydragnn.hpo.costs import scaling_of
 from hydragnn.hpo.scheduling.events import Event, Failed, Launched, Opened, Plan, Proposed, Reached, Stopping, node_of
 from hydragnn.hpo.scheduling.scheduler import MACHINE_FAULTS
-from hydragnn.hpo.timeline import Chronicle, Timeline
+from hydragnn.hpo.timeline import Timeline, TimelineBuilder
 
 PLAN = Plan(trials=12, rungs=(2, 6, 18), finalists=2)
 
 
-def chronicle_of(events: list[tuple[float, Event]]) -> Chronicle:
-    chronicle = Chronicle()
+def chronicle_of(events: list[tuple[float, Event]]) -> TimelineBuilder:
+    builder = TimelineBuilder()
     for now, event in events:
-        chronicle.feed(event, now)
-    return chronicle
+        builder.feed(event, now)
+    return builder
 
 
 def told(*events: tuple[float, Event]) -> Timeline:
@@ -45,16 +45,16 @@ def test_an_attempt_counts_with_what_its_record_vouches_for() -> None:
 
 def test_what_survives_a_machine_fault_counts_once_the_trial_reaches_its_rung() -> None:
     lost = (150.0, Failed(trial=0, attempt=1, kind="lost_node", message="n1 is gone", epochs=1, suspects=("n1",)))
-    chronicle = chronicle_of([OPENED, PROPOSED, lost])
+    builder = chronicle_of([OPENED, PROPOSED, lost])
     # the record says 40 s of training: what does not fit into the second attempt was done by the first
-    chronicle.feed(Reached(trial=0, attempt=2, epochs=2, value=1.0, seconds=40.0), 175.0)
-    first, second = chronicle.timeline().spans[:2]
+    builder.feed(Reached(trial=0, attempt=2, epochs=2, value=1.0, seconds=40.0), 175.0)
+    first, second = builder.timeline().spans[:2]
     assert (first.outcome, first.useful) == ("lost_node", 15.0)
     assert (second.outcome, second.useful) == ("reached", 25.0)
-    (row,) = chronicle.timeline().faults()
+    (row,) = builder.timeline().faults()
     assert (row.kind, row.count, row.trials, row.nodes, row.told) == ("lost_node", 1, 1, 1, 0)
     assert row.node_hours == pytest.approx(35 / 3600)
-    assert not chronicle.sizes
+    assert not builder.sizes
 
 
 def test_a_failure_of_the_configuration_is_an_answer_and_nothing_of_it_is_lost() -> None:
@@ -91,14 +91,14 @@ def test_a_killed_controller_cuts_its_attempts_at_its_last_sign_of_life() -> Non
 
 
 def test_running_attempts_count_until_proven_otherwise() -> None:
-    chronicle = chronicle_of([OPENED, PROPOSED])
-    assert chronicle.timeline().node_hours().goodput is None
-    hours = chronicle.timeline(now=200.0).node_hours()
+    builder = chronicle_of([OPENED, PROPOSED])
+    assert builder.timeline().node_hours().goodput is None
+    hours = builder.timeline(now=200.0).node_hours()
     assert (hours.useful, hours.goodput) == (pytest.approx(100 / 3600), pytest.approx(0.5))
 
 
 def test_nothing_is_known_before_the_first_event() -> None:
-    assert Chronicle().timeline() == Timeline()
+    assert TimelineBuilder().timeline() == Timeline()
     assert Timeline().node_hours().goodput is None
 
 
@@ -124,10 +124,10 @@ def test_every_second_of_every_node_is_accounted_for(
     if stop:
         player.session(stop_after=stop)
     player.session()
-    chronicle = chronicle_of(player.events)
-    timeline = chronicle.timeline()
+    builder = chronicle_of(player.events)
+    timeline = builder.timeline()
     hours = timeline.node_hours()
-    assert chronicle.goodput(player.events[-1][0]) == pytest.approx(hours.goodput)
+    assert builder.goodput(player.events[-1][0]) == pytest.approx(hours.goodput)
     parts = hours.useful + hours.faults + hours.overhead + hours.out + hours.idle
     assert parts == pytest.approx(hours.allocated)
     assert all(-1e-9 <= span.useful <= span.seconds + 1e-9 for span in timeline.spans)
@@ -144,11 +144,9 @@ def test_every_second_of_every_node_is_accounted_for(
 
 
 def test_clean_attempts_on_several_sizes_tell_how_speed_grows() -> None:
-    chronicle = chronicle_of(
-        [OPENED, PROPOSED, (130.0, Reached(trial=0, attempt=1, epochs=2, value=1.0, seconds=24.0))]
-    )
-    assert [(size.places, size.seconds) for size in chronicle.sizes] == [(1, 12.0)]
-    assert scaling_of(chronicle.sizes) is None
+    builder = chronicle_of([OPENED, PROPOSED, (130.0, Reached(trial=0, attempt=1, epochs=2, value=1.0, seconds=24.0))])
+    assert [(size.places, size.seconds) for size in builder.sizes] == [(1, 12.0)]
+    assert scaling_of(builder.sizes) is None
 
 
 def test_memory_is_kept_by_trial() -> None:

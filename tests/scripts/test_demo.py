@@ -12,7 +12,7 @@ from hydragnn.config import RunConfig
 from hydragnn.datasets import open_store
 from hydragnn.errors import InputError
 from hydragnn.graphs import GraphBatch, concatenate, validate
-from hydragnn.hpo.door import check_campaign
+from hydragnn.hpo.preflight import check_campaign
 from hydragnn.hpo.settings import read_campaign
 from hydragnn.hpo.space import space_of
 from hydragnn.scripts.demo import make_alloys, make_plates, make_polycrystals

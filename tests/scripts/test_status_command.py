@@ -12,7 +12,7 @@ from rich.console import Console
 import hydragnn
 from hydragnn.errors import InputError
 from hydragnn.hpo import campaign_settings
-from hydragnn.hpo.door import write_settings
+from hydragnn.hpo.preflight import write_settings
 from hydragnn.hpo.scheduling.events import Plan
 from hydragnn.scripts.status import show_status
 

@@ -15,8 +15,8 @@ from hydragnn.datasets import StoreWriter
 from hydragnn.files import write_json
 from hydragnn.graphs import Field, GraphBatch, concatenate, graph_from_arrays
 from hydragnn.hpo import campaign_settings
-from hydragnn.hpo.door import write_settings
 from hydragnn.hpo.journal import Journal
+from hydragnn.hpo.preflight import write_settings
 from hydragnn.hpo.scheduling.events import Failed, Launched, Opened, Plan, Propose, Proposed, Reached, Start
 from hydragnn.hpo.scheduling.scheduler import State, step
 from hydragnn.record import Cost, Failure, RunRecord, write_record

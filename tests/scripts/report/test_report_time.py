@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hydragnn.hpo import Timeline
-from hydragnn.hpo.timeline import Chronicle, Outage, Session, Span
+from hydragnn.hpo.timeline import Outage, Session, Span, TimelineBuilder
 from hydragnn.scripts.report.campaign_facts import campaign_facts
 from hydragnn.scripts.report.tables import faults_table, hours_table
 from hydragnn.scripts.report.timeline_figures import all_bars, campaign_time, mean_count, nodes_over_time
@@ -24,10 +24,10 @@ def session(opened: float, ended: float, *places: str) -> Session:
 
 
 def timeline_of(player: Any) -> Timeline:
-    chronicle = Chronicle()
+    builder = TimelineBuilder()
     for now, event in player.events:
-        chronicle.feed(event, now)
-    return chronicle.timeline()
+        builder.feed(event, now)
+    return builder.timeline()
 
 
 def test_the_page_says_what_the_nodes_did_and_what_faults_cost(pages: dict[str, Path]) -> None:

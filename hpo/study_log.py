@@ -32,7 +32,7 @@ OUTCOMES = {
 }
 
 
-class Mirror:
+class StudyLog:
     """Keeps ``optuna.log`` in step with the campaign; made afresh from the state whenever a controller begins."""
 
     def __init__(self, path: Path, space: Space, state: State, files: Executor) -> None:

@@ -16,7 +16,7 @@ AT_ONCE = 64
 """Folders made ready at once."""
 
 
-class Starts:
+class LaunchQueue:
     """Attempts on their way to the launcher, one per trial.
 
     Before an attempt starts, ``attempt.json`` in its folder names it, so that an earlier attempt that was thought dead

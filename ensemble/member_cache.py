@@ -17,7 +17,7 @@ GROWTH = 2.0
 """Memory of a loaded member per byte of its file."""
 
 
-class Roster(Sequence[Member]):
+class MemberCache(Sequence[Member]):
     """Members by number; at most ``held`` are in memory, the one that was used longest ago leaves first."""
 
     def __init__(self, loaders: Sequence[Callable[[], Member]], held: int | None = None) -> None:

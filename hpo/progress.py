@@ -13,7 +13,7 @@ FIRST_LOOK = 60.0
 """Seconds from the launch of an attempt to the first look at its heartbeat; every next one is twice as late."""
 
 
-class Paces:
+class AttemptProgress:
     """Looks at the heartbeats of attempts, each a few times in its life, beside the controller's loop."""
 
     def __init__(
@@ -29,7 +29,7 @@ class Paces:
         if isinstance(event, Launched):
             heappush(self._due, (self._clock() + FIRST_LOOK, FIRST_LOOK, event.trial, event.attempt))
 
-    def news(self, running: Callable[[int, int], bool]) -> list[Progressed]:
+    def changes(self, running: Callable[[int, int], bool]) -> list[Progressed]:
         """What the looks found that have ended; begins those that are due, for attempts that are still ``running``."""
         now = self._clock()
         while self._due and self._due[0][0] <= now:

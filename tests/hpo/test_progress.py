@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hydragnn.hpo.paces import Paces
+from hydragnn.hpo.progress import AttemptProgress
 from hydragnn.hpo.scheduling.events import Launched, Progressed, Tick
 
 
@@ -41,41 +41,41 @@ def shows(folder: Path, trial: int, attempt: int, epochs: float) -> None:
 
 
 def test_an_attempt_is_looked_at_after_a_minute_and_then_ever_more_seldom(tmp_path: Path, now: list[float]) -> None:
-    paces = Paces(lambda trial: tmp_path / str(trial), AtOnce(), clock=lambda: now[0])
-    paces.follow(Tick())
-    paces.follow(Launched(trial=4, attempt=2, identity={}))
+    progress = AttemptProgress(lambda trial: tmp_path / str(trial), AtOnce(), clock=lambda: now[0])
+    progress.follow(Tick())
+    progress.follow(Launched(trial=4, attempt=2, identity={}))
     seen = []
     for second in range(1000):
         now[0] = float(second)
         shows(tmp_path, 4, 2, second / 100)
-        seen += [(second, event) for event in paces.news(lambda trial, attempt: True)]
+        seen += [(second, event) for event in progress.changes(lambda trial, attempt: True)]
     assert seen == [
         (second, Progressed(trial=4, attempt=2, epochs=second / 100)) for second in (60, 120, 240, 480, 960)
     ]
 
 
 def test_nothing_is_told_of_attempts_that_are_over_or_of_heartbeats_of_others(tmp_path: Path, now: list[float]) -> None:
-    paces = Paces(lambda trial: tmp_path / str(trial), AtOnce(), clock=lambda: now[0])
+    progress = AttemptProgress(lambda trial: tmp_path / str(trial), AtOnce(), clock=lambda: now[0])
     for trial, attempt in ((0, 1), (1, 5), (2, 1)):
-        paces.follow(Launched(trial=trial, attempt=attempt, identity={}))
+        progress.follow(Launched(trial=trial, attempt=attempt, identity={}))
     shows(tmp_path, 0, 1, 3.0)
     shows(tmp_path, 1, 4, 3.0)
     now[0] = 60.0
-    assert paces.news(lambda trial, attempt: trial > 0) == []
+    assert progress.changes(lambda trial, attempt: trial > 0) == []
     shows(tmp_path, 1, 5, 0.5)
     shows(tmp_path, 2, 1, 0.25)
     now[0] = 120.0
-    told = paces.news(lambda trial, attempt: True)
+    told = progress.changes(lambda trial, attempt: True)
     assert told == [Progressed(trial=1, attempt=5, epochs=0.5), Progressed(trial=2, attempt=1, epochs=0.25)]
 
 
 def test_a_slow_file_system_holds_up_nobody(tmp_path: Path, now: list[float]) -> None:
     files = AtOnce()
-    paces = Paces(lambda trial: tmp_path / str(trial), files, clock=lambda: now[0])
-    paces.follow(Launched(trial=0, attempt=1, identity={}))
+    progress = AttemptProgress(lambda trial: tmp_path / str(trial), files, clock=lambda: now[0])
+    progress.follow(Launched(trial=0, attempt=1, identity={}))
     shows(tmp_path, 0, 1, 3.0)
     files.holds, now[0] = True, 60.0
-    assert paces.news(lambda trial, attempt: True) == []
+    assert progress.changes(lambda trial, attempt: True) == []
     files.let_go()
-    assert paces.news(lambda trial, attempt: True) == [Progressed(trial=0, attempt=1, epochs=3.0)]
-    assert paces.news(lambda trial, attempt: True) == []
+    assert progress.changes(lambda trial, attempt: True) == [Progressed(trial=0, attempt=1, epochs=3.0)]
+    assert progress.changes(lambda trial, attempt: True) == []

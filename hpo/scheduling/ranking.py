@@ -6,33 +6,33 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import overload
 
-Standing = tuple[float, int]
-"""(value, trial), so that standings sort best first."""
+RankingEntry = tuple[float, int]
+"""(value, trial), so that entries sort best first."""
 
 WIDTH = 128
 """A chunk of twice this length is divided."""
 
 
 @dataclass(frozen=True, slots=True)
-class Standings:
-    """Standings, best first; no chunk is empty."""
+class Ranking:
+    """Ranking, best first; no chunk is empty."""
 
-    chunks: tuple[tuple[Standing, ...], ...] = ()
+    chunks: tuple[tuple[RankingEntry, ...], ...] = ()
     size: int = 0
 
     def __len__(self) -> int:
         return self.size
 
-    def __iter__(self) -> Iterator[Standing]:
+    def __iter__(self) -> Iterator[RankingEntry]:
         return chain.from_iterable(self.chunks)
 
     @overload
-    def __getitem__(self, rank: int) -> Standing: ...
+    def __getitem__(self, rank: int) -> RankingEntry: ...
 
     @overload
-    def __getitem__(self, rank: slice) -> tuple[Standing, ...]: ...
+    def __getitem__(self, rank: slice) -> tuple[RankingEntry, ...]: ...
 
-    def __getitem__(self, rank: int | slice) -> Standing | tuple[Standing, ...]:
+    def __getitem__(self, rank: int | slice) -> RankingEntry | tuple[RankingEntry, ...]:
         if isinstance(rank, slice):
             return tuple(islice(self, *rank.indices(self.size)))
         rank = range(self.size)[rank]
@@ -42,38 +42,38 @@ class Standings:
             at += 1
         return self.chunks[at][rank]
 
-    def rank(self, standing: Standing) -> int:
-        """How many standings are better.
+    def rank(self, standing: RankingEntry) -> int:
+        """How many entries are better.
 
-        >>> Standings().with_standing((0.5, 1)).with_standing((0.1, 2)).rank((0.3, 0))
+        >>> Ranking().with_entry((0.5, 1)).with_entry((0.1, 2)).rank((0.3, 0))
         1
         """
         at = self._chunk(standing)
         return sum(map(len, self.chunks[:at])) + (bisect_left(self.chunks[at], standing) if self.chunks else 0)
 
-    def with_standing(self, standing: Standing) -> "Standings":
-        """The standings with one more.
+    def with_entry(self, standing: RankingEntry) -> "Ranking":
+        """The entries with one more.
 
-        >>> list(Standings().with_standing((0.5, 1)).with_standing((0.1, 2)))
+        >>> list(Ranking().with_entry((0.5, 1)).with_entry((0.1, 2)))
         [(0.1, 2), (0.5, 1)]
         """
         if not self.chunks:
-            return Standings(((standing,),), 1)
+            return Ranking(((standing,),), 1)
         at = self._chunk(standing)
         chunk = self.chunks[at]
         place = bisect_left(chunk, standing)
         chunk = (*chunk[:place], standing, *chunk[place:])
         parts = (chunk,) if len(chunk) < 2 * WIDTH else (chunk[:WIDTH], chunk[WIDTH:])
-        return Standings((*self.chunks[:at], *parts, *self.chunks[at + 1 :]), self.size + 1)
+        return Ranking((*self.chunks[:at], *parts, *self.chunks[at + 1 :]), self.size + 1)
 
-    def without_standing(self, standing: Standing) -> "Standings":
-        """The standings without one that is among them; ValueError if it is not."""
+    def without_entry(self, standing: RankingEntry) -> "Ranking":
+        """The entries without one that is among them; ValueError if it is not."""
         at = self._chunk(standing)
         chunk = self.chunks[at] if self.chunks else ()
         place = chunk.index(standing)
         chunk = chunk[:place] + chunk[place + 1 :]
-        return Standings((*self.chunks[:at], *((chunk,) if chunk else ()), *self.chunks[at + 1 :]), self.size - 1)
+        return Ranking((*self.chunks[:at], *((chunk,) if chunk else ()), *self.chunks[at + 1 :]), self.size - 1)
 
-    def _chunk(self, standing: Standing) -> int:
+    def _chunk(self, standing: RankingEntry) -> int:
         """Which chunk a standing belongs to."""
         return max(0, bisect_right(self.chunks, standing, key=lambda chunk: chunk[0]) - 1)
