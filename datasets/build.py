@@ -20,6 +20,7 @@ from hydragnn.datasets.source_tables import grain_graphs
 from hydragnn.datasets.writer import StoreWriter
 from hydragnn.errors import InputError
 from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.encodings import ENCODINGS, with_encodings
 from hydragnn.graphs.field import Field
 
 __all__ = ["build_store", "graphs_of", "read_build_settings"]
@@ -44,9 +45,10 @@ def build_store(settings: BuildSettings, out: Path, progress: Callable[[int], No
 
 
 def graphs_of(settings: BuildSettings) -> Iterator[GraphBatch]:
-    """The graphs of a source, one by one, with scaled values."""
+    """The graphs of a source, one by one, with scaled values and the structural encodings asked for."""
+    widths = {name: getattr(settings, name) for name in ENCODINGS}
     for graph in _graphs(settings):
-        yield _scaled(graph, settings.fields)
+        yield with_encodings(_scaled(graph, settings.fields), widths)
 
 
 def _graphs(settings: BuildSettings) -> Iterator[GraphBatch]:

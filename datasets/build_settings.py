@@ -85,6 +85,12 @@ class _Build(Settings):
     fields: list[FieldSettings] = Setting(default_factory=list)
     """The fields of the store."""
 
+    laplacian_encoding: int = Setting(default=0, ge=0)
+    """Numbers of the node field ``laplacian_encoding``, eigenvectors of the graph's Laplacian: where a node sits; 0 for none."""
+
+    random_walk_encoding: int = Setting(default=0, ge=0)
+    """Numbers of the node field ``random_walk_encoding``, chances to be back after 1, 2, ... steps of a random walk; 0 for none."""
+
     attributes: dict[str, Any] = Setting(default_factory=dict)
     """Anything worth keeping with the store: method, licence, citation."""
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from dataclasses import field as member
 from typing import Any
 
 from ase import Atoms
@@ -12,6 +13,7 @@ from hydragnn.ensemble.members import Member
 from hydragnn.errors import InputError
 from hydragnn.graphs.atomic import from_ase
 from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.encodings import ENCODINGS, with_encodings
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 
 
@@ -25,10 +27,13 @@ class Structures:
     """Nearest neighbours kept at every atom; None keeps all within the cutoff."""
     fields: tuple[Field, ...]
     """What members read beside atomic numbers; found under their names in ``atoms.info`` and ``atoms.arrays``."""
+    encodings: Mapping[str, int] = member(default_factory=dict)
+    """Structural encodings that members read, made anew for every structure: numbers per node by name."""
 
     def graph(self, atoms: Atoms, name: str) -> GraphBatch:
         """The graph of one structure; InputError where it cannot be built."""
-        return from_ase(atoms, self.cutoff, fields=self.fields, max_neighbours=self.max_neighbours, name=name)
+        graph = from_ase(atoms, self.cutoff, fields=self.fields, max_neighbours=self.max_neighbours, name=name)
+        return with_encodings(graph, self.encodings)
 
 
 def structures_for(members: Sequence[Member], manifest: Manifest) -> Structures:
@@ -46,7 +51,8 @@ def structures_for(members: Sequence[Member], manifest: Manifest) -> Structures:
     return Structures(
         cutoff=float(known["cutoff"] if "cutoff" in known else _largest_cutoff(members)),
         max_neighbours=known.get("max_neighbours"),
-        fields=tuple(field for field in manifest.inputs if field.name != ATOMIC_NUMBERS),
+        fields=tuple(field for field in manifest.inputs if field.name not in {ATOMIC_NUMBERS, *ENCODINGS}),
+        encodings={field.name: field.width for field in manifest.inputs if field.name in ENCODINGS},
     )
 
 

@@ -3,7 +3,7 @@
 from hydragnn.graphs.atomic import ATOMIC_NUMBERS_FIELD, from_ase, neighbour_list
 from hydragnn.graphs.batch import GraphBatch, concatenate, edge_vectors, unbatch, volumes
 from hydragnn.graphs.continuum import from_mesh, used_points
-from hydragnn.graphs.encodings import with_laplacian_encoding, with_random_walk_encoding
+from hydragnn.graphs.encodings import ENCODINGS, with_encodings, with_laplacian_encoding, with_random_walk_encoding
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field, field_from_json
 from hydragnn.graphs.mesoscale import from_labels, from_voronoi, grain_numbers, mesoscale_fields
 from hydragnn.graphs.orientation import misorientation, orientation_features, rotation_matrices, symmetry_rotations

@@ -1,7 +1,7 @@
 """Structural encodings: node fields that tell where in its graph a node sits."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from jaxtyping import Float
@@ -37,6 +37,17 @@ def with_random_walk_encoding(batch: GraphBatch, steps: int) -> GraphBatch:
     Parallel edges (several periodic images) count once. Dwivedi et al. 2021, arXiv:2110.07875.
     """
     return _with_encoding(batch, RANDOM_WALK, steps, _random_walk)
+
+
+def with_encodings(batch: GraphBatch, widths: Mapping[str, int]) -> GraphBatch:
+    """The batch with every encoding of ``widths``, numbers per node by name of the field; a width of 0 adds none."""
+    for name, width in widths.items():
+        batch = ENCODINGS[name](batch, width) if width else batch
+    return batch
+
+
+ENCODINGS = {LAPLACIAN: with_laplacian_encoding, RANDOM_WALK: with_random_walk_encoding}
+"""What adds each encoding, by the name of its field."""
 
 
 def _with_encoding(

@@ -47,7 +47,8 @@ class RunRecord:
     ``valid/<field>/mae|rmse|r2`` in the field's unit. ``best`` holds the values of the epoch with the lowest
     ``valid/loss``, plus ``epoch`` (counted from 1). ``trivial`` holds the same metrics for the mean of the training part (names
     ``valid/<field>/mae`` and so on; forces: zero). ``test`` is filled only by an explicit evaluation. Status ``paused`` is the end of a segment.
-    ``attempt`` is the attempt that wrote the record, as its starter counts; 0 where nobody counts.
+    ``attempt`` is the attempt that wrote the record, as its starter counts; 0 where nobody counts. ``unseen_inputs`` are fields
+    of the store with role input that the architecture does not see, and that were left out therefore.
     """
 
     version: int = VERSION
@@ -62,6 +63,7 @@ class RunRecord:
     curves: dict[str, list[float | None]] = member(default_factory=dict)
     best: dict[str, float] = member(default_factory=dict)
     trivial: dict[str, float] = member(default_factory=dict)
+    unseen_inputs: list[str] = member(default_factory=list)
     cost: Cost = Cost()
     failure: Failure | None = None
     versions: dict[str, str] = member(default_factory=dict)

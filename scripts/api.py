@@ -203,6 +203,7 @@ def run_summary(record: RunRecord, out: Path | str) -> Table:
         "failure": None if record.failure is None else f"{record.failure.kind}: {record.failure.message}",
         "epochs": record.epochs,
         "parameters": record.parameters,
+        **({"inputs that the model does not see": ", ".join(record.unseen_inputs)} if record.unseen_inputs else {}),
         "best epoch": record.best.get("epoch"),
         "best": errors,
         "trivial predictor": record.trivial,

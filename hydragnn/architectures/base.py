@@ -11,6 +11,7 @@ from pydantic import SerializeAsAny, WrapValidator, model_validator
 from torch import Tensor, nn
 
 from hydragnn.errors import InputError
+from hydragnn.graphs.field import Field
 from hydragnn.layers import MessageGraph, RadialFeatures, States
 from hydragnn.settings import Settings
 
@@ -160,14 +161,18 @@ class Architecture(nn.Module):
     """Statistics of the training part."""
     readout: ClassVar[Readout] = "last"
     """``every layer``: heads read the channels of all layers side by side."""
-    increments: ClassVar[bool] = False
-    """Whether layers give increments only; norm, dropout and residual are then added around them."""
+    residual: ClassVar[bool] = False
+    """True for layers that give increments: each is run as h + dropout(layer(norm(h))). False where layers give new states,
+    with whatever residual, norm and dropout the paper has."""
 
     layers: nn.ModuleList
+    """What ``__init__`` makes; conditioning, attention and the like are put around each."""
     basis: RadialFeatures | None
+    """What ``graph.edge_inputs`` makes of lengths and edge features, as a rule ``radial_basis(settings, spec)``; None: edge
+    features come as they are."""
 
     def __init__(self, settings: Any, spec: GraphSpec) -> None:
-        """Make all parameters; ``settings`` is an instance of ``Settings``."""
+        """Make all parameters, in ``layers`` above all; ``settings`` is an instance of ``Settings``."""
         super().__init__()
         self.basis = None
 
@@ -176,7 +181,7 @@ class Architecture(nn.Module):
         return {0: inputs}
 
     def finish(self, states: States, graph: MessageGraph) -> States:
-        """The states that heads read, from those of the last layer."""
+        """The states that heads read, from those of the last layer, or from all layers' side by side (``readout``)."""
         return states
 
     @classmethod
@@ -185,12 +190,17 @@ class Architecture(nn.Module):
         return ()
 
     @classmethod
+    def reads(cls, settings: Any, field: Field) -> bool:
+        """Return True where an input like this reaches the network: any of nodes and graphs, and those of edges that it sees."""
+        return field.on != "edge" or "edge_features" in cls.sees or field.name in cls.kind_fields(settings)
+
+    @classmethod
     def check(cls, settings: Any, spec: GraphSpec) -> None:
         """Raise InputError where these settings cannot work on such graphs; the sentence names the remedy."""
 
     @classmethod
     def renamed(cls, name: str) -> str:
-        """Today's name of a weight that a model of version 1 called ``name``."""
+        """Today's name of a weight that an older version called ``name``."""
         return name
 
     def __init_subclass__(cls, **more: Any) -> None:

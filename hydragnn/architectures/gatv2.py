@@ -74,7 +74,7 @@ class GATv2(Architecture):
     kind = "gatv2"
     Settings = GATv2Settings
     sees = frozenset({"lengths", "edge_features"})
-    increments = True
+    residual = True
 
     def __init__(self, settings: GATv2Settings, spec: GraphSpec) -> None:
         super().__init__(settings, spec)

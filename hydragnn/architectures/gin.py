@@ -36,7 +36,7 @@ class GIN(Architecture):
 
     kind = "gin"
     Settings = GINSettings
-    increments = True
+    residual = True
 
     def __init__(self, settings: GINSettings, spec: GraphSpec) -> None:
         super().__init__(settings, spec)

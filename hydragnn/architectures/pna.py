@@ -22,7 +22,8 @@ class PNALayer(nn.Module):
 
     The receiver's part of a message is the same for all edges of a node, so it is added after the aggregation; and the
     scalers, one number per node, act after the linear map of the four statistics. Both are exact. Deviates from the paper:
-    messages end at the envelope, a layer norm before and SiLU after the layer (the paper has batch norm and ReLU).
+    messages end at the envelope; the standard deviation is sqrt(variance + 1e-5) (eq. 4 has sqrt(relu(variance) + e) and does not
+    say which e); a layer norm before and SiLU after the layer (the paper has batch norm and ReLU).
     """
 
     def __init__(self, norm: nn.Module, channels: int, edge_width: int, mean_log_degree: float, dropout: float) -> None:

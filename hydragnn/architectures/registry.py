@@ -2,20 +2,21 @@
 
 import pkgutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 
-from hydragnn.architectures.base import Architecture
+from hydragnn.architectures.base import Architecture, ArchitectureSettings
 from hydragnn.errors import InputError, nearest
 
 GROUP = "hydragnn.architectures"
 """Entry-point group in which packages announce architectures; the name of an entry is its kind."""
 
-_NOT_ARCHITECTURES = ("base", "registry")
+_NOT_ARCHITECTURES = ("base", "registry", "table")
 
 
 @cache
@@ -29,13 +30,16 @@ def architectures() -> Mapping[str, type[Architecture]]:
 
 
 def _defined_in(module: ModuleType) -> type[Architecture]:
-    """The one architecture that a module defines."""
-    (found,) = (
+    """The one architecture that a module defines; TypeError where there is another number of them."""
+    found = [
         value
         for value in vars(module).values()
         if isinstance(value, type) and issubclass(value, Architecture) and value.__module__ == module.__name__
-    )
-    return found
+    ]
+    if len(found) != 1:
+        names = ", ".join(architecture.__name__ for architecture in found) or "none"
+        raise TypeError(f"{module.__name__} defines {names}; a file of this room defines one Architecture")
+    return found[0]
 
 
 def architecture_of(kind: str) -> type[Architecture]:
@@ -45,14 +49,19 @@ def architecture_of(kind: str) -> type[Architecture]:
     """
     if kind in architectures():
         return architectures()[kind]
-    if ":" in kind:
-        return _loaded(kind, kind)
-    announced = {entry.name: entry for entry in entry_points(group=GROUP)}
+    return _loaded(kind, kind) if ":" in kind else _announced(kind)
+
+
+@cache
+def _announced(kind: str) -> type[Architecture]:
+    """The architecture that an installed package announces as ``kind``; InputError names the nearest where none does."""
+    with _without_the_current_folder():
+        announced = {entry.name: entry.value for entry in entry_points(group=GROUP)}
     if kind in announced:
-        return _loaded(announced[kind].value, kind)
+        return _loaded(announced[kind], kind)
     known = [*architectures(), *announced]
     raise InputError(
-        f"unknown kind of model {kind!r}; {nearest(kind, known)}, or name a class of yours as package.module:Name"
+        f"unknown kind of model {kind!r}; {nearest(kind, known)} (a class of your own is named package.module:Name)"
     )
 
 
@@ -60,25 +69,42 @@ def architecture_of(kind: str) -> type[Architecture]:
 def _loaded(reference: str, kind: str) -> type[Architecture]:
     """The class ``package.module:Name`` of an installed package or one on PYTHONPATH; never of the current folder.
 
-    A model that came from a stranger may name any class, so modules are not looked for where strangers' files may lie.
+    A model that came from a stranger may name any class. So modules are not looked for where strangers' files may lie, and
+    neither Python's own modules, some of which act when imported, nor programs (``__main__``) are imported.
     """
     module_name, _, name = reference.partition(":")
-    if not all(part.isidentifier() for part in [*module_name.split("."), name]):
+    parts = module_name.split(".")
+    if not all(part.isidentifier() for part in [*parts, name]):
         raise InputError(f"model.kind = {kind!r} names no class; write package.module:Name")
-    here = str(Path.cwd())
-    kept = list(sys.path)
-    sys.path[:] = [entry for number, entry in enumerate(kept) if entry and (number or entry != here)]
+    if parts[0] in sys.stdlib_module_names or "__main__" in parts:
+        raise InputError(
+            f"model.kind = {kind!r}: {module_name} holds no architectures; name a module of a package of yours"
+        )
     try:
-        module = import_module(module_name)
+        with _without_the_current_folder():
+            module = import_module(module_name)
     except ImportError as error:
         raise InputError(
-            f"model.kind = {kind!r}: {module_name} cannot be imported ({error}); install its package, or put its folder on PYTHONPATH"
+            f"model.kind = {kind!r}: {module_name} cannot be imported ({error}); install its package, or put its folder on "
+            "PYTHONPATH (the current folder is left out, because strangers' files may lie there)"
         ) from error
-    finally:
-        sys.path[:] = kept
     found = getattr(module, name, None)
     if not (isinstance(found, type) and issubclass(found, Architecture)):
         raise InputError(
             f"model.kind = {kind!r}: {module_name} has no architecture {name}; derive it from hydragnn.architectures.Architecture"
         )
+    if not issubclass(getattr(found, "Settings", type), ArchitectureSettings):
+        raise InputError(f"model.kind = {kind!r}: {name} has no Settings; derive them from ArchitectureSettings")
     return found
+
+
+@contextmanager
+def _without_the_current_folder() -> Iterator[None]:
+    """Import as ``python -P`` does: the current folder counts only where PYTHONPATH or an installation names it."""
+    kept = list(sys.path)
+    added = [] if sys.flags.safe_path else ["", str(Path.cwd())]  # what Python itself puts first
+    sys.path[:] = kept[1:] if kept[:1] and kept[0] in added else kept
+    try:
+        yield
+    finally:
+        sys.path[:] = kept

@@ -84,6 +84,14 @@ class MessageGraph:
         return self.once("geometry", lambda: lengths_and_directions(vectors))
 
     @property
+    def triplets(self) -> tuple[Int[Tensor, " triplets"], Int[Tensor, " triplets"]]:
+        """Numbers of edges k -> j and j -> i that follow each other: of all first ones, and of the second ones beside them.
+
+        The second ones ascend. The way back, k = i along the same edge, is among them: its directions are opposite.
+        """
+        return self.once("triplets", lambda: triplets_of(self.topology))
+
+    @property
     def edge_inputs(self) -> tuple[Float[Tensor, "edges width"] | None, Float[Tensor, "edges 1"] | None]:
         """What every edge says to its message, and the envelope that ends it at the cutoff (None: it does not end).
 
@@ -93,6 +101,20 @@ class MessageGraph:
         if basis is None or self.vectors is None:
             return self.edge_features, None
         return self.once("edge inputs", lambda: basis(self.lengths, self.edge_features))
+
+
+def triplets_of(topology: Topology) -> tuple[Int[Tensor, " triplets"], Int[Tensor, " triplets"]]:
+    """Numbers of edges that end where others begin, and of these others.
+
+    >>> chain = Topology(senders=torch.tensor([0, 1]), receivers=torch.tensor([1, 2]), num_columns=3, num_rows=3)
+    >>> [edges.tolist() for edges in triplets_of(chain)]
+    [[0], [1]]
+    """
+    begin = topology.row_offsets.index_select(0, topology.senders)  # [edges], the first edge into each sender
+    count = topology.degrees.index_select(0, topology.senders)
+    second = torch.arange(topology.num_edges, device=count.device).repeat_interleave(count)
+    place = torch.arange(second.shape[0], device=count.device) - (count.cumsum(0) - count).index_select(0, second)
+    return begin.index_select(0, second) + place, second
 
 
 def lengths_and_directions(

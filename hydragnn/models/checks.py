@@ -16,7 +16,7 @@ def check(description: ModelDescription) -> None:
     """Raise InputError where the description asks for what no model can give; the sentence names the remedy."""
     _check_encoder(description)
     for field in description.input_fields:
-        _check_input(field)
+        _check_input(field, description)
     overlap = sorted(set(description.inputs) & {target.field.name for target in description.targets})
     if overlap:
         raise InputError(f"field {overlap[0]} is both an input and a target; remove it from data.inputs")
@@ -68,7 +68,13 @@ def _kinds(able: Callable[[type[Architecture]], bool]) -> str:
     return ", ".join(kind for kind, architecture in architectures().items() if able(architecture))
 
 
-def _check_input(field: Field) -> None:
+def _check_input(field: Field, description: ModelDescription) -> None:
+    if not description.architecture.reads(description.model, field):
+        able = _kinds(lambda architecture: "edge_features" in architecture.sees)
+        raise InputError(
+            f"model {description.model.kind} does not see edge features, so {field.name} would have no say; leave it out of "
+            f"data.inputs, or use one of {able}"
+        )
     if field.parity != "scalar":
         raise InputError(
             f"input {field.name} is a {field.parity}; models take scalars only: declare its components with parity "

@@ -28,7 +28,7 @@ class GraphModel(nn.Module):
         inputs = [field for field in description.input_fields if field.name not in description.kind_fields]
         of_graphs = [field for field in inputs if field.on == "graph"] if model.conditioning != "concat" else []
         self.node_inputs = NodeInputs([field for field in inputs if field not in of_graphs], model.hidden_dim)
-        self.edge_inputs = EdgeInputs(inputs if "edge_features" in description.architecture.sees else [])
+        self.edge_inputs = EdgeInputs(inputs)
         self.encoder = description.architecture(model, description.spec(self.edge_inputs.width))
         self.condition_inputs = ConditionInputs(of_graphs, model.hidden_dim) if of_graphs else None
         wrap_layers(self.encoder, model, conditioned=bool(of_graphs))

@@ -14,7 +14,7 @@ def wrap_layers(architecture: Architecture, settings: ArchitectureSettings, *, c
     wrapped = []
     for inner in architecture.layers:
         layer: nn.Module = inner
-        if architecture.increments:
+        if architecture.residual:
             layer = Residual(layer, settings.hidden_dim, settings.dropout)
         if settings.global_attention is not None:
             attention = settings.global_attention

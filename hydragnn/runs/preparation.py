@@ -4,7 +4,7 @@ Whatever is measured on the data is read once and shared by the ranks; each rank
 the validation part.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hydragnn.architectures import GraphStatistics
+from hydragnn.architectures import GraphStatistics, architecture_of
 from hydragnn.config import RunConfig
 from hydragnn.datasets import (
     BatchSettings,
@@ -60,7 +60,7 @@ def prepare_data(
     heartbeat()
     store = store if config.data.edges else WithoutEdges(store)
     fields = {field.name: field for field in store.fields()}
-    inputs = input_names(config.data.inputs, config.targets, fields)
+    inputs = input_names(config, fields)
     names = [*dict.fromkeys([*inputs, *config.targets])]
     split = make_split(store, config.split)
     seen = np.concatenate([split.train, split.valid])
@@ -105,18 +105,33 @@ def prepare_data(
     )
 
 
-def input_names(asked: Sequence[str] | None, targets: Sequence[str], fields: Mapping[str, Field]) -> tuple[str, ...]:
-    """The input fields of a run: those that are ``asked`` for, or all with role input; InputError where one is no input."""
+def input_names(config: RunConfig, fields: Mapping[str, Field]) -> tuple[str, ...]:
+    """The input fields of a run: those that it names, or all with role input that its architecture sees.
+
+    InputError where one is no input.
+    """
+    asked, targets = config.data.inputs, config.targets
     for name in targets:
         if name not in fields:
             raise InputError(f"heads: the store has no field {name}; {nearest(name, sorted(fields))}")
-    names = [name for name, field in fields.items() if field.role == "input"] if asked is None else asked
+    names = asked
+    if names is None:
+        unseen = unseen_inputs(config, fields.values())
+        names = [name for name, field in fields.items() if field.role == "input" and name not in unseen]
     for name in names:
         if name not in fields:
             raise InputError(f"data.inputs: the store has no field {name}; {nearest(name, sorted(fields))}")
         if name in targets:
             raise InputError(f"data.inputs: {name} is also predicted by a head; take it out of one of them")
     return tuple(names)
+
+
+def unseen_inputs(config: RunConfig, fields: Iterable[Field]) -> tuple[str, ...]:
+    """Fields with role input that are left out because the architecture does not see them; none where inputs are named."""
+    if config.data.inputs is not None:
+        return ()
+    reads = architecture_of(config.model.kind).reads
+    return tuple(field.name for field in fields if field.role == "input" and not reads(config.model, field))
 
 
 def with_class_weights(

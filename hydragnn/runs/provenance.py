@@ -9,6 +9,7 @@ import torch
 from hydragnn.config import RunConfig
 from hydragnn.distributed.launch import host_name
 from hydragnn.record import RunRecord
+from hydragnn.runs.preparation import unseen_inputs
 from hydragnn.training.data import RunData
 
 
@@ -22,6 +23,7 @@ def first_record(config: RunConfig, data: RunData, parameters: int, device: torc
         parameters=parameters,
         parts=data.split.counts,
         trivial=dict(data.trivial),
+        unseen_inputs=[*unseen_inputs(config, data.store.fields())],
         versions=versions(),
         hardware=hardware(device),
     )

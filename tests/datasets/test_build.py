@@ -15,7 +15,7 @@ from ase.calculators.singlepoint import SinglePointCalculator
 
 from hydragnn.datasets import build_store, check_store, open_store, read_build_settings
 from hydragnn.errors import InputError
-from hydragnn.graphs import GraphBatch, edge_vectors
+from hydragnn.graphs import GraphBatch, edge_vectors, with_laplacian_encoding, with_random_walk_encoding
 from hydragnn.graphs.atomic import from_ase
 from hydragnn.graphs.pyg import to_pyg, torch_geometric
 
@@ -336,3 +336,14 @@ def test_real_extended_xyz_becomes_a_store(real_data: Path, tmp_path: Path) -> N
     assert heard == list(range(2, 11))
     assert store.attributes["cutoff"] == 5.0
     assert set(store.sizes().nodes.tolist()) == {15}
+
+
+def test_structural_encodings_are_asked_for_in_the_build_file(tmp_path: Path) -> None:
+    ase.io.write(tmp_path / "structures.xyz", structures())
+    table = {"kind": "ase", "files": ["structures.xyz"], "cutoff": 4.0}
+    found = built(tmp_path, **table, laplacian_encoding=2, random_walk_encoding=3)
+    expected = with_random_walk_encoding(with_laplacian_encoding(from_ase(structures()[3], 4.0), 2), 3)
+    third = found.select([3])
+    assert found.fields["random_walk_encoding"].role == "input"
+    torch.testing.assert_close(third["laplacian_encoding"], expected["laplacian_encoding"])
+    torch.testing.assert_close(third["random_walk_encoding"], expected["random_walk_encoding"])

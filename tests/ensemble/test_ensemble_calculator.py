@@ -17,7 +17,7 @@ from hydragnn.ensemble.calculator import EnsembleCalculator
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.structures import structures_for
 from hydragnn.errors import InputError
-from hydragnn.graphs import Field, concatenate
+from hydragnn.graphs import Field, concatenate, with_random_walk_encoding
 from hydragnn.graphs.atomic import from_ase
 from hydragnn.runs import train
 
@@ -156,3 +156,12 @@ def test_stress_is_the_slope_of_the_energy_with_strain_in_ases_order(strained):
             energies.append(moved.get_potential_energy())
         slope = (energies[0] - energies[1]) / (2 * step) / atoms.get_volume()
         assert stress[position] == pytest.approx(slope, rel=1e-5, abs=1e-8)
+
+
+def test_structures_get_the_encodings_that_members_read(folder, frames):
+    ensemble = Ensemble.load(folder)
+    encoding = Field(name="random_walk_encoding", on="node", shape=(3,))
+    manifest = replace(ensemble.manifest, inputs=(*ensemble.manifest.inputs, encoding))
+    made = structures_for(ensemble.members, manifest).graph(frames[0], "first")
+    bare = structures_for(ensemble.members, ensemble.manifest).graph(frames[0], "first")
+    assert np.array_equal(made["random_walk_encoding"], with_random_walk_encoding(bare, 3)["random_walk_encoding"])

@@ -6,11 +6,14 @@ import pytest
 import torch
 
 from hydragnn.architectures.relational import level_of
+from hydragnn.conformance import make_graph, no_nodes
+from hydragnn.graphs.batch import concatenate
 from hydragnn.kernels import Topology, gather_multiply_sum
 from hydragnn.layers import (
     BesselBasis,
     GatedVectors,
     GaussianBasis,
+    MessageGraph,
     RadialFeatures,
     envelope_at,
     lengths_and_directions,
@@ -103,3 +106,14 @@ def test_the_root_of_their_number_divides_the_sum_of_neighbours_of_one_kind() ->
     total = gather_multiply_sum(x, plain.weight, plain.keyed)
     torch.testing.assert_close(gather_multiply_sum(x, rooted.weight, rooted.keyed), total / counts.sqrt())
     torch.testing.assert_close(gather_multiply_sum(x, averaged.weight, averaged.keyed), total / counts)
+
+
+def test_triplets_are_all_pairs_of_edges_that_follow_each_other() -> None:
+    batch = concatenate([make_graph(1, 5), no_nodes(), make_graph(2, 4), make_graph(3, 3, edges=0)])
+    graph = MessageGraph(topology=batch.topology, owner=batch.owner("node"), nodes_per_graph=batch.counts("node"))
+    first, second = graph.triplets
+    pairs = list(zip(first.tolist(), second.tolist()))
+    edges = range(batch.num_edges)
+    assert sorted(pairs) == [(a, b) for a in edges for b in edges if batch.receivers[a] == batch.senders[b]]
+    assert second.tolist() == sorted(second.tolist())
+    assert graph.triplets[0] is first

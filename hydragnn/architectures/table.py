@@ -1,0 +1,41 @@
+"""What every architecture of the room is and can, as the table of docs/models.md; a test holds the two together.
+
+python -m hydragnn.architectures.table
+"""
+
+from hydragnn.architectures.base import Architecture, GeometricSettings
+from hydragnn.architectures.registry import architectures
+
+SIGHTS = {
+    "lengths": "edge lengths",
+    "directions": "directions",
+    "triplets": "triplets",
+    "edge_features": "edge features",
+    "edge_kinds": "kinds of edges",
+    "species": "species",
+}
+
+
+def architecture_table() -> str:
+    """One line per architecture, in Markdown: what it is, what it sees (what it cannot do without in bold), gives and needs."""
+    head = ["| `kind` | what it is | sees | vectors | its own keys |", "|---|---|---|---|---|"]
+    return "\n".join([*head, *(_line(architecture) for architecture in architectures().values())]) + "\n"
+
+
+def _line(architecture: type[Architecture]) -> str:
+    seen = [
+        f"**{words}**" if sight in architecture.requires else words
+        for sight, words in SIGHTS.items()
+        if sight in architecture.sees
+    ]
+    seen += [f"{statistic} of the training part" for statistic in sorted(architecture.needs)]
+    settings = architecture.Settings
+    shared = GeometricSettings.model_fields
+    own = [f"`{key}`" for key in settings.model_fields if key not in shared]
+    what = (settings.__doc__ or "").partition("\n")[0].rstrip(".")
+    vectors = "yes" if 1 in architecture.gives else "no"
+    return f"| `{architecture.kind}` | {what} | {', '.join(seen) or 'who is whose neighbour'} | {vectors} | {', '.join(own) or '-'} |"
+
+
+if __name__ == "__main__":
+    print(architecture_table(), end="")

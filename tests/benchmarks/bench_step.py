@@ -1,0 +1,118 @@
+"""The training step of every architecture of version 1 against another checkout, in alternation on one thread.
+
+    python tests/benchmarks/bench_step.py OTHER [--rounds 30] [--only painn]
+
+OTHER is the folder of a checkout, with its own ``.venv`` if it has one. Both serve steps of ``bench_models.py`` as it stands in
+their checkout; in every round each takes some, the first in turn. The ratio is the median over rounds of their time over
+ours: above 1 ours is faster. CPU time is disturbed less by a busy machine than time on the wall.
+"""
+
+import argparse
+import importlib.util
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+STEPS = 4
+HERE = Path(__file__).resolve().parent.parent.parent
+KINDS = ("schnet", "painn", "egnn", "pna", "relational")
+
+
+def serve(kind: str) -> None:
+    """Take steps for every line that arrives; answer with CPU and wall seconds of one."""
+    import torch
+
+    torch.set_num_threads(1)
+    spec = importlib.util.spec_from_file_location("bench_models", "tests/benchmarks/bench_models.py")
+    assert spec is not None and spec.loader is not None
+    models = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(models)
+    step = step_of(models, kind)
+    for _ in range(3):
+        step()
+    for _ in sys.stdin:
+        cpu, wall = time.process_time(), time.perf_counter()
+        for _ in range(STEPS):
+            step()
+        seconds = [(time.process_time() - cpu) / STEPS, (time.perf_counter() - wall) / STEPS]
+        print(json.dumps(seconds), flush=True)
+
+
+def step_of(models: Any, kind: str) -> Any:
+    """The step of ``bench_models.main`` for a kind: energies and forces of molecules, energies (PNA), a mesh (relational)."""
+    common = {"hidden_dim": models.HIDDEN, "num_layers": models.LAYERS}
+    radial = {**common, "num_radial": models.RADIAL, "cutoff": models.CUTOFF}
+    if kind == "relational":
+        mesh = models.grid(64, hops=3)
+        settings = models.RelationalSettings(**common, reduce="sum")
+        return models.our_step(settings, head(models, "scalar", "displacement"), mesh, ["load", "relation"])
+    names = {"schnet": "SchNetSettings", "painn": "PaiNNSettings", "egnn": "EGNNSettings", "pna": "PNASettings"}
+    settings = getattr(models, names[kind])(**radial)
+    forces = {} if kind == "pna" else {"forces": "forces"}
+    batch = models.concatenate([models.molecule(30, seed) for seed in range(8)])
+    return models.our_step(settings, head(models, "energy", "energy", **forces), batch, ["atomic_numbers"])
+
+
+def head(models: Any, kind: str, field: str, **keys: str) -> Any:
+    """A head, also of checkouts in which heads had no kind."""
+    if hasattr(models, "parse_head"):
+        return models.parse_head({"kind": kind, "field": field, **keys})
+    return models.HeadSettings(field=field, **({"pool": "sum"} if kind == "energy" else {}), **keys)
+
+
+def server(checkout: Path, kind: str) -> "subprocess.Popen[str]":
+    """A process that serves the steps of a checkout."""
+    python = checkout / ".venv" / "bin" / "python"
+    command = [str(python if python.exists() else sys.executable), str(Path(__file__).resolve()), "--serve", kind]
+    environment = {"PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"}
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=checkout, env=environment, stdin=pipe, stdout=pipe, text=True)
+
+
+def asked(process: "subprocess.Popen[str]") -> list[float]:
+    """CPU and wall seconds of a step, now."""
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+    seconds: list[float] = json.loads(process.stdout.readline())
+    return seconds
+
+
+def compared(other: Path, kind: str, rounds: int) -> list[tuple[list[float], list[float]]]:
+    """Seconds of theirs and of ours in every round."""
+    processes = [server(other, kind), server(HERE, kind)]
+    found = []
+    for number in range(rounds):
+        order = processes if number % 2 else processes[::-1]
+        seconds = {process.pid: asked(process) for process in order}
+        found.append((seconds[processes[0].pid], seconds[processes[1].pid]))
+    for process in processes:
+        process.communicate()
+    return found
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("other", type=Path, nargs="?")
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--only", choices=KINDS)
+    parser.add_argument("--serve", choices=KINDS, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve:
+        return serve(options.serve)
+    print(f"{'step of':12} {'theirs ms':>10} {'ours ms':>10} {'ratio CPU':>10} {'ratio wall':>10}")
+    for kind in [options.only] if options.only else KINDS:
+        found = compared(options.other.resolve(), kind, options.rounds)
+        theirs, ours = (median(pair[side][0] for pair in found) * 1e3 for side in (0, 1))
+        cpu, wall = (median(pair[0][clock] / pair[1][clock] for pair in found) for clock in (0, 1))
+        print(f"{kind:12} {theirs:10.1f} {ours:10.1f} {cpu:10.3f} {wall:10.3f}", flush=True)
+    return None
+
+
+if __name__ == "__main__":
+    main()

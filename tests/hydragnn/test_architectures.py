@@ -1,0 +1,192 @@
+"""The room of architectures: what lies in it is known everywhere, what a stranger names is not run."""
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from pydantic import TypeAdapter
+
+import hydragnn.architectures as room
+from hydragnn.architectures import architecture_of, architectures, registry
+from hydragnn.architectures.table import architecture_table
+from hydragnn.conformance import CORNERS, make_model
+from hydragnn.datasets import Normalisation
+from hydragnn.errors import InputError
+from hydragnn.files import read_json, write_json
+from hydragnn.models import ModelSettings, load_model, save_model
+
+RING = '''
+from torch import nn
+
+from hydragnn.architectures import Architecture, ArchitectureSettings
+from hydragnn.layers import mlp
+
+
+class RingSettings(ArchitectureSettings):
+    """A network per node (nobody 2026)."""
+
+    kind: str = "ring"
+    beads: int = 3
+    """Beads of the ring."""
+
+
+class Layer(nn.Module):
+    def __init__(self, channels):
+        super().__init__()
+        self.network = mlp([channels, channels])
+
+    def forward(self, states, graph):
+        return {0: self.network(states[0])}
+
+
+class Ring(Architecture):
+    """Nodes by themselves."""
+
+    kind = "ring"
+    Settings = RingSettings
+
+    def __init__(self, settings, spec):
+        super().__init__(settings, spec)
+        self.layers = nn.ModuleList(Layer(settings.hidden_dim) for _ in range(settings.num_layers))
+'''
+
+
+@pytest.fixture
+def ring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """One more file in the room."""
+    (tmp_path / "ring.py").write_text(RING)
+    monkeypatch.setattr(room, "__path__", [*room.__path__, str(tmp_path)])
+    architectures.cache_clear()
+    yield
+    architectures.cache_clear()
+    sys.modules.pop("hydragnn.architectures.ring", None)
+
+
+def contract_suites(root: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("suites_now", root / "tests" / "contracts" / "test_models.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_file_put_into_the_room_is_an_architecture_everywhere(ring: None, root: Path) -> None:
+    assert "ring" in architectures()
+    settings = TypeAdapter(ModelSettings).validate_python({"kind": "ring", "beads": 5, "hidden_dim": 8})
+    assert settings.to_json()["beads"] == 5
+    assert make_model("ring")(CORNERS["two graphs"]())["charge"].mean.shape == (12, 2)
+    assert contract_suites(root).TestRing.architecture == "ring"
+    assert (
+        "| `ring` | A network per node (nobody 2026) | who is whose neighbour | no | `beads` |" in architecture_table()
+    )
+    with pytest.raises(InputError, match="did you mean ring"):
+        architecture_of("rings")
+
+
+def test_a_key_of_another_architecture_is_an_error_that_names_the_nearest_of_this_one(ring: None) -> None:
+    with pytest.raises(ValueError, match="cutoff"):
+        TypeAdapter(ModelSettings).validate_python({"kind": "ring", "cutoff": 5.0})
+
+
+def test_every_file_of_the_room_defines_one_architecture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "empty.py").write_text("")
+    monkeypatch.setattr(room, "__path__", [*room.__path__, str(tmp_path)])
+    architectures.cache_clear()
+    with pytest.raises(TypeError, match=r"architectures\.empty defines none; a file of this room defines one"):
+        architectures()
+    sys.modules.pop("hydragnn.architectures.empty")
+
+
+def test_no_other_file_of_the_source_names_an_architecture(root: Path) -> None:
+    """GIN, GATv2 and CGCNN moved in as one file each; nobody else needs to know them."""
+    newcomers = ("gin", "gatv2", "cgcnn")
+    sources = [path for folder in ("hydragnn", "hpo", "ensemble", "datasets") for path in (root / folder).rglob("*.py")]
+    named = {
+        (path.stem, kind)
+        for path in sources
+        for kind in newcomers
+        if f'"{kind}"' in (text := path.read_text().lower()) or f"architectures.{kind}" in text
+    }
+    assert named == {(kind, kind) for kind in newcomers}
+
+
+def test_the_table_in_the_documents_is_that_of_the_classes(root: Path) -> None:
+    assert architecture_table() in (root / "docs" / "models.md").read_text(), (
+        "docs/models.md has another table; paste what python -m hydragnn.architectures.table prints"
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("schnt", "did you mean schnet"),
+        ("nowhere.at_all:Net", "cannot be imported .*PYTHONPATH"),
+        ("hydragnn.errors:InputError", "no architecture InputError; derive it"),
+        ("hydragnn.architectures.base:Architecture", "Architecture has no Settings"),
+        ("a-b:Net", "names no class"),
+        ("antigravity:Net", "antigravity holds no architectures"),
+        ("pip.__main__:Net", "holds no architectures"),
+    ],
+)
+def test_a_kind_that_cannot_be_used_is_refused_with_the_next_move(kind: str, says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        architecture_of(kind)
+    assert "antigravity" not in sys.modules
+
+
+@pytest.mark.parametrize("kind", ["evil:Model", "evil"])
+@pytest.mark.parametrize("program", ["load", "train"])
+def test_a_strangers_folder_runs_no_code_of_his(kind: str, program: str, tmp_path: Path) -> None:
+    """A model folder with the module that its model.json names beside it, announced by a dist-info, and entered by the user."""
+    save_model(tmp_path / "model", make_model("gin", dtype=torch.float32), Normalisation())
+    description = read_json(tmp_path / "model" / "model.json")
+    description["model"]["kind"] = kind
+    write_json(tmp_path / "model" / "model.json", description)
+    (tmp_path / "evil.py").write_text("open('ran', 'w').close()\nraise SystemExit(0)")
+    announced = tmp_path / "evil-1.0.dist-info"
+    announced.mkdir()
+    (announced / "METADATA").write_text("Metadata-Version: 2.1\nName: evil\nVersion: 1.0\n")
+    (announced / "entry_points.txt").write_text("[hydragnn.architectures]\nevil = evil:Model\n")
+    model = f'[data]\nstore = "s.h5"\n[model]\nkind = "{kind}"\n[[heads]]\nfield = "energy"\n'
+    (tmp_path / "run.toml").write_text(model)
+    command = {
+        "load": ["-c", "from pathlib import Path; from hydragnn.models import load_model; load_model(Path('model'))"],
+        "train": ["-m", "hydragnn.scripts", "train", "run.toml", "--out", "out"],
+    }[program]
+    done = subprocess.run([sys.executable, *command], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "cannot be imported" in done.stderr or "unknown kind of model 'evil'" in done.stderr
+    assert not (tmp_path / "ran").exists()
+
+
+def test_the_current_folder_counts_where_pythonpath_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = str(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [folder, "/elsewhere", folder])
+    with registry._without_the_current_folder():
+        assert sys.path == ["/elsewhere", folder]
+    assert sys.path == [folder, "/elsewhere", folder]
+
+
+def test_an_unread_edge_field_is_refused_where_it_is_named() -> None:
+    model = make_model("gin")
+    assert "area" not in model.description.inputs
+    with pytest.raises(
+        InputError, match=r"gin does not see edge features, so area would have no say; leave it out of data\.inputs"
+    ):
+        from hydragnn.conformance import INPUTS, SCALARS, small_settings
+        from hydragnn.models import build_model, parse_head
+
+        head = parse_head({"field": "charge"})
+        build_model(small_settings("gin"), [head], [*INPUTS, *SCALARS], inputs=["size", "area"], dim=3, seed=0)
+
+
+def test_a_saved_model_of_every_kind_says_its_kind_and_nothing_of_its_class(tmp_path: Path) -> None:
+    save_model(tmp_path, make_model("cgcnn", dtype=torch.float32), Normalisation())
+    assert read_json(tmp_path / "model.json")["model"]["kind"] == "cgcnn"
+    assert load_model(tmp_path).settings.kind == "cgcnn"

@@ -1,0 +1,129 @@
+"""Graph inputs reach the prediction in every way there is, and what an architecture cannot see is told."""
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hydragnn.architectures import architecture_of
+from hydragnn.config import RunConfig
+from hydragnn.datasets import MemoryStore
+from hydragnn.errors import InputError
+from hydragnn.graphs import Field, graph_from_arrays, with_random_walk_encoding
+from hydragnn.graphs.batch import concatenate
+from hydragnn.models import build_model, load_model, parse_head
+from hydragnn.record import read_record
+from hydragnn.runs import train
+
+FIELDS = (
+    Field(name="site", on="node", classes=2, dtype="int64"),
+    Field(name="material", on="graph", classes=2, dtype="int64"),
+    Field(name="heat", on="graph"),
+    Field(name="length", on="edge"),
+    Field(name="strength", on="graph", role="target"),
+)
+
+
+@pytest.fixture(scope="module")
+def pairs() -> MemoryStore:
+    """Rings of two materials, equal but for the graph input; the same ring is strong in one and weak in the other."""
+    random = np.random.default_rng(0)
+    graphs = []
+    for number in range(60):
+        size, material = 4 + number // 2 % 3, number % 2
+        here = np.arange(size)
+        there, angle = (here + 1) % size, here * 2 * np.pi / size
+        heat = random.uniform(-1, 1)
+        graphs.append(
+            graph_from_arrays(
+                np.stack([np.cos(angle), np.sin(angle)], axis=1),
+                np.concatenate([here, there]),
+                np.concatenate([there, here]),
+                fields=FIELDS,
+                nodes={"site": here % 2},
+                edges={"length": np.ones(2 * size)},
+                graphs={
+                    "material": np.array([material]),
+                    "heat": np.array([heat]),
+                    "strength": np.array([(1 if material else -1) + 0.3 * heat]),
+                },
+            )
+        )
+    return MemoryStore(graphs)
+
+
+def config_for(inputs=None, **model):
+    """A small network without geometry; ``model`` are keys of its section."""
+    return RunConfig.parse(
+        {
+            "data": {"store": "in memory", "inputs": inputs},
+            "split": {"train": 0.7, "valid": 0.2},
+            "batch": {"max_graphs": 6},
+            "model": {"kind": "gin", "hidden_dim": 8, "num_layers": 2, **model},
+            "heads": [{"kind": "scalar", "field": "strength", "hidden_dims": [8]}],
+            "train": {"epochs": 30, "learning_rate": 0.01, "precision": "fp64", "checkpoint_seconds": 0},
+        }
+    )
+
+
+@pytest.mark.parametrize("conditioning", ["concat", "film", "pooled"])
+def test_two_materials_that_only_a_graph_input_tells_apart_are_told_apart(conditioning, pairs, tmp_path):
+    record = train(config_for(conditioning=conditioning), tmp_path / "run", store=pairs)
+    # the best constant is off by the distance of the two materials, 1
+    assert record.trivial["valid/strength/rmse"] > 0.9
+    assert record.best["valid/strength/rmse"] < 0.2 * record.trivial["valid/strength/rmse"]
+
+
+@pytest.mark.parametrize("conditioning", ["film", "pooled"])
+def test_what_conditions_is_optimised_kept_and_saved(conditioning, pairs, tmp_path):
+    config = config_for(conditioning=conditioning)
+    train(config, tmp_path / "run", store=pairs, until=1)
+    first = load_file(tmp_path / "run" / "model" / "weights.safetensors")
+    names = [name for name in first if "condition" in name or "modulation" in name]
+    assert any(name.startswith("condition_inputs.") for name in names)
+    assert any("modulation" in name or name.startswith("pooled_condition.") for name in names)
+    resumed = train(config, tmp_path / "run", store=pairs, resume=True)
+    whole = train(config, tmp_path / "whole", store=pairs)
+    assert resumed.curves["valid/loss"] == whole.curves["valid/loss"]
+    last = load_file(tmp_path / "run" / "model" / "weights.safetensors")
+    assert [name for name in names if torch.equal(first[name], last[name])] == []
+
+
+def test_edge_fields_that_an_architecture_does_not_see_are_left_out_and_named(pairs, tmp_path):
+    record = train(config_for(), tmp_path / "run", store=pairs, until=1)
+    assert record.unseen_inputs == read_record(tmp_path / "run").unseen_inputs == ["length"]
+    assert load_model(tmp_path / "run" / "model").inputs == ("site", "material", "heat")
+    seeing = train(config_for(kind="gatv2"), tmp_path / "seeing", store=pairs, until=1)
+    assert seeing.unseen_inputs == []
+
+
+def test_naming_an_edge_field_that_an_architecture_does_not_see_is_refused(pairs, tmp_path):
+    config = config_for(inputs=["site", "length"])
+    with pytest.raises(InputError, match="gin does not see edge features, so length would have no say"):
+        train(config, tmp_path / "run", store=pairs)
+
+
+@pytest.mark.parametrize("kind", ["multihead", "linear"])
+def test_graphs_that_look_alike_to_neighbours_and_attention_are_told_apart_by_an_encoding(kind):
+    """Two triangles and a ring of six look alike to every node and its neighbours; random walks come home sooner in a triangle."""
+    rings = [ring(3, 2), ring(6, 1)]
+    settings = architecture_of("gin").Settings.parse(
+        {"kind": "gin", "hidden_dim": 8, "global_attention": {"kind": kind}}
+    )
+    target = Field(name="cycles", on="graph", role="target")
+
+    def answers(batch, inputs):
+        head = parse_head({"kind": "scalar", "field": "cycles"})
+        fields = [*batch.fields.values(), target]
+        return build_model(settings, [head], fields, inputs=inputs, dim=2, seed=0)(batch)["cycles"].mean.detach()
+
+    blind = answers(concatenate(rings), [])
+    seeing = answers(with_random_walk_encoding(concatenate(rings), 4), ["random_walk_encoding"])
+    assert torch.allclose(blind[0], blind[1], atol=1e-6)
+    assert not torch.allclose(seeing[0], seeing[1], atol=1e-4)
+
+
+def ring(size, copies):
+    here = np.arange(size * copies)
+    there = here // size * size + (here + 1) % size
+    return graph_from_arrays(np.zeros((len(here), 2)), np.concatenate([here, there]), np.concatenate([there, here]))

@@ -1,0 +1,365 @@
+"""Whole networks, from node inputs to energies and forces, with the weights of independent implementations."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from hydragnn.architectures import ArchitectureSettings, architecture_of
+from hydragnn.conformance import make_graph
+from hydragnn.graphs import ATOMIC_NUMBERS_FIELD
+from hydragnn.graphs.batch import GraphBatch, concatenate, edge_vectors
+from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
+from hydragnn.layers import GPSLayer, LinearGraphAttention, MessageGraph, States
+from hydragnn.layers.conditioning import FiLM
+from hydragnn.models import GraphModel, build_model, degree_statistics, parse_head
+
+geometric = pytest.importorskip("torch_geometric.nn")
+
+CHANNELS, LAYERS, RADIAL, CUTOFF = 6, 3, 5, 9.0
+EXACT = {"rtol": 1e-10, "atol": 1e-10}  # float64 sums in another order
+FIELDS = [
+    ATOMIC_NUMBERS_FIELD,
+    Field(name="energy", on="graph", role="target"),
+    Field(name="forces", on="node", shape=(3,), parity="vector", role="target"),
+    Field(name="charge", on="node", role="target"),
+    Field(name="flow", on="node", shape=(3,), parity="vector", role="target"),
+]
+
+
+@pytest.fixture(autouse=True)
+def in_double() -> Any:
+    """Their layers in float64, from one seed."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(0)
+    yield
+    torch.set_default_dtype(before)
+
+
+@pytest.fixture
+def batch() -> GraphBatch:
+    """Two periodic graphs of atoms; every node has neighbours."""
+    graphs = concatenate([make_graph(1, 5), make_graph(2, 7)])
+    assert graphs.topology.degrees.all(), "choose other seeds: PyTorch Geometric clamps the degree of lone nodes"
+    return graphs.with_fields({ATOMIC_NUMBERS: graphs.nodes["species"] + 1}, fields=FIELDS[:1])
+
+
+def ours(
+    kind: str, batch: GraphBatch, heads: list[dict[str, Any]], changes: dict[str, Any] | None = None
+) -> GraphModel:
+    """Our network, with ``changes`` of its settings; its first states are the rows of a table, as in theirs."""
+    keys = architecture_of(kind).Settings.model_fields
+    table = {"kind": kind, "hidden_dim": CHANNELS, "num_layers": LAYERS, "num_radial": RADIAL, "cutoff": CUTOFF}
+    table |= {"radial": "gaussian", "envelope": "none"}
+    settings = architecture_of(kind).Settings.parse({k: v for k, v in table.items() if k in keys} | (changes or {}))
+    assert isinstance(settings, ArchitectureSettings)
+    statistics = degree_statistics([batch])
+    parsed = [parse_head(head) for head in heads]
+    model = build_model(
+        settings, parsed, FIELDS, inputs=[ATOMIC_NUMBERS], dim=3, seed=0, statistics=statistics
+    ).double()
+    nn.init.zeros_(model.node_inputs.origin)
+    return model.requires_grad_(False)
+
+
+def edge_index(batch: GraphBatch) -> Tensor:
+    return torch.stack([batch.senders, batch.receivers])
+
+
+def gaussians(lengths: Tensor) -> Tensor:
+    """The radial functions and the constant that our edges have, from PyTorch Geometric's smearing."""
+    from torch_geometric.nn.models.schnet import GaussianSmearing
+
+    return torch.cat([GaussianSmearing(0.0, CUTOFF, RADIAL)(lengths), torch.ones(len(lengths), 1)], dim=1)
+
+
+def table_of(model: GraphModel) -> nn.Embedding:
+    """The rows that our nodes start from; other networks start from them, too."""
+    return model.node_inputs.node_tables[0].table
+
+
+NODE_HEAD = [{"field": "charge", "hidden_dims": []}]
+
+
+def compared(model: GraphModel, batch: GraphBatch, layer: Callable[[Tensor, int], Tensor]) -> None:
+    """Their layers one after the other, on our first states and before our linear head, give our predictions."""
+    states = table_of(model)(batch.nodes[ATOMIC_NUMBERS])
+    for number in range(LAYERS):
+        states = layer(states, number)
+    expected = model.heads[0].network(states).squeeze(-1)
+    torch.testing.assert_close(model(batch)["charge"].mean, expected, **EXACT)
+
+
+def test_schnet_with_forces_equals_that_of_pytorch_geometric(batch: GraphBatch) -> None:
+    """Their network apart from its activation, the shifted softplus, in the place of which we have SiLU.
+
+    No edge is longer than the cutoff, beyond which their envelope rises again.
+    """
+    from torch_geometric.nn.models.schnet import SchNet
+
+    cutoff = 16.0
+
+    vectors = edge_vectors(batch).requires_grad_()
+    theirs = SchNet(
+        CHANNELS,
+        CHANNELS,
+        LAYERS,
+        RADIAL,
+        cutoff,
+        interaction_graph=lambda *_: (edge_index(batch), vectors.norm(dim=1)),
+    )
+    theirs.act = nn.SiLU()
+    for block in theirs.interactions:
+        block.mlp[1] = block.act = nn.SiLU()
+    heads = [{"kind": "energy", "field": "energy", "hidden_dims": [CHANNELS // 2], "forces": "forces"}]
+    assert float(vectors.detach().norm(dim=1).max()) < cutoff
+    model = ours("schnet", batch, heads, {"envelope": "cosine", "cutoff": cutoff})
+    table_of(model).weight[:100].copy_(theirs.embedding.weight.detach())
+    for layer, block in zip(model.encoder.layers, theirs.interactions):
+        weight = block.mlp[0].weight.detach()
+        layer.filters[0].weight.copy_(torch.cat([weight, torch.zeros(CHANNELS, 1)], dim=1))
+        layer.filters[0].bias.copy_(block.mlp[0].bias.detach())
+        layer.filters[2].load_state_dict(block.mlp[2].state_dict())
+        layer.interaction.before.load_state_dict(block.conv.lin1.state_dict())
+        layer.interaction.after[0].load_state_dict(block.conv.lin2.state_dict())
+        layer.interaction.after[2].load_state_dict(block.lin.state_dict())
+    model.heads[0].network[0].load_state_dict(theirs.lin1.state_dict())
+    model.heads[0].network[2].load_state_dict(theirs.lin2.state_dict())
+    energy = theirs(batch.nodes[ATOMIC_NUMBERS], batch.positions, batch.owner("node")).squeeze(-1)
+    (pull,) = torch.autograd.grad(energy.sum(), vectors)
+    forces = torch.zeros_like(batch.positions).index_add(0, batch.receivers, pull).index_add(0, batch.senders, -pull)
+    found = model(batch)
+    torch.testing.assert_close(found["energy"].mean, energy.detach(), **EXACT)
+    torch.testing.assert_close(found["forces"].mean, forces, **EXACT)
+
+
+def under(kept: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in kept.items() if name.startswith(prefix)}
+
+
+def test_painn_with_vectors_equals_that_of_its_authors(batch: GraphBatch) -> None:
+    """schnetpack's network, whose weights and outputs ``make_schnetpack.py`` has kept in a file."""
+    kept = load_file(Path(__file__).with_name("painn-schnetpack.safetensors"))
+    heads = [{"field": "charge", "hidden_dims": []}, {"field": "flow", "hidden_dims": []}]
+    model = ours("painn", batch, heads, {"envelope": "cosine"})
+    torch.testing.assert_close(edge_vectors(batch), kept["edge_vectors"])
+    table_of(model).weight[:100].copy_(kept["weights.embedding.weight"])
+    filters = torch.cat([kept["weights.filter_net.weight"], kept["weights.filter_net.bias"].unsqueeze(1)], dim=1)
+    for number, (layer, of_layer) in enumerate(zip(model.encoder.layers, filters.chunk(LAYERS))):
+        parts = of_layer.chunk(3)  # of scalars, of directions, of vectors; the last meets zeros in the first layer
+        for linear, part in zip(layer.filters, parts):
+            linear.weight.copy_(part)
+        take, mixing = under(kept, f"weights.interactions.{number}."), under(kept, f"weights.mixing.{number}.")
+        rows = CHANNELS * len(layer.filters)
+        message = layer.message.states
+        message[0].weight.copy_(take["interatomic_context_net.0.weight"])
+        message[0].bias.copy_(take["interatomic_context_net.0.bias"])
+        message[2].weight.copy_(take["interatomic_context_net.1.weight"][:rows])
+        message[2].bias.copy_(take["interatomic_context_net.1.bias"][:rows])
+        v, w = mixing["mu_channel_mix.weight"].chunk(2)  # they measure the first half, we the second
+        layer.update.mix.weight.copy_(torch.cat([w, v]))
+        layer.update.gates[0].weight.copy_(mixing["intraatomic_context_net.0.weight"])
+        layer.update.gates[0].bias.copy_(mixing["intraatomic_context_net.0.bias"])
+        for key in ("weight", "bias"):
+            scalar, vector, product = mixing[f"intraatomic_context_net.1.{key}"].chunk(3)
+            getattr(layer.update.gates[2], key).copy_(torch.cat([scalar, product, vector]))
+    vectors = edge_vectors(batch).requires_grad_()
+    graph = model.message_graph(batch, vectors)
+    states = model.encode(batch, graph)
+    torch.testing.assert_close(states[0], kept["scalars"], **EXACT)
+    torch.testing.assert_close(states[1], kept["vectors"], **EXACT)
+    (gradient,) = torch.autograd.grad(states[0].sum() + states[1].square().sum(), vectors)
+    torch.testing.assert_close(gradient, kept["gradient"], **EXACT)
+
+
+def test_gin_equals_a_network_of_pytorch_geometrics_convolutions(batch: GraphBatch) -> None:
+    model = ours("gin", batch, NODE_HEAD)
+
+    def layer(states: Tensor, number: int) -> Tensor:
+        residual = model.encoder.layers[number]
+        residual.layer.epsilon.fill_(0.3 * number)
+        theirs = geometric.GINConv(residual.layer.network, train_eps=True, eps=0.3 * number)
+        return states + theirs(residual.norm(states), edge_index(batch))
+
+    compared(model, batch, layer)
+
+
+def test_gatv2_equals_a_network_of_pytorch_geometrics_convolutions(batch: GraphBatch) -> None:
+    """On graphs without edges to oneself, since they take these away where we have images of oneself."""
+    batch = without_own_images(batch)
+    model = ours("gatv2", batch, NODE_HEAD, {"heads": 3})
+    features = gaussians(edge_vectors(batch).norm(dim=1))
+
+    def layer(states: Tensor, number: int) -> Tensor:
+        residual = model.encoder.layers[number]
+        mine, width = residual.layer, CHANNELS // 3
+        mine.bias.normal_()
+        theirs = geometric.GATv2Conv(CHANNELS, width, heads=3, edge_dim=RADIAL + 1, fill_value=0.0)
+        theirs.lin_l.load_state_dict(mine.from_sender.state_dict())
+        theirs.lin_r.load_state_dict(mine.from_receiver.state_dict())
+        theirs.lin_edge.load_state_dict(mine.from_edge.state_dict())
+        theirs.att.data.copy_(mine.attention.unsqueeze(0))
+        theirs.bias.data.copy_(mine.bias)
+        return states + theirs(residual.norm(states), edge_index(batch), features)
+
+    compared(model, batch, layer)
+
+
+def without_own_images(batch: GraphBatch) -> GraphBatch:
+    from dataclasses import replace
+
+    kept = (batch.senders != batch.receivers).nonzero().squeeze(1)
+    counts = torch.bincount(batch.owner("edge")[kept], minlength=batch.num_graphs)
+    return replace(
+        batch,
+        topology=type(batch.topology).square(batch.senders[kept], batch.receivers[kept], batch.num_nodes),
+        edge_shifts=batch.edge_shifts[kept],
+        edge_offsets=nn.functional.pad(counts.cumsum(0), (1, 0)),
+        edges={name: values[kept] for name, values in batch.edges.items()},
+    )
+
+
+def test_cgcnn_equals_a_network_of_pytorch_geometrics_convolutions(batch: GraphBatch) -> None:
+    model = ours("cgcnn", batch, NODE_HEAD)
+    features = gaussians(edge_vectors(batch).norm(dim=1))
+
+    def layer(states: Tensor, number: int) -> Tensor:
+        mine = model.encoder.layers[number]
+        theirs = geometric.CGConv(CHANNELS, dim=RADIAL + 1)
+        weight = torch.cat([mine.from_receiver.weight, mine.from_sender.weight, mine.from_edge.weight], dim=1)
+        theirs.lin_f.weight.data, theirs.lin_s.weight.data = weight.chunk(2)
+        theirs.lin_f.bias.data, theirs.lin_s.bias.data = mine.from_receiver.bias.chunk(2)
+        return theirs(states, edge_index(batch), features)
+
+    compared(model, batch, layer)
+
+
+class OurStd(geometric.aggr.Aggregation):
+    """sqrt(variance + 1e-5), where theirs is sqrt(max(variance, 1e-5)) and zero below; PNA's paper has sqrt(relu(variance) + e)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.variance = geometric.aggr.VarAggregation()
+
+    def forward(self, x: Tensor, *where: Any, **more: Any) -> Tensor:
+        return (self.variance(x, *where, **more) + 1e-5).sqrt()
+
+
+def test_pna_equals_a_network_of_pytorch_geometrics_convolutions(batch: GraphBatch) -> None:
+    model = ours("pna", batch, NODE_HEAD)
+    features = gaussians(edge_vectors(batch).norm(dim=1))
+    histogram = torch.bincount(batch.topology.degrees)
+    scalers = ["identity", "amplification", "attenuation"]
+
+    def layer(states: Tensor, number: int) -> Tensor:
+        mine = model.encoder.layers[number]
+        theirs = geometric.PNAConv(
+            CHANNELS, CHANNELS, ["mean", "min", "max", OurStd()], scalers, histogram, edge_dim=CHANNELS
+        )
+        theirs.edge_encoder = nn.Linear(RADIAL + 1, CHANNELS, bias=False)
+        theirs.edge_encoder.load_state_dict(mine.from_edge.state_dict())
+        pre, post = theirs.pre_nns[0][0], theirs.post_nns[0][0]
+        pre.weight.data = torch.cat([mine.from_receiver.weight, mine.from_sender.weight, torch.eye(CHANNELS)], dim=1)
+        pre.bias.data = mine.from_receiver.bias.clone()
+        post.weight.data = torch.cat([mine.from_self.weight, *mine.from_statistics.weight.chunk(3)], dim=1)
+        post.bias.data = mine.from_self.bias.clone()
+        theirs.lin.load_state_dict(mine.mix.state_dict())
+        return states + nn.functional.silu(theirs(mine.norm(states), edge_index(batch), features))
+
+    compared(model, batch, layer)
+
+
+class NormedGIN(nn.Module):
+    """What stands inside our residual: GPSConv adds the states itself."""
+
+    def __init__(self, residual: nn.Module) -> None:
+        super().__init__()
+        self.norm, self.conv = residual.norm, geometric.GINConv(residual.layer.network)
+
+    def reset_parameters(self) -> None:
+        """The weights are ours and stay."""
+
+    def forward(self, states: Tensor, edges: Tensor) -> Tensor:
+        return self.conv(self.norm(states), edges)
+
+
+def test_gps_equals_a_network_of_pytorch_geometrics_convolutions(batch: GraphBatch) -> None:
+    """Multi-head attention inside two graphs of different size; layer norms per node, SiLU."""
+    model = ours("gin", batch, NODE_HEAD, {"global_attention": {"kind": "multihead", "heads": 3}})
+
+    def layer(states: Tensor, number: int) -> Tensor:
+        mine = model.encoder.layers[number]
+        theirs = geometric.GPSConv(
+            CHANNELS,
+            NormedGIN(mine.local),
+            heads=3,
+            act="silu",
+            norm="layer_norm",
+            norm_kwargs={"mode": "node"},
+        )
+        theirs.attn.in_proj_weight.data = mine.attention.project.weight.clone()
+        theirs.attn.in_proj_bias.data = mine.attention.project.bias.normal_().clone()
+        theirs.attn.out_proj.load_state_dict(mine.attention.out.state_dict())
+        theirs.mlp[0].load_state_dict(mine.network[0].state_dict())
+        theirs.mlp[3].load_state_dict(mine.network[3].state_dict())
+        for norm, its in zip(mine.norms, (theirs.norm1, theirs.norm2, theirs.norm3)):
+            its.load_state_dict({name: value.normal_() for name, value in norm.state_dict().items()})
+        return theirs(states, edge_index(batch), batch.owner("node"))
+
+    compared(model, batch, layer)
+
+
+def graph_of(batch: GraphBatch, condition: Tensor | None = None) -> MessageGraph:
+    return MessageGraph(
+        topology=batch.topology,
+        owner=batch.owner("node"),
+        nodes_per_graph=batch.counts("node"),
+        condition=condition,
+    )
+
+
+def test_linear_attention_equals_its_equation_as_a_loop(batch: GraphBatch) -> None:
+    heads, width = 2, CHANNELS // 2
+    attention, states = LinearGraphAttention(CHANNELS, heads), torch.randn(batch.num_nodes, CHANNELS)
+    found, owner = attention(states, graph_of(batch)), batch.owner("node").tolist()
+    queries, keys, values = attention.project(states).chunk(3, dim=1)
+    for node in range(batch.num_nodes):
+        read = []
+        for head in range(heads):
+            part = slice(head * width, (head + 1) * width)
+            told, weight = torch.zeros(width), torch.zeros(())
+            for other in range(batch.num_nodes):
+                if owner[other] == owner[node]:
+                    feature = nn.functional.elu(queries[node, part]) + 1
+                    share = feature @ (nn.functional.elu(keys[other, part]) + 1)
+                    told, weight = told + share * values[other, part], weight + share
+            read.append(told / weight)
+        torch.testing.assert_close(found[node], attention.out(torch.cat(read)), **EXACT)
+
+
+class Doubled(nn.Module):
+    """A layer whose states are easy to know."""
+
+    def forward(self, states: States, graph: MessageGraph) -> States:
+        return {0: 2 * states[0], 1: states[1]}
+
+
+def test_film_equals_its_equation_as_a_loop(batch: GraphBatch) -> None:
+    condition, states = torch.randn(2, CHANNELS), torch.randn(batch.num_nodes, CHANNELS)
+    film, vectors = FiLM(Doubled(), CHANNELS), torch.randn(batch.num_nodes, 3, CHANNELS)
+    found = film({0: states, 1: vectors}, graph_of(batch, condition))
+    for node, owner in enumerate(batch.owner("node").tolist()):
+        scale = film.modulation.weight[:CHANNELS] @ condition[owner] + film.modulation.bias[:CHANNELS]
+        shift = film.modulation.weight[CHANNELS:] @ condition[owner] + film.modulation.bias[CHANNELS:]
+        torch.testing.assert_close(found[0][node], (1 + scale.tanh()) * 2 * states[node] + shift, **EXACT)
+    assert found[1] is vectors
+
+
+def test_a_gps_layer_leaves_what_turns_to_the_local_layer(batch: GraphBatch) -> None:
+    layer, vectors = GPSLayer(Doubled(), CHANNELS, "linear", 2, dropout=0.0), torch.randn(batch.num_nodes, 3, CHANNELS)
+    assert layer({0: torch.randn(batch.num_nodes, CHANNELS), 1: vectors}, graph_of(batch))[1] is vectors

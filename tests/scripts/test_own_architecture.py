@@ -1,0 +1,115 @@
+"""The architecture of docs/models.md in a package of its own: searched, trained, saved, ensembled, and under the contracts."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from hydragnn.datasets import StoreWriter
+from hydragnn.files import read_json
+from hydragnn.graphs import Field, graph_from_arrays
+
+FIELDS = (
+    Field(name="charge", on="node"),
+    Field(name="moment", on="graph", unit="D", role="target"),
+)
+CAMPAIGN = """
+[data]
+store = "rings.h5"
+[model]
+kind = "acme-means"
+hidden_dim = 8
+num_layers = 2
+num_radial = 4
+envelope = "none"
+[[heads]]
+field = "moment"
+[train]
+epochs = 2
+[search]
+trials = 4
+[search.space."model.kind"]
+type = "categorical"
+choices = ["acme-means", "acme.networks:Means"]
+[search.space."model.slope"]
+type = "float"
+low = 0.05
+high = 0.3
+"""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Path:
+    """A folder of installed packages with the code of the documents and the entry point that they name."""
+    folder = tmp_path_factory.mktemp("site")
+    page = (root / "docs" / "models.md").read_text()
+    code = dict(re.findall(r'^```python\n"""(\S+)"""\n(.*?)^```$', page, re.MULTILINE | re.DOTALL))
+    (folder / "acme").mkdir()
+    (folder / "acme" / "__init__.py").write_text("")
+    (folder / "acme" / "networks.py").write_text(code["acme/networks.py"])
+    (folder / "tests").mkdir()
+    (folder / "tests" / "test_networks.py").write_text(code["tests/test_networks.py"])
+    (folder / "acme-1.0.dist-info").mkdir()
+    (folder / "acme-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")
+    (group,) = re.findall(r'^\[project\.entry-points\."(.*)"\]$', page, re.MULTILINE)
+    (entry,) = re.findall(r'^(acme-means) = "(.*)"$', page, re.MULTILINE)
+    (folder / "acme-1.0.dist-info" / "entry_points.txt").write_text(f"[{group}]\n{' = '.join(entry)}\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a store of rings and a campaign."""
+    folder = tmp_path_factory.mktemp("desk")
+    random = torch.Generator().manual_seed(0)
+    with StoreWriter(folder / "rings.h5", FIELDS, dim=2) as writer:
+        for number in range(20):
+            here = torch.arange(4 + number % 3)
+            there, angle = (here + 1) % len(here), here * 2 * torch.pi / len(here)
+            charge = torch.rand(len(here), generator=random)
+            positions = torch.stack([angle.cos(), angle.sin()], dim=1)
+            senders, receivers = torch.cat([here, there]), torch.cat([there, here])
+            values = {"nodes": {"charge": charge}, "graphs": {"moment": (charge * charge[there]).sum().reshape(1)}}
+            writer.write(graph_from_arrays(positions, senders, receivers, fields=FIELDS, **values))
+    (folder / "campaign.toml").write_text(CAMPAIGN)
+    return folder
+
+
+def done(site: Path, folder: Path, *words: str) -> str:
+    """What a command prints that runs in ``folder`` with the package installed."""
+    environment = {**os.environ, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}
+    found = subprocess.run([sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True)
+    assert found.returncode == 0, found.stdout + found.stderr
+    return found.stdout
+
+
+def test_it_is_searched_by_workers_ensembled_and_predicts_by_either_name(site: Path, desk: Path) -> None:
+    hydragnn = ("-m", "hydragnn.scripts")
+    done(site, desk, *hydragnn, "search", "campaign.toml", "--out", "campaign", "--workers", "2")
+    records = [read_json(path) for path in sorted(desk.glob("campaign/trials/*/record.json"))]
+    assert [record["status"] for record in records] == ["finished"] * 4
+    assert {record["config"]["model"]["kind"] for record in records} == {"acme-means", "acme.networks:Means"}
+    assert all(0.05 <= record["config"]["model"]["slope"] <= 0.3 for record in records)
+    done(site, desk, *hydragnn, "ensemble", "campaign", "--out", "ensemble", "--top-k", "4", "--method", "top-k")
+    kinds = {read_json(path)["model"]["kind"] for path in desk.glob("ensemble/members/*/model.json")}
+    assert kinds == {"acme-means", "acme.networks:Means"}
+    done(site, desk, *hydragnn, "predict", "ensemble", "rings.h5", "--out", "said.csv")
+    table = (desk / "said.csv").read_text().splitlines()
+    assert len([line for line in table if ",ok," in line]) == 20
+
+
+def test_where_its_package_is_missing_the_message_says_what_to_install(site: Path, desk: Path, tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, "-m", "hydragnn.scripts", "search", "campaign.toml", "--out", str(tmp_path / "campaign")]
+    found = subprocess.run(command, cwd=desk, env=environment, capture_output=True, text=True)
+    assert found.returncode == 2
+    assert "acme.networks cannot be imported" in found.stderr and "install its package" in found.stderr
+
+
+def test_it_keeps_the_contracts_in_its_own_package(site: Path) -> None:
+    said = done(site, site, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", "tests")
+    assert re.search(r"^2\d passed in", said, re.MULTILINE), said
