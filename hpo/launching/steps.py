@@ -195,7 +195,7 @@ class StepLauncher:
 
     def _rank_line(self) -> tuple[str, ...]:
         node = ("--parts", str(self._ranks), "--gpus", str(self._allocation.gpus))
-        return (sys.executable, "-P", str(RANK), *node, sys.executable)
+        return (sys.executable, "-P", str(RANK), *node, sys.executable, "-P")
 
     def _step(self, task: Task) -> Step:
         program = [*self._rank_line(), "-m", self._module, str(task.folder), "--until", str(task.until)]
