@@ -76,6 +76,8 @@ def manifest_from_json(value: Any, source: str) -> Manifest:
             f"{source} has version {value['version']}, this program reads up to {VERSION}; update the program"
         )
     try:
+        if not isinstance(value["data"], dict) or not isinstance(value["selection"], dict):
+            raise TypeError("data and selection are no tables")
         return Manifest(
             members=tuple(MemberEntry(**entry) for entry in value["members"]),
             targets=tuple(target_from_json(target) for target in value["targets"]),

@@ -104,6 +104,9 @@ def description_from_json(value: Mapping[str, Any]) -> ModelDescription:
     fields = {field.name: field for field in map(field_from_json, value["fields"])}
     statistics = value["statistics"]
     heads = [parse_head(head, "model.json") for head in value["heads"]]
+    unknown = [name for name in value["inputs"] if name not in fields]
+    if unknown:
+        raise ValueError(f"the input {unknown[0]} is no field")
     return ModelDescription(
         model=_encoder_settings(value["model"]),
         heads=tuple(head.named(fields[head.field], strict=False) for head in heads),

@@ -144,6 +144,11 @@ def ensemble_facts(folder: Path) -> EnsembleFacts:
     evaluation = read_json(folder / "evaluation.json") if (folder / "evaluation.json").is_file() else {}
     arrays = _arrays(folder / "evaluation.npz")
     try:
+        if not all(isinstance(description.get(key, {}), dict) for key in ("data", "selection")):
+            raise TypeError("data and selection are no tables")
+        nominal = float(evaluation.get("nominal", description.get("nominal", 0.9)))
+        if not 0 < nominal < 1:
+            raise ValueError(f"intervals that hold a share of {nominal}")
         members = tuple(_member(folder, entry) for entry in description["members"])
         parts = {
             name: Part(
@@ -156,7 +161,7 @@ def ensemble_facts(folder: Path) -> EnsembleFacts:
         }
         return EnsembleFacts(
             folder=folder,
-            nominal=float(evaluation.get("nominal", description.get("nominal", 0.9))),
+            nominal=nominal,
             members=members,
             parts=parts,
             description=description,

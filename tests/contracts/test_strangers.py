@@ -7,6 +7,7 @@ appended to it, and lies beside them under names that Python or a library might 
 import json
 import os
 import pickle
+import random
 import shutil
 import subprocess
 import sys
@@ -66,11 +67,11 @@ class Payload:
 def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store in both formats, a run, a campaign and an ensemble, as a stranger would send them."""
     folder = tmp_path_factory.mktemp("given")
-    random = np.random.default_rng(0)
+    generator = np.random.default_rng(0)
     for name in STORES:
         with StoreWriter(folder / name, FIELDS, dim=2) as writer:
             for number in range(24):
-                writer.write(ring(4 + number % 3, random))
+                writer.write(ring(4 + number % 3, generator))
     (folder / "run.toml").write_text(RUN)
     (folder / "search.toml").write_text(RUN + SEARCH)
     hydragnn.train(folder / "run.toml", folder / "run")
@@ -79,9 +80,9 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def ring(size: int, random: np.random.Generator) -> Any:
+def ring(size: int, generator: np.random.Generator) -> Any:
     angle, here = np.arange(size) * 2 * np.pi / size, np.arange(size)
-    there, charge = (here + 1) % size, random.random(size)
+    there, charge = (here + 1) % size, generator.random(size)
     return graph_from_arrays(
         np.stack([np.cos(angle), np.sin(angle)], 1),
         np.r_[here, there],
@@ -122,10 +123,10 @@ def commands(kind: str, folder: Path) -> Iterator[list[object]]:
 
 
 @pytest.fixture
-def ends_well(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[[list[object]], None]:
-    """Calls the command line; anything but success or one sentence on what is wrong fails the test."""
+def ends_well(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[[list[object]], int]:
+    """Calls the command line; anything but success or one sentence on what is wrong fails the test. Gives the exit code."""
 
-    def call(words: list[object]) -> None:
+    def call(words: list[object]) -> int:
         monkeypatch.setattr(sys, "argv", ["hydragnn", *map(str, words)])
         code = 0
         try:
@@ -134,7 +135,8 @@ def ends_well(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
             code = int(end.code or 0)
         output = "".join(capfd.readouterr())
         assert "Traceback" not in output, output
-        assert code == 0 or "error: " in output or '"problems"' in output or "problems" in output, (words, code, output)
+        assert code == 0 or "error: " in output or "problems" in output, (words, code, output)
+        return code
 
     return call
 
@@ -148,13 +150,15 @@ def files_of(kind: str, folder: Path) -> list[Path]:
 
 @pytest.mark.parametrize("kind", FOLDERS)
 def test_a_payload_in_any_file_of_a_folder_never_runs(
-    kind: str, received: Path, tmp_path: Path, ends_well: Callable[[list[object]], None]
+    kind: str, received: Path, tmp_path: Path, ends_well: Callable[[list[object]], int]
 ) -> None:
     marker, sound = tmp_path / "ran", tmp_path / "sound"
     payload = pickle.dumps(Payload(marker))
     shutil.copytree(received, sound)
+    assert [ends_well(words) for words in commands(kind, received)] == [0] * len(list(commands(kind, received)))
     for path in files_of(kind, sound):
-        for content in (payload, path.read_bytes() + payload):
+        text = path.suffix in (".json", ".jsonl", ".txt", ".log", ".lock", "")
+        for content in (payload,) if text else (payload, path.read_bytes() + payload):
             shutil.rmtree(received)
             shutil.copytree(sound, received)
             (received / path.relative_to(sound)).write_bytes(content)
@@ -252,10 +256,10 @@ def changed(value: Any) -> Iterator[Any]:
     ],
 )
 def test_json_that_is_not_what_it_should_be_is_told_in_a_sentence(
-    kind: str, file: str, received: Path, ends_well: Callable[[list[object]], None]
+    kind: str, file: str, received: Path, ends_well: Callable[[list[object]], int]
 ) -> None:
     path = received / kind / file
-    for value in changed(json.loads(path.read_text())):
+    for value in random.Random(0).sample(list(changed(json.loads(path.read_text()))), 6):
         path.write_text(json.dumps(value))
         for words in commands(kind, received):
             if words[0] in ("train", "search", "ensemble"):
@@ -289,7 +293,7 @@ ATOMS = (
 
 @pytest.mark.parametrize("name", ATOMS)
 def test_structures_and_data_from_strangers_are_no_programs(
-    name: str, received: Path, tmp_path: Path, ends_well: Callable[[list[object]], None]
+    name: str, received: Path, tmp_path: Path, ends_well: Callable[[list[object]], int]
 ) -> None:
     marker = tmp_path / "ran"
     (tmp_path / name).write_bytes(pickle.dumps(Payload(marker), protocol=0))
