@@ -9,7 +9,7 @@ if __name__ == "datasets":
 from hydragnn.datasets.build import build_store
 from hydragnn.datasets.build_settings import BuildSettings, FieldSettings, read_build_settings
 from hydragnn.datasets.disk import DiskStore, open_store
-from hydragnn.datasets.fit import fit_normalisation
+from hydragnn.datasets.fit import fit_normalisation, joint_scale
 from hydragnn.datasets.loader import Loader
 from hydragnn.datasets.memory import MemoryStore
 from hydragnn.datasets.normalisation import (

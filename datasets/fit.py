@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from hydragnn.datasets.normalisation import Normalisation, Scale
 from hydragnn.datasets.split import species_counts
 from hydragnn.datasets.store import GraphStore
-from hydragnn.datasets.survey import Survey
+from hydragnn.datasets.survey import FieldSummary, Survey, merged
 from hydragnn.errors import InputError
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 
@@ -93,8 +93,16 @@ def _known(known: dict[str, Field], name: str) -> Field:
     return known[name]
 
 
+def joint_scale(surveys: Sequence[Survey], field: Field) -> Scale:
+    """The scale of an input that several data sets have, from the training parts of all."""
+    return _scale_of(merged([survey.summary(field) for survey in surveys]), field)
+
+
 def _scale(survey: Survey, field: Field, *, centred: bool = True) -> Scale:
-    summary = survey.summary(field)
+    return _scale_of(survey.summary(field), field, centred=centred)
+
+
+def _scale_of(summary: FieldSummary, field: Field, *, centred: bool = True) -> Scale:
     if summary.items == 0 and field.on == "edge":
         return Scale(mean=(0.0,) * field.width, std=(1.0,) * field.width)  # graphs without edges are legal
     if summary.items == 0:

@@ -4,7 +4,7 @@ A pass goes block by block. Several processes share the blocks and merge them in
 bits however many there are.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -121,3 +121,9 @@ def _merged(rows: Float64[ndarray, "blocks numbers"], width: int) -> FieldSummar
         deviations=deviations,
         squares=squares,
     )
+
+
+def merged(summaries: Sequence[FieldSummary]) -> FieldSummary:
+    """What one pass over the data sets of all these summaries would tell."""
+    rows = [np.concatenate([[each.items, each.squares], each.mean, each.deviations]) for each in summaries]
+    return _merged(np.stack(rows), len(summaries[0].mean))

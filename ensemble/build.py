@@ -41,19 +41,21 @@ def build_ensemble(
     nominal: float = 0.9,
     store: GraphStore | None = None,
     others: Mapping[str, GraphStore] | None = None,
+    branch: str = "",
 ) -> dict[str, Any]:
     """Make the folder ``out`` from finished runs: members, calibration, training domain, evaluation; gives the latter.
 
     AnyCalibration sees the validation part only; the evaluation covers validation, test and every store in ``others``. The
     store is the runs' own unless given. The folder is complete or absent. InputError where runs do not fit together, the
-    store is not the one they were trained on, or ``out`` is there already.
+    store is not the one they were trained on, or ``out`` is there already. Of runs with several branches, the ensemble is of
+    the one that is named.
     """
     check_out(out)
     if not runs:
         raise InputError("an ensemble needs at least one finished run; give some")
     weights = list(weights) if weights is not None else [1.0 / len(runs)] * len(runs)
     members = [
-        replace(load_run(run, weight=weight), name=name)
+        replace(load_run(run, weight=weight, branch=branch), name=name)
         for run, weight, name in zip(runs, weights, distinct_names(runs), strict=True)
     ]
     raw = ensemble_of(members)

@@ -48,24 +48,25 @@ class EnsembleCalculator(Calculator):
         self.results["domain"] = predictions.domain[0]
 
 
-def calculator(folder: Path | str) -> EnsembleCalculator:
-    """The ASE calculator of the ensemble or run in ``folder``."""
-    return EnsembleCalculator(Ensemble.load(Path(folder)))
+def calculator(folder: Path | str, branch: str = "") -> EnsembleCalculator:
+    """The ASE calculator of the ensemble or run in ``folder``, of several branches the one that is named."""
+    return EnsembleCalculator(Ensemble.load(Path(folder), branch=branch))
 
 
 def _names(ensemble: Ensemble) -> dict[str, str]:
     """Which fields ASE's properties are."""
     targets = ensemble.targets
     source = next((target.source for target in targets if target.derivative == "forces"), "energy")
-    energy = next((target.field for target in targets if target.name == source), None)
-    if energy is None or energy.on != "graph" or energy.width != 1 or energy.classes:
+    found = next((target for target in targets if target.field.name == source), None)
+    energy = None if found is None else found.field
+    if found is None or energy is None or energy.on != "graph" or energy.width != 1 or energy.classes:
         raise InputError(
             "the ensemble predicts no energy, so it cannot be a calculator; train a head with forces, or named energy"
         )
     if energy.unit not in EV:
         raise InputError(f"{energy.name} is in {energy.unit}, and a calculator speaks eV; build the store in eV")
     derived: dict[str, str] = {target.derivative: target.name for target in targets if target.source == source}
-    return {"energy": energy.name, **derived}
+    return {"energy": found.name, **derived}
 
 
 def _as_ase(name: str, values: np.ndarray) -> Any:

@@ -38,12 +38,15 @@ def ensemble_from_runs(
     price: float = 0.0,
     nominal: float = 0.9,
     campaign: Path | None = None,
+    branch: str = "",
 ) -> dict[str, Any]:
     """Choose members among finished runs as ``chosen_runs`` does, and build the ensemble; gives its evaluation."""
     if out.exists():
         raise InputError(f"{out} exists already; choose another --out or delete it")
-    choice = chosen_runs(runs, top_k=top_k, method=method, by=by, price=price, campaign=campaign)
-    return build_ensemble(choice.folders, out, weights=choice.weights, selection=choice.selection, nominal=nominal)
+    choice = chosen_runs(runs, top_k=top_k, method=method, by=by, price=price, campaign=campaign, branch=branch)
+    return build_ensemble(
+        choice.folders, out, weights=choice.weights, selection=choice.selection, nominal=nominal, branch=branch
+    )
 
 
 def chosen_runs(
@@ -54,6 +57,7 @@ def chosen_runs(
     by: str | None = None,
     price: float = 0.0,
     campaign: Path | None = None,
+    branch: str = "",
 ) -> Choice:
     """Members among finished runs.
 
@@ -65,7 +69,7 @@ def chosen_runs(
         raise InputError(f"--method {method}: {nearest(method, list(METHODS))}")
     by = by or (None if campaign else "valid/loss")
     known = candidates(runs)
-    chosen, weights, story = (_best if method == "top-k" else _greedy)(known, top_k, by, price)
+    chosen, weights, story = (_best if method == "top-k" else _greedy)(known, top_k, by, price, branch)
     selection = {
         "method": method,
         "by": by or "the campaign's objective",
@@ -79,18 +83,18 @@ def chosen_runs(
 
 
 def _best(
-    known: Sequence[Candidate], k: int, by: str | None, price: float
+    known: Sequence[Candidate], k: int, by: str | None, price: float, branch: str
 ) -> tuple[list[Candidate], list[float], dict[str, Any]]:
     return top_k(known, k, by), [1.0 / k] * k, {}
 
 
 def _greedy(
-    known: Sequence[Candidate], k: int, by: str | None, price: float
+    known: Sequence[Candidate], k: int, by: str | None, price: float, branch: str
 ) -> tuple[list[Candidate], list[float], dict[str, Any]]:
     top_k(known, k, by)  # refuses what cannot be
     finished = sum(candidate.record.status in ("finished", "stopped") for candidate in known)
     pool = top_k(known, min(POOL * k, finished), by)
-    members = [load_run(candidate.folder) for candidate in pool]
+    members = [load_run(candidate.folder, branch=branch) for candidate in pool]
     together = ensemble_of(members)
     store = open_store(members[0].config.data.store)
     valid = member_outputs(members, store, make_split(store, members[0].config.split).valid, together.needed(store))

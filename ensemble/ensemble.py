@@ -46,8 +46,12 @@ class Ensemble:
         self.weights = np.array([entry.weight for entry in manifest.members], dtype=np.float64)
 
     @classmethod
-    def load(cls, folder: Path, dtype: torch.dtype | None = None, held: int | None = None) -> "Ensemble":
+    def load(
+        cls, folder: Path, dtype: torch.dtype | None = None, held: int | None = None, branch: str = ""
+    ) -> "Ensemble":
         """The ensemble in ``folder``; the folder of a run is an ensemble of one, without calibration.
+
+        Of a run with several branches it is the one that is named; an ensemble is of one branch already.
 
         ``dtype`` is the arithmetic of all members; without it each computes in the precision it was trained in. With
         ``held`` members are loaded when they are needed, and no more than so many stay in memory.
@@ -56,15 +60,21 @@ class Ensemble:
         """
         if (folder / NAME).is_file():
             manifest = read_manifest(folder)
+            own = manifest.targets[0].branch
+            if branch not in ("", own):
+                problem = f"is of branch {own}" if own else "has no branches"
+                raise InputError(
+                    f"the ensemble in {folder} {problem}, so it cannot predict {branch}; leave the branch out"
+                )
             loaders = [
-                partial(load_member, place, model=place, name=entry.name, weight=entry.weight, dtype=dtype)
+                partial(load_member, place, model=place, name=entry.name, weight=entry.weight, dtype=dtype, branch=own)
                 for entry in manifest.members
                 for place in [folder / entry.folder]
             ]
             members = MemberCache(loaders, held) if held else [load() for load in loaders]
             return cls(members, manifest, manifest.digest)
         if (folder / "record.json").is_file():
-            alone = ensemble_of([load_run(folder, dtype=dtype)])
+            alone = ensemble_of([load_run(folder, dtype=dtype, branch=branch)])
             weights = checksum(folder / "model" / "weights.safetensors")
             return cls(alone.members, alone.manifest, digest([alone.digest, weights]))
         if (folder / "campaign.json").is_file():

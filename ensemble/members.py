@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from hydragnn.config import RunConfig
+from hydragnn.config import RunConfig, parse_config
 from hydragnn.datasets import without_edges
-from hydragnn.errors import InputError
+from hydragnn.errors import InputError, about
 from hydragnn.files import digest, read_json
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
@@ -47,23 +47,29 @@ class Outcome:
     """One per graph; empty where all went well."""
 
 
-def load_member(folder: Path, *, model: Path, name: str, weight: float, dtype: torch.dtype | None = None) -> Member:
+def load_member(
+    folder: Path, *, model: Path, name: str, weight: float, dtype: torch.dtype | None = None, branch: str = ""
+) -> Member:
     """The member whose model lies in ``model`` and whose run is described in ``folder``; InputError where damaged.
 
+    Of a run with several branches it is the one that is named: its heads, its data set and its part of the record.
     The model computes on a GPU where there is one, in ``dtype``; without it in double precision if it was trained so.
     """
-    config = RunConfig.parse(read_json(folder / "config.json"), source=str(folder / "config.json"))
+    with about(str(folder)):
+        config = parse_config(read_json(folder / "config.json"), "config.json").of_branch(branch)
     wanted = dtype or (torch.float64 if config.train.precision == "fp64" else torch.float32)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    trained = load_model(model, dtype=wanted, device=device)
-    return Member(name=name, weight=weight, model=trained, config=config, record=read_record(folder))
+    trained = load_model(model, dtype=wanted, device=device, branch=branch)
+    return Member(name=name, weight=weight, model=trained, config=config, record=read_record(folder).of_branch(branch))
 
 
-def load_run(folder: Path, *, weight: float = 1.0, dtype: torch.dtype | None = None) -> Member:
-    """The finished run in ``folder`` as a member; InputError where it has no model yet."""
+def load_run(folder: Path, *, weight: float = 1.0, dtype: torch.dtype | None = None, branch: str = "") -> Member:
+    """The finished run in ``folder``, or one branch of it, as a member; InputError where it has no model yet."""
     if not (folder / "model" / "model.json").is_file():
         raise InputError(f"{folder} holds no trained model; finish it with: hydragnn train ... --out {folder} --resume")
-    return load_member(folder, model=folder / "model", name=folder.resolve().name, weight=weight, dtype=dtype)
+    return load_member(
+        folder, model=folder / "model", name=folder.resolve().name, weight=weight, dtype=dtype, branch=branch
+    )
 
 
 def check_members(members: Sequence[Member]) -> None:

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
-from hydragnn.config import RunConfig
+from hydragnn.config import AnyConfig
 from hydragnn.errors import InputError
 from hydragnn.files import write_atomically
 from hydragnn.hpo.estimates import Estimates
@@ -222,7 +222,7 @@ class Controller:
             split=start.split,
         )
 
-    def _config(self, number: int) -> RunConfig:
+    def _config(self, number: int) -> AnyConfig:
         """The run of a trial."""
         config = trial_config(self._settings, self._space, self.state.trials[number].values, number)
         self._hashes[number] = config.hash

@@ -7,7 +7,7 @@ from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from pathlib import Path
 from typing import Any
 
-from hydragnn.config import RunConfig
+from hydragnn.config import AnyConfig
 from hydragnn.errors import InputError
 from hydragnn.files import write_json
 from hydragnn.hpo.launching.launcher import Exit, Launcher, Task
@@ -26,7 +26,7 @@ class LaunchQueue:
     def __init__(
         self,
         launcher: Launcher,
-        config_of: Callable[[int], RunConfig],
+        config_of: Callable[[int], AnyConfig],
         files: Executor,
         store_copy: Path | None = None,
     ) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hydragnn.config import RunConfig
+from hydragnn.config import AnyConfig, BranchSettings
 from hydragnn.datasets import open_store
 from hydragnn.errors import InputError
 from hydragnn.files import read_json, write_json
@@ -63,22 +63,27 @@ def nodes_of_a_trial(settings: CampaignSettings) -> tuple[int, int]:
     return (nodes, nodes) if isinstance(nodes, int) else nodes
 
 
-def _check_config(settings: CampaignSettings, config: RunConfig) -> None:
+def _check_config(settings: CampaignSettings, config: AnyConfig) -> None:
     rungs = settings.search.rungs
     if rungs and rungs[-1] >= config.train.epochs:
         raise InputError(
             f"{settings.source}: search.rungs ends at {rungs[-1]}, but train.epochs = {config.train.epochs}; "
             "keep rungs below it"
         )
-    fields = open_store(config.data.store).fields()
-    names = {field.name for field in fields}
-    classes = {field.name for field in fields if field.classes}
-    check_objective(settings.search.objective, config.targets, settings.source, classes)
-    missing = [name for name in [*config.targets, *(config.data.inputs or [])] if name not in names]
+    classes = [name for branch in config.branches for name in _classes_of(settings, branch)]
+    check_objective(settings.search.objective, config.targets, settings.source, set(classes))
+
+
+def _classes_of(settings: CampaignSettings, branch: BranchSettings) -> list[str]:
+    """The names of a branch's categorical targets; InputError where its store lacks a field."""
+    fields = {field.name: field for field in open_store(branch.data.store).fields()}
+    missing = [name for name in [*branch.targets, *(branch.data.inputs or [])] if name not in fields]
     if missing:
         raise InputError(
-            f"{settings.source}: {config.data.store} has no field {missing[0]}; it has {', '.join(sorted(names))}"
+            f"{settings.source}: {branch.data.store} has no field {missing[0]}; it has {', '.join(sorted(fields))}"
         )
+    suffix = f"@{branch.name}" if branch.name else ""
+    return [f"{name}{suffix}" for name in branch.targets if fields[name].classes]
 
 
 def plan_of(settings: CampaignSettings) -> Plan:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from hydragnn.config import RunConfig
+from hydragnn.config import AnyConfig, parse_config
 from hydragnn.errors import InputError, nearest
 from hydragnn.hpo.job import JobSettings
 from hydragnn.settings import Settings, read_toml, with_overrides
@@ -175,7 +175,7 @@ class SearchSettings(Settings):
 class GivenRun:
     """A run that is given completely, so that a campaign only trains it."""
 
-    config: RunConfig
+    config: AnyConfig
     work: float | None = None
     """Seconds per epoch on one place, where known."""
     scaling: float | None = None
@@ -220,9 +220,11 @@ def campaign_settings(table: Mapping[str, Any], path: Path) -> CampaignSettings:
         raise InputError(f"{path}: section [search] is missing; add trials and [search.space]")
     search = _search_settings(dict(table["search"]), str(path))
     search = search.model_copy(update={"warm_start": [(path.parent / s).resolve() for s in search.warm_start]})
-    data = base.get("data")
-    if isinstance(data, dict) and isinstance(data.get("store"), str):
-        data["store"] = str((path.parent / data["store"]).resolve())
+    branches = base.get("branches")
+    for section in (base, *(branches if isinstance(branches, list) else ())):
+        data = section.get("data") if isinstance(section, dict) else None
+        if isinstance(data, dict) and isinstance(data.get("store"), str):
+            data["store"] = str((path.parent / data["store"]).resolve())
     job = JobSettings.parse(table["job"], source=f"{path}: [job]") if "job" in table else None
     runs = tuple(_given_run(run, f"{path}: runs.{number}") for number, run in enumerate(table.get("runs", [])))
     return CampaignSettings(base=base, search=search, job=job, runs=runs, source=str(path))
@@ -239,7 +241,7 @@ def _search_settings(table: dict[str, Any], source: str) -> SearchSettings:
 def _given_run(value: Any, source: str) -> GivenRun:
     if not isinstance(value, Mapping) or "config" not in value:
         raise InputError(f"{source} has no config; runs are written by the final training, and not by hand")
-    config = RunConfig.parse(value["config"], source=source)
+    config = parse_config(value["config"], source=source)
     return GivenRun(config=config, work=value.get("work"), scaling=value.get("scaling"))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from hydragnn.architectures import architecture_of
-from hydragnn.config import RunConfig
+from hydragnn.config import AnyConfig, parse_config
 from hydragnn.errors import InputError, nearest
 from hydragnn.hpo.settings import CampaignSettings, Choice, Choices, FloatRange, IntRange, Parameter
 from hydragnn.settings import with_value
@@ -157,7 +157,7 @@ def point_key(values: Point) -> str:
     return json.dumps(values, sort_keys=True)
 
 
-def trial_config(settings: CampaignSettings, space: Space, values: Point, number: int) -> RunConfig:
+def trial_config(settings: CampaignSettings, space: Space, values: Point, number: int) -> AnyConfig:
     """The run of trial ``number``: the base with the point's values; InputError where they do not go together.
 
     Of given runs, the one that the values name. The seed is ``train.seed + number`` unless the space has ``train.seed``. Where ``model.kind`` is searched, keys of
@@ -174,7 +174,7 @@ def trial_config(settings: CampaignSettings, space: Space, values: Point, number
     if "train.seed" not in space.parameters and isinstance(table.setdefault("train", {}), dict):
         seed = table["train"].get("seed", 0)
         table["train"]["seed"] = seed + number if isinstance(seed, int) else seed
-    return RunConfig.parse(table, source=settings.source)
+    return parse_config(table, source=settings.source)
 
 
 def check_space(settings: CampaignSettings, space: Space) -> None:
@@ -219,16 +219,17 @@ def _conditions(space: Space, path: str, rng: np.random.Generator) -> Point:
 
 
 def _check_paths(settings: CampaignSettings, space: Space) -> None:
-    for path in space.parameters:
-        if any(path == fixed or path.startswith(fixed + ".") for fixed in FIXED):
+    for whole in space.parameters:
+        path = re.sub(r"^branches\.\d+\.", "", whole)  # a branch has the sections of a run
+        if path == "name" or any(path == fixed or path.startswith(fixed + ".") for fixed in FIXED):
             raise InputError(
-                f'{settings.source}: search.space."{path}": trials that differ in it cannot be compared; '
+                f'{settings.source}: search.space."{whole}": trials that differ in it cannot be compared; '
                 "set it in the base configuration"
             )
         section, *_, last = path.split(".")
         if settings.search.objective == "valid/loss" and section == "heads" and last != "hidden_dims":
             raise InputError(
-                f'{settings.source}: search.space."{path}" changes what valid/loss means, so that trials cannot be '
+                f'{settings.source}: search.space."{whole}" changes what valid/loss means, so that trials cannot be '
                 'compared by it; set objective to a metric such as "valid/energy/mae" or to weights per field'
             )
 

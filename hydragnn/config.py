@@ -1,5 +1,6 @@
 """One run, completely described: everything that its result depends on."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -7,6 +8,7 @@ from pydantic import Field, model_validator
 
 from hydragnn.architectures import ModelSettings
 from hydragnn.datasets.settings import BatchSettings, DataSettings, SplitSettings
+from hydragnn.errors import InputError, nearest
 from hydragnn.files import digest
 from hydragnn.models.head_settings import HeadSettings
 from hydragnn.settings import Settings, read_toml, with_overrides
@@ -67,8 +69,42 @@ class TrainSettings(Settings):
         return self
 
 
+class BranchSettings(Settings):
+    """One data set of a run, and the heads that learn from it."""
+
+    name: str = Field(default="", pattern="^[A-Za-z0-9_-]*$")
+    """Stands behind the names of its targets, ``energy@metals``; letters, digits, ``_`` and ``-``."""
+
+    weight: float = Field(default=1.0, gt=0)
+    """How often an epoch shows each of its training graphs: 1 once, 2 twice, 0.5 every second epoch."""
+
+    data: DataSettings
+    split: SplitSettings = SplitSettings()
+    heads: list[HeadSettings] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _check(self) -> "BranchSettings":
+        check_heads(self.heads)
+        return self
+
+    @property
+    def targets(self) -> list[str]:
+        """The fields that its heads predict, by their names in its store."""
+        return [name for head in self.heads for name in head.outputs]
+
+
+def check_heads(heads: Sequence[HeadSettings]) -> None:
+    """ValueError where a field is predicted twice, or nothing has a weight."""
+    outputs = [name for head in heads for name in head.outputs]
+    twice = sorted({name for name in outputs if outputs.count(name) > 1})
+    if twice:
+        raise ValueError(f"heads: {twice[0]} is predicted twice; keep one head per field")
+    if not any(weight > 0 for head in heads for weight in head.weights.values()):
+        raise ValueError("heads: every loss weight is 0; give at least one field a positive weight")
+
+
 class RunConfig(Settings):
-    """The sections of CONFIG.toml."""
+    """The sections of CONFIG.toml, for one data set; ``BranchedConfig`` is for several."""
 
     data: DataSettings
     split: SplitSettings = SplitSettings()
@@ -77,14 +113,18 @@ class RunConfig(Settings):
     heads: list[HeadSettings] = Field(min_length=1)
     train: TrainSettings = TrainSettings()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_branches(cls, value: Any) -> Any:
+        if isinstance(value, dict) and "branches" in value:
+            raise ValueError(
+                "it has several branches, and this works on one data set; name a branch, or take another run"
+            )
+        return value
+
     @model_validator(mode="after")
     def _check(self) -> "RunConfig":
-        outputs = [name for head in self.heads for name in head.outputs]
-        twice = sorted({name for name in outputs if outputs.count(name) > 1})
-        if twice:
-            raise ValueError(f"heads: {twice[0]} is predicted twice; keep one head per field")
-        if not any(weight > 0 for head in self.heads for weight in head.weights.values()):
-            raise ValueError("heads: every loss weight is 0; give at least one field a positive weight")
+        check_heads(self.heads)
         return self
 
     @property
@@ -97,14 +137,98 @@ class RunConfig(Settings):
         """All predicted fields, in the order of the heads."""
         return [name for head in self.heads for name in head.outputs]
 
+    @property
+    def branches(self) -> list[BranchSettings]:
+        """The one data set with its heads, as a branch without a name."""
+        return [BranchSettings(data=self.data, split=self.split, heads=self.heads)]
 
-def read_config(path: Path, assignments: list[str] | None = None) -> RunConfig:
+    def of_branch(self, name: str) -> "RunConfig":
+        """This configuration, for no name; InputError for a name, since there are no branches."""
+        if name:
+            raise InputError(f"it has no branch {name}: it was trained on one data set; leave the branch out")
+        return self
+
+
+class BranchedConfig(Settings):
+    """The sections of CONFIG.toml for several data sets: each has a branch of heads, and all share one trunk."""
+
+    branches: list[BranchSettings] = Field(min_length=2)
+    batch: BatchSettings = BatchSettings()
+    model: ModelSettings
+    train: TrainSettings = TrainSettings()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_sections_of_one_branch(cls, value: Any) -> Any:
+        for section in ("data", "split", "heads"):
+            if isinstance(value, dict) and section in value:
+                raise ValueError(
+                    f"{section} belongs to a branch where there are branches; move it to branches.{section}"
+                )
+        return value
+
+    @model_validator(mode="after")
+    def _check(self) -> "BranchedConfig":
+        names = [branch.name for branch in self.branches]
+        if "" in names:
+            raise ValueError(f"branches.{names.index('')} has no name; add one, for example that of its data set")
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"branches: two are named {twice[0]}; give each a name of its own")
+        return self
+
+    @property
+    def hash(self) -> str:
+        """Short hash of the whole configuration."""
+        return digest(self.to_json())
+
+    @property
+    def targets(self) -> list[str]:
+        """All targets, in the order of branches and heads: ``energy@metals``."""
+        return [f"{name}@{branch.name}" for branch in self.branches for name in branch.targets]
+
+    def of_branch(self, name: str) -> RunConfig:
+        """The run that trains this branch alone; InputError that lists the branches where there is no such."""
+        names = [branch.name for branch in self.branches]
+        if name not in names:
+            problem = (
+                f"it has no branch {name}; {nearest(name, names)}" if name else "it has several branches; name one"
+            )
+            raise InputError(f"{problem} (branches: {', '.join(names)})")
+        branch = self.branches[names.index(name)]
+        return RunConfig(
+            data=branch.data,
+            split=branch.split,
+            batch=self.batch,
+            model=self.model,
+            heads=branch.heads,
+            train=self.train,
+        )
+
+
+AnyConfig = RunConfig | BranchedConfig
+"""A run on one data set or on several."""
+
+
+def parse_config(table: Any, source: str = "configuration") -> AnyConfig:
+    """The run that a table describes, with branches or without; InputError on anything wrong."""
+    kind = BranchedConfig if isinstance(table, dict) and "branches" in table else RunConfig
+    return kind.parse(table, source)
+
+
+def read_config(path: Path, assignments: list[str] | None = None) -> AnyConfig:
     """The run that a TOML file and ``--set key=value`` assignments describe; InputError on anything wrong."""
     return config_from_table(with_overrides(read_toml(path), assignments or []), path)
 
 
-def config_from_table(table: dict[str, Any], path: Path) -> RunConfig:
-    """The run that a parsed table describes; a relative store path counts from the folder of ``path``."""
-    config = RunConfig.parse(table, source=str(path))
-    store = (path.parent / config.data.store).resolve()
-    return config.model_copy(update={"data": config.data.model_copy(update={"store": store})})
+def config_from_table(table: dict[str, Any], path: Path) -> AnyConfig:
+    """The run that a parsed table describes; relative store paths count from the folder of ``path``."""
+    config = parse_config(table, source=str(path))
+
+    def placed(data: DataSettings) -> DataSettings:
+        return data.model_copy(update={"store": (path.parent / data.store).resolve()})
+
+    if isinstance(config, RunConfig):
+        return config.model_copy(update={"data": placed(config.data)})
+    branches = [branch.model_copy(update={"data": placed(branch.data)}) for branch in config.branches]
+    return config.model_copy(update={"branches": branches})

@@ -1,5 +1,8 @@
 """What goes wrong because of what came in from outside; every other exception is a defect of ours."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class InputError(ValueError):
     """Bad input: one sentence with what, where and the next move; the command line prints it and exits with 2."""
@@ -46,3 +49,19 @@ def nearest(word: str, valid: list[str]) -> str:
 
     close = get_close_matches(word, valid, n=1, cutoff=0.6)
     return f"did you mean {close[0]}?" if close else "valid: " + ", ".join(sorted(valid))
+
+
+@contextmanager
+def about(subject: str) -> Iterator[None]:
+    """Sentences of input errors inside begin with the subject; none where it is empty.
+
+    >>> with about("branch metals"): raise InputError("the store is empty; fill it")
+    Traceback (most recent call last):
+    hydragnn.errors.InputError: branch metals: the store is empty; fill it
+    """
+    try:
+        yield
+    except InputError as error:
+        if not subject:
+            raise
+        raise InputError(f"{subject}: {error}") from error

@@ -1,14 +1,14 @@
 """What one training run leaves behind for search and ensemble."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from dataclasses import field as member
 from pathlib import Path
 from typing import Any, Literal
 
 import pydantic
 
-from hydragnn.errors import InputError
+from hydragnn.errors import InputError, nearest
 from hydragnn.files import read_json, write_json
 
 VERSION = 1
@@ -40,6 +40,14 @@ class Cost:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class BranchRecord:
+    """What a run with several data sets says of one of them."""
+
+    data_hash: str
+    parts: dict[str, int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RunRecord:
     """Configuration, data, curves, cost and end of one run; JSON on disk as ``record.json`` in the run's folder.
 
@@ -48,7 +56,9 @@ class RunRecord:
     ``valid/loss``, plus ``epoch`` (counted from 1). ``trivial`` holds the same metrics for the mean of the training part (names
     ``valid/<field>/mae`` and so on; forces: zero). ``test`` is filled only by an explicit evaluation. Status ``paused`` is the end of a segment.
     ``attempt`` is the attempt that wrote the record, as its starter counts; 0 where nobody counts. ``unseen_inputs`` are fields
-    of the store with role input that the architecture does not see, and that were left out therefore.
+    of the store with role input that the architecture does not see, and that were left out therefore. ``branches`` says what
+    belongs to each data set where there are several; ``data_hash`` is then the hash of all theirs, ``parts`` are their sums, and
+    curves have names such as ``valid/energy@metals/mae``.
     """
 
     version: int = VERSION
@@ -69,6 +79,16 @@ class RunRecord:
     versions: dict[str, str] = member(default_factory=dict)
     hardware: dict[str, Any] = member(default_factory=dict)
     attempt: int = 0
+    branches: dict[str, BranchRecord] = member(default_factory=dict)
+
+    def of_branch(self, name: str) -> "RunRecord":
+        """The record as one branch sees it: its data and its parts; the record itself where ``name`` is empty."""
+        if not name:
+            return self
+        if name not in self.branches:
+            raise InputError(f"the record has no branch {name}; {nearest(name, list(self.branches))}")
+        own = self.branches[name]
+        return replace(self, data_hash=own.data_hash, parts=own.parts)
 
 
 _RECORD = pydantic.TypeAdapter(RunRecord)

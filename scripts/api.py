@@ -5,7 +5,7 @@ from importlib import import_module, metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydragnn.config import RunConfig, config_from_table
+from hydragnn.config import AnyConfig, config_from_table
 from hydragnn.errors import InputError, Interrupted, OutOfWalltime
 from hydragnn.record import RunRecord
 from hydragnn.settings import read_toml, with_overrides
@@ -28,7 +28,7 @@ def build_store(source: Path | str | Table, out: Path | str, *, overrides: Seque
 
 
 def train(
-    config: Path | str | Table | RunConfig,
+    config: Path | str | Table | AnyConfig,
     out: Path | str,
     *,
     resume: bool = False,
@@ -39,7 +39,7 @@ def train(
     from hydragnn.runs import console_progress
     from hydragnn.runs import train as run
 
-    if not isinstance(config, RunConfig):
+    if not isinstance(config, AnyConfig):
         config = config_from_table(*_table(config, overrides))
     return run(config, Path(out), resume=resume, progress=None if quiet else console_progress())
 
@@ -137,8 +137,9 @@ def build_ensemble(
     epochs: int | None = None,
     workers: int | None = None,
     quiet: bool = True,
+    branch: str = "",
 ) -> Table:
-    """One calibrated ensemble of the best runs of a campaign; gives its evaluation.
+    """One calibrated ensemble of the best runs of a campaign, of several branches for the one named; gives its evaluation.
 
     With ``train``, ``final_seeds`` or ``epochs`` the chosen configurations are first trained anew, all at once.
     """
@@ -156,9 +157,10 @@ def build_ensemble(
             epochs=epochs,
             workers=workers,
             quiet=quiet,
+            branch=branch,
         )
     return ensemble_from_runs(
-        finished_runs(Path(campaign)), Path(out), top_k=top_k, method=method, campaign=Path(campaign)
+        finished_runs(Path(campaign)), Path(out), top_k=top_k, method=method, campaign=Path(campaign), branch=branch
     )
 
 
@@ -170,14 +172,19 @@ def predict(
     resume: bool = False,
     workers: int = 1,
     quiet: bool = True,
+    branch: str = "",
 ) -> Table:
     """Predict every graph of ``source`` with an ensemble or run folder into the file ``out``; gives counts and speed.
+
+    A run with several branches predicts with the one that is named, else with the one that was trained on ``source``.
 
     Under mpirun, srun or torchrun all ranks predict, and the one that writes the file gives the counts.
     """
     from hydragnn.ensemble import predict_to_file
 
-    return predict_to_file(Path(model), Path(source), Path(out), resume=resume, workers=workers, quiet=quiet)
+    return predict_to_file(
+        Path(model), Path(source), Path(out), resume=resume, workers=workers, quiet=quiet, branch=branch
+    )
 
 
 def report(source: Path | str, out: Path | str | None = None) -> Path:
@@ -187,11 +194,11 @@ def report(source: Path | str, out: Path | str | None = None) -> Path:
     return write_report(Path(source), Path(out) if out else None)
 
 
-def load(folder: Path | str) -> "Ensemble":
-    """The ensemble in a folder, ready for ``predict``; a run folder is an ensemble of one."""
+def load(folder: Path | str, branch: str = "") -> "Ensemble":
+    """The ensemble in a folder, ready for ``predict``; a run folder is an ensemble of one, of several branches the one named."""
     from hydragnn.ensemble import Ensemble
 
-    return Ensemble.load(Path(folder))
+    return Ensemble.load(Path(folder), branch=branch)
 
 
 def run_summary(record: RunRecord, out: Path | str) -> Table:

@@ -35,6 +35,9 @@ Set = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Override a configuration value, e.g. `model.hidden_dim=128`."),
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue what an interrupted command left in --out.")]
+Branch = Annotated[
+    str, typer.Option("--branch", metavar="NAME", help="Which branch, where runs have several data sets.")
+]
 Out = Annotated[Path, typer.Option("--out", help="Where the result goes; must not exist yet, unless resuming.")]
 
 
@@ -102,7 +105,9 @@ def data_convert(
 
 @app.command()
 def train(
-    config: Annotated[Path, typer.Argument(help="CONFIG.toml; sections data, split, batch, model, heads, train.")],
+    config: Annotated[
+        Path, typer.Argument(help="CONFIG.toml; sections data, split, batch, model, heads, train; or branches.")
+    ],
     out: Out,
     resume: Resume = False,
     assignments: Set = None,
@@ -226,6 +231,7 @@ def ensemble(
     ] = 0,
     epochs: Annotated[int | None, typer.Option(min=1, help="As --train, for so many epochs.")] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="With --train: runs at once, one thread each.")] = None,
+    branch: Branch = "",
     as_json: AsJson = False,
 ) -> None:
     """Turn the best configurations of a campaign into one calibrated ensemble, evaluated on the test part."""
@@ -239,6 +245,7 @@ def ensemble(
         epochs=epochs,
         workers=workers,
         quiet=as_json,
+        branch=branch,
     )
     if as_json:
         print(json.dumps(result))
@@ -257,6 +264,7 @@ def predict(
     workers: Annotated[
         int, typer.Option(min=1, help="Local processes; mpirun, srun and torchrun bring their own.")
     ] = 1,
+    branch: Branch = "",
     as_json: AsJson = False,
 ) -> None:
     """Predict every graph with uncertainty; one line per graph also for graphs that failed, with the reason.
@@ -265,7 +273,7 @@ def predict(
     Exits with 3 where not one graph could be predicted.
     """
     _tell_new(out, out.with_name(out.name + ".parts"), resume)
-    result = api.predict(model, source, out, resume=resume, workers=workers, quiet=as_json)
+    result = api.predict(model, source, out, resume=resume, workers=workers, quiet=as_json, branch=branch)
     if result:
         _show(result, as_json)
     from hydragnn.distributed import leave

@@ -21,6 +21,7 @@ def trained_ensemble(
     epochs: int | None = None,
     workers: int | None = None,
     quiet: bool = True,
+    branch: str = "",
 ) -> dict[str, Any]:
     """Train the chosen configurations with so many seeds each in ``OUT.training``, and build the ensemble; gives its evaluation.
 
@@ -28,7 +29,7 @@ def trained_ensemble(
     call. Interrupted where a signal, or OutOfWalltime where the end of the allocation, comes before the end.
     """
     check_out(out)
-    choice = _choice(campaign, top_k, method)
+    choice = _choice(campaign, top_k, method, branch)
     training = out.with_name(f"{out.name}.training")
     runs = given_runs(choice.folders, campaign, seeds=seeds, epochs=epochs)
     with nullcontext() if quiet else CampaignView(training) as view:
@@ -41,13 +42,14 @@ def trained_ensemble(
         out,
         weights=[weight / seeds for weight in choice.weights for _ in range(seeds)],
         selection={**choice.selection, "final_seeds": seeds, **({"final_epochs": epochs} if epochs else {})},
+        branch=branch,
     )
 
 
-def _choice(campaign: Path, top_k: int, method: str) -> Choice:
+def _choice(campaign: Path, top_k: int, method: str, branch: str) -> Choice:
     """The configurations to train: also those that a rung held back, since they are trained anew; greedy needs finished runs."""
     if method != "top-k":
-        return chosen_runs(finished_runs(campaign), top_k=top_k, method=method, campaign=campaign)
+        return chosen_runs(finished_runs(campaign), top_k=top_k, method=method, campaign=campaign, branch=branch)
     known = best_runs(campaign)
     folders = known[:top_k]
     if len(folders) < top_k:

@@ -20,6 +20,7 @@ from hydragnn.ensemble.prediction.sources import Building, Source, file_digest, 
 from hydragnn.ensemble.prediction.together import Late, finish_together, once
 from hydragnn.errors import InputError
 from hydragnn.files import read_json
+from hydragnn.record import read_record
 
 VERSION = 4
 
@@ -39,6 +40,8 @@ class Job:
     """The budget of a batch; None chooses it by the graphs."""
     held: int | None = None
     """Members that a rank keeps in memory; None goes by the memory of the machine."""
+    branch: str = ""
+    """Which branch of a run predicts; empty where there are no branches."""
 
     @property
     def parts(self) -> Parts:
@@ -48,7 +51,7 @@ class Job:
 
 def begin(job: Job, ranks: int) -> dict[str, Any]:
     """What rank 0 checks and decides for all: finished parts, and how many members a rank holds; InputError before any work."""
-    ensemble = Ensemble.load(job.model, held=1)
+    ensemble = Ensemble.load(job.model, held=1, branch=job.branch)
     sink_for(job.out, ensemble)
     parts = job.parts
     with parts.entered(resume=job.resume) as fresh:
@@ -65,6 +68,25 @@ def begin(job: Job, ranks: int) -> dict[str, Any]:
     parts.forget_ranks()
     held = job.held or _room(job.model, ensemble.manifest.members, ranks)
     return {"fresh": fresh, "present": sorted(parts.names()), "held": held}
+
+
+def branch_for(model: Path, source: Path, branch: str = "") -> str:
+    """The branch that predicts ``source``: the one that is named, else the one that was trained on this very store.
+
+    Empty where the model is no run with branches. InputError where only a name could tell.
+    """
+    path = model / "record.json"
+    known = read_record(model).branches if path.is_file() and not (model / "ensemble.json").is_file() else {}
+    if branch or not known:
+        return branch
+    print_of = store_source(source).store.fingerprint if is_store(source) else ""
+    found = [name for name, said in known.items() if print_of == said.data_hash]
+    if len(found) == 1:
+        return found[0]
+    raise InputError(
+        f"{model} has the branches {', '.join(known)}, and {source} is the store of none of them alone; say which is to "
+        "predict: --branch NAME (branch=)"
+    )
 
 
 def source_of(job: Job, ensemble: Ensemble, crew: Crew, *, fresh: bool) -> Source:

@@ -16,7 +16,7 @@ from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.plan import Chunk, chunks_of, default_budget, units_of
 from hydragnn.ensemble.prediction.crew import Crew, Worker, at_work
 from hydragnn.ensemble.prediction.formats import sink_for
-from hydragnn.ensemble.prediction.job import Job, begin, member_costs, source_of
+from hydragnn.ensemble.prediction.job import Job, begin, branch_for, member_costs, source_of
 from hydragnn.ensemble.prediction.joining import workers_crew
 from hydragnn.ensemble.prediction.merge import merge
 from hydragnn.ensemble.prediction.order import Bundle, learned_rates
@@ -39,19 +39,22 @@ def predict_to_file(
     workers: int = 1,
     held: int | None = None,
     quiet: bool = True,
+    branch: str = "",
 ) -> dict[str, Any]:
     """Predict every graph of ``source`` with the ensemble or run in ``model`` into the file ``out``; gives counts and speed.
 
     ``source`` is a store or any file of structures that ASE reads. The suffix of ``out`` chooses the format: .h5, .npz,
     .bp, .csv or .xyz. Finished work is kept in ``OUT.parts`` until the file is complete, so that ``resume`` continues an
     interrupted prediction and ends with the same bits. ``batch`` is the budget of one batch; a graph that exceeds it is
-    reported, not predicted. InputError before any work where something does not fit.
+    reported, not predicted. A run with several branches predicts with the ``branch`` that is named, or with the one that was
+    trained on the store ``source``. InputError before any work where something does not fit.
 
     Started as ranks by mpirun, srun or torchrun, all of them predict; else so many local ``workers``. A rank keeps at most
     ``held`` members in memory (by default as many as fit). The rank that writes the file gives the counts, the others
     nothing. The plan and what became of it lie beside the file as ``OUT.plan.json``.
     """
-    job = Job(model=model, source=source, out=out, resume=resume, batch=batch, held=held)
+    own = branch_for(model, source, branch)
+    job = Job(model=model, source=source, out=out, resume=resume, batch=batch, held=held, branch=own)
     with terminable(), workers_crew(workers, _local_worker, job) as crew:
         try:
             return predict_with(crew, job, quiet=quiet)
@@ -63,7 +66,7 @@ def predict_with(crew: Crew, job: Job, *, quiet: bool = True) -> dict[str, Any]:
     """This rank's part of the prediction."""
     started = time.perf_counter()
     begun = crew.begin(partial(begin, job, crew.size), job.parts.folder)
-    ensemble = Ensemble.load(job.model, held=begun["held"])
+    ensemble = Ensemble.load(job.model, held=begun["held"], branch=job.branch)
     graphs = source_of(job, ensemble, crew, fresh=begun["fresh"])
     sizes = graphs.store.sizes()
     chunks = chunks_of(sizes, graphs.numbers, job.batch or default_budget(sizes), graphs.failures)

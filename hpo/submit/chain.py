@@ -180,8 +180,19 @@ def _job(settings: CampaignSettings, job: JobSettings, chain: Mapping[str, Any],
         arguments=[chain["source"], "--out", str(out.resolve()), "--resume", *workers, *overrides],
         directory=Path(chain["directory"]),
         python=chain["python"],
-        store=Path(settings.base["data"]["store"]),
+        store=_store_to_stage(settings, job),
     )
+
+
+def _store_to_stage(settings: CampaignSettings, job: JobSettings) -> Path:
+    """The store that a job may copy to its nodes; InputError where there are several and they are to be copied."""
+    if "branches" not in settings.base:
+        return Path(settings.base["data"]["store"])
+    if job.stage_data:
+        raise InputError(
+            f"{settings.source}: job.stage_data copies one store to the nodes, and every branch has its own; leave it out"
+        )
+    return Path(settings.base["branches"][0]["data"]["store"])
 
 
 def _submitted(job: Job, chain: Mapping[str, Any], *, after: str | None, dry_run: bool) -> Submission:

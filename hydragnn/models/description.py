@@ -1,7 +1,7 @@
 """Everything needed to build a model again, apart from its weights."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -54,11 +54,21 @@ class ModelDescription:
     statistics: GraphStatistics | None = None
     edges: bool = True
     """False: trained without edges (an ablation), so edges are taken away before prediction, too."""
+    branch: str = ""
+    """The branch that the heads belong to, where the model has several."""
+    shared_degrees: frozenset[int] = frozenset()
+    """Degrees of states that the heads of other branches on the same trunk are read from."""
 
     @property
     def targets(self) -> tuple[Target, ...]:
         """All targets, in the order of the heads."""
-        return targets_of(self.heads, self.fields)
+        return tuple(replace(target, branch=self.branch) for target in targets_of(self.heads, self.fields))
+
+    @property
+    def degrees(self) -> frozenset[int]:
+        """Degrees of states that heads are read from."""
+        own = {DEGREE_OF[self.fields[head.field].parity] for head in self.heads}
+        return frozenset(own | {0}) | self.shared_degrees
 
     @property
     def input_fields(self) -> tuple[Field, ...]:
@@ -77,12 +87,11 @@ class ModelDescription:
 
     def spec(self, edge_width: int) -> GraphSpec:
         """What data and heads ask of the encoder; edge inputs have ``edge_width`` numbers."""
-        parities = {self.fields[head.field].parity for head in self.heads}
         return GraphSpec(
             dim=self.dim,
             edge_width=edge_width,
             edge_kinds={name: self.fields[name].classes for name in self.kind_fields},
-            degrees=frozenset({DEGREE_OF[parity] for parity in parities} | {0}),
+            degrees=self.degrees,
             statistics=self.statistics,
         )
 
@@ -96,6 +105,7 @@ class ModelDescription:
             "dim": self.dim,
             "statistics": asdict(self.statistics) if self.statistics else None,
             "edges": self.edges,
+            **({"branch": self.branch} if self.branch else {}),
         }
 
 
@@ -115,6 +125,7 @@ def description_from_json(value: Mapping[str, Any]) -> ModelDescription:
         dim=value["dim"],
         statistics=GraphStatistics(**statistics) if statistics else None,
         edges=value.get("edges", True),
+        branch=value.get("branch", ""),
     )
 
 
@@ -133,6 +144,7 @@ def described(
     dim: int,
     statistics: GraphStatistics | None = None,
     edges: bool = True,
+    branch: str = "",
 ) -> ModelDescription:
     """A description that keeps the fields it needs; InputError names a field that the data do not have."""
     known = dict(fields) if isinstance(fields, Mapping) else {field.name: field for field in fields}
@@ -148,4 +160,5 @@ def described(
         dim=dim,
         statistics=statistics,
         edges=edges,
+        branch=branch,
     )

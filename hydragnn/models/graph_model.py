@@ -24,7 +24,7 @@ class GraphModel(nn.Module):
     def __init__(self, description: ModelDescription) -> None:
         super().__init__()
         self.description = description
-        model, fields = description.model, description.fields
+        model = description.model
         inputs = [field for field in description.input_fields if field.name not in description.kind_fields]
         of_graphs = [field for field in inputs if field.on == "graph"] if model.conditioning != "concat" else []
         self.node_inputs = NodeInputs([field for field in inputs if field not in of_graphs], model.hidden_dim)
@@ -33,12 +33,10 @@ class GraphModel(nn.Module):
         self.condition_inputs = ConditionInputs(of_graphs, model.hidden_dim) if of_graphs else None
         wrap_layers(self.encoder, model, conditioned=bool(of_graphs))
         every = description.architecture.readout == "every layer"
-        channels = model.hidden_dim * (len(self.encoder.layers) if every else 1)
+        self.channels = model.hidden_dim * (len(self.encoder.layers) if every else 1)
         pooled = of_graphs and model.conditioning == "pooled"
-        self.pooled_condition = PooledCondition(channels, model.hidden_dim) if pooled else None
-        self.heads = nn.ModuleList(
-            build_head(head, fields[head.field], channels, description.dim) for head in description.heads
-        )
+        self.pooled_condition = PooledCondition(self.channels, model.hidden_dim) if pooled else None
+        self.heads = built_heads(description, self.channels)
 
     def forward(self, batch: GraphBatch) -> dict[str, Distribution]:
         """Predictions by field name: every head's field, then its forces and its stress where declared.
@@ -95,6 +93,12 @@ class GraphModel(nn.Module):
             states = side_by_side(of_layers)
         states = self.encoder.finish(states, graph)
         return states if self.pooled_condition is None else self.pooled_condition(states, graph)
+
+
+def built_heads(description: ModelDescription, channels: int) -> nn.ModuleList:
+    """The heads of a description, for states with so many channels."""
+    fields = description.fields
+    return nn.ModuleList(build_head(head, fields[head.field], channels, description.dim) for head in description.heads)
 
 
 def side_by_side(of_layers: list[States]) -> States:

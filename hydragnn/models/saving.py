@@ -1,6 +1,6 @@
 """A model on disk: ``model.json`` says what it is, ``weights.safetensors`` holds its numbers; no pickle."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,15 @@ from torch import Tensor
 from hydragnn.datasets.normalisation import Normalisation, normalisation_from_json
 from hydragnn.errors import InputError
 from hydragnn.files import read_json, write_atomically, write_json
+from hydragnn.models.branched import BranchedModel, build_branched
 from hydragnn.models.build import build_described
 from hydragnn.models.description import ModelDescription, description_from_json
 from hydragnn.models.graph_model import GraphModel
 
 VERSION = 2
 """1: the weights of encoders lay in one list per kind of layer; names are translated on reading."""
+BRANCHED = 3
+"""A model of several branches, which earlier programs cannot read."""
 
 
 def save_model(
@@ -31,52 +34,103 @@ def save_model(
 
     ``check`` is called right before each file gets its name, and what it raises leaves the old one.
     """
-    state = dict(model.state_dict()) if weights is None else dict(weights)
-    contiguous = {name: value.detach().cpu().contiguous() for name, value in state.items()}
+    content = {"version": VERSION, **_said(model.description, normalisation)}
+    _write(folder, content, dict(model.state_dict()) if weights is None else weights, check)
+
+
+def save_branched(
+    folder: Path,
+    model: BranchedModel,
+    normalisations: Sequence[Normalisation],
+    weights: Mapping[str, Tensor] | None = None,
+    check: Callable[[], None] | None = None,
+) -> None:
+    """Write a model with all its branches, each with its normalisation, as ``save_model`` does."""
+    said = [_said(view.description, normalisation) for view, normalisation in zip(model.views, normalisations)]
+    content = {"version": BRANCHED, "branches": said}
+    _write(folder, content, dict(model.state_dict()) if weights is None else weights, check)
+
+
+def _said(description: ModelDescription, normalisation: Normalisation) -> dict[str, Any]:
+    return {**description.to_json(), "normalisation": normalisation.to_json()}
+
+
+def _write(
+    folder: Path, content: dict[str, Any], weights: Mapping[str, Tensor], check: Callable[[], None] | None
+) -> None:
+    contiguous = {name: value.detach().cpu().contiguous() for name, value in weights.items()}
     write_atomically(folder / "weights.safetensors", save(contiguous), check)
-    write_json(
-        folder / "model.json",
-        {"version": VERSION, **model.description.to_json(), "normalisation": normalisation.to_json()},
-        check,
-    )
+    write_json(folder / "model.json", content, check)
 
 
-def read_description(folder: Path) -> tuple[ModelDescription, Normalisation]:
-    """What ``model.json`` says; InputError where it is missing, damaged or from a newer version."""
+def read_description(folder: Path, branch: str = "") -> tuple[ModelDescription, Normalisation]:
+    """What ``model.json`` says, of one branch where there are several; InputError where it is missing or damaged, comes from a
+    newer version or has no such branch."""
+    said = _read(folder)
+    return said[_position([description for description, _ in said], branch, folder)]
+
+
+def _read(folder: Path) -> list[tuple[ModelDescription, Normalisation]]:
+    """What ``model.json`` says of every branch, or of the one model."""
     path = folder / "model.json"
     value: Any = read_json(path)
     if not isinstance(value, dict) or not isinstance(value.get("version"), int):
         raise InputError(f"{path} does not describe a model; was {folder} made by hydragnn train?")
-    if value["version"] > VERSION:
+    if value["version"] > BRANCHED:
         raise InputError(
-            f"{path} has version {value['version']}, this program reads up to {VERSION}; update the program"
+            f"{path} has version {value['version']}, this program reads up to {BRANCHED}; update the program"
         )
     try:
-        return description_from_json(value), normalisation_from_json(value["normalisation"])
+        every = value["branches"] if value["version"] == BRANCHED else [value]
+        return [(description_from_json(one), normalisation_from_json(one["normalisation"])) for one in every]
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path} is damaged ({error}); train or copy the model again") from error
 
 
-def load_graph_model(folder: Path) -> tuple[GraphModel, Normalisation]:
-    """The model in ``folder`` with its weights; InputError where files are missing, damaged or do not fit together."""
-    description, normalisation = read_description(folder)
-    path = folder / "weights.safetensors"
-    try:
-        weights = load_file(path)
-    except FileNotFoundError:
-        raise InputError(f"{path} does not exist; copy the whole folder of the model") from None
-    except (SafetensorError, OSError) as error:
-        raise InputError(f"{path} cannot be read ({error}); copy the whole folder of the model again") from error
-    model = build_described(description, seed=0)
-    weights = {_renamed(name, description): value for name, value in weights.items()}
-    dtypes = {value.dtype for value in weights.values() if value.is_floating_point()}
-    if torch.float64 in dtypes:
+def _position(descriptions: Sequence[ModelDescription], branch: str, folder: Path) -> int:
+    """The place of a branch; InputError that lists the branches where there is no such."""
+    names = [description.branch for description in descriptions]
+    if branch in names:
+        return names.index(branch)
+    if names == [""]:
+        raise InputError(f"the model in {folder} has no branches, so there is no {branch}; leave the branch out")
+    problem = f"no branch {branch}" if branch else "several branches, and none was named"
+    raise InputError(f"the model in {folder} has {problem}; name one of {', '.join(names)} (--branch, branch=)")
+
+
+def load_graph_model(folder: Path, branch: str = "") -> tuple[GraphModel, Normalisation]:
+    """The model in ``folder`` with its weights, of several branches the one that is named.
+
+    InputError where files are missing, damaged or do not fit together, and where there is no such branch.
+    """
+    said = _read(folder)
+    descriptions = [description for description, _ in said]
+    position = _position(descriptions, branch, folder)
+    weights = _weights(folder / "weights.safetensors")
+    model: GraphModel | BranchedModel
+    if len(said) == 1:
+        model = build_described(descriptions[0], seed=0)
+        weights = {_renamed(name, descriptions[0]): value for name, value in weights.items()}
+    else:
+        model = build_branched(descriptions, seed=0)
+    if torch.float64 in {value.dtype for value in weights.values() if value.is_floating_point()}:
         model = model.double()
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
+        path = folder / "weights.safetensors"
         raise InputError(f"{path} does not fit {folder / 'model.json'}; copy the whole folder again") from error
-    return model, normalisation
+    chosen = model.views[position] if isinstance(model, BranchedModel) else model
+    return chosen, said[position][1]
+
+
+def _weights(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except FileNotFoundError:
+        raise InputError(f"{path} does not exist; copy the whole folder of the model") from None
+    except (SafetensorError, OSError) as error:
+        raise InputError(f"{path} cannot be read ({error}); copy the whole folder of the model again") from error
 
 
 def _renamed(name: str, description: ModelDescription) -> str:

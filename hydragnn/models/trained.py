@@ -107,12 +107,14 @@ def denormalised(said: Distribution, field: Field, normalisation: Normalisation,
     return said
 
 
-def load_model(folder: Path, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> TrainedModel:
-    """The model that ``save_model`` wrote into ``folder``, ready to predict in ``dtype``.
+def load_model(
+    folder: Path, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu", branch: str = ""
+) -> TrainedModel:
+    """The model that was saved in ``folder``, ready to predict in ``dtype``; where it has branches, the one that is named.
 
-    InputError where files are missing, damaged, from a newer version or do not fit together.
+    InputError where files are missing, damaged, from a newer version or do not fit together, or there is no such branch.
     """
-    model, normalisation = load_graph_model(folder)
+    model, normalisation = load_graph_model(folder, branch)
     model.to(device=device, dtype=dtype).eval().requires_grad_(False)
     return TrainedModel(model=model, normalisation=normalisation, dtype=dtype)
 

@@ -1,6 +1,7 @@
 """What happens around the loop: checkpoints, the exported model, the record, curves for TensorBoard, progress."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from hydragnn.datasets import Normalisation
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.errors import MissingPackageError
 from hydragnn.files import digest, write_json
-from hydragnn.models import GraphModel, save_model
+from hydragnn.models import BranchedModel, GraphModel, save_branched, save_model
 from hydragnn.record import RunRecord, write_record
 from hydragnn.runs.attempt import Heartbeat
 from hydragnn.runs.checkpoint import save_checkpoint
@@ -30,7 +31,7 @@ class RunCallback:
     def __init__(
         self,
         record: RunRecord,
-        normalisation: Normalisation,
+        normalisations: Sequence[Normalisation],
         settings: TrainSettings,
         ranks: Ranks,
         stopwatch: Stopwatch,
@@ -38,9 +39,10 @@ class RunCallback:
         heart: Heartbeat,
         progress: Progress | None,
     ) -> None:
-        """``record`` is what the record says apart from curves and cost; files go where the heart beats."""
+        """``record`` is what the record says apart from curves and cost; ``normalisations`` are those of the branches; files go where
+        the heart beats."""
         self.record = replace(record, attempt=heart.attempt.name)
-        self.folder, self.normalisation, self.settings = heart.attempt.folder, normalisation, settings
+        self.folder, self.normalisations, self.settings = heart.attempt.folder, normalisations, settings
         self.ranks, self.stopwatch, self.signals, self.heart = ranks, stopwatch, signals, heart
         self.progress = progress if ranks.first else None
         self.board: Any = None
@@ -106,10 +108,14 @@ class RunCallback:
         """Write the weights of the best epoch as the model of the run, unless they are there already."""
         if not self.ranks.first or state.best_epoch == self.exported:
             return
-        assert isinstance(state.model, GraphModel)
         with state.parameters.best():
             weights = {name: value.detach().clone() for name, value in state.model.state_dict().items()}
-        save_model(self.folder / "model", state.model, self.normalisation, weights, self.heart.attempt.check)
+        folder, check = self.folder / "model", self.heart.attempt.check
+        if isinstance(state.model, BranchedModel):
+            save_branched(folder, state.model, self.normalisations, weights, check)
+        else:
+            assert isinstance(state.model, GraphModel)
+            save_model(folder, state.model, self.normalisations[0], weights, check)
         self.exported = state.best_epoch
 
     def write(self, state: TrainState, **changes: Any) -> RunRecord:
@@ -151,7 +157,11 @@ def decisive(config: dict[str, Any]) -> dict[str, Any]:
 
     >>> decisive({"data": {"store": "here.h5", "inputs": None}})
     {'data': {'inputs': None}}
+    >>> decisive({"branches": [{"name": "metals", "data": {"store": "here.h5"}}]})
+    {'branches': [{'name': 'metals', 'data': {}}]}
     """
+    if "branches" in config:
+        config = {**config, "branches": [decisive(branch) for branch in config["branches"]]}
     return {
         section: {key: item for key, item in value.items() if key not in INDIFFERENT.get(section, ())}
         if isinstance(value, dict)

@@ -6,24 +6,33 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from hydragnn.config import RunConfig
+from hydragnn.config import AnyConfig
 from hydragnn.distributed.launch import host_name
-from hydragnn.record import RunRecord
+from hydragnn.files import digest
+from hydragnn.record import BranchRecord, RunRecord
 from hydragnn.runs.preparation import unseen_inputs
 from hydragnn.training.data import RunData
 
 
-def first_record(config: RunConfig, data: RunData, parameters: int, device: torch.device) -> RunRecord:
+def first_record(config: AnyConfig, data: RunData, parameters: int, device: torch.device) -> RunRecord:
     """What is known before the first step of a model with so many parameters."""
+    hashes = {branch.name: branch.store.fingerprint for branch in data.branches}
+    parts = {branch.name: branch.split.counts for branch in data.branches}
+    unseen = [
+        name
+        for settings, branch in zip(config.branches, data.branches)
+        for name in unseen_inputs(settings, config.model, branch.store.fields())
+    ]
     return RunRecord(
         config=config.to_json(),
         config_hash=config.hash,
-        data_hash=data.store.fingerprint,
+        data_hash=next(iter(hashes.values())) if len(hashes) == 1 else digest(hashes),
         seed=config.train.seed,
         parameters=parameters,
-        parts=data.split.counts,
+        parts={part: sum(counts[part] for counts in parts.values()) for part in ("train", "valid", "test")},
+        branches={name: BranchRecord(data_hash=hashes[name], parts=parts[name]) for name in hashes if name},
         trivial=dict(data.trivial),
-        unseen_inputs=[*unseen_inputs(config, data.store.fields())],
+        unseen_inputs=list(dict.fromkeys(unseen)),
         versions=versions(),
         hardware=hardware(device),
     )

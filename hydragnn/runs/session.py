@@ -8,20 +8,20 @@ from pathlib import Path
 import torch
 
 from hydragnn.architectures import architecture_of
-from hydragnn.config import RunConfig
-from hydragnn.datasets import GraphStore, open_store
+from hydragnn.config import AnyConfig, RunConfig, parse_config
+from hydragnn.datasets import open_store
 from hydragnn.distributed.parallelize import parallelize
 from hydragnn.distributed.ranks import Ranks, joined_ranks
 from hydragnn.distributed.sharing import shared_rows
 from hydragnn.errors import InputError, Interrupted
 from hydragnn.files import kind_of_folder, read_json
-from hydragnn.models import build_model
+from hydragnn.models import BranchedModel, GraphModel, build_branched, build_described, described
 from hydragnn.record import Cost, RunRecord, read_record
 from hydragnn.runs.attempt import Attempt, Fenced, Heartbeat
 from hydragnn.runs.callback import RunCallback, decisive, identity
 from hydragnn.runs.checkpoint import latest_checkpoint, load_checkpoint
 from hydragnn.runs.failures import agreed_failure, failure_of, forget_failures, propagate_failure
-from hydragnn.runs.preparation import prepare_data, training_degrees
+from hydragnn.runs.preparation import Stores, prepare_data, training_degrees
 from hydragnn.runs.progress import Progress
 from hydragnn.runs.provenance import first_record
 from hydragnn.runs.signals import interrupt_at_once, trap_signals
@@ -38,13 +38,13 @@ FIRST_FILES = ("config.json", "attempt.json", "heartbeat")
 
 
 def train(
-    config: RunConfig,
+    config: AnyConfig,
     out: Path,
     *,
     until: int | None = None,
     resume: bool = False,
     progress: Progress | None = None,
-    store: GraphStore | None = None,
+    store: Stores | None = None,
     device: torch.device | str | None = None,
     micro_batches: int = 1,
     attempt: int | None = None,
@@ -52,7 +52,7 @@ def train(
     """Train the model that ``config`` describes into the folder ``out``, up to epoch ``until`` (all epochs if absent).
 
     The record ends as ``finished``, ``stopped`` (early), ``paused`` (end of a segment) or ``failed`` with a typed reason.
-    Started by torchrun, mpirun or srun, all ranks train together and each gets the record. ``store`` saves opening it.
+    Started by torchrun, mpirun or srun, all ranks train together and each gets the record. ``store`` saves opening it (a mapping by name, where there are branches).
     ``micro_batches`` computes every batch in so many parts, which needs less memory and takes the same steps. ``attempt`` is
     this attempt's number in ``out/attempt.json``: once another one stands there, nothing more is written.
 
@@ -74,15 +74,16 @@ def train(
         ranks.wait()
         heart, stopwatch = Heartbeat(this, first=ranks.first), Stopwatch(earlier_cost(out), ranks, placement.device)
         with propagate_failure(this, ranks), interrupt_at_once():
-            run = assemble(config, store or open_store(config.data.store), placement, ranks, heart.beat)
+            run = assemble(config, store or open_stores(config), placement, ranks, heart.beat)
             checkpoint = latest_checkpoint(out / "checkpoints")
             if checkpoint:
                 load_checkpoint(checkpoint, run.state, ranks, identity(run.record))
         with trap_signals() as signals:
+            normalisations = [branch.normalisation for branch in run.data.branches]
             callback = RunCallback(
-                run.record, run.data.normalisation, run.context.settings, ranks, stopwatch, signals, heart, progress
+                run.record, normalisations, run.context.settings, ranks, stopwatch, signals, heart, progress
             )
-            callback.begin(run.state, run.data.train.steps(run.state.epoch))
+            callback.begin(run.state, run.data.steps(run.state.epoch))
             return _to_the_end(
                 run.state, callback, lambda: train_epochs(run.state, run.data, run.context, callback, end)
             )
@@ -99,32 +100,47 @@ class Assembly:
     """What is known before the first step."""
 
 
+def open_stores(config: AnyConfig) -> Stores:
+    """The store of a run, or those of its branches by name."""
+    if isinstance(config, RunConfig):
+        return open_store(config.data.store)
+    return {branch.name: open_store(branch.data.store) for branch in config.branches}
+
+
 def assemble(
-    config: RunConfig, store: GraphStore, placement: DevicePlacement, ranks: Ranks, heartbeat: Callable[[], None]
+    config: AnyConfig, store: Stores, placement: DevicePlacement, ranks: Ranks, heartbeat: Callable[[], None]
 ) -> Assembly:
     """Read the data, build the model and spread it over the ranks: where a configuration is taken apart, once.
 
     All ranks call it together.
     """
     data = prepare_data(config, store, placement, ranks, heartbeat)
-    rows = shared_rows(ranks, placement.device)
-    model = build_model(
-        config.model,
-        config.heads,
-        data.fields,
-        inputs=data.inputs,
-        dim=data.store.dim,
-        seed=config.train.seed,
-        statistics=training_degrees(data, rows, heartbeat)
-        if "degrees" in architecture_of(config.model.kind).needs
-        else None,
-        edges=config.data.edges,
-    )
+    needs = architecture_of(config.model.kind).needs
+    degrees = training_degrees(data, shared_rows(ranks, placement.device), heartbeat) if "degrees" in needs else None
+    descriptions = [
+        described(
+            config.model,
+            settings.heads,
+            branch.fields,
+            inputs=branch.inputs,
+            dim=branch.store.dim,
+            statistics=degrees,
+            edges=settings.data.edges,
+            branch=branch.name,
+        )
+        for settings, branch in zip(config.branches, data.branches)
+    ]
+    model: GraphModel | BranchedModel
+    if isinstance(config, RunConfig):
+        model = build_described(descriptions[0], config.train.seed)
+    else:
+        model = build_branched(descriptions, config.train.seed)
     parameters = parallelize(model, ranks, placement, config.train)
+    by_branch = [branch.targets for branch in data.branches]
     return Assembly(
         state=first_state(model, parameters, fields=len(data.targets)),
         data=data,
-        context=training_context(config.train, data.targets, placement.device, ranks.rank, ranks.sum_in_place),
+        context=training_context(config.train, by_branch, placement.device, ranks.rank, ranks.sum_in_place),
         record=first_record(config, data, parameters.count, placement.device),
     )
 
@@ -187,7 +203,7 @@ def end_of_segment(epochs: int, until: int | None) -> int:
     return epochs if until is None else min(until, epochs)
 
 
-def check_folder(config: RunConfig, out: Path, resume: bool) -> None:
+def check_folder(config: AnyConfig, out: Path, resume: bool) -> None:
     """Raise InputError where ``out`` is no place for this run.
 
     That is where it holds something else, a run and nobody said resume, another run, or nothing to resume. An empty folder
@@ -203,7 +219,7 @@ def check_folder(config: RunConfig, out: Path, resume: bool) -> None:
         return
     if not (out / "config.json").exists():
         raise InputError(f"{out} holds no run to resume; leave out --resume to begin one")
-    begun = RunConfig.parse(read_json(out / "config.json"), str(out / "config.json"))
+    begun = parse_config(read_json(out / "config.json"), str(out / "config.json"))
     changed = differences(decisive(begun.to_json()), decisive(config.to_json()))
     if changed:
         raise InputError(
@@ -222,7 +238,7 @@ def check_nothing_else(out: Path, resume: bool) -> None:
     config = out / "config.json"
     if config.is_file():
         try:
-            RunConfig.parse(read_json(config), str(config))
+            parse_config(read_json(config), str(config))
         except InputError as error:
             raise InputError(f"{config} is not the configuration of a run ({error}); choose another --out") from error
     own = {*FIRST_FILES, "checkpoints", "model"} if config.is_file() else {*FIRST_FILES, "checkpoints"}

@@ -1,9 +1,10 @@
 """What the loop is told, and whom it tells."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -68,6 +69,9 @@ class TrainingContext:
 
     settings: TrainSettings
     targets: tuple[Target, ...]
+    """Of all branches, one after the other."""
+    branches: tuple[slice, ...]
+    """Which of the targets belong to each branch."""
     loss_weights: Float64[Tensor, " fields"]
     rank: int = 0
     """Tells the random numbers of this process from those of its peers."""
@@ -95,11 +99,19 @@ class TrainingContext:
 
 def training_context(
     settings: TrainSettings,
-    targets: tuple[Target, ...],
+    branches: Sequence[Sequence[Target]],
     device: torch.device,
     rank: int = 0,
     reduce: Callable[[Tensor], Tensor] = alone,
 ) -> TrainingContext:
-    """The context with its loss weights on the device."""
-    loss_weights = torch.tensor([target.weight for target in targets], dtype=torch.float64, device=device)
-    return TrainingContext(settings=settings, targets=targets, loss_weights=loss_weights, rank=rank, reduce=reduce)
+    """The context for the targets of every branch, with their loss weights on the device."""
+    targets = tuple(target for branch in branches for target in branch)
+    ends = [0, *accumulate(len(branch) for branch in branches)]
+    return TrainingContext(
+        settings=settings,
+        targets=targets,
+        branches=tuple(slice(first, last) for first, last in pairwise(ends)),
+        loss_weights=torch.tensor([target.weight for target in targets], dtype=torch.float64, device=device),
+        rank=rank,
+        reduce=reduce,
+    )

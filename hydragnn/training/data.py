@@ -2,8 +2,13 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
+from itertools import islice
+from math import ceil, floor
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from hydragnn.datasets import GraphStore, Loader, Normalisation, Split, normalise
 from hydragnn.graphs.batch import GraphBatch
@@ -38,12 +43,16 @@ class Feed:
         self.loader = loader
         self.normalisation = normalisation
         self.placement = placement
+        self._counted = (-1, 0)
 
     def steps(self, epoch: int) -> int:
         """Batches of an epoch, over all ranks."""
         settings = self.loader.settings
-        by_count = not (settings.max_nodes or settings.max_edges)
-        return len(self.loader) if by_count else len(self.loader.batches(epoch))
+        if not (settings.max_nodes or settings.max_edges):
+            return len(self.loader)
+        if self._counted[0] != epoch:
+            self._counted = (epoch, len(self.loader.batches(epoch)))
+        return self._counted[1]
 
     def epoch(self, number: int, start: int = 0) -> Iterator[tuple[GraphBatch, ...]]:
         """The batches of an epoch from step ``start`` on, each in its parts; a share without graphs has no part."""
@@ -54,9 +63,12 @@ class Feed:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class RunData:
-    """The parts of a store as one run sees them."""
+class BranchData:
+    """One data set as a run sees it; a run without branches has one without a name."""
 
+    name: str = ""
+    weight: Fraction = Fraction(1)
+    """How often an epoch shows each training graph."""
     store: GraphStore
     fields: Mapping[str, Field]
     inputs: tuple[str, ...]
@@ -70,3 +82,85 @@ class RunData:
     """Moments of the whole validation part's labels, in the fields' units."""
     trivial: Mapping[str, float]
     """Errors of the trivial predictor on the whole validation part, by their names in a run record."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Share:
+    """This rank's share of a batch, in the parts in which it is computed; all its graphs are of one branch."""
+
+    branch: int
+    parts: tuple[GraphBatch, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class RunData:
+    """The data sets of a run, and the order in which they take turns: by seed and epoch only, whatever the ranks."""
+
+    branches: tuple[BranchData, ...]
+    seed: int = 0
+
+    @property
+    def targets(self) -> tuple[Target, ...]:
+        """The targets of all branches, one after the other."""
+        return tuple(target for branch in self.branches for target in branch.targets)
+
+    @property
+    def valid_moments(self) -> dict[str, RunningMoments]:
+        """Those of all branches."""
+        return {name: moments for branch in self.branches for name, moments in branch.valid_moments.items()}
+
+    @property
+    def trivial(self) -> dict[str, float]:
+        """Errors of the trivial predictor on the validation parts of all branches."""
+        return {name: value for branch in self.branches for name, value in branch.trivial.items()}
+
+    def steps(self, epoch: int) -> int:
+        """Batches of an epoch, over all ranks."""
+        return len(self.turns(epoch))
+
+    def turns(self, epoch: int) -> NDArray[np.int64]:
+        """The branch of every batch of an epoch ``[steps]``."""
+        counts = [sum(piece.batches for piece in pieces_of(branch, epoch)) for branch in self.branches]
+        turns = np.repeat(np.arange(len(counts)), counts)
+        return np.random.default_rng([self.seed, epoch, len(counts)]).permutation(turns)
+
+    def epoch(self, number: int, start: int = 0) -> Iterator[Share]:
+        """This rank's shares of the batches of an epoch from step ``start`` on."""
+        turns = self.turns(number)
+        done = np.bincount(turns[:start], minlength=len(self.branches)).tolist()
+        feeds = [_batches(branch, number, first) for branch, first in zip(self.branches, done)]
+        for turn in turns[start:].tolist():
+            yield Share(branch=turn, parts=next(feeds[turn]))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Piece:
+    """Consecutive batches of one pass over a training part."""
+
+    number: int
+    """The pass, from 0."""
+    first: int
+    batches: int
+
+
+def pieces_of(branch: BranchData, epoch: int) -> list[Piece]:
+    """What an epoch takes of a branch's passes over its training part: where the epoch before ended, ``weight`` passes on.
+
+    No batch of a pass is left out or taken twice, and a weight of 1 is one whole pass.
+    """
+    start, stop = epoch * branch.weight, (epoch + 1) * branch.weight
+    pieces = []
+    for number in range(floor(start), ceil(stop)):
+        batches = branch.train.steps(number)
+        first, last = (round(min(max(end - number, Fraction(0)), Fraction(1)) * batches) for end in (start, stop))
+        pieces.append(Piece(number=number, first=first, batches=last - first))
+    return pieces
+
+
+def _batches(branch: BranchData, epoch: int, skipped: int) -> Iterator[tuple[GraphBatch, ...]]:
+    """The branch's batches of an epoch in their order, without the first ones."""
+    for piece in pieces_of(branch, epoch):
+        here = min(skipped, piece.batches)
+        skipped -= here
+        if here < piece.batches:
+            yield from islice(branch.train.epoch(piece.number, piece.first + here), piece.batches - here)

@@ -1,16 +1,14 @@
 """The training loop: epochs of steps, each epoch followed by validation."""
 
 import math
-from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from hydragnn.errors import Interrupted
-from hydragnn.graphs.batch import GraphBatch
 from hydragnn.training.context import Callback, Diverged, StepResult, TrainingContext
-from hydragnn.training.data import RunData
+from hydragnn.training.data import RunData, Share
 from hydragnn.training.evaluate import flattened
 from hydragnn.training.loss import label_counts, loss_sums
 from hydragnn.training.metrics import Errors
@@ -42,15 +40,15 @@ def train_epoch(state: TrainState, data: RunData, context: TrainingContext, call
 
     What a step gave is read while the device computes the next one, and before anything is saved.
     """
-    steps = data.train.steps(state.epoch)
+    steps = data.steps(state.epoch)
     queued, interrupted = None, False
-    for parts in data.train.epoch(state.epoch, start=state.step):
+    for share in data.epoch(state.epoch, start=state.step):
         rate = learning_rate(context.settings, state.epoch + (state.step + 1) / steps, state.valid_losses)
-        result = take_step(state, parts, context, rate)
+        result = take_step(state, share, context, rate)
         flag = context.reduce(torch.full_like(result.loss, float(callback.interrupted)))
         before, queued = queued, (result, flag)
         interrupted, loss = read_step(before, state.epoch)
-        callback.on_step_end(state, steps, sum(part.num_graphs for part in parts), loss)
+        callback.on_step_end(state, steps, sum(part.num_graphs for part in share.parts), loss)
         if interrupted:
             break
     interrupted |= read_step(queued, state.epoch)[0]
@@ -74,30 +72,32 @@ def read_step(queued: tuple[StepResult, Tensor] | None, epoch: int) -> tuple[boo
     return interrupted > 0, loss
 
 
-def take_step(state: TrainState, parts: Sequence[GraphBatch], context: TrainingContext, rate: float) -> StepResult:
+def take_step(state: TrainState, share: Share, context: TrainingContext, rate: float) -> StepResult:
     """Move the weights once, as one rank would with the shares of all; the host never waits for the device.
 
-    ``parts`` make up this rank's share of the batch; they are computed one after the other, so that only one at a time
-    needs memory. Errors are summed and divided by the number of labels of all ranks, so gradients only have to be added
+    The parts of this rank's ``share`` of the batch are computed one after the other, so that only one at a time needs memory;
+    only the trunk and the heads of its branch are. Errors are summed and divided by the number of labels of all ranks, so gradients only have to be added
     up, over parts and over ranks.
     """
+    own = context.branches[share.branch]
+    model, targets = state.of_branch(share.branch), context.targets[own]
     here = torch.zeros_like(context.loss_weights)
-    for part in parts:
-        here += label_counts(context.targets, part)
+    for part in share.parts:
+        here[own] += label_counts(targets, part)
     counts = context.reduce(here.clone())
     scale = context.loss_weights / counts.clamp(min=1.0)
 
     state.parameters.zero_gradient()
     loss = torch.zeros_like(counts[0])
     seed_step(context.settings.seed, state.epoch, state.step, context.rank, context.device)
-    for part in parts:
+    for part in share.parts:
         with context.autocast():
-            predictions = state.model(part)
-        sums = loss_sums(context.targets, predictions, part)
-        total = (sums * scale.to(sums.dtype)).sum()
+            predictions = model(part)
+        sums = loss_sums(targets, predictions, part)
+        total = (sums * scale[own].to(sums.dtype)).sum()
         total.backward(inputs=list(state.model.parameters()))  # not edge vectors, whose gradient nobody reads
         loss += total.detach()
-        state.totals[0] += sums.detach().to(torch.float64)
+        state.totals[0, own] += sums.detach().to(torch.float64)
     state.totals[1] += here
 
     state.parameters.sum_gradient()
@@ -110,19 +110,22 @@ def take_step(state: TrainState, parts: Sequence[GraphBatch], context: TrainingC
 
 
 def validate(state: TrainState, data: RunData, context: TrainingContext, callback: Callback) -> dict[str, float | None]:
-    """``valid/loss`` and the errors of every field on the validation part, with the averaged weights where there are any."""
+    """``valid/loss`` and the errors of every target on the validation part of its branch, with the averaged weights where there
+    are any."""
     totals = torch.zeros_like(state.totals)
-    errors = Errors(data.targets, context.device)
+    errors = Errors(context.targets, context.device)
     state.model.eval()
     with torch.no_grad(), state.parameters.evaluated():
-        for batch in data.valid:
-            callback.heartbeat()
-            with context.autocast():
-                predictions = state.model(batch)
-            sums = loss_sums(context.targets, predictions, batch).to(torch.float64)
-            totals += torch.stack([sums, label_counts(context.targets, batch)])
-            for target in data.targets:
-                errors.add(target, predictions[target.name], batch, data.normalisation)
+        for number, branch in enumerate(data.branches):
+            own, model = context.branches[number], state.of_branch(number)
+            for batch in branch.valid:
+                callback.heartbeat()
+                with context.autocast():
+                    predictions = model(batch)
+                sums = loss_sums(branch.targets, predictions, batch).to(torch.float64)
+                totals[:, own] += torch.stack([sums, label_counts(branch.targets, batch)])
+                for target in branch.targets:
+                    errors.add(target, predictions[target.name], batch, branch.normalisation)
     state.model.train()
     context.reduce(errors.sums)
     loss = context.weighted_mean(context.reduce(totals))

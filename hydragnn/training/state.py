@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from hydragnn.models import BranchedModel
 from hydragnn.training.parameters import Parameters
 from hydragnn.training.schedule import best_epoch
 
@@ -53,6 +54,10 @@ class TrainState:
         self.epoch += 1
         self.step = 0
         self.totals.zero_()
+
+    def of_branch(self, number: int) -> nn.Module:
+        """The model that predicts the targets of a branch; where there are no branches, the whole."""
+        return self.model.views[number] if isinstance(self.model, BranchedModel) else self.model
 
     def tensors(self) -> dict[str, Tensor]:
         """All tensors that the ranks have in common, by name; a checkpoint saves them and loads into them."""

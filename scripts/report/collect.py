@@ -9,7 +9,8 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from hydragnn.config import RunConfig
+from hydragnn.config import BranchedConfig, RunConfig, parse_config
+from hydragnn.datasets import open_store
 from hydragnn.errors import InputError
 from hydragnn.files import read_json
 from hydragnn.record import RunRecord, read_record
@@ -71,9 +72,9 @@ def collect(source: Path, *, campaign: Path | None = None, ensemble: Path | None
     campaign = campaign or (_campaign_of(found) if found else None)
     searched = campaign_facts(campaign) if campaign else None
     run = RunFacts(folder=source, record=read_record(source)) if kind == "run" else None
-    resolved = _resolved(found, searched, run)
+    resolved = of_one_branch(_resolved(found, searched, run), found)
     data, problem = _data(resolved, found)
-    units = {str(field["name"]): str(field["unit"]) for field in data.fields} if data else {}
+    units = {str(field["name"]): str(field["unit"]) for field in data.fields} if data else _units_of_branches(resolved)
     parts = dict(found.parts) if found else {}
     record = run.record if run else searched.best.record if searched and searched.best else None
     if not parts and record is not None:
@@ -100,7 +101,7 @@ def collect(source: Path, *, campaign: Path | None = None, ensemble: Path | None
 def _title(source: Path, parts: Mapping[str, Part], config: Mapping[str, Any]) -> str:
     """What is predicted, as a heading; the folder's name where that is unknown."""
     names = [scores.field for part in parts.values() for scores in part.scores]
-    names = list(dict.fromkeys(names)) or [str(head["field"]) for head in config.get("heads", [])]
+    names = list(dict.fromkeys(names)) or [str(head["field"]) for head in heads_of(config)]
     title = join([name.replace("_", " ") for name in names]) or source.resolve().name
     return title[:1].upper() + title[1:]
 
@@ -129,6 +130,12 @@ def _data(config: Mapping[str, Any], ensemble: EnsembleFacts | None) -> tuple[Da
     """The data behind the configuration, or one sentence on why it cannot be shown."""
     if not config:
         return None, "no run has left a record of its training"
+    if "branches" in config:
+        stores = [f"{branch['name']} ({branch['data']['store']})" for branch in config["branches"]]
+        return (
+            None,
+            f"there are several data sets, {join(stores)}, and a page shows one; make the report of a branch's ensemble",
+        )
     try:
         run = _run_config(config)
         moved = ensemble.description.get("data", {}).get("store") if ensemble else None
@@ -288,7 +295,7 @@ def _with_points(parts: dict[str, Part], folder: Path, record: RunRecord) -> dic
     if "valid" not in parts:
         return parts
     try:
-        points = run_points(folder, _run_config(record.config))
+        points = _points_of_branches(folder, record)
     except InputError:
         return parts
     known = {scores.field for scores in parts["valid"].scores}
@@ -296,6 +303,48 @@ def _with_points(parts: dict[str, Part], folder: Path, record: RunRecord) -> dic
     numbers = {name: values for name, values in kept.items() if isinstance(values, Points)}
     classes = {name: values for name, values in kept.items() if isinstance(values, ClassPoints)}
     return {**parts, "valid": replace(parts["valid"], points=numbers, class_points=classes)}
+
+
+def _points_of_branches(folder: Path, record: RunRecord) -> dict[str, Points | ClassPoints]:
+    """What the run's model says about validation graphs, of every branch."""
+    if "branches" not in record.config:
+        return run_points(folder, _run_config(record.config))
+    config = BranchedConfig.parse(record.config)
+    found = [run_points(folder, config.of_branch(branch.name), branch.name) for branch in config.branches]
+    return {name: points for each in found for name, points in each.items()}
+
+
+def of_one_branch(config: Mapping[str, Any], ensemble: EnsembleFacts | None) -> Mapping[str, Any]:
+    """The configuration as an ensemble of one branch sees it; that of all where there is no such ensemble."""
+    targets = ensemble.description.get("targets") if ensemble else None
+    branch = targets[0].get("branch", "") if targets else ""
+    return parse_config(dict(config)).of_branch(branch).to_json() if branch and "branches" in config else config
+
+
+def heads_of(config: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The tables of all heads, with their targets' names: ``energy@metals`` where there are branches.
+
+    >>> heads_of({"branches": [{"name": "metals", "heads": [{"field": "energy", "forces": None}]}]})
+    [{'field': 'energy@metals', 'forces': None}]
+    """
+    heads = [dict(head) for head in config.get("heads", [])]
+    for branch in config.get("branches", []):
+        for head in branch["heads"]:
+            named = {key: f"{head[key]}@{branch['name']}" for key in ("field", "forces", "stress") if head.get(key)}
+            heads.append({**head, **named})
+    return heads
+
+
+def _units_of_branches(config: Mapping[str, Any]) -> dict[str, str]:
+    """The units of the targets of all branches whose stores are there."""
+    units: dict[str, str] = {}
+    for branch in config.get("branches", []):
+        try:
+            fields = open_store(Path(branch["data"]["store"])).fields()
+        except InputError:
+            continue
+        units |= {f"{field.name}@{branch['name']}": field.unit for field in fields}
+    return units
 
 
 def _run_config(config: Mapping[str, Any]) -> RunConfig:

@@ -20,6 +20,7 @@ from hydragnn.scripts.report import (
     timeline_figures,
 )
 from hydragnn.scripts.report.canvas import Figure, measured, plain_number, thousands
+from hydragnn.scripts.report.collect import heads_of
 from hydragnn.scripts.report.facts import Facts, Part
 from hydragnn.scripts.report.parallel_figures import parallel_coordinates
 from hydragnn.scripts.report.reproduce import reproduction
@@ -103,7 +104,7 @@ def present(*items: Any) -> tuple[Any, ...]:
 
 def asked(facts: Facts) -> Section:
     """What was asked."""
-    heads = facts.resolved.get("heads", [])
+    heads = heads_of(facts.resolved)
     model = facts.resolved.get("model", {})
     names = [name for head in heads for name in (head["field"], head.get("forces"), head.get("stress")) if name]
     kinds = _model_kinds(facts) or [str(model.get("kind", "graph"))]

@@ -18,12 +18,12 @@ GRAPHS, NODES = 400, 40_000  # seconds on one core, and enough for a cloud of do
 BATCH_NODES = 4_000
 
 
-def run_points(folder: Path, config: RunConfig) -> dict[str, Points | ClassPoints]:
-    """Validation targets and predictions of the run in ``folder``, from an even sample of graphs.
+def run_points(folder: Path, config: RunConfig, branch: str = "") -> dict[str, Points | ClassPoints]:
+    """Validation targets and predictions of the run in ``folder``, or of one branch of it, from an even sample of graphs.
 
     InputError where the run has no model yet or its store is gone.
     """
-    model = load_model(folder / "model")
+    model = load_model(folder / "model", branch=branch)
     store: GraphStore = open_store(config.data.store)
     indices = make_split(store, config.split).valid
     if not config.data.edges:

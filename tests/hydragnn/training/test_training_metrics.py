@@ -105,7 +105,9 @@ def test_the_trivial_predictor_is_the_best_constant_of_the_training_part(referen
     from hydragnn.training.data import DevicePlacement
 
     config = make_config(heads__0__references=references)
-    data = prepare_data(config, store, DevicePlacement(device=torch.device("cpu"), dtype=torch.float64), Ranks())
+    (data,) = prepare_data(
+        config, store, DevicePlacement(device=torch.device("cpu"), dtype=torch.float64), Ranks()
+    ).branches
     on_training = trivial_metrics(store, data.split.train, data.split.train, data.targets, data.normalisation)
     assert on_training["charge"]["r2"] == pytest.approx(0.0, abs=1e-12)
     predict = trivial_predictor(store, data.split.train, data.targets, data.normalisation)
@@ -127,7 +129,9 @@ def test_normalisation_sees_the_training_part_only(store, make_config):
     from hydragnn.training.data import DevicePlacement
 
     config = make_config()
-    data = prepare_data(config, store, DevicePlacement(device=torch.device("cpu"), dtype=torch.float64), Ranks())
+    (data,) = prepare_data(
+        config, store, DevicePlacement(device=torch.device("cpu"), dtype=torch.float64), Ranks()
+    ).branches
     charges = store.read(data.split.train, ["charge"])
     present = charges.present("charge")[charges.owner("node")]
     assert data.normalisation.scales["charge"].mean[0] == pytest.approx(charges["charge"][present].mean().item())

@@ -18,7 +18,7 @@ from hydragnn.graphs.batch import GraphBatch
 from hydragnn.runs import session, train
 from hydragnn.runs.session import Assembly, assemble
 from hydragnn.training.context import Diverged
-from hydragnn.training.data import DevicePlacement
+from hydragnn.training.data import DevicePlacement, Share
 from hydragnn.training.loop import read_step, take_step
 from hydragnn.training.parameters import Layout, Parameters
 
@@ -50,7 +50,7 @@ def assembled(config: RunConfig, store: MemoryStore, micro_batches: int = 1) -> 
 
 
 def first_parts(run: Assembly) -> tuple[GraphBatch, ...]:
-    return next(run.data.train.epoch(0))
+    return next(run.data.epoch(0)).parts
 
 
 def test_the_witness_of_waiting_sees_it() -> None:
@@ -76,13 +76,13 @@ def test_the_host_never_waits_for_the_device_inside_a_step(
     parts = first_parts(run)
     assert len(parts) == micro_batches
     with NoWaiting():
-        take_step(run.state, parts, run.context, 1e-3)
+        take_step(run.state, Share(branch=0, parts=parts), run.context, 1e-3)
 
 
 def test_a_share_without_graphs_takes_the_step_of_its_peers(store: MemoryStore, make_config: Configs) -> None:
     run = assembled(make_config(train__weight_decay=0.0), store)
     before = run.state.tensors()["weights"].clone()
-    result = take_step(run.state, (), run.context, 1e-3)
+    result = take_step(run.state, Share(branch=0, parts=()), run.context, 1e-3)
     assert result.loss == 0 and result.norm == 0 and result.step == 1 and not result.counts.any()
     assert torch.equal(run.state.tensors()["weights"], before)
 
@@ -91,7 +91,7 @@ def test_what_diverged_is_told_when_the_step_is_read(store: MemoryStore, make_co
     run = assembled(make_config(), store)
     with torch.no_grad():
         next(run.state.model.parameters()).fill_(math.inf)
-    result = take_step(run.state, first_parts(run), run.context, 1e-3)
+    result = take_step(run.state, next(run.data.epoch(0)), run.context, 1e-3)
     with pytest.raises(Diverged, match="in step 1 of epoch 1"):
         read_step((result, torch.zeros(())), epoch=0)
 

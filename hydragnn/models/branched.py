@@ -1,0 +1,88 @@
+"""Several data sets on one model: a trunk that all share, and a branch of heads for each."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import nn
+
+from hydragnn.errors import InputError, about
+from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.field import Field
+from hydragnn.models.checks import check
+from hydragnn.models.description import ModelDescription
+from hydragnn.models.distributions import Distribution
+from hydragnn.models.graph_model import GraphModel, built_heads
+
+
+class BranchedModel(nn.Module):
+    """One trunk and the heads of every branch; ``views`` are the branches as models of their own.
+
+    A batch goes through the view of its data set: the trunk and the heads of that branch, and nothing else.
+    """
+
+    def __init__(self, descriptions: Sequence[ModelDescription]) -> None:
+        """Trusts its caller: the descriptions differ in heads and targets only, see ``build_branched``."""
+        super().__init__()
+        degrees = frozenset[int]().union(*(description.degrees for description in descriptions))
+        self.trunk = GraphModel(replace(descriptions[0], heads=(), shared_degrees=degrees))
+        of_branches = [built_heads(description, self.trunk.channels) for description in descriptions]
+        self.heads = nn.ModuleList(of_branches)
+        self.views = tuple(map(partial(BranchView, self.trunk), of_branches, descriptions))  # registered above already
+
+
+class BranchView(GraphModel):
+    """A branch as a model of one data set; its weights are those of the whole."""
+
+    def __init__(self, trunk: GraphModel, heads: nn.ModuleList, description: ModelDescription) -> None:
+        nn.Module.__init__(self)
+        for name, part in {**vars(trunk), **trunk._modules}.items():
+            if not name.startswith("_"):
+                setattr(self, name, part)
+        self.description, self.heads = description, heads
+
+    def forward(self, batch: GraphBatch) -> dict[str, Distribution]:
+        """Predictions by the targets' names: ``energy@metals``."""
+        said = super().forward(batch)
+        return {target.name: said[target.field.name] for target in self.description.targets}
+
+
+def build_branched(descriptions: Sequence[ModelDescription], seed: int) -> BranchedModel:
+    """The model of several branches in float32; equal seeds give equal weights. InputError where they cannot share a trunk."""
+    check_shared({one.branch: (one.dim, one.input_fields) for one in descriptions})
+    for description in descriptions:
+        with about(f"branch {description.branch}"):
+            check(description)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return BranchedModel(descriptions)
+
+
+def check_shared(branches: Mapping[str, tuple[int, Sequence[Field]]]) -> None:
+    """InputError unless the graphs of all branches (name: dimension and input fields) look alike to one trunk."""
+    (first, (dim, inputs)), *others = branches.items()
+    ours = {field.name: field for field in inputs}
+    for name, (other_dim, other_inputs) in others:
+        if other_dim != dim:
+            raise InputError(
+                f"branch {first} has graphs of dimension {dim} and branch {name} of {other_dim}; one trunk reads one dimension"
+            )
+        theirs = {field.name: field for field in other_inputs}
+        for missing in sorted(ours.keys() ^ theirs.keys()):
+            has, lacks = (first, name) if missing in ours else (name, first)
+            raise InputError(
+                f"branch {has} reads the input {missing}, and branch {lacks} does not; one trunk reads the same of every data "
+                f"set: add {missing} to the store of {lacks}, or name what both have in data.inputs"
+            )
+        for field in theirs.values():
+            _check_meaning(ours[field.name], field, first, name)
+
+
+def _check_meaning(ours: Field, theirs: Field, first: str, other: str) -> None:
+    for what in ("on", "shape", "unit", "parity", "classes"):
+        if getattr(ours, what) != getattr(theirs, what):
+            raise InputError(
+                f"the input {ours.name} has {what} = {getattr(ours, what)!r} in branch {first} and {getattr(theirs, what)!r} in "
+                f"branch {other}; one trunk reads one meaning: rename it in one store, or convert it"
+            )

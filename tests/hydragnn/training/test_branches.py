@@ -1,0 +1,228 @@
+"""Several data sets on one trunk: branches take turns by their weights, and each is normalised, judged and predicted by itself."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from hydragnn.config import BranchedConfig, RunConfig
+from hydragnn.datasets import MemoryStore
+from hydragnn.distributed import Ranks
+from hydragnn.errors import InputError
+from hydragnn.files import read_json
+from hydragnn.graphs.batch import concatenate
+from hydragnn.models import load_model
+from hydragnn.runs import train
+from hydragnn.runs.session import Assembly, assemble
+from hydragnn.settings import with_value
+from hydragnn.training.data import DevicePlacement
+from hydragnn.training.loop import take_step
+
+CPU = DevicePlacement(device=torch.device("cpu"), dtype=torch.float64)
+Configs = Callable[..., BranchedConfig]
+
+
+@pytest.fixture(scope="module")
+def stores(material: ModuleType) -> dict[str, MemoryStore]:
+    """Forty clusters, and twelve others whose energies are a thousand times as large and start elsewhere."""
+    small = material.clusters(12, seed=7)
+    graphs = small.read(range(len(small)))
+    other = graphs.with_fields({"energy": 1000.0 * graphs["energy"] + 77.0})
+    return {"metals": material.clusters(40), "oxides": MemoryStore(other)}
+
+
+@pytest.fixture(scope="module")
+def make(make_config: Callable[..., RunConfig]) -> Configs:
+    """Makes a configuration with two branches; keyword arguments with __ for . change it."""
+
+    def branched(model: str = "schnet", **changes: Any) -> BranchedConfig:
+        one = make_config(model).to_json()
+        own = {key: one.pop(key) for key in ("data", "split", "heads")}
+        oxides = {**own, "heads": [{"kind": "energy", "field": "energy", "references": True, "hidden_dims": [8]}]}
+        table = {**one, "branches": [{"name": "metals", **own}, {"name": "oxides", **oxides}]}
+        table = json.loads(json.dumps(table))
+        for path, value in changes.items():
+            with_value(table, path.replace("__", "."), value)
+        return BranchedConfig.parse(table)
+
+    return branched
+
+
+def assembled(config: BranchedConfig, stores: dict[str, MemoryStore], ranks: Ranks | None = None) -> Assembly:
+    return assemble(config, stores, CPU, ranks or Ranks(), lambda: None)
+
+
+@pytest.mark.parametrize("model", ["schnet", "painn", "pna"])
+def test_each_branch_learns_and_predicts_in_its_own_units(
+    model: str, stores: dict[str, MemoryStore], make: Configs, tmp_path: Path
+) -> None:
+    record = train(make(model, train__epochs=12), tmp_path / "run", store=stores)
+    assert record.status == "finished"
+    assert record.parts == {"train": 36, "valid": 11, "test": 5}
+    assert record.branches["oxides"].parts == {"train": 8, "valid": 3, "test": 1}
+    assert record.branches["oxides"].data_hash == stores["oxides"].fingerprint
+    assert record.curves["valid/loss"][-1] < record.curves["valid/loss"][0]
+    for name, store in stores.items():
+        trained = load_model(tmp_path / "run" / "model", torch.float64, branch=name)
+        batch = store.read(range(len(store)))
+        found = trained.predict(batch)[f"energy@{name}"].mean
+        assert (found - batch["energy"]).abs().mean() < 0.5 * batch["energy"].std()
+    assert {target.name for target in trained.targets} == {"energy@oxides"}
+    assert "valid/charge@metals/mae" in record.best and "valid/charge@oxides/mae" not in record.best
+    assert "valid/energy@oxides/mae" in record.trivial
+
+
+def test_a_step_of_one_branch_leaves_the_heads_of_the_other_without_a_gradient(
+    stores: dict[str, MemoryStore], make: Configs
+) -> None:
+    run = assembled(make(train__weight_decay=0.0), stores)
+    share = next(share for share in run.data.epoch(0) if share.branch == 1)
+    called: list[str] = []
+    for heads in run.state.model.heads[0]:
+        heads.register_forward_hook(lambda *_: called.append("metals"))
+    before = {name: value.clone() for name, value in run.state.model.state_dict().items()}
+    take_step(run.state, share, run.context, 1e-2)
+    moved = {name for name, value in run.state.model.state_dict().items() if not torch.equal(value, before[name])}
+    assert not called
+    assert any(name.startswith("trunk.encoder") for name in moved) and any(name.startswith("heads.1") for name in moved)
+    assert not any(name.startswith("heads.0") for name in moved)
+
+
+@pytest.mark.parametrize("weight", [0.5, 1.0, 1.7, 2.0])
+def test_an_epoch_shows_the_graphs_of_a_branch_as_often_as_its_weight_says(
+    weight: float, stores: dict[str, MemoryStore], make: Configs
+) -> None:
+    run = assembled(make(branches__1__weight=weight, batch__max_graphs=2), stores)
+    shown = [
+        [part["energy"] for share in run.data.epoch(epoch) if share.branch == 1 for part in share.parts]
+        for epoch in range(10)
+    ]
+    assert sum(len(one) for one in shown) == 4 * 10 * weight
+    values = torch.cat([value for one in shown for value in one])
+    times = values.unique(return_counts=True)[1]
+    assert len(times) == 8 and set(times.tolist()) == {int(10 * weight)}  # whole passes: every graph equally often
+    assert {share.branch for share in run.data.epoch(0)} == {0, 1}
+    again = [share.branch for share in assembled(make(batch__max_graphs=2), stores).data.epoch(3)]
+    assert again == [share.branch for share in assembled(make(batch__max_graphs=2), stores).data.epoch(3)]
+    assert again != sorted(again)  # they take turns
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"branches__0__data__window": 16}, {"batch": {"max_graphs": 0, "max_nodes": 25}}]
+)
+def test_an_epoch_can_be_entered_at_any_step(
+    changes: dict[str, Any], stores: dict[str, MemoryStore], make: Configs
+) -> None:
+    run = assembled(make(branches__1__weight=1.5, **changes), stores)
+    for epoch in (0, 1):
+        whole = list(run.data.epoch(epoch))
+        assert len(whole) == run.data.steps(epoch)
+        for start in range(len(whole) + 1):
+            rest = list(run.data.epoch(epoch, start))
+            assert [share.branch for share in rest] == [share.branch for share in whole[start:]]
+            for one, other in zip(rest, whole[start:]):
+                assert torch.equal(concatenate(one.parts)["energy"], concatenate(other.parts)["energy"])
+
+
+def test_ranks_share_every_batch_of_every_branch(stores: dict[str, MemoryStore], make: Configs) -> None:
+    from hydragnn.datasets import Loader
+    from hydragnn.training.data import Feed
+
+    run = assembled(make(branches__1__weight=1.5), stores)
+
+    def of_rank(rank: int) -> list[Any]:
+        branches = []
+        for branch in run.data.branches:
+            old = branch.train.loader
+            loader = Loader(old.store, old.indices, old.settings, seed=old.seed, rank=rank, ranks=2)
+            branches.append(replace(branch, train=Feed(loader, None, CPU)))
+        return list(replace(run.data, branches=tuple(branches)).epoch(1))
+
+    for whole, first, second in zip(run.data.epoch(1), of_rank(0), of_rank(1), strict=True):
+        assert whole.branch == first.branch == second.branch
+        parts = [*first.parts, *second.parts]
+        assert torch.equal(concatenate(whole.parts)["energy"].sort().values, concatenate(parts)["energy"].sort().values)
+
+
+def test_a_run_in_segments_has_the_bits_of_one_in_one_go(
+    stores: dict[str, MemoryStore], make: Configs, tmp_path: Path
+) -> None:
+    config = make(branches__1__weight=1.5)
+    whole = train(config, tmp_path / "whole", store=stores)
+    train(config, tmp_path / "parts", store=stores, until=1)
+    parts = train(config, tmp_path / "parts", store=stores, resume=True)
+    assert parts.curves == whole.curves
+    weights = [(tmp_path / name / "model" / "weights.safetensors").read_bytes() for name in ("whole", "parts")]
+    assert weights[0] == weights[1]
+    elsewhere = make(branches__1__weight=1.5, branches__0__data__store="moved.h5")
+    assert train(elsewhere, tmp_path / "parts", store=stores, resume=True).status == "finished"
+    with pytest.raises(InputError, match="another configuration"):
+        train(make(branches__1__weight=2.0), tmp_path / "parts", store=stores, resume=True)
+
+
+def test_equal_inputs_look_equal_to_the_trunk_whatever_the_data_set(material: ModuleType, make: Configs) -> None:
+    def with_heat(count: int, seed: int, around: float) -> MemoryStore:
+        graphs = material.clusters(count, seed).read(range(count))
+        field = material.FIELDS[1]
+        heat = torch.full((count,), around, dtype=torch.float64) + torch.arange(count)
+        return MemoryStore(
+            graphs.with_fields({"heat": heat}, fields=[replace(field, name="heat", role="input", unit="K")])
+        )
+
+    stores = {"metals": with_heat(20, 0, 300.0), "oxides": with_heat(20, 1, 900.0)}
+    inputs = ["atomic_numbers", "heat"]
+    run = assembled(make(branches__0__data__inputs=inputs, branches__1__data__inputs=inputs[::-1]), stores)
+    cold, hot = (branch.normalisation for branch in run.data.branches)
+    assert cold.scales["heat"] == hot.scales["heat"]
+    train_parts = [stores[b.name].read(b.split.train)["heat"] for b in run.data.branches]
+    together = torch.cat(train_parts)
+    assert cold.scales["heat"].mean[0] == pytest.approx(together.mean().item())
+    assert cold.scales["heat"].std[0] == pytest.approx(together.std(unbiased=False).item())
+    assert cold.scales["energy"] != hot.scales["energy"]
+
+
+def test_what_one_trunk_cannot_read_is_refused_with_a_sentence(stores: dict[str, MemoryStore], make: Configs) -> None:
+    with pytest.raises(InputError, match="branch metals reads the input length, and branch oxides does not"):
+        assembled(make(branches__0__data__inputs=["atomic_numbers", "length"]), stores)
+    with pytest.raises(InputError, match=r"branch oxides: data.inputs: the store has no field lenght"):
+        assembled(make(branches__1__data__inputs=["lenght"]), stores)
+    with pytest.raises(InputError, match=r"branch oxides: weight = 0.1 leaves an epoch less than one"):
+        assembled(make(branches__1__weight=0.1), stores)
+    renamed = [{"kind": "scalar", "field": "enrgy"}]
+    with pytest.raises(InputError, match="branch oxides: heads: the store has no field enrgy; did you mean energy"):
+        assembled(make(branches__1__heads=renamed), stores)
+
+
+def test_a_configuration_says_what_its_branches_are(make: Configs, make_config: Callable[..., RunConfig]) -> None:
+    config = make()
+    assert config.targets == ["energy@metals", "forces@metals", "charge@metals", "energy@oxides"]
+    assert BranchedConfig.parse(config.to_json()) == config
+    assert config.of_branch("metals") == make_config()
+    with pytest.raises(InputError, match=r"no branch metal; did you mean metals.*branches: metals, oxides"):
+        config.of_branch("metal")
+    for changes, message in (
+        ({"branches__1__name": "metals"}, "two are named metals"),
+        ({"branches__1__name": ""}, "branches.1 has no name"),
+        ({"branches__1__name": "a@b"}, "branches.1.name"),
+        ({"heads": []}, "heads belongs to a branch"),
+        ({"branches__1__weight": 0}, "branches.1.weight"),
+    ):
+        with pytest.raises(InputError, match=message):
+            make(**changes)
+
+
+def test_a_model_with_branches_asks_for_one_of_them(
+    stores: dict[str, MemoryStore], make: Configs, tmp_path: Path
+) -> None:
+    train(make(), tmp_path, store=stores, until=1)
+    model = tmp_path / "model"
+    assert read_json(model / "model.json")["version"] == 3
+    with pytest.raises(InputError, match="several branches, and none was named; name one of metals, oxides"):
+        load_model(model)
+    with pytest.raises(InputError, match="no branch metal; name one of metals, oxides"):
+        load_model(model, branch="metal")
