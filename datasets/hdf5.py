@@ -75,9 +75,9 @@ class Hdf5PartReader:
     def check(self, layout: Mapping[str, Layout]) -> None:
         """Raise InputError where an array is missing or has other rows, another shape or another dtype."""
         for name, expected in layout.items():
-            data = self._file.get(name)
-            if not isinstance(data, h5py.Dataset) or not data.shape:
-                raise InputError(f"{self._path}: {name} is missing; copy the store again")
+            data = self._dataset(name)
+            if not data.shape:
+                raise InputError(f"{self._path}: {name} is a single number; copy the store again")
             expected.check(f"{self._path}: {name}", (len(data), expected.reach), data.shape[1:], data.dtype)
 
     def fill(self, name: str, out: Array, start: int) -> None:
@@ -91,11 +91,13 @@ class Hdf5PartReader:
             raise InputError(f"{self._path}: {name} cannot be read ({error}); copy the store again") from error
 
     def _dataset(self, name: str) -> Any:
-        """An array that lies in this very file; InputError where it is a link, or numbers of another file."""
+        """An array that lies in this very file; InputError where there is none, a link, or numbers of another file."""
         parts = name.split("/")
         paths = ["/".join(parts[: end + 1]) for end in range(len(parts))]
-        plain = all(isinstance(self._file.get(path, getlink=True), h5py.HardLink) for path in paths)
-        data = self._file[name] if plain else None
+        links = [self._file.get(path, getlink=True) for path in paths]  # looked at, not followed
+        if None in links:
+            raise InputError(f"{self._path}: {name} is missing; copy the store again")
+        data = self._file[name] if all(isinstance(link, h5py.HardLink) for link in links) else None
         if not isinstance(data, h5py.Dataset) or data.is_virtual or data.external:
             raise InputError(
                 f"{self._path}: {name} is not an array of this file but a link to something else, which is not followed; "
