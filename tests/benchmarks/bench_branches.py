@@ -1,6 +1,7 @@
 """Two data sets in one trunk against a model for each: errors on the test parts at equal epochs, beside the trivial predictor.
 
-``python -m tests.benchmarks.bench_branches DATA OUT [--epochs N] [--frames N] [--hidden N] [--seed N]``; DATA holds ``acac/`` and
+``python -m tests.benchmarks.bench_branches DATA OUT [--epochs N] [--frames N] [--hidden N] [--energy-weight W]
+[--seed N]``; DATA holds ``acac/`` and
 ``mlearn/`` (see docs/recipes.md). The data sets share no element but are described by the same inputs: molecules of C, H and O,
 and molybdenum crystals.
 """
@@ -67,11 +68,13 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--frames", type=int, default=150)
     parser.add_argument("--hidden", type=int, default=32)
+    parser.add_argument("--energy-weight", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     torch.set_num_threads(1)
     stores = {name: made_store(options.data, name, options.out, options.frames) for name in FILES}
-    of_data = {name: {"data": {"store": str(store)}, "heads": [HEAD]} for name, store in stores.items()}
+    head = {**HEAD, "weight": options.energy_weight}
+    of_data = {name: {"data": {"store": str(store)}, "heads": [head]} for name, store in stores.items()}
     together = options.out / "together"
     branches = [{"name": name, **table} for name, table in of_data.items()]
     seconds = train(BranchedConfig.parse({"branches": branches, **settings_of(options)}), together).cost.seconds

@@ -28,7 +28,7 @@ def test_the_custom_dataset_of_the_readme_trains(
 
 
 def test_every_configuration_in_the_documents_is_valid(root: Path) -> None:
-    from hydragnn.config import RunConfig
+    from hydragnn.config import parse_config
     from hydragnn.datasets.build import read_build_settings
     from hydragnn.hpo import campaign_settings
     from hydragnn.hpo.job import JobSettings
@@ -42,7 +42,7 @@ def test_every_configuration_in_the_documents_is_valid(root: Path) -> None:
             elif "search" in table:
                 campaign_settings(table, page)
             elif "model" in table:
-                RunConfig.parse(table, source=str(page))
+                parse_config(table, source=str(page))
             else:
                 read_build_settings(table, page)
             seen += 1

@@ -1,0 +1,111 @@
+"""Several data sets in one trunk, from the search to the report: every step after training speaks of one branch."""
+
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+import hydragnn
+from hydragnn.datasets import StoreWriter
+from hydragnn.errors import InputError
+from hydragnn.graphs import ATOMIC_NUMBERS_FIELD, Field, GraphBatch, concatenate, graph_from_arrays
+
+ENERGY = Field(name="energy", on="graph", unit="eV", role="target", dtype="float64")
+GAP = Field(name="gap", on="graph", unit="meV", role="target", dtype="float64")
+
+
+def pair(generator: np.random.Generator, numbers: list[int], field: Field) -> GraphBatch:
+    """Two atoms at a random distance, and a label that depends on it."""
+    distance = generator.uniform(1.0, 2.5)
+    return graph_from_arrays(
+        [[0.0, 0.0, 0.0], [distance, 0.0, 0.0]],
+        [0, 1],
+        [1, 0],
+        fields=(ATOMIC_NUMBERS_FIELD, field),
+        nodes={"atomic_numbers": np.array(numbers)},
+        graphs={field.name: np.exp(-distance) * sum(numbers)},
+    )
+
+
+@pytest.fixture(scope="module")
+def campaign(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two trials that differ in the weight of a branch's head."""
+    root = tmp_path_factory.mktemp("branches")
+    generator = np.random.default_rng(0)
+    for name, numbers, field in (("metals", [29, 79], ENERGY), ("oxides", [8, 22], GAP)):
+        with StoreWriter(
+            root / f"{name}.h5", (ATOMIC_NUMBERS_FIELD, field), dim=3, attributes={"cutoff": 3.0}
+        ) as writer:
+            writer.write(concatenate([pair(generator, numbers, field) for _ in range(24)]))
+    head: dict[str, Any] = {"kind": "scalar", "hidden_dims": [4]}
+    split = {"train": 0.5, "valid": 0.25}
+    table = {
+        "branches": [
+            {"name": "metals", "data": {"store": "metals.h5"}, "split": split, "heads": [{**head, "field": "energy"}]},
+            {"name": "oxides", "data": {"store": "oxides.h5"}, "split": split, "heads": [{**head, "field": "gap"}]},
+        ],
+        "model": {"kind": "schnet", "hidden_dim": 8, "num_layers": 1, "num_radial": 4, "cutoff": 3.0},
+        "train": {"epochs": 3},
+        "search": {
+            "trials": 2,
+            "objective": "valid/energy@metals/mae",
+            "sampler": "random",
+            "space": {"branches.0.heads.0.weight": {"type": "float", "low": 0.5, "high": 2.0}},
+        },
+    }
+    for branch in table["branches"]:  # type: ignore[attr-defined]
+        branch["data"]["store"] = str(root / branch["data"]["store"])
+    hydragnn.search(table, root / "campaign", workers=1, quiet=True)
+    return root / "campaign"
+
+
+@pytest.fixture(scope="module")
+def ensemble(campaign: Path) -> Path:
+    out = campaign.parent / "ensemble"
+    hydragnn.build_ensemble(campaign, out, top_k=2, branch="oxides")
+    return out
+
+
+def test_an_ensemble_is_of_the_branch_that_is_named(campaign: Path, ensemble: Path, tmp_path: Path) -> None:
+    loaded = hydragnn.load(ensemble)
+    assert [(target.name, target.field.unit) for target in loaded.targets] == [("gap@oxides", "meV")]
+    hydragnn.predict(ensemble, campaign.parent / "oxides.h5", tmp_path / "oxides.h5")
+    with h5py.File(tmp_path / "oxides.h5") as file:
+        assert any("gap@oxides" in name for name in file) or "gap@oxides" in file.get("fields", {})
+    with pytest.raises(InputError, match="is of branch oxides, so it cannot predict metals"):
+        hydragnn.load(ensemble, branch="metals")
+    with pytest.raises(InputError, match=r"several branches; name one .branches: metals, oxides"):
+        hydragnn.build_ensemble(campaign, tmp_path / "none", top_k=2)
+
+
+def test_a_run_predicts_with_the_branch_of_its_store_or_with_the_one_that_is_named(
+    campaign: Path, tmp_path: Path
+) -> None:
+    run, root = campaign / "trials" / "0000", campaign.parent
+    by_store = hydragnn.predict(run, root / "oxides.h5", tmp_path / "a.npz")
+    by_name = hydragnn.predict(run, root / "oxides.h5", tmp_path / "b.npz", branch="oxides")
+    assert by_store["failed"] == by_name["failed"] == 0
+    with np.load(tmp_path / "a.npz") as one, np.load(tmp_path / "b.npz") as other:
+        names = [name for name in one.files if "gap@oxides" in name and one[name].dtype.kind == "f"]
+        assert names and all(np.array_equal(one[name], other[name], equal_nan=True) for name in names)
+    across = hydragnn.predict(run, root / "oxides.h5", tmp_path / "c.npz", branch="metals")
+    assert across["graphs"] == 24
+    with StoreWriter(tmp_path / "new.h5", (ATOMIC_NUMBERS_FIELD, GAP), dim=3) as writer:
+        writer.write(pair(np.random.default_rng(9), [8, 8], GAP))
+    with pytest.raises(InputError, match=r"has the branches metals, oxides.*--branch NAME"):
+        hydragnn.predict(run, tmp_path / "new.h5", tmp_path / "d.npz")
+    with pytest.raises(InputError, match="did you mean metals"):
+        hydragnn.predict(run, tmp_path / "new.h5", tmp_path / "d.npz", branch="metal")
+
+
+def test_reports_speak_of_every_branch(campaign: Path, ensemble: Path, tmp_path: Path) -> None:
+    for source, named, foreign in (
+        (campaign, ["energy@metals", "gap@oxides"], ""),
+        (campaign / "trials" / "0000", ["energy@metals", "gap@oxides"], ""),
+        (ensemble, ["gap@oxides"], "The data cannot be shown"),
+    ):
+        page = hydragnn.report(source, tmp_path / f"{source.name}.html").read_text()
+        assert all(name in page for name in named)
+        assert not foreign or foreign not in page
