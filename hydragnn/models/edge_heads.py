@@ -22,7 +22,7 @@ class PairInputs(nn.Module):
         super().__init__()
         self.edge_inputs = EdgeInputs(context.description.input_fields)
         self.basis = None if context.basis is None else context.basis.basis
-        lengths = 0 if self.basis is None else len(self.basis.orders)
+        lengths = 0 if context.basis is None else context.basis.width - context.edge_width - 1
         self.width = 2 * context.channels + self.edge_inputs.width + lengths
 
     def forward(self, states: States, graph: MessageGraph, batch: GraphBatch) -> Float[Tensor, "edges width"]:

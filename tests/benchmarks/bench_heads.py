@@ -56,6 +56,7 @@ class Silent(Architecture):
 
     kind = "silent"
     Settings = SilentSettings
+    sees = frozenset({"edge_features"})  # for the head
     increments = True
 
     def __init__(self, settings: SilentSettings, spec: GraphSpec) -> None:

@@ -31,9 +31,10 @@ def settings_of(kind: str, **changes: Any) -> ArchitectureSettings:
 
 
 def built(kind: str, *heads: dict[str, Any], edges: bool = True, dim: int = 3) -> GraphModel:
-    inputs = [field.name for field in INPUTS]
+    model = settings_of(kind)
+    inputs = [field.name for field in INPUTS if architecture_of(kind).reads(model, field)]
     chosen = [parse_head({"hidden_dims": [6], **head}) for head in heads]
-    return build_model(settings_of(kind), chosen, FIELDS, inputs=inputs, dim=dim, seed=0, edges=edges).double()
+    return build_model(model, chosen, FIELDS, inputs=inputs, dim=dim, seed=0, edges=edges).double()
 
 
 def both_ways(seed: int, nodes: int) -> GraphBatch:
