@@ -61,8 +61,9 @@ def fit_normalisation(
     A ``survey`` of this store and training part saves reading what it knows already, and shares the reading with other
     processes.
 
-    Scalars: mean and standard deviation per component (0 becomes 1). Vectors, tensors and targets that are not centred:
-    mean 0 and one common root mean square, so that rotations still act on them. Extensive targets: mean 0 and the root mean square of value minus
+    Scalars: mean and standard deviation per component (0 becomes 1). Vectors and targets that are not centred:
+    mean 0 and one common root mean square, so that rotations still act on them; tensors: the mean trace over dim on the diagonal, and
+    one common root mean square of the rest. Extensive targets: mean 0 and the root mean square of value minus
     references per node; with forces, the root mean square of all force components, shared by energy, forces and stress.
     InputError where a field is missing or has no value in the training part.
     """
@@ -108,9 +109,24 @@ def _scale_of(summary: FieldSummary, field: Field, *, centred: bool = True) -> S
     if summary.items == 0:
         raise InputError(f"no graph of the training part has a value of {field.name}; choose another split or field")
     mean, variance = summary.mean, summary.deviations / summary.items
-    if field.parity != "scalar" or not centred:
+    if field.parity == "tensor" and centred:
+        mean, variance = _along_identity(mean, variance, field)
+    elif field.parity != "scalar" or not centred:
         mean, variance = np.zeros(field.width), np.full(field.width, summary.squares / (summary.items * field.width))
     return Scale(mean=tuple(mean.tolist()), std=_stds(np.sqrt(variance), mean))
+
+
+def _along_identity(
+    mean: NDArray[np.float64], variance: NDArray[np.float64], field: Field
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The mean's part along the identity (mean trace over dim), and the mean square of what is left, for all components alike.
+
+    These are the only shift and scale that turning the axes does not change.
+    """
+    of_tensors = mean.reshape(-1, *field.shape[-2:])
+    traces = np.trace(of_tensors, axis1=-2, axis2=-1) / field.shape[-1]
+    kept = (traces[:, None, None] * np.eye(field.shape[-1])).reshape(-1)
+    return kept, np.full(field.width, (variance + np.square(mean - kept)).mean())
 
 
 def _stds(std: NDArray[np.float64], mean: NDArray[np.float64]) -> tuple[float, ...]:

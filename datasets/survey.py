@@ -40,7 +40,7 @@ class FieldSummary:
     mean: Float64[ndarray, " components"]
     """Over those items."""
     deviations: Float64[ndarray, " components"]
-    """Summed squared deviations from the mean, of scalars; zeros for vectors and tensors."""
+    """Summed squared deviations from the mean; zeros for vectors, whose mean is not asked for."""
     squares: float
     """Sum of all squares over items and components."""
 
@@ -86,7 +86,7 @@ class Survey:
         values = column.values[wanted].reshape(int(wanted.sum()), field.width).astype(np.float64)
         if len(values):
             with np.errstate(invalid="ignore", over="ignore"):  # who asks is told what is not finite
-                numbers[:] = _moments(values, field.parity == "scalar")
+                numbers[:] = _moments(values, field.parity != "vector")
         return numbers
 
     def _counts(self, field: Field, start: int, stop: int) -> NDArray[np.int64]:
@@ -96,11 +96,11 @@ class Survey:
         return (self._sizes.nodes if field.on == "node" else self._sizes.edges)[start:stop]
 
 
-def _moments(values: Float64[ndarray, "items components"], scalar: bool) -> NDArray[np.float64]:
+def _moments(values: Float64[ndarray, "items components"], centred: bool) -> NDArray[np.float64]:
     """Number, squares, means and squared deviations of one block."""
     width = values.shape[1]
-    mean = values.mean(axis=0) if scalar else np.zeros(width)
-    deviations = np.square(values - mean).sum(axis=0) if scalar else np.zeros(width)
+    mean = values.mean(axis=0) if centred else np.zeros(width)
+    deviations = np.square(values - mean).sum(axis=0) if centred else np.zeros(width)
     return np.concatenate([[len(values), np.square(values).sum()], mean, deviations])
 
 

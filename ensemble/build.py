@@ -193,13 +193,11 @@ def _domain(
     batches = (store.read(numbers, inputs) for numbers in pack(sizes, split.train, default_budget(sizes)))
     domain = training_domain(batches, ensemble.inputs)
     spreads: dict[str, float] = {}
-    positions = np.arange(len(valid.graphs))
     for target in ensemble.targets:
         if not calibrations[target.name].follows:
             continue
         one = estimates_of(target).of(target, valid.of(target), ensemble.weights, calibrations[target.name])
-        owners = np.repeat(positions, valid.nodes_per_graph) if target.field.on == "node" else positions
-        spread = graph_spread(one.doubt, owners, len(positions))
+        spread = graph_spread(one.doubt, valid.positions(target), len(valid.graphs))
         spreads[target.name] = float(np.quantile(spread[np.isfinite(spread)], USUAL, method="higher"))
     return replace(domain, spreads=spreads)
 

@@ -118,7 +118,11 @@ def foreign(domain: Domain, batch: GraphBatch, inputs: Sequence[Field]) -> list[
 def graph_spread(std: np.ndarray, graph: np.ndarray, graphs: int) -> np.ndarray:
     """Largest standard deviation of a field within every graph; NaN for graphs without values."""
     result = np.full(graphs, -np.inf)
-    np.maximum.at(result, graph, np.nan_to_num(std.reshape(len(graph), -1), nan=-np.inf).max(axis=1, initial=-np.inf))
+    np.maximum.at(
+        result,
+        graph,
+        np.nan_to_num(std.reshape(len(graph), math.prod(std.shape[1:])), nan=-np.inf).max(axis=1, initial=-np.inf),
+    )
     return np.where(np.isfinite(result), result, np.nan)
 
 

@@ -142,7 +142,7 @@ class Ensemble:
             numbers = np.array([number for number, _ in graphs])
             return self._predict_store(MemoryStore([graph for _, graph in graphs]), numbers, failures)
         if failures:
-            return concatenated([self.nothing(0, reason) for reason in failures.values()])
+            return concatenated([self.nothing(0, 0, reason) for reason in failures.values()])
         raise InputError("there is no structure to predict; give at least one")
 
     def _predict_store(
@@ -155,7 +155,7 @@ class Ensemble:
 
     def _predict_chunk(self, chunk: Chunk, store: GraphStore) -> Predictions:
         if chunk.reason:
-            return self.nothing(0, chunk.reason)
+            return self.nothing(0, 0, chunk.reason)
         return self._predict_screened(self.read(store, chunk))
 
     def read(self, store: GraphStore, chunk: Chunk) -> Screened:
@@ -180,14 +180,15 @@ class Ensemble:
             self.weights,
             self.manifest.calibration,
             read.whole.counts("node").numpy(),
+            read.whole.counts("edge").numpy(),
             flags,
             read.reasons,
         )
         return self._with_spread_flags(together)
 
-    def nothing(self, nodes: int, reason: str) -> Predictions:
+    def nothing(self, nodes: int, edges: int, reason: str) -> Predictions:
         """The prediction for one graph that could not be tried."""
-        return nothing(self.targets, len(self.members), nodes, reason)
+        return nothing(self.targets, len(self.members), nodes, edges, reason)
 
     def _with_spread_flags(self, predictions: Predictions) -> Predictions:
         flags = [[flag] for flag in predictions.domain]
@@ -200,6 +201,7 @@ class Ensemble:
         return Predictions(
             fields=predictions.fields,
             nodes_per_graph=predictions.nodes_per_graph,
+            edges_per_graph=predictions.edges_per_graph,
             status=predictions.status,
             domain=domain,
         )

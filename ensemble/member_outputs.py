@@ -25,6 +25,7 @@ class MemberOutputs:
     graphs: Int[NDArray[np.int64], " graphs"]
     """Numbers in the store."""
     nodes_per_graph: Int[NDArray[np.int64], " graphs"]
+    edges_per_graph: Int[NDArray[np.int64], " graphs"]
     outcomes: tuple[Outcome, ...]
     labels: dict[str, Array]
     """Targets in their units, one row per item; NaN where a graph has no label."""
@@ -33,7 +34,13 @@ class MemberOutputs:
 
     def owners(self, target: Target) -> Int[NDArray[np.int64], " items"]:
         """The number in the store of the graph of every item."""
-        return np.repeat(self.graphs, self.nodes_per_graph) if target.field.on == "node" else self.graphs
+        return self.graphs[self.positions(target)]
+
+    def positions(self, target: Target) -> Int[NDArray[np.int64], " items"]:
+        """The place in ``graphs`` of the graph of every item."""
+        places = np.arange(len(self.graphs))
+        counts = {"node": self.nodes_per_graph, "edge": self.edges_per_graph}.get(target.field.on)
+        return places if counts is None else np.repeat(places, counts)
 
     def usable(self, target: Target) -> Bool[NDArray[np.bool_], " items"]:
         """Which items have a label and a prediction of every member."""
@@ -79,6 +86,7 @@ def member_outputs(
     return MemberOutputs(
         graphs=graphs,
         nodes_per_graph=sizes.nodes[graphs],
+        edges_per_graph=sizes.edges[graphs],
         outcomes=tuple(joined(parts) for parts in said),
         labels={name: np.concatenate(values) for name, values in labels.items()},
         seconds=tuple(seconds),
@@ -86,4 +94,4 @@ def member_outputs(
 
 
 def _finite(values: Array) -> NDArray[np.bool_]:
-    return np.asarray(np.isfinite(values).reshape(len(values), -1).all(axis=1))
+    return np.asarray(np.isfinite(values).all(axis=tuple(range(1, values.ndim))))

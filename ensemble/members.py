@@ -128,7 +128,7 @@ def outcome(member: Member, batch: GraphBatch) -> Outcome:
         if not isinstance(error, InputError) and not _is_lack_of_memory(error):
             raise
         if batch.num_graphs == 1:
-            return failed(member.targets, batch.num_nodes, _reason(error))
+            return failed(member.targets, batch, _reason(error))
         middle = batch.num_graphs // 2
         halves = (batch.select(slice(middle)), batch.select(slice(middle, None)))
         return joined([outcome(member, half) for half in halves])
@@ -136,10 +136,11 @@ def outcome(member: Member, batch: GraphBatch) -> Outcome:
     return _finite_only(said, member.targets, batch)
 
 
-def failed(targets: Sequence[Target], nodes: int, reason: str) -> Outcome:
+def failed(targets: Sequence[Target], graph: GraphBatch, reason: str) -> Outcome:
     """The outcome of a single graph that nothing could be predicted for."""
-    items = {"node": nodes, "graph": 1}
-    blanks = {target.name: target.distribution.blank(target.field, items[target.field.on]) for target in targets}
+    blanks = {
+        target.name: target.distribution.blank(target.field, graph.num_items(target.field.on)) for target in targets
+    }
     return Outcome(predictions=blanks, reasons=(reason,))
 
 

@@ -33,6 +33,7 @@ class Predictions:
 
     fields: Mapping[str, Estimate]
     nodes_per_graph: Int[NDArray[np.int64], " graphs"]
+    edges_per_graph: Int[NDArray[np.int64], " graphs"]
     status: tuple[str, ...]
     """``ok``, or why a graph failed."""
     domain: tuple[str, ...]
@@ -54,7 +55,8 @@ class Predictions:
     def graph_of_item(self, name: str) -> Int[NDArray[np.int64], " items"]:
         """The graph that each row of a field belongs to."""
         graphs = np.arange(len(self))
-        return np.repeat(graphs, self.nodes_per_graph) if self[name].field.on == "node" else graphs
+        counts = {"node": self.nodes_per_graph, "edge": self.edges_per_graph}.get(self[name].field.on)
+        return graphs if counts is None else np.repeat(graphs, counts)
 
 
 def combined(
@@ -64,6 +66,7 @@ def combined(
     weights: Float[Array, " members"],
     calibrations: Mapping[str, AnyCalibration],
     nodes_per_graph: Int[NDArray[np.int64], " graphs"],
+    edges_per_graph: Int[NDArray[np.int64], " graphs"],
     domain: Sequence[str],
     reasons: Sequence[str],
 ) -> Predictions:
@@ -79,16 +82,25 @@ def combined(
         refused or next((f"member {name}: {reason}" for name, reason in zip(names, said) if reason), "ok")
         for refused, *said in zip(reasons, *(outcome.reasons for outcome in outcomes))
     ]
-    return Predictions(fields=estimates, nodes_per_graph=nodes_per_graph, status=tuple(status), domain=tuple(domain))
+    return Predictions(
+        fields=estimates,
+        nodes_per_graph=nodes_per_graph,
+        edges_per_graph=edges_per_graph,
+        status=tuple(status),
+        domain=tuple(domain),
+    )
 
 
-def nothing(targets: Sequence[Target], members: int, nodes: int, reason: str) -> Predictions:
+def nothing(targets: Sequence[Target], members: int, nodes: int, edges: int, reason: str) -> Predictions:
     """The prediction for one graph that could not even be tried."""
-    estimates = {
-        target.name: estimates_of(target).blank(target, members, nodes if target.field.on == "node" else 1)
-        for target in targets
-    }
-    return Predictions(fields=estimates, nodes_per_graph=np.array([nodes]), status=(reason,), domain=("",))
+    items = {"node": nodes, "edge": edges, "graph": 1}
+    return Predictions(
+        fields={one.name: estimates_of(one).blank(one, members, items[one.field.on]) for one in targets},
+        nodes_per_graph=np.array([nodes]),
+        edges_per_graph=np.array([edges]),
+        status=(reason,),
+        domain=("",),
+    )
 
 
 def concatenated(parts: Sequence[Predictions]) -> Predictions:
@@ -96,6 +108,7 @@ def concatenated(parts: Sequence[Predictions]) -> Predictions:
     return Predictions(
         fields={name: type(first).joined([part[name] for part in parts]) for name, first in parts[0].fields.items()},
         nodes_per_graph=np.concatenate([part.nodes_per_graph for part in parts]),
+        edges_per_graph=np.concatenate([part.edges_per_graph for part in parts]),
         status=tuple(status for part in parts for status in part.status),
         domain=tuple(flag for part in parts for flag in part.domain),
     )

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hydragnn.errors import InputError
 from hydragnn.graphs.field import LOCATIONS, Field, Location
+from hydragnn.graphs.reversal import reverse_of
 from hydragnn.graphs.topology import Topology
 
 
@@ -93,6 +94,15 @@ class GraphBatch:
     def owner(self, location: Location) -> Int[Tensor, " items"]:
         """The graph that each node, edge or graph belongs to."""
         return self._made("owner", location, lambda: _owners(self.counts(location), self.num_items(location)))
+
+    @property
+    def reverse_edges(self) -> Int[Tensor, " edges"]:
+        """The number of the edge that runs the other way, for every edge: through the opposite shift, from receiver to sender.
+
+        Of several between the same nodes through the same shift the first belongs to the first. An edge of a node to itself without a
+        shift is its own reverse. InputError names an edge that has none.
+        """
+        return self._made("reverse", "edge", lambda: reverse_of(self.topology, self.edge_shifts))
 
     def _made(self, what: str, location: Location, make: Callable[[], Any]) -> Any:
         key = (what, location)

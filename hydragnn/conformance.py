@@ -47,12 +47,19 @@ SCALARS = (
     Field(name="top", on="graph", role="target"),
     Field(name="site", on="node", classes=3, dtype="int64", role="target"),
     Field(name="lattice", on="graph", shape=(2,), classes=4, dtype="int64", role="target"),
+    Field(name="hop", on="edge", shape=(2,), role="target"),
+    Field(name="bond", on="edge", classes=3, dtype="int64", role="target"),
+    Field(name="load_of_own", on="node", role="target"),
 )
 FORCES = Field(name="forces", on="node", shape=(3,), parity="vector", role="target")
 STRESS = Field(name="stress", on="graph", shape=(3, 3), parity="tensor", role="target")
 VECTORS = (
     Field(name="dipole", on="graph", shape=(3,), parity="vector", role="target"),
     Field(name="flow", on="node", shape=(2, 3), parity="vector", role="target"),
+)
+TENSORS = (
+    Field(name="polarisability", on="graph", shape=(3, 3), parity="tensor", role="target"),
+    Field(name="shielding", on="node", shape=(2, 3, 3), parity="tensor", role="target"),
 )
 GAUSSIAN = {"distribution": "gaussian", "loss": "nll"}
 TIGHT = 1e-11  # float64 sums in another order; values are of order 1
@@ -139,8 +146,17 @@ def make_model(kind: str, seed: int = 0, dtype: torch.dtype = torch.float64, **c
         parse_head({"kind": "scalar", "field": "top", "pool": "max"}),
         parse_head({"kind": "classes", "field": "site", "hidden_dims": [6]}),
         parse_head({"kind": "classes", "field": "lattice", "hidden_dims": [6]}),
+        parse_head({"kind": "scalar", "field": "hop", "hidden_dims": [6], **GAUSSIAN}),
+        parse_head({"kind": "classes", "field": "bond", "hidden_dims": [6]}),
+        parse_head({"kind": "scalar", "field": "load_of_own", "hidden_dims": [6], "conv_layers": 1}),
     ]
     fields = [*INPUTS, *SCALARS, *((FORCES, STRESS) if forces else ())]
+    if forces:
+        heads += [
+            parse_head({"kind": "tensor", "field": "polarisability", "hidden_dims": [6], **GAUSSIAN}),
+            parse_head({"kind": "tensor", "field": "shielding", "hidden_dims": [6]}),
+        ]
+        fields += TENSORS
     if 1 in architecture_of(kind).gives:
         heads += [
             parse_head({"kind": "vector", "field": "dipole", **GAUSSIAN}),
@@ -223,10 +239,10 @@ class ArchitectureConformance:
     def test_every_output_has_its_fields_shape_and_is_finite_with_its_gradients(self, kind: str, corner: str) -> None:
         batch, model = CORNERS[corner](), self.model()
         predictions = model(batch)
-        items = {"node": batch.num_nodes, "graph": batch.num_graphs}
         for target in model.description.targets:
             field, said = target.field, predictions[target.name]
-            assert said.error(torch.zeros(items[field.on], *field.shape)).shape == (items[field.on], *field.shape)
+            expected = (batch.num_items(field.on), *field.shape)
+            assert said.error(torch.zeros(expected)).shape == expected
             assert said.finite().all()
         gradients = torch.autograd.grad(loss_of(predictions), list(model.parameters()))
         assert all(gradient.isfinite().all() for gradient in gradients)
@@ -241,20 +257,19 @@ class ArchitectureConformance:
     def test_nodes_in_another_order_give_the_same_predictions_in_that_order(self, kind: str) -> None:
         batch, model = CORNERS["self loop"](), self.model()
         order = torch.randperm(batch.num_nodes, generator=torch.Generator().manual_seed(1))
+        edges = torch.sort(torch.argsort(order)[batch.receivers], stable=True).indices
         expected, found = model(batch), model(permuted(batch, order))
+        rows = {"node": order, "edge": edges, "graph": slice(None)}
         for name, prediction in expected.items():
-            on_nodes = model.description.fields[name].on == "node"
-            assert_equal(found[name], prediction.rows(order) if on_nodes else prediction)
+            assert_equal(found[name], prediction.rows(rows[model.description.fields[name].on]))
 
     def test_a_prediction_does_not_depend_on_what_else_is_in_its_batch(self, kind: str) -> None:
         batch, model = concatenate([*(make() for make in CORNERS.values()), no_nodes(), make_graph(8, 2)]), self.model()
         together = model(batch)
         for number in range(batch.num_graphs):
             alone = model(batch.select([number]))
-            n0, n1 = batch.node_offsets[number : number + 2].tolist()
             for name, prediction in alone.items():
-                rows = slice(n0, n1) if model.description.fields[name].on == "node" else slice(number, number + 1)
-                whole = together[name].rows(rows)
+                whole = together[name].rows(batch.owner(model.description.fields[name].on) == number)
                 assert_equal(prediction, whole)
 
     @pytest.mark.parametrize("determinant", [1, -1], ids=["rotation", "reflection"])

@@ -1,7 +1,8 @@
 """Prediction files made of arrays: HDF5, ADIOS2 BP and npz, with the same names in each.
 
 ``graph``, ``nodes``, ``status`` and ``domain`` have one row per graph; ``fields/NAME/QUANTITY`` has one row per graph or, for
-node fields, one per node, graphs in order; QUANTITY is mean, std, epistemic, aleatoric, lower or upper, in the field's
+node fields, one per node, for edge fields one per edge, graphs in order (files with edge fields have ``edges`` per graph, and ``senders`` and
+``receivers`` per edge: numbers of nodes in their graph); QUANTITY is mean, std, epistemic, aleatoric, lower or upper, in the field's
 unit; of classes probability, label, set, entropy, epistemic or aleatoric. The attribute ``heading`` is JSON: fields with units, nominal level, members. Failed graphs have NaN (label -1, no class in their set) and a reason in
 ``status``.
 """
@@ -22,10 +23,19 @@ def block_arrays(block: Block) -> dict[str, Any]:
     return {
         "graph": block.numbers,
         "nodes": block.predictions.nodes_per_graph,
+        **edge_arrays(block),
         "status": texts(block.predictions.status),
         "domain": texts(block.predictions.domain),
         **estimate_arrays(block),
     }
+
+
+def edge_arrays(block: Block) -> dict[str, NDArray[Any]]:
+    """How many edges every graph has and which nodes they join; nothing where no field lies on edges."""
+    if not any(estimate.field.on == "edge" for estimate in block.predictions.fields.values()):
+        return {}
+    senders, receivers = block.edge_ends()
+    return {"edges": block.predictions.edges_per_graph, "senders": senders, "receivers": receivers}
 
 
 def estimate_arrays(block: Block) -> dict[str, NDArray[Any]]:

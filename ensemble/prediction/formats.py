@@ -32,6 +32,11 @@ def sink_for(path: Path, ensemble: Ensemble) -> Sink:
         raise InputError(
             f"--out {path}: extended XYZ holds atoms, and this ensemble does not read any; use .h5, .npz or .csv"
         )
+    on_edges = [field.name for field in ensemble.fields if field.on == "edge"]
+    if path.suffix == ".xyz" and on_edges:
+        raise InputError(
+            f"--out {path}: extended XYZ has no place for {on_edges[0]}, which lies on edges; use .h5, .npz or .csv"
+        )
     heading = Heading(
         targets=ensemble.targets,
         nominal=ensemble.manifest.nominal,

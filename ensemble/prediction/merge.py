@@ -33,7 +33,8 @@ def _block(desk: Desk, chunk: Chunk, units: Sequence[Unit]) -> Block:
     read = desk.read(chunk, sure=sure) if len(chunk.graphs) else None
     predictions: Predictions
     if chunk.reason:
-        predictions = desk.ensemble.nothing(0 if read is None else read.whole.num_nodes, chunk.reason)
+        nodes, edges = (0, 0) if read is None else (read.whole.num_nodes, read.whole.num_edges)
+        predictions = desk.ensemble.nothing(nodes, edges, chunk.reason)
     else:
         assert read is not None
         predictions = desk.ensemble.combine(read, outcomes)

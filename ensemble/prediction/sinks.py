@@ -27,6 +27,14 @@ class Block:
     predictions: Predictions
     graphs: Screened | None
 
+    def edge_ends(self) -> tuple[Int[NDArray[np.int64], " edges"], Int[NDArray[np.int64], " edges"]]:
+        """Sender and receiver of every edge, as numbers of nodes in their own graph."""
+        if self.graphs is None:
+            return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+        batch = self.graphs.whole
+        first = batch.node_offsets[batch.owner("edge")]
+        return (batch.senders - first).numpy(), (batch.receivers - first).numpy()
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Heading:

@@ -13,19 +13,20 @@ from hydragnn.ensemble.estimates import Estimate
 from hydragnn.ensemble.prediction.sinks import Block, Sink, texts
 from hydragnn.ensemble.predictions import estimates_of
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.graphs.field import ATOMIC_NUMBERS
+from hydragnn.graphs.field import ATOMIC_NUMBERS, Location
 from hydragnn.models import Target
+
+KEYS: Mapping[Location, tuple[str, ...]] = {"node": ("node",), "edge": ("sender", "receiver")}
+"""The columns that say which node or edge of its graph a line is about."""
 
 
 class CsvSink(Sink):
-    """One line per graph; node fields go, one line per node, into a second file ``NAME.nodes.csv``."""
+    """One line per graph; node and edge fields go, one line per node or edge, into ``NAME.nodes.csv`` and ``NAME.edges.csv``."""
 
     @property
     def temporaries(self) -> Mapping[Path, Path]:
-        """The table of graphs, and of nodes where a field lives there."""
-        finals = [self.path]
-        if self._on("node"):
-            finals.append(self.path.with_suffix(".nodes.csv"))
+        """The table of graphs, and of nodes and of edges where a field lives there."""
+        finals = [self.path, *(self.path.with_suffix(f".{place}s.csv") for place in KEYS if self._on(place))]
         return {final.with_name(f".{final.name}.part"): final for final in finals}
 
     def open(self) -> None:
@@ -33,20 +34,24 @@ class CsvSink(Sink):
         self.files = [path.open("w", newline="", encoding="utf-8") for path in self.temporaries]
         self.tables = [csv.writer(file) for file in self.files]
         self.tables[0].writerow(["graph", "status", "domain", "nodes", *_titles(self._on("graph"))])
-        if len(self.tables) > 1:
-            self.tables[1].writerow(["graph", "node", *_titles(self._on("node"))])
+        self.places = [place for place in KEYS if self._on(place)]
+        for table, place in zip(self.tables[1:], self.places):
+            table.writerow(["graph", *KEYS[place], *_titles(self._on(place))])
 
     def write(self, block: Block) -> None:
-        """Append some graphs and their nodes."""
+        """Append some graphs, their nodes and their edges."""
         said = block.predictions
         fixed = zip(block.numbers.tolist(), texts(said.status), texts(said.domain), said.nodes_per_graph.tolist())
         values = _numbers([said[target.name] for target in self._on("graph")], len(said))
         self.tables[0].writerows([*start, *row] for start, row in zip(fixed, values))
-        if len(self.tables) > 1:
-            owners = np.repeat(block.numbers, said.nodes_per_graph).tolist()
-            places = [node for count in said.nodes_per_graph.tolist() for node in range(count)]
-            values = _numbers([said[target.name] for target in self._on("node")], len(owners))
-            self.tables[1].writerows([owner, node, *row] for owner, node, row in zip(owners, places, values))
+        for table, place in zip(self.tables[1:], self.places):
+            targets = self._on(place)
+            estimates = [said[target.name] for target in targets]
+            owners = block.numbers[said.graph_of_item(targets[0].name)].tolist()
+            keys = _keys(block, place)
+            table.writerows(
+                [owner, *key, *row] for owner, key, row in zip(owners, keys, _numbers(estimates, len(owners)))
+            )
 
     def close(self, *, complete: bool) -> None:
         """Close both files."""
@@ -55,6 +60,14 @@ class CsvSink(Sink):
 
     def _on(self, place: str) -> list[Target]:
         return [target for target in self.heading.targets if target.field.on == place]
+
+
+def _keys(block: Block, place: Location) -> list[tuple[int, ...]]:
+    """Which node of its graph a row is about, or which nodes the edge joins."""
+    if place == "edge":
+        senders, receivers = block.edge_ends()
+        return list(zip(senders.tolist(), receivers.tolist()))
+    return [(node,) for count in block.predictions.nodes_per_graph.tolist() for node in range(count)]
 
 
 def _titles(targets: list[Target]) -> list[str]:

@@ -136,7 +136,8 @@ class GraphSpec:
     edge_kinds: Mapping[str, int] = member(default_factory=dict)
     """Number of kinds of each categorical edge field that the architecture reads as it is."""
     degrees: frozenset[int] = frozenset({0})
-    """Degrees of the states that heads read: 0 for numbers, 1 for vectors, 2 for symmetric tensors."""
+    """Degrees of the states that heads read: 0 for numbers, 1 for vectors and symmetric tensors; none that the architecture
+    does not give."""
     statistics: GraphStatistics | None = None
     """What was measured on the training part; there where the architecture needs any."""
 

@@ -6,7 +6,7 @@ from hydragnn.layers.inputs import ClassEmbedding, EdgeInputs, NodeInputs
 from hydragnn.layers.message_graph import MessageGraph, States, lengths_and_directions
 from hydragnn.layers.mlp import mlp
 from hydragnn.layers.radial import BesselBasis, GaussianBasis, RadialFeatures, envelope_at
-from hydragnn.layers.readout import GatedVectors, Pool, pooled
+from hydragnn.layers.readout import GatedProducts, GatedVectors, Pool, pooled
 from hydragnn.layers.wrapping import Checkpointed, Residual
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "EdgeInputs",
     "FiLM",
     "GPSLayer",
+    "GatedProducts",
     "GatedVectors",
     "GaussianBasis",
     "GraphAttention",

@@ -41,6 +41,28 @@ class GatedVectors(nn.Module):
         return vectors.transpose(-1, -2)
 
 
+class GatedProducts(nn.Module):
+    """Symmetric tensors as sums of gated products of vectors: sum_k g_k (l_k r_k^T + r_k l_k^T) / 2."""
+
+    def __init__(self, channels: int, hidden: int, outputs: int) -> None:
+        super().__init__()
+        self.first = GatedLayer(channels, channels, hidden)
+        self.gates = nn.Linear(hidden, hidden)
+        self.left = nn.Linear(hidden, hidden, bias=False)
+        self.right = nn.Linear(hidden, hidden, bias=False)
+        self.mix = nn.Linear(hidden, outputs, bias=False)
+
+    def forward(
+        self, scalars: Float[Tensor, "nodes channels"], vectors: Float[Tensor, "nodes dim channels"]
+    ) -> Float[Tensor, "nodes outputs dim dim"]:
+        """Symmetric tensors that do not change when all positions change their sign."""
+        scalars, vectors = self.first(scalars, vectors)
+        gates = self.gates(nn.functional.silu(scalars)).unsqueeze(-2)  # [nodes, 1, hidden]
+        left = (gates * self.left(vectors)).unsqueeze(1) * self.mix.weight.unsqueeze(1)  # [nodes, outputs, dim, hidden]
+        tensors = left @ self.right(vectors).transpose(-1, -2).unsqueeze(1)
+        return 0.5 * (tensors + tensors.transpose(-1, -2))
+
+
 class GatedLayer(nn.Module):
     """Mixes channels of vectors and multiplies them with gates made from scalars and lengths of vectors."""
 

@@ -27,7 +27,7 @@ class BranchedModel(nn.Module):
         super().__init__()
         degrees = frozenset[int]().union(*(description.degrees for description in descriptions))
         self.trunk = GraphModel(replace(descriptions[0], heads=(), shared_degrees=degrees))
-        of_branches = [built_heads(description, self.trunk.channels) for description in descriptions]
+        of_branches = [built_heads(description, self.trunk) for description in descriptions]
         self.heads = nn.ModuleList(of_branches)
         self.views = tuple(map(partial(BranchView, self.trunk), of_branches, descriptions))  # registered above already
 

@@ -5,8 +5,15 @@ from collections.abc import Callable
 from hydragnn.architectures import Architecture, architectures
 from hydragnn.errors import InputError
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
+from hydragnn.models.convolved import with_layers
 from hydragnn.models.description import ModelDescription
-from hydragnn.models.head_kinds import EnergyHeadSettings, VectorHeadSettings
+from hydragnn.models.head_kinds import (
+    ClassesHeadSettings,
+    EnergyHeadSettings,
+    ScalarHeadSettings,
+    TensorHeadSettings,
+    VectorHeadSettings,
+)
 from hydragnn.models.head_settings import HeadSettings
 
 GEOMETRY = frozenset({"lengths", "directions", "triplets"})
@@ -87,6 +94,14 @@ def _check_head(head: HeadSettings, description: ModelDescription) -> None:
     head.check(field)
     if isinstance(head, VectorHeadSettings):
         _check_vector(field, description.architecture, description.dim)
+    if isinstance(head, TensorHeadSettings):
+        _check_tensor(field, description.architecture, description.dim)
+    if isinstance(head, ScalarHeadSettings | ClassesHeadSettings) and head.conv_layers:
+        with_layers(description.model, head.conv_layers)
+    if field.on == "edge" and not description.edges:
+        raise InputError(
+            f"head {field.name}: it predicts edges, and data.edges = false takes them all away; leave data.edges out, or the head"
+        )
     if isinstance(head, EnergyHeadSettings) and head.derivatives:
         _check_derivatives(head, description)
 
@@ -100,6 +115,20 @@ def _check_vector(field: Field, architecture: type[Architecture], dim: int) -> N
     if field.shape[-1] != dim:
         raise InputError(
             f"head {field.name}: a vector of length {field.shape[-1]} in graphs of dimension {dim}; give shape ({dim},)"
+        )
+
+
+def _check_tensor(field: Field, architecture: type[Architecture], dim: int) -> None:
+    if not dim or not architecture.sees_positions():
+        reason = "graphs without positions" if not dim else f"model {architecture.kind}, which sees no lengths"
+        able = _kinds(lambda a: a.sees_positions())
+        raise InputError(
+            f"head {field.name}: no tensors that turn with the graph from {reason}; use positions and one of {able}, or declare it with "
+            "parity scalar if the axes are fixed"
+        )
+    if field.shape[-1] != dim:
+        raise InputError(
+            f"head {field.name}: a tensor of {field.shape[-2]} x {field.shape[-1]} in graphs of dimension {dim}; give shape ({dim}, {dim})"
         )
 
 

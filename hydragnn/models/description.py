@@ -38,8 +38,8 @@ def merged_degrees(sums: Iterable[tuple[float, int, int]]) -> GraphStatistics:
     return GraphStatistics(mean_log_degree=total / nodes, mean_degree=edges / nodes)
 
 
-DEGREE_OF = {"scalar": 0, "vector": 1, "tensor": 2}
-"""Degree of the states that a field of each parity is read from."""
+DEGREE_OF = {"scalar": 0, "vector": 1, "tensor": 1}
+"""Degree of the states that a field of each parity is read from; tensors are products of vectors."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +68,7 @@ class ModelDescription:
     def degrees(self) -> frozenset[int]:
         """Degrees of states that heads are read from."""
         own = {DEGREE_OF[self.fields[head.field].parity] for head in self.heads}
-        return frozenset(own | {0}) | self.shared_degrees
+        return frozenset(own) & self.architecture.gives | {0} | self.shared_degrees
 
     @property
     def input_fields(self) -> tuple[Field, ...]:

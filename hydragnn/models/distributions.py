@@ -72,7 +72,7 @@ class Distribution(ABC):
 
     def finite(self) -> Bool[Tensor, " items"]:
         """Which items have finite numbers only."""
-        every = [values.reshape(len(values), -1).isfinite().all(dim=1) for values in self.tensors().values()]
+        every = [values.isfinite().unsqueeze(-1).flatten(1).all(dim=1) for values in self.tensors().values()]
         return torch.stack(every).all(dim=0)
 
     def blanked(self: D, items: Bool[Tensor, " items"]) -> D:

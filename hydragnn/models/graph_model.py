@@ -10,6 +10,7 @@ from hydragnn.layers import ConditionInputs, EdgeInputs, MessageGraph, NodeInput
 from hydragnn.models.derivatives import energy_gradient, forces_from, stress_from
 from hydragnn.models.description import ModelDescription
 from hydragnn.models.distributions import Distribution, Point
+from hydragnn.models.head_context import HeadContext
 from hydragnn.models.head_settings import HeadSettings
 from hydragnn.models.heads import build_head
 from hydragnn.models.wrapping import wrap_layers
@@ -36,7 +37,7 @@ class GraphModel(nn.Module):
         self.channels = model.hidden_dim * (len(self.encoder.layers) if every else 1)
         pooled = of_graphs and model.conditioning == "pooled"
         self.pooled_condition = PooledCondition(self.channels, model.hidden_dim) if pooled else None
-        self.heads = built_heads(description, self.channels)
+        self.heads = built_heads(description, self)
 
     def forward(self, batch: GraphBatch) -> dict[str, Distribution]:
         """Predictions by field name: every head's field, then its forces and its stress where declared.
@@ -95,10 +96,16 @@ class GraphModel(nn.Module):
         return states if self.pooled_condition is None else self.pooled_condition(states, graph)
 
 
-def built_heads(description: ModelDescription, channels: int) -> nn.ModuleList:
-    """The heads of a description, for states with so many channels."""
-    fields = description.fields
-    return nn.ModuleList(build_head(head, fields[head.field], channels, description.dim) for head in description.heads)
+def built_heads(description: ModelDescription, trunk: GraphModel) -> nn.ModuleList:
+    """The heads of a description, on the states that ``trunk`` gives."""
+    context = HeadContext(
+        description=description,
+        channels=trunk.channels,
+        basis=trunk.encoder.basis,
+        edge_width=trunk.edge_inputs.width,
+        conditioned=trunk.condition_inputs is not None,
+    )
+    return nn.ModuleList(build_head(head, description.fields[head.field], context) for head in description.heads)
 
 
 def side_by_side(of_layers: list[States]) -> States:

@@ -8,7 +8,7 @@ from pydantic import Field as Setting
 from pydantic import model_validator
 
 from hydragnn.errors import InputError, nearest
-from hydragnn.graphs.field import Field
+from hydragnn.graphs.field import Field, Location
 from hydragnn.models.distributions import Categorical, Distribution, Normal, Point
 from hydragnn.models.target import Target
 from hydragnn.settings import Settings
@@ -96,6 +96,25 @@ class _NumberHead(HeadBase):
         return Normal if self.distribution == "gaussian" else Point
 
 
+class _ItemHead(HeadBase):
+    """What heads have that predict nodes or edges without turning with the graph."""
+
+    per_index: Annotated[int, Setting(ge=1)] | None = None
+    """Number of nodes, where all graphs have so many in the same order (the sites of one cell, the sensors of one part): every node index then
+    has a network of its own (node fields only). Absent: one network for all nodes."""
+
+    conv_layers: int = Setting(default=0, ge=0, le=16)
+    """Message-passing layers of the head's own, of the model's architecture, before its network (node fields only)."""
+
+    @model_validator(mode="after")
+    def _check_own_parts(self) -> "_ItemHead":
+        if self.per_index is not None and getattr(self, "graph_scale", False):
+            raise ValueError(
+                f"head {self.field}: graph_scale is for one network for all nodes; leave it or per_index out"
+            )
+        return self
+
+
 class _PooledHead(_NumberHead):
     """What heads have that predict numbers of nodes or of graphs."""
 
@@ -119,12 +138,13 @@ class _PooledHead(_NumberHead):
                 distribution=self.predicts,
                 extensive=self.extensive,
                 per_node=self.per_node,
+                odd=getattr(self, "symmetry", None) == "antisymmetric",
             ),
         )
 
 
-class ScalarHeadSettings(_PooledHead):
-    """Numbers on nodes or graphs that do not turn with the graph."""
+class ScalarHeadSettings(_ItemHead, _PooledHead):
+    """Numbers on nodes, edges or graphs that do not turn with the graph."""
 
     kind: Literal["scalar"] = "scalar"
 
@@ -135,16 +155,18 @@ class ScalarHeadSettings(_PooledHead):
     """Multiply a node field by a positive factor per graph, learned from the mean state: for targets whose size varies
     from graph to graph more than their pattern does (displacements under different stiffness)."""
 
+    symmetry: Literal["symmetric", "antisymmetric"] | None = None
+    """What an edge's value is in the other direction (edge fields only): the same (a misorientation) or minus it (a flux from
+    sender to receiver). Absent: anything. With a symmetry every edge needs its reverse in the graph."""
+
     def check(self, field: Field) -> None:
-        """Numbers with parity scalar, on nodes or graphs."""
+        """Numbers with parity scalar, on nodes, edges or graphs."""
         _refuse_classes(field)
         if field.parity != "scalar":
-            remedy = 'use kind = "vector"' if field.parity == "vector" else _TENSOR
-            raise InputError(f"head {field.name}: it is a {field.parity}, and kind scalar does not turn; {remedy}")
-        _refuse_edges(field)
-        _refuse_graph_keys(self, field)
-        if self.graph_scale and field.on != "node":
-            raise InputError(f"head {field.name}: graph_scale is for scalar node fields; remove it")
+            raise InputError(
+                f'head {field.name}: it is a {field.parity}, and kind scalar does not turn; use kind = "{field.parity}"'
+            )
+        _refuse_keys_of_other_places(self, field)
 
 
 class EnergyHeadSettings(_NumberHead):
@@ -228,14 +250,30 @@ class VectorHeadSettings(_PooledHead):
         """Numbers with parity vector, on nodes or graphs."""
         _refuse_classes(field)
         if field.parity != "vector":
-            remedy = 'use kind = "scalar"' if field.parity == "scalar" else _TENSOR
-            raise InputError(f"head {field.name}: it is a {field.parity}, not a vector; {remedy}")
+            raise InputError(f'head {field.name}: it is a {field.parity}, not a vector; use kind = "{field.parity}"')
         _refuse_edges(field)
-        _refuse_graph_keys(self, field)
+        _refuse_keys_of_other_places(self, field)
 
 
-class ClassesHeadSettings(HeadBase):
-    """Classes of nodes or graphs, as probabilities."""
+class TensorHeadSettings(_PooledHead):
+    """Symmetric tensors on nodes or graphs that turn with the graph: polarisability, conductivity, stress."""
+
+    kind: Literal["tensor"] = "tensor"
+
+    pool: Literal["sum", "mean"] | None = None
+    """How the tensors of nodes become one of the graph (only there): sum or mean (the default)."""
+
+    def check(self, field: Field) -> None:
+        """Numbers with parity tensor, on nodes or graphs."""
+        _refuse_classes(field)
+        if field.parity != "tensor":
+            raise InputError(f'head {field.name}: it is a {field.parity}, not a tensor; use kind = "{field.parity}"')
+        _refuse_edges(field)
+        _refuse_keys_of_other_places(self, field)
+
+
+class ClassesHeadSettings(_ItemHead):
+    """Classes of nodes, edges or graphs, as probabilities."""
 
     kind: Literal["classes"] = "classes"
 
@@ -248,6 +286,9 @@ class ClassesHeadSettings(HeadBase):
     class_weights: Literal["balanced"] | list[Annotated[float, Setting(ge=0)]] | None = None
     """Weight of each class in the loss: a list, or balanced for the inverse of each class' share of the training labels
     (divided by the number of classes, so that the mean weight of a training label is 1)."""
+
+    symmetry: Literal["symmetric"] | None = None
+    """Both directions of an edge have the same class (edge fields only); every edge then needs its reverse in the graph."""
 
     def targets(self, fields: Mapping[str, Field]) -> tuple[Target, ...]:
         """The one field of this head."""
@@ -263,7 +304,7 @@ class ClassesHeadSettings(HeadBase):
         )
 
     def check(self, field: Field) -> None:
-        """A categorical field of nodes or graphs."""
+        """A categorical field of nodes, edges or graphs."""
         if not field.classes:
             raise InputError(
                 f"head {field.name}: it holds numbers, not classes; declare it with classes and dtype int64, or use "
@@ -273,18 +314,16 @@ class ClassesHeadSettings(HeadBase):
             raise InputError(
                 f"head {field.name}: {len(self.class_weights)} class_weights for {field.classes} classes; give one per class"
             )
-        _refuse_edges(field)
-        _refuse_graph_keys(self, field)
+        _refuse_keys_of_other_places(self, field)
 
 
 HEAD_KINDS: dict[str, type[HeadBase]] = {
     "scalar": ScalarHeadSettings,
     "energy": EnergyHeadSettings,
     "vector": VectorHeadSettings,
+    "tensor": TensorHeadSettings,
     "classes": ClassesHeadSettings,
 }
-
-_TENSOR = "tensors are predicted only as the stress of an energy head; declare its components with parity scalar if the axes are fixed"
 
 
 def _refuse_classes(field: Field) -> None:
@@ -294,15 +333,25 @@ def _refuse_classes(field: Field) -> None:
 
 def _refuse_edges(field: Field) -> None:
     if field.on == "edge":
-        raise InputError(f"head {field.name}: it lies on edges, and heads predict node or graph fields; choose another")
-
-
-def _refuse_graph_keys(head: ScalarHeadSettings | VectorHeadSettings | ClassesHeadSettings, field: Field) -> None:
-    """Raise InputError where a field that lies elsewhere is given what only graph fields use."""
-    if field.on == "graph":
-        return
-    said = [key for key in ("pool", "extensive", "per_node") if getattr(head, key, None)]
-    if said:
         raise InputError(
-            f"head {field.name}: {said[0]} is for graph fields, and {field.name} lies on {field.on}s; remove it"
+            f"head {field.name}: it lies on edges, where heads predict classes and numbers that do not turn; declare its components with "
+            "parity scalar if the axes are fixed"
         )
+
+
+_PLACES: Mapping[Location, tuple[str, ...]] = {
+    "graph": ("pool", "extensive", "per_node"),
+    "node": ("graph_scale", "per_index", "conv_layers"),
+    "edge": ("symmetry",),
+}
+"""The keys that only fields of one place use."""
+
+
+def _refuse_keys_of_other_places(head: HeadBase, field: Field) -> None:
+    """Raise InputError where a field is given what only fields that lie elsewhere use."""
+    for place, keys in _PLACES.items():
+        said = [key for key in keys if place != field.on and getattr(head, key, None)]
+        if said:
+            raise InputError(
+                f"head {field.name}: {said[0]} is for {place} fields, and {field.name} lies on {field.on}s; remove it"
+            )

@@ -15,6 +15,7 @@ from hydragnn.models.head_kinds import (
     HeadBase,
     NumberLoss,
     ScalarHeadSettings,
+    TensorHeadSettings,
     VectorHeadSettings,
 )
 from hydragnn.models.target import Target
@@ -108,6 +109,7 @@ HeadSettings = Annotated[
     Annotated[ScalarHeadSettings, Tag("scalar")]
     | Annotated[EnergyHeadSettings, Tag("energy")]
     | Annotated[VectorHeadSettings, Tag("vector")]
+    | Annotated[TensorHeadSettings, Tag("tensor")]
     | Annotated[ClassesHeadSettings, Tag("classes")]
     | Annotated[UnnamedHeadSettings, Tag("")],
     Discriminator(

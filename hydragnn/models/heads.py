@@ -1,70 +1,23 @@
 """Heads: from final states to the predictions of one field; one builder per kind of settings."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
+from hydragnn.errors import InputError
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
-from hydragnn.layers import GatedVectors, MessageGraph, Pool, States, mlp, pooled
-from hydragnn.models.distributions import VARIANCE_FLOOR, Categorical, Distribution, Normal, Number, Point
-from hydragnn.models.head_kinds import ClassesHeadSettings, EnergyHeadSettings, ScalarHeadSettings, VectorHeadSettings
+from hydragnn.layers import MessageGraph, Pool, States, mlp, pooled
+from hydragnn.models.convolved import ConvolvedHead
+from hydragnn.models.distributions import Distribution, Number
+from hydragnn.models.edge_heads import EdgeHead
+from hydragnn.models.head_context import HeadContext
+from hydragnn.models.head_kinds import ClassesHeadSettings, EnergyHeadSettings, ScalarHeadSettings
 from hydragnn.models.head_settings import HeadSettings
-
-D = TypeVar("D", bound=Distribution)
-
-
-class DistributionHead(nn.Module, Generic[D]):
-    """Raw outputs of a network as a distribution; ``width`` is how many of them an item needs."""
-
-    def __init__(self, field: Field, width: int) -> None:
-        super().__init__()
-        self.shape = field.shape
-        self.width = width
-
-
-class PointOutput(DistributionHead[Point]):
-    """One output per number: its value."""
-
-    def __init__(self, field: Field) -> None:
-        super().__init__(field, field.width)
-
-    def forward(self, raw: Float[Tensor, "items width"]) -> Point:
-        """The values in the field's shape."""
-        return Point(mean=raw.reshape(-1, *self.shape))
-
-
-class GaussianOutput(DistributionHead[Normal]):
-    """Two outputs per number: its mean and its variance, the latter made positive."""
-
-    def __init__(self, field: Field) -> None:
-        super().__init__(field, 2 * field.width)
-
-    def forward(self, raw: Float[Tensor, "items width"]) -> Normal:
-        """The normal distributions in the field's shape."""
-        mean, spread = raw.chunk(2, dim=-1)
-        return Normal(mean=mean.reshape(-1, *self.shape), variance=_positive(spread).reshape(-1, *self.shape))
-
-
-class ClassOutput(DistributionHead[Categorical]):
-    """One output per class: its logit."""
-
-    def __init__(self, field: Field) -> None:
-        super().__init__(field, field.width * field.classes)
-        self.classes = field.classes
-
-    def forward(self, raw: Float[Tensor, "items width"]) -> Categorical:
-        """The probabilities in the field's shape."""
-        return Categorical(logits=raw.reshape(-1, *self.shape, self.classes))
-
-
-NUMBER_OUTPUTS: Mapping[str, Callable[[Field], DistributionHead[Any]]] = {
-    "point": PointOutput,
-    "gaussian": GaussianOutput,
-}
+from hydragnn.models.outputs import NUMBER_OUTPUTS, ClassOutput, DistributionHead, pooled_numbers
+from hydragnn.models.turning_heads import TensorHead, VectorHead
 
 
 class NodeHead(nn.Module):
@@ -79,6 +32,40 @@ class NodeHead(nn.Module):
         """A distribution per node, of the field's shape."""
         said: Distribution = self.output(self.network(states[0]))
         return said
+
+
+class IndexedNodeHead(nn.Module):
+    """A network for every node index, in graphs that all have the same nodes in the same order."""
+
+    def __init__(self, output: DistributionHead[Any], hidden_dims: list[int], channels: int, nodes: int) -> None:
+        super().__init__()
+        self.output = output
+        self.nodes = nodes
+        networks = [mlp([channels, *hidden_dims, output.width]) for _ in range(nodes)]
+        layers = [[layer for layer in network if isinstance(layer, nn.Linear)] for network in networks]
+        self.weights = nn.ParameterList(torch.stack([one.weight.detach().T for one in of]) for of in zip(*layers))
+        self.biases = nn.ParameterList(torch.stack([one.bias.detach() for one in of]) for of in zip(*layers))
+
+    def forward(self, states: States, graph: MessageGraph, batch: GraphBatch) -> Distribution:
+        """A distribution per node, of the field's shape; InputError for a graph with another number of nodes."""
+        self.check(batch)
+        values = states[0].reshape(batch.num_graphs, self.nodes, states[0].shape[-1]).transpose(0, 1)
+        for number, (weight, bias) in enumerate(zip(self.weights, self.biases)):
+            values = nn.functional.silu(values) if number else values
+            values = torch.baddbmm(bias.unsqueeze(1), values, weight)  # [nodes, graphs, width]
+        said: Distribution = self.output(values.transpose(0, 1).reshape(batch.num_nodes, self.output.width))
+        return said
+
+    def check(self, batch: GraphBatch) -> None:
+        """Raise InputError for a graph with another number of nodes."""
+        counts = batch.counts("node")
+        other = (counts != self.nodes).nonzero()
+        if len(other):
+            number = int(other[0])
+            raise InputError(
+                f"graph {number} of the batch has {int(counts[number])} nodes, and a head with per_index = {self.nodes} has one network "
+                f"for each of {self.nodes}; give graphs of equal size and order, or leave per_index out"
+            )
 
 
 class ScaledNodeHead(nn.Module):
@@ -118,76 +105,62 @@ class GraphHead(nn.Module):
     def forward(self, states: States, graph: MessageGraph, batch: GraphBatch) -> Distribution:
         """A distribution per graph, of the field's shape."""
         if self.pool == "sum":
-            return _pooled_numbers(self.output(self.network(states[0])), batch, "sum")
+            return pooled_numbers(self.output(self.network(states[0])), batch, "sum")
         of_graph = pooled(states[0], batch.owner("node"), batch.num_graphs, self.pool)
         said: Distribution = self.output(self.network(of_graph))
         return said
 
 
-class VectorHead(nn.Module):
-    """Vectors that turn with the graph, on nodes or (summed or averaged over nodes) on graphs."""
-
-    def __init__(self, settings: VectorHeadSettings, field: Field, channels: int, dim: int) -> None:
-        super().__init__()
-        self.shape = field.shape
-        self.pool: Pool | None = (settings.pool or "mean") if field.on == "graph" else None
-        hidden = settings.hidden_dims[0] if settings.hidden_dims else channels
-        outputs = field.width // dim
-        self.vectors = GatedVectors(channels, hidden, outputs)
-        gaussian = settings.distribution == "gaussian"
-        self.variance = mlp([channels, *settings.hidden_dims, outputs]) if gaussian else None
-
-    def forward(self, states: States, graph: MessageGraph, batch: GraphBatch) -> Number:
-        """Vectors of the field's shape; the variance of a vector is the same in all directions."""
-        vectors = self.vectors(states[0], states[1])
-        said: Number = Point(mean=vectors.reshape(-1, *self.shape))
-        if self.variance is not None:
-            spread = _positive(self.variance(states[0])).unsqueeze(-1).expand_as(vectors)
-            said = Normal(mean=said.mean, variance=spread.reshape(-1, *self.shape))
-        return said if self.pool is None else _pooled_numbers(said, batch, self.pool)
+Head = NodeHead | IndexedNodeHead | ScaledNodeHead | GraphHead | EdgeHead | VectorHead | TensorHead | ConvolvedHead
 
 
-def _positive(raw: Tensor) -> Tensor:
-    """A variance: never below the floor, so that its logarithm and its inverse stay finite."""
-    return nn.functional.softplus(raw) + VARIANCE_FLOOR
-
-
-def _pooled_numbers(of_node: Number, batch: GraphBatch, pool: Pool) -> Number:
-    """Node predictions as one of the graph; nodes count as independent, so variances add up (and shrink in a mean)."""
-    owners, graphs = batch.owner("node"), batch.num_graphs
-    of_graph = of_node.mapped(lambda values: pooled(values, owners, graphs, pool))
-    return of_graph.averaged(batch.counts("node").clamp_min(1)) if pool == "mean" else of_graph
-
-
-Head = NodeHead | ScaledNodeHead | GraphHead | VectorHead
-
-
-def _scalar_head(settings: ScalarHeadSettings, field: Field, channels: int, dim: int) -> Head:
+def _scalar_head(settings: ScalarHeadSettings, field: Field, context: HeadContext) -> Head:
     output = NUMBER_OUTPUTS[settings.distribution](field)
     if field.on == "graph":
-        return GraphHead(output, settings.hidden_dims, channels, settings.pool or "mean")
-    kind = ScaledNodeHead if settings.graph_scale else NodeHead
-    return kind(output, settings.hidden_dims, channels)
+        return GraphHead(output, settings.hidden_dims, context.channels, settings.pool or "mean")
+    if field.on == "edge":
+        return EdgeHead(output, settings.hidden_dims, context, settings.symmetry, field.width)
+    return _node_head(settings, output, context)
 
 
-def _energy_head(settings: EnergyHeadSettings, field: Field, channels: int, dim: int) -> Head:
-    return GraphHead(NUMBER_OUTPUTS[settings.distribution](field), settings.hidden_dims, channels, "sum")
+def _energy_head(settings: EnergyHeadSettings, field: Field, context: HeadContext) -> Head:
+    return GraphHead(NUMBER_OUTPUTS[settings.distribution](field), settings.hidden_dims, context.channels, "sum")
 
 
-def _classes_head(settings: ClassesHeadSettings, field: Field, channels: int, dim: int) -> Head:
+def _classes_head(settings: ClassesHeadSettings, field: Field, context: HeadContext) -> Head:
+    output = ClassOutput(field)
     if field.on == "graph":
-        return GraphHead(ClassOutput(field), settings.hidden_dims, channels, settings.pool or "mean")
-    return NodeHead(ClassOutput(field), settings.hidden_dims, channels)
+        return GraphHead(output, settings.hidden_dims, context.channels, settings.pool or "mean")
+    if field.on == "edge":
+        return EdgeHead(output, settings.hidden_dims, context, settings.symmetry, 0)
+    return _node_head(settings, output, context)
 
 
-HEADS: Mapping[str, Callable[[Any, Field, int, int], Head]] = {
+def _node_head(
+    settings: ScalarHeadSettings | ClassesHeadSettings, output: DistributionHead[Any], context: HeadContext
+) -> Head:
+    """One network for all nodes or one per index, after message passing of its own where that is asked for."""
+    hidden, channels = settings.hidden_dims, context.channels
+    if settings.conv_layers:
+        channels = context.description.model.hidden_dim
+    if settings.per_index is not None:
+        head: Head = IndexedNodeHead(output, hidden, channels, settings.per_index)
+    elif isinstance(settings, ScalarHeadSettings) and settings.graph_scale:
+        head = ScaledNodeHead(output, hidden, channels)
+    else:
+        head = NodeHead(output, hidden, channels)
+    return ConvolvedHead(head, context, settings.conv_layers) if settings.conv_layers else head
+
+
+HEADS: Mapping[str, Callable[[Any, Field, HeadContext], Head]] = {
     "scalar": _scalar_head,
     "energy": _energy_head,
     "vector": VectorHead,
+    "tensor": TensorHead,
     "classes": _classes_head,
 }
 
 
-def build_head(settings: HeadSettings, field: Field, channels: int, dim: int) -> Head:
-    """The head that the settings describe, for states with so many channels."""
-    return HEADS[settings.kind](settings, field, channels, dim)
+def build_head(settings: HeadSettings, field: Field, context: HeadContext) -> Head:
+    """The head that the settings describe, in a model that offers this."""
+    return HEADS[settings.kind](settings, field, context)

@@ -22,6 +22,8 @@ class Target:
     """What is predicted for every item."""
     extensive: bool = False
     """The value grows with the number of nodes: no mean is taken off, and errors are stated per graph and per node."""
+    odd: bool = False
+    """The value of an edge changes its sign with the edge's direction: zero stays where it is."""
     per_node: bool = False
     """The loss divides errors by the number of nodes."""
     references: bool = False
@@ -46,8 +48,8 @@ class Target:
 
     @property
     def centred(self) -> bool:
-        """Whether normalisation may move zero; not for errors relative to the label's size."""
-        return self.loss != "relative"
+        """Whether normalisation may move zero; not for errors relative to the label's size, nor for values with a sign of direction."""
+        return self.loss != "relative" and not self.odd
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON; ``target_from_json`` gives the same target back."""

@@ -40,7 +40,7 @@ def label_norms(batch: GraphBatch, name: str) -> Float[Tensor, " graphs"]:
 
 
 def _squares_per_graph(values: Tensor, batch: GraphBatch, name: str) -> Float[Tensor, " graphs"]:
-    squares = values.reshape(len(values), -1).square().sum(1)
+    squares = values.unsqueeze(-1).flatten(1).square().sum(1)
     location = batch.fields[name].on
     if location == "graph":
         return squares

@@ -10,6 +10,7 @@ import torch
 
 from hydragnn.datasets import (
     MemoryStore,
+    Scale,
     fit_normalisation,
     normalisation_from_json,
     normalise,
@@ -82,6 +83,26 @@ def test_vectors_keep_their_direction(store: MemoryStore) -> None:
     assert len(set(scale.std)) == 1
     rms = store.read(TRAIN)["forces"].double().square().mean().sqrt()
     assert scale.std[0] == pytest.approx(float(rms), rel=1e-12)
+
+
+def test_a_tensor_is_shifted_along_the_identity_only_so_that_turned_labels_have_the_same_scale() -> None:
+    tensor = Field(name="alpha", on="graph", shape=(3, 3), parity="tensor", dtype="float64", role="target")
+    generator = np.random.default_rng(0)
+    values = 5 * np.eye(3) + generator.normal(size=(20, 3, 3)) + np.diag([0.0, 1.0, 2.0])
+    turn, _ = np.linalg.qr(generator.normal(size=(3, 3)))
+
+    def scale_of(labels: np.ndarray) -> Scale:
+        graphs = [
+            graph_from_arrays(np.eye(3), [], [], fields=[tensor], graphs={"alpha": label[None]}) for label in labels
+        ]
+        store = MemoryStore(concatenate(graphs))
+        return fit_normalisation(store, np.arange(20), inputs=[], targets=[Target(field=tensor)]).scales["alpha"]
+
+    found, turned = scale_of(values), scale_of(turn @ values @ turn.T)
+    third = float(np.trace(values, axis1=1, axis2=2).mean() / 3)
+    assert found.mean == pytest.approx(tuple((third * np.eye(3)).ravel()))
+    assert found.std == pytest.approx((np.sqrt(np.square(values - third * np.eye(3)).mean()),) * 9)
+    assert turned.mean == pytest.approx(found.mean) and turned.std == pytest.approx(found.std)
 
 
 def test_energy_forces_and_stress_share_one_scale() -> None:

@@ -177,7 +177,7 @@ def test_prediction_files_hold_probabilities_labels_and_sets(ensemble, chains, t
 
 
 def test_graphs_that_fail_have_no_label_and_an_empty_set(ensemble):
-    predictions = Ensemble.load(ensemble[0]).nothing(3, "for a test")
+    predictions = Ensemble.load(ensemble[0]).nothing(3, 0, "for a test")
     assert predictions["site"].label.tolist() == [-1, -1, -1] and not predictions["site"].set.any()
     assert np.isnan(predictions["phase"].probability).all()
 

@@ -1,0 +1,49 @@
+"""Message passing of a head's own, before its network."""
+
+from dataclasses import replace
+
+from torch import nn
+
+from hydragnn.architectures import Architecture, ArchitectureSettings
+from hydragnn.graphs.batch import GraphBatch
+from hydragnn.layers import MessageGraph, States
+from hydragnn.models.distributions import Distribution
+from hydragnn.models.head_context import HeadContext
+from hydragnn.models.wrapping import wrap_layers
+
+
+class ConvolvedHead(nn.Module):
+    """A head on the states that layers of the model's architecture, its own and nobody else's, make of the encoder's scalars.
+
+    Where heads read the channels of all layers, a linear map brings them back to the architecture's width first.
+    """
+
+    def __init__(self, head: nn.Module, context: HeadContext, layers: int) -> None:
+        super().__init__()
+        description = context.description
+        settings = with_layers(description.model, layers)
+        self.narrow = (
+            nn.Linear(context.channels, settings.hidden_dim)
+            if context.channels != settings.hidden_dim
+            else nn.Identity()
+        )
+        spec = replace(description.spec(context.edge_width), degrees=frozenset({0}))
+        self.layers: Architecture = description.architecture(settings, spec)
+        wrap_layers(self.layers, settings, conditioned=context.conditioned)
+        self.head = head
+
+    def forward(self, states: States, graph: MessageGraph, batch: GraphBatch) -> Distribution:
+        """What the head says of the new states."""
+        states = self.layers.embed(self.narrow(states[0]), graph)
+        for layer in self.layers.layers:
+            states = layer(states, graph)
+        said: Distribution = self.head(self.layers.finish(states, graph), graph, batch)
+        return said
+
+
+def with_layers(model: ArchitectureSettings, layers: int) -> ArchitectureSettings:
+    """The settings with another number of layers; InputError where the architecture's other keys forbid it."""
+    settings: ArchitectureSettings = type(model).parse(
+        {**model.to_json(), "num_layers": layers}, f"conv_layers = {layers}"
+    )
+    return settings

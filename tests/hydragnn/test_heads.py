@@ -1,0 +1,188 @@
+"""What edge, tensor and per-index heads promise, whatever the weights, and what they refuse."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from hydragnn.architectures import ArchitectureSettings, architecture_of
+from hydragnn.conformance import INPUTS, make_graph
+from hydragnn.errors import InputError
+from hydragnn.graphs import Field, concatenate
+from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.topology import Topology
+from hydragnn.models import Categorical, GraphModel, Normal, build_model, parse_head
+
+FLUX = Field(name="flux", on="edge", shape=(2,))
+BOND = Field(name="bond", on="edge", classes=3, dtype="int64")
+SITE = Field(name="site", on="node")
+TENSOR = Field(name="tensor", on="graph", shape=(3, 3), parity="tensor")
+FIELDS = (*INPUTS, FLUX, BOND, SITE, TENSOR)
+
+
+def settings_of(kind: str, **changes: Any) -> ArchitectureSettings:
+    cls = architecture_of(kind).Settings
+    small = {"kind": kind, "hidden_dim": 8, "num_layers": 2, "cutoff": 9.0, "num_radial": 4}
+    known = {key: value for key, value in small.items() if key in cls.model_fields}
+    settings: ArchitectureSettings = cls.parse(known | changes)
+    return settings
+
+
+def built(kind: str, *heads: dict[str, Any], edges: bool = True, dim: int = 3) -> GraphModel:
+    model = settings_of(kind)
+    inputs = [field.name for field in INPUTS if architecture_of(kind).reads(model, field)]
+    chosen = [parse_head({"hidden_dims": [6], **head}) for head in heads]
+    return build_model(model, chosen, FIELDS, inputs=inputs, dim=dim, seed=0, edges=edges).double()
+
+
+def both_ways(seed: int, nodes: int) -> GraphBatch:
+    """A periodic graph with both directions of every edge, several between some nodes, and edges of nodes to themselves."""
+    one = make_graph(seed, nodes)
+    first, last = one.senders, one.receivers
+    receivers, order = torch.sort(torch.cat([last, first]), stable=True)
+    return replace(
+        one,
+        topology=Topology.square(torch.cat([first, last])[order], receivers, nodes),
+        edge_shifts=torch.cat([one.edge_shifts, -one.edge_shifts])[order],
+        edge_offsets=torch.tensor([0, len(order)]),
+        edges={name: torch.cat([values, values.flip(0)])[order] for name, values in one.edges.items()},
+    )
+
+
+@pytest.fixture(scope="module")
+def batch() -> GraphBatch:
+    return concatenate([both_ways(0, 3), both_ways(1, 6)])
+
+
+def test_the_reverse_of_an_edge_runs_the_other_way_through_the_opposite_shift(batch: GraphBatch) -> None:
+    back = batch.reverse_edges
+    assert torch.equal(batch.senders[back], batch.receivers) and torch.equal(batch.receivers[back], batch.senders)
+    torch.testing.assert_close(batch.edge_shifts[back], -batch.edge_shifts)
+    assert torch.equal(back[back], torch.arange(batch.num_edges))
+    assert int((batch.senders == batch.receivers).sum()) > 0  # through a shift, so none is its own reverse
+    assert not bool((back == torch.arange(batch.num_edges)).any())
+
+
+def test_what_flows_from_i_to_j_is_exactly_minus_what_flows_from_j_to_i(batch: GraphBatch) -> None:
+    gaussian = {"distribution": "gaussian", "loss": "nll"}
+    said = built("egnn", {"kind": "scalar", "field": "flux", "symmetry": "antisymmetric", **gaussian})(batch)["flux"]
+    assert isinstance(said, Normal)
+    back = batch.reverse_edges
+    assert torch.equal(said.mean, -said.mean[back]) and torch.equal(said.variance, said.variance[back])
+    assert float(said.mean.detach().abs().min()) > 0
+
+
+@pytest.mark.parametrize("field", ["flux", "bond"])
+def test_a_symmetric_value_is_the_same_in_both_directions_and_without_symmetry_it_is_not(
+    batch: GraphBatch, field: str
+) -> None:
+    kind = "classes" if field == "bond" else "scalar"
+    said = built("gin", {"kind": kind, "field": field, "symmetry": "symmetric"})(batch)[field]
+    values = said.logits if isinstance(said, Categorical) else said.mean  # type: ignore[attr-defined]
+    assert torch.equal(values, values[batch.reverse_edges])
+    free = next(iter(built("gin", {"kind": kind, "field": field})(batch)[field].tensors().values()))
+    assert not torch.allclose(free, free[batch.reverse_edges])
+
+
+def test_an_edge_without_its_reverse_is_named() -> None:
+    model = built("gin", {"kind": "scalar", "field": "flux", "symmetry": "symmetric"})
+    with pytest.raises(
+        InputError, match=r"edge from node \d+ to \d+ .* none in the other direction.*leave symmetry out"
+    ):
+        model(make_graph(7, 3, edges=1))
+    assert model(make_graph(3, 4, edges=0))["flux"].mean.shape == (0, 2)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("kind", ["painn", "egnn", "schnet"])
+@pytest.mark.parametrize("pool", ["sum", "mean"])
+def test_tensors_are_symmetric_and_turn_with_the_graph(batch: GraphBatch, kind: str, pool: str) -> None:
+    model = built(kind, {"kind": "tensor", "field": "tensor", "pool": pool})
+    turn, _ = torch.linalg.qr(torch.randn(3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(2)))
+    shifts, cell = batch.edge_shifts @ turn.T, batch.cell @ turn.T
+    turned = replace(batch, positions=batch.positions @ turn.T, edge_shifts=shifts, cell=cell)
+
+    def tensors(graphs: GraphBatch) -> Tensor:
+        mean: Tensor = model(graphs)["tensor"].mean.detach()  # type: ignore[attr-defined]
+        return mean
+
+    expected = tensors(batch)
+    torch.testing.assert_close(expected, expected.mT, rtol=1e-14, atol=1e-14)
+    torch.testing.assert_close(tensors(turned), turn @ expected @ turn.T, rtol=1e-10, atol=1e-10)
+    parts = expected - expected.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None] * torch.eye(3)
+    assert float(parts.abs().amax(dim=(1, 2)).min()) > 1e-3  # more than a number times the identity
+
+
+def test_tensors_of_a_cross_are_not_isotropic_although_its_vectors_vanish() -> None:
+    """Four neighbours in a plane at right angles: by symmetry no vector can live at the centre, but a tensor does."""
+    ends = torch.tensor([[1, 0, 0], [-1, 0, 0], [0, 1, 0], [0, -1, 0]], dtype=torch.float64)
+    cross = make_graph(0, 5, edges=4)
+    centre, neighbours = torch.zeros(4, dtype=torch.int64), torch.arange(1, 5)
+    cross = replace(
+        cross,
+        positions=torch.cat([ends.new_zeros(1, 3), ends]),
+        topology=Topology.square(neighbours, centre, 5),
+        edge_shifts=torch.zeros_like(cross.edge_shifts),
+        nodes={name: torch.ones_like(values) for name, values in cross.nodes.items()},
+        edges={name: torch.ones_like(values) for name, values in cross.edges.items()},
+    )
+    said = built("painn", {"kind": "tensor", "field": "tensor"})(cross)["tensor"].mean[0].detach()  # type: ignore[attr-defined]
+    torch.testing.assert_close(said[0, 0], said[1, 1])
+    assert abs(float(said[0, 0] - said[2, 2])) > 1e-4
+
+
+def test_every_node_index_has_a_network_of_its_own() -> None:
+    model = built("gin", {"kind": "scalar", "field": "site", "per_index": 4})
+    graphs = [make_graph(seed, 4) for seed in (1, 2)]
+    together = model(concatenate(graphs))["site"].mean.detach()  # type: ignore[attr-defined]
+    for number, graph in enumerate(graphs):
+        alone = model(graph)["site"].mean.detach()  # type: ignore[attr-defined]
+        torch.testing.assert_close(together[4 * number : 4 * number + 4], alone)
+    (head,) = model.heads
+    with torch.no_grad():
+        head.get_submodule("biases")[-1][2] += 1.0  # type: ignore[index]
+    moved = model(concatenate(graphs))["site"].mean.detach() - together  # type: ignore[attr-defined]
+    torch.testing.assert_close(moved, torch.tensor([0.0, 0, 1, 0, 0, 0, 1, 0], dtype=torch.float64))
+    with pytest.raises(InputError, match=r"graph 1 of the batch has 5 nodes.*give graphs of equal size and order"):
+        model(concatenate([make_graph(1, 4), make_graph(2, 5)]))
+
+
+REFUSED = {
+    "tensor of a blind model": (
+        lambda: built("gin", {"kind": "tensor", "field": "tensor"}),
+        "model gin, which sees no lengths.*painn",
+    ),
+    "tensor in the plane": (
+        lambda: built("painn", {"kind": "tensor", "field": "tensor"}, dim=2),
+        r"3 x 3 in graphs of dimension 2; give shape \(2, 2\)",
+    ),
+    "edges that are taken away": (
+        lambda: built("gin", {"kind": "scalar", "field": "flux"}, edges=False),
+        "data.edges = false takes them all away",
+    ),
+    "symmetry of nodes": (
+        lambda: built("gin", {"kind": "scalar", "field": "site", "symmetry": "symmetric"}),
+        "symmetry is for edge fields, and site lies on nodes",
+    ),
+    "convolution of edges": (
+        lambda: built("gin", {"kind": "classes", "field": "bond", "conv_layers": 1}),
+        "conv_layers is for node fields",
+    ),
+    "scalar of a tensor": (lambda: built("gin", {"kind": "scalar", "field": "tensor"}), 'use kind = "tensor"'),
+    "sign of classes": (
+        lambda: built("gin", {"kind": "classes", "field": "bond", "symmetry": "antisymmetric"}),
+        "symmetry",
+    ),
+    "scale of own networks": (
+        lambda: built("gin", {"kind": "scalar", "field": "site", "per_index": 2, "graph_scale": True}),
+        "leave it or per_index out",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_work_is_refused_with_its_remedy(case: str) -> None:
+    build, sentence = REFUSED[case]
+    with pytest.raises(InputError, match=sentence):
+        build()
