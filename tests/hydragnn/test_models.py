@@ -98,8 +98,8 @@ WRONG = {
     ),
     "vector in the plane": (lambda: built("painn", head(kind="vector", field="dipole"), dim=2), r"give shape \(2,\)"),
     "largest vector": (lambda: built("egnn", head(kind="vector", field="dipole", pool="max")), "pool: Input should be"),
-    "tensor": (lambda: built("painn", head(kind="scalar", field="stress")), "only as the stress of an energy"),
-    "edge target": (lambda: built("pna", head(kind="scalar", field="heat")), "heat: it lies on edges"),
+    "tensor": (lambda: built("painn", head(kind="scalar", field="stress")), "use kind = .tensor."),
+    "pool of an edge": (lambda: built("pna", head(kind="scalar", field="heat", pool="sum")), "heat.*pool|pool.*heat"),
     "classes": (lambda: built("pna", head(kind="scalar", field="kind")), "kind: it is categorical"),
     "forces of a pair": (
         lambda: built("painn", head(kind="energy", field="pair", forces="forces")),
@@ -132,7 +132,7 @@ WRONG = {
     ),
     "factor of a graph field": (
         lambda: built("painn", head(kind="scalar", field="energy", graph_scale=True)),
-        "graph_scale is for scalar node fields",
+        "graph_scale is for node fields",
     ),
     "unknown target": (
         lambda: built("painn", head(kind="scalar", field="enrgy")),
