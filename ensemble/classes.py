@@ -257,10 +257,10 @@ def member_probabilities(members: Sequence[Distribution]) -> Float[Array, "membe
 def entropy(probabilities: Float[Array, "... classes"]) -> Float[Array, "..."]:
     """Entropy over the last axis, in nats.
 
-    >>> entropy(np.array([0.5, 0.5])).round(4), entropy(np.array([1.0, 0.0]))
-    (np.float64(0.6931), np.float64(0.0))
+    >>> entropy(np.array([[0.5, 0.5], [1.0, 0.0]])).round(4)
+    array([0.6931, 0.    ])
     """
-    return np.asarray(entr(probabilities).sum(axis=-1))[()]
+    return np.asarray(entr(probabilities).sum(axis=-1))
 
 
 def tempered(probabilities: Float[Array, "... classes"], temperature: float) -> Float[Array, "... classes"]:

@@ -245,7 +245,9 @@ def _check_condition(path: str, parent: str, wanted: Any, parameters: Mapping[st
 
 def _known_keys(model: dict[str, Any], kind: str, kinds: Iterable[str]) -> dict[str, Any]:
     """The keys of a [model] table without those that only other searched kinds know."""
-    known = {name: set(architecture_of(name).Settings.model_fields) for name in {kind, *kinds}}
+    known = {
+        name: set(architecture_of(name).Settings.model_fields) for name in [kind, *kinds]
+    }  # in this order, so that errors do not depend on the run
     foreign = set().union(*known.values()) - known[kind]
     return {key: value for key, value in model.items() if key not in foreign}
 

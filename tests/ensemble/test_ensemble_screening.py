@@ -168,8 +168,8 @@ def test_what_members_said_about_a_part_leaves_bad_graphs_out(ensemble, stored, 
     together = Ensemble.load(ensemble)
     said = member_outputs(together.members, store, np.arange(10), together.needed(store))
     assert list(said.failures) == [BAD]
-    assert not said.usable(together.fields[0])[BAD]
-    assert said.usable(together.fields[0]).sum() == 9
+    assert not said.usable(together.targets[0])[BAD]
+    assert said.usable(together.targets[0]).sum() == 9
 
 
 def test_a_batch_in_python_is_screened_too(ensemble, store):

@@ -107,6 +107,13 @@ def test_where_its_package_is_missing_the_message_says_what_to_install(site: Pat
     command = [sys.executable, "-m", "hydragnn.scripts", "search", "campaign.toml", "--out", str(tmp_path / "campaign")]
     found = subprocess.run(command, cwd=desk, env=environment, capture_output=True, text=True)
     assert found.returncode == 2
+    assert "unknown kind of model 'acme-means'" in found.stderr  # nobody announces it
+    renamed = (desk / "campaign.toml").read_text().replace('"acme-means"', '"acme.networks:Means"', 1)
+    (desk / "named.toml").write_text(
+        re.sub(r"^choices = .*$", 'choices = ["acme.networks:Means"]', renamed, flags=re.M)
+    )
+    command[4] = "named.toml"
+    found = subprocess.run(command, cwd=desk, env=environment, capture_output=True, text=True)
     assert "acme.networks cannot be imported" in found.stderr and "install its package" in found.stderr
 
 
