@@ -32,3 +32,10 @@ def test_a_graph_whose_label_is_zero_has_no_relative_error() -> None:
     assert label_counts(LOSS, batch).tolist() == [1.0]
     assert torch.isfinite(gradient).all()
     assert gradient[:2].abs().max() == 0
+
+
+def test_a_share_without_graphs_adds_nothing() -> None:
+    whole = concatenate([_graph([[3.0, 4.0], [0.0, 0.0]]), _graph([[1.0, 0.0], [0.0, 0.0]])])
+    empty = whole.select(torch.zeros(0, dtype=torch.int64))
+    assert label_counts(LOSS, empty).tolist() == [0.0]
+    assert loss_sums(LOSS, {"displacement": Point(mean=empty["displacement"])}, empty).tolist() == [0.0]
