@@ -17,165 +17,19 @@ import torch
 from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 
-from hydragnn.architectures import ArchitectureSettings, architecture_of
+from hydragnn.architectures import architecture_of
+from hydragnn.conformance_cases import CORNERS, loss_of, make_graph, make_model, no_nodes
 from hydragnn.datasets import Normalisation, Scale
 from hydragnn.graphs.batch import GraphBatch, concatenate
-from hydragnn.graphs.field import Field
 from hydragnn.graphs.topology import Topology
 from hydragnn.models import (
     Distribution,
     GraphModel,
-    build_model,
-    degree_statistics,
     load_model,
-    parse_head,
     save_model,
 )
 
-INPUTS = (
-    Field(name="species", on="node", classes=5, dtype="int64"),
-    Field(name="size", on="node", shape=(2,)),
-    Field(name="load", on="graph"),
-    Field(name="phase", on="graph", classes=2, dtype="int64"),
-    Field(name="area", on="edge"),
-    Field(name="relation", on="edge", classes=3, dtype="int64"),
-)
-SCALARS = (
-    Field(name="energy", on="graph", role="target"),
-    Field(name="charge", on="node", shape=(2,), role="target"),
-    Field(name="gap", on="graph", shape=(1, 2), role="target"),
-    Field(name="top", on="graph", role="target"),
-    Field(name="site", on="node", classes=3, dtype="int64", role="target"),
-    Field(name="lattice", on="graph", shape=(2,), classes=4, dtype="int64", role="target"),
-    Field(name="hop", on="edge", shape=(2,), role="target"),
-    Field(name="bond", on="edge", classes=3, dtype="int64", role="target"),
-    Field(name="load_of_own", on="node", role="target"),
-)
-FORCES = Field(name="forces", on="node", shape=(3,), parity="vector", role="target")
-STRESS = Field(name="stress", on="graph", shape=(3, 3), parity="tensor", role="target")
-VECTORS = (
-    Field(name="dipole", on="graph", shape=(3,), parity="vector", role="target"),
-    Field(name="flow", on="node", shape=(2, 3), parity="vector", role="target"),
-)
-TENSORS = (
-    Field(name="polarisability", on="graph", shape=(3, 3), parity="tensor", role="target"),
-    Field(name="shielding", on="node", shape=(2, 3, 3), parity="tensor", role="target"),
-)
-GAUSSIAN = {"distribution": "gaussian", "loss": "nll"}
 TIGHT = 1e-11  # float64 sums in another order; values are of order 1
-
-
-def make_graph(seed: int, nodes: int, *, edges: int | None = None, self_loop: bool = False) -> GraphBatch:
-    """A random graph in a small periodic cell: edges through images, two components where there are nodes enough."""
-    random = torch.Generator().manual_seed(seed)
-    count = 4 * nodes if edges is None else edges
-    cell = 4 * torch.eye(3, dtype=torch.float64) + torch.rand(3, 3, generator=random, dtype=torch.float64)
-    fractional = torch.rand(nodes, 3, generator=random, dtype=torch.float64)
-    half = max(nodes // 2, 1)
-    receivers = torch.randint(nodes, (count,), generator=random).sort().values
-    senders = torch.randint(half, (count,), generator=random) + torch.where(receivers < half, 0, nodes - half)
-    images = torch.randint(-1, 2, (count, 3), generator=random).double()
-    images[(senders == receivers) & (images == 0).all(1), 0] = 1.0
-    if self_loop:
-        receivers, senders = torch.cat([receivers.new_zeros(1), receivers]), torch.cat([senders.new_zeros(1), senders])
-        images = torch.cat([images.new_zeros(1, 3), images])
-    edge_count = len(senders)
-    return GraphBatch(
-        positions=fractional @ cell,
-        topology=Topology.square(senders, receivers, len(fractional)),
-        edge_shifts=images @ cell,
-        cell=cell.unsqueeze(0),
-        periodic=torch.ones(1, 3, dtype=torch.bool),
-        node_offsets=torch.tensor([0, nodes]),
-        edge_offsets=torch.tensor([0, edge_count]),
-        fields={field.name: field for field in INPUTS},
-        nodes={
-            "species": torch.randint(5, (nodes,), generator=random),
-            "size": torch.randn(nodes, 2, generator=random, dtype=torch.float64),
-        },
-        edges={
-            "area": torch.rand(edge_count, generator=random, dtype=torch.float64),
-            "relation": torch.randint(3, (edge_count,), generator=random),
-        },
-        graphs={
-            "load": torch.randn(1, generator=random, dtype=torch.float64),
-            "phase": torch.randint(2, (1,), generator=random),
-        },
-    )
-
-
-def no_nodes() -> GraphBatch:
-    """A graph without nodes, as a filter may leave one."""
-    some = make_graph(9, 1, edges=0)
-    return replace(
-        some,
-        positions=some.positions[:0],
-        topology=Topology.square(some.senders, some.receivers, 0),
-        node_offsets=torch.tensor([0, 0]),
-        nodes={name: value[:0] for name, value in some.nodes.items()},
-    )
-
-
-CORNERS = {
-    "one graph": lambda: make_graph(0, 6),
-    "two graphs": lambda: concatenate([make_graph(1, 5), make_graph(2, 7)]),
-    "no edges": lambda: make_graph(3, 4, edges=0),
-    "lone node": lambda: concatenate([make_graph(4, 1, edges=0), make_graph(5, 3)]),
-    "self loop": lambda: make_graph(6, 5, self_loop=True),
-    "one edge": lambda: make_graph(7, 3, edges=1),
-}
-
-
-def small_settings(kind: str, **changes: Any) -> ArchitectureSettings:
-    """Settings of a small network that reaches every neighbour of the test graphs."""
-    cls = architecture_of(kind).Settings
-    small = {"kind": kind, "hidden_dim": 8, "num_layers": 2, "cutoff": 9.0, "num_radial": 4}
-    settings: ArchitectureSettings = cls.parse({k: v for k, v in small.items() if k in cls.model_fields} | changes)
-    return settings
-
-
-def make_model(kind: str, seed: int = 0, dtype: torch.dtype = torch.float64, **changes: Any) -> GraphModel:
-    """A small model with every head that its kind can have; ``changes`` are other settings."""
-    settings = small_settings(kind, **changes)
-    forces = architecture_of(kind).sees_positions()
-    derivatives = {"forces": "forces", "stress": "stress"} if forces else {}
-    heads = [
-        parse_head({"kind": "energy", "field": "energy", "hidden_dims": [6], **derivatives}),
-        parse_head({"kind": "scalar", "field": "charge", "hidden_dims": [6]}),
-        parse_head({"kind": "scalar", "field": "gap", **GAUSSIAN}),
-        parse_head({"kind": "scalar", "field": "top", "pool": "max"}),
-        parse_head({"kind": "classes", "field": "site", "hidden_dims": [6]}),
-        parse_head({"kind": "classes", "field": "lattice", "hidden_dims": [6]}),
-        parse_head({"kind": "scalar", "field": "hop", "hidden_dims": [6], **GAUSSIAN}),
-        parse_head({"kind": "classes", "field": "bond", "hidden_dims": [6]}),
-        parse_head({"kind": "scalar", "field": "load_of_own", "hidden_dims": [6], "conv_layers": 1}),
-    ]
-    fields = [*INPUTS, *SCALARS, *((FORCES, STRESS) if forces else ())]
-    if forces:
-        heads += [
-            parse_head({"kind": "tensor", "field": "polarisability", "hidden_dims": [6], **GAUSSIAN}),
-            parse_head({"kind": "tensor", "field": "shielding", "hidden_dims": [6]}),
-        ]
-        fields += TENSORS
-    if 1 in architecture_of(kind).gives:
-        heads += [
-            parse_head({"kind": "vector", "field": "dipole", **GAUSSIAN}),
-            parse_head({"kind": "vector", "field": "flow"}),
-        ]
-        fields += VECTORS
-    statistics = degree_statistics([make_graph(1, 5), make_graph(2, 7)])
-    inputs = [field.name for field in INPUTS if architecture_of(kind).reads(settings, field)]
-    return build_model(settings, heads, fields, inputs=inputs, dim=3, seed=seed, statistics=statistics).to(dtype)
-
-
-def loss_of(predictions: dict[str, Distribution]) -> Tensor:
-    """One number that depends on every output."""
-    parts = [
-        (values.log() if name == "variance" else values).square().sum()
-        for prediction in predictions.values()
-        for name, values in prediction.tensors().items()
-    ]
-    return torch.stack(parts).sum()
 
 
 def directions_like(values: Tensor) -> list[Tensor]:

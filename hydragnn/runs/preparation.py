@@ -270,6 +270,9 @@ def check_values(
         found = 1.0
     if float(ranks.sum_in_place(torch.tensor(found, device=device))):
         first_ranks_value(lambda: problem_of(graphs), ranks, device)
+        raise InputError(
+            "a rank found damaged graphs in its copy of the store, and the first rank none; copy the store anew"
+        )
     return None
 
 

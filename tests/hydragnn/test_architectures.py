@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 import hydragnn.architectures as room
 from hydragnn.architectures import architecture_of, architectures, registry
 from hydragnn.architectures.table import architecture_table
-from hydragnn.conformance import CORNERS, make_model
+from hydragnn.conformance_cases import CORNERS, make_model
 from hydragnn.datasets import Normalisation
 from hydragnn.errors import InputError
 from hydragnn.files import read_json, write_json
@@ -179,7 +179,7 @@ def test_an_unread_edge_field_is_refused_where_it_is_named() -> None:
     with pytest.raises(
         InputError, match=r"gin does not see edge features, so area would have no say; leave it out of data\.inputs"
     ):
-        from hydragnn.conformance import INPUTS, SCALARS, small_settings
+        from hydragnn.conformance_cases import INPUTS, SCALARS, small_settings
         from hydragnn.models import build_model, parse_head
 
         head = parse_head({"field": "charge"})

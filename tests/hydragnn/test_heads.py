@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hydragnn.architectures import ArchitectureSettings, architecture_of
-from hydragnn.conformance import INPUTS, make_graph
+from hydragnn.conformance_cases import INPUTS, make_graph
 from hydragnn.errors import InputError
 from hydragnn.graphs import Field, concatenate
 from hydragnn.graphs.batch import GraphBatch

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hydragnn.architectures.relational import level_of
-from hydragnn.conformance import make_graph, no_nodes
+from hydragnn.conformance_cases import make_graph, no_nodes
 from hydragnn.graphs.batch import concatenate
 from hydragnn.kernels import Topology, gather_multiply_sum
 from hydragnn.layers import (

@@ -15,7 +15,7 @@ from types import ModuleType
 import torch
 from safetensors.torch import save_file
 
-from hydragnn.conformance import make_graph
+from hydragnn.conformance_cases import make_graph
 from hydragnn.graphs.batch import concatenate, edge_vectors
 
 OUT = Path(__file__).with_name("painn-schnetpack.safetensors")

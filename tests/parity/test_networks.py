@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from hydragnn.architectures import ArchitectureSettings, architecture_of
-from hydragnn.conformance import make_graph
+from hydragnn.conformance_cases import make_graph
 from hydragnn.graphs import ATOMIC_NUMBERS_FIELD
 from hydragnn.graphs.batch import GraphBatch, concatenate, edge_vectors
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field

@@ -14,9 +14,11 @@ from hydragnn.datasets import MemoryStore, Survey
 from hydragnn.datasets import survey as survey_module
 from hydragnn.distributed import Ranks
 from hydragnn.distributed.sharing import first_ranks_value, shared_rows
+from hydragnn.errors import InputError
 from hydragnn.files import read_json
 from hydragnn.record import read_record
 from hydragnn.runs import train
+from hydragnn.runs.preparation import check_values
 
 Configs = Callable[..., RunConfig]
 SHARING = Path(__file__).with_name("sharing.py")
@@ -65,3 +67,17 @@ def test_one_rank_shares_with_nobody() -> None:
     rows = shared_rows(Ranks(), torch.device("cpu"))
     assert rows(3, 1, lambda number: np.array([0.1 * number])).ravel().tolist() == [0.0, 0.1, 0.2]
     assert first_ranks_value(lambda: {"a": 0.1}, Ranks(), torch.device("cpu")) == {"a": 0.1}
+
+
+class OtherRankFoundDamage(Ranks):
+    """The first of two ranks, whose peer adds a one to single numbers: it has found something."""
+
+    def sum_in_place(self, values: torch.Tensor) -> torch.Tensor:
+        return values + 1 if values.is_floating_point() and not values.dim() else values
+
+
+def test_damage_that_only_another_rank_sees_ends_the_run(store: MemoryStore) -> None:
+    with pytest.raises(InputError, match="and the first rank none; copy the store anew"):
+        check_values(
+            store, np.arange(10), ["energy"], [], OtherRankFoundDamage(size=2), torch.device("cpu"), lambda: None
+        )
