@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from hydragnn.config import TrainSettings
+from hydragnn.config import TrainSettings, hash_of
 from hydragnn.datasets import Normalisation
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.errors import MissingPackageError
-from hydragnn.files import digest, write_json
+from hydragnn.files import write_json
 from hydragnn.models import BranchedModel, GraphModel, save_branched, save_model
 from hydragnn.record import RunRecord, write_record
 from hydragnn.runs.attempt import Heartbeat
@@ -145,7 +145,7 @@ class RunCallback:
 
 def identity(record: RunRecord) -> dict[str, Any]:
     """Whose checkpoint it is."""
-    return {"configuration_hash": digest(decisive(record.config)), "data_hash": record.data_hash}
+    return {"configuration_hash": hash_of(decisive(record.config)), "data_hash": record.data_hash}
 
 
 INDIFFERENT = {"data": ("store",), "train": ("checkpoint_epochs", "checkpoint_seconds", "tensorboard")}

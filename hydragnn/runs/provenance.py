@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from hydragnn.architectures import architecture_of
 from hydragnn.config import AnyConfig
 from hydragnn.distributed.launch import host_name
 from hydragnn.files import digest
@@ -33,9 +34,17 @@ def first_record(config: AnyConfig, data: RunData, parameters: int, device: torc
         branches={name: BranchRecord(data_hash=hashes[name], parts=parts[name]) for name in hashes if name},
         trivial=dict(data.trivial),
         unseen_inputs=list(dict.fromkeys(unseen)),
+        notes=notes_on(config),
         versions=versions(),
         hardware=hardware(device),
     )
+
+
+def notes_on(config: AnyConfig) -> list[str]:
+    """Sentences on what limits the results of a run."""
+    kinks = architecture_of(config.model.kind).kinks(config.model)
+    derived = any(head.derivatives for branch in config.branches for head in branch.heads)
+    return [f"forces and stress of {config.model.kind} are not smooth: {kinks}"] if kinks and derived else []
 
 
 def versions() -> dict[str, str]:

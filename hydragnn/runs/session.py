@@ -8,13 +8,13 @@ from pathlib import Path
 import torch
 
 from hydragnn.architectures import architecture_of
-from hydragnn.config import AnyConfig, RunConfig, parse_config
+from hydragnn.config import AnyConfig, RunConfig, stored_config
 from hydragnn.datasets import open_store
 from hydragnn.distributed.parallelize import parallelize
 from hydragnn.distributed.ranks import Ranks, joined_ranks
 from hydragnn.distributed.sharing import shared_rows
 from hydragnn.errors import InputError, Interrupted
-from hydragnn.files import kind_of_folder, read_json
+from hydragnn.files import kind_of_folder
 from hydragnn.models import BranchedModel, GraphModel, build_branched, build_described, described
 from hydragnn.record import Cost, RunRecord, read_record
 from hydragnn.runs.attempt import Attempt, Fenced, Heartbeat
@@ -62,6 +62,7 @@ def train(
     """
     if micro_batches < 1:
         raise InputError(f"batches in {micro_batches} parts have nothing to train; use micro_batches of 1 or more")
+    config = as_begun(config, out) if resume else config
     asked, dtype = chosen_device(device), DTYPES[config.train.precision]
     this = Attempt(folder=out, number=attempt)
     this.check()
@@ -203,6 +204,19 @@ def end_of_segment(epochs: int, until: int | None) -> int:
     return epochs if until is None else min(until, epochs)
 
 
+def as_begun(config: AnyConfig, out: Path) -> AnyConfig:
+    """The configuration, in which keys that an earlier version did not have are those of the run in ``out`` where they are left out."""
+    path = out / "config.json"
+    if not path.is_file():
+        return config
+    now, begun = config.model, stored_config(path).model
+    absent = [key for key in now.before if key not in now.model_fields_set]
+    if type(now) is not type(begun) or not absent:
+        return config
+    model = now.model_copy(update={key: getattr(begun, key) for key in absent})
+    return config.model_copy(update={"model": model})
+
+
 def check_folder(config: AnyConfig, out: Path, resume: bool) -> None:
     """Raise InputError where ``out`` is no place for this run.
 
@@ -219,7 +233,7 @@ def check_folder(config: AnyConfig, out: Path, resume: bool) -> None:
         return
     if not (out / "config.json").exists():
         raise InputError(f"{out} holds no run to resume; leave out --resume to begin one")
-    begun = parse_config(read_json(out / "config.json"), str(out / "config.json"))
+    begun = stored_config(out / "config.json")
     changed = differences(decisive(begun.to_json()), decisive(config.to_json()))
     if changed:
         raise InputError(
@@ -238,7 +252,7 @@ def check_nothing_else(out: Path, resume: bool) -> None:
     config = out / "config.json"
     if config.is_file():
         try:
-            parse_config(read_json(config), str(config))
+            stored_config(config)
         except InputError as error:
             raise InputError(f"{config} is not the configuration of a run ({error}); choose another --out") from error
     own = {*FIRST_FILES, "checkpoints", "model"} if config.is_file() else {*FIRST_FILES, "checkpoints"}

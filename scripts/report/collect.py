@@ -309,7 +309,7 @@ def _points_of_branches(folder: Path, record: RunRecord) -> dict[str, Points | C
     """What the run's model says about validation graphs, of every branch."""
     if "branches" not in record.config:
         return run_points(folder, _run_config(record.config))
-    config = BranchedConfig.parse(record.config)
+    config = BranchedConfig.parse(record.config, stored=True)
     found = [run_points(folder, config.of_branch(branch.name), branch.name) for branch in config.branches]
     return {name: points for each in found for name, points in each.items()}
 
@@ -318,7 +318,11 @@ def of_one_branch(config: Mapping[str, Any], ensemble: EnsembleFacts | None) -> 
     """The configuration as an ensemble of one branch sees it; that of all where there is no such ensemble."""
     targets = ensemble.description.get("targets") if ensemble else None
     branch = targets[0].get("branch", "") if targets else ""
-    return parse_config(dict(config)).of_branch(branch).to_json() if branch and "branches" in config else config
+    return (
+        parse_config(dict(config), stored=True).of_branch(branch).to_json()
+        if branch and "branches" in config
+        else config
+    )
 
 
 def heads_of(config: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -348,7 +352,8 @@ def _units_of_branches(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _run_config(config: Mapping[str, Any]) -> RunConfig:
-    return RunConfig.parse({key: value for key, value in config.items() if key in RunConfig.model_fields})
+    known = {key: value for key, value in config.items() if key in RunConfig.model_fields}
+    return RunConfig.parse(known, stored=True)
 
 
 def _record_scores(record: RunRecord, part: str, field: str, unit: str) -> FieldScores:
