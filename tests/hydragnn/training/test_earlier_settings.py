@@ -16,7 +16,7 @@ from hydragnn.files import digest, read_json, write_json
 from hydragnn.models import load_model
 from hydragnn.record import read_record
 from hydragnn.runs import train
-from hydragnn.runs.callback import decisive
+from hydragnn.runs.folder import decisive
 from hydragnn.scripts.api import run_summary
 
 Config = Callable[..., RunConfig]
