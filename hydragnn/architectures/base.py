@@ -38,7 +38,11 @@ class ArchitectureSettings(Settings):
     """What every architecture has."""
 
     before: ClassVar[Mapping[str, Any]] = {}
-    """Keys that came later, with what was computed before them: that is what stored settings mean which lack them."""
+    """What was computed where a key was left out, before its default changed or before there was such a key: that is what stored
+    settings mean which lack it."""
+
+    later: ClassVar[frozenset[str]] = frozenset()
+    """Keys of ``before`` that earlier versions did not have; they do not change the hash while they say what was computed then."""
 
     kind: str
     """Name of the architecture, or ``package.module:Name`` of a class of yours."""
@@ -90,8 +94,11 @@ class ArchitectureSettings(Settings):
 class GeometricSettings(ArchitectureSettings):
     """What architectures that see edge lengths have."""
 
-    cutoff: float = Setting(default=5.0, gt=0)
-    """Length at which the radial basis ends, in the store's unit of length (Angstrom for atoms)."""
+    before: ClassVar[Mapping[str, Any]] = {"cutoff": 5.0, "envelope": "polynomial"}
+
+    cutoff: float | None = Setting(default=None, gt=0)
+    """Length at which the radial basis and the envelope end, in the store's unit of length (Angstrom for atoms), at most the cutoff
+    of the store; absent: that cutoff, or 5 where the edges of the store do not come from one."""
 
     num_radial: int = Setting(default=20, ge=1, le=512)
     """Radial basis functions per edge."""
@@ -99,8 +106,9 @@ class GeometricSettings(ArchitectureSettings):
     radial: Literal["bessel", "gaussian"] = "bessel"
     """Radial basis: bessel (sin(n pi r / cutoff) / r) or gaussian."""
 
-    envelope: Literal["polynomial", "cosine", "none"] = "polynomial"
-    """Smooth end of messages at the cutoff; none for meshes and grains, whose edges do not come from a cutoff."""
+    envelope: Literal["polynomial", "cosine", "none"] | None = None
+    """Smooth end of messages at the cutoff; absent: polynomial, or none for meshes, grains and others whose edges do not come from a
+    cutoff."""
 
 
 def without_later_keys(model: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,8 +117,8 @@ def without_later_keys(model: Mapping[str, Any]) -> dict[str, Any]:
     >>> without_later_keys({"kind": "painn", "cutoff": 5.0, "norm": "paper"})
     {'kind': 'painn', 'cutoff': 5.0}
     """
-    before = ArchitectureSettings.chosen(model).before if "kind" in model else {}
-    return {key: value for key, value in model.items() if key not in before or value != before[key]}
+    settings = ArchitectureSettings.chosen(model) if "kind" in model else ArchitectureSettings
+    return {key: value for key, value in model.items() if key not in settings.later or value != settings.before[key]}
 
 
 def _of_its_kind(value: Any, handler: Callable[[Any], Any], info: Any) -> ArchitectureSettings:
@@ -244,5 +252,10 @@ class Architecture(nn.Module):
 
 
 def radial_basis(settings: GeometricSettings, spec: GraphSpec) -> RadialFeatures:
-    """The radial basis that the settings describe, with the edge features beside it."""
-    return RadialFeatures(settings.cutoff, settings.num_radial, settings.radial, settings.envelope, spec.edge_width)
+    """The radial basis that the settings describe, with the edge features beside it.
+
+    Runs complete the settings from the store; without one, what is left out is what it was before there were such defaults.
+    """
+    cutoff = settings.before["cutoff"] if settings.cutoff is None else settings.cutoff
+    envelope = settings.envelope or settings.before["envelope"]
+    return RadialFeatures(cutoff, settings.num_radial, settings.radial, envelope, spec.edge_width)

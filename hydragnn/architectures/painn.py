@@ -35,7 +35,8 @@ NORMS: dict[str, Callable[[Tensor], Tensor]] = {"smooth": smooth_norm, "paper": 
 class PaiNNSettings(GeometricSettings):
     """Scalar and vector states, rotation-equivariant (Schuett et al. 2021, arXiv:2102.03150)."""
 
-    before: ClassVar = {"norm": "paper"}
+    before: ClassVar = {**GeometricSettings.before, "norm": "paper"}
+    later: ClassVar = frozenset({"norm"})
 
     kind: str = "painn"
 

@@ -60,7 +60,7 @@ def train(
         ranks.wait()
         heart, stopwatch = Heartbeat(this, first=ranks.first), Stopwatch(earlier_cost(out), ranks, here)
         with propagate_failure(this, ranks), interrupt_at_once():
-            plan = plan_run(config, store, heart.beat)
+            plan = plan_run(config, store, heart.beat, begun=resume)
             placement = DevicePlacement(device=here, dtype=DTYPES[plan.training.precision], micro_batches=micro_batches)
             run = assemble(plan, placement, ranks, heart.beat)
             checkpoint = latest_checkpoint(out / "checkpoints")
