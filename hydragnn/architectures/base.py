@@ -1,6 +1,6 @@
 """What an architecture is: settings, capabilities, first states and layers."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import field as member
 from typing import Annotated, Any, ClassVar, Literal, get_args
@@ -81,6 +81,15 @@ class ArchitectureSettings(Settings):
             raise ValueError(f"kind = {self.kind!r} has other settings than {type(self).__name__}")
         return self
 
+    @property
+    def kinks(self) -> str:
+        """A sentence that says where energies are not smooth with these settings; empty where they are."""
+        return ""
+
+    def on_stores(self, cutoffs: Sequence[float | None]) -> "ArchitectureSettings":
+        """The settings with what was left out and the stores decide: ``cutoffs`` made their edges, None where none did."""
+        return self
+
     @classmethod
     def chosen(cls, value: Any) -> "type[ArchitectureSettings]":
         """The settings class of the architecture that ``value`` names."""
@@ -109,6 +118,14 @@ class GeometricSettings(ArchitectureSettings):
     envelope: Literal["polynomial", "cosine", "none"] | None = None
     """Smooth end of messages at the cutoff; absent: polynomial, or none for meshes, grains and others whose edges do not come from a
     cutoff."""
+
+    def on_stores(self, cutoffs: Sequence[float | None]) -> "GeometricSettings":
+        """Left out, the cutoff is the smallest of the stores', with an envelope where the edges of all of them come from one."""
+        known = [cutoff for cutoff in cutoffs if cutoff is not None]
+        cutoff = min(known) if known else self.before["cutoff"]
+        envelope = self.before["envelope"] if len(known) == len(cutoffs) else "none"
+        chosen = {"cutoff": self.cutoff or cutoff, "envelope": self.envelope or envelope}
+        return self.model_copy(update=chosen)
 
 
 def without_later_keys(model: Mapping[str, Any]) -> dict[str, Any]:
@@ -222,11 +239,6 @@ class Architecture(nn.Module):
     def reads(cls, settings: Any, field: Field) -> bool:
         """Return True where an input like this reaches the network: any of nodes and graphs, and those of edges that it sees."""
         return field.on != "edge" or "edge_features" in cls.sees or field.name in cls.kind_fields(settings)
-
-    @classmethod
-    def kinks(cls, settings: Any) -> str:
-        """A sentence that says where energies are not smooth with these settings; empty where they are."""
-        return ""
 
     @classmethod
     def check(cls, settings: Any, spec: GraphSpec) -> None:

@@ -5,13 +5,12 @@ unless somebody asks for an envelope no edge of theirs is silenced.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hydragnn.architectures import ArchitectureSettings, GeometricSettings
 from hydragnn.datasets import GraphStore
 from hydragnn.datasets.survey import Rows
 from hydragnn.errors import InputError
@@ -30,26 +29,6 @@ def cutoff_of(attributes: Mapping[str, Any]) -> float | None:
     return float(value) if known and value is not None else None
 
 
-def with_cutoff_of(settings: ArchitectureSettings, attributes: Sequence[Mapping[str, Any]]) -> ArchitectureSettings:
-    """The settings with cutoff and envelope where they were left out.
-
-    They are the cutoff of the stores with these attributes, of several the smallest, and its envelope; where the edges of one
-    of them do not come from a cutoff, no envelope.
-    """
-    if not isinstance(settings, GeometricSettings):
-        return settings
-    every = [cutoff_of(each) for each in attributes]
-    known = [cutoff for cutoff in every if cutoff is not None]
-    before = settings.before
-    cutoff = min(known) if known else before["cutoff"]
-    envelope = before["envelope"] if len(known) == len(every) else "none"
-    chosen = {
-        "cutoff": cutoff if settings.cutoff is None else settings.cutoff,
-        "envelope": settings.envelope or envelope,
-    }
-    return settings.model_copy(update=chosen)
-
-
 def check_cutoff(cutoff: Any, attributes: Mapping[str, Any], key: str = "model.cutoff") -> None:
     """InputError for a cutoff beyond that of the store, whose edges would break off before the envelope ends them."""
     known = cutoff_of(attributes)
@@ -60,34 +39,28 @@ def check_cutoff(cutoff: Any, attributes: Mapping[str, Any], key: str = "model.c
         )
 
 
-def notes_on_cutoff(
-    settings: ArchitectureSettings,
-    store: GraphStore,
-    graphs: NDArray[np.int64],
-    rows: Rows,
-    heartbeat: Callable[[], None],
-    *,
-    derived: bool,
-) -> list[str]:
-    """Sentences on edges of the ``graphs`` that an envelope silences, and on ``derived`` forces that jump without one."""
-    if not isinstance(settings, GeometricSettings) or settings.cutoff is None:
-        return []
-    known = cutoff_of(store.attributes)
-    if settings.envelope == "none":
-        ends = f"where neighbours cross the store's cutoff of {known:g}" if known else "wherever edges come and go"
-        hint = 'envelope = "polynomial" ends messages smoothly at model.cutoff'
-        return (
-            [f"energies jump and forces are not smooth {ends}, since there is no envelope; {hint}"] if derived else []
-        )
-    if known is not None and settings.cutoff * ROUNDING >= known:
-        return []
-    silenced, edges = silenced_edges(store, graphs, settings.cutoff, rows, heartbeat)
-    if not silenced:
-        return []
-    return [
+def can_be_silenced(attributes: Mapping[str, Any], cutoff: float) -> bool:
+    """Return True where edges of the store may be longer than the model's cutoff."""
+    known = cutoff_of(attributes)
+    return known is None or cutoff * ROUNDING < known
+
+
+def sentence_on(silenced: int, edges: int, cutoff: float) -> str:
+    """What to tell where an envelope silences some of the edges."""
+    return (
         f"the envelope silences {silenced} of the {edges} edges of the training part ({silenced / edges:.1%}): they are as long as "
-        f'model.cutoff = {settings.cutoff:g} or longer; raise it, or say envelope = "none" where edges do not come from a cutoff'
-    ]
+        f'model.cutoff = {cutoff:g} or longer; raise it, or say envelope = "none" where edges do not come from a cutoff'
+    )
+
+
+def without_envelope(attributes: Mapping[str, Any]) -> str:
+    """What to tell where forces are asked of a model without an envelope."""
+    known = cutoff_of(attributes)
+    where = "wherever edges come and go" if known is None else f"where neighbours cross the store's cutoff of {known:g}"
+    return (
+        f'energies jump and forces are not smooth {where}, since there is no envelope; envelope = "polynomial" ends messages '
+        "smoothly at model.cutoff"
+    )
 
 
 def silenced_edges(

@@ -16,7 +16,7 @@ from hydragnn.datasets import Budget, GraphStore, Split, WithoutEdges, make_spli
 from hydragnn.errors import InputError, about, nearest
 from hydragnn.graphs.field import Field
 from hydragnn.models import ModelDescription, check_shared, described
-from hydragnn.runs.cutoff import check_cutoff, with_cutoff_of
+from hydragnn.runs.cutoff import check_cutoff, cutoff_of
 
 Stores = GraphStore | Mapping[str, GraphStore]
 """The store of a run, or those of its branches by their names."""
@@ -70,7 +70,7 @@ def plan_run(
     """
     branches = config.branches
     opened = [_open(branch.data.store, branch.name, stores) for branch in branches]
-    encoder = with_cutoff_of(config.model, [store.attributes for store in opened])
+    encoder = config.model.on_stores([cutoff_of(store.attributes) for store in opened])
     reads = partial(architecture_of(encoder.kind).reads, encoder)
     inputs, unseen = [], []
     for branch, store in zip(branches, opened):

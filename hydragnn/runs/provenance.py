@@ -7,12 +7,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from hydragnn.architectures import GeometricSettings
 from hydragnn.config import hash_of
 from hydragnn.datasets.survey import Rows
 from hydragnn.distributed.launch import host_name
 from hydragnn.files import digest
 from hydragnn.record import BranchRecord, RunRecord
-from hydragnn.runs.cutoff import notes_on_cutoff
+from hydragnn.runs.cutoff import can_be_silenced, sentence_on, silenced_edges, without_envelope
 from hydragnn.runs.plan import RunPlan
 from hydragnn.training.data import RunData
 
@@ -46,13 +47,16 @@ def notes_on(plan: RunPlan, rows: Rows, heartbeat: Callable[[], None]) -> list[s
     for branch in plan.branches:
         model, of = branch.model, f"branch {branch.name}: " if branch.name else ""
         derived = any(head.derivatives for head in model.heads)
-        kinks = model.architecture.kinks(model.model) if derived else ""
-        if kinks:
-            notes.append(f"{of}forces and stress of {model.model.kind} are not smooth: {kinks}")
-        if model.edges:
-            train = branch.split.train
-            found = notes_on_cutoff(model.model, branch.store, train, rows, heartbeat, derived=derived)
-            notes += [of + note for note in found]
+        encoder, store = model.model, branch.store
+        if derived and encoder.kinks:
+            notes.append(f"{of}forces and stress of {encoder.kind} are not smooth: {encoder.kinks}")
+        if not model.edges or not isinstance(encoder, GeometricSettings) or encoder.cutoff is None:
+            continue
+        if derived and encoder.envelope == "none":
+            notes.append(of + without_envelope(store.attributes))
+        if encoder.envelope != "none" and can_be_silenced(store.attributes, encoder.cutoff):
+            silenced, edges = silenced_edges(store, branch.split.train, encoder.cutoff, rows, heartbeat)
+            notes += [of + sentence_on(silenced, edges, encoder.cutoff)] if silenced else []
     return notes
 
 
