@@ -90,15 +90,15 @@ def run_search(
     check_campaign(settings, space)
     enqueued = check_folder(settings, space, out, resume=resume)
     with ExitStack() as stack:
-        places = launcher or launcher_of(settings, out, workers)
+        launcher = launcher or launcher_of(settings, out, workers)
         with ExitStack() as unless_it_fits:
-            unless_it_fits.callback(places.close)
-            plan = plan_on(places, settings)
+            unless_it_fits.callback(launcher.close)
+            plan = plan_on(launcher, settings)
             unless_it_fits.pop_all()
         journal = stack.enter_context(Journal(out / JOURNAL))
-        stack.callback(places.close)
+        stack.callback(launcher.close)
         write_settings(settings, enqueued, out)
-        controller = Controller(settings, space, out, journal, places, enqueued, on_event)
+        controller = Controller(settings, space, out, journal, launcher, enqueued, on_event)
         if on_note is not None and (anew := trials_begun_anew(controller.state, out)):
             on_note(
                 f"checkpoints of earlier versions are pickles, which can run foreign code and are not read any more: trial(s) "

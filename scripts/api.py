@@ -82,9 +82,9 @@ def submit(
     """Submit the first of a chain of batch jobs that carry a campaign as its [job] says; gives the job and its script."""
     from time import time
 
-    from hydragnn.hpo.submit import submitted
+    from hydragnn.hpo.submit import submit_campaign
 
-    submission = submitted(
+    submission = submit_campaign(
         Path(campaign), Path(out), resume=resume, workers=workers, overrides=overrides, dry_run=dry_run, now=time()
     )
     return {**submission.summary(), "text": submission.text}

@@ -12,7 +12,7 @@ from rich.table import Table
 from hydragnn.errors import InputError
 from hydragnn.files import write_json
 from hydragnn.hpo.settings import campaign_settings
-from hydragnn.hpo.simulation import Assumptions, PolicyResult, Scenario, compared, final_training, scenario_of
+from hydragnn.hpo.simulation import Assumptions, PolicyResult, Scenario, compare_policies, final_training, scenario_of
 from hydragnn.settings import with_overrides
 
 FINAL_HOURS = 1000.0
@@ -43,7 +43,8 @@ def run_simulation(
     seed = settings.search.seed if seed is None else seed
     scenario = scenario_of(settings, assumptions, nodes=nodes, seed=seed, recorded=recorded)
     if final is None:
-        results, title = compared(scenario, policies, hours), f"simulated campaign, {nodes:,} nodes, {hours:g} h"
+        results = compare_policies(scenario, policies, hours)
+        title = f"simulated campaign, {nodes:,} nodes, {hours:g} h"
     else:
         results = final_training(scenario, final, FINAL_HOURS)
         title = f"simulated final training of {final} configurations, {nodes:,} nodes"
@@ -93,7 +94,7 @@ def _as_json(title: str, scenario: Scenario, results: Sequence[PolicyResult]) ->
         "nodes": scenario.nodes,
         "seed": scenario.seed,
         "rungs": list(scenario.plan.rungs),
-        "places per trial": [scenario.plan.min_places, scenario.plan.max_places],
+        "slots per trial": [scenario.plan.min_slots, scenario.plan.max_slots],
         "policies": {result.policy: result.summary() for result in results},
         "useful work against static": {
             result.policy: result.goodput / static.goodput

@@ -206,7 +206,7 @@ def time_used(facts: Facts) -> Section | None:
         return None
     timeline = facts.campaign.timeline
     hours = timeline.node_hours()
-    nodes = dict.fromkeys(node_of(place) for place in timeline.places)
+    nodes = dict.fromkeys(node_of(slot) for slot in timeline.slots)
     noun = "worker" if local_nodes(nodes) else "node"
     lead = (
         f"{len(nodes)} {noun}{'' if len(nodes) == 1 else 's'}, {tables.duration(3600 * hours.allocated)} of {noun} time; "

@@ -238,7 +238,7 @@ def faults_table(timeline: Timeline) -> Table | None:
                 str(row.trials),
                 str(row.nodes) if row.nodes else "–",
                 duration(3600 * row.node_hours) if row.node_hours else "–",
-                "no" if not row.told else "yes" if row.told == row.count else f"{row.told} of {row.count}",
+                {0: "no", row.count: "yes"}.get(row.to_sampler, f"{row.to_sampler} of {row.count}"),
             )
             for row in rows
         ),
@@ -274,7 +274,7 @@ def hours_table(timeline: Timeline) -> Table | None:
 
 
 def _noun(timeline: Timeline) -> str:
-    return "worker" if local_nodes(map(node_of, timeline.places)) else "node"
+    return "worker" if local_nodes(map(node_of, timeline.slots)) else "node"
 
 
 def leaves(value: Any, path: str = "") -> list[tuple[str, Any]]:

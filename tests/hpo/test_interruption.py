@@ -205,7 +205,7 @@ def test_an_attempt_that_its_journal_never_knew_does_no_work(tmp_path: Path, fak
     launcher = fake_launcher()
     folder = tmp_path / "run"
     folder.mkdir()
-    task = Task(trial=0, attempt=1, until=1, folder=folder, places=launcher.places)
+    task = Task(trial=0, attempt=1, until=1, folder=folder, slots=launcher.slots)
     launcher.start(task)
     (report,) = launcher.poll(30.0)
     assert isinstance(report, Begun)

@@ -36,14 +36,14 @@ Campaign = Callable[[tuple[str, ...]], Path]
 
 @pytest.fixture
 def campaign(played: ModuleType, tmp_path: Path) -> Campaign:
-    """A maker of campaign folders on the given places; the store is not needed to see how they stand."""
+    """A maker of campaign folders on the given slots; the store is not needed to see how they stand."""
 
-    def made(places: tuple[str, ...]) -> Path:
+    def made(slots: tuple[str, ...]) -> Path:
         folder = tmp_path / "campaign"
         folder.mkdir()
         write_settings(campaign_settings(TABLE, folder / "CAMPAIGN.toml"), [], folder)
-        plan = Plan(trials=40, rungs=(2, 6, 18), finalists=2, max_places=2)
-        player = played.Player(plan, places, seed=3, own=0.1, machine=0.08, bad=frozenset(places[2:3]), work=30.0)
+        plan = Plan(trials=40, rungs=(2, 6, 18), finalists=2, max_slots=2)
+        player = played.Player(plan, slots, seed=3, own=0.1, machine=0.08, bad=frozenset(slots[2:3]), work=30.0)
         player.session(stop_after=1500)
         player.session()
         player.write(folder / "journal.jsonl")

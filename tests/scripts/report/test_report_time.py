@@ -15,12 +15,12 @@ from hydragnn.scripts.report.tables import faults_table, hours_table
 from hydragnn.scripts.report.timeline_figures import all_bars, campaign_time, mean_count, nodes_over_time
 
 
-def span(place: str, begin: float, end: float, outcome: Any = "reached") -> Span:
-    return Span(trial=0, attempt=1, places=(place,), started=begin, ended=end, outcome=outcome, useful=end - begin)
+def span(slot: str, begin: float, end: float, outcome: Any = "reached") -> Span:
+    return Span(trial=0, attempt=1, slots=(slot,), started=begin, ended=end, outcome=outcome, useful=end - begin)
 
 
-def session(opened: float, ended: float, *places: str) -> Session:
-    return Session(places=places or ("n1",), opened=opened, ended=ended)
+def session(started: float, ended: float, *slots: str) -> Session:
+    return Session(slots=slots or ("n1",), started=started, ended=ended)
 
 
 def timeline_of(player: Any) -> Timeline:
@@ -38,7 +38,7 @@ def test_the_page_says_what_the_nodes_did_and_what_faults_cost(pages: dict[str, 
         assert words in text
 
 
-def test_every_place_has_a_row_until_there_are_too_many(played: ModuleType) -> None:
+def test_every_slot_has_a_row_until_there_are_too_many(played: ModuleType) -> None:
     few = Timeline(spans=(span("n1", 0.0, 9.0),), sessions=(session(0.0, 10.0, "n1", "n2"),))
     many = Timeline(spans=(span("n1", 0.0, 9.0),), sessions=(session(0.0, 10.0, *played.nodes(65)),))
     rows, bands = nodes_over_time(few), nodes_over_time(many)
@@ -73,9 +73,9 @@ def test_pauses_between_controllers_are_left_out() -> None:
 
 
 def test_outages_are_bars_like_attempts() -> None:
-    outage = Outage(node="n1", kind="quarantined", places=("n1/0", "n1/1"), started=2.0, ended=4.0)
+    outage = Outage(node="n1", kind="quarantined", slots=("n1/0", "n1/1"), started=2.0, ended=4.0)
     timeline = Timeline(outages=(outage,), sessions=(session(0.0, 10.0, "n1/0", "n1/1"),))
-    assert [(bar.place, bar.look, bar.begin, bar.end) for bar in all_bars(timeline)] == [
+    assert [(bar.slot, bar.look, bar.begin, bar.end) for bar in all_bars(timeline)] == [
         ("n1/0", "out", 2.0, 4.0),
         ("n1/1", "out", 2.0, 4.0),
     ]
