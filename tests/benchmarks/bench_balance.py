@@ -34,7 +34,7 @@ from made_ensemble import crystals, made_ensemble, write_store, write_structures
 from hydragnn.datasets import open_store
 from hydragnn.ensemble import Ensemble
 from hydragnn.ensemble.plan import Chunk, chunks_of, default_budget, units_of
-from hydragnn.ensemble.prediction import telling, work
+from hydragnn.ensemble.prediction import reporting, work
 from hydragnn.ensemble.prediction.crew import Crew
 from hydragnn.ensemble.prediction.job import Job, member_costs
 from hydragnn.ensemble.prediction.joining import joined_crew
@@ -187,7 +187,7 @@ def rank_main(folder: Path, repeats: int) -> None:
     torch.set_num_threads(1)
     ensemble, runs = made_ensemble(folder, MEMBERS)
     kept: list[Any] = []
-    telling.happened = lambda accounts, ranks: kept.append(accounts) or happened(accounts, ranks)  # type: ignore[assignment]
+    reporting.happened = lambda accounts, ranks: kept.append(accounts) or happened(accounts, ranks)  # type: ignore[assignment]
     rows: dict[str, list[dict[str, Any]]] = {}
     with joined_crew() as crew:
         for source in ("structures.xyz", "graphs.h5"):

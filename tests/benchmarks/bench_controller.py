@@ -143,7 +143,7 @@ class Timed(Controller):
     def handle(self, reports: list[Report]) -> None:
         """Time a look that found something."""
         begun, processor = time.perf_counter(), time.thread_time()
-        super().hear(reports)
+        super().handle(reports)
         if reports:
             self.looks.append((len(reports), time.perf_counter() - begun, time.thread_time() - processor))
 

@@ -87,7 +87,7 @@ def test_what_a_sampler_is_told_does_not_grow_with_the_campaign_and_holds_the_be
         studies.append({trial.params["train.learning_rate"]: trial.state.name for trial in trials})
         return {"train.learning_rate": 0.09}
 
-    monkeypatch.setattr(module, "_asked", spy)
+    monkeypatch.setattr(module, "_suggest", spy)
     values = [1e-5 * (1 + number) for number in range(2000)]
     state, _ = transition(State(), Opened(plan=Plan(trials=5000, rungs=(1, 2), reduction=9999), slots=("a", "b")), 0.0)
     for number, value in enumerate(values):

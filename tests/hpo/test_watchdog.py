@@ -109,13 +109,13 @@ def witness(tmp_path: Path, clock: Clock) -> Iterator[Callable[..., Witness]]:
 
 
 def test_nodes_are_news_when_they_fall_silent_and_once_more_when_they_are_lost(witness: Callable[..., Witness]) -> None:
-    told = witness("n1", "n2.site", "n4", "n5")
-    assert told.says("n1 mixed\nn2 idle\nn3 down\nn4 idle\nn5 idle\n") == {}
-    assert told.says("n1 mixed*\nn2 idle\n") == {"n1": "silent"}
-    assert told.says("n1 mixed*\nn2 idle\n") == {}
-    assert told.says("n1 down*\nn2 drained\n") == {"n1": "lost", "n2.site": "lost"}
-    assert told.says("n1 idle\nn2 drained\n") == {}
-    assert told.says("n1 down\nn2 drained\n") == {"n1": "lost"}
+    harness = witness("n1", "n2.site", "n4", "n5")
+    assert harness.says("n1 mixed\nn2 idle\nn3 down\nn4 idle\nn5 idle\n") == {}
+    assert harness.says("n1 mixed*\nn2 idle\n") == {"n1": "silent"}
+    assert harness.says("n1 mixed*\nn2 idle\n") == {}
+    assert harness.says("n1 down*\nn2 drained\n") == {"n1": "lost", "n2.site": "lost"}
+    assert harness.says("n1 idle\nn2 drained\n") == {}
+    assert harness.says("n1 down\nn2 drained\n") == {"n1": "lost"}
 
 
 @pytest.mark.parametrize(
@@ -126,8 +126,8 @@ def test_nodes_are_news_when_they_fall_silent_and_once_more_when_they_are_lost(w
 def test_silence_errors_and_unknown_are_no_news(
     witness: Callable[..., Witness], clock: Clock, answer: str | None
 ) -> None:
-    told = witness("n1", "n2", "n3")
-    assert told.says("n1 down*\nn2 mixed\nn3 mixed\n") == {"n1": "lost"}
+    harness = witness("n1", "n2", "n3")
+    assert harness.says("n1 down*\nn2 mixed\nn3 mixed\n") == {"n1": "lost"}
     before = clock.now + 1.0
     assert harness.says(answer) == {}
     assert harness.watch.states == {"n1": "lost", "n2": "well", "n3": "well"}
@@ -141,12 +141,12 @@ def test_silence_errors_and_unknown_are_no_news(
 def test_the_loss_of_everything_at_once_is_not_believed_and_that_of_a_few_is(
     witness: Callable[..., Witness], clock: Clock
 ) -> None:
-    told = witness("n1", "n2", "n3")
-    assert told.says("n1 down*\nn2 down*\nn3 down*\n") == {}
-    assert told.says("n1 mixed*\nn2 mixed*\nn3 mixed*\n") == {}
-    assert not told.watch.states and not told.watch.knows(["n1"], 0.0)
-    assert told.says("n1 mixed\nn2 down*\nn3 down*\n") == {"n2": "lost", "n3": "lost"}
-    assert told.says("n1 down*\nn2 down*\nn3 down*\n") == {}, "heartbeats and exits decide about the last one"
+    harness = witness("n1", "n2", "n3")
+    assert harness.says("n1 down*\nn2 down*\nn3 down*\n") == {}
+    assert harness.says("n1 mixed*\nn2 mixed*\nn3 mixed*\n") == {}
+    assert not harness.watch.states and not harness.watch.knows(["n1"], 0.0)
+    assert harness.says("n1 mixed\nn2 down*\nn3 down*\n") == {"n2": "lost", "n3": "lost"}
+    assert harness.says("n1 down*\nn2 down*\nn3 down*\n") == {}, "heartbeats and exits decide about the last one"
 
 
 def test_of_many_nodes_a_cabinet_can_be_lost_and_not_the_larger_part(witness: Callable[..., Witness]) -> None:
@@ -158,7 +158,7 @@ def test_of_many_nodes_a_cabinet_can_be_lost_and_not_the_larger_part(witness: Ca
 
 
 def test_an_allocation_is_over_when_the_scheduler_says_so_twice(witness: Callable[..., Witness], clock: Clock) -> None:
-    told = witness("n1", "n2", job="7")
+    harness = witness("n1", "n2", job="7")
     for alive in ("RUNNING\n", "", "squeue: error: Unable to contact slurm controller\n", None):
         harness.says("n1 mixed\n", alive)
         assert not harness.watch.over and not harness.watch.suspicious
@@ -176,9 +176,9 @@ def test_an_allocation_is_over_when_the_scheduler_says_so_twice(witness: Callabl
 def test_a_scheduler_that_hangs_is_asked_again_and_counts_as_not_answering(
     witness: Callable[..., Witness], clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = witness("n1", "n2")
-    told.says("n1 mixed\nn2 mixed\n")
-    watch = told.watch
+    harness = witness("n1", "n2")
+    harness.says("n1 mixed\nn2 mixed\n")
+    watch = harness.watch
     monkeypatch.setattr(watch._of_nodes, "_command", ["sleep", "1000"])
     clock.now += 10.0
     assert watch.changes() == {} and watch.answering
@@ -191,7 +191,7 @@ def test_a_scheduler_that_hangs_is_asked_again_and_counts_as_not_answering(
 
 
 def test_tools_that_never_worked_say_nothing_about_the_scheduler(witness: Callable[..., Witness], clock: Clock) -> None:
-    told = witness("n1", "n2")
+    harness = witness("n1", "n2")
     for _ in range(10):
         assert harness.says(None) == {}
     assert harness.watch.answering and harness.watch.in_order(["n1", "n2"], clock.now)
