@@ -33,13 +33,13 @@ def make_split(store: GraphStore, settings: SplitSettings) -> Split:
     below 1, and where the field with groups or given parts is missing or not a graph field.
     """
     if settings.kind == "given":
-        split = _given(store, settings.field or "")
+        split = _split_by_field(store, settings.field or "")
     else:
         labels = _labels(store, settings.kind, settings.field or "")
         split = _by_label(labels, settings.train, settings.valid, settings.seed)
-    test_wanted = settings.kind != "given" and settings.train + settings.valid < 1 - 1e-9
+    has_test = settings.kind != "given" and settings.train + settings.valid < 1 - 1e-9
     for name, count in split.counts.items():
-        if count == 0 and (name != "test" or test_wanted):
+        if count == 0 and (name != "test" or has_test):
             raise InputError(
                 f"the {name} part of the {settings.kind} split is empty ({len(store)} graphs, train = {settings.train:g}, "
                 f"valid = {settings.valid:g}); give it a larger fraction or more {UNITS[settings.kind]}"
@@ -75,7 +75,7 @@ def _by_label(labels: Int64[ndarray, " graphs"], train: float, valid: float, see
     )
 
 
-def _given(store: GraphStore, field: str) -> Split:
+def _split_by_field(store: GraphStore, field: str) -> Split:
     parts = graph_values(store, field).reshape(len(store), -1)
     if parts.shape[1] != 1 or not np.isin(parts, (0, 1, 2)).all():
         raise InputError(

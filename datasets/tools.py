@@ -79,8 +79,8 @@ def check_store(path: Path) -> list[str]:
         broken = list(_broken_files(part))
         problems += broken
         if not broken:
-            found, wrong = _check_content(part, manifest, first)
-            digests.append(found)
+            digest, wrong = _check_content(part, manifest, first)
+            digests.append(digest)
             problems += wrong
         first += info.graphs
     if not problems and fingerprint_of(manifest.dim, manifest.fields, np.concatenate(digests)) != manifest.fingerprint:
@@ -102,14 +102,16 @@ def check_graphs(
     """
     sizes, ascending = store.sizes(), np.sort(graphs)
     edges = max(BLOCK * 1024, int(sizes.edges.max(initial=0)))
-    found: list[str] = []
+    collected: list[str] = []
     for numbers in pack(sizes, ascending, Budget(max_graphs=BLOCK, max_edges=edges)):
         alive()
-        found += graph_problems(store.read(numbers, fields), numbers, needed=needed).values()
-    if len(found) > 1:
-        raise InputError(f"{found[0]} (and {len(found) - 1} more graphs; hydragnn data check lists what is wrong)")
-    if found:
-        raise InputError(found[0])
+        collected += graph_problems(store.read(numbers, fields), numbers, needed=needed).values()
+    if len(collected) > 1:
+        raise InputError(
+            f"{collected[0]} (and {len(collected) - 1} more graphs; hydragnn data check lists what is wrong)"
+        )
+    if collected:
+        raise InputError(collected[0])
 
 
 def _broken_files(part: Part) -> Iterator[str]:
@@ -125,14 +127,14 @@ def _broken_files(part: Part) -> Iterator[str]:
 
 def _check_content(part: Part, manifest: Manifest, first: int) -> tuple[NDArray[Any], list[str]]:
     """The digests of the part's graphs, and what is wrong with them; ``first`` is the number of its first graph."""
-    found, problems = [np.zeros((0, 16), dtype=np.uint8)], []
+    collected, problems = [np.zeros((0, 16), dtype=np.uint8)], []
     for start in range(0, part.info.graphs, BLOCK):
         stop = min(start + BLOCK, part.info.graphs)
         where = f"{part.path}, graphs {first + start} to {first + stop - 1}"
         try:
             flat = part.read(np.arange(start, stop), manifest.fields)
             digests = graph_digests(flat)
-            found.append(digests)
+            collected.append(digests)
             different = np.flatnonzero((digests != part.rows("digests", start, stop)).any(axis=1))
             if len(different):
                 problems.append(
@@ -141,9 +143,9 @@ def _check_content(part: Part, manifest: Manifest, first: int) -> tuple[NDArray[
             batch = gather(flat, np.arange(stop - start))
             check_structure(batch)
             wrong = list(graph_problems(batch, range(first + start, first + stop)).values())
-            problems += [f"{part.path}, {says}" for says in wrong[:LISTED]]
+            problems += [f"{part.path}, {problem}" for problem in wrong[:LISTED]]
             if len(wrong) > LISTED:
                 problems.append(f"{where}: {len(wrong) - LISTED} more are not valid")
         except InputError as error:
             problems.append(f"{where}: {error}")
-    return np.concatenate(found), problems
+    return np.concatenate(collected), problems

@@ -3,7 +3,7 @@
 from hydragnn.ensemble.build import build_ensemble, evaluate_ensemble
 from hydragnn.ensemble.calculator import EnsembleCalculator, calculator
 from hydragnn.ensemble.calibration import Calibration, conformal_quantile, fit_calibration
-from hydragnn.ensemble.choose import Choice, chosen_runs, ensemble_from_runs
+from hydragnn.ensemble.choose import Choice, ensemble_from_runs, select_runs
 from hydragnn.ensemble.classes import ClassCalibration, ClassEstimate
 from hydragnn.ensemble.ensemble import Ensemble, ensemble_of
 from hydragnn.ensemble.estimates import Estimate

@@ -64,14 +64,14 @@ def build_ensemble(
     inputs = raw.needed(store)
 
     valid = member_outputs(members, store, split.valid, inputs)
-    calibrations = calibrated(raw, valid, nominal)
+    calibrations = with_calibration(raw, valid, nominal)
     domain = _domain(raw, store, split, inputs, valid, calibrations)
     parts = {"valid": (store, valid)}
     if len(split.test):
         parts["test"] = (store, member_outputs(members, store, split.test, inputs))
     for name, other in (others or {}).items():
         parts[name] = (other, member_outputs(members, other, np.arange(len(other)), raw.needed(other)))
-    evaluation, arrays = evaluated(raw, parts, calibrations, store, split, nominal)
+    evaluation, arrays = evaluate_parts(raw, parts, calibrations, store, split, nominal)
 
     manifest = replace(
         raw.manifest,
@@ -119,7 +119,7 @@ def _split(member: Member, store: GraphStore) -> Split:
     return make_split(store, member.config.split)
 
 
-def calibrated(ensemble: Ensemble, valid: MemberOutputs, nominal: float) -> dict[str, AnyCalibration]:
+def with_calibration(ensemble: Ensemble, valid: MemberOutputs, nominal: float) -> dict[str, AnyCalibration]:
     """The calibration of every field on what the members said about the validation part."""
     result: dict[str, AnyCalibration] = {}
     for target in ensemble.targets:
@@ -131,7 +131,7 @@ def calibrated(ensemble: Ensemble, valid: MemberOutputs, nominal: float) -> dict
     return result
 
 
-def evaluated(
+def evaluate_parts(
     ensemble: Ensemble,
     parts: Mapping[str, tuple[GraphStore, MemberOutputs]],
     calibrations: Mapping[str, AnyCalibration],
@@ -145,21 +145,25 @@ def evaluated(
     names = [member.name for member in ensemble.members]
     metrics: dict[str, Any] = {}
     arrays: dict[str, NDArray[Any]] = {}
-    for part, (where, said) in parts.items():
-        fine = np.setdiff1d(said.graphs, np.array(sorted(said.failures), dtype=np.int64))
+    for part, (where, outputs) in parts.items():
+        fine = np.setdiff1d(outputs.graphs, np.array(sorted(outputs.failures), dtype=np.int64))
         baseline = errors_on(trivial, where, fine, model.targets, Budget(max_graphs=1024)) if len(fine) else {}
-        metrics[part], rows = part_evaluation(ensemble.targets, said, names, ensemble.weights, calibrations, baseline)
+        metrics[part], rows = part_evaluation(
+            ensemble.targets, outputs, names, ensemble.weights, calibrations, baseline
+        )
         arrays |= {f"{part}/{name}": values for name, values in rows.items()}
     timing = {
-        member.name: sum(said.seconds[i] for _, said in parts.values())
-        / sum(len(said.graphs) for _, said in parts.values())
+        member.name: sum(outputs.seconds[i] for _, outputs in parts.values())
+        / sum(len(outputs.graphs) for _, outputs in parts.values())
         for i, member in enumerate(ensemble.members)
     }
     return {
         "version": 1,
         "nominal": nominal,
         "parts": metrics,
-        "failed": {part: {str(g): reason for g, reason in said.failures.items()} for part, (_, said) in parts.items()},
+        "failed": {
+            part: {str(g): reason for g, reason in outputs.failures.items()} for part, (_, outputs) in parts.items()
+        },
         "timing": {"seconds_per_graph": timing, "graphs_per_second": 1.0 / max(sum(timing.values()), 1e-12)},
     }, arrays
 
@@ -176,9 +180,9 @@ def evaluate_ensemble(
     for field in ensemble.fields:
         if field.name not in names:
             raise InputError(f"the store has no labels {field.name}; {nearest(field.name, names)}")
-    said = member_outputs(ensemble.members, store, numbers, ensemble.needed(store))
+    outputs = member_outputs(ensemble.members, store, numbers, ensemble.needed(store))
     members = [member.name for member in ensemble.members]
-    return part_evaluation(ensemble.targets, said, members, ensemble.weights, ensemble.manifest.calibration, {})[0]
+    return part_evaluation(ensemble.targets, outputs, members, ensemble.weights, ensemble.manifest.calibration, {})[0]
 
 
 def _domain(
@@ -202,12 +206,14 @@ def _domain(
     return replace(domain, spreads=spreads)
 
 
-def evidence_of(said: MemberOutputs, targets: Sequence[Target]) -> dict[str, Evidence]:
+def evidence_of(outputs: MemberOutputs, targets: Sequence[Target]) -> dict[str, Evidence]:
     """What all members said about labelled items, for selection and diversity."""
     result: dict[str, Evidence] = {}
     for target in targets:
-        use = said.usable(target)
-        result[target.name] = estimates_of(target).evidence(target, said.labels[target.name][use], said.of(target, use))
+        use = outputs.usable(target)
+        result[target.name] = estimates_of(target).evidence(
+            target, outputs.labels[target.name][use], outputs.of(target, use)
+        )
     return result
 
 

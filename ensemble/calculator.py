@@ -57,16 +57,16 @@ def _names(ensemble: Ensemble) -> dict[str, str]:
     """Which fields ASE's properties are."""
     targets = ensemble.targets
     source = next((target.source for target in targets if target.derivative == "forces"), "energy")
-    found = next((target for target in targets if target.field.name == source), None)
-    energy = None if found is None else found.field
-    if found is None or energy is None or energy.on != "graph" or energy.width != 1 or energy.classes:
+    target_of_energy = next((target for target in targets if target.field.name == source), None)
+    energy = None if target_of_energy is None else target_of_energy.field
+    if target_of_energy is None or energy is None or energy.on != "graph" or energy.width != 1 or energy.classes:
         raise InputError(
             "the ensemble predicts no energy, so it cannot be a calculator; train a head with forces, or named energy"
         )
     if energy.unit not in EV:
         raise InputError(f"{energy.name} is in {energy.unit}, and a calculator speaks eV; build the store in eV")
     derived: dict[str, str] = {target.derivative: target.name for target in targets if target.source == source}
-    return {"energy": found.name, **derived}
+    return {"energy": target_of_energy.name, **derived}
 
 
 def _as_ase(name: str, values: np.ndarray) -> Any:

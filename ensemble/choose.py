@@ -40,16 +40,16 @@ def ensemble_from_runs(
     campaign: Path | None = None,
     branch: str = "",
 ) -> dict[str, Any]:
-    """Choose members among finished runs as ``chosen_runs`` does, and build the ensemble; gives its evaluation."""
+    """Choose members among finished runs as ``select_runs`` does, and build the ensemble; gives its evaluation."""
     if out.exists():
         raise InputError(f"{out} exists already; choose another --out or delete it")
-    choice = chosen_runs(runs, top_k=top_k, method=method, by=by, price=price, campaign=campaign, branch=branch)
+    choice = select_runs(runs, top_k=top_k, method=method, by=by, price=price, campaign=campaign, branch=branch)
     return build_ensemble(
         choice.folders, out, weights=choice.weights, selection=choice.selection, nominal=nominal, branch=branch
     )
 
 
-def chosen_runs(
+def select_runs(
     runs: Sequence[Path],
     *,
     top_k: int = 5,
@@ -69,17 +69,17 @@ def chosen_runs(
         raise InputError(f"--method {method}: {nearest(method, list(METHODS))}")
     by = by or (None if campaign else "valid/loss")
     known = candidates(runs)
-    chosen, weights, story = (_best if method == "top-k" else _greedy)(known, top_k, by, price, branch)
+    selected, weights, story = (_best if method == "top-k" else _greedy)(known, top_k, by, price, branch)
     selection = {
         "method": method,
         "by": by or "the campaign's objective",
         "k": top_k,
         "candidates": len(known),
-        "chosen": [candidate.name for candidate in chosen],
+        "chosen": [candidate.name for candidate in selected],
         "campaign": campaign.resolve().name if campaign else "",
         **story,
     }
-    return Choice(folders=[candidate.folder for candidate in chosen], weights=weights, selection=selection)
+    return Choice(folders=[candidate.folder for candidate in selected], weights=weights, selection=selection)
 
 
 def _best(

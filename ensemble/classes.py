@@ -103,7 +103,7 @@ class ClassEstimate(Estimate):
             probability, inside = raw, np.isfinite(raw)
         else:
             assert isinstance(calibration, ClassCalibration)
-            probability = tempered(raw, calibration.temperature)
+            probability = temper(raw, calibration.temperature)
             inside = others(probability) <= calibration.threshold
         failed = np.asarray(np.isnan(raw).any(axis=-1))
         return ClassEstimate(
@@ -134,7 +134,7 @@ class ClassEstimate(Estimate):
         )
 
     @classmethod
-    def joined(cls, parts: Sequence["ClassEstimate"]) -> "ClassEstimate":
+    def join_parts(cls, parts: Sequence["ClassEstimate"]) -> "ClassEstimate":
         """Estimates of consecutive graphs as one."""
         values = {quantity: np.concatenate([part[quantity] for part in parts]) for quantity in QUANTITIES}
         members = np.concatenate([part.members for part in parts], axis=1)
@@ -263,7 +263,7 @@ def entropy(probabilities: Float[Array, "... classes"]) -> Float[Array, "..."]:
     return np.asarray(entr(probabilities).sum(axis=-1))
 
 
-def tempered(probabilities: Float[Array, "... classes"], temperature: float) -> Float[Array, "... classes"]:
+def temper(probabilities: Float[Array, "... classes"], temperature: float) -> Float[Array, "... classes"]:
     """The probabilities whose logarithms are those of ``probabilities`` over the temperature, up to a constant."""
     return np.asarray(softmax(np.log(np.maximum(probabilities, TINY)) / temperature, axis=-1))
 
@@ -303,7 +303,7 @@ def fit_classes(
 
     reach = np.log(HOTTEST)
     temperature = float(np.exp(minimize_scalar(nll, bounds=(-reach, reach), method="bounded").x))
-    scores = others(tempered(flat, temperature))[row, truth]
+    scores = others(temper(flat, temperature))[row, truth]
     threshold, guaranteed = conformal_quantile(scores, np.repeat(graph, field.width), nominal)
     return ClassCalibration(
         temperature=temperature,

@@ -88,9 +88,9 @@ def foreign(domain: Domain, batch: GraphBatch, inputs: Sequence[Field]) -> list[
     """For every graph what the training part never saw; empty where there is nothing."""
     reasons: list[list[str]] = [[] for _ in range(len(batch))]
 
-    def note(bad: Tensor, owners: Tensor, says: str) -> None:
+    def note(bad: Tensor, owners: Tensor, reason: str) -> None:
         for graph in torch.unique(owners[bad]).tolist():
-            reasons[graph].append(says)
+            reasons[graph].append(reason)
 
     for field in inputs:
         if field.name not in batch.fields:
@@ -112,7 +112,7 @@ def foreign(domain: Domain, batch: GraphBatch, inputs: Sequence[Field]) -> list[
             batch.owner("edge"),
             f"nodes are closer than {domain.shortest_edge:.4g}, the least in the training data",
         )
-    return ["; ".join(found) for found in reasons]
+    return ["; ".join(texts) for texts in reasons]
 
 
 def graph_spread(std: np.ndarray, graph: np.ndarray, graphs: int) -> np.ndarray:
@@ -131,5 +131,5 @@ def unusually_uncertain(domain: Domain, name: str, spread: np.ndarray, measure: 
     if name not in domain.spreads:
         return [""] * len(spread)
     limit = domain.spreads[name]
-    says = f"members disagree on {name} more than on 99 % of the validation graphs ({measure} {{:.3g}}, usual below {limit:.3g})"
-    return [says.format(value) if value > limit else "" for value in spread]
+    reason = f"members disagree on {name} more than on 99 % of the validation graphs ({measure} {{:.3g}}, usual below {limit:.3g})"
+    return [reason.format(value) if value > limit else "" for value in spread]

@@ -24,8 +24,8 @@ from hydragnn.ensemble.members import (
     summary_of,
 )
 from hydragnn.ensemble.plan import Chunk, chunks_of, default_budget
-from hydragnn.ensemble.predictions import Predictions, combined, concatenated, nothing
-from hydragnn.ensemble.screening import Screened, outcome_of, read_screened, screened
+from hydragnn.ensemble.predictions import Predictions, combine_outcomes, concatenate_predictions, nothing
+from hydragnn.ensemble.screening import Screened, outcome_of, read_screened, screen
 from hydragnn.ensemble.structures import Structures, graphs_from_atoms, structures_for
 from hydragnn.errors import InputError
 from hydragnn.files import digest
@@ -111,11 +111,18 @@ class Ensemble:
                 f"the graphs have dimension {store.dim}, the ensemble was trained on dimension {self.manifest.dim}"
             )
         for field in self.inputs:
-            found = there.get(field.name)
-            if found is None:
+            actual = there.get(field.name)
+            if actual is None:
                 raise InputError(f"the store has no field {field.name}, which the ensemble reads; add it to the store")
-            if (found.on, found.shape, found.unit, found.classes) != (field.on, field.shape, field.unit, field.classes):
-                raise InputError(f"the store means something else by {field.name}: {found}; the ensemble reads {field}")
+            if (actual.on, actual.shape, actual.unit, actual.classes) != (
+                field.on,
+                field.shape,
+                field.unit,
+                field.classes,
+            ):
+                raise InputError(
+                    f"the store means something else by {field.name}: {actual}; the ensemble reads {field}"
+                )
         return self._read_by_members(there)
 
     def _read_by_members(self, there: Collection[str]) -> list[str]:
@@ -129,7 +136,7 @@ class Ensemble:
         Batches are built once and shared by all members. For what does not fit into memory use ``predict_to_file``.
         """
         if isinstance(source, GraphBatch):
-            return self._predict_screened(screened(source, self._read_by_members(source.fields)))
+            return self._predict_screened(screen(source, self._read_by_members(source.fields)))
         if isinstance(source, Atoms):
             return self._predict_atoms([source])
         if isinstance(source, Sequence):
@@ -142,7 +149,7 @@ class Ensemble:
             numbers = np.array([number for number, _ in graphs])
             return self._predict_store(MemoryStore([graph for _, graph in graphs]), numbers, failures)
         if failures:
-            return concatenated([self.nothing(0, 0, reason) for reason in failures.values()])
+            return concatenate_predictions([self.nothing(0, 0, reason) for reason in failures.values()])
         raise InputError("there is no structure to predict; give at least one")
 
     def _predict_store(
@@ -151,7 +158,7 @@ class Ensemble:
         chunks = chunks_of(store.sizes(), numbers, default_budget(store.sizes()), failures)
         if not chunks:
             raise InputError("the store holds no graphs; give one that does")
-        return concatenated([self._predict_chunk(chunk, store) for chunk in chunks])
+        return concatenate_predictions([self._predict_chunk(chunk, store) for chunk in chunks])
 
     def _predict_chunk(self, chunk: Chunk, store: GraphStore) -> Predictions:
         if chunk.reason:
@@ -170,10 +177,10 @@ class Ensemble:
         """What the members said as one prediction, with intervals and the flag for foreign graphs."""
         flags = [""] * len(read.reasons)
         if read.valid is not None:
-            found = foreign(self.manifest.domain, read.valid, self.inputs)
-            for position, flag in zip(np.flatnonzero(read.fine).tolist(), found):
+            texts = foreign(self.manifest.domain, read.valid, self.inputs)
+            for position, flag in zip(np.flatnonzero(read.fine).tolist(), texts):
                 flags[position] = flag
-        together = combined(
+        together = combine_outcomes(
             self.targets,
             outcomes,
             self.names,
@@ -197,7 +204,7 @@ class Ensemble:
             spread = graph_spread(one.doubt, predictions.graph_of_item(name), len(predictions))
             for graph, flag in enumerate(unusually_uncertain(self.manifest.domain, name, spread, one.doubt_name)):
                 flags[graph].append(flag)
-        domain = tuple("; ".join(filter(None, found)) for found in flags)
+        domain = tuple("; ".join(filter(None, texts)) for texts in flags)
         return Predictions(
             fields=predictions.fields,
             nodes_per_graph=predictions.nodes_per_graph,

@@ -80,7 +80,7 @@ class Estimate(ABC):
 
     @classmethod
     @abstractmethod
-    def joined(cls, parts: Sequence[Any]) -> "Estimate":
+    def join_parts(cls, parts: Sequence[Any]) -> "Estimate":
         """Estimates of consecutive graphs as one."""
 
     @classmethod

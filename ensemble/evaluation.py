@@ -18,7 +18,7 @@ Part = dict[str, dict[str, Any]]
 
 def part_evaluation(
     targets: Sequence[Target],
-    said: MemberOutputs,
+    outputs: MemberOutputs,
     names: Sequence[str],
     weights: Float[Array, " members"],
     calibrations: Mapping[str, AnyCalibration],
@@ -31,13 +31,13 @@ def part_evaluation(
     metrics: Part = {}
     arrays: dict[str, NDArray[Any]] = {}
     for target in targets:
-        use = said.usable(target)
+        use = outputs.usable(target)
         if not use.any():
             continue
-        one = estimates_of(target).of(target, said.of(target, use), weights, calibrations.get(target.name))
-        labels = said.labels[target.name][use]
+        one = estimates_of(target).of(target, outputs.of(target, use), weights, calibrations.get(target.name))
+        labels = outputs.labels[target.name][use]
         metrics[target.name] = one.evaluation(labels, names, trivial.get(target.name, {}))
-        rows = one.rows(labels, said.owners(target)[use])
+        rows = one.rows(labels, outputs.owners(target)[use])
         arrays |= {f"{target.name}/{what}": values for what, values in rows.items()}
     if not metrics:
         raise InputError(

@@ -99,7 +99,7 @@ class NumberEstimate(Estimate):
         return NumberEstimate(target=target, members=every, **dict.fromkeys(QUANTITIES, nan))
 
     @classmethod
-    def joined(cls, parts: Sequence["NumberEstimate"]) -> "NumberEstimate":
+    def join_parts(cls, parts: Sequence["NumberEstimate"]) -> "NumberEstimate":
         """Estimates of consecutive graphs as one."""
         values = {quantity: np.concatenate([part[quantity] for part in parts]) for quantity in QUANTITIES}
         members = np.concatenate([part.members for part in parts], axis=1)

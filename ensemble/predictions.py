@@ -59,7 +59,7 @@ class Predictions:
         return graphs if counts is None else np.repeat(graphs, counts)
 
 
-def combined(
+def combine_outcomes(
     targets: Sequence[Target],
     outcomes: Sequence[Outcome],
     names: Sequence[str],
@@ -79,8 +79,8 @@ def combined(
         members = [outcome.predictions[target.name] for outcome in outcomes]
         estimates[target.name] = estimates_of(target).of(target, members, weights, calibrations.get(target.name))
     status = [
-        refused or next((f"member {name}: {reason}" for name, reason in zip(names, said) if reason), "ok")
-        for refused, *said in zip(reasons, *(outcome.reasons for outcome in outcomes))
+        refused or next((f"member {name}: {reason}" for name, reason in zip(names, others) if reason), "ok")
+        for refused, *others in zip(reasons, *(outcome.reasons for outcome in outcomes))
     ]
     return Predictions(
         fields=estimates,
@@ -103,10 +103,12 @@ def nothing(targets: Sequence[Target], members: int, nodes: int, edges: int, rea
     )
 
 
-def concatenated(parts: Sequence[Predictions]) -> Predictions:
+def concatenate_predictions(parts: Sequence[Predictions]) -> Predictions:
     """Predictions of consecutive graphs as one."""
     return Predictions(
-        fields={name: type(first).joined([part[name] for part in parts]) for name, first in parts[0].fields.items()},
+        fields={
+            name: type(first).join_parts([part[name] for part in parts]) for name, first in parts[0].fields.items()
+        },
         nodes_per_graph=np.concatenate([part.nodes_per_graph for part in parts]),
         edges_per_graph=np.concatenate([part.edges_per_graph for part in parts]),
         status=tuple(status for part in parts for status in part.status),

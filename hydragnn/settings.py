@@ -29,7 +29,7 @@ class Settings(pydantic.BaseModel):
             raise InputError(f"{source}: {_sentence(cls, error, value)}") from error
 
     @classmethod
-    def chosen(cls, value: Any) -> "type[Settings]":
+    def class_for(cls, value: Any) -> "type[Settings]":
         """The class that a table is parsed with; bases of several kinds of settings look at ``value``."""
         return cls
 
@@ -130,13 +130,13 @@ def _sentence(cls: type[Settings], error: pydantic.ValidationError, value: Any) 
 
 def _without_tags(cls: type[Settings], location: tuple[int | str, ...], value: Any) -> list[int | str]:
     """The location without the tags that pydantic inserts for discriminated unions: model.painn.cutoff is model.cutoff."""
-    kept: list[int | str] = []
+    keys: list[int | str] = []
     for position, part in enumerate(location):
         is_key = isinstance(part, int) or part in _keys_at(cls, location[:position], value)
         is_tag = not is_key and bool(_keys_at(cls, location[: position + 1], value))
         if is_key or (position == len(location) - 1 and not is_tag):
-            kept.append(part)
-    return kept
+            keys.append(part)
+    return keys
 
 
 def _keys_at(cls: Any, location: tuple[int | str, ...], value: Any) -> list[str]:
@@ -147,8 +147,8 @@ def _keys_at(cls: Any, location: tuple[int | str, ...], value: Any) -> list[str]
         value = _inside(value, part)
         for candidate in candidates:
             if isinstance(part, str) and part in getattr(candidate, "model_fields", {}):
-                found = _settings_in(candidate.model_fields[part].annotation)
-                following += [settings.chosen(value) for settings in found]
+                classes = _settings_in(candidate.model_fields[part].annotation)
+                following += [settings.class_for(value) for settings in classes]
             elif _tag(candidate) == part:
                 following.append(candidate)  # pydantic inserts the tag of a discriminated union into the location
             elif isinstance(part, int):
@@ -175,4 +175,4 @@ def _settings_in(annotation: Any) -> list[Any]:
     """All settings classes mentioned in a type annotation."""
     if isinstance(annotation, type) and issubclass(annotation, Settings):
         return [annotation]
-    return [found for argument in getattr(annotation, "__args__", ()) for found in _settings_in(argument)]
+    return [classes for argument in getattr(annotation, "__args__", ()) for classes in _settings_in(argument)]

@@ -224,7 +224,7 @@ def doctor() -> Table:
     import torch
 
     return {
-        "hydragnn": metadata.version("hydragnn-ensemble") if _installed("hydragnn-ensemble") else "bare checkout",
+        "hydragnn": metadata.version("hydragnn-ensemble") if _is_installed("hydragnn-ensemble") else "bare checkout",
         "torch": f"{torch.__version__}, {torch.get_num_threads()} threads, distributed: {_backends(torch)}",
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         "triton": _version_of("triton"),
@@ -245,7 +245,7 @@ def _table(source: Path | str | Table, overrides: Sequence[str]) -> tuple[Table,
     return with_overrides(read_toml(path), list(overrides)), path
 
 
-def _installed(name: str) -> bool:
+def _is_installed(name: str) -> bool:
     try:
         metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -254,7 +254,7 @@ def _installed(name: str) -> bool:
 
 
 def _version_of(name: str) -> str:
-    return metadata.version(name) if _installed(name) else "not installed"
+    return metadata.version(name) if _is_installed(name) else "not installed"
 
 
 def _backends(torch: Any) -> str:
@@ -282,8 +282,8 @@ def _adios2() -> str:
 def _scheduler() -> str:
     from shutil import which
 
-    found = [name for name, command in (("slurm", "srun"), ("pbs", "qsub"), ("flux", "flux")) if which(command)]
-    return ", ".join(found) or "none: trials run as local processes"
+    schedulers = [name for name, command in (("slurm", "srun"), ("pbs", "qsub"), ("flux", "flux")) if which(command)]
+    return ", ".join(schedulers) or "none: trials run as local processes"
 
 
 __all__ = [

@@ -297,9 +297,9 @@ def doctor(as_json: AsJson = False) -> None:
     _show(api.doctor(), as_json)
 
 
-def _tell_new(out: Path, kept: Path, resume: bool) -> None:
+def _tell_new(out: Path, folder: Path, resume: bool) -> None:
     """Say so once where there is nothing to resume: a mistyped --out begins everything anew."""
-    if not resume or kept.exists() or out.exists():
+    if not resume or folder.exists() or out.exists():
         return
     from hydragnn.distributed import this_launch
 

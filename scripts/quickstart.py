@@ -21,7 +21,7 @@ class Scale:
     """One demonstration: what makes its store, and which fields show what the neighbours are worth."""
 
     name: str
-    says: str
+    description: str
     make: Callable[[Path], None]
     ablation: bool = False
 
@@ -33,14 +33,16 @@ def scales() -> dict[str, Scale]:
     from hydragnn.scripts.demo.polycrystals import make_polycrystals
 
     listed = (
-        Scale(name="alloys", says="atomic: alloys, energy and forces labelled by ASE's EMT", make=make_alloys),
+        Scale(name="alloys", description="atomic: alloys, energy and forces labelled by ASE's EMT", make=make_alloys),
         Scale(
             name="polycrystals",
-            says="mesoscale: conductivity and grain fluxes labelled by finite elements or volumes",
+            description="mesoscale: conductivity and grain fluxes labelled by finite elements or volumes",
             make=make_polycrystals,
             ablation=True,
         ),
-        Scale(name="plates", says="continuum: fields on irregular meshes labelled by scikit-fem", make=make_plates),
+        Scale(
+            name="plates", description="continuum: fields on irregular meshes labelled by scikit-fem", make=make_plates
+        ),
     )
     return {scale.name: scale for scale in listed}
 
@@ -51,7 +53,7 @@ def run_quickstart(
     """Run the demonstrations into ``out`` and print a table per scale; whatever an earlier call finished is kept."""
     console = Console(quiet=quiet)
     started = perf_counter()
-    summary = {scale.name: _one_scale(scale, out, workers, console, quiet) for scale in _chosen(scales)}
+    summary = {scale.name: _one_scale(scale, out, workers, console, quiet) for scale in _select_scales(scales)}
     seconds = perf_counter() - started
     console.rule("Summary")
     for name in summary:
@@ -62,7 +64,7 @@ def run_quickstart(
     return {"seconds": seconds, "scales": summary}
 
 
-def _chosen(names: Sequence[str] | None) -> list[Scale]:
+def _select_scales(names: Sequence[str] | None) -> list[Scale]:
     known = scales()
     for name in names or ():
         if name not in known:
@@ -73,7 +75,7 @@ def _chosen(names: Sequence[str] | None) -> list[Scale]:
 def _one_scale(scale: Scale, out: Path, workers: int, console: Console, quiet: bool) -> dict[str, Any]:
     folder = out / scale.name
     store, campaign, ensemble = folder / f"{scale.name}.h5", folder / "campaign", folder / "ensemble"
-    console.rule(f"{scale.name}  ({scale.says})")
+    console.rule(f"{scale.name}  ({scale.description})")
     if not store.exists():
         scale.make(store)
     table = read_toml(Path(__file__).parent / "demo" / f"{scale.name}.toml")

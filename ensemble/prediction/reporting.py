@@ -11,7 +11,7 @@ from rich.progress import Progress
 
 from hydragnn.ensemble.prediction.job import Job
 from hydragnn.ensemble.prediction.schedule import Schedule
-from hydragnn.ensemble.prediction.work import happened
+from hydragnn.ensemble.prediction.work import measured_course
 from hydragnn.files import write_json
 
 
@@ -27,7 +27,7 @@ def summary(
     job: Job, schedule: Schedule, counts: Mapping[str, int], accounts: Sequence[dict[str, Any]]
 ) -> dict[str, Any]:
     """What was predicted, the plan and what became of it by the ranks' accounts; also written beside the predictions."""
-    planned, measured = schedule.certificate(), happened(accounts, schedule.ranks)
+    planned, measured = schedule.certificate(), measured_course(accounts, schedule.ranks)
     redone = {(chunk, member) for account in accounts for chunk, member, _ in account["units"]}
     there = [unit for bundle in schedule.there for unit in bundle.units]
     write_json(job.out.with_name(job.out.name + ".plan.json"), {"planned": planned, "measured": measured})

@@ -40,14 +40,19 @@ class CsvSink(Sink):
 
     def write(self, block: Block) -> None:
         """Append some graphs, their nodes and their edges."""
-        said = block.predictions
-        fixed = zip(block.numbers.tolist(), texts(said.status), texts(said.domain), said.nodes_per_graph.tolist())
-        values = _numbers([said[target.name] for target in self._on("graph")], len(said))
+        predictions = block.predictions
+        fixed = zip(
+            block.numbers.tolist(),
+            texts(predictions.status),
+            texts(predictions.domain),
+            predictions.nodes_per_graph.tolist(),
+        )
+        values = _numbers([predictions[target.name] for target in self._on("graph")], len(predictions))
         self.tables[0].writerows([*start, *row] for start, row in zip(fixed, values))
         for table, place in zip(self.tables[1:], self.places):
             targets = self._on(place)
-            estimates = [said[target.name] for target in targets]
-            owners = block.numbers[said.graph_of_item(targets[0].name)].tolist()
+            estimates = [predictions[target.name] for target in targets]
+            owners = block.numbers[predictions.graph_of_item(targets[0].name)].tolist()
             keys = _keys(block, place)
             table.writerows(
                 [owner, *key, *row] for owner, key, row in zip(owners, keys, _numbers(estimates, len(owners)))
@@ -115,17 +120,17 @@ class XyzSink(Sink):
 
 def _frame(block: Block, row: int) -> Atoms:
     """One structure with its predictions."""
-    said = block.predictions
-    offsets = np.concatenate([[0], np.cumsum(said.nodes_per_graph)])
+    predictions = block.predictions
+    offsets = np.concatenate([[0], np.cumsum(predictions.nodes_per_graph)])
     read = block.graphs
     atoms = Atoms() if read is None or read.reasons[row] else _atoms(read.whole, row)
-    atoms.info |= {"graph": int(block.numbers[row]), "status": texts(said.status)[row]}
-    if said.domain[row]:
-        atoms.info["domain"] = texts(said.domain)[row]
-    if said.status[row] != "ok":
+    atoms.info |= {"graph": int(block.numbers[row]), "status": texts(predictions.status)[row]}
+    if predictions.domain[row]:
+        atoms.info["domain"] = texts(predictions.domain)[row]
+    if predictions.status[row] != "ok":
         return atoms
     results: dict[str, Any] = {}
-    for name, estimate in said.fields.items():
+    for name, estimate in predictions.fields.items():
         node = estimate.field.on == "node"
         span = slice(offsets[row], offsets[row + 1]) if node else row
         for quantity in estimate.quantities:

@@ -68,7 +68,7 @@ class ArchitectureSettings(Settings):
         return self
 
     @classmethod
-    def chosen(cls, value: Any) -> type[Settings]:
+    def class_for(cls, value: Any) -> type[Settings]:
         """The settings class of the architecture that ``value`` names."""
         from hydragnn.architectures.registry import architecture_of
 
@@ -103,12 +103,12 @@ def _of_its_kind(value: Any, handler: Callable[[Any], Any]) -> ArchitectureSetti
 
         raise ValueError(f"model.kind is missing; name an architecture, one of {', '.join(architectures())}")
     try:
-        settings = ArchitectureSettings.chosen(value)
+        settings = ArchitectureSettings.class_for(value)
     except InputError as error:
         raise ValueError(str(error)) from error
-    found = settings.model_validate(dict(value))
-    assert isinstance(found, ArchitectureSettings)
-    return found
+    result = settings.model_validate(dict(value))
+    assert isinstance(result, ArchitectureSettings)
+    return result
 
 
 ModelSettings = Annotated[SerializeAsAny[ArchitectureSettings], WrapValidator(_of_its_kind)]

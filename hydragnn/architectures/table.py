@@ -23,18 +23,18 @@ def architecture_table() -> str:
 
 
 def _line(architecture: type[Architecture]) -> str:
-    seen = [
+    inputs = [
         f"**{words}**" if sight in architecture.requires else words
         for sight, words in SIGHTS.items()
         if sight in architecture.sees
     ]
-    seen += [f"{statistic} of the training part" for statistic in sorted(architecture.needs)]
+    inputs += [f"{statistic} of the training part" for statistic in sorted(architecture.needs)]
     settings = architecture.Settings
     shared = GeometricSettings.model_fields
     own = [f"`{key}`" for key in settings.model_fields if key not in shared]
     what = (settings.__doc__ or "").partition("\n")[0].rstrip(".")
     vectors = "yes" if 1 in architecture.gives else "no"
-    return f"| `{architecture.kind}` | {what} | {', '.join(seen) or 'who is whose neighbour'} | {vectors} | {', '.join(own) or '-'} |"
+    return f"| `{architecture.kind}` | {what} | {', '.join(inputs) or 'who is whose neighbour'} | {vectors} | {', '.join(own) or '-'} |"
 
 
 if __name__ == "__main__":

@@ -68,14 +68,14 @@ def collect(source: Path, *, campaign: Path | None = None, ensemble: Path | None
     kind = folder_kind(source)
     campaign = source if kind == "campaign" else campaign
     ensemble = source if kind == "ensemble" else ensemble
-    found = ensemble_facts(ensemble) if ensemble else None
-    campaign = campaign or (_campaign_of(found) if found else None)
+    ensemble_part = ensemble_facts(ensemble) if ensemble else None
+    campaign = campaign or (_campaign_of(ensemble_part) if ensemble_part else None)
     searched = campaign_facts(campaign) if campaign else None
     run = RunFacts(folder=source, record=read_record(source)) if kind == "run" else None
-    resolved = of_one_branch(_resolved(found, searched, run), found)
-    data, problem = _data(resolved, found)
+    resolved = of_one_branch(_resolved(ensemble_part, searched, run), ensemble_part)
+    data, problem = _data(resolved, ensemble_part)
     units = {str(field["name"]): str(field["unit"]) for field in data.fields} if data else _units_of_branches(resolved)
-    parts = dict(found.parts) if found else {}
+    parts = dict(ensemble_part.parts) if ensemble_part else {}
     record = run.record if run else searched.best.record if searched and searched.best else None
     if not parts and record is not None:
         parts = record_parts(record, units)
@@ -84,13 +84,13 @@ def collect(source: Path, *, campaign: Path | None = None, ensemble: Path | None
         )
     return Facts(
         title=_title(source, parts, resolved),
-        kind="ensemble" if found else kind,
+        kind="ensemble" if ensemble_part else kind,
         folder="/".join(source.resolve().parts[-2:]),
         config=searched.config if searched else resolved,
         resolved=resolved,
         run=run,
         campaign=searched,
-        ensemble=found,
+        ensemble=ensemble_part,
         data=data,
         data_problem=problem,
         parts=parts,
@@ -223,7 +223,7 @@ def field_scores(field: str, values: Mapping[str, Any]) -> FieldScores:
 
 
 def _all_points(part: str, fields: Mapping[str, Any], arrays: Mapping[str, Any]) -> dict[str, Points]:
-    found: dict[str, Points] = {}
+    points_of: dict[str, Points] = {}
     for field, scores in fields.items():
         prefix = f"{part}/{field}/"
         if f"{prefix}mean" not in arrays:
@@ -239,8 +239,8 @@ def _all_points(part: str, fields: Mapping[str, Any], arrays: Mapping[str, Any])
             **floats,
         )
         if len(points.target):
-            found[field] = _labelled(points)
-    return found
+            points_of[field] = _labelled(points)
+    return points_of
 
 
 def _class_points(part: str, fields: Mapping[str, Any], arrays: Mapping[str, Any]) -> dict[str, ClassPoints]:
@@ -263,7 +263,7 @@ def _labelled(points: Points) -> Points:
     if known.all():
         return points
 
-    def kept(values: Values | None) -> Values | None:
+    def first_rows(values: Values | None) -> Values | None:
         return None if values is None else values[known]
 
     return replace(
@@ -271,9 +271,9 @@ def _labelled(points: Points) -> Points:
         target=points.target[known],
         mean=points.mean[known],
         graph=points.graph[known],
-        std=kept(points.std),
-        lower=kept(points.lower),
-        upper=kept(points.upper),
+        std=first_rows(points.std),
+        lower=first_rows(points.lower),
+        upper=first_rows(points.upper),
     )
 
 
@@ -299,9 +299,9 @@ def _with_points(parts: dict[str, Part], folder: Path, record: RunRecord) -> dic
     except InputError:
         return parts
     known = {scores.field for scores in parts["valid"].scores}
-    kept = {name: values for name, values in points.items() if name in known}
-    numbers = {name: values for name, values in kept.items() if isinstance(values, Points)}
-    classes = {name: values for name, values in kept.items() if isinstance(values, ClassPoints)}
+    own = {name: values for name, values in points.items() if name in known}
+    numbers = {name: values for name, values in own.items() if isinstance(values, Points)}
+    classes = {name: values for name, values in own.items() if isinstance(values, ClassPoints)}
     return {**parts, "valid": replace(parts["valid"], points=numbers, class_points=classes)}
 
 
@@ -310,8 +310,8 @@ def _points_of_branches(folder: Path, record: RunRecord) -> dict[str, Points | C
     if "branches" not in record.config:
         return run_points(folder, _run_config(record.config))
     config = BranchedConfig.parse(record.config)
-    found = [run_points(folder, config.of_branch(branch.name), branch.name) for branch in config.branches]
-    return {name: points for each in found for name, points in each.items()}
+    every = [run_points(folder, config.of_branch(branch.name), branch.name) for branch in config.branches]
+    return {name: points for each in every for name, points in each.items()}
 
 
 def of_one_branch(config: Mapping[str, Any], ensemble: EnsembleFacts | None) -> Mapping[str, Any]:

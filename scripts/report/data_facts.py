@@ -32,10 +32,10 @@ def data_facts(config: RunConfig, path: Path) -> DataFacts:
         for name in ("train", "valid", "test")
     }
     fields = {field.name: field for field in store.fields()}
-    wanted = [name for name in config.targets if name in fields]
+    target_names = [name for name in config.targets if name in fields]
     kinds = _kind_field(list(fields.values()), config)
     read = {
-        name: store.read(indices, [*wanted, *([kinds.name] if kinds else [])])
+        name: store.read(indices, [*target_names, *([kinds.name] if kinds else [])])
         for name, indices in picked.items()
         if len(indices)
     }
@@ -50,7 +50,7 @@ def data_facts(config: RunConfig, path: Path) -> DataFacts:
         attributes=dict(store.attributes),
         composition=_composition(read, kinds) if kinds else {},
         composition_of=_composition_name(kinds),
-        targets=tuple(_target(fields[name], read) for name in wanted),
+        targets=tuple(_target(fields[name], read) for name in target_names),
         sampled=sum(len(indices) for indices in picked.values()),
     )
 
@@ -84,8 +84,8 @@ def _composition_name(kinds: Field | None) -> str:
 
 def _composition(read: Mapping[str, GraphBatch], kinds: Field) -> dict[str, float]:
     values = np.concatenate([_present_rows(batch, kinds).astype(np.int64) for batch in read.values()])
-    found, counts = np.unique(values, return_counts=True)
-    names = [_kind_name(kinds, int(value)) for value in found]
+    kind_numbers, counts = np.unique(values, return_counts=True)
+    names = [_kind_name(kinds, int(value)) for value in kind_numbers]
     return {name: float(count / counts.sum()) for name, count in zip(names, counts)}
 
 

@@ -49,13 +49,13 @@ class FieldScores:
     @property
     def categorical(self) -> bool:
         """Classes, not numbers."""
-        return "error_rate" in self.judged.values
+        return "error_rate" in self.of_model.values
 
     @property
-    def judged(self) -> Scores:
+    def of_model(self) -> Scores:
         """What a user would work with: the ensemble, or the best single model where there is none."""
-        chosen = self.ensemble or self.best_member
-        return chosen if chosen is not None else self.trivial
+        best_of_all = self.ensemble or self.best_member
+        return best_of_all if best_of_all is not None else self.trivial
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -184,13 +184,13 @@ class CampaignFacts:
         """Trials with a value of the objective."""
         return [trial for trial in self.trials if trial.objective is not None]
 
-    def thinned(self, most: int = 400) -> "CampaignFacts":
+    def thin(self, most: int = 400) -> "CampaignFacts":
         """What pictures show that have a line for every trial: where there are too many, the best and an even sample of the others."""
         if len(self.trials) <= most:
             return self
         best = sorted(self.scored, key=lambda trial: trial.objective or 0.0)[: most // 4]
-        kept = {trial.number for trial in best}
-        others = [trial for trial in self.trials if trial.number not in kept]
+        numbers = {trial.number for trial in best}
+        others = [trial for trial in self.trials if trial.number not in numbers]
         sample = [others[int(k)] for k in np.linspace(0, len(others) - 1, most - len(best))]
         return replace(self, trials=tuple(sorted([*best, *sample], key=lambda trial: trial.number)))
 
@@ -273,6 +273,6 @@ class Facts:
     ablation: tuple[Ablation, ...] = ()
 
     @property
-    def judged_part(self) -> Part | None:
+    def verdict_part(self) -> Part | None:
         """The part that the verdict is about: test, or validation where there is no test part."""
         return self.parts.get("test") or self.parts.get("valid")

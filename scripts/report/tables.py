@@ -8,7 +8,7 @@ from typing import Any
 from hydragnn.hpo import Timeline
 from hydragnn.hpo.scheduling.events import node_of
 from hydragnn.hpo.timeline import local_nodes
-from hydragnn.scripts.report.canvas import measured, plain_number, short, shortened
+from hydragnn.scripts.report.canvas import measured, plain_number, short, shorten
 from hydragnn.scripts.report.facts import CampaignFacts, DataFacts, Trial
 from hydragnn.scripts.report.verdict import join, pretty_unit
 
@@ -94,7 +94,7 @@ def one_line(reason: str, length: int = 300) -> str:
     'exit code 2 … no space left'
     """
     lines = [line.strip() for line in reason.splitlines() if line.strip()]
-    return shortened(" … ".join(lines if len(lines) < 2 else (lines[0], lines[-1])), length)
+    return shorten(" … ".join(lines if len(lines) < 2 else (lines[0], lines[-1])), length)
 
 
 def numbers(values: Sequence[float]) -> tuple[str, ...]:

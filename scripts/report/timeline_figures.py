@@ -26,7 +26,7 @@ from hydragnn.scripts.report.canvas import (
     Figure,
     linear_scale,
     quiet_grid,
-    shortened,
+    shorten,
     wide_figure,
 )
 
@@ -126,20 +126,20 @@ def _nouns(slots: Sequence[str]) -> tuple[str, str]:
 
 
 def _advice(timeline: Timeline, used: Sequence[str], *, rows: bool) -> str:
-    said: list[str] = []
+    sentences: list[str] = []
     hours = timeline.node_hours()
     if hours.idle > 0.05 * hours.allocated:
-        said.append(
+        sentences.append(
             "Long blank stretches say that there was too little to do, or that trials were larger than what was free."
         )
     if "machine" in used:
         mark = "A cross marks" if rows else "Red is"
-        said.append(f"{mark} a fault of the machine: the trial went on elsewhere from its last checkpoint.")
+        sentences.append(f"{mark} a fault of the machine: the trial went on elsewhere from its last checkpoint.")
     if "out" in used:
-        said.append("Hatched nodes were probed or kept out after faults.")
+        sentences.append("Hatched nodes were probed or kept out after faults.")
     if len(timeline.sessions) > 1:
-        said.append("A dashed line is a resume; pauses in between are left out.")
-    return " ".join(said)
+        sentences.append("A dashed line is a resume; pauses in between are left out.")
+    return " ".join(sentences)
 
 
 def look_of(span: Span) -> str:
@@ -166,16 +166,16 @@ def all_bars(timeline: Timeline) -> list[Bar]:
     """Attempts and outages of every slot in campaign time."""
     if not timeline.sessions:
         return []
-    found = [
+    rows = [
         (slot, look_of(span), span.started, span.ended)
         for span in timeline.spans
         for slot in span.slots
         if span.ended > span.started
     ]
-    found += [(slot, "out", o.started, o.ended) for o in timeline.outages for slot in o.slots]
-    begins = campaign_time(timeline, [bar[2] for bar in found])
-    ends = campaign_time(timeline, [bar[3] for bar in found])
-    return [Bar(bar[0], bar[1], float(b), float(e)) for bar, b, e in zip(found, begins, ends)]
+    rows += [(slot, "out", o.started, o.ended) for o in timeline.outages for slot in o.slots]
+    begins = campaign_time(timeline, [bar[2] for bar in rows])
+    ends = campaign_time(timeline, [bar[3] for bar in rows])
+    return [Bar(bar[0], bar[1], float(b), float(e)) for bar, b, e in zip(rows, begins, ends)]
 
 
 def _draw_rows(
@@ -206,7 +206,7 @@ def _draw_rows(
     axes.set_ylim(len(slots) - 0.5, -0.5)
     every = max(1, round(len(slots) / 24))
     shown = list(range(0, len(slots), every))
-    axes.set_yticks(shown, labels=[shortened(slots[k], 14) for k in shown])
+    axes.set_yticks(shown, labels=[shorten(slots[k], 14) for k in shown])
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
     _finish(axes, timeline, total, used, columns)
@@ -249,8 +249,8 @@ def _draw_bands(
 def _finish(axes: Axes, timeline: Timeline, total: float, used: Sequence[str], columns: int) -> None:
     """Time axis, resumes and legend."""
     scale, _ = time_unit(total)
-    for begun in campaign_time(timeline, [session.started for session in timeline.sessions[1:]]):
-        axes.axvline(begun / scale, color=MUTED, linestyle=(0, (4, 3)), linewidth=1, zorder=4)
+    for start in campaign_time(timeline, [session.started for session in timeline.sessions[1:]]):
+        axes.axvline(start / scale, color=MUTED, linestyle=(0, (4, 3)), linewidth=1, zorder=4)
     axes.set_xlim(0, total / scale)
     linear_scale(axes, "x")
     axes.xaxis.set_major_locator(MaxNLocator(9 if columns > 2 else 5, steps=[1, 2, 5, 10]))

@@ -38,7 +38,7 @@ HEAD = {
 }
 
 
-def made_store(data: Path, name: str, out: Path, frames: int) -> Path:
+def make_store(data: Path, name: str, out: Path, frames: int) -> Path:
     """The first frames of a data set, evenly taken, as a store."""
     store = out / f"{name}.h5"
     if not store.exists():
@@ -72,7 +72,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    stores = {name: made_store(options.data, name, options.out, options.frames) for name in FILES}
+    stores = {name: make_store(options.data, name, options.out, options.frames) for name in FILES}
     head = {**HEAD, "weight": options.energy_weight}
     of_data = {name: {"data": {"store": str(store)}, "heads": [head]} for name, store in stores.items()}
     together = options.out / "together"
@@ -91,7 +91,9 @@ def main() -> None:
             "trivial": trivial_metrics(store, split.train, split.test, own.targets, own.normalisation),
         }
         for field, metric in COMPARED.items():
-            of = {who: found.get(field, found.get(f"{field}@{name}", {}))[metric] for who, found in errors.items()}
+            of = {
+                who: metrics.get(field, metrics.get(f"{field}@{name}", {}))[metric] for who, metrics in errors.items()
+            }
             result[f"{name}/{field}/{metric}"] = {**of, "ratio": of["branch"] / of["own model"]}
     print(json.dumps(result, indent=1))
 

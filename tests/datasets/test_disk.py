@@ -325,7 +325,7 @@ def test_a_field_with_a_mask_keeps_zeros_where_it_is_absent(tmp_path: Path, grap
     with StoreWriter(tmp_path / "store.h5", list(odd.fields.values()), dim=3) as writer:
         writer.write(odd)
         writer.write(graph(seed=1))
-    found = open_store(tmp_path / "store.h5").read([0, 1])
-    assert found.fields["charge"] == charge
-    assert found.present("charge").tolist() == [False, True]
-    assert not found["charge"][:4].any()
+    actual = open_store(tmp_path / "store.h5").read([0, 1])
+    assert actual.fields["charge"] == charge
+    assert actual.present("charge").tolist() == [False, True]
+    assert not actual["charge"][:4].any()

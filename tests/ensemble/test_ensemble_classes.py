@@ -16,7 +16,7 @@ from hydragnn.config import RunConfig
 from hydragnn.datasets import StoreWriter, open_store
 from hydragnn.ensemble import Ensemble, build_ensemble, predict_to_file
 from hydragnn.ensemble.calibrations import calibration_from_json
-from hydragnn.ensemble.classes import ClassEstimate, auroc, fit_classes, tempered
+from hydragnn.ensemble.classes import ClassEstimate, auroc, fit_classes, temper
 from hydragnn.errors import InputError
 from hydragnn.graphs import Field, GraphBatch, concatenate
 from hydragnn.graphs.validate import graph_from_arrays
@@ -58,14 +58,14 @@ def test_the_temperature_is_found_and_lowers_the_nll_on_other_data(factor: float
     field = Field(name="x", on="graph", classes=4, dtype="int64")
     generator = np.random.default_rng(1)
     (p, labels), (q, others) = draw(generator, 4000), draw(generator, 4000)
-    fitted = fit_classes(field, labels, tempered(p, 1 / factor), np.arange(4000), nominal=0.9)
+    fitted = fit_classes(field, labels, temper(p, 1 / factor), np.arange(4000), nominal=0.9)
     assert fitted.temperature == pytest.approx(factor, rel=0.1)  # four standard errors of 4000 rows
 
     def nll(probabilities: np.ndarray) -> float:
         return -np.log(probabilities[np.arange(4000), others.astype(int)]).mean()
 
-    skewed = tempered(q, 1 / factor)
-    assert nll(tempered(skewed, fitted.temperature)) < nll(skewed) - 0.01
+    skewed = temper(q, 1 / factor)
+    assert nll(temper(skewed, fitted.temperature)) < nll(skewed) - 0.01
 
 
 @pytest.mark.parametrize("sharpness", [0.5, 2.0, 8.0], ids=["unsure", "mixed", "nearly always right"])

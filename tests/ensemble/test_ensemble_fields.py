@@ -30,12 +30,12 @@ def plate(generator: np.random.Generator, labelled: bool) -> GraphBatch:
     around = load[(np.arange(nodes) + 1) % nodes]
     pull = np.stack([load + around, 10 * load], axis=1).astype(np.float32)
     values = {"stiffness": torch.tensor([float(load.sum() + 0.3 * generator.normal())])} if labelled else {}
-    kept = [field for field in FIELDS if labelled or field.name != "stiffness"]
+    own_fields = [field for field in FIELDS if labelled or field.name != "stiffness"]
     return graph_from_arrays(
         positions=torch.from_numpy(generator.normal(size=(nodes, 2))),
         senders=torch.from_numpy(senders),
         receivers=torch.from_numpy(receivers),
-        fields=kept,
+        fields=own_fields,
         nodes={"load": torch.from_numpy(load), "pull": torch.from_numpy(pull)},
         graphs=values,
     )
@@ -84,8 +84,8 @@ def test_graphs_without_a_label_are_predicted_but_not_judged(
     predictions = Ensemble.load(out).predict(store)
     assert predictions.ok.all() and np.isfinite(predictions["stiffness"].mean).all()
     with np.load(out / "evaluation.npz") as arrays:
-        judged = arrays["test/stiffness/graph"]
-        assert len(judged) and store.column("stiffness").present[judged].all()
+        test_graphs = arrays["test/stiffness/graph"]
+        assert len(test_graphs) and store.column("stiffness").present[test_graphs].all()
         assert len(arrays["test/pull/target"]) == 2 * store.sizes().nodes[np.unique(arrays["test/pull/graph"])].sum()
     assert evaluation["parts"]["test"]["pull"]["unit"] == "mm"
 

@@ -88,8 +88,8 @@ def test_every_target_is_judged_where_it_has_labels(ensemble: tuple[Path, dict[s
     assert set(scores) >= {"flow", "steep", "spread", "level", "smooth"}
     column, sizes = open_store(rings).column("flow"), open_store(rings).sizes()
     with np.load(folder / "evaluation.npz") as arrays:
-        judged = arrays["test/flow/graph"]
-        assert len(judged) == sizes.edges[np.unique(judged)].sum() and column.present[judged].all()
+        test_graphs = arrays["test/flow/graph"]
+        assert len(test_graphs) == sizes.edges[np.unique(test_graphs)].sum() and column.present[test_graphs].all()
     assert Ensemble.load(folder).predict(open_store(rings)).ok.all()
 
 
@@ -97,12 +97,12 @@ def test_a_flow_is_predicted_with_its_sign_in_both_directions(
     ensemble: tuple[Path, dict[str, Any]], rings: Path
 ) -> None:
     store = open_store(rings)
-    said = Ensemble.load(ensemble[0]).predict(store)
+    output = Ensemble.load(ensemble[0]).predict(store)
     back = store.read(np.arange(len(store))).reverse_edges.numpy()
-    np.testing.assert_allclose(said["flow"].mean, -said["flow"].mean[back], atol=1e-12)
-    np.testing.assert_allclose(said["flow"].std, said["flow"].std[back], rtol=1e-9)
-    np.testing.assert_array_equal(said["steep"].label, said["steep"].label[back])
-    np.testing.assert_array_equal(said.graph_of_item("flow"), np.repeat(np.arange(60), store.sizes().edges))
+    np.testing.assert_allclose(output["flow"].mean, -output["flow"].mean[back], atol=1e-12)
+    np.testing.assert_allclose(output["flow"].std, output["flow"].std[back], rtol=1e-9)
+    np.testing.assert_array_equal(output["steep"].label, output["steep"].label[back])
+    np.testing.assert_array_equal(output.graph_of_item("flow"), np.repeat(np.arange(60), store.sizes().edges))
 
 
 def test_a_tensor_is_symmetric_and_shifted_along_the_identity_only(
@@ -120,20 +120,20 @@ def test_prediction_files_say_which_nodes_an_edge_joins(
     ensemble: tuple[Path, dict[str, Any]], rings: Path, tmp_path: Path
 ) -> None:
     folder, store = ensemble[0], open_store(rings)
-    batch, said = store.read(np.arange(len(store))), Ensemble.load(ensemble[0]).predict(store)
+    batch, output = store.read(np.arange(len(store))), Ensemble.load(ensemble[0]).predict(store)
     first = batch.node_offsets[batch.owner("edge")]
     predict_to_file(folder, rings, tmp_path / "out.h5")
     with h5py.File(tmp_path / "out.h5") as file:
         np.testing.assert_array_equal(file["senders"][:], (batch.senders - first).numpy())
         np.testing.assert_array_equal(file["receivers"][:], (batch.receivers - first).numpy())
         np.testing.assert_array_equal(file["edges"][:], store.sizes().edges)
-        np.testing.assert_allclose(file["fields/flow/mean"][:], said["flow"].mean)
+        np.testing.assert_allclose(file["fields/flow/mean"][:], output["flow"].mean)
     predict_to_file(folder, rings, tmp_path / "out.csv")
     with (tmp_path / "out.edges.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [int(row["sender"]) for row in rows] == (batch.senders - first).tolist()
-    assert float(rows[7]["flow_mean"]) == pytest.approx(said["flow"].mean[7])
-    assert int(rows[7]["steep_label"]) == said["steep"].label[7]
+    assert float(rows[7]["flow_mean"]) == pytest.approx(output["flow"].mean[7])
+    assert int(rows[7]["steep_label"]) == output["steep"].label[7]
 
 
 def test_the_report_shows_all_of_them(ensemble: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:

@@ -33,15 +33,15 @@ def arrays_of(path: Path) -> dict[str, np.ndarray]:
     if path.suffix == ".npz":
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in file.files if name != "heading"}
-    found = {}
+    actual = {}
 
     def visit(name: str, item: h5py.Dataset | h5py.Group) -> None:
         if isinstance(item, h5py.Dataset):
-            found[name] = item.asstr()[:] if item.dtype.kind == "O" else item[:]
+            actual[name] = item.asstr()[:] if item.dtype.kind == "O" else item[:]
 
     with h5py.File(path) as file:
         file.visititems(visit)
-    return found
+    return actual
 
 
 def test_files_say_what_the_ensemble_says(ensemble: Path, stored: Path, store: MemoryStore, tmp_path: Path) -> None:

@@ -77,9 +77,9 @@ def test_a_search_exits_with_0_only_where_a_trial_has_a_result_and_nothing_cut_i
 
     monkeypatch.setattr(hydragnn.hpo, "run_campaign", run_campaign)
     (tmp_path / "C.toml").touch()
-    found, said = call("search", tmp_path / "C.toml", "--out", tmp_path / "campaign", "--json")
-    assert found == code
-    assert message in said
+    actual, output = call("search", tmp_path / "C.toml", "--out", tmp_path / "campaign", "--json")
+    assert actual == code
+    assert message in output
 
 
 @pytest.mark.parametrize(("ending", "code"), [("walltime", 75), ("stopped", 130)])
@@ -91,9 +91,9 @@ def test_a_last_training_that_is_cut_short_makes_no_ensemble_and_exits_as_a_sear
     monkeypatch.setattr(final, "given_runs", lambda *_, **__: [])
     monkeypatch.setattr(final, "open_campaign", lambda _: SimpleNamespace(search=None))
     monkeypatch.setattr(final, "run_final", lambda *_, **__: SimpleNamespace(result=result, folders=[]))
-    found, said = call("ensemble", tmp_path, "--out", tmp_path / "ensemble", "--train", "--json")
-    assert found == code
-    assert "the same command continues" in said
+    actual, output = call("ensemble", tmp_path, "--out", tmp_path / "ensemble", "--train", "--json")
+    assert actual == code
+    assert "the same command continues" in output
     assert not (tmp_path / "ensemble").exists()
 
 

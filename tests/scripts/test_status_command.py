@@ -38,7 +38,7 @@ Campaign = Callable[[tuple[str, ...]], Path]
 def campaign(played: ModuleType, tmp_path: Path) -> Campaign:
     """A maker of campaign folders on the given slots; the store is not needed to see how they stand."""
 
-    def made(slots: tuple[str, ...]) -> Path:
+    def make_campaign(slots: tuple[str, ...]) -> Path:
         folder = tmp_path / "campaign"
         folder.mkdir()
         write_settings(campaign_settings(TABLE, folder / "CAMPAIGN.toml"), [], folder)
@@ -49,7 +49,7 @@ def campaign(played: ModuleType, tmp_path: Path) -> Campaign:
         player.write(folder / "journal.jsonl")
         return folder
 
-    return made
+    return make_campaign
 
 
 def shown(

@@ -71,8 +71,8 @@ def test_each_branch_learns_and_predicts_in_its_own_units(
     for name, store in stores.items():
         trained = load_model(tmp_path / "run" / "model", torch.float64, branch=name)
         batch = store.read(range(len(store)))
-        found = trained.predict(batch)[f"energy@{name}"].mean
-        assert (found - batch["energy"]).abs().mean() < 0.5 * batch["energy"].std()
+        actual = trained.predict(batch)[f"energy@{name}"].mean
+        assert (actual - batch["energy"]).abs().mean() < 0.5 * batch["energy"].std()
     assert {target.name for target in trained.targets} == {"energy@oxides"}
     assert "valid/charge@metals/mae" in record.best and "valid/charge@oxides/mae" not in record.best
     assert "valid/energy@oxides/mae" in record.trivial

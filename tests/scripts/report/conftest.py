@@ -177,8 +177,8 @@ def write_campaign(folder: Path, store: Path) -> Path:
     values: dict[int, dict[str, Any]] = {}
     clock = 0.0
     with Journal(folder / "journal.jsonl") as journal:
-        opened = Opened(plan=Plan(trials=24, rungs=RUNGS, finalists=4), slots=("local-0",))
-        pending: list[Any] = [opened]
+        opening = Opened(plan=Plan(trials=24, rungs=RUNGS, finalists=4), slots=("local-0",))
+        pending: list[Any] = [opening]
         state = State()
         while pending:
             event = pending.pop(0)

@@ -99,17 +99,17 @@ def test_the_tables_add_up(disturbed: Any) -> None:
     shares = [float(row[2].removesuffix(" %")) for row in uses.rows]
     assert shares[-1] == 100.0
     assert sum(shares[:-1]) == pytest.approx(100.0, abs=0.5)
-    told = {row[0]: row[5] for row in faults.rows}
-    assert told["it did not start"] == "no"
-    assert told["diverged"] == "yes"
+    answers = {row[0]: row[5] for row in faults.rows}
+    assert answers["it did not start"] == "no"
+    assert answers["diverged"] == "yes"
 
 
 def test_thousands_of_trials_are_thinned_to_the_best_and_an_even_sample(samples: Any) -> None:
     campaign = campaign_facts(samples.campaign)
-    assert campaign.thinned() is campaign
+    assert campaign.thin() is campaign
     first = campaign.scored[0]
     many = replace(campaign, trials=tuple(replace(first, number=k, objective=float(-k)) for k in range(5000)))
-    shown = [trial.number for trial in many.thinned(400).trials]
+    shown = [trial.number for trial in many.thin(400).trials]
     assert len(shown) == len(set(shown)) == 400
     assert shown[-100:] == list(range(4900, 5000))
     assert shown[0] == 0
