@@ -15,7 +15,7 @@ from hydragnn.datasets import BatchSettings, GraphStore, Split, WithoutEdges, ma
 from hydragnn.ensemble.domain import Domain, graph_spread, training_domain
 from hydragnn.ensemble.ensemble import Ensemble, ensemble_of
 from hydragnn.ensemble.estimates import AnyCalibration
-from hydragnn.ensemble.evaluation import Part, part_evaluation
+from hydragnn.ensemble.evaluation import Evaluation, Part, part_evaluation
 from hydragnn.ensemble.manifest import Manifest, MemberEntry, checksum, write_manifest
 from hydragnn.ensemble.member_outputs import MemberOutputs, member_outputs
 from hydragnn.ensemble.members import Member, load_run
@@ -42,7 +42,7 @@ def build_ensemble(
     store: GraphStore | None = None,
     others: Mapping[str, GraphStore] | None = None,
     branch: str = "",
-) -> dict[str, Any]:
+) -> Evaluation:
     """Make the folder ``out`` from finished runs: members, calibration, training domain, evaluation; gives the latter.
 
     AnyCalibration sees the validation part only; the evaluation covers validation, test and every store in ``others``. The
@@ -138,35 +138,38 @@ def evaluated(
     store: GraphStore,
     split: Split,
     nominal: float,
-) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """The evaluation of all parts as JSON and as arrays; the trivial predictor is fitted on the training part."""
+) -> tuple[Evaluation, dict[str, NDArray[Any]]]:
+    """The evaluation of all parts, and the rows behind it as arrays; the trivial predictor is fitted on the training part."""
     model = ensemble.members[0].model
     trivial = trivial_predictor(store, split.train, model.targets, model.normalisation)
     names = [member.name for member in ensemble.members]
-    metrics: dict[str, Any] = {}
+    metrics: dict[str, Part] = {}
     arrays: dict[str, NDArray[Any]] = {}
     for part, (where, said) in parts.items():
         fine = np.setdiff1d(said.graphs, np.array(sorted(said.failures), dtype=np.int64))
         baseline = errors_on(trivial, where, fine, model.targets, BatchSettings(max_graphs=1024)) if len(fine) else {}
         metrics[part], rows = part_evaluation(ensemble.targets, said, names, ensemble.weights, calibrations, baseline)
         arrays |= {f"{part}/{name}": values for name, values in rows.items()}
-    timing = {
-        member.name: sum(said.seconds[i] for _, said in parts.values())
-        / sum(len(said.graphs) for _, said in parts.values())
-        for i, member in enumerate(ensemble.members)
-    }
-    return {
-        "version": 1,
-        "nominal": nominal,
-        "parts": metrics,
-        "failed": {part: {str(g): reason for g, reason in said.failures.items()} for part, (_, said) in parts.items()},
-        "timing": {"seconds_per_graph": timing, "graphs_per_second": 1.0 / max(sum(timing.values()), 1e-12)},
-    }, arrays
+    return _evaluation(names, {part: said for part, (_, said) in parts.items()}, metrics, nominal), arrays
+
+
+def _evaluation(
+    names: Sequence[str], parts: Mapping[str, MemberOutputs], metrics: Mapping[str, Part], nominal: float
+) -> Evaluation:
+    graphs = sum(len(said.graphs) for said in parts.values())
+    return Evaluation(
+        nominal=nominal,
+        parts=metrics,
+        failed={part: said.failures for part, said in parts.items()},
+        seconds_per_graph={
+            name: sum(said.seconds[i] for said in parts.values()) / graphs for i, name in enumerate(names)
+        },
+    )
 
 
 def evaluate_ensemble(
     ensemble: Ensemble, store: GraphStore, graphs: Int[NDArray[np.int64], " graphs"] | None = None
-) -> Part:
+) -> Evaluation:
     """Metrics of every field on the labelled graphs of any store (all, or those with these numbers), without the trivial predictor's.
 
     InputError where the store lacks an input or a label.
@@ -178,7 +181,8 @@ def evaluate_ensemble(
             raise InputError(f"the store has no labels {field.name}; {nearest(field.name, names)}")
     said = member_outputs(ensemble.members, store, numbers, ensemble.needed(store))
     members = [member.name for member in ensemble.members]
-    return part_evaluation(ensemble.targets, said, members, ensemble.weights, ensemble.manifest.calibration, {})[0]
+    part, _ = part_evaluation(ensemble.targets, said, members, ensemble.weights, ensemble.manifest.calibration, {})
+    return _evaluation(members, {"all": said}, {"all": part}, ensemble.manifest.nominal)
 
 
 def _domain(
@@ -230,7 +234,7 @@ def _write(
     out: Path,
     runs: Sequence[Path],
     manifest: Manifest,
-    evaluation: Mapping[str, Any],
+    evaluation: Evaluation,
     arrays: Mapping[str, NDArray[Any]],
 ) -> None:
     """Fill a folder beside ``out`` and give it its name at the end."""
@@ -246,7 +250,7 @@ def _write(
                 shutil.copyfile(source, folder / name)
             entries.append(replace(entry, checksums={name: checksum(folder / name) for name in MEMBER_FILES}))
         write_manifest(replace(manifest, members=tuple(entries)), making)
-        write_json(making / "evaluation.json", evaluation)
+        write_json(making / "evaluation.json", evaluation.to_json())
         _save_arrays(making / "evaluation.npz", arrays)
         making.rename(out)
         flush_directory(out.parent)
