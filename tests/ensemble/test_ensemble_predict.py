@@ -81,7 +81,7 @@ def test_hdf5_npz_and_adios2_hold_the_same_bits(ensemble: Path, stored: Path, tm
 def test_predictions_are_taken_by_field_and_say_so(ensemble: Path, frames: list[Atoms]) -> None:
     predictions = Ensemble.load(ensemble).predict(frames[:3])
     assert len(predictions) == 3 and str(predictions) == "energy, forces of 3 of 3 graphs"
-    for use in (iter, list, tuple, lambda some: [one for one in some]):
+    for use in (iter, list, tuple):
         with pytest.raises(TypeError, match=r'not iterated; take a field by its name, such as predictions\["energy"\]'):
             use(predictions)
 
