@@ -172,8 +172,12 @@ def evaluate_ensemble(
 ) -> Evaluation:
     """Metrics of every field on the labelled graphs of any store (all, or those with these numbers), without the trivial predictor's.
 
-    InputError where the store lacks an input or a label.
+    InputError where the store lacks an input or a label, and for a run, which has no calibrated uncertainty.
     """
+    if not ensemble.manifest.calibration:
+        raise InputError(
+            "a run alone has no calibrated uncertainty; make an ensemble of it with build_ensemble([RUN], OUT)"
+        )
     numbers = np.arange(len(store)) if graphs is None else graphs
     names = [field.name for field in store.fields()]
     for field in ensemble.fields:

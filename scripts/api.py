@@ -214,15 +214,15 @@ def load(folder: Path | str, branch: str = "") -> "Ensemble":
     return Ensemble.load(Path(folder), branch=branch)
 
 
-def evaluate(model: Path | str, store: Path | str, *, branch: str = "") -> "Evaluation":
-    """How good the ensemble or run in a folder is on the labelled graphs of any store, as the part ``all``.
+def evaluate(ensemble: Path | str, store: Path | str, *, branch: str = "") -> "Evaluation":
+    """How good the ensemble in a folder is on the labelled graphs of any store, as the part ``all``.
 
     InputError where the store lacks an input or a label. The trivial predictor is not asked: it belongs to training data.
     """
     from hydragnn.datasets import open_store
     from hydragnn.ensemble import evaluate_ensemble
 
-    return evaluate_ensemble(load(model, branch), open_store(Path(store)))
+    return evaluate_ensemble(load(ensemble, branch), open_store(Path(store)))
 
 
 def doctor() -> "Installation":

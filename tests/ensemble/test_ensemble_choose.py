@@ -49,6 +49,8 @@ def test_an_ensemble_is_judged_on_any_labelled_store(runs: list[Path], store: Me
     again = evaluate_ensemble(ensemble, store, test)
     assert again.parts["all"]["forces"].ensemble == pytest.approx(with_arrays)
     assert again.parts["all"]["forces"].trivial["rmse"] is None
+    with pytest.raises(InputError, match="a run alone has no calibrated uncertainty"):
+        evaluate_ensemble(Ensemble.load(runs[0]), store, test)
 
 
 @pytest.mark.parametrize(
