@@ -1,6 +1,7 @@
 """What one does with whole stores: look, check, convert."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from hydragnn.datasets.packing import Budget, pack
 from hydragnn.datasets.store import GraphStore
 from hydragnn.datasets.writer import StoreWriter
 from hydragnn.errors import InputError
+from hydragnn.graphs.field import Field
 from hydragnn.graphs.problems import graph_problems
 from hydragnn.graphs.validate import check_structure
 
@@ -26,30 +28,75 @@ LISTED = 10
 """Graphs that are named where many of a block are not valid."""
 
 
-def store_info(path: Path) -> dict[str, Any]:
-    """What a store holds, as JSON: counts, sizes, fields, attributes, engine, bytes on disk, fingerprint."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SizeSummary:
+    """How large the graphs of a store are, in nodes or edges."""
+
+    total: int
+    min: int
+    mean: float
+    max: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoreInfo:
+    """What a store holds, from its manifest alone."""
+
+    path: Path
+    backend: str
+    """``hdf5`` or ``adios2``."""
+    version: int
+    """Of the layout on disk (docs/format.md)."""
+    graphs: int
+    nodes: SizeSummary
+    edges: SizeSummary
+    dim: int
+    """Number of coordinates of a node: 2 or 3."""
+    fields: tuple[Field, ...]
+    attributes: Mapping[str, Any]
+    """What its maker noted, such as the cutoff in Angstrom."""
+    parts: int
+    """Part files, one per writer."""
+    bytes: int
+    """Size on disk."""
+    fingerprint: str
+    """Digest of the graphs; equal in every copy, whatever its backend and parts."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as plain JSON."""
+        fields = [field.to_json() for field in self.fields]
+        return {**asdict(replace(self, fields=())), "path": str(self.path), "fields": fields}
+
+    def __str__(self) -> str:
+        """The store in a line."""
+        names = ", ".join(field.name for field in self.fields)
+        return f"{self.path}: {self.graphs} graphs, {self.nodes.total} nodes, {self.edges.total} edges; {names}"
+
+
+def store_info(path: Path) -> StoreInfo:
+    """What a store holds; InputError where there is none."""
     store = DiskStore(path)
     sizes = store.sizes()
     parts = store.manifest.parts
-    return {
-        "path": str(path),
-        "backend": store.manifest.backend,
-        "version": store.manifest.version,
-        "graphs": len(store),
-        "nodes": _summary(sizes.nodes),
-        "edges": _summary(sizes.edges),
-        "dim": store.dim,
-        "fields": [field.to_json() for field in store.fields()],
-        "attributes": dict(store.attributes),
-        "parts": len(parts),
-        "bytes": sum(file.bytes for part in parts for file in part.files.values()),
-        "fingerprint": store.fingerprint,
-    }
+    return StoreInfo(
+        path=path,
+        backend=store.manifest.backend,
+        version=store.manifest.version,
+        graphs=len(store),
+        nodes=_size_summary(sizes.nodes),
+        edges=_size_summary(sizes.edges),
+        dim=store.dim,
+        fields=tuple(store.fields()),
+        attributes=dict(store.attributes),
+        parts=len(parts),
+        bytes=sum(file.bytes for part in parts for file in part.files.values()),
+        fingerprint=store.fingerprint,
+    )
 
 
-def _summary(counts: np.ndarray[Any, np.dtype[np.int64]]) -> dict[str, Any]:
+def _size_summary(counts: np.ndarray[Any, np.dtype[np.int64]]) -> SizeSummary:
     total, low, high = int(counts.sum()), int(counts.min()), int(counts.max())
-    return {"total": total, "min": low, "mean": round(total / len(counts), 3), "max": high}
+    return SizeSummary(total=total, min=low, mean=round(total / len(counts), 3), max=high)
 
 
 def convert_store(source: Path, target: Path) -> None:

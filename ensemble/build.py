@@ -15,7 +15,7 @@ from hydragnn.datasets import Budget, GraphStore, Split, WithoutEdges, make_spli
 from hydragnn.ensemble.domain import Domain, graph_spread, training_domain
 from hydragnn.ensemble.ensemble import Ensemble, ensemble_of
 from hydragnn.ensemble.estimates import AnyCalibration
-from hydragnn.ensemble.evaluation import Part, part_evaluation
+from hydragnn.ensemble.evaluation import Evaluation, Part, part_evaluation
 from hydragnn.ensemble.manifest import Manifest, MemberEntry, checksum, write_manifest
 from hydragnn.ensemble.member_outputs import MemberOutputs, member_outputs
 from hydragnn.ensemble.members import Member, load_run
@@ -42,7 +42,7 @@ def build_ensemble(
     store: GraphStore | None = None,
     others: Mapping[str, GraphStore] | None = None,
     branch: str = "",
-) -> dict[str, Any]:
+) -> Evaluation:
     """Make the folder ``out`` from finished runs: members, calibration, training domain, evaluation; gives the latter.
 
     AnyCalibration sees the validation part only; the evaluation covers validation, test and every store in ``others``. The
@@ -138,12 +138,12 @@ def evaluate_parts(
     store: GraphStore,
     split: Split,
     nominal: float,
-) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """The evaluation of all parts as JSON and as arrays; the trivial predictor is fitted on the training part."""
+) -> tuple[Evaluation, dict[str, NDArray[Any]]]:
+    """The evaluation of all parts, and the rows behind it as arrays; the trivial predictor is fitted on the training part."""
     model = ensemble.members[0].model
     trivial = trivial_predictor(store, split.train, model.targets, model.normalisation)
     names = [member.name for member in ensemble.members]
-    metrics: dict[str, Any] = {}
+    metrics: dict[str, Part] = {}
     arrays: dict[str, NDArray[Any]] = {}
     for part, (where, outputs) in parts.items():
         fine = np.setdiff1d(outputs.graphs, np.array(sorted(outputs.failures), dtype=np.int64))
@@ -152,29 +152,34 @@ def evaluate_parts(
             ensemble.targets, outputs, names, ensemble.weights, calibrations, baseline
         )
         arrays |= {f"{part}/{name}": values for name, values in rows.items()}
-    timing = {
-        member.name: sum(outputs.seconds[i] for _, outputs in parts.values())
-        / sum(len(outputs.graphs) for _, outputs in parts.values())
-        for i, member in enumerate(ensemble.members)
-    }
-    return {
-        "version": 1,
-        "nominal": nominal,
-        "parts": metrics,
-        "failed": {
-            part: {str(g): reason for g, reason in outputs.failures.items()} for part, (_, outputs) in parts.items()
+    return _evaluation(names, {part: outputs for part, (_, outputs) in parts.items()}, metrics, nominal), arrays
+
+
+def _evaluation(
+    names: Sequence[str], parts: Mapping[str, MemberOutputs], metrics: Mapping[str, Part], nominal: float
+) -> Evaluation:
+    graphs = sum(len(outputs.graphs) for outputs in parts.values())
+    return Evaluation(
+        nominal=nominal,
+        parts=metrics,
+        failed={part: outputs.failures for part, outputs in parts.items()},
+        seconds_per_graph={
+            name: sum(outputs.seconds[i] for outputs in parts.values()) / graphs for i, name in enumerate(names)
         },
-        "timing": {"seconds_per_graph": timing, "graphs_per_second": 1.0 / max(sum(timing.values()), 1e-12)},
-    }, arrays
+    )
 
 
 def evaluate_ensemble(
     ensemble: Ensemble, store: GraphStore, graphs: Int[NDArray[np.int64], " graphs"] | None = None
-) -> Part:
+) -> Evaluation:
     """Metrics of every field on the labelled graphs of any store (all, or those with these numbers), without the trivial predictor's.
 
-    InputError where the store lacks an input or a label.
+    InputError where the store lacks an input or a label, and for a run, which has no calibrated uncertainty.
     """
+    if not ensemble.manifest.calibration:
+        raise InputError(
+            "a run alone has no calibrated uncertainty; make an ensemble of it with build_ensemble([RUN], OUT)"
+        )
     numbers = np.arange(len(store)) if graphs is None else graphs
     names = [field.name for field in store.fields()]
     for field in ensemble.fields:
@@ -182,7 +187,8 @@ def evaluate_ensemble(
             raise InputError(f"the store has no labels {field.name}; {nearest(field.name, names)}")
     outputs = member_outputs(ensemble.members, store, numbers, ensemble.needed(store))
     members = [member.name for member in ensemble.members]
-    return part_evaluation(ensemble.targets, outputs, members, ensemble.weights, ensemble.manifest.calibration, {})[0]
+    part, _ = part_evaluation(ensemble.targets, outputs, members, ensemble.weights, ensemble.manifest.calibration, {})
+    return _evaluation(members, {"all": outputs}, {"all": part}, ensemble.manifest.nominal)
 
 
 def _domain(
@@ -236,7 +242,7 @@ def _write(
     out: Path,
     runs: Sequence[Path],
     manifest: Manifest,
-    evaluation: Mapping[str, Any],
+    evaluation: Evaluation,
     arrays: Mapping[str, NDArray[Any]],
 ) -> None:
     """Fill a folder beside ``out`` and give it its name at the end."""
@@ -252,7 +258,7 @@ def _write(
                 shutil.copyfile(source, folder / name)
             entries.append(replace(entry, checksums={name: checksum(folder / name) for name in MEMBER_FILES}))
         write_manifest(replace(manifest, members=tuple(entries)), making)
-        write_json(making / "evaluation.json", evaluation)
+        write_json(making / "evaluation.json", evaluation.to_json())
         _save_arrays(making / "evaluation.npz", arrays)
         making.rename(out)
         flush_directory(out.parent)

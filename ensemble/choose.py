@@ -8,6 +8,7 @@ from typing import Any
 from hydragnn.datasets import make_split, open_store
 from hydragnn.ensemble.build import build_ensemble, evidence_of
 from hydragnn.ensemble.ensemble import ensemble_of
+from hydragnn.ensemble.evaluation import Evaluation
 from hydragnn.ensemble.member_outputs import member_outputs
 from hydragnn.ensemble.members import load_run
 from hydragnn.ensemble.selection import Candidate, candidates, greedy_selection, top_k
@@ -39,7 +40,7 @@ def ensemble_from_runs(
     nominal: float = 0.9,
     campaign: Path | None = None,
     branch: str = "",
-) -> dict[str, Any]:
+) -> Evaluation:
     """Choose members among finished runs as ``select_runs`` does, and build the ensemble; gives its evaluation."""
     if out.exists():
         raise InputError(f"{out} exists already; choose another --out or delete it")

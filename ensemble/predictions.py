@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Never
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -41,6 +42,20 @@ class Predictions:
 
     def __len__(self) -> int:
         return len(self.status)
+
+    def __iter__(self) -> Never:
+        """Refuse, since without this method Python would ask for fields named 0, 1, 2."""
+        example = next(iter(self.fields))
+        raise TypeError(
+            f'predictions are not iterated; take a field by its name, such as predictions["{example}"].mean with the rows of '
+            f"{len(self)} graphs, or all of them from predictions.fields"
+        )
+
+    def __str__(self) -> str:
+        """How many graphs were predicted, and what of them."""
+        foreign = sum(map(bool, self.domain))
+        outside = f", {foreign} outside the training domain" if foreign else ""
+        return f"{', '.join(self.fields)} of {self.ok.sum()} of {len(self)} graphs{outside}"
 
     def __getitem__(self, name: str) -> Estimate:
         if name not in self.fields:

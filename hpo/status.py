@@ -128,6 +128,11 @@ class CampaignStatus:
         value["nodes"]["quarantined"] = list(self.nodes.quarantined)
         return value
 
+    def __str__(self) -> str:
+        """The state, the trials that are done, who leads and what the nodes do."""
+        best = "" if self.best is None else f"; best: trial {self.best.trial} with {self.best.value:.6g}"
+        return f"{self.campaign}: {self.status}, {self.trials['finished']} of {self.planned} trials done{best}; {self.nodes.text}"
+
 
 class Follower:
     """Reads a campaign's journal as it grows; InputError where the folder holds no campaign."""

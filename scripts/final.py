@@ -2,9 +2,8 @@
 
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
-from hydragnn.ensemble import Choice, build_ensemble, select_runs
+from hydragnn.ensemble import Choice, Evaluation, build_ensemble, select_runs
 from hydragnn.ensemble.build import check_out
 from hydragnn.errors import InputError, Interrupted, OutOfWalltime
 from hydragnn.hpo import CampaignView, best_runs, finished_runs, given_runs, run_final
@@ -22,7 +21,7 @@ def trained_ensemble(
     workers: int | None = None,
     quiet: bool = True,
     branch: str = "",
-) -> dict[str, Any]:
+) -> Evaluation:
     """Train the chosen configurations with so many seeds each in ``OUT.training``, and build the ensemble; gives its evaluation.
 
     Every run has a seed of its own; ``epochs`` replaces the campaign's. A call that was interrupted is continued by the same

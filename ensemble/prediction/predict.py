@@ -21,7 +21,13 @@ from hydragnn.ensemble.prediction.joining import worker_group
 from hydragnn.ensemble.prediction.merge import merge
 from hydragnn.ensemble.prediction.order import Bundle, learned_rates
 from hydragnn.ensemble.prediction.queues import LOOK
-from hydragnn.ensemble.prediction.reporting import moving_bar, plan_line, summary, terminable
+from hydragnn.ensemble.prediction.reporting import (
+    PredictionResult,
+    moving_bar,
+    plan_line,
+    prediction_result,
+    terminable,
+)
 from hydragnn.ensemble.prediction.schedule import Schedule, make_schedule
 from hydragnn.ensemble.prediction.together import Late, finish_together, once
 from hydragnn.ensemble.prediction.work import Worker
@@ -40,8 +46,8 @@ def predict_to_file(
     held: int | None = None,
     quiet: bool = True,
     branch: str = "",
-) -> dict[str, Any]:
-    """Predict every graph of ``source`` with the ensemble or run in ``model`` into the file ``out``; gives counts and speed.
+) -> PredictionResult | None:
+    """Predict every graph of ``source`` with the ensemble or run in ``model`` into the file ``out``.
 
     ``source`` is a store or any file of structures that ASE reads. The suffix of ``out`` chooses the format: .h5, .npz,
     .bp, .csv or .xyz. Finished work is kept in ``OUT.parts`` until the file is complete, so that ``resume`` continues an
@@ -50,8 +56,8 @@ def predict_to_file(
     trained on the store ``source``. InputError before any work where something does not fit.
 
     Started as ranks by mpirun, srun or torchrun, all of them predict; else so many local ``workers``. A rank keeps at most
-    ``held`` members in memory (by default as many as fit). The rank that writes the file gives the counts, the others
-    nothing. The plan and what became of it lie beside the file as ``OUT.plan.json``.
+    ``held`` members in memory (by default as many as fit). The rank that writes the file gives the result, the others
+    None. The plan and what became of it lie beside the file as ``OUT.plan.json``.
     """
     own = branch_for(model, source, branch)
     job = Job(model=model, source=source, out=out, resume=resume, batch=batch, held=held, branch=own)
@@ -62,8 +68,8 @@ def predict_to_file(
             raise Interrupted(f"finished work is kept in {job.parts.folder}; add --resume to continue") from error
 
 
-def predict_with(group: Group, job: Job, *, quiet: bool = True) -> dict[str, Any]:
-    """This rank's part of the prediction."""
+def predict_with(group: Group, job: Job, *, quiet: bool = True) -> PredictionResult | None:
+    """This rank's part of the prediction; its result where this rank wrote the file."""
     started = time.perf_counter()
     opening = group.begin(partial(begin, job, group.size), job.parts.folder)
     ensemble = Ensemble.load(job.model, held=opening["held"], branch=job.branch)
@@ -96,13 +102,12 @@ def predict_with(group: Group, job: Job, *, quiet: bool = True) -> dict[str, Any
         if not job.out.exists():
             raise  # else the others did without this rank, and the folder of parts is gone
     if not wrote:
-        return {}
+        return None
     group.speaks = True
-    result = summary(job, schedule, counts, group.notes("done"))
+    spent = {"preparing": ready - started, "predicting": worked - ready, "writing": time.perf_counter() - worked}
+    result = prediction_result(job, schedule, counts, group.notes("done"), spent)
     job.parts.delete()
-    seconds = time.perf_counter() - started
-    spent = {"preparing": ready - started, "predicting": worked - ready, "writing": seconds - (worked - started)}
-    return {**result, "seconds": seconds, "seconds_of": spent, "graphs_per_second": counts["graphs"] / seconds}
+    return result
 
 
 def work_through(worker: Worker, schedule: Schedule, job: Job, *, show: bool) -> None:

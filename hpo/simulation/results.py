@@ -48,8 +48,8 @@ class PolicyResult:
         """Useful over allocated node-hours."""
         return self.node_hours["useful"] / max(sum(self.node_hours.values()), 1e-12)
 
-    def summary(self) -> dict[str, Any]:
-        """The result as a plain table."""
+    def to_json(self) -> dict[str, Any]:
+        """The result as plain JSON."""
         return {
             "goodput": self.goodput,
             "utilisation": self.utilisation,

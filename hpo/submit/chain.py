@@ -31,14 +31,24 @@ class Submission:
     """A job in the queue, or where nothing was submitted, what it would be."""
 
     id: str | None
+    """The scheduler's name of the job; None where nothing was submitted."""
     script: Path
+    """The batch script."""
     log: Path
+    """Where the job writes what it prints."""
     text: str
+    """The batch script's text."""
     hours: float
+    """Time limit of the job."""
 
-    def summary(self) -> dict[str, Any]:
-        """The submission as a plain table."""
+    def to_json(self) -> dict[str, Any]:
+        """The submission as plain JSON, without the script."""
         return {"job": self.id, "script": str(self.script), "log": str(self.log), "hours": self.hours}
+
+    def __str__(self) -> str:
+        """The job, its time limit and where its words go."""
+        job = "not submitted" if self.id is None else f"job {self.id}"
+        return f"{job}: {self.script}, {self.hours:g} h, log in {self.log}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

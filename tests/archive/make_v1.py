@@ -261,8 +261,8 @@ def make_campaign(out: Path) -> None:
 
         return note
 
-    print(run_search(settings, folder, on_event=stops(INTERRUPTED_FIRST)).summary())
-    print(run_search(settings, folder, resume=True, on_event=stops(INTERRUPTED_LAST)).summary())
+    print(run_search(settings, folder, on_event=stops(INTERRUPTED_FIRST)).to_json())
+    print(run_search(settings, folder, resume=True, on_event=stops(INTERRUPTED_LAST)).to_json())
     build_ensemble(folder, out / "ensemble-v1", top_k=3)
     trials = campaign_history(folder).trials
     assert trials[INTERRUPTED_LAST].status == "waiting", (

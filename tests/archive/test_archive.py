@@ -108,7 +108,7 @@ def test_predict_writes_what_version_1_said(
     name: str, tmp_path: Path, predictions: dict[str, dict[str, np.ndarray]]
 ) -> None:
     summary = hydragnn.predict(FOLDERS[name], STORE, tmp_path / "said.npz")
-    assert (summary["graphs"], summary["failed"]) == (16, 0)
+    assert (summary.graphs, summary.failed) == (16, 0)
     with np.load(tmp_path / "said.npz") as output:
         for key, expected in predictions[name].items():
             assert_allclose(output[f"fields/{key}"], expected, **CLOSE, err_msg=key)
@@ -116,10 +116,10 @@ def test_predict_writes_what_version_1_said(
 
 def test_status_reads_a_journal_of_version_1() -> None:
     actual = hydragnn.status(HERE / "campaign-v1")
-    counts = {name: count for name, count in actual["trials"].items() if count}
-    assert (actual["status"], actual["planned"]) == ("stopped", 9)
+    counts = {name: count for name, count in actual.trials.items() if count}
+    assert (actual.status, actual.planned) == ("stopped", 9)
     assert counts == {"finished": 3, "paused": 3, "failed": 2, "waiting": 1}
-    assert [(rung["epochs"], rung["reached"]) for rung in actual["rungs"]] == [(2, 6), (4, 3)]
+    assert [(rung.epochs, rung.reached) for rung in actual.rungs] == [(2, 6), (4, 3)]
 
 
 def test_the_history_of_a_campaign_of_version_1_is_unchanged() -> None:
@@ -166,8 +166,8 @@ def test_a_campaign_of_version_1_goes_on_and_the_trial_with_a_pickled_checkpoint
     (tmp_path / "graphs-v1.h5").symlink_to(STORE)
     for path in campaign.rglob("*.json"):
         path.write_text(path.read_text().replace(str(STORE), str(tmp_path / "graphs-v1.h5")))
-    actual = hydragnn.search(tmp_path / "campaign-v1.toml", campaign, resume=True, workers=1)
-    assert actual["ending"] == "all trials done" and actual["failed"] == 2  # those two had diverged before
+    actual = hydragnn.search(tmp_path / "campaign-v1.toml", campaign, resume=True, workers=1, quiet=False)
+    assert actual.ending == "finished" and actual.failed == 2  # those two had diverged before
     assert "trial(s) 8 will begin anew when they go on" in capfd.readouterr().err
     trial = campaign / "trials" / "0008"
     assert "they are in checkpoints.pickled-1 now, and training begins anew" in (trial / "log.txt").read_text()

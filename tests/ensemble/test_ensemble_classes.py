@@ -3,7 +3,6 @@
 import csv
 import json
 from pathlib import Path
-from typing import Any
 
 import h5py
 import numpy as np
@@ -14,7 +13,7 @@ from sklearn.metrics import roc_auc_score
 
 from hydragnn.config import RunConfig
 from hydragnn.datasets import StoreWriter, open_store
-from hydragnn.ensemble import Ensemble, build_ensemble, predict_to_file
+from hydragnn.ensemble import Ensemble, Evaluation, build_ensemble, predict_to_file
 from hydragnn.ensemble.calibrations import calibration_from_json
 from hydragnn.ensemble.classes import ClassEstimate, auroc, fit_classes, temper
 from hydragnn.errors import InputError
@@ -127,7 +126,7 @@ def chains(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def ensemble(tmp_path_factory: pytest.TempPathFactory, chains: Path) -> tuple[Path, dict[str, Any]]:
+def ensemble(tmp_path_factory: pytest.TempPathFactory, chains: Path) -> tuple[Path, Evaluation]:
     """Two members, its folder and its evaluation."""
     root, folders = tmp_path_factory.mktemp("class-members"), []
     for seed in range(2):
@@ -147,18 +146,19 @@ def ensemble(tmp_path_factory: pytest.TempPathFactory, chains: Path) -> tuple[Pa
     return root / "ensemble", build_ensemble(folders, root / "ensemble")
 
 
-def test_classes_are_learned_and_judged_beside_the_trivial_predictor(ensemble: tuple[Path, dict[str, Any]]) -> None:
-    _, evaluation = ensemble
+def test_classes_are_learned_and_judged_beside_the_trivial_predictor(ensemble: tuple[Path, Evaluation]) -> None:
+    folder, evaluation = ensemble
+    assert json.loads((folder / "evaluation.json").read_text()) == evaluation.to_json()
     for name in ("phase", "site"):
-        scores = evaluation["parts"]["test"][name]
-        assert scores["ensemble"]["nll"] < 0.8 * scores["trivial"]["nll"]
-        assert scores["ensemble"]["auroc"] > 0.8
-        assert {"accuracy", "balanced_accuracy", "brier", "ece"} <= set(scores["ensemble"])
-    confusion = np.array(evaluation["parts"]["test"]["site"]["confusion"])
-    assert np.trace(confusion) / confusion.sum() == pytest.approx(scores["ensemble"]["accuracy"])
+        scores = evaluation.parts["test"][name]
+        assert scores.ensemble["nll"] < 0.8 * scores.trivial["nll"]
+        assert scores.ensemble["auroc"] > 0.8
+        assert {"accuracy", "balanced_accuracy", "brier", "ece"} <= set(scores.ensemble)
+    confusion = np.array(evaluation.parts["test"]["site"].confusion)
+    assert np.trace(confusion) / confusion.sum() == pytest.approx(scores.ensemble["accuracy"])
 
 
-def test_a_calibration_comes_back_from_disk(ensemble: tuple[Path, dict[str, Any]]) -> None:
+def test_a_calibration_comes_back_from_disk(ensemble: tuple[Path, Evaluation]) -> None:
     folder, _ = ensemble
     for calibration in Ensemble.load(folder).manifest.calibration.values():
         assert calibration_from_json(json.loads(json.dumps(calibration.to_json()))) == calibration
@@ -166,7 +166,7 @@ def test_a_calibration_comes_back_from_disk(ensemble: tuple[Path, dict[str, Any]
 
 
 def test_prediction_files_hold_probabilities_labels_and_sets(
-    ensemble: tuple[Path, dict[str, Any]], chains: Path, tmp_path: Path
+    ensemble: tuple[Path, Evaluation], chains: Path, tmp_path: Path
 ) -> None:
     folder, _ = ensemble
     predictions = Ensemble.load(folder).predict(open_store(chains))
@@ -182,13 +182,13 @@ def test_prediction_files_hold_probabilities_labels_and_sets(
     assert float(rows[0]["phase_2_probability"]) == pytest.approx(predictions["phase"].probability[0, 2])
 
 
-def test_graphs_that_fail_have_no_label_and_an_empty_set(ensemble: tuple[Path, dict[str, Any]]) -> None:
+def test_graphs_that_fail_have_no_label_and_an_empty_set(ensemble: tuple[Path, Evaluation]) -> None:
     predictions = Ensemble.load(ensemble[0]).nothing(3, 0, "for a test")
     assert predictions["site"].label.tolist() == [-1, -1, -1] and not predictions["site"].set.any()
     assert np.isnan(predictions["phase"].probability).all()
 
 
-def test_the_report_shows_confusions_and_reliability(ensemble: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+def test_the_report_shows_confusions_and_reliability(ensemble: tuple[Path, Evaluation], tmp_path: Path) -> None:
     folder, _ = ensemble
     page = write_report(folder, tmp_path / "report.html").read_text()
     for words in ("What is taken for what", "Reliability", "Confusions of phase", "classes in a set", "balanced"):

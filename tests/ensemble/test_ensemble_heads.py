@@ -2,7 +2,6 @@
 
 import csv
 from pathlib import Path
-from typing import Any
 
 import h5py
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 
 from hydragnn.config import RunConfig
 from hydragnn.datasets import StoreWriter, open_store
-from hydragnn.ensemble import Ensemble, build_ensemble, predict_to_file
+from hydragnn.ensemble import Ensemble, Evaluation, build_ensemble, predict_to_file
 from hydragnn.graphs import Field, GraphBatch, concatenate
 from hydragnn.graphs.validate import graph_from_arrays
 from hydragnn.runs import train
@@ -65,7 +64,7 @@ def rings(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def ensemble(tmp_path_factory: pytest.TempPathFactory, rings: Path) -> tuple[Path, dict[str, Any]]:
+def ensemble(tmp_path_factory: pytest.TempPathFactory, rings: Path) -> tuple[Path, Evaluation]:
     """Two members of two epochs, and the evaluation of their ensemble."""
     root, folders = tmp_path_factory.mktemp("head-members"), []
     for seed in range(2):
@@ -82,9 +81,9 @@ def ensemble(tmp_path_factory: pytest.TempPathFactory, rings: Path) -> tuple[Pat
     return root / "ensemble", build_ensemble(folders, root / "ensemble")
 
 
-def test_every_target_is_judged_where_it_has_labels(ensemble: tuple[Path, dict[str, Any]], rings: Path) -> None:
+def test_every_target_is_judged_where_it_has_labels(ensemble: tuple[Path, Evaluation], rings: Path) -> None:
     folder, evaluation = ensemble
-    scores = evaluation["parts"]["test"]
+    scores = evaluation.parts["test"]
     assert set(scores) >= {"flow", "steep", "spread", "level", "smooth"}
     column, sizes = open_store(rings).column("flow"), open_store(rings).sizes()
     with np.load(folder / "evaluation.npz") as arrays:
@@ -93,9 +92,7 @@ def test_every_target_is_judged_where_it_has_labels(ensemble: tuple[Path, dict[s
     assert Ensemble.load(folder).predict(open_store(rings)).ok.all()
 
 
-def test_a_flow_is_predicted_with_its_sign_in_both_directions(
-    ensemble: tuple[Path, dict[str, Any]], rings: Path
-) -> None:
+def test_a_flow_is_predicted_with_its_sign_in_both_directions(ensemble: tuple[Path, Evaluation], rings: Path) -> None:
     store = open_store(rings)
     output = Ensemble.load(ensemble[0]).predict(store)
     back = store.read(np.arange(len(store))).reverse_edges.numpy()
@@ -106,7 +103,7 @@ def test_a_flow_is_predicted_with_its_sign_in_both_directions(
 
 
 def test_a_tensor_is_symmetric_and_shifted_along_the_identity_only(
-    ensemble: tuple[Path, dict[str, Any]], rings: Path
+    ensemble: tuple[Path, Evaluation], rings: Path
 ) -> None:
     loaded = Ensemble.load(ensemble[0])
     mean = loaded.predict(open_store(rings))["spread"].mean
@@ -117,7 +114,7 @@ def test_a_tensor_is_symmetric_and_shifted_along_the_identity_only(
 
 
 def test_prediction_files_say_which_nodes_an_edge_joins(
-    ensemble: tuple[Path, dict[str, Any]], rings: Path, tmp_path: Path
+    ensemble: tuple[Path, Evaluation], rings: Path, tmp_path: Path
 ) -> None:
     folder, store = ensemble[0], open_store(rings)
     batch, output = store.read(np.arange(len(store))), Ensemble.load(ensemble[0]).predict(store)
@@ -136,7 +133,7 @@ def test_prediction_files_say_which_nodes_an_edge_joins(
     assert int(rows[7]["steep_label"]) == output["steep"].label[7]
 
 
-def test_the_report_shows_all_of_them(ensemble: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+def test_the_report_shows_all_of_them(ensemble: tuple[Path, Evaluation], tmp_path: Path) -> None:
     page = write_report(ensemble[0], tmp_path / "report.html").read_text()
     for name in ("flow", "steep", "spread", "level", "smooth"):
         assert name in page

@@ -95,7 +95,7 @@ def test_the_bad_graph_has_its_reason_and_all_others_their_prediction(
     result = predict_to_file(ensemble, store, tmp_path / "out.npz", batch=BATCH)
     fine, out = np.load(tmp_path / "fine.npz"), np.load(tmp_path / "out.npz")
     others = np.arange(len(out["status"])) != BAD
-    assert result["failed"] == 1
+    assert result.failed == 1
     assert set(out["status"][others]) == {"ok"}
     owners = np.repeat(out["graph"], out["nodes"])
     for name, rows in (("energy", out["graph"]), ("forces", owners)):
@@ -169,7 +169,7 @@ def test_a_store_without_any_valid_graph_is_told_in_every_format(
     count = len(open_store(stored))
     store = spoiled(stored, tmp_path / "spoiled.h5", no_element, graphs=range(count))
     result = predict_to_file(ensemble, store, tmp_path / f"out{suffix}", batch=BATCH)
-    assert (result["graphs"], result["failed"]) == (count, count)
+    assert (result.graphs, result.failed) == (count, count)
     if suffix == ".xyz":
         frames = read(tmp_path / "out.xyz", index=":")
         assert [len(atoms) for atoms in frames] == [0] * count

@@ -83,7 +83,7 @@ def scenario(assumptions: Assumptions, *, nodes: int = 64, seed: int = 1, **plan
 
 def figures(result: PolicyResult) -> dict[str, Any]:
     """Everything but the wall time of decisions."""
-    return {**result.summary(), "milliseconds per decision": None, "busy": result.busy}
+    return {**result.to_json(), "milliseconds per decision": None, "busy": result.busy}
 
 
 @pytest.mark.parametrize("policy", ["adaptive", "static"])

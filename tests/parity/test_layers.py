@@ -1,7 +1,7 @@
 """Our layers with the weights of independent implementations: PyTorch Geometric's, and the papers' equations as loops."""
 
 import math
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 import torch
@@ -25,16 +25,6 @@ def edges() -> Topology:
     pairs = [(i, (i + step) % NODES) for i in range(NODES) for step in (1, 2, 4)]
     receivers, senders = torch.tensor(pairs).T.contiguous()
     return Topology(senders=senders, receivers=receivers, num_columns=NODES, num_rows=NODES)
-
-
-@pytest.fixture(autouse=True)
-def in_double() -> Any:
-    """Layers and their models in float64, from one seed."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    torch.manual_seed(0)
-    yield
-    torch.set_default_dtype(before)
 
 
 def linear(module: nn.Module) -> Tensor:

@@ -31,16 +31,6 @@ FIELDS = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def in_double() -> Any:
-    """Their layers in float64, from one seed."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    torch.manual_seed(0)
-    yield
-    torch.set_default_dtype(before)
-
-
 @pytest.fixture
 def batch() -> GraphBatch:
     """Two periodic graphs of atoms; every node has neighbours."""

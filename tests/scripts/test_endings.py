@@ -101,7 +101,8 @@ def test_a_last_training_that_is_cut_short_makes_no_ensemble_and_exits_as_a_sear
 def test_a_prediction_exits_with_0_where_any_graph_was_predicted(
     call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, failed: int, code: int
 ) -> None:
-    monkeypatch.setattr(api, "predict", lambda *_, **__: {"graphs": 3, "failed": failed})
+    result = SimpleNamespace(graphs=3, failed=failed, to_json=lambda: {"graphs": 3})
+    monkeypatch.setattr(api, "predict", lambda *_, **__: result)
     assert call("predict", tmp_path, tmp_path, "--out", tmp_path / "out.h5", "--json")[0] == code
 
 
@@ -110,5 +111,5 @@ def test_a_run_exits_with_0_where_it_came_to_an_end_of_its_own(
     call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, status: str, code: int
 ) -> None:
     monkeypatch.setattr(api, "train", lambda *_, **__: SimpleNamespace(status=status))
-    monkeypatch.setattr(api, "run_summary", lambda record, _: {"status": record.status})
+    monkeypatch.setattr(cli, "run_summary", lambda record, _: {"status": record.status})
     assert call("train", tmp_path / "CONFIG.toml", "--out", tmp_path / "run", "--json")[0] == code

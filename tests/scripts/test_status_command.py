@@ -110,7 +110,7 @@ def test_machines_watch_lines_of_json(campaign: Campaign, played: ModuleType) ->
     text = shown(folder, watch=True, as_json=True, sleep=lambda _: write(folder, whole))
     first, last = (json.loads(line) for line in text.splitlines())
     assert (first["status"], last["status"]) == ("silent", "finished")
-    assert hydragnn.status(folder)["trials"] == last["trials"]
+    assert hydragnn.status(folder).trials == last["trials"]
 
 
 def test_a_folder_that_is_no_campaign_is_one_sentence(tmp_path: Path) -> None:
