@@ -109,6 +109,10 @@ def asked(facts: Facts) -> Section:
     names = [name for head in heads for name in (head["field"], head.get("forces"), head.get("stress")) if name]
     kinds = _model_kinds(facts) or [str(model.get("kind", "graph"))]
     sentences = [f"Predict {join(names)} with {join(kinds, 'or')} models."] if names else []
+    if facts.branch:
+        sentences.append(
+            f"This is branch {facts.branch}: its models share their trunk with {join(facts.other_stores)}."
+        )
     if facts.campaign is not None:
         count = facts.campaign.search.get("trials", len(facts.campaign.trials))
         sentences.append(
@@ -145,10 +149,13 @@ def data(facts: Facts) -> Section:
     found = facts.data
     if found is None:
         return Section(anchor="data", title="Data at a glance", lead=f"The data cannot be shown: {facts.data_problem}.")
+    branch = (
+        f"The data of branch {facts.branch} ({facts.stores[facts.branch]}): " if facts.branch in facts.stores else ""
+    )
     source = str(found.attributes.get("source", found.attributes.get("description", "")))
     total = len(found.nodes)
     lead = (
-        f"{thousands(total)} graphs with {thousands(int(found.nodes.sum()))} nodes and {thousands(int(found.edges.sum()))} edges"
+        f"{branch}{thousands(total)} graphs with {thousands(int(found.nodes.sum()))} nodes and {thousands(int(found.edges.sum()))} edges"
         + (f", in {found.dim} dimensions. " if found.dim else ", without geometry. ")
         + (f"Source: {source}. " if source else "")
         + (

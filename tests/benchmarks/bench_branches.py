@@ -69,9 +69,7 @@ def errors_of_seed(stores: dict[str, Path], options: argparse.Namespace, seed: i
     out = options.out / f"seed-{seed}"
     head = {**HEAD, "weight": options.energy_weight}
     split = {**SPLIT, "seed": seed}
-    tables = {
-        name: {"data": {"store": str(store)}, "split": split, "heads": [head]} for name, store in stores.items()
-    }
+    tables = {name: {"data": {"store": str(store)}, "split": split, "heads": [head]} for name, store in stores.items()}
     common = common_settings(options, seed)
     branches = [{"name": name, **table} for name, table in tables.items()]
     train(BranchedConfig.parse({"branches": branches, **common}), out / "together")
@@ -111,7 +109,9 @@ def main() -> None:
         by_seed[seed] = errors_of_seed(stores, options, seed)
         print(json.dumps({"seed": seed, **by_seed[seed]}), flush=True)
     first = by_seed[options.seeds[0]]
-    medians = {name: {who: median(of[name][who] for of in by_seed.values()) for who in row} for name, row in first.items()}
+    medians = {
+        name: {who: median(of[name][who] for of in by_seed.values()) for who in row} for name, row in first.items()
+    }
     print(json.dumps({"medians": medians}, indent=1))
 
 
