@@ -1,6 +1,6 @@
 """What is asked of a prediction, what the ranks must agree on before they begin, and the graphs they work on."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,7 +89,7 @@ def branch_for(model: Path, source: Path, branch: str = "") -> str:
     )
 
 
-def source_of(job: Job, ensemble: Ensemble, crew: Crew, *, fresh: bool) -> Source:
+def source_of(job: Job, ensemble: Ensemble, crew: Crew, check: Callable[[], None], *, fresh: bool) -> Source:
     """The graphs of a store, or those that all ranks build from a file of structures unless they are there already.
 
     InputError where no graph can be built; a ``fresh`` prediction by one process then leaves nothing behind.
@@ -97,7 +97,7 @@ def source_of(job: Job, ensemble: Ensemble, crew: Crew, *, fresh: bool) -> Sourc
     if is_store(job.source):
         return store_source(job.source)
     building = Building(job.source, ensemble.structures, job.parts.folder)
-    build_together(building, crew)
+    build_together(building, crew, check)
     try:
         return building.source()
     except InputError:
@@ -106,20 +106,27 @@ def source_of(job: Job, ensemble: Ensemble, crew: Crew, *, fresh: bool) -> Sourc
         raise
 
 
-def build_together(building: Building, crew: Crew) -> None:
-    """All ranks build blocks of structures; the first of them makes one store of all."""
+def build_together(building: Building, crew: Crew, check: Callable[[], None]) -> None:
+    """All ranks build blocks of structures, with ``check`` before each; the first of them makes one store of all."""
     blocks = range(len(building.blocks))
     queue = crew.queue(BLOCKS, [float(stop - start) for _, start, stop in building.blocks])
     while (number := queue.take()) is not None:
+        check()
         if not building.finished and not building.has(number):
             building.build(number)
 
     def missing() -> list[Late]:
+        check()
         undone = [] if building.finished else [number for number in blocks if not building.has(number)]
         return [Late(number=number, claim=f"{BLOCKS}-{number}", seconds=SECONDS_PER_BLOCK) for number in undone]
 
     finish_together(crew, "block", missing, building.build)
-    once(crew, "join", lambda: building.finished, building.join)
+
+    def joined() -> bool:
+        check()
+        return building.finished
+
+    once(crew, "join", joined, building.join)
 
 
 def member_costs(ensemble: Ensemble, folder: Path) -> list[float]:

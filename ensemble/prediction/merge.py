@@ -18,6 +18,7 @@ def merge(desk: Desk, units: Sequence[Unit], sink: Sink) -> dict[str, int]:
     total = failed = foreign = 0
     with sink:
         for number, chunk in enumerate(desk.chunks):
+            desk.check()
             block = _block(desk, chunk, of_chunk.get(number, []))
             sink.write(block)
             total += len(block.predictions)

@@ -1,6 +1,7 @@
 """The predictor: every graph through every member, once, by any number of ranks, in any number of sittings, into one file."""
 
 import contextlib
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -21,12 +22,13 @@ from hydragnn.ensemble.prediction.joining import workers_crew
 from hydragnn.ensemble.prediction.merge import merge
 from hydragnn.ensemble.prediction.order import Bundle, learned_rates
 from hydragnn.ensemble.prediction.queues import LOOK
-from hydragnn.ensemble.prediction.reporting import moving_bar, plan_line, summary, terminable
+from hydragnn.ensemble.prediction.reporting import moving_bar, plan_line, summary
 from hydragnn.ensemble.prediction.schedule import Schedule, scheduled
 from hydragnn.ensemble.prediction.together import Late, finish_together, once
 from hydragnn.ensemble.prediction.work import Desk
 from hydragnn.errors import InputError, Interrupted
 from hydragnn.files import write_json
+from hydragnn.runs.signals import raise_signals
 
 
 def predict_to_file(
@@ -55,23 +57,28 @@ def predict_to_file(
     """
     own = branch_for(model, source, branch)
     job = Job(model=model, source=source, out=out, resume=resume, batch=batch, held=held, branch=own)
-    with terminable(), workers_crew(workers, _local_worker, job) as crew:
+    with interruptible(signal.SIGINT, signal.SIGTERM) as check, workers_crew(workers, _local_worker, job) as crew:
         try:
-            return predict_with(crew, job, quiet=quiet)
+            return predict_with(crew, job, check, quiet=quiet)
         except KeyboardInterrupt as error:
             raise Interrupted(f"finished work is kept in {job.parts.folder}; add --resume to continue") from error
 
 
-def predict_with(crew: Crew, job: Job, *, quiet: bool = True) -> dict[str, Any]:
-    """This rank's part of the prediction."""
+def interruptible(*kinds: signal.Signals) -> contextlib.AbstractContextManager[Callable[[], None]]:
+    """The signals end the block as Ctrl-C does; gives the check of ``raise_signals``."""
+    return raise_signals(kinds, lambda _: KeyboardInterrupt())
+
+
+def predict_with(crew: Crew, job: Job, check: Callable[[], None], *, quiet: bool = True) -> dict[str, Any]:
+    """This rank's part of the prediction; ``check`` is called before every unit of work and raises where it is to end."""
     started = time.perf_counter()
     begun = crew.begin(partial(begin, job, crew.size), job.parts.folder)
     ensemble = Ensemble.load(job.model, held=begun["held"], branch=job.branch)
-    graphs = source_of(job, ensemble, crew, fresh=begun["fresh"])
+    graphs = source_of(job, ensemble, crew, check, fresh=begun["fresh"])
     sizes = graphs.store.sizes()
     chunks = chunks_of(sizes, graphs.numbers, job.batch or default_budget(sizes), graphs.failures)
     schedule = _schedule(job, ensemble, chunks, begun, crew.size)
-    desk = Desk(crew, ensemble, graphs, ensemble.needed(graphs.store), chunks, job.parts)
+    desk = Desk(crew, ensemble, graphs, ensemble.needed(graphs.store), chunks, job.parts, check)
     if crew.rank == 0:
         write_json(job.parts.folder / "plan.json", schedule.certificate())
         if not quiet:
@@ -87,11 +94,15 @@ def predict_with(crew: Crew, job: Job, *, quiet: bool = True) -> dict[str, Any]:
         lost = sum(crew.gone(rank) for rank in range(crew.size) if rank != crew.rank)
         counts.update(merge(desk, schedule.units, sink_for(job.out, ensemble)), ranks_lost=lost)
 
+    def written() -> bool:
+        check()
+        return job.out.exists()
+
     wrote = False
     try:
         work_through(desk, schedule, job, show=crew.rank == 0 and not quiet)
         worked = time.perf_counter()
-        wrote = once(crew, "merge", job.out.exists, write)
+        wrote = once(crew, "merge", written, write)
     except (InputError, FileNotFoundError):
         if not job.out.exists():
             raise  # else the others did without this rank, and the folder of parts is gone
@@ -115,6 +126,7 @@ def work_through(desk: Desk, schedule: Schedule, job: Job, *, show: bool) -> Non
         crew.note("done", desk.account())
 
     def missing() -> list[Late]:
+        desk.check()
         if job.out.exists():
             return []
         there = job.parts.names()
@@ -164,5 +176,6 @@ def _schedule(job: Job, ensemble: Ensemble, chunks: Sequence[Chunk], begun: dict
 def _local_worker(rank: int, size: int, threads: int, made: dict[str, Any], folder: Path, job: Job) -> None:
     """A local worker's whole life."""
     torch.set_num_threads(threads)
-    with contextlib.suppress(KeyboardInterrupt), at_work(Worker(rank, size, made)) as crew:
-        predict_with(crew, job)
+    ended = contextlib.suppress(KeyboardInterrupt)
+    with ended, interruptible(signal.SIGINT) as check, at_work(Worker(rank, size, made)) as crew:
+        predict_with(crew, job, check)

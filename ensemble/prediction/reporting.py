@@ -1,7 +1,5 @@
 """What a prediction says: its plan, a bar while it runs, what became of the plan; and how it is told to stop."""
 
-import signal
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -56,16 +54,3 @@ def moving_bar(total: int, show: bool) -> Iterator[Callable[[int], None]]:
             progress.update(task, completed=dry[0] + max(0, units))
 
         yield moved
-
-
-@contextmanager
-def terminable() -> Iterator[None]:
-    """SIGTERM ends the block as Ctrl-C does; in threads other than the main one nothing changes."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -73,8 +73,13 @@ def train(
             forget_failures(out)
         ranks.wait()
         heart, stopwatch = Heartbeat(this, first=ranks.first), Stopwatch(earlier_cost(out), ranks, placement.device)
-        with propagate_failure(this, ranks), interrupt_at_once():
-            run = assemble(config, store or open_stores(config), placement, ranks, heart.beat)
+        with propagate_failure(this, ranks), interrupt_at_once() as check:
+
+            def heartbeat() -> None:
+                check()
+                heart.beat()
+
+            run = assemble(config, store or open_stores(config), placement, ranks, heartbeat)
             checkpoint = latest_checkpoint(out / "checkpoints")
             if checkpoint:
                 load_checkpoint(checkpoint, run.state, ranks, identity(run.record))

@@ -220,7 +220,7 @@ def _timed(crew: Crew, models: Sequence[Path], source: Path, folder: Path) -> di
         out = folder / f"out-{len(models)}-{number}.h5"
         if crew.rank == 0:
             out.unlink(missing_ok=True)
-        predict_with(crew, Job(model=model, source=source, out=out))
+        predict_with(crew, Job(model=model, source=source, out=out), lambda: None)
     return {"wall": time.perf_counter() - begin, "cpu": time.process_time() - cpu}
 
 
