@@ -10,13 +10,15 @@ from rich.console import Console
 from rich.table import Table
 
 from hydragnn.errors import InputError
-from hydragnn.files import write_json
+from hydragnn.files import check_target, read_json, write_json
 from hydragnn.hpo.settings import campaign_settings
 from hydragnn.hpo.simulation import Assumptions, PolicyResult, Scenario, compared, final_training, scenario_of
 from hydragnn.settings import with_overrides
 
 FINAL_HOURS = 1000.0
 """A final training that has not ended by then never will."""
+
+FILES = ("simulated.json", "utilisation.svg", "utilisation.png")
 
 SHARES = ("goodput", "utilisation")
 HIDDEN = ("node-hours", "faults", "milliseconds per decision", "violations", "decisions")
@@ -36,6 +38,8 @@ def run_simulation(
     out: Path | None,
 ) -> dict[str, Any]:
     """The simulated figures of every policy, as plain JSON; with ``out`` also written there, with a picture."""
+    if out is not None:
+        check_simulated(out)
     settings = campaign_settings(table, source)
     assumptions = Assumptions.parse(
         with_overrides({}, assume, option="--assume", example="node_mtbf_hours=5000"), source="--assume"
@@ -51,6 +55,15 @@ def run_simulation(
     if out is not None:
         value["files"] = [str(path) for path in _written(value, results, out)]
     return value
+
+
+def check_simulated(out: Path) -> None:
+    """Raise InputError where ``out`` is anything but an earlier simulation, an empty folder or free."""
+    check_target(out, FILES, mark=FILES[0])
+    if (out / FILES[0]).exists():
+        before = read_json(out / FILES[0])
+        if not isinstance(before, dict) or before.get("simulated") is not True:
+            raise InputError(f"{out / FILES[0]} is no simulation of this program; choose another --out")
 
 
 def show(value: dict[str, Any]) -> None:
@@ -110,7 +123,7 @@ def _written(value: dict[str, Any], results: Sequence[PolicyResult], out: Path) 
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"cannot write {out}: {error.strerror or error}; choose another folder") from error
-    paths = [out / name for name in ("simulated.json", "utilisation.svg", "utilisation.png")]
+    paths = [out / name for name in FILES]
     over_time = {result.policy: result.busy for result in results}
     write_json(paths[0], json.loads(json.dumps({**value, "utilisation over time": over_time})))
     for path in paths[1:]:

@@ -48,12 +48,18 @@ class Job:
         """Where finished work is kept."""
         return Parts(self.out.with_name(self.out.name + ".parts"))
 
+    @property
+    def plan(self) -> Path:
+        """Where the plan and what became of it are written."""
+        return self.out.with_name(self.out.name + ".plan.json")
+
 
 def begin(job: Job, ranks: int) -> dict[str, Any]:
     """What rank 0 checks and decides for all: finished parts, and how many members a rank holds; InputError before any work."""
     ensemble = Ensemble.load(job.model, held=1, branch=job.branch)
     sink_for(job.out, ensemble)
     parts = job.parts
+    parts.check_plan(job.plan)
     with parts.entered(resume=job.resume) as fresh:
         if is_store(job.source):
             store = store_source(job.source).store

@@ -28,7 +28,7 @@ def summary(
     planned, measured = schedule.certificate(), happened(accounts, schedule.ranks)
     redone = {(chunk, member) for account in accounts for chunk, member, _ in account["units"]}
     there = [unit for bundle in schedule.there for unit in bundle.units]
-    write_json(job.out.with_name(job.out.name + ".plan.json"), {"planned": planned, "measured": measured})
+    write_json(job.plan, {"planned": planned, "measured": measured})
     return {
         "out": str(job.out),
         **counts,

@@ -1,5 +1,6 @@
 """One run in its folder: begin or resume, train to the end of a segment, leave a record that says how it ended."""
 
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -214,8 +215,8 @@ def check_folder(config: AnyConfig, out: Path, resume: bool) -> None:
     That is where it holds something else, a run and nobody said resume, another run, or nothing to resume. An empty folder
     will do, and so will one that whoever starts the run has prepared with ``config.json``.
     """
-    if out.exists() and not out.is_dir():
-        raise InputError(f"{out} is a file, not a folder; choose another --out")
+    if os.path.lexists(out) and not out.is_dir():
+        raise InputError(f"{out} is a {'file' if out.exists() else 'broken link'}, not a folder; choose another --out")
     check_nothing_else(out, resume)
     holds_run = (out / "record.json").exists() or (out / "checkpoints").exists()
     if not resume:
