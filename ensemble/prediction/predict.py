@@ -76,7 +76,7 @@ def predict_with(crew: Crew, job: Job, check: Callable[[], None], *, quiet: bool
     ensemble = Ensemble.load(job.model, held=begun["held"], branch=job.branch)
     graphs = source_of(job, ensemble, crew, check, fresh=begun["fresh"])
     sizes = graphs.store.sizes()
-    chunks = chunks_of(sizes, graphs.numbers, job.batch or default_budget(sizes), graphs.failures)
+    chunks = chunks_of(sizes, graphs.numbers, job.batch.budget if job.batch else default_budget(sizes), graphs.failures)
     schedule = _schedule(job, ensemble, chunks, begun, crew.size)
     desk = Desk(crew, ensemble, graphs, ensemble.needed(graphs.store), chunks, job.parts, check)
     if crew.rank == 0:

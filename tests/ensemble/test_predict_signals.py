@@ -15,7 +15,7 @@ from hydragnn.datasets import BatchSettings, MemoryStore
 from hydragnn.ensemble.prediction import merge, sources, work
 from hydragnn.ensemble.prediction.predict import predict_to_file
 from hydragnn.errors import Interrupted
-from hydragnn.runs import session
+from hydragnn.runs import assembly
 from hydragnn.runs.session import train
 from tests.ensemble.conftest import config_of
 
@@ -125,7 +125,7 @@ def test_a_dropped_signal_ends_a_run_before_its_first_step(
     dropped: list[Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    first_acts(monkeypatch, session, name, lambda: in_weak_callback(kind))
+    first_acts(monkeypatch, assembly, name, lambda: in_weak_callback(kind))
     with pytest.raises(Interrupted, match=f"stopped by {kind.name} before the first step"):
         train(config_of(stored), tmp_path / "run", store=store)
     assert dropped == [Interrupted] and not (tmp_path / "run" / "record.json").exists()
