@@ -119,7 +119,8 @@ def mesh_graphs(settings: MeshBuild) -> Iterator[GraphBatch]:
             else:
                 have = sorted(source if field.on == "node" else row)
                 raise InputError(
-                    f"{path}: no {', '.join(field.keys)} for the {field.on} field {field.name}; there is {', '.join(have) or 'nothing'}"
+                    f"{path}: no {', '.join(field.keys)} for the {field.on} field {field.name}; there is {', '.join(have) or 'nothing'}; "
+                    "name the right key, or set optional = true where graphs may lack the field"
                 )
         yield from_mesh(
             mesh,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hydragnn.datasets import make_split, open_store
-from hydragnn.ensemble.build import build_ensemble, evidence_of
+from hydragnn.ensemble.build import build_ensemble, check_out, evidence_of
 from hydragnn.ensemble.ensemble import ensemble_of
 from hydragnn.ensemble.evaluation import Evaluation
 from hydragnn.ensemble.member_outputs import member_outputs
@@ -42,8 +42,7 @@ def ensemble_from_runs(
     branch: str = "",
 ) -> Evaluation:
     """Choose members among finished runs as ``select_runs`` does, and build the ensemble; gives its evaluation."""
-    if out.exists():
-        raise InputError(f"{out} exists already; choose another --out or delete it")
+    check_out(out)
     choice = select_runs(runs, top_k=top_k, method=method, by=by, price=price, campaign=campaign, branch=branch)
     return build_ensemble(
         choice.folders, out, weights=choice.weights, selection=choice.selection, nominal=nominal, branch=branch

@@ -10,10 +10,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.graphs.field import Field
+from hydragnn.graphs.field import Field, Location
 
 Finding = tuple[int, str]
 """The position of a graph in its batch, and what is wrong with it, to be read after "graph N"."""
+
+ITEMS: dict[Location, str] = {"node": "nodes", "edge": "edges", "graph": "graphs"}
 
 SINGULAR = 1e-8
 """Smallest singular value that periodic cell vectors of length 1 may have together."""
@@ -39,6 +41,15 @@ def graph_problems(
         number = position if numbers is None else numbers[position]
         by_graph.setdefault(position, f"graph {number}{problem}")
     return dict(sorted(by_graph.items()))
+
+
+def without_label(field: Field) -> str:
+    """What to do with a graph that lacks the field: half of it leads to the next error.
+
+    >>> without_label(Field(name="energy", on="graph"))
+    'where the graph has no energy, leave it out of both its fields and its graphs'
+    """
+    return f"where the graph has no {field.name}, leave it out of both its fields and its {ITEMS[field.on]}"
 
 
 def cell_problem(cell: Tensor, periodic: Tensor) -> str:
@@ -89,7 +100,7 @@ def _not_finite_geometry(batch: GraphBatch) -> Iterator[Finding]:
         ("cell", batch.cell, "graph"),
     ):
         if not _all_finite(values):
-            yield from _not_finite(name, values, _offsets(batch, on))
+            yield from _not_finite(name, values, _offsets(batch, on), "remove the graph")
 
 
 def _singular_cells(batch: GraphBatch) -> Iterator[Finding]:
@@ -114,7 +125,8 @@ def _wrong_values(batch: GraphBatch) -> Iterator[Finding]:
         if field.classes:
             findings = [] if _all_classes(values, field) else _wrong_classes(field, values, offsets)
         else:
-            findings = [] if _all_finite(values) else _not_finite(f"field {field.name}", values, offsets)
+            move = f"remove the graph, or {without_label(field)}"
+            findings = [] if _all_finite(values) else _not_finite(f"field {field.name}", values, offsets, move)
         if findings:
             present = batch.present(field.name)
             yield from (finding for finding in findings if bool(present[finding[0]]))
@@ -139,12 +151,9 @@ def _all_classes(values: Tensor, field: Field) -> bool:
     return int(least) >= 0 and int(most) < field.classes
 
 
-def _not_finite(what: str, values: Tensor, offsets: NDArray[np.int64]) -> list[Finding]:
+def _not_finite(what: str, values: Tensor, offsets: NDArray[np.int64], move: str) -> list[Finding]:
     return [
-        (
-            graph,
-            f", {what}: {value} in row {row} ({count} in all); remove the graph, or leave the field out where it is missing",
-        )
+        (graph, f", {what}: {value} in row {row} ({count} in all); {move}")
         for graph, row, value, count in _first_bad(values, ~values.isfinite(), offsets)
     ]
 

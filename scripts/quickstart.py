@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from hydragnn.errors import InputError, nearest
-from hydragnn.files import read_json, write_json
+from hydragnn.files import check_target, read_json, write_json
 from hydragnn.scripts import api
 from hydragnn.settings import read_toml
 
@@ -51,9 +51,11 @@ def run_quickstart(
     out: Path, *, scales: Sequence[str] | None = None, workers: int = 2, quiet: bool = False
 ) -> dict[str, Any]:
     """Run the demonstrations into ``out`` and print a table per scale; whatever an earlier call finished is kept."""
+    chosen = _select_scales(scales)
+    _check_out(out)
     console = Console(quiet=quiet)
     started = perf_counter()
-    summary = {scale.name: _one_scale(scale, out, workers, console, quiet) for scale in _select_scales(scales)}
+    summary = {scale.name: _one_scale(scale, out, workers, console, quiet) for scale in chosen}
     seconds = perf_counter() - started
     console.rule("Summary")
     for name in summary:
@@ -62,6 +64,14 @@ def run_quickstart(
         console.print(f"report ({name}): {result['report']}", soft_wrap=True)
     console.print(f"finished in {seconds / 60:.1f} minutes")
     return {"seconds": seconds, "scales": summary}
+
+
+def _check_out(out: Path) -> None:
+    """Raise InputError where ``out`` holds anything but what an earlier call left."""
+    check_target(out, list(scales()))
+    for name in scales():
+        own = (f"{name}.h5", "campaign", "ensemble", "report.html", "no-edges", "no-edges-evaluation")
+        check_target(out / name, own)
 
 
 def _select_scales(names: Sequence[str] | None) -> list[Scale]:

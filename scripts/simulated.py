@@ -11,13 +11,15 @@ from rich.console import Console
 from rich.table import Table
 
 from hydragnn.errors import InputError
-from hydragnn.files import write_json
+from hydragnn.files import check_target, read_json, write_json
 from hydragnn.hpo.settings import campaign_settings
 from hydragnn.hpo.simulation import Assumptions, PolicyResult, Scenario, compare_policies, final_training, scenario_of
 from hydragnn.settings import with_overrides
 
 FINAL_HOURS = 1000.0
 """A final training that has not ended by then never will."""
+
+FILES = ("simulated.json", "utilisation.svg", "utilisation.png")
 
 SHARES = ("goodput", "utilisation")
 HIDDEN = ("node-hours", "faults", "milliseconds per decision", "violations", "decisions")
@@ -83,6 +85,8 @@ def run_simulation(
     out: Path | None,
 ) -> SimulationResult:
     """The simulated figures of every policy; with ``out`` also written there, with a picture."""
+    if out is not None:
+        check_simulated(out)
     settings = campaign_settings(table, source)
     assumptions = Assumptions.parse(
         with_overrides({}, assume, option="--assume", example="node_mtbf_hours=5000"), source="--assume"
@@ -97,6 +101,15 @@ def run_simulation(
         title = f"simulated final training of {final} configurations, {nodes:,} nodes"
     result = _result(title, scenario, results)
     return result if out is None else replace(result, files=tuple(_write(result, out)))
+
+
+def check_simulated(out: Path) -> None:
+    """Raise InputError where ``out`` is anything but an earlier simulation, an empty folder or free."""
+    check_target(out, FILES, mark=FILES[0])
+    if (out / FILES[0]).exists():
+        before = read_json(out / FILES[0])
+        if not isinstance(before, dict) or before.get("simulated") is not True:
+            raise InputError(f"{out / FILES[0]} is no simulation of this program; choose another --out")
 
 
 def show(result: SimulationResult) -> None:
@@ -148,7 +161,7 @@ def _write(result: SimulationResult, out: Path) -> list[Path]:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"cannot write {out}: {error.strerror or error}; choose another folder") from error
-    paths = [out / name for name in ("simulated.json", "utilisation.svg", "utilisation.png")]
+    paths = [out / name for name in FILES]
     over_time = {name: policy.busy for name, policy in result.policies.items()}
     write_json(paths[0], json.loads(json.dumps({**result.to_json(), "utilisation over time": over_time})))
     for path in paths[1:]:

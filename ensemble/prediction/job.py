@@ -1,6 +1,6 @@
 """What is asked of a prediction, what the ranks must agree on before they begin, and the graphs they work on."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,12 +48,18 @@ class Job:
         """Where finished work is kept."""
         return Parts(self.out.with_name(self.out.name + ".parts"))
 
+    @property
+    def plan(self) -> Path:
+        """Where the plan and what became of it are written."""
+        return self.out.with_name(self.out.name + ".plan.json")
+
 
 def begin(job: Job, ranks: int) -> dict[str, Any]:
     """What rank 0 checks and decides for all: finished parts, and how many members a rank holds; InputError before any work."""
     ensemble = Ensemble.load(job.model, held=1, branch=job.branch)
     sink_for(job.out, ensemble)
     parts = job.parts
+    parts.check_plan(job.plan)
     with parts.entered(resume=job.resume) as fresh:
         if is_store(job.source):
             store = store_source(job.source).store
@@ -89,7 +95,7 @@ def branch_for(model: Path, source: Path, branch: str = "") -> str:
     )
 
 
-def source_of(job: Job, ensemble: Ensemble, group: Group, *, fresh: bool) -> Source:
+def source_of(job: Job, ensemble: Ensemble, group: Group, check: Callable[[], None], *, fresh: bool) -> Source:
     """The graphs of a store, or those that all ranks build from a file of structures unless they are there already.
 
     InputError where no graph can be built; a ``fresh`` prediction by one process then leaves nothing behind.
@@ -97,7 +103,7 @@ def source_of(job: Job, ensemble: Ensemble, group: Group, *, fresh: bool) -> Sou
     if is_store(job.source):
         return store_source(job.source)
     building = Building(job.source, ensemble.structures, job.parts.folder)
-    build_together(building, group)
+    build_together(building, group, check)
     try:
         return building.source()
     except InputError:
@@ -106,20 +112,27 @@ def source_of(job: Job, ensemble: Ensemble, group: Group, *, fresh: bool) -> Sou
         raise
 
 
-def build_together(building: Building, group: Group) -> None:
-    """All ranks build blocks of structures; the first of them makes one store of all."""
+def build_together(building: Building, group: Group, check: Callable[[], None]) -> None:
+    """All ranks build blocks of structures, with ``check`` before each; the first of them makes one store of all."""
     blocks = range(len(building.blocks))
     queue = group.queue(BLOCKS, [float(stop - start) for _, start, stop in building.blocks])
     while (number := queue.take()) is not None:
+        check()
         if not building.finished and not building.has(number):
             building.build(number)
 
     def missing() -> list[Late]:
+        check()
         undone = [] if building.finished else [number for number in blocks if not building.has(number)]
         return [Late(number=number, claim=f"{BLOCKS}-{number}", seconds=SECONDS_PER_BLOCK) for number in undone]
 
     finish_together(group, "block", missing, building.build)
-    once(group, "join", lambda: building.finished, building.join)
+
+    def joined() -> bool:
+        check()
+        return building.finished
+
+    once(group, "join", joined, building.join)
 
 
 def member_costs(ensemble: Ensemble, folder: Path) -> list[float]:

@@ -18,6 +18,7 @@ def merge(worker: Worker, units: Sequence[Unit], sink: Sink) -> dict[str, int]:
     total = failed = foreign = 0
     with sink:
         for number, chunk in enumerate(worker.chunks):
+            worker.check()
             block = _block(worker, chunk, of_chunk.get(number, []))
             sink.write(block)
             total += len(block.predictions)

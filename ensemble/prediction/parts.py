@@ -18,6 +18,9 @@ from hydragnn.errors import InputError
 from hydragnn.files import read_json, write_json
 from hydragnn.models import distribution_from_arrays
 
+PLAN = {"planned", "measured"}
+"""What the plan beside a prediction holds."""
+
 
 class Parts:
     """A folder with one file per finished unit and the identity of the prediction that they belong to."""
@@ -44,6 +47,19 @@ class Parts:
             if not there:
                 shutil.rmtree(self.folder, ignore_errors=True)
             raise
+
+    def check_plan(self, plan: Path) -> None:
+        """Raise InputError where ``plan``, which the prediction will replace, is no plan of an earlier one."""
+        if not os.path.lexists(plan):
+            return
+        try:
+            before = read_json(plan)
+        except InputError:
+            before = None
+        if not isinstance(before, dict) or before.keys() != PLAN:
+            raise InputError(
+                f"{plan} exists already and is no plan of a prediction; choose another --out or move it away"
+            )
 
     def _check_own(self) -> None:
         """Raise InputError where the folder holds something else: it is removed once the prediction is complete."""

@@ -1,6 +1,7 @@
 """The predictor: every graph through every member, once, by any number of ranks, in any number of sittings, into one file."""
 
 import contextlib
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -21,18 +22,13 @@ from hydragnn.ensemble.prediction.joining import worker_group
 from hydragnn.ensemble.prediction.merge import merge
 from hydragnn.ensemble.prediction.order import Bundle, learned_rates
 from hydragnn.ensemble.prediction.queues import LOOK
-from hydragnn.ensemble.prediction.reporting import (
-    PredictionResult,
-    moving_bar,
-    plan_line,
-    prediction_result,
-    terminable,
-)
+from hydragnn.ensemble.prediction.reporting import PredictionResult, moving_bar, plan_line, prediction_result
 from hydragnn.ensemble.prediction.schedule import Schedule, make_schedule
 from hydragnn.ensemble.prediction.together import Late, finish_together, once
 from hydragnn.ensemble.prediction.work import Worker
 from hydragnn.errors import InputError, Interrupted
 from hydragnn.files import write_json
+from hydragnn.runs.signals import raise_signals
 
 
 def predict_to_file(
@@ -61,23 +57,31 @@ def predict_to_file(
     """
     own = branch_for(model, source, branch)
     job = Job(model=model, source=source, out=out, resume=resume, batch=batch, held=held, branch=own)
-    with terminable(), worker_group(workers, _predict_as_child, job) as group:
+    with interruptible(signal.SIGINT, signal.SIGTERM) as check, worker_group(workers, _predict_as_child, job) as group:
         try:
-            return predict_with(group, job, quiet=quiet)
+            return predict_with(group, job, check, quiet=quiet)
         except KeyboardInterrupt as error:
             raise Interrupted(f"finished work is kept in {job.parts.folder}; add --resume to continue") from error
 
 
-def predict_with(group: Group, job: Job, *, quiet: bool = True) -> PredictionResult | None:
-    """This rank's part of the prediction; its result where this rank wrote the file."""
+def interruptible(*kinds: signal.Signals) -> contextlib.AbstractContextManager[Callable[[], None]]:
+    """The signals end the block as Ctrl-C does; gives the check of ``raise_signals``."""
+    return raise_signals(kinds, lambda _: KeyboardInterrupt())
+
+
+def predict_with(group: Group, job: Job, check: Callable[[], None], *, quiet: bool = True) -> PredictionResult | None:
+    """This rank's part of the prediction; its result where this rank wrote the file.
+
+    ``check`` is called before every unit of work and raises where it is to end.
+    """
     started = time.perf_counter()
     opening = group.begin(partial(begin, job, group.size), job.parts.folder)
     ensemble = Ensemble.load(job.model, held=opening["held"], branch=job.branch)
-    graphs = source_of(job, ensemble, group, fresh=opening["fresh"])
+    graphs = source_of(job, ensemble, group, check, fresh=opening["fresh"])
     sizes = graphs.store.sizes()
     chunks = chunks_of(sizes, graphs.numbers, job.batch.budget if job.batch else default_budget(sizes), graphs.failures)
     schedule = _schedule(job, ensemble, chunks, opening, group.size)
-    worker = Worker(group, ensemble, graphs, ensemble.needed(graphs.store), chunks, job.parts)
+    worker = Worker(group, ensemble, graphs, ensemble.needed(graphs.store), chunks, job.parts, check)
     if group.rank == 0:
         write_json(job.parts.folder / "plan.json", schedule.certificate())
         if not quiet:
@@ -93,11 +97,15 @@ def predict_with(group: Group, job: Job, *, quiet: bool = True) -> PredictionRes
         lost = sum(group.gone(rank) for rank in range(group.size) if rank != group.rank)
         counts.update(merge(worker, schedule.units, sink_for(job.out, ensemble)), ranks_lost=lost)
 
+    def written() -> bool:
+        check()
+        return job.out.exists()
+
     wrote = False
     try:
         work_through(worker, schedule, job, show=group.rank == 0 and not quiet)
         worked = time.perf_counter()
-        wrote = once(group, "merge", job.out.exists, write)
+        wrote = once(group, "merge", written, write)
     except (InputError, FileNotFoundError):
         if not job.out.exists():
             raise  # else the others did without this rank, and the folder of parts is gone
@@ -120,6 +128,7 @@ def work_through(worker: Worker, schedule: Schedule, job: Job, *, show: bool) ->
         group.note("done", worker.account())
 
     def missing() -> list[Late]:
+        worker.check()
         if job.out.exists():
             return []
         there = job.parts.names()
@@ -169,5 +178,6 @@ def _schedule(job: Job, ensemble: Ensemble, chunks: Sequence[Chunk], opening: di
 def _predict_as_child(rank: int, size: int, threads: int, opening: dict[str, Any], folder: Path, job: Job) -> None:
     """A local worker's whole life."""
     torch.set_num_threads(threads)
-    with contextlib.suppress(KeyboardInterrupt), at_work(ChildGroup(rank, size, opening)) as group:
-        predict_with(group, job)
+    ended = contextlib.suppress(KeyboardInterrupt)
+    with ended, interruptible(signal.SIGINT) as check, at_work(ChildGroup(rank, size, opening)) as group:
+        predict_with(group, job, check)

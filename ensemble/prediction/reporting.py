@@ -1,7 +1,5 @@
 """What a prediction says: its plan, a bar while it runs, what became of the plan; and how it is told to stop."""
 
-import signal
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -81,7 +79,7 @@ def prediction_result(
     planned, measured = schedule.certificate(), measured_course(accounts, schedule.ranks)
     redone = {(chunk, member) for account in accounts for chunk, member, _ in account["units"]}
     there = [unit for bundle in schedule.there for unit in bundle.units]
-    write_json(job.out.with_name(job.out.name + ".plan.json"), {"planned": planned, "measured": measured})
+    write_json(job.plan, {"planned": planned, "measured": measured})
     seconds = sum(seconds_of.values())
     return PredictionResult(
         out=job.out,
@@ -111,16 +109,3 @@ def moving_bar(total: int, show: bool) -> Iterator[Callable[[int], None]]:
             progress.update(task, completed=dry[0] + max(0, units))
 
         yield moved
-
-
-@contextmanager
-def terminable() -> Iterator[None]:
-    """SIGTERM ends the block as Ctrl-C does; in threads other than the main one nothing changes."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

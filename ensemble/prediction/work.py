@@ -29,9 +29,11 @@ class Worker:
         needed: Sequence[str],
         chunks: Sequence[Chunk],
         parts: Parts,
+        check: Callable[[], None],
     ) -> None:
-        """Nothing is done yet."""
+        """Nothing is done yet; ``check`` is called before every unit and raises where the prediction is to end."""
         self.group, self.ensemble, self.graphs, self.chunks, self.parts = group, ensemble, graphs, chunks, parts
+        self.check = check
         self.needed = needed
         self.done: list[tuple[int, int, float]] = []
         self._spent = [0.0] * len(ensemble.names)
@@ -59,6 +61,7 @@ class Worker:
         batch = self.read(self.chunks[units[0].chunk])
         reading = (time.perf_counter() - began) / len(units)
         for unit in units:
+            self.check()
             began = time.perf_counter()
             self.parts.write(unit, outcome_of(self.ensemble.members[unit.member], batch))
             self._account(unit, reading + time.perf_counter() - began)

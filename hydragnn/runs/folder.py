@@ -1,5 +1,6 @@
 """The folder of a run as it stands on disk: what was begun there, with which configuration, and what does not belong."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ def check_folder(config: dict[str, Any], out: Path, resume: bool) -> None:
     That is where it holds something else, a run and nobody said resume, another run, or nothing to resume. An empty folder
     will do, and so will one that whoever starts the run has prepared with ``config.json``.
     """
-    if out.exists() and not out.is_dir():
-        raise InputError(f"{out} is a file, not a folder; choose another --out")
+    if os.path.lexists(out) and not out.is_dir():
+        raise InputError(f"{out} is a {'file' if out.exists() else 'broken link'}, not a folder; choose another --out")
     check_nothing_else(out, resume)
     holds_run = (out / "record.json").exists() or (out / "checkpoints").exists()
     if not resume:

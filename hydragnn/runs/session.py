@@ -58,10 +58,15 @@ def train(
             forget_failures(out)
         ranks.wait()
         heart, stopwatch = Heartbeat(this, first=ranks.first), Stopwatch(earlier_cost(out), ranks, here)
-        with propagate_failure(this, ranks), interrupt_at_once():
-            plan = plan_run(config, store, heart.beat)
+        with propagate_failure(this, ranks), interrupt_at_once() as check:
+
+            def heartbeat() -> None:
+                check()
+                heart.beat()
+
+            plan = plan_run(config, store, heartbeat)
             placement = DevicePlacement(device=here, dtype=DTYPES[plan.training.precision], micro_batches=micro_batches)
-            run = assemble(plan, placement, ranks, heart.beat)
+            run = assemble(plan, placement, ranks, heartbeat)
             checkpoint = latest_checkpoint(out / "checkpoints")
             if checkpoint:
                 load_checkpoint(checkpoint, run.state, ranks, identity(run.record))

@@ -72,7 +72,8 @@ def collect(source: Path, *, campaign: Path | None = None, ensemble: Path | None
     campaign = campaign or (_campaign_of(ensemble_part) if ensemble_part else None)
     searched = campaign_facts(campaign) if campaign else None
     run = RunFacts(folder=source, record=read_record(source)) if kind == "run" else None
-    resolved = of_one_branch(_resolved(ensemble_part, searched, run), ensemble_part)
+    whole, branch = _resolved(ensemble_part, searched, run), _branch_of(ensemble_part)
+    resolved = of_one_branch(whole, branch)
     data, problem = _data(resolved, ensemble_part)
     units = {str(field["name"]): str(field["unit"]) for field in data.fields} if data else _units_of_branches(resolved)
     parts = dict(ensemble_part.parts) if ensemble_part else {}
@@ -86,8 +87,10 @@ def collect(source: Path, *, campaign: Path | None = None, ensemble: Path | None
         title=_title(source, parts, resolved),
         kind="ensemble" if ensemble_part else kind,
         folder="/".join(source.resolve().parts[-2:]),
-        config=searched.config if searched else resolved,
+        config=searched.config if searched else whole,
         resolved=resolved,
+        branch=branch,
+        stores={one["name"]: str(one["data"]["store"]) for one in whole.get("branches", [])},
         run=run,
         campaign=searched,
         ensemble=ensemble_part,
@@ -314,10 +317,14 @@ def _points_of_branches(folder: Path, record: RunRecord) -> dict[str, Points | C
     return {name: points for each in every for name, points in each.items()}
 
 
-def of_one_branch(config: Mapping[str, Any], ensemble: EnsembleFacts | None) -> Mapping[str, Any]:
-    """The configuration as an ensemble of one branch sees it; that of all where there is no such ensemble."""
+def _branch_of(ensemble: EnsembleFacts | None) -> str:
+    """The branch that an ensemble predicts; empty where there are no branches."""
     targets = ensemble.description.get("targets") if ensemble else None
-    branch = targets[0].get("branch", "") if targets else ""
+    return str(targets[0].get("branch", "")) if targets else ""
+
+
+def of_one_branch(config: Mapping[str, Any], branch: str) -> Mapping[str, Any]:
+    """The configuration as an ensemble of one branch sees it; that of all where no branch is named."""
     return parse_config(dict(config)).of_branch(branch).to_json() if branch and "branches" in config else config
 
 

@@ -264,6 +264,10 @@ class Facts:
     """The configuration as it was asked for; a search's base may be incomplete without a trial's values."""
     resolved: Mapping[str, Any]
     """The complete configuration of the run, of the best trial or of the first member."""
+    branch: str = ""
+    """The branch that an ensemble predicts; empty where there are no branches, and where all are shown."""
+    stores: Mapping[str, str] = member(default_factory=dict)
+    """The store of every branch; empty where there are no branches."""
     run: RunFacts | None = None
     campaign: CampaignFacts | None = None
     ensemble: EnsembleFacts | None = None
@@ -271,6 +275,11 @@ class Facts:
     data_problem: str = ""
     parts: Mapping[str, Part] = member(default_factory=dict)
     ablation: tuple[Ablation, ...] = ()
+
+    @property
+    def other_stores(self) -> list[str]:
+        """The data sets from which the trunk learned beside that of ``branch``: ``metals (metals.h5)``."""
+        return [f"{name} ({store})" for name, store in self.stores.items() if self.branch and name != self.branch]
 
     @property
     def verdict_part(self) -> Part | None:

@@ -109,6 +109,10 @@ def task_section(facts: Facts) -> Section:
     names = [name for head in heads for name in (head["field"], head.get("forces"), head.get("stress")) if name]
     kinds = _model_kinds(facts) or [str(model.get("kind", "graph"))]
     sentences = [f"Predict {join(names)} with {join(kinds, 'or')} models."] if names else []
+    if facts.branch:
+        sentences.append(
+            f"This is branch {facts.branch}: its models share their trunk with {join(facts.other_stores)}."
+        )
     if facts.campaign is not None:
         count = facts.campaign.search.get("trials", len(facts.campaign.trials))
         sentences.append(
@@ -145,10 +149,13 @@ def data(facts: Facts) -> Section:
     store_facts = facts.data
     if store_facts is None:
         return Section(anchor="data", title="Data at a glance", lead=f"The data cannot be shown: {facts.data_problem}.")
+    branch = (
+        f"The data of branch {facts.branch} ({facts.stores[facts.branch]}): " if facts.branch in facts.stores else ""
+    )
     source = str(store_facts.attributes.get("source", store_facts.attributes.get("description", "")))
     total = len(store_facts.nodes)
     lead = (
-        f"{thousands(total)} graphs with {thousands(int(store_facts.nodes.sum()))} nodes and {thousands(int(store_facts.edges.sum()))} edges"
+        f"{branch}{thousands(total)} graphs with {thousands(int(store_facts.nodes.sum()))} nodes and {thousands(int(store_facts.edges.sum()))} edges"
         + (f", in {store_facts.dim} dimensions. " if store_facts.dim else ", without geometry. ")
         + (f"Source: {source}. " if source else "")
         + (

@@ -48,7 +48,8 @@ def _commands(facts: Facts, name: str) -> list[str]:
     if facts.ensemble is not None:
         members = len(facts.ensemble.members)
         source = "CAMPAIGN" if facts.campaign is not None else "RUNS"
-        lines.append(f"hydragnn ensemble {source} {_choice(facts.ensemble, members)} --out ENSEMBLE")
+        options = _choice(facts.ensemble, members) + (f" --branch {facts.branch}" if facts.branch else "")
+        lines.append(f"hydragnn ensemble {source} {options} --out ENSEMBLE")
         last = "ENSEMBLE"
     return [*lines, f"hydragnn report {last}"]
 

@@ -220,7 +220,7 @@ def _timed(group: Group, models: Sequence[Path], source: Path, folder: Path) -> 
         out = folder / f"out-{len(models)}-{number}.h5"
         if group.rank == 0:
             out.unlink(missing_ok=True)
-        predict_with(group, Job(model=model, source=source, out=out))
+        predict_with(group, Job(model=model, source=source, out=out), lambda: None)
     return {"wall": time.perf_counter() - begin, "cpu": time.process_time() - cpu}
 
 

@@ -263,7 +263,7 @@ def test_ranks_that_leave_once_the_file_is_there_are_not_lost(
 
     monkeypatch.setattr(together, "HESITATION", 0.0)
     job = Job(model=ensemble, source=stored, out=tmp_path / "out.npz", batch=BATCH)
-    assert predict_with(Leaving(dead=False), job).ranks_lost == 0
+    assert predict_with(Leaving(dead=False), job, lambda: None).ranks_lost == 0
     assert (tmp_path / "out.npz").read_bytes() == whole["store"]
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -111,6 +112,19 @@ def test_an_epoch_shows_the_graphs_of_a_branch_as_often_as_its_weight_says(
     again = [share.branch for share in assembled(make(batch__max_graphs=2), stores).data.epoch(3)]
     assert again == [share.branch for share in assembled(make(batch__max_graphs=2), stores).data.epoch(3)]
     assert again != sorted(again)  # they take turns
+
+
+def test_turns_of_branches_are_spread_evenly_over_the_epoch(stores: dict[str, MemoryStore], make: Configs) -> None:
+    run = assembled(make(batch__max_graphs=2), stores)
+    turns = [run.data.turns(epoch) for epoch in range(20)]
+    for one in turns:
+        assert np.bincount(one).tolist() == [14, 4]
+        between = np.diff(np.flatnonzero(one == 1)) - 1
+        assert set(between.tolist()) <= {3, 4}  # 14 / 4 = 3.5 batches of the first data set between two of the second
+    assert len({tuple(one.tolist()) for one in turns}) > 1  # the second's first batch comes earlier or later
+    equal = assembled(make(branches__1__weight=3.5, batch__max_graphs=2), stores).data
+    for epoch in range(20):
+        assert np.abs(np.diff(equal.turns(epoch))).tolist() == [1] * 27  # strictly one after the other
 
 
 @pytest.mark.parametrize(
