@@ -17,7 +17,7 @@ from hydragnn.hpo.launching.allocation import read_allocation
 from hydragnn.hpo.launching.launcher import Launcher
 from hydragnn.hpo.launching.local import LocalLauncher
 from hydragnn.hpo.launching.steps import launcher_for
-from hydragnn.hpo.preflight import check_campaign, check_folder, plan_on, write_settings
+from hydragnn.hpo.preflight import as_begun, check_campaign, check_folder, plan_on, write_settings
 from hydragnn.hpo.scheduling.events import Ending
 from hydragnn.hpo.scheduling.scheduler import State, Trial
 from hydragnn.hpo.settings import CampaignSettings
@@ -103,7 +103,7 @@ def run_search(
     folder without a campaign is begun, and one whose campaign is complete gives its result. ``on_note`` is called with what
     the user should know before anything starts.
     """
-    space = space_of(settings.search.space, settings.source)
+    settings, space = as_begun(settings, out), space_of(settings.search.space, settings.source)
     check_campaign(settings, space)
     enqueued = check_folder(settings, space, out, resume=resume)
     with ExitStack() as stack:

@@ -20,7 +20,8 @@ from hydragnn.hpo.space import Point, Space, check_space, random_point, trial_co
 from hydragnn.hpo.warm import warm_points
 
 NAME = "campaign.json"
-VERSION = 1
+VERSION = 2
+"""1: keys of [model] that came later mean what was computed then (``ArchitectureSettings.before``)."""
 LEFTOVERS = ("journal.lock", "journal.jsonl", "jobs")
 """What a search leaves that is killed in its very first moment, or that waits in a queue."""
 EXTENSIBLE = (
@@ -143,9 +144,16 @@ def check_folder(settings: CampaignSettings, space: Space, out: Path, *, resume:
     return enqueued
 
 
+def as_begun(settings: CampaignSettings, out: Path) -> CampaignSettings:
+    """The settings, meaning what they meant to the program that began the campaign in ``out``, where there is one."""
+    saved = read_json(out / NAME) if (out / NAME).is_file() else {}
+    return replace(settings, first_version=isinstance(saved, dict) and saved.get("version") == 1)
+
+
 def write_settings(settings: CampaignSettings, enqueued: list[Point], out: Path) -> None:
     """Write ``campaign.json``; only the holder of the journal's lock may."""
-    write_json(out / NAME, {"version": VERSION, **settings.to_json(), "enqueued": enqueued})
+    version = 1 if settings.first_version else VERSION
+    write_json(out / NAME, {"version": version, **settings.to_json(), "enqueued": enqueued})
 
 
 def open_campaign(out: Path) -> CampaignSettings:
@@ -163,7 +171,8 @@ def _saved_settings(saved: Any, path: Path) -> CampaignSettings:
         raise InputError(
             f"{path} has version {saved['version']}, this program reads up to {VERSION}; update the program"
         )
-    return campaign_settings({key: v for key, v in saved.items() if key not in ("version", "enqueued")}, path)
+    settings = campaign_settings({key: v for key, v in saved.items() if key not in ("version", "enqueued")}, path)
+    return replace(settings, first_version=saved["version"] == 1)
 
 
 def _check_unchanged(settings: CampaignSettings, saved: CampaignSettings) -> None:

@@ -174,7 +174,7 @@ def trial_config(settings: CampaignSettings, space: Space, values: Point, number
     if "train.seed" not in space.parameters and isinstance(table.setdefault("train", {}), dict):
         seed = table["train"].get("seed", 0)
         table["train"]["seed"] = seed + number if isinstance(seed, int) else seed
-    return parse_config(table, source=settings.source)
+    return parse_config(table, source=settings.source, stored=settings.first_version)
 
 
 def check_space(settings: CampaignSettings, space: Space) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -19,6 +18,7 @@ from torch.nn.utils import parameters_to_vector
 
 from hydragnn.architectures import architecture_of
 from hydragnn.conformance_cases import CORNERS, loss_of, make_graph, make_model, no_nodes
+from hydragnn.conformance_smoothness import SmoothnessConformance
 from hydragnn.datasets import Normalisation, Scale
 from hydragnn.graphs.batch import GraphBatch, concatenate
 from hydragnn.graphs.topology import Topology
@@ -74,11 +74,8 @@ def permute(batch: GraphBatch, order: Tensor) -> GraphBatch:
     )
 
 
-class ArchitectureConformance:
+class ArchitectureConformance(SmoothnessConformance):
     """What every architecture promises; ``architecture`` is its kind, or ``package.module:Name``, ``settings`` are keys of [model]."""
-
-    architecture: str
-    settings: ClassVar[dict[str, Any]] = {}
 
     def model(self, seed: int = 0, dtype: torch.dtype = torch.float64) -> GraphModel:
         """A small model of the kind under test."""

@@ -60,7 +60,8 @@ class RunRecord:
     ``valid/loss``, plus ``epoch`` (counted from 1). ``trivial`` holds the same metrics for the mean of the training part (names
     ``valid/<field>/mae`` and so on; forces: zero). ``test`` is filled only by an explicit evaluation. Status ``paused`` is the end of a segment.
     ``attempt`` is the attempt that wrote the record, as its starter counts; 0 where nobody counts. ``unseen_inputs`` are fields
-    of the store with role input that the architecture does not see, and that were left out therefore. ``branches`` says what
+    of the store with role input that the architecture does not see, and that were left out therefore. ``notes`` are sentences
+    on what else limits the result, such as forces that are not smooth. ``branches`` says what
     belongs to each data set where there are several; ``data_hash`` is then the hash of all theirs, ``parts`` are their sums, and
     curves have names such as ``valid/energy@metals/mae``.
     """
@@ -78,6 +79,7 @@ class RunRecord:
     best: dict[str, float] = member(default_factory=dict)
     trivial: dict[str, float] = member(default_factory=dict)
     unseen_inputs: list[str] = member(default_factory=list)
+    notes: list[str] = member(default_factory=list)
     cost: Cost = Cost()
     failure: Failure | None = None
     versions: dict[str, str] = member(default_factory=dict)

@@ -21,10 +21,13 @@ class Settings(pydantic.BaseModel):
     )
 
     @classmethod
-    def parse(cls: type[T], value: Any, source: str = "configuration") -> T:
-        """The typed object that ``value`` (parsed TOML or JSON) describes; InputError naming key, source and remedy."""
+    def parse(cls: type[T], value: Any, source: str = "configuration", *, stored: bool = False) -> T:
+        """The typed object that ``value`` (parsed TOML or JSON) describes; InputError naming key, source and remedy.
+
+        ``stored`` settings were written by a program, maybe an earlier one: a key that they lack means what was computed then.
+        """
         try:
-            return cls.model_validate(value)
+            return cls.model_validate(value, context={"stored": stored})
         except pydantic.ValidationError as error:
             raise InputError(f"{source}: {_sentence(cls, error, value)}") from error
 

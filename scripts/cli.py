@@ -305,6 +305,7 @@ def run_summary(record: RunRecord, out: Path) -> dict[str, Any]:
         "epochs": record.epochs,
         "parameters": record.parameters,
         **({"inputs that the model does not see": ", ".join(record.unseen_inputs)} if record.unseen_inputs else {}),
+        **({"notes": "; ".join(record.notes)} if record.notes else {}),
         "best epoch": record.best.get("epoch"),
         "best": errors,
         "trivial predictor": record.trivial,

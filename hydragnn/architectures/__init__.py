@@ -11,6 +11,7 @@ from hydragnn.architectures.base import (
     Sight,
     Statistic,
     radial_basis,
+    without_later_keys,
 )
 from hydragnn.architectures.registry import architecture_of, architectures
 
@@ -27,4 +28,5 @@ __all__ = [
     "architecture_of",
     "architectures",
     "radial_basis",
+    "without_later_keys",
 ]

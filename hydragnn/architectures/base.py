@@ -37,6 +37,9 @@ class GlobalAttentionSettings(Settings):
 class ArchitectureSettings(Settings):
     """What every architecture has."""
 
+    before: ClassVar[Mapping[str, Any]] = {}
+    """Keys that came later, with what was computed before them: that is what stored settings mean which lack them."""
+
     kind: str
     """Name of the architecture, or ``package.module:Name`` of a class of yours."""
 
@@ -59,6 +62,13 @@ class ArchitectureSettings(Settings):
     checkpoint_activations: bool = False
     """Compute every layer a second time in the backward pass instead of keeping its activations: less memory, a third more time."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _as_before(cls, value: Any, info: Any) -> Any:
+        # info is a ValidationInfo: a protocol, which cannot be checked at run time
+        stored = info.context is not None and info.context.get("stored", False)
+        return {**cls.before, **value} if stored and isinstance(value, Mapping) else value
+
     @model_validator(mode="after")
     def _is_of_its_kind(self) -> "ArchitectureSettings":
         from hydragnn.architectures.registry import architecture_of
@@ -68,7 +78,7 @@ class ArchitectureSettings(Settings):
         return self
 
     @classmethod
-    def class_for(cls, value: Any) -> type[Settings]:
+    def class_for(cls, value: Any) -> "type[ArchitectureSettings]":
         """The settings class of the architecture that ``value`` names."""
         from hydragnn.architectures.registry import architecture_of
 
@@ -93,7 +103,17 @@ class GeometricSettings(ArchitectureSettings):
     """Smooth end of messages at the cutoff; none for meshes and grains, whose edges do not come from a cutoff."""
 
 
-def _of_its_kind(value: Any, handler: Callable[[Any], Any]) -> ArchitectureSettings:
+def without_later_keys(model: Mapping[str, Any]) -> dict[str, Any]:
+    """A complete table of settings without the keys that came later, where they say what was computed before: hashes stay.
+
+    >>> without_later_keys({"kind": "painn", "cutoff": 5.0, "norm": "paper"})
+    {'kind': 'painn', 'cutoff': 5.0}
+    """
+    before = ArchitectureSettings.class_for(model).before if "kind" in model else {}
+    return {key: value for key, value in model.items() if key not in before or value != before[key]}
+
+
+def _of_its_kind(value: Any, handler: Callable[[Any], Any], info: Any) -> ArchitectureSettings:
     """Parse a table with the settings of the architecture that it names."""
     if isinstance(value, ArchitectureSettings) or not isinstance(value, Mapping):
         parsed: ArchitectureSettings = handler(value)
@@ -106,7 +126,7 @@ def _of_its_kind(value: Any, handler: Callable[[Any], Any]) -> ArchitectureSetti
         settings = ArchitectureSettings.class_for(value)
     except InputError as error:
         raise ValueError(str(error)) from error
-    result = settings.model_validate(dict(value))
+    result = settings.model_validate(dict(value), context=info.context)
     assert isinstance(result, ArchitectureSettings)
     return result
 
@@ -194,6 +214,11 @@ class Architecture(nn.Module):
     def reads(cls, settings: Any, field: Field) -> bool:
         """Return True where an input like this reaches the network: any of nodes and graphs, and those of edges that it sees."""
         return field.on != "edge" or "edge_features" in cls.sees or field.name in cls.kind_fields(settings)
+
+    @classmethod
+    def kinks(cls, settings: Any) -> str:
+        """A sentence that says where energies are not smooth with these settings; empty where they are."""
+        return ""
 
     @classmethod
     def check(cls, settings: Any, spec: GraphSpec) -> None:

@@ -85,6 +85,11 @@ class GATv2(Architecture):
         )
 
     @classmethod
+    def kinks(cls, settings: GATv2Settings) -> str:
+        """Those of LeakyReLU."""
+        return "forces jump wherever the argument of a LeakyReLU of the attention changes its sign"
+
+    @classmethod
     def check(cls, settings: GATv2Settings, spec: GraphSpec) -> None:
         """The heads divide the channels."""
         if settings.hidden_dim % settings.heads:

@@ -1,7 +1,8 @@
 """Scalar and vector states that turn with the graph: PaiNN (Schuett et al. 2021, arXiv:2102.03150, figure 2)."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -14,10 +15,33 @@ from hydragnn.layers import MessageGraph, States, mlp
 EPSILON = 1e-8
 
 
+def smooth_norm(squares: Tensor) -> Tensor:
+    """sqrt(|v|^2 + 1) - 1 from |v|^2: grows like |v|^2 / 2 at zero and like |v| far away, with derivatives of every order.
+
+    >>> smooth_norm(torch.tensor([0.0, 3.0]))
+    tensor([0., 1.])
+    """
+    return squares / ((squares + 1).sqrt() + 1)  # the same number, without a difference of two that are nearly equal
+
+
+def paper_norm(squares: Tensor) -> Tensor:
+    """sqrt(|v|^2 + 1e-8) from |v|^2, as in the authors' code: the length, but for a cusp 1e-4 wide at zero."""
+    return (squares + EPSILON).sqrt()
+
+
+NORMS: dict[str, Callable[[Tensor], Tensor]] = {"smooth": smooth_norm, "paper": paper_norm}
+
+
 class PaiNNSettings(GeometricSettings):
     """Scalar and vector states, rotation-equivariant (Schuett et al. 2021, arXiv:2102.03150)."""
 
+    before: ClassVar = {"norm": "paper"}
+
     kind: str = "painn"
+
+    norm: Literal["smooth", "paper"] = "smooth"
+    """Length of a vector in the updates: smooth is sqrt(|v|^2 + 1) - 1; paper is sqrt(|v|^2 + 1e-8), whose energies have cusps
+    where vectors vanish, at symmetric sites."""
 
 
 class PaiNNMessage(nn.Module):
@@ -55,13 +79,14 @@ class PaiNNMessage(nn.Module):
 class PaiNNUpdate(nn.Module):
     """Equations 9 and 10: scalars learn from the lengths and products of vectors, which they scale in turn.
 
-    The length of a vector is sqrt(|v|^2 + 1e-8), as in the authors' code.
+    Deviates from the paper: the length of a vector is ``smooth_norm``, unless ``paper_norm`` is asked for.
     """
 
-    def __init__(self, channels: int, *, last: bool) -> None:
+    def __init__(self, channels: int, *, last: bool, norm: Literal["smooth", "paper"] = "smooth") -> None:
         super().__init__()
         self.channels = channels
         self.last = last
+        self.norm = NORMS[norm]
         self.mix = nn.Linear(channels, 2 * channels, bias=False)
         self.gates = mlp([2 * channels, channels, (2 if last else 3) * channels])
 
@@ -70,7 +95,7 @@ class PaiNNUpdate(nn.Module):
     ) -> tuple[Float[Tensor, "nodes channels"], Float[Tensor, "nodes dim channels"] | None]:
         """Increments of scalars and vectors; the vectors' is None in a last layer that no one asks for vectors."""
         left, right = self.mix(vectors).split(self.channels, dim=-1)  # [nodes, dim, channels] each
-        norms = (right.square().sum(-2) + EPSILON).sqrt()  # [nodes, channels]
+        norms = self.norm(right.square().sum(-2))  # [nodes, channels]
         gates = self.gates(torch.cat([scalars, norms], dim=-1)).split(self.channels, dim=-1)
         d_scalars = gates[0] + gates[1] * (left * right).sum(-2)  # eq. 10
         return d_scalars, None if self.last else gates[2].unsqueeze(-2) * left  # eq. 9
@@ -122,10 +147,23 @@ class PaiNN(Architecture):
         parts = [2 if number == 0 else 3 for number in range(count)]  # no vectors come into the first layer
         filters = [[nn.Linear(self.basis.width, channels, bias=False) for _ in range(part)] for part in parts]
         messages = [PaiNNMessage(channels, part) for part in parts]
-        updates = [PaiNNUpdate(channels, last=number == count - 1 and 1 not in spec.degrees) for number in range(count)]
+        updates = [
+            PaiNNUpdate(channels, last=number == count - 1 and 1 not in spec.degrees, norm=settings.norm)
+            for number in range(count)
+        ]
         self.layers = nn.ModuleList(
             PaiNNLayer(of_layer, message, update, settings.dropout)
             for of_layer, message, update in zip(filters, messages, updates)
+        )
+
+    @classmethod
+    def kinks(cls, settings: PaiNNSettings) -> str:
+        """Those of the paper's norm."""
+        if settings.norm == "smooth":
+            return ""
+        return (
+            'with norm = "paper" forces change by a step of some 1e-4 A where vectors vanish by symmetry, so that force '
+            'constants of perfect crystals diverge down to there; norm = "smooth" has none'
         )
 
     @classmethod

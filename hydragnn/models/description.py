@@ -132,7 +132,7 @@ def description_from_json(value: Mapping[str, Any]) -> ModelDescription:
 
 def _encoder_settings(value: Mapping[str, Any]) -> ArchitectureSettings:
     """The settings of the architecture that ``kind`` names."""
-    settings: ArchitectureSettings = architecture_of(value["kind"]).Settings.parse(value, "model")
+    settings: ArchitectureSettings = architecture_of(value["kind"]).Settings.parse(value, "model", stored=True)
     return settings
 
 

@@ -14,7 +14,7 @@ from hydragnn.runs.attempt import Attempt, Fenced, Heartbeat
 from hydragnn.runs.callback import RunCallback
 from hydragnn.runs.checkpoint import latest_checkpoint, load_checkpoint
 from hydragnn.runs.failures import failure_of, first_failure, forget_failures, propagate_failure
-from hydragnn.runs.folder import check_folder, earlier_cost, identity
+from hydragnn.runs.folder import as_begun, check_folder, earlier_cost, identity
 from hydragnn.runs.plan import Stores, plan_run
 from hydragnn.runs.progress import Progress
 from hydragnn.runs.signals import interrupt_at_once, trap_signals
@@ -51,6 +51,7 @@ def train(
     check_request(until, micro_batches)
     asked, this = select_device(device), Attempt(folder=out, number=attempt)
     this.check()
+    config = as_begun(config, out) if resume else config
     with join_ranks(out, asked) as ranks:
         here = own_device(asked, ranks)
         check_folder(config.to_json(), out, resume)

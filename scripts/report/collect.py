@@ -312,7 +312,7 @@ def _points_of_branches(folder: Path, record: RunRecord) -> dict[str, Points | C
     """What the run's model says about validation graphs, of every branch."""
     if "branches" not in record.config:
         return run_points(folder, _run_config(record.config))
-    config = BranchedConfig.parse(record.config)
+    config = BranchedConfig.parse(record.config, stored=True)
     every = [run_points(folder, config.of_branch(branch.name), branch.name) for branch in config.branches]
     return {name: points for each in every for name, points in each.items()}
 
@@ -325,7 +325,9 @@ def _branch_of(ensemble: EnsembleFacts | None) -> str:
 
 def of_one_branch(config: Mapping[str, Any], branch: str) -> Mapping[str, Any]:
     """The configuration as an ensemble of one branch sees it; that of all where no branch is named."""
-    return parse_config(dict(config)).of_branch(branch).to_json() if branch and "branches" in config else config
+    if not branch or "branches" not in config:
+        return config
+    return parse_config(dict(config), stored=True).of_branch(branch).to_json()
 
 
 def heads_of(config: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -355,7 +357,8 @@ def _units_of_branches(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _run_config(config: Mapping[str, Any]) -> RunConfig:
-    return RunConfig.parse({key: value for key, value in config.items() if key in RunConfig.model_fields})
+    known = {key: value for key, value in config.items() if key in RunConfig.model_fields}
+    return RunConfig.parse(known, stored=True)
 
 
 def _record_scores(record: RunRecord, part: str, field: str, unit: str) -> FieldScores:

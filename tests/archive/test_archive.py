@@ -176,6 +176,9 @@ def test_a_campaign_of_version_1_goes_on_and_the_trial_with_a_pickled_checkpoint
         read_record(trial).epochs in (2, 4)
         and len(read_record(trial).curves["valid/loss"]) == read_record(trial).epochs
     )
+    assert json.loads((campaign / "campaign.json").read_text())["version"] == 1
+    models = [json.loads(path.read_text())["model"] for path in campaign.glob("trials/*/config.json")]
+    assert {model.get("norm", "paper") for model in models if model["kind"] == "painn"} == {"paper"}
 
 
 @pytest.mark.parametrize("name", ["campaign-v1", "ensemble-v1", "run-v1", "interrupted-run-v1"])

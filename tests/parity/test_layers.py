@@ -121,17 +121,19 @@ def test_painn_messages_equal_equations_7_and_8(edges: Topology) -> None:
     torch.testing.assert_close(d_vectors, expected_v, **SUMS)
 
 
-def test_painn_updates_equal_equations_9_and_10() -> None:
-    update = PaiNNUpdate(CHANNELS, last=False)
+@pytest.mark.parametrize("norm", ["paper", "smooth"])
+def test_painn_updates_equal_equations_9_and_10(norm: Literal["paper", "smooth"]) -> None:
+    update = PaiNNUpdate(CHANNELS, last=False, norm=norm)
     scalars, vectors = torch.randn(NODES, CHANNELS), torch.randn(NODES, 3, CHANNELS)
     d_scalars, d_vectors = update(scalars, vectors)
     left, right = linear(update.mix)[:CHANNELS], linear(update.mix)[CHANNELS:]
     for node in range(NODES):
         u, v = vectors[node] @ left.T, vectors[node] @ right.T
         norms = torch.stack([torch.linalg.norm(v[:, c]) for c in range(CHANNELS)])
+        norms = (norms.square() + 1).sqrt() - 1 if norm == "smooth" else norms
         shift, product, scale = update.gates(torch.cat([scalars[node], norms])).split(CHANNELS)
         inner = torch.stack([u[:, c] @ v[:, c] for c in range(CHANNELS)])
-        # the norm inside is sqrt(v^2 + 1e-8)
+        # the paper's norm is sqrt(v^2 + 1e-8) inside
         torch.testing.assert_close(d_scalars[node], shift + product * inner, rtol=1e-6, atol=1e-6)
         assert d_vectors is not None
         torch.testing.assert_close(d_vectors[node], scale * u, rtol=1e-6, atol=1e-6)

@@ -136,7 +136,7 @@ def test_painn_with_vectors_equals_that_of_its_authors(batch: GraphBatch) -> Non
     """schnetpack's network, whose weights and outputs ``make_schnetpack.py`` has kept in a file."""
     stored = load_file(Path(__file__).with_name("painn-schnetpack.safetensors"))
     heads = [{"field": "charge", "hidden_dims": []}, {"field": "flow", "hidden_dims": []}]
-    model = ours("painn", batch, heads, {"envelope": "cosine"})
+    model = ours("painn", batch, heads, {"envelope": "cosine", "norm": "paper"})
     torch.testing.assert_close(edge_vectors(batch), stored["edge_vectors"])
     table_of(model).weight[:100].copy_(stored["weights.embedding.weight"])
     filters = torch.cat([stored["weights.filter_net.weight"], stored["weights.filter_net.bias"].unsqueeze(1)], dim=1)
