@@ -1,4 +1,4 @@
-"""Honest error bars: a scale for the spread and conformal intervals, per field, fitted on validation graphs only."""
+"""Honest error bars: a scale for the spread and conformal intervals, per field, fitted on graphs that no member was trained on."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -49,18 +49,37 @@ class Calibration:
     nominal: float
     components: tuple[Component, ...]
     graphs: int
-    """Validation graphs behind it."""
+    """Graphs behind it."""
     guaranteed: bool
-    """False where there are too few validation graphs for the nominal level: the largest error seen is used then."""
+    """False where these are too few for the nominal level: the largest error seen is used then."""
+    part: str = "valid"
 
     @property
     def follows(self) -> bool:
         """The standard deviation differs from item to item."""
         return self.method == "spread"
 
+    @property
+    def sentence(self) -> str:
+        """What interval widths depend on, and which graphs are behind them."""
+        widths = "follow the members' spread" if self.follows else "are the same for all"
+        return f"interval widths {widths}; {evidence(self.part, self.graphs, self.guaranteed, self.nominal)}"
+
     def to_json(self) -> dict[str, Any]:
         """Plain JSON; ``number_calibration_from_json`` gives the same calibration back."""
         return {**asdict(self), "components": [asdict(component) for component in self.components]}
+
+
+def evidence(part: str, graphs: int, guaranteed: bool, nominal: float) -> str:
+    """Which graphs calibrated, in words.
+
+    >>> evidence("calibration", 52, True, 0.9)
+    'calibrated on 52 graphs that chose nothing'
+    >>> evidence("valid", 5, False, 0.9)
+    'calibrated on 5 validation graphs, which also chose the epoch: too few to guarantee 90 %'
+    """
+    which = {"calibration": "graphs that chose nothing", "valid": "validation graphs, which also chose the epoch"}[part]
+    return f"calibrated on {graphs} {which}" + ("" if guaranteed else f": too few to guarantee {nominal * 100:g} %")
 
 
 def number_calibration_from_json(value: Mapping[str, Any]) -> Calibration:
@@ -110,9 +129,7 @@ def fit_calibration(
     if not 0.0 < nominal < 1.0:
         raise InputError(f"the nominal level is {nominal:g}; give a fraction between 0 and 1, for example 0.9")
     if len(target) == 0:
-        raise InputError(
-            f"field {field.name} has no labelled validation graph to calibrate on; enlarge the validation part"
-        )
+        raise InputError(f"field {field.name} has no labelled graph to calibrate on; enlarge the validation part")
     error, spread, rows_of = _columns(field, target - moments.mean, raw_spread(field, moments), graph)
     method = method or ("spread" if bool((spread > 0).any(axis=0).all()) else "absolute")
     if method == "spread" and not (spread > 0).any(axis=0).all():

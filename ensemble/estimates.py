@@ -23,7 +23,11 @@ Owners = Int[NDArray[np.int64], " items"]
 
 @runtime_checkable
 class AnyCalibration(Protocol):
-    """How an ensemble's raw words become honest, fitted on validation graphs."""
+    """How an ensemble's raw words become honest, fitted on graphs that no member was trained on."""
+
+    @property
+    def sentence(self) -> str:
+        """What a report says of it: what widths depend on, and which graphs are behind them."""
 
     @property
     def follows(self) -> bool:
@@ -31,6 +35,19 @@ class AnyCalibration(Protocol):
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Labelled:
+    """The labelled items of one target in one part of the data, with what every member says about them."""
+
+    part: str
+    labels: Labels
+    members: Sequence[Distribution]
+    graph: Owners
+
+    def __len__(self) -> int:
+        return len(self.labels)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -88,13 +105,15 @@ class Estimate(ABC):
     def calibration(
         cls,
         target: Target,
-        labels: Labels,
-        members: Sequence[Distribution],
+        valid: Labelled,
+        apart: Labelled | None,
         weights: Float[Array, " members"],
-        graph: Owners,
         nominal: float,
     ) -> AnyCalibration:
-        """The calibration from labelled validation items; InputError where there are none."""
+        """The calibration on graphs ``apart`` that chose nothing, or on validation where there are none.
+
+        Whatever is chosen is chosen on validation. InputError where nothing is labelled.
+        """
 
     @classmethod
     @abstractmethod

@@ -10,6 +10,7 @@ from jaxtyping import Bool, Int
 from numpy.typing import NDArray
 
 from hydragnn.datasets import GraphStore, pack
+from hydragnn.ensemble.estimates import Labelled
 from hydragnn.ensemble.members import Member, Outcome, joined
 from hydragnn.ensemble.plan import default_budget
 from hydragnn.ensemble.screening import outcome_of, read_screened
@@ -51,6 +52,16 @@ class MemberOutputs:
         """What every member says about a target, or about some of its items."""
         every = [said.predictions[target.name] for said in self.outcomes]
         return every if use is None else [one.rows(torch.from_numpy(use)) for one in every]
+
+    def labelled(self, target: Target, part: str) -> Labelled:
+        """The usable items of a target, in the part of the data that goes by this name."""
+        use = self.usable(target)
+        return Labelled(
+            part=part,
+            labels=self.labels[target.name][use],
+            members=self.of(target, use),
+            graph=self.owners(target)[use],
+        )
 
     @property
     def failures(self) -> dict[int, str]:

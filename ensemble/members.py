@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from hydragnn.config import RunConfig, parse_config
+from hydragnn.config import RunConfig, stored_config
 from hydragnn.datasets import without_edges
 from hydragnn.errors import InputError, about
 from hydragnn.files import digest, read_json
@@ -56,7 +56,7 @@ def load_member(
     The model computes on a GPU where there is one, in ``dtype``; without it in double precision if it was trained so.
     """
     with about(str(folder)):
-        config = parse_config(read_json(folder / "config.json"), "config.json").of_branch(branch)
+        config = stored_config(read_json(folder / "config.json"), "config.json").of_branch(branch)
     wanted = dtype or (torch.float64 if config.train.precision == "fp64" else torch.float32)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     trained = load_model(model, dtype=wanted, device=device, branch=branch)
@@ -73,7 +73,7 @@ def load_run(folder: Path, *, weight: float = 1.0, dtype: torch.dtype | None = N
 
 
 def check_members(members: Sequence[Member]) -> None:
-    """InputError where members cannot speak as one: other targets, units, graphs, data or held-out parts."""
+    """InputError where members cannot speak as one: other targets, units, graphs or data."""
     first = members[0]
     for other in members[1:]:
         where = f"members {first.name} and {other.name}"
@@ -93,11 +93,6 @@ def check_members(members: Sequence[Member]) -> None:
             )
         if not _same_data(first, other):
             raise InputError(f"{where} were trained on different data; choose runs on one store")
-        if first.config.split != other.config.split:
-            raise InputError(
-                f"{where} hold out different graphs, so that one would be calibrated on what another was trained on; "
-                "choose runs with one [split]"
-            )
 
 
 def _same_data(first: Member, other: Member) -> bool:

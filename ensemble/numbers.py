@@ -1,7 +1,7 @@
 """Numbers: mean, where its uncertainty comes from, and intervals."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -17,7 +17,7 @@ from hydragnn.ensemble.calibration import (
     turning_axes,
     variance_factor,
 )
-from hydragnn.ensemble.estimates import AnyCalibration, Estimate, Labels, Owners
+from hydragnn.ensemble.estimates import AnyCalibration, Estimate, Labelled, Labels, Owners
 from hydragnn.ensemble.metrics import (
     coverage,
     gaussian_crps,
@@ -109,14 +109,15 @@ class NumberEstimate(Estimate):
     def calibration(
         cls,
         target: Target,
-        labels: Labels,
-        members: Sequence[Distribution],
+        valid: Labelled,
+        apart: Labelled | None,
         weights: Float[Array, " members"],
-        graph: Owners,
         nominal: float,
     ) -> Calibration:
         """A scale for the spread and conformal intervals."""
-        return fit_calibration(target.field, labels, moments_of(members, weights), graph, nominal=nominal)
+        on = apart or valid
+        fitted = fit_calibration(target.field, on.labels, moments_of(on.members, weights), on.graph, nominal=nominal)
+        return replace(fitted, part=on.part)
 
     @classmethod
     def evidence(cls, target: Target, labels: Labels, members: Sequence[Distribution]) -> Evidence:

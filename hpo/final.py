@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hydragnn.config import parse_config
+from hydragnn.config import parse_config, stored_config
 from hydragnn.errors import InputError
 from hydragnn.files import read_json
 from hydragnn.hpo.campaign import CampaignResult, run_search
@@ -99,7 +99,7 @@ def given_runs(folders: Iterable[Path], campaign: Path, *, seeds: int = 1, epoch
     trials = {trial_folder(campaign, trial.number): trial for trial in replayed(campaign / JOURNAL).trials.values()}
     runs: list[GivenRun] = []
     for folder in folders:
-        config = parse_config(read_json(folder / "config.json"), source=str(folder / "config.json"))
+        config = stored_config(read_json(folder / "config.json"), source=str(folder / "config.json"))
         trial = trials.get(folder)
         for _ in range(seeds):
             changed = {"seed": len(runs), "epochs": epochs or config.train.epochs}

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from hydragnn.config import AnyConfig, parse_config
+from hydragnn.config import AnyConfig, stored_config
 from hydragnn.errors import InputError, nearest
 from hydragnn.hpo.job import JobSettings
 from hydragnn.settings import Settings, read_toml, with_overrides
@@ -241,7 +241,7 @@ def _search_settings(table: dict[str, Any], source: str) -> SearchSettings:
 def _given_run(value: Any, source: str) -> GivenRun:
     if not isinstance(value, Mapping) or "config" not in value:
         raise InputError(f"{source} has no config; runs are written by the final training, and not by hand")
-    config = parse_config(value["config"], source=source)
+    config = stored_config(value["config"], source=source)
     return GivenRun(config=config, work=value.get("work"), scaling=value.get("scaling"))
 
 

@@ -216,6 +216,31 @@ def parse_config(table: Any, source: str = "configuration") -> AnyConfig:
     return kind.parse(table, source)
 
 
+def stored_config(table: Any, source: str = "configuration") -> AnyConfig:
+    """The run that a file of this program describes, ``config.json`` or a record; InputError on anything wrong.
+
+    A file of an earlier version lacks the keys that came later. It then means what it meant when it was written, and not
+    what their defaults mean today.
+    """
+    return parse_config(with_earlier_meaning(table), source)
+
+
+def with_earlier_meaning(table: Any) -> Any:
+    """A stored configuration with the keys that earlier versions did not write.
+
+    >>> with_earlier_meaning({"split": {"train": 0.7}})
+    {'split': {'train': 0.7, 'calibration': 0.0}}
+    """
+    if not isinstance(table, dict):
+        return table
+    result = dict(table)
+    if isinstance(result.get("branches"), list):
+        result["branches"] = [with_earlier_meaning(branch) for branch in result["branches"]]
+    if isinstance(result.get("split"), dict):
+        result["split"] = {**result["split"], "calibration": result["split"].get("calibration", 0.0)}
+    return result
+
+
 def read_config(path: Path, assignments: list[str] | None = None) -> AnyConfig:
     """The run that a TOML file and ``--set key=value`` assignments describe; InputError on anything wrong."""
     return config_from_table(with_overrides(read_toml(path), assignments or []), path)

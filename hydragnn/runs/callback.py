@@ -148,8 +148,13 @@ def identity(record: RunRecord) -> dict[str, Any]:
     return {"configuration_hash": digest(decisive(record.config)), "data_hash": record.data_hash}
 
 
-INDIFFERENT = {"data": ("store",), "train": ("checkpoint_epochs", "checkpoint_seconds", "tensorboard")}
-"""Settings that no result depends on: where the store lies (its content is compared), and what else is written when."""
+INDIFFERENT = {
+    "data": ("store",),
+    "split": ("calibration",),
+    "train": ("checkpoint_epochs", "checkpoint_seconds", "tensorboard"),
+}
+"""Settings that no training depends on: where the store lies (its content is compared), which of the graphs that it never
+sees calibrate an ensemble, and what else is written when."""
 
 
 def decisive(config: dict[str, Any]) -> dict[str, Any]:

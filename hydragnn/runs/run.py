@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from hydragnn.config import RunConfig, parse_config
+from hydragnn.config import RunConfig, stored_config
 from hydragnn.datasets import GraphStore, open_store
 from hydragnn.distributed.launch import LaunchError, this_launch
 from hydragnn.distributed.leaving import SECONDS_FOR_THE_FIRST, leave
@@ -65,7 +65,7 @@ def _train(options: argparse.Namespace, attempt: Attempt) -> int:
     folder: Path = options.folder
     check_ranks(options.ranks)
     begin_anew_after_pickle(attempt)
-    config = parse_config(read_json(folder / "config.json"), str(folder / "config.json"))
+    config = stored_config(read_json(folder / "config.json"), str(folder / "config.json"))
     record = train(
         config,
         folder,
@@ -163,7 +163,7 @@ def begun_record(folder: Path) -> RunRecord:
     """The record in the folder, or one that has only the configuration."""
     if (folder / "record.json").is_file():
         return read_record(folder)
-    config = parse_config(read_json(folder / "config.json"), str(folder / "config.json"))
+    config = stored_config(read_json(folder / "config.json"), str(folder / "config.json"))
     return RunRecord(config=config.to_json(), config_hash=config.hash, data_hash="", seed=config.train.seed)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from hydragnn.architectures import architecture_of
-from hydragnn.config import AnyConfig, RunConfig, parse_config
+from hydragnn.config import AnyConfig, RunConfig, stored_config
 from hydragnn.datasets import open_store
 from hydragnn.distributed.parallelize import parallelize
 from hydragnn.distributed.ranks import Ranks, joined_ranks
@@ -219,7 +219,7 @@ def check_folder(config: AnyConfig, out: Path, resume: bool) -> None:
         return
     if not (out / "config.json").exists():
         raise InputError(f"{out} holds no run to resume; leave out --resume to begin one")
-    begun = parse_config(read_json(out / "config.json"), str(out / "config.json"))
+    begun = stored_config(read_json(out / "config.json"), str(out / "config.json"))
     changed = differences(decisive(begun.to_json()), decisive(config.to_json()))
     if changed:
         raise InputError(
@@ -238,7 +238,7 @@ def check_nothing_else(out: Path, resume: bool) -> None:
     config = out / "config.json"
     if config.is_file():
         try:
-            parse_config(read_json(config), str(config))
+            stored_config(read_json(config), str(config))
         except InputError as error:
             raise InputError(f"{config} is not the configuration of a run ({error}); choose another --out") from error
     own = {*FIRST_FILES, "checkpoints", "model"} if config.is_file() else {*FIRST_FILES, "checkpoints"}

@@ -9,8 +9,9 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from hydragnn.config import BranchedConfig, RunConfig, parse_config
+from hydragnn.config import BranchedConfig, RunConfig, stored_config, with_earlier_meaning
 from hydragnn.datasets import open_store
+from hydragnn.ensemble.calibrations import calibration_from_json
 from hydragnn.errors import InputError
 from hydragnn.files import read_json
 from hydragnn.record import RunRecord, read_record
@@ -123,7 +124,7 @@ def _resolved(
     trials = [trial.record for trial in (campaign.best, *campaign.trials) if trial] if campaign else []
     members = [member.record for member in ensemble.members] if ensemble else []
     records = [record for record in (run.record if run else None, *trials, *members) if record is not None]
-    return records[0].config if records else campaign.config if campaign else {}
+    return with_earlier_meaning(records[0].config) if records else campaign.config if campaign else {}
 
 
 def _data(config: Mapping[str, Any], ensemble: EnsembleFacts | None) -> tuple[DataFacts | None, str]:
@@ -172,6 +173,10 @@ def ensemble_facts(folder: Path) -> EnsembleFacts:
             members=members,
             parts=parts,
             description=description,
+            calibration={
+                name: calibration_from_json(value).sentence
+                for name, value in description.get("calibration", {}).items()
+            },
             speed=_number((evaluation.get("timing") or {}).get("graphs_per_second")),
             failed={name: graphs for name, graphs in evaluation.get("failed", {}).items() if graphs},
         )
@@ -308,8 +313,8 @@ def _with_points(parts: dict[str, Part], folder: Path, record: RunRecord) -> dic
 def _points_of_branches(folder: Path, record: RunRecord) -> dict[str, Points | ClassPoints]:
     """What the run's model says about validation graphs, of every branch."""
     if "branches" not in record.config:
-        return run_points(folder, _run_config(record.config))
-    config = BranchedConfig.parse(record.config)
+        return run_points(folder, _run_config(with_earlier_meaning(record.config)))
+    config = BranchedConfig.parse(with_earlier_meaning(record.config))
     found = [run_points(folder, config.of_branch(branch.name), branch.name) for branch in config.branches]
     return {name: points for each in found for name, points in each.items()}
 
@@ -318,7 +323,7 @@ def of_one_branch(config: Mapping[str, Any], ensemble: EnsembleFacts | None) -> 
     """The configuration as an ensemble of one branch sees it; that of all where there is no such ensemble."""
     targets = ensemble.description.get("targets") if ensemble else None
     branch = targets[0].get("branch", "") if targets else ""
-    return parse_config(dict(config)).of_branch(branch).to_json() if branch and "branches" in config else config
+    return stored_config(dict(config)).of_branch(branch).to_json() if branch and "branches" in config else config
 
 
 def heads_of(config: Mapping[str, Any]) -> list[dict[str, Any]]:

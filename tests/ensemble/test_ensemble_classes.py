@@ -83,7 +83,7 @@ def test_too_few_graphs_for_the_level_promise_nothing():
     p, labels = draw(np.random.default_rng(3), 5)
     field = Field(name="x", on="graph", classes=4, dtype="int64")
     assert not fit_classes(field, labels, p, np.arange(5), nominal=0.9).guaranteed
-    with pytest.raises(InputError, match="no labelled validation graph"):
+    with pytest.raises(InputError, match="no labelled graph to calibrate on"):
         fit_classes(field, labels[:0], p[:0], np.arange(0), nominal=0.9)
 
 
