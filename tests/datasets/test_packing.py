@@ -1,6 +1,7 @@
 """Packing and sharding lose nothing, repeat nothing and stay within their bounds."""
 
 from itertools import pairwise
+from random import Random
 
 import numpy as np
 import pytest
@@ -21,7 +22,9 @@ def sizes_of(counts: list[tuple[int, int]]) -> Sizes:
 
 @settings(deadline=None, max_examples=80)
 @given(COUNTS, st.integers(0, 12), st.integers(0, 120), st.integers(0, 900), st.randoms(use_true_random=False))
-def test_packing_loses_nothing_and_keeps_every_budget(counts, graphs, nodes, edges, random) -> None:
+def test_packing_loses_nothing_and_keeps_every_budget(
+    counts: list[tuple[int, int]], graphs: int, nodes: int, edges: int, random: Random
+) -> None:
     sizes = sizes_of(counts)
     nodes = nodes and max(nodes, int(sizes.nodes.max()))
     edges = edges and max(edges, int(sizes.edges.max()))
@@ -38,7 +41,7 @@ def test_packing_loses_nothing_and_keeps_every_budget(counts, graphs, nodes, edg
 
 @settings(deadline=None, max_examples=80)
 @given(COUNTS)
-def test_a_batch_is_closed_only_when_the_next_graph_would_not_fit(counts) -> None:
+def test_a_batch_is_closed_only_when_the_next_graph_would_not_fit(counts: list[tuple[int, int]]) -> None:
     sizes = sizes_of(counts)
     budget = int(sizes.nodes.max())
     batches = pack(sizes, np.arange(len(counts)), BatchSettings(max_graphs=0, max_nodes=budget))
@@ -48,7 +51,9 @@ def test_a_batch_is_closed_only_when_the_next_graph_would_not_fit(counts) -> Non
 
 @settings(deadline=None, max_examples=80)
 @given(COUNTS, st.integers(1, 9))
-def test_sharding_loses_nothing_and_stays_within_the_bound_of_longest_first(counts, ranks) -> None:
+def test_sharding_loses_nothing_and_stays_within_the_bound_of_longest_first(
+    counts: list[tuple[int, int]], ranks: int
+) -> None:
     sizes = sizes_of(counts)
     batch = np.arange(len(counts))[::-1].copy()
     shares = shard(batch, sizes, ranks)
