@@ -200,7 +200,9 @@ def _domain(
     for target in ensemble.targets:
         if not calibrations[target.name].follows:
             continue
-        one = estimates_of(target).of(target, valid.of(target), ensemble.weights, calibrations[target.name])
+        one = estimates_of(target).of(
+            target, valid.of(target), ensemble.weights, calibrations[target.name], valid.nodes(target)
+        )
         spread = graph_spread(one.doubt, valid.positions(target), len(valid.graphs))
         spreads[target.name] = float(np.quantile(spread[np.isfinite(spread)], USUAL, method="higher"))
     return replace(domain, spreads=spreads)

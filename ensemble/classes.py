@@ -13,7 +13,7 @@ from scipy.special import entr, log_softmax, softmax
 from scipy.stats import rankdata
 
 from hydragnn.ensemble.calibration import conformal_quantile, evidence
-from hydragnn.ensemble.estimates import AnyCalibration, Estimate, Labelled, Labels, Owners
+from hydragnn.ensemble.estimates import AnyCalibration, Counts, Estimate, Labelled, Labels, Owners
 from hydragnn.ensemble.metrics import rank_correlation
 from hydragnn.ensemble.numbers import component_names
 from hydragnn.ensemble.selection import Evidence
@@ -100,6 +100,7 @@ class ClassEstimate(Estimate):
         members: Sequence[Distribution],
         weights: Float[Array, " members"],
         calibration: AnyCalibration | None,
+        nodes: Counts,
     ) -> "ClassEstimate":
         """The mixture of the members' probabilities."""
         every = member_probabilities(members)

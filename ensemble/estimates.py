@@ -19,6 +19,8 @@ Labels = Float[Array, "items *shape"]
 """Labels in the field's unit, classes as whole numbers."""
 Owners = Int[NDArray[np.int64], " items"]
 """The number of the graph that each item belongs to."""
+Counts = Int[NDArray[np.int64], " items"]
+"""The nodes of the graph that each item belongs to."""
 
 
 @runtime_checkable
@@ -45,6 +47,7 @@ class Labelled:
     labels: Labels
     members: Sequence[Distribution]
     graph: Owners
+    nodes: Counts
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -87,6 +90,7 @@ class Estimate(ABC):
         members: Sequence[Distribution],
         weights: Float[Array, " members"],
         calibration: AnyCalibration | None,
+        nodes: Counts,
     ) -> "Estimate":
         """The mixture of what the members say."""
 

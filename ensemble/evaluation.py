@@ -34,7 +34,9 @@ def part_evaluation(
         use = said.usable(target)
         if not use.any():
             continue
-        one = estimates_of(target).of(target, said.of(target, use), weights, calibrations.get(target.name))
+        one = estimates_of(target).of(
+            target, said.of(target, use), weights, calibrations.get(target.name), said.nodes(target)[use]
+        )
         labels = said.labels[target.name][use]
         metrics[target.name] = one.evaluation(labels, names, trivial.get(target.name, {}))
         rows = one.rows(labels, said.owners(target)[use])

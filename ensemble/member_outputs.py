@@ -43,6 +43,10 @@ class MemberOutputs:
         counts = {"node": self.nodes_per_graph, "edge": self.edges_per_graph}.get(target.field.on)
         return places if counts is None else np.repeat(places, counts)
 
+    def nodes(self, target: Target) -> Int[NDArray[np.int64], " items"]:
+        """The nodes of the graph of every item."""
+        return self.nodes_per_graph[self.positions(target)]
+
     def usable(self, target: Target) -> Bool[NDArray[np.bool_], " items"]:
         """Which items have a label and a prediction of every member."""
         labelled = _finite(self.labels[target.name])
@@ -61,6 +65,7 @@ class MemberOutputs:
             labels=self.labels[target.name][use],
             members=self.of(target, use),
             graph=self.owners(target)[use],
+            nodes=self.nodes(target)[use],
         )
 
     @property
