@@ -38,6 +38,17 @@ PARTS = ("train", "valid", "calibration", "test")
 WORDS = {"valid": "validation"}
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cuts:
+    """Fractions of what is parted, and the seed that shuffles it."""
+
+    train: float
+    valid: float
+    calibration: float | None
+    """None for half of what the others leave."""
+    seed: int
+
+
 class SplitKind(ABC):
     """A rule by which graphs are parted."""
 
@@ -45,29 +56,29 @@ class SplitKind(ABC):
     """What is parted as a whole."""
 
     @abstractmethod
-    def split(self, store: GraphStore, settings: SplitSettings) -> Split:
+    def split(self, store: GraphStore, field: str, cuts: Cuts) -> Split:
         """The parts of a store; InputError where the rule does not apply to it."""
 
     @abstractmethod
-    def leaves_rest(self, settings: SplitSettings) -> bool:
+    def leaves_rest(self, cuts: Cuts) -> bool:
         """Return True where something must remain for the test part."""
 
 
 class ByLabel(SplitKind):
     """Graphs with equal labels stay together; shuffled labels are cut at the fractions."""
 
-    def __init__(self, units: str, labels: Callable[[GraphStore, SplitSettings], ndarray]) -> None:
+    def __init__(self, units: str, labels: Callable[[GraphStore, str], ndarray]) -> None:
         self.units, self._labels = units, labels
 
-    def split(self, store: GraphStore, settings: SplitSettings) -> Split:
+    def split(self, store: GraphStore, field: str, cuts: Cuts) -> Split:
         """Cut the shuffled labels; every graph follows its label."""
-        rows = self._labels(store, settings)
+        rows = self._labels(store, field)
         _, labels = np.unique(rows.reshape(len(store), -1), axis=0, return_inverse=True)
-        return _by_label(np.asarray(labels, dtype=np.int64).reshape(-1), settings)
+        return _by_label(np.asarray(labels, dtype=np.int64).reshape(-1), cuts)
 
-    def leaves_rest(self, settings: SplitSettings) -> bool:
+    def leaves_rest(self, cuts: Cuts) -> bool:
         """Where the fractions do not sum to 1."""
-        return settings.train + settings.valid + (settings.calibration or 0.0) < 1 - 1e-9
+        return cuts.train + cuts.valid + (cuts.calibration or 0.0) < 1 - 1e-9
 
 
 class Given(SplitKind):
@@ -75,22 +86,22 @@ class Given(SplitKind):
 
     units = "graphs"
 
-    def split(self, store: GraphStore, settings: SplitSettings) -> Split:
+    def split(self, store: GraphStore, field: str, cuts: Cuts) -> Split:
         """The graphs of every number; 3 is for calibration, and with ``calibration = 0`` no such graph may be there."""
-        if settings.calibration:
+        if cuts.calibration:
             raise InputError(
-                f"a given split takes no fraction, and split.calibration is {settings.calibration:g}; leave it out and give "
-                f"graphs for calibration the number 3 in {settings.field}"
+                f"a given split takes no fraction, and split.calibration is {cuts.calibration:g}; leave it out and give "
+                f"graphs for calibration the number 3 in {field}"
             )
-        names = ("train", "valid", "test", *(("calibration",) if settings.calibration is None else ()))
-        parts = graph_values(store, settings.field or "").reshape(len(store), -1)
+        names = ("train", "valid", "test", *(("calibration",) if cuts.calibration is None else ()))
+        parts = graph_values(store, field).reshape(len(store), -1)
         if parts.shape[1] != 1 or not np.isin(parts, range(len(names))).all():
             known = ", ".join(f"{number} ({WORDS.get(name, name)})" for number, name in enumerate(names))
-            raise InputError(f"split field {settings.field} must hold one of {known} per graph; it does not")
+            raise InputError(f"split field {field} must hold one of {known} per graph; it does not")
         numbers = {name: np.flatnonzero(parts[:, 0] == number) for number, name in enumerate(names)}
         return Split(**{"calibration": np.zeros(0, dtype=np.int64), **numbers})
 
-    def leaves_rest(self, settings: SplitSettings) -> bool:
+    def leaves_rest(self, cuts: Cuts) -> bool:
         """The field decides."""
         return False
 
@@ -102,12 +113,13 @@ def make_split(store: GraphStore, settings: SplitSettings) -> Split:
     for it or left to it, and where the field with groups or given parts is missing or not a graph field.
     """
     kind = SPLIT_KINDS[settings.kind]
-    split = kind.split(store, settings)
+    cuts = Cuts(train=settings.train, valid=settings.valid, calibration=settings.calibration, seed=settings.seed)
+    split = kind.split(store, settings.field or "", cuts)
     needed = {
         "train": True,
         "valid": True,
         "calibration": bool(settings.calibration),
-        "test": kind.leaves_rest(settings),
+        "test": kind.leaves_rest(cuts),
     }
     for name, count in split.counts.items():
         if count == 0 and needed[name]:
@@ -119,19 +131,19 @@ def make_split(store: GraphStore, settings: SplitSettings) -> Split:
     return split
 
 
-def _by_label(labels: Int64[ndarray, " graphs"], settings: SplitSettings) -> Split:
+def _by_label(labels: Int64[ndarray, " graphs"], cuts: Cuts) -> Split:
     """Cut the shuffled labels at the fractions; every graph follows its label.
 
     Training and validation do not depend on what the rest is for.
     """
     groups = int(labels.max()) + 1 if len(labels) else 0
     rank = np.empty(groups, dtype=np.int64)
-    rank[np.random.default_rng(settings.seed).permutation(groups)] = np.arange(groups)
-    first = round(settings.train * groups)
-    second = min(groups, round((settings.train + settings.valid) * groups))
+    rank[np.random.default_rng(cuts.seed).permutation(groups)] = np.arange(groups)
+    first = round(cuts.train * groups)
+    second = min(groups, round((cuts.train + cuts.valid) * groups))
     place = rank[labels]
-    if settings.calibration is not None:
-        third = min(groups, round((settings.train + settings.valid + settings.calibration) * groups))
+    if cuts.calibration is not None:
+        third = min(groups, round((cuts.train + cuts.valid + cuts.calibration) * groups))
     else:
         left = np.count_nonzero(place >= second)
         third = second + (groups - second) // 2 if left >= LEAST else second
@@ -177,8 +189,8 @@ def reduced_compositions(store: GraphStore) -> Int64[ndarray, "graphs species"]:
 
 
 SPLIT_KINDS: Mapping[str, SplitKind] = {
-    "random": ByLabel("graphs", lambda store, settings: np.arange(len(store))),
-    "composition": ByLabel("compositions", lambda store, settings: reduced_compositions(store)),
-    "group": ByLabel("groups", lambda store, settings: graph_values(store, settings.field or "")),
+    "random": ByLabel("graphs", lambda store, field: np.arange(len(store))),
+    "composition": ByLabel("compositions", lambda store, field: reduced_compositions(store)),
+    "group": ByLabel("groups", graph_values),
     "given": Given(),
 }

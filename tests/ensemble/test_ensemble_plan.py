@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hydragnn.datasets.settings import BatchSettings
+from hydragnn.datasets import Budget
 from hydragnn.datasets.store import Sizes
 from hydragnn.ensemble.plan import certificate, chunks_of, default_budget, makespan, units_of
 
@@ -23,7 +23,7 @@ def test_every_graph_is_in_exactly_one_chunk_and_in_order(
     sizes = Sizes(
         nodes=np.array([n for n, _ in built], dtype=np.int64), edges=np.array([e for _, e in built], dtype=np.int64)
     )
-    budget = BatchSettings(max_graphs=max_graphs, max_nodes=max_nodes)
+    budget = Budget(max_graphs=max_graphs, max_nodes=max_nodes)
     chunks = chunks_of(sizes, numbers, budget, failures)
     assert [int(n) for chunk in chunks for n in chunk.numbers] == list(range(len(graphs)))
     assert [int(g) for chunk in chunks for g in chunk.graphs] == list(range(len(built)))
@@ -35,7 +35,7 @@ def test_every_graph_is_in_exactly_one_chunk_and_in_order(
 
 def test_a_graph_above_the_budget_stands_alone_and_says_what_it_needs() -> None:
     sizes = Sizes(nodes=np.array([2, 9, 2]), edges=np.array([0, 0, 0]))
-    chunks = chunks_of(sizes, np.arange(3), BatchSettings(max_graphs=0, max_nodes=8), {})
+    chunks = chunks_of(sizes, np.arange(3), Budget(max_nodes=8), {})
     assert [chunk.reason for chunk in chunks] == [
         "",
         "9 nodes are more than the budget of 8; raise batch.max_nodes to at least 9",
@@ -50,7 +50,7 @@ def test_no_graph_is_too_large_for_the_default_budget() -> None:
 
 def test_every_unit_is_planned_once_costliest_first() -> None:
     sizes = Sizes(nodes=np.array([1, 2, 3]), edges=np.array([0, 0, 0]))
-    chunks = chunks_of(sizes, np.arange(3), BatchSettings(max_graphs=1), {})
+    chunks = chunks_of(sizes, np.arange(3), Budget(max_graphs=1), {})
     units = units_of(chunks, [1.0, 5.0])
     assert {(u.member, u.chunk) for u in units} == {(m, c) for m in range(2) for c in range(3)}
     assert [u.cost for u in units] == sorted((u.cost for u in units), reverse=True)

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from sklearn.metrics import mean_absolute_error, r2_score, root_mean_squared_error
 
 from hydragnn.config import RunConfig
-from hydragnn.datasets import BatchSettings, Loader, MemoryStore, SplitSettings, make_split
+from hydragnn.datasets import Budget, Loader, MemoryStore, SplitSettings, make_split
 from hydragnn.graphs import GraphBatch
 from hydragnn.models import Point, Target
+from hydragnn.runs.plan import plan_run
 from hydragnn.runs.preparation import prepare_data
 from hydragnn.training import errors_on, trivial_metrics, trivial_predictor
 from hydragnn.training.metrics import Errors, moments_of, target_moments
@@ -57,10 +58,10 @@ def test_metrics_agree_with_scikit_learn_and_pass_over_missing_labels(store: Mem
             for target in targets
         }
 
-    metrics = errors_on(predict, store, split.train, targets, BatchSettings(max_graphs=5))
+    metrics = errors_on(predict, store, split.train, targets, Budget(max_graphs=5))
     pairs = {target.name: ([], []) for target in targets}
 
-    for _, batch in Loader(store, split.train, BatchSettings(max_graphs=5), shuffle=False).epoch(0):
+    for _, batch in Loader(store, split.train, Budget(max_graphs=5), shuffle=False).epoch(0):
         values = predict(batch)
         for target in targets:
             present = batch.present(target.name)[batch.owner("node")]
@@ -114,7 +115,7 @@ def test_the_trivial_predictor_is_the_best_constant_of_the_training_part(
 
     config = make_config(heads__0__references=references)
     (data,) = prepare_data(
-        config, store, DevicePlacement(device=torch.device("cpu"), dtype=torch.float64), Ranks()
+        plan_run(config, store), DevicePlacement(device=torch.device("cpu"), dtype=torch.float64), Ranks()
     ).branches
     on_training = trivial_metrics(store, data.split.train, data.split.train, data.targets, data.normalisation)
     assert on_training["charge"]["r2"] == pytest.approx(0.0, abs=1e-12)
@@ -138,7 +139,7 @@ def test_normalisation_sees_the_training_part_only(store: MemoryStore, make_conf
 
     config = make_config()
     (data,) = prepare_data(
-        config, store, DevicePlacement(device=torch.device("cpu"), dtype=torch.float64), Ranks()
+        plan_run(config, store), DevicePlacement(device=torch.device("cpu"), dtype=torch.float64), Ranks()
     ).branches
     charges = store.read(data.split.train, ["charge"])
     present = charges.present("charge")[charges.owner("node")]
