@@ -11,11 +11,12 @@ import numpy as np
 from jaxtyping import Int
 from numpy.typing import NDArray
 
-from hydragnn.datasets import Budget, GraphStore, Split, WithoutEdges, make_split, open_store, pack
+from hydragnn.datasets import Budget, GraphStore, Split, WithoutEdges, open_store, pack
 from hydragnn.ensemble.domain import Domain, graph_spread, training_domain
 from hydragnn.ensemble.ensemble import Ensemble, ensemble_of
 from hydragnn.ensemble.estimates import AnyCalibration
 from hydragnn.ensemble.evaluation import Evaluation, Part, part_evaluation
+from hydragnn.ensemble.held_out import joint_split
 from hydragnn.ensemble.manifest import Manifest, MemberEntry, checksum, write_manifest
 from hydragnn.ensemble.member_outputs import MemberOutputs, member_outputs
 from hydragnn.ensemble.members import Member, load_run
@@ -45,8 +46,8 @@ def build_ensemble(
 ) -> Evaluation:
     """Make the folder ``out`` from finished runs: members, calibration, training domain, evaluation; gives the latter.
 
-    AnyCalibration sees the validation part only; the evaluation covers validation, test and every store in ``others``. The
-    store is the runs' own unless given. The folder is complete or absent. InputError where runs do not fit together, the
+    The calibration sees the calibration part only, or validation where there is none; the evaluation covers validation, test
+    and every store in ``others``. The store is the runs' own unless given. The folder is complete or absent. InputError where runs do not fit together, the
     store is not the one they were trained on, or ``out`` is there already. Of runs with several branches, the ensemble is of
     the one that is named.
     """
@@ -60,11 +61,12 @@ def build_ensemble(
     ]
     raw = ensemble_of(members)
     store = store or open_store(members[0].config.data.store)
-    split = _split(members[0], store)
+    split = _split(members, store)
     inputs = raw.needed(store)
 
     valid = member_outputs(members, store, split.valid, inputs)
-    calibrations = with_calibration(raw, valid, nominal)
+    apart = member_outputs(members, store, split.calibration, inputs) if len(split.calibration) else None
+    calibrations = with_calibration(raw, valid, apart, nominal)
     domain = _domain(raw, store, split, inputs, valid, calibrations)
     parts = {"valid": (store, valid)}
     if len(split.test):
@@ -108,25 +110,27 @@ def distinct_names(runs: Sequence[Path]) -> list[str]:
     return names
 
 
-def _split(member: Member, store: GraphStore) -> Split:
+def _split(members: Sequence[Member], store: GraphStore) -> Split:
     """The split that the members were trained with; InputError where the store is another one."""
+    member = members[0]
     known = {store.fingerprint, WithoutEdges(store).fingerprint}
     if member.record.data_hash not in known:
         raise InputError(
             f"the store {member.config.data.store} is not what member {member.name} was trained on (fingerprint "
             f"{store.fingerprint}, trained on {member.record.data_hash}); give the original store"
         )
-    return make_split(store, member.config.split)
+    return joint_split(members, store)
 
 
-def with_calibration(ensemble: Ensemble, valid: MemberOutputs, nominal: float) -> dict[str, AnyCalibration]:
-    """The calibration of every field on what the members said about the validation part."""
+def with_calibration(
+    ensemble: Ensemble, valid: MemberOutputs, apart: MemberOutputs | None, nominal: float
+) -> dict[str, AnyCalibration]:
+    """The calibration of every field on graphs ``apart`` from validation; on validation where none of them is labelled."""
     result: dict[str, AnyCalibration] = {}
     for target in ensemble.targets:
-        use = valid.usable(target)
-        labels, owners = valid.labels[target.name][use], valid.owners(target)[use]
+        own = apart.labelled(target, "calibration") if apart else None
         result[target.name] = estimates_of(target).calibration(
-            target, labels, valid.of(target, use), ensemble.weights, owners, nominal
+            target, valid.labelled(target, "valid"), own or None, ensemble.weights, nominal
         )
     return result
 
@@ -206,7 +210,9 @@ def _domain(
     for target in ensemble.targets:
         if not calibrations[target.name].follows:
             continue
-        one = estimates_of(target).of(target, valid.of(target), ensemble.weights, calibrations[target.name])
+        one = estimates_of(target).of(
+            target, valid.of(target), ensemble.weights, calibrations[target.name], valid.nodes(target)
+        )
         spread = graph_spread(one.doubt, valid.positions(target), len(valid.graphs))
         spreads[target.name] = float(np.quantile(spread[np.isfinite(spread)], USUAL, method="higher"))
     return replace(domain, spreads=spreads)

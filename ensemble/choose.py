@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hydragnn.datasets import make_split, open_store
+from hydragnn.datasets import open_store
 from hydragnn.ensemble.build import build_ensemble, check_out, evidence_of
 from hydragnn.ensemble.ensemble import ensemble_of
 from hydragnn.ensemble.evaluation import Evaluation
+from hydragnn.ensemble.held_out import joint_split
 from hydragnn.ensemble.member_outputs import member_outputs
 from hydragnn.ensemble.members import load_run
 from hydragnn.ensemble.selection import Candidate, candidates, greedy_selection, top_k
@@ -97,7 +98,7 @@ def _greedy(
     members = [load_run(candidate.folder, branch=branch) for candidate in pool]
     together = ensemble_of(members)
     store = open_store(members[0].config.data.store)
-    valid = member_outputs(members, store, make_split(store, members[0].config.split).valid, together.needed(store))
+    valid = member_outputs(members, store, joint_split(members, store).valid, together.needed(store))
     picked = greedy_selection(evidence_of(valid, together.targets), k, costs=valid.seconds, price=price)
     story = {
         "pool": [candidate.name for candidate in pool],

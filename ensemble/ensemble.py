@@ -217,7 +217,7 @@ class Ensemble:
 def ensemble_of(members: Sequence[Member]) -> Ensemble:
     """Members as an ensemble without calibration, as it is before it has seen validation data.
 
-    InputError where they do not share targets, data and held-out parts.
+    InputError where they do not share targets and data.
     """
     check_members(members)
     entries = tuple(

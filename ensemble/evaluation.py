@@ -132,7 +132,9 @@ def part_evaluation(
         use = outputs.usable(target)
         if not use.any():
             continue
-        one = estimates_of(target).of(target, outputs.of(target, use), weights, calibrations.get(target.name))
+        one = estimates_of(target).of(
+            target, outputs.of(target, use), weights, calibrations.get(target.name), outputs.nodes(target)[use]
+        )
         labels = outputs.labels[target.name][use]
         metrics[target.name] = TargetEvaluation.from_json(one.evaluation(labels, names, trivial.get(target.name, {})))
         rows = one.rows(labels, outputs.owners(target)[use])

@@ -15,7 +15,7 @@ from hydragnn.files import digest, read_json, write_json
 from hydragnn.graphs.field import Field, field_from_json
 from hydragnn.models import Target, read_description, target_from_json
 
-VERSION = 2
+VERSION = 3
 NAME = "ensemble.json"
 
 

@@ -10,6 +10,7 @@ from jaxtyping import Bool, Int
 from numpy.typing import NDArray
 
 from hydragnn.datasets import GraphStore, pack
+from hydragnn.ensemble.estimates import Labelled
 from hydragnn.ensemble.members import Member, Outcome, join_outcomes
 from hydragnn.ensemble.plan import default_budget
 from hydragnn.ensemble.screening import outcome_of, read_screened
@@ -42,6 +43,10 @@ class MemberOutputs:
         counts = {"node": self.nodes_per_graph, "edge": self.edges_per_graph}.get(target.field.on)
         return places if counts is None else np.repeat(places, counts)
 
+    def nodes(self, target: Target) -> Int[NDArray[np.int64], " items"]:
+        """The nodes of the graph of every item."""
+        return self.nodes_per_graph[self.positions(target)]
+
     def usable(self, target: Target) -> Bool[NDArray[np.bool_], " items"]:
         """Which items have a label and a prediction of every member."""
         labelled = _finite(self.labels[target.name])
@@ -51,6 +56,17 @@ class MemberOutputs:
         """What every member says about a target, or about some of its items."""
         every = [outcome.predictions[target.name] for outcome in self.outcomes]
         return every if use is None else [one.rows(torch.from_numpy(use)) for one in every]
+
+    def labelled(self, target: Target, part: str) -> Labelled:
+        """The usable items of a target, in the part of the data that goes by this name."""
+        use = self.usable(target)
+        return Labelled(
+            part=part,
+            labels=self.labels[target.name][use],
+            members=self.of(target, use),
+            graph=self.owners(target)[use],
+            nodes=self.nodes(target)[use],
+        )
 
     @property
     def failures(self) -> dict[int, str]:

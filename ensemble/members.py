@@ -73,7 +73,7 @@ def load_run(folder: Path, *, weight: float = 1.0, dtype: torch.dtype | None = N
 
 
 def check_members(members: Sequence[Member]) -> None:
-    """InputError where members cannot speak as one: other targets, units, graphs, data or held-out parts."""
+    """InputError where members cannot speak as one: other targets, units, graphs or data."""
     first = members[0]
     for other in members[1:]:
         where = f"members {first.name} and {other.name}"
@@ -93,11 +93,6 @@ def check_members(members: Sequence[Member]) -> None:
             )
         if not _same_data(first, other):
             raise InputError(f"{where} were trained on different data; choose runs on one store")
-        if first.config.split != other.config.split:
-            raise InputError(
-                f"{where} hold out different graphs, so that one would be calibrated on what another was trained on; "
-                "choose runs with one [split]"
-            )
 
 
 def _same_data(first: Member, other: Member) -> bool:

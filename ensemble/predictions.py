@@ -92,7 +92,8 @@ def combine_outcomes(
     estimates: dict[str, Estimate] = {}
     for target in targets:
         members = [outcome.predictions[target.name] for outcome in outcomes]
-        estimates[target.name] = estimates_of(target).of(target, members, weights, calibrations.get(target.name))
+        nodes = np.repeat(nodes_per_graph, items_per_graph(target, nodes_per_graph, edges_per_graph))
+        estimates[target.name] = estimates_of(target).of(target, members, weights, calibrations.get(target.name), nodes)
     status = [
         refused or next((f"member {name}: {reason}" for name, reason in zip(names, others) if reason), "ok")
         for refused, *others in zip(reasons, *(outcome.reasons for outcome in outcomes))
@@ -104,6 +105,13 @@ def combine_outcomes(
         status=tuple(status),
         domain=tuple(domain),
     )
+
+
+def items_per_graph(
+    target: Target, nodes: Int[NDArray[np.int64], " graphs"], edges: Int[NDArray[np.int64], " graphs"]
+) -> Int[NDArray[np.int64], " graphs"]:
+    """How many items of a target every graph has."""
+    return {"node": nodes, "edge": edges}.get(target.field.on, np.ones_like(nodes))
 
 
 def nothing(targets: Sequence[Target], members: int, nodes: int, edges: int, reason: str) -> Predictions:

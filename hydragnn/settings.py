@@ -2,9 +2,9 @@
 
 import json
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import pydantic
 
@@ -19,6 +19,22 @@ class Settings(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False, validate_default=True
     )
+
+    before: ClassVar[Mapping[str, Any]] = {}
+    """Keys that came later, with what was computed before them: that is what stored settings mean which lack them."""
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _as_before(cls, value: Any, info: Any) -> Any:
+        # info is a ValidationInfo: a protocol, which cannot be checked at run time
+        stored = info.context is not None and info.context.get("stored", False)
+        return {**cls.before, **value} if stored and isinstance(value, Mapping) else value
+
+    @classmethod
+    def without_later_keys(cls, table: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a complete table without the keys that came later, where they say what was computed before: hashes stay."""
+        before = cls.class_for(table).before
+        return {key: value for key, value in table.items() if key not in before or value != before[key]}
 
     @classmethod
     def parse(cls: type[T], value: Any, source: str = "configuration", *, stored: bool = False) -> T:

@@ -37,9 +37,6 @@ class GlobalAttentionSettings(Settings):
 class ArchitectureSettings(Settings):
     """What every architecture has."""
 
-    before: ClassVar[Mapping[str, Any]] = {}
-    """Keys that came later, with what was computed before them: that is what stored settings mean which lack them."""
-
     kind: str
     """Name of the architecture, or ``package.module:Name`` of a class of yours."""
 
@@ -61,13 +58,6 @@ class ArchitectureSettings(Settings):
 
     checkpoint_activations: bool = False
     """Compute every layer a second time in the backward pass instead of keeping its activations: less memory, a third more time."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _as_before(cls, value: Any, info: Any) -> Any:
-        # info is a ValidationInfo: a protocol, which cannot be checked at run time
-        stored = info.context is not None and info.context.get("stored", False)
-        return {**cls.before, **value} if stored and isinstance(value, Mapping) else value
 
     @model_validator(mode="after")
     def _is_of_its_kind(self) -> "ArchitectureSettings":
@@ -101,16 +91,6 @@ class GeometricSettings(ArchitectureSettings):
 
     envelope: Literal["polynomial", "cosine", "none"] = "polynomial"
     """Smooth end of messages at the cutoff; none for meshes and grains, whose edges do not come from a cutoff."""
-
-
-def without_later_keys(model: Mapping[str, Any]) -> dict[str, Any]:
-    """A complete table of settings without the keys that came later, where they say what was computed before: hashes stay.
-
-    >>> without_later_keys({"kind": "painn", "cutoff": 5.0, "norm": "paper"})
-    {'kind': 'painn', 'cutoff': 5.0}
-    """
-    before = ArchitectureSettings.class_for(model).before if "kind" in model else {}
-    return {key: value for key, value in model.items() if key not in before or value != before[key]}
 
 
 def _of_its_kind(value: Any, handler: Callable[[Any], Any], info: Any) -> ArchitectureSettings:

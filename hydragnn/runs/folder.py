@@ -12,8 +12,13 @@ from hydragnn.record import Cost, RunRecord, read_record
 FIRST_FILES = ("config.json", "attempt.json", "heartbeat")
 """What may be in the folder of a run before it begins."""
 
-INDIFFERENT = {"data": ("store",), "train": ("checkpoint_epochs", "checkpoint_seconds", "tensorboard")}
-"""Settings that no result depends on: where the store lies (its content is compared), and what else is written when."""
+INDIFFERENT = {
+    "data": ("store",),
+    "split": ("calibration",),
+    "train": ("checkpoint_epochs", "checkpoint_seconds", "tensorboard"),
+}
+"""Settings that no training depends on: where the store lies (its content is compared), which of the graphs that it never
+sees calibrate an ensemble, and what else is written when."""
 
 
 def as_begun(config: AnyConfig, out: Path) -> AnyConfig:
@@ -45,8 +50,8 @@ def check_folder(config: dict[str, Any], out: Path, resume: bool) -> None:
         return
     if not (out / "config.json").exists():
         raise InputError(f"{out} holds no run to resume; leave out --resume to begin one")
-    begun = stored_config(out / "config.json")
-    changed = differences(decisive(begun.to_json()), decisive(config))
+    saved_config = stored_config(out / "config.json")
+    changed = differences(decisive(saved_config.to_json()), decisive(config))
     if changed:
         raise InputError(
             f"{out} was begun with another configuration ({', '.join(changed[:3])}); resume it with the same one, or begin a "

@@ -11,6 +11,7 @@ import numpy as np
 
 from hydragnn.config import BranchedConfig, RunConfig, parse_config
 from hydragnn.datasets import open_store
+from hydragnn.ensemble.calibrations import calibration_from_json
 from hydragnn.errors import InputError
 from hydragnn.files import read_json
 from hydragnn.record import RunRecord, read_record
@@ -175,6 +176,10 @@ def ensemble_facts(folder: Path) -> EnsembleFacts:
             members=members,
             parts=parts,
             description=description,
+            calibration={
+                name: calibration_from_json(value).sentence
+                for name, value in description.get("calibration", {}).items()
+            },
             speed=_number((evaluation.get("timing") or {}).get("graphs_per_second")),
             failed={name: graphs for name, graphs in evaluation.get("failed", {}).items() if graphs},
         )

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from hydragnn.config import RunConfig
 from hydragnn.datasets import open_store
-from hydragnn.datasets.split import Split, make_split
+from hydragnn.datasets.split import make_split
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 from hydragnn.scripts.report.facts import DataFacts, Target, Values
@@ -28,8 +28,7 @@ def data_facts(config: RunConfig, path: Path) -> DataFacts:
     split = make_split(store, config.split)
     sizes = store.sizes()
     picked = {
-        name: evenly_spaced(getattr(split, name), sizes.nodes, SAMPLE_GRAPHS, SAMPLE_NODES)
-        for name in ("train", "valid", "test")
+        name: evenly_spaced(getattr(split, name), sizes.nodes, SAMPLE_GRAPHS, SAMPLE_NODES) for name in split.counts
     }
     fields = {field.name: field for field in store.fields()}
     target_names = [name for name in config.targets if name in fields]
@@ -45,7 +44,7 @@ def data_facts(config: RunConfig, path: Path) -> DataFacts:
         dim=store.dim,
         nodes=sizes.nodes,
         edges=sizes.edges,
-        parts=_counts(split),
+        parts={name: count for name, count in split.counts.items() if count or name != "calibration"},
         fields=[field.to_json() for field in store.fields()],
         attributes=dict(store.attributes),
         composition=_composition(read, kinds) if kinds else {},
@@ -53,10 +52,6 @@ def data_facts(config: RunConfig, path: Path) -> DataFacts:
         targets=tuple(_target(fields[name], read) for name in target_names),
         sampled=sum(len(indices) for indices in picked.values()),
     )
-
-
-def _counts(split: Split) -> dict[str, int]:
-    return {"train": len(split.train), "valid": len(split.valid), "test": len(split.test)}
 
 
 def evenly_spaced(indices: NDArray[np.int64], nodes: NDArray[np.int64], graphs: int, budget: int) -> NDArray[np.int64]:

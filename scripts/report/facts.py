@@ -145,6 +145,8 @@ class EnsembleFacts:
     members: tuple[Member, ...]
     parts: Mapping[str, Part]
     description: Mapping[str, Any]
+    calibration: Mapping[str, str]
+    """How the intervals of every field are made, in words."""
     speed: float
     """Graphs per second that all members together predict; NaN where unknown."""
     failed: Mapping[str, Mapping[str, str]]

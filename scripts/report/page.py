@@ -330,7 +330,8 @@ def uncertainty(facts: Facts) -> Section | None:
         anchor="uncertainty",
         title="Does it know what it does not know",
         lead=f"Every prediction comes with a spread (between members and within each) and a {nominal * 100:.0f} % interval. "
-        "Here both are held against what really happened.",
+        "Here both are held against what really happened. "
+        + " ".join(f"{name}: {sentence}." for name, sentence in facts.ensemble.calibration.items()),
         figures=figures,
         tables=tables_of(part),
         folded=tuple(table for other in facts.parts.values() if other is not part for table in tables_of(other)),

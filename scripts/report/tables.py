@@ -107,7 +107,8 @@ def parts_table(data: DataFacts) -> Table:
     total = max(1, sum(data.parts.values()))
     purpose = {
         "train": "fits the weights",
-        "valid": "chooses epoch, trial and members; fits intervals",
+        "valid": "chooses epoch, trial and members" + ("" if "calibration" in data.parts else "; fits intervals"),
+        "calibration": "fits intervals; has chosen nothing",
         "test": "only judges",
     }
     return Table(

@@ -43,12 +43,14 @@ def test_a_mixture_of_members_is_normalised_and_its_doubt_has_two_parts() -> Non
     members = [Categorical(logits=torch.from_numpy(generator.normal(size=(9, 3)))) for _ in range(4)]
     weights = np.array([0.4, 0.3, 0.2, 0.1])
     target = Target(field=PHASE, loss="cross_entropy", distribution=Categorical)
-    one = ClassEstimate.of(target, members, weights, None)
+    one = ClassEstimate.of(target, members, weights, None, np.ones(len(members[0].probabilities), dtype=np.int64))
     expected = sum(w * member.probabilities.numpy() for w, member in zip(weights, members))
     np.testing.assert_allclose(one.probability, expected)
     np.testing.assert_allclose(one.probability.sum(-1), 1.0)
     np.testing.assert_allclose(one.epistemic + one.aleatoric, one.entropy)
-    alone = ClassEstimate.of(target, members[:1], np.ones(1), None)
+    alone = ClassEstimate.of(
+        target, members[:1], np.ones(1), None, np.ones(len(members[0].probabilities), dtype=np.int64)
+    )
     np.testing.assert_allclose(alone.epistemic, 0.0, atol=1e-12)
 
 
@@ -75,7 +77,9 @@ def test_conformal_sets_hold_the_label_as_often_as_promised(sharpness: float, no
     (p, labels), (q, others) = draw(generator, 1500, sharpness=sharpness), draw(generator, 1500, sharpness=sharpness)
     fitted = fit_classes(field, labels, p, np.arange(1500), nominal=nominal)
     members = [Categorical(logits=torch.from_numpy(np.log(q)))]
-    one = ClassEstimate.of(Target(field=field, distribution=Categorical), members, np.ones(1), fitted)
+    one = ClassEstimate.of(
+        Target(field=field, distribution=Categorical), members, np.ones(1), fitted, np.ones(1500, dtype=np.int64)
+    )
     covered = int(one.set[np.arange(1500), others.astype(int)].sum())
     # binomial error of 1500 fresh labels and as much again from the 1500 that set the threshold, at 1 in 10,000
     low, high = binom.ppf([5e-5, 1 - 5e-5], 750, nominal) / 750
@@ -86,7 +90,7 @@ def test_too_few_graphs_for_the_level_promise_nothing() -> None:
     p, labels = draw(np.random.default_rng(3), 5)
     field = Field(name="x", on="graph", classes=4, dtype="int64")
     assert not fit_classes(field, labels, p, np.arange(5), nominal=0.9).guaranteed
-    with pytest.raises(InputError, match="no labelled validation graph"):
+    with pytest.raises(InputError, match="no labelled graph to calibrate on"):
         fit_classes(field, labels[:0], p[:0], np.arange(0), nominal=0.9)
 
 

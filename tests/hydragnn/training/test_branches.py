@@ -65,8 +65,8 @@ def test_each_branch_learns_and_predicts_in_its_own_units(
 ) -> None:
     record = train(make(model, train__epochs=12), tmp_path / "run", store=stores)
     assert record.status == "finished"
-    assert record.parts == {"train": 36, "valid": 11, "test": 5}
-    assert record.branches["oxides"].parts == {"train": 8, "valid": 3, "test": 1}
+    assert record.parts == {"train": 36, "valid": 11, "calibration": 0, "test": 5}
+    assert record.branches["oxides"].parts == {"train": 8, "valid": 3, "calibration": 0, "test": 1}
     assert record.branches["oxides"].data_hash == stores["oxides"].fingerprint
     assert record.curves["valid/loss"][-1] < record.curves["valid/loss"][0]
     for name, store in stores.items():
