@@ -49,7 +49,7 @@ def fitted_limits(values: Float[Array, "graphs channels"], channels: Sequence[Ch
         tails = np.array([upper_value(column[: len(column) - without], share) for column in known])
         return Limits(usual=usual, limit=np.where(exact, least, np.maximum(tails, least)))
 
-    equal = FALSE_ALARMS / max(1, np.count_nonzero(~exact))
+    equal = FALSE_ALARMS / max(1, int(np.count_nonzero(~exact)))
     for share in np.geomspace(FALSE_ALARMS if len(values) * FALSE_ALARMS >= 1 else equal, equal / 10, 30):
         alone = limits(float(share), without=1).scores(values)[:, ~exact]  # the largest is what a limit hangs on
         if np.count_nonzero((alone > 1).any(axis=1)) <= FALSE_ALARMS * len(values):

@@ -141,7 +141,7 @@ def alloys(data: Path) -> DomainSet:
             ],
             {"train": 0.5, "valid": 0.3},
             batch=8,
-            epochs=20,
+            epochs=10,
         ),
         judged="charge_transfer",
         probes={
@@ -197,8 +197,8 @@ def acetylacetone(data: Path) -> DomainSet:
                 }
             ],
             {"train": 0.5, "valid": 0.3},
-            batch=5,
-            epochs=60,
+            batch=10,
+            epochs=40,
         ),
         judged="forces",
         probes={"600 K": [from_ase(frame, 5.0, fields=[ENERGY, FORCES]) for frame in hot]},
@@ -213,11 +213,11 @@ def darcy(data: Path) -> DomainSet:
     return DomainSet(
         graphs=[grid(permeability[row], pressure[row]) for row in range(500)],
         table=_table(
-            {"kind": "painn", "cutoff": 0.1, "hidden_dim": 24, "num_layers": 5, "num_radial": 4, "envelope": "none"},
+            {"kind": "schnet", "cutoff": 0.2, "hidden_dim": 24, "num_layers": 5, "num_radial": 8, "envelope": "none"},
             [{"kind": "scalar", "field": "pressure"}],
             {"train": 0.5, "valid": 0.3},
             batch=8,
-            epochs=16,
+            epochs=8,
         ),
         judged="pressure",
         probes={
