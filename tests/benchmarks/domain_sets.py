@@ -141,7 +141,7 @@ def alloys(data: Path) -> DomainSet:
             ],
             {"train": 0.5, "valid": 0.3},
             batch=8,
-            epochs=10,
+            epochs=8,
         ),
         judged="charge_transfer",
         probes={
@@ -197,8 +197,8 @@ def acetylacetone(data: Path) -> DomainSet:
                 }
             ],
             {"train": 0.5, "valid": 0.3},
-            batch=10,
-            epochs=40,
+            batch=5,
+            epochs=15,
         ),
         judged="forces",
         probes={"600 K": [from_ase(frame, 5.0, fields=[ENERGY, FORCES]) for frame in hot]},
@@ -217,7 +217,7 @@ def darcy(data: Path) -> DomainSet:
             [{"kind": "scalar", "field": "pressure"}],
             {"train": 0.5, "valid": 0.3},
             batch=8,
-            epochs=8,
+            epochs=6,
         ),
         judged="pressure",
         probes={
