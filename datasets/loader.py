@@ -7,8 +7,7 @@ from jaxtyping import Int64
 from numpy import ndarray
 
 from hydragnn.datasets.memory import MemoryStore
-from hydragnn.datasets.packing import pack, shard
-from hydragnn.datasets.settings import BatchSettings
+from hydragnn.datasets.packing import Budget, pack, shard
 from hydragnn.datasets.store import GraphStore
 from hydragnn.graphs.batch import GraphBatch
 
@@ -24,7 +23,7 @@ class Loader:
         self,
         store: GraphStore,
         indices: Int64[ndarray, " chosen"],
-        settings: BatchSettings,
+        budget: Budget,
         *,
         seed: int = 0,
         shuffle: bool = True,
@@ -39,7 +38,7 @@ class Loader:
         """
         self.store = store
         self.indices = np.asarray(indices, dtype=np.int64)
-        self.settings = settings
+        self.budget = budget
         self.seed = seed
         self.shuffle = shuffle
         self.rank = rank
@@ -78,7 +77,7 @@ class Loader:
     def _windows(self, epoch: int) -> Iterator[list[Int64[ndarray, " _"]]]:
         generator = np.random.default_rng([self.seed, epoch])
         for window in self._ordered(generator):
-            yield pack(self.sizes, window, self.settings)
+            yield pack(self.sizes, window, self.budget)
 
     def _ordered(self, generator: np.random.Generator) -> Iterator[Int64[ndarray, " _"]]:
         """Graph numbers window by window."""

@@ -1,32 +1,41 @@
 """Batches within a budget, and their shares of equal cost for several ranks."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from heapq import heapify, heapreplace
 
 import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
 
-from hydragnn.datasets.settings import BatchSettings
 from hydragnn.datasets.store import Sizes
 from hydragnn.errors import InputError
 
 NODE_COST = 8  # measured: one node costs about as much as eight edges
 
 
-def pack(sizes: Sizes, indices: Int64[ndarray, " chosen"], settings: BatchSettings) -> list[Int64[ndarray, " _"]]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Budget:
+    """What a batch holds at most; 0 means no limit."""
+
+    max_graphs: int = 0
+    max_nodes: int = 0
+    max_edges: int = 0
+
+
+def pack(sizes: Sizes, indices: Int64[ndarray, " chosen"], budget: Budget) -> list[Int64[ndarray, " _"]]:
     """Batches of consecutive ``indices``, each as full as the budget allows; nothing lost, nothing twice, order kept.
 
     InputError where a single graph exceeds the budget.
 
     >>> sizes = Sizes(nodes=np.array([3, 4, 2]), edges=np.array([0, 0, 0]))
-    >>> pack(sizes, np.array([2, 0, 1]), BatchSettings(max_graphs=0, max_nodes=6))
+    >>> pack(sizes, np.array([2, 0, 1]), Budget(max_nodes=6))
     [array([2, 0]), array([1])]
     """
     nodes, edges = sizes.nodes[indices], sizes.edges[indices]
-    check_budget(indices, nodes, settings.max_nodes, "nodes")
-    check_budget(indices, edges, settings.max_edges, "edges")
-    limits = (settings.max_graphs or np.inf, settings.max_nodes or np.inf, settings.max_edges or np.inf)
+    check_budget(indices, nodes, budget.max_nodes, "nodes")
+    check_budget(indices, edges, budget.max_edges, "edges")
+    limits = (budget.max_graphs or np.inf, budget.max_nodes or np.inf, budget.max_edges or np.inf)
     cuts, graphs, node_sum, edge_sum = [0], 0, 0, 0
     for position, (node_count, edge_count) in enumerate(zip(nodes.tolist(), edges.tolist())):
         graphs, node_sum, edge_sum = graphs + 1, node_sum + node_count, edge_sum + edge_count

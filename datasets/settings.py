@@ -5,6 +5,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from hydragnn.datasets.packing import Budget
 from hydragnn.settings import Settings
 
 
@@ -69,3 +70,8 @@ class BatchSettings(Settings):
         if not (self.max_graphs or self.max_nodes or self.max_edges):
             raise ValueError("a batch without any limit is the whole data set; set max_graphs, max_nodes or max_edges")
         return self
+
+    @property
+    def budget(self) -> Budget:
+        """What a batch holds at most."""
+        return Budget(max_graphs=self.max_graphs, max_nodes=self.max_nodes, max_edges=self.max_edges)

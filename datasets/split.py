@@ -33,39 +33,40 @@ def make_split(store: GraphStore, settings: SplitSettings) -> Split:
     below 1, and where the field with groups or given parts is missing or not a graph field.
     """
     if settings.kind == "given":
-        split = _given(store, settings)
+        split = _given(store, settings.field or "")
     else:
-        split = _by_label(_labels(store, settings), settings)
+        labels = _labels(store, settings.kind, settings.field or "")
+        split = _by_label(labels, settings.train, settings.valid, settings.seed)
     test_wanted = settings.kind != "given" and settings.train + settings.valid < 1 - 1e-9
     for name, count in split.counts.items():
         if count == 0 and (name != "test" or test_wanted):
             raise InputError(
                 f"the {name} part of the {settings.kind} split is empty ({len(store)} graphs, train = {settings.train:g}, "
-                f"valid = {settings.valid:g}); give it a larger fraction or more {_units(settings)}"
+                f"valid = {settings.valid:g}); give it a larger fraction or more {UNITS[settings.kind]}"
             )
     return split
 
 
-def _units(settings: SplitSettings) -> str:
-    return {"random": "graphs", "composition": "compositions", "group": "groups", "given": "graphs"}[settings.kind]
+UNITS = {"random": "graphs", "composition": "compositions", "group": "groups", "given": "graphs"}
+"""What each kind of split cuts between."""
 
 
-def _labels(store: GraphStore, settings: SplitSettings) -> Int64[ndarray, " graphs"]:
+def _labels(store: GraphStore, kind: str, field: str) -> Int64[ndarray, " graphs"]:
     """One label per graph; graphs with equal labels stay together."""
-    if settings.kind == "random":
+    if kind == "random":
         return np.arange(len(store))
-    rows = reduced_compositions(store) if settings.kind == "composition" else graph_values(store, settings.field or "")
+    rows = reduced_compositions(store) if kind == "composition" else graph_values(store, field)
     _, labels = np.unique(rows.reshape(len(store), -1), axis=0, return_inverse=True)
     return np.asarray(labels, dtype=np.int64).reshape(-1)
 
 
-def _by_label(labels: Int64[ndarray, " graphs"], settings: SplitSettings) -> Split:
+def _by_label(labels: Int64[ndarray, " graphs"], train: float, valid: float, seed: int) -> Split:
     """Cut the shuffled labels at the fractions; every graph follows its label."""
     groups = int(labels.max()) + 1 if len(labels) else 0
     rank = np.empty(groups, dtype=np.int64)
-    rank[np.random.default_rng(settings.seed).permutation(groups)] = np.arange(groups)
-    first = round(settings.train * groups)
-    second = min(groups, round((settings.train + settings.valid) * groups))
+    rank[np.random.default_rng(seed).permutation(groups)] = np.arange(groups)
+    first = round(train * groups)
+    second = min(groups, round((train + valid) * groups))
     place = rank[labels]
     return Split(
         train=np.flatnonzero(place < first),
@@ -74,11 +75,11 @@ def _by_label(labels: Int64[ndarray, " graphs"], settings: SplitSettings) -> Spl
     )
 
 
-def _given(store: GraphStore, settings: SplitSettings) -> Split:
-    parts = graph_values(store, settings.field or "").reshape(len(store), -1)
+def _given(store: GraphStore, field: str) -> Split:
+    parts = graph_values(store, field).reshape(len(store), -1)
     if parts.shape[1] != 1 or not np.isin(parts, (0, 1, 2)).all():
         raise InputError(
-            f"split field {settings.field} must hold one of 0 (train), 1 (validation), 2 (test) per graph; it does not"
+            f"split field {field} must hold one of 0 (train), 1 (validation), 2 (test) per graph; it does not"
         )
     flat = parts[:, 0]
     return Split(train=np.flatnonzero(flat == 0), valid=np.flatnonzero(flat == 1), test=np.flatnonzero(flat == 2))

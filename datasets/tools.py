@@ -13,8 +13,7 @@ from hydragnn.datasets.disk import DiskStore, Part
 from hydragnn.datasets.fingerprint import fingerprint_of, graph_digests
 from hydragnn.datasets.gather import gather
 from hydragnn.datasets.manifest import Manifest, checksum, part_files, read_manifest
-from hydragnn.datasets.packing import pack
-from hydragnn.datasets.settings import BatchSettings
+from hydragnn.datasets.packing import Budget, pack
 from hydragnn.datasets.store import GraphStore
 from hydragnn.datasets.writer import StoreWriter
 from hydragnn.errors import InputError
@@ -104,7 +103,7 @@ def check_graphs(
     sizes, ascending = store.sizes(), np.sort(graphs)
     edges = max(BLOCK * 1024, int(sizes.edges.max(initial=0)))
     found: list[str] = []
-    for numbers in pack(sizes, ascending, BatchSettings(max_graphs=BLOCK, max_edges=edges)):
+    for numbers in pack(sizes, ascending, Budget(max_graphs=BLOCK, max_edges=edges)):
         alive()
         found += graph_problems(store.read(numbers, fields), numbers, needed=needed).values()
     if len(found) > 1:

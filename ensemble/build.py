@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Int
 from numpy.typing import NDArray
 
-from hydragnn.datasets import BatchSettings, GraphStore, Split, WithoutEdges, make_split, open_store
+from hydragnn.datasets import Budget, GraphStore, Split, WithoutEdges, make_split, open_store
 from hydragnn.ensemble.ensemble import Ensemble, ensemble_of
 from hydragnn.ensemble.estimates import AnyCalibration
 from hydragnn.ensemble.evaluation import Part, part_evaluation
@@ -145,7 +145,7 @@ def evaluated(
     arrays: dict[str, NDArray[Any]] = {}
     for part, (where, said) in parts.items():
         fine = np.setdiff1d(said.graphs, np.array(sorted(said.failures), dtype=np.int64))
-        baseline = errors_on(trivial, where, fine, model.targets, BatchSettings(max_graphs=1024)) if len(fine) else {}
+        baseline = errors_on(trivial, where, fine, model.targets, Budget(max_graphs=1024)) if len(fine) else {}
         metrics[part], rows = part_evaluation(ensemble.targets, said, names, ensemble.weights, calibrations, baseline)
         arrays |= {f"{part}/{name}": values for name, values in rows.items()}
     timing = {

@@ -8,8 +8,7 @@ import numpy as np
 from jaxtyping import Int
 from numpy.typing import NDArray
 
-from hydragnn.datasets.packing import graph_costs, pack
-from hydragnn.datasets.settings import BatchSettings
+from hydragnn.datasets.packing import Budget, graph_costs, pack
 from hydragnn.datasets.store import Sizes
 
 Numbers = Int[NDArray[np.int64], " graphs"]
@@ -38,12 +37,12 @@ class Unit:
     cost: float
 
 
-def default_budget(sizes: Sizes) -> BatchSettings:
+def default_budget(sizes: Sizes) -> Budget:
     """64 graphs or about 100,000 edges per batch, and no graph too large: more does not run faster on a processor."""
-    return BatchSettings(max_graphs=64, max_edges=max(100_000, int(sizes.edges.max(initial=0))))
+    return Budget(max_graphs=64, max_edges=max(100_000, int(sizes.edges.max(initial=0))))
 
 
-def chunks_of(sizes: Sizes, numbers: Numbers, budget: BatchSettings, failures: Mapping[int, str]) -> list[Chunk]:
+def chunks_of(sizes: Sizes, numbers: Numbers, budget: Budget, failures: Mapping[int, str]) -> list[Chunk]:
     """All graphs in the order of ``numbers``, packed under the budget; one that exceeds it or failed stands alone.
 
     Neighbouring graphs stay together, so that input is read and output written as a stream. ``failures`` are the numbers
@@ -68,10 +67,10 @@ def _unbuilt(number: int, reason: str) -> Chunk:
     return Chunk(graphs=np.empty(0, dtype=np.int64), numbers=np.array([number]), reason=reason)
 
 
-def too_large(nodes: int, edges: int, budget: BatchSettings) -> str:
+def too_large(nodes: int, edges: int, budget: Budget) -> str:
     """Why a graph of this size can never be in a batch; empty where it can.
 
-    >>> too_large(9, 0, BatchSettings(max_nodes=8))
+    >>> too_large(9, 0, Budget(max_nodes=8))
     '9 nodes are more than the budget of 8; raise batch.max_nodes to at least 9'
     """
     for count, limit, what in ((nodes, budget.max_nodes, "nodes"), (edges, budget.max_edges, "edges")):

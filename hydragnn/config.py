@@ -140,7 +140,7 @@ class RunConfig(Settings):
     @property
     def branches(self) -> list[BranchSettings]:
         """The one data set with its heads, as a branch without a name."""
-        return [BranchSettings(data=self.data, split=self.split, heads=self.heads)]
+        return [BranchSettings.model_construct(data=self.data, split=self.split, heads=self.heads)]  # checked already
 
     def of_branch(self, name: str) -> "RunConfig":
         """This configuration, for no name; InputError for a name, since there are no branches."""

@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import settings
 from jaxtyping import install_import_hook
 
 install_import_hook("hydragnn", "beartype.beartype")
 torch.set_num_threads(1)
+settings.register_profile("tests", deadline=None)  # the first example also imports; a busy machine is no failure
+settings.load_profile("tests")
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(

@@ -69,7 +69,7 @@ def predict_with(crew: Crew, job: Job, *, quiet: bool = True) -> dict[str, Any]:
     ensemble = Ensemble.load(job.model, held=begun["held"], branch=job.branch)
     graphs = source_of(job, ensemble, crew, fresh=begun["fresh"])
     sizes = graphs.store.sizes()
-    chunks = chunks_of(sizes, graphs.numbers, job.batch or default_budget(sizes), graphs.failures)
+    chunks = chunks_of(sizes, graphs.numbers, job.batch.budget if job.batch else default_budget(sizes), graphs.failures)
     schedule = _schedule(job, ensemble, chunks, begun, crew.size)
     desk = Desk(crew, ensemble, graphs, ensemble.needed(graphs.store), chunks, job.parts)
     if crew.rank == 0:

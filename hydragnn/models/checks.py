@@ -1,6 +1,6 @@
 """Combinations of encoder, heads and data that cannot work, each refused with its remedy."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from hydragnn.architectures import Architecture, architectures
 from hydragnn.errors import InputError
@@ -9,7 +9,6 @@ from hydragnn.models.convolved import with_layers
 from hydragnn.models.description import ModelDescription
 from hydragnn.models.head_kinds import (
     ClassesHeadSettings,
-    EnergyHeadSettings,
     ScalarHeadSettings,
     TensorHeadSettings,
     VectorHeadSettings,
@@ -102,8 +101,8 @@ def _check_head(head: HeadSettings, description: ModelDescription) -> None:
         raise InputError(
             f"head {field.name}: it predicts edges, and data.edges = false takes them all away; leave data.edges out, or the head"
         )
-    if isinstance(head, EnergyHeadSettings) and head.derivatives:
-        _check_derivatives(head, description)
+    if head.derivatives:
+        _check_derivatives(field, head.derivatives, description)
 
 
 def _check_vector(field: Field, architecture: type[Architecture], dim: int) -> None:
@@ -132,14 +131,14 @@ def _check_tensor(field: Field, architecture: type[Architecture], dim: int) -> N
         )
 
 
-def _check_derivatives(head: EnergyHeadSettings, description: ModelDescription) -> None:
-    field, dim = description.fields[head.field], description.dim
+def _check_derivatives(field: Field, derivatives: Mapping[str, str], description: ModelDescription) -> None:
+    dim = description.dim
     if not dim or not description.architecture.sees_positions():
         reason = "graphs without positions" if not dim else f"model {description.model.kind}, which sees no lengths"
         able = _kinds(lambda architecture: architecture.sees_positions())
         raise InputError(f"head {field.name}: no forces or stress from {reason}; use positions and one of {able}")
-    wanted = {head.forces: ("node", (dim,)), head.stress: ("graph", (dim, dim))}
-    for name, (place, shape) in wanted.items():
-        found = description.fields[name] if name else None
-        if found and (found.on != place or found.shape != shape):
+    expected = {"forces": ("node", (dim,)), "stress": ("graph", (dim, dim))}
+    for what, name in derivatives.items():
+        found, (place, shape) = description.fields[name], expected[what]
+        if found.on != place or found.shape != shape:
             raise InputError(f"field {name} lies on {found.on} with shape {found.shape}; expected {place} and {shape}")

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from hydragnn.architectures import Architecture, ArchitectureSettings, GraphSpec
 from hydragnn.errors import InputError, nearest
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field, field_from_json
-from hydragnn.models.head_settings import HeadSettings, parse_head, targets_of
+from hydragnn.models.head_settings import HeadSettings, parse_head
 from hydragnn.models.target import Target
 
 
@@ -42,7 +43,7 @@ DEGREE_OF = {"scalar": 0, "vector": 1, "tensor": 1}
 """Degree of the states that a field of each parity is read from; tensors are products of vectors."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelDescription:
     """Settings of the encoder and the heads, the fields they speak of, and what was measured on the training part."""
 
@@ -59,10 +60,10 @@ class ModelDescription:
     shared_degrees: frozenset[int] = frozenset()
     """Degrees of states that the heads of other branches on the same trunk are read from."""
 
-    @property
+    @cached_property
     def targets(self) -> tuple[Target, ...]:
         """All targets, in the order of the heads."""
-        return tuple(replace(target, branch=self.branch) for target in targets_of(self.heads, self.fields))
+        return tuple(replace(target, branch=self.branch) for head in self.heads for target in head.targets(self.fields))
 
     @property
     def degrees(self) -> frozenset[int]:
@@ -80,7 +81,7 @@ class ModelDescription:
         """The class of the encoder."""
         return architecture_of(self.model.kind)
 
-    @property
+    @cached_property
     def kind_fields(self) -> tuple[str, ...]:
         """Categorical edge fields that the encoder reads as they are."""
         return self.architecture.kind_fields(self.model)

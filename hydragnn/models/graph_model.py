@@ -12,7 +12,7 @@ from hydragnn.models.description import ModelDescription
 from hydragnn.models.distributions import Distribution, Point
 from hydragnn.models.head_context import HeadContext
 from hydragnn.models.head_settings import HeadSettings
-from hydragnn.models.heads import build_head
+from hydragnn.models.heads import HEADS
 from hydragnn.models.wrapping import wrap_layers
 
 
@@ -105,7 +105,7 @@ def built_heads(description: ModelDescription, trunk: GraphModel) -> nn.ModuleLi
         edge_width=trunk.edge_inputs.width,
         conditioned=trunk.condition_inputs is not None,
     )
-    return nn.ModuleList(build_head(head, description.fields[head.field], context) for head in description.heads)
+    return nn.ModuleList(HEADS[head.kind](head, description.fields[head.field], context) for head in description.heads)
 
 
 def side_by_side(of_layers: list[States]) -> States:

@@ -1,6 +1,6 @@
 """Settings of heads as a union by ``kind``, so that a key which a kind does not use is an error; and heads of version 1."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Tag, model_validator
@@ -131,11 +131,6 @@ def parse_head(value: Mapping[str, Any], source: str = "head") -> HeadSettings:
         raise InputError(f"{source}: unknown kind of head {kind!r}; {nearest(kind, list(HEAD_KINDS))}")
     head: HeadSettings = READABLE[kind].parse(dict(value), source)  # type: ignore[assignment]
     return head
-
-
-def targets_of(heads: Sequence[HeadSettings], fields: Mapping[str, Field]) -> tuple[Target, ...]:
-    """The targets that the heads predict, in their order."""
-    return tuple(target for head in heads for target in head.targets(fields))
 
 
 def _kind_for(field: Field) -> str:

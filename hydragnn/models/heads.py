@@ -15,7 +15,6 @@ from hydragnn.models.distributions import Distribution, Number
 from hydragnn.models.edge_heads import EdgeHead
 from hydragnn.models.head_context import HeadContext
 from hydragnn.models.head_kinds import ClassesHeadSettings, EnergyHeadSettings, ScalarHeadSettings
-from hydragnn.models.head_settings import HeadSettings
 from hydragnn.models.outputs import NUMBER_OUTPUTS, ClassOutput, DistributionHead, pooled_numbers
 from hydragnn.models.turning_heads import TensorHead, VectorHead
 
@@ -159,8 +158,4 @@ HEADS: Mapping[str, Callable[[Any, Field, HeadContext], Head]] = {
     "tensor": TensorHead,
     "classes": _classes_head,
 }
-
-
-def build_head(settings: HeadSettings, field: Field, context: HeadContext) -> Head:
-    """The head that the settings describe, in a model that offers this."""
-    return HEADS[settings.kind](settings, field, context)
+"""Builders by kind: from settings, field and what the model offers to a head."""

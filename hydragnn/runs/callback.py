@@ -1,22 +1,21 @@
 """What happens around the loop: checkpoints, the exported model, the record, curves for TensorBoard, progress."""
 
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from hydragnn.config import TrainSettings
-from hydragnn.datasets import Normalisation
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.errors import MissingPackageError
-from hydragnn.files import digest, write_json
+from hydragnn.files import write_json
 from hydragnn.models import BranchedModel, GraphModel, save_branched, save_model
 from hydragnn.record import RunRecord, write_record
+from hydragnn.runs.assembly import Assembly
 from hydragnn.runs.attempt import Heartbeat
 from hydragnn.runs.checkpoint import save_checkpoint
+from hydragnn.runs.folder import identity
 from hydragnn.runs.progress import Progress
 from hydragnn.runs.signals import Signals
 from hydragnn.runs.stopwatch import Stopwatch
@@ -30,19 +29,17 @@ class RunCallback:
 
     def __init__(
         self,
-        record: RunRecord,
-        normalisations: Sequence[Normalisation],
-        settings: TrainSettings,
+        run: Assembly,
         ranks: Ranks,
         stopwatch: Stopwatch,
         signals: Signals,
         heart: Heartbeat,
         progress: Progress | None,
     ) -> None:
-        """``record`` is what the record says apart from curves and cost; ``normalisations`` are those of the branches; files go where
-        the heart beats."""
-        self.record = replace(record, attempt=heart.attempt.name)
-        self.folder, self.normalisations, self.settings = heart.attempt.folder, normalisations, settings
+        """Files go where the heart beats."""
+        self.record = replace(run.record, attempt=heart.attempt.name)
+        self.normalisations = [branch.normalisation for branch in run.data.branches]
+        self.folder, self.settings = heart.attempt.folder, run.context.settings
         self.ranks, self.stopwatch, self.signals, self.heart = ranks, stopwatch, signals, heart
         self.progress = progress if ranks.first else None
         self.board: Any = None
@@ -141,33 +138,6 @@ class RunCallback:
             self.board.close()
         if self.progress:
             self.progress.end(sentence)
-
-
-def identity(record: RunRecord) -> dict[str, Any]:
-    """Whose checkpoint it is."""
-    return {"configuration_hash": digest(decisive(record.config)), "data_hash": record.data_hash}
-
-
-INDIFFERENT = {"data": ("store",), "train": ("checkpoint_epochs", "checkpoint_seconds", "tensorboard")}
-"""Settings that no result depends on: where the store lies (its content is compared), and what else is written when."""
-
-
-def decisive(config: dict[str, Any]) -> dict[str, Any]:
-    """The part of a configuration that results depend on; two runs that agree in it are one run.
-
-    >>> decisive({"data": {"store": "here.h5", "inputs": None}})
-    {'data': {'inputs': None}}
-    >>> decisive({"branches": [{"name": "metals", "data": {"store": "here.h5"}}]})
-    {'branches': [{'name': 'metals', 'data': {}}]}
-    """
-    if "branches" in config:
-        config = {**config, "branches": [decisive(branch) for branch in config["branches"]]}
-    return {
-        section: {key: item for key, item in value.items() if key not in INDIFFERENT.get(section, ())}
-        if isinstance(value, dict)
-        else value
-        for section, value in config.items()
-    }
 
 
 def summary_writer(folder: Path, epochs: int) -> Any:

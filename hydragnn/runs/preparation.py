@@ -1,10 +1,10 @@
-"""From a store and a configuration to what the loop takes: split, normalisation, feeds.
+"""From the plan of a run to the data that its loop takes: checked values, normalisation, feeds.
 
 Whatever is measured on the data is read once and shared by the ranks; each rank keeps the training part and its shares of
 the validation part.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
@@ -15,31 +15,28 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hydragnn.architectures import ArchitectureSettings, GraphStatistics, architecture_of
-from hydragnn.config import AnyConfig, BranchSettings
+from hydragnn.architectures import GraphStatistics
 from hydragnn.datasets import (
-    BatchSettings,
+    Budget,
     GraphStore,
     Loader,
     MemoryStore,
     Normalisation,
-    Split,
     Survey,
-    WithoutEdges,
     check_graphs,
     fit_normalisation,
     joint_scale,
-    make_split,
     normalise,
 )
 from hydragnn.datasets.arrays import array_name, flat_graphs
 from hydragnn.datasets.survey import Rows
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.distributed.sharing import first_ranks_value, shared_rows
-from hydragnn.errors import InputError, about, nearest
-from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
-from hydragnn.models import Target, check_shared, targets_of
+from hydragnn.errors import InputError, about
+from hydragnn.graphs.field import ATOMIC_NUMBERS
+from hydragnn.models import Target
 from hydragnn.models.description import degree_sums, merged_degrees
+from hydragnn.runs.plan import BranchPlan, RunPlan
 from hydragnn.training.class_metrics import balanced_weights
 from hydragnn.training.data import BranchData, DevicePlacement, Feed, RunData
 from hydragnn.training.evaluate import errors_on, flattened, trivial_predictor
@@ -49,102 +46,48 @@ DEGREE_BLOCK = 4096
 """Graphs whose edges are read at once to count them."""
 
 
-Stores = GraphStore | Mapping[str, GraphStore]
-"""The store of a run, or those of its branches by their names."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Draft:
-    """A branch whose values are checked and whose normalisation is fitted."""
+    """A data set whose values are checked and whose normalisation is fitted."""
 
-    settings: BranchSettings
-    store: GraphStore
-    fields: Mapping[str, Field]
-    inputs: tuple[str, ...]
-    split: Split
+    plan: BranchPlan
     targets: tuple[Target, ...]
+    """With class weights in numbers."""
     survey: Survey
     normalisation: Normalisation
 
-    @property
-    def names(self) -> list[str]:
-        """The fields that are read: inputs, then targets."""
-        return [*dict.fromkeys([*self.inputs, *self.settings.targets])]
-
 
 def prepare_data(
-    config: AnyConfig,
-    store: Stores,
-    placement: DevicePlacement,
-    ranks: Ranks,
-    heartbeat: Callable[[], None] = lambda: None,
+    plan: RunPlan, placement: DevicePlacement, ranks: Ranks, heartbeat: Callable[[], None] = lambda: None
 ) -> RunData:
-    """Split, normalisation and feeds of a run; InputError where a field is missing, a graph is not valid or a part is empty.
+    """Normalisation and feeds of a run; InputError where a graph is not valid or a field has no value.
 
     All ranks call it together. ``heartbeat`` is called between reads, for whoever watches.
     """
     heartbeat()
-    stores = [store[branch.name] if isinstance(store, Mapping) else store for branch in config.branches]
-    inputs = [_inputs(branch, config.model, store) for branch, store in zip(config.branches, stores)]
-    if len(stores) > 1:
-        described = {one.name: (store.dim, fields) for one, store, fields in zip(config.branches, stores, inputs)}
-        check_shared(described)
-        inputs = [[*inputs[0]] for _ in inputs]  # one order for all
     drafts = []
-    for branch, one, fields in zip(config.branches, stores, inputs):
-        with about(_called(branch)):
-            drafts.append(drafted(branch, one, fields, placement, ranks, heartbeat))
+    for branch in plan.branches:
+        with about(branch.subject):
+            drafts.append(drafted(branch, placement.device, ranks, heartbeat))
     drafts = with_joint_inputs(drafts)
+    batches = partial(Loader, budget=plan.budget, seed=plan.training.seed, rank=ranks.rank, ranks=ranks.size)
     branches = []
     for each in drafts:
-        with about(_called(each.settings)):
-            branches.append(branch_data(each, config, placement, ranks, heartbeat))
-    return RunData(branches=tuple(branches), seed=config.train.seed)
+        with about(each.plan.subject):
+            branches.append(branch_data(each, batches, placement, ranks, heartbeat))
+    return RunData(branches=tuple(branches), seed=plan.training.seed)
 
 
-def _called(branch: BranchSettings) -> str:
-    return f"branch {branch.name}" if branch.name else ""
-
-
-def _inputs(branch: BranchSettings, model: ArchitectureSettings, store: GraphStore) -> list[Field]:
-    fields = {field.name: field for field in store.fields()}
-    with about(_called(branch)):
-        return [fields[name] for name in input_names(branch, model, fields)]
-
-
-def drafted(
-    branch: BranchSettings,
-    store: GraphStore,
-    inputs: Sequence[Field],
-    placement: DevicePlacement,
-    ranks: Ranks,
-    heartbeat: Callable[[], None],
-) -> Draft:
-    """Split a data set, check its values and fit its normalisation."""
-    store = store if branch.data.edges else WithoutEdges(store)
-    fields = {field.name: field for field in store.fields()}
-    read = tuple(field.name for field in inputs)
-    split = make_split(store, branch.split)
-    seen = np.concatenate([split.train, split.valid])
-    names = [*dict.fromkeys([*read, *branch.targets])]
-    check_values(store, seen, names, read, ranks, placement.device, heartbeat)
-    plain = tuple(replace(target, branch=branch.name) for target in targets_of(branch.heads, fields))
-    targets = with_class_weights(plain, store, split.train, ranks, placement.device)
-    survey = Survey(store, split.train, shared_rows(ranks, placement.device), heartbeat)
-    normalisation = fit_normalisation(
-        store, split.train, inputs=[fields[name] for name in read], targets=targets, survey=survey
-    )
+def drafted(plan: BranchPlan, device: torch.device, ranks: Ranks, heartbeat: Callable[[], None]) -> Draft:
+    """Check the values of a data set and fit its normalisation."""
+    store, model, train = plan.store, plan.model, plan.split.train
+    seen = np.concatenate([train, plan.split.valid])
+    check_values(store, seen, [*model.fields], model.inputs, ranks, device, heartbeat)
+    targets = with_class_weights(model.targets, store, train, ranks, device)
+    survey = Survey(store, train, shared_rows(ranks, device), heartbeat)
+    normalisation = fit_normalisation(store, train, inputs=model.input_fields, targets=targets, survey=survey)
     heartbeat()
-    return Draft(
-        settings=branch,
-        store=store,
-        fields=fields,
-        inputs=read,
-        split=split,
-        targets=targets,
-        survey=survey,
-        normalisation=normalisation,
-    )
+    return Draft(plan=plan, targets=targets, survey=survey, normalisation=normalisation)
 
 
 def with_joint_inputs(drafts: Sequence[Draft]) -> list[Draft]:
@@ -152,8 +95,8 @@ def with_joint_inputs(drafts: Sequence[Draft]) -> list[Draft]:
     if len(drafts) == 1:
         return list(drafts)
     first, surveys = drafts[0], [each.survey for each in drafts]
-    scaled = [name for name in first.inputs if name in first.normalisation.scales]
-    joint = {name: joint_scale(surveys, first.fields[name]) for name in scaled}
+    scaled = [field for field in first.plan.model.input_fields if field.name in first.normalisation.scales]
+    joint = {field.name: joint_scale(surveys, field) for field in scaled}
     return [
         replace(one, normalisation=replace(one.normalisation, scales={**one.normalisation.scales, **joint}))
         for one in drafts
@@ -161,38 +104,37 @@ def with_joint_inputs(drafts: Sequence[Draft]) -> list[Draft]:
 
 
 def branch_data(
-    draft: Draft, config: AnyConfig, placement: DevicePlacement, ranks: Ranks, heartbeat: Callable[[], None]
+    draft: Draft,
+    batches: Callable[..., Loader],
+    placement: DevicePlacement,
+    ranks: Ranks,
+    heartbeat: Callable[[], None],
 ) -> BranchData:
-    """Feeds of the training and the validation part, and what is known of the latter."""
-    store, split, normalisation, names = draft.store, draft.split, draft.normalisation, draft.names
+    """Feeds of the training and the validation part, and what is known of the latter; ``batches`` makes this rank's loaders."""
+    plan, normalisation = draft.plan, draft.normalisation
+    store, split, names = plan.store, plan.split, [*plan.model.fields]
     measured = first_ranks_value(
         lambda: valid_statistics(store, split.train, split.valid, draft.targets, normalisation), ranks, placement.device
     )
     heartbeat()
-    window, needed = draft.settings.data.window, with_elements(names, normalisation)
-    loader = partial(Loader, settings=config.batch, seed=config.train.seed, rank=ranks.rank, ranks=ranks.size)
-    if window:
-        train = Feed(loader(store, split.train, fields=needed, window=window), normalisation, placement)
+    needed = with_elements(names, normalisation)
+    if plan.window:
+        train = Feed(batches(store, split.train, fields=needed, window=plan.window), normalisation, placement)
     else:
         kept = normalised_store(store, split.train, names, normalisation, placement.dtype)
-        train = Feed(loader(kept, np.arange(len(kept))), None, placement)
-    weight = Fraction(str(draft.settings.weight))
-    if weight * train.steps(0) < 1:
-        raise InputError(
-            f"weight = {draft.settings.weight:g} leaves an epoch less than one of its {train.steps(0)} batches; raise it to "
-            f"{1 / train.steps(0):.2g} or more"
-        )
+        train = Feed(batches(kept, np.arange(len(kept))), None, placement)
+    check_weight(plan.weight, train.steps(0))
     heartbeat()
     # all shares of this rank in one read
-    shares = loader(store, split.valid, shuffle=False, fields=needed, window=window or max(1, len(split.valid)))
+    shares = batches(store, split.valid, shuffle=False, fields=needed, window=plan.window or max(1, len(split.valid)))
     valid = tuple(part for parts in Feed(shares, normalisation, placement).epoch(0) for part in parts)
     heartbeat()
     return BranchData(
-        name=draft.settings.name,
-        weight=weight,
+        name=plan.name,
+        weight=plan.weight,
         store=store,
-        fields={name: draft.fields[name] for name in names},
-        inputs=draft.inputs,
+        fields=plan.model.fields,
+        inputs=plan.model.inputs,
         targets=draft.targets,
         split=split,
         normalisation=normalisation,
@@ -203,33 +145,12 @@ def branch_data(
     )
 
 
-def input_names(branch: BranchSettings, model: ArchitectureSettings, fields: Mapping[str, Field]) -> tuple[str, ...]:
-    """The input fields of a data set: those that are named, or all with role input that the architecture sees.
-
-    InputError where one is no input.
-    """
-    asked, targets = branch.data.inputs, branch.targets
-    for name in targets:
-        if name not in fields:
-            raise InputError(f"heads: the store has no field {name}; {nearest(name, sorted(fields))}")
-    names = asked
-    if names is None:
-        unseen = unseen_inputs(branch, model, fields.values())
-        names = [name for name, field in fields.items() if field.role == "input" and name not in unseen]
-    for name in names:
-        if name not in fields:
-            raise InputError(f"data.inputs: the store has no field {name}; {nearest(name, sorted(fields))}")
-        if name in targets:
-            raise InputError(f"data.inputs: {name} is also predicted by a head; take it out of one of them")
-    return tuple(names)
-
-
-def unseen_inputs(branch: BranchSettings, model: ArchitectureSettings, fields: Iterable[Field]) -> tuple[str, ...]:
-    """Fields with role input that are left out because the architecture does not see them; none where inputs are named."""
-    if branch.data.inputs is not None:
-        return ()
-    reads = architecture_of(model.kind).reads
-    return tuple(field.name for field in fields if field.role == "input" and not reads(model, field))
+def check_weight(weight: Fraction, batches: int) -> None:
+    """InputError where an epoch would show less than one of a branch's batches."""
+    if weight * batches < 1:
+        raise InputError(
+            f"weight = {float(weight):g} leaves an epoch less than one of its {batches} batches; raise it to {1 / batches:.2g} or more"
+        )
 
 
 def with_class_weights(
@@ -313,7 +234,7 @@ def valid_statistics(
     """Moments of the validation part's labels and the trivial predictor's errors there, as JSON; the part is read once."""
     batch = store.read(valid, with_elements([target.field.name for target in targets], normalisation))
     predict = trivial_predictor(store, train, targets, normalisation)
-    trivial = errors_on(predict, MemoryStore(batch), np.arange(len(valid)), targets, BatchSettings(max_graphs=1024))
+    trivial = errors_on(predict, MemoryStore(batch), np.arange(len(valid)), targets, Budget(max_graphs=1024))
     moments = {
         name: [value.count.item(), value.mean.tolist(), value.squares.tolist()]
         for name, value in target_moments(targets, batch).items()

@@ -6,28 +6,23 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from hydragnn.config import AnyConfig
 from hydragnn.distributed.launch import host_name
 from hydragnn.files import digest
 from hydragnn.record import BranchRecord, RunRecord
-from hydragnn.runs.preparation import unseen_inputs
+from hydragnn.runs.plan import RunPlan
 from hydragnn.training.data import RunData
 
 
-def first_record(config: AnyConfig, data: RunData, parameters: int, device: torch.device) -> RunRecord:
+def first_record(plan: RunPlan, data: RunData, parameters: int, device: torch.device) -> RunRecord:
     """What is known before the first step of a model with so many parameters."""
     hashes = {branch.name: branch.store.fingerprint for branch in data.branches}
     parts = {branch.name: branch.split.counts for branch in data.branches}
-    unseen = [
-        name
-        for settings, branch in zip(config.branches, data.branches)
-        for name in unseen_inputs(settings, config.model, branch.store.fields())
-    ]
+    unseen = [name for branch in plan.branches for name in branch.unseen_inputs]
     return RunRecord(
-        config=config.to_json(),
-        config_hash=config.hash,
+        config=plan.table,
+        config_hash=digest(plan.table),
         data_hash=next(iter(hashes.values())) if len(hashes) == 1 else digest(hashes),
-        seed=config.train.seed,
+        seed=plan.training.seed,
         parameters=parameters,
         parts={part: sum(counts[part] for counts in parts.values()) for part in ("train", "valid", "test")},
         branches={name: BranchRecord(data_hash=hashes[name], parts=parts[name]) for name in hashes if name},

@@ -47,8 +47,8 @@ class Feed:
 
     def steps(self, epoch: int) -> int:
         """Batches of an epoch, over all ranks."""
-        settings = self.loader.settings
-        if not (settings.max_nodes or settings.max_edges):
+        budget = self.loader.budget
+        if not (budget.max_nodes or budget.max_edges):
             return len(self.loader)
         if self._counted[0] != epoch:
             self._counted = (epoch, len(self.loader.batches(epoch)))

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hydragnn.datasets import BatchSettings, GraphStore, Loader, Normalisation, reference_sums
+from hydragnn.datasets import Budget, GraphStore, Loader, Normalisation, reference_sums
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.models import Categorical, Distribution, Point, Target, TrainedModel
 from hydragnn.training.class_metrics import label_frequencies
@@ -17,11 +17,11 @@ Metrics = dict[str, dict[str, float | None]]
 
 
 def evaluate(
-    model: TrainedModel, store: GraphStore, indices: NDArray[np.int64], settings: BatchSettings | None = None
+    model: TrainedModel, store: GraphStore, indices: NDArray[np.int64], budget: Budget | None = None
 ) -> Metrics:
     """Errors of a trained model on the graphs ``indices``: target name to mae, rmse, r2, count (and per
     node) in its unit, for classes to accuracy and its like."""
-    return errors_on(model.predict, store, indices, model.targets, settings or BatchSettings())
+    return errors_on(model.predict, store, indices, model.targets, budget or Budget(max_graphs=32))
 
 
 def errors_on(
@@ -29,12 +29,12 @@ def errors_on(
     store: GraphStore,
     indices: NDArray[np.int64],
     targets: Sequence[Target],
-    settings: BatchSettings,
+    budget: Budget,
 ) -> Metrics:
     """Errors of any predictor (raw batch to values in the fields' units) on the graphs ``indices``."""
     errors = Errors(targets)
     moments: dict[str, RunningMoments] = {}
-    for _, batch in Loader(store, indices, settings, shuffle=False).epoch(0):
+    for _, batch in Loader(store, indices, budget, shuffle=False).epoch(0):
         predictions = predict(batch)
         here = target_moments(targets, batch)
         for target in targets:
@@ -101,7 +101,7 @@ def trivial_metrics(
 ) -> Metrics:
     """Errors of the trivial predictor, fitted on the graphs ``train``, on the graphs ``part``."""
     predict = trivial_predictor(store, train, targets, normalisation)
-    return errors_on(predict, store, part, targets, BatchSettings(max_graphs=1024))
+    return errors_on(predict, store, part, targets, Budget(max_graphs=1024))
 
 
 def flattened(metrics: Metrics, part: str) -> dict[str, float]:

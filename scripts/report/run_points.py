@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hydragnn.config import RunConfig
-from hydragnn.datasets import BatchSettings, GraphStore, WithoutEdges, make_split, open_store, pack
+from hydragnn.datasets import Budget, GraphStore, WithoutEdges, make_split, open_store, pack
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
 from hydragnn.models import Categorical, Distribution, Normal, Point, Target, concatenated, load_model
@@ -30,7 +30,7 @@ def run_points(folder: Path, config: RunConfig, branch: str = "") -> dict[str, P
         store = WithoutEdges(store)
     sizes = store.sizes()
     indices = evenly_spaced(indices, sizes.nodes, GRAPHS, NODES)
-    budget = BatchSettings(max_graphs=0, max_nodes=max(BATCH_NODES, int(sizes.nodes[indices].max())))
+    budget = Budget(max_nodes=max(BATCH_NODES, int(sizes.nodes[indices].max())))
     collected: dict[str, list[tuple[Tensor, Distribution, NDArray[np.int64]]]] = {t.name: [] for t in model.targets}
     for numbers in pack(sizes, indices, budget):
         batch = store.read(numbers)

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from hydragnn.datasets import BatchSettings, Loader, MemoryStore
+from hydragnn.datasets import Budget, Loader, MemoryStore
 from hydragnn.errors import InputError
 
-BUDGETS = {"graphs": BatchSettings(max_graphs=8), "nodes": BatchSettings(max_graphs=0, max_nodes=30)}
+BUDGETS = {"graphs": Budget(max_graphs=8), "nodes": Budget(max_nodes=30)}
 
 
 def labels(loader: Loader, epoch: int, start: int = 0) -> list[tuple[int, list[float]]]:
@@ -16,7 +16,7 @@ def labels(loader: Loader, epoch: int, start: int = 0) -> list[tuple[int, list[f
 
 @pytest.mark.parametrize("window", [None, 24])
 @pytest.mark.parametrize("budget", BUDGETS.values(), ids=BUDGETS)
-def test_an_epoch_serves_every_graph_once(store: MemoryStore, budget: BatchSettings, window: int | None) -> None:
+def test_an_epoch_serves_every_graph_once(store: MemoryStore, budget: Budget, window: int | None) -> None:
     chosen = np.arange(1, 60, 2)
     loader = Loader(store, chosen, budget, seed=3, window=window)
     seen = np.concatenate(loader.batches(0))
@@ -38,9 +38,7 @@ def test_the_order_depends_on_seed_and_epoch_only(store: MemoryStore, window: in
 
 @pytest.mark.parametrize("window", [None, 24])
 @pytest.mark.parametrize("budget", BUDGETS.values(), ids=BUDGETS)
-def test_an_epoch_taken_up_in_the_middle_ends_the_same(
-    store: MemoryStore, budget: BatchSettings, window: int | None
-) -> None:
+def test_an_epoch_taken_up_in_the_middle_ends_the_same(store: MemoryStore, budget: Budget, window: int | None) -> None:
     loader = Loader(store, np.arange(60), budget, seed=3, window=window)
     whole = labels(loader, 2)
     for start in range(len(whole) + 2):
@@ -62,7 +60,7 @@ def test_the_ranks_together_hold_the_global_batch(store: MemoryStore, ranks: int
 
 
 def test_without_shuffling_graphs_come_in_their_order(store: MemoryStore) -> None:
-    loader = Loader(store, np.array([5, 3, 9]), BatchSettings(max_graphs=2), shuffle=False)
+    loader = Loader(store, np.array([5, 3, 9]), Budget(max_graphs=2), shuffle=False)
     assert [batch.tolist() for batch in loader.batches(7)] == [[5, 3], [9]]
 
 
@@ -72,7 +70,7 @@ def test_only_the_asked_fields_are_in_the_batches(store: MemoryStore) -> None:
 
 
 def test_a_window_reads_blocks_of_neighbours(store: MemoryStore) -> None:
-    loader = Loader(store, np.arange(60), BatchSettings(max_graphs=4), seed=0, window=32)
+    loader = Loader(store, np.arange(60), Budget(max_graphs=4), seed=0, window=32)
     first_window = np.concatenate(loader.batches(0))[:32]
     assert sorted(set((first_window // 2).tolist())) != list(range(16))
     assert len(set((first_window // 2).tolist())) == 16  # blocks of two neighbours, each whole
@@ -80,4 +78,4 @@ def test_a_window_reads_blocks_of_neighbours(store: MemoryStore) -> None:
 
 def test_a_graph_beyond_the_budget_is_refused_before_training(store: MemoryStore) -> None:
     with pytest.raises(InputError, match="more than the budget of 7"):
-        Loader(store, np.arange(60), BatchSettings(max_graphs=0, max_nodes=7))
+        Loader(store, np.arange(60), Budget(max_nodes=7))

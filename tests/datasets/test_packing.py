@@ -1,13 +1,14 @@
 """Packing and sharding lose nothing, repeat nothing and stay within their bounds."""
 
 from itertools import pairwise
+from random import Random
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hydragnn.datasets import BatchSettings, Sizes, pack, shard
+from hydragnn.datasets import Budget, Sizes, pack, shard
 from hydragnn.datasets.packing import graph_costs, loads_of
 from hydragnn.errors import InputError
 
@@ -21,14 +22,16 @@ def sizes_of(counts: list[tuple[int, int]]) -> Sizes:
 
 @settings(deadline=None, max_examples=80)
 @given(COUNTS, st.integers(0, 12), st.integers(0, 120), st.integers(0, 900), st.randoms(use_true_random=False))
-def test_packing_loses_nothing_and_keeps_every_budget(counts, graphs, nodes, edges, random) -> None:
+def test_packing_loses_nothing_and_keeps_every_budget(
+    counts: list[tuple[int, int]], graphs: int, nodes: int, edges: int, random: Random
+) -> None:
     sizes = sizes_of(counts)
     nodes = nodes and max(nodes, int(sizes.nodes.max()))
     edges = edges and max(edges, int(sizes.edges.max()))
     if not (graphs or nodes or edges):
         graphs = 1
     order = np.array(random.sample(range(len(counts)), len(counts)))
-    batches = pack(sizes, order, BatchSettings(max_graphs=graphs, max_nodes=nodes, max_edges=edges))
+    batches = pack(sizes, order, Budget(max_graphs=graphs, max_nodes=nodes, max_edges=edges))
     assert np.concatenate(batches).tolist() == order.tolist()
     for batch in batches:
         assert 1 <= len(batch) <= (graphs or len(counts))
@@ -38,17 +41,19 @@ def test_packing_loses_nothing_and_keeps_every_budget(counts, graphs, nodes, edg
 
 @settings(deadline=None, max_examples=80)
 @given(COUNTS)
-def test_a_batch_is_closed_only_when_the_next_graph_would_not_fit(counts) -> None:
+def test_a_batch_is_closed_only_when_the_next_graph_would_not_fit(counts: list[tuple[int, int]]) -> None:
     sizes = sizes_of(counts)
     budget = int(sizes.nodes.max())
-    batches = pack(sizes, np.arange(len(counts)), BatchSettings(max_graphs=0, max_nodes=budget))
+    batches = pack(sizes, np.arange(len(counts)), Budget(max_nodes=budget))
     for batch, following in pairwise(batches):
         assert sizes.nodes[batch].sum() + sizes.nodes[following[0]] > budget
 
 
 @settings(deadline=None, max_examples=80)
 @given(COUNTS, st.integers(1, 9))
-def test_sharding_loses_nothing_and_stays_within_the_bound_of_longest_first(counts, ranks) -> None:
+def test_sharding_loses_nothing_and_stays_within_the_bound_of_longest_first(
+    counts: list[tuple[int, int]], ranks: int
+) -> None:
     sizes = sizes_of(counts)
     batch = np.arange(len(counts))[::-1].copy()
     shares = shard(batch, sizes, ranks)
@@ -75,7 +80,7 @@ def test_more_ranks_than_graphs_leave_some_ranks_idle() -> None:
 @pytest.mark.parametrize(("what", "limit"), [("nodes", 8), ("edges", 30)])
 def test_a_graph_larger_than_the_budget_says_how_much_it_needs(what: str, limit: int) -> None:
     sizes = sizes_of([(3, 10), (9, 31), (2, 5)])
-    settings = BatchSettings(max_graphs=0, **{f"max_{what}": limit})
+    settings = Budget(**{f"max_{what}": limit})
     with pytest.raises(
         InputError,
         match=f"graph 1 has {limit + 1} {what}, more than the budget of {limit}; raise batch.max_{what} to at least {limit + 1}",

@@ -1,6 +1,8 @@
 """Small runs on clusters labelled by ASE's EMT, trained once for all tests of this room."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +25,7 @@ TARGETS = (
 )
 
 
-def clusters(count, seed, stretch=0.12):
+def clusters(count: int, seed: int, stretch: float = 0.12) -> list[Atoms]:
     """Rattled CuAu clusters of four to seven atoms with energy and forces."""
     generator = np.random.default_rng(seed)
     frames = []
@@ -39,12 +41,12 @@ def clusters(count, seed, stretch=0.12):
     return frames
 
 
-def store_of(frames):
+def store_of(frames: list[Atoms]) -> MemoryStore:
     graphs = [from_ase(atoms, CUTOFF, fields=TARGETS, name=f"cluster {i}") for i, atoms in enumerate(frames)]
     return MemoryStore(graphs, {"cutoff": CUTOFF})
 
 
-def config_of(store_path, **changes):
+def config_of(store_path: Path, **changes: Any) -> RunConfig:
     table = {
         "data": {"store": str(store_path)},
         "split": {"train": 0.5, "valid": 0.25, "seed": 3},
@@ -69,17 +71,17 @@ def config_of(store_path, **changes):
 
 
 @pytest.fixture(scope="session")
-def frames():
+def frames() -> list[Atoms]:
     return clusters(80, seed=0)
 
 
 @pytest.fixture(scope="session")
-def store(frames):
+def store(frames: list[Atoms]) -> MemoryStore:
     return store_of(frames)
 
 
 @pytest.fixture(scope="session")
-def stored(tmp_path_factory, store) -> Path:
+def stored(tmp_path_factory: pytest.TempPathFactory, store: MemoryStore) -> Path:
     """The same graphs on disk."""
     path = tmp_path_factory.mktemp("stored") / "graphs.h5"
     with StoreWriter(path, store.fields(), dim=3, attributes=store.attributes) as writer:
@@ -88,7 +90,7 @@ def stored(tmp_path_factory, store) -> Path:
 
 
 @pytest.fixture(scope="session")
-def runs(tmp_path_factory, store, stored) -> list[Path]:
+def runs(tmp_path_factory: pytest.TempPathFactory, store: MemoryStore, stored: Path) -> list[Path]:
     """Three finished runs with different seeds, the last with another encoder."""
     root = tmp_path_factory.mktemp("runs")
     changes = [{"train__seed": 1}, {"train__seed": 2}, {"train__seed": 3, "model__kind": "painn"}]
@@ -101,7 +103,7 @@ def runs(tmp_path_factory, store, stored) -> list[Path]:
 
 
 @pytest.fixture(scope="session")
-def ensemble(tmp_path_factory, runs, store) -> Path:
+def ensemble(tmp_path_factory: pytest.TempPathFactory, runs: list[Path], store: MemoryStore) -> Path:
     """The three runs as one ensemble."""
     out = tmp_path_factory.mktemp("ensembles") / "ensemble"
     build_ensemble(runs, out, store=store)
@@ -109,10 +111,10 @@ def ensemble(tmp_path_factory, runs, store) -> Path:
 
 
 @pytest.fixture(scope="session")
-def structures_file(tmp_path_factory, frames):
+def structures_file(tmp_path_factory: pytest.TempPathFactory, frames: list[Atoms]) -> Callable[[int], Path]:
     """Writes a file of so many structures, the second of which has two atoms in one place."""
 
-    def written(count):
+    def written(count: int) -> Path:
         path = tmp_path_factory.mktemp("structures") / "frames.xyz"
         bad = frames[1].copy()
         bad.positions[1] = bad.positions[0]

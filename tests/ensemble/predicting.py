@@ -15,6 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -23,13 +24,14 @@ from hydragnn.distributed import leave, this_launch
 from hydragnn.ensemble.prediction import counting, together, work
 from hydragnn.ensemble.prediction.predict import predict_to_file
 from hydragnn.errors import InputError, Interrupted
+from hydragnn.graphs import GraphBatch
 
 
 def before_unit(number: int, act: Callable[[], None]) -> None:
     """This rank acts before it predicts its unit of this number."""
     original, done = work.outcome_of, count()
 
-    def acting(member, batch):
+    def acting(member: Any, batch: GraphBatch) -> Any:
         if next(done) == number:
             act()
         return original(member, batch)

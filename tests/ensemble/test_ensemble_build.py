@@ -2,22 +2,31 @@
 
 import json
 import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from ase import Atoms
 
+from hydragnn.datasets import MemoryStore
 from hydragnn.ensemble.build import build_ensemble
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.errors import InputError
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory, runs, store):
+def built(
+    tmp_path_factory: pytest.TempPathFactory, runs: list[Path], store: MemoryStore
+) -> tuple[Path, dict[str, Any]]:
     out = tmp_path_factory.mktemp("built") / "ensemble"
     return out, build_ensemble(runs, out, store=store)
 
 
-def test_the_evaluation_stands_beside_every_member_and_the_trivial_predictor(built):
+def test_the_evaluation_stands_beside_every_member_and_the_trivial_predictor(
+    built: tuple[Path, dict[str, Any]],
+) -> None:
     out, evaluation = built
     assert json.loads((out / "evaluation.json").read_text()) == evaluation
     for part in ("valid", "test"):
@@ -33,7 +42,7 @@ def test_the_evaluation_stands_beside_every_member_and_the_trivial_predictor(bui
             assert best > 0 and metrics["trivial"]["rmse"] > 0
 
 
-def test_the_arrays_are_the_rows_behind_the_metrics(built):
+def test_the_arrays_are_the_rows_behind_the_metrics(built: tuple[Path, dict[str, Any]]) -> None:
     out, evaluation = built
     with np.load(out / "evaluation.npz", allow_pickle=False) as arrays:
         for field in ("energy", "forces"):
@@ -46,13 +55,15 @@ def test_the_arrays_are_the_rows_behind_the_metrics(built):
             np.testing.assert_allclose(rows["members"].mean(axis=0), rows["mean"], atol=1e-9)
 
 
-def test_validation_coverage_is_nominal_by_construction(built):
+def test_validation_coverage_is_nominal_by_construction(built: tuple[Path, dict[str, Any]]) -> None:
     _, evaluation = built
     for metrics in evaluation["parts"]["valid"].values():
         assert metrics["ensemble"]["coverage"] >= 0.89
 
 
-def test_a_moved_ensemble_predicts_the_same_bits(built, tmp_path, frames):
+def test_a_moved_ensemble_predicts_the_same_bits(
+    built: tuple[Path, dict[str, Any]], tmp_path: Path, frames: list[Atoms]
+) -> None:
     out, _ = built
     before = Ensemble.load(out).predict(frames[:5])
     shutil.copytree(out, tmp_path / "elsewhere" / "renamed")
@@ -62,28 +73,34 @@ def test_a_moved_ensemble_predicts_the_same_bits(built, tmp_path, frames):
             assert np.array_equal(before[name][quantity], after[name][quantity])
 
 
-def test_an_ensemble_holds_no_pickle_and_no_place_of_this_machine(built, tmp_path_factory):
+def test_an_ensemble_holds_no_pickle_and_no_place_of_this_machine(
+    built: tuple[Path, dict[str, Any]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
     out, _ = built
     assert {path.suffix for path in out.rglob("*") if path.is_file()} == {".json", ".npz", ".safetensors"}
     manifest = (out / "ensemble.json").read_text()
     assert str(tmp_path_factory.getbasetemp()) not in manifest
 
 
-def test_weights_of_members_are_respected(runs, store, tmp_path, frames):
+def test_weights_of_members_are_respected(
+    runs: list[Path], store: MemoryStore, tmp_path: Path, frames: list[Atoms]
+) -> None:
     build_ensemble(runs[:2], tmp_path / "one", weights=[1.0, 0.0], store=store)
     weighted = Ensemble.load(tmp_path / "one").predict(frames[:4])
     alone = Ensemble.load(runs[0]).predict(frames[:4])
     np.testing.assert_allclose(weighted["energy"].mean, alone["energy"].mean, rtol=1e-12)
 
 
-def test_a_run_is_an_ensemble_of_one_without_intervals(runs, frames):
+def test_a_run_is_an_ensemble_of_one_without_intervals(runs: list[Path], frames: list[Atoms]) -> None:
     predictions = Ensemble.load(runs[0]).predict(frames[:3])
     assert predictions.status == ("ok", "ok", "ok")
     assert (predictions["energy"].epistemic == 0).all()
     assert np.isnan(predictions["energy"].lower).all()
 
 
-def test_one_run_alone_gets_absolute_intervals(runs, store, tmp_path, frames):
+def test_one_run_alone_gets_absolute_intervals(
+    runs: list[Path], store: MemoryStore, tmp_path: Path, frames: list[Atoms]
+) -> None:
     evaluation = build_ensemble(runs[:1], tmp_path / "one", store=store)
     ensemble = Ensemble.load(tmp_path / "one")
     assert ensemble.manifest.calibration["forces"].method == "absolute"
@@ -96,7 +113,7 @@ def test_one_run_alone_gets_absolute_intervals(runs, store, tmp_path, frames):
     )
 
 
-def changed(run, tmp_path, name, **edits):
+def changed(run: Path, tmp_path: Path, name: str, **edits: Callable[[dict[str, Any]], None]) -> Path:
     folder = tmp_path / name
     shutil.copytree(run, folder)
     for file, edit in edits.items():
@@ -118,15 +135,17 @@ def changed(run, tmp_path, name, **edits):
     ],
     ids=["another split", "another store", "another unit", "newer record", "newer model"],
 )
-def test_members_that_do_not_fit_together_are_refused(runs, store, tmp_path, edits, says):
+def test_members_that_do_not_fit_together_are_refused(
+    runs: list[Path], store: MemoryStore, tmp_path: Path, edits: dict[str, Callable], says: str
+) -> None:
     other = changed(runs[1], tmp_path, "other", **edits)
     with pytest.raises(InputError, match=says):
         build_ensemble([runs[0], other], tmp_path / "out", store=store)
     assert not (tmp_path / "out").exists()
 
 
-def test_members_with_other_targets_are_refused(runs, store, tmp_path):
-    def energy_only(value):
+def test_members_with_other_targets_are_refused(runs: list[Path], store: MemoryStore, tmp_path: Path) -> None:
+    def energy_only(value: dict[str, Any]) -> None:
         value["heads"][0].update(forces=None)
 
     other = changed(runs[1], tmp_path, "other", model=energy_only)
@@ -134,14 +153,14 @@ def test_members_with_other_targets_are_refused(runs, store, tmp_path):
         build_ensemble([runs[0], other], tmp_path / "out", store=store)
 
 
-def test_another_store_than_that_of_training_is_refused(runs, store, tmp_path):
+def test_another_store_than_that_of_training_is_refused(runs: list[Path], store: MemoryStore, tmp_path: Path) -> None:
     from hydragnn.datasets import MemoryStore
 
     with pytest.raises(InputError, match="not what member"):
         build_ensemble(runs, tmp_path / "out", store=MemoryStore(store.read(np.arange(40)), store.attributes))
 
 
-def test_an_existing_folder_is_never_overwritten(runs, store, tmp_path):
+def test_an_existing_folder_is_never_overwritten(runs: list[Path], store: MemoryStore, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     (out / "campaign.json").write_text("{}")
@@ -150,7 +169,7 @@ def test_an_existing_folder_is_never_overwritten(runs, store, tmp_path):
     assert [entry.name for entry in out.iterdir()] == ["campaign.json"]
 
 
-def test_an_empty_folder_becomes_the_ensemble(runs, store, tmp_path):
+def test_an_empty_folder_becomes_the_ensemble(runs: list[Path], store: MemoryStore, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     build_ensemble(runs, tmp_path / "out", store=store)
     assert Ensemble.load(tmp_path / "out").names
@@ -175,7 +194,9 @@ def test_an_empty_folder_becomes_the_ensemble(runs, store, tmp_path):
         "foreign manifest",
     ],
 )
-def test_a_damaged_ensemble_is_refused(built, tmp_path, damage, says):
+def test_a_damaged_ensemble_is_refused(
+    built: tuple[Path, dict[str, Any]], tmp_path: Path, damage: Callable, says: str
+) -> None:
     folder = tmp_path / "copy"
     shutil.copytree(built[0], folder)
     damage(folder)
@@ -183,7 +204,7 @@ def test_a_damaged_ensemble_is_refused(built, tmp_path, damage, says):
         Ensemble.load(folder)
 
 
-def test_a_folder_that_is_neither_ensemble_nor_run_is_refused(tmp_path):
+def test_a_folder_that_is_neither_ensemble_nor_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="neither an ensemble nor a run"):
         Ensemble.load(tmp_path)
     (tmp_path / "campaign.json").write_text("{}")
@@ -191,7 +212,9 @@ def test_a_folder_that_is_neither_ensemble_nor_run_is_refused(tmp_path):
         Ensemble.load(tmp_path)
 
 
-def test_graphs_like_the_training_data_are_inside_and_others_say_why_not(built, frames):
+def test_graphs_like_the_training_data_are_inside_and_others_say_why_not(
+    built: tuple[Path, dict[str, Any]], frames: list[Atoms]
+) -> None:
     ensemble = Ensemble.load(built[0])
     inside = ensemble.predict(frames[:30])
     assert np.mean([flag == "" for flag in inside.domain]) > 0.8  # usual is what 20 validation graphs showed
@@ -200,7 +223,7 @@ def test_graphs_like_the_training_data_are_inside_and_others_say_why_not(built, 
     assert "closer than" in ensemble.predict(foreign).domain[0]
 
 
-def test_an_element_without_reference_fails_alone(built, frames):
+def test_an_element_without_reference_fails_alone(built: tuple[Path, dict[str, Any]], frames: list[Atoms]) -> None:
     odd = frames[1].copy()
     odd.numbers[0] = 79 if odd.numbers[0] == 29 else 29
     strange = frames[2].copy()

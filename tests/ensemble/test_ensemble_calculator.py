@@ -3,14 +3,16 @@
 import json
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+from ase import Atoms
 from ase.build import bulk
 from ase.calculators.emt import EMT
 
 from hydragnn.config import RunConfig
-from hydragnn.datasets import StoreWriter
+from hydragnn.datasets import MemoryStore, StoreWriter
 from hydragnn.ensemble import calculator
 from hydragnn.ensemble.build import build_ensemble
 from hydragnn.ensemble.calculator import EnsembleCalculator
@@ -23,13 +25,13 @@ from hydragnn.runs import train
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory, runs, store):
+def folder(tmp_path_factory: pytest.TempPathFactory, runs: list[Path], store: MemoryStore) -> Path:
     out = tmp_path_factory.mktemp("calculator") / "ensemble"
     build_ensemble(runs, out, store=store)
     return out
 
 
-def test_the_calculator_says_what_the_ensemble_says(folder, frames):
+def test_the_calculator_says_what_the_ensemble_says(folder: Path, frames: list[Atoms]) -> None:
     atoms = frames[3].copy()
     atoms.calc = calculator(folder)
     direct = Ensemble.load(folder).predict(atoms)
@@ -41,7 +43,7 @@ def test_the_calculator_says_what_the_ensemble_says(folder, frames):
     assert atoms.calc.results["domain"] == ""
 
 
-def test_mean_forces_are_minus_the_gradient_of_the_mean_energy(folder, frames):
+def test_mean_forces_are_minus_the_gradient_of_the_mean_energy(folder: Path, frames: list[Atoms]) -> None:
     import torch
 
     atoms = frames[4].copy()
@@ -58,7 +60,7 @@ def test_mean_forces_are_minus_the_gradient_of_the_mean_energy(folder, frames):
         assert forces[atom, axis] == pytest.approx(-(energies[0] - energies[1]) / (2 * step), abs=1e-5)
 
 
-def test_a_moved_atom_is_calculated_anew(folder, frames):
+def test_a_moved_atom_is_calculated_anew(folder: Path, frames: list[Atoms]) -> None:
     atoms = frames[5].copy()
     atoms.calc = calculator(folder)
     before = atoms.get_potential_energy()
@@ -66,7 +68,7 @@ def test_a_moved_atom_is_calculated_anew(folder, frames):
     assert atoms.get_potential_energy() != before
 
 
-def test_dynamics_run(folder, frames):
+def test_dynamics_run(folder: Path, frames: list[Atoms]) -> None:
     from ase.md.verlet import VelocityVerlet
 
     atoms = frames[6].copy()
@@ -75,7 +77,7 @@ def test_dynamics_run(folder, frames):
     assert np.isfinite(atoms.get_potential_energy())
 
 
-def test_a_structure_that_cannot_be_predicted_is_refused(folder, frames):
+def test_a_structure_that_cannot_be_predicted_is_refused(folder: Path, frames: list[Atoms]) -> None:
     atoms = frames[0].copy()
     atoms.numbers[:] = 2
     atoms.calc = calculator(folder)
@@ -83,7 +85,7 @@ def test_a_structure_that_cannot_be_predicted_is_refused(folder, frames):
         atoms.get_potential_energy()
 
 
-def test_an_ensemble_in_another_unit_is_no_calculator(runs, tmp_path):
+def test_an_ensemble_in_another_unit_is_no_calculator(runs: list[Path], tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(runs[0], run)
     value = json.loads((run / "model" / "model.json").read_text())
@@ -93,19 +95,19 @@ def test_an_ensemble_in_another_unit_is_no_calculator(runs, tmp_path):
         calculator(run)
 
 
-def test_an_ensemble_about_something_else_than_atoms_takes_no_structures(folder):
+def test_an_ensemble_about_something_else_than_atoms_takes_no_structures(folder: Path) -> None:
     ensemble = Ensemble.load(folder)
     with pytest.raises(InputError, match="atomic numbers in three dimensions"):
         structures_for(ensemble.members, replace(ensemble.manifest, dim=2))
 
 
-def test_graphs_are_made_with_the_cutoff_of_the_training_store(folder, runs):
+def test_graphs_are_made_with_the_cutoff_of_the_training_store(folder: Path, runs: list[Path]) -> None:
     assert Ensemble.load(folder).structures.cutoff == 4.5
     assert Ensemble.load(runs[0]).structures.cutoff == 4.5
 
 
 @pytest.fixture(scope="module")
-def strained(tmp_path_factory):
+def strained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on rattled copper with stress, periodic in all directions."""
     generator = np.random.default_rng(0)
     fields = (
@@ -137,7 +139,7 @@ def strained(tmp_path_factory):
     return root / "ensemble", atoms
 
 
-def test_stress_is_the_slope_of_the_energy_with_strain_in_ases_order(strained):
+def test_stress_is_the_slope_of_the_energy_with_strain_in_ases_order(strained: Path) -> None:
     folder, atoms = strained
     atoms = atoms.copy()
     atoms.calc = calculator(folder)
@@ -158,7 +160,7 @@ def test_stress_is_the_slope_of_the_energy_with_strain_in_ases_order(strained):
         assert stress[position] == pytest.approx(slope, rel=1e-5, abs=1e-8)
 
 
-def test_structures_get_the_encodings_that_members_read(folder, frames):
+def test_structures_get_the_encodings_that_members_read(folder: Path, frames: list[Atoms]) -> None:
     ensemble = Ensemble.load(folder)
     encoding = Field(name="random_walk_encoding", on="node", shape=(3,))
     manifest = replace(ensemble.manifest, inputs=(*ensemble.manifest.inputs, encoding))

@@ -1,6 +1,7 @@
 """Intervals hold the truth as often as they say, on data like that of the calibration."""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ FORCES = Field(name="forces", on="node", shape=(3,), unit="eV/Angstrom", parity=
 
 
 @given(st.integers(1, 300), st.floats(0.05, 0.99))
-def test_with_one_item_per_graph_the_quantile_is_the_split_conformal_rank(graphs, nominal):
+def test_with_one_item_per_graph_the_quantile_is_the_split_conformal_rank(graphs: int, nominal: float) -> None:
     scores = np.random.default_rng(graphs).uniform(size=graphs)
     rank = math.ceil((graphs + 1) * nominal - 1e-9)
     value, guaranteed = conformal_quantile(scores, np.arange(graphs), nominal)
@@ -35,13 +36,13 @@ def test_with_one_item_per_graph_the_quantile_is_the_split_conformal_rank(graphs
 
 
 @given(st.integers(2, 30), st.integers(1, 5))
-def test_repeating_the_items_of_a_graph_does_not_move_the_quantile(graphs, copies):
+def test_repeating_the_items_of_a_graph_does_not_move_the_quantile(graphs: int, copies: int) -> None:
     scores = np.random.default_rng(graphs).uniform(size=graphs)
     once = conformal_quantile(scores, np.arange(graphs), 0.8)
     assert conformal_quantile(np.repeat(scores, copies), np.repeat(np.arange(graphs), copies), 0.8) == once
 
 
-def synthetic(field, graphs, items, seed):
+def synthetic(field: Field, graphs: int, items: int, seed: int) -> tuple[np.ndarray, MixtureMoments, np.ndarray]:
     """Heteroscedastic errors with a strong effect of the graph; three members' worth of noise in the spread."""
     generator = np.random.default_rng(seed)
     graph = np.repeat(np.arange(graphs), items)
@@ -56,7 +57,7 @@ def synthetic(field, graphs, items, seed):
 
 @pytest.mark.parametrize("method", ["spread", "absolute"])
 @pytest.mark.parametrize("field, items", [(ENERGY, 1), (FORCES, 12)], ids=["graph scalar", "node vector"])
-def test_coverage_on_new_graphs_is_nominal(field, items, method):
+def test_coverage_on_new_graphs_is_nominal(field: Field, items: int, method: str) -> None:
     observed = []
     for seed in range(30):
         target, moments, graph = synthetic(field, 120, items, seed)
@@ -69,7 +70,7 @@ def test_coverage_on_new_graphs_is_nominal(field, items, method):
     assert 0.875 <= np.mean(observed) <= 0.935
 
 
-def test_graphs_of_any_size_are_covered_alike():
+def test_graphs_of_any_size_are_covered_alike() -> None:
     """Large graphs with small errors and small graphs with large ones: pooled items would forget the small graphs."""
     covered = []
     for seed in range(40):
@@ -89,11 +90,11 @@ def test_graphs_of_any_size_are_covered_alike():
     assert 0.885 <= np.mean(covered) <= 0.935
 
 
-def part(moments, rows):
+def part(moments: MixtureMoments, rows: slice) -> MixtureMoments:
     return MixtureMoments(mean=moments.mean[rows], epistemic=moments.epistemic[rows], aleatoric=moments.aleatoric[rows])
 
 
-def test_intervals_widen_where_members_disagree_and_hold_out_of_distribution():
+def test_intervals_widen_where_members_disagree_and_hold_out_of_distribution() -> None:
     target, moments, graph = synthetic(FORCES, 200, 8, 1)
     calibration = fit_calibration(FORCES, target, moments, graph)
     assert calibration.method == "spread"
@@ -103,7 +104,7 @@ def test_intervals_widen_where_members_disagree_and_hold_out_of_distribution():
     assert np.mean(np.abs(far) <= width) > 0.85
 
 
-def test_the_calibrated_spread_is_honest():
+def test_the_calibrated_spread_is_honest() -> None:
     generator = np.random.default_rng(5)
     std = generator.uniform(0.5, 2.0, size=3000)
     target = generator.normal(0.0, std)
@@ -118,14 +119,14 @@ def test_the_calibrated_spread_is_honest():
     assert variance_factor(ENERGY, calibration) == pytest.approx(calibration.components[0].scale ** 2)
 
 
-def test_members_that_agree_by_chance_do_not_make_an_empty_interval():
+def test_members_that_agree_by_chance_do_not_make_an_empty_interval() -> None:
     target, moments, graph = synthetic(ENERGY, 100, 1, 3)
     calibration = fit_calibration(ENERGY, target, moments, graph)
     agreed = MixtureMoments(mean=np.zeros(1), epistemic=np.zeros(1), aleatoric=np.zeros(1))
     assert half_width(ENERGY, calibration, calibrated_std(ENERGY, calibration, raw_spread(ENERGY, agreed)))[0] > 0
 
 
-def test_one_point_model_gets_intervals_of_equal_width():
+def test_one_point_model_gets_intervals_of_equal_width() -> None:
     target = np.random.default_rng(0).normal(size=50)
     alone = MixtureMoments(mean=np.zeros(50), epistemic=np.zeros(50), aleatoric=np.zeros(50))
     calibration = fit_calibration(ENERGY, target, alone, np.arange(50))
@@ -134,7 +135,7 @@ def test_one_point_model_gets_intervals_of_equal_width():
     np.testing.assert_allclose(std, np.sqrt(np.mean(target**2)))
 
 
-def test_components_with_different_scales_are_calibrated_apart_unless_they_turn():
+def test_components_with_different_scales_are_calibrated_apart_unless_they_turn() -> None:
     field = Field(name="pair", on="graph", shape=(2,), role="target")
     generator = np.random.default_rng(0)
     target = generator.normal(size=(400, 2)) * np.array([1.0, 100.0])
@@ -145,20 +146,20 @@ def test_components_with_different_scales_are_calibrated_apart_unless_they_turn(
     assert len(fit_calibration(vectors, target, moments, np.arange(400)).components) == 1
 
 
-def test_a_perfect_model_still_has_finite_calibration():
+def test_a_perfect_model_still_has_finite_calibration() -> None:
     exact = MixtureMoments(mean=np.ones(20), epistemic=np.zeros(20), aleatoric=np.zeros(20))
     calibration = fit_calibration(ENERGY, np.ones(20), exact, np.arange(20))
     assert np.isfinite(half_width(ENERGY, calibration, calibrated_std(ENERGY, calibration, np.zeros(3)))).all()
 
 
-def test_too_few_graphs_are_told():
+def test_too_few_graphs_are_told() -> None:
     target, moments, graph = synthetic(ENERGY, 5, 1, 0)
     assert not fit_calibration(ENERGY, target, moments, graph, nominal=0.9).guaranteed
 
 
 @settings(max_examples=20)
 @given(st.integers(0, 1000))
-def test_json_gives_the_same_calibration_back(seed):
+def test_json_gives_the_same_calibration_back(seed: int) -> None:
     target, moments, graph = synthetic(FORCES, 10, 3, seed)
     calibration = fit_calibration(FORCES, target, moments, graph)
     assert calibration_from_json(calibration.to_json()) == calibration
@@ -184,7 +185,7 @@ def test_json_gives_the_same_calibration_back(seed):
     ],
     ids=["nominal in percent", "no labels", "no spread", "damaged"],
 )
-def test_bad_calibration_input_is_refused(call, says):
+def test_bad_calibration_input_is_refused(call: Callable, says: str) -> None:
     target, moments, graph = synthetic(ENERGY, 20, 1, 0)
     with pytest.raises(InputError, match=says):
         call(target, moments, graph)

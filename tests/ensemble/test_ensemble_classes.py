@@ -2,6 +2,8 @@
 
 import csv
 import json
+from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -16,7 +18,7 @@ from hydragnn.ensemble import Ensemble, build_ensemble, predict_to_file
 from hydragnn.ensemble.calibrations import calibration_from_json
 from hydragnn.ensemble.classes import ClassEstimate, auroc, fit_classes, tempered
 from hydragnn.errors import InputError
-from hydragnn.graphs import Field, concatenate
+from hydragnn.graphs import Field, GraphBatch, concatenate
 from hydragnn.graphs.validate import graph_from_arrays
 from hydragnn.models import Categorical, Target
 from hydragnn.runs import train
@@ -28,14 +30,16 @@ SITE = Field(name="site", on="node", classes=2, dtype="int64", role="target")
 FIELDS = (Field(name="load", on="node"), PHASE, SITE)
 
 
-def draw(generator, rows, classes=4, sharpness=2.0):
+def draw(
+    generator: np.random.Generator, rows: int, classes: int = 4, sharpness: float = 2.0
+) -> tuple[np.ndarray, np.ndarray]:
     """Probabilities and labels drawn from them: a predictor that is exactly right about its doubt."""
     p = torch.from_numpy(generator.normal(size=(rows, classes)) * sharpness).softmax(1).numpy()
     labels = (p.cumsum(1) < generator.uniform(size=(rows, 1))).sum(1).clip(max=classes - 1)
     return p, labels.astype(np.float64)
 
 
-def test_a_mixture_of_members_is_normalised_and_its_doubt_has_two_parts():
+def test_a_mixture_of_members_is_normalised_and_its_doubt_has_two_parts() -> None:
     generator = np.random.default_rng(0)
     members = [Categorical(logits=torch.from_numpy(generator.normal(size=(9, 3)))) for _ in range(4)]
     weights = np.array([0.4, 0.3, 0.2, 0.1])
@@ -50,14 +54,14 @@ def test_a_mixture_of_members_is_normalised_and_its_doubt_has_two_parts():
 
 
 @pytest.mark.parametrize("factor", [0.3, 3.0], ids=["too timid", "too sure"])
-def test_the_temperature_is_found_and_lowers_the_nll_on_other_data(factor):
+def test_the_temperature_is_found_and_lowers_the_nll_on_other_data(factor: float) -> None:
     field = Field(name="x", on="graph", classes=4, dtype="int64")
     generator = np.random.default_rng(1)
     (p, labels), (q, others) = draw(generator, 4000), draw(generator, 4000)
     fitted = fit_classes(field, labels, tempered(p, 1 / factor), np.arange(4000), nominal=0.9)
     assert fitted.temperature == pytest.approx(factor, rel=0.1)  # four standard errors of 4000 rows
 
-    def nll(probabilities):
+    def nll(probabilities: np.ndarray) -> float:
         return -np.log(probabilities[np.arange(4000), others.astype(int)]).mean()
 
     skewed = tempered(q, 1 / factor)
@@ -66,7 +70,7 @@ def test_the_temperature_is_found_and_lowers_the_nll_on_other_data(factor):
 
 @pytest.mark.parametrize("sharpness", [0.5, 2.0, 8.0], ids=["unsure", "mixed", "nearly always right"])
 @pytest.mark.parametrize("nominal", [0.8, 0.9])
-def test_conformal_sets_hold_the_label_as_often_as_promised(sharpness, nominal):
+def test_conformal_sets_hold_the_label_as_often_as_promised(sharpness: float, nominal: float) -> None:
     field = Field(name="x", on="graph", classes=4, dtype="int64")
     generator = np.random.default_rng(2)
     (p, labels), (q, others) = draw(generator, 1500, sharpness=sharpness), draw(generator, 1500, sharpness=sharpness)
@@ -79,7 +83,7 @@ def test_conformal_sets_hold_the_label_as_often_as_promised(sharpness, nominal):
     assert low <= covered / 1500 <= high
 
 
-def test_too_few_graphs_for_the_level_promise_nothing():
+def test_too_few_graphs_for_the_level_promise_nothing() -> None:
     p, labels = draw(np.random.default_rng(3), 5)
     field = Field(name="x", on="graph", classes=4, dtype="int64")
     assert not fit_classes(field, labels, p, np.arange(5), nominal=0.9).guaranteed
@@ -87,7 +91,7 @@ def test_too_few_graphs_for_the_level_promise_nothing():
         fit_classes(field, labels[:0], p[:0], np.arange(0), nominal=0.9)
 
 
-def test_auroc_agrees_with_scikit_learn():
+def test_auroc_agrees_with_scikit_learn() -> None:
     p, labels = draw(np.random.default_rng(4), 300)
     p = p.round(2) + 1e-3  # with ties
     p /= p.sum(1, keepdims=True)
@@ -95,7 +99,7 @@ def test_auroc_agrees_with_scikit_learn():
     assert auroc(p, labels.astype(np.int64)) == pytest.approx(expected)
 
 
-def chain(generator, labelled):
+def chain(generator: np.random.Generator, labelled: bool) -> GraphBatch:
     """The phase says in which third the summed load lies; a node's class is the sign of what its neighbours carry."""
     nodes = int(generator.integers(5, 9))
     receivers = np.repeat(np.arange(nodes), 2)
@@ -114,7 +118,7 @@ def chain(generator, labelled):
 
 
 @pytest.fixture(scope="module")
-def chains(tmp_path_factory):
+def chains(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("chains") / "chains.h5"
     generator = np.random.default_rng(0)
     with StoreWriter(path, FIELDS, dim=2) as writer:
@@ -123,7 +127,7 @@ def chains(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def ensemble(tmp_path_factory, chains):
+def ensemble(tmp_path_factory: pytest.TempPathFactory, chains: Path) -> tuple[Path, dict[str, Any]]:
     """Two members, its folder and its evaluation."""
     root, folders = tmp_path_factory.mktemp("class-members"), []
     for seed in range(2):
@@ -143,7 +147,7 @@ def ensemble(tmp_path_factory, chains):
     return root / "ensemble", build_ensemble(folders, root / "ensemble")
 
 
-def test_classes_are_learned_and_judged_beside_the_trivial_predictor(ensemble):
+def test_classes_are_learned_and_judged_beside_the_trivial_predictor(ensemble: tuple[Path, dict[str, Any]]) -> None:
     _, evaluation = ensemble
     for name in ("phase", "site"):
         scores = evaluation["parts"]["test"][name]
@@ -154,14 +158,16 @@ def test_classes_are_learned_and_judged_beside_the_trivial_predictor(ensemble):
     assert np.trace(confusion) / confusion.sum() == pytest.approx(scores["ensemble"]["accuracy"])
 
 
-def test_a_calibration_comes_back_from_disk(ensemble):
+def test_a_calibration_comes_back_from_disk(ensemble: tuple[Path, dict[str, Any]]) -> None:
     folder, _ = ensemble
     for calibration in Ensemble.load(folder).manifest.calibration.values():
         assert calibration_from_json(json.loads(json.dumps(calibration.to_json()))) == calibration
         assert calibration.method == "temperature"
 
 
-def test_prediction_files_hold_probabilities_labels_and_sets(ensemble, chains, tmp_path):
+def test_prediction_files_hold_probabilities_labels_and_sets(
+    ensemble: tuple[Path, dict[str, Any]], chains: Path, tmp_path: Path
+) -> None:
     folder, _ = ensemble
     predictions = Ensemble.load(folder).predict(open_store(chains))
     predict_to_file(folder, chains, tmp_path / "out.h5")
@@ -176,13 +182,13 @@ def test_prediction_files_hold_probabilities_labels_and_sets(ensemble, chains, t
     assert float(rows[0]["phase_2_probability"]) == pytest.approx(predictions["phase"].probability[0, 2])
 
 
-def test_graphs_that_fail_have_no_label_and_an_empty_set(ensemble):
+def test_graphs_that_fail_have_no_label_and_an_empty_set(ensemble: tuple[Path, dict[str, Any]]) -> None:
     predictions = Ensemble.load(ensemble[0]).nothing(3, 0, "for a test")
     assert predictions["site"].label.tolist() == [-1, -1, -1] and not predictions["site"].set.any()
     assert np.isnan(predictions["phase"].probability).all()
 
 
-def test_the_report_shows_confusions_and_reliability(ensemble, tmp_path):
+def test_the_report_shows_confusions_and_reliability(ensemble: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     folder, _ = ensemble
     page = write_report(folder, tmp_path / "report.html").read_text()
     for words in ("What is taken for what", "Reliability", "Confusions of phase", "classes in a set", "balanced"):

@@ -1,5 +1,8 @@
 """What is not atoms: plates in the plane, heads with variances, labels that some graphs lack, members without edges."""
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +11,7 @@ from hydragnn.config import RunConfig
 from hydragnn.datasets import StoreWriter, open_store
 from hydragnn.ensemble import Ensemble, build_ensemble, predict_to_file
 from hydragnn.errors import InputError
-from hydragnn.graphs import Field, concatenate
+from hydragnn.graphs import Field, GraphBatch, concatenate
 from hydragnn.graphs.validate import graph_from_arrays
 from hydragnn.runs import train
 
@@ -19,7 +22,7 @@ FIELDS = (
 )
 
 
-def plate(generator, labelled):
+def plate(generator: np.random.Generator, labelled: bool) -> GraphBatch:
     nodes = int(generator.integers(5, 9))
     receivers = np.repeat(np.arange(nodes), 2)
     senders = (receivers + np.tile([1, nodes - 1], nodes)) % nodes
@@ -39,7 +42,7 @@ def plate(generator, labelled):
 
 
 @pytest.fixture(scope="module")
-def plates(tmp_path_factory):
+def plates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("plates") / "plates.h5"
     generator = np.random.default_rng(0)
     with StoreWriter(path, FIELDS, dim=2) as writer:
@@ -48,7 +51,7 @@ def plates(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def members(tmp_path_factory, plates):
+def members(tmp_path_factory: pytest.TempPathFactory, plates: Path) -> list[Path]:
     """With edges and variances, with edges, and without edges."""
     root = tmp_path_factory.mktemp("members")
     folders = []
@@ -68,12 +71,14 @@ def members(tmp_path_factory, plates):
 
 
 @pytest.fixture(scope="module")
-def ensemble(tmp_path_factory, members):
+def ensemble(tmp_path_factory: pytest.TempPathFactory, members: list[Path]) -> tuple[Path, dict[str, Any]]:
     out = tmp_path_factory.mktemp("plates-ensemble") / "ensemble"
     return out, build_ensemble(members, out)
 
 
-def test_graphs_without_a_label_are_predicted_but_not_judged(ensemble, plates):
+def test_graphs_without_a_label_are_predicted_but_not_judged(
+    ensemble: tuple[Path, dict[str, Any]], plates: Path
+) -> None:
     out, evaluation = ensemble
     store = open_store(plates)
     predictions = Ensemble.load(out).predict(store)
@@ -85,7 +90,7 @@ def test_graphs_without_a_label_are_predicted_but_not_judged(ensemble, plates):
     assert evaluation["parts"]["test"]["pull"]["unit"] == "mm"
 
 
-def test_noise_and_disagreement_add_up_above_the_floor(ensemble, plates):
+def test_noise_and_disagreement_add_up_above_the_floor(ensemble: tuple[Path, dict[str, Any]], plates: Path) -> None:
     loaded = Ensemble.load(ensemble[0])
     stiffness = loaded.predict(open_store(plates))["stiffness"]
     assert (stiffness.aleatoric > 0).all() and (stiffness.epistemic > 0).any()
@@ -97,13 +102,13 @@ def test_noise_and_disagreement_add_up_above_the_floor(ensemble, plates):
     assert (stiffness.aleatoric < stiffness.std * (1 + 1e-9)).all() or above.any()
 
 
-def test_components_that_do_not_turn_have_their_own_calibration(ensemble):
+def test_components_that_do_not_turn_have_their_own_calibration(ensemble: tuple[Path, dict[str, Any]]) -> None:
     calibration = Ensemble.load(ensemble[0]).manifest.calibration["pull"]
     assert len(calibration.components) == 2
     assert calibration.components[1].reference > 2 * calibration.components[0].reference
 
 
-def test_a_member_without_edges_never_sees_them(members, plates):
+def test_a_member_without_edges_never_sees_them(members: list[Path], plates: Path) -> None:
     store = open_store(plates)
     blind = Ensemble.load(members[2])
     batch = store.read(np.arange(4))
@@ -112,7 +117,7 @@ def test_a_member_without_edges_never_sees_them(members, plates):
     np.testing.assert_array_equal(blind.predict(batch)["pull"].mean, blind.predict(without_edges(batch))["pull"].mean)
 
 
-def test_plates_are_no_structures(ensemble, plates, tmp_path):
+def test_plates_are_no_structures(ensemble: tuple[Path, dict[str, Any]], plates: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="extended XYZ holds atoms"):
         predict_to_file(ensemble[0], plates, tmp_path / "out.xyz")
     result = predict_to_file(ensemble[0], plates, tmp_path / "out.csv")
@@ -121,7 +126,7 @@ def test_plates_are_no_structures(ensemble, plates, tmp_path):
     assert "pull_0_mean" in header and "pull_1_upper" in header
 
 
-def test_a_load_that_training_never_saw_is_flagged(ensemble, plates):
+def test_a_load_that_training_never_saw_is_flagged(ensemble: tuple[Path, dict[str, Any]], plates: Path) -> None:
     batch = open_store(plates).read(np.arange(3))
     batch.nodes["load"][0] = 50.0
     flags = Ensemble.load(ensemble[0]).predict(batch).domain
@@ -129,7 +134,9 @@ def test_a_load_that_training_never_saw_is_flagged(ensemble, plates):
     assert "load is outside" not in flags[1] + flags[2]
 
 
-def test_runs_with_the_same_folder_name_become_members_with_different_names(members, tmp_path):
+def test_runs_with_the_same_folder_name_become_members_with_different_names(
+    members: list[Path], tmp_path: Path
+) -> None:
     import shutil
 
     shutil.copytree(members[1], tmp_path / "elsewhere" / members[0].name)

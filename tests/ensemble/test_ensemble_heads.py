@@ -1,6 +1,8 @@
 """Edge, tensor and per-index heads from training to prediction files and the report, with labels that some graphs lack."""
 
 import csv
+from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 from hydragnn.config import RunConfig
 from hydragnn.datasets import StoreWriter, open_store
 from hydragnn.ensemble import Ensemble, build_ensemble, predict_to_file
-from hydragnn.graphs import Field, concatenate
+from hydragnn.graphs import Field, GraphBatch, concatenate
 from hydragnn.graphs.validate import graph_from_arrays
 from hydragnn.runs import train
 from hydragnn.scripts.report import write_report
@@ -32,7 +34,7 @@ HEADS = [
 ]
 
 
-def ring(generator, number):
+def ring(generator: np.random.Generator, number: int) -> GraphBatch:
     """Nodes around a ring, fully joined in every fifth graph, with a flow down the load; every fourth graph has no edge labels."""
     place = np.arange(NODES)
     steps = [1, NODES - 1] if number % 5 else [1, 2, NODES - 2, NODES - 1]
@@ -54,7 +56,7 @@ def ring(generator, number):
 
 
 @pytest.fixture(scope="module")
-def rings(tmp_path_factory):
+def rings(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("rings") / "rings.h5"
     generator = np.random.default_rng(0)
     with StoreWriter(path, FIELDS, dim=2) as writer:
@@ -63,7 +65,7 @@ def rings(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def ensemble(tmp_path_factory, rings):
+def ensemble(tmp_path_factory: pytest.TempPathFactory, rings: Path) -> tuple[Path, dict[str, Any]]:
     """Two members of two epochs, and the evaluation of their ensemble."""
     root, folders = tmp_path_factory.mktemp("head-members"), []
     for seed in range(2):
@@ -80,7 +82,7 @@ def ensemble(tmp_path_factory, rings):
     return root / "ensemble", build_ensemble(folders, root / "ensemble")
 
 
-def test_every_target_is_judged_where_it_has_labels(ensemble, rings):
+def test_every_target_is_judged_where_it_has_labels(ensemble: tuple[Path, dict[str, Any]], rings: Path) -> None:
     folder, evaluation = ensemble
     scores = evaluation["parts"]["test"]
     assert set(scores) >= {"flow", "steep", "spread", "level", "smooth"}
@@ -91,7 +93,9 @@ def test_every_target_is_judged_where_it_has_labels(ensemble, rings):
     assert Ensemble.load(folder).predict(open_store(rings)).ok.all()
 
 
-def test_a_flow_is_predicted_with_its_sign_in_both_directions(ensemble, rings):
+def test_a_flow_is_predicted_with_its_sign_in_both_directions(
+    ensemble: tuple[Path, dict[str, Any]], rings: Path
+) -> None:
     store = open_store(rings)
     said = Ensemble.load(ensemble[0]).predict(store)
     back = store.read(np.arange(len(store))).reverse_edges.numpy()
@@ -101,7 +105,9 @@ def test_a_flow_is_predicted_with_its_sign_in_both_directions(ensemble, rings):
     np.testing.assert_array_equal(said.graph_of_item("flow"), np.repeat(np.arange(60), store.sizes().edges))
 
 
-def test_a_tensor_is_symmetric_and_shifted_along_the_identity_only(ensemble, rings):
+def test_a_tensor_is_symmetric_and_shifted_along_the_identity_only(
+    ensemble: tuple[Path, dict[str, Any]], rings: Path
+) -> None:
     loaded = Ensemble.load(ensemble[0])
     mean = loaded.predict(open_store(rings))["spread"].mean
     np.testing.assert_allclose(mean, mean.swapaxes(1, 2), rtol=1e-6)
@@ -110,7 +116,9 @@ def test_a_tensor_is_symmetric_and_shifted_along_the_identity_only(ensemble, rin
     assert np.abs(mean[:, 0, 0] - 11).mean() < 2  # two epochs: little more than the shift
 
 
-def test_prediction_files_say_which_nodes_an_edge_joins(ensemble, rings, tmp_path):
+def test_prediction_files_say_which_nodes_an_edge_joins(
+    ensemble: tuple[Path, dict[str, Any]], rings: Path, tmp_path: Path
+) -> None:
     folder, store = ensemble[0], open_store(rings)
     batch, said = store.read(np.arange(len(store))), Ensemble.load(ensemble[0]).predict(store)
     first = batch.node_offsets[batch.owner("edge")]
@@ -128,7 +136,7 @@ def test_prediction_files_say_which_nodes_an_edge_joins(ensemble, rings, tmp_pat
     assert int(rows[7]["steep_label"]) == said["steep"].label[7]
 
 
-def test_the_report_shows_all_of_them(ensemble, tmp_path):
+def test_the_report_shows_all_of_them(ensemble: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     page = write_report(ensemble[0], tmp_path / "report.html").read_text()
     for name in ("flow", "steep", "spread", "level", "smooth"):
         assert name in page

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hydragnn.datasets.settings import BatchSettings
+from hydragnn.datasets import Budget
 from hydragnn.datasets.store import Sizes
 from hydragnn.ensemble.plan import certificate, chunks_of, default_budget, makespan, units_of
 
@@ -14,14 +14,16 @@ from hydragnn.ensemble.plan import certificate, chunks_of, default_budget, makes
     st.integers(0, 5),
     st.integers(4, 30),
 )
-def test_every_graph_is_in_exactly_one_chunk_and_in_order(graphs, max_graphs, max_nodes):
+def test_every_graph_is_in_exactly_one_chunk_and_in_order(
+    graphs: list[tuple[int, int, bool]], max_graphs: int, max_nodes: int
+) -> None:
     built = [(n, e) for n, e, failed in graphs if not failed]
     numbers = np.array([i for i, (_, _, failed) in enumerate(graphs) if not failed], dtype=np.int64)
     failures = {i: "duplicate atoms" for i, (_, _, failed) in enumerate(graphs) if failed}
     sizes = Sizes(
         nodes=np.array([n for n, _ in built], dtype=np.int64), edges=np.array([e for _, e in built], dtype=np.int64)
     )
-    budget = BatchSettings(max_graphs=max_graphs, max_nodes=max_nodes)
+    budget = Budget(max_graphs=max_graphs, max_nodes=max_nodes)
     chunks = chunks_of(sizes, numbers, budget, failures)
     assert [int(n) for chunk in chunks for n in chunk.numbers] == list(range(len(graphs)))
     assert [int(g) for chunk in chunks for g in chunk.graphs] == list(range(len(built)))
@@ -31,9 +33,9 @@ def test_every_graph_is_in_exactly_one_chunk_and_in_order(graphs, max_graphs, ma
             assert not max_graphs or len(chunk.graphs) <= max_graphs
 
 
-def test_a_graph_above_the_budget_stands_alone_and_says_what_it_needs():
+def test_a_graph_above_the_budget_stands_alone_and_says_what_it_needs() -> None:
     sizes = Sizes(nodes=np.array([2, 9, 2]), edges=np.array([0, 0, 0]))
-    chunks = chunks_of(sizes, np.arange(3), BatchSettings(max_graphs=0, max_nodes=8), {})
+    chunks = chunks_of(sizes, np.arange(3), Budget(max_nodes=8), {})
     assert [chunk.reason for chunk in chunks] == [
         "",
         "9 nodes are more than the budget of 8; raise batch.max_nodes to at least 9",
@@ -41,21 +43,21 @@ def test_a_graph_above_the_budget_stands_alone_and_says_what_it_needs():
     ]
 
 
-def test_no_graph_is_too_large_for_the_default_budget():
+def test_no_graph_is_too_large_for_the_default_budget() -> None:
     sizes = Sizes(nodes=np.array([5, 5]), edges=np.array([10, 10_000_000]))
     assert not any(chunk.reason for chunk in chunks_of(sizes, np.arange(2), default_budget(sizes), {}))
 
 
-def test_every_unit_is_planned_once_costliest_first():
+def test_every_unit_is_planned_once_costliest_first() -> None:
     sizes = Sizes(nodes=np.array([1, 2, 3]), edges=np.array([0, 0, 0]))
-    chunks = chunks_of(sizes, np.arange(3), BatchSettings(max_graphs=1), {})
+    chunks = chunks_of(sizes, np.arange(3), Budget(max_graphs=1), {})
     units = units_of(chunks, [1.0, 5.0])
     assert {(u.member, u.chunk) for u in units} == {(m, c) for m in range(2) for c in range(3)}
     assert [u.cost for u in units] == sorted((u.cost for u in units), reverse=True)
 
 
 @given(st.lists(st.floats(0.1, 10.0), min_size=1, max_size=60), st.integers(1, 9))
-def test_longest_first_is_within_four_thirds_of_the_bound_that_nobody_beats(costs, workers):
+def test_longest_first_is_within_four_thirds_of_the_bound_that_nobody_beats(costs: list[float], workers: int) -> None:
     longest_first = makespan(sorted(costs, reverse=True), workers)
     bound = max(sum(costs) / workers, max(costs))
     assert longest_first >= bound * (1 - 1e-12)
@@ -63,5 +65,5 @@ def test_longest_first_is_within_four_thirds_of_the_bound_that_nobody_beats(cost
     assert longest_first <= sum(costs) / workers + max(costs) + 1e-9
 
 
-def test_the_certificate_of_nothing_is_perfect():
+def test_the_certificate_of_nothing_is_perfect() -> None:
     assert certificate([], [], workers=2)["ratio"] == 1.0

@@ -2,8 +2,10 @@
 
 import csv
 import json
+from collections.abc import Callable, Sequence
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any, Never
 
 import h5py
 import numpy as np
@@ -11,15 +13,16 @@ import pytest
 from ase import Atoms
 from ase.io import read, write
 
-from hydragnn.datasets import BatchSettings, StoreWriter
+from hydragnn.datasets import BatchSettings, MemoryStore, StoreWriter
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.prediction import predict, work
 from hydragnn.ensemble.prediction.predict import predict_to_file
 from hydragnn.errors import InputError, Interrupted
+from hydragnn.graphs import Field, GraphBatch
 
 
 @pytest.fixture(scope="module")
-def structures(structures_file):
+def structures(structures_file: Callable[[int], Path]) -> Path:
     return structures_file(6)
 
 
@@ -32,7 +35,7 @@ def arrays_of(path: Path) -> dict[str, np.ndarray]:
             return {name: file[name] for name in file.files if name != "heading"}
     found = {}
 
-    def visit(name, item):
+    def visit(name: str, item: h5py.Dataset | h5py.Group) -> None:
         if isinstance(item, h5py.Dataset):
             found[name] = item.asstr()[:] if item.dtype.kind == "O" else item[:]
 
@@ -41,7 +44,7 @@ def arrays_of(path: Path) -> dict[str, np.ndarray]:
     return found
 
 
-def test_files_say_what_the_ensemble_says(ensemble, stored, store, tmp_path):
+def test_files_say_what_the_ensemble_says(ensemble: Path, stored: Path, store: MemoryStore, tmp_path: Path) -> None:
     result = predict_to_file(ensemble, stored, tmp_path / "out.h5")
     assert (result["graphs"], result["failed"]) == (len(store), 0)
     direct = Ensemble.load(ensemble).predict(store)
@@ -57,7 +60,7 @@ def test_files_say_what_the_ensemble_says(ensemble, stored, store, tmp_path):
     assert not (tmp_path / "out.h5.parts").exists()
 
 
-def test_hdf5_npz_and_adios2_hold_the_same_bits(ensemble, stored, tmp_path):
+def test_hdf5_npz_and_adios2_hold_the_same_bits(ensemble: Path, stored: Path, tmp_path: Path) -> None:
     import adios2
 
     for suffix in (".h5", ".npz", ".bp"):
@@ -75,7 +78,9 @@ def test_hdf5_npz_and_adios2_hold_the_same_bits(ensemble, stored, tmp_path):
         assert np.array_equal(values, np.concatenate(blocks[name]))
 
 
-def test_tables_have_one_line_per_graph_and_one_per_node(ensemble, structures, tmp_path, frames):
+def test_tables_have_one_line_per_graph_and_one_per_node(
+    ensemble: Path, structures: Path, tmp_path: Path, frames: list[Atoms]
+) -> None:
     predict_to_file(ensemble, structures, tmp_path / "out.csv")
     with (tmp_path / "out.csv").open() as file:
         graphs = list(csv.DictReader(file))
@@ -89,7 +94,9 @@ def test_tables_have_one_line_per_graph_and_one_per_node(ensemble, structures, t
     assert {"forces_x_mean", "forces_z_upper"} <= set(nodes[0])
 
 
-def test_structures_come_back_with_energies_forces_and_their_uncertainties(ensemble, structures, tmp_path, frames):
+def test_structures_come_back_with_energies_forces_and_their_uncertainties(
+    ensemble: Path, structures: Path, tmp_path: Path, frames: list[Atoms]
+) -> None:
     predict_to_file(ensemble, structures, tmp_path / "out.xyz")
     back = read(tmp_path / "out.xyz", index=":")
     assert len(back) == 6
@@ -102,14 +109,16 @@ def test_structures_come_back_with_energies_forces_and_their_uncertainties(ensem
     assert back[2].info["energy_std"] == pytest.approx(direct["energy"].std[0], rel=1e-6)
 
 
-def test_a_run_predicts_too(runs, stored, tmp_path):
+def test_a_run_predicts_too(runs: list[Path], stored: Path, tmp_path: Path) -> None:
     result = predict_to_file(runs[0], stored, tmp_path / "out.npz")
     arrays = arrays_of(tmp_path / "out.npz")
     assert result["failed"] == 0
     assert np.isfinite(arrays["fields/energy/mean"]).all() and np.isnan(arrays["fields/energy/lower"]).all()
 
 
-def test_a_graph_above_the_budget_has_a_line_with_the_reason(ensemble, store, tmp_path):
+def test_a_graph_above_the_budget_has_a_line_with_the_reason(
+    ensemble: Path, store: MemoryStore, tmp_path: Path
+) -> None:
     nodes = store.sizes().nodes[:12]
     few = write_store(tmp_path / "few.h5", store.fields(), store.read(np.arange(12)), 3)
     result = predict_to_file(ensemble, few, tmp_path / "out.h5", batch=BatchSettings(max_graphs=0, max_nodes=6))
@@ -121,7 +130,9 @@ def test_a_graph_above_the_budget_has_a_line_with_the_reason(ensemble, store, tm
     assert len(arrays["fields/forces/mean"]) == nodes.sum()
 
 
-def test_a_member_that_gives_nan_fails_the_graph_and_no_other(ensemble, frames, monkeypatch):
+def test_a_member_that_gives_nan_fails_the_graph_and_no_other(
+    ensemble: Path, frames: list[Atoms], monkeypatch: pytest.MonkeyPatch
+) -> None:
     loaded = Ensemble.load(ensemble)
     batch_of = loaded.structures.graph
     from hydragnn.graphs import concatenate
@@ -141,13 +152,13 @@ class Killed(BaseException):
 
 @pytest.mark.parametrize("after", [0, 1, 7, 14])
 def test_an_interrupted_prediction_ends_with_the_bits_of_the_undisturbed_one(
-    ensemble, stored, tmp_path, monkeypatch, after
-):
+    ensemble: Path, stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
     undisturbed = predict_to_file(ensemble, stored, tmp_path / "whole.npz", batch=BATCH)
     counted = {"units": 0}
     original = work.outcome_of
 
-    def dying(member, batch):
+    def dying(member: Any, batch: GraphBatch) -> Any:
         if counted["units"] == after:
             raise Killed
         counted["units"] += 1
@@ -165,7 +176,7 @@ def test_an_interrupted_prediction_ends_with_the_bits_of_the_undisturbed_one(
     assert (tmp_path / "out.npz").read_bytes() == (tmp_path / "whole.npz").read_bytes()
 
 
-def test_killed_processes_resume_to_the_same_bits(ensemble, structures, tmp_path):
+def test_killed_processes_resume_to_the_same_bits(ensemble: Path, structures: Path, tmp_path: Path) -> None:
     one_by_one = BatchSettings(max_graphs=1)
     out, parts = tmp_path / "out.npz", tmp_path / "out.npz.parts"
     for stage in (1, 5, 9):
@@ -182,8 +193,10 @@ def test_killed_processes_resume_to_the_same_bits(ensemble, structures, tmp_path
     assert out.exists() and out.read_bytes() == (tmp_path / "whole.npz").read_bytes()
 
 
-def test_ctrl_c_keeps_finished_work_and_says_how_to_go_on(ensemble, stored, tmp_path, monkeypatch):
-    def interrupted(member, batch):
+def test_ctrl_c_keeps_finished_work_and_says_how_to_go_on(
+    ensemble: Path, stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(member: Any, batch: GraphBatch) -> Never:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(work, "outcome_of", interrupted)
@@ -192,11 +205,13 @@ def test_ctrl_c_keeps_finished_work_and_says_how_to_go_on(ensemble, stored, tmp_
 
 
 @pytest.mark.parametrize("suffix", [".h5", ".npz", ".bp", ".csv", ".xyz"])
-def test_a_failure_while_writing_leaves_no_half_file(ensemble, stored, tmp_path, monkeypatch, suffix):
+def test_a_failure_while_writing_leaves_no_half_file(
+    ensemble: Path, stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
     from hydragnn.ensemble.prediction import formats
 
     class Full(formats.FORMATS[suffix]):
-        def write(self, block):
+        def write(self, block: Any) -> Never:
             super().write(block)
             raise OSError(28, "No space left on device")
 
@@ -206,12 +221,14 @@ def test_a_failure_while_writing_leaves_no_half_file(ensemble, stored, tmp_path,
     assert [path.name for path in tmp_path.iterdir()] == [f"out{suffix}.parts"]
 
 
-def test_a_member_short_of_memory_tries_smaller_batches(ensemble, frames, monkeypatch):
+def test_a_member_short_of_memory_tries_smaller_batches(
+    ensemble: Path, frames: list[Atoms], monkeypatch: pytest.MonkeyPatch
+) -> None:
     loaded = Ensemble.load(ensemble)
     model = type(loaded.members[0].model)
     original = model.predict
 
-    def hungry(self, batch):
+    def hungry(self: Any, batch: GraphBatch) -> Any:
         if batch.num_nodes > 6:
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
         return original(self, batch)
@@ -225,10 +242,12 @@ def test_a_member_short_of_memory_tries_smaller_batches(ensemble, frames, monkey
     assert all("allocate memory" in status for status, fits in zip(predictions.status, small) if not fits)
 
 
-def test_a_part_torn_by_a_power_cut_is_made_again(ensemble, stored, tmp_path, monkeypatch):
+def test_a_part_torn_by_a_power_cut_is_made_again(
+    ensemble: Path, stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     predict_to_file(ensemble, stored, tmp_path / "whole.npz", batch=BATCH)
 
-    def dying(*arguments):
+    def dying(*arguments: Any) -> Never:
         raise Killed
 
     with monkeypatch.context() as patch:
@@ -246,8 +265,10 @@ def test_a_part_torn_by_a_power_cut_is_made_again(ensemble, stored, tmp_path, mo
     assert (tmp_path / "out.npz").read_bytes() == (tmp_path / "whole.npz").read_bytes()
 
 
-def test_parts_of_another_prediction_are_not_mixed_in(ensemble, runs, stored, tmp_path, monkeypatch):
-    def dying(member, batch):
+def test_parts_of_another_prediction_are_not_mixed_in(
+    ensemble: Path, runs: list[Path], stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dying(member: Any, batch: GraphBatch) -> Never:
         raise Killed
 
     with monkeypatch.context() as patch:
@@ -265,7 +286,9 @@ def test_parts_of_another_prediction_are_not_mixed_in(ensemble, runs, stored, tm
     [("out.txt", "use one of"), ("out", "use one of"), ("there.h5", "exists already")],
     ids=["foreign suffix", "no suffix", "file that is there"],
 )
-def test_impossible_outputs_are_refused_before_any_work(ensemble, stored, tmp_path, out, says):
+def test_impossible_outputs_are_refused_before_any_work(
+    ensemble: Path, stored: Path, tmp_path: Path, out: str, says: str
+) -> None:
     (tmp_path / "there.h5").write_text("precious")
     with pytest.raises(InputError, match=says):
         predict_to_file(ensemble, stored, tmp_path / out)
@@ -273,13 +296,13 @@ def test_impossible_outputs_are_refused_before_any_work(ensemble, stored, tmp_pa
     assert [path.name for path in tmp_path.iterdir()] == ["there.h5"]
 
 
-def write_store(path, fields, batch, dim):
+def write_store(path: Path, fields: Sequence[Field], batch: GraphBatch, dim: int) -> Path:
     with StoreWriter(path, fields, dim=dim) as writer:
         writer.write(batch)
     return path
 
 
-def test_sources_that_do_not_fit_are_refused(ensemble, tmp_path):
+def test_sources_that_do_not_fit_are_refused(ensemble: Path, tmp_path: Path) -> None:
     import torch
 
     from hydragnn.graphs import Field

@@ -2,6 +2,10 @@
 
 import os
 import threading
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,13 +29,13 @@ from hydragnn.ensemble.prediction.queues import (
 from hydragnn.ensemble.prediction.schedule import scheduled
 
 
-def units_of(costs):
+def units_of(costs: Sequence[Sequence[float]]) -> list[Unit]:
     """Costs per chunk and member as units."""
     return [Unit(chunk=c, member=m, cost=cost) for c, row in enumerate(costs) for m, cost in enumerate(row)]
 
 
 @given(st.lists(st.floats(0.1, 9.0), max_size=200), st.integers(1, 7), st.randoms(use_true_random=False))
-def test_groups_of_ranks_share_all_positions(costs, groups, choice):
+def test_groups_of_ranks_share_all_positions(costs: list[float], groups: int, choice: Random) -> None:
     root, counters = LocalCounter(), [LocalCounter() for _ in range(groups)]
     queues = [GroupedQueue(costs, root, counter, groups) for counter in counters for _ in range(3)]
     taken, open_queues = [], list(queues)
@@ -49,23 +53,23 @@ def test_groups_of_ranks_share_all_positions(costs, groups, choice):
 class Locked(LocalCounter):
     """A counter for several threads."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.lock = threading.Lock()
 
-    def add(self, amount):
+    def add(self, amount: int) -> int:
         with self.lock:
             return super().add(amount)
 
-    def put(self, value):
+    def put(self, value: int) -> None:
         with self.lock:
             super().put(value)
 
 
-def taken_by_threads(queues):
+def taken_by_threads(queues: Sequence[Any]) -> list[int]:
     taken = [[] for _ in queues]
 
-    def take(queue, mine):
+    def take(queue: Any, mine: list[int]) -> None:
         while (position := queue.take()) is not None:
             mine.append(position)
 
@@ -78,7 +82,7 @@ def taken_by_threads(queues):
     return sorted(position for mine in taken for position in mine)
 
 
-def test_ranks_that_really_run_at_once_share_all_positions(tmp_path):
+def test_ranks_that_really_run_at_once_share_all_positions(tmp_path: Path) -> None:
     root, counters = Locked(), [Locked(), Locked()]
     grouped = [GroupedQueue([1.0] * 500, root, counters[i % 2], groups=2) for i in range(6)]
     assert taken_by_threads(grouped) == list(range(500))
@@ -86,27 +90,27 @@ def test_ranks_that_really_run_at_once_share_all_positions(tmp_path):
     assert taken_by_threads(claims) == list(range(200))
 
 
-def test_a_rank_that_comes_late_finds_the_next_free_position_without_trying_all(tmp_path):
+def test_a_rank_that_comes_late_finds_the_next_free_position_without_trying_all(tmp_path: Path) -> None:
     first, late = (ClaimQueue(Claims(tmp_path, rank), "unit", 1000) for rank in range(2))
     assert [first.take() for _ in range(700)] == list(range(700))
     assert late.take() == 700
     assert Claims(tmp_path, 1).owner("unit-700") == 1 and Claims(tmp_path, 1).owner("unit-701") is None
 
 
-def test_few_ranks_count_at_one_place_and_many_in_groups():
+def test_few_ranks_count_at_one_place_and_many_in_groups() -> None:
     assert isinstance(queue_for([1.0] * 9, 256, LocalCounter(), LocalCounter()), FlatQueue)
     assert isinstance(queue_for([1.0] * 9, 257, LocalCounter(), LocalCounter()), GroupedQueue)
 
 
 @given(st.lists(st.floats(0.1, 9.0), max_size=300), st.integers(1, 20))
-def test_no_block_is_more_than_an_eighth_of_a_groups_share_of_what_is_left(costs, groups):
+def test_no_block_is_more_than_an_eighth_of_a_groups_share_of_what_is_left(costs: list[float], groups: int) -> None:
     found = blocks(costs, groups)
     assert [position for start, end in found for position in range(start, end)] == list(range(len(costs)))
     for start, end in found:
         assert end == start + 1 or sum(costs[start:end]) <= sum(costs[start:]) / (SHARE * groups) + 1e-9
 
 
-def test_the_root_is_asked_seldom_and_at_the_end_at_most_once_per_rank():
+def test_the_root_is_asked_seldom_and_at_the_end_at_most_once_per_rank() -> None:
     found = blocks([1.0] * 81_920, groups=8192 // GROUP)
     shared = [end - start for start, end in found if end - start > 1]
     assert min(shared) >= LEAST and len(shared) < 81_920 / 20
@@ -114,7 +118,7 @@ def test_the_root_is_asked_seldom_and_at_the_end_at_most_once_per_rank():
     assert len(found) - len(shared) <= 8192
 
 
-def test_no_rank_waits_at_the_end_for_what_another_fetches():
+def test_no_rank_waits_at_the_end_for_what_another_fetches() -> None:
     root, group = LocalCounter(), LocalCounter()
     queue = GroupedQueue([1.0] * 20, root, group, groups=1, pause=lambda: pytest.fail("waited"))
     assert queue.take() == 0  # the first one finds that all are single
@@ -122,7 +126,7 @@ def test_no_rank_waits_at_the_end_for_what_another_fetches():
     assert [queue.take() for _ in range(3)] == [slow + 1, slow + 2, slow + 3]
 
 
-def test_what_was_published_first_is_what_all_read(tmp_path):
+def test_what_was_published_first_is_what_all_read(tmp_path: Path) -> None:
     one, other = Claims(tmp_path, 0), Claims(tmp_path, 1)
     assert one.publish("rates", lambda: [1.0]) == [1.0]
     assert other.publish("rates", lambda: pytest.fail("made for nothing")) == [1.0]
@@ -131,7 +135,7 @@ def test_what_was_published_first_is_what_all_read(tmp_path):
     assert one.notes("measured") == [{"a": 1}, {"a": 2}]
 
 
-def test_a_heart_that_never_beat_or_whose_process_is_gone_has_stopped(tmp_path):
+def test_a_heart_that_never_beat_or_whose_process_is_gone_has_stopped(tmp_path: Path) -> None:
     ours = Heart(tmp_path, 0)
     assert not ours.stopped(0)
     assert not ours.stopped(1)  # perhaps it only starts later
@@ -149,7 +153,9 @@ matrices = st.integers(1, 12).flatmap(
 
 
 @given(matrices, st.integers(1, 5))
-def test_bundles_hold_every_unit_once_and_towards_the_end_only_single_ones(costs, workers):
+def test_bundles_hold_every_unit_once_and_towards_the_end_only_single_ones(
+    costs: list[list[float]], workers: int
+) -> None:
     units = units_of(costs)
     bundles = bundles_of(units, workers)
     assert sorted((u.chunk, u.member) for b in bundles for u in b.units) == sorted((u.chunk, u.member) for u in units)
@@ -171,7 +177,7 @@ def test_bundles_hold_every_unit_once_and_towards_the_end_only_single_ones(costs
 
 
 @given(matrices, st.integers(1, 5))
-def test_whole_batches_cost_no_balance(costs, workers):
+def test_whole_batches_cost_no_balance(costs: list[list[float]], workers: int) -> None:
     units = units_of(costs)
     queue = [bundle.cost for bundle in bundles_of(units, workers)]
     mean, largest = sum(queue) / workers, max(unit.cost for unit in units)
@@ -180,7 +186,7 @@ def test_whole_batches_cost_no_balance(costs, workers):
     assert certificate(units, queue, workers)["ratio"] >= 1 - 1e-9
 
 
-def test_whole_batches_are_the_rule_where_there_is_plenty():
+def test_whole_batches_are_the_rule_where_there_is_plenty() -> None:
     units = units_of(np.ones((200, 8)).tolist())
     bundles = bundles_of(units, workers=2)
     whole = [bundle for bundle in bundles if len(bundle.units) == 8]
@@ -188,7 +194,7 @@ def test_whole_batches_are_the_rule_where_there_is_plenty():
     assert len(bundles_of(units_of(np.ones((128, 8)).tolist()), workers=128)) == 1024
 
 
-def test_later_stages_follow_what_was_measured_instead_of_what_was_expected():
+def test_later_stages_follow_what_was_measured_instead_of_what_was_expected() -> None:
     notes = [{"seconds": [1.0, 0.0], "load": [1.0, 0.0], "running": []}]
     notes += [{"seconds": [0.0, 6.0], "load": [0.0, 2.0], "running": [0.0, 1.0, 0.0]}]
     rates = learned_rates([1.0, 1.0], notes, now=50.0)
@@ -202,7 +208,7 @@ def test_later_stages_follow_what_was_measured_instead_of_what_was_expected():
 
 
 @given(matrices, st.integers(1, 5), st.integers(1, 3))
-def test_all_stages_together_are_all_the_work_once(costs, ranks, held):
+def test_all_stages_together_are_all_the_work_once(costs: list[list[float]], ranks: int, held: int) -> None:
     units, chunks = units_of(costs), [Chunk(graphs=np.arange(1), numbers=np.arange(1), load=1.0) for _ in costs]
     schedule = scheduled(units, [], [3.0, 1.0, 2.0], held=held, ranks=ranks)
     found, queues = [], []
@@ -218,7 +224,7 @@ def test_all_stages_together_are_all_the_work_once(costs, ranks, held):
 
 
 @given(st.lists(st.floats(0.5, 9), min_size=1, max_size=9), st.integers(1, 4), st.integers(1, 9))
-def test_every_member_lives_in_one_lane_and_ranks_are_shared_by_cost(costs, held, ranks):
+def test_every_member_lives_in_one_lane_and_ranks_are_shared_by_cost(costs: list[float], held: int, ranks: int) -> None:
     lanes = lanes_of(costs, held)
     assert sorted(m for lane in lanes for m in lane) == list(range(len(costs)))
     assert all(1 <= len(lane) <= held for lane in lanes)
@@ -227,7 +233,7 @@ def test_every_member_lives_in_one_lane_and_ranks_are_shared_by_cost(costs, held
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 7])
-def test_all_ranks_plan_the_same(ranks):
+def test_all_ranks_plan_the_same(ranks: int) -> None:
     units = units_of(np.random.default_rng(0).random((9, 4)).tolist())
     one, other = (scheduled(units, units[:3], [1.0, 2.0, 3.0, 4.0], held=2, ranks=ranks) for _ in range(2))
     assert one == other

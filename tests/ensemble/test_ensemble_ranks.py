@@ -6,11 +6,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
 import pytest
+from ase import Atoms
 
 from hydragnn.datasets import BatchSettings
 from hydragnn.ensemble.member_cache import MemberCache, room_for
@@ -32,12 +35,12 @@ needs_mpirun = pytest.mark.skipif(not (BIN / "mpirun").exists(), reason="no mpir
 
 
 @pytest.fixture(scope="module")
-def structures(structures_file):
+def structures(structures_file: Callable[[int], Path]) -> Path:
     return structures_file(40)
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory, ensemble, stored, structures):
+def whole(tmp_path_factory: pytest.TempPathFactory, ensemble: Path, stored: Path, structures: Path) -> dict[str, bytes]:
     """What one process makes of the store and of the structures."""
     folder = tmp_path_factory.mktemp("whole")
     for name, source in (("store", stored), ("structures", structures)):
@@ -45,7 +48,14 @@ def whole(tmp_path_factory, ensemble, stored, structures):
     return {name: (folder / f"{name}.npz").read_bytes() for name in ("store", "structures")}
 
 
-def started(ensemble, source, out, *options, launcher=(sys.executable,), **environment):
+def started(
+    ensemble: Path,
+    source: Path,
+    out: Path,
+    *options: object,
+    launcher: Sequence[str] = (sys.executable,),
+    **environment: str,
+) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [*launcher, str(PREDICTING), str(ensemble), str(source), str(out), *map(str, options)],
         stdout=subprocess.PIPE,
@@ -55,26 +65,28 @@ def started(ensemble, source, out, *options, launcher=(sys.executable,), **envir
     )
 
 
-def finish(process, code=0):
+def finish(process: subprocess.Popen[str], code: int = 0) -> str:
     output, _ = process.communicate(timeout=300)
     assert process.returncode == code, output
     return output
 
 
-def counts(output):
+def counts(output: str) -> dict[str, Any]:
     """What the rank said that wrote the file; exactly one did."""
     (line,) = [line for line in output.splitlines() if line.startswith("{")]
     return json.loads(line)
 
 
-def steps(ensemble, source, out, *options, ranks=2):
+def steps(ensemble: Path, source: Path, out: Path, *options: object, ranks: int = 2) -> list[subprocess.Popen[str]]:
     """Ranks of a job step without MPI, as srun starts them."""
     step = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "3", "SLURM_STEP_NUM_TASKS": str(ranks)}
     return [started(ensemble, source, out, *options, **step, SLURM_PROCID=str(rank)) for rank in range(ranks)]
 
 
 @needs_mpirun
-def test_ranks_of_mpi_make_the_file_that_one_process_makes(ensemble, stored, structures, whole, tmp_path):
+def test_ranks_of_mpi_make_the_file_that_one_process_makes(
+    ensemble: Path, stored: Path, structures: Path, whole: dict[str, bytes], tmp_path: Path
+) -> None:
     """Also where a rank has memory for one member only."""
     for name, source, options in (("store", stored, ()), ("structures", structures, ("--held", 1))):
         output = finish(started(ensemble, source, tmp_path / f"{name}.npz", *options, launcher=MPIRUN))
@@ -89,14 +101,16 @@ def test_ranks_of_mpi_make_the_file_that_one_process_makes(ensemble, stored, str
 
 
 @needs_mpirun
-def test_ranks_that_mpi_does_not_see_are_refused(ensemble, stored, tmp_path):
+def test_ranks_that_mpi_does_not_see_are_refused(ensemble: Path, stored: Path, tmp_path: Path) -> None:
     process = started(ensemble, stored, tmp_path / "out.npz", PMI_SIZE="4", OMPI_COMM_WORLD_SIZE="4")
     assert "the launcher started 4 ranks, but MPI sees 1" in finish(process, code=2)
     assert not list(tmp_path.iterdir())
 
 
 @needs_mpirun
-def test_a_killed_rank_of_mpi_ends_the_job_and_resuming_ends_with_the_same_bits(ensemble, stored, whole, tmp_path):
+def test_a_killed_rank_of_mpi_ends_the_job_and_resuming_ends_with_the_same_bits(
+    ensemble: Path, stored: Path, whole: dict[str, bytes], tmp_path: Path
+) -> None:
     options = ("--faulty-rank", 1, "--after", 5)
     killed = started(ensemble, stored, tmp_path / "out.npz", *options, launcher=MPIRUN)
     killed.communicate(timeout=300)
@@ -108,14 +122,16 @@ def test_a_killed_rank_of_mpi_ends_the_job_and_resuming_ends_with_the_same_bits(
     assert (tmp_path / "out.npz").read_bytes() == whole["store"]
 
 
-def test_bad_input_is_refused_by_all_ranks_and_leaves_nothing(ensemble, structures, tmp_path):
+def test_bad_input_is_refused_by_all_ranks_and_leaves_nothing(ensemble: Path, structures: Path, tmp_path: Path) -> None:
     (tmp_path / "there.npz").write_text("precious")
     outputs = [finish(process, code=2) for process in steps(ensemble, structures, tmp_path / "there.npz")]
     assert all("exists already" in output for output in outputs)
     assert [path.name for path in tmp_path.iterdir()] == ["there.npz"]
 
 
-def test_the_work_of_a_killed_job_step_rank_is_done_by_the_others(ensemble, structures, whole, tmp_path):
+def test_the_work_of_a_killed_job_step_rank_is_done_by_the_others(
+    ensemble: Path, structures: Path, whole: dict[str, bytes], tmp_path: Path
+) -> None:
     """Also that of rank 0, which would have written the file."""
     processes = steps(ensemble, structures, tmp_path / "out.npz", "--faulty-rank", 0, "--after", 4, ranks=2)
     processes[0].communicate(timeout=300)
@@ -126,20 +142,24 @@ def test_the_work_of_a_killed_job_step_rank_is_done_by_the_others(ensemble, stru
     assert not list(tmp_path.glob("*.parts"))
 
 
-def test_torchrun_makes_the_same_file(ensemble, stored, whole, tmp_path):
+def test_torchrun_makes_the_same_file(ensemble: Path, stored: Path, whole: dict[str, bytes], tmp_path: Path) -> None:
     output = finish(started(ensemble, stored, tmp_path / "out.npz", launcher=TORCHRUN))
     assert (counts(output)["ranks"], counts(output)["ranks_lost"]) == (2, 0)
     assert (tmp_path / "out.npz").read_bytes() == whole["store"]
 
 
-def test_a_job_step_of_a_real_slurm_on_two_nodes_makes_the_same_file(slurm, ensemble, stored, whole, tmp_path):
+def test_a_job_step_of_a_real_slurm_on_two_nodes_makes_the_same_file(
+    slurm: Any, ensemble: Path, stored: Path, whole: dict[str, bytes], tmp_path: Path
+) -> None:
     srun = ["srun", "-N2", "-n2", "--mpi=none", "--chdir", str(tmp_path), sys.executable]
     output = finish(started(ensemble, stored, tmp_path / "out.npz", launcher=srun, **slurm.environment))
     assert counts(output)["ranks"] == 2
     assert (tmp_path / "out.npz").read_bytes() == whole["store"]
 
 
-def test_local_workers_make_the_same_file_even_if_one_is_killed(ensemble, stored, whole, tmp_path):
+def test_local_workers_make_the_same_file_even_if_one_is_killed(
+    ensemble: Path, stored: Path, whole: dict[str, bytes], tmp_path: Path
+) -> None:
     process = started(ensemble, stored, tmp_path / "out.npz", "--workers", 3, "--max-graphs", 4)
     spawned: list[psutil.Process] = []
     while process.poll() is None and not spawned:
@@ -152,7 +172,9 @@ def test_local_workers_make_the_same_file_even_if_one_is_killed(ensemble, stored
 
 
 @needs_mpirun
-def test_sigterm_keeps_finished_work_and_says_how_to_go_on(ensemble, stored, whole, tmp_path):
+def test_sigterm_keeps_finished_work_and_says_how_to_go_on(
+    ensemble: Path, stored: Path, whole: dict[str, bytes], tmp_path: Path
+) -> None:
     options = ("--faulty-rank", 0, "--after", 3, "--seconds", 60)
     process = started(ensemble, stored, tmp_path / "out.npz", *options)
     parts = tmp_path / "out.npz.parts"
@@ -167,8 +189,8 @@ def test_sigterm_keeps_finished_work_and_says_how_to_go_on(ensemble, stored, who
 @needs_mpirun
 @pytest.mark.parametrize(("hanging", "ending"), [(0, ()), (1, ()), (1, ("--fall-off",))])
 def test_what_a_hanging_rank_holds_up_is_done_by_an_idle_one_and_the_job_ends_without_it(
-    ensemble, stored, whole, tmp_path, hanging, ending
-):
+    ensemble: Path, stored: Path, whole: dict[str, bytes], tmp_path: Path, hanging: int, ending: tuple[str, ...]
+) -> None:
     """Also if the first hangs, and under a script that ends like any other; what was said is heard."""
     fault = ("--faulty-rank", hanging, "--after", 8, "--seconds", 600)
     options = (*fault, "--hesitation", 0.1, "--farewell", 0.1, *ending)
@@ -183,18 +205,20 @@ class Pair(Alone):
 
     rank, size = 1, 2
 
-    def __init__(self, dead):
+    def __init__(self, dead: bool) -> None:
         super().__init__()
         self.dead = dead
 
-    def owner(self, name):
+    def owner(self, name: str) -> int:
         return 0
 
-    def gone(self, rank):
+    def gone(self, rank: int) -> bool:
         return self.dead
 
 
-def test_work_of_the_dead_is_taken_over_at_once_and_late_work_of_the_living_after_a_while(monkeypatch):
+def test_work_of_the_dead_is_taken_over_at_once_and_late_work_of_the_living_after_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     late = Late(number=5, claim="rest-0-2", seconds=0.0)
     done = []
     begin = time.monotonic()
@@ -205,14 +229,16 @@ def test_work_of_the_dead_is_taken_over_at_once_and_late_work_of_the_living_afte
     assert done == [5, 5, 5]  # again, and once more after the same time
 
 
-def test_the_first_living_rank_does_what_only_one_may_do():
+def test_the_first_living_rank_does_what_only_one_may_do() -> None:
     done = []
     assert once(Pair(dead=True), "merge", lambda: bool(done), lambda: done.append(1))
     assert not once(Pair(dead=False), "merge", lambda: True, lambda: done.append(1))
     assert done == [1]
 
 
-def test_what_the_first_rank_does_not_begin_in_time_another_does_and_what_it_has_begun_is_waited_for(monkeypatch):
+def test_what_the_first_rank_does_not_begin_in_time_another_does_and_what_it_has_begun_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(together, "HESITATION", 0.1)
     done = []
     begin = time.monotonic()
@@ -228,9 +254,11 @@ def test_what_the_first_rank_does_not_begin_in_time_another_does_and_what_it_has
     assert done == [1, 3]
 
 
-def test_ranks_that_leave_once_the_file_is_there_are_not_lost(ensemble, stored, whole, tmp_path, monkeypatch):
+def test_ranks_that_leave_once_the_file_is_there_are_not_lost(
+    ensemble: Path, stored: Path, whole: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Leaving(Pair):
-        def gone(self, rank):
+        def gone(self, rank: int) -> bool:
             return (tmp_path / "out.npz").exists()
 
     monkeypatch.setattr(together, "HESITATION", 0.0)
@@ -239,11 +267,13 @@ def test_ranks_that_leave_once_the_file_is_there_are_not_lost(ensemble, stored, 
     assert (tmp_path / "out.npz").read_bytes() == whole["store"]
 
 
-def test_a_rank_with_little_memory_holds_few_members_and_says_the_same(ensemble, stored, whole, tmp_path, monkeypatch):
+def test_a_rank_with_little_memory_holds_few_members_and_says_the_same(
+    ensemble: Path, stored: Path, whole: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     most = []
     original = MemberCache.__getitem__
 
-    def counted(self, index):
+    def counted(self: MemberCache, index: int) -> Any:
         found = original(self, index)
         most.append(len(self._loaded))
         return found
@@ -257,7 +287,7 @@ def test_a_rank_with_little_memory_holds_few_members_and_says_the_same(ensemble,
     assert (tmp_path / "two.npz").read_bytes() == whole["store"]
 
 
-def test_members_a_rank_can_hold_follow_from_the_free_memory(tmp_path, monkeypatch):
+def test_members_a_rank_can_hold_follow_from_the_free_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from hydragnn.ensemble import member_cache
 
     class Memory:
@@ -270,7 +300,9 @@ def test_members_a_rank_can_hold_follow_from_the_free_memory(tmp_path, monkeypat
     assert [room_for(files, ranks) for ranks in (1, 2, 5, 50)] == [5, 2, 1, 1]
 
 
-def test_a_file_that_was_cut_off_says_which_structure_is_torn(structures, tmp_path, monkeypatch):
+def test_a_file_that_was_cut_off_says_which_structure_is_torn(
+    structures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("hydragnn.ensemble.prediction.frames.FRAMES", 4)
     torn = tmp_path / "torn.xyz"
     torn.write_bytes(structures.read_bytes())
@@ -284,7 +316,9 @@ def test_a_file_that_was_cut_off_says_which_structure_is_torn(structures, tmp_pa
             list(frames_of(torn, block))
 
 
-def test_blocks_of_a_file_hold_every_structure_once_and_the_same(structures, frames, monkeypatch):
+def test_blocks_of_a_file_hold_every_structure_once_and_the_same(
+    structures: Path, frames: list[Atoms], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(blocks, "FRAMES", 7)
     found = blocks_of(structures)
     assert [first for first, _, _ in found] == [0, 7, 14, 21, 28, 35]
@@ -294,12 +328,14 @@ def test_blocks_of_a_file_hold_every_structure_once_and_the_same(structures, fra
 
 
 @pytest.mark.parametrize("text", ["2\n\nH 0 0 0\nH 0 0 1\nVEC1 1 0 0\n", "not a structure\n", ""])
-def test_files_that_are_not_plainly_counted_are_read_as_a_whole(tmp_path, text):
+def test_files_that_are_not_plainly_counted_are_read_as_a_whole(tmp_path: Path, text: str) -> None:
     (tmp_path / "odd.xyz").write_text(text)
     assert len(blocks_of(tmp_path / "odd.xyz")) == 1
 
 
-def test_blocks_that_are_built_survive_an_interruption(ensemble, structures, whole, tmp_path, monkeypatch):
+def test_blocks_that_are_built_survive_an_interruption(
+    ensemble: Path, structures: Path, whole: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(blocks, "FRAMES", 7)
     monkeypatch.setattr(work, "outcome_of", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     out = tmp_path / "out.npz"

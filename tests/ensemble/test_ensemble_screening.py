@@ -3,15 +3,16 @@
 import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
 import pytest
 from ase.io import read
 
-from hydragnn.datasets import BatchSettings, check_store, open_store
+from hydragnn.datasets import BatchSettings, MemoryStore, check_store, open_store
 from hydragnn.datasets.manifest import checksum
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.member_outputs import member_outputs
@@ -24,7 +25,9 @@ BAD = 5
 BATCH = BatchSettings(max_graphs=16)
 
 
-def spoiled(stored: Path, place: Path, spoil: Callable[[h5py.File, slice, slice], None], graphs=(BAD,)) -> Path:
+def spoiled(
+    stored: Path, place: Path, spoil: Callable[[h5py.File, slice, slice], None], graphs: Sequence[int] = (BAD,)
+) -> Path:
     """A copy of the store with graphs spoiled, whose manifest fits, as one that another program has written."""
     shutil.copytree(stored, place)
     part = place / "part-00000.h5"
@@ -43,31 +46,31 @@ def spoiled(stored: Path, place: Path, spoil: Callable[[h5py.File, slice, slice]
     return place
 
 
-def into_the_next_graph(file, nodes, edges):
+def into_the_next_graph(file: h5py.File, nodes: slice, edges: slice) -> None:
     file["senders"][edges.start] = nodes.stop - nodes.start + 1
 
 
-def far_away(file, nodes, edges):
+def far_away(file: h5py.File, nodes: slice, edges: slice) -> None:
     file["senders"][edges.start] = 2**31 - 1
 
 
-def negative(file, nodes, edges):
+def negative(file: h5py.File, nodes: slice, edges: slice) -> None:
     file["receivers"][edges.start] = -1
 
 
-def in_disorder(file, nodes, edges):
+def in_disorder(file: h5py.File, nodes: slice, edges: slice) -> None:
     file["receivers"][edges] = file["receivers"][edges][::-1]
 
 
-def nowhere(file, nodes, edges):
+def nowhere(file: h5py.File, nodes: slice, edges: slice) -> None:
     file["positions"][nodes.start] = np.nan
 
 
-def no_element(file, nodes, edges):
+def no_element(file: h5py.File, nodes: slice, edges: slice) -> None:
     file["node/atomic_numbers"][nodes.start] = 200
 
 
-def no_node(file, nodes, edges):
+def no_node(file: h5py.File, nodes: slice, edges: slice) -> None:
     stops = file["node_stops"][:]
     stops[BAD] = stops[BAD - 1]
     file["node_stops"][:] = stops
@@ -84,7 +87,9 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_the_bad_graph_has_its_reason_and_all_others_their_prediction(fault, ensemble, stored, tmp_path):
+def test_the_bad_graph_has_its_reason_and_all_others_their_prediction(
+    fault: Callable, ensemble: Path, stored: Path, tmp_path: Path
+) -> None:
     store = spoiled(stored, tmp_path / "spoiled.h5", fault)
     predict_to_file(ensemble, stored, tmp_path / "fine.npz", batch=BATCH)
     result = predict_to_file(ensemble, store, tmp_path / "out.npz", batch=BATCH)
@@ -101,7 +106,9 @@ def test_the_bad_graph_has_its_reason_and_all_others_their_prediction(fault, ens
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_training_refuses_with_the_same_words_and_the_check_finds_it(fault, ensemble, runs, stored, tmp_path):
+def test_training_refuses_with_the_same_words_and_the_check_finds_it(
+    fault: Callable, ensemble: Path, runs: list[Path], stored: Path, tmp_path: Path
+) -> None:
     from hydragnn.config import RunConfig
 
     store = spoiled(stored, tmp_path / "spoiled.h5", fault)
@@ -115,7 +122,9 @@ def test_training_refuses_with_the_same_words_and_the_check_finds_it(fault, ense
     assert any(problem.endswith(said) for problem in check_store(store))
 
 
-def test_a_graph_without_nodes_is_told_and_its_nodes_belong_to_the_next(ensemble, stored, tmp_path):
+def test_a_graph_without_nodes_is_told_and_its_nodes_belong_to_the_next(
+    ensemble: Path, stored: Path, tmp_path: Path
+) -> None:
     store = spoiled(stored, tmp_path / "spoiled.h5", no_node)
     predict_to_file(ensemble, store, tmp_path / "out.npz", batch=BATCH)
     out = np.load(tmp_path / "out.npz")
@@ -124,7 +133,9 @@ def test_a_graph_without_nodes_is_told_and_its_nodes_belong_to_the_next(ensemble
     assert len(out["fields/forces/mean"]) == out["nodes"].sum()
 
 
-def test_workers_and_a_prediction_that_is_resumed_say_the_same(ensemble, stored, tmp_path, monkeypatch):
+def test_workers_and_a_prediction_that_is_resumed_say_the_same(
+    ensemble: Path, stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from hydragnn.ensemble.prediction import work
 
     store = spoiled(stored, tmp_path / "spoiled.h5", into_the_next_graph, graphs=(5, 6, 40))
@@ -132,7 +143,7 @@ def test_workers_and_a_prediction_that_is_resumed_say_the_same(ensemble, stored,
     predict_to_file(ensemble, store, tmp_path / "three.npz", batch=BATCH, workers=3)
     original, done = work.outcome_of, []
 
-    def dying(member, read):
+    def dying(member: Any, read: Any) -> Any:
         done.append(member)
         if len(done) == 4:
             raise RuntimeError("gone")
@@ -152,7 +163,9 @@ def test_workers_and_a_prediction_that_is_resumed_say_the_same(ensemble, stored,
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".xyz", ".h5", ".bp"])
-def test_a_store_without_any_valid_graph_is_told_in_every_format(ensemble, stored, tmp_path, suffix):
+def test_a_store_without_any_valid_graph_is_told_in_every_format(
+    ensemble: Path, stored: Path, tmp_path: Path, suffix: str
+) -> None:
     count = len(open_store(stored))
     store = spoiled(stored, tmp_path / "spoiled.h5", no_element, graphs=range(count))
     result = predict_to_file(ensemble, store, tmp_path / f"out{suffix}", batch=BATCH)
@@ -163,7 +176,7 @@ def test_a_store_without_any_valid_graph_is_told_in_every_format(ensemble, store
         assert "class 200 is out of range" in frames[7].info["status"]
 
 
-def test_what_members_said_about_a_part_leaves_bad_graphs_out(ensemble, stored, tmp_path):
+def test_what_members_said_about_a_part_leaves_bad_graphs_out(ensemble: Path, stored: Path, tmp_path: Path) -> None:
     store = open_store(spoiled(stored, tmp_path / "spoiled.h5", far_away))
     together = Ensemble.load(ensemble)
     said = member_outputs(together.members, store, np.arange(10), together.needed(store))
@@ -172,7 +185,7 @@ def test_what_members_said_about_a_part_leaves_bad_graphs_out(ensemble, stored, 
     assert said.usable(together.targets[0]).sum() == 9
 
 
-def test_a_batch_in_python_is_screened_too(ensemble, store):
+def test_a_batch_in_python_is_screened_too(ensemble: Path, store: MemoryStore) -> None:
     batch = store.read(range(8))
     batch.senders[0] = 10**6
     said = Ensemble.load(ensemble).predict(batch)
@@ -183,8 +196,8 @@ def test_a_batch_in_python_is_screened_too(ensemble, store):
     assert set(said.status[1:]) == {"ok"}
 
 
-def test_a_store_that_cannot_be_read_is_refused_before_any_work(ensemble, stored, tmp_path):
-    def falling(file, nodes, edges):
+def test_a_store_that_cannot_be_read_is_refused_before_any_work(ensemble: Path, stored: Path, tmp_path: Path) -> None:
+    def falling(file: h5py.File, nodes: slice, edges: slice) -> None:
         file["node_stops"][BAD] = 0
 
     store = spoiled(stored, tmp_path / "spoiled.h5", falling)
@@ -193,7 +206,7 @@ def test_a_store_that_cannot_be_read_is_refused_before_any_work(ensemble, stored
     assert not list(tmp_path.glob("out*"))
 
 
-def test_a_folder_of_other_files_is_not_taken_for_parts(ensemble, stored, tmp_path):
+def test_a_folder_of_other_files_is_not_taken_for_parts(ensemble: Path, stored: Path, tmp_path: Path) -> None:
     (tmp_path / "out.npz.parts").mkdir()
     (tmp_path / "out.npz.parts" / "thesis.tex").write_text("years")
     for resume in (False, True):

@@ -17,7 +17,7 @@ from hydragnn.errors import InputError
 from hydragnn.record import RunRecord
 
 
-def candidate(name, status="finished", **best):
+def candidate(name: str, status: str = "finished", **best: float) -> Candidate:
     record = RunRecord(
         config={},
         config_hash="",
@@ -29,7 +29,7 @@ def candidate(name, status="finished", **best):
     return Candidate(name=name, folder=Path(name), record=record)
 
 
-def test_the_best_come_first_and_unfinished_runs_do_not_count():
+def test_the_best_come_first_and_unfinished_runs_do_not_count() -> None:
     runs = [
         candidate("a", valid_loss=3.0),
         candidate("b", status="paused", valid_loss=0.1),
@@ -40,7 +40,7 @@ def test_the_best_come_first_and_unfinished_runs_do_not_count():
     assert [chosen.name for chosen in top_k(runs, 2)] == ["c", "d"]
 
 
-def test_r2_is_better_when_higher():
+def test_r2_is_better_when_higher() -> None:
     runs = [candidate("a", valid_energy_r2=0.5), candidate("b", valid_energy_r2=0.9)]
     assert top_k(runs, 1, by="valid/energy/r2")[0].name == "b"
 
@@ -54,17 +54,17 @@ def test_r2_is_better_when_higher():
     ],
     ids=["k above the finished runs", "k of zero", "misspelled metric"],
 )
-def test_impossible_choices_are_refused(k, by, says):
+def test_impossible_choices_are_refused(k: int, by: str, says: str) -> None:
     runs = [candidate("a", valid_loss=1.0), candidate("b", valid_loss=2.0), candidate("c", status="failed")]
     with pytest.raises(InputError, match=says):
         top_k(runs, k, by=by)
 
 
-def points(target, means):
+def points(target: np.ndarray, means: np.ndarray) -> NumberEvidence:
     return NumberEvidence(target=target, means=means, variances=np.zeros_like(means))
 
 
-def evidence(seed, candidates=5, rows=60):
+def evidence(seed: int, candidates: int = 5, rows: int = 60) -> NumberEvidence:
     generator = np.random.default_rng(seed)
     target = generator.normal(size=rows)
     errors = generator.normal(size=(candidates, rows)) * generator.uniform(0.2, 2.0, size=(candidates, 1))
@@ -73,7 +73,7 @@ def evidence(seed, candidates=5, rows=60):
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10_000), st.sampled_from(["crps", "nll"]), st.integers(1, 5))
-def test_greedy_selection_is_never_worse_than_the_best_candidate_on_its_score(seed, score, size):
+def test_greedy_selection_is_never_worse_than_the_best_candidate_on_its_score(seed: int, score: str, size: int) -> None:
     fields = {"energy": evidence(seed), "volume": evidence(seed + 1)}
     selection = greedy_selection(fields, size, score=score)
     assert len(selection.members) <= size
@@ -81,7 +81,7 @@ def test_greedy_selection_is_never_worse_than_the_best_candidate_on_its_score(se
     assert min(selection.trace) <= selection.trace[0] + 1e-12
 
 
-def test_equal_errors_that_are_independent_are_averaged():
+def test_equal_errors_that_are_independent_are_averaged() -> None:
     generator = np.random.default_rng(0)
     target = generator.normal(size=400)
     fields = {"energy": points(target, target + generator.normal(size=(4, 400)))}
@@ -90,7 +90,7 @@ def test_equal_errors_that_are_independent_are_averaged():
     assert min(selection.trace) < 0.65  # averaging four independent errors halves them
 
 
-def test_a_copy_is_not_worth_its_price_but_an_independent_member_is():
+def test_a_copy_is_not_worth_its_price_but_an_independent_member_is() -> None:
     generator = np.random.default_rng(1)
     target = generator.normal(size=400)
     first, second = target + generator.normal(size=(2, 400))
@@ -99,14 +99,14 @@ def test_a_copy_is_not_worth_its_price_but_an_independent_member_is():
     assert set(selection.members) in ({0, 2}, {1, 2})
 
 
-def test_a_dear_member_is_left_out_where_inference_has_a_price():
+def test_a_dear_member_is_left_out_where_inference_has_a_price() -> None:
     fields = {"energy": evidence(4)}
     free = greedy_selection(fields, 5)
     costs = [100.0 if c == free.members[-1] else 1.0 for c in range(5)]
     assert free.members[-1] not in greedy_selection(fields, 5, costs=costs, price=1.0).members
 
 
-def test_scores_reward_honest_spread():
+def test_scores_reward_honest_spread() -> None:
     target = np.zeros(1000)
     noise = np.random.default_rng(2).normal(size=(1, 1000))
     known = NumberEvidence(target=target, means=noise, variances=np.ones((1, 1000)))
@@ -116,12 +116,12 @@ def test_scores_reward_honest_spread():
 
 
 @pytest.mark.parametrize("size, score, says", [(9, "crps", "impossible"), (1, "crsp", "did you mean crps")])
-def test_impossible_greedy_selections_are_refused(size, score, says):
+def test_impossible_greedy_selections_are_refused(size: int, score: str, says: str) -> None:
     with pytest.raises(InputError, match=says):
         greedy_selection({"energy": evidence(0)}, size, score=score)
 
 
-def test_diversity_of_copies_is_none_and_of_independent_members_half():
+def test_diversity_of_copies_is_none_and_of_independent_members_half() -> None:
     generator = np.random.default_rng(3)
     target = generator.normal(size=4000)
     errors = generator.normal(size=(2, 4000))
@@ -134,7 +134,7 @@ def test_diversity_of_copies_is_none_and_of_independent_members_half():
     assert independent["ambiguity"] == pytest.approx(0.5, abs=0.03)
 
 
-def test_ambiguity_is_what_averaging_takes_off_the_squared_error():
+def test_ambiguity_is_what_averaging_takes_off_the_squared_error() -> None:
     case = evidence(7)
     weights = np.full(5, 0.2)
     mean_of_members = np.mean((case.means - case.target) ** 2)

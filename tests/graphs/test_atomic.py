@@ -49,7 +49,7 @@ STRUCTURES = {
 
 @pytest.mark.parametrize("cutoff", [1.5, 3.2, 6.1])
 @pytest.mark.parametrize("case", STRUCTURES)
-def test_edges_are_those_of_ase(case, cutoff):
+def test_edges_are_those_of_ase(case: str, cutoff: float) -> None:
     atoms = STRUCTURES[case]()
     graph = validate(from_ase(atoms, cutoff))
     receivers, senders, vectors = neighbor_list("ijD", atoms, cutoff)
@@ -60,7 +60,7 @@ def test_edges_are_those_of_ase(case, cutoff):
 
 
 @pytest.mark.parametrize("case", STRUCTURES)
-def test_every_edge_has_its_reverse_and_no_atom_is_its_own_neighbour_in_place(case):
+def test_every_edge_has_its_reverse_and_no_atom_is_its_own_neighbour_in_place(case: str) -> None:
     graph = from_ase(STRUCTURES[case](), 4.0)
     rows = {
         (s, r, *(v + 0.0 for v in vector))
@@ -73,7 +73,7 @@ def test_every_edge_has_its_reverse_and_no_atom_is_its_own_neighbour_in_place(ca
     assert (edge_vectors(graph).norm(dim=1) > 0.1).all()
 
 
-def test_translation_and_rotation_change_no_length():
+def test_translation_and_rotation_change_no_length() -> None:
     atoms = slab()
     moved = atoms.copy()
     moved.translate([0.3, -7.0, 11.0])
@@ -82,7 +82,7 @@ def test_translation_and_rotation_change_no_length():
     torch.testing.assert_close(before, after, rtol=0, atol=1e-9)
 
 
-def test_wrapping_atoms_into_the_cell_changes_no_edge_vector():
+def test_wrapping_atoms_into_the_cell_changes_no_edge_vector() -> None:
     atoms = skewed()
     wrapped = atoms.copy()
     wrapped.wrap()
@@ -93,7 +93,7 @@ def test_wrapping_atoms_into_the_cell_changes_no_edge_vector():
     )
 
 
-def test_permuting_atoms_permutes_the_graph():
+def test_permuting_atoms_permutes_the_graph() -> None:
     atoms = slab()
     order = np.random.default_rng(3).permutation(len(atoms))
     first, second = from_ase(atoms, 3.0), from_ase(atoms[order], 3.0)
@@ -102,7 +102,7 @@ def test_permuting_atoms_permutes_the_graph():
     assert torch.equal(second[ATOMIC_NUMBERS], first[ATOMIC_NUMBERS][order])
 
 
-def test_truncation_keeps_the_nearest_at_every_receiver():
+def test_truncation_keeps_the_nearest_at_every_receiver() -> None:
     graph, full = from_ase(slab(), 5.0, max_neighbours=7), from_ase(slab(), 5.0)
     assert (graph.topology.degrees == torch.minimum(full.topology.degrees, torch.tensor(7))).all()
     for node in range(graph.num_nodes):
@@ -111,7 +111,7 @@ def test_truncation_keeps_the_nearest_at_every_receiver():
         torch.testing.assert_close(kept.sort().values, every[:7])
 
 
-def test_truncation_of_equal_distances_does_not_depend_on_rounding():
+def test_truncation_of_equal_distances_does_not_depend_on_rounding() -> None:
     atoms = bulk("Cu", cubic=True)
     moved = atoms.copy()
     moved.translate([0.123, 0.456, 0.789])
@@ -120,7 +120,7 @@ def test_truncation_of_equal_distances_does_not_depend_on_rounding():
     torch.testing.assert_close(first.edge_shifts, second.edge_shifts)
 
 
-def test_labels_come_from_a_calculator_in_ase_units_and_signs():
+def test_labels_come_from_a_calculator_in_ase_units_and_signs() -> None:
     atoms = rattled(bulk("Cu", cubic=True))
     atoms.calc = EMT()
     atoms.get_stress(), atoms.get_forces()
@@ -130,7 +130,7 @@ def test_labels_come_from_a_calculator_in_ase_units_and_signs():
     np.testing.assert_allclose(graph["stress"][0], voigt_6_to_full_3x3_stress(atoms.get_stress()), rtol=1e-6)
 
 
-def test_stress_is_the_strain_derivative_of_the_energy_per_volume():
+def test_stress_is_the_strain_derivative_of_the_energy_per_volume() -> None:
     atoms = rattled(bulk("Cu", cubic=True))
     atoms.calc = EMT()
     atoms.get_stress()
@@ -145,14 +145,14 @@ def test_stress_is_the_strain_derivative_of_the_energy_per_volume():
     assert float(stress[0, 0]) == pytest.approx(slope, rel=1e-4)
 
 
-def test_nothing_is_computed_for_labels():
+def test_nothing_is_computed_for_labels() -> None:
     atoms = bulk("Cu")
     atoms.calc = EMT()
     with pytest.raises(InputError, match="no energy for the field energy"):
         from_ase(atoms, 3.0, fields=[ENERGY])
 
 
-def test_labels_come_from_info_and_arrays_under_other_names():
+def test_labels_come_from_info_and_arrays_under_other_names() -> None:
     atoms = Atoms("H2", [[0, 0, 0], [0, 0, 0.7]])
     atoms.info["REF_energy"] = -31.0
     atoms.arrays["F"] = np.ones((2, 3))
@@ -161,12 +161,12 @@ def test_labels_come_from_info_and_arrays_under_other_names():
     assert graph["forces"].sum() == 6.0
 
 
-def test_an_optional_label_may_be_absent():
+def test_an_optional_label_may_be_absent() -> None:
     graph = from_ase(Atoms("H"), 2.0, fields=[ENERGY], optional=["energy"])
     assert list(graph.fields) == [ATOMIC_NUMBERS]
 
 
-def test_labels_of_other_positions_are_refused():
+def test_labels_of_other_positions_are_refused() -> None:
     atoms = Atoms("H2", [[0, 0, 0], [0, 0, 0.7]])
     atoms.calc = SinglePointCalculator(atoms, energy=-31.0)
     atoms.positions[0, 0] = 0.1
@@ -199,7 +199,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_is_wrong_is_named(case):
+def test_what_is_wrong_is_named(case: str) -> None:
     make, arguments, message = WRONG[case]
     with pytest.raises(InputError, match=message):
         from_ase(make(), **{"cutoff": 3.0, **arguments})

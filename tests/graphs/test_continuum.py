@@ -1,6 +1,7 @@
 """Meshes: edges counted independently, quadratic cells, tags, cell-centred graphs."""
 
 from pathlib import Path
+from typing import Any
 
 import meshio
 import numpy as np
@@ -35,7 +36,7 @@ def undirected(graph: GraphBatch) -> set[tuple[int, int]]:
     ],
     ids=lambda mesh: type(mesh).__name__,
 )
-def test_edges_are_those_of_scikit_fem(mesh):
+def test_edges_are_those_of_scikit_fem(mesh: Any) -> None:
     edges = mesh.facets if mesh.p.shape[0] == 2 else mesh.edges
     graph = validate(from_mesh(to_meshio(mesh)))
     assert undirected(graph) == {tuple(sorted(pair)) for pair in edges.T.tolist()}
@@ -47,7 +48,7 @@ def test_edges_are_those_of_scikit_fem(mesh):
     [MeshTri().refined(3), MeshQuad().refined(3), MeshTet().refined(2), MeshHex().refined(2)],
     ids=lambda mesh: type(mesh).__name__,
 )
-def test_cells_that_share_a_facet_are_those_of_scikit_fem(mesh):
+def test_cells_that_share_a_facet_are_those_of_scikit_fem(mesh: Any) -> None:
     graph = validate(from_mesh(to_meshio(mesh), cell_centred=True))
     inner = mesh.f2t[:, mesh.f2t[1] >= 0]
     assert undirected(graph) == {tuple(sorted(pair)) for pair in inner.T.tolist()}
@@ -67,7 +68,7 @@ VOLUMES = {"pyramid": 1 / 3, "wedge": 0.5, "hexahedron": 1.0, "tetra": 1 / 6, "t
 
 
 @pytest.mark.parametrize("kind", SHAPES)
-def test_edges_and_facets_of_one_cell_obey_eulers_formula(kind):
+def test_edges_and_facets_of_one_cell_obey_eulers_formula(kind: str) -> None:
     points = SHAPES[kind]
     mesh = meshio.Mesh(points, [(kind, [list(range(len(points)))])])
     graph = from_mesh(mesh)
@@ -89,7 +90,7 @@ def quadratic(kind: str, size: int) -> meshio.Mesh:
     ("kind", "size"),
     [("line", 3), ("triangle", 6), ("quad", 8), ("tetra", 10), ("hexahedron", 20)],
 )
-def test_mid_side_nodes_split_every_edge_in_two(kind, size):
+def test_mid_side_nodes_split_every_edge_in_two(kind: str, size: int) -> None:
     graph = validate(from_mesh(quadratic(kind, size)))
     linear = from_mesh(meshio.Mesh(SHAPES[kind], [(kind, [list(range(len(SHAPES[kind])))])]))
     assert graph.num_nodes == size
@@ -113,7 +114,7 @@ def test_mid_side_nodes_split_every_edge_in_two(kind, size):
         ("hexahedron27", 27, {20: 5, 25: 5, 26: 6}),
     ],
 )
-def test_nodes_beyond_the_corners_join_those_around_them(cell_type, size, degrees):
+def test_nodes_beyond_the_corners_join_those_around_them(cell_type: str, size: int, degrees: dict[int, int]) -> None:
     pairs = np.array(cell_edges(cell_type, size))
     assert len(np.unique(np.sort(pairs, axis=1), axis=0)) == len(pairs)
     count = np.bincount(pairs.ravel(), minlength=size)
@@ -121,7 +122,7 @@ def test_nodes_beyond_the_corners_join_those_around_them(cell_type, size, degree
     assert {node: int(count[node]) for node in degrees} == degrees
 
 
-def test_polygons_and_polyhedra_are_cells_too():
+def test_polygons_and_polyhedra_are_cells_too() -> None:
     pentagon = meshio.Mesh(np.eye(5, 2), [("polygon", [[0, 1, 2, 3, 4]])])
     assert from_mesh(pentagon).num_edges == 10
     faces = [[0, 2, 1], [0, 1, 3], [1, 2, 3], [2, 0, 3]]
@@ -135,7 +136,7 @@ def square(**data: object) -> meshio.Mesh:
     return meshio.Mesh(points, cells, **data)
 
 
-def test_points_that_no_element_uses_are_dropped_and_fields_follow():
+def test_points_that_no_element_uses_are_dropped_and_fields_follow() -> None:
     mesh = square(point_data={"temperature": [99.0, 1.0, 2.0, 3.0, 4.0]})
     graph = from_mesh(mesh, fields=[TEMPERATURE])
     assert used_points(mesh).tolist() == [1, 2, 3, 4]
@@ -143,12 +144,12 @@ def test_points_that_no_element_uses_are_dropped_and_fields_follow():
     assert graph.num_edges == 10 and graph.dim == 2
 
 
-def test_the_empty_third_component_of_plane_vectors_goes():
+def test_the_empty_third_component_of_plane_vectors_goes() -> None:
     mesh = square(point_data={"pull": np.pad(np.arange(10.0).reshape(5, 2), ((0, 0), (0, 1)))})
     assert from_mesh(mesh, fields=[PULL])["pull"].tolist() == np.arange(2.0, 10.0).reshape(4, 2).tolist()
 
 
-def test_physical_groups_and_cell_sets_become_tags():
+def test_physical_groups_and_cell_sets_become_tags() -> None:
     mesh = square(
         cell_data={"gmsh:physical": [np.array([7]), np.array([8, 8]), np.array([0])]},
         field_data={"fixed": np.array([7, 1]), "bulk": np.array([8, 2])},
@@ -164,7 +165,7 @@ def test_physical_groups_and_cell_sets_become_tags():
     assert "tag_bulk" not in cells.fields
 
 
-def test_cell_data_become_fields_of_cell_centred_graphs():
+def test_cell_data_become_fields_of_cell_centred_graphs() -> None:
     mesh = square(cell_data={"temperature": [np.array([0.0]), np.array([5.0, 6.0]), np.array([0.0])]})
     graph = from_mesh(mesh, fields=[TEMPERATURE], cell_centred=True)
     assert graph["temperature"].tolist() == [5.0, 6.0]
@@ -172,7 +173,7 @@ def test_cell_data_become_fields_of_cell_centred_graphs():
     np.testing.assert_allclose(graph.positions, [[2 / 3, 1 / 3], [1 / 3, 2 / 3]])
 
 
-def test_mixed_cells_share_facets():
+def test_mixed_cells_share_facets() -> None:
     mesh = meshio.Mesh(
         [[0, 0], [1, 0], [1, 1], [0, 1], [2, 0.5]], [("quad", [[0, 1, 2, 3]]), ("triangle", [[1, 4, 2]])]
     )
@@ -180,7 +181,7 @@ def test_mixed_cells_share_facets():
     assert undirected(from_mesh(mesh, cell_centred=True)) == {(0, 1)}
 
 
-def test_a_surface_in_space_keeps_three_dimensions():
+def test_a_surface_in_space_keeps_three_dimensions() -> None:
     mesh = meshio.Mesh([[0, 0, 0], [1, 0, 0], [0, 1, 1.0]], [("triangle", [[0, 1, 2]])])
     assert from_mesh(mesh).dim == 3
     assert float(from_mesh(mesh, cell_centred=True)["volume"]) == pytest.approx(2**0.5 / 2)
@@ -204,7 +205,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_is_wrong_is_named(case):
+def test_what_is_wrong_is_named(case: str) -> None:
     make, message = WRONG[case]
     with pytest.raises(InputError, match=message):
         make()
@@ -233,7 +234,7 @@ FILES = [
 
 
 @pytest.fixture(params=FILES)
-def real_mesh(request, real_data: Path, capsys) -> meshio.Mesh:
+def real_mesh(request: pytest.FixtureRequest, real_data: Path, capsys: pytest.CaptureFixture[str]) -> meshio.Mesh:
     return meshio.read(real_data / "meshes" / request.param)
 
 
@@ -251,7 +252,7 @@ def corner_edges(mesh: meshio.Mesh) -> set[tuple[int, int]]:
     }
 
 
-def test_real_meshes_have_the_edges_of_their_elements(real_mesh):
+def test_real_meshes_have_the_edges_of_their_elements(real_mesh: str) -> None:
     graph = validate(from_mesh(real_mesh))
     kept = used_points(real_mesh)
     assert graph.num_nodes == len(kept)
@@ -265,7 +266,7 @@ def test_real_meshes_have_the_edges_of_their_elements(real_mesh):
         assert undirected(graph) == {(kept.searchsorted(a), kept.searchsorted(b)) for a, b in corner_edges(real_mesh)}
 
 
-def test_cells_of_real_meshes_fill_their_domain(real_mesh):
+def test_cells_of_real_meshes_fill_their_domain(real_mesh: str) -> None:
     graph = validate(from_mesh(real_mesh, cell_centred=True))
     top = max(block.dim for block in real_mesh.cells)
     assert graph.num_nodes == sum(len(block.data) for block in real_mesh.cells if block.dim == top)
@@ -277,7 +278,7 @@ def test_cells_of_real_meshes_fill_their_domain(real_mesh):
     torch.testing.assert_close(graph["area"].sum(), graph["area"][torch.argsort(graph.senders, stable=True)].sum())
 
 
-def test_mid_side_nodes_of_real_meshes_lie_between_their_corners(real_mesh):
+def test_mid_side_nodes_of_real_meshes_lie_between_their_corners(real_mesh: str) -> None:
     points = np.asarray(real_mesh.points)
     for block in real_mesh.cells:
         if block.type in ("triangle6", "quad9", "tetra10"):

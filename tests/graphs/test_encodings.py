@@ -1,5 +1,7 @@
 """Structural encodings: parity with dense linear algebra, the same on every call."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -27,7 +29,7 @@ def adjacency(graph: GraphBatch) -> np.ndarray:
 
 
 @pytest.mark.parametrize("count", [3, 30, 150], ids=["fewer nodes than columns", "dense", "sparse"])
-def test_laplacian_columns_are_eigenvectors_in_ascending_order(count):
+def test_laplacian_columns_are_eigenvectors_in_ascending_order(count: int) -> None:
     graph = cells(count)
     k = 5
     vectors = with_laplacian_encoding(graph, k)["laplacian_encoding"].double().numpy()
@@ -43,7 +45,7 @@ def test_laplacian_columns_are_eigenvectors_in_ascending_order(count):
 
 
 @pytest.mark.parametrize("count", [30, 150])
-def test_signs_are_the_same_on_every_call_and_leave_the_random_state_alone(count):
+def test_signs_are_the_same_on_every_call_and_leave_the_random_state_alone(count: int) -> None:
     graph = cells(count)
     before = torch.get_rng_state()
     first, second = (with_laplacian_encoding(graph, 4)["laplacian_encoding"] for _ in range(2))
@@ -53,7 +55,7 @@ def test_signs_are_the_same_on_every_call_and_leave_the_random_state_alone(count
 
 
 @pytest.mark.parametrize("periodic", [True, False])
-def test_random_walks_return_with_the_probability_of_the_matrix_power(periodic):
+def test_random_walks_return_with_the_probability_of_the_matrix_power(periodic: bool) -> None:
     graph = cells(6, periodic)
     encoding = with_random_walk_encoding(graph, 4)["random_walk_encoding"]
     matrix = adjacency(graph)
@@ -62,7 +64,7 @@ def test_random_walks_return_with_the_probability_of_the_matrix_power(periodic):
     np.testing.assert_allclose(encoding, expected, atol=1e-6)
 
 
-def test_every_graph_of_a_batch_is_encoded_on_its_own():
+def test_every_graph_of_a_batch_is_encoded_on_its_own() -> None:
     graphs = [cells(5), cells(8)]
     batch = validate(with_random_walk_encoding(concatenate(graphs), 3))
     alone = torch.cat([with_random_walk_encoding(graph, 3)["random_walk_encoding"] for graph in graphs])
@@ -71,14 +73,14 @@ def test_every_graph_of_a_batch_is_encoded_on_its_own():
 
 
 @pytest.mark.parametrize("encode", [with_laplacian_encoding, with_random_walk_encoding])
-def test_lone_nodes_have_zeros(encode):
+def test_lone_nodes_have_zeros(encode: Callable) -> None:
     graph = graph_from_arrays(np.zeros((1, 2)), [], [])
     (values,) = encode(graph, 3).nodes.values()
     assert values.tolist() == [[0.0, 0.0, 0.0]]
 
 
 @pytest.mark.parametrize("encode", [with_laplacian_encoding, with_random_walk_encoding])
-def test_encodings_of_no_width_and_repeated_ones_are_refused(encode):
+def test_encodings_of_no_width_and_repeated_ones_are_refused(encode: Callable) -> None:
     with pytest.raises(InputError, match="at least 1"):
         encode(cells(3), 0)
     with pytest.raises(InputError, match="already has"):

@@ -26,7 +26,9 @@ def closure(graph: GraphBatch) -> np.ndarray:
     st.lists(st.booleans(), min_size=3, max_size=3),
     st.integers(0, 2**32 - 1),
 )
-def test_cells_fill_the_box_and_their_faces_close(count, box, periodic, seed):
+def test_cells_fill_the_box_and_their_faces_close(
+    count: int, box: list[float], periodic: list[bool], seed: int
+) -> None:
     generator = np.random.default_rng(seed)
     seeds = (0.001 + 0.998 * generator.random((count, len(box)))) * box
     graph = validate(from_voronoi(seeds, box, periodic[: len(box)]))
@@ -38,7 +40,7 @@ def test_cells_fill_the_box_and_their_faces_close(count, box, periodic, seed):
 
 
 @pytest.mark.parametrize("periodic", [True, False, [True, False, False]])
-def test_volumes_agree_with_counting_random_points(periodic):
+def test_volumes_agree_with_counting_random_points(periodic: bool | list[bool]) -> None:
     generator = np.random.default_rng(5)
     box = np.array([1.0, 2.0, 1.5])
     seeds = generator.random((12, 3)) * box
@@ -51,14 +53,14 @@ def test_volumes_agree_with_counting_random_points(periodic):
 
 
 @pytest.mark.parametrize(("dim", "neighbours"), [(2, 4), (3, 6)])
-def test_a_cubic_lattice_has_square_faces_only(dim, neighbours):
+def test_a_cubic_lattice_has_square_faces_only(dim: int, neighbours: int) -> None:
     lattice = np.stack(np.meshgrid(*[np.arange(5) / 5 + 0.07] * dim), -1).reshape(-1, dim)
     graph = from_voronoi(lattice, [1.0] * dim)
     assert (graph.topology.degrees == neighbours).all()
     torch.testing.assert_close(graph["area"], torch.full_like(graph["area"], 0.2 ** (dim - 1)))
 
 
-def test_one_cell_in_a_periodic_box_touches_itself_through_every_face():
+def test_one_cell_in_a_periodic_box_touches_itself_through_every_face() -> None:
     graph = from_voronoi([[0.3, 0.4, 0.5]], [1.0, 2.0, 3.0])
     assert graph.num_edges == 6
     assert (graph.senders == 0).all()
@@ -66,33 +68,33 @@ def test_one_cell_in_a_periodic_box_touches_itself_through_every_face():
     assert sorted(graph["area"].tolist()) == pytest.approx([2.0, 2.0, 3.0, 3.0, 6.0, 6.0])
 
 
-def test_one_cell_in_a_bounded_box_has_walls_and_no_edges():
+def test_one_cell_in_a_bounded_box_has_walls_and_no_edges() -> None:
     graph = from_voronoi([[0.3, 0.4]], [1.0, 2.0], periodic=False)
     assert graph.num_edges == 0
     assert graph["boundary_area"].tolist() == [pytest.approx([2.0, 2.0, 1.0, 1.0])]
 
 
-def test_two_cells_that_touch_through_two_images_have_two_edges_each_way():
+def test_two_cells_that_touch_through_two_images_have_two_edges_each_way() -> None:
     graph = from_voronoi([[0.25, 0.5], [0.75, 0.5]], [1.0, 1.0], periodic=[True, False])
     assert graph.receivers.tolist() == [0, 0, 1, 1]
     assert sorted(edge_vectors(graph)[:2, 0].tolist()) == [-0.5, 0.5]
     torch.testing.assert_close(graph["area"], torch.ones(4, dtype=torch.float64))
 
 
-def test_seeds_outside_a_periodic_box_are_wrapped():
+def test_seeds_outside_a_periodic_box_are_wrapped() -> None:
     inside, outside = from_voronoi([[0.2, 0.3], [0.6, 0.8]], [1, 1]), from_voronoi([[1.2, -1.7], [0.6, 0.8]], [1, 1])
     torch.testing.assert_close(inside["volume"], outside["volume"])
     torch.testing.assert_close(inside.positions, outside.positions)
 
 
-def test_translation_of_a_periodic_structure_changes_no_area():
+def test_translation_of_a_periodic_structure_changes_no_area() -> None:
     seeds = np.random.default_rng(1).random((30, 3))
     first, second = from_voronoi(seeds, [1, 1, 1]), from_voronoi(seeds + np.array([0.3, 0.9, -2.2]), [1, 1, 1])
     torch.testing.assert_close(first["volume"], second["volume"])
     torch.testing.assert_close(first["area"].sort().values, second["area"].sort().values)
 
 
-def test_own_fields_ride_along():
+def test_own_fields_ride_along() -> None:
     phase = Field(name="phase", on="node", classes=2, dtype="int64")
     strength = Field(name="strength", on="graph", unit="MPa", role="target")
     graph = from_voronoi(
@@ -119,7 +121,7 @@ WRONG_SEEDS = {
 
 
 @pytest.mark.parametrize("case", WRONG_SEEDS)
-def test_what_is_wrong_with_seeds_is_named(case):
+def test_what_is_wrong_with_seeds_is_named(case: str) -> None:
     arguments, message = WRONG_SEEDS[case]
     with pytest.raises(InputError, match=message):
         from_voronoi(*arguments)
@@ -133,7 +135,7 @@ def picture(seeds: np.ndarray, box: np.ndarray, shape: tuple[int, ...], periodic
 
 @pytest.mark.parametrize("periodic", [True, False])
 @pytest.mark.parametrize("shape", [(256, 192), (64, 48, 56)], ids=["2-D", "3-D"])
-def test_an_image_of_cells_has_nearly_their_graph(shape, periodic):
+def test_an_image_of_cells_has_nearly_their_graph(shape: tuple[int, ...], periodic: bool) -> None:
     box = np.array([1.0, 1.3, 0.9])[: len(shape)]
     seeds = np.random.default_rng(8).random((14, len(shape))) * box
     exact = from_voronoi(seeds, box, periodic)
@@ -153,7 +155,7 @@ def test_an_image_of_cells_has_nearly_their_graph(shape, periodic):
     assert np.abs(areas[:, 0] - areas[:, 1]).max() < 8 * voxel * max(1.0, areas.max() ** 0.5) ** (len(shape) - 2)
 
 
-def test_edges_of_images_come_in_both_directions_with_opposite_vectors():
+def test_edges_of_images_come_in_both_directions_with_opposite_vectors() -> None:
     labels = np.random.default_rng(0).integers(0, 5, (8, 9))
     graph = from_labels(labels, 0.5, True)
     rows = {
@@ -171,14 +173,14 @@ def test_edges_of_images_come_in_both_directions_with_opposite_vectors():
         assert back_area == area and np.allclose(back, -np.array(vector))
 
 
-def test_the_areas_of_an_image_count_its_unlike_neighbours():
+def test_the_areas_of_an_image_count_its_unlike_neighbours() -> None:
     labels = np.random.default_rng(0).integers(0, 4, (6, 7, 5))
     graph = from_labels(labels, [0.5, 1.0, 2.0], False)
     expected = sum(area * int((np.diff(labels, axis=axis) != 0).sum()) for axis, area in enumerate((2.0, 1.0, 0.5)))
     assert float(graph["area"].sum()) == pytest.approx(2 * expected)
 
 
-def test_the_centroid_of_a_grain_across_the_boundary_is_inside_it():
+def test_the_centroid_of_a_grain_across_the_boundary_is_inside_it() -> None:
     labels = np.zeros((10, 4), dtype=int)
     labels[[0, 1, 9]] = 1
     graph = from_labels(labels, 1.0, [True, False])
@@ -187,7 +189,7 @@ def test_the_centroid_of_a_grain_across_the_boundary_is_inside_it():
     assert sorted(edge_vectors(graph)[graph.receivers == 1, 0].tolist()) == pytest.approx([-5.0, 5.0])
 
 
-def test_rolling_a_periodic_image_moves_nothing_but_the_centroids():
+def test_rolling_a_periodic_image_moves_nothing_but_the_centroids() -> None:
     seeds = np.random.default_rng(2).random((9, 2))
     labels = picture(seeds, np.ones(2), (60, 60), True)
     first, second = from_labels(labels, 1 / 60, True), from_labels(np.roll(labels, (17, 31), (0, 1)), 1 / 60, True)
@@ -199,7 +201,7 @@ def test_rolling_a_periodic_image_moves_nothing_but_the_centroids():
     torch.testing.assert_close(*lengths, atol=1e-9, rtol=0)
 
 
-def test_background_belongs_to_no_grain():
+def test_background_belongs_to_no_grain() -> None:
     labels = np.array([[5, 0, 7], [5, 0, 7]])
     graph = from_labels(labels, background=0)
     assert graph.num_nodes == 2 and graph.num_edges == 0
@@ -207,7 +209,7 @@ def test_background_belongs_to_no_grain():
     assert graph.positions.tolist() == [[1.0, 0.5], [1.0, 2.5]]
 
 
-def test_one_grain_fills_the_image_without_edges():
+def test_one_grain_fills_the_image_without_edges() -> None:
     graph = from_labels(np.ones((4, 4), dtype=int), 0.25, True)
     assert graph.num_edges == 0 and graph["volume"].tolist() == [1.0]
 
@@ -223,7 +225,7 @@ WRONG_IMAGES = {
 
 
 @pytest.mark.parametrize("case", WRONG_IMAGES)
-def test_what_is_wrong_with_images_is_named(case):
+def test_what_is_wrong_with_images_is_named(case: str) -> None:
     make, message = WRONG_IMAGES[case]
     with pytest.raises(InputError, match=message):
         make()

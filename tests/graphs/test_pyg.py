@@ -24,7 +24,7 @@ Y = Field(name="y", on="graph", role="target")
 WEIGHT = Field(name="edge_attr", on="edge")
 
 
-def test_a_batch_comes_back_from_torch_geometric_bit_for_bit():
+def test_a_batch_comes_back_from_torch_geometric_bit_for_bit() -> None:
     generator = np.random.default_rng(0)
     batch = concatenate([from_voronoi(generator.random((n, 3)), [1.0, 2.0, 1.0], [True, True, False]) for n in (4, 9)])
     back = concatenate([from_pyg(data, batch.fields.values()) for data in to_pyg(batch)])
@@ -35,7 +35,7 @@ def test_a_batch_comes_back_from_torch_geometric_bit_for_bit():
     assert all(torch.equal(batch[name], back[name]) for name in batch.fields)
 
 
-def test_messages_flow_as_in_torch_geometric():
+def test_messages_flow_as_in_torch_geometric() -> None:
     edge_index = torch.tensor([[0, 1, 2, 2], [1, 2, 0, 1]])
     x = torch.randn(3, 2, generator=torch.Generator().manual_seed(0))
     data = Data(x=x, edge_index=edge_index)
@@ -45,7 +45,7 @@ def test_messages_flow_as_in_torch_geometric():
     torch.testing.assert_close(convolution(x, edge_index), ours)
 
 
-def test_scalars_kept_as_columns_and_graph_labels_kept_as_rows_are_accepted():
+def test_scalars_kept_as_columns_and_graph_labels_kept_as_rows_are_accepted() -> None:
     data = Data(
         pos=torch.zeros(2, 3),
         x=torch.ones(2, 2),
@@ -58,12 +58,12 @@ def test_scalars_kept_as_columns_and_graph_labels_kept_as_rows_are_accepted():
     assert graph["edge_attr"].tolist() == [2.0, 1.0]
 
 
-def test_data_without_positions_or_edges_is_legal():
+def test_data_without_positions_or_edges_is_legal() -> None:
     graph = validate(from_pyg(Data(x=torch.ones(3, 2)), [X, Y], optional=["y"]))
     assert (graph.num_nodes, graph.num_edges, graph.dim) == (3, 0, 0)
 
 
-def test_batches_of_torch_geometric_stack_our_graph_fields():
+def test_batches_of_torch_geometric_stack_our_graph_fields() -> None:
     energy = Field(name="energy", on="graph", shape=(2,), role="target")
     graphs = [graph_from_arrays(np.zeros((n, 2)), [], [], fields=[energy], graphs={"energy": [n, 1]}) for n in (1, 2)]
     stacked = torch_geometric("data").Batch.from_data_list(to_pyg(concatenate(graphs)))
@@ -89,7 +89,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_is_wrong_is_named(case):
+def test_what_is_wrong_is_named(case: str) -> None:
     make, message = WRONG[case]
     with pytest.raises(InputError, match=message):
         make()

@@ -21,7 +21,7 @@ from hydragnn.graphs import (
 )
 
 
-def test_shells_of_fcc_have_their_coordination_numbers():
+def test_shells_of_fcc_have_their_coordination_numbers() -> None:
     graph = from_ase(bulk("Cu", "fcc", a=1.0, cubic=True), 1.45)
     radii = shell_radii(graph)
     assert radii == pytest.approx([2**-0.5, 1.0, 1.5**0.5, 2**0.5])
@@ -30,7 +30,7 @@ def test_shells_of_fcc_have_their_coordination_numbers():
     assert torch.bincount(related["relation"]).tolist() == [4 * n for n in (12, 6, 24, 12)]
 
 
-def test_shells_of_one_lattice_number_the_edges_of_another():
+def test_shells_of_one_lattice_number_the_edges_of_another() -> None:
     radii = shell_radii(from_ase(bulk("Cu", "fcc", a=1.0), 1.3))
     stretched = from_ase(bulk("Cu", "fcc", a=1.01), 1.3)
     assert torch.bincount(with_shell_relations(stretched, radii, tolerance=0.02)["relation"]).tolist() == [12, 6, 24]
@@ -38,7 +38,7 @@ def test_shells_of_one_lattice_number_the_edges_of_another():
         with_shell_relations(stretched, radii)
 
 
-def test_atoms_off_their_sites_have_no_shell():
+def test_atoms_off_their_sites_have_no_shell() -> None:
     atoms = bulk("Cu", cubic=True)
     radii = shell_radii(from_ase(atoms, 3.0))
     atoms.rattle(0.1, seed=0)
@@ -47,7 +47,7 @@ def test_atoms_off_their_sites_have_no_shell():
 
 
 @pytest.mark.parametrize("sectors", [1, 4, 6, 8])
-def test_plane_sectors_are_equal_and_turn_counter_clockwise(sectors):
+def test_plane_sectors_are_equal_and_turn_counter_clockwise(sectors: int) -> None:
     angles = np.arange(720) * 2 * np.pi / 720 + 1e-4
     bins = direction_bins(np.column_stack([np.cos(angles), np.sin(angles)]), sectors)
     assert np.bincount(bins).tolist() == [720 // sectors] * sectors
@@ -55,7 +55,7 @@ def test_plane_sectors_are_equal_and_turn_counter_clockwise(sectors):
 
 
 @pytest.mark.parametrize("sectors", [6, 26])
-def test_sectors_of_space_are_those_of_the_cube(sectors):
+def test_sectors_of_space_are_those_of_the_cube(sectors: int) -> None:
     directions = np.stack(np.meshgrid(*[[-1.0, 0.0, 1.0]] * 3), -1).reshape(-1, 3)
     directions = directions[np.abs(directions).sum(axis=1).astype(bool)]
     if sectors == 6:
@@ -65,12 +65,12 @@ def test_sectors_of_space_are_those_of_the_cube(sectors):
     assert direction_bins(np.array([[2.0, 0.0, 0.0]]), sectors).tolist() == [0]
 
 
-def test_sectors_that_do_not_exist_are_refused():
+def test_sectors_that_do_not_exist_are_refused() -> None:
     with pytest.raises(InputError, match="6 or 26 in three"):
         direction_bins(np.ones((1, 3)), 8)
 
 
-def test_the_two_directions_of_an_edge_are_opposite():
+def test_the_two_directions_of_an_edge_are_opposite() -> None:
     points = np.random.default_rng(0).random((20, 2))
     senders, receivers = np.triu_indices(20, 1)
     graph = graph_from_arrays(points, [*senders, *receivers], [*receivers, *senders])
@@ -79,7 +79,7 @@ def test_the_two_directions_of_an_edge_are_opposite():
     assert all(bins[r, s] == (b + 4) % 8 for (s, r), b in bins.items())
 
 
-def test_levels_of_a_grid_are_coarser_grids():
+def test_levels_of_a_grid_are_coarser_grids() -> None:
     grid = np.stack(np.meshgrid(np.arange(17.0), np.arange(9.0)), -1).reshape(-1, 2)
     senders, receivers, level = multilevel_edges(grid, 1.0, 4)
     for number in range(4):
@@ -90,7 +90,7 @@ def test_levels_of_a_grid_are_coarser_grids():
         assert set(lengths.round(6)) == {2.0**number, round(2.0**number * 2**0.5, 6)}
 
 
-def test_levels_connect_irregular_points_in_few_steps():
+def test_levels_connect_irregular_points_in_few_steps() -> None:
     points = np.random.default_rng(1).random((600, 2)) * [3.0, 1.0]
     temperature = Field(name="temperature", on="node", role="target")
     plain = graph_from_arrays(points, [], [], fields=[temperature], nodes={"temperature": np.zeros(600)})
@@ -108,7 +108,7 @@ def test_levels_connect_irregular_points_in_few_steps():
     assert reached.float().mean() > 0.99
 
 
-def test_multilevel_edges_want_one_bounded_graph():
+def test_multilevel_edges_want_one_bounded_graph() -> None:
     graph = with_relations(graph_from_arrays(np.eye(2), [0, 1], [1, 0]), [0, 0], 1)
     with pytest.raises(InputError, match="without edge fields"):
         with_multilevel_edges(graph, 1.0, 2)
@@ -116,6 +116,6 @@ def test_multilevel_edges_want_one_bounded_graph():
         multilevel_edges(np.eye(2), 0.0, 2)
 
 
-def test_relations_out_of_range_are_refused():
+def test_relations_out_of_range_are_refused() -> None:
     with pytest.raises(InputError, match="class 2 is out of range"):
         with_relations(graph_from_arrays(np.eye(2), [0, 1], [1, 0]), [0, 2], 2)

@@ -1,5 +1,6 @@
 """The door: what comes in is what was given, and what is wrong is told by name."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -36,7 +37,7 @@ def triangle(**changes: object) -> GraphBatch:
     return graph_from_arrays(positions, senders, receivers, **arguments)
 
 
-def test_edges_are_sorted_by_receiver_and_their_fields_follow():
+def test_edges_are_sorted_by_receiver_and_their_fields_follow() -> None:
     graph = triangle()
     assert graph.receivers.tolist() == [0, 1, 2]
     assert graph.senders.tolist() == [1, 2, 0]
@@ -44,14 +45,14 @@ def test_edges_are_sorted_by_receiver_and_their_fields_follow():
     assert validate(graph) is graph
 
 
-def test_fields_come_in_their_declared_dtype():
+def test_fields_come_in_their_declared_dtype() -> None:
     graph = triangle()
     assert graph["mass"].dtype == torch.float32
     assert graph["kind"].dtype == torch.int64
     assert graph["energy"].dtype == torch.float64 and graph["energy"].shape == (1,)
 
 
-def test_numpy_tensors_and_lists_make_the_same_graph():
+def test_numpy_tensors_and_lists_make_the_same_graph() -> None:
     as_lists = triangle(positions=np.eye(3).tolist())
     as_tensors = triangle(
         positions=torch.eye(3, dtype=torch.float32), senders=torch.tensor([0, 1, 2], dtype=torch.int32)
@@ -60,7 +61,7 @@ def test_numpy_tensors_and_lists_make_the_same_graph():
     assert torch.equal(as_lists.senders, as_tensors.senders)
 
 
-def test_the_graph_does_not_share_memory_with_the_arrays_it_came_from():
+def test_the_graph_does_not_share_memory_with_the_arrays_it_came_from() -> None:
     positions = np.eye(3)
     graph = triangle(positions=positions)
     positions[:] = 7.0
@@ -73,7 +74,7 @@ def test_the_graph_does_not_share_memory_with_the_arrays_it_came_from():
         lambda n: st.tuples(st.just(n), st.lists(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)), max_size=40))
     )
 )
-def test_sorting_is_stable_and_loses_no_edge(case):
+def test_sorting_is_stable_and_loses_no_edge(case: tuple[int, list[tuple[int, int]]]) -> None:
     count, pairs = case
     senders, receivers = [s for s, _ in pairs], [r for _, r in pairs]
     number = Field(name="number", on="edge", classes=100, dtype="int64")
@@ -102,11 +103,11 @@ def test_sorting_is_stable_and_loses_no_edge(case):
         ),
     ],
 )
-def test_legal_corners_pass(graph):
+def test_legal_corners_pass(graph: Callable) -> None:
     assert validate(graph()).num_graphs == 1
 
 
-def test_a_two_dimensional_cell_has_its_area_as_volume():
+def test_a_two_dimensional_cell_has_its_area_as_volume() -> None:
     graph = graph_from_arrays(np.zeros((1, 2)), [], [], cell=[[2.0, 0.0], [1.0, 3.0]], periodic=True)
     assert graph.periodic.tolist() == [[True, True, False]]
     assert float(torch.linalg.det(graph.cell[0])) == pytest.approx(6.0)
@@ -147,7 +148,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_is_wrong_is_named(case):
+def test_what_is_wrong_is_named(case: str) -> None:
     changes, message = WRONG[case]
     with pytest.raises(InputError, match=message) as caught:
         triangle(**changes)
@@ -155,7 +156,7 @@ def test_what_is_wrong_is_named(case):
     assert "\n" not in str(caught.value)
 
 
-def test_a_vector_has_as_many_components_as_space_has_dimensions():
+def test_a_vector_has_as_many_components_as_space_has_dimensions() -> None:
     with pytest.raises(InputError, match="vector of length 3 in 2 dimensions"):
         graph_from_arrays(np.zeros((1, 2)), [], [], fields=[PULL], nodes={"pull": np.zeros((1, 3))})
 
@@ -212,14 +213,14 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_a_damaged_batch_is_named(case):
+def test_a_damaged_batch_is_named(case: str) -> None:
     changes, message = BROKEN[case]
     batch = concatenate([triangle(), triangle()])
     with pytest.raises(InputError, match=message):
         validate(replace(batch, **changes(batch)))
 
 
-def test_nan_is_legal_where_the_mask_says_that_the_label_is_missing():
+def test_nan_is_legal_where_the_mask_says_that_the_label_is_missing() -> None:
     batch = concatenate([triangle(), triangle()])
     energies = torch.tensor([1.0, torch.nan]).double()
     masked = replace(batch, graphs={"energy": energies}, masks={"energy": torch.tensor([True, False])})
@@ -228,7 +229,7 @@ def test_nan_is_legal_where_the_mask_says_that_the_label_is_missing():
 
 @unhurried
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=6))
-def test_unbatch_and_concatenate_are_inverse(sizes):
+def test_unbatch_and_concatenate_are_inverse(sizes: list[int]) -> None:
     generator = np.random.default_rng(sum(sizes))
     graphs = [
         graph_from_arrays(
@@ -248,7 +249,7 @@ def test_unbatch_and_concatenate_are_inverse(sizes):
         assert torch.equal(before["mass"], after["mass"])
 
 
-def test_a_field_that_only_some_graphs_have_gets_a_mask():
+def test_a_field_that_only_some_graphs_have_gets_a_mask() -> None:
     plain = graph_from_arrays(np.eye(3), [], [])
     batch = concatenate([triangle(), plain])
     assert batch.present("energy").tolist() == [True, False]

@@ -3,6 +3,8 @@
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -38,7 +40,7 @@ def answers(**printed: str) -> Callable[[Sequence[str]], str]:
     return run
 
 
-def test_an_allocation_of_slurm_is_read_from_the_job():
+def test_an_allocation_of_slurm_is_read_from_the_job() -> None:
     environment = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_JOB_CPUS_PER_NODE": "128(x2),64"}
     job = SCONTROL.format(limit="02:00:00", end="2026-11-21T18:00:00")
     found = read_allocation(environment, answers(hostnames="n1\nn2\nn3\n", job=job))
@@ -47,7 +49,7 @@ def test_an_allocation_of_slurm_is_read_from_the_job():
     assert found == Allocation(by="slurm", nodes=nodes, cores=64, gpus=8, deadline=end, job="7", managed=True)
 
 
-def test_an_allocation_of_a_real_slurm_is_read(slurm, monkeypatch):
+def test_an_allocation_of_a_real_slurm_is_read(slurm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in slurm.environment.items():
         monkeypatch.setenv(name, value)
     asked = ["salloc", "-N3", "--time=10", "sh", "-c", "env; echo; read -r word"]
@@ -60,7 +62,7 @@ def test_an_allocation_of_a_real_slurm_is_read(slurm, monkeypatch):
     assert found.deadline == pytest.approx(time.time() + 600, abs=60) and not found.managed
 
 
-def test_a_job_of_slurm_without_a_limit_has_no_deadline():
+def test_a_job_of_slurm_without_a_limit_has_no_deadline() -> None:
     environment = {
         "SLURM_JOB_ID": "7",
         "SLURM_JOB_NODELIST": "n1",
@@ -81,13 +83,13 @@ def test_a_job_of_slurm_without_a_limit_has_no_deadline():
         ({}, 8),
     ],
 )
-def test_gpus_of_slurm_are_counted_from_whatever_the_job_says(variables, gpus):
+def test_gpus_of_slurm_are_counted_from_whatever_the_job_says(variables: dict[str, str], gpus: int) -> None:
     environment = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1", **variables}
     job = SCONTROL.format(limit="UNLIMITED", end="Unknown")
     assert read_allocation(environment, answers(hostnames="n1\n", job=job)).gpus == gpus
 
 
-def test_an_allocation_of_pbs_is_read_from_its_node_file_and_qstat(tmp_path):
+def test_an_allocation_of_pbs_is_read_from_its_node_file_and_qstat(tmp_path: Path) -> None:
     (tmp_path / "nodes").write_text("x2\nx2\nx1\n")
     environment = {"PBS_NODEFILE": str(tmp_path / "nodes"), "PBS_JOBID": "7.server", "NCPUS": "104"}
     found = read_allocation(environment, answers(qstat=QSTAT))
@@ -96,7 +98,7 @@ def test_an_allocation_of_pbs_is_read_from_its_node_file_and_qstat(tmp_path):
     assert read_allocation(environment, answers()).deadline is None
 
 
-def test_an_allocation_of_flux_wins_over_the_slurm_job_that_it_was_started_in():
+def test_an_allocation_of_flux_wins_over_the_slurm_job_that_it_was_started_in() -> None:
     environment = {"FLUX_URI": "local:///run/flux", "FLUX_JOB_ID": "f2", "SLURM_JOB_ID": "7"}
     resources = answers(resource="2 112 16 tuolumne[1009-1010]\n", timeleft="3600\n")
     found = read_allocation(environment, resources)
@@ -105,12 +107,12 @@ def test_an_allocation_of_flux_wins_over_the_slurm_job_that_it_was_started_in():
     assert read_allocation(environment, answers(resource="1 4 0 a\n", timeleft="4294967295\n")).deadline is None
 
 
-def test_without_a_scheduler_it_is_this_machine():
+def test_without_a_scheduler_it_is_this_machine() -> None:
     found = read_allocation({})
     assert (found.by, len(found.nodes), found.deadline) == ("local", 1, None)
 
 
-def test_a_wanted_scheduler_that_gave_nothing_is_an_error_with_the_way_out(monkeypatch):
+def test_a_wanted_scheduler_that_gave_nothing_is_an_error_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match=r"SLURM_JOB_ID is not set.*--submit"):
         read_allocation({"PBS_NODEFILE": "x"}, want="slurm")
     with pytest.raises(InputError, match="names no node"):
@@ -125,7 +127,7 @@ def test_a_wanted_scheduler_that_gave_nothing_is_an_error_with_the_way_out(monke
 
 
 @given(first=st.integers(0, 999), count=st.integers(1, 30), width=st.integers(1, 5))
-def test_compressed_lists_name_every_node_once_and_in_order(first, count, width):
+def test_compressed_lists_name_every_node_once_and_in_order(first: int, count: int, width: int) -> None:
     names = [f"n{number:0{width}d}" for number in range(first, first + count)]
     low, high = names[0][1:], names[-1][1:]
     if len(low) == len(high):
@@ -133,7 +135,7 @@ def test_compressed_lists_name_every_node_once_and_in_order(first, count, width)
     assert list(hosts(",".join(names))) == names
 
 
-def test_gpus_of_a_machine_are_counted_without_their_drivers(tmp_path):
+def test_gpus_of_a_machine_are_counted_without_their_drivers(tmp_path: Path) -> None:
     assert own_gpus(tmp_path) == 0
     for number, gpu in enumerate(["0", "51096", "4471"]):
         node = tmp_path / "sys/class/kfd/kfd/topology/nodes" / str(number)
@@ -143,7 +145,7 @@ def test_gpus_of_a_machine_are_counted_without_their_drivers(tmp_path):
 
 
 @given(items=st.integers(1, 200), parts=st.integers(1, 64))
-def test_shares_of_cores_are_disjoint_complete_and_even(items, parts):
+def test_shares_of_cores_are_disjoint_complete_and_even(items: int, parts: int) -> None:
     shares = [share(range(items), part, parts) for part in range(parts)]
     if items >= parts:
         assert [item for one in shares for item in one] == list(range(items))
@@ -152,7 +154,7 @@ def test_shares_of_cores_are_disjoint_complete_and_even(items, parts):
         assert all(len(one) == 1 for one in shares)
 
 
-def test_every_rank_sees_its_own_gpu_through_one_variable_only():
+def test_every_rank_sees_its_own_gpu_through_one_variable_only() -> None:
     assert gpu_variables({}, part=0, parts=1, gpus=0) == {}
     both = {"ROCR_VISIBLE_DEVICES": "4,5,6,7", "HIP_VISIBLE_DEVICES": "0,1,2,3"}
     found = gpu_variables(both, part=3, parts=4, gpus=4)
@@ -161,7 +163,7 @@ def test_every_rank_sees_its_own_gpu_through_one_variable_only():
     assert [list(gpu_variables({}, part, 16, 8).values()).count(None) for part in (0, 15)] == [2, 2]
 
 
-def test_threads_follow_the_cores_and_what_the_user_set_for_malloc_stays():
+def test_threads_follow_the_cores_and_what_the_user_set_for_malloc_stays() -> None:
     assert thread_variables(7, {}, gpus=8) == dict.fromkeys(
         ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "7"
     )
@@ -173,7 +175,7 @@ def test_threads_follow_the_cores_and_what_the_user_set_for_malloc_stays():
 STEP = Step(name="trial-3-1", nodes=("a", "b"), ranks=4, program=("python", "x.py"))
 
 
-def test_a_step_of_slurm_owns_its_nodes_and_shares_them_with_what_is_stuck_there():
+def test_a_step_of_slurm_owns_its_nodes_and_shares_them_with_what_is_stuck_there() -> None:
     line = Slurm(cores=56, gpus=8).command(STEP)
     for option in ("--overlap", "--exact", "--nodelist=a,b", "--nodes=2", "--ntasks=8", "--ntasks-per-node=4"):
         assert option in line
@@ -188,19 +190,19 @@ def test_a_step_of_slurm_owns_its_nodes_and_shares_them_with_what_is_stuck_there
     assert line[0] == "srun" and line[-2:] == ["python", "x.py"]
 
 
-def test_a_pack_of_slurm_outlives_its_nodes_and_ranks():
+def test_a_pack_of_slurm_outlives_its_nodes_and_ranks() -> None:
     line = Slurm(cores=56).command(Step(name="pack-1", nodes=("a", "b"), program=("python",), resident=True))
     assert {"--no-kill", "--kill-on-bad-exit=0", "--wait=0"} < set(line) and "--input=none" not in line
 
 
-def test_the_two_forms_of_mpiexec():
+def test_the_two_forms_of_mpiexec() -> None:
     hydra = " ".join(Mpiexec(hydra=True).command(STEP))
     assert hydra == "mpiexec -hosts a,b -n 8 -ppn 4 -bind-to none python x.py"
     pals = " ".join(Mpiexec(hydra=False).command(STEP))
     assert pals == "mpiexec --hosts a,b -n 8 --ppn 4 --cpu-bind none --line-buffer python x.py"
 
 
-def test_the_form_of_flux():
+def test_the_form_of_flux() -> None:
     site = Flux(cores=56)
     line = " ".join(site.command(STEP))
     assert line.startswith("flux run --job-name=trial-3-1 --requires=host:a,b --nodes=2 --ntasks=8 --exclusive")
@@ -210,7 +212,7 @@ def test_the_form_of_flux():
     )
 
 
-def test_which_mpiexec_there_is_it_says_itself():
+def test_which_mpiexec_there_is_it_says_itself() -> None:
     allocation = Allocation(by="pbs", nodes=("a",), cores=4)
     assert site_of(allocation, answers(mpiexec="HYDRA build details:")) == Mpiexec(hydra=True, pbsnodes=False)
     assert site_of(allocation, answers(mpiexec="PALS 1.2", pbsnodes="")) == Mpiexec(hydra=False)
@@ -218,7 +220,7 @@ def test_which_mpiexec_there_is_it_says_itself():
         site_of(allocation, answers(mpiexec="mpiexec (Open MPI) 5.0"))
 
 
-def test_evidence_is_what_the_launcher_wrote_and_nothing_that_a_trial_prints():
+def test_evidence_is_what_the_launcher_wrote_and_nothing_that_a_trial_prints() -> None:
     site = Slurm(cores=1)
     log = "epoch 3\nsrun: error: n2: task 1: Exited with exit code 7\nsrun: error: n1: task 0: Terminated\n"
     assert site.evidence(log).code == 7
@@ -257,7 +259,9 @@ def test_evidence_is_what_the_launcher_wrote_and_nothing_that_a_trial_prints():
         ),
     ],
 )
-def test_what_a_scheduler_says_of_nodes_and_nothing_that_it_does_not_say(site, printed, states):
+def test_what_a_scheduler_says_of_nodes_and_nothing_that_it_does_not_say(
+    site: Flux | Mpiexec | Slurm, printed: str, states: dict[str, str]
+) -> None:
     found = {name: state for name, state in site.states(printed, ["a.site", "b.site"]).items() if " " not in name}
     assert {name: state for name, state in found.items() if len(name) <= 2} == states
 
@@ -286,12 +290,14 @@ def test_what_a_scheduler_says_of_nodes_and_nothing_that_it_does_not_say(site, p
         (Flux(cores=1), "", None),
     ],
 )
-def test_an_allocation_is_over_only_where_the_scheduler_says_so(site, printed, over):
+def test_an_allocation_is_over_only_where_the_scheduler_says_so(
+    site: Flux | Mpiexec | Slurm, printed: str, over: bool | None
+) -> None:
     word = site.job_over(printed)
     assert (None if word is None else bool(word)) is over
 
 
-def test_a_step_that_the_scheduler_could_not_start_says_nothing_about_nodes():
+def test_a_step_that_the_scheduler_could_not_start_says_nothing_about_nodes() -> None:
     site = Slurm(cores=1)
     for line in (
         "srun: error: Unable to confirm allocation for job 1: Unable to contact slurm controller (connect failure)",
@@ -305,6 +311,6 @@ def test_a_step_that_the_scheduler_could_not_start_says_nothing_about_nodes():
     assert not refused.unreachable and not refused.started
 
 
-def test_a_job_that_has_ended_is_refused():
+def test_a_job_that_has_ended_is_refused() -> None:
     with pytest.raises(InputError, match=r"job 7 has ended \(CANCELLED\); take a new allocation"):
         read_allocation({"SLURM_JOB_ID": "7"}, answers(scontrol="JobId=7 JobState=CANCELLED NodeList=n[1-2]"))

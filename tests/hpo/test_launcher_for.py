@@ -1,11 +1,13 @@
 """Which launcher a campaign gets in which allocation."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from hydragnn.errors import InputError
-from hydragnn.hpo import LocalLauncher
+from hydragnn.hpo import CampaignSettings, LocalLauncher
 from hydragnn.hpo.launching.allocation import Allocation
 from hydragnn.hpo.launching.packs import PackLauncher
 from hydragnn.hpo.launching.steps import STEPS_AT_ONCE, StepLauncher, launcher_for
@@ -15,25 +17,31 @@ def allocation(nodes: int = 4, gpus: int = 0) -> Allocation:
     return Allocation(by="slurm", nodes=tuple(f"n{k}" for k in range(nodes)), cores=8, gpus=gpus, deadline=9.0)
 
 
-def test_trials_on_whole_nodes_are_steps(settings, tmp_path):
+def test_trials_on_whole_nodes_are_steps(settings: Callable[..., CampaignSettings], tmp_path: Path) -> None:
     launcher = launcher_for(settings(nodes_per_trial=[1, 4]), allocation(), tmp_path)
     assert isinstance(launcher, StepLauncher)
     assert (launcher.places, launcher.deadline) == (("n0", "n1", "n2", "n3"), 9.0)
 
 
-def test_trials_that_share_nodes_are_in_packs_and_few_of_them_spread_over_many_nodes(settings, tmp_path):
+def test_trials_that_share_nodes_are_in_packs_and_few_of_them_spread_over_many_nodes(
+    settings: Callable[..., CampaignSettings], tmp_path: Path
+) -> None:
     launcher = launcher_for(settings(trials_per_node=2), allocation(nodes=2), tmp_path)
     assert isinstance(launcher, PackLauncher)
     assert launcher.places == ("n0/0", "n1/0", "n0/1", "n1/1")
 
 
-def test_more_trials_of_one_process_than_a_job_may_have_steps_are_in_packs(settings, tmp_path):
+def test_more_trials_of_one_process_than_a_job_may_have_steps_are_in_packs(
+    settings: Callable[..., CampaignSettings], tmp_path: Path
+) -> None:
     assert isinstance(launcher_for(settings(), allocation(STEPS_AT_ONCE), tmp_path), StepLauncher)
     assert isinstance(launcher_for(settings(), allocation(STEPS_AT_ONCE + 1), tmp_path), PackLauncher)
     assert isinstance(launcher_for(settings(), allocation(STEPS_AT_ONCE + 1, gpus=8), tmp_path), StepLauncher)
 
 
-def test_an_allocation_that_steps_cannot_fill_is_refused_with_the_size_that_can(settings, tmp_path):
+def test_an_allocation_that_steps_cannot_fill_is_refused_with_the_size_that_can(
+    settings: Callable[..., CampaignSettings], tmp_path: Path
+) -> None:
     many = settings(trials=1000, nodes_per_trial=[2, 128])
     with pytest.raises(InputError, match="set nodes_per_trial to at least 105"):
         launcher_for(many, allocation(9408), tmp_path)
@@ -42,13 +50,17 @@ def test_an_allocation_that_steps_cannot_fill_is_refused_with_the_size_that_can(
     assert isinstance(launcher_for(many, managed, tmp_path), StepLauncher)
 
 
-def test_shares_of_nodes_and_several_nodes_exclude_each_other(settings, tmp_path):
+def test_shares_of_nodes_and_several_nodes_exclude_each_other(
+    settings: Callable[..., CampaignSettings], tmp_path: Path
+) -> None:
     with pytest.raises(InputError, match="trials_per_node = 2 gives each trial one process"):
         launcher_for(settings(trials_per_node=2, nodes_per_trial=2), allocation(), tmp_path)
     with pytest.raises(InputError, match="leave out nodes_per_trial and ranks_per_node"):
         launcher_for(settings(trials_per_node=2, ranks_per_node=2), allocation(), tmp_path)
 
 
-def test_without_a_scheduler_trials_are_processes_of_this_machine(settings, tmp_path):
+def test_without_a_scheduler_trials_are_processes_of_this_machine(
+    settings: Callable[..., CampaignSettings], tmp_path: Path
+) -> None:
     launcher = launcher_for(settings(workers=3), Allocation(by="local", nodes=("here",), cores=4), tmp_path)
     assert isinstance(launcher, LocalLauncher) and len(launcher.places) == 3

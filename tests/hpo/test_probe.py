@@ -19,13 +19,13 @@ def probes(folder: Path) -> list[tuple[int, str]]:
     return [(process.wait(120), process.communicate()[0]) for process in pair]
 
 
-def test_two_ranks_of_a_healthy_node_say_so_and_leave_nothing(tmp_path):
+def test_two_ranks_of_a_healthy_node_say_so_and_leave_nothing(tmp_path: Path) -> None:
     assert probes(tmp_path) == [(0, "healthy\n"), (0, "")]
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o750])
-def test_a_meeting_place_that_others_can_enter_is_refused(mode, tmp_path):
+def test_a_meeting_place_that_others_can_enter_is_refused(mode: int, tmp_path: Path) -> None:
     place = tmp_path / f"hydragnn-here-{os.geteuid()}"
     place.mkdir()
     place.chmod(mode)

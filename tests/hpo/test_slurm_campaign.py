@@ -151,8 +151,12 @@ def assert_disjoint(followed: Followed) -> None:
 
 
 def test_faults_of_machines_cost_the_trials_that_they_hit_one_attempt_and_nobody_else_anything(
-    job, cluster, settings, monkeypatch, tmp_path
-):
+    job: Callable[[int], None],
+    cluster: Any,
+    settings: Callable[..., CampaignSettings],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
     job(5)  # two pairs, and one node that idles until a pair breaks
     monkeypatch.setenv("FAKE_PAUSE", "0.4")
     campaign, followed, out = settings(trials=8, nodes_per_trial=2, rungs=[2]), Followed(), tmp_path / "campaign"
@@ -180,8 +184,8 @@ def test_faults_of_machines_cost_the_trials_that_they_hit_one_attempt_and_nobody
 
 
 def test_trials_of_two_nodes_train_together_and_go_on_elsewhere_when_a_node_is_lost(
-    job, cluster, table, monkeypatch, tmp_path
-):
+    job: Callable[[int], None], cluster: Any, table: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     from hydragnn.hpo import campaign_settings
 
     job(5)
@@ -204,7 +208,12 @@ def test_trials_of_two_nodes_train_together_and_go_on_elsewhere_when_a_node_is_l
     assert [record.attempt for record in records] == [2, 1]
 
 
-def test_small_trials_in_packs_fail_alone(job, settings, monkeypatch, tmp_path):
+def test_small_trials_in_packs_fail_alone(
+    job: Callable[[int], None],
+    settings: Callable[..., CampaignSettings],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
     job(3)
     monkeypatch.setenv("FAKE_FAULTS", '{"1": "crash", "4": "hang"}')
     campaign, followed, out = settings(trials=12, trials_per_node=2, rungs=[2]), Followed(), tmp_path / "campaign"
@@ -217,7 +226,13 @@ def test_small_trials_in_packs_fail_alone(job, settings, monkeypatch, tmp_path):
     assert {(failed.trial, failed.kind) for failed in followed.failures()} == {(1, "launch"), (4, "lost_node")}
 
 
-def test_a_full_disk_stops_the_campaign_clearly_and_nothing_is_lost(job, disk, settings, monkeypatch, tmp_path):
+def test_a_full_disk_stops_the_campaign_clearly_and_nothing_is_lost(
+    job: Callable[[int], None],
+    disk: Path,
+    settings: Callable[..., CampaignSettings],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
     job(4)
     monkeypatch.setenv("FAKE_BYTES", str(900_000))
     campaign, out = settings(trials=5, nodes_per_trial=2, rungs=[]), tmp_path / "campaign"
@@ -239,8 +254,11 @@ def small_folder(path: Path, disk: Path) -> None:
 
 
 def test_a_cancelled_pilot_and_a_killed_controller_are_resumed_and_nothing_is_done_twice(
-    job, settings, monkeypatch, tmp_path
-):
+    job: Callable[[int], None],
+    settings: Callable[..., CampaignSettings],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
     job(4)
     subprocess.run(["scancel", os.environ["SLURM_JOB_ID"]], check=True)
     campaign, out = settings(trials=8, nodes_per_trial=2, rungs=[]), tmp_path / "campaign"
@@ -266,7 +284,12 @@ def test_a_cancelled_pilot_and_a_killed_controller_are_resumed_and_nothing_is_do
     assert len(openings) == 3 and all(opened.deadline is not None for opened in openings)
 
 
-def test_a_cancelled_allocation_interrupts_the_campaign_and_the_next_one_goes_on(job, settings, monkeypatch, tmp_path):
+def test_a_cancelled_allocation_interrupts_the_campaign_and_the_next_one_goes_on(
+    job: Callable[[int], None],
+    settings: Callable[..., CampaignSettings],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
     job(4)
     monkeypatch.setenv("FAKE_PAUSE", "0.3")
     campaign, out = settings(trials=6, nodes_per_trial=2, rungs=[], retries=0), tmp_path / "campaign"
@@ -289,8 +312,8 @@ def test_a_cancelled_allocation_interrupts_the_campaign_and_the_next_one_goes_on
 
 
 def test_a_search_whose_salloc_is_cancelled_before_the_first_result_exits_with_75_and_is_resumed(
-    cluster, table, monkeypatch, tmp_path
-):
+    cluster: Any, table: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     for name, value in {**cluster.environment, "PYTHONPATH": str(ROOT)}.items():
         monkeypatch.setenv(name, value)
     search = {**table["search"], "trials": 1, "rungs": [], "finalists": 0}
@@ -314,8 +337,12 @@ def test_a_search_whose_salloc_is_cancelled_before_the_first_result_exits_with_7
 
 
 def test_a_restart_and_an_outage_of_slurmctld_cost_no_attempt_and_no_node(
-    job, cluster, settings, monkeypatch, tmp_path
-):
+    job: Callable[[int], None],
+    cluster: Any,
+    settings: Callable[..., CampaignSettings],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
     # the last test of this cluster: slurmctld gives the nodes to another job only a minute later
     job(4)
     monkeypatch.setenv("FAKE_PAUSE", "0.8")  # a trial takes longer than a new slurmctld does not know its nodes

@@ -121,7 +121,9 @@ def appears(path: Path) -> None:
         time.sleep(0.05)
 
 
-def test_two_trials_run_at_once_on_exactly_the_nodes_that_they_were_given(on_slurm, tmp_path):
+def test_two_trials_run_at_once_on_exactly_the_nodes_that_they_were_given(
+    on_slurm: Callable[..., StepLauncher], tmp_path: Path
+) -> None:
     launcher = on_slurm(ranks=2, SLURM_GPUS_PER_TASK="1")  # an option of the job that no step may inherit
     first, second = task(tmp_path, 0, "n4", "n2"), task(tmp_path, 1, "n3")
     begin(launcher, first, second)
@@ -133,7 +135,7 @@ def test_two_trials_run_at_once_on_exactly_the_nodes_that_they_were_given(on_slu
     assert "--- attempt 1: until epoch 4" in (first.folder / "log.txt").read_text()
 
 
-def test_nothing_works_before_it_may(on_slurm, tmp_path):
+def test_nothing_works_before_it_may(on_slurm: Callable[..., StepLauncher], tmp_path: Path) -> None:
     launcher = on_slurm()
     one = task(tmp_path, 0, "n1")
     launcher.start(one)
@@ -144,7 +146,7 @@ def test_nothing_works_before_it_may(on_slurm, tmp_path):
     assert verdict(exits(launcher)[0], digest(CONFIG), "valid/loss").kind == "preempted"
 
 
-def test_a_cancelled_trial_saves_itself_on_all_nodes(on_slurm, tmp_path):
+def test_a_cancelled_trial_saves_itself_on_all_nodes(on_slurm: Callable[..., StepLauncher], tmp_path: Path) -> None:
     launcher = on_slurm(FAKE_PAUSE="0.2")
     one = task(tmp_path, 0, "n1", "n2", until=1000)
     begin(launcher, one)
@@ -155,7 +157,7 @@ def test_a_cancelled_trial_saves_itself_on_all_nodes(on_slurm, tmp_path):
     assert verdict(end, digest(CONFIG), "valid/loss").kind == "preempted"
 
 
-def test_a_trial_that_hangs_is_killed_and_says_so(on_slurm, tmp_path):
+def test_a_trial_that_hangs_is_killed_and_says_so(on_slurm: Callable[..., StepLauncher], tmp_path: Path) -> None:
     launcher = on_slurm(limits=Limits(hang_seconds=2.0), FAKE_FAULTS='{"0": "hang"}')
     slow, well = task(tmp_path, 0, "n1", "n2"), task(tmp_path, 1, "n3", until=40)
     begin(launcher, slow, well)
@@ -166,7 +168,9 @@ def test_a_trial_that_hangs_is_killed_and_says_so(on_slurm, tmp_path):
     assert verdict(ended[1], digest(CONFIG), "valid/loss").epochs == 40
 
 
-def test_the_code_of_the_rank_that_failed_is_told_not_that_of_the_signal_that_ended_the_others(on_slurm, tmp_path):
+def test_the_code_of_the_rank_that_failed_is_told_not_that_of_the_signal_that_ended_the_others(
+    on_slurm: Callable[..., StepLauncher], tmp_path: Path
+) -> None:
     launcher = on_slurm(FAKE_FAULTS='{"0": "crash", "1": "memory"}')
     begin(launcher, task(tmp_path, 0, "n1", "n2"), task(tmp_path, 1, "n3"))
     ended = exits(launcher, 2)
@@ -174,14 +178,18 @@ def test_the_code_of_the_rank_that_failed_is_told_not_that_of_the_signal_that_en
     assert ended[1].out_of_memory
 
 
-def test_a_step_that_cannot_start_is_a_fault_of_the_launch(on_slurm, tmp_path):
+def test_a_step_that_cannot_start_is_a_fault_of_the_launch(
+    on_slurm: Callable[..., StepLauncher], tmp_path: Path
+) -> None:
     launcher = on_slurm()
     begin(launcher, task(tmp_path, 0, "n9"))
     end = exits(launcher)[0]
     assert end.code is None and "srun" in end.message
 
 
-def test_steps_of_a_dead_controller_are_found_by_their_names_and_ended(on_slurm, tmp_path):
+def test_steps_of_a_dead_controller_are_found_by_their_names_and_ended(
+    on_slurm: Callable[..., StepLauncher], tmp_path: Path
+) -> None:
     launcher, one = on_slurm(FAKE_PAUSE="0.2"), task(tmp_path, 0, "n1", until=1000)
     (begun,) = begin(launcher, one)
     appears(one.folder / "heartbeat")
@@ -196,14 +204,16 @@ def test_steps_of_a_dead_controller_are_found_by_their_names_and_ended(on_slurm,
     assert read_record(second.folder).epochs < 1000
 
 
-def test_a_healthy_node_passes_the_probe_of_two_ranks(on_slurm):
+def test_a_healthy_node_passes_the_probe_of_two_ranks(on_slurm: Callable[..., StepLauncher]) -> None:
     launcher = on_slurm(ranks=2)
     launcher.probe("n1")
     (found,) = until(launcher, bool)
     assert found == Probed(node="n1", healthy=True)
 
 
-def test_a_pack_carries_many_trials_each_with_its_own_record_and_failure(job, monkeypatch, tmp_path):
+def test_a_pack_carries_many_trials_each_with_its_own_record_and_failure(
+    job: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     for name, value in job.items():
         monkeypatch.setenv(name, value)
     allocation = read_allocation(os.environ)
@@ -238,7 +248,9 @@ def test_a_pack_carries_many_trials_each_with_its_own_record_and_failure(job, mo
         launcher.close()
 
 
-def test_a_pack_that_cannot_start_because_of_one_node_starts_without_it(job, monkeypatch, tmp_path):
+def test_a_pack_that_cannot_start_because_of_one_node_starts_without_it(
+    job: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     for name, value in job.items():
         monkeypatch.setenv(name, value)
     launcher = in_packs(Slurm(cores=4), Allocation(by="slurm", nodes=("n1", "n9", "n2"), cores=4), tmp_path, shares=1)
@@ -252,7 +264,9 @@ def test_a_pack_that_cannot_start_because_of_one_node_starts_without_it(job, mon
         launcher.close()
 
 
-def test_a_lost_node_is_told_and_disturbs_only_the_trials_that_are_on_it(on_slurm, slurm, tmp_path):
+def test_a_lost_node_is_told_and_disturbs_only_the_trials_that_are_on_it(
+    on_slurm: Callable[..., StepLauncher], slurm: Any, tmp_path: Path
+) -> None:
     launcher = on_slurm(limits=Limits(probe_seconds=5.0))
     pack = in_packs(Slurm(cores=4), read_allocation(os.environ), tmp_path, shares=1)
     struck, well = task(tmp_path, 0, "n3", "n4", until=1000), task(tmp_path, 1, "n1", "n2", until=1000)
@@ -289,7 +303,7 @@ def test_a_lost_node_is_told_and_disturbs_only_the_trials_that_are_on_it(on_slur
 
 
 @needs_mpiexec
-def test_the_form_of_pbs_places_saves_and_kills_like_slurm(on_pbs, tmp_path):
+def test_the_form_of_pbs_places_saves_and_kills_like_slurm(on_pbs: Callable[..., StepLauncher], tmp_path: Path) -> None:
     launcher = on_pbs(
         ranks=2, limits=Limits(hang_seconds=3.0), FAKE_FAULTS='{"2": "hang", "3": "crash"}', FAKE_PAUSE="0.1"
     )
@@ -307,7 +321,7 @@ def test_the_form_of_pbs_places_saves_and_kills_like_slurm(on_pbs, tmp_path):
 
 
 @needs_mpiexec
-def test_a_node_of_pbs_passes_the_probe(on_pbs):
+def test_a_node_of_pbs_passes_the_probe(on_pbs: Callable[..., StepLauncher]) -> None:
     launcher = on_pbs(ranks=2)
     launcher.probe("n2")
     assert until(launcher, bool) == [Probed(node="n2", healthy=True)]

@@ -24,7 +24,7 @@ def clock() -> Clock:
     return Clock(1000.0)
 
 
-def test_a_heartbeat_is_judged_by_its_changes_whatever_time_it_says(tmp_path, clock):
+def test_a_heartbeat_is_judged_by_its_changes_whatever_time_it_says(tmp_path: Path, clock: Clock) -> None:
     (tmp_path / "heartbeat").write_text("from an earlier attempt")
     heart = Heartbeat(folder=tmp_path, patience=10.0, every=1.0, clock=clock)
     clock.now += 9.0
@@ -39,7 +39,7 @@ def test_a_heartbeat_is_judged_by_its_changes_whatever_time_it_says(tmp_path, cl
     assert heart.stopped()
 
 
-def test_a_run_that_never_beats_has_stopped_when_the_patience_ends(tmp_path, clock):
+def test_a_run_that_never_beats_has_stopped_when_the_patience_ends(tmp_path: Path, clock: Clock) -> None:
     heart = Heartbeat(folder=tmp_path, patience=10.0, clock=clock)
     clock.now += 10.0
     assert not heart.stopped()
@@ -47,7 +47,9 @@ def test_a_run_that_never_beats_has_stopped_when_the_patience_ends(tmp_path, clo
     assert heart.stopped()
 
 
-def test_processes_linger_when_the_last_record_of_their_attempt_is_complete_and_nothing_happens(tmp_path, clock):
+def test_processes_linger_when_the_last_record_of_their_attempt_is_complete_and_nothing_happens(
+    tmp_path: Path, clock: Clock
+) -> None:
     heart = Heartbeat(folder=tmp_path, patience=600.0, clock=clock)
     failure = Failure(kind="lost_node", message="another rank is gone")
     record = RunRecord(config={}, config_hash="", data_hash="", seed=0, status="failed", failure=failure, attempt=2)
@@ -106,7 +108,7 @@ def witness(tmp_path: Path, clock: Clock) -> Iterator[Callable[..., Witness]]:
         one.watch.close()
 
 
-def test_nodes_are_news_when_they_fall_silent_and_once_more_when_they_are_lost(witness):
+def test_nodes_are_news_when_they_fall_silent_and_once_more_when_they_are_lost(witness: Callable[..., Witness]) -> None:
     told = witness("n1", "n2.site", "n4", "n5")
     assert told.says("n1 mixed\nn2 idle\nn3 down\nn4 idle\nn5 idle\n") == {}
     assert told.says("n1 mixed*\nn2 idle\n") == {"n1": "silent"}
@@ -121,7 +123,9 @@ def test_nodes_are_news_when_they_fall_silent_and_once_more_when_they_are_lost(w
     [None, "", "n1 unknown\nn2 unknown*\n", "slurm_load_node error: Unable to contact slurm controller\n"],
     ids=["an error", "nothing", "unknown", "a complaint"],
 )
-def test_silence_errors_and_unknown_are_no_news(witness, clock, answer):
+def test_silence_errors_and_unknown_are_no_news(
+    witness: Callable[..., Witness], clock: Clock, answer: str | None
+) -> None:
     told = witness("n1", "n2", "n3")
     assert told.says("n1 down*\nn2 mixed\nn3 mixed\n") == {"n1": "lost"}
     before = clock.now + 1.0
@@ -132,7 +136,9 @@ def test_silence_errors_and_unknown_are_no_news(witness, clock, answer):
     assert told.watch.knows(["n2"], before) and not told.watch.knows(["n3"], before)
 
 
-def test_the_loss_of_everything_at_once_is_not_believed_and_that_of_a_few_is(witness, clock):
+def test_the_loss_of_everything_at_once_is_not_believed_and_that_of_a_few_is(
+    witness: Callable[..., Witness], clock: Clock
+) -> None:
     told = witness("n1", "n2", "n3")
     assert told.says("n1 down*\nn2 down*\nn3 down*\n") == {}
     assert told.says("n1 mixed*\nn2 mixed*\nn3 mixed*\n") == {}
@@ -141,7 +147,7 @@ def test_the_loss_of_everything_at_once_is_not_believed_and_that_of_a_few_is(wit
     assert told.says("n1 down*\nn2 down*\nn3 down*\n") == {}, "heartbeats and exits decide about the last one"
 
 
-def test_of_many_nodes_a_cabinet_can_be_lost_and_not_the_larger_part(witness):
+def test_of_many_nodes_a_cabinet_can_be_lost_and_not_the_larger_part(witness: Callable[..., Witness]) -> None:
     names = [f"n{number}" for number in range(100)]
     told = witness(*names)
     lost = dict.fromkeys(names[:50], "lost")
@@ -149,7 +155,7 @@ def test_of_many_nodes_a_cabinet_can_be_lost_and_not_the_larger_part(witness):
     assert told.says("".join(f"{name} {'down*' if k < 50 else 'mixed'}\n" for k, name in enumerate(names))) == lost
 
 
-def test_an_allocation_is_over_when_the_scheduler_says_so_twice(witness, clock):
+def test_an_allocation_is_over_when_the_scheduler_says_so_twice(witness: Callable[..., Witness], clock: Clock) -> None:
     told = witness("n1", "n2", job="7")
     for alive in ("RUNNING\n", "", "squeue: error: Unable to contact slurm controller\n", None):
         told.says("n1 mixed\n", alive)
@@ -165,7 +171,9 @@ def test_an_allocation_is_over_when_the_scheduler_says_so_twice(witness, clock):
     assert told.watch.over
 
 
-def test_a_scheduler_that_hangs_is_asked_again_and_counts_as_not_answering(witness, clock, monkeypatch):
+def test_a_scheduler_that_hangs_is_asked_again_and_counts_as_not_answering(
+    witness: Callable[..., Witness], clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told = witness("n1", "n2")
     told.says("n1 mixed\nn2 mixed\n")
     watch = told.watch
@@ -180,7 +188,7 @@ def test_a_scheduler_that_hangs_is_asked_again_and_counts_as_not_answering(witne
     assert not watch.answering
 
 
-def test_tools_that_never_worked_say_nothing_about_the_scheduler(witness, clock):
+def test_tools_that_never_worked_say_nothing_about_the_scheduler(witness: Callable[..., Witness], clock: Clock) -> None:
     told = witness("n1", "n2")
     for _ in range(10):
         assert told.says(None) == {}
@@ -196,7 +204,7 @@ def test_tools_that_never_worked_say_nothing_about_the_scheduler(witness, clock)
     assert told.watch.in_order(["n1"], clock.now)
 
 
-def test_a_scheduler_that_cannot_be_asked_is_never_to_blame(clock):
+def test_a_scheduler_that_cannot_be_asked_is_never_to_blame(clock: Clock) -> None:
     watch = SchedulerWatch(Mpiexec(hydra=True, pbsnodes=False), ["n1"], clock=clock)
     clock.now += 1e6
     assert watch.news() == {} and watch.answering and watch.knows(["n1"], clock.now)

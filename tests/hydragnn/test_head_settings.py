@@ -8,7 +8,7 @@ import pytest
 from hydragnn.config import RunConfig
 from hydragnn.errors import InputError
 from hydragnn.graphs import Field
-from hydragnn.models import Categorical, Normal, Point, parse_head, target_from_json, targets_of
+from hydragnn.models import Categorical, Normal, Point, parse_head, target_from_json
 
 FIELDS = {
     field.name: field
@@ -112,7 +112,7 @@ def test_targets_say_in_one_place_how_fields_are_learned() -> None:
         {"kind": "scalar", "field": "charge", "distribution": "gaussian", "loss": "nll"},
         {"kind": "classes", "field": "phase", "class_weights": "balanced"},
     ]
-    targets = targets_of([parse_head(head) for head in heads], FIELDS)
+    targets = [target for head in heads for target in parse_head(head).targets(FIELDS)]
     assert [target.name for target in targets] == ["energy", "forces", "stress", "charge", "phase"]
     assert [target.distribution for target in targets] == [Point, Point, Point, Normal, Categorical]
     assert [target.extensive for target in targets] == [True, False, False, False, False]

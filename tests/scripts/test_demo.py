@@ -26,7 +26,7 @@ MAKERS = {"alloys": make_alloys, "polycrystals": make_polycrystals, "plates": ma
 
 
 @pytest.mark.parametrize("scale", MAKERS)
-def test_the_store_holds_the_samples_in_order(scale, tmp_path: Path):
+def test_the_store_holds_the_samples_in_order(scale: str, tmp_path: Path) -> None:
     MAKERS[scale](tmp_path / "demo.h5", samples=5, seed=3)
     store = open_store(tmp_path / "demo.h5")
     assert len(store) == 5
@@ -39,13 +39,13 @@ def test_the_store_holds_the_samples_in_order(scale, tmp_path: Path):
 
 
 @pytest.mark.parametrize("scale", SAMPLES)
-def test_another_seed_makes_other_samples(scale):
+def test_another_seed_makes_other_samples(scale: str) -> None:
     first, second = (SAMPLES[scale](0, seed) for seed in (0, 1))
     assert first.positions.shape != second.positions.shape or not torch.equal(first.positions, second.positions)
 
 
 @pytest.mark.parametrize("scale", MAKERS)
-def test_campaigns_search_two_heads_with_at_least_twelve_trials(scale, root: Path, tmp_path: Path):
+def test_campaigns_search_two_heads_with_at_least_twelve_trials(scale: str, root: Path, tmp_path: Path) -> None:
     MAKERS[scale](tmp_path / "demo.h5", samples=3)
     campaign = root / "scripts" / "demo" / f"{scale}.toml"
     settings = read_campaign(campaign, [f"data.store={tmp_path / 'demo.h5'}"])
@@ -57,13 +57,13 @@ def test_campaigns_search_two_heads_with_at_least_twelve_trials(scale, root: Pat
     assert all(fields[name].role == "target" for name in config.targets)
 
 
-def test_no_samples_are_refused_and_leave_nothing(tmp_path: Path):
+def test_no_samples_are_refused_and_leave_nothing(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="at least 1"):
         make_alloys(tmp_path / "demo.h5", samples=0)
     assert not (tmp_path / "demo.h5").exists()
 
 
-def test_alloys_carry_the_energies_and_forces_of_emt():
+def test_alloys_carry_the_energies_and_forces_of_emt() -> None:
     for number in range(8):
         graph = labelled_alloy(number, seed=0)
         atoms = Atoms(graph["atomic_numbers"].numpy(), graph.positions.numpy(), cell=graph.cell[0].numpy())
@@ -73,20 +73,20 @@ def test_alloys_carry_the_energies_and_forces_of_emt():
         np.testing.assert_allclose(graph["forces"], atoms.get_forces(), rtol=1e-5, atol=1e-6)
 
 
-def test_alloys_are_bulk_slabs_and_clusters_of_two_or_three_elements():
+def test_alloys_are_bulk_slabs_and_clusters_of_two_or_three_elements() -> None:
     graphs = [labelled_alloy(number, seed=0) for number in range(40)]
     assert {int(graph.periodic.sum()) for graph in graphs} == {0, 2, 3}
     assert max(len(graph["atomic_numbers"].unique()) for graph in graphs) == 3
     assert all(4 <= graph.num_nodes <= 32 for graph in graphs)
 
 
-def test_one_crystal_conducts_as_its_tensor_says():
+def test_one_crystal_conducts_as_its_tensor_says() -> None:
     tensor = conductivities(np.array([0.4]))
     result = fluxes(np.zeros((8, 8), dtype=np.int64), tensor)
     np.testing.assert_allclose(result, np.broadcast_to(tensor[0], result.shape), atol=1e-12)
 
 
-def test_layers_conduct_in_series_across_and_in_parallel_along():
+def test_layers_conduct_in_series_across_and_in_parallel_along() -> None:
     labels = np.zeros((8, 8), dtype=np.int64)
     labels[4:] = 1
     values = np.array([1.0, 3.0])
@@ -94,21 +94,21 @@ def test_layers_conduct_in_series_across_and_in_parallel_along():
     np.testing.assert_allclose(mean, np.diag([1 / np.mean(1 / values), values.mean()]), atol=1e-12)
 
 
-def test_a_plane_polycrystal_keeps_the_determinant_of_its_crystal():
+def test_a_plane_polycrystal_keeps_the_determinant_of_its_crystal() -> None:
     # Keller 1964, Dykhne 1970: exact for every arrangement of one crystal in the plane; pixels cost some per cent
     for number in range(5):
         xx, yy, xy = labelled_polycrystal(number, seed=0)["conductivity"][0].tolist()
         assert xx * yy - xy**2 == pytest.approx(1.0, abs=0.1)
 
 
-def test_grain_fluxes_average_to_the_effective_conductivity():
+def test_grain_fluxes_average_to_the_effective_conductivity() -> None:
     graph = labelled_polycrystal(1, seed=0)
     total = (graph["volume"][:, None] * graph["flux"]).sum(dim=0)
     xx, _, xy = graph["conductivity"][0]
     torch.testing.assert_close(total.float(), torch.stack([xx, xy]), atol=1e-5, rtol=1e-5)
 
 
-def test_every_grain_number_of_a_microstructure_occurs():
+def test_every_grain_number_of_a_microstructure_occurs() -> None:
     labels = microstructure(np.random.default_rng(0))
     assert (np.bincount(labels.ravel()) > 0).all()
 
@@ -125,7 +125,7 @@ def own_and_neighbours(graph: GraphBatch) -> tuple[np.ndarray, np.ndarray]:
     return own.numpy(), torch.cat(columns, dim=1).numpy()
 
 
-def test_the_flux_in_a_grain_depends_on_its_neighbours():
+def test_the_flux_in_a_grain_depends_on_its_neighbours() -> None:
     graphs = [labelled_polycrystal(number, seed=0) for number in range(60)]
     target = np.concatenate([graph["flux"].numpy() for graph in graphs])
     features = [np.concatenate(parts) for parts in zip(*map(own_and_neighbours, graphs))]
@@ -138,7 +138,7 @@ def test_the_flux_in_a_grain_depends_on_its_neighbours():
     assert together < 0.9 * alone
 
 
-def test_plates_are_cold_on_their_pipes_and_no_hotter_than_without_them():
+def test_plates_are_cold_on_their_pipes_and_no_hotter_than_without_them() -> None:
     for number in range(4):
         graph = labelled_plate(number, seed=0)
         assert (graph["temperature"][graph["place"] == 2] == 0).all()
@@ -147,14 +147,14 @@ def test_plates_are_cold_on_their_pipes_and_no_hotter_than_without_them():
         assert float(graph["temperature"].max()) <= 1.05 * float(graph["source"].max()) / LOSS
 
 
-def test_compliance_is_close_to_the_sum_over_vertices():
+def test_compliance_is_close_to_the_sum_over_vertices() -> None:
     graph = labelled_plate(2, seed=0)
     lumped = (graph["share"] * graph["source"] * graph["temperature"]).sum()
     # one value per vertex stands for its whole share on a mesh of ten cells across
     assert float(graph["compliance"]) == pytest.approx(float(lumped), rel=0.25)
 
 
-def test_vertices_share_the_area_of_the_plate():
+def test_vertices_share_the_area_of_the_plate() -> None:
     plate = random_plate(np.random.default_rng(0))
     width = plate.points[:, 0].max()
     holes = np.pi * (plate.pipes[:, 2] ** 2).sum()
@@ -162,7 +162,7 @@ def test_vertices_share_the_area_of_the_plate():
     assert shares(plate).sum() == pytest.approx(width - holes, abs=0.1 * holes)
 
 
-def test_a_finer_mesh_changes_the_labels_little(monkeypatch):
+def test_a_finer_mesh_changes_the_labels_little(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = np.random.default_rng(4)
     plate, (conductivity, source) = random_plate(generator), smooth_fields(generator)
     coarse, _ = solved(plate, conductivity, source)

@@ -89,30 +89,32 @@ def told_to_a_stranger(address: str, port: int) -> str:
         return stranger.stdout.read()
 
 
-def test_an_open_store_of_torch_tells_the_stranger_all_keys():
+def test_an_open_store_of_torch_tells_the_stranger_all_keys() -> None:
     """So that the silence below is that of the ranks, not of the stranger."""
     store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     store.set("secret prefix/key", "value")
     assert "secret prefix/key" in told_to_a_stranger("127.0.0.1", store.port)
 
 
-def test_ranks_of_a_job_step_on_one_node_listen_on_the_loopback_only(root, tmp_path):
+def test_ranks_of_a_job_step_on_one_node_listen_on_the_loopback_only(root: Path, tmp_path: Path) -> None:
     with met(root, tmp_path, step_of(0), step_of(1)) as ranks:
         assert_on_the_loopback_and_deaf_to_strangers(ranks)
 
 
 @pytest.mark.skipif(not (BIN / "mpirun").exists(), reason="no mpirun beside this Python; install mpich")
-def test_ranks_of_mpirun_on_one_node_listen_on_the_loopback_only(root, tmp_path):
+def test_ranks_of_mpirun_on_one_node_listen_on_the_loopback_only(root: Path, tmp_path: Path) -> None:
     with met(root, tmp_path, (MPIRUN, LOOPBACK_OF_UCX)) as ranks:
         assert_on_the_loopback_and_deaf_to_strangers(ranks)
 
 
-def test_ranks_of_torchrun_on_one_node_listen_on_the_loopback_only_and_leave_its_open_store_alone(root, tmp_path):
+def test_ranks_of_torchrun_on_one_node_listen_on_the_loopback_only_and_leave_its_open_store_alone(
+    root: Path, tmp_path: Path
+) -> None:
     with met(root, tmp_path, (TORCHRUN, {})) as ranks:
         assert_on_the_loopback_and_deaf_to_strangers(ranks)
 
 
-def test_garbage_sent_to_the_ports_of_ranks_changes_no_sum(root, tmp_path):
+def test_garbage_sent_to_the_ports_of_ranks_changes_no_sum(root: Path, tmp_path: Path) -> None:
     with met(root, tmp_path, step_of(0), step_of(1)) as ranks:
         for rank in ranks:
             for address, port in rank["listening"]:
@@ -121,7 +123,7 @@ def test_garbage_sent_to_the_ports_of_ranks_changes_no_sum(root, tmp_path):
                         stranger.sendall(garbage)
 
 
-def test_ranks_on_two_nodes_listen_at_the_interface_of_the_job_only(root, tmp_path):
+def test_ranks_on_two_nodes_listen_at_the_interface_of_the_job_only(root: Path, tmp_path: Path) -> None:
     """Two host names are two nodes; their network is the first of this machine's that is no loopback."""
     named = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"']
     try:

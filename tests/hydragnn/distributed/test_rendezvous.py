@@ -4,10 +4,12 @@ import json
 import os
 import socket
 import stat
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from threading import Barrier
+from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -42,14 +44,16 @@ def values_after_meeting(folder: Path, word: str) -> list[bytes]:
         return list(pool.map(met, range(2)))
 
 
-def test_two_runs_at_once_on_one_node_have_a_store_each(tmp_path):
+def test_two_runs_at_once_on_one_node_have_a_store_each(tmp_path: Path) -> None:
     with ThreadPoolExecutor(2) as pool:
         runs = list(pool.map(lambda word: values_after_meeting(tmp_path / word, word), ["one", "other"]))
     assert runs == [[b"one"] * 2, [b"other"] * 2]
     assert not list(tmp_path.glob("*/.ranks-*"))
 
 
-def test_the_store_of_one_node_is_closed_to_other_users_and_gone_afterwards(tmp_path, monkeypatch):
+def test_the_store_of_one_node_is_closed_to_other_users_and_gone_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with rendezvous(rank_of_step(0, size=1), tmp_path / "run", PATIENCE):
         (place,) = tmp_path.glob("hydragnn-ranks-*")
@@ -58,7 +62,7 @@ def test_the_store_of_one_node_is_closed_to_other_users_and_gone_afterwards(tmp_
     assert not list(tmp_path.glob("hydragnn-ranks-*"))
 
 
-def test_what_a_dead_attempt_left_misleads_nobody(tmp_path):
+def test_what_a_dead_attempt_left_misleads_nobody(tmp_path: Path) -> None:
     place = meeting_place(rank_of_step(0), tmp_path)
     place.mkdir(mode=0o700)
     peer = {"host": "gone", "machine": "gone", "number": "old"}
@@ -69,7 +73,7 @@ def test_what_a_dead_attempt_left_misleads_nobody(tmp_path):
     assert values_after_meeting(tmp_path, "fresh") == [b"fresh", b"fresh"]
 
 
-def test_ranks_that_never_come_are_named(tmp_path):
+def test_ranks_that_never_come_are_named(tmp_path: Path) -> None:
     with (
         pytest.raises(LaunchError, match=r"2 of 3 ranks did not come to .* \(rank 1, 2\)"),
         rendezvous(rank_of_step(0, size=3), tmp_path, timedelta(seconds=0.2)),
@@ -77,7 +81,7 @@ def test_ranks_that_never_come_are_named(tmp_path):
         pass
 
 
-def test_a_first_rank_that_never_comes_is_missed(tmp_path):
+def test_a_first_rank_that_never_comes_is_missed(tmp_path: Path) -> None:
     with (
         pytest.raises(LaunchError, match=r"rank 1 waited at .* in vain for rank 0"),
         rendezvous(rank_of_step(1), tmp_path, timedelta(seconds=0.2)),
@@ -108,7 +112,9 @@ def planted_by_another_user(place: Path) -> None:
 
 @pytest.mark.parametrize("plant", [planted_open, planted_link, planted_by_another_user])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_ranks_do_not_meet_where_others_could_tell_them_where_to_connect(plant, rank, tmp_path):
+def test_ranks_do_not_meet_where_others_could_tell_them_where_to_connect(
+    plant: Callable, rank: int, tmp_path: Path
+) -> None:
     plant(meeting_place(rank_of_step(rank), tmp_path))
     with (
         pytest.raises(LaunchError, match="where others than this user could tell them where to connect"),
@@ -117,7 +123,7 @@ def test_ranks_do_not_meet_where_others_could_tell_them_where_to_connect(plant, 
         pass
 
 
-def test_a_file_where_ranks_would_meet_is_refused(tmp_path):
+def test_a_file_where_ranks_would_meet_is_refused(tmp_path: Path) -> None:
     meeting_place(rank_of_step(0), tmp_path).write_text("{}")
     with pytest.raises(LaunchError, match="cannot meet in"), rendezvous(rank_of_step(0), tmp_path, PATIENCE):
         pass
@@ -138,13 +144,13 @@ def test_a_file_where_ranks_would_meet_is_refused(tmp_path):
     ],
     ids=["null", "a list", "empty", "huge port", "port of another type", "no secret", "foreign key"],
 )
-def test_an_invitation_that_is_none_is_refused(wrong, tmp_path):
+def test_an_invitation_that_is_none_is_refused(wrong: dict[str, Any] | list[Any] | None, tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match="is no invitation of the first rank"):
         Invitation.parse(wrong, tmp_path / "invitation.json")
 
 
 @pytest.mark.parametrize("text", ["not json", "[]", '{"host": 1}'])
-def test_a_damaged_answer_of_a_rank_is_named(text, tmp_path):
+def test_a_damaged_answer_of_a_rank_is_named(text: str, tmp_path: Path) -> None:
     place = meeting_place(rank_of_step(0), tmp_path)
     place.mkdir(mode=0o700)
     (place / "rank-1.json").write_text(text)
@@ -152,7 +158,7 @@ def test_a_damaged_answer_of_a_rank_is_named(text, tmp_path):
         pass
 
 
-def test_who_does_not_know_the_secret_neither_reads_nor_writes():
+def test_who_does_not_know_the_secret_neither_reads_nor_writes() -> None:
     with served_store("127.0.0.1", SECRET, ranks=2) as port:
         first = SecretStore("127.0.0.1", port, SECRET, PATIENCE)
         first.set("address", b"here")
@@ -168,7 +174,7 @@ def test_who_does_not_know_the_secret_neither_reads_nor_writes():
         second.close()
 
 
-def test_a_store_that_does_not_know_the_secret_is_not_believed():
+def test_a_store_that_does_not_know_the_secret_is_not_believed() -> None:
     with served_store("127.0.0.1", SECRET, ranks=1) as port, socket.create_server(("127.0.0.1", 0)) as impostor:
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(SecretStore, "127.0.0.1", impostor.getsockname()[1], SECRET, PATIENCE)
@@ -182,7 +188,7 @@ def test_a_store_that_does_not_know_the_secret_is_not_believed():
         assert port
 
 
-def test_strangers_who_knock_with_garbage_or_say_nothing_keep_no_rank_out():
+def test_strangers_who_knock_with_garbage_or_say_nothing_keep_no_rank_out() -> None:
     with served_store("127.0.0.1", SECRET, ranks=1) as port:
         strangers = [socket.create_connection(("127.0.0.1", port)) for _ in range(STRANGERS + 20)]
         for number, stranger in enumerate(strangers):
@@ -196,7 +202,7 @@ def test_strangers_who_knock_with_garbage_or_say_nothing_keep_no_rank_out():
             stranger.close()
 
 
-def test_nobody_listens_once_all_ranks_are_connected():
+def test_nobody_listens_once_all_ranks_are_connected() -> None:
     with served_store("127.0.0.1", SECRET, ranks=1) as port:
         only = SecretStore("127.0.0.1", port, SECRET, PATIENCE)
         only.set("key", b"\x00\xff")
@@ -206,7 +212,7 @@ def test_nobody_listens_once_all_ranks_are_connected():
         only.close()
 
 
-def test_torch_finds_every_operation_of_a_store():
+def test_torch_finds_every_operation_of_a_store() -> None:
     with served_store("127.0.0.1", SECRET, ranks=1) as port:
         own = SecretStore("127.0.0.1", port, SECRET, timedelta(seconds=0.2))
         store = dist.PrefixStore("group", own)  # its C++ calls come back into Python
@@ -223,7 +229,7 @@ def test_torch_finds_every_operation_of_a_store():
         own.close()
 
 
-def test_the_name_that_the_scheduler_has_for_a_node_gives_the_address_of_the_job():
+def test_the_name_that_the_scheduler_has_for_a_node_gives_the_address_of_the_job() -> None:
     step = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0", "SLURMD_NODENAME": "no-such-node"}
     assert launch_from(step).node == "no-such-node"
     assert interface_of(address_of_job(launch_from(step)))

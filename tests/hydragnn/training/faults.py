@@ -12,7 +12,7 @@ import psutil
 import torch
 
 from hydragnn.distributed import leave, this_launch
-from hydragnn.runs import run, session
+from hydragnn.runs import assembly, run
 from hydragnn.runs.callback import RunCallback
 from hydragnn.training import loop
 
@@ -21,7 +21,7 @@ TOO_MUCH = 2**46  # numbers; no machine has them
 
 def in_preparation() -> None:
     """The allocator refuses memory for the model."""
-    session.build_described = lambda *arguments, **options: torch.empty(TOO_MUCH)
+    assembly.build_described = lambda *arguments, **options: torch.empty(TOO_MUCH)
 
 
 def in_a_step() -> None:
@@ -75,7 +75,7 @@ def after(owner: Any, name: str, calls: int, fault: Callable[[], object]) -> Non
 
 def told_to_leave_in_preparation() -> None:
     """The system wants the machine back while data are read."""
-    after(session, "prepare_data", 1, lambda: os.kill(os.getpid(), signal.SIGUSR1))
+    after(assembly, "prepare_data", 1, lambda: os.kill(os.getpid(), signal.SIGUSR1))
 
 
 FAULTS = {

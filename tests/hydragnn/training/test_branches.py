@@ -18,7 +18,8 @@ from hydragnn.files import read_json
 from hydragnn.graphs.batch import concatenate
 from hydragnn.models import load_model
 from hydragnn.runs import train
-from hydragnn.runs.session import Assembly, assemble
+from hydragnn.runs.assembly import Assembly, assemble
+from hydragnn.runs.plan import plan_run
 from hydragnn.settings import with_value
 from hydragnn.training.data import DevicePlacement
 from hydragnn.training.loop import take_step
@@ -54,7 +55,7 @@ def make(make_config: Callable[..., RunConfig]) -> Configs:
 
 
 def assembled(config: BranchedConfig, stores: dict[str, MemoryStore], ranks: Ranks | None = None) -> Assembly:
-    return assemble(config, stores, CPU, ranks or Ranks(), lambda: None)
+    return assemble(plan_run(config, stores), CPU, ranks or Ranks(), lambda: None)
 
 
 @pytest.mark.parametrize("model", ["schnet", "painn", "pna"])
@@ -139,7 +140,7 @@ def test_ranks_share_every_batch_of_every_branch(stores: dict[str, MemoryStore],
         branches = []
         for branch in run.data.branches:
             old = branch.train.loader
-            loader = Loader(old.store, old.indices, old.settings, seed=old.seed, rank=rank, ranks=2)
+            loader = Loader(old.store, old.indices, old.budget, seed=old.seed, rank=rank, ranks=2)
             branches.append(replace(branch, train=Feed(loader, None, CPU)))
         return list(replace(run.data, branches=tuple(branches)).epoch(1))
 

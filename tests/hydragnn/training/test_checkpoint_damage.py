@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from hydragnn.config import RunConfig
-from hydragnn.datasets import StoreWriter
+from hydragnn.datasets import MemoryStore, StoreWriter
 from hydragnn.errors import InputError
 from hydragnn.files import write_json
 from hydragnn.models import load_model
@@ -23,14 +23,16 @@ from hydragnn.runs import train
 
 
 @pytest.fixture(scope="module")
-def begun(store, make_config, tmp_path_factory):
+def begun(
+    store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[RunConfig, Path]:
     """A run of one epoch, and its configuration."""
     config, run = make_config(), tmp_path_factory.mktemp("begun") / "run"
     train(config, run, store=store, until=1)
     return config, run
 
 
-def copied(begun, tmp_path: Path) -> tuple[RunConfig, Path, Path]:
+def copied(begun: tuple[RunConfig, Path], tmp_path: Path) -> tuple[RunConfig, Path, Path]:
     """The configuration, a copy of the run, and the newest checkpoint in it."""
     config, run = begun
     shutil.copytree(run, tmp_path / "run")
@@ -46,7 +48,9 @@ def rewritten(checkpoint: Path, **changes: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["state.json", "tensors.safetensors"])
-def test_a_flipped_bit_anywhere_in_a_checkpoint_is_refused_with_a_sentence(name, begun, store, tmp_path):
+def test_a_flipped_bit_anywhere_in_a_checkpoint_is_refused_with_a_sentence(
+    name: str, begun: tuple[RunConfig, Path], store: MemoryStore, tmp_path: Path
+) -> None:
     config, run, checkpoint = copied(begun, tmp_path)
     sound, generator = (checkpoint / name).read_bytes(), random.Random(3)
     for place in [0, 7, 8, len(sound) - 1, *generator.choices(range(len(sound)), k=6)]:
@@ -106,7 +110,9 @@ def with_index(
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_checkpoint_that_is_not_what_was_written_is_refused(damage, begun, store, tmp_path):
+def test_a_checkpoint_that_is_not_what_was_written_is_refused(
+    damage: str, begun: tuple[RunConfig, Path], store: MemoryStore, tmp_path: Path
+) -> None:
     config, run, checkpoint = copied(begun, tmp_path)
     change, message = DAMAGES[damage]
     change(checkpoint)
@@ -114,7 +120,9 @@ def test_a_checkpoint_that_is_not_what_was_written_is_refused(damage, begun, sto
         train(config, run, store=store, resume=True)
 
 
-def test_a_checkpoint_of_version_1_is_refused_unread_and_the_model_stays(begun, store, tmp_path):
+def test_a_checkpoint_of_version_1_is_refused_unread_and_the_model_stays(
+    begun: tuple[RunConfig, Path], store: MemoryStore, tmp_path: Path
+) -> None:
     config, run, _ = copied(begun, tmp_path)
     touched = tmp_path / "touched"
     with_pickles(run, touched)
@@ -128,8 +136,8 @@ def test_a_checkpoint_of_version_1_is_refused_unread_and_the_model_stays(begun, 
 
 
 def test_an_attempt_of_a_campaign_sets_pickled_checkpoints_aside_and_ends_with_the_bits_of_an_undisturbed_run(
-    store, make_config, environment, tmp_path
-):
+    store: MemoryStore, make_config: Callable[..., RunConfig], environment: dict[str, str], tmp_path: Path
+) -> None:
     """The trial costs its epochs once more, but the campaign goes on without anybody."""
     with StoreWriter(tmp_path / "clusters.h5", store.fields(), dim=3) as writer:
         writer.write(store.read(range(len(store))))

@@ -7,11 +7,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from safetensors.torch import load_file
 
+from hydragnn.config import RunConfig
+from hydragnn.datasets import MemoryStore
 from hydragnn.errors import InputError, Interrupted
 from hydragnn.record import read_record
 from hydragnn.runs import train
@@ -60,7 +64,9 @@ def assert_same_end(one: Path, other: Path) -> None:
 @pytest.mark.parametrize(
     "model, optimizer, window", [("schnet", "adamw", 10), ("painn", "sgd", 0), ("pna", "adamw", 0)]
 )
-def test_segments_and_signals_in_mid_epoch_change_no_bit(model, optimizer, window, store, make_config, tmp_path):
+def test_segments_and_signals_in_mid_epoch_change_no_bit(
+    model: str, optimizer: str, window: int, store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
     config = make_config(model, **HARD, train__optimizer=optimizer, data__window=window)
     train(config, tmp_path / "whole", store=store)
     cut = tmp_path / "cut"
@@ -73,7 +79,12 @@ def test_segments_and_signals_in_mid_epoch_change_no_bit(model, optimizer, windo
     assert_same_end(tmp_path / "whole", cut)
 
 
-def test_sigkill_at_random_moments_changes_no_bit(store, make_config, launch, tmp_path):
+def test_sigkill_at_random_moments_changes_no_bit(
+    store: MemoryStore,
+    make_config: Callable[..., RunConfig],
+    launch: Callable[..., subprocess.Popen[str]],
+    tmp_path: Path,
+) -> None:
     config = make_config(**{**HARD, "train__epochs": 12, "train__checkpoint_epochs": 2})
     train(config, tmp_path / "whole", store=store)
     moments, cut = random.Random(7), tmp_path / "cut"
@@ -91,7 +102,9 @@ def test_sigkill_at_random_moments_changes_no_bit(store, make_config, launch, tm
     assert_same_end(tmp_path / "whole", cut)
 
 
-def test_cost_accumulates_over_segments(store, make_config, tmp_path):
+def test_cost_accumulates_over_segments(
+    store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
     config = make_config()
     first = train(config, tmp_path / "run", store=store, until=1).cost
     second = train(config, tmp_path / "run", store=store, until=3, resume=True).cost
@@ -99,7 +112,9 @@ def test_cost_accumulates_over_segments(store, make_config, tmp_path):
     assert second.peak_memory_mb >= first.peak_memory_mb > 0 and second.graphs_per_second > 0
 
 
-def test_a_finished_run_resumes_to_what_it_was(store, make_config, tmp_path):
+def test_a_finished_run_resumes_to_what_it_was(
+    store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
     config = make_config(train__patience=1, train__epochs=40, train__learning_rate=0.3)
     stopped = train(config, tmp_path / "run", store=store)
     assert stopped.status == "stopped" and stopped.epochs < 40
@@ -107,13 +122,17 @@ def test_a_finished_run_resumes_to_what_it_was(store, make_config, tmp_path):
     assert (again.status, again.epochs, again.curves) == ("stopped", stopped.epochs, stopped.curves)
 
 
-def test_only_the_last_two_checkpoints_stay(store, make_config, tmp_path):
+def test_only_the_last_two_checkpoints_stay(
+    store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
     train(make_config(train__epochs=4), tmp_path / "run", store=store)
     kept = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
     assert kept == ["000003-000000", "000004-000000", "latest.json"]
 
 
-def test_an_existing_run_is_refused_and_left_alone(store, make_config, tmp_path):
+def test_an_existing_run_is_refused_and_left_alone(
+    store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
     train(make_config(), tmp_path / "run", store=store)
     before = bits_of_files(tmp_path / "run")
     with pytest.raises(InputError, match="holds a run already; add --resume"):
@@ -127,25 +146,33 @@ def bits_of_files(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_other_data_are_refused_on_resume(store, material, make_config, tmp_path):
+def test_other_data_are_refused_on_resume(
+    store: MemoryStore, material: ModuleType, make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
     train(make_config(), tmp_path / "run", store=store, until=1)
     with pytest.raises(InputError, match="belongs to another data"):
         train(make_config(), tmp_path / "run", store=material.clusters(40, seed=1), resume=True)
 
 
-def test_a_run_resumes_with_its_store_in_another_place_and_other_times_of_saving(store, make_config, tmp_path):
+def test_a_run_resumes_with_its_store_in_another_place_and_other_times_of_saving(
+    store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
     train(make_config(), tmp_path / "run", store=store, until=1)
     moved = make_config(data__store="elsewhere", train__checkpoint_epochs=2)
     assert train(moved, tmp_path / "run", store=store, resume=True).status == "finished"
 
 
-def test_there_is_nothing_to_resume_in_an_empty_folder(store, make_config, tmp_path):
+def test_there_is_nothing_to_resume_in_an_empty_folder(
+    store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
     with pytest.raises(InputError, match="holds no run to resume"):
         train(make_config(), tmp_path / "nothing", store=store, resume=True)
     assert not (tmp_path / "nothing").exists()
 
 
-def test_a_file_in_the_place_of_the_run_is_refused(store, make_config, tmp_path):
+def test_a_file_in_the_place_of_the_run_is_refused(
+    store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
     (tmp_path / "run").write_text("mine")
     with pytest.raises(InputError, match="is a file, not a folder"):
         train(make_config(), tmp_path / "run", store=store)
@@ -155,21 +182,33 @@ RANKS = ["-m", "torch.distributed.run", "--standalone"]
 
 
 @pytest.fixture(scope="module")
-def begun_by_two(make_config, launch, tmp_path_factory):
+def begun_by_two(
+    make_config: Callable[..., RunConfig],
+    launch: Callable[..., subprocess.Popen[str]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[RunConfig, Path]:
     """One epoch by two ranks, and its configuration."""
     config, run = make_config(train__ema_decay=0.9), tmp_path_factory.mktemp("two") / "run"
     run_ranks(launch, config, run, 2, "--until", "1")
     return config, run
 
 
-def run_ranks(launch, config, run: Path, ranks: int, *options: str) -> None:
+def run_ranks(
+    launch: Callable[..., subprocess.Popen[str]], config: RunConfig, run: Path, ranks: int, *options: str
+) -> None:
     process = launch({run: config}, *options, launcher=[sys.executable, *RANKS, f"--nproc-per-node={ranks}"])
     output, _ = process.communicate(timeout=600)
     assert process.returncode == 0, output
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
-def test_a_checkpoint_of_two_ranks_continues_on_one_and_three(ranks, begun_by_two, store, launch, tmp_path):
+def test_a_checkpoint_of_two_ranks_continues_on_one_and_three(
+    ranks: int,
+    begun_by_two: tuple[RunConfig, Path],
+    store: MemoryStore,
+    launch: Callable[..., subprocess.Popen[str]],
+    tmp_path: Path,
+) -> None:
     config, begun = begun_by_two
     run = tmp_path / "run"
     shutil.copytree(begun, run)
@@ -183,8 +222,11 @@ def test_a_checkpoint_of_two_ranks_continues_on_one_and_three(ranks, begun_by_tw
 
 
 def test_a_run_moves_from_one_rank_to_two_in_parts_and_back_with_the_undisturbed_curve(
-    store, make_config, launch, tmp_path
-):
+    store: MemoryStore,
+    make_config: Callable[..., RunConfig],
+    launch: Callable[..., subprocess.Popen[str]],
+    tmp_path: Path,
+) -> None:
     config, run = make_config(train__ema_decay=0.9, batch__max_graphs=9), tmp_path / "run"
     train(config, run, store=store, until=1)
     run_ranks(launch, config, run, 2, "--resume", "--until", "2", "--micro-batches", "3")
@@ -194,7 +236,12 @@ def test_a_run_moves_from_one_rank_to_two_in_parts_and_back_with_the_undisturbed
         assert record.curves[name] == pytest.approx(curve, rel=1e-6, abs=1e-12), name
 
 
-def test_a_full_disk_ends_the_run_with_one_sentence_and_keeps_the_last_checkpoint(store, make_config, launch, tmp_path):
+def test_a_full_disk_ends_the_run_with_one_sentence_and_keeps_the_last_checkpoint(
+    store: MemoryStore,
+    make_config: Callable[..., RunConfig],
+    launch: Callable[..., subprocess.Popen[str]],
+    tmp_path: Path,
+) -> None:
     config, run = make_config(), tmp_path / "run"
     train(config, run, store=store, until=1)
     kept = bits_of_files(run / "checkpoints")
@@ -212,7 +259,7 @@ def test_a_full_disk_ends_the_run_with_one_sentence_and_keeps_the_last_checkpoin
 
 
 @pytest.fixture
-def small_disk(tmp_path):
+def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of two megabytes; skips where this user cannot mount one."""
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -235,7 +282,9 @@ class FullAt(SignalAt):
             (self.disk / "filler").write_bytes(bytes(shutil.disk_usage(self.disk).free - 16384))
 
 
-def test_a_disk_that_fills_up_while_a_run_trains_leaves_the_last_checkpoint(store, make_config, small_disk):
+def test_a_disk_that_fills_up_while_a_run_trains_leaves_the_last_checkpoint(
+    store: MemoryStore, make_config: Callable[..., RunConfig], small_disk: Path
+) -> None:
     config, run = make_config(), small_disk / "run"
     train(config, run, store=store, until=1)
     kept = bits_of_files(run / "checkpoints")

@@ -1,15 +1,19 @@
 """Graph inputs reach the prediction in every way there is, and what an architecture cannot see is told."""
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 
 from hydragnn.architectures import architecture_of
 from hydragnn.config import RunConfig
 from hydragnn.datasets import MemoryStore
 from hydragnn.errors import InputError
-from hydragnn.graphs import Field, graph_from_arrays, with_random_walk_encoding
+from hydragnn.graphs import Field, GraphBatch, graph_from_arrays, with_random_walk_encoding
 from hydragnn.graphs.batch import concatenate
 from hydragnn.models import build_model, load_model, parse_head
 from hydragnn.record import read_record
@@ -52,7 +56,7 @@ def pairs() -> MemoryStore:
     return MemoryStore(graphs)
 
 
-def config_for(inputs=None, **model):
+def config_for(inputs: list[str] | None = None, **model: Any) -> RunConfig:
     """A small network without geometry; ``model`` are keys of its section."""
     return RunConfig.parse(
         {
@@ -67,7 +71,9 @@ def config_for(inputs=None, **model):
 
 
 @pytest.mark.parametrize("conditioning", ["concat", "film", "pooled"])
-def test_two_materials_that_only_a_graph_input_tells_apart_are_told_apart(conditioning, pairs, tmp_path):
+def test_two_materials_that_only_a_graph_input_tells_apart_are_told_apart(
+    conditioning: str, pairs: MemoryStore, tmp_path: Path
+) -> None:
     record = train(config_for(conditioning=conditioning), tmp_path / "run", store=pairs)
     # the best constant is off by the distance of the two materials, 1
     assert record.trivial["valid/strength/rmse"] > 0.9
@@ -75,7 +81,7 @@ def test_two_materials_that_only_a_graph_input_tells_apart_are_told_apart(condit
 
 
 @pytest.mark.parametrize("conditioning", ["film", "pooled"])
-def test_what_conditions_is_optimised_kept_and_saved(conditioning, pairs, tmp_path):
+def test_what_conditions_is_optimised_kept_and_saved(conditioning: str, pairs: MemoryStore, tmp_path: Path) -> None:
     config = config_for(conditioning=conditioning)
     train(config, tmp_path / "run", store=pairs, until=1)
     first = load_file(tmp_path / "run" / "model" / "weights.safetensors")
@@ -89,7 +95,9 @@ def test_what_conditions_is_optimised_kept_and_saved(conditioning, pairs, tmp_pa
     assert [name for name in names if torch.equal(first[name], last[name])] == []
 
 
-def test_edge_fields_that_an_architecture_does_not_see_are_left_out_and_named(pairs, tmp_path):
+def test_edge_fields_that_an_architecture_does_not_see_are_left_out_and_named(
+    pairs: MemoryStore, tmp_path: Path
+) -> None:
     record = train(config_for(), tmp_path / "run", store=pairs, until=1)
     assert record.unseen_inputs == read_record(tmp_path / "run").unseen_inputs == ["length"]
     assert load_model(tmp_path / "run" / "model").inputs == ("site", "material", "heat")
@@ -97,14 +105,14 @@ def test_edge_fields_that_an_architecture_does_not_see_are_left_out_and_named(pa
     assert seeing.unseen_inputs == []
 
 
-def test_naming_an_edge_field_that_an_architecture_does_not_see_is_refused(pairs, tmp_path):
+def test_naming_an_edge_field_that_an_architecture_does_not_see_is_refused(pairs: MemoryStore, tmp_path: Path) -> None:
     config = config_for(inputs=["site", "length"])
     with pytest.raises(InputError, match="gin does not see edge features, so length would have no say"):
         train(config, tmp_path / "run", store=pairs)
 
 
 @pytest.mark.parametrize("kind", ["multihead", "linear"])
-def test_graphs_that_look_alike_to_neighbours_and_attention_are_told_apart_by_an_encoding(kind):
+def test_graphs_that_look_alike_to_neighbours_and_attention_are_told_apart_by_an_encoding(kind: str) -> None:
     """Two triangles and a ring of six look alike to every node and its neighbours; random walks come home sooner in a triangle."""
     rings = [ring(3, 2), ring(6, 1)]
     settings = architecture_of("gin").Settings.parse(
@@ -112,7 +120,7 @@ def test_graphs_that_look_alike_to_neighbours_and_attention_are_told_apart_by_an
     )
     target = Field(name="cycles", on="graph", role="target")
 
-    def answers(batch, inputs):
+    def answers(batch: GraphBatch, inputs: list[str] | None) -> Tensor:
         head = parse_head({"kind": "scalar", "field": "cycles"})
         fields = [*batch.fields.values(), target]
         return build_model(settings, [head], fields, inputs=inputs, dim=2, seed=0)(batch)["cycles"].mean.detach()
@@ -123,7 +131,7 @@ def test_graphs_that_look_alike_to_neighbours_and_attention_are_told_apart_by_an
     assert not torch.allclose(seeing[0], seeing[1], atol=1e-4)
 
 
-def ring(size, copies):
+def ring(size: int, copies: int) -> GraphBatch:
     here = np.arange(size * copies)
     there = here // size * size + (here + 1) % size
     return graph_from_arrays(np.zeros((len(here), 2)), np.concatenate([here, there]), np.concatenate([there, here]))

@@ -3,13 +3,17 @@
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
+from hydragnn.config import RunConfig
+from hydragnn.datasets import MemoryStore
 from hydragnn.distributed import launch_from, leave
-from hydragnn.record import read_record
+from hydragnn.record import RunRecord, read_record
 from hydragnn.runs import train
 
 BIN = Path(sys.executable).parent
@@ -25,14 +29,18 @@ def finish(process: subprocess.Popen[str], code: int = 0) -> str:
     return output
 
 
-def assert_same_curves(one, other, tolerance=1e-6):
+def assert_same_curves(one: RunRecord, other: RunRecord, tolerance: float = 1e-6) -> None:
     assert one.curves.keys() == other.curves.keys()
     for name, curve in one.curves.items():
         assert other.curves[name] == pytest.approx(curve, rel=tolerance, abs=1e-9), name
 
 
 @pytest.fixture(scope="module")
-def pairs(make_config, launch, tmp_path_factory):
+def pairs(
+    make_config: Callable[..., RunConfig],
+    launch: Callable[..., subprocess.Popen[str]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, tuple[RunConfig, RunRecord]]:
     """Every model trained by two ranks, one after the other in the same two processes."""
     folder = tmp_path_factory.mktemp("pairs")
     # one graph in the last step of each epoch leaves the second rank without graphs; charges are missing here and there
@@ -42,21 +50,33 @@ def pairs(make_config, launch, tmp_path_factory):
 
 
 @pytest.mark.parametrize("model", EXACT_MODELS)
-def test_two_ranks_take_the_steps_one_rank_would_with_energies_and_forces(model, pairs, store, tmp_path):
+def test_two_ranks_take_the_steps_one_rank_would_with_energies_and_forces(
+    model: str, pairs: dict[str, tuple[RunConfig, RunRecord]], store: MemoryStore, tmp_path: Path
+) -> None:
     config, pair = pairs[model]
     assert pair.cost.ranks == 2 and pair.status == "finished"
     assert_same_curves(train(config, tmp_path / "alone", store=store), pair)
 
 
 @needs_mpirun
-def test_mpirun_meets_at_a_free_port_and_trains_like_one_rank(store, make_config, launch, tmp_path):
+def test_mpirun_meets_at_a_free_port_and_trains_like_one_rank(
+    store: MemoryStore,
+    make_config: Callable[..., RunConfig],
+    launch: Callable[..., subprocess.Popen[str]],
+    tmp_path: Path,
+) -> None:
     config = make_config()
     alone = train(config, tmp_path / "alone", store=store)
     finish(launch({tmp_path / "pair": config}, launcher=MPIRUN))
     assert_same_curves(alone, read_record(tmp_path / "pair"))
 
 
-def test_srun_without_mpi_meets_in_the_run_folder(store, make_config, launch, tmp_path):
+def test_srun_without_mpi_meets_in_the_run_folder(
+    store: MemoryStore,
+    make_config: Callable[..., RunConfig],
+    launch: Callable[..., subprocess.Popen[str]],
+    tmp_path: Path,
+) -> None:
     config = make_config()
     step = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "3", "SLURM_STEP_NUM_TASKS": "2"}
     pair = [launch({tmp_path / "pair": config}, **step, SLURM_PROCID=str(rank)) for rank in range(2)]
@@ -67,7 +87,13 @@ def test_srun_without_mpi_meets_in_the_run_folder(store, make_config, launch, tm
     assert not list((tmp_path / "pair").glob(".ranks-*"))
 
 
-def test_a_job_step_of_a_real_slurm_on_two_nodes_trains_like_one_rank(slurm, store, make_config, launch, tmp_path):
+def test_a_job_step_of_a_real_slurm_on_two_nodes_trains_like_one_rank(
+    slurm: Any,
+    store: MemoryStore,
+    make_config: Callable[..., RunConfig],
+    launch: Callable[..., subprocess.Popen[str]],
+    tmp_path: Path,
+) -> None:
     config = make_config()
     srun = ["srun", "-N2", "-n2", "--mpi=none", "--chdir", str(tmp_path), sys.executable]
     finish(launch({tmp_path / "pair": config}, launcher=srun, **slurm.environment))
@@ -77,27 +103,31 @@ def test_a_job_step_of_a_real_slurm_on_two_nodes_trains_like_one_rank(slurm, sto
 
 
 @needs_mpirun
-def test_ranks_that_mpi_does_not_see_are_refused_instead_of_training_copies(make_config, launch, tmp_path):
+def test_ranks_that_mpi_does_not_see_are_refused_instead_of_training_copies(
+    make_config: Callable[..., RunConfig], launch: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
     output = finish(launch({tmp_path / "run": make_config()}, PMI_SIZE="4", OMPI_COMM_WORLD_SIZE="4"), code=2)
     assert "the launcher started 4 ranks, but MPI sees 1" in output
     assert not (tmp_path / "run" / "record.json").exists()
 
 
-def test_one_module_reads_the_environment(root):
+def test_one_module_reads_the_environment(root: Path) -> None:
     texts = {path.name: path.read_text() for path in (root / "hydragnn").rglob("*.py")}
     assert [name for name, text in texts.items() if "environ[" in text or "os.environ" in text or "getenv" in text] == [
         "launch.py"
     ]
 
 
-def test_the_launcher_is_read_from_the_environment():
+def test_the_launcher_is_read_from_the_environment() -> None:
     assert launch_from({"WORLD_SIZE": "4", "RANK": "3", "MASTER_ADDR": "a", "LOCAL_RANK": "1"}).local_rank == 1
     assert launch_from({"PMI_SIZE": "2", "PMI_RANK": "1", "SLURM_STEP_NUM_TASKS": "8"}).by == "mpi"
     assert launch_from({"SLURM_NTASKS": "8"}).by == "alone"  # an allocation, but no job step
     assert launch_from({"PMI_SIZE": "1", "SLURM_STEP_NUM_TASKS": "1"}).size == 1
 
 
-def test_what_went_wrong_on_one_rank_is_what_the_record_says(make_config, launch, tmp_path):
+def test_what_went_wrong_on_one_rank_is_what_the_record_says(
+    make_config: Callable[..., RunConfig], launch: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
     config = make_config(data__window=10, train__epochs=50)
     output = finish(launch({tmp_path / "run": config}, "--faulty-rank", "1", launcher=TORCHRUN), code=1)
     failure = read_record(tmp_path / "run").failure
@@ -106,7 +136,12 @@ def test_what_went_wrong_on_one_rank_is_what_the_record_says(make_config, launch
     assert not list((tmp_path / "run").glob(".failure-*"))
 
 
-def test_a_lost_rank_is_recorded_as_such_and_the_run_goes_on_from_its_checkpoint(store, make_config, launch, tmp_path):
+def test_a_lost_rank_is_recorded_as_such_and_the_run_goes_on_from_its_checkpoint(
+    store: MemoryStore,
+    make_config: Callable[..., RunConfig],
+    launch: Callable[..., subprocess.Popen[str]],
+    tmp_path: Path,
+) -> None:
     config, run = make_config(train__epochs=4000), tmp_path / "run"
     process = launch({run: config}, launcher=TORCHRUN)
     while process.poll() is None and not (run / "checkpoints" / "latest.json").exists():
@@ -124,7 +159,7 @@ def test_a_lost_rank_is_recorded_as_such_and_the_run_goes_on_from_its_checkpoint
     )
 
 
-def test_a_single_process_leaves_as_any_program_does_also_where_mpi_is_loaded():
+def test_a_single_process_leaves_as_any_program_does_also_where_mpi_is_loaded() -> None:
     pytest.importorskip("mpi4py.MPI", exc_type=ImportError)
     with pytest.raises(SystemExit) as end:
         leave(130)

@@ -1,16 +1,22 @@
 """A batch computed in parts: the same steps with less memory."""
 
 import json
+from collections.abc import Callable, Sequence
 from itertools import combinations, pairwise
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hydragnn.config import RunConfig
+from hydragnn.datasets import MemoryStore
 from hydragnn.errors import InputError
 from hydragnn.graphs import concatenate
 from hydragnn.graphs.validate import validate
+from hydragnn.record import RunRecord
 from hydragnn.runs import train
 from hydragnn.training.micro_batches import even_cuts, micro_batches
 
@@ -18,11 +24,11 @@ COSTS = st.lists(st.integers(1, 50), max_size=7)
 
 
 @given(costs=COSTS, number=st.integers(1, 9))
-def test_cuts_lose_no_graph_and_the_largest_part_is_the_smallest_possible(costs, number):
+def test_cuts_lose_no_graph_and_the_largest_part_is_the_smallest_possible(costs: list[int], number: int) -> None:
     cuts = even_cuts(costs, number)
     assert cuts == sorted(set(cuts)) and cuts[0] == 0 and cuts[-1] == len(costs) and len(cuts) - 1 <= number
 
-    def largest(places):
+    def largest(places: Sequence[int]) -> int:
         return max((sum(costs[a:b]) for a, b in pairwise([0, *places, len(costs)])), default=0)
 
     inner = range(1, max(1, len(costs)))
@@ -34,7 +40,7 @@ def test_cuts_lose_no_graph_and_the_largest_part_is_the_smallest_possible(costs,
 
 @settings(max_examples=25, deadline=None)
 @given(chosen=st.lists(st.integers(0, 39), max_size=9), number=st.integers(1, 6))
-def test_parts_are_valid_batches_that_make_up_the_whole(chosen, number, store):
+def test_parts_are_valid_batches_that_make_up_the_whole(chosen: list[int], number: int, store: MemoryStore) -> None:
     batch = store.read(chosen)
     parts = list(micro_batches(batch, number))
     assert len(parts) <= number and all(part.num_graphs for part in parts)
@@ -57,20 +63,22 @@ def test_parts_are_valid_batches_that_make_up_the_whole(chosen, number, store):
         assert torch.equal(whole[name], batch[name]) and torch.equal(whole.present(name), batch.present(name)), name
 
 
-def test_a_part_takes_views_of_the_batch(store):
+def test_a_part_takes_views_of_the_batch(store: MemoryStore) -> None:
     batch = store.read(range(8))
     first, *_ = micro_batches(batch, 2)
     assert first.positions.data_ptr() == batch.positions.data_ptr()
 
 
-def assert_same_curves(one, other):
+def assert_same_curves(one: RunRecord, other: RunRecord) -> None:
     assert one.curves.keys() == other.curves.keys()
     for name, curve in one.curves.items():
         assert other.curves[name] == pytest.approx(curve, rel=1e-10, abs=1e-12), name  # fp64; only sums are reordered
 
 
 @pytest.mark.parametrize("model", ["schnet", "painn", "egnn", "pna"])
-def test_parts_take_the_steps_of_the_whole_batch(model, store, make_config, tmp_path):
+def test_parts_take_the_steps_of_the_whole_batch(
+    model: str, store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
     # batches of nine leave one graph to the last step of an epoch, fewer than parts; charges are missing here and there
     config = make_config(model, batch__max_graphs=9, train__ema_decay=0.9)
     whole = train(config, tmp_path / "1", store=store)
@@ -78,19 +86,23 @@ def test_parts_take_the_steps_of_the_whole_batch(model, store, make_config, tmp_
         assert_same_curves(whole, train(config, tmp_path / str(count), store=store, micro_batches=count))
 
 
-def test_a_run_in_parts_is_cut_and_resumed_with_the_same_bits_under_dropout(store, make_config, tmp_path):
+def test_a_run_in_parts_is_cut_and_resumed_with_the_same_bits_under_dropout(
+    store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
     config = make_config(model__dropout=0.2, train__precision="fp32")
     whole = train(config, tmp_path / "whole", store=store, micro_batches=3)
     train(config, tmp_path / "cut", store=store, micro_batches=3, until=1)
     assert train(config, tmp_path / "cut", store=store, micro_batches=3, resume=True).curves == whole.curves
 
 
-def test_less_than_one_micro_batch_is_refused(store, make_config, tmp_path):
+def test_less_than_one_micro_batch_is_refused(
+    store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
     with pytest.raises(InputError, match="use micro_batches of 1 or more"):
         train(make_config(), tmp_path / "run", store=store, micro_batches=0)
 
 
-def peak_bytes(work, path) -> int:
+def peak_bytes(work: Callable[[], object], path: Path) -> int:
     """The most memory of tensors that is held at once during the work, as the allocator tells the profiler."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         work()
@@ -100,7 +112,7 @@ def peak_bytes(work, path) -> int:
     return max(totals) - totals[0]
 
 
-def test_parts_need_less_memory(material, make_config, tmp_path):
+def test_parts_need_less_memory(material: ModuleType, make_config: Callable[..., RunConfig], tmp_path: Path) -> None:
     store = material.clusters(80)
     config = make_config(batch__max_graphs=64, model__hidden_dim=32, train__epochs=1)
     peaks = [

@@ -4,11 +4,14 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from hydragnn.datasets import StoreWriter
+from hydragnn.config import RunConfig
+from hydragnn.datasets import MemoryStore, StoreWriter
 from hydragnn.record import read_record
 
 FAULTY = Path(__file__).with_name("faults.py")
@@ -16,10 +19,15 @@ STEP = {"SLURM_JOB_ID": "78", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}
 
 
 @pytest.fixture(scope="module")
-def outcome(store, make_config, environment, tmp_path_factory):
+def outcome(
+    store: MemoryStore,
+    make_config: Callable[..., RunConfig],
+    environment: dict[str, str],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[..., tuple[Path, str]]:
     """Runs two ranks with a fault, as a job step; gives the run's folder and what was printed."""
 
-    def run(fault: str, rank: int | str, **changes) -> tuple[Path, str]:
+    def run(fault: str, rank: int | str, **changes: Any) -> tuple[Path, str]:
         folder = tmp_path_factory.mktemp("run")
         with StoreWriter(folder / "clusters.h5", store.fields(), dim=3) as writer:
             writer.write(store.read(range(len(store))))
@@ -49,26 +57,30 @@ def outcome(store, make_config, environment, tmp_path_factory):
 
 
 @pytest.mark.parametrize("fault", ["in_preparation", "in_a_step_while_the_first_hangs"])
-def test_one_rank_without_memory_is_out_of_memory_and_not_a_lost_node(fault, outcome):
+def test_one_rank_without_memory_is_out_of_memory_and_not_a_lost_node(
+    fault: str, outcome: Callable[..., tuple[Path, str]]
+) -> None:
     folder, output = outcome(fault, "all" if "hangs" in fault else 1)
     record = read_record(folder)
     assert (record.status, record.attempt) == ("failed", 3), output
     assert record.failure.kind == "out_of_memory", (record.failure, output)
 
 
-def test_a_rank_that_the_system_gives_no_more_memory_is_out_of_memory(outcome):
+def test_a_rank_that_the_system_gives_no_more_memory_is_out_of_memory(outcome: Callable[..., tuple[Path, str]]) -> None:
     folder, output = outcome("limited", 1, model__hidden_dim=128, model__num_radial=64, batch__max_graphs=28)
     assert read_record(folder).failure.kind == "out_of_memory", (read_record(folder).failure, output)
 
 
-def test_a_run_whose_rank_dies_right_before_the_end_has_not_finished(outcome):
+def test_a_run_whose_rank_dies_right_before_the_end_has_not_finished(outcome: Callable[..., tuple[Path, str]]) -> None:
     folder, output = outcome("killed_before_the_end", 1)
     record = read_record(folder)
     assert record.status == "failed" and record.failure.kind == "lost_node", output
     assert (folder / "checkpoints" / "000003-000000").is_dir()
 
 
-def test_ranks_that_are_told_to_leave_while_data_are_read_leave_a_paused_record(outcome):
+def test_ranks_that_are_told_to_leave_while_data_are_read_leave_a_paused_record(
+    outcome: Callable[..., tuple[Path, str]],
+) -> None:
     folder, output = outcome("told_to_leave_in_preparation", "all")
     record = read_record(folder)
     assert (record.status, record.attempt, record.failure) == ("paused", 3, None), output

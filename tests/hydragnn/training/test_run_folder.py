@@ -1,10 +1,13 @@
 """A run begins only where nothing else lies."""
 
 import json
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from hydragnn.datasets import StoreWriter
+from hydragnn.config import RunConfig
+from hydragnn.datasets import MemoryStore, StoreWriter
 from hydragnn.errors import InputError
 from hydragnn.runs import run, train
 
@@ -19,7 +22,9 @@ KINDS = {
 
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("resume", [False, True])
-def test_a_folder_with_something_else_is_left_alone(name, resume, store, make_config, tmp_path):
+def test_a_folder_with_something_else_is_left_alone(
+    name: str, resume: bool, store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
     (tmp_path / name).write_text("{}")
     says = "holds no run to resume" if resume and name == "thesis.tex" else KINDS[name]
     with pytest.raises(InputError, match=f"{tmp_path} {says}"):
@@ -27,7 +32,9 @@ def test_a_folder_with_something_else_is_left_alone(name, resume, store, make_co
     assert [entry.name for entry in tmp_path.iterdir()] == [name]
 
 
-def test_the_member_of_an_ensemble_is_not_resumed(store, make_config, tmp_path):
+def test_the_member_of_an_ensemble_is_not_resumed(
+    store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
     config = make_config()
     for name, content in (("config.json", config.to_json()), ("model.json", {}), ("record.json", {})):
         (tmp_path / name).write_text(json.dumps(content))
@@ -35,20 +42,26 @@ def test_the_member_of_an_ensemble_is_not_resumed(store, make_config, tmp_path):
         train(config, tmp_path, store=store, resume=True)
 
 
-def test_a_configuration_of_another_program_is_not_overwritten(store, make_config, tmp_path):
+def test_a_configuration_of_another_program_is_not_overwritten(
+    store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["Llama"]}')
     with pytest.raises(InputError, match=r"config.json is not the configuration of a run .*choose another --out"):
         train(make_config(), tmp_path, store=store)
     assert "Llama" in (tmp_path / "config.json").read_text()
 
 
-def test_an_empty_folder_and_what_ranks_left_behind_will_do(store, make_config, tmp_path):
+def test_an_empty_folder_and_what_ranks_left_behind_will_do(
+    store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
     for name in (".ranks-7.json", ".failure-1.json", ".config.json.99.tmp"):
         (tmp_path / name).write_text("{}")
     assert train(make_config(), tmp_path, store=store, until=1).epochs == 1
 
 
-def test_a_folder_that_a_starter_has_prepared_is_trained_in(store, make_config, tmp_path_factory, tmp_path):
+def test_a_folder_that_a_starter_has_prepared_is_trained_in(
+    store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+) -> None:
     """As a campaign does it: the configuration and the attempt are there before the worker comes, and its log."""
     graphs = tmp_path_factory.mktemp("data") / "graphs.h5"
     with StoreWriter(graphs, store.fields(), dim=3) as writer:

@@ -5,11 +5,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from hydragnn.config import RunConfig
+from hydragnn.datasets import MemoryStore
 from hydragnn.record import read_record, write_record
 from hydragnn.runs import train
 from hydragnn.runs.attempt import Attempt, Fenced, Heartbeat, shown_epochs
@@ -53,7 +55,9 @@ class At:
 
 
 @pytest.mark.parametrize("moment", [0.5, 1.2, 3.0], ids=["in an epoch", "in the second epoch", "at the last step"])
-def test_a_fenced_attempt_leaves_at_once_and_changes_no_file(moment, store, make_config, tmp_path):
+def test_a_fenced_attempt_leaves_at_once_and_changes_no_file(
+    moment: float, store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
     run, before = tmp_path / "run", {}
 
     def a_successor_comes() -> None:
@@ -69,7 +73,9 @@ def test_a_fenced_attempt_leaves_at_once_and_changes_no_file(moment, store, make
 
 
 @pytest.mark.parametrize("content", [None, "{}", "[", '{"attempt": "1"}', '{"attempt": 3}'])
-def test_an_attempt_that_its_folder_does_not_name_never_begins(content, store, make_config, tmp_path):
+def test_an_attempt_that_its_folder_does_not_name_never_begins(
+    content: str | None, store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     run.mkdir()
     if content is not None:
@@ -80,13 +86,17 @@ def test_an_attempt_that_its_folder_does_not_name_never_begins(content, store, m
     assert files(run) == before
 
 
-def test_where_nobody_counts_nothing_is_fenced(store, make_config, tmp_path):
+def test_where_nobody_counts_nothing_is_fenced(
+    store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
     take_over(tmp_path / "run", 7)
     record = train(make_config(train__epochs=1), tmp_path / "run", store=store)
     assert record.status == "finished" and read_record(tmp_path / "run").attempt == 0
 
 
-def test_a_record_without_attempt_is_read_as_attempt_0(store, make_config, tmp_path):
+def test_a_record_without_attempt_is_read_as_attempt_0(
+    store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
     record = train(make_config(train__epochs=1), tmp_path / "run", store=store)
     path = tmp_path / "run" / "record.json"
     old = {name: value for name, value in json.loads(path.read_text()).items() if name != "attempt"}
@@ -96,7 +106,9 @@ def test_a_record_without_attempt_is_read_as_attempt_0(store, make_config, tmp_p
     assert json.loads(path.read_text())["version"] == 1
 
 
-def test_what_a_check_raises_at_the_last_moment_leaves_the_old_file(store, make_config, tmp_path):
+def test_what_a_check_raises_at_the_last_moment_leaves_the_old_file(
+    store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
     record = train(make_config(train__epochs=1), tmp_path / "run", store=store)
     before = files(tmp_path / "run")
     with pytest.raises(Fenced):
@@ -105,7 +117,12 @@ def test_what_a_check_raises_at_the_last_moment_leaves_the_old_file(store, make_
 
 
 @pytest.fixture
-def started(store, make_config, launch, tmp_path):
+def started(
+    store: MemoryStore,
+    make_config: Callable[..., RunConfig],
+    launch: Callable[..., subprocess.Popen[str]],
+    tmp_path: Path,
+) -> Iterator[Callable[[int], tuple[subprocess.Popen[str], Path]]]:
     """A long run that attempt 1 has begun on one or two ranks, once it has a checkpoint."""
     processes: list[subprocess.Popen[str]] = []
 
@@ -125,7 +142,12 @@ def started(store, make_config, launch, tmp_path):
         process.communicate()
 
 
-def test_an_attempt_that_wakes_up_after_its_successor_ended_changes_nothing(started, store, make_config, tmp_path):
+def test_an_attempt_that_wakes_up_after_its_successor_ended_changes_nothing(
+    started: Callable[[int], tuple[subprocess.Popen[str], Path]],
+    store: MemoryStore,
+    make_config: Callable[..., RunConfig],
+    tmp_path: Path,
+) -> None:
     process, run = started(ranks=1)
     process.send_signal(signal.SIGSTOP)
     take_over(run, 2)
@@ -146,7 +168,7 @@ class Overtaken(Attempt):
         (self.folder / "000003-000000").mkdir()
 
 
-def test_checkpoints_of_a_later_attempt_are_never_tidied_away(tmp_path):
+def test_checkpoints_of_a_later_attempt_are_never_tidied_away(tmp_path: Path) -> None:
     for name in ("000000-000000", "000001-000000", "000002-000000", "000004-000000", ".000005-000000.1.tmp"):
         (tmp_path / name).mkdir()
     _remove_old(tmp_path, "000002-000000", Overtaken(folder=tmp_path, number=1))
@@ -154,8 +176,8 @@ def test_checkpoints_of_a_later_attempt_are_never_tidied_away(tmp_path):
 
 
 def test_an_attempt_that_is_fenced_while_it_writes_its_model_leaves_the_old_one(
-    store, make_config, tmp_path, monkeypatch
-):
+    store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run, before = tmp_path / "run", {}
 
     def overtaken_at_new_weights(descriptor: int) -> None:
@@ -171,7 +193,12 @@ def test_an_attempt_that_is_fenced_while_it_writes_its_model_leaves_the_old_one(
     assert complete(files(run / "model")) == complete(before) and complete(before)
 
 
-def test_all_ranks_of_a_fenced_attempt_leave_and_its_successor_trains_on(started, store, make_config, tmp_path):
+def test_all_ranks_of_a_fenced_attempt_leave_and_its_successor_trains_on(
+    started: Callable[[int], tuple[subprocess.Popen[str], Path]],
+    store: MemoryStore,
+    make_config: Callable[..., RunConfig],
+    tmp_path: Path,
+) -> None:
     process, run = started(ranks=2)
     take_over(run, 2)
     output, _ = process.communicate(timeout=600)
@@ -185,7 +212,7 @@ def test_all_ranks_of_a_fenced_attempt_leave_and_its_successor_trains_on(started
     assert again.attempt == 2 and again.curves["valid/loss"] == pytest.approx(whole.curves["valid/loss"], rel=1e-6)
 
 
-def test_the_heart_beats_at_most_once_a_second_and_only_for_the_owner(tmp_path):
+def test_the_heart_beats_at_most_once_a_second_and_only_for_the_owner(tmp_path: Path) -> None:
     now = [0.0]
     take_over(tmp_path, 1)
     heart = Heartbeat(Attempt(folder=tmp_path, number=1), first=True, clock=lambda: now[0])
@@ -205,7 +232,7 @@ def test_the_heart_beats_at_most_once_a_second_and_only_for_the_owner(tmp_path):
     assert not (tmp_path / "heartbeat").exists()
 
 
-def test_the_heartbeat_says_how_far_its_own_attempt_has_come(tmp_path):
+def test_the_heartbeat_says_how_far_its_own_attempt_has_come(tmp_path: Path) -> None:
     now = [0.0]
     take_over(tmp_path, 3)
     heart = Heartbeat(Attempt(folder=tmp_path, number=3), first=True, clock=lambda: now[0])
@@ -219,13 +246,15 @@ def test_the_heartbeat_says_how_far_its_own_attempt_has_come(tmp_path):
     assert shown_epochs(tmp_path, 3) is None
 
 
-def test_a_run_shows_that_it_lives_while_it_reads_trains_and_validates(store, make_config, tmp_path, monkeypatch):
+def test_a_run_shows_that_it_lives_while_it_reads_trains_and_validates(
+    store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     moments: list[str] = []
     monkeypatch.setattr(Heartbeat, "beat", lambda self, epochs=None: moments.append(sys._getframe(1).f_code.co_name))
     train(make_config("pna", train__epochs=1), tmp_path / "run", store=store)
     assert {"prepare_data", "_row", "sums", "on_step_end", "heartbeat"} <= set(moments)
 
 
-def test_a_full_disk_does_not_stop_the_heart(tmp_path):
+def test_a_full_disk_does_not_stop_the_heart(tmp_path: Path) -> None:
     Heartbeat(Attempt(folder=tmp_path / "gone"), first=True).beat()
     assert not (tmp_path / "gone").exists()

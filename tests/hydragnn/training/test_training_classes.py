@@ -6,7 +6,7 @@ import torch
 from sklearn.metrics import accuracy_score, balanced_accuracy_score, log_loss
 from torch.nn.functional import cross_entropy
 
-from hydragnn.datasets import BatchSettings, MemoryStore, Normalisation
+from hydragnn.datasets import Budget, MemoryStore, Normalisation
 from hydragnn.graphs import Field, GraphBatch, graph_from_arrays
 from hydragnn.models import Categorical, Target
 from hydragnn.training import errors_on, trivial_predictor
@@ -101,7 +101,7 @@ def test_the_trivial_predictor_knows_the_frequencies_of_the_training_part(store:
     prediction = predict(store.read(range(4)))["phase"]
     assert isinstance(prediction, Categorical)
     np.testing.assert_allclose(prediction.probabilities.numpy(), np.tile(frequencies, (4, 1)))
-    metrics = errors_on(predict, store, np.arange(35, 70), [TARGET], BatchSettings(max_graphs=8))["phase"]
+    metrics = errors_on(predict, store, np.arange(35, 70), [TARGET], Budget(max_graphs=8))["phase"]
     assert metrics["balanced_accuracy"] == pytest.approx(1 / 3)
 
 

@@ -1,6 +1,7 @@
 """Failures are typed from evidence."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -26,18 +27,18 @@ CASES = {
 
 
 @pytest.mark.parametrize("error, kind", CASES.values(), ids=CASES.keys())
-def test_every_error_has_its_kind(error, kind):
+def test_every_error_has_its_kind(error: BaseException, kind: str) -> None:
     failure = failure_of(error)
     assert failure.kind == kind and failure.message
 
 
-def test_a_real_allocation_beyond_memory_is_out_of_memory():
+def test_a_real_allocation_beyond_memory_is_out_of_memory() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**46)
     assert failure_of(caught.value).kind == "out_of_memory"
 
 
-def test_a_defect_is_told_with_its_place():
+def test_a_defect_is_told_with_its_place() -> None:
     try:
         {}["surprise"]
     except KeyError as error:
@@ -45,7 +46,7 @@ def test_a_defect_is_told_with_its_place():
     assert "test_training_failures.py" in message and message.endswith("KeyError: 'surprise'")
 
 
-def test_the_first_rank_records_what_began_on_another(tmp_path):
+def test_the_first_rank_records_what_began_on_another(tmp_path: Path) -> None:
     began = Failure(kind="out_of_memory", message="no memory left")
     assert agreed_failure(began, tmp_path, Ranks(rank=1, size=2)) == began
     assert json.loads((tmp_path / ".failure-1.json").read_text())["kind"] == "out_of_memory"
@@ -54,6 +55,6 @@ def test_the_first_rank_records_what_began_on_another(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_single_rank_records_its_own_failure(tmp_path):
+def test_a_single_rank_records_its_own_failure(tmp_path: Path) -> None:
     own = Failure(kind="defect", message="surprise")
     assert agreed_failure(own, tmp_path, Ranks()) == own

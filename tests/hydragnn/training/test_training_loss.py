@@ -49,13 +49,13 @@ def energy_loss(kind: Loss = "mse", per_node: bool = False) -> Target:
     "kind, expected",
     [("mse", 0.5**2 + 3.0**2), ("mae", 0.5 + 3.0), ("huber", 0.5 * 0.5**2 + 3.0 - 0.5)],
 )
-def test_the_loss_is_the_sum_over_graphs_that_have_the_label(batch, kind, expected):
+def test_the_loss_is_the_sum_over_graphs_that_have_the_label(batch: GraphBatch, kind: str, expected: float) -> None:
     assert loss_sum(energy_loss(kind), prediction([3.5, 99.0, 2.0]), batch).item() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("value", [99.0, float("nan"), float("inf")])
 @pytest.mark.parametrize("kind", ["mse", "mae", "huber", "nll"])
-def test_a_missing_label_contributes_neither_value_nor_gradient(batch, kind, value):
+def test_a_missing_label_contributes_neither_value_nor_gradient(batch: GraphBatch, kind: str, value: float) -> None:
     given = replace(batch, graphs={"energy": torch.tensor([3.0, value, -1.0], dtype=torch.float64)})
     predicted = prediction([3.5, 7.0, 2.0])
     loss = loss_sum(energy_loss(kind), predicted, given)
@@ -64,12 +64,12 @@ def test_a_missing_label_contributes_neither_value_nor_gradient(batch, kind, val
     assert predicted.mean.grad[1] == 0 and (predicted.mean.grad[[0, 2]] != 0).all()
 
 
-def test_per_node_errors_are_divided_by_the_nodes_of_their_graph(batch):
+def test_per_node_errors_are_divided_by_the_nodes_of_their_graph(batch: GraphBatch) -> None:
     loss = loss_sum(energy_loss(per_node=True), prediction([4.0, 99.0, 4.0]), batch)
     assert loss.item() == pytest.approx((1.0 / 2) ** 2 + (5.0 / 5) ** 2)
 
 
-def test_the_likelihood_is_that_of_a_normal_distribution(batch):
+def test_the_likelihood_is_that_of_a_normal_distribution(batch: GraphBatch) -> None:
     predicted = normal([3.5, 99.0, 2.0], [0.25, 1.0, 4.0])
     loss = loss_sum(energy_loss("nll"), predicted, batch)
     expected = torch.distributions.Normal(predicted.mean, predicted.variance.sqrt())
@@ -77,7 +77,7 @@ def test_the_likelihood_is_that_of_a_normal_distribution(batch):
     assert loss.item() == pytest.approx(values.sum().item())
 
 
-def test_the_likelihood_per_node_is_that_of_the_scaled_quantity(batch):
+def test_the_likelihood_per_node_is_that_of_the_scaled_quantity(batch: GraphBatch) -> None:
     loss = loss_sum(energy_loss("nll", per_node=True), normal([3.5, 99.0, 2.0], [0.25, 1.0, 4.0]), batch)
     scaled = torch.distributions.Normal(
         torch.tensor([3.5 / 2, 2.0 / 5], dtype=torch.float64), torch.tensor([0.5 / 2, 2.0 / 5], dtype=torch.float64)
@@ -86,7 +86,7 @@ def test_the_likelihood_per_node_is_that_of_the_scaled_quantity(batch):
     assert loss.item() == pytest.approx((expected - torch.log(torch.tensor(2 * torch.pi))).item())
 
 
-def test_vectors_count_by_component_and_missing_labels_do_not_count(batch):
+def test_vectors_count_by_component_and_missing_labels_do_not_count(batch: GraphBatch) -> None:
     losses = (energy_loss(), Target(field=FIELDS[1]))
     assert label_counts(losses, batch).tolist() == [2.0, 33.0]
     forces = Point(mean=torch.full((11, 3), 3.0, dtype=torch.float64))
@@ -94,7 +94,7 @@ def test_vectors_count_by_component_and_missing_labels_do_not_count(batch):
     assert sums.tolist() == [0.0, 4.0 * 33]
 
 
-def test_shares_of_a_batch_add_up_to_the_loss_of_the_whole(batch):
+def test_shares_of_a_batch_add_up_to_the_loss_of_the_whole(batch: GraphBatch) -> None:
     parts = [concatenate([graph(2, 3.0), graph(4, None)]), graph(5, -1.0)]
     whole = loss_sum(energy_loss(), prediction([1.0, 2.0, 3.0]), batch)
     shares = loss_sum(energy_loss(), prediction([1.0, 2.0]), parts[0]) + loss_sum(

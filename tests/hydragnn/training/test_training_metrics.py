@@ -1,6 +1,8 @@
 """Errors are gathered as sums; parts and ranks merge without loss."""
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,8 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import mean_absolute_error, r2_score, root_mean_squared_error
 
-from hydragnn.datasets import BatchSettings, Loader, SplitSettings, make_split
+from hydragnn.config import RunConfig
+from hydragnn.datasets import Budget, Loader, MemoryStore, SplitSettings, make_split
+from hydragnn.graphs import GraphBatch
 from hydragnn.models import Point, Target
+from hydragnn.runs.plan import plan_run
 from hydragnn.runs.preparation import prepare_data
 from hydragnn.training import errors_on, trivial_metrics, trivial_predictor
 from hydragnn.training.metrics import Errors, moments_of, target_moments
@@ -18,12 +23,14 @@ from hydragnn.training.metrics import Errors, moments_of, target_moments
 NUMBERS = st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=20)
 
 
-def target_of(store, name, **options):
+def target_of(store: MemoryStore, name: str, **options: Any) -> Target:
     return Target(field=next(field for field in store.fields() if field.name == name), **options)
 
 
 @given(NUMBERS, NUMBERS, st.floats(-1e9, 1e9))
-def test_merged_moments_are_those_of_the_whole_even_far_from_zero(first, second, offset):
+def test_merged_moments_are_those_of_the_whole_even_far_from_zero(
+    first: list[float], second: list[float], offset: float
+) -> None:
     one, other = (torch.tensor(values, dtype=torch.float64).unsqueeze(1) + offset for values in (first, second))
     whole, merged = moments_of(torch.cat([one, other])), moments_of(one).merged(moments_of(other))
     assert merged.count == whole.count
@@ -31,17 +38,17 @@ def test_merged_moments_are_those_of_the_whole_even_far_from_zero(first, second,
     torch.testing.assert_close(merged.squares, whole.squares, rtol=1e-9, atol=1e-6 + 1e-12 * abs(offset) * 1e3)
 
 
-def test_merging_with_nothing_changes_nothing():
+def test_merging_with_nothing_changes_nothing() -> None:
     nothing, some = moments_of(torch.zeros(0, 2)), moments_of(torch.tensor([[1.0, 2.0], [3.0, 5.0]]))
     for merged in (nothing.merged(some), some.merged(nothing)):
         assert merged.count == 2 and merged.mean.tolist() == [2.0, 3.5]
 
 
-def test_metrics_agree_with_scikit_learn_and_pass_over_missing_labels(store):
+def test_metrics_agree_with_scikit_learn_and_pass_over_missing_labels(store: MemoryStore) -> None:
     targets = [target_of(store, "forces"), target_of(store, "charge")]
     split = make_split(store, settings())
 
-    def predict(batch):
+    def predict(batch: GraphBatch) -> dict[str, Point]:
         generator = torch.Generator().manual_seed(batch.num_nodes)
         return {
             target.name: Point(
@@ -51,10 +58,10 @@ def test_metrics_agree_with_scikit_learn_and_pass_over_missing_labels(store):
             for target in targets
         }
 
-    metrics = errors_on(predict, store, split.train, targets, BatchSettings(max_graphs=5))
+    metrics = errors_on(predict, store, split.train, targets, Budget(max_graphs=5))
     pairs = {target.name: ([], []) for target in targets}
 
-    for _, batch in Loader(store, split.train, BatchSettings(max_graphs=5), shuffle=False).epoch(0):
+    for _, batch in Loader(store, split.train, Budget(max_graphs=5), shuffle=False).epoch(0):
         values = predict(batch)
         for target in targets:
             present = batch.present(target.name)[batch.owner("node")]
@@ -69,11 +76,11 @@ def test_metrics_agree_with_scikit_learn_and_pass_over_missing_labels(store):
         assert found["r2"] == pytest.approx(r2_score(truth, guess, multioutput="variance_weighted"))
 
 
-def settings():
+def settings() -> SplitSettings:
     return SplitSettings(train=0.7, valid=0.2)
 
 
-def test_extensive_fields_have_errors_per_node(store):
+def test_extensive_fields_have_errors_per_node(store: MemoryStore) -> None:
     target = target_of(store, "energy", extensive=True)
     batch = store.read([0, 1])
     errors = Errors([target])
@@ -85,7 +92,7 @@ def test_extensive_fields_have_errors_per_node(store):
     assert found["rmse_per_node"] == pytest.approx(math.sqrt(np.square(per_node).mean()))
 
 
-def test_a_field_without_labels_or_spread_has_no_r2(store):
+def test_a_field_without_labels_or_spread_has_no_r2(store: MemoryStore) -> None:
     target = target_of(store, "energy")
     batch = store.read([0])
     errors = Errors([target])
@@ -100,13 +107,15 @@ def test_a_field_without_labels_or_spread_has_no_r2(store):
 
 
 @pytest.mark.parametrize("references", [False, True])
-def test_the_trivial_predictor_is_the_best_constant_of_the_training_part(references, store, make_config):
+def test_the_trivial_predictor_is_the_best_constant_of_the_training_part(
+    references: bool, store: MemoryStore, make_config: Callable[..., RunConfig]
+) -> None:
     from hydragnn.distributed.ranks import Ranks
     from hydragnn.training.data import DevicePlacement
 
     config = make_config(heads__0__references=references)
     (data,) = prepare_data(
-        config, store, DevicePlacement(device=torch.device("cpu"), dtype=torch.float64), Ranks()
+        plan_run(config, store), DevicePlacement(device=torch.device("cpu"), dtype=torch.float64), Ranks()
     ).branches
     on_training = trivial_metrics(store, data.split.train, data.split.train, data.targets, data.normalisation)
     assert on_training["charge"]["r2"] == pytest.approx(0.0, abs=1e-12)
@@ -124,13 +133,13 @@ def test_the_trivial_predictor_is_the_best_constant_of_the_training_part(referen
         torch.testing.assert_close(energy / nodes, (energy / nodes)[:1].expand(len(nodes)))
 
 
-def test_normalisation_sees_the_training_part_only(store, make_config):
+def test_normalisation_sees_the_training_part_only(store: MemoryStore, make_config: Callable[..., RunConfig]) -> None:
     from hydragnn.distributed.ranks import Ranks
     from hydragnn.training.data import DevicePlacement
 
     config = make_config()
     (data,) = prepare_data(
-        config, store, DevicePlacement(device=torch.device("cpu"), dtype=torch.float64), Ranks()
+        plan_run(config, store), DevicePlacement(device=torch.device("cpu"), dtype=torch.float64), Ranks()
     ).branches
     charges = store.read(data.split.train, ["charge"])
     present = charges.present("charge")[charges.owner("node")]

@@ -17,7 +17,7 @@ def network() -> nn.Module:
 
 
 @pytest.mark.parametrize("optimizer, decay", [("adamw", 0.1), ("sgd", 0.1)])
-def test_one_flat_vector_moves_like_separate_parameters(optimizer, decay):
+def test_one_flat_vector_moves_like_separate_parameters(optimizer: str, decay: float) -> None:
     ours, theirs = network(), network()
     flat = FlatParameters(ours, TrainSettings(optimizer=optimizer, weight_decay=decay))
     if optimizer == "adamw":
@@ -36,7 +36,7 @@ def test_one_flat_vector_moves_like_separate_parameters(optimizer, decay):
         torch.testing.assert_close(one, other)
 
 
-def test_parameters_stay_views_of_the_vector_and_begin_on_aligned_boundaries():
+def test_parameters_stay_views_of_the_vector_and_begin_on_aligned_boundaries() -> None:
     model = network()
     before = [value.clone() for value in model.parameters()]
     weights = FlatParameters(model, TrainSettings())
@@ -49,7 +49,7 @@ def test_parameters_stay_views_of_the_vector_and_begin_on_aligned_boundaries():
     assert weights.count == sum(value.numel() for value in before)
 
 
-def test_the_best_weights_are_those_that_were_validated_and_come_for_a_block_only():
+def test_the_best_weights_are_those_that_were_validated_and_come_for_a_block_only() -> None:
     model = network()
     weights = FlatParameters(model, TrainSettings(ema_decay=0.5))
     start = weights.vector.clone()
@@ -74,7 +74,7 @@ def test_the_best_weights_are_those_that_were_validated_and_come_for_a_block_onl
     }
 
 
-def test_warm_up_rises_from_zero_and_cosine_falls_to_zero_at_the_last_step():
+def test_warm_up_rises_from_zero_and_cosine_falls_to_zero_at_the_last_step() -> None:
     settings = TrainSettings(epochs=12, warmup_epochs=2, learning_rate=0.4)
     assert learning_rate(settings, 0.01) == pytest.approx(0.4 * 0.005)
     assert learning_rate(settings, 1.0) == pytest.approx(0.2)
@@ -84,7 +84,7 @@ def test_warm_up_rises_from_zero_and_cosine_falls_to_zero_at_the_last_step():
     assert learning_rate(settings, 12.0) == pytest.approx(0.0, abs=1e-12)
 
 
-def test_plateau_halves_after_every_wait_without_a_better_loss():
+def test_plateau_halves_after_every_wait_without_a_better_loss() -> None:
     settings = TrainSettings(schedule="plateau", plateau_patience=2, learning_rate=0.8)
     assert learning_rate(settings, 3.0, [5.0, 4.0, 3.0]) == 0.8
     assert learning_rate(settings, 5.0, [5.0, 4.0, 4.0, 4.5]) == 0.4
@@ -92,12 +92,12 @@ def test_plateau_halves_after_every_wait_without_a_better_loss():
     assert plateaus([1.0, None, None], patience=2) == 1
 
 
-def test_a_constant_rate_stays():
+def test_a_constant_rate_stays() -> None:
     settings = TrainSettings(schedule="constant", learning_rate=0.3)
     assert {learning_rate(settings, epoch) for epoch in (0.1, 50.0, 100.0)} == {0.3}
 
 
-def test_patience_counts_epochs_since_the_best():
+def test_patience_counts_epochs_since_the_best() -> None:
     assert not out_of_patience([], 3)
     assert not out_of_patience([1.0, 2.0, 2.0], 3)
     assert out_of_patience([1.0, 2.0, 2.0, 1.0], 3)
@@ -105,7 +105,7 @@ def test_patience_counts_epochs_since_the_best():
     assert best_epoch([None, 2.0, 1.0, 1.0]) == 2
 
 
-def test_clipping_shortens_long_gradients_only():
+def test_clipping_shortens_long_gradients_only() -> None:
     gradient = torch.tensor([3.0, 4.0])
     assert clip_in_place(gradient, 10.0) == 5.0 and gradient.tolist() == [3.0, 4.0]
     assert clip_in_place(gradient, 0.0) == 5.0 and gradient.tolist() == [3.0, 4.0]
@@ -114,7 +114,7 @@ def test_clipping_shortens_long_gradients_only():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_clipping_has_the_bits_of_a_division_of_numbers(dtype):
+def test_clipping_has_the_bits_of_a_division_of_numbers(dtype: torch.dtype) -> None:
     for seed in range(50):
         gradient = torch.randn(30, generator=torch.Generator().manual_seed(seed), dtype=dtype)
         norm = torch.linalg.vector_norm(gradient).item()
@@ -123,7 +123,7 @@ def test_clipping_has_the_bits_of_a_division_of_numbers(dtype):
         assert torch.equal(gradient, expected)
 
 
-def test_the_average_follows_the_weights_and_forgets_the_start():
+def test_the_average_follows_the_weights_and_forgets_the_start() -> None:
     average = torch.zeros(1)
     for step in range(1, 4):
         average_in_place(average, torch.ones(1), 0.999, step)

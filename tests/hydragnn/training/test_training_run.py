@@ -3,11 +3,15 @@
 import io
 import math
 import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from rich.console import Console
 
+from hydragnn.config import RunConfig
 from hydragnn.datasets import MemoryStore, make_split
 from hydragnn.errors import InputError
 from hydragnn.models import load_model
@@ -17,7 +21,9 @@ from hydragnn.runs.progress import Bar
 from hydragnn.training import evaluate
 
 
-def test_a_run_leaves_its_record_its_configuration_and_a_model_that_predicts(store, make_config, tmp_path):
+def test_a_run_leaves_its_record_its_configuration_and_a_model_that_predicts(
+    store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
     config = make_config(train__epochs=4)
     record = train(config, tmp_path / "run", store=store)
     assert record.status == "finished" and record.epochs == 4
@@ -34,7 +40,9 @@ def test_a_run_leaves_its_record_its_configuration_and_a_model_that_predicts(sto
             assert metrics[field][name] == pytest.approx(record.best[f"valid/{field}/{name}"], rel=1e-9)
 
 
-def test_the_best_epoch_is_kept_as_the_model_even_if_later_ones_are_worse(store, make_config, tmp_path):
+def test_the_best_epoch_is_kept_as_the_model_even_if_later_ones_are_worse(
+    store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
     config = make_config(train__epochs=8, train__schedule="constant", train__learning_rate=0.15)
     record = train(config, tmp_path / "run", store=store)
     losses = record.curves["valid/loss"]
@@ -44,7 +52,9 @@ def test_the_best_epoch_is_kept_as_the_model_even_if_later_ones_are_worse(store,
     assert metrics["energy"]["mae"] == pytest.approx(record.best["valid/energy/mae"])
 
 
-def test_validation_and_the_model_use_the_averaged_weights(store, make_config, tmp_path):
+def test_validation_and_the_model_use_the_averaged_weights(
+    store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
     config = make_config(train__ema_decay=0.99, train__epochs=2)
     record = train(config, tmp_path / "run", store=store)
     plain = train(make_config(train__epochs=2), tmp_path / "plain", store=store)
@@ -55,7 +65,9 @@ def test_validation_and_the_model_use_the_averaged_weights(store, make_config, t
     assert metrics["forces"]["mae"] == pytest.approx(record.best["valid/forces/mae"])
 
 
-def test_the_validation_loss_is_the_weighted_sum_of_each_fields_mean_normalised_loss(store, make_config, tmp_path):
+def test_the_validation_loss_is_the_weighted_sum_of_each_fields_mean_normalised_loss(
+    store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
     heads = [
         {"field": "energy", "pool": "sum", "weight": 0.5, "loss": "mse", "references": True},
         {"field": "charge", "weight": 2.0, "loss": "mse"},
@@ -70,7 +82,9 @@ def test_the_validation_loss_is_the_weighted_sum_of_each_fields_mean_normalised_
     assert record.best["valid/loss"] == pytest.approx(expected)
 
 
-def test_training_beats_the_trivial_predictor(store, make_config, tmp_path):
+def test_training_beats_the_trivial_predictor(
+    store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
     config = make_config("painn", train__epochs=30, train__learning_rate=0.01)
     record = train(config, tmp_path / "run", store=store)
     for name in ("valid/energy/rmse", "valid/forces/rmse", "valid/charge/rmse"):
@@ -78,14 +92,18 @@ def test_training_beats_the_trivial_predictor(store, make_config, tmp_path):
 
 
 @pytest.mark.parametrize("precision, tolerance", [("fp32", 1e-3), ("bf16", 0.3)])
-def test_lower_precision_follows_double_precision(precision, tolerance, store, make_config, tmp_path):
+def test_lower_precision_follows_double_precision(
+    precision: str, tolerance: float, store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
     exact = train(make_config(), tmp_path / "exact", store=store)
     rough = train(make_config(train__precision=precision), tmp_path / "rough", store=store)
     assert rough.curves["valid/loss"] == pytest.approx(exact.curves["valid/loss"], rel=tolerance)
     assert rough.curves["valid/loss"] != exact.curves["valid/loss"]
 
 
-def test_equal_seeds_give_equal_bits_and_other_seeds_do_not(store, make_config, tmp_path):
+def test_equal_seeds_give_equal_bits_and_other_seeds_do_not(
+    store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
     one, two, other = (
         train(make_config(train__seed=seed), tmp_path / name, store=store).curves
         for seed, name in ((5, "one"), (5, "two"), (6, "other"))
@@ -93,7 +111,9 @@ def test_equal_seeds_give_equal_bits_and_other_seeds_do_not(store, make_config, 
     assert one == two and one != other
 
 
-def test_a_gaussian_head_learns_its_spread(store, make_config, tmp_path):
+def test_a_gaussian_head_learns_its_spread(
+    store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
     heads = [{"field": "charge", "distribution": "gaussian", "loss": "nll", "hidden_dims": [8]}]
     config = make_config(heads=heads, train__epochs=20, train__learning_rate=0.01)
     record = train(config, tmp_path / "run", store=store)
@@ -103,13 +123,17 @@ def test_a_gaussian_head_learns_its_spread(store, make_config, tmp_path):
     assert variance is not None and (variance > 0).all()
 
 
-def test_a_window_trains_on_every_graph_with_less_in_memory(store, make_config, tmp_path):
+def test_a_window_trains_on_every_graph_with_less_in_memory(
+    store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
     config = make_config(data__window=10, train__epochs=6)
     record = train(config, tmp_path / "run", store=store)
     assert record.status == "finished" and record.curves["train/loss"][-1] < record.curves["train/loss"][0]
 
 
-def test_without_edges_the_neighbours_are_not_seen(store, make_config, tmp_path):
+def test_without_edges_the_neighbours_are_not_seen(
+    store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
     heads = [{"field": "charge", "hidden_dims": [8]}]
     options = {"heads": heads, "train__epochs": 30, "train__learning_rate": 0.01}
     seeing = train(make_config(**options), tmp_path / "seeing", store=store)
@@ -127,7 +151,9 @@ def test_without_edges_the_neighbours_are_not_seen(store, make_config, tmp_path)
     assert metrics["charge"]["rmse"] == pytest.approx(blind.best["valid/charge/rmse"])
 
 
-def test_a_learning_rate_out_of_bounds_ends_as_diverged(store, make_config, tmp_path):
+def test_a_learning_rate_out_of_bounds_ends_as_diverged(
+    store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
     config = make_config(train__learning_rate=1e200, train__clip_norm=0, train__optimizer="sgd")
     record = train(config, tmp_path / "run", store=store)
     assert record.status == "failed" and record.failure.kind == "diverged"
@@ -146,45 +172,59 @@ BAD = {
 
 
 @pytest.mark.parametrize("changes, sentence", BAD.values(), ids=BAD.keys())
-def test_what_cannot_work_is_refused_before_anything_is_written(changes, sentence, store, make_config, tmp_path):
+def test_what_cannot_work_is_refused_before_anything_is_written(
+    changes: dict[str, Any], sentence: str, store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
     with pytest.raises(InputError, match=sentence):
         train(make_config(**changes), tmp_path / "run", store=store)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_segment_ends_within_the_budget(store, make_config, tmp_path):
+def test_a_segment_ends_within_the_budget(
+    store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
     with pytest.raises(InputError, match="until epoch 0 has nothing to train"):
         train(make_config(), tmp_path / "run", store=store, until=0)
     assert train(make_config(), tmp_path / "run", store=store, until=99).epochs == 3
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_labels_that_are_not_finite_are_refused_with_their_graph(value, store, make_config, tmp_path):
+def test_labels_that_are_not_finite_are_refused_with_their_graph(
+    value: float, store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
     batch = store.read(range(len(store)))
     batch["charge"][batch.node_offsets[7]] = value
     with pytest.raises(InputError, match=r"graph 7, field charge: (nan|inf) in row 0"):
         train(make_config(), tmp_path / "run", store=MemoryStore(batch))
 
 
-def test_an_input_that_some_graphs_lack_is_refused(store, make_config, tmp_path):
+def test_an_input_that_some_graphs_lack_is_refused(
+    store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
     heads = [{"field": "energy", "pool": "sum"}]
     with pytest.raises(InputError, match="graph 4 has no charge, which the model reads"):
         train(make_config(heads=heads, data__inputs=["charge"], split__seed=3), tmp_path / "run", store=store)
 
 
-def test_tensorboard_curves_are_written_on_request(store, make_config, tmp_path):
+def test_tensorboard_curves_are_written_on_request(
+    store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
     pytest.importorskip("tensorboard")
     train(make_config(train__tensorboard=True), tmp_path / "run", store=store)
     assert list((tmp_path / "run" / "tensorboard").glob("events.*"))
 
 
-def test_a_missing_tensorboard_is_named_with_its_extra(store, make_config, tmp_path, monkeypatch):
+def test_a_missing_tensorboard_is_named_with_its_extra(
+    store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(InputError, match=r"hydragnn-ensemble\[tensorboard\]"):
         train(make_config(train__tensorboard=True), tmp_path / "run", store=store)
 
 
-def test_lines_say_epoch_losses_speed_and_time_left(store, make_config, tmp_path):
+def test_lines_say_epoch_losses_speed_and_time_left(
+    store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
     console = Console(file=io.StringIO())
     train(make_config(), tmp_path / "run", store=store, progress=console_progress(console))
     first, *_, last = console.file.getvalue().splitlines()
@@ -192,7 +232,7 @@ def test_lines_say_epoch_losses_speed_and_time_left(store, make_config, tmp_path
     assert last.startswith("finished after 3 epochs")
 
 
-def test_a_terminal_gets_a_bar(store, make_config, tmp_path):
+def test_a_terminal_gets_a_bar(store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=120)
     train(make_config(), tmp_path / "run", store=store, progress=Bar(console))
     assert "epoch 3/3" in console.file.getvalue() and "finished after 3 epochs" in console.file.getvalue()

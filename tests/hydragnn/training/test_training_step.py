@@ -15,8 +15,9 @@ from hydragnn.config import RunConfig, TrainSettings
 from hydragnn.datasets import MemoryStore
 from hydragnn.distributed import Ranks
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.runs import session, train
-from hydragnn.runs.session import Assembly, assemble
+from hydragnn.runs import assembly, train
+from hydragnn.runs.assembly import Assembly, assemble
+from hydragnn.runs.plan import plan_run
 from hydragnn.training.context import Diverged
 from hydragnn.training.data import DevicePlacement, Share
 from hydragnn.training.loop import read_step, take_step
@@ -46,7 +47,7 @@ class NoWaiting(TorchDispatchMode):
 
 def assembled(config: RunConfig, store: MemoryStore, micro_batches: int = 1) -> Assembly:
     placement = DevicePlacement(device=CPU.device, dtype=CPU.dtype, micro_batches=micro_batches)
-    return assemble(config, store, placement, Ranks(), lambda: None)
+    return assemble(plan_run(config, store), placement, Ranks(), lambda: None)
 
 
 def first_parts(run: Assembly) -> tuple[GraphBatch, ...]:
@@ -201,7 +202,7 @@ def test_parameters_that_are_separate_tensors_train_to_the_same_curves(
     def listed(model: nn.Module, ranks: Ranks, placement: DevicePlacement, settings: TrainSettings) -> Parameters:
         return ListedParameters(model.to(device=placement.device, dtype=placement.dtype), settings)
 
-    monkeypatch.setattr(session, "parallelize", listed)
+    monkeypatch.setattr(assembly, "parallelize", listed)
     other = train(config, tmp_path / "listed", store=store)
     assert other.status == flat.status == "finished" and other.parameters == flat.parameters
     for name, curve in flat.curves.items():

@@ -5,18 +5,20 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hydragnn.config import RunConfig
-from hydragnn.datasets import StoreWriter
+from hydragnn.datasets import MemoryStore, StoreWriter
 from hydragnn.record import read_record
 from hydragnn.runs import train
 
 
 @pytest.fixture(scope="module")
-def store_path(store, tmp_path_factory) -> Path:
+def store_path(store: MemoryStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("store") / "clusters.h5"
     with StoreWriter(path, store.fields(), dim=3) as writer:
         writer.write(store.read(range(len(store))))
@@ -24,10 +26,12 @@ def store_path(store, tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def run_folder(store_path, make_config, tmp_path):
+def run_folder(
+    store_path: Path, make_config: Callable[..., RunConfig], tmp_path: Path
+) -> Callable[..., tuple[RunConfig, Path]]:
     """Makes a run folder that holds config.json only, as a search leaves it for its workers."""
 
-    def make(name: str = "run", **changes) -> tuple[RunConfig, Path]:
+    def make(name: str = "run", **changes: Any) -> tuple[RunConfig, Path]:
         config = make_config(**{"data__store": str(store_path), **changes})
         folder = tmp_path / name
         folder.mkdir()
@@ -38,7 +42,7 @@ def run_folder(store_path, make_config, tmp_path):
 
 
 @pytest.fixture
-def work(environment):
+def work(environment: dict[str, str]) -> Callable[..., subprocess.Popen[str]]:
     """Starts ``python -m hydragnn.runs.run``."""
 
     def start(folder: Path, *options: str, launcher: tuple[str, ...] = (sys.executable,)) -> subprocess.Popen[str]:
@@ -60,7 +64,12 @@ def code_and_output(process: subprocess.Popen[str]) -> tuple[int, str]:
     return process.returncode, output
 
 
-def test_segments_of_a_worker_end_paused_then_finished_like_one_run(store, run_folder, work, tmp_path):
+def test_segments_of_a_worker_end_paused_then_finished_like_one_run(
+    store: MemoryStore,
+    run_folder: Callable[..., tuple[RunConfig, Path]],
+    work: Callable[..., subprocess.Popen[str]],
+    tmp_path: Path,
+) -> None:
     config, folder = run_folder()
     code, output = code_and_output(work(folder, "--until", "1"))
     assert code == 0 and read_record(folder).status == "paused", output
@@ -72,14 +81,18 @@ def test_segments_of_a_worker_end_paused_then_finished_like_one_run(store, run_f
     assert record.data_hash == store.fingerprint
 
 
-def test_a_diverged_run_exits_with_3_and_says_so_in_its_record(run_folder, work):
+def test_a_diverged_run_exits_with_3_and_says_so_in_its_record(
+    run_folder: Callable[..., tuple[RunConfig, Path]], work: Callable[..., subprocess.Popen[str]]
+) -> None:
     _, folder = run_folder(train__learning_rate=1e200, train__clip_norm=0, train__optimizer="sgd")
     code, output = code_and_output(work(folder))
     record = read_record(folder)
     assert code == 3 and record.status == "failed" and record.failure.kind == "diverged", output
 
 
-def test_bad_input_exits_with_2_and_is_recorded_as_configuration(run_folder, work):
+def test_bad_input_exits_with_2_and_is_recorded_as_configuration(
+    run_folder: Callable[..., tuple[RunConfig, Path]], work: Callable[..., subprocess.Popen[str]]
+) -> None:
     _, folder = run_folder(heads__0__field="enrgy")
     code, output = code_and_output(work(folder))
     record = read_record(folder)
@@ -87,7 +100,9 @@ def test_bad_input_exits_with_2_and_is_recorded_as_configuration(run_folder, wor
     assert record.failure.kind == "configuration" and "did you mean energy" in record.failure.message
 
 
-def test_a_missing_store_exits_with_2_in_one_sentence(run_folder, work, tmp_path):
+def test_a_missing_store_exits_with_2_in_one_sentence(
+    run_folder: Callable[..., tuple[RunConfig, Path]], work: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
     _, folder = run_folder(data__store=str(tmp_path / "nowhere.h5"))
     code, output = code_and_output(work(folder))
     assert code == 2 and "nowhere.h5" in output and "Traceback" not in output
@@ -95,7 +110,13 @@ def test_a_missing_store_exits_with_2_in_one_sentence(run_folder, work, tmp_path
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1], ids=["SIGTERM", "SIGUSR1"])
-def test_a_signal_pauses_a_worker_and_it_goes_on_with_the_same_bits(number, store, run_folder, work, tmp_path):
+def test_a_signal_pauses_a_worker_and_it_goes_on_with_the_same_bits(
+    number: signal.Signals,
+    store: MemoryStore,
+    run_folder: Callable[..., tuple[RunConfig, Path]],
+    work: Callable[..., subprocess.Popen[str]],
+    tmp_path: Path,
+) -> None:
     config, folder = run_folder(train__epochs=200, train__patience=0)
     process = work(folder)
     while process.poll() is None and not (folder / "checkpoints" / "latest.json").exists():
@@ -112,12 +133,16 @@ def test_a_signal_pauses_a_worker_and_it_goes_on_with_the_same_bits(number, stor
     assert again.curves == whole.curves
 
 
-def test_a_folder_without_configuration_exits_with_2(work, tmp_path):
+def test_a_folder_without_configuration_exits_with_2(
+    work: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
     code, output = code_and_output(work(tmp_path))
     assert code == 2 and "config.json does not exist" in output
 
 
-def test_another_number_of_ranks_than_asked_for_is_a_failed_launch(run_folder, work):
+def test_another_number_of_ranks_than_asked_for_is_a_failed_launch(
+    run_folder: Callable[..., tuple[RunConfig, Path]], work: Callable[..., subprocess.Popen[str]]
+) -> None:
     _, folder = run_folder()
     (folder / "attempt.json").write_text('{"attempt": 5}')
     code, output = code_and_output(work(folder, "--ranks", "2", "--attempt", "5"))
@@ -128,7 +153,9 @@ def test_another_number_of_ranks_than_asked_for_is_a_failed_launch(run_folder, w
     assert code == 0 and read_record(folder).status == "finished" and read_record(folder).failure is None, output
 
 
-def test_a_failure_of_a_fenced_worker_is_not_recorded(run_folder, work):
+def test_a_failure_of_a_fenced_worker_is_not_recorded(
+    run_folder: Callable[..., tuple[RunConfig, Path]], work: Callable[..., subprocess.Popen[str]]
+) -> None:
     _, folder = run_folder(heads__0__field="enrgy")
     (folder / "attempt.json").write_text('{"attempt": 6}')
     code, output = code_and_output(work(folder, "--ranks", "2", "--attempt", "5"))
@@ -141,7 +168,11 @@ MPIRUN = (str(Path(sys.executable).parent / "mpirun"), "-n", "2", sys.executable
 
 
 @pytest.mark.parametrize("launcher", [TORCHRUN, MPIRUN], ids=["torchrun", "mpirun"])
-def test_two_ranks_leave_cleanly_with_exit_code_0(launcher, run_folder, work):
+def test_two_ranks_leave_cleanly_with_exit_code_0(
+    launcher: tuple[str, ...],
+    run_folder: Callable[..., tuple[RunConfig, Path]],
+    work: Callable[..., subprocess.Popen[str]],
+) -> None:
     if not Path(launcher[0]).exists():
         pytest.skip("no mpirun beside this Python; install mpich")
     _, folder = run_folder()
@@ -152,7 +183,11 @@ def test_two_ranks_leave_cleanly_with_exit_code_0(launcher, run_folder, work):
 
 
 @pytest.mark.parametrize("launcher", [TORCHRUN, MPIRUN], ids=["torchrun", "mpirun"])
-def test_a_diverged_run_of_two_ranks_is_recorded_and_exits_above_0(launcher, run_folder, work):
+def test_a_diverged_run_of_two_ranks_is_recorded_and_exits_above_0(
+    launcher: tuple[str, ...],
+    run_folder: Callable[..., tuple[RunConfig, Path]],
+    work: Callable[..., subprocess.Popen[str]],
+) -> None:
     if not Path(launcher[0]).exists():
         pytest.skip("no mpirun beside this Python; install mpich")
     _, folder = run_folder(train__learning_rate=1e200, train__clip_norm=0, train__optimizer="sgd")

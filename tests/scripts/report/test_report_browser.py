@@ -91,7 +91,9 @@ def measured(browser: str, page: Path, folder: Path) -> dict[str, dict[str, Any]
 
 
 @pytest.mark.parametrize("kind", ["ensemble", "campaign", "run", "disturbed"])
-def test_pages_fit_from_phone_to_desktop_and_their_labels_are_whole_and_legible(browser, pages, tmp_path, kind):
+def test_pages_fit_from_phone_to_desktop_and_their_labels_are_whole_and_legible(
+    browser: str, pages: dict[str, Path], tmp_path: Path, kind: str
+) -> None:
     found = measured(browser, pages[kind], tmp_path)
     assert set(found) == set(WIDTHS)
     for name, width in WIDTHS.items():

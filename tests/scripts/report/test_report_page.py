@@ -6,6 +6,7 @@ import xml.etree.ElementTree as ET
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -39,7 +40,7 @@ def words(path: Path) -> str:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_folder_has_its_chapters_and_each_is_in_the_contents(pages, kind):
+def test_every_kind_of_folder_has_its_chapters_and_each_is_in_the_contents(pages: dict[str, Path], kind: str) -> None:
     page = tree(pages[kind])
     chapters = [section.attrib["id"] for section in page.iter("section")]
     assert set(chapters) == CHAPTERS[kind] and len(chapters) == len(CHAPTERS[kind])
@@ -48,7 +49,7 @@ def test_every_kind_of_folder_has_its_chapters_and_each_is_in_the_contents(pages
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_nothing_is_loaded_from_outside(pages, kind):
+def test_nothing_is_loaded_from_outside(pages: dict[str, Path], kind: str) -> None:
     text = pages[kind].read_text(encoding="utf-8")
     loaded = re.findall(r"(?:src|href|action|data)\s*=\s*[\"']([^\"']*)", text) + re.findall(
         r"url\(\s*[\"']?([^)\"']*)", text
@@ -58,7 +59,7 @@ def test_nothing_is_loaded_from_outside(pages, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_ids_are_unique_and_every_reference_has_its_target(pages, kind):
+def test_ids_are_unique_and_every_reference_has_its_target(pages: dict[str, Path], kind: str) -> None:
     page = tree(pages[kind])
     ids = [element.attrib["id"] for element in page.iter() if "id" in element.attrib]
     assert len(ids) == len(set(ids))
@@ -67,7 +68,7 @@ def test_ids_are_unique_and_every_reference_has_its_target(pages, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_picture_has_a_name_and_every_figure_says_how_to_read_it(pages, kind):
+def test_every_picture_has_a_name_and_every_figure_says_how_to_read_it(pages: dict[str, Path], kind: str) -> None:
     page = tree(pages[kind])
     pictures = list(page.iter("svg"))
     assert pictures
@@ -77,26 +78,28 @@ def test_every_picture_has_a_name_and_every_figure_says_how_to_read_it(pages, ki
         assert figure.findtext("h3") and (figure.findtext("figcaption") or "").startswith("How to read it: ")
 
 
-def test_colours_come_from_the_page_so_that_dark_mode_works(pages):
+def test_colours_come_from_the_page_so_that_dark_mode_works(pages: dict[str, Path]) -> None:
     for picture in tree(pages["ensemble"]).iter("svg"):
         for element in picture.iter():
             fixed = re.findall(r"#[0-9a-f]{6}", element.attrib.get("style", ""))
             assert set(fixed) <= {"#3f87c9"}, fixed
 
 
-def test_the_same_folder_gives_the_same_bytes(samples, tmp_path):
+def test_the_same_folder_gives_the_same_bytes(samples: Any, tmp_path: Path) -> None:
     now = datetime(2026, 1, 2, tzinfo=UTC)
     one, two = (write_report(samples.run, tmp_path / name, now=now) for name in ("one.html", "two.html"))
     assert one.read_bytes() == two.read_bytes()
 
 
-def test_the_report_lies_in_the_folder_it_is_about_unless_told_otherwise(samples, tmp_path):
+def test_the_report_lies_in_the_folder_it_is_about_unless_told_otherwise(samples: Any, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(samples.run, run)
     assert write_report(run) == run / "report.html" and (run / "report.html").is_file()
 
 
-def test_an_ensemble_finds_the_campaign_beside_it_and_a_campaign_takes_its_ensemble(samples, tmp_path):
+def test_an_ensemble_finds_the_campaign_beside_it_and_a_campaign_takes_its_ensemble(
+    samples: Any, tmp_path: Path
+) -> None:
     alone = tmp_path / "alone" / "ensemble"
     shutil.copytree(samples.ensemble, alone)
     assert collect(alone).campaign is None
@@ -106,12 +109,12 @@ def test_an_ensemble_finds_the_campaign_beside_it_and_a_campaign_takes_its_ensem
     assert both.kind == "ensemble" and both.campaign is not None and both.ensemble is not None
 
 
-def test_failed_trials_stand_in_the_report_with_their_reason(pages):
+def test_failed_trials_stand_in_the_report_with_their_reason(pages: dict[str, Path]) -> None:
     text = words(pages["campaign"])
     assert "diverged" in text and "the loss is not finite in epoch 2; lower train.learning_rate" in text
 
 
-def test_text_from_outside_cannot_become_markup(samples, tmp_path):
+def test_text_from_outside_cannot_become_markup(samples: Any, tmp_path: Path) -> None:
     run = tmp_path / "run"
     record = read_record(samples.run)
     write_record(replace(record, failure=Failure(kind="defect", message="<script>alert(1)</script> & more")), run)
@@ -120,7 +123,7 @@ def test_text_from_outside_cannot_become_markup(samples, tmp_path):
     assert "<script>alert(1)</script> & more" in words(page)
 
 
-def test_a_store_that_moved_costs_the_data_chapter_but_not_the_report(samples, tmp_path):
+def test_a_store_that_moved_costs_the_data_chapter_but_not_the_report(samples: Any, tmp_path: Path) -> None:
     record = read_record(samples.run)
     gone = {**record.config, "data": {**record.config["data"], "store": str(tmp_path / "gone.h5")}}
     write_record(replace(record, config=gone), tmp_path / "run")
@@ -128,7 +131,7 @@ def test_a_store_that_moved_costs_the_data_chapter_but_not_the_report(samples, t
     assert "The data cannot be shown" in words(page) and "gone.h5" in words(page)
 
 
-def test_a_run_that_never_finished_an_epoch_still_has_a_report(samples, tmp_path):
+def test_a_run_that_never_finished_an_epoch_still_has_a_report(samples: Any, tmp_path: Path) -> None:
     record = read_record(samples.run)
     empty = replace(
         record, status="failed", epochs=0, curves={}, best={}, trivial={}, failure=Failure(kind="defect", message="x")
@@ -137,7 +140,7 @@ def test_a_run_that_never_finished_an_epoch_still_has_a_report(samples, tmp_path
     assert "not yet enough" in words(write_report(tmp_path / "run"))
 
 
-def test_a_campaign_that_has_just_begun_shows_what_was_asked_and_its_data(samples, tmp_path):
+def test_a_campaign_that_has_just_begun_shows_what_was_asked_and_its_data(samples: Any, tmp_path: Path) -> None:
     folder = tmp_path / "campaign"
     folder.mkdir()
     shutil.copy(samples.campaign / "campaign.json", folder)
@@ -145,18 +148,18 @@ def test_a_campaign_that_has_just_begun_shows_what_was_asked_and_its_data(sample
     assert "None has a result yet" in text and "240 graphs" in text and "not yet enough" in text
 
 
-def test_a_foreign_folder_is_refused_with_the_next_move(tmp_path):
+def test_a_foreign_folder_is_refused_with_the_next_move(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="neither a campaign, an ensemble nor a run"):
         write_report(tmp_path)
 
 
-def test_a_folder_that_does_not_exist_is_refused(tmp_path):
+def test_a_folder_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="does not exist"):
         write_report(tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize("name", ["ensemble.json", "evaluation.json", "evaluation.npz", "ablation.json"])
-def test_a_damaged_file_is_named_and_nothing_is_written(samples, tmp_path, name):
+def test_a_damaged_file_is_named_and_nothing_is_written(samples: Any, tmp_path: Path, name: str) -> None:
     folder = tmp_path / "ensemble"
     shutil.copytree(samples.ensemble, folder)
     (folder / name).write_bytes((folder / name).read_bytes()[:40])
@@ -165,7 +168,7 @@ def test_a_damaged_file_is_named_and_nothing_is_written(samples, tmp_path, name)
     assert not (folder / "report.html").exists()
 
 
-def test_an_ensemble_with_entries_missing_is_refused(samples, tmp_path):
+def test_an_ensemble_with_entries_missing_is_refused(samples: Any, tmp_path: Path) -> None:
     folder = tmp_path / "ensemble"
     shutil.copytree(samples.ensemble, folder)
     write_json(folder / "ensemble.json", {"version": 1, "members": [{"name": "0"}]})
@@ -173,7 +176,7 @@ def test_an_ensemble_with_entries_missing_is_refused(samples, tmp_path):
         write_report(folder)
 
 
-def test_data_of_another_kind_is_told_apart_from_the_verdict(samples, tmp_path):
+def test_data_of_another_kind_is_told_apart_from_the_verdict(samples: Any, tmp_path: Path) -> None:
     folder = tmp_path / "ensemble"
     shutil.copytree(samples.ensemble, folder)
     evaluation = read_json(folder / "evaluation.json")
@@ -183,7 +186,7 @@ def test_data_of_another_kind_is_told_apart_from_the_verdict(samples, tmp_path):
     assert found.part == "test" and any(caution.startswith("On hot, which is other data") for caution in found.cautions)
 
 
-def test_the_terminal_table_has_a_row_per_field_and_fits_eighty_columns(samples):
+def test_the_terminal_table_has_a_row_per_field_and_fits_eighty_columns(samples: Any) -> None:
     console = Console(width=80, record=True, file=None, force_terminal=False, quiet=False)
     with console.capture() as caught:
         console.print(summary_table(samples.ensemble))
@@ -192,7 +195,7 @@ def test_the_terminal_table_has_a_row_per_field_and_fits_eighty_columns(samples)
     assert len(rows) == 3 and max(len(line) for line in lines) <= 80 and "…" not in caught.get()
 
 
-def test_the_terminal_table_shows_the_numbers_of_the_evaluation(samples):
+def test_the_terminal_table_shows_the_numbers_of_the_evaluation(samples: Any) -> None:
     scores = read_json(samples.ensemble / "evaluation.json")["parts"]["test"]["energy"]
     cells = [next(iter(column.cells)) for column in summary_table(samples.ensemble).columns]
     assert cells[0] == "energy (eV)"
@@ -201,7 +204,7 @@ def test_the_terminal_table_shows_the_numbers_of_the_evaluation(samples):
     assert float(cells[5].split()[0]) == pytest.approx(100 * scores["ensemble"]["coverage"], abs=0.1)
 
 
-def test_an_ensemble_that_was_never_evaluated_has_no_terminal_table(samples, tmp_path):
+def test_an_ensemble_that_was_never_evaluated_has_no_terminal_table(samples: Any, tmp_path: Path) -> None:
     folder = tmp_path / "ensemble"
     shutil.copytree(samples.ensemble, folder)
     (folder / "evaluation.json").unlink()
@@ -209,7 +212,7 @@ def test_an_ensemble_that_was_never_evaluated_has_no_terminal_table(samples, tmp
         summary_table(folder)
 
 
-def test_only_an_earlier_report_is_overwritten(samples, tmp_path):
+def test_only_an_earlier_report_is_overwritten(samples: Any, tmp_path: Path) -> None:
     page = write_report(samples.run, tmp_path / "report.html")
     assert write_report(samples.run, page) == page
     (tmp_path / "thesis.html").write_text("<title>years</title>")

@@ -1,6 +1,8 @@
 """The report of a run that was really trained."""
 
 import json
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from hydragnn.scripts.report.collect import collect
 
 
 @pytest.fixture(scope="module")
-def trained(samples, tmp_path_factory):
+def trained(samples: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = json.loads((samples.ensemble / "members" / "0" / "record.json").read_text())["config"]
     config["model"] = {"kind": "painn", "hidden_dim": 8, "num_layers": 1, "cutoff": 5.0, "num_radial": 4}
     config["train"] = {"epochs": 1}
@@ -20,7 +22,7 @@ def trained(samples, tmp_path_factory):
     return folder
 
 
-def test_the_dots_of_the_parity_plot_have_the_errors_that_training_recorded(trained):
+def test_the_dots_of_the_parity_plot_have_the_errors_that_training_recorded(trained: Path) -> None:
     facts = collect(trained)
     part = facts.parts["valid"]
     assert set(part.points) == {"energy", "forces", "charge"}
@@ -30,7 +32,7 @@ def test_the_dots_of_the_parity_plot_have_the_errors_that_training_recorded(trai
         assert float(np.sqrt((error**2).mean())) == pytest.approx(scores.judged["rmse"], rel=1e-4)
 
 
-def test_the_dots_belong_to_validation_graphs(trained):
+def test_the_dots_belong_to_validation_graphs(trained: Path) -> None:
     facts = collect(trained)
     points = facts.parts["valid"].points["charge"]
     graphs, counts = np.unique(points.graph, return_counts=True)

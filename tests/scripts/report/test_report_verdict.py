@@ -40,17 +40,17 @@ def points(covered: np.ndarray, graph: np.ndarray) -> Points:
 @pytest.mark.parametrize(
     ("mae", "grade"), [(0.1, "good"), (0.49, "good"), (0.5, "fair"), (0.89, "fair"), (0.9, "poor"), (2.0, "poor")]
 )
-def test_errors_are_graded_by_their_ratio_to_the_trivial_predictor(mae, grade):
+def test_errors_are_graded_by_their_ratio_to_the_trivial_predictor(mae: float, grade: str) -> None:
     assert error_finding(scores(mae)).grade == grade
 
 
-def test_a_trivial_predictor_without_error_is_no_yardstick():
+def test_a_trivial_predictor_without_error_is_no_yardstick() -> None:
     assert error_finding(scores(0.1, trivial=0.0)).grade == "unknown"
     assert error_finding(scores(0.1, trivial=math.nan)).grade == "unknown"
 
 
 @pytest.mark.parametrize(("best", "phrase"), [(0.2, "50 % below"), (0.08, "25 % above"), (0.1, "Level with")])
-def test_the_ensemble_is_compared_with_its_best_member(best, phrase):
+def test_the_ensemble_is_compared_with_its_best_member(best: float, phrase: str) -> None:
     assert phrase in error_finding(scores(0.1, best=best)).sentence
 
 
@@ -64,23 +64,25 @@ def test_the_ensemble_is_compared_with_its_best_member(best, phrase):
         (1.0, "poor", "careful"),
     ],
 )
-def test_coverage_of_many_graphs_is_graded_by_its_distance_from_the_promise(share, grade, phrase):
+def test_coverage_of_many_graphs_is_graded_by_its_distance_from_the_promise(
+    share: float, grade: str, phrase: str
+) -> None:
     rows = 10_000
     found = coverage_finding(points(np.arange(rows) < share * rows, np.arange(rows)), share, 0.9)
     assert found.grade == grade and phrase in found.sentence
 
 
-def test_a_miss_that_chance_explains_is_not_held_against_the_model():
+def test_a_miss_that_chance_explains_is_not_held_against_the_model() -> None:
     found = coverage_finding(points(np.arange(50) < 42, np.arange(50)), 0.84, 0.9)
     assert found.grade == "good" and "chance" in found.sentence
 
 
-def test_a_handful_of_graphs_cannot_judge_coverage_however_many_nodes_they_have():
+def test_a_handful_of_graphs_cannot_judge_coverage_however_many_nodes_they_have() -> None:
     found = coverage_finding(points(np.ones(5000, dtype=bool), np.repeat(np.arange(5), 1000)), 1.0, 0.9)
     assert found.grade == "unknown"
 
 
-def test_values_of_one_graph_that_fail_together_count_as_one():
+def test_values_of_one_graph_that_fail_together_count_as_one() -> None:
     graph = np.repeat(np.arange(100), 50)
     together = points(graph < 90, graph)
     apart = points(np.random.default_rng(0).permutation(graph < 90), graph)
@@ -91,18 +93,18 @@ def test_values_of_one_graph_that_fail_together_count_as_one():
 @pytest.mark.parametrize(
     ("rank", "grade"), [(0.6, "good"), (0.3, "fair"), (0.0, "poor"), (None, "unknown"), (math.nan, "unknown")]
 )
-def test_the_spread_is_graded_by_how_well_it_ranks_the_errors(rank, grade):
+def test_the_spread_is_graded_by_how_well_it_ranks_the_errors(rank: float | None, grade: str) -> None:
     assert spread_finding(rank).grade == grade
 
 
-def test_a_field_is_as_good_as_the_worse_of_error_and_coverage():
+def test_a_field_is_as_good_as_the_worse_of_error_and_coverage() -> None:
     rows = 10_000
     narrow = points(np.arange(rows) < 0.6 * rows, np.arange(rows))
     assert field_verdict(scores(0.1), narrow, 0.9).grade == "poor"
     assert field_verdict(scores(0.1), None, 0.9).grade == "good"
 
 
-def test_honest_spreads_lie_on_the_diagonal_of_the_calibration_curve():
+def test_honest_spreads_lie_on_the_diagonal_of_the_calibration_curve() -> None:
     generator = np.random.default_rng(0)
     std = np.exp(generator.normal(size=40_000))
     honest = Points(
@@ -112,7 +114,7 @@ def test_honest_spreads_lie_on_the_diagonal_of_the_calibration_curve():
     assert observed_levels(honest) == pytest.approx(np.array(LEVELS), abs=4 * 0.5 / 200)
 
 
-def test_binned_errors_of_honest_spreads_equal_the_spreads():
+def test_binned_errors_of_honest_spreads_equal_the_spreads() -> None:
     generator = np.random.default_rng(1)
     spread = np.exp(generator.normal(size=40_000))
     x, y = binned_errors(spread, spread * generator.normal(size=40_000), 10)

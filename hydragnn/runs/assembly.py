@@ -1,0 +1,52 @@
+"""From the plan of a run to everything that its loop takes, ready for the first step."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from hydragnn.architectures import GraphStatistics
+from hydragnn.distributed.parallelize import parallelize
+from hydragnn.distributed.ranks import Ranks
+from hydragnn.distributed.sharing import shared_rows
+from hydragnn.models import BranchedModel, GraphModel, build_branched, build_described
+from hydragnn.record import RunRecord
+from hydragnn.runs.plan import RunPlan
+from hydragnn.runs.preparation import prepare_data, training_degrees
+from hydragnn.runs.provenance import first_record
+from hydragnn.training.context import TrainingContext, training_context
+from hydragnn.training.data import DevicePlacement, RunData
+from hydragnn.training.state import TrainState, first_state
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Assembly:
+    """A run that is ready for its next step."""
+
+    state: TrainState
+    data: RunData
+    context: TrainingContext
+    record: RunRecord
+    """What is known before the first step."""
+
+
+def assemble(plan: RunPlan, placement: DevicePlacement, ranks: Ranks, heartbeat: Callable[[], None]) -> Assembly:
+    """Read the data, build the model and spread it over the ranks; all ranks call it together."""
+    data = prepare_data(plan, placement, ranks, heartbeat)
+    architecture = plan.branches[0].model.architecture
+    rows = shared_rows(ranks, placement.device)
+    model = build(plan, training_degrees(data, rows, heartbeat) if "degrees" in architecture.needs else None)
+    parameters = parallelize(model, ranks, placement, plan.training)
+    by_branch = [branch.targets for branch in data.branches]
+    return Assembly(
+        state=first_state(model, parameters, fields=len(data.targets)),
+        data=data,
+        context=training_context(plan.training, by_branch, placement.device, ranks.rank, ranks.sum_in_place),
+        record=first_record(plan, data, parameters.count, placement.device),
+    )
+
+
+def build(plan: RunPlan, statistics: GraphStatistics | None) -> GraphModel | BranchedModel:
+    """The model of the plan's one data set, or of its branches; ``statistics`` are those of the training parts."""
+    descriptions = [replace(branch.model, statistics=statistics) for branch in plan.branches]
+    if len(descriptions) == 1:
+        return build_described(descriptions[0], plan.training.seed)
+    return build_branched(descriptions, plan.training.seed)

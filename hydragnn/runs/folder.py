@@ -1,0 +1,110 @@
+"""The folder of a run as it stands on disk: what was begun there, with which configuration, and what does not belong."""
+
+from pathlib import Path
+from typing import Any
+
+from hydragnn.config import parse_config
+from hydragnn.errors import InputError
+from hydragnn.files import digest, kind_of_folder, read_json
+from hydragnn.record import Cost, RunRecord, read_record
+
+FIRST_FILES = ("config.json", "attempt.json", "heartbeat")
+"""What may be in the folder of a run before it begins."""
+
+INDIFFERENT = {"data": ("store",), "train": ("checkpoint_epochs", "checkpoint_seconds", "tensorboard")}
+"""Settings that no result depends on: where the store lies (its content is compared), and what else is written when."""
+
+
+def check_folder(config: dict[str, Any], out: Path, resume: bool) -> None:
+    """Raise InputError where ``out`` is no place for the run with this configuration (as JSON).
+
+    That is where it holds something else, a run and nobody said resume, another run, or nothing to resume. An empty folder
+    will do, and so will one that whoever starts the run has prepared with ``config.json``.
+    """
+    if out.exists() and not out.is_dir():
+        raise InputError(f"{out} is a file, not a folder; choose another --out")
+    check_nothing_else(out, resume)
+    holds_run = (out / "record.json").exists() or (out / "checkpoints").exists()
+    if not resume:
+        if holds_run:
+            raise InputError(f"{out} holds a run already; add --resume to continue it, or choose another folder")
+        return
+    if not (out / "config.json").exists():
+        raise InputError(f"{out} holds no run to resume; leave out --resume to begin one")
+    begun = parse_config(read_json(out / "config.json"), str(out / "config.json"))
+    changed = differences(decisive(begun.to_json()), decisive(config))
+    if changed:
+        raise InputError(
+            f"{out} was begun with another configuration ({', '.join(changed[:3])}); resume it with the same one, or begin a "
+            "new run in another folder"
+        )
+
+
+def check_nothing_else(out: Path, resume: bool) -> None:
+    """Raise InputError where the folder is something else than a run's, or a new run would be mixed with other files."""
+    kind = kind_of_folder(out)
+    if kind and kind != "a run":
+        raise InputError(f"{out} is {kind}, and a run would be mixed into it; choose another --out")
+    if resume or kind or not out.exists():
+        return
+    config = out / "config.json"
+    if config.is_file():
+        try:
+            parse_config(read_json(config), str(config))
+        except InputError as error:
+            raise InputError(f"{config} is not the configuration of a run ({error}); choose another --out") from error
+    own = {*FIRST_FILES, "checkpoints", "model"} if config.is_file() else {*FIRST_FILES, "checkpoints"}
+    foreign = sorted(entry.name for entry in out.iterdir() if entry.name not in own and not is_left_behind(entry.name))
+    if foreign:
+        raise InputError(f"{out} holds {foreign[0]}, which belongs to no run; choose another --out")
+
+
+def is_left_behind(name: str) -> bool:
+    """Return True for files that ranks and interrupted writes leave in the folder of a run."""
+    return name.startswith((".ranks-", ".failure-")) or (name.startswith(".") and name.endswith(".tmp"))
+
+
+def identity(record: RunRecord) -> dict[str, Any]:
+    """Whose checkpoint it is."""
+    return {"configuration_hash": digest(decisive(record.config)), "data_hash": record.data_hash}
+
+
+def decisive(config: dict[str, Any]) -> dict[str, Any]:
+    """The part of a configuration that results depend on; two runs that agree in it are one run.
+
+    >>> decisive({"data": {"store": "here.h5", "inputs": None}})
+    {'data': {'inputs': None}}
+    >>> decisive({"branches": [{"name": "metals", "data": {"store": "here.h5"}}]})
+    {'branches': [{'name': 'metals', 'data': {}}]}
+    """
+    if "branches" in config:
+        config = {**config, "branches": [decisive(branch) for branch in config["branches"]]}
+    return {
+        section: {key: item for key, item in value.items() if key not in INDIFFERENT.get(section, ())}
+        if isinstance(value, dict)
+        else value
+        for section, value in config.items()
+    }
+
+
+def differences(before: object, now: object, path: str = "") -> list[str]:
+    """Paths at which two JSON values differ.
+
+    >>> differences({"train": {"epochs": 5, "seed": 0}}, {"train": {"epochs": 9, "seed": 0}})
+    ['train.epochs: 5, now 9']
+    """
+    if isinstance(before, dict) and isinstance(now, dict):
+        keys = [*dict.fromkeys([*before, *now])]
+        return [
+            entry
+            for key in keys
+            for entry in differences(before.get(key), now.get(key), f"{path}.{key}" if path else str(key))
+        ]
+    return [] if before == now else [f"{path}: {before}, now {now}"]
+
+
+def earlier_cost(out: Path) -> Cost:
+    """What earlier segments of the run cost, as far as they could say."""
+    if not (out / "record.json").exists():
+        return Cost()
+    return read_record(out).cost

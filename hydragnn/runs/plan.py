@@ -1,0 +1,137 @@
+"""What a run does with each of its data sets, and how it trains: the one place where a configuration is taken apart.
+
+``train`` hands the configuration to ``plan_run``; everybody after that takes values of the plan.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hydragnn.architectures import architecture_of
+from hydragnn.config import AnyConfig, TrainSettings
+from hydragnn.datasets import Budget, GraphStore, Split, WithoutEdges, make_split, open_store
+from hydragnn.errors import InputError, about, nearest
+from hydragnn.graphs.field import Field
+from hydragnn.models import ModelDescription, check_shared, described
+
+Stores = GraphStore | Mapping[str, GraphStore]
+"""The store of a run, or those of its branches by their names."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class BranchPlan:
+    """One data set of a run, and what is learned from it; a run without branches has one without a name."""
+
+    name: str
+    weight: Fraction
+    """How often an epoch shows each training graph."""
+    store: GraphStore
+    """Without its edges where the run does without them."""
+    split: Split
+    model: ModelDescription
+    """Encoder, heads, inputs and targets of the branch, without statistics of the training part."""
+    window: int
+    """Graphs in memory at once; 0 keeps all."""
+    unseen_inputs: tuple[str, ...]
+    """Fields with role input that are left out because the architecture does not see them."""
+
+    @property
+    def subject(self) -> str:
+        """What its errors are about: the branch, where there are several."""
+        return _subject(self.name)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class RunPlan:
+    """A run as values; of the configuration there is its JSON, for those who write and compare it."""
+
+    table: dict[str, Any]
+    branches: tuple[BranchPlan, ...]
+    budget: Budget
+    """Of a batch, over all ranks."""
+    training: TrainSettings
+
+
+def plan_run(config: AnyConfig, stores: Stores | None = None, heartbeat: Callable[[], None] = lambda: None) -> RunPlan:
+    """The plan of a run on the stores that it names, or on ``stores`` that are open already.
+
+    InputError where a store, a field or a part is missing, or where the branches cannot share a trunk.
+    """
+    branches = config.branches
+    opened = [_open(branch.data.store, branch.name, stores) for branch in branches]
+    reads = partial(architecture_of(config.model.kind).reads, config.model)
+    inputs, unseen = [], []
+    for branch, store in zip(branches, opened):
+        heartbeat()
+        with about(_subject(branch.name)):
+            fields = {field.name: field for field in store.fields()}
+            unseen.append(unseen_inputs(fields.values(), reads) if branch.data.inputs is None else ())
+            inputs.append(input_fields(branch.data.inputs, branch.targets, fields, unseen[-1]))
+    if len(branches) > 1:
+        check_shared({branch.name: (store.dim, of) for branch, store, of in zip(branches, opened, inputs)})
+    names = [field.name for field in inputs[0]]  # one order for all
+    plans = []
+    for branch, store, left_out in zip(branches, opened, unseen):
+        heartbeat()
+        with about(_subject(branch.name)):
+            visible = store if branch.data.edges else WithoutEdges(store)
+            model = described(
+                config.model,
+                branch.heads,
+                visible.fields(),
+                inputs=names,
+                dim=visible.dim,
+                edges=branch.data.edges,
+                branch=branch.name,
+            )
+            plans.append(
+                BranchPlan(
+                    name=branch.name,
+                    weight=Fraction(str(branch.weight)),
+                    store=visible,
+                    split=make_split(visible, branch.split),
+                    model=model,
+                    window=branch.data.window,
+                    unseen_inputs=left_out,
+                )
+            )
+    return RunPlan(table=config.to_json(), branches=tuple(plans), budget=config.batch.budget, training=config.train)
+
+
+def _subject(name: str) -> str:
+    return f"branch {name}" if name else ""
+
+
+def _open(path: Path, name: str, stores: Stores | None) -> GraphStore:
+    if stores is None:
+        return open_store(path)
+    return stores[name] if isinstance(stores, Mapping) else stores
+
+
+def unseen_inputs(fields: Iterable[Field], reads: Callable[[Field], bool]) -> tuple[str, ...]:
+    """Names of the fields with role input that the architecture does not read."""
+    return tuple(field.name for field in fields if field.role == "input" and not reads(field))
+
+
+def input_fields(
+    asked: Sequence[str] | None, targets: Collection[str], fields: Mapping[str, Field], unseen: Collection[str]
+) -> list[Field]:
+    """The input fields of a data set: those ``asked`` for, or all with role input that are not ``unseen``.
+
+    InputError where one is no input, or where the store lacks one or a target.
+    """
+    for name in targets:
+        if name not in fields:
+            raise InputError(f"heads: the store has no field {name}; {nearest(name, sorted(fields))}")
+    names = asked
+    if names is None:
+        names = [name for name, field in fields.items() if field.role == "input" and name not in unseen]
+    for name in names:
+        if name not in fields:
+            raise InputError(f"data.inputs: the store has no field {name}; {nearest(name, sorted(fields))}")
+        if name in targets:
+            raise InputError(f"data.inputs: {name} is also predicted by a head; take it out of one of them")
+    return [fields[name] for name in names]
