@@ -11,8 +11,7 @@ import numpy as np
 from jaxtyping import Int
 from numpy.typing import NDArray
 
-from hydragnn.datasets import Budget, GraphStore, Split, WithoutEdges, open_store, pack
-from hydragnn.ensemble.domain import Domain, graph_spread, training_domain
+from hydragnn.datasets import Budget, GraphStore, Split, WithoutEdges, open_store
 from hydragnn.ensemble.ensemble import Ensemble, ensemble_of
 from hydragnn.ensemble.estimates import AnyCalibration
 from hydragnn.ensemble.evaluation import Evaluation, Part, part_evaluation
@@ -20,17 +19,15 @@ from hydragnn.ensemble.held_out import joint_split
 from hydragnn.ensemble.manifest import Manifest, MemberEntry, checksum, write_manifest
 from hydragnn.ensemble.member_outputs import MemberOutputs, member_outputs
 from hydragnn.ensemble.members import Member, load_run
-from hydragnn.ensemble.plan import default_budget
 from hydragnn.ensemble.predictions import estimates_of
 from hydragnn.ensemble.selection import Evidence
+from hydragnn.ensemble.training_domain import flag_evaluation, training_domain
 from hydragnn.errors import InputError, nearest
 from hydragnn.files import flush_directory, is_free, kind_of_folder, replace_atomically, write_json
 from hydragnn.models import Target
 from hydragnn.training import errors_on, trivial_predictor
 
 MEMBER_FILES = ("model.json", "weights.safetensors", "record.json", "config.json")
-USUAL = 0.99
-"""Fraction of validation graphs whose spread counts as usual."""
 
 
 def build_ensemble(
@@ -67,13 +64,15 @@ def build_ensemble(
     valid = member_outputs(members, store, split.valid, inputs)
     apart = member_outputs(members, store, split.calibration, inputs) if len(split.calibration) else None
     calibrations = with_calibration(raw, valid, apart, nominal)
-    domain = _domain(raw, store, split, inputs, valid, calibrations)
+    domain = training_domain(raw, store, split, valid, calibrations)
     parts = {"valid": (store, valid)}
     if len(split.test):
         parts["test"] = (store, member_outputs(members, store, split.test, inputs))
     for name, other in (others or {}).items():
         parts[name] = (other, member_outputs(members, other, np.arange(len(other)), raw.needed(other)))
     evaluation, arrays = evaluate_parts(raw, parts, calibrations, store, split, nominal)
+    flagged, flags = flag_evaluation(raw, domain, parts, calibrations)
+    evaluation = replace(evaluation, domain=flagged)
 
     manifest = replace(
         raw.manifest,
@@ -83,7 +82,7 @@ def build_ensemble(
         data=_data(members[0], store, split, out),
         selection={**(selection or {}), "diversity": _diversity(raw, valid)},
     )
-    _write(out, runs, manifest, evaluation, arrays)
+    _write(out, runs, manifest, evaluation, arrays | flags)
     return evaluation
 
 
@@ -193,29 +192,6 @@ def evaluate_ensemble(
     members = [member.name for member in ensemble.members]
     part, _ = part_evaluation(ensemble.targets, outputs, members, ensemble.weights, ensemble.manifest.calibration, {})
     return _evaluation(members, {"all": outputs}, {"all": part}, ensemble.manifest.nominal)
-
-
-def _domain(
-    ensemble: Ensemble,
-    store: GraphStore,
-    split: Split,
-    inputs: Sequence[str],
-    valid: MemberOutputs,
-    calibrations: Mapping[str, AnyCalibration],
-) -> Domain:
-    sizes = store.sizes()
-    batches = (store.read(numbers, inputs) for numbers in pack(sizes, split.train, default_budget(sizes)))
-    domain = training_domain(batches, ensemble.inputs)
-    spreads: dict[str, float] = {}
-    for target in ensemble.targets:
-        if not calibrations[target.name].follows:
-            continue
-        one = estimates_of(target).of(
-            target, valid.of(target), ensemble.weights, calibrations[target.name], valid.nodes(target)
-        )
-        spread = graph_spread(one.doubt, valid.positions(target), len(valid.graphs))
-        spreads[target.name] = float(np.quantile(spread[np.isfinite(spread)], USUAL, method="higher"))
-    return replace(domain, spreads=spreads)
 
 
 def evidence_of(outputs: MemberOutputs, targets: Sequence[Target]) -> dict[str, Evidence]:

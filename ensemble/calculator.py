@@ -18,8 +18,8 @@ class EnsembleCalculator(Calculator):
     """Energy (eV), forces (eV/Angstrom) and stress (eV/Angstrom^3) as means over the members.
 
     ``results`` also has ``energy_std``, ``forces_std`` and ``stress_std`` (calibrated standard deviations), ``forces_lower``
-    and ``forces_upper`` and so on (intervals, where the ensemble is calibrated), and ``domain``: empty, or what about the
-    structure the training data never showed. The mean of the members' forces is minus the gradient of their mean energy.
+    and ``forces_upper`` and so on (intervals, where the ensemble is calibrated), ``domain``: empty, or what about the
+    structure the training data never showed, and ``domain_score``, above 1 where there is something. The mean of the members' forces is minus the gradient of their mean energy.
     """
 
     def __init__(self, ensemble: Ensemble) -> None:
@@ -46,6 +46,7 @@ class EnsembleCalculator(Calculator):
                     self.results[name + suffix] = _as_ase(name, values)
         self.results["free_energy"] = self.results["energy"]
         self.results["domain"] = predictions.domain[0]
+        self.results["domain_score"] = float(predictions.domain_score[0])
 
 
 def calculator(folder: Path | str, branch: str = "") -> EnsembleCalculator:

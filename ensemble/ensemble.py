@@ -1,6 +1,7 @@
 """Several models speaking as one."""
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from jaxtyping import Int
 from numpy.typing import NDArray
 
 from hydragnn.datasets import GraphStore, MemoryStore
-from hydragnn.ensemble.domain import foreign, graph_spread, unusually_uncertain
+from hydragnn.ensemble.domain import GraphView, graph_doubts
 from hydragnn.ensemble.manifest import NAME, Manifest, MemberEntry, checksum, read_manifest
 from hydragnn.ensemble.member_cache import MemberCache
 from hydragnn.ensemble.members import (
@@ -175,11 +176,6 @@ class Ensemble:
 
     def combine(self, read: Screened, outcomes: Sequence[Outcome]) -> Predictions:
         """What the members said as one prediction, with intervals and the flag for foreign graphs."""
-        flags = [""] * len(read.reasons)
-        if read.valid is not None:
-            texts = foreign(self.manifest.domain, read.valid, self.inputs)
-            for position, flag in zip(np.flatnonzero(read.fine).tolist(), texts):
-                flags[position] = flag
         together = combine_outcomes(
             self.targets,
             outcomes,
@@ -188,30 +184,24 @@ class Ensemble:
             self.manifest.calibration,
             read.whole.counts("node").numpy(),
             read.whole.counts("edge").numpy(),
-            flags,
             read.reasons,
         )
-        return self._with_spread_flags(together)
+        return self._with_domain(together, read)
 
     def nothing(self, nodes: int, edges: int, reason: str) -> Predictions:
         """The prediction for one graph that could not be tried."""
         return nothing(self.targets, len(self.members), nodes, edges, reason)
 
-    def _with_spread_flags(self, predictions: Predictions) -> Predictions:
-        flags = [[flag] for flag in predictions.domain]
-        for name in self.manifest.domain.spreads:
-            one = predictions[name]
-            spread = graph_spread(one.doubt, predictions.graph_of_item(name), len(predictions))
-            for graph, flag in enumerate(unusually_uncertain(self.manifest.domain, name, spread, one.doubt_name)):
-                flags[graph].append(flag)
-        domain = tuple("; ".join(filter(None, texts)) for texts in flags)
-        return Predictions(
-            fields=predictions.fields,
-            nodes_per_graph=predictions.nodes_per_graph,
-            edges_per_graph=predictions.edges_per_graph,
-            status=predictions.status,
-            domain=domain,
-        )
+    def _with_domain(self, predictions: Predictions, read: Screened) -> Predictions:
+        """The predictions with what is foreign about valid graphs."""
+        if read.valid is None:
+            return predictions
+        owners = {name: predictions.graph_of_item(name) for name in predictions.fields}
+        doubts = graph_doubts(predictions.fields, owners, len(predictions))
+        own = {name: doubt[read.fine] for name, doubt in doubts.items()}
+        view = GraphView(batch=read.valid, scale=self.manifest.domain.scale, doubts=own)
+        texts = self.manifest.domain.scores(view).spread_over(read.fine, len(predictions))
+        return replace(predictions, domain=texts.reasons, domain_scores=texts.scores)
 
 
 def ensemble_of(members: Sequence[Member]) -> Ensemble:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from dataclasses import field as member
 from typing import Any
 
 from jaxtyping import Float
@@ -89,6 +90,8 @@ class Evaluation:
     """Why graphs could not be predicted, by part and number in the store."""
     seconds_per_graph: Mapping[str, float]
     """Time of every member."""
+    domain: Mapping[str, Any] = member(default_factory=dict)
+    """The share of every part that is flagged as outside the training domain, in all and by every detector."""
 
     @property
     def graphs_per_second(self) -> float:
@@ -106,6 +109,7 @@ class Evaluation:
                 "seconds_per_graph": dict(self.seconds_per_graph),
                 "graphs_per_second": self.graphs_per_second,
             },
+            **({"domain": dict(self.domain)} if self.domain else {}),
         }
 
     def __str__(self) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from dataclasses import field as member
 from typing import Never
 
 import numpy as np
@@ -39,6 +40,8 @@ class Predictions:
     """``ok``, or why a graph failed."""
     domain: tuple[str, ...]
     """Empty where a graph looks like the training data, otherwise what is foreign about it."""
+    domain_scores: Mapping[str, Float[Array, " graphs"]] = member(default_factory=dict)
+    """By detector, 0 for what is usual and above 1 for what is foreign; NaN for graphs that nothing could be said about."""
 
     def __len__(self) -> int:
         return len(self.status)
@@ -67,6 +70,11 @@ class Predictions:
         """Which graphs were predicted."""
         return np.array([status == "ok" for status in self.status], dtype=np.bool_)
 
+    @property
+    def domain_score(self) -> Float[Array, " graphs"]:
+        """The largest score of any detector: above 1 a graph is outside the training domain; NaN where nothing is known."""
+        return np.fmax.reduce([np.full(len(self), np.nan), *self.domain_scores.values()])
+
     def graph_of_item(self, name: str) -> Int[NDArray[np.int64], " items"]:
         """The graph that each row of a field belongs to."""
         graphs = np.arange(len(self))
@@ -82,7 +90,6 @@ def combine_outcomes(
     calibrations: Mapping[str, AnyCalibration],
     nodes_per_graph: Int[NDArray[np.int64], " graphs"],
     edges_per_graph: Int[NDArray[np.int64], " graphs"],
-    domain: Sequence[str],
     reasons: Sequence[str],
 ) -> Predictions:
     """All members' outcomes on the same graphs as one prediction; a graph that one member failed on has failed.
@@ -103,7 +110,7 @@ def combine_outcomes(
         nodes_per_graph=nodes_per_graph,
         edges_per_graph=edges_per_graph,
         status=tuple(status),
-        domain=tuple(domain),
+        domain=("",) * len(status),
     )
 
 
@@ -136,4 +143,10 @@ def concatenate_predictions(parts: Sequence[Predictions]) -> Predictions:
         edges_per_graph=np.concatenate([part.edges_per_graph for part in parts]),
         status=tuple(status for part in parts for status in part.status),
         domain=tuple(flag for part in parts for flag in part.domain),
+        domain_scores={name: _scores(parts, name) for part in parts for name in part.domain_scores},
     )
+
+
+def _scores(parts: Sequence[Predictions], detector: str) -> Float[Array, " graphs"]:
+    """A detector's scores of consecutive graphs; NaN where it said nothing."""
+    return np.concatenate([part.domain_scores.get(detector, np.full(len(part), np.nan)) for part in parts])

@@ -1,6 +1,7 @@
 """Prediction files for people and for other programs: CSV and extended XYZ."""
 
 import csv
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ class CsvSink(Sink):
         """Write the headings."""
         self.files = [path.open("w", newline="", encoding="utf-8") for path in self.temporaries]
         self.tables = [csv.writer(file) for file in self.files]
-        self.tables[0].writerow(["graph", "status", "domain", "nodes", *_titles(self._on("graph"))])
+        self.tables[0].writerow(["graph", "status", "domain", "domain_score", "nodes", *_titles(self._on("graph"))])
         self.places = [place for place in KEYS if self._on(place)]
         for table, place in zip(self.tables[1:], self.places):
             table.writerow(["graph", *KEYS[place], *_titles(self._on(place))])
@@ -41,12 +42,9 @@ class CsvSink(Sink):
     def write(self, block: Block) -> None:
         """Append some graphs, their nodes and their edges."""
         predictions = block.predictions
-        fixed = zip(
-            block.numbers.tolist(),
-            texts(predictions.status),
-            texts(predictions.domain),
-            predictions.nodes_per_graph.tolist(),
-        )
+        scores = ["" if math.isnan(score) else score for score in predictions.domain_score.tolist()]
+        sizes = predictions.nodes_per_graph.tolist()
+        fixed = zip(block.numbers.tolist(), texts(predictions.status), texts(predictions.domain), scores, sizes)
         values = _numbers([predictions[target.name] for target in self._on("graph")], len(predictions))
         self.tables[0].writerows([*start, *row] for start, row in zip(fixed, values))
         for table, place in zip(self.tables[1:], self.places):
@@ -127,6 +125,8 @@ def _frame(block: Block, row: int) -> Atoms:
     atoms.info |= {"graph": int(block.numbers[row]), "status": texts(predictions.status)[row]}
     if predictions.domain[row]:
         atoms.info["domain"] = texts(predictions.domain)[row]
+    if not math.isnan(predictions.domain_score[row]):
+        atoms.info["domain_score"] = float(predictions.domain_score[row])
     if predictions.status[row] != "ok":
         return atoms
     results: dict[str, Any] = {}

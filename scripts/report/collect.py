@@ -17,6 +17,7 @@ from hydragnn.files import read_json
 from hydragnn.record import RunRecord, read_record
 from hydragnn.scripts.report.campaign_facts import campaign_facts
 from hydragnn.scripts.report.data_facts import data_facts
+from hydragnn.scripts.report.domain_figures import domain_facts
 from hydragnn.scripts.report.facts import (
     Ablation,
     CampaignFacts,
@@ -37,7 +38,7 @@ from hydragnn.scripts.report.verdict import join
 
 Kind = Literal["ensemble", "campaign", "run"]
 MARKS: dict[str, Kind] = {"ensemble.json": "ensemble", "campaign.json": "campaign", "record.json": "run"}
-ROWS = ("target", "mean", "graph", "std", "lower", "upper", "probability", "set")
+ROWS = ("target", "mean", "graph", "std", "lower", "upper", "probability", "set", "scores")
 UNCERTAINTY = (
     *("crps", "nll", "coverage", "interval_width", "miscalibration_area", "spearman"),
     *("set_size", "empty_sets"),
@@ -182,6 +183,7 @@ def ensemble_facts(folder: Path) -> EnsembleFacts:
             },
             speed=_number((evaluation.get("timing") or {}).get("graphs_per_second")),
             failed={name: graphs for name, graphs in evaluation.get("failed", {}).items() if graphs},
+            domain=domain_facts(evaluation, arrays),
         )
     except InputError:
         raise

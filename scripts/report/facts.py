@@ -151,6 +151,20 @@ class EnsembleFacts:
     """Graphs per second that all members together predict; NaN where unknown."""
     failed: Mapping[str, Mapping[str, str]]
     """Graphs that could not be predicted, by part, with the reason."""
+    domain: "DomainFacts | None" = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class DomainFacts:
+    """Which graphs of the parts are outside the training domain."""
+
+    allowed: float
+    """Share that may be flagged of graphs like those of training."""
+    flagged: Mapping[str, float]
+    """Share by part."""
+    by_detector: Mapping[str, Mapping[str, float]]
+    scores: Mapping[str, Values]
+    """By part, one per graph."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

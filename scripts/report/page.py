@@ -13,6 +13,7 @@ from hydragnn.hpo.timeline import local_nodes
 from hydragnn.scripts.report import (
     class_figures,
     data_figures,
+    domain_figures,
     quality_figures,
     quality_tables,
     search_figures,
@@ -92,6 +93,7 @@ def chapters(facts: Facts) -> list[Section | None]:
         members(facts),
         quality(facts),
         uncertainty(facts),
+        training_domain(facts),
         worst_cases(facts),
         ablation(facts),
     ]
@@ -335,6 +337,20 @@ def uncertainty(facts: Facts) -> Section | None:
         figures=figures,
         tables=tables_of(part),
         folded=tuple(table for other in facts.parts.values() if other is not part for table in tables_of(other)),
+    )
+
+
+def training_domain(facts: Facts) -> Section | None:
+    """Which graphs are unlike those of training."""
+    domain = facts.ensemble.domain if facts.ensemble else None
+    if domain is None:
+        return None
+    return Section(
+        anchor="domain",
+        title="Does it know where it was never trained",
+        lead="Every prediction comes with a score of how unlike the training part its graph is, and with the detector that says so.",
+        figures=(domain_figures.domain_scores(domain),),
+        tables=(domain_figures.flags_table(domain),),
     )
 
 

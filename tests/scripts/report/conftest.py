@@ -263,7 +263,15 @@ def write_ensemble(folder: Path, store: Path) -> Path:
             seed=number,
         )
         write_json(folder / "members" / str(number) / "record.json", asdict(record))
-    write_json(folder / "evaluation.json", {"version": 1, "nominal": 0.9, "parts": parts})
+    detectors = ("kinds", "structure", "spread")
+    arrays |= {f"{part}/domain/scores": generator.gamma(2, 0.2, size=(40, 3)) for part in parts}
+    domain = {
+        "false_alarms": 0.02,
+        "detectors": detectors,
+        "flagged": dict.fromkeys(parts, 0.025),
+        "flagged_by_detector": {part: dict.fromkeys(detectors, 0.01) for part in parts},
+    }
+    write_json(folder / "evaluation.json", {"version": 1, "nominal": 0.9, "parts": parts, "domain": domain})
     np.savez(folder / "evaluation.npz", **arrays)
     rows = {
         f: {"unit": UNITS[f], "trivial": TRIVIAL[f], "with_edges": 0.06 * TRIVIAL[f], "without_edges": 0.7 * TRIVIAL[f]}
