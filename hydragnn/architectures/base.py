@@ -37,9 +37,6 @@ class GlobalAttentionSettings(Settings):
 class ArchitectureSettings(Settings):
     """What every architecture has."""
 
-    before: ClassVar[Mapping[str, Any]] = {}
-    """Keys that came later, with what was computed before them: that is what stored settings mean which lack them."""
-
     kind: str
     """Name of the architecture, or ``package.module:Name`` of a class of yours."""
 
@@ -62,13 +59,6 @@ class ArchitectureSettings(Settings):
     checkpoint_activations: bool = False
     """Compute every layer a second time in the backward pass instead of keeping its activations: less memory, a third more time."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _as_before(cls, value: Any, info: Any) -> Any:
-        # info is a ValidationInfo: a protocol, which cannot be checked at run time
-        stored = info.context is not None and info.context.get("stored", False)
-        return {**cls.before, **value} if stored and isinstance(value, Mapping) else value
-
     @model_validator(mode="after")
     def _is_of_its_kind(self) -> "ArchitectureSettings":
         from hydragnn.architectures.registry import architecture_of
@@ -78,7 +68,7 @@ class ArchitectureSettings(Settings):
         return self
 
     @classmethod
-    def chosen(cls, value: Any) -> "type[ArchitectureSettings]":
+    def class_for(cls, value: Any) -> "type[ArchitectureSettings]":
         """The settings class of the architecture that ``value`` names."""
         from hydragnn.architectures.registry import architecture_of
 
@@ -103,16 +93,6 @@ class GeometricSettings(ArchitectureSettings):
     """Smooth end of messages at the cutoff; none for meshes and grains, whose edges do not come from a cutoff."""
 
 
-def without_later_keys(model: Mapping[str, Any]) -> dict[str, Any]:
-    """A complete table of settings without the keys that came later, where they say what was computed before: hashes stay.
-
-    >>> without_later_keys({"kind": "painn", "cutoff": 5.0, "norm": "paper"})
-    {'kind': 'painn', 'cutoff': 5.0}
-    """
-    before = ArchitectureSettings.chosen(model).before if "kind" in model else {}
-    return {key: value for key, value in model.items() if key not in before or value != before[key]}
-
-
 def _of_its_kind(value: Any, handler: Callable[[Any], Any], info: Any) -> ArchitectureSettings:
     """Parse a table with the settings of the architecture that it names."""
     if isinstance(value, ArchitectureSettings) or not isinstance(value, Mapping):
@@ -123,12 +103,12 @@ def _of_its_kind(value: Any, handler: Callable[[Any], Any], info: Any) -> Archit
 
         raise ValueError(f"model.kind is missing; name an architecture, one of {', '.join(architectures())}")
     try:
-        settings = ArchitectureSettings.chosen(value)
+        settings = ArchitectureSettings.class_for(value)
     except InputError as error:
         raise ValueError(str(error)) from error
-    found = settings.model_validate(dict(value), context=info.context)
-    assert isinstance(found, ArchitectureSettings)
-    return found
+    result = settings.model_validate(dict(value), context=info.context)
+    assert isinstance(result, ArchitectureSettings)
+    return result
 
 
 ModelSettings = Annotated[SerializeAsAny[ArchitectureSettings], WrapValidator(_of_its_kind)]
