@@ -10,10 +10,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.graphs.field import Field
+from hydragnn.graphs.field import Field, Location
 
 Finding = tuple[int, str]
 """The position of a graph in its batch, and what is wrong with it, to be read after "graph N"."""
+
+ITEMS: dict[Location, str] = {"node": "nodes", "edge": "edges", "graph": "graphs"}
 
 SINGULAR = 1e-8
 """Smallest singular value that periodic cell vectors of length 1 may have together."""
@@ -32,13 +34,22 @@ def graph_problems(
     A graph with several problems is told of the first. The sentences call graphs by their ``numbers``, by default their
     positions. Offsets, shapes and dtypes are trusted: ``validate`` and the readers of stores check them.
     """
-    found: dict[int, str] = {}
+    by_graph: dict[int, str] = {}
     checks = (_empty_graphs, _outside_edges, _unsorted_edges, _not_finite_geometry, _singular_cells, _wrong_values)
     findings = [finding for check in checks for finding in check(batch)]
-    for position, says in [*findings, *_missing_fields(batch, needed)]:
+    for position, problem in [*findings, *_missing_fields(batch, needed)]:
         number = position if numbers is None else numbers[position]
-        found.setdefault(position, f"graph {number}{says}")
-    return dict(sorted(found.items()))
+        by_graph.setdefault(position, f"graph {number}{problem}")
+    return dict(sorted(by_graph.items()))
+
+
+def without_label(field: Field) -> str:
+    """What to do with a graph that lacks the field: half of it leads to the next error.
+
+    >>> without_label(Field(name="energy", on="graph"))
+    'where the graph has no energy, leave it out of both its fields and its graphs'
+    """
+    return f"where the graph has no {field.name}, leave it out of both its fields and its {ITEMS[field.on]}"
 
 
 def cell_problem(cell: Tensor, periodic: Tensor) -> str:
@@ -89,7 +100,7 @@ def _not_finite_geometry(batch: GraphBatch) -> Iterator[Finding]:
         ("cell", batch.cell, "graph"),
     ):
         if not _all_finite(values):
-            yield from _not_finite(name, values, _offsets(batch, on))
+            yield from _not_finite(name, values, _offsets(batch, on), "remove the graph")
 
 
 def _singular_cells(batch: GraphBatch) -> Iterator[Finding]:
@@ -103,9 +114,9 @@ def _singular_cells(batch: GraphBatch) -> Iterator[Finding]:
     gram = torch.where(both, rows @ rows.mT, torch.eye(3, dtype=rows.dtype))
     # the eigenvalues sum to 3, so the least is at least 4/9 of the determinant
     for graph in (~(torch.linalg.det(gram) > 1e-6)).nonzero().flatten().tolist():
-        says = cell_problem(cells[graph], flags[graph]) if bool(torch.isfinite(cells[graph]).all()) else ""
-        if says:
-            yield graph, says
+        problem = cell_problem(cells[graph], flags[graph]) if bool(torch.isfinite(cells[graph]).all()) else ""
+        if problem:
+            yield graph, problem
 
 
 def _wrong_values(batch: GraphBatch) -> Iterator[Finding]:
@@ -114,7 +125,8 @@ def _wrong_values(batch: GraphBatch) -> Iterator[Finding]:
         if field.classes:
             findings = [] if _all_classes(values, field) else _wrong_classes(field, values, offsets)
         else:
-            findings = [] if _all_finite(values) else _not_finite(f"field {field.name}", values, offsets)
+            move = f"remove the graph, or {without_label(field)}"
+            findings = [] if _all_finite(values) else _not_finite(f"field {field.name}", values, offsets, move)
         if findings:
             present = batch.present(field.name)
             yield from (finding for finding in findings if bool(present[finding[0]]))
@@ -139,12 +151,9 @@ def _all_classes(values: Tensor, field: Field) -> bool:
     return int(least) >= 0 and int(most) < field.classes
 
 
-def _not_finite(what: str, values: Tensor, offsets: NDArray[np.int64]) -> list[Finding]:
+def _not_finite(what: str, values: Tensor, offsets: NDArray[np.int64], move: str) -> list[Finding]:
     return [
-        (
-            graph,
-            f", {what}: {value} in row {row} ({count} in all); remove the graph, or leave the field out where it is missing",
-        )
+        (graph, f", {what}: {value} in row {row} ({count} in all); {move}")
         for graph, row, value, count in _first_bad(values, ~values.isfinite(), offsets)
     ]
 
@@ -167,8 +176,8 @@ def _first_bad(values: Tensor, bad: Tensor, offsets: NDArray[np.int64]) -> Itera
 
 def _owners(items: NDArray[np.int64], offsets: NDArray[np.int64]) -> list[int]:
     """The graphs that items belong to, each once."""
-    found: list[int] = np.unique(np.searchsorted(offsets, items, side="right") - 1).tolist()
-    return found
+    numbers: list[int] = np.unique(np.searchsorted(offsets, items, side="right") - 1).tolist()
+    return numbers
 
 
 def _offsets(batch: GraphBatch, on: str) -> NDArray[np.int64]:

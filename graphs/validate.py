@@ -11,12 +11,10 @@ from torch import Tensor
 from hydragnn.errors import InputError, nearest
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field, Location
-from hydragnn.graphs.problems import cell_problem, graph_problems
+from hydragnn.graphs.problems import ITEMS, cell_problem, graph_problems, without_label
 from hydragnn.graphs.topology import Topology
 
 ArrayLike = np.ndarray | Tensor | Sequence[Any] | float | int
-
-_ITEMS: dict[Location, str] = {"node": "nodes", "edge": "edges", "graph": "graphs"}
 
 
 def graph_from_arrays(
@@ -93,7 +91,7 @@ def field_values(raw: Any, field: Field, items: int, name: str = "graph") -> Ten
     if tuple(array.shape) != expected:
         if array.ndim == len(expected) and array.shape[0] != items:
             raise InputError(
-                f"{where}: {array.shape[0]} rows for {items} {_ITEMS[field.on]}; give one row per {field.on}"
+                f"{where}: {array.shape[0]} rows for {items} {ITEMS[field.on]}; give one row per {field.on}"
             )
         raise InputError(f"{where}: shape {tuple(array.shape)} is not {expected}; reshape it or declare another shape")
     if field.classes:
@@ -102,7 +100,7 @@ def field_values(raw: Any, field: Field, items: int, name: str = "graph") -> Ten
         return _checked_classes(array.to(torch.int64), field, where)
     if array.dtype.is_complex or array.dtype == torch.bool:
         raise InputError(f"{where}: {_short(array.dtype)} values where {field.dtype} is declared; give real numbers")
-    return _checked_finite(array.to(field.torch_dtype), where)
+    return _checked_finite(array.to(field.torch_dtype), where, f"remove the graph, or {without_label(field)}")
 
 
 def validate(batch: GraphBatch, first: int = 0) -> GraphBatch:
@@ -114,8 +112,8 @@ def validate(batch: GraphBatch, first: int = 0) -> GraphBatch:
     1
     """
     check_structure(batch)
-    for says in graph_problems(batch, range(first, first + batch.num_graphs)).values():
-        raise InputError(says)
+    for problem in graph_problems(batch, range(first, first + batch.num_graphs)).values():
+        raise InputError(problem)
     return batch
 
 
@@ -124,11 +122,11 @@ def check_structure(batch: GraphBatch) -> None:
     _check_offsets(batch)
     _check_indices(batch)
     _check_geometry(batch)
-    for location in _ITEMS:
+    for location in ITEMS:
         undeclared = [n for n in batch.on(location) if n not in batch.fields or batch.fields[n].on != location]
         if undeclared:
             raise InputError(
-                f"the tensor {undeclared[0]} on {_ITEMS[location]} has no Field; declare it or take it away"
+                f"the tensor {undeclared[0]} on {ITEMS[location]} has no Field; declare it or take it away"
             )
     for mask, present in batch.masks.items():
         if mask not in batch.fields or tuple(present.shape) != (batch.num_graphs,) or present.dtype != torch.bool:
@@ -144,14 +142,18 @@ def _declared(fields: Iterable[Field], given: Mapping[Location, Mapping[str, Any
         if field.name in declared:
             raise InputError(f"{name}: field {field.name} is declared twice; remove one")
         if field.name not in given[field.on]:
-            raise InputError(f"{name}: field {field.name} is declared but missing; pass {_ITEMS[field.on]}={{...}}")
+            raise InputError(
+                f"{name}: field {field.name} is declared but missing; pass {ITEMS[field.on]}={{'{field.name}': ...}}, or "
+                f"{without_label(field)}"
+            )
         declared[field.name] = field
     for location, values in given.items():
         for key in values:
             if key not in declared or declared[key].on != location:
                 hint = nearest(key, [n for n, f in declared.items() if f.on == location] or ["none declared"])
                 raise InputError(
-                    f"{name}: {_ITEMS[location]} holds {key} without a Field on {location}s; declare it ({hint})"
+                    f"{name}: {ITEMS[location]} holds {key} without a Field on {location}s; declare it in fields "
+                    f"({hint}), or leave it out of {ITEMS[location]}, too"
                 )
     return declared
 
@@ -227,8 +229,8 @@ def _box(raw: ArrayLike | None, periodic: Tensor, dim: int, name: str) -> Float[
         cell = torch.block_diag(cell, torch.ones(1, 1, dtype=torch.float64))
     if tuple(cell.shape) != (3, 3):
         raise InputError(f"{name}, cell: shape {tuple(cell.shape)} is not [3, 3]; give the cell vectors as rows")
-    if says := cell_problem(cell, periodic):
-        raise InputError(f"{name}{says}")
+    if problem := cell_problem(cell, periodic):
+        raise InputError(f"{name}{problem}")
     return cell
 
 
@@ -250,17 +252,14 @@ def _reals(raw: Any, where: str) -> Tensor:
     array = _array(raw, where)
     if array.dtype.is_complex or array.dtype == torch.bool:
         raise InputError(f"{where}: {_short(array.dtype)} values; give real numbers")
-    return _checked_finite(array.to(torch.float64), where)
+    return _checked_finite(array.to(torch.float64), where, "remove the graph")
 
 
-def _checked_finite(values: Tensor, where: str) -> Tensor:
+def _checked_finite(values: Tensor, where: str, move: str) -> Tensor:
     bad = ~torch.isfinite(values)
     if bool(bad.any()):
         row = int(bad.nonzero()[0][0]) if values.ndim else 0
-        raise InputError(
-            f"{where}: {values[bad][0].item()} in row {row} ({int(bad.sum())} in all); "
-            "remove the graph, or leave the field out where it is missing"
-        )
+        raise InputError(f"{where}: {values[bad][0].item()} in row {row} ({int(bad.sum())} in all); {move}")
     return values
 
 
@@ -321,7 +320,10 @@ def _check_geometry(batch: GraphBatch) -> None:
 
 def _check_field(batch: GraphBatch, field: Field) -> None:
     if field.name not in batch.on(field.on):
-        raise InputError(f"field {field.name} is declared but no tensor on {_ITEMS[field.on]} has its name; add it")
+        raise InputError(
+            f"field {field.name} is declared but no tensor on {ITEMS[field.on]} has its name; "
+            f"add it, or take {field.name} out of the batch's fields, too"
+        )
     values = batch[field.name]
     expected = (batch.num_items(field.on), *field.shape)
     if tuple(values.shape) != expected:

@@ -122,8 +122,8 @@ def plan_of(settings: CampaignSettings) -> Plan:
         max_seconds=None if search.max_hours is None else search.max_hours * 3600,
         max_node_seconds=None if search.max_node_hours is None else search.max_node_hours * 3600,
         timeout=None if search.timeout_minutes is None else search.timeout_minutes * 60,
-        min_places=nodes_of_a_trial(settings)[0],
-        max_places=nodes_of_a_trial(settings)[1],
+        min_slots=nodes_of_a_trial(settings)[0],
+        max_slots=nodes_of_a_trial(settings)[1],
         grace=search.grace_seconds,
     )
 
@@ -132,14 +132,14 @@ def plan_on(launcher: Launcher, settings: CampaignSettings) -> Plan:
     """The plan on what the launcher has; InputError where a trial needs more nodes."""
     plan = plan_of(settings)
     if isinstance(launcher, LocalLauncher):
-        if plan.min_places > 1:
+        if plan.min_slots > 1:
             raise InputError(
                 f"{settings.source}: search.nodes_per_trial = {settings.search.nodes_per_trial}, but a trial on this "
                 "machine is one process; set it to 1, or search inside an allocation"
             )
-        return replace(plan, max_places=1)
-    nodes = len({node_of(place) for place in launcher.places})
-    if plan.min_places > nodes:
+        return replace(plan, max_slots=1)
+    nodes = len({node_of(slot) for slot in launcher.slots})
+    if plan.min_slots > nodes:
         raise InputError(
             f"{settings.source}: search.nodes_per_trial = {settings.search.nodes_per_trial}, but the allocation has "
             f"{nodes} node(s); lower it, or ask for more nodes"
@@ -220,7 +220,7 @@ def _differences(one: Any, other: Any, path: str = "") -> list[str]:
     """Paths at which two JSON values differ."""
     if isinstance(one, dict) and isinstance(other, dict):
         keys = list(dict.fromkeys([*one, *other]))
-        return [found for key in keys for found in _differences(one.get(key), other.get(key), f"{path}.{key}")]
+        return [line for key in keys for line in _differences(one.get(key), other.get(key), f"{path}.{key}")]
     return [] if json.dumps(one) == json.dumps(other) else [path.removeprefix(".")]
 
 

@@ -177,9 +177,9 @@ class GivenRun:
 
     config: AnyConfig
     work: float | None = None
-    """Seconds per epoch on one place, where known."""
+    """Seconds per epoch on one slot, where known."""
     scaling: float | None = None
-    """Places at which half of the speed is lost, where known."""
+    """Slots at which half of the speed is lost, where known."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON."""

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from hydragnn.architectures import ModelSettings, without_later_keys
+from hydragnn.architectures import ArchitectureSettings, ModelSettings
 from hydragnn.datasets.settings import BatchSettings, DataSettings, SplitSettings
 from hydragnn.errors import InputError, nearest
 from hydragnn.files import digest, read_json
@@ -226,7 +226,17 @@ def stored_config(path: Path) -> AnyConfig:
 
 def hash_of(config: Mapping[str, Any]) -> str:
     """Short hash of a complete configuration; it stays where a later version adds a key and the run means what it meant."""
-    return digest({**config, "model": without_later_keys(config["model"])} if "model" in config else dict(config))
+    return digest(_without_later_keys(config))
+
+
+def _without_later_keys(config: Mapping[str, Any]) -> dict[str, Any]:
+    result = dict(config)
+    for name, kind in (("model", ArchitectureSettings), ("split", SplitSettings)):
+        if name in result:
+            result[name] = kind.without_later_keys(result[name])
+    if "branches" in result:
+        result["branches"] = [_without_later_keys(branch) for branch in result["branches"]]
+    return result
 
 
 def read_config(path: Path, assignments: list[str] | None = None) -> AnyConfig:

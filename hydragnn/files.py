@@ -4,7 +4,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -75,9 +75,30 @@ def kind_of_folder(folder: Path) -> str:
     return next((kind for name, kind in KINDS.items() if (folder / name).is_file()), "")
 
 
+def check_target(folder: Path, own: Collection[str], mark: str = "") -> None:
+    """Raise InputError where ``folder`` is no place for a command that keeps the files ``own`` there.
+
+    That is a file, a broken link, something else that this program made, or a folder with other files. Where a folder holds
+    files of these names without the file ``mark``, they are somebody else's.
+    """
+    if not os.path.lexists(folder):
+        return
+    if not folder.is_dir():
+        raise InputError(
+            f"{folder} is {'a file' if folder.exists() else 'a broken link'}, no folder; choose another --out"
+        )
+    kind = kind_of_folder(folder)
+    if kind:
+        raise InputError(f"{folder} is {kind}, and other files would be mixed into it; choose another --out")
+    names = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
+    foreign = [name for name in names if name not in own or (mark and mark not in names)]
+    if foreign:
+        raise InputError(f"{folder} holds {foreign[0]}, which this command did not make; choose another --out")
+
+
 def is_free(path: Path) -> bool:
     """Return True where there is nothing at ``path``, or an empty folder."""
-    return not path.exists() or (path.is_dir() and not any(path.iterdir()))
+    return not os.path.lexists(path) or (path.is_dir() and not any(path.iterdir()))
 
 
 def read_json(path: Path) -> Any:

@@ -32,9 +32,13 @@ class Cost:
     """What the run used so far, all segments together."""
 
     seconds: float = 0.0
+    """Wall time."""
     cpu_seconds: float = 0.0
+    """Time of all cores together."""
     peak_memory_mb: float = 0.0
+    """The most memory that one process held, in MB."""
     graphs_per_second: float = 0.0
+    """Graphs of training per second of wall time, all ranks together."""
     ranks: int = 1
     nodes: int = 1
 
@@ -82,6 +86,13 @@ class RunRecord:
     hardware: dict[str, Any] = member(default_factory=dict)
     attempt: int = 0
     branches: dict[str, BranchRecord] = member(default_factory=dict)
+
+    def __str__(self) -> str:
+        """How the run ended, and its best validation loss."""
+        why = "" if self.failure is None else f" ({self.failure.kind}: {self.failure.message})"
+        best = f"; best valid/loss {self.best['valid/loss']:.6g}" if "valid/loss" in self.best else ""
+        at = f" in epoch {self.best['epoch']:.0f}" if best and "epoch" in self.best else ""
+        return f"{self.status}{why} after {self.epochs} epochs, {self.parameters} parameters{best}{at}"
 
     def of_branch(self, name: str) -> "RunRecord":
         """The record as one branch sees it: its data and its parts; the record itself where ``name`` is empty."""

@@ -1,5 +1,6 @@
 """Which suffix writes what."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -45,6 +46,6 @@ def sink_for(path: Path, ensemble: Ensemble) -> Sink:
     )
     sink = FORMATS[path.suffix](path, heading)
     for final in sink.temporaries.values():
-        if final.exists():
+        if os.path.lexists(final):  # a broken link is somebody's, too
             raise InputError(f"{final} exists already; choose another --out or delete it")
     return sink

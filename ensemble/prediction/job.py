@@ -1,6 +1,6 @@
 """What is asked of a prediction, what the ranks must agree on before they begin, and the graphs they work on."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,8 @@ from hydragnn.datasets import BatchSettings
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.manifest import MemberEntry
 from hydragnn.ensemble.member_cache import room_for
-from hydragnn.ensemble.prediction.crew import Crew
 from hydragnn.ensemble.prediction.formats import sink_for
+from hydragnn.ensemble.prediction.group import Group
 from hydragnn.ensemble.prediction.parts import Parts
 from hydragnn.ensemble.prediction.queues import BLOCKS
 from hydragnn.ensemble.prediction.sources import Building, Source, file_digest, is_store, store_source
@@ -48,12 +48,18 @@ class Job:
         """Where finished work is kept."""
         return Parts(self.out.with_name(self.out.name + ".parts"))
 
+    @property
+    def plan(self) -> Path:
+        """Where the plan and what became of it are written."""
+        return self.out.with_name(self.out.name + ".plan.json")
+
 
 def begin(job: Job, ranks: int) -> dict[str, Any]:
     """What rank 0 checks and decides for all: finished parts, and how many members a rank holds; InputError before any work."""
     ensemble = Ensemble.load(job.model, held=1, branch=job.branch)
     sink_for(job.out, ensemble)
     parts = job.parts
+    parts.check_plan(job.plan)
     with parts.entered(resume=job.resume) as fresh:
         if is_store(job.source):
             store = store_source(job.source).store
@@ -80,16 +86,16 @@ def branch_for(model: Path, source: Path, branch: str = "") -> str:
     if branch or not known:
         return branch
     print_of = store_source(source).store.fingerprint if is_store(source) else ""
-    found = [name for name, said in known.items() if print_of == said.data_hash]
-    if len(found) == 1:
-        return found[0]
+    matches = [name for name, entry in known.items() if print_of == entry.data_hash]
+    if len(matches) == 1:
+        return matches[0]
     raise InputError(
         f"{model} has the branches {', '.join(known)}, and {source} is the store of none of them alone; say which is to "
         "predict: --branch NAME (branch=)"
     )
 
 
-def source_of(job: Job, ensemble: Ensemble, crew: Crew, *, fresh: bool) -> Source:
+def source_of(job: Job, ensemble: Ensemble, group: Group, check: Callable[[], None], *, fresh: bool) -> Source:
     """The graphs of a store, or those that all ranks build from a file of structures unless they are there already.
 
     InputError where no graph can be built; a ``fresh`` prediction by one process then leaves nothing behind.
@@ -97,29 +103,36 @@ def source_of(job: Job, ensemble: Ensemble, crew: Crew, *, fresh: bool) -> Sourc
     if is_store(job.source):
         return store_source(job.source)
     building = Building(job.source, ensemble.structures, job.parts.folder)
-    build_together(building, crew)
+    build_together(building, group, check)
     try:
         return building.source()
     except InputError:
-        if fresh and crew.size == 1:
+        if fresh and group.size == 1:
             job.parts.delete()
         raise
 
 
-def build_together(building: Building, crew: Crew) -> None:
-    """All ranks build blocks of structures; the first of them makes one store of all."""
+def build_together(building: Building, group: Group, check: Callable[[], None]) -> None:
+    """All ranks build blocks of structures, with ``check`` before each; the first of them makes one store of all."""
     blocks = range(len(building.blocks))
-    queue = crew.queue(BLOCKS, [float(stop - start) for _, start, stop in building.blocks])
+    queue = group.queue(BLOCKS, [float(stop - start) for _, start, stop in building.blocks])
     while (number := queue.take()) is not None:
+        check()
         if not building.finished and not building.has(number):
             building.build(number)
 
     def missing() -> list[Late]:
+        check()
         undone = [] if building.finished else [number for number in blocks if not building.has(number)]
         return [Late(number=number, claim=f"{BLOCKS}-{number}", seconds=SECONDS_PER_BLOCK) for number in undone]
 
-    finish_together(crew, "block", missing, building.build)
-    once(crew, "join", lambda: building.finished, building.join)
+    finish_together(group, "block", missing, building.build)
+
+    def joined() -> bool:
+        check()
+        return building.finished
+
+    once(group, "join", joined, building.join)
 
 
 def member_costs(ensemble: Ensemble, folder: Path) -> list[float]:

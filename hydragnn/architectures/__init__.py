@@ -11,7 +11,6 @@ from hydragnn.architectures.base import (
     Sight,
     Statistic,
     radial_basis,
-    without_later_keys,
 )
 from hydragnn.architectures.registry import architecture_of, architectures
 
@@ -28,5 +27,4 @@ __all__ = [
     "architecture_of",
     "architectures",
     "radial_basis",
-    "without_later_keys",
 ]

@@ -37,13 +37,6 @@ class GlobalAttentionSettings(Settings):
 class ArchitectureSettings(Settings):
     """What every architecture has."""
 
-    before: ClassVar[Mapping[str, Any]] = {}
-    """What was computed where a key was left out, before its default changed or before there was such a key: that is what stored
-    settings mean which lack it."""
-
-    later: ClassVar[frozenset[str]] = frozenset()
-    """Keys of ``before`` that earlier versions did not have; they do not change the hash while they say what was computed then."""
-
     kind: str
     """Name of the architecture, or ``package.module:Name`` of a class of yours."""
 
@@ -66,13 +59,6 @@ class ArchitectureSettings(Settings):
     checkpoint_activations: bool = False
     """Compute every layer a second time in the backward pass instead of keeping its activations: less memory, a third more time."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _as_before(cls, value: Any, info: Any) -> Any:
-        # info is a ValidationInfo: a protocol, which cannot be checked at run time
-        stored = info.context is not None and info.context.get("stored", False)
-        return {**cls.before, **value} if stored and isinstance(value, Mapping) else value
-
     @model_validator(mode="after")
     def _is_of_its_kind(self) -> "ArchitectureSettings":
         from hydragnn.architectures.registry import architecture_of
@@ -91,7 +77,7 @@ class ArchitectureSettings(Settings):
         return self
 
     @classmethod
-    def chosen(cls, value: Any) -> "type[ArchitectureSettings]":
+    def class_for(cls, value: Any) -> "type[ArchitectureSettings]":
         """The settings class of the architecture that ``value`` names."""
         from hydragnn.architectures.registry import architecture_of
 
@@ -103,7 +89,7 @@ class ArchitectureSettings(Settings):
 class GeometricSettings(ArchitectureSettings):
     """What architectures that see edge lengths have."""
 
-    before: ClassVar[Mapping[str, Any]] = {"cutoff": 5.0, "envelope": "polynomial"}
+    former: ClassVar[Mapping[str, Any]] = {"cutoff": 5.0, "envelope": "polynomial"}
 
     cutoff: float | None = Setting(default=None, gt=0)
     """Length at which the radial basis and the envelope end, in the store's unit of length (Angstrom for atoms), at most the cutoff
@@ -122,20 +108,10 @@ class GeometricSettings(ArchitectureSettings):
     def on_stores(self, cutoffs: Sequence[float | None]) -> "GeometricSettings":
         """Left out, the cutoff is the smallest of the stores', with an envelope where the edges of all of them come from one."""
         known = [cutoff for cutoff in cutoffs if cutoff is not None]
-        cutoff = min(known) if known else self.before["cutoff"]
-        envelope = self.before["envelope"] if len(known) == len(cutoffs) else "none"
+        cutoff = min(known) if known else self.former["cutoff"]
+        envelope = self.former["envelope"] if len(known) == len(cutoffs) else "none"
         chosen = {"cutoff": self.cutoff or cutoff, "envelope": self.envelope or envelope}
         return self.model_copy(update=chosen)
-
-
-def without_later_keys(model: Mapping[str, Any]) -> dict[str, Any]:
-    """A complete table of settings without the keys that came later, where they say what was computed before: hashes stay.
-
-    >>> without_later_keys({"kind": "painn", "cutoff": 5.0, "norm": "paper"})
-    {'kind': 'painn', 'cutoff': 5.0}
-    """
-    settings = ArchitectureSettings.chosen(model) if "kind" in model else ArchitectureSettings
-    return {key: value for key, value in model.items() if key not in settings.later or value != settings.before[key]}
 
 
 def _of_its_kind(value: Any, handler: Callable[[Any], Any], info: Any) -> ArchitectureSettings:
@@ -148,12 +124,12 @@ def _of_its_kind(value: Any, handler: Callable[[Any], Any], info: Any) -> Archit
 
         raise ValueError(f"model.kind is missing; name an architecture, one of {', '.join(architectures())}")
     try:
-        settings = ArchitectureSettings.chosen(value)
+        settings = ArchitectureSettings.class_for(value)
     except InputError as error:
         raise ValueError(str(error)) from error
-    found = settings.model_validate(dict(value), context=info.context)
-    assert isinstance(found, ArchitectureSettings)
-    return found
+    result = settings.model_validate(dict(value), context=info.context)
+    assert isinstance(result, ArchitectureSettings)
+    return result
 
 
 ModelSettings = Annotated[SerializeAsAny[ArchitectureSettings], WrapValidator(_of_its_kind)]
@@ -268,6 +244,6 @@ def radial_basis(settings: GeometricSettings, spec: GraphSpec) -> RadialFeatures
 
     Runs complete the settings from the store; without one, what is left out is what it was before there were such defaults.
     """
-    cutoff = settings.before["cutoff"] if settings.cutoff is None else settings.cutoff
-    envelope = settings.envelope or settings.before["envelope"]
+    cutoff = settings.former["cutoff"] if settings.cutoff is None else settings.cutoff
+    envelope = settings.envelope or settings.former["envelope"]
     return RadialFeatures(cutoff, settings.num_radial, settings.radial, envelope, spec.edge_width)

@@ -35,8 +35,7 @@ NORMS: dict[str, Callable[[Tensor], Tensor]] = {"smooth": smooth_norm, "paper": 
 class PaiNNSettings(GeometricSettings):
     """Scalar and vector states, rotation-equivariant (Schuett et al. 2021, arXiv:2102.03150)."""
 
-    before: ClassVar = {**GeometricSettings.before, "norm": "paper"}
-    later: ClassVar = frozenset({"norm"})
+    before: ClassVar = {"norm": "paper"}
 
     kind: str = "painn"
 
@@ -78,12 +77,12 @@ class PaiNNMessage(nn.Module):
 
         ``vectors`` is None in the first layer, where all are zero.
         """
-        told = self.states(scalars).split(self.channels, dim=-1)  # 2 or 3 x [nodes, channels]
-        d_scalars = gather_multiply_sum(told[0], filters[0], topology)  # eq. 7
-        along = told[1].index_select(0, topology.senders) * filters[1]  # [edges, channels]
+        projections = self.states(scalars).split(self.channels, dim=-1)  # 2 or 3 x [nodes, channels]
+        d_scalars = gather_multiply_sum(projections[0], filters[0], topology)  # eq. 7
+        along = projections[1].index_select(0, topology.senders) * filters[1]  # [edges, channels]
         d_vectors = outer_sum(along, directions, topology)  # eq. 8, second term
         if vectors is not None:
-            d_vectors = d_vectors + gather_multiply_sum(told[2].unsqueeze(-2) * vectors, filters[2], topology)
+            d_vectors = d_vectors + gather_multiply_sum(projections[2].unsqueeze(-2) * vectors, filters[2], topology)
         return d_scalars, d_vectors
 
 
@@ -126,7 +125,7 @@ class PaiNNLayer(nn.Module):
 
     def forward(self, states: States, graph: MessageGraph) -> States:
         """New states of degrees 0 and 1."""
-        features = graph.once("filtered features", lambda: self.filtered(graph))
+        features = graph.once("filtered features", lambda: self.edge_filters(graph))
         filters = [linear(features) for linear in self.filters]
         scalars, vectors = states[0], states.get(1)
         d_scalars, d_vectors = self.message(scalars, vectors, filters, graph.directions, graph.topology)
@@ -135,7 +134,7 @@ class PaiNNLayer(nn.Module):
         d_scalars, more = self.update(scalars, vectors)
         return {0: scalars + self.dropout(d_scalars), 1: vectors if more is None else vectors + more}
 
-    def filtered(self, graph: MessageGraph) -> Float[Tensor, "edges width"]:
+    def edge_filters(self, graph: MessageGraph) -> Float[Tensor, "edges width"]:
         """Edge inputs that end at the cutoff; the filters are linear, so the envelope acts once for all of them."""
         features, envelope = graph.edge_inputs
         assert features is not None

@@ -23,12 +23,12 @@ def architecture_table() -> str:
 
 
 def _line(architecture: type[Architecture]) -> str:
-    seen = [
+    inputs = [
         f"**{words}**" if sight in architecture.requires else words
         for sight, words in SIGHTS.items()
         if sight in architecture.sees
     ]
-    seen += [f"{statistic} of the training part" for statistic in sorted(architecture.needs)]
+    inputs += [f"{statistic} of the training part" for statistic in sorted(architecture.needs)]
     settings = architecture.Settings
     shared = GeometricSettings.model_fields
     own = [f"`{key}`" for key in settings.model_fields if key not in shared]
@@ -44,7 +44,7 @@ def _line(architecture: type[Architecture]) -> str:
     cells = [
         f"`{architecture.kind}`",
         what,
-        ", ".join(seen) or "who is whose neighbour",
+        ", ".join(inputs) or "who is whose neighbour",
         vectors,
         smooth,
         ", ".join(own) or "-",

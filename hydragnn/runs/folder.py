@@ -1,5 +1,6 @@
 """The folder of a run as it stands on disk: what was begun there, with which configuration, and what does not belong."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +12,25 @@ from hydragnn.record import Cost, RunRecord, read_record
 FIRST_FILES = ("config.json", "attempt.json", "heartbeat")
 """What may be in the folder of a run before it begins."""
 
-INDIFFERENT = {"data": ("store",), "train": ("checkpoint_epochs", "checkpoint_seconds", "tensorboard")}
-"""Settings that no result depends on: where the store lies (its content is compared), and what else is written when."""
+INDIFFERENT = {
+    "data": ("store",),
+    "split": ("calibration",),
+    "train": ("checkpoint_epochs", "checkpoint_seconds", "tensorboard"),
+}
+"""Settings that no training depends on: where the store lies (its content is compared), which of the graphs that it never
+sees calibrate an ensemble, and what else is written when."""
 
 
 def as_begun(config: AnyConfig, out: Path) -> AnyConfig:
-    """The configuration, in which keys that an earlier version did not have are those of the run in ``out`` where they are left out."""
+    """The configuration, in which keys with another default or none before are those of the run in ``out`` where they are left out."""
     path = out / "config.json"
-    absent = config.model.before.keys() - config.model.model_fields_set
+    absent = (config.model.before.keys() | config.model.former.keys()) - config.model.model_fields_set
     if not absent or not path.is_file():
         return config
-    begun = stored_config(path).model
-    if type(begun) is not type(config.model):
+    saved_config = stored_config(path).model
+    if type(saved_config) is not type(config.model):
         return config
-    model = config.model.model_copy(update={key: getattr(begun, key) for key in absent})
+    model = config.model.model_copy(update={key: getattr(saved_config, key) for key in absent})
     return config.model_copy(update={"model": model})
 
 
@@ -34,8 +40,8 @@ def check_folder(config: dict[str, Any], out: Path, resume: bool) -> None:
     That is where it holds something else, a run and nobody said resume, another run, or nothing to resume. An empty folder
     will do, and so will one that whoever starts the run has prepared with ``config.json``.
     """
-    if out.exists() and not out.is_dir():
-        raise InputError(f"{out} is a file, not a folder; choose another --out")
+    if os.path.lexists(out) and not out.is_dir():
+        raise InputError(f"{out} is a {'file' if out.exists() else 'broken link'}, not a folder; choose another --out")
     check_nothing_else(out, resume)
     holds_run = (out / "record.json").exists() or (out / "checkpoints").exists()
     if not resume:
@@ -44,8 +50,8 @@ def check_folder(config: dict[str, Any], out: Path, resume: bool) -> None:
         return
     if not (out / "config.json").exists():
         raise InputError(f"{out} holds no run to resume; leave out --resume to begin one")
-    begun = stored_config(out / "config.json")
-    changed = differences(decisive(begun.to_json()), decisive(config))
+    saved_config = stored_config(out / "config.json")
+    changed = differences(decisive(saved_config.to_json()), decisive(config))
     if changed:
         raise InputError(
             f"{out} was begun with another configuration ({', '.join(changed[:3])}); resume it with the same one, or begin a "

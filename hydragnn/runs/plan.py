@@ -15,7 +15,7 @@ from hydragnn.config import AnyConfig, TrainSettings
 from hydragnn.datasets import Budget, GraphStore, Split, WithoutEdges, make_split, open_store
 from hydragnn.errors import InputError, about, nearest
 from hydragnn.graphs.field import Field
-from hydragnn.models import ModelDescription, check_shared, described
+from hydragnn.models import ModelDescription, check_shared, make_description
 from hydragnn.runs.cutoff import check_cutoff, cutoff_of
 
 Stores = GraphStore | Mapping[str, GraphStore]
@@ -69,27 +69,27 @@ def plan_run(
     is larger than a store's, unless the run has ``begun`` with it.
     """
     branches = config.branches
-    opened = [_open(branch.data.store, branch.name, stores) for branch in branches]
-    encoder = config.model.on_stores([cutoff_of(store.attributes) for store in opened])
+    open_stores = [_open(branch.data.store, branch.name, stores) for branch in branches]
+    encoder = config.model.on_stores([cutoff_of(store.attributes) for store in open_stores])
     reads = partial(architecture_of(encoder.kind).reads, encoder)
     inputs, unseen = [], []
-    for branch, store in zip(branches, opened):
+    for branch, store in zip(branches, open_stores):
         heartbeat()
         with about(_subject(branch.name)):
             fields = {field.name: field for field in store.fields()}
             unseen.append(unseen_inputs(fields.values(), reads) if branch.data.inputs is None else ())
             inputs.append(input_fields(branch.data.inputs, branch.targets, fields, unseen[-1]))
     if len(branches) > 1:
-        check_shared({branch.name: (store.dim, of) for branch, store, of in zip(branches, opened, inputs)})
+        check_shared({branch.name: (store.dim, of) for branch, store, of in zip(branches, open_stores, inputs)})
     names = [field.name for field in inputs[0]]  # one order for all
     plans = []
-    for branch, store, left_out in zip(branches, opened, unseen):
+    for branch, store, left_out in zip(branches, open_stores, unseen):
         heartbeat()
         with about(_subject(branch.name)):
             visible = store if branch.data.edges else WithoutEdges(store)
             if branch.data.edges and not begun:
                 check_cutoff(getattr(encoder, "cutoff", None), store.attributes)
-            model = described(
+            model = make_description(
                 encoder,
                 branch.heads,
                 visible.fields(),

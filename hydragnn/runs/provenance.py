@@ -31,7 +31,7 @@ def first_record(
         data_hash=next(iter(hashes.values())) if len(hashes) == 1 else digest(hashes),
         seed=plan.training.seed,
         parameters=parameters,
-        parts={part: sum(counts[part] for counts in parts.values()) for part in ("train", "valid", "test")},
+        parts={part: sum(counts[part] for counts in parts.values()) for part in next(iter(parts.values()))},
         branches={name: BranchRecord(data_hash=hashes[name], parts=parts[name]) for name in hashes if name},
         trivial=dict(data.trivial),
         unseen_inputs=list(dict.fromkeys(unseen)),

@@ -40,14 +40,37 @@ def trap_signals() -> Iterator[Signals]:
 
 
 @contextmanager
-def interrupt_at_once() -> Iterator[None]:
-    """Let SIGTERM and SIGUSR1 raise Interrupted for the length of the block, while there is nothing to save yet."""
+def raise_signals(
+    numbers: Sequence[signal.Signals], error: Callable[[signal.Signals], BaseException]
+) -> Iterator[Callable[[], None]]:
+    """Let signals raise ``error`` for the length of the block; gives a check that raises it again.
+
+    Python drops what a signal raises while it is inside ``__del__`` or a callback of a weak reference, and so do libraries
+    inside their callbacks. So the signal is noted as well: whoever works in the block calls the check before every unit of work.
+    """
+    received: list[signal.Signals] = []
+
+    def check() -> None:
+        if received:
+            raise error(received[0])
 
     def leave(number: int, frame: FrameType | None) -> None:
-        raise Interrupted(f"stopped by {signal.Signals(number).name} before the first step")
+        received.append(signal.Signals(number))
+        check()
 
-    with _handled_by(leave, (signal.SIGTERM, signal.SIGUSR1)):
-        yield
+    with _handled_by(leave, numbers):
+        yield check
+
+
+@contextmanager
+def interrupt_at_once() -> Iterator[Callable[[], None]]:
+    """Let SIGINT, SIGTERM and SIGUSR1 raise Interrupted for the length of the block, while there is nothing to save yet.
+
+    Gives the check of ``raise_signals``, which is made once more at the end of the block.
+    """
+    with raise_signals(STOPPING, lambda kind: Interrupted(f"stopped by {kind.name} before the first step")) as check:
+        yield check
+        check()
 
 
 @contextmanager

@@ -119,10 +119,15 @@ class RunData:
         return len(self.turns(epoch))
 
     def turns(self, epoch: int) -> NDArray[np.int64]:
-        """The branch of every batch of an epoch ``[steps]``."""
+        """The branch of every batch of an epoch ``[steps]``: the batches of each are spread evenly over it.
+
+        Batch i of the n of a branch stands at (i + u) / n of the epoch, with one u in [0, 1) drawn per branch and epoch. In
+        any order that is drawn, batches of one branch follow each other, and each of them moves the trunk away from the others.
+        """
         counts = [sum(piece.batches for piece in pieces_of(branch, epoch)) for branch in self.branches]
-        turns = np.repeat(np.arange(len(counts)), counts)
-        return np.random.default_rng([self.seed, epoch, len(counts)]).permutation(turns)
+        offsets = np.random.default_rng([self.seed, epoch, len(counts)]).random(len(counts))
+        places = [(np.arange(count) + offset) / max(count, 1) for count, offset in zip(counts, offsets)]
+        return np.repeat(np.arange(len(counts)), counts)[np.argsort(np.concatenate(places), kind="stable")]
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Share]:
         """This rank's shares of the batches of an epoch from step ``start`` on."""

@@ -1,5 +1,6 @@
 """Writing the report of a campaign, an ensemble or a run."""
 
+import os
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -41,8 +42,10 @@ def check_report(place: Path) -> None:
         raise InputError(
             f"{place} is a folder; give the HTML file that the report becomes, as --out {place}/report.html"
         )
-    if not place.exists():
+    if not os.path.lexists(place):
         return
+    if not place.exists():
+        raise InputError(f"{place} is a broken link; choose another --out or delete it")
     with place.open("rb") as file:
         if REPORT not in file.read(4096):
             raise InputError(f"{place} exists already and is no report; choose another --out or delete it")

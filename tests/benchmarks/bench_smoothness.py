@@ -41,7 +41,7 @@ HEAD = {
 }
 
 
-def made_store(data: Path, out: Path, frames: int) -> Path:
+def make_store(data: Path, out: Path, frames: int) -> Path:
     """Cells of the data set, evenly taken, as a store."""
     store = out / "copper.h5"
     if not store.exists():
@@ -71,12 +71,12 @@ def config_of(store: Path, norm: str, seed: int, options: argparse.Namespace) ->
 
 def force_constants(model: TrainedModel) -> list[float]:
     """-F / u of an atom of a perfect crystal, eV/Angstrom^2, for every u."""
-    found = []
+    actual = []
     for step in STEPS:
         atoms = bulk("Cu", "fcc", a=LATTICE, cubic=True) * (3, 3, 3)
         atoms.positions[0, 0] += step
-        found.append(-float(model.predict(from_ase(atoms, CUTOFF))["forces"].mean[0, 0]) / step)
-    return found
+        actual.append(-float(model.predict(from_ase(atoms, CUTOFF))["forces"].mean[0, 0]) / step)
+    return actual
 
 
 def results_of(store: Path, norm: str, options: argparse.Namespace) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    store = made_store(options.data, options.out, options.frames)
+    store = make_store(options.data, options.out, options.frames)
     result: dict[str, Any] = {"options": {key: str(value) for key, value in vars(options).items()}}
     for norm in ("paper", "smooth"):
         result[norm] = results_of(store, norm, options)

@@ -1,5 +1,7 @@
 """Several data sets in one trunk, from the search to the report: every step after training speaks of one branch."""
 
+import shutil
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,8 @@ import hydragnn
 from hydragnn.datasets import StoreWriter
 from hydragnn.errors import InputError
 from hydragnn.graphs import ATOMIC_NUMBERS_FIELD, Field, GraphBatch, concatenate, graph_from_arrays
+from hydragnn.scripts.report.collect import collect
+from hydragnn.scripts.report.reproduce import reproduction
 
 ENERGY = Field(name="energy", on="graph", unit="eV", role="target", dtype="float64")
 GAP = Field(name="gap", on="graph", unit="meV", role="target", dtype="float64")
@@ -86,12 +90,12 @@ def test_a_run_predicts_with_the_branch_of_its_store_or_with_the_one_that_is_nam
     run, root = campaign / "trials" / "0000", campaign.parent
     by_store = hydragnn.predict(run, root / "oxides.h5", tmp_path / "a.npz")
     by_name = hydragnn.predict(run, root / "oxides.h5", tmp_path / "b.npz", branch="oxides")
-    assert by_store["failed"] == by_name["failed"] == 0
+    assert by_store.failed == by_name.failed == 0
     with np.load(tmp_path / "a.npz") as one, np.load(tmp_path / "b.npz") as other:
         names = [name for name in one.files if "gap@oxides" in name and one[name].dtype.kind == "f"]
         assert names and all(np.array_equal(one[name], other[name], equal_nan=True) for name in names)
     across = hydragnn.predict(run, root / "oxides.h5", tmp_path / "c.npz", branch="metals")
-    assert across["graphs"] == 24
+    assert across.graphs == 24
     with StoreWriter(tmp_path / "new.h5", (ATOMIC_NUMBERS_FIELD, GAP), dim=3) as writer:
         writer.write(pair(np.random.default_rng(9), [8, 8], GAP))
     with pytest.raises(InputError, match=r"has the branches metals, oxides.*--branch NAME"):
@@ -109,3 +113,21 @@ def test_reports_speak_of_every_branch(campaign: Path, ensemble: Path, tmp_path:
         page = hydragnn.report(source, tmp_path / f"{source.name}.html").read_text()
         assert all(name in page for name in named)
         assert not foreign or foreign not in page
+
+
+def test_the_report_of_a_branch_names_it_and_the_other_data_and_its_commands_make_it_again(
+    campaign: Path, ensemble: Path, tmp_path: Path
+) -> None:
+    page = hydragnn.report(ensemble, tmp_path / "page.html").read_text()
+    root = campaign.parent
+    assert f"This is branch oxides: its models share their trunk with metals ({root / 'metals.h5'})." in page
+    assert f"The data of branch oxides ({root / 'oxides.h5'}): 24 graphs" in page
+    assert "hydragnn ensemble CAMPAIGN --top-k 2 --branch oxides --out ENSEMBLE" in page
+    alone = tmp_path / "moved" / "ensemble"  # where the campaign is not found, a member's record speaks for it
+    shutil.copytree(ensemble, alone)
+    facts = collect(alone)
+    assert facts.campaign is None
+    table = tomllib.loads(reproduction(facts).toml)
+    assert [branch["name"] for branch in table["branches"]] == ["metals", "oxides"]
+    of_all = hydragnn.report(campaign, tmp_path / "all.html").read_text()
+    assert "--branch" not in of_all and "This is branch" not in of_all

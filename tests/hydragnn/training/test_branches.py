@@ -7,6 +7,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -64,15 +65,15 @@ def test_each_branch_learns_and_predicts_in_its_own_units(
 ) -> None:
     record = train(make(model, train__epochs=12), tmp_path / "run", store=stores)
     assert record.status == "finished"
-    assert record.parts == {"train": 36, "valid": 11, "test": 5}
-    assert record.branches["oxides"].parts == {"train": 8, "valid": 3, "test": 1}
+    assert record.parts == {"train": 36, "valid": 11, "calibration": 0, "test": 5}
+    assert record.branches["oxides"].parts == {"train": 8, "valid": 3, "calibration": 0, "test": 1}
     assert record.branches["oxides"].data_hash == stores["oxides"].fingerprint
     assert record.curves["valid/loss"][-1] < record.curves["valid/loss"][0]
     for name, store in stores.items():
         trained = load_model(tmp_path / "run" / "model", torch.float64, branch=name)
         batch = store.read(range(len(store)))
-        found = trained.predict(batch)[f"energy@{name}"].mean
-        assert (found - batch["energy"]).abs().mean() < 0.5 * batch["energy"].std()
+        actual = trained.predict(batch)[f"energy@{name}"].mean
+        assert (actual - batch["energy"]).abs().mean() < 0.5 * batch["energy"].std()
     assert {target.name for target in trained.targets} == {"energy@oxides"}
     assert "valid/charge@metals/mae" in record.best and "valid/charge@oxides/mae" not in record.best
     assert "valid/energy@oxides/mae" in record.trivial
@@ -111,6 +112,19 @@ def test_an_epoch_shows_the_graphs_of_a_branch_as_often_as_its_weight_says(
     again = [share.branch for share in assembled(make(batch__max_graphs=2), stores).data.epoch(3)]
     assert again == [share.branch for share in assembled(make(batch__max_graphs=2), stores).data.epoch(3)]
     assert again != sorted(again)  # they take turns
+
+
+def test_turns_of_branches_are_spread_evenly_over_the_epoch(stores: dict[str, MemoryStore], make: Configs) -> None:
+    run = assembled(make(batch__max_graphs=2), stores)
+    turns = [run.data.turns(epoch) for epoch in range(20)]
+    for one in turns:
+        assert np.bincount(one).tolist() == [14, 4]
+        between = np.diff(np.flatnonzero(one == 1)) - 1
+        assert set(between.tolist()) <= {3, 4}  # 14 / 4 = 3.5 batches of the first data set between two of the second
+    assert len({tuple(one.tolist()) for one in turns}) > 1  # the second's first batch comes earlier or later
+    equal = assembled(make(branches__1__weight=3.5, batch__max_graphs=2), stores).data
+    for epoch in range(20):
+        assert np.abs(np.diff(equal.turns(epoch))).tolist() == [1] * 27  # strictly one after the other
 
 
 @pytest.mark.parametrize(

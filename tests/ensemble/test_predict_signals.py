@@ -1,0 +1,132 @@
+"""Signals that arrive where Python drops what they raise, in a callback of a weak reference or in ``__del__``, end the work all the same."""
+
+import os
+import signal
+import sys
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hydragnn.datasets import BatchSettings, MemoryStore
+from hydragnn.ensemble.prediction import merge, sources, work
+from hydragnn.ensemble.prediction.predict import predict_to_file
+from hydragnn.errors import Interrupted
+from hydragnn.runs import assembly
+from hydragnn.runs.session import train
+from tests.ensemble.conftest import config_of
+
+SMALL = BatchSettings(max_graphs=16)
+
+
+class Doomed:
+    """Sends this process a signal when it dies."""
+
+    def __init__(self, kind: signal.Signals) -> None:
+        self.kind = kind
+
+    def __del__(self) -> None:
+        os.kill(os.getpid(), self.kind)
+
+
+class Plain:
+    """Something to refer to."""
+
+
+def in_weak_callback(kind: signal.Signals) -> None:
+    """Receive a signal inside a callback of a weak reference."""
+    thing = Plain()
+    reference = weakref.ref(thing, lambda _: os.kill(os.getpid(), kind))
+    del thing
+    assert reference() is None
+
+
+def in_del(kind: signal.Signals) -> None:
+    """Receive a signal inside ``__del__``."""
+    Doomed(kind)
+
+
+WAYS = {"weak reference": in_weak_callback, "__del__": in_del}
+
+
+@pytest.fixture
+def dropped(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What Python dropped."""
+    seen: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda what: seen.append(what.exc_type))
+    return seen
+
+
+def first_acts(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, act: Callable[[], None]) -> list[None]:
+    """The first call of a function does something more; gives the list of all calls."""
+    original, calls = getattr(owner, name), list[None]()
+
+    def acting(*arguments: Any, **named: Any) -> Any:
+        calls.append(None)
+        if len(calls) == 1:
+            act()
+        return original(*arguments, **named)
+
+    monkeypatch.setattr(owner, name, acting)
+    return calls
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGINT])
+def test_a_dropped_signal_ends_a_prediction_before_its_next_unit(
+    way: str,
+    kind: signal.Signals,
+    ensemble: Path,
+    stored: Path,
+    tmp_path: Path,
+    dropped: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    out = tmp_path / "out.npz"
+    with monkeypatch.context() as patch:
+        calls = first_acts(patch, work, "outcome_of", lambda: WAYS[way](kind))
+        with pytest.raises(Interrupted, match="add --resume"):
+            predict_to_file(ensemble, stored, out, batch=SMALL)
+    assert dropped == [KeyboardInterrupt] and len(calls) == 1 and not out.exists()
+    predict_to_file(ensemble, stored, out, batch=SMALL, resume=True)
+    predict_to_file(ensemble, stored, tmp_path / "whole.npz", batch=SMALL)
+    with np.load(out) as one, np.load(tmp_path / "whole.npz") as other:
+        assert all(np.array_equal(one[name], other[name], equal_nan=one[name].dtype.kind == "f") for name in one.files)
+
+
+@pytest.mark.parametrize(("owner", "name"), [(sources.Building, "build"), (merge, "_block")])
+def test_a_dropped_signal_ends_building_and_writing(
+    owner: Any,
+    name: str,
+    ensemble: Path,
+    structures_file: Callable[[int], Path],
+    tmp_path: Path,
+    dropped: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    out = tmp_path / "out.npz"
+    first_acts(monkeypatch, owner, name, lambda: in_weak_callback(signal.SIGTERM))
+    with pytest.raises(Interrupted, match="add --resume"):
+        predict_to_file(ensemble, structures_file(20), out, batch=BatchSettings(max_graphs=4))
+    assert dropped == [KeyboardInterrupt] and not out.exists()
+
+
+@pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+@pytest.mark.parametrize("name", ["prepare_data", "first_record"])
+def test_a_dropped_signal_ends_a_run_before_its_first_step(
+    name: str,
+    kind: signal.Signals,
+    store: MemoryStore,
+    stored: Path,
+    tmp_path: Path,
+    dropped: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first_acts(monkeypatch, assembly, name, lambda: in_weak_callback(kind))
+    with pytest.raises(Interrupted, match=f"stopped by {kind.name} before the first step"):
+        train(config_of(stored), tmp_path / "run", store=store)
+    assert dropped == [Interrupted] and not (tmp_path / "run" / "record.json").exists()
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL

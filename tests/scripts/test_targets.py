@@ -1,0 +1,197 @@
+"""Whatever ``--out`` names that is something else is refused by every command, and left as it is."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import typer
+
+from hydragnn.datasets import StoreWriter
+from hydragnn.errors import InputError
+from hydragnn.files import write_json
+from hydragnn.graphs import Field, graph_from_arrays
+from hydragnn.scripts import cli
+
+ARCHIVE = Path(__file__).parents[1] / "archive"
+FIELDS = (Field(name="charge", on="node"), Field(name="moment", on="graph", role="target"))
+CONFIG = """
+[data]
+store = "{store}"
+[model]
+kind = "schnet"
+hidden_dim = 8
+num_layers = 1
+cutoff = 2.0
+[[heads]]
+kind = "scalar"
+field = "moment"
+"""
+SEARCH = """
+[search]
+trials = 2
+[search.space."model.hidden_dim"]
+type = "int"
+low = 4
+high = 8
+"""
+BUILD = 'kind = "ase"\nfiles = ["{folder}/*.xyz"]\ncutoff = 3.0\n'
+
+COMMANDS = {
+    "quickstart": (["quickstart", "--scale", "alloys"], ""),
+    "data build": (["data", "build", "{inputs}/build.toml"], ".h5"),
+    "train": (["train", "{inputs}/config.toml"], ""),
+    "search": (["search", "{inputs}/campaign.toml"], ""),
+    "simulate": (["simulate", "{inputs}/campaign.toml", "--nodes", "4", "--hours", "0.1"], ""),
+    "ensemble": (["ensemble", "{inputs}/campaign"], ""),
+    "predict": (["predict", "{inputs}/run", "{inputs}/store.h5"], ".npz"),
+    "report": (["report", "{inputs}/run"], ".html"),
+}
+"""Words that each command needs beside ``--out``, and the suffix of what it writes."""
+
+
+def commands_with_out(command: Any, path: tuple[str, ...] = ()) -> Iterator[str]:
+    """The commands of the program that have ``--out``."""
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from commands_with_out(inner, (*path, name))
+    if any("--out" in parameter.opts for parameter in command.params):
+        yield " ".join(path)
+
+
+def someones_file(path: Path) -> None:
+    path.write_text("notes of years\n")
+
+
+def someones_folder(path: Path) -> None:
+    path.mkdir()
+    someones_file(path / "notes.txt")
+
+
+def copy_of(name: str) -> Callable[[Path], None]:
+    def make(path: Path) -> None:
+        shutil.copytree(ARCHIVE / name, path)
+
+    return make
+
+
+def make_store(path: Path) -> None:
+    """Two graphs; under any name, since a command may want another suffix."""
+    own = path.with_name("made.h5")
+    with StoreWriter(own, FIELDS, dim=2) as writer:
+        for _ in range(2):
+            graph = graph_from_arrays(
+                [[0.0, 0.0], [1.0, 0.0]],
+                [0, 1],
+                [1, 0],
+                fields=FIELDS,
+                nodes={"charge": np.ones(2)},
+                graphs={"moment": 1.0},
+            )
+            writer.write(graph)
+    own.rename(path)
+
+
+def link_to(make: Callable[[Path], None]) -> Callable[[Path], None]:
+    def linked(path: Path) -> None:
+        make(path.with_name("elsewhere"))
+        path.symlink_to(path.with_name("elsewhere"))
+
+    return linked
+
+
+KINDS: dict[str, Callable[[Path], None]] = {
+    "someone's folder": someones_folder,
+    "someone's file": someones_file,
+    "a store": make_store,
+    "a run": copy_of("run-v1"),
+    "a campaign": copy_of("campaign-v1"),
+    "an ensemble": copy_of("ensemble-v1"),
+    "a link to someone's folder": link_to(someones_folder),
+    "a link to someone's file": link_to(someones_file),
+    "a broken link": link_to(lambda path: None),
+}
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What commands read."""
+    folder = tmp_path_factory.mktemp("inputs")
+    make_store(folder / "store.h5")
+    (folder / "config.toml").write_text(CONFIG.format(store=folder / "store.h5"))
+    (folder / "campaign.toml").write_text((CONFIG + SEARCH).format(store=folder / "store.h5"))
+    (folder / "build.toml").write_text(BUILD.format(folder=folder))
+    (folder / "one.xyz").write_text('1\nLattice="9 0 0 0 9 0 0 0 9" pbc="F F F"\nCu 0 0 0\n')
+    for name in ("run", "campaign"):
+        shutil.copytree(ARCHIVE / f"{name}-v1", folder / name)
+    return folder
+
+
+@pytest.fixture
+def refusal(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Path], str]:
+    """Calls a command with a target; gives the sentence with which it refuses."""
+
+    def leave(code: int, **_: Any) -> None:
+        raise AssertionError(f"the command ended with {code}")
+
+    monkeypatch.setattr("hydragnn.distributed.leave", leave)
+
+    def call(name: str, target: Path) -> str:
+        words = [word.format(inputs=inputs) for word in COMMANDS[name][0]]
+        with pytest.raises(InputError) as refused:
+            typer.main.get_command(cli.app).main([*words, "--out", str(target)], standalone_mode=False)
+        return str(refused.value)
+
+    return call
+
+
+def contents(folder: Path) -> dict[str, Any]:
+    """Every file, folder and link below a folder with what is in it and when it changed."""
+    actual: dict[str, Any] = {}
+    for path in sorted(folder.rglob("*")):
+        what = path.readlink() if path.is_symlink() else path.read_bytes() if path.is_file() else None
+        actual[str(path.relative_to(folder))] = (what, path.lstat().st_mtime_ns)
+    return actual
+
+
+def test_every_command_with_out_is_tried() -> None:
+    assert set(commands_with_out(typer.main.get_command(cli.app))) == set(COMMANDS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_target_that_is_something_else_is_refused_and_left_as_it_is(
+    name: str, kind: str, refusal: Callable[[str, Path], str], tmp_path: Path
+) -> None:
+    target = tmp_path / f"target{COMMANDS[name][1]}"
+    KINDS[kind](target)
+    before = contents(tmp_path)
+    sentence = refusal(name, target)
+    assert str(target) in sentence and "\n" not in sentence
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("text", ["my own plan\n", '{"planned": {}, "mine": 1}\n', "[]"])
+def test_a_prediction_replaces_no_plan_that_is_not_its_own(
+    text: str, refusal: Callable[[str, Path], str], tmp_path: Path
+) -> None:
+    (tmp_path / "target.npz.plan.json").write_text(text)
+    before = contents(tmp_path)
+    assert "target.npz.plan.json exists already and is no plan" in refusal("predict", tmp_path / "target.npz")
+    assert contents(tmp_path) == before
+
+
+def test_a_simulation_is_replaced_by_another_and_nothing_else_is(
+    inputs: Path, refusal: Callable[[str, Path], str], tmp_path: Path
+) -> None:
+    out = tmp_path / "simulated"
+    out.mkdir()
+    words = [word.format(inputs=inputs) for word in COMMANDS["simulate"][0]]
+    for _ in range(2):
+        typer.main.get_command(cli.app).main([*words, "--json", "--out", str(out)], standalone_mode=False)
+    assert (out / "simulated.json").is_file()
+    write_json(out / "simulated.json", {"mine": 1})
+    assert "is no simulation of this program" in refusal("simulate", out)
+    (out / "simulated.json").unlink()
+    assert "holds utilisation.png" in refusal("simulate", out)  # a picture without figures is somebody else's
