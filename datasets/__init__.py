@@ -25,6 +25,6 @@ from hydragnn.datasets.shared import load_into_memory
 from hydragnn.datasets.split import Split, make_split
 from hydragnn.datasets.store import Column, GraphStore, Sizes
 from hydragnn.datasets.survey import Survey
-from hydragnn.datasets.tools import check_graphs, check_store, convert_store, store_info
+from hydragnn.datasets.tools import SizeSummary, StoreInfo, check_graphs, check_store, convert_store, store_info
 from hydragnn.datasets.views import WithoutEdges, without_edges
 from hydragnn.datasets.writer import StoreWriter, finish_store

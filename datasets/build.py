@@ -48,7 +48,7 @@ def graphs_of(settings: BuildSettings) -> Iterator[GraphBatch]:
     """The graphs of a source, one by one, with scaled values and the structural encodings asked for."""
     widths = {name: getattr(settings, name) for name in ENCODINGS}
     for graph in _graphs(settings):
-        yield with_encodings(_scaled(graph, settings.fields), widths)
+        yield with_encodings(_scale_fields(graph, settings.fields), widths)
 
 
 def _graphs(settings: BuildSettings) -> Iterator[GraphBatch]:
@@ -65,7 +65,7 @@ def _graphs(settings: BuildSettings) -> Iterator[GraphBatch]:
             return grain_graphs(settings)
 
 
-def _scaled(graph: GraphBatch, fields: list[FieldSettings]) -> GraphBatch:
+def _scale_fields(graph: GraphBatch, fields: list[FieldSettings]) -> GraphBatch:
     scales = {field.name: field.scale for field in fields if field.scale != 1.0 and field.name in graph.fields}
     if not scales:
         return graph

@@ -151,7 +151,7 @@ class Part:
             edge_offsets=offsets_of(np.diff(edges)[read]),
             arrays=arrays,
         )
-        return flat if len(read) == len(graphs) else chosen(flat, np.searchsorted(read, graphs))
+        return flat if len(read) == len(graphs) else take_graphs(flat, np.searchsorted(read, graphs))
 
     def close(self) -> None:
         """Let go of the files."""
@@ -160,7 +160,7 @@ class Part:
             self._reader = None
 
 
-def chosen(flat: FlatGraphs, graphs: Int64[ndarray, " chosen"]) -> FlatGraphs:
+def take_graphs(flat: FlatGraphs, graphs: Int64[ndarray, " chosen"]) -> FlatGraphs:
     """Some graphs of ``flat``, in this order."""
     nodes, edges = spans_of(flat.node_offsets, graphs), spans_of(flat.edge_offsets, graphs)
     locations = {name: spec.location for name, spec in array_specs(flat.dim, flat.fields).items()}
@@ -256,14 +256,14 @@ class DiskStore:
 
     def read_flat(self, graphs: Int64[ndarray, " chosen"], fields: Collection[str] | None = None) -> FlatGraphs:
         """The graphs with these ascending numbers as flat arrays."""
-        kept = [field for field in self.fields() if fields is None or field.name in fields]
+        wanted_fields = [field for field in self.fields() if fields is None or field.name in fields]
         cuts = np.searchsorted(graphs, self._first)
         pieces = [
-            part.read(graphs[a:b] - first, kept)
+            part.read(graphs[a:b] - first, wanted_fields)
             for part, a, b, first in zip(self.parts, cuts[:-1], cuts[1:], self._first)
             if b > a
         ]
-        return join(pieces) if pieces else no_graphs(self.dim, kept)
+        return join(pieces) if pieces else no_graphs(self.dim, wanted_fields)
 
     def column(self, name: str, start: int = 0, stop: int | None = None) -> Column:
         """The field ``name`` of the graphs ``start`` to ``stop`` without reading anything else."""

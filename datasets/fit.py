@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from hydragnn.datasets.normalisation import Normalisation, Scale
 from hydragnn.datasets.split import species_counts
 from hydragnn.datasets.store import GraphStore
-from hydragnn.datasets.survey import FieldSummary, Survey, merged
+from hydragnn.datasets.survey import FieldSummary, Survey, merge_summaries
 from hydragnn.errors import InputError
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 
@@ -96,7 +96,7 @@ def _known(known: dict[str, Field], name: str) -> Field:
 
 def joint_scale(surveys: Sequence[Survey], field: Field) -> Scale:
     """The scale of an input that several data sets have, from the training parts of all."""
-    return _scale_of(merged([survey.summary(field) for survey in surveys]), field)
+    return _scale_of(merge_summaries([survey.summary(field) for survey in surveys]), field)
 
 
 def _scale(survey: Survey, field: Field, *, centred: bool = True) -> Scale:
@@ -125,8 +125,8 @@ def _along_identity(
     """
     of_tensors = mean.reshape(-1, *field.shape[-2:])
     traces = np.trace(of_tensors, axis1=-2, axis2=-1) / field.shape[-1]
-    kept = (traces[:, None, None] * np.eye(field.shape[-1])).reshape(-1)
-    return kept, np.full(field.width, (variance + np.square(mean - kept)).mean())
+    isotropic = (traces[:, None, None] * np.eye(field.shape[-1])).reshape(-1)
+    return isotropic, np.full(field.width, (variance + np.square(mean - isotropic)).mean())
 
 
 def _stds(std: NDArray[np.float64], mean: NDArray[np.float64]) -> tuple[float, ...]:

@@ -70,9 +70,9 @@ class Loader:
         if self.window is None or not shares:
             yield from (self.store.read(share, self.fields) for share in shares)
             return
-        wanted = np.unique(np.concatenate(shares))
-        held = MemoryStore(self.store.read(wanted, self.fields))
-        yield from (held.read(np.searchsorted(wanted, share)) for share in shares)
+        graphs_of_all = np.unique(np.concatenate(shares))
+        held = MemoryStore(self.store.read(graphs_of_all, self.fields))
+        yield from (held.read(np.searchsorted(graphs_of_all, share)) for share in shares)
 
     def _windows(self, epoch: int) -> Iterator[list[Int64[ndarray, " _"]]]:
         generator = np.random.default_rng([self.seed, epoch])

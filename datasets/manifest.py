@@ -1,7 +1,6 @@
 """The manifest of a store: which parts it has, what they hold and how to know that they are whole."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from dataclasses import field as member
 from hashlib import blake2b
@@ -219,8 +218,3 @@ def check_part_files(path: Path, part: PartInfo) -> None:
             )
         if path.is_dir() and not name.startswith("data.") and checksum(file) != expected:
             raise InputError(f"{file} was changed after it was written; copy the store again")
-
-
-def stored_everywhere(dim: int, fields: Sequence[Field]) -> list[str]:
-    """Arrays that every block stores: all but those without any numbers."""
-    return [name for name, spec in array_specs(dim, fields).items() if 0 not in spec.shape]

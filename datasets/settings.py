@@ -1,7 +1,7 @@
 """How a run chooses, splits and packs its data."""
 
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -26,11 +26,13 @@ class DataSettings(Settings):
 
 
 class SplitSettings(Settings):
-    """Which graphs train, which choose (validation) and which only judge (test)."""
+    """Which graphs train, which choose (validation), which calibrate intervals and which only judge (test)."""
+
+    before: ClassVar = {"calibration": 0.0}
 
     kind: Literal["random", "composition", "group", "given"] = "random"
     """random: by graph; composition: graphs of one composition stay together; group: by the values of ``field``;
-    given: ``field`` holds 0 (train), 1 (validation), 2 (test) for every graph."""
+    given: ``field`` holds 0 (train), 1 (validation), 2 (test), 3 (calibration) for every graph."""
 
     field: str | None = None
     """Graph field with group labels or with the given parts; only for ``group`` and ``given``."""
@@ -39,7 +41,12 @@ class SplitSettings(Settings):
     """Fraction of graphs (or of groups) for training."""
 
     valid: float = Field(default=0.1, gt=0, lt=1)
-    """Fraction for validation; what remains is the test part (may be empty where train + valid = 1)."""
+    """Fraction for validation; what remains is for calibration and test (may be nothing where train + valid = 1)."""
+
+    calibration: float | None = Field(default=None, ge=0, lt=1)
+    """Fraction for the intervals of ensembles, taken from what training and validation leave; the rest is the test part.
+    Without it half of what they leave, where that is 40 graphs or more. 0 calibrates on the validation part. Training does
+    not depend on it. A ``given`` split names these graphs itself and takes no fraction."""
 
     seed: int = Field(default=0, ge=0)
     """Seed of the split; independent of the training seed, so that ensemble members share their held-out data."""
@@ -48,6 +55,9 @@ class SplitSettings(Settings):
     def _check(self) -> "SplitSettings":
         if self.train + self.valid > 1 + 1e-9:
             raise ValueError(f"train + valid = {self.train + self.valid:g} exceeds 1; lower one of them")
+        together = self.train + self.valid + (self.calibration or 0.0)
+        if together > 1 + 1e-9:
+            raise ValueError(f"train + valid + calibration = {together:g} exceeds 1; lower one of them")
         if (self.kind in ("group", "given")) != (self.field is not None):
             raise ValueError(f"split kind {self.kind} {'needs a' if self.field is None else 'takes no'} field")
         return self

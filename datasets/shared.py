@@ -35,7 +35,7 @@ def load_into_memory(store: GraphStore, shared_by_node: bool = False) -> MemoryS
         try:
             if not folder.is_dir():
                 _copy_into(folder, _flat(store))
-            flat = _mapped(folder, store.dim, store.fields())
+            flat = _map(folder, store.dim, store.fields())
         except OSError as error:
             raise InputError(
                 f"cannot keep the store in shared memory at {folder}: {error.strerror or error}; read it from disk instead"
@@ -108,7 +108,7 @@ def _copy_into(folder: Path, flat: FlatGraphs) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _mapped(folder: Path, dim: int, fields: tuple[Field, ...]) -> FlatGraphs:
+def _map(folder: Path, dim: int, fields: tuple[Field, ...]) -> FlatGraphs:
     names = {mask_name(field).replace("/", "."): mask_name(field) for field in fields}
     names |= {f"{field.on}.{field.name}": f"{field.on}/{field.name}" for field in fields}
     arrays = {

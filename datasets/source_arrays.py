@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from hydragnn.datasets.arrays import offsets_of
 from hydragnn.datasets.build_settings import FieldSettings, NpzBuild
-from hydragnn.datasets.tables import Table, found_files, read_npz, stacked, table_column
+from hydragnn.datasets.tables import Table, find_files, read_npz, stack_rows, table_column
 from hydragnn.errors import InputError
 from hydragnn.graphs.batch import GraphBatch
 
@@ -36,8 +36,8 @@ def npz_graphs(settings: NpzBuild) -> Iterator[GraphBatch]:
     """One graph per count (or row) of every file; InputError naming file, array and graph."""
     from hydragnn.graphs.validate import graph_from_arrays
 
-    for path in found_files(settings.files):
-        source = _source(path, read_npz(path, _wanted(settings)), settings)
+    for path in find_files(settings.files):
+        source = _source(path, read_npz(path, _array_names(settings)), settings)
         for field in settings.fields:
             _check_rows(source, field)
         fixed = _same_geometry(source)
@@ -64,7 +64,7 @@ def npz_graphs(settings: NpzBuild) -> Iterator[GraphBatch]:
             )
 
 
-def _wanted(settings: NpzBuild) -> list[str]:
+def _array_names(settings: NpzBuild) -> list[str]:
     """All arrays that the settings name."""
     cell = settings.cell if isinstance(settings.cell, str) else None
     named = (settings.nodes, settings.positions, settings.edges, settings.edge_counts, cell)
@@ -203,9 +203,9 @@ def _near(positions: Array, cell: Array | None, settings: NpzBuild, name: str) -
 def _value(source: _Source, field: FieldSettings, graph: int) -> Any:
     arrays = [source.column(key) for key in field.keys]
     if field.on == "graph":
-        return stacked([array[graph] for array in arrays], field)
+        return stack_rows([array[graph] for array in arrays], field)
     if field.on == "node":
-        return stacked([_rows(source, array, graph) for array in arrays], field)
+        return stack_rows([_rows(source, array, graph) for array in arrays], field)
     rows = [array if source.edges is None else array[source.edges[graph] : source.edges[graph + 1]] for array in arrays]
-    values = stacked(rows, field)
+    values = stack_rows(rows, field)
     return np.concatenate([values, values]) if source.settings.undirected else values

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hydragnn.datasets.build_settings import AseBuild, MeshBuild, PygBuild
-from hydragnn.datasets.tables import Table, found_files, read_table, stacked
+from hydragnn.datasets.tables import Table, find_files, read_table, stack_rows
 from hydragnn.errors import InputError
 from hydragnn.graphs.batch import GraphBatch
 
@@ -17,7 +17,7 @@ def ase_graphs(settings: AseBuild) -> Iterator[GraphBatch]:
     from hydragnn.graphs.atomic import from_ase
 
     keys = {field.name: field.keys[0] for field in settings.fields}
-    for path in found_files(settings.files):
+    for path in find_files(settings.files):
         for number, atoms in enumerate(_structures(path, settings)):
             yield from_ase(
                 atoms,
@@ -57,7 +57,7 @@ def pyg_graphs(settings: PygBuild) -> Iterator[GraphBatch]:
         if field.keys != [field.name]:
             raise InputError(f"field {field.name}: torch_geometric attributes keep their names; remove key")
     optional = [field.name for field in settings.fields if field.optional]
-    for path in found_files(settings.files):
+    for path in find_files(settings.files):
         for number, data in enumerate(load_pyg(path)):
             yield from_pyg(data, fields, optional=optional, name=f"{path.name}, graph {number}")
 
@@ -82,14 +82,14 @@ def load_pyg(path: Path) -> list[Any]:
     except (OSError, RuntimeError, EOFError, KeyError) as error:
         raise InputError(f"{path} cannot be read by torch.load ({error}); was it cut off?") from error
     if isinstance(loaded, tuple) and len(loaded) >= 2 and isinstance(loaded[0], dict):
-        return _separated(data.Data.from_dict(loaded[0]), loaded[1])
+        return _separate(data.Data.from_dict(loaded[0]), loaded[1])
     graphs = [loaded] if isinstance(loaded, data.Data) else loaded
     if not isinstance(graphs, list) or not all(isinstance(graph, data.Data) for graph in graphs):
         raise InputError(f"{path} holds {type(loaded).__name__}, not a list of torch_geometric Data; save such a list")
     return graphs
 
 
-def _separated(collated: Any, slices: Any) -> list[Any]:
+def _separate(collated: Any, slices: Any) -> list[Any]:
     from hydragnn.graphs.pyg import torch_geometric
 
     separate = torch_geometric("data.separate").separate
@@ -102,7 +102,7 @@ def mesh_graphs(settings: MeshBuild) -> Iterator[GraphBatch]:
     from hydragnn.graphs.continuum import from_mesh
 
     labels = read_table(Path(settings.labels)) if settings.labels else {}
-    for path in found_files(settings.files):
+    for path in find_files(settings.files):
         mesh = read_mesh(path)
         source = mesh.cell_data if settings.cell_centred else mesh.point_data
         row = _row_of(labels, path, settings.labels)
@@ -113,7 +113,7 @@ def mesh_graphs(settings: MeshBuild) -> Iterator[GraphBatch]:
             if field.on == "node" and key in source:
                 source[field.name] = source[key]
             elif field.on == "graph" and all(key in row for key in field.keys):
-                graphs[field.name] = stacked([row[key] for key in field.keys], field)
+                graphs[field.name] = stack_rows([row[key] for key in field.keys], field)
             elif field.optional:
                 absent.add(field.name)
             else:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hydragnn.datasets.build_settings import FieldSettings, GrainsBuild
-from hydragnn.datasets.tables import Table, found_files, read_table, stacked, table_column
+from hydragnn.datasets.tables import Table, find_files, read_table, stack_rows, table_column
 from hydragnn.errors import InputError
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Location
@@ -21,7 +21,7 @@ def grain_graphs(settings: GrainsBuild) -> Iterator[GraphBatch]:
     """One graph per value of the column ``graph``, in ascending order; InputError naming table, column and graph."""
     from hydragnn.graphs.validate import graph_from_arrays
 
-    grains = _joined([read_table(path) for path in found_files(settings.files)], settings.files)
+    grains = _join([read_table(path) for path in find_files(settings.files)], settings.files)
     tables: dict[Location, Table] = {"node": grains, "edge": read_table(Path(settings.edges)), "graph": {}}
     sources: dict[Location, str] = {"node": ", ".join(settings.files), "edge": settings.edges}
     sources["graph"] = settings.graphs or "the build file (no table of graphs)"
@@ -53,7 +53,7 @@ def grain_graphs(settings: GrainsBuild) -> Iterator[GraphBatch]:
         )
 
 
-def _joined(tables: list[Table], files: list[str]) -> Table:
+def _join(tables: list[Table], files: list[str]) -> Table:
     """Several files with the same columns as one table."""
     names = set(tables[0])
     if any(set(table) != names for table in tables):
@@ -84,5 +84,5 @@ def _value(
     columns = [table_column(tables[field.on], key, sources[field.on])[here[field.on]] for key in field.keys]
     if field.on == "graph" and len(columns[0]) != 1:
         raise InputError(f"{sources['graph']}: {len(columns[0])} rows for {name}; give one")
-    values = stacked(columns, field)
+    values = stack_rows(columns, field)
     return np.concatenate([values, values]) if field.on == "edge" and undirected else values

@@ -1,5 +1,7 @@
-"""Which graphs train, which choose and which only judge."""
+"""Which graphs train, which choose, which calibrate and which only judge."""
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,78 +13,146 @@ from hydragnn.datasets.store import GraphStore
 from hydragnn.errors import InputError
 from hydragnn.graphs.field import ATOMIC_NUMBERS
 
+LEAST = 40
+"""Graphs that training and validation must leave before, without a word about it, half of them calibrate: with fewer than
+20 the 90 % quantile rests on the largest error or two."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Split:
-    """Graph numbers of the three parts, each in ascending order; no graph is in two of them."""
+    """Graph numbers of the four parts, each in ascending order; no graph is in two of them."""
 
     train: Int64[ndarray, " train"]
     valid: Int64[ndarray, " valid"]
+    calibration: Int64[ndarray, " calibration"]
+    """Empty where intervals are calibrated on the validation part."""
     test: Int64[ndarray, " test"]
 
     @property
     def counts(self) -> dict[str, int]:
         """Graphs in each part."""
-        return {"train": len(self.train), "valid": len(self.valid), "test": len(self.test)}
+        return {name: len(getattr(self, name)) for name in PARTS}
+
+
+PARTS = ("train", "valid", "calibration", "test")
+WORDS = {"valid": "validation"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cuts:
+    """Fractions of what is parted, and the seed that shuffles it."""
+
+    train: float
+    valid: float
+    calibration: float | None
+    """None for half of what the others leave."""
+    seed: int
+
+
+class SplitKind(ABC):
+    """A rule by which graphs are parted."""
+
+    units: str
+    """What is parted as a whole."""
+
+    @abstractmethod
+    def split(self, store: GraphStore, field: str, cuts: Cuts) -> Split:
+        """The parts of a store; InputError where the rule does not apply to it."""
+
+    @abstractmethod
+    def leaves_rest(self, cuts: Cuts) -> bool:
+        """Return True where something must remain for the test part."""
+
+
+class ByLabel(SplitKind):
+    """Graphs with equal labels stay together; shuffled labels are cut at the fractions."""
+
+    def __init__(self, units: str, labels: Callable[[GraphStore, str], ndarray]) -> None:
+        self.units, self._labels = units, labels
+
+    def split(self, store: GraphStore, field: str, cuts: Cuts) -> Split:
+        """Cut the shuffled labels; every graph follows its label."""
+        rows = self._labels(store, field)
+        _, labels = np.unique(rows.reshape(len(store), -1), axis=0, return_inverse=True)
+        return _by_label(np.asarray(labels, dtype=np.int64).reshape(-1), cuts)
+
+    def leaves_rest(self, cuts: Cuts) -> bool:
+        """Where the fractions do not sum to 1."""
+        return cuts.train + cuts.valid + (cuts.calibration or 0.0) < 1 - 1e-9
+
+
+class Given(SplitKind):
+    """The parts that a field of the store names by number."""
+
+    units = "graphs"
+
+    def split(self, store: GraphStore, field: str, cuts: Cuts) -> Split:
+        """The graphs of every number; 3 is for calibration, and with ``calibration = 0`` no such graph may be there."""
+        if cuts.calibration:
+            raise InputError(
+                f"a given split takes no fraction, and split.calibration is {cuts.calibration:g}; leave it out and give "
+                f"graphs for calibration the number 3 in {field}"
+            )
+        names = ("train", "valid", "test", *(("calibration",) if cuts.calibration is None else ()))
+        parts = graph_values(store, field).reshape(len(store), -1)
+        if parts.shape[1] != 1 or not np.isin(parts, range(len(names))).all():
+            known = ", ".join(f"{number} ({WORDS.get(name, name)})" for number, name in enumerate(names))
+            raise InputError(f"split field {field} must hold one of {known} per graph; it does not")
+        numbers = {name: np.flatnonzero(parts[:, 0] == number) for number, name in enumerate(names)}
+        return Split(**{"calibration": np.zeros(0, dtype=np.int64), **numbers})
+
+    def leaves_rest(self, cuts: Cuts) -> bool:
+        """The field decides."""
+        return False
 
 
 def make_split(store: GraphStore, settings: SplitSettings) -> Split:
     """The parts of a store, the same for the same settings and content on every machine.
 
-    InputError where training or validation would be empty, where the test part would be empty although train + valid is
-    below 1, and where the field with groups or given parts is missing or not a graph field.
+    InputError where training or validation would be empty, where another part would be empty although a fraction is asked
+    for it or left to it, and where the field with groups or given parts is missing or not a graph field.
     """
-    if settings.kind == "given":
-        split = _given(store, settings.field or "")
-    else:
-        labels = _labels(store, settings.kind, settings.field or "")
-        split = _by_label(labels, settings.train, settings.valid, settings.seed)
-    test_wanted = settings.kind != "given" and settings.train + settings.valid < 1 - 1e-9
+    kind = SPLIT_KINDS[settings.kind]
+    cuts = Cuts(train=settings.train, valid=settings.valid, calibration=settings.calibration, seed=settings.seed)
+    split = kind.split(store, settings.field or "", cuts)
+    needed = {
+        "train": True,
+        "valid": True,
+        "calibration": bool(settings.calibration),
+        "test": kind.leaves_rest(cuts),
+    }
     for name, count in split.counts.items():
-        if count == 0 and (name != "test" or test_wanted):
+        if count == 0 and needed[name]:
+            calibration = f", calibration = {settings.calibration:g}" if settings.calibration else ""
             raise InputError(
                 f"the {name} part of the {settings.kind} split is empty ({len(store)} graphs, train = {settings.train:g}, "
-                f"valid = {settings.valid:g}); give it a larger fraction or more {UNITS[settings.kind]}"
+                f"valid = {settings.valid:g}{calibration}); give it a larger fraction or more {kind.units}"
             )
     return split
 
 
-UNITS = {"random": "graphs", "composition": "compositions", "group": "groups", "given": "graphs"}
-"""What each kind of split cuts between."""
+def _by_label(labels: Int64[ndarray, " graphs"], cuts: Cuts) -> Split:
+    """Cut the shuffled labels at the fractions; every graph follows its label.
 
-
-def _labels(store: GraphStore, kind: str, field: str) -> Int64[ndarray, " graphs"]:
-    """One label per graph; graphs with equal labels stay together."""
-    if kind == "random":
-        return np.arange(len(store))
-    rows = reduced_compositions(store) if kind == "composition" else graph_values(store, field)
-    _, labels = np.unique(rows.reshape(len(store), -1), axis=0, return_inverse=True)
-    return np.asarray(labels, dtype=np.int64).reshape(-1)
-
-
-def _by_label(labels: Int64[ndarray, " graphs"], train: float, valid: float, seed: int) -> Split:
-    """Cut the shuffled labels at the fractions; every graph follows its label."""
+    Training and validation do not depend on what the rest is for.
+    """
     groups = int(labels.max()) + 1 if len(labels) else 0
     rank = np.empty(groups, dtype=np.int64)
-    rank[np.random.default_rng(seed).permutation(groups)] = np.arange(groups)
-    first = round(train * groups)
-    second = min(groups, round((train + valid) * groups))
+    rank[np.random.default_rng(cuts.seed).permutation(groups)] = np.arange(groups)
+    first = round(cuts.train * groups)
+    second = min(groups, round((cuts.train + cuts.valid) * groups))
     place = rank[labels]
+    if cuts.calibration is not None:
+        third = min(groups, round((cuts.train + cuts.valid + cuts.calibration) * groups))
+    else:
+        left = np.count_nonzero(place >= second)
+        third = second + (groups - second) // 2 if left >= LEAST else second
     return Split(
         train=np.flatnonzero(place < first),
         valid=np.flatnonzero((place >= first) & (place < second)),
-        test=np.flatnonzero(place >= second),
+        calibration=np.flatnonzero((place >= second) & (place < third)),
+        test=np.flatnonzero(place >= third),
     )
-
-
-def _given(store: GraphStore, field: str) -> Split:
-    parts = graph_values(store, field).reshape(len(store), -1)
-    if parts.shape[1] != 1 or not np.isin(parts, (0, 1, 2)).all():
-        raise InputError(
-            f"split field {field} must hold one of 0 (train), 1 (validation), 2 (test) per graph; it does not"
-        )
-    flat = parts[:, 0]
-    return Split(train=np.flatnonzero(flat == 0), valid=np.flatnonzero(flat == 1), test=np.flatnonzero(flat == 2))
 
 
 def graph_values(store: GraphStore, name: str) -> Float64[ndarray, "graphs ..."]:
@@ -116,3 +186,11 @@ def reduced_compositions(store: GraphStore) -> Int64[ndarray, "graphs species"]:
     """Species counts divided by their greatest common divisor, so that Fe2Pt2 and FePt are one composition."""
     counts = species_counts(store)
     return counts // np.maximum(np.gcd.reduce(counts, axis=1, keepdims=True), 1)
+
+
+SPLIT_KINDS: Mapping[str, SplitKind] = {
+    "random": ByLabel("graphs", lambda store, field: np.arange(len(store))),
+    "composition": ByLabel("compositions", lambda store, field: reduced_compositions(store)),
+    "group": ByLabel("groups", graph_values),
+    "given": Given(),
+}

@@ -70,7 +70,7 @@ class Survey:
         if field.name not in self._known:
             blocks = -(-len(self.store) // BLOCK)
             rows = self.rows(blocks, 2 + 2 * field.width, lambda block: self._row(field, block))
-            self._known[field.name] = _merged(rows, field.width)
+            self._known[field.name] = _merge(rows, field.width)
         return self._known[field.name]
 
     def _row(self, field: Field, block: int) -> NDArray[np.float64]:
@@ -82,8 +82,8 @@ class Survey:
             return numbers
         column = self.store.column(field.name, start, stop)
         counts = self._counts(field, start, stop)
-        wanted = np.repeat(column.present & self.train[start:stop], counts)
-        values = column.values[wanted].reshape(int(wanted.sum()), field.width).astype(np.float64)
+        usable = np.repeat(column.present & self.train[start:stop], counts)
+        values = column.values[usable].reshape(int(usable.sum()), field.width).astype(np.float64)
         if len(values):
             with np.errstate(invalid="ignore", over="ignore"):  # who asks is told what is not finite
                 numbers[:] = _moments(values, field.parity != "vector")
@@ -104,7 +104,7 @@ def _moments(values: Float64[ndarray, "items components"], centred: bool) -> NDA
     return np.concatenate([[len(values), np.square(values).sum()], mean, deviations])
 
 
-def _merged(rows: Float64[ndarray, "blocks numbers"], width: int) -> FieldSummary:
+def _merge(rows: Float64[ndarray, "blocks numbers"], width: int) -> FieldSummary:
     """The summary of all blocks, in their order: Chan et al. 1979."""
     items, mean, deviations, squares = 0, np.zeros(width), np.zeros(width), 0.0
     for row in rows:
@@ -123,7 +123,7 @@ def _merged(rows: Float64[ndarray, "blocks numbers"], width: int) -> FieldSummar
     )
 
 
-def merged(summaries: Sequence[FieldSummary]) -> FieldSummary:
+def merge_summaries(summaries: Sequence[FieldSummary]) -> FieldSummary:
     """What one pass over the data sets of all these summaries would tell."""
     rows = [np.concatenate([[each.items, each.squares], each.mean, each.deviations]) for each in summaries]
-    return _merged(np.stack(rows), len(summaries[0].mean))
+    return _merge(np.stack(rows), len(summaries[0].mean))

@@ -15,16 +15,16 @@ from hydragnn.errors import InputError
 Table = dict[str, NDArray[Any]]
 
 
-def found_files(patterns: list[str]) -> list[Path]:
+def find_files(patterns: list[str]) -> list[Path]:
     """The files that match, each once, in the order of patterns and names; InputError where a pattern finds none."""
-    found: dict[Path, None] = {}
+    paths: dict[Path, None] = {}
     for pattern in patterns:
         path = Path(pattern)
         matches = [path] if path.exists() else sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
         if not matches:
             raise InputError(f"{pattern}: no such file; paths count from the folder of the BUILD.toml")
-        found |= dict.fromkeys(matches)
-    return list(found)
+        paths |= dict.fromkeys(matches)
+    return list(paths)
 
 
 def read_table(path: Path) -> Table:
@@ -77,7 +77,7 @@ def table_column(table: Table, name: str, source: Path | str) -> NDArray[Any]:
     return table[name]
 
 
-def stacked(values: list[Any], field: FieldSettings) -> Any:
+def stack_rows(values: list[Any], field: FieldSettings) -> Any:
     """One value, or several side by side on a new last axis."""
     arrays = [np.asarray(value) for value in values]
     whole = arrays[0] if len(arrays) == 1 else np.stack(arrays, axis=-1)

@@ -1,6 +1,7 @@
 """What one does with whole stores: look, check, convert."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from hydragnn.datasets.packing import Budget, pack
 from hydragnn.datasets.store import GraphStore
 from hydragnn.datasets.writer import StoreWriter
 from hydragnn.errors import InputError
+from hydragnn.graphs.field import Field
 from hydragnn.graphs.problems import graph_problems
 from hydragnn.graphs.validate import check_structure
 
@@ -26,30 +28,75 @@ LISTED = 10
 """Graphs that are named where many of a block are not valid."""
 
 
-def store_info(path: Path) -> dict[str, Any]:
-    """What a store holds, as JSON: counts, sizes, fields, attributes, engine, bytes on disk, fingerprint."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SizeSummary:
+    """How large the graphs of a store are, in nodes or edges."""
+
+    total: int
+    min: int
+    mean: float
+    max: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoreInfo:
+    """What a store holds, from its manifest alone."""
+
+    path: Path
+    backend: str
+    """``hdf5`` or ``adios2``."""
+    version: int
+    """Of the layout on disk (docs/format.md)."""
+    graphs: int
+    nodes: SizeSummary
+    edges: SizeSummary
+    dim: int
+    """Number of coordinates of a node: 2 or 3."""
+    fields: tuple[Field, ...]
+    attributes: Mapping[str, Any]
+    """What its maker noted, such as the cutoff in Angstrom."""
+    parts: int
+    """Part files, one per writer."""
+    bytes: int
+    """Size on disk."""
+    fingerprint: str
+    """Digest of the graphs; equal in every copy, whatever its backend and parts."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as plain JSON."""
+        fields = [field.to_json() for field in self.fields]
+        return {**asdict(replace(self, fields=())), "path": str(self.path), "fields": fields}
+
+    def __str__(self) -> str:
+        """The store in a line."""
+        names = ", ".join(field.name for field in self.fields)
+        return f"{self.path}: {self.graphs} graphs, {self.nodes.total} nodes, {self.edges.total} edges; {names}"
+
+
+def store_info(path: Path) -> StoreInfo:
+    """What a store holds; InputError where there is none."""
     store = DiskStore(path)
     sizes = store.sizes()
     parts = store.manifest.parts
-    return {
-        "path": str(path),
-        "backend": store.manifest.backend,
-        "version": store.manifest.version,
-        "graphs": len(store),
-        "nodes": _summary(sizes.nodes),
-        "edges": _summary(sizes.edges),
-        "dim": store.dim,
-        "fields": [field.to_json() for field in store.fields()],
-        "attributes": dict(store.attributes),
-        "parts": len(parts),
-        "bytes": sum(file.bytes for part in parts for file in part.files.values()),
-        "fingerprint": store.fingerprint,
-    }
+    return StoreInfo(
+        path=path,
+        backend=store.manifest.backend,
+        version=store.manifest.version,
+        graphs=len(store),
+        nodes=_size_summary(sizes.nodes),
+        edges=_size_summary(sizes.edges),
+        dim=store.dim,
+        fields=tuple(store.fields()),
+        attributes=dict(store.attributes),
+        parts=len(parts),
+        bytes=sum(file.bytes for part in parts for file in part.files.values()),
+        fingerprint=store.fingerprint,
+    )
 
 
-def _summary(counts: np.ndarray[Any, np.dtype[np.int64]]) -> dict[str, Any]:
+def _size_summary(counts: np.ndarray[Any, np.dtype[np.int64]]) -> SizeSummary:
     total, low, high = int(counts.sum()), int(counts.min()), int(counts.max())
-    return {"total": total, "min": low, "mean": round(total / len(counts), 3), "max": high}
+    return SizeSummary(total=total, min=low, mean=round(total / len(counts), 3), max=high)
 
 
 def convert_store(source: Path, target: Path) -> None:
@@ -79,8 +126,8 @@ def check_store(path: Path) -> list[str]:
         broken = list(_broken_files(part))
         problems += broken
         if not broken:
-            found, wrong = _check_content(part, manifest, first)
-            digests.append(found)
+            digest, wrong = _check_content(part, manifest, first)
+            digests.append(digest)
             problems += wrong
         first += info.graphs
     if not problems and fingerprint_of(manifest.dim, manifest.fields, np.concatenate(digests)) != manifest.fingerprint:
@@ -102,14 +149,16 @@ def check_graphs(
     """
     sizes, ascending = store.sizes(), np.sort(graphs)
     edges = max(BLOCK * 1024, int(sizes.edges.max(initial=0)))
-    found: list[str] = []
+    collected: list[str] = []
     for numbers in pack(sizes, ascending, Budget(max_graphs=BLOCK, max_edges=edges)):
         alive()
-        found += graph_problems(store.read(numbers, fields), numbers, needed=needed).values()
-    if len(found) > 1:
-        raise InputError(f"{found[0]} (and {len(found) - 1} more graphs; hydragnn data check lists what is wrong)")
-    if found:
-        raise InputError(found[0])
+        collected += graph_problems(store.read(numbers, fields), numbers, needed=needed).values()
+    if len(collected) > 1:
+        raise InputError(
+            f"{collected[0]} (and {len(collected) - 1} more graphs; hydragnn data check lists what is wrong)"
+        )
+    if collected:
+        raise InputError(collected[0])
 
 
 def _broken_files(part: Part) -> Iterator[str]:
@@ -125,14 +174,14 @@ def _broken_files(part: Part) -> Iterator[str]:
 
 def _check_content(part: Part, manifest: Manifest, first: int) -> tuple[NDArray[Any], list[str]]:
     """The digests of the part's graphs, and what is wrong with them; ``first`` is the number of its first graph."""
-    found, problems = [np.zeros((0, 16), dtype=np.uint8)], []
+    collected, problems = [np.zeros((0, 16), dtype=np.uint8)], []
     for start in range(0, part.info.graphs, BLOCK):
         stop = min(start + BLOCK, part.info.graphs)
         where = f"{part.path}, graphs {first + start} to {first + stop - 1}"
         try:
             flat = part.read(np.arange(start, stop), manifest.fields)
             digests = graph_digests(flat)
-            found.append(digests)
+            collected.append(digests)
             different = np.flatnonzero((digests != part.rows("digests", start, stop)).any(axis=1))
             if len(different):
                 problems.append(
@@ -141,9 +190,9 @@ def _check_content(part: Part, manifest: Manifest, first: int) -> tuple[NDArray[
             batch = gather(flat, np.arange(stop - start))
             check_structure(batch)
             wrong = list(graph_problems(batch, range(first + start, first + stop)).values())
-            problems += [f"{part.path}, {says}" for says in wrong[:LISTED]]
+            problems += [f"{part.path}, {problem}" for problem in wrong[:LISTED]]
             if len(wrong) > LISTED:
                 problems.append(f"{where}: {len(wrong) - LISTED} more are not valid")
         except InputError as error:
             problems.append(f"{where}: {error}")
-    return np.concatenate(found), problems
+    return np.concatenate(collected), problems

@@ -144,7 +144,7 @@ class StoreWriter:
         reason = os.strerror(error.errno) if error.errno else str(error)
         return InputError(f"cannot write {self.path}: {reason}; free space or choose another place, then run it again")
 
-    def _sealed(self) -> PartInfo:
+    def _finish_part(self) -> PartInfo:
         """Close the part, flush it to disk and give it its name."""
         final = self.path / self.name
         files = {}
@@ -180,7 +180,7 @@ class StoreWriter:
             if self._part is None and self.graphs == 0:
                 raise InputError(f"{self.path}: no graphs were written, and a store without graphs is of no use")
             self._flush()
-            part = self._sealed()
+            part = self._finish_part()
             digests = np.concatenate(self._digests) if self._digests else np.zeros((0, 16), dtype=np.uint8)
             if self._part is None:
                 _complete(self, [part], digests)

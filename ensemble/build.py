@@ -11,25 +11,23 @@ import numpy as np
 from jaxtyping import Int
 from numpy.typing import NDArray
 
-from hydragnn.datasets import Budget, GraphStore, Split, WithoutEdges, make_split, open_store, pack
-from hydragnn.ensemble.domain import Domain, graph_spread, training_domain
+from hydragnn.datasets import Budget, GraphStore, Split, WithoutEdges, open_store
 from hydragnn.ensemble.ensemble import Ensemble, ensemble_of
 from hydragnn.ensemble.estimates import AnyCalibration
-from hydragnn.ensemble.evaluation import Part, part_evaluation
+from hydragnn.ensemble.evaluation import Evaluation, Part, part_evaluation
+from hydragnn.ensemble.held_out import joint_split
 from hydragnn.ensemble.manifest import Manifest, MemberEntry, checksum, write_manifest
 from hydragnn.ensemble.member_outputs import MemberOutputs, member_outputs
 from hydragnn.ensemble.members import Member, load_run
-from hydragnn.ensemble.plan import default_budget
 from hydragnn.ensemble.predictions import estimates_of
 from hydragnn.ensemble.selection import Evidence
+from hydragnn.ensemble.training_domain import flag_evaluation, training_domain
 from hydragnn.errors import InputError, nearest
 from hydragnn.files import flush_directory, is_free, kind_of_folder, replace_atomically, write_json
 from hydragnn.models import Target
 from hydragnn.training import errors_on, trivial_predictor
 
 MEMBER_FILES = ("model.json", "weights.safetensors", "record.json", "config.json")
-USUAL = 0.99
-"""Fraction of validation graphs whose spread counts as usual."""
 
 
 def build_ensemble(
@@ -42,11 +40,11 @@ def build_ensemble(
     store: GraphStore | None = None,
     others: Mapping[str, GraphStore] | None = None,
     branch: str = "",
-) -> dict[str, Any]:
+) -> Evaluation:
     """Make the folder ``out`` from finished runs: members, calibration, training domain, evaluation; gives the latter.
 
-    AnyCalibration sees the validation part only; the evaluation covers validation, test and every store in ``others``. The
-    store is the runs' own unless given. The folder is complete or absent. InputError where runs do not fit together, the
+    The calibration sees the calibration part only, or validation where there is none; the evaluation covers validation, test
+    and every store in ``others``. The store is the runs' own unless given. The folder is complete or absent. InputError where runs do not fit together, the
     store is not the one they were trained on, or ``out`` is there already. Of runs with several branches, the ensemble is of
     the one that is named.
     """
@@ -60,18 +58,21 @@ def build_ensemble(
     ]
     raw = ensemble_of(members)
     store = store or open_store(members[0].config.data.store)
-    split = _split(members[0], store)
+    split = _split(members, store)
     inputs = raw.needed(store)
 
     valid = member_outputs(members, store, split.valid, inputs)
-    calibrations = calibrated(raw, valid, nominal)
-    domain = _domain(raw, store, split, inputs, valid, calibrations)
+    apart = member_outputs(members, store, split.calibration, inputs) if len(split.calibration) else None
+    calibrations = with_calibration(raw, valid, apart, nominal)
+    domain = training_domain(raw, store, split, valid, calibrations)
     parts = {"valid": (store, valid)}
     if len(split.test):
         parts["test"] = (store, member_outputs(members, store, split.test, inputs))
     for name, other in (others or {}).items():
         parts[name] = (other, member_outputs(members, other, np.arange(len(other)), raw.needed(other)))
-    evaluation, arrays = evaluated(raw, parts, calibrations, store, split, nominal)
+    evaluation, arrays = evaluate_parts(raw, parts, calibrations, store, split, nominal)
+    flagged, flags = flag_evaluation(raw, domain, parts, calibrations)
+    evaluation = replace(evaluation, domain=flagged)
 
     manifest = replace(
         raw.manifest,
@@ -81,7 +82,7 @@ def build_ensemble(
         data=_data(members[0], store, split, out),
         selection={**(selection or {}), "diversity": _diversity(raw, valid)},
     )
-    _write(out, runs, manifest, evaluation, arrays)
+    _write(out, runs, manifest, evaluation, arrays | flags)
     return evaluation
 
 
@@ -108,106 +109,99 @@ def distinct_names(runs: Sequence[Path]) -> list[str]:
     return names
 
 
-def _split(member: Member, store: GraphStore) -> Split:
+def _split(members: Sequence[Member], store: GraphStore) -> Split:
     """The split that the members were trained with; InputError where the store is another one."""
+    member = members[0]
     known = {store.fingerprint, WithoutEdges(store).fingerprint}
     if member.record.data_hash not in known:
         raise InputError(
             f"the store {member.config.data.store} is not what member {member.name} was trained on (fingerprint "
             f"{store.fingerprint}, trained on {member.record.data_hash}); give the original store"
         )
-    return make_split(store, member.config.split)
+    return joint_split(members, store)
 
 
-def calibrated(ensemble: Ensemble, valid: MemberOutputs, nominal: float) -> dict[str, AnyCalibration]:
-    """The calibration of every field on what the members said about the validation part."""
+def with_calibration(
+    ensemble: Ensemble, valid: MemberOutputs, apart: MemberOutputs | None, nominal: float
+) -> dict[str, AnyCalibration]:
+    """The calibration of every field on graphs ``apart`` from validation; on validation where none of them is labelled."""
     result: dict[str, AnyCalibration] = {}
     for target in ensemble.targets:
-        use = valid.usable(target)
-        labels, owners = valid.labels[target.name][use], valid.owners(target)[use]
+        own = apart.labelled(target, "calibration") if apart else None
         result[target.name] = estimates_of(target).calibration(
-            target, labels, valid.of(target, use), ensemble.weights, owners, nominal
+            target, valid.labelled(target, "valid"), own or None, ensemble.weights, nominal
         )
     return result
 
 
-def evaluated(
+def evaluate_parts(
     ensemble: Ensemble,
     parts: Mapping[str, tuple[GraphStore, MemberOutputs]],
     calibrations: Mapping[str, AnyCalibration],
     store: GraphStore,
     split: Split,
     nominal: float,
-) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """The evaluation of all parts as JSON and as arrays; the trivial predictor is fitted on the training part."""
+) -> tuple[Evaluation, dict[str, NDArray[Any]]]:
+    """The evaluation of all parts, and the rows behind it as arrays; the trivial predictor is fitted on the training part."""
     model = ensemble.members[0].model
     trivial = trivial_predictor(store, split.train, model.targets, model.normalisation)
     names = [member.name for member in ensemble.members]
-    metrics: dict[str, Any] = {}
+    metrics: dict[str, Part] = {}
     arrays: dict[str, NDArray[Any]] = {}
-    for part, (where, said) in parts.items():
-        fine = np.setdiff1d(said.graphs, np.array(sorted(said.failures), dtype=np.int64))
+    for part, (where, outputs) in parts.items():
+        fine = np.setdiff1d(outputs.graphs, np.array(sorted(outputs.failures), dtype=np.int64))
         baseline = errors_on(trivial, where, fine, model.targets, Budget(max_graphs=1024)) if len(fine) else {}
-        metrics[part], rows = part_evaluation(ensemble.targets, said, names, ensemble.weights, calibrations, baseline)
+        metrics[part], rows = part_evaluation(
+            ensemble.targets, outputs, names, ensemble.weights, calibrations, baseline
+        )
         arrays |= {f"{part}/{name}": values for name, values in rows.items()}
-    timing = {
-        member.name: sum(said.seconds[i] for _, said in parts.values())
-        / sum(len(said.graphs) for _, said in parts.values())
-        for i, member in enumerate(ensemble.members)
-    }
-    return {
-        "version": 1,
-        "nominal": nominal,
-        "parts": metrics,
-        "failed": {part: {str(g): reason for g, reason in said.failures.items()} for part, (_, said) in parts.items()},
-        "timing": {"seconds_per_graph": timing, "graphs_per_second": 1.0 / max(sum(timing.values()), 1e-12)},
-    }, arrays
+    return _evaluation(names, {part: outputs for part, (_, outputs) in parts.items()}, metrics, nominal), arrays
+
+
+def _evaluation(
+    names: Sequence[str], parts: Mapping[str, MemberOutputs], metrics: Mapping[str, Part], nominal: float
+) -> Evaluation:
+    graphs = sum(len(outputs.graphs) for outputs in parts.values())
+    return Evaluation(
+        nominal=nominal,
+        parts=metrics,
+        failed={part: outputs.failures for part, outputs in parts.items()},
+        seconds_per_graph={
+            name: sum(outputs.seconds[i] for outputs in parts.values()) / graphs for i, name in enumerate(names)
+        },
+    )
 
 
 def evaluate_ensemble(
     ensemble: Ensemble, store: GraphStore, graphs: Int[NDArray[np.int64], " graphs"] | None = None
-) -> Part:
+) -> Evaluation:
     """Metrics of every field on the labelled graphs of any store (all, or those with these numbers), without the trivial predictor's.
 
-    InputError where the store lacks an input or a label.
+    InputError where the store lacks an input or a label, and for a run, which has no calibrated uncertainty.
     """
+    if not ensemble.manifest.calibration:
+        raise InputError(
+            "a run alone has no calibrated uncertainty; make an ensemble of it with build_ensemble([RUN], OUT)"
+        )
     numbers = np.arange(len(store)) if graphs is None else graphs
     names = [field.name for field in store.fields()]
     for field in ensemble.fields:
         if field.name not in names:
             raise InputError(f"the store has no labels {field.name}; {nearest(field.name, names)}")
-    said = member_outputs(ensemble.members, store, numbers, ensemble.needed(store))
+    outputs = member_outputs(ensemble.members, store, numbers, ensemble.needed(store))
     members = [member.name for member in ensemble.members]
-    return part_evaluation(ensemble.targets, said, members, ensemble.weights, ensemble.manifest.calibration, {})[0]
+    part, _ = part_evaluation(ensemble.targets, outputs, members, ensemble.weights, ensemble.manifest.calibration, {})
+    return _evaluation(members, {"all": outputs}, {"all": part}, ensemble.manifest.nominal)
 
 
-def _domain(
-    ensemble: Ensemble,
-    store: GraphStore,
-    split: Split,
-    inputs: Sequence[str],
-    valid: MemberOutputs,
-    calibrations: Mapping[str, AnyCalibration],
-) -> Domain:
-    sizes = store.sizes()
-    batches = (store.read(numbers, inputs) for numbers in pack(sizes, split.train, default_budget(sizes)))
-    domain = training_domain(batches, ensemble.inputs)
-    spreads: dict[str, float] = {}
-    for target in ensemble.targets:
-        if not calibrations[target.name].follows:
-            continue
-        one = estimates_of(target).of(target, valid.of(target), ensemble.weights, calibrations[target.name])
-        spread = graph_spread(one.doubt, valid.positions(target), len(valid.graphs))
-        spreads[target.name] = float(np.quantile(spread[np.isfinite(spread)], USUAL, method="higher"))
-    return replace(domain, spreads=spreads)
-
-
-def evidence_of(said: MemberOutputs, targets: Sequence[Target]) -> dict[str, Evidence]:
+def evidence_of(outputs: MemberOutputs, targets: Sequence[Target]) -> dict[str, Evidence]:
     """What all members said about labelled items, for selection and diversity."""
     result: dict[str, Evidence] = {}
     for target in targets:
-        use = said.usable(target)
-        result[target.name] = estimates_of(target).evidence(target, said.labels[target.name][use], said.of(target, use))
+        use = outputs.usable(target)
+        result[target.name] = estimates_of(target).evidence(
+            target, outputs.labels[target.name][use], outputs.of(target, use)
+        )
     return result
 
 
@@ -230,7 +224,7 @@ def _write(
     out: Path,
     runs: Sequence[Path],
     manifest: Manifest,
-    evaluation: Mapping[str, Any],
+    evaluation: Evaluation,
     arrays: Mapping[str, NDArray[Any]],
 ) -> None:
     """Fill a folder beside ``out`` and give it its name at the end."""
@@ -246,7 +240,7 @@ def _write(
                 shutil.copyfile(source, folder / name)
             entries.append(replace(entry, checksums={name: checksum(folder / name) for name in MEMBER_FILES}))
         write_manifest(replace(manifest, members=tuple(entries)), making)
-        write_json(making / "evaluation.json", evaluation)
+        write_json(making / "evaluation.json", evaluation.to_json())
         _save_arrays(making / "evaluation.npz", arrays)
         making.rename(out)
         flush_directory(out.parent)

@@ -18,8 +18,8 @@ class EnsembleCalculator(Calculator):
     """Energy (eV), forces (eV/Angstrom) and stress (eV/Angstrom^3) as means over the members.
 
     ``results`` also has ``energy_std``, ``forces_std`` and ``stress_std`` (calibrated standard deviations), ``forces_lower``
-    and ``forces_upper`` and so on (intervals, where the ensemble is calibrated), and ``domain``: empty, or what about the
-    structure the training data never showed. The mean of the members' forces is minus the gradient of their mean energy.
+    and ``forces_upper`` and so on (intervals, where the ensemble is calibrated), ``domain``: empty, or what about the
+    structure the training data never showed, and ``domain_score``, above 1 where there is something. The mean of the members' forces is minus the gradient of their mean energy.
     """
 
     def __init__(self, ensemble: Ensemble) -> None:
@@ -46,6 +46,7 @@ class EnsembleCalculator(Calculator):
                     self.results[name + suffix] = _as_ase(name, values)
         self.results["free_energy"] = self.results["energy"]
         self.results["domain"] = predictions.domain[0]
+        self.results["domain_score"] = float(predictions.domain_score[0])
 
 
 def calculator(folder: Path | str, branch: str = "") -> EnsembleCalculator:
@@ -57,16 +58,16 @@ def _names(ensemble: Ensemble) -> dict[str, str]:
     """Which fields ASE's properties are."""
     targets = ensemble.targets
     source = next((target.source for target in targets if target.derivative == "forces"), "energy")
-    found = next((target for target in targets if target.field.name == source), None)
-    energy = None if found is None else found.field
-    if found is None or energy is None or energy.on != "graph" or energy.width != 1 or energy.classes:
+    target_of_energy = next((target for target in targets if target.field.name == source), None)
+    energy = None if target_of_energy is None else target_of_energy.field
+    if target_of_energy is None or energy is None or energy.on != "graph" or energy.width != 1 or energy.classes:
         raise InputError(
             "the ensemble predicts no energy, so it cannot be a calculator; train a head with forces, or named energy"
         )
     if energy.unit not in EV:
         raise InputError(f"{energy.name} is in {energy.unit}, and a calculator speaks eV; build the store in eV")
     derived: dict[str, str] = {target.derivative: target.name for target in targets if target.source == source}
-    return {"energy": found.name, **derived}
+    return {"energy": target_of_energy.name, **derived}
 
 
 def _as_ase(name: str, values: np.ndarray) -> Any:

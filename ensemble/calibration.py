@@ -1,6 +1,6 @@
-"""Honest error bars: a scale for the spread and conformal intervals, per field, fitted on validation graphs only."""
+"""Honest error bars: a scale for the spread and conformal intervals, per field, fitted on graphs that no member was trained on."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -8,23 +8,22 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy.typing import NDArray
 
+from hydragnn.ensemble.scores import (
+    CONSTANT,
+    GROWTH,
+    TINY,
+    Form,
+    Rows,
+    Width,
+    believed,
+    choose_form,
+    fit_width,
+)
 from hydragnn.ensemble.uncertainty import Array, MixtureMoments, isotropic
 from hydragnn.errors import InputError
 from hydragnn.graphs.field import Field
 
 Method = Literal["spread", "absolute"]
-
-FLOOR = 0.5
-"""Smallest believed spread, as a fraction of the median spread on validation.
-
-Few members agree by chance, so a spread near zero means little; with a floor near the usual spread, intervals no longer
-follow the members where it matters. Measured for forces of acetylacetone (three small PaiNN trained at 300 K; coverage
-of 90 % intervals at 300 K and 600 K, mean width at 300 K in eV/Angstrom): floor 0.1: .92 .89 0.203; 0.5: .92 .88 0.197; 1:
-.92 .84 0.178; 1.5: .91 .79 0.172.
-"""
-
-TINY = 1e-30
-"""Smallest standard deviation, in any unit: a perfect model on validation must not divide by zero elsewhere."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,39 +33,63 @@ class Component:
     scale: float
     """Factor on the spread (method spread) or the standard deviation itself in the field's unit (absolute)."""
     floor: float
-    """Smallest spread that is believed, in the field's unit, before scaling."""
+    """Smallest spread that is believed, in the field's unit, before scaling, over what the form says of the item."""
     quantile: float
     """Half-width of the interval in units of the calibrated standard deviation."""
     reference: float
-    """Median spread on validation, in the field's unit, before scaling; 0 where there is none."""
+    """Median spread on validation, in the field's unit, before scaling, over what the form says; 0 where there is none."""
+    typical: float = 1.0
+    """Median magnitude of predictions on validation, in the field's unit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Calibration:
-    """How the spread of one field becomes a standard deviation and an interval."""
+    """How the spread of one field, or the form of its errors, becomes a standard deviation and an interval."""
 
     method: Method
+    """spread: the scale is the members' spread with the form as its floor; absolute: it is the form alone."""
     nominal: float
     components: tuple[Component, ...]
     graphs: int
-    """Validation graphs behind it."""
+    """Graphs behind it."""
     guaranteed: bool
-    """False where there are too few validation graphs for the nominal level: the largest error seen is used then."""
+    """False where these are too few for the nominal level: the largest error seen is used then."""
+    part: str = "valid"
+    form: Form = CONSTANT
 
     @property
     def follows(self) -> bool:
-        """The standard deviation differs from item to item."""
+        """The standard deviation says how far the members disagree about an item."""
         return self.method == "spread"
+
+    @property
+    def sentence(self) -> str:
+        """What interval widths depend on, and which graphs are behind them."""
+        widths = self.form.words(self.follows)
+        return f"interval widths {widths}; {evidence(self.part, self.graphs, self.guaranteed, self.nominal)}"
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON; ``number_calibration_from_json`` gives the same calibration back."""
         return {**asdict(self), "components": [asdict(component) for component in self.components]}
 
 
+def evidence(part: str, graphs: int, guaranteed: bool, nominal: float) -> str:
+    """Which graphs calibrated, in words.
+
+    >>> evidence("calibration", 52, True, 0.9)
+    'calibrated on 52 graphs that chose nothing'
+    >>> evidence("valid", 5, False, 0.9)
+    'calibrated on 5 validation graphs, which also chose the epoch: too few to guarantee 90 %'
+    """
+    which = {"calibration": "graphs that chose nothing", "valid": "validation graphs, which also chose the epoch"}[part]
+    return f"calibrated on {graphs} {which}" + ("" if guaranteed else f": too few to guarantee {nominal * 100:g} %")
+
+
 def number_calibration_from_json(value: Mapping[str, Any]) -> Calibration:
     """The calibration that ``Calibration.to_json`` wrote; KeyError or TypeError on anything else."""
     components = tuple(Component(**component) for component in value["components"])
-    return Calibration(**{**value, "components": components})
+    form = Form(**value.get("form", {}))  # before version 3 of the manifest there was one
+    return Calibration(**{**value, "components": components, "form": form})
 
 
 def conformal_quantile(
@@ -92,6 +115,53 @@ def conformal_quantile(
     return float(scores[order[position]]), True
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Known:
+    """What is known of every item before its error is, and what its interval may depend on."""
+
+    spread: Float[Array, "items *shape"]
+    """Standard deviation of the mixture before calibration; the same for all components of a vector or tensor."""
+    magnitude: Float[Array, "items *shape"]
+    """Size of the prediction; the length of a vector or tensor."""
+    nodes: Float[Array, " items"]
+    """Nodes of the item's graph."""
+
+
+def known_of(field: Field, moments: MixtureMoments, nodes: Int[NDArray[np.int64], " items"]) -> Known:
+    """What is known of items whose graphs have so many nodes; nothing in it depends on how the axes lie."""
+    magnitude, axes = np.abs(moments.mean), turning_axes(field)
+    if axes:
+        length = np.sqrt((magnitude**2).sum(axis=tuple(range(-axes, 0)), keepdims=True))
+        magnitude = np.broadcast_to(length, magnitude.shape)
+    return Known(spread=raw_spread(field, moments), magnitude=magnitude, nodes=nodes.astype(np.float64))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scale:
+    """What scores are measured in, fixed before the calibration part is looked at."""
+
+    method: Method
+    form: Form
+    widths: tuple[Width, ...]
+
+
+def fit_scale(field: Field, rows: Rows, method: Method | None, candidates: Sequence[Form]) -> Scale:
+    """The scale with the best of the candidates on these rows; the spread is part of it wherever there is any.
+
+    Whether it is is no matter of scores: on graphs like those of training it may not pay, and elsewhere nothing else widens.
+    """
+    differ = bool((rows.spread > 0).any(axis=0).all())
+    method = method or ("spread" if differ else "absolute")
+    if method == "spread" and not differ:
+        raise InputError(
+            f"field {field.name}: the members do not differ, so there is no spread; use absolute intervals"
+        )
+    follows = method == "spread"
+    form = choose_form(rows, candidates, follows) if len(candidates) > 1 else candidates[0]
+    widths = tuple(fit_width(rows, c, form, follows) for c in range(rows.error.shape[1]))
+    return Scale(method=method, form=form, widths=widths)
+
+
 def fit_calibration(
     field: Field,
     target: Float[Array, "items *shape"],
@@ -100,32 +170,33 @@ def fit_calibration(
     *,
     nominal: float = 0.9,
     method: Method | None = None,
+    nodes: Int[NDArray[np.int64], " items"] | None = None,
+    scale: Scale | None = None,
 ) -> Calibration:
-    """Scale and interval factor of every component from labelled validation items.
+    """Factor of the scale and of the interval of every component from labelled items that no member was trained on.
 
-    Method ``spread`` divides errors by the ensemble's standard deviation, so that intervals widen where members
-    disagree; ``absolute`` gives every item the same width. The default is spread wherever there is any. Vectors and
-    tensors are calibrated with all components together, so that nothing depends on how the axes lie.
+    The ``scale`` was fitted on other graphs; without one it is of the simplest form, and fitted on these. Method ``spread``
+    divides errors by the ensemble's standard deviation, so that intervals widen where members disagree; ``absolute`` does
+    without. The default is spread wherever there is any. Vectors and tensors are calibrated with all components together, so
+    that nothing depends on how the axes lie.
     """
     if not 0.0 < nominal < 1.0:
         raise InputError(f"the nominal level is {nominal:g}; give a fraction between 0 and 1, for example 0.9")
     if len(target) == 0:
-        raise InputError(
-            f"field {field.name} has no labelled validation graph to calibrate on; enlarge the validation part"
-        )
-    error, spread, rows_of = _columns(field, target - moments.mean, raw_spread(field, moments), graph)
-    method = method or ("spread" if bool((spread > 0).any(axis=0).all()) else "absolute")
-    if method == "spread" and not (spread > 0).any(axis=0).all():
-        raise InputError(
-            f"field {field.name}: the members do not differ, so there is no spread; use absolute intervals"
-        )
-    fitted = [_component(error[:, c], spread[:, c], rows_of, nominal, method) for c in range(error.shape[1])]
+        raise InputError(f"field {field.name} has no labelled graph to calibrate on; enlarge the validation part")
+    rows = labelled_rows(
+        field, target, moments, graph, np.ones(len(target), dtype=np.int64) if nodes is None else nodes
+    )
+    scale = scale or fit_scale(field, rows, method, [CONSTANT])
+    assert nodes is not None or not GROWTH[scale.form.kind].extensive, "this form needs the nodes of every item's graph"
+    fitted = [_component(rows, c, scale, nominal) for c in range(rows.error.shape[1])]
     return Calibration(
-        method=method,
+        method=scale.method,
         nominal=nominal,
         components=tuple(component for component, _ in fitted),
         graphs=len(np.unique(graph)),
         guaranteed=all(guaranteed for _, guaranteed in fitted),
+        form=scale.form,
     )
 
 
@@ -139,15 +210,16 @@ def turning_axes(field: Field) -> int:
     return {"scalar": 0, "vector": 1, "tensor": 2}[field.parity]
 
 
-def calibrated_std(
-    field: Field, calibration: Calibration, spread: Float[Array, "items *shape"]
-) -> Float[Array, "items *shape"]:
-    """Standard deviation after calibration, in the field's unit; never zero."""
-    scale = _spread_over(field, [component.scale for component in calibration.components])
-    if calibration.method == "absolute":
-        return np.broadcast_to(scale, spread.shape).copy()
-    floor = _spread_over(field, [component.floor for component in calibration.components])
-    return scale * np.maximum(spread, floor)
+def calibrated_std(field: Field, calibration: Calibration, known: Known) -> Float[Array, "items *shape"]:
+    """Standard deviation after calibration, in the field's unit; never zero, and NaN where there is no prediction."""
+    typical, scale, floor = (
+        _spread_over(field, [getattr(component, name) for component in calibration.components])
+        for name in ("typical", "scale", "floor")
+    )
+    relative = calibration.form.relative(known.nodes, known.magnitude / typical)
+    if calibration.follows:
+        return scale * np.maximum(known.spread, floor * relative)
+    return np.where(np.isnan(known.spread), np.nan, scale * relative)
 
 
 def half_width(
@@ -171,25 +243,36 @@ def _spread_over(field: Field, values: list[float]) -> Array:
     )
 
 
-def _columns(
-    field: Field, error: Array, spread: Array, graph: NDArray[np.int64]
-) -> tuple[Array, Array, NDArray[np.int64]]:
-    """Errors and spreads as [rows, components to calibrate], and the graph of every row."""
-    if turning_axes(field):
-        return error.reshape(-1, 1), spread.reshape(-1, 1), np.repeat(graph, field.width)
-    return error.reshape(len(graph), field.width), spread.reshape(len(graph), field.width), graph
+def labelled_rows(
+    field: Field,
+    target: Float[Array, "items *shape"],
+    moments: MixtureMoments,
+    graph: Int[NDArray[np.int64], " items"],
+    nodes: Int[NDArray[np.int64], " items"],
+) -> Rows:
+    """Errors and what was known before as [rows, components to calibrate]: one component where they turn with the graph."""
+    known = known_of(field, moments, nodes)
+    components, repeats = (1, field.width) if turning_axes(field) else (field.width, 1)
+    error, spread, magnitude = (
+        values.reshape(len(graph) * repeats, components)
+        for values in (target - moments.mean, known.spread, known.magnitude)
+    )
+    return Rows(
+        error=error,
+        spread=spread,
+        magnitude=magnitude,
+        nodes=np.repeat(known.nodes, repeats),
+        graph=np.repeat(graph, repeats),
+    )
 
 
-def _component(
-    error: Array, spread: Array, graph: NDArray[np.int64], nominal: float, method: Method
-) -> tuple[Component, bool]:
-    reference = float(np.median(spread[spread > 0])) if (spread > 0).any() else 0.0
-    if method == "absolute":
-        scale = max(float(np.sqrt(np.mean(error**2))), TINY)
-        quantile, guaranteed = conformal_quantile(np.abs(error) / scale, graph, nominal)
-        return Component(scale=scale, floor=0.0, quantile=quantile, reference=reference), guaranteed
-    floor = FLOOR * reference
-    believed = np.maximum(spread, floor)
-    scale = max(float(np.sqrt(np.mean((error / believed) ** 2))), TINY)  # the factor of largest likelihood
-    quantile, guaranteed = conformal_quantile(np.abs(error) / (scale * believed), graph, nominal)
-    return Component(scale=scale, floor=floor, quantile=quantile, reference=reference), guaranteed
+def _component(rows: Rows, component: int, scale: Scale, nominal: float) -> tuple[Component, bool]:
+    """The factor of largest likelihood, and the quantile of the scores, and whether it is guaranteed."""
+    width, error = scale.widths[component], rows.error[:, component]
+    trusted = believed(scale.form, width, rows.spread[:, component], rows.magnitude[:, component], rows.nodes)
+    factor = max(float(np.sqrt(np.mean((error / trusted) ** 2))), TINY)
+    quantile, guaranteed = conformal_quantile(np.abs(error) / (factor * trusted), rows.graph, nominal)
+    found = Component(
+        scale=factor, floor=width.floor, quantile=quantile, reference=width.reference, typical=width.typical
+    )
+    return found, guaranteed

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hydragnn.datasets import make_split, open_store
+from hydragnn.datasets import open_store
 from hydragnn.ensemble.build import build_ensemble, check_out, evidence_of
 from hydragnn.ensemble.ensemble import ensemble_of
+from hydragnn.ensemble.evaluation import Evaluation
+from hydragnn.ensemble.held_out import joint_split
 from hydragnn.ensemble.member_outputs import member_outputs
 from hydragnn.ensemble.members import load_run
 from hydragnn.ensemble.selection import Candidate, candidates, greedy_selection, top_k
@@ -39,16 +41,16 @@ def ensemble_from_runs(
     nominal: float = 0.9,
     campaign: Path | None = None,
     branch: str = "",
-) -> dict[str, Any]:
-    """Choose members among finished runs as ``chosen_runs`` does, and build the ensemble; gives its evaluation."""
+) -> Evaluation:
+    """Choose members among finished runs as ``select_runs`` does, and build the ensemble; gives its evaluation."""
     check_out(out)
-    choice = chosen_runs(runs, top_k=top_k, method=method, by=by, price=price, campaign=campaign, branch=branch)
+    choice = select_runs(runs, top_k=top_k, method=method, by=by, price=price, campaign=campaign, branch=branch)
     return build_ensemble(
         choice.folders, out, weights=choice.weights, selection=choice.selection, nominal=nominal, branch=branch
     )
 
 
-def chosen_runs(
+def select_runs(
     runs: Sequence[Path],
     *,
     top_k: int = 5,
@@ -68,17 +70,17 @@ def chosen_runs(
         raise InputError(f"--method {method}: {nearest(method, list(METHODS))}")
     by = by or (None if campaign else "valid/loss")
     known = candidates(runs)
-    chosen, weights, story = (_best if method == "top-k" else _greedy)(known, top_k, by, price, branch)
+    selected, weights, story = (_best if method == "top-k" else _greedy)(known, top_k, by, price, branch)
     selection = {
         "method": method,
         "by": by or "the campaign's objective",
         "k": top_k,
         "candidates": len(known),
-        "chosen": [candidate.name for candidate in chosen],
+        "chosen": [candidate.name for candidate in selected],
         "campaign": campaign.resolve().name if campaign else "",
         **story,
     }
-    return Choice(folders=[candidate.folder for candidate in chosen], weights=weights, selection=selection)
+    return Choice(folders=[candidate.folder for candidate in selected], weights=weights, selection=selection)
 
 
 def _best(
@@ -96,7 +98,7 @@ def _greedy(
     members = [load_run(candidate.folder, branch=branch) for candidate in pool]
     together = ensemble_of(members)
     store = open_store(members[0].config.data.store)
-    valid = member_outputs(members, store, make_split(store, members[0].config.split).valid, together.needed(store))
+    valid = member_outputs(members, store, joint_split(members, store).valid, together.needed(store))
     picked = greedy_selection(evidence_of(valid, together.targets), k, costs=valid.seconds, price=price)
     story = {
         "pool": [candidate.name for candidate in pool],

@@ -1,7 +1,7 @@
 """Classes: probabilities of the mixture, calibrated by a temperature, and conformal sets of classes."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -12,8 +12,8 @@ from scipy.optimize import minimize_scalar
 from scipy.special import entr, log_softmax, softmax
 from scipy.stats import rankdata
 
-from hydragnn.ensemble.calibration import conformal_quantile
-from hydragnn.ensemble.estimates import AnyCalibration, Estimate, Labels, Owners
+from hydragnn.ensemble.calibration import conformal_quantile, evidence
+from hydragnn.ensemble.estimates import AnyCalibration, Counts, Estimate, Labelled, Labels, Owners
 from hydragnn.ensemble.metrics import rank_correlation
 from hydragnn.ensemble.numbers import component_names
 from hydragnn.ensemble.selection import Evidence
@@ -43,15 +43,21 @@ class ClassCalibration:
     """A class belongs to the set where all other classes together have at most this probability."""
     nominal: float
     graphs: int
-    """Validation graphs behind it."""
+    """Graphs behind the threshold."""
     guaranteed: bool
-    """False where there are too few validation graphs for the nominal level: every set then holds the least likely label seen."""
+    """False where these are too few for the nominal level: every set then holds the least likely label seen."""
     method: str = "temperature"
+    part: str = "valid"
 
     @property
     def follows(self) -> bool:
         """Probabilities differ from item to item."""
         return True
+
+    @property
+    def sentence(self) -> str:
+        """Which graphs are behind the sets."""
+        return f"sets of classes {evidence(self.part, self.graphs, self.guaranteed, self.nominal)}"
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON; ``calibration_from_json`` gives the same calibration back."""
@@ -94,6 +100,7 @@ class ClassEstimate(Estimate):
         members: Sequence[Distribution],
         weights: Float[Array, " members"],
         calibration: AnyCalibration | None,
+        nodes: Counts,
     ) -> "ClassEstimate":
         """The mixture of the members' probabilities."""
         every = member_probabilities(members)
@@ -103,7 +110,7 @@ class ClassEstimate(Estimate):
             probability, inside = raw, np.isfinite(raw)
         else:
             assert isinstance(calibration, ClassCalibration)
-            probability = tempered(raw, calibration.temperature)
+            probability = temper(raw, calibration.temperature)
             inside = others(probability) <= calibration.threshold
         failed = np.asarray(np.isnan(raw).any(axis=-1))
         return ClassEstimate(
@@ -134,7 +141,7 @@ class ClassEstimate(Estimate):
         )
 
     @classmethod
-    def joined(cls, parts: Sequence["ClassEstimate"]) -> "ClassEstimate":
+    def join_parts(cls, parts: Sequence["ClassEstimate"]) -> "ClassEstimate":
         """Estimates of consecutive graphs as one."""
         values = {quantity: np.concatenate([part[quantity] for part in parts]) for quantity in QUANTITIES}
         members = np.concatenate([part.members for part in parts], axis=1)
@@ -144,15 +151,17 @@ class ClassEstimate(Estimate):
     def calibration(
         cls,
         target: Target,
-        labels: Labels,
-        members: Sequence[Distribution],
+        valid: Labelled,
+        apart: Labelled | None,
         weights: Float[Array, " members"],
-        graph: Owners,
         nominal: float,
     ) -> ClassCalibration:
-        """The temperature of least NLL, and the threshold of the conformal sets."""
-        raw = np.tensordot(weights, member_probabilities(members), axes=1)
-        return fit_classes(target.field, labels, raw, graph, nominal=nominal)
+        """The temperature of least NLL on validation, and the threshold of the conformal sets."""
+        on, first = apart or valid, valid if len(valid) else apart or valid
+        raw, before = (np.tensordot(weights, member_probabilities(one.members), axes=1) for one in (on, first))
+        temperature = fit_temperature(target.field, first.labels, before)
+        fitted = fit_classes(target.field, on.labels, raw, on.graph, nominal=nominal, temperature=temperature)
+        return replace(fitted, part=on.part)
 
     @classmethod
     def evidence(cls, target: Target, labels: Labels, members: Sequence[Distribution]) -> Evidence:
@@ -263,7 +272,7 @@ def entropy(probabilities: Float[Array, "... classes"]) -> Float[Array, "..."]:
     return np.asarray(entr(probabilities).sum(axis=-1))
 
 
-def tempered(probabilities: Float[Array, "... classes"], temperature: float) -> Float[Array, "... classes"]:
+def temper(probabilities: Float[Array, "... classes"], temperature: float) -> Float[Array, "... classes"]:
     """The probabilities whose logarithms are those of ``probabilities`` over the temperature, up to a constant."""
     return np.asarray(softmax(np.log(np.maximum(probabilities, TINY)) / temperature, axis=-1))
 
@@ -284,26 +293,17 @@ def fit_classes(
     graph: Owners,
     *,
     nominal: float,
+    temperature: float | None = None,
 ) -> ClassCalibration:
-    """Temperature and threshold from labelled validation items (Guo et al. 2017, arXiv:1706.04599; LAC sets).
+    """The threshold of the sets (LAC) from labelled items, for probabilities at a temperature, by default their own best.
 
     All components of a field share both. InputError where there is no labelled item.
     """
     if not 0.0 < nominal < 1.0:
         raise InputError(f"the nominal level is {nominal:g}; give a fraction between 0 and 1, for example 0.9")
-    if not len(labels):
-        raise InputError(
-            f"field {field.name} has no labelled validation graph to calibrate on; enlarge the validation part"
-        )
-    truth, flat = labels.ravel().astype(np.int64), probabilities.reshape(-1, field.classes)
-    logs, row = np.log(np.maximum(flat, TINY)), np.arange(len(truth))
-
-    def nll(log_temperature: float) -> float:
-        return float(-log_softmax(logs / np.exp(log_temperature), axis=1)[row, truth].mean())
-
-    reach = np.log(HOTTEST)
-    temperature = float(np.exp(minimize_scalar(nll, bounds=(-reach, reach), method="bounded").x))
-    scores = others(tempered(flat, temperature))[row, truth]
+    truth, flat = _rows(field, labels, probabilities)
+    temperature = fit_temperature(field, labels, probabilities) if temperature is None else temperature
+    scores = others(temper(flat, temperature))[np.arange(len(truth)), truth]
     threshold, guaranteed = conformal_quantile(scores, np.repeat(graph, field.width), nominal)
     return ClassCalibration(
         temperature=temperature,
@@ -312,6 +312,25 @@ def fit_classes(
         graphs=len(np.unique(graph)),
         guaranteed=guaranteed,
     )
+
+
+def fit_temperature(field: Field, labels: Labels, probabilities: Float[Array, "items *shape_and_classes"]) -> float:
+    """The temperature of least NLL on labelled items (Guo et al. 2017, arXiv:1706.04599); InputError without any."""
+    truth, flat = _rows(field, labels, probabilities)
+    logs, row = np.log(np.maximum(flat, TINY)), np.arange(len(truth))
+
+    def nll(log_temperature: float) -> float:
+        return float(-log_softmax(logs / np.exp(log_temperature), axis=1)[row, truth].mean())
+
+    reach = np.log(HOTTEST)
+    return float(np.exp(minimize_scalar(nll, bounds=(-reach, reach), method="bounded").x))
+
+
+def _rows(field: Field, labels: Labels, probabilities: Array) -> tuple[Int[NDArray[np.int64], " rows"], Rows]:
+    """True classes and probabilities of all components, one row each; InputError where there is none."""
+    if not len(labels):
+        raise InputError(f"field {field.name} has no labelled graph to calibrate on; enlarge the validation part")
+    return labels.ravel().astype(np.int64), probabilities.reshape(-1, field.classes)
 
 
 def class_scores(probabilities: Rows, labels: Int[NDArray[np.int64], " rows"]) -> dict[str, float]:

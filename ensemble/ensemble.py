@@ -1,6 +1,7 @@
 """Several models speaking as one."""
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from jaxtyping import Int
 from numpy.typing import NDArray
 
 from hydragnn.datasets import GraphStore, MemoryStore
-from hydragnn.ensemble.domain import foreign, graph_spread, unusually_uncertain
+from hydragnn.ensemble.domain import GraphView, graph_doubts
 from hydragnn.ensemble.manifest import NAME, Manifest, MemberEntry, checksum, read_manifest
 from hydragnn.ensemble.member_cache import MemberCache
 from hydragnn.ensemble.members import (
@@ -24,8 +25,8 @@ from hydragnn.ensemble.members import (
     summary_of,
 )
 from hydragnn.ensemble.plan import Chunk, chunks_of, default_budget
-from hydragnn.ensemble.predictions import Predictions, combined, concatenated, nothing
-from hydragnn.ensemble.screening import Screened, outcome_of, read_screened, screened
+from hydragnn.ensemble.predictions import Predictions, combine_outcomes, concatenate_predictions, nothing
+from hydragnn.ensemble.screening import Screened, outcome_of, read_screened, screen
 from hydragnn.ensemble.structures import Structures, graphs_from_atoms, structures_for
 from hydragnn.errors import InputError
 from hydragnn.files import digest
@@ -111,11 +112,18 @@ class Ensemble:
                 f"the graphs have dimension {store.dim}, the ensemble was trained on dimension {self.manifest.dim}"
             )
         for field in self.inputs:
-            found = there.get(field.name)
-            if found is None:
+            actual = there.get(field.name)
+            if actual is None:
                 raise InputError(f"the store has no field {field.name}, which the ensemble reads; add it to the store")
-            if (found.on, found.shape, found.unit, found.classes) != (field.on, field.shape, field.unit, field.classes):
-                raise InputError(f"the store means something else by {field.name}: {found}; the ensemble reads {field}")
+            if (actual.on, actual.shape, actual.unit, actual.classes) != (
+                field.on,
+                field.shape,
+                field.unit,
+                field.classes,
+            ):
+                raise InputError(
+                    f"the store means something else by {field.name}: {actual}; the ensemble reads {field}"
+                )
         return self._read_by_members(there)
 
     def _read_by_members(self, there: Collection[str]) -> list[str]:
@@ -129,7 +137,7 @@ class Ensemble:
         Batches are built once and shared by all members. For what does not fit into memory use ``predict_to_file``.
         """
         if isinstance(source, GraphBatch):
-            return self._predict_screened(screened(source, self._read_by_members(source.fields)))
+            return self._predict_screened(screen(source, self._read_by_members(source.fields)))
         if isinstance(source, Atoms):
             return self._predict_atoms([source])
         if isinstance(source, Sequence):
@@ -142,7 +150,7 @@ class Ensemble:
             numbers = np.array([number for number, _ in graphs])
             return self._predict_store(MemoryStore([graph for _, graph in graphs]), numbers, failures)
         if failures:
-            return concatenated([self.nothing(0, 0, reason) for reason in failures.values()])
+            return concatenate_predictions([self.nothing(0, 0, reason) for reason in failures.values()])
         raise InputError("there is no structure to predict; give at least one")
 
     def _predict_store(
@@ -151,7 +159,7 @@ class Ensemble:
         chunks = chunks_of(store.sizes(), numbers, default_budget(store.sizes()), failures)
         if not chunks:
             raise InputError("the store holds no graphs; give one that does")
-        return concatenated([self._predict_chunk(chunk, store) for chunk in chunks])
+        return concatenate_predictions([self._predict_chunk(chunk, store) for chunk in chunks])
 
     def _predict_chunk(self, chunk: Chunk, store: GraphStore) -> Predictions:
         if chunk.reason:
@@ -168,12 +176,7 @@ class Ensemble:
 
     def combine(self, read: Screened, outcomes: Sequence[Outcome]) -> Predictions:
         """What the members said as one prediction, with intervals and the flag for foreign graphs."""
-        flags = [""] * len(read.reasons)
-        if read.valid is not None:
-            found = foreign(self.manifest.domain, read.valid, self.inputs)
-            for position, flag in zip(np.flatnonzero(read.fine).tolist(), found):
-                flags[position] = flag
-        together = combined(
+        together = combine_outcomes(
             self.targets,
             outcomes,
             self.names,
@@ -181,36 +184,30 @@ class Ensemble:
             self.manifest.calibration,
             read.whole.counts("node").numpy(),
             read.whole.counts("edge").numpy(),
-            flags,
             read.reasons,
         )
-        return self._with_spread_flags(together)
+        return self._with_domain(together, read)
 
     def nothing(self, nodes: int, edges: int, reason: str) -> Predictions:
         """The prediction for one graph that could not be tried."""
         return nothing(self.targets, len(self.members), nodes, edges, reason)
 
-    def _with_spread_flags(self, predictions: Predictions) -> Predictions:
-        flags = [[flag] for flag in predictions.domain]
-        for name in self.manifest.domain.spreads:
-            one = predictions[name]
-            spread = graph_spread(one.doubt, predictions.graph_of_item(name), len(predictions))
-            for graph, flag in enumerate(unusually_uncertain(self.manifest.domain, name, spread, one.doubt_name)):
-                flags[graph].append(flag)
-        domain = tuple("; ".join(filter(None, found)) for found in flags)
-        return Predictions(
-            fields=predictions.fields,
-            nodes_per_graph=predictions.nodes_per_graph,
-            edges_per_graph=predictions.edges_per_graph,
-            status=predictions.status,
-            domain=domain,
-        )
+    def _with_domain(self, predictions: Predictions, read: Screened) -> Predictions:
+        """The predictions with what is foreign about valid graphs."""
+        if read.valid is None:
+            return predictions
+        owners = {name: predictions.graph_of_item(name) for name in predictions.fields}
+        doubts = graph_doubts(predictions.fields, owners, len(predictions))
+        own = {name: doubt[read.fine] for name, doubt in doubts.items()}
+        view = GraphView(batch=read.valid, scale=self.manifest.domain.scale, doubts=own)
+        texts = self.manifest.domain.scores(view).spread_over(read.fine, len(predictions))
+        return replace(predictions, domain=texts.reasons, domain_scores=texts.scores)
 
 
 def ensemble_of(members: Sequence[Member]) -> Ensemble:
     """Members as an ensemble without calibration, as it is before it has seen validation data.
 
-    InputError where they do not share targets, data and held-out parts.
+    InputError where they do not share targets and data.
     """
     check_members(members)
     entries = tuple(

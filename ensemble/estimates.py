@@ -19,11 +19,17 @@ Labels = Float[Array, "items *shape"]
 """Labels in the field's unit, classes as whole numbers."""
 Owners = Int[NDArray[np.int64], " items"]
 """The number of the graph that each item belongs to."""
+Counts = Int[NDArray[np.int64], " items"]
+"""The nodes of the graph that each item belongs to."""
 
 
 @runtime_checkable
 class AnyCalibration(Protocol):
-    """How an ensemble's raw words become honest, fitted on validation graphs."""
+    """How an ensemble's raw words become honest, fitted on graphs that no member was trained on."""
+
+    @property
+    def sentence(self) -> str:
+        """What a report says of it: what widths depend on, and which graphs are behind them."""
 
     @property
     def follows(self) -> bool:
@@ -31,6 +37,20 @@ class AnyCalibration(Protocol):
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Labelled:
+    """The labelled items of one target in one part of the data, with what every member says about them."""
+
+    part: str
+    labels: Labels
+    members: Sequence[Distribution]
+    graph: Owners
+    nodes: Counts
+
+    def __len__(self) -> int:
+        return len(self.labels)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -70,6 +90,7 @@ class Estimate(ABC):
         members: Sequence[Distribution],
         weights: Float[Array, " members"],
         calibration: AnyCalibration | None,
+        nodes: Counts,
     ) -> "Estimate":
         """The mixture of what the members say."""
 
@@ -80,7 +101,7 @@ class Estimate(ABC):
 
     @classmethod
     @abstractmethod
-    def joined(cls, parts: Sequence[Any]) -> "Estimate":
+    def join_parts(cls, parts: Sequence[Any]) -> "Estimate":
         """Estimates of consecutive graphs as one."""
 
     @classmethod
@@ -88,13 +109,15 @@ class Estimate(ABC):
     def calibration(
         cls,
         target: Target,
-        labels: Labels,
-        members: Sequence[Distribution],
+        valid: Labelled,
+        apart: Labelled | None,
         weights: Float[Array, " members"],
-        graph: Owners,
         nominal: float,
     ) -> AnyCalibration:
-        """The calibration from labelled validation items; InputError where there are none."""
+        """The calibration on graphs ``apart`` that chose nothing, or on validation where there are none.
+
+        Whatever is chosen is chosen on validation. InputError where nothing is labelled.
+        """
 
     @classmethod
     @abstractmethod

@@ -1,6 +1,8 @@
 """How good an ensemble is on graphs that nobody trained on, beside its members and the trivial predictor."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from dataclasses import field as member
 from typing import Any
 
 from jaxtyping import Float
@@ -11,14 +13,114 @@ from hydragnn.ensemble.member_outputs import MemberOutputs
 from hydragnn.ensemble.predictions import estimates_of
 from hydragnn.ensemble.uncertainty import Array
 from hydragnn.errors import InputError
-from hydragnn.models import Target
+from hydragnn.models import Categorical, Target
 
-Part = dict[str, dict[str, Any]]
+VERSION = 1
+"""Of ``evaluation.json``."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TargetEvaluation:
+    """Scores on the labels of one target in one part of the data.
+
+    Scores of numbers are ``mae`` and ``rmse`` (in ``unit``) and ``r2``; of an ensemble also ``crps`` and ``interval_width`` (in
+    ``unit``), ``nll``, ``coverage``, ``miscalibration_area`` and ``spearman``. Scores of classes are those of
+    ``hydragnn.ensemble.classes.class_scores``; of an ensemble also ``coverage``, ``set_size``, ``empty_sets`` and ``spearman``.
+    """
+
+    unit: str
+    trivial: Mapping[str, float | None]
+    """Of the predictor that knows the training labels only; None where it was not asked."""
+    members: Mapping[str, Mapping[str, float]]
+    """Of every member by its name."""
+    best_member: str
+    """The member with the best scores on these very labels, which no selection could have known."""
+    ensemble: Mapping[str, float]
+    confusion: tuple[tuple[int, ...], ...] = ()
+    """Of classes: labels counted by true class (rows) and predicted class."""
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "TargetEvaluation":
+        """The scores of one target as ``evaluation.json`` has them."""
+        members = {one["name"]: {key: item for key, item in one.items() if key != "name"} for one in value["members"]}
+        return cls(
+            unit=value["unit"],
+            trivial=value["trivial"],
+            members=members,
+            best_member=value["best_member"],
+            ensemble=value["ensemble"],
+            confusion=tuple(tuple(row) for row in value.get("confusion", ())),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The scores as plain JSON."""
+        classes = {"distribution": Categorical.kind, "classes": len(self.confusion)} if self.confusion else {}
+        return {
+            "unit": self.unit,
+            **classes,
+            "trivial": dict(self.trivial),
+            "members": [{"name": name, **scores} for name, scores in self.members.items()],
+            "best_member": self.best_member,
+            "ensemble": dict(self.ensemble),
+            **({"confusion": [list(row) for row in self.confusion]} if self.confusion else {}),
+        }
+
+    def __str__(self) -> str:
+        """The score that ranks members: the RMSE of numbers, the NLL of classes."""
+        score = "nll" if self.confusion else "rmse"
+        best, trivial = self.members[self.best_member][score], self.trivial.get(score)
+        beside = f"best member {best:.4g}" + ("" if trivial is None else f", trivial {trivial:.4g}")
+        unit = f" {self.unit}" if self.unit and not self.confusion else ""
+        return f"{score} {self.ensemble[score]:.4g}{unit} ({beside})"
+
+
+Part = dict[str, TargetEvaluation]
+"""Scores by target; a target without labels is absent."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluation:
+    """How good an ensemble is: ``evaluation.parts["test"]["energy"].ensemble["rmse"]``."""
+
+    nominal: float
+    """Fraction of labels that intervals and sets are meant to cover."""
+    parts: Mapping[str, Part]
+    """``valid``, ``test`` and other stores by their names; ``all`` where one store was evaluated."""
+    failed: Mapping[str, Mapping[int, str]]
+    """Why graphs could not be predicted, by part and number in the store."""
+    seconds_per_graph: Mapping[str, float]
+    """Time of every member."""
+    domain: Mapping[str, Any] = member(default_factory=dict)
+    """The share of every part that is flagged as outside the training domain, in all and by every detector."""
+
+    @property
+    def graphs_per_second(self) -> float:
+        """The speed of all members one after the other."""
+        return 1.0 / max(sum(self.seconds_per_graph.values()), 1e-12)
+
+    def to_json(self) -> dict[str, Any]:
+        """What ``evaluation.json`` holds."""
+        return {
+            "version": VERSION,
+            "nominal": self.nominal,
+            "parts": {part: {name: one.to_json() for name, one in of.items()} for part, of in self.parts.items()},
+            "failed": {part: {str(graph): why for graph, why in of.items()} for part, of in self.failed.items()},
+            "timing": {
+                "seconds_per_graph": dict(self.seconds_per_graph),
+                "graphs_per_second": self.graphs_per_second,
+            },
+            **({"domain": dict(self.domain)} if self.domain else {}),
+        }
+
+    def __str__(self) -> str:
+        """The scores on the part that says most: test where there is one."""
+        part = "test" if "test" in self.parts else next(iter(self.parts))
+        return f"{part}: " + "; ".join(f"{name} {one}" for name, one in self.parts[part].items())
 
 
 def part_evaluation(
     targets: Sequence[Target],
-    said: MemberOutputs,
+    outputs: MemberOutputs,
     names: Sequence[str],
     weights: Float[Array, " members"],
     calibrations: Mapping[str, AnyCalibration],
@@ -31,13 +133,15 @@ def part_evaluation(
     metrics: Part = {}
     arrays: dict[str, NDArray[Any]] = {}
     for target in targets:
-        use = said.usable(target)
+        use = outputs.usable(target)
         if not use.any():
             continue
-        one = estimates_of(target).of(target, said.of(target, use), weights, calibrations.get(target.name))
-        labels = said.labels[target.name][use]
-        metrics[target.name] = one.evaluation(labels, names, trivial.get(target.name, {}))
-        rows = one.rows(labels, said.owners(target)[use])
+        one = estimates_of(target).of(
+            target, outputs.of(target, use), weights, calibrations.get(target.name), outputs.nodes(target)[use]
+        )
+        labels = outputs.labels[target.name][use]
+        metrics[target.name] = TargetEvaluation.from_json(one.evaluation(labels, names, trivial.get(target.name, {})))
+        rows = one.rows(labels, outputs.owners(target)[use])
         arrays |= {f"{target.name}/{what}": values for what, values in rows.items()}
     if not metrics:
         raise InputError(

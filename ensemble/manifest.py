@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from hydragnn.ensemble.calibrations import calibration_from_json
-from hydragnn.ensemble.domain import Domain, domain_from_json
+from hydragnn.ensemble.domain import FILE, AnyDomain, Domain, domain_from_json
 from hydragnn.ensemble.estimates import AnyCalibration
 from hydragnn.errors import InputError
-from hydragnn.files import digest, read_json, write_json
+from hydragnn.files import digest, read_json, write_atomically, write_json
 from hydragnn.graphs.field import Field, field_from_json
 from hydragnn.models import Target, read_description, target_from_json
 
-VERSION = 2
+VERSION = 3
 NAME = "ensemble.json"
 
 
@@ -40,7 +40,7 @@ class Manifest:
     dim: int
     nominal: float = 0.9
     calibration: Mapping[str, AnyCalibration] = member(default_factory=dict)
-    domain: Domain = member(default_factory=Domain)
+    domain: AnyDomain = member(default_factory=Domain)
     data: Mapping[str, Any] = member(default_factory=dict)
     """Where the graphs of training came from: fingerprint, sizes of parts, cutoff, attributes of the store."""
     selection: Mapping[str, Any] = member(default_factory=dict)
@@ -67,8 +67,9 @@ class Manifest:
         return digest(self.to_json())
 
 
-def manifest_from_json(value: Any, source: str) -> Manifest:
-    """The manifest that ``Manifest.to_json`` wrote; InputError where it is damaged or from a newer version."""
+def manifest_from_json(value: Any, folder: Path) -> Manifest:
+    """The manifest of ``folder`` that ``Manifest.to_json`` wrote; InputError where it is damaged or from a newer version."""
+    source = str(folder / NAME)
     if not isinstance(value, dict) or not isinstance(value.get("version"), int) or not value.get("members"):
         raise InputError(f"{source} does not describe an ensemble; was it made by hydragnn ensemble?")
     if value["version"] > VERSION:
@@ -85,7 +86,7 @@ def manifest_from_json(value: Any, source: str) -> Manifest:
             dim=value["dim"],
             nominal=value["nominal"],
             calibration={name: calibration_from_json(item) for name, item in value["calibration"].items()},
-            domain=domain_from_json(value["domain"]),
+            domain=domain_from_json(value["domain"], folder),
             data=value["data"],
             selection=value["selection"],
         )
@@ -95,7 +96,7 @@ def manifest_from_json(value: Any, source: str) -> Manifest:
 
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of the ensemble in ``folder``, with every member's files checked against their checksums."""
-    manifest = manifest_from_json(_with_targets(read_json(folder / NAME), folder), str(folder / NAME))
+    manifest = manifest_from_json(_with_targets(read_json(folder / NAME), folder), folder)
     for entry in manifest.members:
         for name, expected in entry.checksums.items():
             if checksum(folder / entry.folder / name) != expected:
@@ -118,7 +119,9 @@ def _with_targets(value: Any, folder: Path) -> Any:
 
 
 def write_manifest(manifest: Manifest, folder: Path) -> None:
-    """Put ``ensemble.json`` into ``folder``, atomically."""
+    """Put ``ensemble.json`` into ``folder``, atomically, and before it the tensors that it speaks of."""
+    if manifest.domain.file_content:
+        write_atomically(folder / FILE, manifest.domain.file_content)
     write_json(folder / NAME, manifest.to_json())
 
 

@@ -10,7 +10,8 @@ from jaxtyping import Bool, Int
 from numpy.typing import NDArray
 
 from hydragnn.datasets import GraphStore, pack
-from hydragnn.ensemble.members import Member, Outcome, joined
+from hydragnn.ensemble.estimates import Labelled
+from hydragnn.ensemble.members import Member, Outcome, join_outcomes
 from hydragnn.ensemble.plan import default_budget
 from hydragnn.ensemble.screening import outcome_of, read_screened
 from hydragnn.ensemble.uncertainty import Array
@@ -42,6 +43,10 @@ class MemberOutputs:
         counts = {"node": self.nodes_per_graph, "edge": self.edges_per_graph}.get(target.field.on)
         return places if counts is None else np.repeat(places, counts)
 
+    def nodes(self, target: Target) -> Int[NDArray[np.int64], " items"]:
+        """The nodes of the graph of every item."""
+        return self.nodes_per_graph[self.positions(target)]
+
     def usable(self, target: Target) -> Bool[NDArray[np.bool_], " items"]:
         """Which items have a label and a prediction of every member."""
         labelled = _finite(self.labels[target.name])
@@ -49,13 +54,24 @@ class MemberOutputs:
 
     def of(self, target: Target, use: Bool[NDArray[np.bool_], " items"] | None = None) -> list[Distribution]:
         """What every member says about a target, or about some of its items."""
-        every = [said.predictions[target.name] for said in self.outcomes]
+        every = [outcome.predictions[target.name] for outcome in self.outcomes]
         return every if use is None else [one.rows(torch.from_numpy(use)) for one in every]
+
+    def labelled(self, target: Target, part: str) -> Labelled:
+        """The usable items of a target, in the part of the data that goes by this name."""
+        use = self.usable(target)
+        return Labelled(
+            part=part,
+            labels=self.labels[target.name][use],
+            members=self.of(target, use),
+            graph=self.owners(target)[use],
+            nodes=self.nodes(target)[use],
+        )
 
     @property
     def failures(self) -> dict[int, str]:
         """Why graphs failed, by number in the store."""
-        reasons = zip(*(said.reasons for said in self.outcomes))
+        reasons = zip(*(outcome.reasons for outcome in self.outcomes))
         return {int(g): next(filter(None, some)) for g, some in zip(self.graphs, reasons) if any(some)}
 
 
@@ -66,13 +82,13 @@ def member_outputs(
     if not len(graphs):
         raise InputError("there are no graphs to predict in this part of the data; give the split a larger fraction")
     targets = members[0].targets
-    said: list[list[Outcome]] = [[] for _ in members]
+    parts_of_member: list[list[Outcome]] = [[] for _ in members]
     labels: dict[str, list[Array]] = {target.name: [] for target in targets}
     seconds = [0.0] * len(members)
     sizes = store.sizes()
     for numbers in pack(sizes, graphs, default_budget(sizes)):
-        wanted = [*dict.fromkeys([*inputs, *(target.field.name for target in targets)])]
-        read = read_screened(store, numbers, wanted, inputs)
+        names = [*dict.fromkeys([*inputs, *(target.field.name for target in targets)])]
+        read = read_screened(store, numbers, names, inputs)
         batch = read.whole
         for target in targets:
             values = batch[target.field.name].double().numpy().copy()
@@ -81,13 +97,13 @@ def member_outputs(
             labels[target.name].append(values)
         for position, member in enumerate(members):
             started = perf_counter()
-            said[position].append(outcome_of(member, read))
+            parts_of_member[position].append(outcome_of(member, read))
             seconds[position] += perf_counter() - started
     return MemberOutputs(
         graphs=graphs,
         nodes_per_graph=sizes.nodes[graphs],
         edges_per_graph=sizes.edges[graphs],
-        outcomes=tuple(joined(parts) for parts in said),
+        outcomes=tuple(join_outcomes(parts) for parts in parts_of_member),
         labels={name: np.concatenate(values) for name, values in labels.items()},
         seconds=tuple(seconds),
     )

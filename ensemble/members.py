@@ -13,7 +13,7 @@ from hydragnn.errors import InputError, about
 from hydragnn.files import digest, read_json
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
-from hydragnn.models import Distribution, Target, TrainedModel, concatenated, load_model
+from hydragnn.models import Distribution, Target, TrainedModel, concatenate_distributions, load_model
 from hydragnn.record import RunRecord, read_record
 
 
@@ -56,10 +56,10 @@ def load_member(
     The model computes on a GPU where there is one, in ``dtype``; without it in double precision if it was trained so.
     """
     with about(str(folder)):
-        config = parse_config(read_json(folder / "config.json"), "config.json").of_branch(branch)
-    wanted = dtype or (torch.float64 if config.train.precision == "fp64" else torch.float32)
+        config = parse_config(read_json(folder / "config.json"), "config.json", stored=True).of_branch(branch)
+    precision = dtype or (torch.float64 if config.train.precision == "fp64" else torch.float32)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    trained = load_model(model, dtype=wanted, device=device, branch=branch)
+    trained = load_model(model, dtype=precision, device=device, branch=branch)
     return Member(name=name, weight=weight, model=trained, config=config, record=read_record(folder).of_branch(branch))
 
 
@@ -73,7 +73,7 @@ def load_run(folder: Path, *, weight: float = 1.0, dtype: torch.dtype | None = N
 
 
 def check_members(members: Sequence[Member]) -> None:
-    """InputError where members cannot speak as one: other targets, units, graphs, data or held-out parts."""
+    """InputError where members cannot speak as one: other targets, units, graphs or data."""
     first = members[0]
     for other in members[1:]:
         where = f"members {first.name} and {other.name}"
@@ -93,11 +93,6 @@ def check_members(members: Sequence[Member]) -> None:
             )
         if not _same_data(first, other):
             raise InputError(f"{where} were trained on different data; choose runs on one store")
-        if first.config.split != other.config.split:
-            raise InputError(
-                f"{where} hold out different graphs, so that one would be calibrated on what another was trained on; "
-                "choose runs with one [split]"
-            )
 
 
 def _same_data(first: Member, other: Member) -> bool:
@@ -128,15 +123,15 @@ def outcome(member: Member, batch: GraphBatch) -> Outcome:
         if not isinstance(error, InputError) and not _is_lack_of_memory(error):
             raise
         if batch.num_graphs == 1:
-            return failed(member.targets, batch, _reason(error))
+            return failed_outcome(member.targets, batch, _reason(error))
         middle = batch.num_graphs // 2
         halves = (batch.select(slice(middle)), batch.select(slice(middle, None)))
-        return joined([outcome(member, half) for half in halves])
-    said = {name: one.detach().to("cpu", torch.float64) for name, one in predictions.items()}
-    return _finite_only(said, member.targets, batch)
+        return join_outcomes([outcome(member, half) for half in halves])
+    outputs = {name: one.detach().to("cpu", torch.float64) for name, one in predictions.items()}
+    return _finite_only(outputs, member.targets, batch)
 
 
-def failed(targets: Sequence[Target], graph: GraphBatch, reason: str) -> Outcome:
+def failed_outcome(targets: Sequence[Target], graph: GraphBatch, reason: str) -> Outcome:
     """The outcome of a single graph that nothing could be predicted for."""
     blanks = {
         target.name: target.distribution.blank(target.field, graph.num_items(target.field.on)) for target in targets
@@ -144,11 +139,11 @@ def failed(targets: Sequence[Target], graph: GraphBatch, reason: str) -> Outcome
     return Outcome(predictions=blanks, reasons=(reason,))
 
 
-def joined(outcomes: Sequence[Outcome]) -> Outcome:
+def join_outcomes(outcomes: Sequence[Outcome]) -> Outcome:
     """Outcomes of one member on consecutive batches as one."""
     names = outcomes[0].predictions
     return Outcome(
-        predictions={name: concatenated([part.predictions[name] for part in outcomes]) for name in names},
+        predictions={name: concatenate_distributions([part.predictions[name] for part in outcomes]) for name in names},
         reasons=tuple(reason for part in outcomes for reason in part.reasons),
     )
 
@@ -163,17 +158,17 @@ def _reason(error: BaseException) -> str:
     return text if isinstance(error, InputError) else f"{type(error).__name__}: {text}"
 
 
-def _finite_only(said: dict[str, Distribution], targets: Sequence[Target], batch: GraphBatch) -> Outcome:
+def _finite_only(outputs: dict[str, Distribution], targets: Sequence[Target], batch: GraphBatch) -> Outcome:
     """The outcome with every graph blanked whose values are not all finite."""
     owners = {target.field.on: batch.owner(target.field.on).cpu() for target in targets}
     reasons = [""] * len(batch)
     for target in targets:
-        for graph in owners[target.field.on][~said[target.name].finite()].unique().tolist():
+        for graph in owners[target.field.on][~outputs[target.name].finite()].unique().tolist():
             reasons[graph] = reasons[graph] or f"the prediction of {target.name} is not finite"
     if any(reasons):
         bad = torch.tensor([bool(reason) for reason in reasons])
-        said = {target.name: said[target.name].blanked(bad[owners[target.field.on]]) for target in targets}
-    return Outcome(predictions=said, reasons=tuple(reasons))
+        outputs = {target.name: outputs[target.name].blank_items(bad[owners[target.field.on]]) for target in targets}
+    return Outcome(predictions=outputs, reasons=tuple(reasons))
 
 
 def summary_of(record: RunRecord) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Numbers: mean, where its uncertainty comes from, and intervals."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -12,12 +12,14 @@ from hydragnn.ensemble.calibration import (
     Calibration,
     calibrated_std,
     fit_calibration,
+    fit_scale,
     half_width,
-    raw_spread,
+    known_of,
+    labelled_rows,
     turning_axes,
     variance_factor,
 )
-from hydragnn.ensemble.estimates import AnyCalibration, Estimate, Labels, Owners
+from hydragnn.ensemble.estimates import AnyCalibration, Counts, Estimate, Labelled, Labels, Owners
 from hydragnn.ensemble.metrics import (
     coverage,
     gaussian_crps,
@@ -26,6 +28,7 @@ from hydragnn.ensemble.metrics import (
     point_metrics,
     rank_correlation,
 )
+from hydragnn.ensemble.scores import forms
 from hydragnn.ensemble.selection import Evidence, NumberEvidence
 from hydragnn.ensemble.uncertainty import Array, MixtureMoments, isotropic, total_variance
 from hydragnn.graphs.field import Field
@@ -68,17 +71,17 @@ class NumberEstimate(Estimate):
         members: Sequence[Distribution],
         weights: Float[Array, " members"],
         calibration: AnyCalibration | None,
+        nodes: Counts,
     ) -> "NumberEstimate":
         """The mixture of what the members say, by the law of total variance."""
         moments = moments_of(members, weights)
-        spread = raw_spread(target.field, moments)
+        known = known_of(target.field, moments, nodes)
         parts = isotropic(moments, turning_axes(target.field))
         if calibration is None:
-            factor, std, width = np.ones(target.field.shape), spread, np.full_like(spread, np.nan)
+            factor, std, width = np.ones(target.field.shape), known.spread, np.full_like(known.spread, np.nan)
         else:
             assert isinstance(calibration, Calibration)
-            factor, std = variance_factor(target.field, calibration), calibrated_std(target.field, calibration, spread)
-            std = np.where(np.isnan(spread), np.nan, std)
+            factor, std = variance_factor(target.field, calibration), calibrated_std(target.field, calibration, known)
             width = half_width(target.field, calibration, std)
         return NumberEstimate(
             target=target,
@@ -99,7 +102,7 @@ class NumberEstimate(Estimate):
         return NumberEstimate(target=target, members=every, **dict.fromkeys(QUANTITIES, nan))
 
     @classmethod
-    def joined(cls, parts: Sequence["NumberEstimate"]) -> "NumberEstimate":
+    def join_parts(cls, parts: Sequence["NumberEstimate"]) -> "NumberEstimate":
         """Estimates of consecutive graphs as one."""
         values = {quantity: np.concatenate([part[quantity] for part in parts]) for quantity in QUANTITIES}
         members = np.concatenate([part.members for part in parts], axis=1)
@@ -109,14 +112,20 @@ class NumberEstimate(Estimate):
     def calibration(
         cls,
         target: Target,
-        labels: Labels,
-        members: Sequence[Distribution],
+        valid: Labelled,
+        apart: Labelled | None,
         weights: Float[Array, " members"],
-        graph: Owners,
         nominal: float,
     ) -> Calibration:
-        """A scale for the spread and conformal intervals."""
-        return fit_calibration(target.field, labels, moments_of(members, weights), graph, nominal=nominal)
+        """Conformal intervals on a scale whose form validation chose; on validation alone the form is the simplest."""
+        field, on, scale = target.field, apart or valid, None
+        if apart and valid:
+            before = moments_of(valid.members, weights)
+            rows = labelled_rows(field, valid.labels, before, valid.graph, valid.nodes)
+            scale = fit_scale(field, rows, None, forms(target.extensive and field.on == "graph"))
+        moments = moments_of(on.members, weights)
+        fitted = fit_calibration(field, on.labels, moments, on.graph, nominal=nominal, nodes=on.nodes, scale=scale)
+        return replace(fitted, part=on.part)
 
     @classmethod
     def evidence(cls, target: Target, labels: Labels, members: Sequence[Distribution]) -> Evidence:

@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from dataclasses import field as member
+from typing import Never
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -38,9 +40,25 @@ class Predictions:
     """``ok``, or why a graph failed."""
     domain: tuple[str, ...]
     """Empty where a graph looks like the training data, otherwise what is foreign about it."""
+    domain_scores: Mapping[str, Float[Array, " graphs"]] = member(default_factory=dict)
+    """By detector, 0 for what is usual and above 1 for what is foreign; NaN for graphs that nothing could be said about."""
 
     def __len__(self) -> int:
         return len(self.status)
+
+    def __iter__(self) -> Never:
+        """Refuse, since without this method Python would ask for fields named 0, 1, 2."""
+        example = next(iter(self.fields))
+        raise TypeError(
+            f'predictions are not iterated; take a field by its name, such as predictions["{example}"].mean with the rows of '
+            f"{len(self)} graphs, or all of them from predictions.fields"
+        )
+
+    def __str__(self) -> str:
+        """How many graphs were predicted, and what of them."""
+        foreign = sum(map(bool, self.domain))
+        outside = f", {foreign} outside the training domain" if foreign else ""
+        return f"{', '.join(self.fields)} of {self.ok.sum()} of {len(self)} graphs{outside}"
 
     def __getitem__(self, name: str) -> Estimate:
         if name not in self.fields:
@@ -52,6 +70,11 @@ class Predictions:
         """Which graphs were predicted."""
         return np.array([status == "ok" for status in self.status], dtype=np.bool_)
 
+    @property
+    def domain_score(self) -> Float[Array, " graphs"]:
+        """The largest score of any detector: above 1 a graph is outside the training domain; NaN where nothing is known."""
+        return np.fmax.reduce([np.full(len(self), np.nan), *self.domain_scores.values()])
+
     def graph_of_item(self, name: str) -> Int[NDArray[np.int64], " items"]:
         """The graph that each row of a field belongs to."""
         graphs = np.arange(len(self))
@@ -59,7 +82,7 @@ class Predictions:
         return graphs if counts is None else np.repeat(graphs, counts)
 
 
-def combined(
+def combine_outcomes(
     targets: Sequence[Target],
     outcomes: Sequence[Outcome],
     names: Sequence[str],
@@ -67,7 +90,6 @@ def combined(
     calibrations: Mapping[str, AnyCalibration],
     nodes_per_graph: Int[NDArray[np.int64], " graphs"],
     edges_per_graph: Int[NDArray[np.int64], " graphs"],
-    domain: Sequence[str],
     reasons: Sequence[str],
 ) -> Predictions:
     """All members' outcomes on the same graphs as one prediction; a graph that one member failed on has failed.
@@ -77,18 +99,26 @@ def combined(
     estimates: dict[str, Estimate] = {}
     for target in targets:
         members = [outcome.predictions[target.name] for outcome in outcomes]
-        estimates[target.name] = estimates_of(target).of(target, members, weights, calibrations.get(target.name))
+        nodes = np.repeat(nodes_per_graph, items_per_graph(target, nodes_per_graph, edges_per_graph))
+        estimates[target.name] = estimates_of(target).of(target, members, weights, calibrations.get(target.name), nodes)
     status = [
-        refused or next((f"member {name}: {reason}" for name, reason in zip(names, said) if reason), "ok")
-        for refused, *said in zip(reasons, *(outcome.reasons for outcome in outcomes))
+        refused or next((f"member {name}: {reason}" for name, reason in zip(names, others) if reason), "ok")
+        for refused, *others in zip(reasons, *(outcome.reasons for outcome in outcomes))
     ]
     return Predictions(
         fields=estimates,
         nodes_per_graph=nodes_per_graph,
         edges_per_graph=edges_per_graph,
         status=tuple(status),
-        domain=tuple(domain),
+        domain=("",) * len(status),
     )
+
+
+def items_per_graph(
+    target: Target, nodes: Int[NDArray[np.int64], " graphs"], edges: Int[NDArray[np.int64], " graphs"]
+) -> Int[NDArray[np.int64], " graphs"]:
+    """How many items of a target every graph has."""
+    return {"node": nodes, "edge": edges}.get(target.field.on, np.ones_like(nodes))
 
 
 def nothing(targets: Sequence[Target], members: int, nodes: int, edges: int, reason: str) -> Predictions:
@@ -103,12 +133,20 @@ def nothing(targets: Sequence[Target], members: int, nodes: int, edges: int, rea
     )
 
 
-def concatenated(parts: Sequence[Predictions]) -> Predictions:
+def concatenate_predictions(parts: Sequence[Predictions]) -> Predictions:
     """Predictions of consecutive graphs as one."""
     return Predictions(
-        fields={name: type(first).joined([part[name] for part in parts]) for name, first in parts[0].fields.items()},
+        fields={
+            name: type(first).join_parts([part[name] for part in parts]) for name, first in parts[0].fields.items()
+        },
         nodes_per_graph=np.concatenate([part.nodes_per_graph for part in parts]),
         edges_per_graph=np.concatenate([part.edges_per_graph for part in parts]),
         status=tuple(status for part in parts for status in part.status),
         domain=tuple(flag for part in parts for flag in part.domain),
+        domain_scores={name: _scores(parts, name) for part in parts for name in part.domain_scores},
     )
+
+
+def _scores(parts: Sequence[Predictions], detector: str) -> Float[Array, " graphs"]:
+    """A detector's scores of consecutive graphs; NaN where it said nothing."""
+    return np.concatenate([part.domain_scores.get(detector, np.full(len(part), np.nan)) for part in parts])

@@ -42,22 +42,22 @@ def read_screened(
 
     What is read here is a function of the store alone, so that all ranks, and a prediction that is resumed, agree on it.
     """
-    return screened(store.read(graphs, fields), inputs, graphs if numbers is None else numbers)
+    return screen(store.read(graphs, fields), inputs, graphs if numbers is None else numbers)
 
 
-def screened(
+def screen(
     batch: GraphBatch, inputs: Collection[str], numbers: Sequence[int] | Int[NDArray[np.int64], " graphs"] | None = None
 ) -> Screened:
     """The batch with its valid graphs picked out: with all fields ``inputs``, and with finite and possible values there."""
     problems = graph_problems(_with_fields(batch, inputs), numbers, needed=inputs)
     if not problems:
-        return unscreened(batch)
+        return without_screening(batch)
     reasons = tuple(problems.get(position, "") for position in range(len(batch)))
     valid = torch.tensor([not reason for reason in reasons])
     return Screened(whole=batch, valid=batch.select(valid) if bool(valid.any()) else None, reasons=reasons)
 
 
-def unscreened(batch: GraphBatch) -> Screened:
+def without_screening(batch: GraphBatch) -> Screened:
     """The batch, all of whose graphs are known to be valid."""
     return Screened(whole=batch, valid=batch, reasons=("",) * len(batch))
 
@@ -66,18 +66,18 @@ def outcome_of(member: Member, read: Screened) -> Outcome:
     """What the member predicts for every graph that was read; NaN, and the reason, for those that are not valid."""
     if read.valid is read.whole:
         return outcome(member, read.whole)
-    said = None if read.valid is None else outcome(member, read.valid)
+    result = None if read.valid is None else outcome(member, read.valid)
     predictions: dict[str, Distribution] = {}
     for target in member.targets:
         valid = torch.from_numpy(read.fine)[read.whole.owner(target.field.on)]
-        if said is None:
+        if result is None:
             predictions[target.name] = target.distribution.blank(target.field, len(valid))
         else:
             rows = (valid.cumsum(0) - 1).clamp_min(0)  # of an item among those of valid graphs
-            predictions[target.name] = said.predictions[target.name].rows(rows).blanked(~valid)
+            predictions[target.name] = result.predictions[target.name].rows(rows).blank_items(~valid)
     reasons = np.array(read.reasons, dtype=object)
-    if said is not None:
-        reasons[read.fine] = said.reasons
+    if result is not None:
+        reasons[read.fine] = result.reasons
     return Outcome(predictions=predictions, reasons=tuple(reasons.tolist()))
 
 

@@ -57,9 +57,7 @@ def isotropic(moments: MixtureMoments, axes: int) -> MixtureMoments:
         return moments
     last = tuple(range(-axes, 0))
 
-    def averaged(values: Array) -> Array:
+    def average(values: Array) -> Array:
         return np.broadcast_to(values.mean(axis=last, keepdims=True), values.shape).copy()
 
-    return MixtureMoments(
-        mean=moments.mean, epistemic=averaged(moments.epistemic), aleatoric=averaged(moments.aleatoric)
-    )
+    return MixtureMoments(mean=moments.mean, epistemic=average(moments.epistemic), aleatoric=average(moments.aleatoric))

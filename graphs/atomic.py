@@ -1,6 +1,6 @@
 """Atoms: nodes are atoms, edges the pairs within a cutoff through every periodic image."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -57,26 +57,17 @@ def from_ase(
     if not np.isfinite(positions).all():
         raise InputError(f"{name}, positions: NaN or infinite; remove the structure")
     senders, receivers, shifts = neighbour_list(positions, cell, periodic, cutoff, max_neighbours, name=name)
-    declared = [ATOMIC_NUMBERS_FIELD]
-    values: dict[str, dict[str, Any]] = {"node": {ATOMIC_NUMBERS: np.asarray(atoms.numbers)}, "graph": {}}
-    absent = set(optional)
-    for field in fields:
-        if field.name == ATOMIC_NUMBERS:
-            continue
-        value = _label(atoms, field, (keys or {}).get(field.name, field.name), name)
-        if value is None and field.name in absent:
-            continue
-        if value is None:
-            raise InputError(_missing(atoms, field, (keys or {}).get(field.name, field.name), name))
-        declared.append(field)
-        values[field.on][field.name] = value
+    labels = _labels(atoms, fields, keys or {}, set(optional), name)
     return graph_from_arrays(
         positions,
         senders,
         receivers,
-        fields=declared,
-        nodes=values["node"],
-        graphs=values["graph"],
+        fields=[ATOMIC_NUMBERS_FIELD, *(field for field, _ in labels)],
+        nodes={
+            ATOMIC_NUMBERS: np.asarray(atoms.numbers),
+            **{field.name: value for field, value in labels if field.on == "node"},
+        },
+        graphs={field.name: value for field, value in labels if field.on == "graph"},
         edge_shifts=shifts @ cell,
         cell=np.asarray(atoms.cell.array, dtype=np.float64),
         periodic=periodic,
@@ -146,6 +137,23 @@ def _complete_cell(cell: Float[ndarray, "3 3"], periodic: Any, name: str) -> Flo
     if not np.isfinite(completed).all() or abs(np.linalg.det(completed / lengths[:, None])) < 1e-8:
         raise InputError(f"{name}: the cell is singular; give independent cell vectors")
     return completed
+
+
+def _labels(
+    atoms: Atoms, fields: Iterable[Field], keys: Mapping[str, str], optional: Collection[str], name: str
+) -> list[tuple[Field, Any]]:
+    """The fields that the structure has, with their values; InputError where one is missing that is not optional."""
+    found: list[tuple[Field, Any]] = []
+    for field in fields:
+        if field.name == ATOMIC_NUMBERS:
+            continue
+        key = keys.get(field.name, field.name)
+        value = _label(atoms, field, key, name)
+        if value is not None:
+            found.append((field, value))
+        elif field.name not in optional:
+            raise InputError(_missing(atoms, field, key, name))
+    return found
 
 
 def _label(atoms: Atoms, field: Field, key: str, name: str) -> Any:

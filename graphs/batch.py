@@ -89,11 +89,11 @@ class GraphBatch:
 
     def counts(self, location: Location) -> Int[Tensor, " graphs"]:
         """How many nodes or edges every graph has; ones for ``"graph"``."""
-        return self._made("counts", location, lambda: _offsets(self, location).diff())
+        return self._derive("counts", location, lambda: _offsets(self, location).diff())
 
     def owner(self, location: Location) -> Int[Tensor, " items"]:
         """The graph that each node, edge or graph belongs to."""
-        return self._made("owner", location, lambda: _owners(self.counts(location), self.num_items(location)))
+        return self._derive("owner", location, lambda: _owners(self.counts(location), self.num_items(location)))
 
     @property
     def reverse_edges(self) -> Int[Tensor, " edges"]:
@@ -102,9 +102,9 @@ class GraphBatch:
         Of several between the same nodes through the same shift the first belongs to the first. An edge of a node to itself without a
         shift is its own reverse. InputError names an edge that has none.
         """
-        return self._made("reverse", "edge", lambda: reverse_of(self.topology, self.edge_shifts))
+        return self._derive("reverse", "edge", lambda: reverse_of(self.topology, self.edge_shifts))
 
-    def _made(self, what: str, location: Location, make: Callable[[], Any]) -> Any:
+    def _derive(self, what: str, location: Location, make: Callable[[], Any]) -> Any:
         key = (what, location)
         if key not in self._derived:
             self._derived[key] = make()
@@ -169,11 +169,11 @@ class GraphBatch:
                 raise InputError(f"field {name}: shape {tuple(value.shape)} is not {expected}; reshape it")
             tensors[field.on][name] = value
         present = {name: mask for name, mask in self.masks.items() if name not in gone} | dict(masks or {})
-        made = replace(
+        result = replace(
             self, fields=known, nodes=tensors["node"], edges=tensors["edge"], graphs=tensors["graph"], masks=present
         )
-        made._derived.update(self._derived)  # fields change no offset
-        return made
+        result._derived.update(self._derived)  # fields change no offset
+        return result
 
     def select(self, graphs: slice | Sequence[int] | Tensor) -> "GraphBatch":
         """The graphs with these numbers (or where a tensor of bools is True), in this order; numbers may repeat.
@@ -185,33 +185,33 @@ class GraphBatch:
         >>> concatenate(graphs).select([2, 0]).counts("node")
         tensor([3, 1])
         """
-        chosen = _chosen(graphs, self.num_graphs, self.device)
-        if isinstance(chosen, slice) and chosen == slice(0, self.num_graphs):
+        rows_of_graphs = _graph_rows(graphs, self.num_graphs, self.device)
+        if isinstance(rows_of_graphs, slice) and rows_of_graphs == slice(0, self.num_graphs):
             return self
-        nodes, node_offsets = _rows(self, "node", chosen)
-        edges, edge_offsets = _rows(self, "edge", chosen)
+        nodes, node_offsets = _rows(self, "node", rows_of_graphs)
+        edges, edge_offsets = _rows(self, "edge", rows_of_graphs)
         if isinstance(nodes, slice):
             moved: Tensor | int = -nodes.start
         else:
-            assert isinstance(chosen, Tensor) and isinstance(edges, Tensor)
-            by_graph = node_offsets[:-1] - self.node_offsets.index_select(0, chosen)
+            assert isinstance(rows_of_graphs, Tensor) and isinstance(edges, Tensor)
+            by_graph = node_offsets[:-1] - self.node_offsets.index_select(0, rows_of_graphs)
             moved = torch.repeat_interleave(by_graph, edge_offsets.diff(), output_size=len(edges))
-        positions = _cut(self.positions, nodes)
+        positions = _take(self.positions, nodes)
         return replace(
             self,
             positions=positions,
             topology=Topology.square(
-                _cut(self.senders, edges) + moved, _cut(self.receivers, edges) + moved, len(positions)
+                _take(self.senders, edges) + moved, _take(self.receivers, edges) + moved, len(positions)
             ),
-            edge_shifts=_cut(self.edge_shifts, edges),
-            cell=_cut(self.cell, chosen),
-            periodic=_cut(self.periodic, chosen),
+            edge_shifts=_take(self.edge_shifts, edges),
+            cell=_take(self.cell, rows_of_graphs),
+            periodic=_take(self.periodic, rows_of_graphs),
             node_offsets=node_offsets,
             edge_offsets=edge_offsets,
-            nodes={name: _cut(value, nodes) for name, value in self.nodes.items()},
-            edges={name: _cut(value, edges) for name, value in self.edges.items()},
-            graphs={name: _cut(value, chosen) for name, value in self.graphs.items()},
-            masks={name: _cut(value, chosen) for name, value in self.masks.items()},
+            nodes={name: _take(value, nodes) for name, value in self.nodes.items()},
+            edges={name: _take(value, edges) for name, value in self.edges.items()},
+            graphs={name: _take(value, rows_of_graphs) for name, value in self.graphs.items()},
+            masks={name: _take(value, rows_of_graphs) for name, value in self.masks.items()},
         )
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "GraphBatch":
@@ -244,11 +244,11 @@ class GraphBatch:
 Rows = slice | Tensor  # of an array: a run of them, or every one by number
 
 
-def _cut(values: Tensor, rows: Rows) -> Tensor:
+def _take(values: Tensor, rows: Rows) -> Tensor:
     return values[rows] if isinstance(rows, slice) else values.index_select(0, rows)
 
 
-def _chosen(graphs: slice | Sequence[int] | Tensor, count: int, device: torch.device) -> Rows:
+def _graph_rows(graphs: slice | Sequence[int] | Tensor, count: int, device: torch.device) -> Rows:
     """Which of ``count`` graphs: a slice with ascending bounds where they are consecutive, else their numbers."""
     if isinstance(graphs, slice):
         graphs = range(*graphs.indices(count))
@@ -269,15 +269,15 @@ def _rows(batch: GraphBatch, location: Location, graphs: Rows) -> tuple[Rows, Te
     """The nodes or edges of some graphs, and the offsets of the batch that they become."""
     offsets = _offsets(batch, location)
     if isinstance(graphs, slice):
-        bounds = batch._made("bounds", location, offsets.tolist)
+        bounds = batch._derive("bounds", location, offsets.tolist)
         first, last = bounds[graphs.start], bounds[graphs.stop]
         return slice(first, last), offsets[graphs.start : graphs.stop + 1] - first
     counts = batch.counts(location).index_select(0, graphs)
-    made = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
-    total = int(made[-1])
-    starts = offsets.index_select(0, graphs) - made[:-1]
+    result = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
+    total = int(result[-1])
+    starts = offsets.index_select(0, graphs) - result[:-1]
     rows = torch.repeat_interleave(starts, counts, output_size=total) + torch.arange(total, device=batch.device)
-    return rows, made
+    return rows, result
 
 
 def _offsets(batch: GraphBatch, location: Location) -> Tensor:

@@ -74,15 +74,15 @@ def _vertex_graph(
     name: str,
 ) -> GraphBatch:
     pairs = _vertex_pairs(mesh)
-    kept = np.unique(pairs)
-    points = _coordinates(np.asarray(mesh.points, dtype=np.float64)[kept])
-    local = np.searchsorted(kept, pairs)
-    nodes = {key: _rows(value, mesh, kept, key, declared, name) for key, value in given.items()}
+    used = np.unique(pairs)
+    points = _coordinates(np.asarray(mesh.points, dtype=np.float64)[used])
+    local = np.searchsorted(used, pairs)
+    nodes = {key: _rows(value, mesh, used, key, declared, name) for key, value in given.items()}
     for tag, flags in membership.items():
         marked = np.zeros(len(mesh.points), dtype=np.int64)
         for block, flag in zip(mesh.cells, flags):
             marked[_members(block.type, [block.data[row] for row in np.flatnonzero(flag)])] = 1
-        nodes[tag] = marked[kept]
+        nodes[tag] = marked[used]
     return graph_from_arrays(
         points,
         np.concatenate([local[:, 0], local[:, 1]]),
@@ -102,7 +102,7 @@ def _cell_graph(
     membership: dict[str, list[ndarray]],
     name: str,
 ) -> GraphBatch:
-    points = _padded(mesh)
+    points = _pad(mesh)
     facets, owner, areas, volumes, centres = _facets(mesh, points)
     _, group = np.unique(facets, axis=0, return_inverse=True)
     senders, receivers, area = _across(group.reshape(-1), owner, areas)
@@ -147,20 +147,20 @@ def _members(cell_type: str, cells: Any) -> Int[ndarray, " points"]:
 
 def _vertex_pairs(mesh: meshio.Mesh) -> Int[ndarray, "pairs 2"]:
     """Unordered pairs of points that are joined, each once."""
-    found = [np.zeros((0, 2), dtype=np.int64)]
+    collected = [np.zeros((0, 2), dtype=np.int64)]
     for block in mesh.cells:
         if cell_shape(block.type) == "polyhedron":
             for face in (face for cell in block.data for face in cell):
-                found.append(np.column_stack([face, np.roll(face, -1)]).astype(np.int64))
+                collected.append(np.column_stack([face, np.roll(face, -1)]).astype(np.int64))
         elif len(block.data):
             data = np.asarray(block.data, dtype=np.int64)
             local = np.array(cell_edges(block.type, data.shape[1]), dtype=np.int64).reshape(-1, 2)
-            found.append(data[:, local].reshape(-1, 2))
-    pairs = np.sort(np.concatenate(found), axis=1)
+            collected.append(data[:, local].reshape(-1, 2))
+    pairs = np.sort(np.concatenate(collected), axis=1)
     return np.unique(pairs[pairs[:, 0] != pairs[:, 1]], axis=0)
 
 
-def _padded(mesh: meshio.Mesh) -> Float[ndarray, "points 3"]:
+def _pad(mesh: meshio.Mesh) -> Float[ndarray, "points 3"]:
     points = np.asarray(mesh.points, dtype=np.float64)
     return np.pad(points, ((0, 0), (0, 3 - points.shape[1])))
 
@@ -173,12 +173,12 @@ def _coordinates(points: Float[ndarray, "nodes columns"]) -> Float[ndarray, "nod
     return points[:, :2] if flat else points
 
 
-def _rows(value: Any, mesh: meshio.Mesh, kept: ndarray | None, key: str, declared: list[Field], name: str) -> ndarray:
+def _rows(value: Any, mesh: meshio.Mesh, used: ndarray | None, key: str, declared: list[Field], name: str) -> ndarray:
     """One row per node; files that always write three components lose the empty third where two are declared."""
     array = np.asarray(value)
-    if kept is not None and len(array) == len(mesh.points):
-        array = array[kept]
-    elif kept is not None:
+    if used is not None and len(array) == len(mesh.points):
+        array = array[used]
+    elif used is not None:
         raise InputError(
             f"{name}, field {key}: {len(array)} rows for {len(mesh.points)} points; give one row per point"
         )
@@ -266,25 +266,25 @@ def tag_members(
 ) -> dict[str, list[Bool[ndarray, " cells"]]]:
     """For every physical group (gmsh) or cell set, or for ``tags``: which cells of each block belong to it."""
     names = {(int(number), int(dim)): label for label, (number, dim) in _groups(mesh).items()}
-    found: dict[str, list[ndarray]] = {}
+    collected: dict[str, list[ndarray]] = {}
     physical = mesh.cell_data.get("gmsh:physical", [np.zeros(0)] * len(mesh.cells))
     for index, (block, numbers) in enumerate(zip(mesh.cells, physical)):
         for number in np.unique(numbers):
             label = names.get((int(number), cell_type_dimension(block.type)), str(int(number)))
             if int(number) or label in mesh.field_data:
-                flags = found.setdefault(label, [np.zeros(len(b.data), dtype=bool) for b in mesh.cells])
+                flags = collected.setdefault(label, [np.zeros(len(b.data), dtype=bool) for b in mesh.cells])
                 flags[index] = np.asarray(numbers) == number
     for label, members in mesh.cell_sets.items():
-        if not label.startswith("gmsh:") and label not in found:
-            found[label] = [_flags(rows, len(block.data)) for rows, block in zip(members, mesh.cells)]
+        if not label.startswith("gmsh:") and label not in collected:
+            collected[label] = [_flags(rows, len(block.data)) for rows, block in zip(members, mesh.cells)]
     if tags is None:
-        return dict(sorted(found.items()))
+        return dict(sorted(collected.items()))
     for tag in tags:
-        if tag not in found:
+        if tag not in collected:
             raise InputError(
-                f"{name} has no physical group or cell set {tag}; it has {', '.join(sorted(found)) or 'none'}"
+                f"{name} has no physical group or cell set {tag}; it has {', '.join(sorted(collected)) or 'none'}"
             )
-    return {tag: found[tag] for tag in tags}
+    return {tag: collected[tag] for tag in tags}
 
 
 def _groups(mesh: meshio.Mesh) -> dict[str, tuple[int, int]]:

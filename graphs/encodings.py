@@ -58,11 +58,11 @@ def _with_encoding(
     if name in batch.fields:
         raise InputError(f"the batch already has the field {name}; take it away first")
     field = Field(name=name, on="node", shape=(width,))
-    made = []
+    encoded_graphs = []
     for graph in unbatch(batch):
         values = encode(_simple(graph), width).to(torch.float32)
-        made.append(graph.with_fields({name: values}, fields=[field]))
-    return concatenate(made)
+        encoded_graphs.append(graph.with_fields({name: values}, fields=[field]))
+    return concatenate(encoded_graphs)
 
 
 def _simple(graph: GraphBatch) -> Data:

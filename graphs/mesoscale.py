@@ -171,13 +171,13 @@ def _centroids(
     grain: Int[ndarray, "*axes"], count: int, steps: ndarray, lengths: ndarray, periodic: ndarray
 ) -> Float[ndarray, "grains dim"]:
     """Mean voxel position of every grain, unwrapped about its circular mean along periodic axes, wrapped into the image."""
-    kept = grain >= 0
-    owner = grain[kept]
+    inside = grain >= 0
+    owner = grain[inside]
     sizes = np.bincount(owner, minlength=count)
     columns = []
     for axis, voxels in enumerate(grain.shape):
         along = np.expand_dims((np.arange(voxels) + 0.5) * steps[axis], [a for a in range(grain.ndim) if a != axis])
-        x = np.broadcast_to(along, grain.shape)[kept]
+        x = np.broadcast_to(along, grain.shape)[inside]
         if periodic[axis]:
             phase = 2 * np.pi * x / lengths[axis]
             sine, cosine = (np.bincount(owner, weights=f(phase), minlength=count) for f in (np.sin, np.cos))

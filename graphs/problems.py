@@ -34,13 +34,13 @@ def graph_problems(
     A graph with several problems is told of the first. The sentences call graphs by their ``numbers``, by default their
     positions. Offsets, shapes and dtypes are trusted: ``validate`` and the readers of stores check them.
     """
-    found: dict[int, str] = {}
+    by_graph: dict[int, str] = {}
     checks = (_empty_graphs, _outside_edges, _unsorted_edges, _not_finite_geometry, _singular_cells, _wrong_values)
     findings = [finding for check in checks for finding in check(batch)]
-    for position, says in [*findings, *_missing_fields(batch, needed)]:
+    for position, problem in [*findings, *_missing_fields(batch, needed)]:
         number = position if numbers is None else numbers[position]
-        found.setdefault(position, f"graph {number}{says}")
-    return dict(sorted(found.items()))
+        by_graph.setdefault(position, f"graph {number}{problem}")
+    return dict(sorted(by_graph.items()))
 
 
 def without_label(field: Field) -> str:
@@ -114,9 +114,9 @@ def _singular_cells(batch: GraphBatch) -> Iterator[Finding]:
     gram = torch.where(both, rows @ rows.mT, torch.eye(3, dtype=rows.dtype))
     # the eigenvalues sum to 3, so the least is at least 4/9 of the determinant
     for graph in (~(torch.linalg.det(gram) > 1e-6)).nonzero().flatten().tolist():
-        says = cell_problem(cells[graph], flags[graph]) if bool(torch.isfinite(cells[graph]).all()) else ""
-        if says:
-            yield graph, says
+        problem = cell_problem(cells[graph], flags[graph]) if bool(torch.isfinite(cells[graph]).all()) else ""
+        if problem:
+            yield graph, problem
 
 
 def _wrong_values(batch: GraphBatch) -> Iterator[Finding]:
@@ -176,8 +176,8 @@ def _first_bad(values: Tensor, bad: Tensor, offsets: NDArray[np.int64]) -> Itera
 
 def _owners(items: NDArray[np.int64], offsets: NDArray[np.int64]) -> list[int]:
     """The graphs that items belong to, each once."""
-    found: list[int] = np.unique(np.searchsorted(offsets, items, side="right") - 1).tolist()
-    return found
+    numbers: list[int] = np.unique(np.searchsorted(offsets, items, side="right") - 1).tolist()
+    return numbers
 
 
 def _offsets(batch: GraphBatch, on: str) -> NDArray[np.int64]:

@@ -105,27 +105,27 @@ def multilevel_edges(
     if not (spacing > 0 and levels >= 1 and reach > 0):
         raise InputError(f"spacing {spacing}, levels {levels}, reach {reach}: all must be positive")
     senders, receivers, level = [], [], []
-    kept = np.arange(len(points))
+    indices = np.arange(len(points))
     for number in range(levels):
         side = spacing * 2**number
         if number:
-            kept = _nearest_to_lattice(points, kept, side)
-        pairs = kept[cKDTree(points[kept]).query_pairs(reach * side * (1 + 1e-9), output_type="ndarray")]
+            indices = _nearest_to_lattice(points, indices, side)
+        pairs = indices[cKDTree(points[indices]).query_pairs(reach * side * (1 + 1e-9), output_type="ndarray")]
         senders += [pairs[:, 0], pairs[:, 1]]
         receivers += [pairs[:, 1], pairs[:, 0]]
         level.append(np.full(2 * len(pairs), number))
     return np.concatenate(senders), np.concatenate(receivers), np.concatenate(level)
 
 
-def _nearest_to_lattice(points: ndarray, kept: ndarray, side: float) -> ndarray:
+def _nearest_to_lattice(points: ndarray, indices: ndarray, side: float) -> ndarray:
     corner = points.min(axis=0)
-    scaled = (points[kept] - corner) / side
+    scaled = (points[indices] - corner) / side
     cell = np.floor(scaled + 0.5 + 1e-9).astype(np.int64)
     distance = ((scaled - cell) ** 2).sum(axis=1).round(9)
     order = np.lexsort((distance, *cell.T))
     ordered = cell[order]
     first = np.concatenate([[True], (np.diff(ordered, axis=0) != 0).any(axis=1)])
-    return np.sort(kept[order[first]])
+    return np.sort(indices[order[first]])
 
 
 def with_multilevel_edges(
@@ -143,7 +143,7 @@ def with_multilevel_edges(
     points = batch.positions.numpy().astype(np.float64)
     senders, receivers, level = multilevel_edges(points, spacing, levels, reach=reach)
     bins = direction_bins(points[senders] - points[receivers], sectors)
-    made = graph_from_arrays(
+    graph = graph_from_arrays(
         batch.positions,
         senders,
         receivers,
@@ -153,7 +153,7 @@ def with_multilevel_edges(
         graphs=batch.graphs,
         cell=batch.cell[0],
     )
-    return replace(made, masks=batch.masks)
+    return replace(graph, masks=batch.masks)
 
 
 def with_direction_relations(batch: GraphBatch, sectors: int = 8) -> GraphBatch:

@@ -44,32 +44,32 @@ class Topology:
     @property
     def row_offsets(self) -> Int[Tensor, " rows_plus_one"]:
         """Row pointer: row i owns the edges ``row_offsets[i]`` to ``row_offsets[i + 1]``."""
-        return self._made("row_offsets", lambda: _row_pointer(self.receivers, self.num_rows))
+        return self._derive("row_offsets", lambda: _row_pointer(self.receivers, self.num_rows))
 
     @property
     def degrees(self) -> Int[Tensor, " rows"]:
         """Incoming edges of every row."""
-        return self._made("degrees", lambda: self.row_offsets.diff())
+        return self._derive("degrees", lambda: self.row_offsets.diff())
 
     @property
     def by_sender(self) -> Int[Tensor, " edges"]:
         """The stable permutation of edges that sorts them by sender: the transposed order."""
-        return self._made("by_sender", lambda: self._sort_by_sender()[1])
+        return self._derive("by_sender", lambda: self._sort_by_sender()[1])
 
     @property
     def column_offsets(self) -> Int[Tensor, " columns_plus_one"]:
         """Row pointer of the transposed matrix, whose entries come in the order ``by_sender``."""
-        return self._made("column_offsets", lambda: _row_pointer(self._sort_by_sender()[0], self.num_columns))
+        return self._derive("column_offsets", lambda: _row_pointer(self._sort_by_sender()[0], self.num_columns))
 
     @property
     def receivers_by_sender(self) -> Int[Tensor, " edges"]:
         """Receivers in the order ``by_sender``: the column indices of the transposed matrix."""
-        return self._made("receivers_by_sender", lambda: self.receivers.index_select(0, self.by_sender))
+        return self._derive("receivers_by_sender", lambda: self.receivers.index_select(0, self.by_sender))
 
     @property
     def edge_numbers(self) -> Int[Tensor, " edges"]:
         """0 to num_edges - 1."""
-        return self._made("edge_numbers", lambda: torch.arange(self.num_edges, device=self.senders.device))
+        return self._derive("edge_numbers", lambda: torch.arange(self.num_edges, device=self.senders.device))
 
     def _sort_by_sender(self) -> tuple[Tensor, Tensor]:
         """The sorted senders and their order, from one sort."""
@@ -77,7 +77,7 @@ class Topology:
             self._derived["sorted_senders"], self._derived["by_sender"] = torch.sort(self.senders, stable=True)
         return self._derived["sorted_senders"], self._derived["by_sender"]
 
-    def _made(self, name: str, make: Callable[[], Tensor]) -> Tensor:
+    def _derive(self, name: str, make: Callable[[], Tensor]) -> Tensor:
         if name not in self._derived:
             self._derived[name] = make()
         return self._derived[name]

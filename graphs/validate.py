@@ -112,8 +112,8 @@ def validate(batch: GraphBatch, first: int = 0) -> GraphBatch:
     1
     """
     check_structure(batch)
-    for says in graph_problems(batch, range(first, first + batch.num_graphs)).values():
-        raise InputError(says)
+    for problem in graph_problems(batch, range(first, first + batch.num_graphs)).values():
+        raise InputError(problem)
     return batch
 
 
@@ -229,8 +229,8 @@ def _box(raw: ArrayLike | None, periodic: Tensor, dim: int, name: str) -> Float[
         cell = torch.block_diag(cell, torch.ones(1, 1, dtype=torch.float64))
     if tuple(cell.shape) != (3, 3):
         raise InputError(f"{name}, cell: shape {tuple(cell.shape)} is not [3, 3]; give the cell vectors as rows")
-    if says := cell_problem(cell, periodic):
-        raise InputError(f"{name}{says}")
+    if problem := cell_problem(cell, periodic):
+        raise InputError(f"{name}{problem}")
     return cell
 
 

@@ -72,21 +72,21 @@ def _ghosts(
     points, owner, image, wall = [seeds], [index], [np.zeros((count, dim), dtype=np.int64)], [np.full(count, -1)]
     for offset in product(*[(-1, 0, 1) if flag else (0,) for flag in periodic]):
         moved = seeds + np.array(offset) * box
-        kept = ((moved > -margin) & (moved < box + margin)).all(axis=1)
+        near = ((moved > -margin) & (moved < box + margin)).all(axis=1)
         if any(offset):
-            points.append(moved[kept])
-            owner.append(index[kept])
-            image.append(np.tile(np.array(offset, dtype=np.int64), (int(kept.sum()), 1)))
-            wall.append(np.full(int(kept.sum()), -1))
+            points.append(moved[near])
+            owner.append(index[near])
+            image.append(np.tile(np.array(offset, dtype=np.int64), (int(near.sum()), 1)))
+            wall.append(np.full(int(near.sum()), -1))
     for axis in np.flatnonzero(~periodic):
         for side, plane in enumerate((0.0, box[axis])):
-            kept = np.abs(seeds[:, axis] - plane) < margin
-            moved = seeds[kept].copy()
+            near = np.abs(seeds[:, axis] - plane) < margin
+            moved = seeds[near].copy()
             moved[:, axis] = 2 * plane - moved[:, axis]
             points.append(moved)
-            owner.append(index[kept])
-            image.append(np.zeros((int(kept.sum()), dim), dtype=np.int64))
-            wall.append(np.full(int(kept.sum()), 2 * axis + side))
+            owner.append(index[near])
+            image.append(np.zeros((int(near.sum()), dim), dtype=np.int64))
+            wall.append(np.full(int(near.sum()), 2 * axis + side))
     return np.concatenate(points), np.concatenate(owner), np.concatenate(image), np.concatenate(wall)
 
 

@@ -15,7 +15,7 @@ from hydragnn.hpo.records import (
     parameter_importance,
 )
 from hydragnn.hpo.sampler import SAMPLERS
-from hydragnn.hpo.scheduling.scheduler import State, Trial, step
+from hydragnn.hpo.scheduling.scheduler import State, Trial, transition
 from hydragnn.hpo.search import run_campaign
 from hydragnn.hpo.settings import CampaignSettings, GivenRun, SearchSettings, campaign_settings, read_campaign
 from hydragnn.hpo.space import Space, space_of

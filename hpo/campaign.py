@@ -17,7 +17,7 @@ from hydragnn.hpo.launching.allocation import read_allocation
 from hydragnn.hpo.launching.launcher import Launcher
 from hydragnn.hpo.launching.local import LocalLauncher
 from hydragnn.hpo.launching.steps import launcher_for
-from hydragnn.hpo.preflight import check_campaign, check_folder, plan_on, write_settings
+from hydragnn.hpo.preflight import as_begun, check_campaign, check_folder, plan_on, write_settings
 from hydragnn.hpo.scheduling.events import Ending
 from hydragnn.hpo.scheduling.scheduler import State, Trial
 from hydragnn.hpo.settings import CampaignSettings
@@ -49,18 +49,28 @@ class CampaignResult:
     ending: Ending
     """finished, or why it left before: a budget spent (hours, node_hours), walltime, or stopped; continue with resume."""
     trials: int
+    """Trials that were asked for."""
     finished: int
+    """Trials that were trained to the end."""
     failed: int
+    """Trials that failed by themselves."""
     best_trial: int | None
+    """Number of the trial that leads, whose folder is ``trials/NNNN``; None where no trial has a result."""
     best_value: float | None
+    """Its objective; less is better."""
     seconds: float
+    """Time of the campaign, all its sittings together."""
 
-    def summary(self) -> dict[str, Any]:
-        """The result as a plain table, for the command line and for machines."""
-        ending = ENDINGS[self.ending]
+    @property
+    def ending_text(self) -> str:
+        """The ending in words, and what takes the campaign further."""
+        return ENDINGS[self.ending] + CONTINUED.get(self.ending, "")
+
+    def to_json(self) -> dict[str, Any]:
+        """The result as plain JSON, as the command line prints it."""
         return {
             "campaign": str(self.folder),
-            "ending": ending + CONTINUED.get(self.ending, ""),
+            "ending": self.ending_text,
             "trials": self.trials,
             "trained to the end": self.finished,
             "failed": self.failed,
@@ -68,6 +78,13 @@ class CampaignResult:
             "best objective": self.best_value,
             "seconds": self.seconds,
         }
+
+    def __str__(self) -> str:
+        """How it ended, how many came to the end, and who leads."""
+        best = "" if self.best_trial is None else f"; best: trial {self.best_trial} with {self.best_value:.6g}"
+        return (
+            f"{self.folder}: {ENDINGS[self.ending]}, {self.finished} of {self.trials} trials trained to the end{best}"
+        )
 
 
 def run_search(
@@ -86,19 +103,19 @@ def run_search(
     folder without a campaign is begun, and one whose campaign is complete gives its result. ``on_note`` is called with what
     the user should know before anything starts.
     """
-    space = space_of(settings.search.space, settings.source)
+    settings, space = as_begun(settings, out), space_of(settings.search.space, settings.source)
     check_campaign(settings, space)
     enqueued = check_folder(settings, space, out, resume=resume)
     with ExitStack() as stack:
-        places = launcher or launcher_of(settings, out, workers)
+        launcher = launcher or launcher_of(settings, out, workers)
         with ExitStack() as unless_it_fits:
-            unless_it_fits.callback(places.close)
-            plan = plan_on(places, settings)
+            unless_it_fits.callback(launcher.close)
+            plan = plan_on(launcher, settings)
             unless_it_fits.pop_all()
         journal = stack.enter_context(Journal(out / JOURNAL))
-        stack.callback(places.close)
+        stack.callback(launcher.close)
         write_settings(settings, enqueued, out)
-        controller = Controller(settings, space, out, journal, places, enqueued, on_event)
+        controller = Controller(settings, space, out, journal, launcher, enqueued, on_event)
         if on_note is not None and (anew := trials_begun_anew(controller.state, out)):
             on_note(
                 f"checkpoints of earlier versions are pickles, which can run foreign code and are not read any more: trial(s) "

@@ -19,7 +19,7 @@ from hydragnn.errors import InputError
 from hydragnn.files import write_atomically
 from hydragnn.hpo.estimates import Estimates
 from hydragnn.hpo.journal import NAME as JOURNAL
-from hydragnn.hpo.journal import Journal, replayed
+from hydragnn.hpo.journal import Journal, replay
 from hydragnn.hpo.launch_queue import LaunchQueue
 from hydragnn.hpo.launching.launcher import Begun, Exit, Launcher, Report, Revoked, Task, verdict
 from hydragnn.hpo.progress import AttemptProgress
@@ -39,7 +39,7 @@ from hydragnn.hpo.scheduling.events import (
     Stopping,
     Tick,
 )
-from hydragnn.hpo.scheduling.scheduler import State, step
+from hydragnn.hpo.scheduling.scheduler import State, transition
 from hydragnn.hpo.settings import CampaignSettings
 from hydragnn.hpo.space import Point, Space, trial_config
 from hydragnn.hpo.study_log import NAME as STUDY_LOG
@@ -75,11 +75,11 @@ class Controller:
         self._stop_reason: str | None = None
         self._clock = steady_clock()
         self._next_tick = 0.0
-        self._taken: list[tuple[float, Event, State]] = []
+        self._decisions: list[tuple[float, Event, State]] = []
         self._unwritten: list[tuple[float, Event]] = []
-        self._asked_for: list[Action] = []
+        self._actions: list[Action] = []
         self._estimates = Estimates(space)
-        self.state = replayed(out / JOURNAL, self._estimates.follow)
+        self.state = replay(out / JOURNAL, self._estimates.follow)
         self._files = ThreadPoolExecutor(FILES, "files")
         self._study_log = StudyLog(out / STUDY_LOG, space, self.state, self._files)
         self._proposals = Proposals(settings, space, enqueued, self.state, self._estimates)
@@ -94,19 +94,19 @@ class Controller:
     def run(self, plan: Plan) -> State:
         """Work until the scheduler closes the campaign."""
         with ExitStack() as stack:
-            stack.enter_context(rarely_collected())
+            stack.enter_context(rare_garbage_collection())
             stack.callback(self._files.shutdown, cancel_futures=True)
             stack.callback(self._proposals.close)
             self._launcher.recover(trial.identity for trial in self.state.running if trial.identity)
-            self._take(Opened(plan=plan, places=self._launcher.places, deadline=self._launcher.deadline))
+            self._take(Opened(plan=plan, slots=self._launcher.slots, deadline=self._launcher.deadline))
             self._commit()
             while not self.state.closed:
-                self.hear([*self._launch_queue.given_up(), *self._launcher.poll(self._patience())])
+                self.handle([*self._launch_queue.withdrawals(), *self._launcher.poll(self._patience())])
                 self.work()
             self._study_log.complete(self.state, math.inf if self.state.ending == "finished" else LAST_ROUND)
         return self.state
 
-    def hear(self, reports: list[Report]) -> None:
+    def handle(self, reports: list[Report]) -> None:
         """Let everything happen that one look at the launcher found: decide, write down, act."""
         for event in self._events(reports):
             self._take(event)
@@ -137,29 +137,29 @@ class Controller:
         """How long to wait for the launcher: until the next tick, or not at all while there is work."""
         proposing = self._proposals.busy and self.state.ending is None
         busy = proposing or self._launch_queue.busy or self._study_log.busy
-        return 0.0 if busy or self._taken else max(0.0, self._next_tick - self._clock())
+        return 0.0 if busy or self._decisions else max(0.0, self._next_tick - self._clock())
 
     def _take(self, event: Event) -> None:
         """Decide what follows from an event; it happens once the event is on disk."""
         now = self._clock()
-        state, actions = step(self.state, event, now)
+        state, actions = transition(self.state, event, now)
         if state is not self.state or actions:
             self._unwritten.append((now, event))
             self._estimates.follow(self.state, event, state)
         self.state = state
-        self._asked_for += actions
-        self._taken.append((now, event, state))
+        self._actions += actions
+        self._decisions.append((now, event, state))
 
     def _commit(self) -> None:
-        """Write down what was taken, then do what follows from it."""
-        taken, self._taken = self._taken, []
-        actions, self._asked_for = self._asked_for, []
+        """Write down what was decided, then do what follows from it."""
+        decisions, self._decisions = self._decisions, []
+        actions, self._actions = self._actions, []
         if self._unwritten:
             self._journal.extend(self._unwritten)
             self._unwritten = []
         for action in actions:
             self._act(action)
-        for now, event, state in taken:
+        for now, event, state in decisions:
             self._study_log.follow(event)
             if state.most > state.least:  # sizes can change while trials run
                 self._progress.follow(event)
@@ -173,7 +173,7 @@ class Controller:
             case Start():
                 self._launch_queue.add(self._task(action))
             case Cancel():
-                if not self._launch_queue.give_up(action.trial):
+                if not self._launch_queue.withdraw(action.trial):
                     self._launcher.cancel(action.trial, SAVING * self.state.plan.grace)
             case Probe():
                 self._launcher.probe(action.node)
@@ -182,7 +182,7 @@ class Controller:
 
     def _events(self, reports: list[Report]) -> Iterable[Event]:
         """What the reports mean; the records of attempts that ended are read side by side."""
-        judged = {
+        verdicts = {
             id(report): self._files.submit(
                 verdict, report, self._hash(report.task.trial), self._settings.search.objective
             )
@@ -194,7 +194,7 @@ class Controller:
             if isinstance(report, Begun):
                 yield Launched(trial=report.task.trial, attempt=report.task.attempt, identity=report.identity)
             elif isinstance(report, Exit):
-                outcome = judged[id(report)].result()
+                outcome = verdicts[id(report)].result()
                 if isinstance(outcome, Failed) and not checked:
                     check_disk(report.task.folder)
                     checked = True
@@ -218,8 +218,8 @@ class Controller:
             attempt=start.attempt,
             until=start.until,
             folder=trial_folder(self._out, start.trial),
-            places=start.places,
-            split=start.split,
+            slots=start.slots,
+            micro_batches=start.micro_batches,
         )
 
     def _config(self, number: int) -> AnyConfig:
@@ -233,7 +233,7 @@ class Controller:
 
 
 @contextmanager
-def rarely_collected() -> Iterator[None]:
+def rare_garbage_collection() -> Iterator[None]:
     """Python looks for circular garbage seldom, and not among what is there already.
 
     A campaign is a large value without circles that changes all the time; each search through all of it takes long.

@@ -1,4 +1,4 @@
-"""What a configuration costs, learned from trials that were measured: seconds per epoch, memory, and the loss by more places."""
+"""What a configuration costs, learned from trials that were measured: seconds per epoch, memory, and the loss by more slots."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,10 +29,10 @@ Vector = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sized:
-    """How long an epoch of a trial took on so many places."""
+    """How long an epoch of a trial took on so many slots."""
 
     trial: int
-    places: int
+    slots: int
     seconds: float
 
 
@@ -67,12 +67,12 @@ class CostModel:
     seconds: Law | None = None
     memory: Law | None = None
     scaling: float | None = None
-    """Places at which half of the speed is lost; None where no trial ran on several sizes."""
+    """Slots at which half of the speed is lost; None where no trial ran on several sizes."""
     measured: int = 0
     """Trials that the model was fitted to."""
 
     @classmethod
-    def fitted(
+    def fit(
         cls,
         history: Sequence[tuple[Point, float]],
         space: Space,
@@ -80,7 +80,7 @@ class CostModel:
         memory: Sequence[tuple[Point, float]] = (),
         sizes: Iterable[Sized] = (),
     ) -> "CostModel":
-        """The model of trials with (values, seconds per epoch on one place), and where known (values, memory in MB)."""
+        """The model of trials with (values, seconds per epoch on one slot), and where known (values, memory in MB)."""
         return cls(
             seconds=law_of(history, space),
             memory=law_of(memory, space),
@@ -89,7 +89,7 @@ class CostModel:
         )
 
     def predict(self, values: Mapping[str, Any]) -> float | None:
-        """Seconds per epoch on one place; None below four measurements."""
+        """Seconds per epoch on one slot; None below four measurements."""
         return None if self.seconds is None else self.seconds(values)
 
     def memory_mb(self, values: Mapping[str, Any]) -> float | None:
@@ -102,22 +102,22 @@ class CostModel:
         return None if self.seconds is None else self.seconds.error
 
 
-def seconds_on(places: int, work: float, scaling: float | None) -> float:
-    """Seconds of an epoch on several places; without ``scaling`` nothing is lost.
+def seconds_on(slots: int, work: float, scaling: float | None) -> float:
+    """Seconds of an epoch on several slots; without ``scaling`` nothing is lost.
 
     >>> seconds_on(1, 8.0, 4.0), seconds_on(4, 8.0, None), seconds_on(5, 10.0, 4.0)
     (8.0, 2.0, 4.0)
     """
-    return work / places * loss(places, scaling)
+    return work / slots * loss(slots, scaling)
 
 
-def work_of(places: int, seconds: float, scaling: float | None) -> float:
-    """Seconds of an epoch on one place, from those on several; undoes ``seconds_on``.
+def work_of(slots: int, seconds: float, scaling: float | None) -> float:
+    """Seconds of an epoch on one slot, from those on several; undoes ``seconds_on``.
 
     >>> work_of(5, 4.0, 4.0)
     10.0
     """
-    return seconds / seconds_on(places, 1.0, scaling)
+    return seconds / seconds_on(slots, 1.0, scaling)
 
 
 def law_of(history: Sequence[tuple[Point, float]], space: Space) -> Law | None:
@@ -144,22 +144,22 @@ def law_of(history: Sequence[tuple[Point, float]], space: Space) -> Law | None:
 
 
 def scaling_of(sizes: Iterable[Sized]) -> float | None:
-    """Places at which half of the speed is lost, from trials that ran on several sizes; None where there is none.
+    """Slots at which half of the speed is lost, from trials that ran on several sizes; None where there is none.
 
-    Epochs on p places take ``work / p * (1 + (p - 1) / scaling)``. Every trial has its own work, all share the scaling.
+    Epochs on p slots take ``work / p * (1 + (p - 1) / scaling)``. Every trial has its own work, all share the scaling.
     """
     by_trial: dict[int, list[Sized]] = {}
     for size in sizes:
         if math.isfinite(size.seconds) and size.seconds > 0:
             by_trial.setdefault(size.trial, []).append(size)
-    groups = [group for group in by_trial.values() if len({size.places for size in group}) > 1]
+    groups = [group for group in by_trial.values() if len({size.slots for size in group}) > 1]
     if not groups:
         return None
-    places = [np.array([size.places for size in group], dtype=float) for group in groups]
-    costs = [np.log([size.seconds * size.places for size in group]) for group in groups]
+    slots = [np.array([size.slots for size in group], dtype=float) for group in groups]
+    costs = [np.log([size.seconds * size.slots for size in group]) for group in groups]
 
     def misfit(log_scaling: float) -> float:
-        lost = (cost - np.log1p((p - 1) * math.exp(-log_scaling)) for cost, p in zip(costs, places))
+        lost = (cost - np.log1p((p - 1) * math.exp(-log_scaling)) for cost, p in zip(costs, slots))
         return float(sum(((values - values.mean()) ** 2).sum() for values in lost))
 
     grid = np.linspace(math.log(0.1), math.log(1e5), 40)
@@ -215,9 +215,9 @@ def _ridge(rows: Vector, targets: Vector) -> tuple[Vector, Vector]:
     turned = left.T @ aims
     best: tuple[float, Vector, Vector] | None = None
     for penalty in PENALTIES:
-        kept = sizes**2 / (sizes**2 + penalty)
-        leverage = 1 / len(aims) + (left**2) @ kept
-        residuals = ((left * kept) @ turned - aims) / np.maximum(1 - leverage, 1e-9)
+        shrinkage = sizes**2 / (sizes**2 + penalty)
+        leverage = 1 / len(aims) + (left**2) @ shrinkage
+        residuals = ((left * shrinkage) @ turned - aims) / np.maximum(1 - leverage, 1e-9)
         score = float(np.mean(residuals**2))
         if best is None or score < best[0]:
             best = score, right.T @ (sizes / (sizes**2 + penalty) * turned), residuals

@@ -27,13 +27,13 @@ class Estimates:
         trial = before.trials[event.trial]
         seconds, epochs = event.seconds - trial.seconds, event.epochs - trial.passed
         if seconds > 0 and epochs > 0 and trial.epochs == trial.passed and before.most > before.least:
-            self._sizes.append(Sized(trial=event.trial, places=len(trial.places), seconds=seconds / epochs))
+            self._sizes.append(Sized(trial=event.trial, slots=len(trial.slots), seconds=seconds / epochs))
 
     def of(self, state: State, values: Point) -> tuple[float | None, float | None]:
-        """Seconds per epoch on one place, and places at which half of the speed is lost; None where nothing is known."""
+        """Seconds per epoch on one slot, and slots at which half of the speed is lost; None where nothing is known."""
         count = len(self._measured)
         if count >= FEWEST and count > GROWTH * self._model.measured:
             measured = [state.trials[number] for number in list(self._measured)]
             history = [(trial.values, trial.work) for trial in measured if trial.work is not None]
-            self._model = CostModel.fitted(history, self._space, sizes=list(self._sizes))
+            self._model = CostModel.fit(history, self._space, sizes=list(self._sizes))
         return self._model.predict(values), self._model.scaling

@@ -7,13 +7,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hydragnn.config import parse_config
+from hydragnn.config import parse_config, stored_config
 from hydragnn.errors import InputError
-from hydragnn.files import read_json
 from hydragnn.hpo.campaign import CampaignResult, run_search
 from hydragnn.hpo.controller import OnEvent, trial_folder
 from hydragnn.hpo.journal import NAME as JOURNAL
-from hydragnn.hpo.journal import replayed
+from hydragnn.hpo.journal import replay
 from hydragnn.hpo.launching.launcher import Launcher
 from hydragnn.hpo.preflight import open_campaign
 from hydragnn.hpo.settings import CampaignSettings, GivenRun, IntRange, SearchSettings
@@ -53,14 +52,14 @@ def run_final(
     launcher: Launcher | None = None,
     on_event: OnEvent | None = None,
 ) -> FinalTraining:
-    """Train every run to its full budget in the campaign folder ``out``, or continue there, on places as the costs ask.
+    """Train every run to its full budget in the campaign folder ``out``, or continue there, on slots as the costs ask.
 
     ``like`` gives launcher, sizes and patience. The training ends early, with the reason in its result, on signals and at
     the end of an allocation. InputError where a run fails, with its reason, once all others are trained.
     """
     settings = final_settings(runs, out, like)
     result = run_search(settings, out, resume=True, workers=workers, launcher=launcher, on_event=on_event)
-    failed = [trial for trial in replayed(out / JOURNAL).trials.values() if trial.status in ("failed", "lost")]
+    failed = [trial for trial in replay(out / JOURNAL).trials.values() if trial.status in ("failed", "lost")]
     if result.ending == "finished" and failed:
         reason = "unknown" if failed[0].failure is None else f"{failed[0].failure.kind}: {failed[0].failure.message}"
         raise InputError(
@@ -96,10 +95,10 @@ def _sizes(like: SearchSettings) -> tuple[int, int]:
 
 def given_runs(folders: Iterable[Path], campaign: Path, *, seeds: int = 1, epochs: int | None = None) -> list[GivenRun]:
     """The configurations of a campaign's run folders, each with so many seeds, all different, and with what they cost."""
-    trials = {trial_folder(campaign, trial.number): trial for trial in replayed(campaign / JOURNAL).trials.values()}
+    trials = {trial_folder(campaign, trial.number): trial for trial in replay(campaign / JOURNAL).trials.values()}
     runs: list[GivenRun] = []
     for folder in folders:
-        config = parse_config(read_json(folder / "config.json"), source=str(folder / "config.json"))
+        config = stored_config(folder / "config.json")
         trial = trials.get(folder)
         for _ in range(seeds):
             changed = {"seed": len(runs), "epochs": epochs or config.train.epochs}
@@ -120,7 +119,7 @@ def best_runs(campaign: Path) -> list[Path]:
     InputError where ``campaign`` is none.
     """
     open_campaign(campaign)
-    known = [trial for trial in replayed(campaign / JOURNAL).trials.values() if trial.results]
+    known = [trial for trial in replay(campaign / JOURNAL).trials.values() if trial.results]
     known = [trial for trial in known if trial.status not in ("failed", "lost")]
     ranked = sorted(known, key=lambda trial: (-len(trial.results), trial.results[-1], trial.number))
     return [trial_folder(campaign, trial.number) for trial in ranked]

@@ -16,7 +16,7 @@ from typing import Any
 from hydragnn.errors import Busy, InputError
 from hydragnn.files import flush_directory
 from hydragnn.hpo.scheduling.events import Event, event_from_json, event_to_json
-from hydragnn.hpo.scheduling.scheduler import State, step
+from hydragnn.hpo.scheduling.scheduler import State, transition
 
 NAME = "journal.jsonl"
 
@@ -26,14 +26,14 @@ def read_journal(path: Path) -> list[tuple[float, Event]]:
     return [(float(value["time"]), event_from_json(value)) for value, _ in _lines(path)]
 
 
-def replayed(path: Path, follow: Callable[[State, Event, State], None] | None = None) -> State:
+def replay(path: Path, follow: Callable[[State, Event, State], None] | None = None) -> State:
     """The campaign that a journal tells; InputError where a line does not follow from those before it.
 
     ``follow`` is told every event with the states before and after it.
     """
     state = State()
     for number, (now, event) in enumerate(read_journal(path), start=1):
-        after, actions = step(state, event, now)
+        after, actions = transition(state, event, now)
         if after is state and not actions:
             raise gap(path, f"line {number}")
         if follow is not None:
@@ -58,7 +58,7 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._lock = locked(path.with_suffix(".lock"))
+        self._lock = acquire_lock(path.with_suffix(".lock"))
         try:
             self._length = max((end for _, end in _lines(path)), default=0)
             self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -78,7 +78,7 @@ class Journal:
 
     def extend(self, lines: Iterable[tuple[float, Event]]) -> None:
         """Put several (time, event) on disk with one flush; a kill in between keeps the first ones of them."""
-        data = memoryview(b"".join(_encoded({"time": now, **event_to_json(event)}) for now, event in lines))
+        data = memoryview(b"".join(_encode_line({"time": now, **event_to_json(event)}) for now, event in lines))
         try:
             while data:
                 data = data[os.write(self._file, data) :]
@@ -102,7 +102,7 @@ class Journal:
         self.close()
 
 
-def locked(path: Path) -> int:
+def acquire_lock(path: Path) -> int:
     """A file descriptor that holds the lock at ``path`` until it is closed or the process ends, however it ends."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -127,7 +127,7 @@ def _lines(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
     position = 0
     for number, line in enumerate(data.splitlines(keepends=True), start=1):
-        value = decoded_line(line)
+        value = decode_line(line)
         position += len(line)
         if value is None and position >= len(data):
             return  # torn by whatever ended the writer
@@ -138,12 +138,12 @@ def _lines(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
         yield value, position
 
 
-def _encoded(value: dict[str, Any]) -> bytes:
+def _encode_line(value: dict[str, Any]) -> bytes:
     text = json.dumps(value, sort_keys=True, allow_nan=False)
     return f'{text[:-1]}, "crc": {zlib.crc32(text.encode())}}}\n'.encode()
 
 
-def decoded_line(line: bytes) -> dict[str, Any] | None:
+def decode_line(line: bytes) -> dict[str, Any] | None:
     """The object in a line; None where the line is incomplete or its checksum does not fit."""
     if not line.endswith(b"\n"):
         return None

@@ -32,41 +32,41 @@ class LaunchQueue:
     ) -> None:
         """``files`` writes them side by side; ``store_copy``: where nodes have a copy of the store."""
         self._launcher, self._config_of, self._files, self._store_copy = launcher, config_of, files, store_copy
-        self._wanted: dict[int, Task] = {}
+        self._waiting: dict[int, Task] = {}
         self._preparing: dict[int, tuple[Task, Future[None]]] = {}
-        self._unwanted: set[int] = set()
-        self._given_up: list[Exit] = []
+        self._to_withdraw: set[int] = set()
+        self._withdrawals: list[Exit] = []
         self._configured: set[int] = set()
 
     @property
     def busy(self) -> bool:
         """Whether attempts are on their way."""
-        return bool(self._wanted or self._preparing or self._given_up)
+        return bool(self._waiting or self._preparing or self._withdrawals)
 
     def add(self, task: Task) -> None:
         """Take an attempt."""
-        self._wanted[task.trial] = task
+        self._waiting[task.trial] = task
 
-    def give_up(self, trial: int) -> bool:
+    def withdraw(self, trial: int) -> bool:
         """Do not start a trial's attempt any more; False where none is on its way."""
-        if trial in self._wanted:
-            self._end(self._wanted.pop(trial))
+        if trial in self._waiting:
+            self._end(self._waiting.pop(trial))
         elif trial in self._preparing:
-            self._unwanted.add(trial)  # it ends once nothing of it can be written any more
+            self._to_withdraw.add(trial)  # it ends once nothing of it can be written any more
         else:
             return False
         return True
 
-    def given_up(self) -> list[Exit]:
+    def withdrawals(self) -> list[Exit]:
         """The ends of attempts that were given up since the last look."""
-        ends, self._given_up = self._given_up, []
+        ends, self._withdrawals = self._withdrawals, []
         return ends
 
     def work(self, deadline: float) -> None:
         """Make folders ready and start what is ready, until the deadline at most."""
-        while self._wanted and len(self._preparing) < AT_ONCE and time.monotonic() < deadline:
-            trial = next(iter(self._wanted))
-            self._prepare(self._wanted.pop(trial))
+        while self._waiting and len(self._preparing) < AT_ONCE and time.monotonic() < deadline:
+            trial = next(iter(self._waiting))
+            self._prepare(self._waiting.pop(trial))
         if self._preparing:
             waiting = [ready for _, ready in self._preparing.values()]
             wait(waiting, max(0.0, deadline - time.monotonic()), return_when=FIRST_COMPLETED)
@@ -78,8 +78,8 @@ class LaunchQueue:
                 ready.result()
             except InputError as error:
                 raise InputError(f"{error}; then continue with --resume") from error
-            if trial in self._unwanted:
-                self._unwanted.remove(trial)
+            if trial in self._to_withdraw:
+                self._to_withdraw.remove(trial)
                 self._end(task)
             else:
                 self._launcher.start(task)
@@ -91,7 +91,7 @@ class LaunchQueue:
         self._preparing[task.trial] = task, self._files.submit(write_folder, task, config, self._store_copy)
 
     def _end(self, task: Task) -> None:
-        self._given_up.append(Exit(task=task, code=-signal.SIGTERM))
+        self._withdrawals.append(Exit(task=task, code=-signal.SIGTERM))
 
 
 def write_folder(task: Task, config: dict[str, Any] | None, store_copy: Path | None) -> None:

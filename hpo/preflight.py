@@ -20,7 +20,8 @@ from hydragnn.hpo.space import Point, Space, check_space, random_point, trial_co
 from hydragnn.hpo.warm import warm_points
 
 NAME = "campaign.json"
-VERSION = 1
+VERSION = 2
+"""1: keys of [model] that came later mean what was computed then (``ArchitectureSettings.before``)."""
 LEFTOVERS = ("journal.lock", "journal.jsonl", "jobs")
 """What a search leaves that is killed in its very first moment, or that waits in a queue."""
 EXTENSIBLE = (
@@ -100,8 +101,8 @@ def plan_of(settings: CampaignSettings) -> Plan:
         max_seconds=None if search.max_hours is None else search.max_hours * 3600,
         max_node_seconds=None if search.max_node_hours is None else search.max_node_hours * 3600,
         timeout=None if search.timeout_minutes is None else search.timeout_minutes * 60,
-        min_places=nodes_of_a_trial(settings)[0],
-        max_places=nodes_of_a_trial(settings)[1],
+        min_slots=nodes_of_a_trial(settings)[0],
+        max_slots=nodes_of_a_trial(settings)[1],
         grace=search.grace_seconds,
     )
 
@@ -110,14 +111,14 @@ def plan_on(launcher: Launcher, settings: CampaignSettings) -> Plan:
     """The plan on what the launcher has; InputError where a trial needs more nodes."""
     plan = plan_of(settings)
     if isinstance(launcher, LocalLauncher):
-        if plan.min_places > 1:
+        if plan.min_slots > 1:
             raise InputError(
                 f"{settings.source}: search.nodes_per_trial = {settings.search.nodes_per_trial}, but a trial on this "
                 "machine is one process; set it to 1, or search inside an allocation"
             )
-        return replace(plan, max_places=1)
-    nodes = len({node_of(place) for place in launcher.places})
-    if plan.min_places > nodes:
+        return replace(plan, max_slots=1)
+    nodes = len({node_of(slot) for slot in launcher.slots})
+    if plan.min_slots > nodes:
         raise InputError(
             f"{settings.source}: search.nodes_per_trial = {settings.search.nodes_per_trial}, but the allocation has "
             f"{nodes} node(s); lower it, or ask for more nodes"
@@ -143,9 +144,16 @@ def check_folder(settings: CampaignSettings, space: Space, out: Path, *, resume:
     return enqueued
 
 
+def as_begun(settings: CampaignSettings, out: Path) -> CampaignSettings:
+    """The settings, meaning what they meant to the program that began the campaign in ``out``, where there is one."""
+    saved = read_json(out / NAME) if (out / NAME).is_file() else {}
+    return replace(settings, first_version=isinstance(saved, dict) and saved.get("version") == 1)
+
+
 def write_settings(settings: CampaignSettings, enqueued: list[Point], out: Path) -> None:
     """Write ``campaign.json``; only the holder of the journal's lock may."""
-    write_json(out / NAME, {"version": VERSION, **settings.to_json(), "enqueued": enqueued})
+    version = 1 if settings.first_version else VERSION
+    write_json(out / NAME, {"version": version, **settings.to_json(), "enqueued": enqueued})
 
 
 def open_campaign(out: Path) -> CampaignSettings:
@@ -163,7 +171,8 @@ def _saved_settings(saved: Any, path: Path) -> CampaignSettings:
         raise InputError(
             f"{path} has version {saved['version']}, this program reads up to {VERSION}; update the program"
         )
-    return campaign_settings({key: v for key, v in saved.items() if key not in ("version", "enqueued")}, path)
+    settings = campaign_settings({key: v for key, v in saved.items() if key not in ("version", "enqueued")}, path)
+    return replace(settings, first_version=saved["version"] == 1)
 
 
 def _check_unchanged(settings: CampaignSettings, saved: CampaignSettings) -> None:
@@ -190,7 +199,7 @@ def _differences(one: Any, other: Any, path: str = "") -> list[str]:
     """Paths at which two JSON values differ."""
     if isinstance(one, dict) and isinstance(other, dict):
         keys = list(dict.fromkeys([*one, *other]))
-        return [found for key in keys for found in _differences(one.get(key), other.get(key), f"{path}.{key}")]
+        return [line for key in keys for line in _differences(one.get(key), other.get(key), f"{path}.{key}")]
     return [] if json.dumps(one) == json.dumps(other) else [path.removeprefix(".")]
 
 

@@ -39,10 +39,10 @@ class AttemptProgress:
                 self._looks.append((trial, attempt, look))
                 heappush(self._due, (now + after, 2 * after, trial, attempt))
         looks, self._looks = self._looks, []
-        found: list[Progressed] = []
+        progress: list[Progressed] = []
         for trial, attempt, look in looks:
             if not look.done():
                 self._looks.append((trial, attempt, look))
             elif (epochs := look.result()) is not None:
-                found.append(Progressed(trial=trial, attempt=attempt, epochs=epochs))
-        return found
+                progress.append(Progressed(trial=trial, attempt=attempt, epochs=epochs))
+        return progress

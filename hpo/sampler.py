@@ -27,7 +27,7 @@ DRAWS = 100
 STARTUP = 10
 """Trials drawn at random before a model of the objective is trusted."""
 
-TOLD = 300
+HISTORY = 300
 """So many trials at most teach a model."""
 
 Ask = Callable[[CampaignSettings, Space, State, int, int], Point]
@@ -79,8 +79,8 @@ def tpe_ask(settings: CampaignSettings, space: Space, state: State, number: int,
             group=True,
             constant_liar=True,
         )
-    told = _told(state) if _results(state) >= _startup(settings) else []  # it draws at random before
-    return _asked(space, sampler, [_known(space, state, trial) for trial in told])
+    history = _history(state) if _results(state) >= _startup(settings) else []  # it draws at random before
+    return _suggest(space, sampler, [_tpe_trial(space, state, trial) for trial in history])
 
 
 def gp_ask(settings: CampaignSettings, space: Space, state: State, number: int, draw: int) -> Point:
@@ -90,9 +90,9 @@ def gp_ask(settings: CampaignSettings, space: Space, state: State, number: int, 
         n_startup_trials=_startup(settings),
         warn_independent_sampling=False,
     )
-    told = _told(state) if _results(state) >= _startup(settings) else []
-    return _asked(
-        space, sampler, [valued_trial(space, trial.values, v) for trial in told if (v := trial.value) is not None]
+    history = _history(state) if _results(state) >= _startup(settings) else []
+    return _suggest(
+        space, sampler, [valued_trial(space, trial.values, v) for trial in history if (v := trial.value) is not None]
     )
 
 
@@ -107,7 +107,7 @@ def frozen_trial(space: Space, state: State, trial: Trial, unfinished: TrialStat
     return create_trial(
         state=outcome,
         value=trial.value if outcome in (TrialState.COMPLETE, TrialState.PRUNED) else None,
-        params={path: encoded(space.parameters[path], value) for path, value in trial.values.items()},
+        params={path: optuna_value(space.parameters[path], value) for path, value in trial.values.items()},
         distributions={path: distribution(space.parameters[path]) for path in trial.values},
         intermediate_values=dict(zip(state.plan.rungs, trial.results)),
         user_attrs={"origin": trial.origin, **failure},
@@ -129,7 +129,7 @@ def study_of(trials: Iterable[FrozenTrial], sampler: optuna.samplers.BaseSampler
 def distribution(parameter: Parameter) -> BaseDistribution:
     """The parameter's range in Optuna's terms; choices that are lists become their JSON text."""
     if isinstance(parameter, Choices):
-        return CategoricalDistribution([encoded(parameter, choice) for choice in parameter.choices])
+        return CategoricalDistribution([optuna_value(parameter, choice) for choice in parameter.choices])
     if isinstance(parameter, IntRange):
         high = parameter.high - (parameter.high - parameter.low) % parameter.step
         return IntDistribution(parameter.low, high, log=parameter.log, step=parameter.step)
@@ -139,10 +139,10 @@ def distribution(parameter: Parameter) -> BaseDistribution:
     return FloatDistribution(parameter.low, top, log=parameter.log, step=parameter.step)
 
 
-def encoded(parameter: Parameter, value: Choice) -> Any:
+def optuna_value(parameter: Parameter, value: Choice) -> Any:
     """A value as Optuna takes it.
 
-    >>> encoded(Choices(choices=[[64], [64, 64]]), [64, 64])
+    >>> optuna_value(Choices(choices=[[64], [64, 64]]), [64, 64])
     '[64, 64]'
     """
     return str(value) if isinstance(parameter, Choices) and isinstance(value, list) else value
@@ -152,7 +152,7 @@ def valued_trial(space: Space, values: Point, value: float) -> FrozenTrial:
     """A finished trial in Optuna's terms."""
     return create_trial(
         value=value,
-        params={path: encoded(space.parameters[path], v) for path, v in values.items()},
+        params={path: optuna_value(space.parameters[path], v) for path, v in values.items()},
         distributions={path: distribution(space.parameters[path]) for path in values},
     )
 
@@ -161,35 +161,35 @@ def _startup(settings: CampaignSettings) -> int:
     return min(STARTUP, max(4, settings.search.trials // 3))
 
 
-def _known(space: Space, state: State, trial: Trial) -> FrozenTrial:
+def _tpe_trial(space: Space, state: State, trial: Trial) -> FrozenTrial:
     """What TPE learns from: a trial that passed a rung counts with it, even while it is trained further."""
     return frozen_trial(space, state, trial, TrialState.PRUNED if trial.results else TrialState.RUNNING)
 
 
-def _told(state: State) -> list[Trial]:
+def _history(state: State) -> list[Trial]:
     """What a sampler is told, in the order of the trials: nothing of trials lost to the machine, and never too much.
 
-    Beyond ``TOLD`` trials: the best, as many spread evenly over all results, and the latest without a result. A model
+    Beyond ``HISTORY`` trials: the best, as many spread evenly over all results, and the latest without a result. A model
     learns little from more, and a proposal stays cheap however many trials there are.
     """
-    numbers = set(state.trials) if len(state.trials) <= TOLD else {*_telling(state), *_open(state)}
+    numbers = set(state.trials) if len(state.trials) <= HISTORY else {*_best_and_spread(state), *_latest_open(state)}
     trials = [state.trials[number] for number in sorted(numbers)]
     return [trial for trial in trials if trial.values and trial.status != "lost"]
 
 
-def _telling(state: State) -> set[int]:
+def _best_and_spread(state: State) -> set[int]:
     """The best trials, those at the highest rung first, and some of all."""
-    share = TOLD // 3
+    share = HISTORY // 3
     best = dict.fromkeys(number for rung in reversed(state.rungs) for _, number in islice(rung.reached, share))
     everyone = state.rungs[0].reached
     some = [number for _, number in islice(everyone, 0, None, -(-len(everyone) // share) or 1)]
     return {*islice(best, share), *some}
 
 
-def _open(state: State) -> list[int]:
+def _latest_open(state: State) -> list[int]:
     """The latest trials that have no result yet."""
-    latest = range(max(state.trials), max(state.trials) - TOLD, -1)
-    return [n for n in latest if n in state.trials and not state.trials[n].results][: TOLD // 3]
+    latest = range(max(state.trials), max(state.trials) - HISTORY, -1)
+    return [n for n in latest if n in state.trials and not state.trials[n].results][: HISTORY // 3]
 
 
 def _results(state: State) -> int:
@@ -197,12 +197,12 @@ def _results(state: State) -> int:
     return len(state.rungs[0].reached) if state.rungs else 0
 
 
-def _asked(space: Space, sampler: optuna.samplers.BaseSampler, trials: list[FrozenTrial]) -> Point:
+def _suggest(space: Space, sampler: optuna.samplers.BaseSampler, trials: list[FrozenTrial]) -> Point:
     trial = study_of(trials, sampler).ask()
 
     def value_of(path: str, parameter: Parameter) -> Any:
         if isinstance(parameter, Choices):
-            options = [encoded(parameter, choice) for choice in parameter.choices]
+            options = [optuna_value(parameter, choice) for choice in parameter.choices]
             return parameter.choices[options.index(trial.suggest_categorical(path, options))]
         allowed = distribution(parameter)
         if isinstance(allowed, IntDistribution):

@@ -177,9 +177,9 @@ class GivenRun:
 
     config: AnyConfig
     work: float | None = None
-    """Seconds per epoch on one place, where known."""
+    """Seconds per epoch on one slot, where known."""
     scaling: float | None = None
-    """Places at which half of the speed is lost, where known."""
+    """Slots at which half of the speed is lost, where known."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON."""
@@ -200,6 +200,8 @@ class CampaignSettings:
     runs: tuple[GivenRun, ...] = ()
     """Trials that are given instead of searched: the space then only numbers them, and there is no base."""
     source: str = "campaign"
+    first_version: bool = False
+    """True for a campaign that a program of version 1 began: keys that came later and that ``base`` lacks mean what was computed then."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON from which ``campaign_settings`` makes the same object."""
@@ -241,7 +243,7 @@ def _search_settings(table: dict[str, Any], source: str) -> SearchSettings:
 def _given_run(value: Any, source: str) -> GivenRun:
     if not isinstance(value, Mapping) or "config" not in value:
         raise InputError(f"{source} has no config; runs are written by the final training, and not by hand")
-    config = parse_config(value["config"], source=source)
+    config = parse_config(value["config"], source=source, stored=True)
     return GivenRun(config=config, work=value.get("work"), scaling=value.get("scaling"))
 
 

@@ -47,8 +47,8 @@ class Space:
 def space_of(parameters: Mapping[str, Parameter], source: str = "campaign") -> Space:
     """The space with its parameters in order; InputError where a ``when`` names nothing, cannot come true or is circular."""
     for path, parameter in parameters.items():
-        for parent, wanted in parameter.when.items():
-            _check_condition(path, parent, wanted, parameters, source)
+        for parent, condition in parameter.when.items():
+            _check_condition(path, parent, condition, parameters, source)
     ordered: dict[str, Parameter] = {}
     while len(ordered) < len(parameters):
         ready = [path for path, p in parameters.items() if path not in ordered and all(w in ordered for w in p.when)]
@@ -66,14 +66,14 @@ def is_active(parameter: Parameter, values: Point) -> bool:
     False
     """
     return all(
-        path in values and any(values[path] == allowed for allowed in allowed_values(wanted))
-        for path, wanted in parameter.when.items()
+        path in values and any(values[path] == allowed for allowed in allowed_values(condition))
+        for path, condition in parameter.when.items()
     )
 
 
-def allowed_values(wanted: Any) -> list[Any]:
+def allowed_values(condition: Any) -> list[Any]:
     """The values that a condition lists; a single value counts as a list of one."""
-    return wanted if isinstance(wanted, list) else [wanted]
+    return condition if isinstance(condition, list) else [condition]
 
 
 def contains(parameter: Parameter, value: Any) -> bool:
@@ -143,12 +143,12 @@ def all_points(space: Space) -> list[Point] | None:
     distinct: dict[str, Point] = {}
     for values in product(*(grid or [] for grid in grids)):
         by_path = dict(zip(space.parameters, values))
-        point = space.point(_chosen_from(by_path))
+        point = space.point(_value_from(by_path))
         distinct[point_key(point)] = point
     return list(distinct.values())
 
 
-def _chosen_from(values: Point) -> Callable[[str, Parameter], Any]:
+def _value_from(values: Point) -> Callable[[str, Parameter], Any]:
     return lambda path, _: values[path]
 
 
@@ -174,7 +174,7 @@ def trial_config(settings: CampaignSettings, space: Space, values: Point, number
     if "train.seed" not in space.parameters and isinstance(table.setdefault("train", {}), dict):
         seed = table["train"].get("seed", 0)
         table["train"]["seed"] = seed + number if isinstance(seed, int) else seed
-    return parse_config(table, source=settings.source)
+    return parse_config(table, source=settings.source, stored=settings.first_version)
 
 
 def check_space(settings: CampaignSettings, space: Space) -> None:
@@ -212,8 +212,8 @@ def _check_end(settings: CampaignSettings, space: Space, path: str, value: Any, 
 def _conditions(space: Space, path: str, rng: np.random.Generator) -> Point:
     """Values of the parameters above ``path`` that make it active."""
     given: Point = {}
-    for parent, wanted in space.parameters[path].when.items():
-        options = allowed_values(wanted)
+    for parent, condition in space.parameters[path].when.items():
+        options = allowed_values(condition)
         given |= {**_conditions(space, parent, rng), parent: options[int(rng.integers(len(options)))]}
     return given
 
@@ -234,11 +234,11 @@ def _check_paths(settings: CampaignSettings, space: Space) -> None:
             )
 
 
-def _check_condition(path: str, parent: str, wanted: Any, parameters: Mapping[str, Parameter], source: str) -> None:
+def _check_condition(path: str, parent: str, condition: Any, parameters: Mapping[str, Parameter], source: str) -> None:
     where = f'{source}: search.space."{path}".when'
     if parent not in parameters:
         raise InputError(f"{where}: {parent} is not in the space; {nearest(parent, list(parameters))}")
-    for value in allowed_values(wanted):
+    for value in allowed_values(condition):
         if not contains(parameters[parent], value):
             raise InputError(f"{where}: {parent} never is {value!r}; correct the value or the parameter {parent}")
 

@@ -9,7 +9,7 @@ from typing import Any
 from hydragnn.errors import InputError
 from hydragnn.hpo.costs import CostModel, scaling_of, work_of
 from hydragnn.hpo.journal import NAME as JOURNAL
-from hydragnn.hpo.journal import decoded_line, gap
+from hydragnn.hpo.journal import decode_line, gap
 from hydragnn.hpo.preflight import open_campaign
 from hydragnn.hpo.scheduling.events import event_from_json, node_of
 from hydragnn.hpo.scheduling.scheduler import State
@@ -45,7 +45,7 @@ class Best:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeCounts:
-    """What the nodes do now; a node with one busy place is busy."""
+    """What the nodes do now; a node with one busy slot is busy."""
 
     known: int
     busy: int
@@ -75,7 +75,7 @@ class Costs:
     error: float | None
     """Mean relative error of seconds per epoch, every trial predicted from all others; None where there are too few."""
     scaling: float | None
-    """Places at which half of the speed is lost; None where no trial ran on several sizes."""
+    """Slots at which half of the speed is lost; None where no trial ran on several sizes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,6 +128,11 @@ class CampaignStatus:
         value["nodes"]["quarantined"] = list(self.nodes.quarantined)
         return value
 
+    def __str__(self) -> str:
+        """The state, the trials that are done, who leads and what the nodes do."""
+        best = "" if self.best is None else f"; best: trial {self.best.trial} with {self.best.value:.6g}"
+        return f"{self.campaign}: {self.status}, {self.trials['finished']} of {self.planned} trials done{best}; {self.nodes.text}"
+
 
 class Follower:
     """Reads a campaign's journal as it grows; InputError where the folder holds no campaign."""
@@ -157,7 +162,7 @@ class Follower:
         except OSError as error:
             raise InputError(f"cannot read {path}: {error.strerror or error}") from error
         for number, line in enumerate(lines, start=1):
-            value = decoded_line(line)
+            value = decode_line(line)
             if value is None and number < len(lines):
                 raise InputError(f"{path} is damaged at byte {self._position}; restore the file from a copy")
             if value is None:
@@ -197,9 +202,9 @@ class Follower:
         measured = [state.trials[number] for number in sorted(state.trials) if state.trials[number].measured]
         if len(measured) > 1.1 * self._costs.measured:
             scaling = scaling_of(self._timeline_builder.sizes)
-            works = {size.trial: work_of(size.places, size.seconds, scaling) for size in self._timeline_builder.sizes}
+            works = {size.trial: work_of(size.slots, size.seconds, scaling) for size in self._timeline_builder.sizes}
             history = [(trial.values, works.get(trial.number, trial.work or 0.0)) for trial in measured]
-            self._costs = CostModel.fitted(history, self._space, sizes=self._timeline_builder.sizes)
+            self._costs = CostModel.fit(history, self._space, sizes=self._timeline_builder.sizes)
         return Costs(measured=len(measured), error=self._costs.error, scaling=self._costs.scaling)
 
 
@@ -213,13 +218,13 @@ def campaign_status(folder: Path) -> CampaignStatus:
 def node_counts(state: State) -> NodeCounts:
     """What the nodes do now."""
     out = {name: node.status for name, node in state.health.items() if node.status != "pool"}
-    if len(state.places) == len(state.nodes):
+    if len(state.slots) == len(state.nodes):
         busy = state.healthy - len(state.free)
-        in_use = {node_of(place) for name in out for place in state.nodes[name]} - {
+        in_use = {node_of(slot) for name in out for slot in state.nodes[name]} - {
             name for name, node in state.health.items() if node.held
         }
     else:
-        in_use = {node_of(place) for trial in state.running for place in trial.places}
+        in_use = {node_of(slot) for trial in state.running for slot in trial.slots}
         busy = len(in_use)
     idle_out = {name: status for name, status in out.items() if name not in in_use}
     return NodeCounts(
@@ -306,10 +311,10 @@ def _best(state: State) -> Best | None:
 
 def _budgets(state: State, seconds: float, now: float) -> tuple[Budget, ...]:
     plan = state.plan
-    found = [Budget(name="trials", used=len(state.trials) - state.count("asked"), limit=plan.trials)]
+    budgets = [Budget(name="trials", used=len(state.trials) - state.count("asked"), limit=plan.trials)]
     if plan.max_seconds is not None:
-        found.append(Budget(name="hours", used=seconds / 3600, limit=plan.max_seconds / 3600))
+        budgets.append(Budget(name="hours", used=seconds / 3600, limit=plan.max_seconds / 3600))
     if plan.max_node_seconds is not None:
         used = state.node_seconds(now) / 3600
-        found.append(Budget(name="node-hours", used=used, limit=plan.max_node_seconds / 3600))
-    return tuple(found) if plan.trials else ()
+        budgets.append(Budget(name="node-hours", used=used, limit=plan.max_node_seconds / 3600))
+    return tuple(budgets) if plan.trials else ()

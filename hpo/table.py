@@ -92,14 +92,14 @@ class CampaignView:
 
     def _progress(self, shown: Sequence[Trial]) -> dict[int, RunRecord]:
         """Records of the trials in view that run, as far as they have one."""
-        found: dict[int, RunRecord] = {}
+        records: dict[int, RunRecord] = {}
         for trial in shown:
             try:
                 if trial.status == "running":
-                    found[trial.number] = read_record(trial_folder(self._out, trial.number))
+                    records[trial.number] = read_record(trial_folder(self._out, trial.number))
             except InputError:
                 continue  # no epoch is done yet
-        return found
+        return records
 
 
 def shown_trials(state: State) -> list[Trial]:
@@ -134,7 +134,7 @@ def event_line(state: State, event: Event) -> str:
     match event:
         case Opened():
             known = f", {len(state.trials)} trials known" if event.plan.trials and state.spent else ""
-            return f"{event.plan.trials} trials on {places_text(event.places)}, rungs {_rungs(state)}{known}"
+            return f"{event.plan.trials} trials on {slots_text(event.slots)}, rungs {_rungs(state)}{known}"
         case Proposed():
             return f"trial {event.trial}: {values_line(state.trials[event.trial].values)}"
         case Reached():
@@ -169,16 +169,16 @@ def summary_line(state: State, seconds: float, goodput: float | None = None) -> 
     return ", ".join([*parts, f"{duration_text(seconds)} so far", *coming])
 
 
-def places_text(places: Sequence[str]) -> str:
+def slots_text(slots: Sequence[str]) -> str:
     """What there is to run on.
 
-    >>> places_text(["worker-0"]), places_text(["n1", "n2"]), places_text(["n1/0", "n1/1"])
-    ('1 worker(s)', '2 node(s)', '2 places on 1 node(s)')
+    >>> slots_text(["worker-0"]), slots_text(["n1", "n2"]), slots_text(["n1/0", "n1/1"])
+    ('1 worker(s)', '2 node(s)', '2 slots on 1 node(s)')
     """
-    nodes = set(map(node_of, places))
+    nodes = set(map(node_of, slots))
     if local_nodes(nodes):
-        return f"{len(places)} worker(s)"
-    return f"{len(nodes)} node(s)" if len(nodes) == len(places) else f"{len(places)} places on {len(nodes)} node(s)"
+        return f"{len(slots)} worker(s)"
+    return f"{len(nodes)} node(s)" if len(nodes) == len(slots) else f"{len(slots)} slots on {len(nodes)} node(s)"
 
 
 def short(message: str) -> str:

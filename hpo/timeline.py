@@ -10,7 +10,7 @@ from typing import Literal
 
 from hydragnn.hpo.costs import Sized, seconds_on
 from hydragnn.hpo.scheduling.events import Event, Failed, Opened, Reached, node_of
-from hydragnn.hpo.scheduling.scheduler import MACHINE_FAULTS, State, Trial, step
+from hydragnn.hpo.scheduling.scheduler import MACHINE_FAULTS, State, Trial, transition
 from hydragnn.hpo.scheduling.state import NodeStatus
 from hydragnn.record import FailureKind
 
@@ -26,7 +26,7 @@ class Span:
 
     trial: int
     attempt: int
-    places: tuple[str, ...]
+    slots: tuple[str, ...]
     started: float
     ended: float
     outcome: Outcome
@@ -34,7 +34,7 @@ class Span:
     """Epochs gained."""
     useful: float = 0.0
     """Seconds of it that count."""
-    told: bool = False
+    to_sampler: bool = False
     """Whether the sampler heard of its failure."""
     suspects: tuple[str, ...] = ()
     message: str = ""
@@ -47,38 +47,38 @@ class Span:
     @property
     def nodes(self) -> tuple[str, ...]:
         """The nodes it ran on."""
-        return tuple(dict.fromkeys(node_of(place) for place in self.places))
+        return tuple(dict.fromkeys(node_of(slot) for slot in self.slots))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outage:
-    """A time in which places of a node were held back; ``ended`` is the latest known time while it lasts."""
+    """A time in which slots of a node were held back; ``ended`` is the latest known time while it lasts."""
 
     node: str
     kind: NodeStatus
     """probing or quarantined."""
-    places: tuple[str, ...]
+    slots: tuple[str, ...]
     started: float
     ended: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Session:
-    """What one controller had: its places, and its time from the first to the last sign of life."""
+    """What one controller had: its slots, and its time from the first to the last sign of life."""
 
-    places: tuple[str, ...]
-    opened: float
+    slots: tuple[str, ...]
+    started: float
     ended: float
 
     @property
     def seconds(self) -> float:
         """How long it lasted."""
-        return self.ended - self.opened
+        return self.ended - self.started
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """The nodes of its places."""
-        return tuple(dict.fromkeys(node_of(place) for place in self.places))
+        """The nodes of its slots."""
+        return tuple(dict.fromkeys(node_of(slot) for slot in self.slots))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,7 +92,7 @@ class FaultRow:
     """Nodes at fault; 0 where the fault is not a machine's."""
     node_hours: float
     """Time of nodes that they destroyed."""
-    told: int
+    to_sampler: int
     """How many of them the sampler heard of."""
 
 
@@ -124,26 +124,26 @@ class Timeline:
     sessions: tuple[Session, ...] = ()
 
     @property
-    def places(self) -> tuple[str, ...]:
-        """Every place that was ever there, in order."""
-        return tuple(dict.fromkeys(place for session in self.sessions for place in session.places))
+    def slots(self) -> tuple[str, ...]:
+        """Every slot that was ever there, in order."""
+        return tuple(dict.fromkeys(slot for session in self.sessions for slot in session.slots))
 
     def node_hours(self) -> NodeHours:
         """The sums over all sessions."""
-        density = _places_per_node(self.sessions)
+        density = _slots_per_node(self.sessions)
         allocated = sum(len(session.nodes) * session.seconds for session in self.sessions)
-        used = [(span, len(span.places) / density * span.seconds, _useful_share(span)) for span in self.spans]
+        used = [(span, len(span.slots) / density * span.seconds, _useful_share(span)) for span in self.spans]
         useful = sum(time * share for _, time, share in used)
         faults = sum(time * (1 - share) for span, time, share in used if span.outcome not in {*WELL, "cut"})
         overhead = sum(time * (1 - share) for span, time, share in used if span.outcome in {*WELL, "cut"})
-        out = sum(len(outage.places) / density * (outage.ended - outage.started) for outage in self.outages)
+        out = sum(len(outage.slots) / density * (outage.ended - outage.started) for outage in self.outages)
         idle = max(0.0, allocated - useful - faults - overhead - out)
         parts = (value / 3600 for value in (allocated, useful, faults, overhead, out, idle))
         return NodeHours(**dict(zip(("allocated", "useful", "faults", "overhead", "out", "idle"), parts)))
 
     def faults(self) -> tuple[FaultRow, ...]:
         """Failures by kind, the costliest first."""
-        density = _places_per_node(self.sessions)
+        density = _slots_per_node(self.sessions)
         by_kind: dict[Outcome, list[Span]] = {}
         for span in self.spans:
             if span.outcome not in WELL:
@@ -171,7 +171,7 @@ class TimelineBuilder:
 
     def feed(self, event: Event, now: float) -> bool:
         """Let an event happen; False where it does not follow from those before it."""
-        after, actions = step(self.state, event, now)
+        after, actions = transition(self.state, event, now)
         follows = after is not self.state or bool(actions)
         self.observe(self.state, event, after, now)
         return follows
@@ -179,17 +179,17 @@ class TimelineBuilder:
     def observe(self, before: State, event: Event, after: State, now: float) -> None:
         """Note what an event changed."""
         if not isinstance(event, Opened):  # between two controllers nothing is busy
-            self._busy += self._busy_places * max(0.0, now - self._since)
+            self._busy += self._busy_slots * max(0.0, now - self._since)
         self._since = max(now, self._since)
         if isinstance(event, Opened):
-            self._opened(before, event, now)
+            self._on_opened(before, event, now)
         elif isinstance(event, Reached | Failed):
             trial = before.trials.get(event.trial)
             if trial is not None and trial.status == "running" and trial.attempt == event.attempt:
-                self._ended(trial, after.trials[event.trial], event, now)
+                self._on_end(trial, after.trials[event.trial], event, now)
         if after.health is not before.health:
             self._compare_health(after, now)
-            self._held = len(after.places) - after.healthy
+            self._held = len(after.slots) - after.healthy
         if self._sessions:
             self._sessions[-1] = replace(self._sessions[-1], ended=max(now, self._sessions[-1].ended))
         self.state = after
@@ -210,51 +210,51 @@ class TimelineBuilder:
 
     def goodput(self, now: float) -> float | None:
         """The useful share up to ``now``, from sums that are kept, however many trials run; None before any time passed."""
-        past = sum(len(session.places) * session.seconds for session in self._sessions[:-1])
-        latest = sum(len(session.places) * (now - session.opened) for session in self._sessions[-1:])
-        running = self._busy + self._busy_places * max(0.0, now - self._since) - self._done
+        past = sum(len(session.slots) * session.seconds for session in self._sessions[:-1])
+        latest = sum(len(session.slots) * (now - session.started) for session in self._sessions[-1:])
+        running = self._busy + self._busy_slots * max(0.0, now - self._since) - self._done
         return (self._useful + running) / (past + latest) if past + latest > 0 else None
 
     @property
-    def _busy_places(self) -> int:
-        return len(self.state.places) - len(self.state.free) - self._held
+    def _busy_slots(self) -> int:
+        return len(self.state.slots) - len(self.state.free) - self._held
 
-    def _opened(self, before: State, event: Opened, now: float) -> None:
+    def _on_opened(self, before: State, event: Opened, now: float) -> None:
         """What ran under the earlier controller ended with it, at its last sign of life."""
         last = self._sessions[-1].ended if self._sessions else now
         for trial in before.running:
             self._add(_span(trial, last, "cut"), confirmed=False)
         for node in list(self._open):
             self._close(node, last)
-        self._sessions.append(Session(places=event.places, opened=now, ended=now))
+        self._sessions.append(Session(slots=event.slots, started=now, ended=now))
 
-    def _ended(self, trial: Trial, became: Trial, event: Reached | Failed, now: float) -> None:
+    def _on_end(self, trial: Trial, became: Trial, event: Reached | Failed, now: float) -> None:
         if isinstance(event, Reached):
-            self._reached(trial, became, event, now)
+            self._on_reached(trial, became, event, now)
             return
-        told = became.status == "failed"
+        to_sampler = became.status == "failed"
         kind: Outcome = became.failure.kind if became.failure else event.kind
         saved = bool(trial.cancelled) and kind in MACHINE_FAULTS
         gained = max(0, event.epochs - trial.epochs)
-        span = _span(trial, now, "saved" if saved else kind, epochs=gained, told=told)
+        span = _span(trial, now, "saved" if saved else kind, epochs=gained, to_sampler=to_sampler)
         span = replace(span, suspects=event.suspects, message=event.message)
-        if told:  # an answer: nothing of it has to be repeated
+        if to_sampler:  # an answer: nothing of it has to be repeated
             self._add(replace(span, useful=span.seconds), confirmed=True)
             self._unconfirmed.pop(trial.number, None)
         elif became.status == "lost":
             self._add(span, confirmed=True)
             self._forget(trial.number)
         else:
-            self._add(replace(span, useful=_kept(span, trial)), confirmed=False)
+            self._add(replace(span, useful=_surviving_seconds(span, trial)), confirmed=False)
 
-    def _reached(self, trial: Trial, became: Trial, event: Reached, now: float) -> None:
+    def _on_reached(self, trial: Trial, became: Trial, event: Reached, now: float) -> None:
         """Training time that the record vouches for: this attempt's, the rest belongs to those before it, latest first."""
         gained = max(0, event.epochs - trial.epochs)
         span = _span(trial, now, "finished" if became.status == "finished" else "reached", epochs=gained)
         trained = event.seconds - trial.seconds if event.seconds > trial.seconds else span.seconds
         earlier = self._unconfirmed.pop(trial.number, [])
         if not earlier and gained:
-            self.sizes.append(Sized(trial=trial.number, places=len(trial.places), seconds=trained / gained))
+            self.sizes.append(Sized(trial=trial.number, slots=len(trial.slots), seconds=trained / gained))
         if event.memory_mb > 0:
             self.memory[trial.number] = event.memory_mb
         self._add(replace(span, useful=min(trained, span.seconds)), confirmed=True)
@@ -268,13 +268,13 @@ class TimelineBuilder:
         if not confirmed:
             self._unconfirmed.setdefault(span.trial, []).append(len(self._spans))
         self._spans.append(replace(span, useful=0.0))
-        self._done += len(span.places) * span.seconds
+        self._done += len(span.slots) * span.seconds
         self._count(len(self._spans) - 1, span.useful)
 
     def _count(self, index: int, useful: float) -> None:
         """Say how many seconds of an attempt are useful."""
         span = self._spans[index]
-        self._useful += len(span.places) * (useful - span.useful)
+        self._useful += len(span.slots) * (useful - span.useful)
         self._spans[index] = replace(span, useful=useful)
 
     def _forget(self, number: int) -> None:
@@ -283,15 +283,15 @@ class TimelineBuilder:
             self._count(index, 0.0)
 
     def _compare_health(self, after: State, now: float) -> None:
-        """Outages begin and end where the places that are held back change, or why they are."""
+        """Outages begin and end where the slots that are held back change, or why they are."""
         for name in [*self._open, *(name for name in after.health if name not in self._open)]:
             node, outage = after.health.get(name), self._open.get(name)
             kind = node.status if node is not None and node.held else "pool"
-            if outage is not None and node is not None and (outage.kind, outage.places) == (kind, node.held):
+            if outage is not None and node is not None and (outage.kind, outage.slots) == (kind, node.held):
                 continue
             self._close(name, now)
             if node is not None and kind != "pool":
-                self._open[name] = Outage(node=name, kind=kind, places=node.held, started=now, ended=now)
+                self._open[name] = Outage(node=name, kind=kind, slots=node.held, started=now, ended=now)
 
     def _close(self, name: str, now: float) -> None:
         outage = self._open.pop(name, None)
@@ -309,48 +309,48 @@ def local_nodes(names: Iterable[str]) -> bool:
 
 
 def _span(
-    trial: Trial, ended: float, outcome: Outcome, *, epochs: int = 0, useful: float = 0.0, told: bool = False
+    trial: Trial, ended: float, outcome: Outcome, *, epochs: int = 0, useful: float = 0.0, to_sampler: bool = False
 ) -> Span:
     return Span(
         trial=trial.number,
         attempt=trial.attempt,
-        places=trial.places,
+        slots=trial.slots,
         started=trial.started,
         ended=max(ended, trial.started),
         outcome=outcome,
         epochs=epochs,
         useful=useful,
-        told=told,
+        to_sampler=to_sampler,
     )
 
 
-def _kept(span: Span, trial: Trial) -> float:
+def _surviving_seconds(span: Span, trial: Trial) -> float:
     """Seconds of a disturbed attempt whose epochs survive in the checkpoint, as far as one can know before the next rung."""
     if not span.epochs:
         return 0.0
     if trial.work is None:
         return span.seconds
-    return min(span.seconds, span.epochs * seconds_on(len(span.places), trial.work, trial.scaling))
+    return min(span.seconds, span.epochs * seconds_on(len(span.slots), trial.work, trial.scaling))
 
 
 def _useful_share(span: Span) -> float:
     return min(1.0, span.useful / span.seconds) if span.seconds > 0 else 0.0
 
 
-def _places_per_node(sessions: Iterable[Session]) -> float:
-    places = {place for session in sessions for place in session.places}
-    return len(places) / max(1, len({node_of(place) for place in places}))
+def _slots_per_node(sessions: Iterable[Session]) -> float:
+    slots = {slot for session in sessions for slot in session.slots}
+    return len(slots) / max(1, len({node_of(slot) for slot in slots}))
 
 
 def _fault_row(kind: Outcome, spans: list[Span], density: float) -> FaultRow:
     blamed = kind in MACHINE_FAULTS and kind != "preempted"
     nodes = {node for span in spans for node in span.suspects or span.nodes} if blamed else set()
-    lost = sum((span.seconds - span.useful) * len(span.places) for span in spans) / density
+    lost = sum((span.seconds - span.useful) * len(span.slots) for span in spans) / density
     return FaultRow(
         kind=kind,
         count=len(spans),
         trials=len({span.trial for span in spans}),
         nodes=len(nodes),
         node_hours=max(0.0, lost) / 3600,
-        told=sum(span.told for span in spans),
+        to_sampler=sum(span.to_sampler for span in spans),
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 from hydragnn.errors import InputError
 from hydragnn.hpo.journal import NAME as JOURNAL
-from hydragnn.hpo.journal import replayed
+from hydragnn.hpo.journal import replay
 from hydragnn.hpo.settings import CampaignSettings, Choices, IntRange, Parameter
 from hydragnn.hpo.space import NUMBER, Point, Space, contains, is_point, point_key, trial_config
 
@@ -26,12 +26,12 @@ def warm_points(settings: CampaignSettings, space: Space) -> list[Point]:
         return [{NUMBER: number} for number in range(len(settings.runs))]
     sources = [_best_first(path, space) for path in settings.search.warm_start]
     limit = max(1, settings.search.trials // SHARE)
-    chosen: dict[str, Point] = {}
+    selection: dict[str, Point] = {}
     for rank in range(max(map(len, sources), default=0)):
         for points in sources:
-            if rank < len(points) and len(chosen) < limit and _is_valid(settings, space, points[rank]):
-                chosen.setdefault(point_key(points[rank]), points[rank])
-    return list(chosen.values())
+            if rank < len(points) and len(selection) < limit and _is_valid(settings, space, points[rank]):
+                selection.setdefault(point_key(points[rank]), points[rank])
+    return list(selection.values())
 
 
 def _best_first(path: Path, space: Space) -> list[Point]:
@@ -48,7 +48,7 @@ def _best_first(path: Path, space: Space) -> list[Point]:
 
 
 def _from_campaign(folder: Path) -> list[tuple[float, Point]]:
-    trials = replayed(folder / JOURNAL).trials.values()
+    trials = replay(folder / JOURNAL).trials.values()
     return [(trial.value, trial.values) for trial in trials if trial.value is not None]
 
 
@@ -62,12 +62,12 @@ def _from_deephyper(path: Path, space: Space) -> list[tuple[float, Point]]:
     if not rows or "objective" not in rows[0]:
         raise InputError(f"search.warm_start: {path} has no column objective; is it DeepHyper's results.csv?")
     columns = {path_: column for path_ in space.parameters if (column := _column(path_, list(rows[0]), space))}
-    found: list[tuple[float, Point]] = []
+    scored: list[tuple[float, Point]] = []
     for row in rows:
         score = _number(row["objective"])
         if score is not None:
-            found.append((-score, space.point(_reader(row, columns))))
-    return [(score, {k: v for k, v in values.items() if v is not None}) for score, values in found]
+            scored.append((-score, space.point(_reader(row, columns))))
+    return [(score, {k: v for k, v in values.items() if v is not None}) for score, values in scored]
 
 
 def _column(path: str, columns: list[str], space: Space) -> str | None:

@@ -1,15 +1,15 @@
 """One run, completely described: everything that its result depends on."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from hydragnn.architectures import ModelSettings
+from hydragnn.architectures import ArchitectureSettings, ModelSettings
 from hydragnn.datasets.settings import BatchSettings, DataSettings, SplitSettings
 from hydragnn.errors import InputError, nearest
-from hydragnn.files import digest
+from hydragnn.files import digest, read_json
 from hydragnn.models.head_settings import HeadSettings
 from hydragnn.settings import Settings, read_toml, with_overrides
 
@@ -130,7 +130,7 @@ class RunConfig(Settings):
     @property
     def hash(self) -> str:
         """Short hash of the whole configuration."""
-        return digest(self.to_json())
+        return hash_of(self.to_json())
 
     @property
     def targets(self) -> list[str]:
@@ -180,7 +180,7 @@ class BranchedConfig(Settings):
     @property
     def hash(self) -> str:
         """Short hash of the whole configuration."""
-        return digest(self.to_json())
+        return hash_of(self.to_json())
 
     @property
     def targets(self) -> list[str]:
@@ -210,10 +210,33 @@ AnyConfig = RunConfig | BranchedConfig
 """A run on one data set or on several."""
 
 
-def parse_config(table: Any, source: str = "configuration") -> AnyConfig:
-    """The run that a table describes, with branches or without; InputError on anything wrong."""
+def parse_config(table: Any, source: str = "configuration", *, stored: bool = False) -> AnyConfig:
+    """The run that a table describes, with branches or without; InputError on anything wrong.
+
+    A ``stored`` table was written by a program, maybe an earlier one (``Settings.parse``).
+    """
     kind = BranchedConfig if isinstance(table, dict) and "branches" in table else RunConfig
-    return kind.parse(table, source)
+    return kind.parse(table, source, stored=stored)
+
+
+def stored_config(path: Path) -> AnyConfig:
+    """The run whose ``config.json`` is ``path``, as it was begun; InputError where it is missing or damaged."""
+    return parse_config(read_json(path), str(path), stored=True)
+
+
+def hash_of(config: Mapping[str, Any]) -> str:
+    """Short hash of a complete configuration; it stays where a later version adds a key and the run means what it meant."""
+    return digest(_without_later_keys(config))
+
+
+def _without_later_keys(config: Mapping[str, Any]) -> dict[str, Any]:
+    result = dict(config)
+    for name, kind in (("model", ArchitectureSettings), ("split", SplitSettings)):
+        if name in result:
+            result[name] = kind.without_later_keys(result[name])
+    if "branches" in result:
+        result["branches"] = [_without_later_keys(branch) for branch in result["branches"]]
+    return result
 
 
 def read_config(path: Path, assignments: list[str] | None = None) -> AnyConfig:

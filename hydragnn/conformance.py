@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -19,6 +18,7 @@ from torch.nn.utils import parameters_to_vector
 
 from hydragnn.architectures import architecture_of
 from hydragnn.conformance_cases import CORNERS, loss_of, make_graph, make_model, no_nodes
+from hydragnn.conformance_smoothness import SmoothnessConformance
 from hydragnn.datasets import Normalisation, Scale
 from hydragnn.graphs.batch import GraphBatch, concatenate
 from hydragnn.graphs.topology import Topology
@@ -44,8 +44,8 @@ def assert_slope(value: Callable[[float], float], slope: float, gradient: Tensor
     step = 2e-5
     # fourth-order central difference: truncation of order (step / 3e-3)^4, where 3e-3 is the smallest standard deviation of
     # PNA, and rounding of order 1e-16 / step
-    found = (8 * (value(step) - value(-step)) - (value(2 * step) - value(-2 * step))) / (12 * step)
-    assert abs(found - slope) < 1e-8 * max(1.0, float(gradient.abs().max())), (found, slope)
+    actual = (8 * (value(step) - value(-step)) - (value(2 * step) - value(-2 * step))) / (12 * step)
+    assert abs(actual - slope) < 1e-8 * max(1.0, float(gradient.abs().max())), (actual, slope)
 
 
 def values_of(prediction: Distribution) -> Tensor:
@@ -53,14 +53,14 @@ def values_of(prediction: Distribution) -> Tensor:
     return next(iter(prediction.tensors().values()))
 
 
-def assert_equal(found: Distribution, expected: Distribution, act: Callable[[Tensor], Tensor] = lambda x: x) -> None:
+def assert_equal(actual: Distribution, expected: Distribution, act: Callable[[Tensor], Tensor] = lambda x: x) -> None:
     """Equal up to rounding; ``act`` is what becomes of values, while variances stay as they are."""
     for name, values in expected.tensors().items():
         moved = values if name == "variance" else act(values)
-        torch.testing.assert_close(found.tensors()[name], moved, rtol=TIGHT, atol=TIGHT)
+        torch.testing.assert_close(actual.tensors()[name], moved, rtol=TIGHT, atol=TIGHT)
 
 
-def permuted(batch: GraphBatch, order: Tensor) -> GraphBatch:
+def permute(batch: GraphBatch, order: Tensor) -> GraphBatch:
     """The same graph with node ``order[i]`` at place i, edges sorted by receiver again."""
     place = torch.argsort(order)
     receivers, edges = torch.sort(place[batch.receivers], stable=True)
@@ -74,11 +74,8 @@ def permuted(batch: GraphBatch, order: Tensor) -> GraphBatch:
     )
 
 
-class ArchitectureConformance:
+class ArchitectureConformance(SmoothnessConformance):
     """What every architecture promises; ``architecture`` is its kind, or ``package.module:Name``, ``settings`` are keys of [model]."""
-
-    architecture: str
-    settings: ClassVar[dict[str, Any]] = {}
 
     def model(self, seed: int = 0, dtype: torch.dtype = torch.float64) -> GraphModel:
         """A small model of the kind under test."""
@@ -94,10 +91,10 @@ class ArchitectureConformance:
         batch, model = CORNERS[corner](), self.model()
         predictions = model(batch)
         for target in model.description.targets:
-            field, said = target.field, predictions[target.name]
+            field, prediction = target.field, predictions[target.name]
             expected = (batch.num_items(field.on), *field.shape)
-            assert said.error(torch.zeros(expected)).shape == expected
-            assert said.finite().all()
+            assert prediction.error(torch.zeros(expected)).shape == expected
+            assert prediction.finite().all()
         gradients = torch.autograd.grad(loss_of(predictions), list(model.parameters()))
         assert all(gradient.isfinite().all() for gradient in gradients)
 
@@ -112,10 +109,10 @@ class ArchitectureConformance:
         batch, model = CORNERS["self loop"](), self.model()
         order = torch.randperm(batch.num_nodes, generator=torch.Generator().manual_seed(1))
         edges = torch.sort(torch.argsort(order)[batch.receivers], stable=True).indices
-        expected, found = model(batch), model(permuted(batch, order))
+        expected, actual = model(batch), model(permute(batch, order))
         rows = {"node": order, "edge": edges, "graph": slice(None)}
         for name, prediction in expected.items():
-            assert_equal(found[name], prediction.rows(rows[model.description.fields[name].on]))
+            assert_equal(actual[name], prediction.rows(rows[model.description.fields[name].on]))
 
     def test_a_prediction_does_not_depend_on_what_else_is_in_its_batch(self, kind: str) -> None:
         batch, model = concatenate([*(make() for make in CORNERS.values()), no_nodes(), make_graph(8, 2)]), self.model()
@@ -134,17 +131,17 @@ class ArchitectureConformance:
         turned = replace(
             batch, positions=batch.positions @ turn.T, edge_shifts=batch.edge_shifts @ turn.T, cell=batch.cell @ turn.T
         )
-        expected, found = model(batch), model(turned)
+        expected, actual = model(batch), model(turned)
         act = {"scalar": lambda x: x, "vector": lambda x: x @ turn.T, "tensor": lambda x: turn @ x @ turn.T}
         for name, prediction in expected.items():
-            assert_equal(found[name], prediction, act[model.description.fields[name].parity])
+            assert_equal(actual[name], prediction, act[model.description.fields[name].parity])
 
     def test_moving_the_whole_graph_changes_nothing(self, kind: str) -> None:
         batch, model = CORNERS["self loop"](), self.model()
         moved = replace(batch, positions=batch.positions + torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64))
-        expected, found = model(batch), model(moved)
+        expected, actual = model(batch), model(moved)
         for name, prediction in expected.items():
-            assert_equal(found[name], prediction)
+            assert_equal(actual[name], prediction)
 
     def test_neighbours_matter(self, kind: str) -> None:
         batch, model = CORNERS["one graph"](), self.model()
@@ -243,12 +240,12 @@ class ArchitectureConformance:
             "gap": Scale(mean=(1.0, 2.0), std=(5.0, 7.0)),
         }
         save_model(tmp_path, model, Normalisation(scales=scales))
-        found = load_model(tmp_path, dtype=torch.float64).predict(batch)
+        actual = load_model(tmp_path, dtype=torch.float64).predict(batch)
         mean, std = torch.tensor([1.0, 2.0]), torch.tensor([2.0, 4.0])
         raw = model.eval()(replace(batch, nodes={**batch.nodes, "size": (batch.nodes["size"] - mean) / std}))
-        torch.testing.assert_close(values_of(found["energy"]), values_of(raw["energy"]).detach() * 3)
+        torch.testing.assert_close(values_of(actual["energy"]), values_of(raw["energy"]).detach() * 3)
         spread = torch.tensor([[5.0, 7.0]], dtype=torch.float64)
-        gap, unscaled = found["gap"].tensors(), raw["gap"].detach().tensors()
+        gap, unscaled = actual["gap"].tensors(), raw["gap"].detach().tensors()
         torch.testing.assert_close(gap["mean"], unscaled["mean"] * spread + torch.tensor([[1.0, 2.0]]))
         torch.testing.assert_close(gap["variance"], unscaled["variance"] * spread**2)
 

@@ -32,9 +32,13 @@ class Cost:
     """What the run used so far, all segments together."""
 
     seconds: float = 0.0
+    """Wall time."""
     cpu_seconds: float = 0.0
+    """Time of all cores together."""
     peak_memory_mb: float = 0.0
+    """The most memory that one process held, in MB."""
     graphs_per_second: float = 0.0
+    """Graphs of training per second of wall time, all ranks together."""
     ranks: int = 1
     nodes: int = 1
 
@@ -56,7 +60,8 @@ class RunRecord:
     ``valid/loss``, plus ``epoch`` (counted from 1). ``trivial`` holds the same metrics for the mean of the training part (names
     ``valid/<field>/mae`` and so on; forces: zero). ``test`` is filled only by an explicit evaluation. Status ``paused`` is the end of a segment.
     ``attempt`` is the attempt that wrote the record, as its starter counts; 0 where nobody counts. ``unseen_inputs`` are fields
-    of the store with role input that the architecture does not see, and that were left out therefore. ``branches`` says what
+    of the store with role input that the architecture does not see, and that were left out therefore. ``notes`` are sentences
+    on what else limits the result, such as forces that are not smooth. ``branches`` says what
     belongs to each data set where there are several; ``data_hash`` is then the hash of all theirs, ``parts`` are their sums, and
     curves have names such as ``valid/energy@metals/mae``.
     """
@@ -74,12 +79,20 @@ class RunRecord:
     best: dict[str, float] = member(default_factory=dict)
     trivial: dict[str, float] = member(default_factory=dict)
     unseen_inputs: list[str] = member(default_factory=list)
+    notes: list[str] = member(default_factory=list)
     cost: Cost = Cost()
     failure: Failure | None = None
     versions: dict[str, str] = member(default_factory=dict)
     hardware: dict[str, Any] = member(default_factory=dict)
     attempt: int = 0
     branches: dict[str, BranchRecord] = member(default_factory=dict)
+
+    def __str__(self) -> str:
+        """How the run ended, and its best validation loss."""
+        why = "" if self.failure is None else f" ({self.failure.kind}: {self.failure.message})"
+        best = f"; best valid/loss {self.best['valid/loss']:.6g}" if "valid/loss" in self.best else ""
+        at = f" in epoch {self.best['epoch']:.0f}" if best and "epoch" in self.best else ""
+        return f"{self.status}{why} after {self.epochs} epochs, {self.parameters} parameters{best}{at}"
 
     def of_branch(self, name: str) -> "RunRecord":
         """The record as one branch sees it: its data and its parts; the record itself where ``name`` is empty."""

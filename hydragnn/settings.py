@@ -2,9 +2,9 @@
 
 import json
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import pydantic
 
@@ -20,16 +20,35 @@ class Settings(pydantic.BaseModel):
         frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False, validate_default=True
     )
 
+    before: ClassVar[Mapping[str, Any]] = {}
+    """Keys that came later, with what was computed before them: that is what stored settings mean which lack them."""
+
+    @pydantic.model_validator(mode="before")
     @classmethod
-    def parse(cls: type[T], value: Any, source: str = "configuration") -> T:
-        """The typed object that ``value`` (parsed TOML or JSON) describes; InputError naming key, source and remedy."""
+    def _as_before(cls, value: Any, info: Any) -> Any:
+        # info is a ValidationInfo: a protocol, which cannot be checked at run time
+        stored = info.context is not None and info.context.get("stored", False)
+        return {**cls.before, **value} if stored and isinstance(value, Mapping) else value
+
+    @classmethod
+    def without_later_keys(cls, table: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a complete table without the keys that came later, where they say what was computed before: hashes stay."""
+        before = cls.class_for(table).before
+        return {key: value for key, value in table.items() if key not in before or value != before[key]}
+
+    @classmethod
+    def parse(cls: type[T], value: Any, source: str = "configuration", *, stored: bool = False) -> T:
+        """The typed object that ``value`` (parsed TOML or JSON) describes; InputError naming key, source and remedy.
+
+        ``stored`` settings were written by a program, maybe an earlier one: a key that they lack means what was computed then.
+        """
         try:
-            return cls.model_validate(value)
+            return cls.model_validate(value, context={"stored": stored})
         except pydantic.ValidationError as error:
             raise InputError(f"{source}: {_sentence(cls, error, value)}") from error
 
     @classmethod
-    def chosen(cls, value: Any) -> "type[Settings]":
+    def class_for(cls, value: Any) -> "type[Settings]":
         """The class that a table is parsed with; bases of several kinds of settings look at ``value``."""
         return cls
 
@@ -130,13 +149,13 @@ def _sentence(cls: type[Settings], error: pydantic.ValidationError, value: Any) 
 
 def _without_tags(cls: type[Settings], location: tuple[int | str, ...], value: Any) -> list[int | str]:
     """The location without the tags that pydantic inserts for discriminated unions: model.painn.cutoff is model.cutoff."""
-    kept: list[int | str] = []
+    keys: list[int | str] = []
     for position, part in enumerate(location):
         is_key = isinstance(part, int) or part in _keys_at(cls, location[:position], value)
         is_tag = not is_key and bool(_keys_at(cls, location[: position + 1], value))
         if is_key or (position == len(location) - 1 and not is_tag):
-            kept.append(part)
-    return kept
+            keys.append(part)
+    return keys
 
 
 def _keys_at(cls: Any, location: tuple[int | str, ...], value: Any) -> list[str]:
@@ -147,8 +166,8 @@ def _keys_at(cls: Any, location: tuple[int | str, ...], value: Any) -> list[str]
         value = _inside(value, part)
         for candidate in candidates:
             if isinstance(part, str) and part in getattr(candidate, "model_fields", {}):
-                found = _settings_in(candidate.model_fields[part].annotation)
-                following += [settings.chosen(value) for settings in found]
+                classes = _settings_in(candidate.model_fields[part].annotation)
+                following += [settings.class_for(value) for settings in classes]
             elif _tag(candidate) == part:
                 following.append(candidate)  # pydantic inserts the tag of a discriminated union into the location
             elif isinstance(part, int):
@@ -175,4 +194,4 @@ def _settings_in(annotation: Any) -> list[Any]:
     """All settings classes mentioned in a type annotation."""
     if isinstance(annotation, type) and issubclass(annotation, Settings):
         return [annotation]
-    return [found for argument in getattr(annotation, "__args__", ()) for found in _settings_in(argument)]
+    return [classes for argument in getattr(annotation, "__args__", ()) for classes in _settings_in(argument)]

@@ -1,7 +1,10 @@
-"""The Python face: one function for each command, imported lazily as ``hydragnn.train`` and its like."""
+"""The Python api: one function for each command, imported lazily as ``hydragnn.train`` and its like.
+
+Every function gives a frozen value whose fields say what they mean; ``str`` of it is one line. Nothing is printed unless
+``quiet=False``: that is the command line's job.
+"""
 
 from collections.abc import Sequence
-from importlib import import_module, metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,20 +14,31 @@ from hydragnn.record import RunRecord
 from hydragnn.settings import read_toml, with_overrides
 
 if TYPE_CHECKING:
-    from hydragnn.ensemble import Ensemble
+    from hydragnn.datasets import StoreInfo
+    from hydragnn.ensemble import Ensemble, Evaluation, PredictionResult
+    from hydragnn.hpo import CampaignResult, CampaignStatus
+    from hydragnn.hpo.submit import Submission
+    from hydragnn.scripts.doctor import Installation
+    from hydragnn.scripts.simulated import SimulationResult
 
 Table = dict[str, Any]
 
 
-def build_store(source: Path | str | Table, out: Path | str, *, overrides: Sequence[str] = ()) -> Table:
-    """Make a store at ``out`` from a BUILD.toml (or its table); gives what ``hydragnn data info`` prints."""
+def build_store(source: Path | str | Table, out: Path | str, *, overrides: Sequence[str] = ()) -> "StoreInfo":
+    """Make a store at ``out`` from a BUILD.toml (or its table); gives what it holds."""
     from hydragnn.datasets import build_store as build
-    from hydragnn.datasets import store_info
     from hydragnn.datasets.build import read_build_settings
 
     table, origin = _table(source, overrides)
     build(read_build_settings(table, origin), Path(out))
-    return store_info(Path(out))
+    return store_info(out)
+
+
+def store_info(store: Path | str) -> "StoreInfo":
+    """What a store holds: fields with units, sizes, attributes, backend; InputError where there is none."""
+    from hydragnn.datasets import store_info as info
+
+    return info(Path(store))
 
 
 def train(
@@ -51,9 +65,9 @@ def search(
     resume: bool = False,
     workers: int | None = None,
     overrides: Sequence[str] = (),
-    quiet: bool = False,
-) -> Table:
-    """Run the campaign that a CAMPAIGN.toml (or its table) describes; gives the best trials.
+    quiet: bool = True,
+) -> "CampaignResult":
+    """Run the campaign that a CAMPAIGN.toml (or its table) describes; gives how it ended and the trial that leads.
 
     Interrupted by a signal, OutOfWalltime at the end of the allocation; InputError where no trial has a result at the end.
     """
@@ -66,8 +80,8 @@ def search(
     if result.ending == "stopped":
         raise Interrupted(f"{done}; {out} continues with --resume")
     if result.best_trial is None:  # a budget of [search] is spent
-        raise InputError(f"{result.summary()['ending']} ({out} has no trial with a result)")
-    return result.summary()
+        raise InputError(f"{result.ending_text} ({out} has no trial with a result)")
+    return result
 
 
 def submit(
@@ -78,16 +92,15 @@ def submit(
     workers: int | None = None,
     overrides: Sequence[str] = (),
     dry_run: bool = False,
-) -> Table:
+) -> "Submission":
     """Submit the first of a chain of batch jobs that carry a campaign as its [job] says; gives the job and its script."""
     from time import time
 
-    from hydragnn.hpo.submit import submitted
+    from hydragnn.hpo.submit import submit_campaign
 
-    submission = submitted(
+    return submit_campaign(
         Path(campaign), Path(out), resume=resume, workers=workers, overrides=overrides, dry_run=dry_run, now=time()
     )
-    return {**submission.summary(), "text": submission.text}
 
 
 def simulate(
@@ -102,7 +115,7 @@ def simulate(
     assume: Sequence[str] = (),
     out: Path | str | None = None,
     overrides: Sequence[str] = (),
-) -> Table:
+) -> "SimulationResult":
     """Simulate a campaign on many nodes with their faults, one policy beside the other; every figure is simulated."""
     from hydragnn.scripts.simulated import run_simulation
 
@@ -119,11 +132,11 @@ def simulate(
     )
 
 
-def status(campaign: Path | str) -> Table:
+def status(campaign: Path | str) -> "CampaignStatus":
     """How the campaign in a folder stands, from its journal: trials, rungs, nodes, goodput, faults, budget, forecast."""
     from hydragnn.hpo import campaign_status
 
-    return campaign_status(Path(campaign)).to_json()
+    return campaign_status(Path(campaign))
 
 
 def build_ensemble(
@@ -138,7 +151,7 @@ def build_ensemble(
     workers: int | None = None,
     quiet: bool = True,
     branch: str = "",
-) -> Table:
+) -> "Evaluation":
     """One calibrated ensemble of the best runs of a campaign, of several branches for the one named; gives its evaluation.
 
     With ``train``, ``final_seeds`` or ``epochs`` the chosen configurations are first trained anew, all at once.
@@ -173,12 +186,12 @@ def predict(
     workers: int = 1,
     quiet: bool = True,
     branch: str = "",
-) -> Table:
+) -> "PredictionResult | None":
     """Predict every graph of ``source`` with an ensemble or run folder into the file ``out``; gives counts and speed.
 
     A run with several branches predicts with the one that is named, else with the one that was trained on ``source``.
 
-    Under mpirun, srun or torchrun all ranks predict, and the one that writes the file gives the counts.
+    Under mpirun, srun or torchrun all ranks predict; the one that writes the file gives the result, the others None.
     """
     from hydragnn.ensemble import predict_to_file
 
@@ -201,40 +214,22 @@ def load(folder: Path | str, branch: str = "") -> "Ensemble":
     return Ensemble.load(Path(folder), branch=branch)
 
 
-def run_summary(record: RunRecord, out: Path | str) -> Table:
-    """A run in a few lines: how it ended, its best validation errors and the trivial predictor's."""
-    errors = {name: value for name, value in record.best.items() if name.startswith("valid/")}
-    return {
-        "run": str(out),
-        "status": record.status,
-        "failure": None if record.failure is None else f"{record.failure.kind}: {record.failure.message}",
-        "epochs": record.epochs,
-        "parameters": record.parameters,
-        **({"inputs that the model does not see": ", ".join(record.unseen_inputs)} if record.unseen_inputs else {}),
-        "best epoch": record.best.get("epoch"),
-        "best": errors,
-        "trivial predictor": record.trivial,
-        "graphs per second": record.cost.graphs_per_second,
-        "seconds": record.cost.seconds,
-    }
+def evaluate(ensemble: Path | str, store: Path | str, *, branch: str = "") -> "Evaluation":
+    """How good the ensemble in a folder is on the labelled graphs of any store, as the part ``all``.
+
+    InputError where the store lacks an input or a label. The trivial predictor is not asked: it belongs to training data.
+    """
+    from hydragnn.datasets import open_store
+    from hydragnn.ensemble import evaluate_ensemble
+
+    return evaluate_ensemble(load(ensemble, branch), open_store(Path(store)))
 
 
-def doctor() -> Table:
+def doctor() -> "Installation":
     """What this machine has; a missing part is named with the way to get it, nothing fails."""
-    import torch
+    from hydragnn.scripts.doctor import installation
 
-    return {
-        "hydragnn": metadata.version("hydragnn-ensemble") if _installed("hydragnn-ensemble") else "bare checkout",
-        "torch": f"{torch.__version__}, {torch.get_num_threads()} threads, distributed: {_backends(torch)}",
-        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
-        "triton": _version_of("triton"),
-        "mpi": _mpi(),
-        "adios2": _adios2(),
-        "h5py": _version_of("h5py"),
-        "optuna": _version_of("optuna"),
-        "scheduler": _scheduler(),
-        "optional": {name: _version_of(name) for name in ("scikit-fem", "tensorboard", "optuna-dashboard")},
-    }
+    return installation()
 
 
 def _table(source: Path | str | Table, overrides: Sequence[str]) -> tuple[Table, Path]:
@@ -245,59 +240,18 @@ def _table(source: Path | str | Table, overrides: Sequence[str]) -> tuple[Table,
     return with_overrides(read_toml(path), list(overrides)), path
 
 
-def _installed(name: str) -> bool:
-    try:
-        metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return False
-    return True
-
-
-def _version_of(name: str) -> str:
-    return metadata.version(name) if _installed(name) else "not installed"
-
-
-def _backends(torch: Any) -> str:
-    distributed = torch.distributed
-    present = [n for n in ("gloo", "nccl", "mpi", "ucc") if getattr(distributed, f"is_{n}_available", bool)()]
-    return ", ".join(present) or "none"
-
-
-def _mpi() -> str:
-    try:
-        mpi = import_module("mpi4py.MPI")
-    except (ImportError, RuntimeError) as error:
-        return f"not usable ({str(error).splitlines()[0]}); on a laptop: pip install 'hydragnn-ensemble[mpi]'"
-    return str(mpi.Get_library_version()).splitlines()[0].strip("\x00 ")
-
-
-def _adios2() -> str:
-    try:
-        adios2 = import_module("adios2")
-    except ImportError as error:
-        return f"not usable ({error}); pip install adios2"
-    return f"{adios2.__version__}, MPI {'on' if adios2.is_built_with_mpi else 'off (one part file per writer)'}"
-
-
-def _scheduler() -> str:
-    from shutil import which
-
-    found = [name for name, command in (("slurm", "srun"), ("pbs", "qsub"), ("flux", "flux")) if which(command)]
-    return ", ".join(found) or "none: trials run as local processes"
-
-
 __all__ = [
-    "InputError",
     "build_ensemble",
     "build_store",
     "doctor",
+    "evaluate",
     "load",
     "predict",
     "report",
-    "run_summary",
     "search",
     "simulate",
     "status",
+    "store_info",
     "submit",
     "train",
 ]

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hydragnn.errors import InputError, Interrupted
+from hydragnn.record import RunRecord
 from hydragnn.scripts import api
 
 app = typer.Typer(
@@ -68,15 +69,13 @@ def data_build(
     as_json: AsJson = False,
 ) -> None:
     """Make a store from extended XYZ or any ASE format, PyTorch Geometric lists, npz arrays, meshes or grain tables."""
-    _show(api.build_store(source, out, overrides=assignments or []), as_json)
+    _show(api.build_store(source, out, overrides=assignments or []).to_json(), as_json)
 
 
 @data.command("info")
 def data_info(store: Path, as_json: AsJson = False) -> None:
     """What a store holds: fields with units, sizes, attributes, backend."""
-    from hydragnn.datasets import store_info
-
-    _show(store_info(store), as_json)
+    _show(api.store_info(store).to_json(), as_json)
 
 
 @data.command("check")
@@ -97,10 +96,10 @@ def data_convert(
     as_json: AsJson = False,
 ) -> None:
     """Copy a store to the other backend, bit for bit."""
-    from hydragnn.datasets import convert_store, store_info
+    from hydragnn.datasets import convert_store
 
     convert_store(source, target)
-    _show(store_info(target), as_json)
+    _show(api.store_info(target).to_json(), as_json)
 
 
 @app.command()
@@ -118,7 +117,7 @@ def train(
     from hydragnn.distributed import leave, this_launch
 
     if this_launch().rank == 0:
-        _show(api.run_summary(record, out), as_json)
+        _show(run_summary(record, out), as_json)
     leave(3 if record.status == "failed" else 0)
 
 
@@ -141,14 +140,13 @@ def search(
             campaign, out, resume=resume, workers=workers, overrides=assignments or [], dry_run=dry_run
         )
         if dry_run and not as_json:
-            print(submission["text"], end="")
+            print(submission.text, end="")
             return
-        _show({key: value for key, value in submission.items() if dry_run or key != "text"}, as_json)
+        _show({**submission.to_json(), **({"text": submission.text} if dry_run else {})}, as_json)
         return
     _tell_new(out, out, resume)
-    _show(
-        api.search(campaign, out, resume=resume, workers=workers, overrides=assignments or [], quiet=as_json), as_json
-    )
+    result = api.search(campaign, out, resume=resume, workers=workers, overrides=assignments or [], quiet=as_json)
+    _show(result.to_json(), as_json)
 
 
 @app.command()
@@ -178,7 +176,7 @@ def simulate(
     as_json: AsJson = False,
 ) -> None:
     """A campaign on thousands of nodes, simulated: the real scheduler, faults, and the static practice beside it."""
-    value = api.simulate(
+    result = api.simulate(
         campaign,
         nodes=nodes,
         hours=hours,
@@ -191,11 +189,11 @@ def simulate(
         overrides=assignments or [],
     )
     if as_json:
-        print(json.dumps(value, allow_nan=False))
+        print(json.dumps(result.to_json(), allow_nan=False))
     else:
         from hydragnn.scripts.simulated import show
 
-        show(value)
+        show(result)
 
 
 @app.command()
@@ -248,7 +246,7 @@ def ensemble(
         branch=branch,
     )
     if as_json:
-        print(json.dumps(result))
+        print(json.dumps(result.to_json()))
     else:
         from hydragnn.scripts.report.terminal import summary_table
 
@@ -275,10 +273,10 @@ def predict(
     _tell_new(out, out.with_name(out.name + ".parts"), resume)
     result = api.predict(model, source, out, resume=resume, workers=workers, quiet=as_json, branch=branch)
     if result:
-        _show(result, as_json)
+        _show(result.to_json(), as_json)
     from hydragnn.distributed import leave
 
-    leave(3 if result and result["failed"] == result["graphs"] > 0 else 0)
+    leave(3 if result and result.failed == result.graphs > 0 else 0)
 
 
 @app.command()
@@ -294,12 +292,31 @@ def report(
 @app.command()
 def doctor(as_json: AsJson = False) -> None:
     """What this machine has: Python packages, MPI, GPUs, Triton, ADIOS2, scheduler."""
-    _show(api.doctor(), as_json)
+    _show(api.doctor().to_json(), as_json)
 
 
-def _tell_new(out: Path, kept: Path, resume: bool) -> None:
+def run_summary(record: RunRecord, out: Path) -> dict[str, Any]:
+    """A run in a few lines: how it ended, its best validation errors and the trivial predictor's."""
+    errors = {name: value for name, value in record.best.items() if name.startswith("valid/")}
+    return {
+        "run": str(out),
+        "status": record.status,
+        "failure": None if record.failure is None else f"{record.failure.kind}: {record.failure.message}",
+        "epochs": record.epochs,
+        "parameters": record.parameters,
+        **({"inputs that the model does not see": ", ".join(record.unseen_inputs)} if record.unseen_inputs else {}),
+        **({"notes": "; ".join(record.notes)} if record.notes else {}),
+        "best epoch": record.best.get("epoch"),
+        "best": errors,
+        "trivial predictor": record.trivial,
+        "graphs per second": record.cost.graphs_per_second,
+        "seconds": record.cost.seconds,
+    }
+
+
+def _tell_new(out: Path, folder: Path, resume: bool) -> None:
     """Say so once where there is nothing to resume: a mistyped --out begins everything anew."""
-    if not resume or kept.exists() or out.exists():
+    if not resume or folder.exists() or out.exists():
         return
     from hydragnn.distributed import this_launch
 

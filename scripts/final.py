@@ -2,9 +2,8 @@
 
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
-from hydragnn.ensemble import Choice, build_ensemble, chosen_runs
+from hydragnn.ensemble import Choice, Evaluation, build_ensemble, select_runs
 from hydragnn.ensemble.build import check_out
 from hydragnn.errors import InputError, Interrupted, OutOfWalltime
 from hydragnn.hpo import CampaignView, best_runs, finished_runs, given_runs, run_final
@@ -22,7 +21,7 @@ def trained_ensemble(
     workers: int | None = None,
     quiet: bool = True,
     branch: str = "",
-) -> dict[str, Any]:
+) -> Evaluation:
     """Train the chosen configurations with so many seeds each in ``OUT.training``, and build the ensemble; gives its evaluation.
 
     Every run has a seed of its own; ``epochs`` replaces the campaign's. A call that was interrupted is continued by the same
@@ -49,7 +48,7 @@ def trained_ensemble(
 def _choice(campaign: Path, top_k: int, method: str, branch: str) -> Choice:
     """The configurations to train: also those that a rung held back, since they are trained anew; greedy needs finished runs."""
     if method != "top-k":
-        return chosen_runs(finished_runs(campaign), top_k=top_k, method=method, campaign=campaign, branch=branch)
+        return select_runs(finished_runs(campaign), top_k=top_k, method=method, campaign=campaign, branch=branch)
     known = best_runs(campaign)
     folders = known[:top_k]
     if len(folders) < top_k:

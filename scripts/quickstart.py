@@ -21,7 +21,7 @@ class Scale:
     """One demonstration: what makes its store, and which fields show what the neighbours are worth."""
 
     name: str
-    says: str
+    description: str
     make: Callable[[Path], None]
     ablation: bool = False
 
@@ -33,14 +33,16 @@ def scales() -> dict[str, Scale]:
     from hydragnn.scripts.demo.polycrystals import make_polycrystals
 
     listed = (
-        Scale(name="alloys", says="atomic: alloys, energy and forces labelled by ASE's EMT", make=make_alloys),
+        Scale(name="alloys", description="atomic: alloys, energy and forces labelled by ASE's EMT", make=make_alloys),
         Scale(
             name="polycrystals",
-            says="mesoscale: conductivity and grain fluxes labelled by finite elements or volumes",
+            description="mesoscale: conductivity and grain fluxes labelled by finite elements or volumes",
             make=make_polycrystals,
             ablation=True,
         ),
-        Scale(name="plates", says="continuum: fields on irregular meshes labelled by scikit-fem", make=make_plates),
+        Scale(
+            name="plates", description="continuum: fields on irregular meshes labelled by scikit-fem", make=make_plates
+        ),
     )
     return {scale.name: scale for scale in listed}
 
@@ -49,7 +51,7 @@ def run_quickstart(
     out: Path, *, scales: Sequence[str] | None = None, workers: int = 2, quiet: bool = False
 ) -> dict[str, Any]:
     """Run the demonstrations into ``out`` and print a table per scale; whatever an earlier call finished is kept."""
-    chosen = _chosen(scales)
+    chosen = _select_scales(scales)
     _check_out(out)
     console = Console(quiet=quiet)
     started = perf_counter()
@@ -72,7 +74,7 @@ def _check_out(out: Path) -> None:
         check_target(out / name, own)
 
 
-def _chosen(names: Sequence[str] | None) -> list[Scale]:
+def _select_scales(names: Sequence[str] | None) -> list[Scale]:
     known = scales()
     for name in names or ():
         if name not in known:
@@ -83,7 +85,7 @@ def _chosen(names: Sequence[str] | None) -> list[Scale]:
 def _one_scale(scale: Scale, out: Path, workers: int, console: Console, quiet: bool) -> dict[str, Any]:
     folder = out / scale.name
     store, campaign, ensemble = folder / f"{scale.name}.h5", folder / "campaign", folder / "ensemble"
-    console.rule(f"{scale.name}  ({scale.says})")
+    console.rule(f"{scale.name}  ({scale.description})")
     if not store.exists():
         scale.make(store)
     table = read_toml(Path(__file__).parent / "demo" / f"{scale.name}.toml")

@@ -1,7 +1,8 @@
 """What `hydragnn simulate` shows: one column per policy, a picture of utilisation, and the assumptions; all simulated."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from rich.table import Table
 from hydragnn.errors import InputError
 from hydragnn.files import check_target, read_json, write_json
 from hydragnn.hpo.settings import campaign_settings
-from hydragnn.hpo.simulation import Assumptions, PolicyResult, Scenario, compared, final_training, scenario_of
+from hydragnn.hpo.simulation import Assumptions, PolicyResult, Scenario, compare_policies, final_training, scenario_of
 from hydragnn.settings import with_overrides
 
 FINAL_HOURS = 1000.0
@@ -22,6 +23,52 @@ FILES = ("simulated.json", "utilisation.svg", "utilisation.png")
 
 SHARES = ("goodput", "utilisation")
 HIDDEN = ("node-hours", "faults", "milliseconds per decision", "violations", "decisions")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SimulationResult:
+    """Policies on the same simulated machine, with the same configurations and faults; every figure is simulated."""
+
+    title: str
+    nodes: int
+    seed: int
+    """Of faults and trials; equal seeds give equal figures."""
+    rungs: tuple[int, ...]
+    """Epochs at which trials are compared; the last is the full budget."""
+    slots_per_trial: tuple[int, int]
+    """The fewest and the most that a trial may have."""
+    policies: Mapping[str, PolicyResult]
+    assumptions: Mapping[str, Any]
+    """Those that apply, as docs/simulate.md explains them."""
+    files: tuple[Path, ...] = ()
+    """What was written; empty without ``out``."""
+
+    @property
+    def work_against_static(self) -> dict[str, float]:
+        """Useful work per allocated node-hour of every policy over that of the static practice; empty where that was not asked."""
+        static = self.policies.get("static")
+        if static is None or static.goodput <= 0:
+            return {}
+        return {name: one.goodput / static.goodput for name, one in self.policies.items() if name != "static"}
+
+    def to_json(self) -> dict[str, Any]:
+        """The figures as plain JSON."""
+        return {
+            "title": self.title,
+            "simulated": True,
+            "nodes": self.nodes,
+            "seed": self.seed,
+            "rungs": list(self.rungs),
+            "slots per trial": list(self.slots_per_trial),
+            "policies": {name: one.to_json() for name, one in self.policies.items()},
+            "useful work against static": self.work_against_static,
+            "assumptions": dict(self.assumptions),
+            **({"files": [str(path) for path in self.files]} if self.files else {}),
+        }
+
+    def __str__(self) -> str:
+        """The goodput of every policy."""
+        return f"{self.title}: " + ", ".join(f"{name} goodput {one.goodput:.1%}" for name, one in self.policies.items())
 
 
 def run_simulation(
@@ -36,8 +83,8 @@ def run_simulation(
     final: int | None,
     assume: Sequence[str],
     out: Path | None,
-) -> dict[str, Any]:
-    """The simulated figures of every policy, as plain JSON; with ``out`` also written there, with a picture."""
+) -> SimulationResult:
+    """The simulated figures of every policy; with ``out`` also written there, with a picture."""
     if out is not None:
         check_simulated(out)
     settings = campaign_settings(table, source)
@@ -47,14 +94,13 @@ def run_simulation(
     seed = settings.search.seed if seed is None else seed
     scenario = scenario_of(settings, assumptions, nodes=nodes, seed=seed, recorded=recorded)
     if final is None:
-        results, title = compared(scenario, policies, hours), f"simulated campaign, {nodes:,} nodes, {hours:g} h"
+        results = compare_policies(scenario, policies, hours)
+        title = f"simulated campaign, {nodes:,} nodes, {hours:g} h"
     else:
         results = final_training(scenario, final, FINAL_HOURS)
         title = f"simulated final training of {final} configurations, {nodes:,} nodes"
-    value = _as_json(title, scenario, results)
-    if out is not None:
-        value["files"] = [str(path) for path in _written(value, results, out)]
-    return value
+    result = _result(title, scenario, results)
+    return result if out is None else replace(result, files=tuple(_write(result, out)))
 
 
 def check_simulated(out: Path) -> None:
@@ -66,9 +112,9 @@ def check_simulated(out: Path) -> None:
             raise InputError(f"{out / FILES[0]} is no simulation of this program; choose another --out")
 
 
-def show(value: dict[str, Any]) -> None:
+def show(result: SimulationResult) -> None:
     """Print what ``run_simulation`` gave."""
-    console = Console()
+    console, value = Console(), result.to_json()
     console.print(_figures(value), _causes(value))
     for name, text in value["useful work against static"].items():
         console.print(f"simulated: {name} does {text:.2f} times the useful work per allocated node-hour of static")
@@ -97,37 +143,29 @@ def picture(results: Sequence[PolicyResult], title: str, path: Path) -> None:
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
-def _as_json(title: str, scenario: Scenario, results: Sequence[PolicyResult]) -> dict[str, Any]:
-    assumptions = scenario.assumptions.to_json()
-    static = next((result for result in results if result.policy == "static"), None)
-    return {
-        "title": title,
-        "simulated": True,
-        "nodes": scenario.nodes,
-        "seed": scenario.seed,
-        "rungs": list(scenario.plan.rungs),
-        "places per trial": [scenario.plan.min_places, scenario.plan.max_places],
-        "policies": {result.policy: result.summary() for result in results},
-        "useful work against static": {
-            result.policy: result.goodput / static.goodput
-            for result in results
-            if static is not None and result is not static and static.goodput > 0
-        },
-        "assumptions": {key: item for key, item in assumptions.items() if item is not None},
-    }
+def _result(title: str, scenario: Scenario, results: Sequence[PolicyResult]) -> SimulationResult:
+    return SimulationResult(
+        title=title,
+        nodes=scenario.nodes,
+        seed=scenario.seed,
+        rungs=tuple(scenario.plan.rungs),
+        slots_per_trial=(scenario.plan.min_slots, scenario.plan.max_slots),
+        policies={result.policy: result for result in results},
+        assumptions={key: item for key, item in scenario.assumptions.to_json().items() if item is not None},
+    )
 
 
-def _written(value: dict[str, Any], results: Sequence[PolicyResult], out: Path) -> list[Path]:
+def _write(result: SimulationResult, out: Path) -> list[Path]:
     """Files in the folder ``out``: figures as JSON, utilisation as SVG and PNG."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"cannot write {out}: {error.strerror or error}; choose another folder") from error
     paths = [out / name for name in FILES]
-    over_time = {result.policy: result.busy for result in results}
-    write_json(paths[0], json.loads(json.dumps({**value, "utilisation over time": over_time})))
+    over_time = {name: policy.busy for name, policy in result.policies.items()}
+    write_json(paths[0], json.loads(json.dumps({**result.to_json(), "utilisation over time": over_time})))
     for path in paths[1:]:
-        picture(results, value["title"], path)
+        picture(list(result.policies.values()), result.title, path)
     return paths
 
 

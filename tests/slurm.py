@@ -157,8 +157,8 @@ class Cluster:
             if self._processes["slurmctld"].poll() is not None:
                 raise RuntimeError((self._folder / "log" / "slurmctld.log").read_text()[-2000:])
             asked = ["sinfo", "-h", "-N", "-t", "idle", "-o", "%n"]
-            found = subprocess.run(asked, env={**os.environ, **self.environment}, capture_output=True, text=True)
-            return len(found.stdout.split()) == len(self.names)
+            actual = subprocess.run(asked, env={**os.environ, **self.environment}, capture_output=True, text=True)
+            return len(actual.stdout.split()) == len(self.names)
 
         _wait(idle, "nodes of the virtual Slurm")
 

@@ -1,7 +1,7 @@
 """One prediction as a job: shared by any number of processes, continued after any kill, written to one file.
 
 ``predict`` is the whole. ``job`` is what was asked, ``sources`` and ``frames`` are where graphs come from. ``order`` and
-``schedule`` say who does what, ``crew`` (found by ``joining``; by ``claims`` or by ``counting``, over ``queues``) who takes
+``schedule`` say who does what, ``group`` (found by ``joining``; by ``claims`` or by ``counting``, over ``queues``) who takes
 what, ``work`` does it, ``parts`` keep it, ``together`` closes gaps; ``telling`` says how it goes. ``merge`` joins the parts
 into a ``sinks`` of ``formats``: ``arrays`` or ``tables``. The ensemble outside knows nothing of this room.
 """

@@ -39,7 +39,7 @@ class Claims:
             file.write(str(self.rank))
         return True
 
-    def taken(self, name: str) -> bool:
+    def is_taken(self, name: str) -> bool:
         """Whether anybody has it."""
         return (self.folder / f"claim-{name}").exists()
 
@@ -97,18 +97,18 @@ class ClaimQueue:
             self._next = self._free_after(position)
         return None
 
-    def _free_after(self, taken: int) -> int:
-        low, step = taken, 1
-        while low + step < self._count and self._taken(low + step):
+    def _free_after(self, position: int) -> int:
+        low, step = position, 1
+        while low + step < self._count and self._is_taken(low + step):
             low, step = low + step, 2 * step
         high = min(low + step, self._count)
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if self._taken(middle) else (low, middle)
+            low, high = (middle, high) if self._is_taken(middle) else (low, middle)
         return high
 
-    def _taken(self, position: int) -> bool:
-        return self._claims.taken(f"{self._name}-{position}")
+    def _is_taken(self, position: int) -> bool:
+        return self._claims.is_taken(f"{self._name}-{position}")
 
 
 class Heart(threading.Thread):
@@ -134,7 +134,7 @@ class Heart(threading.Thread):
         """Stop."""
         self._over.set()
 
-    def stopped(self, rank: int) -> bool:
+    def has_stopped(self, rank: int) -> bool:
         """Whether that rank is dead: its process is gone from this machine, or nothing was heard of it for long.
 
         Ages are differences between files, since clocks of machines differ.

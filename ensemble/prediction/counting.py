@@ -13,11 +13,11 @@ import numpy as np
 from hydragnn.distributed.launch import Launch
 from hydragnn.distributed.leaving import abandon
 from hydragnn.ensemble.prediction.claims import Claims
-from hydragnn.ensemble.prediction.crew import FolderCrew, Table, checked, made_by
-from hydragnn.ensemble.prediction.queues import GROUP, Queue, queue_for
+from hydragnn.ensemble.prediction.group import FolderGroup, Table, check_opening, make_opening
+from hydragnn.ensemble.prediction.queues import RELAY, Queue, queue_for
 from hydragnn.errors import InputError, MissingPackageError
 
-SLOTS = 4096
+MAX_QUEUES = 4096
 """Queues that one prediction can have."""
 
 POKE = 1e-3
@@ -33,11 +33,11 @@ PATIENCE = 10
 class WindowCounter:
     """One number in a window of a rank."""
 
-    def __init__(self, window: Any, rank: int, place: int) -> None:
-        """Number ``place`` of the window at ``rank``."""
+    def __init__(self, window: Any, rank: int, index: int) -> None:
+        """Number ``index`` of the window at ``rank``."""
         from mpi4py import MPI
 
-        self._window, self._rank, self._place = window, rank, place
+        self._window, self._rank, self._index = window, rank, index
         self._type, self._sum, self._replace = MPI.INT64_T, MPI.SUM, MPI.REPLACE
 
     def add(self, amount: int) -> int:
@@ -50,12 +50,12 @@ class WindowCounter:
 
     def _fetch(self, value: int, operation: Any) -> int:
         given, before = np.array([value], dtype=np.int64), np.zeros(1, dtype=np.int64)
-        self._window.Fetch_and_op([given, self._type], [before, self._type], self._rank, self._place, operation)
+        self._window.Fetch_and_op([given, self._type], [before, self._type], self._rank, self._index, operation)
         self._window.Flush(self._rank)
         return int(before[0])
 
 
-class MpiCrew(FolderCrew):
+class MpiGroup(FolderGroup):
     """Ranks of MPI; if one dies, all do, so nobody is ever known to be gone."""
 
     def __init__(self, world: Any) -> None:
@@ -64,8 +64,8 @@ class MpiCrew(FolderCrew):
         from mpi4py import MPI
 
         self._world = world
-        owner = self.rank % GROUP == 0
-        self._window = MPI.Win.Allocate(2 * SLOTS * 8 if owner else 0, 8, comm=world)
+        owner = self.rank % RELAY == 0
+        self._window = MPI.Win.Allocate(2 * MAX_QUEUES * 8 if owner else 0, 8, comm=world)
         if owner:
             memory: Any = self._window.tomemory()
             np.frombuffer(memory, dtype=np.int64)[:] = 0
@@ -86,17 +86,17 @@ class MpiCrew(FolderCrew):
 
     def begin(self, make: Callable[[], Table], folder: Path) -> Table:
         """What rank 0 made, by a broadcast."""
-        made: Table = self._world.bcast(made_by(make) if self.rank == 0 else None)
-        self.meet(folder / checked(made)["meeting"])
-        return made
+        opening: Table = self._world.bcast(make_opening(make) if self.rank == 0 else None)
+        self.meet(folder / check_opening(opening)["meeting"])
+        return opening
 
     def queue(self, number: int, costs: Sequence[float]) -> Queue:
         """The numbers of this place in the windows."""
-        if number >= SLOTS:
-            raise InputError(f"a prediction has at most {SLOTS} queues; give every rank more memory")
+        if number >= MAX_QUEUES:
+            raise InputError(f"a prediction has at most {MAX_QUEUES} queues; give every rank more memory")
         root = WindowCounter(self._window, 0, number)
-        group = WindowCounter(self._window, self.rank // GROUP * GROUP, SLOTS + number)
-        return queue_for(costs, self.size, root, group)
+        relay = WindowCounter(self._window, self.rank // RELAY * RELAY, MAX_QUEUES + number)
+        return queue_for(costs, self.size, root, relay)
 
     def owner(self, name: str) -> int | None:
         """Nobody knows who counted."""
@@ -128,7 +128,7 @@ class MpiCrew(FolderCrew):
 
 
 @contextmanager
-def joined_mpi(launch: Launch) -> Iterator[MpiCrew]:
+def join_mpi(launch: Launch) -> Iterator[MpiGroup]:
     """The ranks of MPI; InputError where the launcher started another number, because each would predict everything."""
     try:
         from mpi4py import MPI
@@ -140,8 +140,8 @@ def joined_mpi(launch: Launch) -> Iterator[MpiCrew]:
             f"the launcher started {launch.size} ranks, but MPI sees {world.size}: mpirun and the MPI library of mpi4py "
             "differ; use the mpirun beside this Python, or srun --mpi=pmi2"
         )
-    crew = MpiCrew(world)
+    group = MpiGroup(world)
     try:
-        yield crew
+        yield group
     finally:
-        crew.close()
+        group.close()

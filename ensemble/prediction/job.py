@@ -12,8 +12,8 @@ from hydragnn.datasets import BatchSettings
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.manifest import MemberEntry
 from hydragnn.ensemble.member_cache import room_for
-from hydragnn.ensemble.prediction.crew import Crew
 from hydragnn.ensemble.prediction.formats import sink_for
+from hydragnn.ensemble.prediction.group import Group
 from hydragnn.ensemble.prediction.parts import Parts
 from hydragnn.ensemble.prediction.queues import BLOCKS
 from hydragnn.ensemble.prediction.sources import Building, Source, file_digest, is_store, store_source
@@ -86,16 +86,16 @@ def branch_for(model: Path, source: Path, branch: str = "") -> str:
     if branch or not known:
         return branch
     print_of = store_source(source).store.fingerprint if is_store(source) else ""
-    found = [name for name, said in known.items() if print_of == said.data_hash]
-    if len(found) == 1:
-        return found[0]
+    matches = [name for name, entry in known.items() if print_of == entry.data_hash]
+    if len(matches) == 1:
+        return matches[0]
     raise InputError(
         f"{model} has the branches {', '.join(known)}, and {source} is the store of none of them alone; say which is to "
         "predict: --branch NAME (branch=)"
     )
 
 
-def source_of(job: Job, ensemble: Ensemble, crew: Crew, check: Callable[[], None], *, fresh: bool) -> Source:
+def source_of(job: Job, ensemble: Ensemble, group: Group, check: Callable[[], None], *, fresh: bool) -> Source:
     """The graphs of a store, or those that all ranks build from a file of structures unless they are there already.
 
     InputError where no graph can be built; a ``fresh`` prediction by one process then leaves nothing behind.
@@ -103,19 +103,19 @@ def source_of(job: Job, ensemble: Ensemble, crew: Crew, check: Callable[[], None
     if is_store(job.source):
         return store_source(job.source)
     building = Building(job.source, ensemble.structures, job.parts.folder)
-    build_together(building, crew, check)
+    build_together(building, group, check)
     try:
         return building.source()
     except InputError:
-        if fresh and crew.size == 1:
+        if fresh and group.size == 1:
             job.parts.delete()
         raise
 
 
-def build_together(building: Building, crew: Crew, check: Callable[[], None]) -> None:
+def build_together(building: Building, group: Group, check: Callable[[], None]) -> None:
     """All ranks build blocks of structures, with ``check`` before each; the first of them makes one store of all."""
     blocks = range(len(building.blocks))
-    queue = crew.queue(BLOCKS, [float(stop - start) for _, start, stop in building.blocks])
+    queue = group.queue(BLOCKS, [float(stop - start) for _, start, stop in building.blocks])
     while (number := queue.take()) is not None:
         check()
         if not building.finished and not building.has(number):
@@ -126,13 +126,13 @@ def build_together(building: Building, crew: Crew, check: Callable[[], None]) ->
         undone = [] if building.finished else [number for number in blocks if not building.has(number)]
         return [Late(number=number, claim=f"{BLOCKS}-{number}", seconds=SECONDS_PER_BLOCK) for number in undone]
 
-    finish_together(crew, "block", missing, building.build)
+    finish_together(group, "block", missing, building.build)
 
     def joined() -> bool:
         check()
         return building.finished
 
-    once(crew, "join", joined, building.join)
+    once(group, "join", joined, building.join)
 
 
 def member_costs(ensemble: Ensemble, folder: Path) -> list[float]:

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 
 from hydragnn.distributed.launch import Launch, this_launch
-from hydragnn.ensemble.prediction.counting import joined_mpi
-from hydragnn.ensemble.prediction.crew import Alone, Crew, FolderCrew, Workshop, at_work
+from hydragnn.ensemble.prediction.counting import join_mpi
+from hydragnn.ensemble.prediction.group import Alone, FolderGroup, Group, ParentGroup, at_work
 
 
 @contextmanager
-def joined_crew(launch: Launch | None = None) -> Iterator[Crew]:
+def join_group(launch: Launch | None = None) -> Iterator[Group]:
     """The crew that the launcher started; InputError where its count and MPI's disagree."""
     launch = launch or this_launch()
     if torch.cuda.is_available():
@@ -20,15 +20,15 @@ def joined_crew(launch: Launch | None = None) -> Iterator[Crew]:
     if launch.size == 1:
         yield Alone()
     elif launch.by == "mpi":
-        with joined_mpi(launch) as crew:
-            yield crew
+        with join_mpi(launch) as group:
+            yield group
     else:
-        with at_work(FolderCrew(launch.rank, launch.size)) as crew:
-            yield crew
+        with at_work(FolderGroup(launch.rank, launch.size)) as group:
+            yield group
 
 
-def workers_crew(workers: int, work: Callable[..., None], *arguments: Any) -> AbstractContextManager[Crew]:
+def worker_group(workers: int, work: Callable[..., None], *arguments: Any) -> AbstractContextManager[Group]:
     """The ranks that a launcher started, or else so many local workers."""
     if workers > 1 and this_launch().size == 1:
-        return at_work(Workshop(workers, work, *arguments))
-    return joined_crew()
+        return at_work(ParentGroup(workers, work, *arguments))
+    return join_group()

@@ -65,8 +65,8 @@ class Parts:
         """Raise InputError where the folder holds something else: it is removed once the prediction is complete."""
         if not self.folder.exists() or (self.folder / "identity.json").is_file():
             return
-        found = sorted(path.name for path in self.folder.iterdir()) if self.folder.is_dir() else ["no folder"]
-        foreign = [name for name in found if not name.startswith((".identity.json.", "ranks-"))]
+        names = sorted(path.name for path in self.folder.iterdir()) if self.folder.is_dir() else ["no folder"]
+        foreign = [name for name in names if not name.startswith((".identity.json.", "ranks-"))]
         if foreign:
             raise InputError(
                 f"{self.folder} holds {foreign[0]}, which belongs to no prediction; choose another --out, or move it away"
@@ -93,9 +93,9 @@ class Parts:
 
     def has(self, unit: Unit) -> bool:
         """Whether the unit is finished; a file that a power cut left torn is not."""
-        return self.found(unit) is not None
+        return self.whole_outcome(unit) is not None
 
-    def found(self, unit: Unit) -> Outcome | None:
+    def whole_outcome(self, unit: Unit) -> Outcome | None:
         """The outcome of a unit; None where it is not there or torn."""
         if not self.path(unit).is_file():
             return None
@@ -122,9 +122,9 @@ class Parts:
         Not flushed to disk, which would cost more than predicting: the checksums inside tell a torn file.
         """
         arrays = {
-            f"{said.kind}/{name}/{tensor}": values
-            for name, said in outcome.predictions.items()
-            for tensor, values in said.to_arrays().items()
+            f"{prediction.kind}/{name}/{tensor}": values
+            for name, prediction in outcome.predictions.items()
+            for tensor, values in prediction.to_arrays().items()
         }
         arrays["reasons"] = np.array(outcome.reasons, dtype=np.str_)
         path = self.path(unit)
@@ -142,11 +142,11 @@ class Parts:
         with self.path(unit).open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         reasons = tuple(arrays.pop("reasons").tolist())
-        said: dict[tuple[str, str], dict[str, NDArray[Any]]] = {}
+        tensors_of: dict[tuple[str, str], dict[str, NDArray[Any]]] = {}
         for path, values in arrays.items():
             kind, name, tensor = path.split("/")
-            said.setdefault((kind, name), {})[tensor] = values
-        predictions = {name: distribution_from_arrays(kind, tensors) for (kind, name), tensors in said.items()}
+            tensors_of.setdefault((kind, name), {})[tensor] = values
+        predictions = {name: distribution_from_arrays(kind, tensors) for (kind, name), tensors in tensors_of.items()}
         return Outcome(predictions=predictions, reasons=reasons)
 
     def delete(self) -> None:

@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 BLOCKS, LOOK, LANES = 0, 1, 2
 """The first numbers of queues: for structures to be built, for parts to be looked at, for stages of the lanes."""
 
-GROUP = 64
+RELAY = 64
 """Ranks that share a counter of their own once there are too many for one."""
 
 MANY = 256
@@ -80,7 +80,7 @@ class FlatQueue:
         return position if position < self._count else None
 
 
-class GroupedQueue:
+class RelayQueue:
     """Ranks count within their group, and a group that has run dry takes a block of positions from the root.
 
     A group's counter holds the next position and the end of the group's block in one number, so that one addition both
@@ -93,24 +93,24 @@ class GroupedQueue:
         self,
         costs: Sequence[float],
         root: Counter,
-        group: Counter,
-        groups: int,
+        relay: Counter,
+        relays: int,
         pause: Callable[[], None] = lambda: time.sleep(1e-4),
     ) -> None:
-        """``root`` counts blocks; ``group`` is the counter of this rank's group of ``groups``."""
-        self._blocks = blocks(costs, groups)
+        """``root`` counts blocks; ``relay`` is the counter of this rank's group of ``relays``."""
+        self._blocks = blocks(costs, relays)
         self._singles = _first_of_singles(self._blocks)
-        self._root, self._group, self._pause = root, group, pause
+        self._root, self._relay, self._pause = root, relay, pause
 
     def take(self) -> int | None:
         """The next position that nobody has."""
         while True:
-            found = self._group.add(1)
-            if found < _SINGLY:
+            state = self._relay.add(1)
+            if state < _SINGLY:
                 return None
-            if found < 0:
+            if state < 0:
                 return self._single()
-            end, position = divmod(found, _HALF)
+            end, position = divmod(state, _HALF)
             if position < end:
                 return position
             if position == end:
@@ -122,38 +122,38 @@ class GroupedQueue:
         number = self._root.add(1)
         if number < len(self._blocks):
             return self._blocks[number][0]
-        self._group.put(_DONE)
+        self._relay.put(_DONE)
         return None
 
     def _refill(self) -> int | None:
         """The first position of the root's next block, the rest of which is the group's."""
         number = self._root.add(1)
         if number >= len(self._blocks):
-            self._group.put(_DONE)
+            self._relay.put(_DONE)
             return None
         start, end = self._blocks[number]
-        self._group.put(_SINGLY if number >= self._singles else end * _HALF + start + 1)
+        self._relay.put(_SINGLY if number >= self._singles else end * _HALF + start + 1)
         return start
 
 
-def blocks(costs: Sequence[float], groups: int) -> list[tuple[int, int]]:
+def blocks(costs: Sequence[float], relays: int) -> list[tuple[int, int]]:
     """Positions in blocks that shrink towards the end: an eighth of the group's share of what is left; one at least.
 
     After the last block of ``LEAST`` positions all are single.
 
-    >>> blocks([1.0] * 40, groups=1)[:4]
+    >>> blocks([1.0] * 40, relays=1)[:4]
     [(0, 5), (5, 9), (9, 10), (10, 11)]
     """
     edges, left, inside = [0], sum(costs), 0.0
     for position, cost in enumerate(costs):
-        if position > edges[-1] and inside + cost > left / (SHARE * groups):
+        if position > edges[-1] and inside + cost > left / (SHARE * relays):
             edges.append(position)
             left, inside = left - inside, 0.0
         inside += cost
     shrinking = list(pairwise([*edges, len(costs)])) if costs else []
-    kept = max((number + 1 for number, (start, end) in enumerate(shrinking) if end - start >= LEAST), default=0)
-    rest = range(shrinking[kept - 1][1] if kept else 0, len(costs))
-    return [*shrinking[:kept], *((position, position + 1) for position in rest)]
+    shared = max((number + 1 for number, (start, end) in enumerate(shrinking) if end - start >= LEAST), default=0)
+    rest = range(shrinking[shared - 1][1] if shared else 0, len(costs))
+    return [*shrinking[:shared], *((position, position + 1) for position in rest)]
 
 
 def _first_of_singles(all_blocks: Sequence[tuple[int, int]]) -> int:
@@ -161,8 +161,8 @@ def _first_of_singles(all_blocks: Sequence[tuple[int, int]]) -> int:
     return max((number + 1 for number, (start, end) in enumerate(all_blocks) if end - start > 1), default=0)
 
 
-def queue_for(costs: Sequence[float], size: int, root: Counter, group: Counter) -> Queue:
+def queue_for(costs: Sequence[float], size: int, root: Counter, relay: Counter) -> Queue:
     """The queue for so many ranks."""
     if size <= MANY:
         return FlatQueue(len(costs), root)
-    return GroupedQueue(costs, root, group, groups=-(-size // GROUP))
+    return RelayQueue(costs, root, relay, relays=-(-size // RELAY))

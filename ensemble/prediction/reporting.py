@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -9,7 +11,7 @@ from rich.progress import Progress
 
 from hydragnn.ensemble.prediction.job import Job
 from hydragnn.ensemble.prediction.schedule import Schedule
-from hydragnn.ensemble.prediction.work import happened
+from hydragnn.ensemble.prediction.work import measured_course
 from hydragnn.files import write_json
 
 
@@ -21,24 +23,77 @@ def plan_line(certificate: dict[str, Any]) -> str:
     )
 
 
-def summary(
-    job: Job, schedule: Schedule, counts: Mapping[str, int], accounts: Sequence[dict[str, Any]]
-) -> dict[str, Any]:
-    """What was predicted, the plan and what became of it by the ranks' accounts; also written beside the predictions."""
-    planned, measured = schedule.certificate(), happened(accounts, schedule.ranks)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PredictionResult:
+    """A prediction that is written to a file."""
+
+    out: Path
+    graphs: int
+    failed: int
+    """Graphs that could not be predicted; the file has the reason of each."""
+    outside_training_domain: int
+    """Graphs that do not look like the training data; the file says what is foreign about each."""
+    ranks_lost: int
+    """Ranks that died on the way; others did their work."""
+    units: int
+    """Pieces of work: one batch of graphs through one member."""
+    units_resumed: int
+    """Units that an earlier, interrupted prediction had done."""
+    ranks: int
+    """Processes that predicted together."""
+    planned_makespan_over_bound: float
+    """Time that the plan takes over the least that so many ranks could take; 1 is perfect balance."""
+    measured_makespan_over_bound: float
+    """The same of what really happened."""
+    busy_seconds: tuple[float, ...]
+    """Time that every rank spent with units."""
+    seconds: float
+    """Time of the whole prediction."""
+    seconds_of: Mapping[str, float]
+    """Time by stage: preparing, predicting, writing."""
+    graphs_per_second: float
+
+    def to_json(self) -> dict[str, Any]:
+        """The result as plain JSON."""
+        return {**asdict(self), "out": str(self.out), "busy_seconds": list(self.busy_seconds)}
+
+    def __str__(self) -> str:
+        """What is in the file, and how fast it came."""
+        foreign = (
+            f", {self.outside_training_domain} outside the training domain" if self.outside_training_domain else ""
+        )
+        return (
+            f"{self.out}: {self.graphs - self.failed} of {self.graphs} graphs predicted{foreign}; "
+            f"{self.graphs_per_second:.3g} graphs/s"
+        )
+
+
+def prediction_result(
+    job: Job,
+    schedule: Schedule,
+    counts: Mapping[str, int],
+    accounts: Sequence[dict[str, Any]],
+    seconds_of: Mapping[str, float],
+) -> PredictionResult:
+    """What was predicted, the plan and what became of it by the ranks' accounts; the latter also written beside the predictions."""
+    planned, measured = schedule.certificate(), measured_course(accounts, schedule.ranks)
     redone = {(chunk, member) for account in accounts for chunk, member, _ in account["units"]}
     there = [unit for bundle in schedule.there for unit in bundle.units]
     write_json(job.plan, {"planned": planned, "measured": measured})
-    return {
-        "out": str(job.out),
+    seconds = sum(seconds_of.values())
+    return PredictionResult(
+        out=job.out,
         **counts,
-        "units": len(schedule.units),
-        "units_resumed": sum((unit.chunk, unit.member) not in redone for unit in there),
-        "ranks": schedule.ranks,
-        "planned_makespan_over_bound": planned["ratio"],
-        "measured_makespan_over_bound": measured["ratio"],
-        "busy_seconds": measured["busy"],
-    }
+        units=len(schedule.units),
+        units_resumed=sum((unit.chunk, unit.member) not in redone for unit in there),
+        ranks=schedule.ranks,
+        planned_makespan_over_bound=planned["ratio"],
+        measured_makespan_over_bound=measured["ratio"],
+        busy_seconds=tuple(measured["busy"]),
+        seconds=seconds,
+        seconds_of=seconds_of,
+        graphs_per_second=counts["graphs"] / seconds,
+    )
 
 
 @contextmanager

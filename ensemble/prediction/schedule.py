@@ -76,7 +76,7 @@ class Schedule:
         return {**certificate(waiting, queue, self.ranks), "bundles": len(queue)}
 
 
-def scheduled(
+def make_schedule(
     units: Sequence[Unit], there: Sequence[Unit], costs: Sequence[float], *, held: int, ranks: int
 ) -> Schedule:
     """The schedule of ``units``, of which some are ``there``, on ranks that hold so many members each."""

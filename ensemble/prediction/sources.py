@@ -75,7 +75,7 @@ class Building:
         """Build a block; whoever is first gives it its name."""
         own = self.scratch / f".block-{unique_name()}"
         rmtree(own, ignore_errors=True)
-        write_json(own / "notes.json", self._written(self.blocks[number], own / "graphs.h5"))
+        write_json(own / "notes.json", self._write(self.blocks[number], own / "graphs.h5"))
         try:
             own.rename(self._folder(number))
         except OSError:
@@ -83,7 +83,7 @@ class Building:
             if not self.has(number):
                 raise
 
-    def _written(self, block: tuple[int, int, int], out: Path) -> dict[str, Any]:
+    def _write(self, block: tuple[int, int, int], out: Path) -> dict[str, Any]:
         """Write the graphs of a block, some at a time; gives their numbers and the failures."""
         first, numbers, failures = block[0], list[int](), dict[str, str]()
         frames = frames_of(self.path, block)
@@ -137,13 +137,13 @@ class Building:
 
     def source(self) -> Source:
         """The graphs; InputError where there are none."""
-        kept = read_json(self.scratch / "graphs.json")
-        if kept["error"]:
-            raise InputError(kept["error"])
+        summary = read_json(self.scratch / "graphs.json")
+        if summary["error"]:
+            raise InputError(summary["error"])
         return Source(
             store=open_store(self.scratch / "graphs.h5"),
-            numbers=np.array(kept["numbers"], dtype=np.int64),
-            failures={int(number): reason for number, reason in kept["failures"].items()},
+            numbers=np.array(summary["numbers"], dtype=np.int64),
+            failures={int(number): reason for number, reason in summary["failures"].items()},
         )
 
     def _folder(self, number: int) -> Path:

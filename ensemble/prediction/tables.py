@@ -1,6 +1,7 @@
 """Prediction files for people and for other programs: CSV and extended XYZ."""
 
 import csv
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -33,21 +34,23 @@ class CsvSink(Sink):
         """Write the headings."""
         self.files = [path.open("w", newline="", encoding="utf-8") for path in self.temporaries]
         self.tables = [csv.writer(file) for file in self.files]
-        self.tables[0].writerow(["graph", "status", "domain", "nodes", *_titles(self._on("graph"))])
+        self.tables[0].writerow(["graph", "status", "domain", "domain_score", "nodes", *_titles(self._on("graph"))])
         self.places = [place for place in KEYS if self._on(place)]
         for table, place in zip(self.tables[1:], self.places):
             table.writerow(["graph", *KEYS[place], *_titles(self._on(place))])
 
     def write(self, block: Block) -> None:
         """Append some graphs, their nodes and their edges."""
-        said = block.predictions
-        fixed = zip(block.numbers.tolist(), texts(said.status), texts(said.domain), said.nodes_per_graph.tolist())
-        values = _numbers([said[target.name] for target in self._on("graph")], len(said))
+        predictions = block.predictions
+        scores = ["" if math.isnan(score) else score for score in predictions.domain_score.tolist()]
+        sizes = predictions.nodes_per_graph.tolist()
+        fixed = zip(block.numbers.tolist(), texts(predictions.status), texts(predictions.domain), scores, sizes)
+        values = _numbers([predictions[target.name] for target in self._on("graph")], len(predictions))
         self.tables[0].writerows([*start, *row] for start, row in zip(fixed, values))
         for table, place in zip(self.tables[1:], self.places):
             targets = self._on(place)
-            estimates = [said[target.name] for target in targets]
-            owners = block.numbers[said.graph_of_item(targets[0].name)].tolist()
+            estimates = [predictions[target.name] for target in targets]
+            owners = block.numbers[predictions.graph_of_item(targets[0].name)].tolist()
             keys = _keys(block, place)
             table.writerows(
                 [owner, *key, *row] for owner, key, row in zip(owners, keys, _numbers(estimates, len(owners)))
@@ -115,17 +118,19 @@ class XyzSink(Sink):
 
 def _frame(block: Block, row: int) -> Atoms:
     """One structure with its predictions."""
-    said = block.predictions
-    offsets = np.concatenate([[0], np.cumsum(said.nodes_per_graph)])
+    predictions = block.predictions
+    offsets = np.concatenate([[0], np.cumsum(predictions.nodes_per_graph)])
     read = block.graphs
     atoms = Atoms() if read is None or read.reasons[row] else _atoms(read.whole, row)
-    atoms.info |= {"graph": int(block.numbers[row]), "status": texts(said.status)[row]}
-    if said.domain[row]:
-        atoms.info["domain"] = texts(said.domain)[row]
-    if said.status[row] != "ok":
+    atoms.info |= {"graph": int(block.numbers[row]), "status": texts(predictions.status)[row]}
+    if predictions.domain[row]:
+        atoms.info["domain"] = texts(predictions.domain)[row]
+    if not math.isnan(predictions.domain_score[row]):
+        atoms.info["domain_score"] = float(predictions.domain_score[row])
+    if predictions.status[row] != "ok":
         return atoms
     results: dict[str, Any] = {}
-    for name, estimate in said.fields.items():
+    for name, estimate in predictions.fields.items():
         node = estimate.field.on == "node"
         span = slice(offsets[row], offsets[row + 1]) if node else row
         for quantity in estimate.quantities:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from hydragnn.ensemble.prediction.crew import Crew
+from hydragnn.ensemble.prediction.group import Group
 
 LATE = 2.0
 """Work is done again by an idle rank when it takes this many times as long as expected."""
@@ -33,7 +33,7 @@ class Late:
     """How long it should take."""
 
 
-def finish_together(crew: Crew, name: str, missing: Callable[[], Sequence[Late]], do: Callable[[int], None]) -> None:
+def finish_together(group: Group, name: str, missing: Callable[[], Sequence[Late]], do: Callable[[int], None]) -> None:
     """Return when nothing is missing; this rank's queues have run dry.
 
     What a dead rank had taken is done by the first that sees it. What takes ``LATE`` times as long as it should is done
@@ -42,14 +42,14 @@ def finish_together(crew: Crew, name: str, missing: Callable[[], Sequence[Late]]
     idle_since = time.monotonic()
     while late := missing():
         waited = time.monotonic() - idle_since
-        work = next((one for one in late if _is_ours(crew, name, one, waited)), None) if helps(crew) else None
+        work = next((one for one in late if _is_ours(group, name, one, waited)), None) if helps(group) else None
         if work is None:
-            rest(crew)
+            rest(group)
         else:
             do(work.number)
 
 
-def once(crew: Crew, name: str, done: Callable[[], bool], do: Callable[[], None]) -> bool:
+def once(group: Group, name: str, done: Callable[[], bool], do: Callable[[], None]) -> bool:
     """Let one rank do something while the others wait until it is done; whether this rank did it.
 
     It is for the first living rank. Where that one hangs and has not begun after ``HESITATION`` seconds, another does it;
@@ -57,39 +57,39 @@ def once(crew: Crew, name: str, done: Callable[[], bool], do: Callable[[], None]
     """
     idle_since = time.monotonic()
     while not done():
-        first = all(crew.gone(rank) for rank in range(crew.rank))
-        late = helps(crew) and time.monotonic() - idle_since > HESITATION
-        if (first or late) and _begins(crew, name):
+        first = all(group.gone(rank) for rank in range(group.rank))
+        late = helps(group) and time.monotonic() - idle_since > HESITATION
+        if (first or late) and _begins(group, name):
             do()
             return True
-        rest(crew)
+        rest(group)
     return False
 
 
-def helps(crew: Crew) -> bool:
+def helps(group: Group) -> bool:
     """Whether this rank looks after what others leave undone."""
-    return crew.rank % max(1, -(-crew.size // HELPERS)) == 0
+    return group.rank % max(1, -(-group.size // HELPERS)) == 0
 
 
-def rest(crew: Crew) -> None:
+def rest(group: Group) -> None:
     """Wait a little, longer where many look at one file system."""
-    time.sleep(min(5.0, PAUSE * max(1.0, crew.size / HELPERS)))
+    time.sleep(min(5.0, PAUSE * max(1.0, group.size / HELPERS)))
 
 
-def _is_ours(crew: Crew, name: str, work: Late, waited: float) -> bool:
-    owner = crew.owner(work.claim)
-    if owner is not None and owner != crew.rank and crew.gone(owner):
-        return crew.first_to(f"{name}-{work.number}-after-{owner}")
+def _is_ours(group: Group, name: str, work: Late, waited: float) -> bool:
+    owner = group.owner(work.claim)
+    if owner is not None and owner != group.rank and group.gone(owner):
+        return group.first_to(f"{name}-{work.number}-after-{owner}")
     times = int(waited / max(AT_LEAST, LATE * work.seconds))
-    return times > 0 and crew.first_to(f"{name}-{work.number}-again-{times}")
+    return times > 0 and group.first_to(f"{name}-{work.number}-again-{times}")
 
 
-def _begins(crew: Crew, name: str) -> bool:
+def _begins(group: Group, name: str) -> bool:
     """Whether this rank is the first to claim it, or the first after one that died."""
     claim = name
-    while not crew.first_to(claim):
-        owner = crew.owner(claim)
-        if owner is None or not crew.gone(owner):
+    while not group.first_to(claim):
+        owner = group.owner(claim)
+        if owner is None or not group.gone(owner):
             return False
         claim = f"{name}-after-{owner}"
     return True

@@ -7,23 +7,23 @@ from typing import Any
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.members import Outcome
 from hydragnn.ensemble.plan import Chunk, Unit
-from hydragnn.ensemble.prediction.crew import Crew
+from hydragnn.ensemble.prediction.group import Group
 from hydragnn.ensemble.prediction.order import POSTS, Bundle
 from hydragnn.ensemble.prediction.parts import Parts
 from hydragnn.ensemble.prediction.queues import Queue
 from hydragnn.ensemble.prediction.sources import Source
-from hydragnn.ensemble.screening import Screened, outcome_of, read_screened, unscreened
+from hydragnn.ensemble.screening import Screened, outcome_of, read_screened, without_screening
 
-TELLING = 0.5
+NOTE_EVERY = 0.5
 """Seconds between two times that a rank tells."""
 
 
-class Desk:
+class Worker:
     """What a rank needs to predict units, and what it did."""
 
     def __init__(
         self,
-        crew: Crew,
+        group: Group,
         ensemble: Ensemble,
         graphs: Source,
         needed: Sequence[str],
@@ -32,13 +32,13 @@ class Desk:
         check: Callable[[], None],
     ) -> None:
         """Nothing is done yet; ``check`` is called before every unit and raises where the prediction is to end."""
-        self.crew, self.ensemble, self.graphs, self.chunks, self.parts = crew, ensemble, graphs, chunks, parts
+        self.group, self.ensemble, self.graphs, self.chunks, self.parts = group, ensemble, graphs, chunks, parts
         self.check = check
         self.needed = needed
         self.done: list[tuple[int, int, float]] = []
         self._spent = [0.0] * len(ensemble.names)
         self._load = [0.0] * len(ensemble.names)
-        self._told = -TELLING
+        self._noted_at = -NOTE_EVERY
         self.start()
 
     def start(self) -> None:
@@ -49,7 +49,7 @@ class Desk:
         """Take bundles until there are none, telling the others now and then what was measured."""
         while (position := queue.take()) is not None:
             moved(position)
-            self._tell(bundles[position].units)
+            self._note_progress(bundles[position].units)
             self.predict(bundles[position].units)
 
     def predict(self, units: Sequence[Unit]) -> None:
@@ -69,30 +69,30 @@ class Desk:
     def read(self, chunk: Chunk, *, sure: bool = False) -> Screened:
         """The graphs of a chunk, apart from those that are not valid; ``sure`` that there are none, they are not checked."""
         if sure:
-            return unscreened(self.graphs.store.read(chunk.graphs, self.needed))
+            return without_screening(self.graphs.store.read(chunk.graphs, self.needed))
         return read_screened(self.graphs.store, chunk.graphs, self.needed, self.needed, chunk.numbers)
 
-    def found(self, unit: Unit) -> Outcome:
+    def outcome(self, unit: Unit) -> Outcome:
         """The outcome of a unit; made again where its part is torn."""
-        kept = self.parts.found(unit)
-        if kept is None:
+        outcome = self.parts.whole_outcome(unit)
+        if outcome is None:
             self.predict([unit])
-            kept = self.parts.read(unit)
-        return kept
+            outcome = self.parts.read(unit)
+        return outcome
 
     def account(self) -> dict[str, Any]:
         """What this rank did and when."""
         busy = sum(seconds for _, _, seconds in self.done)
-        return {"rank": self.crew.rank, "began": self.began, "ended": self.ended, "busy": busy, "units": self.done}
+        return {"rank": self.group.rank, "began": self.began, "ended": self.ended, "busy": busy, "units": self.done}
 
-    def _tell(self, next_ones: Sequence[Unit]) -> None:
+    def _note_progress(self, next_ones: Sequence[Unit]) -> None:
         """Note what this rank has measured and begins now, if some time has passed and it is one of those that tell."""
-        tells = self.crew.size > 1 and self.crew.rank % max(1, self.crew.size // POSTS) == 0
-        if tells and time.monotonic() - self._told > TELLING:
+        is_due = self.group.size > 1 and self.group.rank % max(1, self.group.size // POSTS) == 0
+        if is_due and time.monotonic() - self._noted_at > NOTE_EVERY:
             (unit, *others) = next_ones
             running = [] if others else [unit.member, self.chunks[unit.chunk].load, time.time()]
-            self.crew.note("measured", {"seconds": self._spent, "load": self._load, "running": running})
-            self._told = time.monotonic()
+            self.group.note("measured", {"seconds": self._spent, "load": self._load, "running": running})
+            self._noted_at = time.monotonic()
 
     def _account(self, unit: Unit, seconds: float) -> None:
         self.done.append((unit.chunk, unit.member, seconds))
@@ -101,7 +101,7 @@ class Desk:
         self._load[unit.member] += self.chunks[unit.chunk].load
 
 
-def happened(accounts: Sequence[dict[str, Any]], ranks: int) -> dict[str, Any]:
+def measured_course(accounts: Sequence[dict[str, Any]], ranks: int) -> dict[str, Any]:
     """The makespan that was measured against the bound that these costs leave, and the busy time of every rank.
 
     The bound is that of the work done once, at its least cost. A rank that died or still hangs left no account.

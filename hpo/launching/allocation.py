@@ -61,18 +61,18 @@ def read_allocation(
 
     InputError where the wanted scheduler has given none, or where it does not answer.
     """
-    found = [name for name, mark in MARKS.items() if environment.get(mark)]
-    kind: Scheduler = want if want != "auto" else found[0] if found else "local"
-    if kind != "local" and kind not in found:
+    schedulers = [name for name, mark in MARKS.items() if environment.get(mark)]
+    kind: Scheduler = want if want != "auto" else schedulers[0] if schedulers else "local"
+    if kind != "local" and kind not in schedulers:
         raise InputError(
             f'launcher = "{kind}", but this is no allocation of it ({MARKS[kind]} is not set); start the search inside '
             'a job, with hydragnn search --submit, or set launcher = "local"'
         )
     readers = {"slurm": _slurm, "pbs": _pbs, "flux": _flux, "local": _local}
-    return readers[kind](environment, run or printed_by)
+    return readers[kind](environment, run or output_of)
 
 
-def printed_by(command: Sequence[str]) -> str:
+def output_of(command: Sequence[str]) -> str:
     """What a program printed; InputError where it is missing, fails or does not answer."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER)

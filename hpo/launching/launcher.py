@@ -29,8 +29,8 @@ class Task:
     attempt: int
     until: int
     folder: Path
-    places: tuple[str, ...]
-    split: int = 1
+    slots: tuple[str, ...]
+    micro_batches: int = 1
     """Parts in which every batch is computed."""
 
 
@@ -72,10 +72,10 @@ Report = Begun | Exit | Probed | Revoked
 
 @runtime_checkable
 class Launcher(Protocol):
-    """Starts attempts on places and sees them end; it neither decides nor judges."""
+    """Starts attempts on slots and sees them end; it neither decides nor judges."""
 
     @property
-    def places(self) -> tuple[str, ...]:
+    def slots(self) -> tuple[str, ...]:
         """What attempts can run on: whole nodes of an allocation, or shares ``node/number``."""
 
     @property

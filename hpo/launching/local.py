@@ -52,7 +52,7 @@ class _Attempt:
 
 @dataclass(kw_only=True, slots=True)
 class _Worker:
-    """One place's process, the pipes to and from it, and the attempt that it makes."""
+    """One slot's process, the pipes to and from it, and the attempt that it makes."""
 
     process: subprocess.Popen[bytes]
     requests: IO[bytes]
@@ -80,7 +80,7 @@ class _Worker:
 
 
 class LocalLauncher:
-    """Runs ``hydragnn.runs.run FOLDER --until N --attempt A --micro-batches M`` for each attempt, on ``workers`` places."""
+    """Runs ``hydragnn.runs.run FOLDER --until N --attempt A --micro-batches M`` for each attempt, on ``workers`` slots."""
 
     def __init__(
         self,
@@ -91,17 +91,17 @@ class LocalLauncher:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self._hang_seconds = hang_seconds
-        self._places = tuple(f"worker-{number}" for number in range(workers))
+        self._slots = tuple(f"worker-{number}" for number in range(workers))
         self._module = module
         self._environment = {**os.environ, **_importable(), **ONE_THREAD, "PYTHONUNBUFFERED": "1"}
         self._environment.update(environment or {})
         self._workers: dict[str, _Worker] = {}
-        self._untold: list[Report] = []
+        self._reports: list[Report] = []
 
     @property
-    def places(self) -> tuple[str, ...]:
+    def slots(self) -> tuple[str, ...]:
         """One per worker."""
-        return self._places
+        return self._slots
 
     @property
     def deadline(self) -> float | None:
@@ -115,22 +115,22 @@ class LocalLauncher:
                 _end(identity)
 
     def start(self, task: Task) -> None:
-        """Ask the place's worker for an attempt; ``poll`` reports that it began, or that it never started."""
-        place = task.places[0]
+        """Ask the slot's worker for an attempt; ``poll`` reports that it began, or that it never started."""
+        slot = task.slots[0]
         try:
             note = f"--- attempt {task.attempt}: until epoch {task.until}, {time.strftime('%Y-%m-%d %H:%M:%S')}\n"
             with (task.folder / "log.txt").open("a", encoding="utf-8") as log:
                 log.write(note)
-            worker = self._workers[place] = self._workers.get(place) or self._new_worker()
+            worker = self._workers[slot] = self._workers.get(slot) or self._new_worker()
         except OSError as error:
-            self._untold.append(Exit(task=task, code=None, message=f"cannot start a process: {error}"))
+            self._reports.append(Exit(task=task, code=None, message=f"cannot start a process: {error}"))
             return
         worker.attempt = _Attempt(task=task, kills_before=_kills_for_memory())
         worker.send(json.dumps(_request(task)).encode() + b"\n")
 
     def go(self, task: Task) -> None:
         """Let an attempt work that has begun."""
-        worker = self._workers.get(task.places[0])
+        worker = self._workers.get(task.slots[0])
         if worker is not None and worker.attempt is not None and worker.attempt.task == task:
             worker.attempt.heartbeat = Heartbeat(folder=task.folder, patience=self._hang_seconds)
             worker.send(b"go\n")
@@ -139,22 +139,22 @@ class LocalLauncher:
         """What happened, after waiting up to so many seconds for the first."""
         deadline = time.monotonic() + seconds
         while True:
-            reports, self._untold = self._untold, []
+            reports, self._reports = self._reports, []
             self._kill_the_late()
             self._kill_the_hung()
             wait = 0.0 if reports else max(0.0, min(deadline, self._next_kill()) - time.monotonic())
-            places = {worker.reports.fileno(): place for place, worker in self._workers.items()}
-            ready = select.select(list(places), [], [], wait)[0] if places else []
-            if not places and wait:
+            slots = {worker.reports.fileno(): slot for slot, worker in self._workers.items()}
+            ready = select.select(list(slots), [], [], wait)[0] if slots else []
+            if not slots and wait:
                 time.sleep(wait)
             for descriptor in ready:
-                reports += self._heard(places[descriptor])
+                reports += self._read_reports(slots[descriptor])
             if reports or time.monotonic() >= deadline:
                 return reports
 
     def probe(self, node: str) -> None:
-        """Find the place healthy: a machine that runs this code computes."""
-        self._untold.append(Probed(node=node, healthy=True))
+        """Find the slot healthy: a machine that runs this code computes."""
+        self._reports.append(Probed(node=node, healthy=True))
 
     def cancel(self, trial: int, grace: float) -> None:
         """Send SIGTERM to the attempt's process, and SIGKILL to its group once ``grace`` seconds have passed."""
@@ -187,30 +187,30 @@ class LocalLauncher:
         assert process.stdout is not None
         return _Worker(process=process, requests=process.stdin, reports=process.stdout)
 
-    def _heard(self, place: str) -> list[Report]:
+    def _read_reports(self, slot: str) -> list[Report]:
         """Act on what a worker says: an attempt began, an attempt ended, or the worker itself is gone."""
-        worker = self._workers[place]
+        worker = self._workers[slot]
         received = os.read(worker.reports.fileno(), 65536)
         if not received:
-            return self._worker_lost(place)
+            return self._worker_lost(slot)
         *lines, worker.unread = (worker.unread + received).split(b"\n")
-        return [report for line in lines for report in self._reported(worker, json.loads(line))]
+        return [report for line in lines for report in self._handle_report(worker, json.loads(line))]
 
-    def _reported(self, worker: _Worker, report: dict[str, Any]) -> list[Report]:
+    def _handle_report(self, worker: _Worker, report: dict[str, Any]) -> list[Report]:
         attempt = worker.attempt
         if attempt is None:
             return []
         if "pid" in report:
             pid = report["pid"]
-            attempt.identity = {"host": socket.gethostname(), "pid": pid, "created": _created(pid)}
+            attempt.identity = {"host": socket.gethostname(), "pid": pid, "created": _creation_time(pid)}
             if attempt.killed_at is not None:  # cancelled before it began
                 worker.send(b"term\n")
             return [Begun(task=attempt.task, identity=attempt.identity)]
         worker.attempt = None
         return [self._exit(attempt, report["code"])]
 
-    def _worker_lost(self, place: str) -> list[Report]:
-        worker = self._workers.pop(place)
+    def _worker_lost(self, slot: str) -> list[Report]:
+        worker = self._workers.pop(slot)
         code = worker.wait()
         return [] if worker.attempt is None else [self._exit(worker.attempt, code)]
 
@@ -241,7 +241,7 @@ class LocalLauncher:
 
 def _request(task: Task) -> dict[str, Any]:
     """What a worker needs to know of an attempt."""
-    options = ["--until", str(task.until), "--attempt", str(task.attempt), "--micro-batches", str(task.split)]
+    options = ["--until", str(task.until), "--attempt", str(task.attempt), "--micro-batches", str(task.micro_batches)]
     return {"arguments": [str(task.folder), *options], "log": str(task.folder / "log.txt")}
 
 
@@ -254,7 +254,7 @@ def _importable() -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join([str(root), *([inherited] if inherited else [])])}
 
 
-def _created(pid: int) -> float:
+def _creation_time(pid: int) -> float:
     try:
         return psutil.Process(pid).create_time()
     except psutil.NoSuchProcess:

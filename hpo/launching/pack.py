@@ -2,8 +2,8 @@
 
     python pack.py --nodes N1,N2,... --shares S --gpus G MODULE
 
-Input: lines ``PLACE REQUEST``, the same for all nodes of the pack, of which each takes its own; output: lines
-``PLACE REPORT``. Requests and reports are those of ``worker.py``; beside them a node obeys ``NODE probe`` and ``NODE leave``,
+Input: lines ``SLOT REQUEST``, the same for all nodes of the pack, of which each takes its own; output: lines
+``SLOT REPORT``. Requests and reports are those of ``worker.py``; beside them a node obeys ``NODE probe`` and ``NODE leave``,
 and says from time to time that it is alive. The end of the input means that the controller is gone. Run by its path, with
 nothing but the standard library, because it starts on every node at once.
 """
@@ -33,7 +33,7 @@ OF_THE_PACK = ("PMI", "PALS_", "OMPI_", "MPI_LOCAL", "SLURM_STEP_", "SLURM_PROCI
 class Share:
     """One worker of this node, and whether it is making an attempt."""
 
-    place: str
+    slot: str
     command: list[str]
     environment: dict[str, str]
     process: subprocess.Popen[bytes] | None = None
@@ -55,7 +55,7 @@ class Share:
         with suppress(BrokenPipeError):
             pipe_of(self.process.stdin).write(words + b"\n")
 
-    def heard(self) -> list[dict[str, Any]]:
+    def read_reports(self) -> list[dict[str, Any]]:
         """What the worker says, as far as it has said it; ``lost`` where it is gone."""
         assert self.process is not None
         received = os.read(pipe_of(self.process.stdout).fileno(), 65536)
@@ -101,10 +101,10 @@ def main(arguments: Sequence[str]) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(OF_THE_PACK)}
     shares = {}
     for number in range(options.shares):
-        place = node if options.shares == 1 else f"{node}/{number}"
+        slot = node if options.shares == 1 else f"{node}/{number}"
         command = [sys.executable, "-P", str(HERE / "rank.py"), "--part", str(number), "--parts", str(options.shares)]
         command += ["--gpus", str(options.gpus), sys.executable, "-P", str(HERE / "worker.py"), options.module]
-        shares[place] = Share(place=place, command=command, environment=environment)
+        shares[slot] = Share(slot=slot, command=command, environment=environment)
     threads = max(1, len(os.sched_getaffinity(0)) // options.shares) if hasattr(os, "sched_getaffinity") else 1
     say(node, {"alive": True})
     try:
@@ -122,18 +122,18 @@ def serve(node: str, shares: dict[str, Share], threads: str) -> None:
         ready = select.select([0, *outputs], [], [], max(0.0, alive_at - time.monotonic()))[0]
         for descriptor in ready:
             if descriptor:
-                for report in outputs[descriptor].heard():
-                    say(outputs[descriptor].place, report)
+                for report in outputs[descriptor].read_reports():
+                    say(outputs[descriptor].slot, report)
         if 0 in ready:
             received = os.read(0, 65536)
             *lines, pending = (pending + received).split(b"\n")
             for line in lines:
-                place, _, words = line.partition(b" ")
-                if place.decode() in shares and words not in (b"probe", b"leave"):
-                    shares[place.decode()].send(words.replace(b"{threads}", threads.encode()))
-                elif place.decode() == node and words == b"probe":
+                slot, _, words = line.partition(b" ")
+                if slot.decode() in shares and words not in (b"probe", b"leave"):
+                    shares[slot.decode()].send(words.replace(b"{threads}", threads.encode()))
+                elif slot.decode() == node and words == b"probe":
                     probe = probe or start_probe(threads)
-                elif place.decode() == node and words == b"leave":
+                elif slot.decode() == node and words == b"leave":
                     return
             if not received:
                 return
@@ -169,10 +169,10 @@ def own_name(nodes: Sequence[str], environment: Mapping[str, str]) -> str:
     return nodes[next((int(environment[name]) for name in RANK_NUMBERS if name in environment), 0)]
 
 
-def say(place: str, report: dict[str, Any]) -> None:
+def say(slot: str, report: dict[str, Any]) -> None:
     """One line to the controller, in one piece; it may have gone."""
     with suppress(BrokenPipeError):
-        os.write(1, f"{place} {json.dumps(report)}\n".encode())
+        os.write(1, f"{slot} {json.dumps(report)}\n".encode())
 
 
 def kills_for_memory() -> int:

@@ -60,9 +60,9 @@ class _Pack:
     unread: bytes = b""
     unsent: bytearray = field(default_factory=bytearray)
 
-    def send(self, place: str, words: str) -> None:
+    def send(self, slot: str, words: str) -> None:
         """Put a line on its way; it leaves as soon as the pipe has room."""
-        self.unsent += f"{place} {words}\n".encode()
+        self.unsent += f"{slot} {words}\n".encode()
         self.flush()
 
     def flush(self) -> None:
@@ -93,21 +93,21 @@ class PackLauncher:
         self._numbers = itertools.count()
         self._pack_of: dict[str, _Pack] = {}
         self._packs: list[_Pack] = []
-        self._heard: dict[str, float] = {}
+        self._last_signs: dict[str, float] = {}
         """When a node last gave a sign of life."""
         self._attempts: dict[str, _Attempt] = {}
-        self._place_of: dict[int, str] = {}
+        self._slot_of: dict[int, str] = {}
         self._probes: dict[str, float] = {}
         self._watch = SchedulerWatch(site, allocation.nodes, allocation.job)
-        self._ended: list[tuple[_Pack, float]] = []
+        self._ended_packs: list[tuple[_Pack, float]] = []
         """Packs whose steps have ended, and when: they wait for the scheduler's word, like ends without a result."""
-        self._held: list[tuple[Exit, float]] = []
+        self._open_ends: list[tuple[Exit, float]] = []
         self._revoked, self._leave_by = "", float("inf")
-        self._untold: list[Report] = []
+        self._reports: list[Report] = []
         self._next_look = 0.0
 
     @property
-    def places(self) -> tuple[str, ...]:
+    def slots(self) -> tuple[str, ...]:
         """The shares of all nodes; first one of each node, so that few trials spread over many."""
         if self._shares == 1:
             return self._allocation.nodes
@@ -124,32 +124,32 @@ class PackLauncher:
         end_steps(self._site, unique.values())
 
     def start(self, task: Task) -> None:
-        """Ask the place's worker for an attempt."""
+        """Ask the slot's worker for an attempt."""
         if self._revoked:
-            self._untold.append(Exit(task=task, code=None, interrupted=True, message=self._revoked))
+            self._reports.append(Exit(task=task, code=None, interrupted=True, message=self._revoked))
             return
-        place = task.places[0]
-        note = f"--- attempt {task.attempt}: until epoch {task.until}, {time.strftime('%Y-%m-%d %H:%M:%S')}, {place}\n"
+        slot = task.slots[0]
+        note = f"--- attempt {task.attempt}: until epoch {task.until}, {time.strftime('%Y-%m-%d %H:%M:%S')}, {slot}\n"
         try:
             with (task.folder / "log.txt").open("a", encoding="utf-8") as log:
                 log.write(note)
-            pack = self._pack(node_of(place))
+            pack = self._pack(node_of(slot))
         except OSError as error:
-            self._untold.append(Exit(task=task, code=None, message=f"cannot start a step: {error}"))
+            self._reports.append(Exit(task=task, code=None, message=f"cannot start a step: {error}"))
             return
         arguments = [str(task.folder), "--until", str(task.until), "--attempt", str(task.attempt)]
-        arguments += ["--micro-batches", str(task.split), "--ranks", "1", "--threads", "{threads}"]
+        arguments += ["--micro-batches", str(task.micro_batches), "--ranks", "1", "--threads", "{threads}"]
         request = json.dumps({"arguments": arguments, "log": str(task.folder / "log.txt")})
-        self._place_of[task.trial] = place
-        self._attempts[place] = _Attempt(task=task, request=request, asked=time.monotonic())
-        pack.send(place, request)
+        self._slot_of[task.trial] = slot
+        self._attempts[slot] = _Attempt(task=task, request=request, asked=time.monotonic())
+        pack.send(slot, request)
 
     def go(self, task: Task) -> None:
         """Let an attempt work that has begun."""
-        attempt = self._attempts.get(task.places[0])
+        attempt = self._attempts.get(task.slots[0])
         if attempt is not None and attempt.task == task:
             attempt.heartbeat = Heartbeat(folder=task.folder, patience=self._hang)
-            self._send(task.places[0], "go")
+            self._send(task.slots[0], "go")
 
     def poll(self, seconds: float) -> list[Report]:
         """What happened, after waiting up to so many seconds for the first."""
@@ -157,19 +157,19 @@ class PackLauncher:
         while True:
             for pack in self._packs:
                 pack.flush()
-            self._read(0.0 if self._untold else max(0.0, min(PAUSE, deadline - time.monotonic())))
+            self._read(0.0 if self._reports else max(0.0, min(PAUSE, deadline - time.monotonic())))
             self._look()
-            if self._untold or time.monotonic() >= deadline:
-                reports, self._untold = self._untold, []
+            if self._reports or time.monotonic() >= deadline:
+                reports, self._reports = self._reports, []
                 return reports
 
     def cancel(self, trial: int, grace: float) -> None:
         """Ask a trial to save itself; it is killed after ``grace`` seconds."""
-        place = self._place_of.get(trial, "")
-        attempt = self._attempts.get(place)
+        slot = self._slot_of.get(trial, "")
+        attempt = self._attempts.get(slot)
         if attempt is not None and attempt.task.trial == trial and not attempt.asked_to_leave:
             attempt.asked_to_leave, attempt.kill_at = True, time.monotonic() + grace
-            self._send(place, "term")
+            self._send(slot, "term")
 
     def probe(self, node: str) -> None:
         """Let a node's part of the pack probe it; a node without one gets a pack of its own."""
@@ -178,7 +178,7 @@ class PackLauncher:
         try:
             pack = self._pack(node)
         except OSError as error:
-            self._untold.append(Probed(node=node, healthy=False, message=f"cannot start a probe: {error}"))
+            self._reports.append(Probed(node=node, healthy=False, message=f"cannot start a probe: {error}"))
             return
         self._probes[node] = time.monotonic() + self._patience
         pack.send(node, "probe")
@@ -195,12 +195,12 @@ class PackLauncher:
             pack.step.kill()
             pack.step.wait()
             pack.reports.close()
-        self._packs, self._ended, self._pack_of = [], [], {}
+        self._packs, self._ended_packs, self._pack_of = [], [], {}
         self._attempts.clear()
 
     def _pack(self, node: str) -> _Pack:
         """The pack that serves a node; the first call starts those of all nodes, later ones that of a single node."""
-        if not self._packs and not self._ended:
+        if not self._packs and not self._ended_packs:
             nodes, size = self._allocation.nodes, self._site.pack_nodes
             for begin in range(0, len(nodes), size):
                 self._new_pack(nodes[begin : begin + size])
@@ -223,10 +223,10 @@ class PackLauncher:
         self._packs.append(pack)
         self._pack_of.update(dict.fromkeys(nodes, pack))
 
-    def _send(self, place: str, words: str) -> None:
-        pack = self._pack_of.get(node_of(place))
+    def _send(self, slot: str, words: str) -> None:
+        pack = self._pack_of.get(node_of(slot))
         if pack is not None:
-            pack.send(place, words)
+            pack.send(slot, words)
 
     def _read(self, wait: float) -> None:
         """Hear all packs that have something to say, after waiting for the first."""
@@ -235,33 +235,33 @@ class PackLauncher:
             time.sleep(wait)
             return
         for descriptor in select.select(list(packs), [], [], wait)[0]:
-            self._hear(packs[descriptor])
+            self._receive(packs[descriptor])
 
-    def _hear(self, pack: _Pack) -> None:
+    def _receive(self, pack: _Pack) -> None:
         received = os.read(pack.reports.fileno(), 1 << 20)
         if not received:
             self._pack_ended(pack)
             return
         *lines, pack.unread = (pack.unread + received).split(b"\n")
         for line in lines:
-            place, _, text = line.decode(errors="replace").partition(" ")
-            if self._pack_of.get(node_of(place)) is pack:
-                self._heard[node_of(place)] = time.monotonic()
+            slot, _, text = line.decode(errors="replace").partition(" ")
+            if self._pack_of.get(node_of(slot)) is pack:
+                self._last_signs[node_of(slot)] = time.monotonic()
                 with suppress(ValueError):  # a line of somebody else, for example of a library
-                    self._told(pack, place, json.loads(text))
+                    self._handle_report(pack, slot, json.loads(text))
 
-    def _told(self, pack: _Pack, place: str, report: dict[str, Any]) -> None:
-        if "healthy" in report and self._probes.pop(place, None) is not None:
-            self._untold.append(Probed(node=place, healthy=report["healthy"], message=report["message"]))
-        attempt = self._attempts.get(place)
+    def _handle_report(self, pack: _Pack, slot: str, report: dict[str, Any]) -> None:
+        if "healthy" in report and self._probes.pop(slot, None) is not None:
+            self._reports.append(Probed(node=slot, healthy=report["healthy"], message=report["message"]))
+        attempt = self._attempts.get(slot)
         if attempt is None:
             return
         if "pid" in report:
-            attempt.identity = {**pack.step.identity(self._allocation.job), "place": place, "worker": report["pid"]}
-            self._untold.append(Begun(task=attempt.task, identity=attempt.identity))
+            attempt.identity = {**pack.step.identity(self._allocation.job), "slot": slot, "worker": report["pid"]}
+            self._reports.append(Begun(task=attempt.task, identity=attempt.identity))
         elif "code" in report or "lost" in report:
             code = report.get("code", report.get("lost"))
-            self._end(place, code=code, starved=report["oom"] and not attempt.killed, message="")
+            self._end(slot, code=code, starved=report["oom"] and not attempt.killed, message="")
 
     def _look(self) -> None:
         """Act on lost nodes and on attempts that are late, hang, or never begin."""
@@ -269,9 +269,9 @@ class PackLauncher:
         if self._revoked:
             self._leave(now)
             return
-        for node, state in self._watch.news().items():
+        for node, state in self._watch.changes().items():
             word = "the scheduler has lost it" if state == "lost" else "it does not answer the scheduler"
-            self._untold.append(Probed(node=node, healthy=False, message=word))
+            self._reports.append(Probed(node=node, healthy=False, message=word))
             if state == "lost":
                 self._lose(node, word)
         if self._watch.over:
@@ -281,26 +281,26 @@ class PackLauncher:
         if now < self._next_look:
             return
         self._next_look = now + LOOK_EVERY
-        for node, heard in list(self._heard.items()):
-            if now - heard > SILENCE:
+        for node, last_sign in list(self._last_signs.items()):
+            if now - last_sign > SILENCE:
                 self._lose(node, f"no sign of life for {SILENCE:.0f} s")
-                self._untold.append(Probed(node=node, healthy=False, message="no sign of life"))
+                self._reports.append(Probed(node=node, healthy=False, message="no sign of life"))
         if not self._watch.answering:
             self._be_patient(now)
         for node, deadline in list(self._probes.items()):
             if now > deadline:
                 del self._probes[node]
                 message = f"no answer within {self._patience:.0f} s"
-                self._untold.append(Probed(node=node, healthy=False, message=message))
+                self._reports.append(Probed(node=node, healthy=False, message=message))
                 self._lose(node, message)
-        for place, attempt in list(self._attempts.items()):
-            self._follow(place, attempt, now)
+        for slot, attempt in list(self._attempts.items()):
+            self._follow(slot, attempt, now)
 
     def _revoke(self, now: float) -> None:
         """The allocation is over: its packs end by themselves, and none of their ends says anything."""
         self._revoked = f"the allocation has ended (job {self._allocation.job}: {self._watch.over})"
         self._leave_by = now + LEAVE
-        self._untold.append(Revoked(message=self._revoked))
+        self._reports.append(Revoked(message=self._revoked))
         self._watch.close()
         self._probes.clear()
 
@@ -308,23 +308,23 @@ class PackLauncher:
         """Tell what ended with the allocation: at once what has, the rest when its pack has."""
         self._release(now)
         if not self._packs or now >= self._leave_by:
-            for place in list(self._attempts):
-                self._end(place, code=-9, message=self._revoked)
+            for slot in list(self._attempts):
+                self._end(slot, code=-9, message=self._revoked)
 
     def _release(self, now: float) -> None:
         """Go on with what waited for the scheduler's word."""
-        held, self._held = self._held, []
-        for end, since in held:
+        open_ends, self._open_ends = self._open_ends, []
+        for end, since in open_ends:
             if self._revoked:
-                self._untold.append(replace(end, interrupted=True, message=self._revoked))
+                self._reports.append(replace(end, interrupted=True, message=self._revoked))
             elif self._is_known(since, now):
-                self._untold.append(end)
+                self._reports.append(end)
             else:
-                self._held.append((end, since))
-        ended, self._ended = self._ended, []
+                self._open_ends.append((end, since))
+        ended, self._ended_packs = self._ended_packs, []
         for pack, since in ended:
             if not self._revoked and not self._settle(pack, since, now):
-                self._ended.append((pack, since))
+                self._ended_packs.append((pack, since))
 
     def _is_known(self, since: float, now: float) -> bool:
         """Whether the allocation was seen alive later; of its nodes, the workers themselves tell."""
@@ -338,28 +338,28 @@ class PackLauncher:
         for attempt in self._attempts.values():
             attempt.asked = now
 
-    def _follow(self, place: str, attempt: _Attempt, now: float) -> None:
+    def _follow(self, slot: str, attempt: _Attempt, now: float) -> None:
         if attempt.identity is None and now - attempt.asked > self._patience:
-            self._lose(node_of(place), f"its pack did not begin the attempt within {self._patience:.0f} s")
+            self._lose(node_of(slot), f"its pack did not begin the attempt within {self._patience:.0f} s")
         elif attempt.killed is not None:
             if now - attempt.killed > LAST_WORDS:
-                self._end(place, code=-9, message="killed; its worker did not answer")
+                self._end(slot, code=-9, message="killed; its worker did not answer")
         elif now >= attempt.kill_at or (attempt.heartbeat is not None and attempt.heartbeat.stopped()):
             attempt.hung = now < attempt.kill_at
             attempt.killed = now
-            self._send(place, "kill")
+            self._send(slot, "kill")
 
     def _lose(self, node: str, why: str) -> None:
         """A node's part of its pack is no more; it gets a new one when it is used again."""
         pack = self._pack_of.pop(node, None)
-        self._heard.pop(node, None)
+        self._last_signs.pop(node, None)
         if pack is not None:
             pack.send(node, "leave")  # in case that it is alive after all
         if self._probes.pop(node, None) is not None:
-            self._untold.append(Probed(node=node, healthy=False, message=why))
-        for place in [node, *(f"{node}/{share}" for share in range(self._shares))]:
-            if place in self._attempts:
-                self._end(place, code=-9, message=why, suspects=(node,))
+            self._reports.append(Probed(node=node, healthy=False, message=why))
+        for slot in [node, *(f"{node}/{share}" for share in range(self._shares))]:
+            if slot in self._attempts:
+                self._end(slot, code=-9, message=why, suspects=(node,))
 
     def _pack_ended(self, pack: _Pack) -> None:
         """A whole step is gone; what follows waits for the scheduler's word."""
@@ -367,12 +367,12 @@ class PackLauncher:
         pack.step.kill()
         pack.step.wait()
         pack.reports.close()
-        self._ended.append((pack, time.monotonic()))
+        self._ended_packs.append((pack, time.monotonic()))
         self._watch.hurry()
 
     def _settle(self, pack: _Pack, since: float, now: float) -> bool:
         """Give the nodes of an ended pack new ones, and let what ran there be tried again; False where it is too early to say."""
-        began = any(node in self._heard for node in pack.nodes)
+        began = any(node in self._last_signs for node in pack.nodes)
         if not began and self._is_excused(pack):
             if now < since + AGAIN:
                 return False
@@ -392,13 +392,13 @@ class PackLauncher:
         return evidence.unreachable or (refused and not self._watch.in_order(pack.nodes, pack.begun))
 
     def _begin_again(self, pack: _Pack, groups: Iterable[tuple[str, ...]]) -> None:
-        """New packs in place of one that did not start."""
+        """New packs instead of one that did not start."""
         for nodes in groups:
             self._new_pack(nodes)
-        for place, attempt in self._attempts.items():
-            if node_of(place) in pack.nodes:
+        for slot, attempt in self._attempts.items():
+            if node_of(slot) in pack.nodes:
                 attempt.asked = time.monotonic()
-                self._send(place, attempt.request)
+                self._send(slot, attempt.request)
         for node in self._probes.keys() & set(pack.nodes):
             self._send(node, "probe")
 
@@ -406,18 +406,18 @@ class PackLauncher:
         """A pack is gone that had started, or that is a single node's."""
         for node in [node for node, one in self._pack_of.items() if one is pack]:
             del self._pack_of[node]
-            self._heard.pop(node, None)
+            self._last_signs.pop(node, None)
             if self._probes.pop(node, None) is not None:
-                self._untold.append(Probed(node=node, healthy=False, message=f"its step ended; see {self._log}"))
-        for place, attempt in list(self._attempts.items()):
-            if node_of(place) in pack.nodes and node_of(place) not in self._pack_of:
+                self._reports.append(Probed(node=node, healthy=False, message=f"its step ended; see {self._log}"))
+        for slot, attempt in list(self._attempts.items()):
+            if node_of(slot) in pack.nodes and node_of(slot) not in self._pack_of:
                 code = None if attempt.identity is None else -9
-                self._end(place, code=code, message=f"the pack's step ended; see {self._log}")
+                self._end(slot, code=code, message=f"the pack's step ended; see {self._log}")
 
     def _end(
-        self, place: str, *, code: int | None, starved: bool = False, message: str, suspects: tuple[str, ...] = ()
+        self, slot: str, *, code: int | None, starved: bool = False, message: str, suspects: tuple[str, ...] = ()
     ) -> None:
-        attempt = self._attempts.pop(place)
+        attempt = self._attempts.pop(slot)
         hung = attempt.hung
         if attempt.killed is not None or (attempt.asked_to_leave and code not in (0, None)):
             code = -9
@@ -433,7 +433,7 @@ class PackLauncher:
         )
         ours = self._revoked or suspects or attempt.killed is not None or attempt.asked_to_leave
         if ours or (code == 0 and is_complete(attempt.task)):
-            self._untold.append(end)
+            self._reports.append(end)
         else:
-            self._held.append((end, time.monotonic()))
+            self._open_ends.append((end, time.monotonic()))
             self._watch.hurry()

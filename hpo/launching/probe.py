@@ -64,8 +64,8 @@ def collective(rank: int, ranks: int, meet: str) -> str:
     """What is wrong with a sum over the node's ranks; empty where nothing is."""
     place = Path(tempfile.gettempdir()) / f"hydragnn-{meet}-{os.geteuid()}"
     place.mkdir(mode=0o700, exist_ok=True)
-    found = place.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+    status = place.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
         return f"{place} is open to others than this user, who could tell ranks where to connect; remove it"
     os.environ["GLOO_SOCKET_IFNAME"] = loopback()  # ranks of one node: nobody else can connect
     store = dist.FileStore(str(place / "store"), ranks)

@@ -47,7 +47,7 @@ class Probes:
         self._probes: dict[str, _Probe] = {}
         self._again: dict[str, float] = {}
         """When probes are begun again."""
-        self._untold: list[Probed] = []
+        self._reports: list[Probed] = []
 
     def start(self, node: str) -> None:
         """Begin to probe a node; one that is being probed already needs no second."""
@@ -62,19 +62,19 @@ class Probes:
             process = StepProcess(self._site, step, printed, self._environment)
         except OSError as error:
             printed.close()
-            self._untold.append(Probed(node=node, healthy=False, message=f"cannot start a probe: {error}"))
+            self._reports.append(Probed(node=node, healthy=False, message=f"cannot start a probe: {error}"))
             return
         process.go()
         now = time.monotonic()
         self._probes[node] = _Probe(step=process, printed=printed, begun=now, deadline=now + self._patience)
 
-    def ended(self) -> list[Probed]:
+    def results(self) -> list[Probed]:
         """What probes found that have ended, or took too long, since the last call."""
         now = time.monotonic()
         for node in [node for node, when in self._again.items() if now >= when]:
             del self._again[node]
             self.start(node)
-        found, self._untold = self._untold, []
+        results, self._reports = self._reports, []
         for node, probe in list(self._probes.items()):
             if not self._watch.answering and not probe.given_up:
                 probe.deadline = now + self._patience
@@ -83,13 +83,13 @@ class Probes:
                 probe.step.kill()
             if probe.step.poll() is not None:
                 del self._probes[node]
-                found += self._judged(node, probe, late)
-        return found
+                results += self._result(node, probe, late)
+        return results
 
     def give_up(self, node: str) -> None:
         """End the probe of a node that is known to be lost."""
         if self._again.pop(node, None) is not None:
-            self._untold.append(Probed(node=node, healthy=False, message="it was lost before it could be probed"))
+            self._reports.append(Probed(node=node, healthy=False, message="it was lost before it could be probed"))
         if node in self._probes:
             self._probes[node].given_up, self._probes[node].deadline = True, 0.0
 
@@ -103,7 +103,7 @@ class Probes:
             probe.printed.close()
         self._probes.clear()
 
-    def _judged(self, node: str, probe: _Probe, late: bool) -> list[Probed]:
+    def _result(self, node: str, probe: _Probe, late: bool) -> list[Probed]:
         """What a probe says about its node: nothing where the scheduler did not start it; then it is begun again."""
         with probe.printed as file:
             file.seek(0)
@@ -116,6 +116,6 @@ class Probes:
         if not late and (evidence.unreachable or (refused and not self._watch.in_order([node], probe.begun))):
             self._again[node] = time.monotonic() + AGAIN
             return []
-        said = "\n".join(lines)[-LAST_WORDS:] or "nothing"
-        message = f"no answer within {self._patience:.0f} s" if late else f"the probe failed; it said: {said}"
+        output = "\n".join(lines)[-LAST_WORDS:] or "nothing"
+        message = f"no answer within {self._patience:.0f} s" if late else f"the probe failed; it said: {output}"
         return [Probed(node=node, healthy=False, message=message)]

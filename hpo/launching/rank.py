@@ -105,8 +105,8 @@ def gpu_variables(environment: Mapping[str, str], part: int, parts: int, gpus: i
     given = next((name for name in VISIBLE if environment.get(name)), None)
     devices = environment[given].split(",") if given else [str(number) for number in range(gpus)]
     name = given or ("ROCR_VISIBLE_DEVICES" if Path("/dev/kfd").exists() else "CUDA_VISIBLE_DEVICES")
-    chosen = ",".join(devices[index] for index in share(range(len(devices)), part, parts))
-    return {**dict.fromkeys(VISIBLE), name: chosen}
+    visible = ",".join(devices[index] for index in share(range(len(devices)), part, parts))
+    return {**dict.fromkeys(VISIBLE), name: visible}
 
 
 if __name__ == "__main__":

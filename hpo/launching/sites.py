@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
 from hydragnn.errors import InputError
-from hydragnn.hpo.launching.allocation import SLURM_OVER, Allocation, Run, hosts, printed_by
+from hydragnn.hpo.launching.allocation import SLURM_OVER, Allocation, Run, hosts, output_of
 
 NodeState = Literal["well", "silent", "lost"]
 """What a scheduler says of a node: silent where it only does not answer at the moment."""
@@ -135,13 +135,13 @@ class Slurm:
         >>> Slurm(cores=1).states("n1 allocated\\nn2 down*\\nn3 mixed*\\nn4 draining\\nn5 unknown*\\n", [])
         {'n1': 'well', 'n2': 'lost', 'n3': 'silent', 'n4': 'well'}
         """
-        found: NodeStates = {}
+        states: NodeStates = {}
         for line in printed.splitlines():
             name, _, state = line.strip().partition(" ")
             word = state.rstrip("*~#!%$@^-+")
             if word and word != "unknown":
-                found[short_name(name)] = "lost" if word in _GONE else "silent" if "*" in state else "well"
-        return found
+                states[short_name(name)] = "lost" if word in _GONE else "silent" if "*" in state else "well"
+        return states
 
     def look_at_job(self, job: str) -> list[str] | None:
         """See ``Site``."""
@@ -232,14 +232,14 @@ class Mpiexec:
         >>> Mpiexec(hydra=True).states(printed, ["x1.site", "x2.site", "x3.site", "x4.site"])
         {'x1': 'lost', 'x2': 'well', 'x4': 'well'}
         """
-        found: NodeStates = {short_name(node): "well" for node in nodes}
+        states: NodeStates = {short_name(node): "well" for node in nodes}
         for row in (line.split() for line in printed.splitlines()):
             words = set(row[1].split(",")) if len(row) > 1 else set()
             if words & {"unknown", "state-unknown"}:
-                found.pop(short_name(row[0]), None)
+                states.pop(short_name(row[0]), None)
             elif "down" in words:
-                found[short_name(row[0])] = "lost"
-        return found
+                states[short_name(row[0])] = "lost"
+        return states
 
     def look_at_job(self, job: str) -> list[str] | None:
         """See ``Site``."""
@@ -299,8 +299,8 @@ class Flux:
 
     def signal(self, name: str, signal: str) -> list[str] | None:
         """See ``Site``; ``flux run`` passes nothing on."""
-        found = f"$(flux jobs --no-header --format='{{id}}' --name={name})"
-        return ["sh", "-c", f"flux job kill --signal={signal} {found}"]
+        job = f"$(flux jobs --no-header --format='{{id}}' --name={name})"
+        return ["sh", "-c", f"flux job kill --signal={signal} {job}"]
 
     def look(self, nodes: Sequence[str]) -> list[str] | None:
         """See ``Site``; the system's view, because the scheduler's calls nodes down that are only drained."""
@@ -312,11 +312,11 @@ class Flux:
         >>> Flux(cores=1).states("online n[1-2]\\noffline n3\\nonline \\n", [])
         {'n1': 'well', 'n2': 'well', 'n3': 'lost'}
         """
-        found: NodeStates = {}
+        states: NodeStates = {}
         for status, _, names in (line.strip().partition(" ") for line in printed.splitlines()):
             if status in ("online", "offline"):
-                found |= {short_name(name): "well" if status == "online" else "lost" for name in hosts(names.strip())}
-        return found
+                states |= {short_name(name): "well" if status == "online" else "lost" for name in hosts(names.strip())}
+        return states
 
     def look_at_job(self, job: str) -> list[str] | None:
         """None: the search is a process of the instance, and ends with it."""
@@ -349,7 +349,7 @@ def short_name(node: str) -> str:
     return node.partition(".")[0]
 
 
-def site_of(allocation: Allocation, run: Run = printed_by) -> Site:
+def site_of(allocation: Allocation, run: Run = output_of) -> Site:
     """The command lines of an allocation's scheduler; which mpiexec there is, it says itself."""
     if allocation.by == "slurm":
         return Slurm(cores=allocation.cores, gpus=allocation.gpus)

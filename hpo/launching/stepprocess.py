@@ -12,7 +12,7 @@ from typing import IO
 import psutil
 
 from hydragnn.errors import InputError
-from hydragnn.hpo.launching.allocation import Run, printed_by
+from hydragnn.hpo.launching.allocation import Run, output_of
 from hydragnn.hpo.launching.sites import CONTRADICTING, Site, Step
 from hydragnn.hpo.scheduling.events import Identity
 
@@ -112,7 +112,7 @@ class StepProcess:
             self._helpers.append(subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet))
 
 
-def end_steps(site: Site, identities: Iterable[Identity], run: Run = printed_by) -> None:
+def end_steps(site: Site, identities: Iterable[Identity], run: Run = output_of) -> None:
     """Make sure that steps of a dead controller run no more; those on lost nodes cannot answer, and are fenced."""
     jobs: dict[str, set[str]] = {}
     for identity in identities:

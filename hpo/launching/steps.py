@@ -115,12 +115,12 @@ class StepLauncher:
         self._probes = Probes(
             site, self._rank_line(), ranks, self._environment, self._limits.probe_seconds, self._watch
         )
-        self._untold: list[Report] = []
+        self._reports: list[Report] = []
         self._revoked = ""
         self._closed_until = float("-inf")
 
     @property
-    def places(self) -> tuple[str, ...]:
+    def slots(self) -> tuple[str, ...]:
         """The nodes."""
         return self._allocation.nodes
 
@@ -136,20 +136,20 @@ class StepLauncher:
     def start(self, task: Task) -> None:
         """Put the step's launcher at its gate."""
         if self._revoked:
-            self._untold.append(Exit(task=task, code=None, interrupted=True, message=self._revoked))
+            self._reports.append(Exit(task=task, code=None, interrupted=True, message=self._revoked))
             return
         note = f"--- attempt {task.attempt}: until epoch {task.until}, {time.strftime('%Y-%m-%d %H:%M:%S')}, "
         try:
             with (task.folder / "log.txt").open("ab") as log:
-                log.write(f"{note}{' '.join(task.places)}\n".encode())
+                log.write(f"{note}{' '.join(task.slots)}\n".encode())
                 log.flush()
                 log_from = log.tell()
                 step = StepProcess(self._site, self._step(task), log, self._environment)
         except OSError as error:
-            self._untold.append(Exit(task=task, code=None, message=f"cannot start a step: {error}"))
+            self._reports.append(Exit(task=task, code=None, message=f"cannot start a step: {error}"))
             return
         self._attempts[task.trial] = _Attempt(task=task, step=step, log_from=log_from)
-        self._untold.append(Begun(task=task, identity=step.identity(self._allocation.job)))
+        self._reports.append(Begun(task=task, identity=step.identity(self._allocation.job)))
 
     def go(self, task: Task) -> None:
         """Let the step start as soon as the limits allow."""
@@ -164,8 +164,8 @@ class StepLauncher:
         while True:
             self._work()
             left = deadline - time.monotonic()
-            if self._untold or left <= 0:
-                reports, self._untold = self._untold, []
+            if self._reports or left <= 0:
+                reports, self._reports = self._reports, []
                 return reports
             time.sleep(min(PAUSE, left))
 
@@ -199,28 +199,28 @@ class StepLauncher:
 
     def _step(self, task: Task) -> Step:
         program = [*self._rank_line(), "-m", self._module, str(task.folder), "--until", str(task.until)]
-        program += ["--attempt", str(task.attempt), "--micro-batches", str(task.split)]
-        program += ["--ranks", str(len(task.places) * self._ranks), "--threads", "{threads}"]
+        program += ["--attempt", str(task.attempt), "--micro-batches", str(task.micro_batches)]
+        program += ["--ranks", str(len(task.slots) * self._ranks), "--threads", "{threads}"]
         name = f"trial-{task.trial}-{task.attempt}"
-        return Step(name=name, nodes=task.places, ranks=self._ranks, program=tuple(program))
+        return Step(name=name, nodes=task.slots, ranks=self._ranks, program=tuple(program))
 
     def _work(self) -> None:
         """Everything that is due, without waiting for any of it."""
         if not self._revoked:
             self._open_gates()
-            for node, state in self._watch.news().items():
+            for node, state in self._watch.changes().items():
                 self._node_unwell(node, gone=state == "lost")
             if self._watch.over:
                 self._revoke()
         now = time.monotonic()
         for attempt in list(self._attempts.values()):
             self._follow(attempt, now)
-        self._untold += self._probes.ended()
+        self._reports += self._probes.results()
 
     def _revoke(self) -> None:
         """The allocation is over: its steps end by themselves, and none of their ends says anything."""
         self._revoked = f"the allocation has ended (job {self._allocation.job}: {self._watch.over})"
-        self._untold.append(Revoked(message=self._revoked))
+        self._reports.append(Revoked(message=self._revoked))
         self._queue.clear()
         self._probes.close()
         self._watch.close()
@@ -247,11 +247,11 @@ class StepLauncher:
 
     def _node_unwell(self, node: str, *, gone: bool) -> None:
         word = "the scheduler has lost it" if gone else "it does not answer the scheduler"
-        self._untold.append(Probed(node=node, healthy=False, message=word))
+        self._reports.append(Probed(node=node, healthy=False, message=word))
         if gone:
             self._probes.give_up(node)
         for attempt in self._attempts.values():
-            if gone and node in attempt.task.places and attempt.ended is None:
+            if gone and node in attempt.task.slots and attempt.ended is None:
                 attempt.lost = (*attempt.lost, node)
                 attempt.step.kill()
 
@@ -277,7 +277,7 @@ class StepLauncher:
             attempt.again_at = self._closed_until = now + AGAIN
         elif self._is_known(attempt, now):
             del self._attempts[attempt.task.trial]
-            self._untold.append(self._exit(attempt))
+            self._reports.append(self._exit(attempt))
 
     def _note_end(self, attempt: _Attempt, code: int, now: float) -> None:
         """Remember what a step's launcher said at its end."""
@@ -293,7 +293,7 @@ class StepLauncher:
             return False
         evidence = attempt.evidence
         refused = not evidence.started and not evidence.suspects
-        return evidence.unreachable or (refused and not self._watch.in_order(attempt.task.places, attempt.begun))
+        return evidence.unreachable or (refused and not self._watch.in_order(attempt.task.slots, attempt.begun))
 
     def _is_known(self, attempt: _Attempt, now: float) -> bool:
         """Whether all is known that an attempt's end is judged by; ends without a result wait for the scheduler's word."""
@@ -301,7 +301,7 @@ class StepLauncher:
             return True
         assert attempt.ended is not None
         late = now > attempt.ended + HOLD and not self._watch.suspicious
-        return late or self._watch.knows(attempt.task.places, attempt.ended)
+        return late or self._watch.knows(attempt.task.slots, attempt.ended)
 
     def _exit(self, attempt: _Attempt) -> Exit:
         task, evidence, states = attempt.task, attempt.evidence, self._watch.states
@@ -315,7 +315,7 @@ class StepLauncher:
         message = evidence.message
         if attempt.hung:
             message = f"no heartbeat for {self._limits.hang_seconds:.0f} s"
-        suspects = tuple(node for node in task.places if node in gone)
+        suspects = tuple(node for node in task.slots if node in gone)
         if suspects:
             message = f"lost {', '.join(suspects)}. {message}".strip()
         return Exit(

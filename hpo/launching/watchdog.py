@@ -84,8 +84,8 @@ class Heartbeat:
 
     def _read(self) -> tuple[int, int] | None:
         with suppress(OSError):
-            found = (self.folder / HEARTBEAT).stat()
-            return found.st_mtime_ns, found.st_ino
+            status = (self.folder / HEARTBEAT).stat()
+            return status.st_mtime_ns, status.st_ino
         return None
 
 
@@ -120,10 +120,10 @@ class Question:
 
     def answer(self) -> Answer | None:
         """The answer, where one has come since the last call; asks again when it is time."""
-        found = self._read()
+        answer = self._read()
         if self._command is not None and self._asked is None and self._clock() >= self._next:
             self._ask(self._command)
-        return found
+        return answer
 
     def close(self) -> None:
         """Do not wait for an answer any more."""
@@ -169,10 +169,10 @@ class SchedulerWatch:
         self._of_nodes = Question(site.look(tuple(nodes)), every, clock=clock)
         self._of_job = Question(site.look_at_job(job), LOOK_AT_JOB_EVERY, errors=True, clock=clock)
         self._answered_at = float("inf")
-        self._seen: dict[str, float] = {}
+        self._node_times: dict[str, float] = {}
         self._trouble: dict[str, tuple[float, float]] = {}
         """From when to when looks failed or said nothing of a node, the last time."""
-        self._job_seen, self._suspected_at = float("-inf"), float("inf")
+        self._job_time, self._suspected_at = float("-inf"), float("inf")
         self.states: NodeStates = {}
         """What is known of the nodes; one that was never spoken of is missing."""
         self.over = ""
@@ -190,9 +190,9 @@ class SchedulerWatch:
 
     def knows(self, nodes: Iterable[str], since: float) -> bool:
         """Whether looks that began later have said how these nodes and the allocation are, as far as they can be asked."""
-        job = not self._of_job.possible or (self._job_seen >= since and not self.suspicious)
+        job = not self._of_job.possible or (self._job_time >= since and not self.suspicious)
         ours = set(self._nodes.values()).intersection(nodes) if self._of_nodes.possible else ()
-        return job and all(self._seen.get(node, float("-inf")) >= since for node in ours)
+        return job and all(self._node_times.get(node, float("-inf")) >= since for node in ours)
 
     def in_order(self, nodes: Iterable[str], at: float) -> bool:
         """Whether the scheduler answered and knew these nodes at that time; a slurmctld that has just started refuses steps on them.
@@ -208,14 +208,14 @@ class SchedulerWatch:
         self._of_nodes.hurry()
         self._of_job.hurry(LOOK_EVERY if self.suspicious else 0.0)
 
-    def news(self) -> NodeStates:
+    def changes(self) -> NodeStates:
         """Nodes that became unwell, or worse, since the last call; ``over`` is up to date then, too."""
         self._look_at_job()
         answer = self._of_nodes.answer()
         if answer is None:
             return {}
-        found = {} if answer.failed else self._site.states(answer.printed, tuple(self._nodes.values()))
-        known = {self._nodes[node]: state for node, state in found.items() if node in self._nodes}
+        states = {} if answer.failed else self._site.states(answer.printed, tuple(self._nodes.values()))
+        known = {self._nodes[node]: state for node, state in states.items() if node in self._nodes}
         self._note_trouble(known, answer.began)
         if answer.failed:
             return {}
@@ -224,7 +224,7 @@ class SchedulerWatch:
         if self._is_implausible(len(worse)):
             return {}
         self.states = {**self.states, **known}
-        self._seen.update(dict.fromkeys(known, answer.began))
+        self._node_times.update(dict.fromkeys(known, answer.began))
         return worse
 
     def close(self) -> None:
@@ -237,7 +237,7 @@ class SchedulerWatch:
 
     def _note_trouble(self, known: NodeStates, at: float) -> None:
         """Begin and end troubles; of a node that was never spoken of, silence says nothing about the scheduler."""
-        for node in self._seen:
+        for node in self._node_times:
             begin, until = self._trouble.get(node, (at, at))
             if node not in known:
                 self._trouble[node] = (at if until <= at else begin), float("inf")
@@ -255,7 +255,7 @@ class SchedulerWatch:
             return
         word = self._site.job_over(answer.printed)
         if word is not None:
-            self._answered_at, self._job_seen = self._clock(), answer.began
+            self._answered_at, self._job_time = self._clock(), answer.began
             self.over = word if answer.began >= self._suspected_at + LOOK_EVERY else ""
             self._suspected_at = min(self._suspected_at, answer.began) if word else float("inf")
         if self.suspicious:

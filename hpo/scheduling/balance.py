@@ -1,10 +1,10 @@
-"""On how many places a trial starts: as many as let all unfinished trials end together, and what may jump the line meanwhile."""
+"""On how many slots a trial starts: as many as let all unfinished trials end together, and what may jump the line meanwhile."""
 
 import math
 from dataclasses import dataclass
 
 from hydragnn.hpo.scheduling.events import Action, Cancel, Start
-from hydragnn.hpo.scheduling.sizing import Load, common_ending, fewest_places, loss
+from hydragnn.hpo.scheduling.sizing import Load, common_ending, fewest_slots, loss
 from hydragnn.hpo.scheduling.state import State, Target, Trial, remaining, with_trial, without_entry
 from hydragnn.hpo.scheduling.values import replace
 
@@ -15,38 +15,38 @@ LATE = 15.0
 """Seconds that an attempt needs at least once its expected end has passed; more when it is later than that, as much as it is late."""
 
 SOON = 30.0
-"""Seconds after which the places of nodes that are being probed are expected back."""
+"""Seconds after which the slots of nodes that are being probed are expected back."""
 
 LEAVING = 30.0
 """Seconds that an attempt loses besides its start where it saves itself to go on elsewhere."""
 
 PAUSE = 0.01
-"""Seconds per running attempt between two looks for one that should have more places."""
+"""Seconds per running attempt between two looks for one that should have more slots."""
 
 WORTH = 3.0
-"""So many times what an attempt loses by moving to more places must be won by it."""
+"""So many times what an attempt loses by moving to more slots must be won by it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """Places that the first in line will get."""
+    """Slots that the first in line will get."""
 
     time: float
     """When enough of them are expected to be free."""
     spare: int
-    """Places that will then be free besides."""
+    """Slots that will then be free besides."""
 
 
-def started(state: State, trial: Trial, size: int, now: float) -> tuple[State, Start]:
-    """The state in which a trial that was ready has its next attempt on the first free places."""
-    places, free = state.free.taken(size)
+def start_attempt(state: State, trial: Trial, size: int, now: float) -> tuple[State, Start]:
+    """The state in which a trial that was ready has its next attempt on the first free slots."""
+    slots, free = state.free.take(size)
     if trial.status == "paused":
         state = without_entry(state, trial)
     trial = replace(
         trial,
         status="running",
         attempt=trial.attempt + 1,
-        places=places,
+        slots=slots,
         begun=trial.begun or now,
         started=now,
         shown=(),
@@ -62,37 +62,37 @@ def started(state: State, trial: Trial, size: int, now: float) -> tuple[State, S
         trial=trial.number,
         attempt=trial.attempt,
         until=state.plan.rungs[len(trial.results)],
-        places=places,
-        split=trial.split,
+        slots=slots,
+        micro_batches=trial.micro_batches,
     )
     return replace(with_trial(state, trial), free=free, waiting=waiting, due=due), start
 
 
-def in_time(state: State, trial: Trial, places: int, now: float) -> bool:
+def in_time(state: State, trial: Trial, slots: int, now: float) -> bool:
     """Whether a trial that starts now is expected to save its first epoch before the budgets end; what is not known takes no time."""
     if state.ends == math.inf or state.simple:
         return True
     work = state.work.value if trial.work is None else trial.work
-    epoch = work / places * loss(places, trial.scaling)
+    epoch = work / slots * loss(slots, trial.scaling)
     return now + state.startup.value + epoch <= state.ends - state.plan.grace
 
 
-def balanced(state: State, chosen: list[Trial], now: float) -> tuple[State, list[Action]]:
-    """Start trials on as many places each as let all unfinished ones end together.
+def start_balanced(state: State, trials: list[Trial], now: float) -> tuple[State, list[Action]]:
+    """Start trials on as many slots each as let all unfinished ones end together.
 
-    One whose places are not free yet starts on those that are, unless it ends its segment sooner by waiting; then the
-    places that it waits for are lent only to those that give them back in time.
+    One whose slots are not free yet starts on those that are, unless it ends its segment sooner by waiting; then the
+    slots that it waits for are lent only to those that give them back in time.
     """
-    work = _known_work(state, chosen)
-    state = _aimed(state, chosen, work, now)
-    loads = {trial.number: remaining(state, trial, work) for trial in chosen}
+    work = _known_work(state, trials)
+    state = _with_target(state, trials, work, now)
+    loads = {trial.number: remaining(state, trial, work) for trial in trials}
     actions: list[Action] = []
     reservation: Reservation | None = None
-    others = len(chosen)
-    for trial in sorted(chosen, key=lambda trial: (-loads[trial.number].seconds, trial.number)):
+    others = len(trials)
+    for trial in sorted(trials, key=lambda trial: (-loads[trial.number].seconds, trial.number)):
         others -= 1
-        wanted = fewest_places(loads[trial.number], state.target.time - now, state.least, state.most)
-        size = min(wanted, len(state.free) - others * state.least)
+        target_size = fewest_slots(loads[trial.number], state.target.time - now, state.least, state.most)
+        size = min(target_size, len(state.free) - others * state.least)
         if size < state.least or not in_time(state, trial, size, now):
             continue
         end = now + _segment_time(state, trial, size, work)
@@ -101,19 +101,19 @@ def balanced(state: State, chosen: list[Trial], now: float) -> tuple[State, list
             if size < state.least:
                 continue
             reservation = Reservation(reservation.time, reservation.spare - size)
-        elif reservation is None and size < wanted:
-            reservation = _worth_waiting(state, trial, wanted, end, work, now)
+        elif reservation is None and size < target_size:
+            reservation = _worth_waiting(state, trial, target_size, end, work, now)
             if reservation is not None:
                 continue
-        state, start = started(state, trial, size, now)
+        state, start = start_attempt(state, trial, size, now)
         actions.append(start)
     return state, actions
 
 
-def enlarged(state: State, now: float) -> tuple[State, list[Action]]:
-    """Let the attempt that gains most from idle places save itself, so that it goes on with more of them.
+def enlarge_attempt(state: State, now: float) -> tuple[State, list[Action]]:
+    """Let the attempt that gains most from idle slots save itself, so that it goes on with more of them.
 
-    For the time when nothing is left to start but what runs will run for long. One at a time, and only where the idle places
+    For the time when nothing is left to start but what runs will run for long. One at a time, and only where the idle slots
     do much more work up to the end of the segment than the move costs.
     """
     if not state.active or len(state.free) < state.least or now < state.looked + len(state.active) * PAUSE:
@@ -123,34 +123,34 @@ def enlarged(state: State, now: float) -> tuple[State, list[Action]]:
     if any(trial.cancelled for trial in running):
         return state, []
     work = _known_work(state, running)
-    state = _aimed(state, [], work, now)
-    won, trial = max(((_won(state, trial, work, now), trial) for trial in running), key=lambda pair: pair[0])
-    if won <= 0:
+    state = _with_target(state, [], work, now)
+    gain, trial = max(((_gain(state, trial, work, now), trial) for trial in running), key=lambda pair: pair[0])
+    if gain <= 0:
         return state, []
-    state = with_trial(state, replace(trial, cancelled="more places"))
-    return state, [Cancel(trial=trial.number, attempt=trial.attempt, reason="more places")]
+    state = with_trial(state, replace(trial, cancelled="more slots"))
+    return state, [Cancel(trial=trial.number, attempt=trial.attempt, reason="more slots")]
 
 
-def _won(state: State, trial: Trial, work: float, now: float) -> float:
-    """Place-seconds that a running trial wins by going on with idle places, less what the move costs several times over."""
-    places, cost = len(trial.places), state.startup.value + LEAVING
-    wanted = fewest_places(_left(state, trial, work, now), state.target.time - now, state.least, state.most)
-    more = min(wanted, places + len(state.free)) - places
-    return more * (_segment_end(state, trial, work, now) - now - cost) - WORTH * places * cost
+def _gain(state: State, trial: Trial, work: float, now: float) -> float:
+    """Slot-seconds that a running trial wins by going on with idle slots, less what the move costs several times over."""
+    slots, cost = len(trial.slots), state.startup.value + LEAVING
+    target_size = fewest_slots(_load_left(state, trial, work, now), state.target.time - now, state.least, state.most)
+    more = min(target_size, slots + len(state.free)) - slots
+    return more * (_segment_end(state, trial, work, now) - now - cost) - WORTH * slots * cost
 
 
-def _aimed(state: State, chosen: list[Trial], work: float, now: float) -> State:
-    """The state with a target that serves: the smallest time in which the places do all that is left."""
-    unfinished, places = len(state.active) + len(chosen), state.healthy + sum(coming(state))
-    if unfinished > CROWD and now < state.target.time < math.inf and state.target.serves(unfinished, places):
+def _with_target(state: State, trials: list[Trial], work: float, now: float) -> State:
+    """The state with a target that serves: the smallest time in which the slots do all that is left."""
+    unfinished, slots = len(state.active) + len(trials), state.healthy + sum(probing_slots(state))
+    if unfinished > CROWD and now < state.target.time < math.inf and state.target.serves(unfinished, slots):
         return state
-    loads = [remaining(state, trial, work) for trial in chosen]
-    loads += [_left(state, trial, work, now) for trial in state.running]
-    time = now + common_ending(loads, places, state.least, state.most)
-    return replace(state, target=Target(time, unfinished, places))
+    loads = [remaining(state, trial, work) for trial in trials]
+    loads += [_load_left(state, trial, work, now) for trial in state.running]
+    time = now + common_ending(loads, slots, state.least, state.most)
+    return replace(state, target=Target(time, unfinished, slots))
 
 
-def _worth_waiting(state: State, trial: Trial, places: int, end: float, work: float, now: float) -> Reservation | None:
+def _worth_waiting(state: State, trial: Trial, slots: int, end: float, work: float, now: float) -> Reservation | None:
     """The reservation with which a trial ends its segment soonest, before ``end``; None where none does.
 
     Nobody waits for longer than a move costs: it is better to start now and to move later.
@@ -159,11 +159,11 @@ def _worth_waiting(state: State, trial: Trial, places: int, end: float, work: fl
         return None
     free, best = len(state.free), None
     latest = now + max(SOON, state.startup.value + LEAVING)
-    ends = [(_segment_end(state, other, work, now), len(other.places)) for other in state.running]
-    ends += [(now + SOON, count) for count in coming(state)]
+    ends = [(_segment_end(state, other, work, now), len(other.slots)) for other in state.running]
+    ends += [(now + SOON, count) for count in probing_slots(state)]
     for time, count in sorted(ends):
         free += count
-        size = min(free, places)
+        size = min(free, slots)
         expected = time + _segment_time(state, trial, size, work)
         if time > latest:
             break
@@ -172,29 +172,29 @@ def _worth_waiting(state: State, trial: Trial, places: int, end: float, work: fl
     return best
 
 
-def coming(state: State) -> list[int]:
-    """The places of every node that is being probed."""
+def probing_slots(state: State) -> list[int]:
+    """The slots of every node that is being probed."""
     return [len(node.held) for node in state.health.values() if node.status == "probing"]
 
 
-def _known_work(state: State, chosen: list[Trial]) -> float:
+def _known_work(state: State, trials: list[Trial]) -> float:
     """Seconds per epoch for trials of which nothing is known: the mean of the others, else a unit."""
     if state.work.count:
         return state.work.value
-    known = [trial.work for trial in chosen if trial.work is not None]
+    known = [trial.work for trial in trials if trial.work is not None]
     return sum(known) / len(known) if known else 1.0
 
 
-def _segment_time(state: State, trial: Trial, places: int, work: float) -> float:
+def _segment_time(state: State, trial: Trial, slots: int, work: float) -> float:
     """Expected seconds from a start to the next rung."""
     until = state.plan.rungs[min(len(trial.results), len(state.plan.rungs) - 1)]
-    epoch = (work if trial.work is None else trial.work) / places * loss(places, trial.scaling)
+    epoch = (work if trial.work is None else trial.work) / slots * loss(slots, trial.scaling)
     return state.startup.value + epoch * max(0, until - trial.epochs)
 
 
 def _segment_end(state: State, trial: Trial, work: float, now: float) -> float:
     """When a running trial is expected to reach its next rung, by its own pace where it has shown one; a late one gets as late again."""
-    end = trial.started + _segment_time(state, trial, len(trial.places), work)
+    end = trial.started + _segment_time(state, trial, len(trial.slots), work)
     if len(trial.shown) > 1 and trial.shown[0][1] < trial.shown[1][1]:
         (first, begun), (last, epochs) = trial.shown
         left = max(0.0, state.plan.rungs[len(trial.results)] - epochs)
@@ -202,10 +202,10 @@ def _segment_end(state: State, trial: Trial, work: float, now: float) -> float:
     return end if end > now else max(now + min(LATE, now - trial.started), 2 * now - end)
 
 
-def _left(state: State, trial: Trial, work: float, now: float) -> Load:
+def _load_left(state: State, trial: Trial, work: float, now: float) -> Load:
     """What is left of a running trial, its progress judged by the clock."""
-    load, places = remaining(state, trial, work), len(trial.places)
-    speed = places / loss(places, trial.scaling)
-    whole = (_segment_time(state, trial, places, work) - state.startup.value) * speed
+    load, slots = remaining(state, trial, work), len(trial.slots)
+    speed = slots / loss(slots, trial.scaling)
+    whole = (_segment_time(state, trial, slots, work) - state.startup.value) * speed
     part = max(0.0, _segment_end(state, trial, work, now) - max(now, trial.started + state.startup.value)) * speed
     return Load(load.seconds - whole + part, trial.scaling)

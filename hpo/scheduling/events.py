@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 from hydragnn.errors import InputError
+from hydragnn.hpo.scheduling.journal_v1 import in_current_words
 from hydragnn.record import FailureKind
 
 Origin = Literal["sampler", "warm start"]
@@ -25,12 +26,12 @@ class Plan:
     max_seconds: float | None = None
     """Budget in seconds of campaign, all controllers together."""
     max_node_seconds: float | None = None
-    """Budget in seconds times places, idle ones included, because that is what a site bills."""
+    """Budget in seconds times slots, idle ones included, because that is what a site bills."""
     timeout: float | None = None
     """Longest segment in seconds."""
-    min_places: int = 1
-    max_places: int = 1
-    """How many places one trial can use."""
+    min_slots: int = 1
+    max_slots: int = 1
+    """How many slots one trial can use."""
     grace: float = 10.0
     """Seconds that attempts need to save themselves; the campaign leaves so long before the end of a budget."""
 
@@ -40,7 +41,7 @@ class Opened:
     """A controller begins, or begins again; whatever ran under an earlier one runs no more."""
 
     plan: Plan
-    places: tuple[str, ...]
+    slots: tuple[str, ...]
     deadline: float | None = None
     """When the allocation ends, on the clock of the events; None where it does not."""
 
@@ -53,9 +54,9 @@ class Proposed:
     values: dict[str, Any]
     origin: Origin = "sampler"
     work: float | None = None
-    """Expected seconds per epoch on one place; None where nothing is known."""
+    """Expected seconds per epoch on one slot; None where nothing is known."""
     scaling: float | None = None
-    """Places at which half of the speed is lost: an epoch on p places takes ``work / p * (1 + (p - 1) / scaling)``; None: no loss."""
+    """Slots at which half of the speed is lost: an epoch on p slots takes ``work / p * (1 + (p - 1) / scaling)``; None: no loss."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,13 +148,13 @@ class Propose:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Start:
-    """Train a trial on these places until so many epochs are done."""
+    """Train a trial on these slots until so many epochs are done."""
 
     trial: int
     attempt: int
     until: int
-    places: tuple[str, ...]
-    split: int = 1
+    slots: tuple[str, ...]
+    micro_batches: int = 1
     """Parts in which every batch is computed, so that it fits into memory; the step stays the same."""
 
 
@@ -199,13 +200,13 @@ _EVENTS: dict[str, type[Any]] = {
 }
 
 
-def node_of(place: str) -> str:
-    """The node that a place belongs to: places are whole nodes, or numbered shares of one.
+def node_of(slot: str) -> str:
+    """The node that a slot belongs to: slots are whole nodes, or numbered shares of one.
 
     >>> node_of("n7"), node_of("n7/3")
     ('n7', 'n7')
     """
-    return place.partition("/")[0]
+    return slot.partition("/")[0]
 
 
 def event_to_json(event: Event) -> dict[str, Any]:
@@ -226,14 +227,15 @@ def event_from_json(value: dict[str, Any]) -> Event:
     cls = _EVENTS.get(str(value.get("event")))
     if cls is None:
         raise InputError(f"unknown event {value.get('event')!r}; it was written by a newer program, update this one")
-    members = {f.name: value[f.name] for f in fields(cls) if f.name in value}
     try:
+        value = in_current_words(value)
+        members = {f.name: value[f.name] for f in fields(cls) if f.name in value}
         if cls is Opened:
             plan = dict(members["plan"])
-            members |= {"plan": Plan(**{**plan, "rungs": tuple(plan["rungs"])}), "places": tuple(members["places"])}
+            members |= {"plan": Plan(**{**plan, "rungs": tuple(plan["rungs"])}), "slots": tuple(members["slots"])}
         if "suspects" in members:
             members["suspects"] = tuple(members["suspects"])
         event: Event = cls(**members)
-    except (TypeError, KeyError) as error:
+    except (TypeError, KeyError, ValueError) as error:
         raise InputError(f"event {value.get('event')} is damaged ({error})") from error
     return event

@@ -42,38 +42,38 @@ class Ranking:
             at += 1
         return self.chunks[at][rank]
 
-    def rank(self, standing: RankingEntry) -> int:
+    def rank(self, entry: RankingEntry) -> int:
         """How many entries are better.
 
         >>> Ranking().with_entry((0.5, 1)).with_entry((0.1, 2)).rank((0.3, 0))
         1
         """
-        at = self._chunk(standing)
-        return sum(map(len, self.chunks[:at])) + (bisect_left(self.chunks[at], standing) if self.chunks else 0)
+        at = self._chunk(entry)
+        return sum(map(len, self.chunks[:at])) + (bisect_left(self.chunks[at], entry) if self.chunks else 0)
 
-    def with_entry(self, standing: RankingEntry) -> "Ranking":
+    def with_entry(self, entry: RankingEntry) -> "Ranking":
         """The entries with one more.
 
         >>> list(Ranking().with_entry((0.5, 1)).with_entry((0.1, 2)))
         [(0.1, 2), (0.5, 1)]
         """
         if not self.chunks:
-            return Ranking(((standing,),), 1)
-        at = self._chunk(standing)
+            return Ranking(((entry,),), 1)
+        at = self._chunk(entry)
         chunk = self.chunks[at]
-        place = bisect_left(chunk, standing)
-        chunk = (*chunk[:place], standing, *chunk[place:])
+        position = bisect_left(chunk, entry)
+        chunk = (*chunk[:position], entry, *chunk[position:])
         parts = (chunk,) if len(chunk) < 2 * WIDTH else (chunk[:WIDTH], chunk[WIDTH:])
         return Ranking((*self.chunks[:at], *parts, *self.chunks[at + 1 :]), self.size + 1)
 
-    def without_entry(self, standing: RankingEntry) -> "Ranking":
+    def without_entry(self, entry: RankingEntry) -> "Ranking":
         """The entries without one that is among them; ValueError if it is not."""
-        at = self._chunk(standing)
+        at = self._chunk(entry)
         chunk = self.chunks[at] if self.chunks else ()
-        place = chunk.index(standing)
-        chunk = chunk[:place] + chunk[place + 1 :]
+        position = chunk.index(entry)
+        chunk = chunk[:position] + chunk[position + 1 :]
         return Ranking((*self.chunks[:at], *((chunk,) if chunk else ()), *self.chunks[at + 1 :]), self.size - 1)
 
-    def _chunk(self, standing: RankingEntry) -> int:
-        """Which chunk a standing belongs to."""
-        return max(0, bisect_right(self.chunks, standing, key=lambda chunk: chunk[0]) - 1)
+    def _chunk(self, entry: RankingEntry) -> int:
+        """Which chunk an entry belongs to."""
+        return max(0, bisect_right(self.chunks, entry, key=lambda chunk: chunk[0]) - 1)

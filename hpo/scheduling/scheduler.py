@@ -1,8 +1,8 @@
 """Who trains next, where, and how far: a pure state machine with asynchronous successive halving.
 
-``step(state, event, now) -> (state, actions)`` reads no clock, file or random number, so that a journal of events gives
+``transition(state, event, now) -> (state, actions)`` reads no clock, file or random number, so that a journal of events gives
 back the state, and a simulator can drive the same decisions on a virtual clock. Rungs follow Li et al. 2020
-(arXiv:1810.05934, algorithm 2): free places go to the best trials that a rung lets through, else to new trials.
+(arXiv:1810.05934, algorithm 2): free slots go to the best trials that a rung lets through, else to new trials.
 """
 
 import math
@@ -28,8 +28,17 @@ from hydragnn.hpo.scheduling.events import (
     Tick,
     node_of,
 )
-from hydragnn.hpo.scheduling.filling import filled, pending
-from hydragnn.hpo.scheduling.health import all_out, cleared, next_visit, probed, released, reopened, revisited, struck
+from hydragnn.hpo.scheduling.filling import fill_slots, pending
+from hydragnn.hpo.scheduling.health import (
+    add_strikes,
+    all_out,
+    apply_probe,
+    clear_strikes,
+    next_visit,
+    release_slots,
+    reopen_nodes,
+    revisit_nodes,
+)
 from hydragnn.hpo.scheduling.sizing import loss
 from hydragnn.hpo.scheduling.state import (
     Node,
@@ -47,7 +56,7 @@ from hydragnn.hpo.scheduling.state import (
 from hydragnn.hpo.scheduling.values import replace
 from hydragnn.record import Failure, FailureKind
 
-__all__ = ["HOPELESS", "MACHINE_FAULTS", "Node", "NodeStatus", "Rung", "State", "Trial", "TrialStatus", "step"]
+__all__ = ["HOPELESS", "MACHINE_FAULTS", "Node", "NodeStatus", "Rung", "State", "Trial", "TrialStatus", "transition"]
 
 MACHINE_FAULTS: frozenset[FailureKind] = frozenset({"lost_node", "launch", "preempted"})
 """Faults that say nothing about the configuration: retried, never told to the sampler."""
@@ -68,55 +77,55 @@ REASONS: dict[Ending, str] = {
 }
 
 
-def step(state: State, event: Event, now: float) -> tuple[State, tuple[Action, ...]]:
+def transition(state: State, event: Event, now: float) -> tuple[State, tuple[Action, ...]]:
     """The state after an event, and what is to be done about it; an event that no longer matters changes nothing."""
     if state.closed and not isinstance(event, Opened):
         return state, ()
-    after, actions = _happened(state, event, now)
+    after, actions = _dispatch(state, event, now)
     if after is state and not actions and not (state.ending is None and _time_is_up(state, now)):
         return state, ()
     after = replace(after, last=max(now, after.last))
-    after, more = _continued(after, now)
+    after, more = _fill_or_close(after, now)
     return after, (*actions, *more)
 
 
-def _happened(state: State, event: Event, now: float) -> tuple[State, list[Action]]:
+def _dispatch(state: State, event: Event, now: float) -> tuple[State, list[Action]]:
     match event:
         case Opened():
-            return _opened(state, event, now)
+            return _on_opened(state, event, now)
         case Proposed() | Exhausted():
-            return _answered(state, event)
+            return _on_proposal(state, event)
         case Launched():
             trial = _current(state, event.trial, event.attempt)
             return (state if trial is None else with_trial(state, replace(trial, identity=event.identity))), []
         case Progressed():
-            return _progressed(state, event, now), []
+            return _on_progress(state, event, now), []
         case Reached():
-            return _reached(state, event, now)
+            return _on_reached(state, event, now)
         case Failed():
-            return _failed(state, event, now)
+            return _on_failed(state, event, now)
         case Probed():
-            return _judged(*probed(state, event, now))
+            return _stop_if_hopeless(*apply_probe(state, event, now))
         case Stopping():
             return _stop(state, event.ending, event.reason)
         case Tick():
-            return _ticked(state, now)
+            return _on_tick(state, now)
 
 
-def _opened(state: State, event: Opened, now: float) -> tuple[State, list[Action]]:
+def _on_opened(state: State, event: Opened, now: float) -> tuple[State, list[Action]]:
     """Take over from an earlier controller: what ran waits for a new attempt, open requests are made again."""
     nodes: dict[str, tuple[str, ...]] = {}
-    for place in event.places:
-        nodes[node_of(place)] = (*nodes.get(node_of(place), ()), place)
-    lost = [replace(trial, status="waiting", places=(), cancelled="") for trial in state.running]
+    for slot in event.slots:
+        nodes[node_of(slot)] = (*nodes.get(node_of(slot), ()), slot)
+    lost = [replace(trial, status="waiting", slots=(), cancelled="") for trial in state.running]
     asked = sorted(number for number, trial in state.trials.items() if trial.status == "asked") if state.asked else []
-    before = max(0.0, _left_off(state, now) - state.opened)
+    before = max(0.0, _previous_end(state, now) - state.opened)
     spent, spent_node = state.spent + before, state.spent_node + before * len(state.nodes)
     ends, ends_by = _budgets_end(event, len(nodes), now, spent, spent_node)
     state = replace(
         state,
         plan=event.plan,
-        places=event.places,
+        slots=event.slots,
         nodes=nodes,
         rungs=state.rungs or (Rung(),) * len(event.plan.rungs),
         failures=0,
@@ -133,13 +142,13 @@ def _opened(state: State, event: Opened, now: float) -> tuple[State, list[Action
     for trial in lost:
         state = with_trial(state, trial)
     state = in_line(state, (*state.waiting, *(trial.number for trial in lost)))
-    state, probes = reopened(state, now)
+    state, probes = reopen_nodes(state, now)
     return state, [*probes, *(Propose(trial=number) for number in asked)]
 
 
-def _left_off(state: State, now: float) -> float:
+def _previous_end(state: State, now: float) -> float:
     """When the controller before ended; one that was killed may have lived for a pulse after the last that it wrote."""
-    written_to_the_end = state.closed or state.simple or not state.places
+    written_to_the_end = state.closed or state.simple or not state.slots
     return state.last if written_to_the_end else max(state.last, min(now, state.last + PULSE))
 
 
@@ -160,7 +169,7 @@ def _time_is_up(state: State, now: float) -> bool:
     return now >= state.ends - (0.0 if state.simple else state.plan.grace)
 
 
-def _answered(state: State, event: Proposed | Exhausted) -> tuple[State, list[Action]]:
+def _on_proposal(state: State, event: Proposed | Exhausted) -> tuple[State, list[Action]]:
     trial = state.trials.get(event.trial)
     if trial is None or trial.status != "asked":
         return state, []
@@ -178,7 +187,7 @@ def _answered(state: State, event: Proposed | Exhausted) -> tuple[State, list[Ac
     return with_waiting(state, trial), []
 
 
-def _progressed(state: State, event: Progressed, now: float) -> State:
+def _on_progress(state: State, event: Progressed, now: float) -> State:
     """Remember where an attempt was first and last seen; its pace lies between."""
     trial = _current(state, event.trial, event.attempt)
     if trial is None or trial.cancelled:
@@ -186,14 +195,14 @@ def _progressed(state: State, event: Progressed, now: float) -> State:
     return with_trial(state, replace(trial, shown=(*trial.shown[:1], (now, event.epochs))))
 
 
-def _reached(state: State, event: Reached, now: float) -> tuple[State, list[Action]]:
+def _on_reached(state: State, event: Reached, now: float) -> tuple[State, list[Action]]:
     trial = _current(state, event.trial, event.attempt)
     if trial is None:
         return state, []
     level = len(trial.results)
     over = event.over or level == len(state.plan.rungs) - 1
-    state = _measured(state, trial, event, now)
-    places, trial = trial.places, state.trials[trial.number]
+    state = _with_measurement(state, trial, event, now)
+    slots, trial = trial.slots, state.trials[trial.number]
     trial = replace(
         trial,
         status="finished" if over else "paused",
@@ -204,42 +213,42 @@ def _reached(state: State, event: Reached, now: float) -> tuple[State, list[Acti
         memory_mb=event.memory_mb or trial.memory_mb,
         faults=trial.faults if state.simple else 0,
         failure=None,
-        places=(),
+        slots=(),
         identity=None,
     )
     state = with_entry(with_trial(state, trial), trial, level)
-    state = released(cleared(state, places), places)
+    state = release_slots(clear_strikes(state, slots), slots)
     return replace(state, succeeded=True), [Settle(trial=event.trial, outcome="finished")] if over else []
 
 
-def _measured(state: State, trial: Trial, event: Reached, now: float) -> State:
-    """What a segment teaches: the trial's seconds per epoch on one place, and how long a start takes."""
-    seconds, epochs, places = event.seconds - trial.seconds, event.epochs - trial.passed, len(trial.places)
+def _with_measurement(state: State, trial: Trial, event: Reached, now: float) -> State:
+    """What a segment teaches: the trial's seconds per epoch on one slot, and how long a start takes."""
+    seconds, epochs, slots = event.seconds - trial.seconds, event.epochs - trial.passed, len(trial.slots)
     undisturbed = trial.epochs == trial.passed
     if seconds <= 0 or epochs <= 0 or not (undisturbed or trial.work is None):  # the parts can have had other sizes
         return state
-    work = seconds / epochs * places / loss(places, trial.scaling)
+    work = seconds / epochs * slots / loss(slots, trial.scaling)
     startup = state.startup.with_value(max(0.0, now - trial.started - seconds)) if undisturbed else state.startup
     state = with_trial(state, replace(trial, work=work, measured=True))
     return replace(state, work=state.work.with_value(work), startup=startup)
 
 
-def _failed(state: State, event: Failed, now: float) -> tuple[State, list[Action]]:
+def _on_failed(state: State, event: Failed, now: float) -> tuple[State, list[Action]]:
     """A machine fault is retried, a cancelled attempt waits for the next controller, the rest is the trial's own."""
     trial = _current(state, event.trial, event.attempt)
     if trial is None:
         return state, []
     kind: FailureKind = "timeout" if trial.cancelled == "timeout" else event.kind
-    places = trial.places
+    slots = trial.slots
     actions: list[Action] = []
     if event.kind in ("lost_node", "launch"):
-        state, actions = struck(state, trial, event.suspects, now)
+        state, actions = add_strikes(state, trial, event.suspects, now)
     failure = Failure(kind=kind, message=event.message)
     trial = replace(
-        trial, failure=failure, epochs=event.epochs or trial.epochs, places=(), identity=None, status="waiting"
+        trial, failure=failure, epochs=event.epochs or trial.epochs, slots=(), identity=None, status="waiting"
     )
     state, more = _fate(state, trial, kind)
-    state, hopeless = _judged(released(state, places), [])
+    state, hopeless = _stop_if_hopeless(release_slots(state, slots), [])
     return state, [*actions, *more, *hopeless]
 
 
@@ -248,8 +257,8 @@ def _fate(state: State, trial: Trial, kind: FailureKind) -> tuple[State, list[Ac
     stopped = bool(trial.cancelled)
     if kind in MACHINE_FAULTS and (stopped or trial.faults < state.plan.retries):
         return with_waiting(state, replace(trial, faults=trial.faults + (not stopped))), []
-    if kind == "out_of_memory" and trial.split < MOST_PARTS and not state.simple:
-        return with_waiting(state, replace(trial, split=2 * trial.split)), []
+    if kind == "out_of_memory" and trial.micro_batches < MOST_PARTS and not state.simple:
+        return with_waiting(state, replace(trial, micro_batches=2 * trial.micro_batches)), []
     lost = kind in MACHINE_FAULTS
     state = with_trial(state, replace(trial, status="lost" if lost else "failed"))
     if not state.succeeded and not (lost and state.simple):
@@ -257,7 +266,7 @@ def _fate(state: State, trial: Trial, kind: FailureKind) -> tuple[State, list[Ac
     return state, [Settle(trial=trial.number, outcome="lost" if lost else "failed")]
 
 
-def _judged(state: State, actions: list[Action]) -> tuple[State, list[Action]]:
+def _stop_if_hopeless(state: State, actions: list[Action]) -> tuple[State, list[Action]]:
     """End a campaign in which nothing ever succeeded, where too much has failed to believe that something will."""
     if state.succeeded or state.ending is not None:
         return state, actions
@@ -281,17 +290,17 @@ def _stop(state: State, ending: Ending, reason: str) -> tuple[State, list[Action
     return replace(state, ending=ending), cancels
 
 
-def _ticked(state: State, now: float) -> tuple[State, list[Action]]:
+def _on_tick(state: State, now: float) -> tuple[State, list[Action]]:
     """What the clock alone brings about: attempts that take too long, nodes that are due, the pulse."""
     actions: list[Action] = []
     if now >= state.due:
-        state, actions = _overdue(state, now)
-        state, probes = revisited(state, now)
-        state, actions = _judged(replace(state, due=_next_due(state)), [*actions, *probes])
+        state, actions = _cancel_overdue(state, now)
+        state, probes = revisit_nodes(state, now)
+        state, actions = _stop_if_hopeless(replace(state, due=_next_due(state)), [*actions, *probes])
     return (replace(state, last=now) if now - state.last >= PULSE else state), actions
 
 
-def _overdue(state: State, now: float) -> tuple[State, list[Action]]:
+def _cancel_overdue(state: State, now: float) -> tuple[State, list[Action]]:
     """Cancel attempts that run longer than a segment may."""
     cancels: list[Action] = []
     limit = math.inf if state.plan.timeout is None else state.plan.timeout
@@ -308,14 +317,14 @@ def _next_due(state: State) -> float:
     return min(next_visit(state), math.inf if limit is None else min(begun, default=math.inf) + limit)
 
 
-def _continued(state: State, now: float) -> tuple[State, list[Action]]:
-    """Give every free place its next work; close the campaign where nothing runs and nothing is left to do."""
+def _fill_or_close(state: State, now: float) -> tuple[State, list[Action]]:
+    """Give every free slot its next work; close the campaign where nothing runs and nothing is left to do."""
     actions: list[Action] = []
     late = False
     if state.ending is None and _time_is_up(state, now):
         state, actions = _stop(state, state.ends_by, REASONS[state.ends_by])
     if state.ending is None:
-        state, actions, late = filled(state, now)
+        state, actions, late = fill_slots(state, now)
     if state.active:
         return state, actions
     if state.ending is None and late and not state.asked:
@@ -324,10 +333,10 @@ def _continued(state: State, now: float) -> tuple[State, list[Action]]:
         return state, actions
     ending: Ending = state.ending or "finished"
     state = replace(state, ending=ending, closed=True)
-    return state, [*actions, *(_settled(state) if ending == "finished" else []), Close(ending=ending)]
+    return state, [*actions, *(_settle_pruned(state) if ending == "finished" else []), Close(ending=ending)]
 
 
-def _settled(state: State) -> list[Action]:
+def _settle_pruned(state: State) -> list[Action]:
     paused = sorted(number for rung in state.rungs for _, number in rung.paused)
     return [Settle(trial=number, outcome="pruned") for number in paused]
 

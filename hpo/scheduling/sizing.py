@@ -1,4 +1,4 @@
-"""How long work takes on so many places, and how many places every trial needs so that all end together."""
+"""How long work takes on so many slots, and how many slots every trial needs so that all end together."""
 
 import math
 from collections.abc import Sequence
@@ -28,37 +28,37 @@ class Mean:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Work that is left: seconds on one place, and the number of places at which half of the speed is lost."""
+    """Work that is left: seconds on one slot, and the number of slots at which half of the speed is lost."""
 
     seconds: float
     scaling: float | None = None
 
-    def on(self, places: int) -> float:
-        """Seconds on so many places.
+    def on(self, slots: int) -> float:
+        """Seconds on so many slots.
 
         >>> Load(100.0).on(4), Load(100.0, scaling=8.0).on(9)
         (25.0, 22.22222222222222)
         """
-        return self.seconds / places * loss(places, self.scaling)
+        return self.seconds / slots * loss(slots, self.scaling)
 
 
-def loss(places: int, scaling: float | None) -> float:
-    """By how much longer than at full efficiency work takes on so many places.
+def loss(slots: int, scaling: float | None) -> float:
+    """By how much longer than at full efficiency work takes on so many slots.
 
     >>> loss(16, None), loss(1, 8.0), loss(9, 8.0)
     (1.0, 1.0, 2.0)
     """
-    return 1.0 if scaling is None else 1.0 + (places - 1) / scaling
+    return 1.0 if scaling is None else 1.0 + (slots - 1) / scaling
 
 
-def fewest_places(load: Load, seconds: float, least: int, most: int) -> int:
-    """The smallest number of places from ``least`` to ``most`` that do the work in so many seconds; ``most`` where none does.
+def fewest_slots(load: Load, seconds: float, least: int, most: int) -> int:
+    """The smallest number of slots from ``least`` to ``most`` that do the work in so many seconds; ``most`` where none does.
 
-    Solves ``load / p * (1 + (p - 1) / scaling) <= seconds`` for p. Where more places make nothing faster: ``least``.
+    Solves ``load / p * (1 + (p - 1) / scaling) <= seconds`` for p. Where more slots make nothing faster: ``least``.
 
-    >>> fewest_places(Load(100.0), 25.0, 1, 8), fewest_places(Load(100.0), 1.0, 1, 8)
+    >>> fewest_slots(Load(100.0), 25.0, 1, 8), fewest_slots(Load(100.0), 1.0, 1, 8)
     (4, 8)
-    >>> fewest_places(Load(100.0, scaling=1.0), 1.0, 1, 8)
+    >>> fewest_slots(Load(100.0, scaling=1.0), 1.0, 1, 8)
     1
     """
     floor = 0.0 if load.scaling is None else load.seconds / load.scaling
@@ -69,13 +69,13 @@ def fewest_places(load: Load, seconds: float, least: int, most: int) -> int:
     return min(most, max(least, math.ceil((load.seconds - floor) / (seconds - floor) - 1e-9)))
 
 
-def common_ending(loads: Sequence[Load], places: int, least: int, most: int) -> float:
-    """The smallest time in which all loads are done when each has its fewest places for it; infinite where all at once do not fit.
+def common_ending(loads: Sequence[Load], slots: int, least: int, most: int) -> float:
+    """The smallest time in which all loads are done when each has its fewest slots for it; infinite where all at once do not fit.
 
     >>> round(common_ending([Load(300.0), Load(100.0)], 4, 1, 8), 6)
     100.0
     """
-    if not loads or len(loads) * least > places:
+    if not loads or len(loads) * least > slots:
         return math.inf
     seconds = np.array([load.seconds for load in loads])
     floors = np.array([0.0 if load.scaling is None else load.seconds / load.scaling for load in loads])
@@ -87,5 +87,5 @@ def common_ending(loads: Sequence[Load], places: int, least: int, most: int) -> 
         rest = middle - floors
         sizes = np.where(rest > 0, np.ceil(gain / np.where(rest > 0, rest, 1.0) - 1e-9), float(most))
         sizes = np.where(grows, np.clip(sizes, least, most), least)
-        low, high = (low, middle) if sizes.sum() <= places else (middle, high)
+        low, high = (low, middle) if sizes.sum() <= slots else (middle, high)
     return high

@@ -1,4 +1,4 @@
-"""The whole campaign as one value: trials, rungs, places and budgets, with the indexes that make every decision quick."""
+"""The whole campaign as one value: trials, rungs, slots and budgets, with the indexes that make every decision quick."""
 
 import math
 from bisect import insort
@@ -39,7 +39,7 @@ class Trial:
     faults: int = 0
     """Faults of the machine since the last rung passed."""
     failure: Failure | None = None
-    places: tuple[str, ...] = ()
+    slots: tuple[str, ...] = ()
     begun: float = 0.0
     """When the first attempt started."""
     started: float = 0.0
@@ -49,13 +49,13 @@ class Trial:
     identity: dict[str, Any] | None = None
     cancelled: str = ""
     work: float | None = None
-    """Seconds per epoch on one place: an estimate until the trial is ``measured``; None where nothing is known."""
+    """Seconds per epoch on one slot: an estimate until the trial is ``measured``; None where nothing is known."""
     scaling: float | None = None
-    """Places at which half of the speed is lost; None: no loss."""
+    """Slots at which half of the speed is lost; None: no loss."""
     measured: bool = False
     memory_mb: float = 0.0
     """Peak memory of one rank; 0 where unknown."""
-    split: int = 1
+    micro_batches: int = 1
     """Parts in which every batch is computed, doubled whenever memory runs out."""
 
     @property
@@ -83,11 +83,11 @@ class Target:
 
     time: float = math.inf
     trials: int = 0
-    places: int = 0
+    slots: int = 0
 
-    def serves(self, trials: int, places: int) -> bool:
-        """Whether it is still good enough for so many unfinished trials on so many places: within a tenth of both."""
-        return 10 * abs(trials - self.trials) <= self.trials and 10 * abs(places - self.places) <= self.places
+    def serves(self, trials: int, slots: int) -> bool:
+        """Whether it is still good enough for so many unfinished trials on so many slots: within a tenth of both."""
+        return 10 * abs(trials - self.trials) <= self.trials and 10 * abs(slots - self.slots) <= self.slots
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,8 +96,8 @@ class Strike:
 
     trial: int
     attempt: int
-    places: tuple[str, ...]
-    """The node's places that it used."""
+    slots: tuple[str, ...]
+    """The node's slots that it used."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,7 +108,7 @@ class Node:
     """pool: in use, on probation; probing: waits for its probe; quarantined: out until its next probe."""
     strikes: tuple[Strike, ...] = ()
     held: tuple[str, ...] = ()
-    """Its places that are kept back."""
+    """Its slots that are kept back."""
     until: float = 0.0
     """When the quarantine ends, or a probe counts as failed."""
     spells: int = 0
@@ -118,12 +118,12 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class State:
-    """The whole campaign; made by ``step`` only."""
+    """The whole campaign; made by ``transition`` only."""
 
     plan: Plan = field(default_factory=lambda: Plan(trials=0, rungs=(1,)))
-    places: tuple[str, ...] = ()
+    slots: tuple[str, ...] = ()
     nodes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """The places of every node."""
+    """The slots of every node."""
     free: Pool = field(default_factory=Pool)
     health: Map[str, Node] = field(default_factory=Map)
     """Nodes with something against them."""
@@ -161,11 +161,11 @@ class State:
     """The trial with the lowest objective."""
     target: Target = field(default_factory=Target)
     looked: float = -math.inf
-    """When it was last asked which attempt should go on with idle places."""
+    """When it was last asked which attempt should go on with idle slots."""
     startup: Mean = field(default_factory=Mean)
     """Seconds from a start to the first step."""
     work: Mean = field(default_factory=Mean)
-    """Seconds per epoch on one place, as measured."""
+    """Seconds per epoch on one slot, as measured."""
 
     @property
     def running(self) -> list[Trial]:
@@ -179,22 +179,22 @@ class State:
 
     @property
     def healthy(self) -> int:
-        """Places that are free or in use, those kept back left out."""
-        return len(self.places) - sum(len(node.held) for node in self.health.values())
+        """Slots that are free or in use, those kept back left out."""
+        return len(self.slots) - sum(len(node.held) for node in self.health.values())
 
     @property
     def least(self) -> int:
-        """Places that every attempt gets at least; fewer than planned where there are not so many."""
-        return max(1, min(self.plan.min_places, len(self.places)))
+        """Slots that every attempt gets at least; fewer than planned where there are not so many."""
+        return max(1, min(self.plan.min_slots, len(self.slots)))
 
     @property
     def most(self) -> int:
-        """Places that an attempt gets at most."""
-        return max(self.least, min(self.plan.max_places, len(self.places)))
+        """Slots that an attempt gets at most."""
+        return max(self.least, min(self.plan.max_slots, len(self.slots)))
 
     @property
     def simple(self) -> bool:
-        """True for journals from before nodes had a health: all places are on the machine ``local``, whose faults are not its own."""
+        """True for journals from before nodes had a health: all slots are on the machine ``local``, whose faults are not its own."""
         return len(self.nodes) == 1 and "local" in self.nodes
 
     def elapsed(self, now: float) -> float:
@@ -248,11 +248,11 @@ def in_line(state: State, numbers: Iterable[int]) -> State:
 
 def with_entry(state: State, trial: Trial, level: int) -> State:
     """The state in which a trial, that just reached a rung, stands there; and the leader is known."""
-    rung, standing = state.rungs[level], (trial.results[-1], trial.number)
-    paused = rung.paused.with_entry(standing) if trial.status == "paused" else rung.paused
-    rung = Rung(rung.reached.with_entry(standing), paused)
+    rung, entry = state.rungs[level], (trial.results[-1], trial.number)
+    paused = rung.paused.with_entry(entry) if trial.status == "paused" else rung.paused
+    rung = Rung(rung.reached.with_entry(entry), paused)
     return replace(
-        state, rungs=(*state.rungs[:level], rung, *state.rungs[level + 1 :]), leader=_leader(state, trial, standing[0])
+        state, rungs=(*state.rungs[:level], rung, *state.rungs[level + 1 :]), leader=_leader(state, trial, entry[0])
     )
 
 
@@ -265,7 +265,7 @@ def without_entry(state: State, trial: Trial) -> State:
 
 
 def segment(state: State, trial: Trial) -> float | None:
-    """Seconds on one place up to the trial's next rung; None where its work is not known."""
+    """Seconds on one slot up to the trial's next rung; None where its work is not known."""
     rungs = state.plan.rungs
     until = rungs[min(len(trial.results), len(rungs) - 1)]
     return None if trial.work is None else trial.work * max(0, until - trial.epochs)

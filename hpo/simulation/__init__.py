@@ -4,4 +4,4 @@ from hydragnn.hpo.simulation.assumptions import Assumptions
 from hydragnn.hpo.simulation.campaign import VirtualCampaign
 from hydragnn.hpo.simulation.population import Course, Population, drawn_population, recorded_population
 from hydragnn.hpo.simulation.results import PolicyResult
-from hydragnn.hpo.simulation.study import POLICIES, Scenario, compared, final_training, scenario_of
+from hydragnn.hpo.simulation.study import POLICIES, Scenario, compare_policies, final_training, scenario_of

@@ -15,7 +15,7 @@ class Assumptions(Settings):
     """Spread of the logarithm of the cost over configurations; recorded campaigns bring their own."""
 
     scaling_nodes: float = Field(default=6826.0, gt=0)
-    """Parallel efficiency: an epoch on p places takes ``work / p * (1 + (p - 1) / scaling_nodes)``; 98 % at 128, 87 % at 1,024."""
+    """Parallel efficiency: an epoch on p slots takes ``work / p * (1 + (p - 1) / scaling_nodes)``; 98 % at 128, 87 % at 1,024."""
 
     estimate_error: float = Field(default=0.3, ge=0)
     """Spread of the logarithm of what the scheduler is told about a configuration's cost, against the truth."""

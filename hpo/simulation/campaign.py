@@ -1,4 +1,4 @@
-"""The platform's own scheduler on a virtual clock: the same ``step`` that runs real campaigns."""
+"""The platform's own scheduler on a virtual clock: the same ``transition`` that runs real campaigns."""
 
 import math
 import random
@@ -20,7 +20,7 @@ from hydragnn.hpo.scheduling.events import (
     Settle,
     Start,
 )
-from hydragnn.hpo.scheduling.scheduler import MACHINE_FAULTS, State, step
+from hydragnn.hpo.scheduling.scheduler import MACHINE_FAULTS, State, transition
 from hydragnn.hpo.simulation.world import World
 
 
@@ -43,11 +43,11 @@ class VirtualCampaign:
     state: State = field(default_factory=State)
     finishes: list[Finish] = field(default_factory=list)
     settled: dict[int, str] = field(default_factory=dict)
-    told: int = 0
+    false_failures: int = 0
     """Machine faults that the sampler was told as failures of a configuration."""
     billed: float = 0.0
-    """Place-seconds from the beginning of every allocation until its controller left."""
-    step_seconds: "array[float]" = field(default_factory=lambda: array("d"))
+    """Slot-seconds from the beginning of every allocation until its controller left."""
+    decision_seconds: "array[float]" = field(default_factory=lambda: array("d"))
     """Wall time of every decision."""
     _offset: float = 0.0
     _measured: int = 0
@@ -69,12 +69,12 @@ class VirtualCampaign:
 
     def _allocation(self, number: int, start: float, deadline: float, used: float) -> None:
         world = self.world
-        places = world.open(number, start, used)
-        self._feed(Opened(plan=self.plan, places=places, deadline=deadline))
+        slots = world.open(number, start, used)
+        self._feed(Opened(plan=self.plan, slots=slots, deadline=deadline))
         while not self.state.closed and world.next_time() < deadline:
             for event in world.advance():
                 self._feed(event)
-        self.billed += len(places) * ((world.now if self.state.closed else deadline) - start)
+        self.billed += len(slots) * ((world.now if self.state.closed else deadline) - start)
         done = self.state.closed and self.state.ending not in (None, "walltime")
         if world.attempts and self.state.closed:
             world.violations.append("attempts run although the campaign is closed")
@@ -88,8 +88,8 @@ class VirtualCampaign:
             if isinstance(event, Reached):
                 self._note(event)
             begin = perf_counter()
-            self.state, actions = step(self.state, event, self.world.now)
-            self.step_seconds.append(perf_counter() - begin)
+            self.state, actions = transition(self.state, event, self.world.now)
+            self.decision_seconds.append(perf_counter() - begin)
             for action in actions:
                 answer = self._act(action)
                 if answer is not None:
@@ -98,7 +98,7 @@ class VirtualCampaign:
     def _act(self, action: Action) -> Event | None:
         match action:
             case Propose():
-                return self._proposed(action.trial)
+                return self._proposal(action.trial)
             case Start():
                 self.world.start(action)
             case Cancel():
@@ -109,7 +109,7 @@ class VirtualCampaign:
                 self._settle(action)
         return None
 
-    def _proposed(self, trial: int) -> Proposed:
+    def _proposal(self, trial: int) -> Proposed:
         """A configuration with a noisy estimate of its cost; without one while too little is measured."""
         assumptions, course = self.world.assumptions, self.world.population(trial)
         draw = random.Random(f"estimate {self.world.seed} {trial}")
@@ -131,7 +131,7 @@ class VirtualCampaign:
             self.world.violations.append(f"trial {action.trial} is settled twice")
         self.settled[action.trial] = action.outcome
         if action.outcome == "failed" and self.world.last_fault.get(action.trial) in MACHINE_FAULTS:
-            self.told += 1
+            self.false_failures += 1
         if action.outcome == "lost":
             self.world.ledger.discard(action.trial)
 
@@ -146,4 +146,4 @@ class VirtualCampaign:
         limit = self.plan.max_node_seconds
         limit = math.inf if limit is None else limit * self.world.ledger.shares  # the budget counts nodes
         if self.billed > limit * (1 + 1e-9):
-            violations.append(f"{self.billed:.0f} place-seconds used, more than the budget of {limit:.0f}")
+            violations.append(f"{self.billed:.0f} slot-seconds used, more than the budget of {limit:.0f}")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 CAUSES = (
-    "more places than one",
+    "more slots than one",
     "stragglers",
     "checkpoints",
     "start-up",
@@ -23,22 +23,22 @@ CAUSES = (
 
 @dataclass(slots=True)
 class Ledger:
-    """Place-seconds by cause; useful ones per trial, because what is not kept in the end counts as lost."""
+    """Slot-seconds by cause; useful ones per trial, because what is not kept in the end counts as lost."""
 
     shares: int = 1
-    """Places per node."""
+    """Slots per node."""
     useful: dict[int, float] = field(default_factory=lambda: defaultdict(float))
     wasted: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     training: list[tuple[float, float, int]] = field(default_factory=list)
-    """(begin, end, places) of every stretch of training."""
+    """(begin, end, slots) of every stretch of training."""
     allocated: float = 0.0
     occupied: float = 0.0
-    """Place-seconds with an attempt on them."""
+    """Slot-seconds with an attempt on them."""
 
-    def waste(self, cause: str, place_seconds: float) -> None:
+    def waste(self, cause: str, slot_seconds: float) -> None:
         """Book time that brought nothing."""
         assert cause in CAUSES
-        self.wasted[cause] += max(0.0, place_seconds)
+        self.wasted[cause] += max(0.0, slot_seconds)
 
     def discard(self, trial: int) -> None:
         """What a trial did was not kept in the end."""
@@ -52,8 +52,8 @@ class Ledger:
         per_hour = 3600.0 * self.shares
         return {cause: value / per_hour for cause, value in {"useful": useful, **known, "idle": rest}.items()}
 
-    def busy(self, end: float, bins: int, places: int) -> list[float]:
-        """Mean part of the places that trained, in equal stretches of time from 0 to ``end``."""
+    def busy(self, end: float, bins: int, slots: int) -> list[float]:
+        """Mean part of the slots that trained, in equal stretches of time from 0 to ``end``."""
         if not self.training or end <= 0:
             return [0.0] * bins
         begins, ends, weights = (np.array(column) for column in zip(*self.training))
@@ -68,4 +68,4 @@ class Ledger:
             return np.asarray(edges * sums[count] - moments[count])
 
         total = area(begins) - area(ends)
-        return [float(x) for x in np.diff(total) / (edges[1] - edges[0]) / places]
+        return [float(x) for x in np.diff(total) / (edges[1] - edges[0]) / slots]

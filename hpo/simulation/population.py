@@ -22,14 +22,14 @@ class Course:
     """The truth about one configuration, which the scheduler never sees."""
 
     work: float
-    """Seconds per epoch on one place."""
+    """Seconds per epoch on one slot."""
     scaling: float
     curve: tuple[float, ...]
     """Objective after 1, 2, ... epochs; the last value is that of the full training."""
     fails_at: float = math.inf
     """Epochs, with a fraction, after which it fails by itself."""
     failure: FailureKind = "diverged"
-    split: int = 1
+    micro_batches: int = 1
     """Parts into which its batches must be cut to fit into memory."""
 
     @property
@@ -42,13 +42,13 @@ class Course:
         """The objective after the full training; infinite for a configuration that fails."""
         return self.curve[-1] if math.isinf(self.fails_at) else math.inf
 
-    def epoch_seconds(self, places: int) -> float:
-        """Duration of an epoch on so many places.
+    def epoch_seconds(self, slots: int) -> float:
+        """Duration of an epoch on so many slots.
 
         >>> Course(work=100.0, scaling=9.0, curve=(1.0,)).epoch_seconds(10)
         20.0
         """
-        return self.work / places * (1 + (places - 1) / self.scaling)
+        return self.work / slots * (1 + (slots - 1) / self.scaling)
 
 
 Population = Callable[[int], Course]
@@ -58,7 +58,7 @@ Population = Callable[[int], Course]
 def drawn_population(assumptions: Assumptions, epochs: int, seed: int, shares: int = 1) -> Population:
     """Configurations from distributions: lognormal costs, power-law learning curves that cross, some failures of their own.
 
-    ``shares``: places per node.
+    ``shares``: slots per node.
     """
     node_hours = assumptions.median_node_hours or DEFAULT_NODE_HOURS
     cache: dict[int, Course] = {}
@@ -98,11 +98,11 @@ def recorded_population(
 
 
 def _with_own_faults(course: Course, assumptions: Assumptions, draw: random.Random) -> Course:
-    diverges, at, needs_split = draw.random() < assumptions.diverged, draw.random(), draw.random()
+    diverges, at, memory_draw = draw.random() < assumptions.diverged, draw.random(), draw.random()
     return replace(
         course,
         fails_at=at * course.epochs if diverges else math.inf,
-        split=2 if needs_split < assumptions.out_of_memory else 1,
+        micro_batches=2 if memory_draw < assumptions.out_of_memory else 1,
     )
 
 

@@ -48,8 +48,8 @@ class PolicyResult:
         """Useful over allocated node-hours."""
         return self.node_hours["useful"] / max(sum(self.node_hours.values()), 1e-12)
 
-    def summary(self) -> dict[str, Any]:
-        """The result as a plain table."""
+    def to_json(self) -> dict[str, Any]:
+        """The result as plain JSON."""
         return {
             "goodput": self.goodput,
             "utilisation": self.utilisation,
@@ -84,11 +84,11 @@ def adaptive_result(name: str, campaign: VirtualCampaign, target: float) -> Poli
         pruned=sum(outcome == "pruned" for outcome in campaign.settled.values()),
         failed=statuses.count("failed"),
         lost=statuses.count("lost"),
-        false_failures=campaign.told,
+        false_failures=campaign.false_failures,
         faults=dict(sorted(world.faults.items())),
         violations=world.violations,
-        decisions=len(campaign.step_seconds),
-        decision_ms=_quantiles(campaign.step_seconds),
+        decisions=len(campaign.decision_seconds),
+        decision_ms=_quantiles(campaign.decision_seconds),
     )
 
 
@@ -101,8 +101,8 @@ def static_result(name: str, practice: StaticPractice, target: float) -> PolicyR
         finished=len(practice.finishes),
         pruned=0,
         failed=practice.failed,
-        lost=practice.told + practice.cut,
-        false_failures=practice.told,
+        lost=practice.false_failures + practice.cut,
+        false_failures=practice.false_failures,
         faults=dict(sorted(practice.faults.items())),
     )
 
@@ -114,7 +114,7 @@ def best_of(population: Population, count: int) -> float:
 
 def _common(ledger: Ledger, nodes: int, finishes: list[Finish], target: float) -> dict[str, Any]:
     seconds = ledger.allocated / (nodes * ledger.shares)
-    trained = sum((end - begin) * places for begin, end, places in ledger.training)
+    trained = sum((end - begin) * slots for begin, end, slots in ledger.training)
     hit = min((f.seconds for f in finishes if f.value <= target * (1 + 1e-9)), default=None)
     return {
         "hours": seconds / 3600,

@@ -51,7 +51,7 @@ class StaticPractice:
     """Trials started so far."""
     failed: int = 0
     """Trials that failed by their own fault."""
-    told: int = 0
+    false_failures: int = 0
     """Trials that failed through the machine, which the optimiser was told as failures of the configuration."""
     cut: int = 0
     """Trials that were running when an allocation ended."""
@@ -65,8 +65,8 @@ class StaticPractice:
     """(time, node) of every node failure of the allocation."""
 
     @property
-    def places(self) -> int:
-        """Places of one trial."""
+    def slots(self) -> int:
+        """Slots of one trial."""
         return self.width * self.ledger.shares
 
     def run(self, hours: float) -> None:
@@ -137,13 +137,13 @@ class StaticPractice:
     def _ending(self, course: Course, fate: Fate, trains: float) -> tuple[float, float, str | None]:
         """(when it stops, when that is noticed, why) as far as the trial's own fate goes."""
         a = self.assumptions
-        epoch = course.epoch_seconds(self.places) * fate.slowness
+        epoch = course.epoch_seconds(self.slots) * fate.slowness
         done = trains + course.epochs * epoch
         hang, leave = trains + fate.hangs_after / self.width, trains + fate.preempted_after / self.width
         endings: list[tuple[float, float, str | None]] = [(done, done, None)]
         endings.append((hang, hang + a.collective_timeout_minutes * 60, "lost_node"))
         endings.append((leave, leave, "preempted"))
-        if course.split > 1:
+        if course.micro_batches > 1:
             endings.append((trains, trains, "out_of_memory"))
         if course.fails_at < course.epochs:
             at = trains + course.fails_at * epoch
@@ -155,7 +155,7 @@ class StaticPractice:
         if job.cause is None:
             self.finishes.append(Finish(seconds=now + offset, trial=job.trial, value=course.final))
         elif job.cause in ("lost_node", "launch", "preempted"):
-            self.told += 1
+            self.false_failures += 1
             self._count(job.cause)
         else:
             self.failed += 1
@@ -164,7 +164,7 @@ class StaticPractice:
 
     def _book(self, job: Job, now: float, lost: str, offset: float) -> None:
         """Write a job's node-seconds into the ledger; useful is a trial that came to its end, finished or failed by itself."""
-        ledger, width, course = self.ledger, self.places, self.population(job.trial)
+        ledger, width, course = self.ledger, self.slots, self.population(job.trial)
         ledger.occupied += width * (now - job.assigned)
         self._uncount_dead(job, now)
         starts = min(now, job.starts)
@@ -175,12 +175,12 @@ class StaticPractice:
         ledger.waste("start-up", width * (job.trains - starts))
         fate, stops = fate_of(self.assumptions, self.seed, job.trial, 1), max(job.trains, min(job.stops, now))
         epoch = course.epoch_seconds(width) * fate.slowness
-        kept = job.cause is None or lost == "own failures"
-        epochs = math.floor((stops - job.trains) / epoch + 1e-9) if kept and now >= job.reported else 0
+        counts = job.cause is None or lost == "own failures"
+        epochs = math.floor((stops - job.trains) / epoch + 1e-9) if counts and now >= job.reported else 0
         spread = course.work * (width - 1) / course.scaling
         slow = (course.work + spread) * (fate.slowness - 1)
         ledger.useful[job.trial] += epochs * course.work
-        ledger.waste("more places than one", epochs * spread)
+        ledger.waste("more slots than one", epochs * spread)
         ledger.waste("stragglers", epochs * slow)
         ledger.waste(lost, width * (now - job.trains) - epochs * (course.work + spread + slow))
         ledger.training.append((job.trains + offset, stops + offset, width))

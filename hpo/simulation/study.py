@@ -25,7 +25,7 @@ WIDTH = 128
 ADAPTIVE: dict[str, Callable[[Plan], Plan]] = {
     "adaptive": lambda plan: plan,
     "no pruning": lambda plan: replace(plan, reduction=1),
-    "fixed size": lambda plan: replace(plan, min_places=WIDTH, max_places=WIDTH),
+    "fixed size": lambda plan: replace(plan, min_slots=WIDTH, max_slots=WIDTH),
     "no retries": lambda plan: replace(plan, retries=0),
 }
 """Our scheduler, and the same with one thing switched off."""
@@ -42,13 +42,13 @@ class Scenario:
     assumptions: Assumptions
     nodes: int
     shares: int
-    """Places per node."""
+    """Slots per node."""
     seed: int
     hang_seconds: float
 
     @property
-    def places(self) -> int:
-        """Places of the whole machine."""
+    def slots(self) -> int:
+        """Slots of the whole machine."""
         return self.nodes * self.shares
 
 
@@ -58,9 +58,9 @@ def scenario_of(
     """The simulated campaign that a campaign file describes, with trials as in ``recorded`` where given."""
     search = settings.search
     plan, shares = plan_of(settings), search.trials_per_node
-    if plan.min_places > nodes:
+    if plan.min_slots > nodes:
         raise InputError(
-            f"search.nodes_per_trial: a trial needs {plan.min_places} nodes, the machine has {nodes}; raise --nodes, or set "
+            f"search.nodes_per_trial: a trial needs {plan.min_slots} nodes, the machine has {nodes}; raise --nodes, or set "
             f"search.nodes_per_trial={nodes}"
         )
     epochs = plan.rungs[-1]
@@ -69,7 +69,7 @@ def scenario_of(
     else:
         population = recorded_population(recorded, search.objective, assumptions, epochs, seed)
     return Scenario(
-        plan=replace(plan, max_places=min(plan.max_places, nodes * shares)),
+        plan=replace(plan, max_slots=min(plan.max_slots, nodes * shares)),
         population=population,
         assumptions=assumptions,
         nodes=nodes,
@@ -79,7 +79,7 @@ def scenario_of(
     )
 
 
-def compared(scenario: Scenario, policies: Sequence[str], hours: float) -> list[PolicyResult]:
+def compare_policies(scenario: Scenario, policies: Sequence[str], hours: float) -> list[PolicyResult]:
     """The figures of every policy after so many hours on the same machine, with the same configurations and faults."""
     for name in policies:
         if name not in POLICIES:
@@ -126,15 +126,15 @@ def final_training(scenario: Scenario, members: int, hours: float) -> list[Polic
 def final_scenario(scenario: Scenario, members: int) -> Scenario:
     """The scenario in which the first ``members`` configurations that do not fail by themselves are trained to the end."""
     assumptions, epochs = scenario.assumptions, scenario.plan.rungs[-1]
-    chosen = list(islice((c for k in count() if isfinite((c := scenario.population(k)).final)), members))
+    courses = list(islice((c for k in count() if isfinite((c := scenario.population(k)).final)), members))
     plan = replace(
-        scenario.plan, trials=members, rungs=(epochs,), reduction=1, finalists=members, max_places=scenario.places
+        scenario.plan, trials=members, rungs=(epochs,), reduction=1, finalists=members, max_slots=scenario.slots
     )
     known = {"estimate_error": assumptions.measured_error, "first_estimates": 0}
     return replace(
         scenario,
         plan=plan,
-        population=[replace(course, split=1) for course in chosen].__getitem__,
+        population=[replace(course, micro_batches=1) for course in courses].__getitem__,
         assumptions=assumptions.model_copy(update=known),
     )
 
@@ -142,7 +142,7 @@ def final_scenario(scenario: Scenario, members: int) -> Scenario:
 def equal_jobs(scenario: Scenario, members: int) -> StaticPractice:
     """One job of equal size per member, as many at once as fit; without faults, in favour of this practice."""
     width = min(WIDTH, scenario.nodes)
-    places, ledger = width * scenario.shares, Ledger(shares=scenario.shares)
+    slots, ledger = width * scenario.shares, Ledger(shares=scenario.shares)
     practice = StaticPractice(
         assumptions=scenario.assumptions,
         population=scenario.population,
@@ -152,18 +152,18 @@ def equal_jobs(scenario: Scenario, members: int) -> StaticPractice:
         width=width,
         trials=members,
     )
-    slots = [0.0] * (scenario.nodes // width)
+    free_at = [0.0] * (scenario.nodes // width)
     for trial in range(members):
-        course, begin = scenario.population(trial), heappop(slots)
+        course, begin = scenario.population(trial), heappop(free_at)
         trains = begin + scenario.assumptions.startup_seconds
-        end = trains + course.epochs * course.epoch_seconds(places)
-        heappush(slots, end)
+        end = trains + course.epochs * course.epoch_seconds(slots)
+        heappush(free_at, end)
         ledger.useful[trial] = course.epochs * course.work
-        ledger.waste("start-up", places * (trains - begin))
-        ledger.waste("more places than one", course.epochs * (course.work * (places - 1) / course.scaling))
-        ledger.training.append((trains, end, places))
+        ledger.waste("start-up", slots * (trains - begin))
+        ledger.waste("more slots than one", course.epochs * (course.work * (slots - 1) / course.scaling))
+        ledger.training.append((trains, end, slots))
         practice.finishes.append(Finish(seconds=end, trial=trial, value=course.final))
-    ledger.allocated = max(slots) * scenario.nodes * scenario.shares
+    ledger.allocated = max(free_at) * scenario.nodes * scenario.shares
     return practice
 
 

@@ -50,7 +50,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class Attempt:
-    """One attempt at one segment, on its places."""
+    """One attempt at one segment, on its slots."""
 
     action: Start
     course: Course
@@ -71,7 +71,7 @@ class Attempt:
     @property
     def nodes(self) -> set[str]:
         """The nodes it runs on."""
-        return {node_of(place) for place in self.action.places}
+        return {node_of(slot) for slot in self.action.slots}
 
     def progress(self, outcome: Outcome) -> float:
         """Epochs that the checkpoint holds after ``outcome``."""
@@ -121,7 +121,7 @@ class World:
     # Allocations
 
     def open(self, allocation: int, start: float, offset: float) -> tuple[str, ...]:
-        """A new allocation with other nodes; gives its places. ``offset``: allocated seconds before it."""
+        """A new allocation with other nodes; gives its slots. ``offset``: allocated seconds before it."""
         self.now = self._begin = self._next_start = start
         self._offset, self._allocation = offset, allocation
         self._prefix = f"n{allocation}-" if allocation else "n"
@@ -153,10 +153,10 @@ class World:
         """Put an attempt into the launcher's queue."""
         if action.trial in self.attempts:
             self.violations.append(f"trial {action.trial} runs twice at once")
-        nodes = {node_of(place) for place in action.places}
-        held = {p for node in nodes for t in self._on_node[node] for p in self.attempts[t].action.places}
-        if held & set(action.places):
-            self.violations.append(f"trial {action.trial} starts on places in use")
+        nodes = {node_of(slot) for slot in action.slots}
+        held = {p for node in nodes for t in self._on_node[node] for p in self.attempts[t].action.slots}
+        if held & set(action.slots):
+            self.violations.append(f"trial {action.trial} starts on slots in use")
         attempt = Attempt(
             action=action,
             course=self.population(action.trial),
@@ -204,12 +204,12 @@ class World:
                 self._push(self.now + TICK, "tick", None)
                 return [Tick()]
             case "begin":
-                return self._begun(what)
+                return self._on_begin(what)
             case "end":
                 attempt, outcome = what
                 return self._end(attempt, outcome) if attempt.outcome is outcome and not attempt.over else []
             case "look":
-                return self._shown(*what)
+                return self._on_look(*what)
             case "fault":
                 self._node_fails(what)
             case "probe":
@@ -237,7 +237,7 @@ class World:
 
     # Attempts
 
-    def _begun(self, attempt: Attempt) -> list[Event]:
+    def _on_begin(self, attempt: Attempt) -> list[Event]:
         if attempt.over or attempt.outcome is not None:
             return []
         attempt.began = self.now
@@ -246,14 +246,14 @@ class World:
             self._plan(attempt, failing)
         else:
             attempt.trains = self.now + attempt.fate.startup
-            seconds = attempt.course.epoch_seconds(len(attempt.action.places)) * attempt.fate.slowness
+            seconds = attempt.course.epoch_seconds(len(attempt.action.slots)) * attempt.fate.slowness
             attempt.epoch_seconds = seconds + self.assumptions.checkpoint_seconds
             self._plan(attempt, min(self._endings(attempt), key=lambda outcome: outcome.stops))
             self._push(self.now + FIRST_LOOK, "look", (attempt, FIRST_LOOK))
         identity = {"simulated": attempt.action.trial}
         return [Launched(trial=attempt.action.trial, attempt=attempt.action.attempt, identity=identity)]
 
-    def _shown(self, attempt: Attempt, after: float) -> list[Event]:
+    def _on_look(self, attempt: Attempt, after: float) -> list[Event]:
         """What the heartbeat of an attempt says; the next look is twice as late."""
         if attempt.over:
             return []
@@ -274,10 +274,10 @@ class World:
     def _endings(self, attempt: Attempt) -> Iterator[Outcome]:
         """Everything that can end an attempt, as far as its own fate goes."""
         begin, epoch, fate, course = attempt.trains, attempt.epoch_seconds, attempt.fate, attempt.course
-        nodes = len(attempt.action.places) / self.ledger.shares
+        nodes = len(attempt.action.slots) / self.ledger.shares
         done = begin + max(0.0, attempt.action.until - attempt.base) * epoch
         yield Outcome(stops=done, reported=done)
-        if attempt.action.split < course.split:
+        if attempt.action.micro_batches < course.micro_batches:
             at = begin + min(OOM_SECONDS, epoch)
             yield Outcome(stops=at, reported=at, kind="out_of_memory")
         if course.fails_at <= attempt.action.until:
@@ -308,10 +308,10 @@ class World:
         del self.attempts[trial]
         for node in attempt.nodes:
             self._on_node[node].discard(trial)
-        kept = attempt.progress(outcome)
-        self._book(attempt, outcome, kept)
-        self._seconds[trial] += (kept - attempt.base) * attempt.epoch_seconds
-        self._saved[trial] = kept
+        epochs_left = attempt.progress(outcome)
+        self._book(attempt, outcome, epochs_left)
+        self._seconds[trial] += (epochs_left - attempt.base) * attempt.epoch_seconds
+        self._saved[trial] = epochs_left
         if outcome.kind is None:
             value = attempt.course.curve[attempt.action.until - 1]
             seconds = self._seconds[trial]
@@ -326,37 +326,37 @@ class World:
                 attempt=number,
                 kind=outcome.kind,
                 message="simulated",
-                epochs=math.floor(kept + 1e-9),
+                epochs=math.floor(epochs_left + 1e-9),
                 suspects=outcome.suspects,
             )
         ]
 
-    def _book(self, attempt: Attempt, outcome: Outcome, kept: float) -> None:
-        """Write an attempt's place-seconds into the ledger, cause by cause."""
-        ledger, course, places = self.ledger, attempt.course, len(attempt.action.places)
-        ledger.occupied += places * (self.now - attempt.assigned)
+    def _book(self, attempt: Attempt, outcome: Outcome, epochs_left: float) -> None:
+        """Write an attempt's slot-seconds into the ledger, cause by cause."""
+        ledger, course, slots = self.ledger, attempt.course, len(attempt.action.slots)
+        ledger.occupied += slots * (self.now - attempt.assigned)
         for node in attempt.nodes & self._dead.keys():  # counted here, not as dead
-            held = sum(node_of(place) == node for place in attempt.action.places)
+            held = sum(node_of(slot) == node for slot in attempt.action.slots)
             ledger.wasted["dead nodes"] -= held * (self.now - max(attempt.assigned, self._dead[node]))
         own = outcome.kind is not None and outcome.kind not in MACHINE_FAULTS
         lost = "own failures" if own else "lost to machine faults"
         after = "saving" if outcome.kind == "preempted" else lost
         began = min(attempt.began, self.now)
-        ledger.waste("waiting to start", places * (began - attempt.assigned))
+        ledger.waste("waiting to start", slots * (began - attempt.assigned))
         if attempt.trains == math.inf:
-            ledger.waste(after if attempt.began < math.inf else "waiting to start", places * (self.now - began))
+            ledger.waste(after if attempt.began < math.inf else "waiting to start", slots * (self.now - began))
             return
         trains, stops = min(attempt.trains, self.now), max(outcome.stops, min(attempt.trains, self.now))
-        ledger.waste("start-up" if outcome.kind in (None, "preempted") else lost, places * (trains - began))
-        epochs, work = kept - attempt.base, course.work
-        spread = work * (places - 1) / course.scaling
+        ledger.waste("start-up" if outcome.kind in (None, "preempted") else lost, slots * (trains - began))
+        epochs, work = epochs_left - attempt.base, course.work
+        spread = work * (slots - 1) / course.scaling
         slow = (work + spread) * (attempt.fate.slowness - 1)
-        writing = self.assumptions.checkpoint_seconds * places
+        writing = self.assumptions.checkpoint_seconds * slots
         ledger.useful[attempt.action.trial] += epochs * work
-        ledger.waste("more places than one", epochs * spread)
+        ledger.waste("more slots than one", epochs * spread)
         ledger.waste("stragglers", epochs * slow)
         ledger.waste("checkpoints", epochs * writing)
-        ledger.waste(lost, places * (stops - trains) - epochs * (work + spread + slow + writing))
-        ledger.waste(after, places * (self.now - stops))
+        ledger.waste(lost, slots * (stops - trains) - epochs * (work + spread + slow + writing))
+        ledger.waste(after, slots * (self.now - stops))
         offset = self._offset - self._begin
-        ledger.training.append((trains + offset, stops + offset, places))
+        ledger.training.append((trains + offset, stops + offset, slots))

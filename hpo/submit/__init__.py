@@ -1,5 +1,5 @@
 """Batch jobs that carry a campaign, one after the other, until it is complete or its budget is spent."""
 
-from hydragnn.hpo.submit.chain import Span, Submission, submitted, successor, walltime
+from hydragnn.hpo.submit.chain import Span, Submission, submit_campaign, successor, walltime
 from hydragnn.hpo.submit.script import Job, job_script
 from hydragnn.hpo.submit.sites import SITES, Scheduler, Site

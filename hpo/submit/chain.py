@@ -31,14 +31,24 @@ class Submission:
     """A job in the queue, or where nothing was submitted, what it would be."""
 
     id: str | None
+    """The scheduler's name of the job; None where nothing was submitted."""
     script: Path
+    """The batch script."""
     log: Path
+    """Where the job writes what it prints."""
     text: str
+    """The batch script's text."""
     hours: float
+    """Time limit of the job."""
 
-    def summary(self) -> dict[str, Any]:
-        """The submission as a plain table."""
+    def to_json(self) -> dict[str, Any]:
+        """The submission as plain JSON, without the script."""
         return {"job": self.id, "script": str(self.script), "log": str(self.log), "hours": self.hours}
+
+    def __str__(self) -> str:
+        """The job, its time limit and where its words go."""
+        job = "not submitted" if self.id is None else f"job {self.id}"
+        return f"{job}: {self.script}, {self.hours:g} h, log in {self.log}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +60,7 @@ class Span:
     nodes: int
 
 
-def submitted(
+def submit_campaign(
     source: Path,
     out: Path,
     *,
@@ -86,7 +96,7 @@ def submitted(
             f"{source}: the budget of [search] leaves no time for a job; raise max_hours or max_node_hours"
         )
     job = _job(settings, job_settings, chain, out, minutes)
-    return _submitted(job, chain, after=None, dry_run=dry_run)
+    return _submit(job, chain, after=None, dry_run=dry_run)
 
 
 def successor(out: Path, serial: int, id: str, *, over: bool, now: float) -> Submission | None:
@@ -105,7 +115,7 @@ def successor(out: Path, serial: int, id: str, *, over: bool, now: float) -> Sub
     if minutes is None:
         return None
     job = _job(settings, job_settings, chain, out, minutes)
-    return _submitted(job, chain, after=id, dry_run=False)
+    return _submit(job, chain, after=id, dry_run=False)
 
 
 def walltime(settings: CampaignSettings, spans: Sequence[Span]) -> int | None:
@@ -139,8 +149,8 @@ def _spans(out: Path, jobs: Sequence[Mapping[str, Any]], now: float, full: int |
         if job["serial"] == full:
             end = latest
         else:
-            seen = [time for time, _ in events if start <= time < following]
-            end = _stamp(out, job, "ended") or min(latest, following, max(seen, default=following) + UNSEEN)
+            times = [time for time, _ in events if start <= time < following]
+            end = _stamp(out, job, "ended") or min(latest, following, max(times, default=following) + UNSEEN)
         held.append(Span(begin=start, end=end, nodes=job["nodes"]))
     return [*held, *(s for s in _sessions(events) if not any(h.begin <= s.begin <= h.end for h in held))]
 
@@ -150,7 +160,7 @@ def _sessions(events: Sequence[tuple[float, Any]]) -> list[Span]:
     sessions: list[Span] = []
     for time, event in events:
         if isinstance(event, Opened):
-            sessions.append(Span(begin=time, end=time, nodes=len({node_of(place) for place in event.places})))
+            sessions.append(Span(begin=time, end=time, nodes=len({node_of(slot) for slot in event.slots})))
         elif sessions:
             last = sessions[-1]
             sessions[-1] = Span(begin=last.begin, end=max(last.end, time), nodes=last.nodes)
@@ -195,12 +205,12 @@ def _store_to_stage(settings: CampaignSettings, job: JobSettings) -> Path:
     return Path(settings.base["branches"][0]["data"]["store"])
 
 
-def _submitted(job: Job, chain: Mapping[str, Any], *, after: str | None, dry_run: bool) -> Submission:
+def _submit(job: Job, chain: Mapping[str, Any], *, after: str | None, dry_run: bool) -> Submission:
     text = job_script(job)
     id = None
     if not dry_run:
         write_atomically(job.script, text)
-        id = SCHEDULERS[SITES[job.settings.site].scheduler].submitted(str(job.script), after)
+        id = SCHEDULERS[SITES[job.settings.site].scheduler].submit_script(str(job.script), after)
         entry = {"serial": job.serial, "id": id, "minutes": job.minutes, "nodes": job.settings.nodes}
         write_json(job.campaign / NAME, {**chain, "jobs": [*chain["jobs"], entry]})
     return Submission(id=id, script=job.script, log=job.log, text=text, hours=job.minutes / 60)

@@ -34,12 +34,12 @@ class Scheduler:
         waits = [] if after is None else self.after.format(after).split()
         return [*(self.submit if after is None else self.submit_from_job), *waits, script]
 
-    def submitted(self, script: str, after: str | None = None) -> str:
+    def submit_script(self, script: str, after: str | None = None) -> str:
         """Submit a script and give the job's name at the scheduler; InputError with its words where it refuses."""
         command = self.command(script, after)
-        kept = {key: value for key, value in os.environ.items() if not self._is_inherited(key)}
+        environment = {key: value for key, value in os.environ.items() if not self._is_inherited(key)}
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, env=kept)
+            done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, env=environment)
         except FileNotFoundError:
             raise InputError(f"{command[0]} is not here; submit where the scheduler is, or see --dry-run") from None
         except subprocess.TimeoutExpired:

@@ -68,7 +68,7 @@ class ArchitectureSettings(Settings):
         return self
 
     @classmethod
-    def chosen(cls, value: Any) -> type[Settings]:
+    def class_for(cls, value: Any) -> "type[ArchitectureSettings]":
         """The settings class of the architecture that ``value`` names."""
         from hydragnn.architectures.registry import architecture_of
 
@@ -93,7 +93,7 @@ class GeometricSettings(ArchitectureSettings):
     """Smooth end of messages at the cutoff; none for meshes and grains, whose edges do not come from a cutoff."""
 
 
-def _of_its_kind(value: Any, handler: Callable[[Any], Any]) -> ArchitectureSettings:
+def _of_its_kind(value: Any, handler: Callable[[Any], Any], info: Any) -> ArchitectureSettings:
     """Parse a table with the settings of the architecture that it names."""
     if isinstance(value, ArchitectureSettings) or not isinstance(value, Mapping):
         parsed: ArchitectureSettings = handler(value)
@@ -103,12 +103,12 @@ def _of_its_kind(value: Any, handler: Callable[[Any], Any]) -> ArchitectureSetti
 
         raise ValueError(f"model.kind is missing; name an architecture, one of {', '.join(architectures())}")
     try:
-        settings = ArchitectureSettings.chosen(value)
+        settings = ArchitectureSettings.class_for(value)
     except InputError as error:
         raise ValueError(str(error)) from error
-    found = settings.model_validate(dict(value))
-    assert isinstance(found, ArchitectureSettings)
-    return found
+    result = settings.model_validate(dict(value), context=info.context)
+    assert isinstance(result, ArchitectureSettings)
+    return result
 
 
 ModelSettings = Annotated[SerializeAsAny[ArchitectureSettings], WrapValidator(_of_its_kind)]
@@ -194,6 +194,11 @@ class Architecture(nn.Module):
     def reads(cls, settings: Any, field: Field) -> bool:
         """Return True where an input like this reaches the network: any of nodes and graphs, and those of edges that it sees."""
         return field.on != "edge" or "edge_features" in cls.sees or field.name in cls.kind_fields(settings)
+
+    @classmethod
+    def kinks(cls, settings: Any) -> str:
+        """A sentence that says where energies are not smooth with these settings; empty where they are."""
+        return ""
 
     @classmethod
     def check(cls, settings: Any, spec: GraphSpec) -> None:

@@ -42,8 +42,8 @@ class GATv2Layer(nn.Module):
         topology = graph.topology
         features, envelope = graph.edge_inputs
         sent, received = self.from_sender(states[0]), self.from_receiver(states[0])  # [nodes, channels]
-        told = sent.index_select(0, topology.senders)  # [edges, channels]
-        joined = told + received.index_select(0, topology.receivers)
+        from_senders = sent.index_select(0, topology.senders)  # [edges, channels]
+        joined = from_senders + received.index_select(0, topology.receivers)
         if self.from_edge is not None and features is not None:
             joined = joined + self.from_edge(features)
         scores, own = self.scores(joined), self.scores(sent + received)  # [edges, heads], [nodes, heads]
@@ -52,16 +52,16 @@ class GATv2Layer(nn.Module):
         shares = shares if envelope is None else shares * envelope
         own_share = (own - highest).exp()
         total = own_share + segment_sum(shares, topology.receivers, topology.num_rows)  # [nodes, heads]
-        messages = segment_sum(self.weighed(told, shares), topology.receivers, topology.num_rows)
-        mixed = messages + self.weighed(sent, own_share)
-        return {0: self.weighed(mixed, total.reciprocal()) + self.bias}
+        messages = segment_sum(self.weigh(from_senders, shares), topology.receivers, topology.num_rows)
+        mixed = messages + self.weigh(sent, own_share)
+        return {0: self.weigh(mixed, total.reciprocal()) + self.bias}
 
     def scores(self, joined: Float[Tensor, "items channels"]) -> Float[Tensor, "items heads"]:
         """What each head thinks of an edge before the softmax; LeakyReLU has slope 0.2, as in the authors' code."""
         hidden = nn.functional.leaky_relu(joined, 0.2).unflatten(-1, (self.heads, -1))
         return (hidden * self.attention).sum(-1)
 
-    def weighed(
+    def weigh(
         self, values: Float[Tensor, "items channels"], shares: Float[Tensor, "items heads"]
     ) -> Float[Tensor, "items channels"]:
         """Every head's channels times its share."""
@@ -83,6 +83,11 @@ class GATv2(Architecture):
         self.layers = nn.ModuleList(
             GATv2Layer(settings.hidden_dim, settings.heads, width) for _ in range(settings.num_layers)
         )
+
+    @classmethod
+    def kinks(cls, settings: GATv2Settings) -> str:
+        """Those of LeakyReLU."""
+        return "forces jump wherever the argument of a LeakyReLU of the attention changes its sign"
 
     @classmethod
     def check(cls, settings: GATv2Settings, spec: GraphSpec) -> None:

@@ -1,7 +1,8 @@
 """Scalar and vector states that turn with the graph: PaiNN (Schuett et al. 2021, arXiv:2102.03150, figure 2)."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -14,10 +15,33 @@ from hydragnn.layers import MessageGraph, States, mlp
 EPSILON = 1e-8
 
 
+def smooth_norm(squares: Tensor) -> Tensor:
+    """sqrt(|v|^2 + 1) - 1 from |v|^2: grows like |v|^2 / 2 at zero and like |v| far away, with derivatives of every order.
+
+    >>> smooth_norm(torch.tensor([0.0, 3.0]))
+    tensor([0., 1.])
+    """
+    return squares / ((squares + 1).sqrt() + 1)  # the same number, without a difference of two that are nearly equal
+
+
+def paper_norm(squares: Tensor) -> Tensor:
+    """sqrt(|v|^2 + 1e-8) from |v|^2, as in the authors' code: the length, but for a cusp 1e-4 wide at zero."""
+    return (squares + EPSILON).sqrt()
+
+
+NORMS: dict[str, Callable[[Tensor], Tensor]] = {"smooth": smooth_norm, "paper": paper_norm}
+
+
 class PaiNNSettings(GeometricSettings):
     """Scalar and vector states, rotation-equivariant (Schuett et al. 2021, arXiv:2102.03150)."""
 
+    before: ClassVar = {"norm": "paper"}
+
     kind: str = "painn"
+
+    norm: Literal["smooth", "paper"] = "smooth"
+    """Length of a vector in the updates: smooth is sqrt(|v|^2 + 1) - 1; paper is sqrt(|v|^2 + 1e-8), whose energies have cusps
+    where vectors vanish, at symmetric sites."""
 
 
 class PaiNNMessage(nn.Module):
@@ -43,25 +67,26 @@ class PaiNNMessage(nn.Module):
 
         ``vectors`` is None in the first layer, where all are zero.
         """
-        told = self.states(scalars).split(self.channels, dim=-1)  # 2 or 3 x [nodes, channels]
-        d_scalars = gather_multiply_sum(told[0], filters[0], topology)  # eq. 7
-        along = told[1].index_select(0, topology.senders) * filters[1]  # [edges, channels]
+        projections = self.states(scalars).split(self.channels, dim=-1)  # 2 or 3 x [nodes, channels]
+        d_scalars = gather_multiply_sum(projections[0], filters[0], topology)  # eq. 7
+        along = projections[1].index_select(0, topology.senders) * filters[1]  # [edges, channels]
         d_vectors = outer_sum(along, directions, topology)  # eq. 8, second term
         if vectors is not None:
-            d_vectors = d_vectors + gather_multiply_sum(told[2].unsqueeze(-2) * vectors, filters[2], topology)
+            d_vectors = d_vectors + gather_multiply_sum(projections[2].unsqueeze(-2) * vectors, filters[2], topology)
         return d_scalars, d_vectors
 
 
 class PaiNNUpdate(nn.Module):
     """Equations 9 and 10: scalars learn from the lengths and products of vectors, which they scale in turn.
 
-    The length of a vector is sqrt(|v|^2 + 1e-8), as in the authors' code.
+    Deviates from the paper: the length of a vector is ``smooth_norm``, unless ``paper_norm`` is asked for.
     """
 
-    def __init__(self, channels: int, *, last: bool) -> None:
+    def __init__(self, channels: int, *, last: bool, norm: Literal["smooth", "paper"] = "smooth") -> None:
         super().__init__()
         self.channels = channels
         self.last = last
+        self.norm = NORMS[norm]
         self.mix = nn.Linear(channels, 2 * channels, bias=False)
         self.gates = mlp([2 * channels, channels, (2 if last else 3) * channels])
 
@@ -70,7 +95,7 @@ class PaiNNUpdate(nn.Module):
     ) -> tuple[Float[Tensor, "nodes channels"], Float[Tensor, "nodes dim channels"] | None]:
         """Increments of scalars and vectors; the vectors' is None in a last layer that no one asks for vectors."""
         left, right = self.mix(vectors).split(self.channels, dim=-1)  # [nodes, dim, channels] each
-        norms = (right.square().sum(-2) + EPSILON).sqrt()  # [nodes, channels]
+        norms = self.norm(right.square().sum(-2))  # [nodes, channels]
         gates = self.gates(torch.cat([scalars, norms], dim=-1)).split(self.channels, dim=-1)
         d_scalars = gates[0] + gates[1] * (left * right).sum(-2)  # eq. 10
         return d_scalars, None if self.last else gates[2].unsqueeze(-2) * left  # eq. 9
@@ -90,7 +115,7 @@ class PaiNNLayer(nn.Module):
 
     def forward(self, states: States, graph: MessageGraph) -> States:
         """New states of degrees 0 and 1."""
-        features = graph.once("filtered features", lambda: self.filtered(graph))
+        features = graph.once("filtered features", lambda: self.edge_filters(graph))
         filters = [linear(features) for linear in self.filters]
         scalars, vectors = states[0], states.get(1)
         d_scalars, d_vectors = self.message(scalars, vectors, filters, graph.directions, graph.topology)
@@ -99,7 +124,7 @@ class PaiNNLayer(nn.Module):
         d_scalars, more = self.update(scalars, vectors)
         return {0: scalars + self.dropout(d_scalars), 1: vectors if more is None else vectors + more}
 
-    def filtered(self, graph: MessageGraph) -> Float[Tensor, "edges width"]:
+    def edge_filters(self, graph: MessageGraph) -> Float[Tensor, "edges width"]:
         """Edge inputs that end at the cutoff; the filters are linear, so the envelope acts once for all of them."""
         features, envelope = graph.edge_inputs
         assert features is not None
@@ -122,10 +147,23 @@ class PaiNN(Architecture):
         parts = [2 if number == 0 else 3 for number in range(count)]  # no vectors come into the first layer
         filters = [[nn.Linear(self.basis.width, channels, bias=False) for _ in range(part)] for part in parts]
         messages = [PaiNNMessage(channels, part) for part in parts]
-        updates = [PaiNNUpdate(channels, last=number == count - 1 and 1 not in spec.degrees) for number in range(count)]
+        updates = [
+            PaiNNUpdate(channels, last=number == count - 1 and 1 not in spec.degrees, norm=settings.norm)
+            for number in range(count)
+        ]
         self.layers = nn.ModuleList(
             PaiNNLayer(of_layer, message, update, settings.dropout)
             for of_layer, message, update in zip(filters, messages, updates)
+        )
+
+    @classmethod
+    def kinks(cls, settings: PaiNNSettings) -> str:
+        """Those of the paper's norm."""
+        if settings.norm == "smooth":
+            return ""
+        return (
+            'with norm = "paper" forces change by a step of some 1e-4 A where vectors vanish by symmetry, so that force '
+            'constants of perfect crystals diverge down to there; norm = "smooth" has none'
         )
 
     @classmethod

@@ -88,6 +88,14 @@ class PNA(Architecture):
         )
 
     @classmethod
+    def kinks(cls, settings: PNASettings) -> str:
+        """Those of minima, maxima and means."""
+        return (
+            "energies jump where a neighbour crosses the cutoff, because statistics count it at once, and forces jump where "
+            "another neighbour becomes the least or the largest, so that perfect crystals have no force constants"
+        )
+
+    @classmethod
     def renamed(cls, name: str) -> str:
         """Norms were a list of their own."""
         return re.sub(r"^norms\.(\d+)\.", r"layers.\1.norm.", name)

@@ -25,21 +25,21 @@ def architectures() -> Mapping[str, type[Architecture]]:
     import hydragnn.architectures as room
 
     names = sorted(info.name for info in pkgutil.iter_modules(room.__path__) if info.name not in _NOT_ARCHITECTURES)
-    found = [_defined_in(import_module(f"{room.__name__}.{name}")) for name in names]
-    return MappingProxyType({architecture.kind: architecture for architecture in found})
+    candidates = [_defined_in(import_module(f"{room.__name__}.{name}")) for name in names]
+    return MappingProxyType({architecture.kind: architecture for architecture in candidates})
 
 
 def _defined_in(module: ModuleType) -> type[Architecture]:
     """The one architecture that a module defines; TypeError where there is another number of them."""
-    found = [
+    candidates = [
         value
         for value in vars(module).values()
         if isinstance(value, type) and issubclass(value, Architecture) and value.__module__ == module.__name__
     ]
-    if len(found) != 1:
-        names = ", ".join(architecture.__name__ for architecture in found) or "none"
+    if len(candidates) != 1:
+        names = ", ".join(architecture.__name__ for architecture in candidates) or "none"
         raise TypeError(f"{module.__name__} defines {names}; a file of this room defines one Architecture")
-    return found[0]
+    return candidates[0]
 
 
 def architecture_of(kind: str) -> type[Architecture]:
@@ -49,16 +49,16 @@ def architecture_of(kind: str) -> type[Architecture]:
     """
     if kind in architectures():
         return architectures()[kind]
-    return _loaded(kind, kind) if ":" in kind else _announced(kind)
+    return _load(kind, kind) if ":" in kind else _entry_points(kind)
 
 
 @cache
-def _announced(kind: str) -> type[Architecture]:
+def _entry_points(kind: str) -> type[Architecture]:
     """The architecture that an installed package announces as ``kind``; InputError names the nearest where none does."""
     with _without_the_current_folder():
         announced = {entry.name: entry.value for entry in entry_points(group=GROUP)}
     if kind in announced:
-        return _loaded(announced[kind], kind)
+        return _load(announced[kind], kind)
     known = [*architectures(), *announced]
     raise InputError(
         f"unknown kind of model {kind!r}; {nearest(kind, known)} (a class of your own is named package.module:Name)"
@@ -66,7 +66,7 @@ def _announced(kind: str) -> type[Architecture]:
 
 
 @cache
-def _loaded(reference: str, kind: str) -> type[Architecture]:
+def _load(reference: str, kind: str) -> type[Architecture]:
     """The class ``package.module:Name`` of an installed package or one on PYTHONPATH; never of the current folder.
 
     A model that came from a stranger may name any class. So modules are not looked for where strangers' files may lie, and
@@ -88,23 +88,23 @@ def _loaded(reference: str, kind: str) -> type[Architecture]:
             f"model.kind = {kind!r}: {module_name} cannot be imported ({error}); install its package, or put its folder on "
             "PYTHONPATH (the current folder is left out, because strangers' files may lie there)"
         ) from error
-    found = getattr(module, name, None)
-    if not (isinstance(found, type) and issubclass(found, Architecture)):
+    architecture = getattr(module, name, None)
+    if not (isinstance(architecture, type) and issubclass(architecture, Architecture)):
         raise InputError(
             f"model.kind = {kind!r}: {module_name} has no architecture {name}; derive it from hydragnn.architectures.Architecture"
         )
-    if not issubclass(getattr(found, "Settings", type), ArchitectureSettings):
+    if not issubclass(getattr(architecture, "Settings", type), ArchitectureSettings):
         raise InputError(f"model.kind = {kind!r}: {name} has no Settings; derive them from ArchitectureSettings")
-    return found
+    return architecture
 
 
 @contextmanager
 def _without_the_current_folder() -> Iterator[None]:
     """Import as ``python -P`` does: the current folder counts only where PYTHONPATH or an installation names it."""
-    kept = list(sys.path)
+    search_path = list(sys.path)
     added = [] if sys.flags.safe_path else ["", str(Path.cwd())]  # what Python itself puts first
-    sys.path[:] = kept[1:] if kept[:1] and kept[0] in added else kept
+    sys.path[:] = search_path[1:] if search_path[:1] and search_path[0] in added else search_path
     try:
         yield
     finally:
-        sys.path[:] = kept
+        sys.path[:] = search_path

@@ -58,7 +58,7 @@ def level_of(
     relations: int,
     reduce: Reduce,
     dtype: torch.dtype,
-    chosen: Int[Tensor, " level_edges"] | None = None,
+    level_edges: Int[Tensor, " level_edges"] | None = None,
 ) -> Level:
     """The chosen edges and the nodes at their ends, renumbered; without a choice all edges and all nodes.
 
@@ -68,9 +68,9 @@ def level_of(
     ([0, 2], [1, 0])
     """
     nodes = None
-    if chosen is not None:
-        topology, nodes = _part_of(topology, chosen)
-        relation = relation.index_select(0, chosen)
+    if level_edges is not None:
+        topology, nodes = _part_of(topology, level_edges)
+        relation = relation.index_select(0, level_edges)
     keyed = relation_topology(topology, relation, relations)
     if reduce == "sum":
         return Level(nodes, keyed, None)
@@ -79,10 +79,10 @@ def level_of(
     return Level(nodes, keyed, weight)
 
 
-def _part_of(topology: Topology, chosen: Tensor) -> tuple[Topology, Tensor]:
+def _part_of(topology: Topology, level_edges: Tensor) -> tuple[Topology, Tensor]:
     """The chosen edges between the nodes that they touch, and the numbers of these nodes."""
-    senders = topology.senders.index_select(0, chosen)
-    receivers = topology.receivers.index_select(0, chosen)
+    senders = topology.senders.index_select(0, level_edges)
+    receivers = topology.receivers.index_select(0, level_edges)
     touched = torch.zeros(topology.num_rows, dtype=torch.bool, device=senders.device)
     touched[senders] = True
     touched[receivers] = True
@@ -135,10 +135,10 @@ class RelationalLayer(nn.Module):
 
     def level_in(self, graph: MessageGraph, dtype: torch.dtype) -> Level:
         """The layer's level of a graph, with weights in ``dtype``."""
-        relation, chosen = graph.edge_kinds[self.settings.relation], None
+        relation, level_edges = graph.edge_kinds[self.settings.relation], None
         if self.level is not None:
-            chosen = (graph.edge_kinds[self.settings.level] == self.level).nonzero().squeeze(1)
-        return level_of(graph.topology, relation, self.relations, self.settings.reduce, dtype, chosen)
+            level_edges = (graph.edge_kinds[self.settings.level] == self.level).nonzero().squeeze(1)
+        return level_of(graph.topology, relation, self.relations, self.settings.reduce, dtype, level_edges)
 
 
 class Relational(Architecture):

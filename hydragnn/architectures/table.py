@@ -18,23 +18,38 @@ SIGHTS = {
 
 def architecture_table() -> str:
     """One line per architecture, in Markdown: what it is, what it sees (what it cannot do without in bold), gives and needs."""
-    head = ["| `kind` | what it is | sees | vectors | its own keys |", "|---|---|---|---|---|"]
+    head = ["| `kind` | what it is | sees | vectors | smooth energies | its own keys |", "|---|---|---|---|---|---|"]
     return "\n".join([*head, *(_line(architecture) for architecture in architectures().values())]) + "\n"
 
 
 def _line(architecture: type[Architecture]) -> str:
-    seen = [
+    inputs = [
         f"**{words}**" if sight in architecture.requires else words
         for sight, words in SIGHTS.items()
         if sight in architecture.sees
     ]
-    seen += [f"{statistic} of the training part" for statistic in sorted(architecture.needs)]
+    inputs += [f"{statistic} of the training part" for statistic in sorted(architecture.needs)]
     settings = architecture.Settings
     shared = GeometricSettings.model_fields
     own = [f"`{key}`" for key in settings.model_fields if key not in shared]
     what = (settings.__doc__ or "").partition("\n")[0].rstrip(".")
     vectors = "yes" if 1 in architecture.gives else "no"
-    return f"| `{architecture.kind}` | {what} | {', '.join(seen) or 'who is whose neighbour'} | {vectors} | {', '.join(own) or '-'} |"
+    smooth = (
+        "-"
+        if not architecture.sees_positions()
+        else "no"
+        if architecture.kinks(settings.parse({"kind": architecture.kind}))
+        else "yes"
+    )
+    cells = [
+        f"`{architecture.kind}`",
+        what,
+        ", ".join(inputs) or "who is whose neighbour",
+        vectors,
+        smooth,
+        ", ".join(own) or "-",
+    ]
+    return f"| {' | '.join(cells)} |"
 
 
 if __name__ == "__main__":

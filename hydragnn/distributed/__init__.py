@@ -2,4 +2,4 @@
 
 from hydragnn.distributed.launch import Launch, LaunchError, host_name, launch_from, this_launch
 from hydragnn.distributed.leaving import SECONDS_FOR_THE_FIRST, abandon, end_job, leave
-from hydragnn.distributed.ranks import Ranks, joined_ranks
+from hydragnn.distributed.ranks import Ranks, join_ranks

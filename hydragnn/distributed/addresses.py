@@ -58,11 +58,11 @@ def _interfaces() -> dict[str, str]:
 
 
 def _address_of_interface(name: str) -> str:
-    found = [address for address, interface in _interfaces().items() if interface == name]
-    if not found:
+    matches = [address for address, interface in _interfaces().items() if interface == name]
+    if not matches:
         known = ", ".join(sorted(set(_interfaces().values())))
         raise LaunchError(f"GLOO_SOCKET_IFNAME is {name}, but {host_name()} has {known}; name one of these or unset it")
-    return found[0]
+    return matches[0]
 
 
 def _addresses(name: str) -> list[str]:

@@ -110,10 +110,10 @@ def on_interfaces(gloo: str, nccl: str) -> Iterator[None]:
 
     Environment variables are the one way that both libraries offer through ``torch.distributed``.
     """
-    wanted = {name: value for name, value in zip(_INTERFACES, (gloo, nccl)) if value and not os.environ.get(name)}
-    os.environ.update(wanted)
+    interfaces = {name: value for name, value in zip(_INTERFACES, (gloo, nccl)) if value and not os.environ.get(name)}
+    os.environ.update(interfaces)
     try:
         yield
     finally:
-        for name in wanted:
+        for name in interfaces:
             os.environ.pop(name, None)

@@ -24,14 +24,14 @@ def leave(code: int, seconds: float = SECONDS_FOR_THE_FIRST) -> NoReturn:
     A failing rank other than the first stays for so many ``seconds``.
     """
     mpi: Any = sys.modules.get("mpi4py.MPI")
-    lives, launch = mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized(), this_launch()
-    if launch.size == 1 and (not lives or mpi.COMM_WORLD.size == 1):
+    mpi_runs, launch = mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized(), this_launch()
+    if launch.size == 1 and (not mpi_runs or mpi.COMM_WORLD.size == 1):
         sys.exit(code)
     if code and launch.rank:
         time.sleep(seconds)
-    if lives and code == 0 and not _abandoned.is_set():
+    if mpi_runs and code == 0 and not _abandoned.is_set():
         mpi.Finalize()
-    elif lives:
+    elif mpi_runs:
         end_job(code)
     _flush()
     os._exit(code)

@@ -51,7 +51,7 @@ class Ranks:
 
 
 @contextmanager
-def joined_ranks(folder: Path, device: torch.device | None = None) -> Iterator[Ranks]:
+def join_ranks(folder: Path, device: torch.device | None = None) -> Iterator[Ranks]:
     """The ranks that the launcher started, connected for the length of the block.
 
     A process group that the caller has made already is used as it is. ``folder`` is where ranks without MPI meet.
@@ -60,7 +60,7 @@ def joined_ranks(folder: Path, device: torch.device | None = None) -> Iterator[R
     """
     launch = this_launch()
     if dist.is_initialized():
-        yield _described(Launch(by="torchrun", rank=dist.get_rank(), size=dist.get_world_size()))
+        yield _ranks_of(Launch(by="torchrun", rank=dist.get_rank(), size=dist.get_world_size()))
         return
     if launch.size == 1:
         yield Ranks()
@@ -70,7 +70,7 @@ def joined_ranks(folder: Path, device: torch.device | None = None) -> Iterator[R
         size = met.launch.size
         dist.init_process_group(backend, store=met.store, rank=met.launch.rank, world_size=size, timeout=PATIENCE)
         try:
-            ranks = _described(met.launch)
+            ranks = _ranks_of(met.launch)
             if ranks.first:
                 met.clear(store=backend == "gloo")
             ranks.sum_in_place(torch.zeros(1, device=_device(met.launch)))  # nobody goes on and sees what is cleared
@@ -83,7 +83,7 @@ def joined_ranks(folder: Path, device: torch.device | None = None) -> Iterator[R
             dist.destroy_process_group()
 
 
-def _described(launch: Launch) -> Ranks:
+def _ranks_of(launch: Launch) -> Ranks:
     """The ranks with the number of machines they run on."""
     if launch.size == 1:
         return Ranks()

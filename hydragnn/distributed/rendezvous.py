@@ -107,7 +107,7 @@ def rendezvous(launch: Launch, folder: Path, patience: timedelta = PATIENCE) -> 
     """
     meet = _through_mpi if launch.by == "mpi" else _through_folder
     with meet(launch, folder, patience) as (counted, invitation):
-        joined = _joined(counted, invitation, patience)
+        joined = _join(counted, invitation, patience)
         try:
             yield joined if launch.by == "mpi" else replace(joined, place=meeting_place(launch, folder))
         finally:
@@ -115,7 +115,7 @@ def rendezvous(launch: Launch, folder: Path, patience: timedelta = PATIENCE) -> 
                 joined.store.close()
 
 
-def _joined(launch: Launch, invitation: Invitation, patience: timedelta) -> Meeting:
+def _join(launch: Launch, invitation: Invitation, patience: timedelta) -> Meeting:
     """Connect to the store of the invitation."""
     if not invitation.file:
         secret = bytes.fromhex(invitation.secret)
@@ -135,7 +135,7 @@ def _joined(launch: Launch, invitation: Invitation, patience: timedelta) -> Meet
 
 
 @contextmanager
-def _hosted(launch: Launch, peers: Sequence[Peer]) -> Iterator[Invitation]:
+def _host(launch: Launch, peers: Sequence[Peer]) -> Iterator[Invitation]:
     """The store that rank 0 keeps for its peers, for the length of the block."""
     if len({peer.machine for peer in peers}) == 1:
         place = Path(tempfile.mkdtemp(prefix="hydragnn-ranks-"))  # mode 0700
@@ -166,18 +166,18 @@ def _through_mpi(launch: Launch, folder: Path, patience: timedelta) -> Iterator[
     launch = replace(launch, rank=world.rank, size=world.size)
     peers = world.allgather(Peer(host=launch.node or host_name(), machine=machine_name()))
     if launch.rank:
-        told = world.bcast(None)
-        if isinstance(told, str):
-            raise LaunchError(told)
-        yield launch, told
+        answer = world.bcast(None)
+        if isinstance(answer, str):
+            raise LaunchError(answer)
+        yield launch, answer
         return
-    told = ""
+    answer = ""
     try:
-        with _hosted(launch, peers) as invitation:
-            told = world.bcast(invitation)
+        with _host(launch, peers) as invitation:
+            answer = world.bcast(invitation)
             yield launch, invitation
     except (InputError, OSError) as error:
-        if not told:  # the others are waiting to hear something
+        if not answer:  # the others are waiting to hear something
             world.bcast(f"rank 0 cannot keep a store for its peers: {error}")
         raise
 
@@ -195,7 +195,7 @@ def _through_folder(launch: Launch, folder: Path, patience: timedelta) -> Iterat
     try:
         write_json(place / CALL, {"number": own.number})
         peers = _peers(launch, place, own, deadline)
-        with _hosted(launch, peers) as invitation:
+        with _host(launch, peers) as invitation:
             write_json(place / INVITATION, {"to": [peer.number for peer in peers], "store": asdict(invitation)})
             yield launch, invitation
     finally:
@@ -277,11 +277,11 @@ def _make_private(place: Path) -> None:
 
 def check_private(place: Path) -> None:
     """LaunchError unless this is a folder, no link, of this user, and closed to all others."""
-    found = place.lstat()
-    if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077:
+    status = place.lstat()
+    if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077:
         return
     raise LaunchError(
         f"ranks do not meet in {place}, where others than this user could tell them where to connect (mode "
-        f"{stat.filemode(found.st_mode)}, owner {found.st_uid}); remove it and start again, and if the file system keeps no "
+        f"{stat.filemode(status.st_mode)}, owner {status.st_uid}); remove it and start again, and if the file system keeps no "
         "modes, start the ranks by MPI"
     )

@@ -152,7 +152,7 @@ class SecretStore(dist.Store):
         super().__init__()
         self._patience = patience
         self._lock = threading.Lock()  # NCCL asks from threads of its own
-        self._socket = _connected(address, port, secret, patience.total_seconds())
+        self._socket = _connect(address, port, secret, patience.total_seconds())
 
     def set(self, key: str, value: bytes | str) -> None:
         """Write a value."""
@@ -232,15 +232,15 @@ class SecretStore(dist.Store):
         with self._lock:
             try:
                 self._socket.sendall(_message([what, list(keys), written, number]))
-                (length,) = struct.unpack("!I", _received(self._socket, 4))
-                return json.loads(_received(self._socket, length))
+                (length,) = struct.unpack("!I", _receive(self._socket, 4))
+                return json.loads(_receive(self._socket, length))
             except (OSError, ValueError) as error:
                 raise dist.DistNetworkError(
                     f"the first rank's store is gone ({error}): connection closed by peer"
                 ) from error
 
 
-def _connected(address: str, port: int, secret: bytes, seconds: float) -> socket.socket:
+def _connect(address: str, port: int, secret: bytes, seconds: float) -> socket.socket:
     """A connection whose two sides know the secret."""
     deadline, pause = time.monotonic() + seconds, 0.05
     while True:
@@ -266,9 +266,9 @@ def _connected(address: str, port: int, secret: bytes, seconds: float) -> socket
 def _prove(connection: socket.socket, secret: bytes) -> None:
     """Prove this side, then check the other; LaunchError where it does not know the secret."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    theirs, ours = _received(connection, _NONCE), secrets.token_bytes(_NONCE)
+    theirs, ours = _receive(connection, _NONCE), secrets.token_bytes(_NONCE)
     connection.sendall(ours + _proof(secret, b"rank", theirs, ours))
-    if not hmac.compare_digest(_received(connection, _PROOF), _proof(secret, b"store", theirs, ours)):
+    if not hmac.compare_digest(_receive(connection, _PROOF), _proof(secret, b"store", theirs, ours)):
         address, port = connection.getpeername()[:2]
         raise LaunchError(
             f"what answers at {address} port {port} is not the first rank of this run; start the run again"
@@ -291,7 +291,7 @@ async def _read_message(reader: asyncio.StreamReader) -> bytes:
     return await reader.readexactly(length)
 
 
-def _received(connection: socket.socket, count: int) -> bytes:
+def _receive(connection: socket.socket, count: int) -> bytes:
     """So many bytes; ConnectionError where the other side closes before."""
     parts = bytearray()
     while len(parts) < count:

@@ -80,8 +80,8 @@ class Op:
         if form is not None:
             value = self.forms[form](*tried.tensors, *tried.rest)
             return Errors(_difference(_together(value), _together(self.reference(*exact.tensors, *exact.rest))))
-        found, expected = _with_derivatives(self.call, tried), _with_derivatives(self.reference, exact)
-        return Errors(*(_difference(ours, theirs) for ours, theirs in zip(found, expected)))
+        actual, expected = _with_derivatives(self.call, tried), _with_derivatives(self.reference, exact)
+        return Errors(*(_difference(ours, theirs) for ours, theirs in zip(actual, expected)))
 
     def within(self, errors: Errors, dtype: torch.dtype = torch.float64) -> bool:
         """Whether the op is as exact as it promises in this dtype."""
@@ -121,10 +121,10 @@ def _direction(like: Tensor) -> Tensor:
     return steps.to(device=like.device, dtype=like.dtype)
 
 
-def _difference(found: Tensor, expected: Tensor) -> float:
+def _difference(actual: Tensor, expected: Tensor) -> float:
     if not expected.numel():
         return 0.0
-    found, expected = found.detach().to("cpu", torch.float64), expected.detach()
-    if not bool(found.isfinite().all()):
+    actual, expected = actual.detach().to("cpu", torch.float64), expected.detach()
+    if not bool(actual.isfinite().all()):
         return float("inf")
-    return float((found - expected).abs().max() / expected.abs().max().clamp_min(1.0))
+    return float((actual - expected).abs().max() / expected.abs().max().clamp_min(1.0))

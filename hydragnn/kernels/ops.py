@@ -57,12 +57,12 @@ def _sums(from_rows: bool) -> dict[str, Make]:
         weight = normal(edges.num_edges, *[channels] * wide)
         return Case(tensors=(*plain(axes, edges, channels, normal).tensors, weight), rest=(edges,))
 
-    found: dict[str, Make] = {}
+    makes: dict[str, Make] = {}
     for name, axes in AXES.items():
-        found[f"{name}, no weight"] = partial(plain, axes)
-        found[f"{name}, weight per edge"] = partial(weighted, axes, False)
-        found[f"{name}, weight per channel"] = partial(weighted, axes, True)
-    return found
+        makes[f"{name}, no weight"] = partial(plain, axes)
+        makes[f"{name}, weight per edge"] = partial(weighted, axes, False)
+        makes[f"{name}, weight per channel"] = partial(weighted, axes, True)
+    return makes
 
 
 def _products() -> dict[str, Make]:

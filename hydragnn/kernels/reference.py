@@ -52,18 +52,18 @@ def outer_sum(messages: Tensor, directions: Tensor, topology: Topology) -> Tenso
 
 def along_directions(directions: Tensor, vectors: Tensor, topology: Topology) -> Tensor:
     """y_ec = sum of u_ea v_iac over the axes a."""
-    found = vectors.new_zeros(topology.num_edges, vectors.shape[-1])
+    result = vectors.new_zeros(topology.num_edges, vectors.shape[-1])
     for edge, _, receiver in edges_of(topology):
-        found = found.index_put((torch.tensor(edge),), directions[edge] @ vectors[receiver])
-    return found
+        result = result.index_put((torch.tensor(edge),), directions[edge] @ vectors[receiver])
+    return result
 
 
 def along_channels(messages: Tensor, vectors: Tensor, topology: Topology) -> Tensor:
     """y_ea = sum of m_ec v_iac over the channels c."""
-    found = vectors.new_zeros(topology.num_edges, vectors.shape[1])
+    result = vectors.new_zeros(topology.num_edges, vectors.shape[1])
     for edge, _, receiver in edges_of(topology):
-        found = found.index_put((torch.tensor(edge),), vectors[receiver] @ messages[edge])
-    return found
+        result = result.index_put((torch.tensor(edge),), vectors[receiver] @ messages[edge])
+    return result
 
 
 def _by_node(
@@ -86,10 +86,10 @@ def _variance(values: list[Tensor]) -> Tensor:
 
 
 def _largest(values: list[Tensor]) -> Tensor:
-    found = values[0]
+    result = values[0]
     for value in values[1:]:
-        found = torch.where(value > found, value, found)  # the first among equals keeps the gradient
-    return found
+        result = torch.where(value > result, value, result)  # the first among equals keeps the gradient
+    return result
 
 
 def segment_sum(messages: Tensor, receivers: Tensor, num_nodes: int) -> Tensor:

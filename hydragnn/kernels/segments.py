@@ -74,7 +74,7 @@ def segment_variance(
 
     Mean 1e3 with deviation 1e-2 keeps its digits in float32, which E[x^2] - E[x]^2 does not.
     """
-    return _centred(messages, receivers, num_nodes)[1]
+    return _centre(messages, receivers, num_nodes)[1]
 
 
 def segment_std(
@@ -94,7 +94,7 @@ def segment_statistics(
 
     Atomics: ``index_add`` on CUDA and ROCm; last bits of sums may differ from run to run there.
     """
-    mean, variance = _centred(messages, receivers, num_nodes)
+    mean, variance = _centre(messages, receivers, num_nodes)
     low = segment_min(messages, receivers, num_nodes)
     high = segment_max(messages, receivers, num_nodes)
     return mean, low, high, (variance + floor).sqrt()
@@ -122,7 +122,7 @@ def _counts(receivers: Tensor, num_nodes: int, like: Tensor) -> Tensor:
     return counts.view(-1, *[1] * (like.dim() - 1))
 
 
-def _centred(messages: Tensor, receivers: Tensor, num_nodes: int) -> tuple[Tensor, Tensor]:
+def _centre(messages: Tensor, receivers: Tensor, num_nodes: int) -> tuple[Tensor, Tensor]:
     """Mean and variance; the second pass over centred values is what keeps the digits."""
     total = segment_sum(messages, receivers, num_nodes)
     counts = _counts(receivers, num_nodes, total)

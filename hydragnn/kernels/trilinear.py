@@ -66,7 +66,7 @@ def sum_to_rows(x: Tensor, weight: Tensor | None, topology: Topology) -> Tensor:
     """A in plain torch; ``embedding_bag``, and ``index_add_`` where a weight has channels."""
     if weight is None or weight.dim() == 1:
         return segment_bag(x, topology.senders, topology.row_offsets, weight)
-    messages = x.index_select(0, topology.senders) * _aligned(weight, x)
+    messages = x.index_select(0, topology.senders) * _align(weight, x)
     return messages.new_zeros(topology.num_rows, *x.shape[1:]).index_add_(0, topology.receivers, messages)
 
 
@@ -75,7 +75,7 @@ def sum_to_columns(g: Tensor, weight: Tensor | None, topology: Topology) -> Tens
     if weight is None or weight.dim() == 1:
         ordered = None if weight is None else weight.index_select(0, topology.by_sender)
         return segment_bag(g, topology.receivers_by_sender, topology.column_offsets, ordered)
-    messages = g.index_select(0, topology.receivers) * _aligned(weight, g)
+    messages = g.index_select(0, topology.receivers) * _align(weight, g)
     return messages.new_zeros(topology.num_columns, *g.shape[1:]).index_add_(0, topology.senders, messages)
 
 
@@ -114,7 +114,7 @@ def segment_bag(x: Tensor, index: Tensor, offsets: Tensor, weight: Tensor | None
     return summed.view(-1, *x.shape[1:])
 
 
-def _aligned(weight: Tensor, x: Tensor) -> Tensor:
+def _align(weight: Tensor, x: Tensor) -> Tensor:
     """The weight ``[edges, channels]`` with an axis of length 1 where x has vector axes."""
     return weight.view(weight.shape[0], *[1] * (x.dim() - weight.dim()), *weight.shape[1:])
 

@@ -6,7 +6,7 @@ from hydragnn.layers.inputs import ClassEmbedding, EdgeInputs, NodeInputs
 from hydragnn.layers.message_graph import MessageGraph, States, lengths_and_directions
 from hydragnn.layers.mlp import mlp
 from hydragnn.layers.radial import BesselBasis, GaussianBasis, RadialFeatures, envelope_at
-from hydragnn.layers.readout import GatedProducts, GatedVectors, Pool, pooled
+from hydragnn.layers.readout import GatedProducts, GatedVectors, Pool, pool_nodes
 from hydragnn.layers.wrapping import Checkpointed, Residual
 
 __all__ = [
@@ -32,5 +32,5 @@ __all__ = [
     "envelope_at",
     "lengths_and_directions",
     "mlp",
-    "pooled",
+    "pool_nodes",
 ]

@@ -66,9 +66,9 @@ class LinearGraphAttention(nn.Module):
         queries, keys, values = (part.unflatten(-1, (self.heads, -1)) for part in self.project(states).chunk(3, dim=-1))
         queries, keys = nn.functional.elu(queries) + 1, nn.functional.elu(keys) + 1  # [nodes, heads, width]
         outer = keys.unsqueeze(-1) * values.unsqueeze(-2)  # [nodes, heads, width, width]
-        told = segment_sum(outer, graph.owner, graph.num_graphs).index_select(0, graph.owner)
+        context = segment_sum(outer, graph.owner, graph.num_graphs).index_select(0, graph.owner)
         weight = segment_sum(keys, graph.owner, graph.num_graphs).index_select(0, graph.owner)
-        read = (queries.unsqueeze(-2) @ told).squeeze(-2) / (queries * weight).sum(-1, keepdim=True)
+        read = (queries.unsqueeze(-2) @ context).squeeze(-2) / (queries * weight).sum(-1, keepdim=True)
         return self.out(read.flatten(1))
 
 

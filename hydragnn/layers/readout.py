@@ -13,12 +13,12 @@ Pool = Literal["sum", "mean", "max"]
 POOLS = {"sum": segment_sum, "mean": segment_mean, "max": segment_max}
 
 
-def pooled(
+def pool_nodes(
     values: Float[Tensor, "nodes *features"], graph_of_node: Int[Tensor, " nodes"], num_graphs: int, pool: Pool
 ) -> Float[Tensor, "{num_graphs} *features"]:
     """Sum, mean or largest value over the nodes of every graph; zeros for a graph without nodes.
 
-    >>> pooled(torch.tensor([[1.0], [3.0]]), torch.tensor([0, 0]), num_graphs=1, pool="mean")
+    >>> pool_nodes(torch.tensor([[1.0], [3.0]]), torch.tensor([0, 0]), num_graphs=1, pool="mean")
     tensor([[2.]])
     """
     return POOLS[pool](values, graph_of_node, num_graphs)

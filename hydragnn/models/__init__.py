@@ -2,12 +2,12 @@
 
 from hydragnn.architectures import GraphStatistics, ModelSettings
 from hydragnn.models.branched import BranchedModel, build_branched, check_shared
-from hydragnn.models.build import build_described, build_model
+from hydragnn.models.build import build_from_description, build_model
 from hydragnn.models.description import (
     ModelDescription,
     degree_statistics,
-    described,
     description_from_json,
+    make_description,
 )
 from hydragnn.models.distributions import (
     Categorical,
@@ -15,7 +15,7 @@ from hydragnn.models.distributions import (
     Normal,
     Number,
     Point,
-    concatenated,
+    concatenate_distributions,
     distribution_from_arrays,
 )
 from hydragnn.models.graph_model import GraphModel
@@ -39,12 +39,12 @@ __all__ = [
     "Target",
     "TrainedModel",
     "build_branched",
-    "build_described",
+    "build_from_description",
     "build_model",
     "check_shared",
-    "concatenated",
+    "concatenate_distributions",
     "degree_statistics",
-    "described",
+    "make_description",
     "description_from_json",
     "distribution_from_arrays",
     "load_graph_model",

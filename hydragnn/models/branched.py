@@ -13,7 +13,7 @@ from hydragnn.graphs.field import Field
 from hydragnn.models.checks import check
 from hydragnn.models.description import ModelDescription
 from hydragnn.models.distributions import Distribution
-from hydragnn.models.graph_model import GraphModel, built_heads
+from hydragnn.models.graph_model import GraphModel, build_heads
 
 
 class BranchedModel(nn.Module):
@@ -27,7 +27,7 @@ class BranchedModel(nn.Module):
         super().__init__()
         degrees = frozenset[int]().union(*(description.degrees for description in descriptions))
         self.trunk = GraphModel(replace(descriptions[0], heads=(), shared_degrees=degrees))
-        of_branches = [built_heads(description, self.trunk) for description in descriptions]
+        of_branches = [build_heads(description, self.trunk) for description in descriptions]
         self.heads = nn.ModuleList(of_branches)
         self.views = tuple(map(partial(BranchView, self.trunk), of_branches, descriptions))  # registered above already
 
@@ -44,8 +44,8 @@ class BranchView(GraphModel):
 
     def forward(self, batch: GraphBatch) -> dict[str, Distribution]:
         """Predictions by the targets' names: ``energy@metals``."""
-        said = super().forward(batch)
-        return {target.name: said[target.field.name] for target in self.description.targets}
+        predictions = super().forward(batch)
+        return {target.name: predictions[target.field.name] for target in self.description.targets}
 
 
 def build_branched(descriptions: Sequence[ModelDescription], seed: int) -> BranchedModel:

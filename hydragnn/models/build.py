@@ -7,7 +7,7 @@ import torch
 from hydragnn.architectures import ArchitectureSettings, GraphStatistics
 from hydragnn.graphs.field import Field
 from hydragnn.models.checks import check
-from hydragnn.models.description import ModelDescription, described
+from hydragnn.models.description import ModelDescription, make_description
 from hydragnn.models.graph_model import GraphModel
 from hydragnn.models.head_settings import HeadSettings
 
@@ -27,11 +27,11 @@ def build_model(
 
     ``statistics`` are needed by architectures that say so; without ``edges`` the trained model takes them away at prediction. Raises InputError for combinations that cannot work.
     """
-    description = described(model, heads, fields, inputs=inputs, dim=dim, statistics=statistics, edges=edges)
-    return build_described(description, seed)
+    description = make_description(model, heads, fields, inputs=inputs, dim=dim, statistics=statistics, edges=edges)
+    return build_from_description(description, seed)
 
 
-def build_described(description: ModelDescription, seed: int) -> GraphModel:
+def build_from_description(description: ModelDescription, seed: int) -> GraphModel:
     """The model of a description; InputError where it asks for what no model can give."""
     check(description)
     with torch.random.fork_rng(devices=[]):

@@ -139,6 +139,8 @@ def _check_derivatives(field: Field, derivatives: Mapping[str, str], description
         raise InputError(f"head {field.name}: no forces or stress from {reason}; use positions and one of {able}")
     expected = {"forces": ("node", (dim,)), "stress": ("graph", (dim, dim))}
     for what, name in derivatives.items():
-        found, (place, shape) = description.fields[name], expected[what]
-        if found.on != place or found.shape != shape:
-            raise InputError(f"field {name} lies on {found.on} with shape {found.shape}; expected {place} and {shape}")
+        declared, (place, shape) = description.fields[name], expected[what]
+        if declared.on != place or declared.shape != shape:
+            raise InputError(
+                f"field {name} lies on {declared.on} with shape {declared.shape}; expected {place} and {shape}"
+            )

@@ -37,8 +37,8 @@ class ConvolvedHead(nn.Module):
         states = self.layers.embed(self.narrow(states[0]), graph)
         for layer in self.layers.layers:
             states = layer(states, graph)
-        said: Distribution = self.head(self.layers.finish(states, graph), graph, batch)
-        return said
+        prediction: Distribution = self.head(self.layers.finish(states, graph), graph, batch)
+        return prediction
 
 
 def with_layers(model: ArchitectureSettings, layers: int) -> ArchitectureSettings:

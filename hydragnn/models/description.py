@@ -132,11 +132,11 @@ def description_from_json(value: Mapping[str, Any]) -> ModelDescription:
 
 def _encoder_settings(value: Mapping[str, Any]) -> ArchitectureSettings:
     """The settings of the architecture that ``kind`` names."""
-    settings: ArchitectureSettings = architecture_of(value["kind"]).Settings.parse(value, "model")
+    settings: ArchitectureSettings = architecture_of(value["kind"]).Settings.parse(value, "model", stored=True)
     return settings
 
 
-def described(
+def make_description(
     model: ArchitectureSettings,
     heads: Sequence[HeadSettings],
     fields: Mapping[str, Field] | Sequence[Field],
@@ -149,14 +149,14 @@ def described(
 ) -> ModelDescription:
     """A description that keeps the fields it needs; InputError names a field that the data do not have."""
     known = dict(fields) if isinstance(fields, Mapping) else {field.name: field for field in fields}
-    wanted = [*inputs, *(name for head in heads for name in head.outputs)]
-    for name in wanted:
+    needed = [*inputs, *(name for head in heads for name in head.outputs)]
+    for name in needed:
         if name not in known:
             raise InputError(f"the data have no field {name}; {nearest(name, list(known))}")
     return ModelDescription(
         model=model,
         heads=tuple(head.named(known[head.field]) for head in heads),
-        fields={name: known[name] for name in dict.fromkeys(wanted)},
+        fields={name: known[name] for name in dict.fromkeys(needed)},
         inputs=tuple(inputs),
         dim=dim,
         statistics=statistics,

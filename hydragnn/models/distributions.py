@@ -43,11 +43,11 @@ class Distribution(ABC):
         """Negative log-likelihood of the labels without constants; with ``divisor`` that of value over divisor."""
 
     @abstractmethod
-    def denormalised(self, mean: Tensor, std: Tensor) -> "Distribution":
+    def denormalise(self, mean: Tensor, std: Tensor) -> "Distribution":
         """The distribution of value times ``std`` plus ``mean``; classes have no unit and stay as they are."""
 
     @abstractmethod
-    def shifted(self, by: Tensor) -> "Distribution":
+    def shift_by(self, by: Tensor) -> "Distribution":
         """The distribution of value plus ``by``; classes stay as they are."""
 
     def mapped(self: D, function: Callable[[Tensor], Tensor]) -> D:
@@ -75,7 +75,7 @@ class Distribution(ABC):
         every = [values.isfinite().unsqueeze(-1).flatten(1).all(dim=1) for values in self.tensors().values()]
         return torch.stack(every).all(dim=0)
 
-    def blanked(self: D, items: Bool[Tensor, " items"]) -> D:
+    def blank_items(self: D, items: Bool[Tensor, " items"]) -> D:
         """The distribution that says nothing (NaN) about the marked items."""
         return self.mapped(lambda values: torch.where(items.view(-1, *[1] * (values.ndim - 1)), float("nan"), values))
 
@@ -91,14 +91,14 @@ class _Number(Distribution):
     mean: Float[Tensor, "items *shape"]
 
     @abstractmethod
-    def scaled(self, factor: Tensor) -> "Number":
+    def scale_by(self, factor: Tensor) -> "Number":
         """The distribution of value times ``factor``."""
 
-    def averaged(self: N, counts: Tensor) -> N:
+    def mean_over(self: N, counts: Tensor) -> N:
         """The distribution of a mean of ``counts`` independent values, given the means of their means and of their variances."""
         return self
 
-    def floored(self: N) -> N:
+    def floor_variance(self: N) -> N:
         """The distribution with a variance above the floor, so that its logarithm and its inverse stay finite."""
         return self
 
@@ -106,9 +106,9 @@ class _Number(Distribution):
         """Mean minus label."""
         return self.mean - target
 
-    def denormalised(self, mean: Tensor, std: Tensor) -> "Number":
+    def denormalise(self, mean: Tensor, std: Tensor) -> "Number":
         """The distribution of value times ``std`` plus ``mean``."""
-        return self.scaled(std).shifted(mean)
+        return self.scale_by(std).shift_by(mean)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -132,11 +132,11 @@ class Point(_Number):
         error = self.error(target)
         return 0.5 * (error if divisor is None else error / divisor).square()
 
-    def scaled(self, factor: Tensor) -> "Point":
+    def scale_by(self, factor: Tensor) -> "Point":
         """The value times ``factor``."""
         return Point(mean=self.mean * factor)
 
-    def shifted(self, by: Tensor) -> "Point":
+    def shift_by(self, by: Tensor) -> "Point":
         """The value plus ``by``."""
         return Point(mean=self.mean + by)
 
@@ -161,20 +161,20 @@ class Normal(_Number):
             error, variance = error / divisor, variance / divisor.square()
         return 0.5 * (variance.log() + error.square() / variance)
 
-    def scaled(self, factor: Tensor) -> "Normal":
+    def scale_by(self, factor: Tensor) -> "Normal":
         """Mean times ``factor``, variance times its square."""
         return Normal(mean=self.mean * factor, variance=self.variance * factor.square())
 
-    def shifted(self, by: Tensor) -> "Normal":
+    def shift_by(self, by: Tensor) -> "Normal":
         """Mean plus ``by``."""
         return Normal(mean=self.mean + by, variance=self.variance)
 
-    def averaged(self, counts: Tensor) -> "Normal":
+    def mean_over(self, counts: Tensor) -> "Normal":
         """A mean of ``counts`` independent values has a variance that many times smaller than theirs."""
         counts = counts.to(self.variance.dtype).view(-1, *[1] * (self.variance.dim() - 1))
         return Normal(mean=self.mean, variance=self.variance / counts)
 
-    def floored(self) -> "Normal":
+    def floor_variance(self) -> "Normal":
         """The variance plus the floor."""
         return Normal(mean=self.mean, variance=self.variance + VARIANCE_FLOOR)
 
@@ -216,15 +216,15 @@ class Categorical(Distribution):
         assert divisor is None, "classes are not extensive"
         return -self.logits.log_softmax(dim=-1).gather(-1, target.to(torch.int64).unsqueeze(-1)).squeeze(-1)
 
-    def tempered(self, temperature: float) -> "Categorical":
+    def temper(self, temperature: float) -> "Categorical":
         """The distribution with logits divided by ``temperature``: above 1 less sure, below 1 surer."""
         return Categorical(logits=self.logits / temperature)
 
-    def denormalised(self, mean: Tensor, std: Tensor) -> "Categorical":
+    def denormalise(self, mean: Tensor, std: Tensor) -> "Categorical":
         """The same: classes have no unit."""
         return self
 
-    def shifted(self, by: Tensor) -> "Categorical":
+    def shift_by(self, by: Tensor) -> "Categorical":
         """The same: classes cannot be added to."""
         return self
 
@@ -242,7 +242,7 @@ def distribution_from_arrays(kind: str, arrays: Mapping[str, NDArray[np.float64]
     return DISTRIBUTIONS[kind](**{name: torch.from_numpy(values) for name, values in arrays.items()})
 
 
-def concatenated(parts: Sequence[Distribution]) -> Distribution:
+def concatenate_distributions(parts: Sequence[Distribution]) -> Distribution:
     """Distributions of one kind about consecutive items as one; points count as normals without variance among normals."""
     kinds = {type(part) for part in parts}
     if kinds == {Point, Normal}:

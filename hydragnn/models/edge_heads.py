@@ -70,5 +70,5 @@ class EdgeHead(nn.Module):
         raw = self.network(self.pairs(states, graph, batch))
         if self.symmetry is not None:
             raw = 0.5 * (raw + self.signs.to(raw.dtype) * raw.index_select(0, batch.reverse_edges))
-        said: Distribution = self.output(raw)
-        return said
+        prediction: Distribution = self.output(raw)
+        return prediction

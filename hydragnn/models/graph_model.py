@@ -35,9 +35,9 @@ class GraphModel(nn.Module):
         wrap_layers(self.encoder, model, conditioned=bool(of_graphs))
         every = description.architecture.readout == "every layer"
         self.channels = model.hidden_dim * (len(self.encoder.layers) if every else 1)
-        pooled = of_graphs and model.conditioning == "pooled"
-        self.pooled_condition = PooledCondition(self.channels, model.hidden_dim) if pooled else None
-        self.heads = built_heads(description, self)
+        summary = of_graphs and model.conditioning == "pooled"
+        self.pooled_condition = PooledCondition(self.channels, model.hidden_dim) if summary else None
+        self.heads = build_heads(description, self)
 
     def forward(self, batch: GraphBatch) -> dict[str, Distribution]:
         """Predictions by field name: every head's field, then its forces and its stress where declared.
@@ -57,9 +57,9 @@ class GraphModel(nn.Module):
             states = self.encode(batch, graph)
             predictions: dict[str, Distribution] = {}
             for settings, head in zip(self.description.heads, self.heads):
-                said = predictions[settings.field] = head(states, graph, batch)
+                prediction = predictions[settings.field] = head(states, graph, batch)
                 if settings.derivatives:
-                    predictions |= _derivatives(settings, said.mean, vectors, batch, differentiable=recording)
+                    predictions |= _derivatives(settings, prediction.mean, vectors, batch, differentiable=recording)
         return predictions if recording else {name: value.detach() for name, value in predictions.items()}
 
     def edge_vectors(self, batch: GraphBatch) -> Float[Tensor, "edges dim"] | None:
@@ -96,7 +96,7 @@ class GraphModel(nn.Module):
         return states if self.pooled_condition is None else self.pooled_condition(states, graph)
 
 
-def built_heads(description: ModelDescription, trunk: GraphModel) -> nn.ModuleList:
+def build_heads(description: ModelDescription, trunk: GraphModel) -> nn.ModuleList:
     """The heads of a description, on the states that ``trunk`` gives."""
     context = HeadContext(
         description=description,

@@ -350,8 +350,8 @@ _PLACES: Mapping[Location, tuple[str, ...]] = {
 def _refuse_keys_of_other_places(head: HeadBase, field: Field) -> None:
     """Raise InputError where a field is given what only fields that lie elsewhere use."""
     for place, keys in _PLACES.items():
-        said = [key for key in keys if place != field.on and getattr(head, key, None)]
-        if said:
+        misplaced = [key for key in keys if place != field.on and getattr(head, key, None)]
+        if misplaced:
             raise InputError(
-                f"head {field.name}: {said[0]} is for {place} fields, and {field.name} lies on {field.on}s; remove it"
+                f"head {field.name}: {misplaced[0]} is for {place} fields, and {field.name} lies on {field.on}s; remove it"
             )

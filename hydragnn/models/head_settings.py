@@ -70,14 +70,14 @@ class UnnamedHeadSettings(HeadBase):
         trained already, it is passed over, as version 1 did.
         """
         kind = "energy" if self._is_energy else _kind_for(field)
-        chosen = HEAD_KINDS[kind]
+        settings = HEAD_KINDS[kind]
         given = self.model_dump(exclude={"kind"})
         if kind == "energy":
             given.pop("pool")
         elif field.on == "graph" and kind in ("scalar", "vector"):
             given["extensive"] = self.per_node or self.pool == "sum"
         defaults = {name: entry.default for name, entry in type(self).model_fields.items()}
-        foreign = {key for key in given if key not in chosen.model_fields}
+        foreign = {key for key in given if key not in settings.model_fields}
         foreign |= {"pool", "per_node"} & set(given) if field.on != "graph" else set()
         if kind == "classes":
             foreign |= {"loss"}
@@ -85,8 +85,8 @@ class UnnamedHeadSettings(HeadBase):
             if strict and given[key] != defaults[key]:
                 kinds = f'head {field.name} is read as kind = "{kind}" (a field on {field.on}s)'
                 raise InputError(f'{kinds}, which has no use for {key}; say kind = "{kind}" and leave {key} out')
-        kept = {key: value for key, value in given.items() if key not in foreign}
-        head: HeadSettings = chosen.parse(kept, f"head {field.name}")  # type: ignore[assignment]
+        own = {key: value for key, value in given.items() if key not in foreign}
+        head: HeadSettings = settings.parse(own, f"head {field.name}")  # type: ignore[assignment]
         return head
 
     def targets(self, fields: Mapping[str, Field]) -> tuple[Target, ...]:

@@ -9,13 +9,13 @@ from torch import nn
 from hydragnn.errors import InputError
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
-from hydragnn.layers import MessageGraph, Pool, States, mlp, pooled
+from hydragnn.layers import MessageGraph, Pool, States, mlp, pool_nodes
 from hydragnn.models.convolved import ConvolvedHead
 from hydragnn.models.distributions import Distribution, Number
 from hydragnn.models.edge_heads import EdgeHead
 from hydragnn.models.head_context import HeadContext
 from hydragnn.models.head_kinds import ClassesHeadSettings, EnergyHeadSettings, ScalarHeadSettings
-from hydragnn.models.outputs import NUMBER_OUTPUTS, ClassOutput, DistributionHead, pooled_numbers
+from hydragnn.models.outputs import NUMBER_OUTPUTS, ClassOutput, DistributionHead, pool_numbers
 from hydragnn.models.turning_heads import TensorHead, VectorHead
 
 
@@ -29,8 +29,8 @@ class NodeHead(nn.Module):
 
     def forward(self, states: States, graph: MessageGraph, batch: GraphBatch) -> Distribution:
         """A distribution per node, of the field's shape."""
-        said: Distribution = self.output(self.network(states[0]))
-        return said
+        prediction: Distribution = self.output(self.network(states[0]))
+        return prediction
 
 
 class IndexedNodeHead(nn.Module):
@@ -52,8 +52,8 @@ class IndexedNodeHead(nn.Module):
         for number, (weight, bias) in enumerate(zip(self.weights, self.biases)):
             values = nn.functional.silu(values) if number else values
             values = torch.baddbmm(bias.unsqueeze(1), values, weight)  # [nodes, graphs, width]
-        said: Distribution = self.output(values.transpose(0, 1).reshape(batch.num_nodes, self.output.width))
-        return said
+        prediction: Distribution = self.output(values.transpose(0, 1).reshape(batch.num_nodes, self.output.width))
+        return prediction
 
     def check(self, batch: GraphBatch) -> None:
         """Raise InputError for a graph with another number of nodes."""
@@ -83,10 +83,10 @@ class ScaledNodeHead(nn.Module):
     def forward(self, states: States, graph: MessageGraph, batch: GraphBatch) -> Number:
         """A distribution per node, of the field's shape."""
         pattern: Number = self.output(self.network(states[0]))
-        of_graph = pooled(states[0], batch.owner("node"), batch.num_graphs, "mean")
+        of_graph = pool_nodes(states[0], batch.owner("node"), batch.num_graphs, "mean")
         factor = self.scale(of_graph).exp().index_select(0, batch.owner("node"))  # [nodes, 1]
         factor = factor.view(-1, *[1] * (pattern.mean.dim() - 1))
-        return pattern.scaled(factor).floored().shifted(-self.origin)
+        return pattern.scale_by(factor).floor_variance().shift_by(-self.origin)
 
 
 class GraphHead(nn.Module):
@@ -104,10 +104,10 @@ class GraphHead(nn.Module):
     def forward(self, states: States, graph: MessageGraph, batch: GraphBatch) -> Distribution:
         """A distribution per graph, of the field's shape."""
         if self.pool == "sum":
-            return pooled_numbers(self.output(self.network(states[0])), batch, "sum")
-        of_graph = pooled(states[0], batch.owner("node"), batch.num_graphs, self.pool)
-        said: Distribution = self.output(self.network(of_graph))
-        return said
+            return pool_numbers(self.output(self.network(states[0])), batch, "sum")
+        of_graph = pool_nodes(states[0], batch.owner("node"), batch.num_graphs, self.pool)
+        prediction: Distribution = self.output(self.network(of_graph))
+        return prediction
 
 
 Head = NodeHead | IndexedNodeHead | ScaledNodeHead | GraphHead | EdgeHead | VectorHead | TensorHead | ConvolvedHead

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
-from hydragnn.layers import Pool, pooled
+from hydragnn.layers import Pool, pool_nodes
 from hydragnn.models.distributions import VARIANCE_FLOOR, Categorical, Distribution, Normal, Number, Point
 
 D = TypeVar("D", bound=Distribution)
@@ -69,8 +69,8 @@ def positive(raw: Tensor) -> Tensor:
     return nn.functional.softplus(raw) + VARIANCE_FLOOR
 
 
-def pooled_numbers(of_node: Number, batch: GraphBatch, pool: Pool) -> Number:
+def pool_numbers(of_node: Number, batch: GraphBatch, pool: Pool) -> Number:
     """Node predictions as one of the graph; nodes count as independent, so variances add up (and shrink in a mean)."""
     owners, graphs = batch.owner("node"), batch.num_graphs
-    of_graph = of_node.mapped(lambda values: pooled(values, owners, graphs, pool))
-    return of_graph.averaged(batch.counts("node").clamp_min(1)) if pool == "mean" else of_graph
+    of_graph = of_node.mapped(lambda values: pool_nodes(values, owners, graphs, pool))
+    return of_graph.mean_over(batch.counts("node").clamp_min(1)) if pool == "mean" else of_graph

@@ -13,7 +13,7 @@ from hydragnn.datasets.normalisation import Normalisation, normalisation_from_js
 from hydragnn.errors import InputError
 from hydragnn.files import read_json, write_atomically, write_json
 from hydragnn.models.branched import BranchedModel, build_branched
-from hydragnn.models.build import build_described
+from hydragnn.models.build import build_from_description
 from hydragnn.models.description import ModelDescription, description_from_json
 from hydragnn.models.graph_model import GraphModel
 
@@ -34,7 +34,7 @@ def save_model(
 
     ``check`` is called right before each file gets its name, and what it raises leaves the old one.
     """
-    content = {"version": VERSION, **_said(model.description, normalisation)}
+    content = {"version": VERSION, **_content_of(model.description, normalisation)}
     _write(folder, content, dict(model.state_dict()) if weights is None else weights, check)
 
 
@@ -46,12 +46,14 @@ def save_branched(
     check: Callable[[], None] | None = None,
 ) -> None:
     """Write a model with all its branches, each with its normalisation, as ``save_model`` does."""
-    said = [_said(view.description, normalisation) for view, normalisation in zip(model.views, normalisations)]
-    content = {"version": BRANCHED, "branches": said}
+    branches = [
+        _content_of(view.description, normalisation) for view, normalisation in zip(model.views, normalisations)
+    ]
+    content = {"version": BRANCHED, "branches": branches}
     _write(folder, content, dict(model.state_dict()) if weights is None else weights, check)
 
 
-def _said(description: ModelDescription, normalisation: Normalisation) -> dict[str, Any]:
+def _content_of(description: ModelDescription, normalisation: Normalisation) -> dict[str, Any]:
     return {**description.to_json(), "normalisation": normalisation.to_json()}
 
 
@@ -66,8 +68,8 @@ def _write(
 def read_description(folder: Path, branch: str = "") -> tuple[ModelDescription, Normalisation]:
     """What ``model.json`` says, of one branch where there are several; InputError where it is missing or damaged, comes from a
     newer version or has no such branch."""
-    said = _read(folder)
-    return said[_position([description for description, _ in said], branch, folder)]
+    branches = _read(folder)
+    return branches[_position([description for description, _ in branches], branch, folder)]
 
 
 def _read(folder: Path) -> list[tuple[ModelDescription, Normalisation]]:
@@ -103,14 +105,14 @@ def load_graph_model(folder: Path, branch: str = "") -> tuple[GraphModel, Normal
 
     InputError where files are missing, damaged or do not fit together, and where there is no such branch.
     """
-    said = _read(folder)
-    descriptions = [description for description, _ in said]
+    branches = _read(folder)
+    descriptions = [description for description, _ in branches]
     position = _position(descriptions, branch, folder)
     weights = _weights(folder / "weights.safetensors")
     model: GraphModel | BranchedModel
-    if len(said) == 1:
-        model = build_described(descriptions[0], seed=0)
-        weights = {_renamed(name, descriptions[0]): value for name, value in weights.items()}
+    if len(branches) == 1:
+        model = build_from_description(descriptions[0], seed=0)
+        weights = {_current_name(name, descriptions[0]): value for name, value in weights.items()}
     else:
         model = build_branched(descriptions, seed=0)
     if torch.float64 in {value.dtype for value in weights.values() if value.is_floating_point()}:
@@ -120,8 +122,8 @@ def load_graph_model(folder: Path, branch: str = "") -> tuple[GraphModel, Normal
     except RuntimeError as error:
         path = folder / "weights.safetensors"
         raise InputError(f"{path} does not fit {folder / 'model.json'}; copy the whole folder again") from error
-    chosen = model.views[position] if isinstance(model, BranchedModel) else model
-    return chosen, said[position][1]
+    view = model.views[position] if isinstance(model, BranchedModel) else model
+    return view, branches[position][1]
 
 
 def _weights(path: Path) -> dict[str, Tensor]:
@@ -133,7 +135,7 @@ def _weights(path: Path) -> dict[str, Tensor]:
         raise InputError(f"{path} cannot be read ({error}); copy the whole folder of the model again") from error
 
 
-def _renamed(name: str, description: ModelDescription) -> str:
+def _current_name(name: str, description: ModelDescription) -> str:
     """Today's name of a weight, whatever version called it so."""
     room, _, rest = name.partition(".")
     return f"{room}.{description.architecture.renamed(rest)}" if room == "encoder" else name

@@ -55,8 +55,8 @@ class Target:
         """Plain JSON; ``target_from_json`` gives the same target back."""
         plain = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         weights = list(self.class_weights) if isinstance(self.class_weights, tuple) else self.class_weights
-        said = {"field": self.field.to_json(), "distribution": self.distribution.kind, "class_weights": weights}
-        return {**plain, **said}
+        values = {"field": self.field.to_json(), "distribution": self.distribution.kind, "class_weights": weights}
+        return {**plain, **values}
 
 
 def target_from_json(value: Mapping[str, Any]) -> Target:

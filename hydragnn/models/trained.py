@@ -69,11 +69,11 @@ class TrainedModel:
         self.check(batch)
         of_inputs = {name: scale for name, scale in self.normalisation.scales.items() if name in self.inputs}
         inputs = normalise(batch, replace(self.normalisation, scales=of_inputs, references={}))
-        seen = inputs.to(self.device, self.dtype)
+        moved = inputs.to(self.device, self.dtype)
         with torch.no_grad():
-            predictions = self.model.eval()(seen)
+            predictions = self.model.eval()(moved)
         return {
-            target.name: denormalised(predictions[target.name], target.field, self.normalisation, batch)
+            target.name: denormalise(predictions[target.name], target.field, self.normalisation, batch)
             for target in self.targets
         }
 
@@ -84,27 +84,29 @@ class TrainedModel:
                 f"the graphs have dimension {batch.dim}, but the model was trained on dimension {self.dim}"
             )
         for name in (*self.inputs, *((ATOMIC_NUMBERS,) if self.normalisation.references else ())):
-            found = batch.fields.get(name)
-            if found is None:
+            actual = batch.fields.get(name)
+            if actual is None:
                 raise InputError(f"the graphs have no field {name}, which the model reads; add it")
             if name in batch.masks and not bool(batch.masks[name].all()):
                 missing = int((~batch.masks[name]).nonzero()[0])
                 raise InputError(f"graph {missing} has no {name}, which the model reads; add it or leave the graph out")
             expected = self.fields.get(name)
             if expected is not None:
-                _check_meaning(batch, found, expected)
+                _check_meaning(batch, actual, expected)
 
 
-def denormalised(said: Distribution, field: Field, normalisation: Normalisation, batch: GraphBatch) -> Distribution:
+def denormalise(
+    prediction: Distribution, field: Field, normalisation: Normalisation, batch: GraphBatch
+) -> Distribution:
     """A prediction in the field's unit, float64; ``batch`` is the raw one predicted for (references need its nodes)."""
     device = batch.positions.device
-    said = said.to(device, torch.float64)
+    prediction = prediction.to(device, torch.float64)
     if field.name in normalisation.scales:
-        said = said.denormalised(*normalisation.scales[field.name].tensors(field, device))
+        prediction = prediction.denormalise(*normalisation.scales[field.name].tensors(field, device))
     if field.name in normalisation.references:
         sums = reference_sums(normalisation, field.name, batch)
-        said = said.shifted(sums.reshape(-1, *(1 for _ in field.shape)))
-    return said
+        prediction = prediction.shift_by(sums.reshape(-1, *(1 for _ in field.shape)))
+    return prediction
 
 
 def load_model(
@@ -119,15 +121,15 @@ def load_model(
     return TrainedModel(model=model, normalisation=normalisation, dtype=dtype)
 
 
-def _check_meaning(batch: GraphBatch, found: Field, expected: Field) -> None:
-    if (found.on, found.shape) != (expected.on, expected.shape):
+def _check_meaning(batch: GraphBatch, actual: Field, expected: Field) -> None:
+    if (actual.on, actual.shape) != (expected.on, expected.shape):
         raise InputError(
-            f"field {found.name} lies on {found.on} with shape {found.shape}, but the model was trained with "
+            f"field {actual.name} lies on {actual.on} with shape {actual.shape}, but the model was trained with "
             f"{expected.on} and shape {expected.shape}"
         )
-    values = batch[found.name]
+    values = batch[actual.name]
     if expected.classes and values.numel() and not (0 <= int(values.min()) <= int(values.max()) < expected.classes):
         raise InputError(
-            f"field {found.name} holds {int(values.min())} to {int(values.max())}, but the model knows classes 0 to "
+            f"field {actual.name} holds {int(values.min())} to {int(values.max())}, but the model knows classes 0 to "
             f"{expected.classes - 1}"
         )

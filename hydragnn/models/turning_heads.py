@@ -12,7 +12,7 @@ from hydragnn.models.distributions import Normal, Number, Point
 from hydragnn.models.edge_heads import PairInputs
 from hydragnn.models.head_context import HeadContext
 from hydragnn.models.head_kinds import TensorHeadSettings, VectorHeadSettings
-from hydragnn.models.outputs import pooled_numbers, positive
+from hydragnn.models.outputs import pool_numbers, positive
 
 
 class VectorHead(nn.Module):
@@ -32,11 +32,11 @@ class VectorHead(nn.Module):
     def forward(self, states: States, graph: MessageGraph, batch: GraphBatch) -> Number:
         """Vectors of the field's shape; the variance of a vector is the same in all directions."""
         vectors = self.vectors(states[0], states[1])
-        said: Number = Point(mean=vectors.reshape(-1, *self.shape))
+        prediction: Number = Point(mean=vectors.reshape(-1, *self.shape))
         if self.variance is not None:
             spread = positive(self.variance(states[0])).unsqueeze(-1).expand_as(vectors)
-            said = Normal(mean=said.mean, variance=spread.reshape(-1, *self.shape))
-        return said if self.pool is None else pooled_numbers(said, batch, self.pool)
+            prediction = Normal(mean=prediction.mean, variance=spread.reshape(-1, *self.shape))
+        return prediction if self.pool is None else pool_numbers(prediction, batch, self.pool)
 
 
 class TensorHead(nn.Module):
@@ -72,11 +72,11 @@ class TensorHead(nn.Module):
         if self.products is not None:
             tensors = tensors + self.products(states[0], states[1])
         tensors = tensors + self.along_edges(states, graph, batch)
-        said: Number = Point(mean=tensors.reshape(-1, *self.shape))
+        prediction: Number = Point(mean=tensors.reshape(-1, *self.shape))
         if self.variance is not None:
             spread = positive(self.variance(states[0]))[..., None, None].expand_as(tensors)
-            said = Normal(mean=said.mean, variance=spread.reshape(-1, *self.shape))
-        return said if self.pool is None else pooled_numbers(said, batch, self.pool)
+            prediction = Normal(mean=prediction.mean, variance=spread.reshape(-1, *self.shape))
+        return prediction if self.pool is None else pool_numbers(prediction, batch, self.pool)
 
     def along_edges(
         self, states: States, graph: MessageGraph, batch: GraphBatch

@@ -7,7 +7,7 @@ from hydragnn.architectures import GraphStatistics
 from hydragnn.distributed.parallelize import parallelize
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.distributed.sharing import shared_rows
-from hydragnn.models import BranchedModel, GraphModel, build_branched, build_described
+from hydragnn.models import BranchedModel, GraphModel, build_branched, build_from_description
 from hydragnn.record import RunRecord
 from hydragnn.runs.plan import RunPlan
 from hydragnn.runs.preparation import prepare_data, training_degrees
@@ -48,5 +48,5 @@ def build(plan: RunPlan, statistics: GraphStatistics | None) -> GraphModel | Bra
     """The model of the plan's one data set, or of its branches; ``statistics`` are those of the training parts."""
     descriptions = [replace(branch.model, statistics=statistics) for branch in plan.branches]
     if len(descriptions) == 1:
-        return build_described(descriptions[0], plan.training.seed)
+        return build_from_description(descriptions[0], plan.training.seed)
     return build_branched(descriptions, plan.training.seed)

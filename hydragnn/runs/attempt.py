@@ -39,11 +39,11 @@ class Attempt:
         if self.number is None:
             return
         try:
-            said = read_json(self.folder / "attempt.json")["attempt"]
+            current = read_json(self.folder / "attempt.json")["attempt"]
         except (InputError, KeyError, TypeError):
-            said = None
-        if said != self.number:
-            owner = "nobody" if said is None else f"attempt {said}"
+            current = None
+        if current != self.number:
+            owner = "nobody" if current is None else f"attempt {current}"
             raise Fenced(f"{self.folder} belongs to {owner} now; attempt {self.number} leaves without writing")
 
 

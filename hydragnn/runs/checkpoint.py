@@ -28,7 +28,7 @@ from hydragnn.training.state import TrainState
 VERSION = 2
 PICKLED = 1
 """The version whose index is a pickle, which runs what its writer wants; never read."""
-KEPT = 2
+KEEP = 2
 """Checkpoints that stay; the weights of the best epoch are inside each."""
 TENSORS = "tensors.safetensors"
 
@@ -219,5 +219,5 @@ def _remove_old(folder: Path, keep: str, attempt: Attempt) -> None:
     earlier = [path for path in complete if path.name < keep]
     unfinished = [path for path in folder.iterdir() if path.name.startswith(".") and path.suffix == ".tmp"]
     attempt.check()  # after looking, so that nothing that a later attempt writes can be among them
-    for path in [*later, *earlier[: len(earlier) - KEPT + 1], *unfinished]:
+    for path in [*later, *earlier[: len(earlier) - KEEP + 1], *unfinished]:
         shutil.rmtree(path, ignore_errors=True)

@@ -65,7 +65,7 @@ def failure_of(error: BaseException) -> Failure:
     return Failure(kind="defect", message="\n".join(lines[-12:]))
 
 
-def agreed_failure(failure: Failure, folder: Path, ranks: Ranks) -> Failure:
+def first_failure(failure: Failure, folder: Path, ranks: Ranks) -> Failure:
     """The failure that the first rank records: that of the rank where it began, which tells it through a file."""
     if ranks.size == 1:
         return failure
@@ -75,10 +75,10 @@ def agreed_failure(failure: Failure, folder: Path, ranks: Ranks) -> Failure:
         return failure
     deadline = time.monotonic() + (SECONDS_FOR_PEERS if failure.kind == "lost_node" else 0.0)
     while True:
-        told = sorted(folder.glob(".failure-*.json"))
-        if told:
-            failure = Failure(**read_json(told[0]))
-        if told or time.monotonic() >= deadline:
+        notes = sorted(folder.glob(".failure-*.json"))
+        if notes:
+            failure = Failure(**read_json(notes[0]))
+        if notes or time.monotonic() >= deadline:
             forget_failures(folder)
             return failure
         time.sleep(0.05)
@@ -94,7 +94,7 @@ def propagate_failure(attempt: Attempt, ranks: Ranks) -> Iterator[None]:
     except Exception as error:
         attempt.check()
         own = failure_of(error)
-        agreed = agreed_failure(own, attempt.folder, ranks)
+        agreed = first_failure(own, attempt.folder, ranks)
         if agreed.kind != own.kind:
             raise PeerFailed(agreed) from error
         raise

@@ -4,16 +4,34 @@ import os
 from pathlib import Path
 from typing import Any
 
-from hydragnn.config import parse_config
+from hydragnn.config import AnyConfig, hash_of, stored_config
 from hydragnn.errors import InputError
-from hydragnn.files import digest, kind_of_folder, read_json
+from hydragnn.files import kind_of_folder
 from hydragnn.record import Cost, RunRecord, read_record
 
 FIRST_FILES = ("config.json", "attempt.json", "heartbeat")
 """What may be in the folder of a run before it begins."""
 
-INDIFFERENT = {"data": ("store",), "train": ("checkpoint_epochs", "checkpoint_seconds", "tensorboard")}
-"""Settings that no result depends on: where the store lies (its content is compared), and what else is written when."""
+INDIFFERENT = {
+    "data": ("store",),
+    "split": ("calibration",),
+    "train": ("checkpoint_epochs", "checkpoint_seconds", "tensorboard"),
+}
+"""Settings that no training depends on: where the store lies (its content is compared), which of the graphs that it never
+sees calibrate an ensemble, and what else is written when."""
+
+
+def as_begun(config: AnyConfig, out: Path) -> AnyConfig:
+    """The configuration, in which keys that an earlier version did not have are those of the run in ``out`` where they are left out."""
+    path = out / "config.json"
+    absent = config.model.before.keys() - config.model.model_fields_set
+    if not absent or not path.is_file():
+        return config
+    saved_config = stored_config(path).model
+    if type(saved_config) is not type(config.model):
+        return config
+    model = config.model.model_copy(update={key: getattr(saved_config, key) for key in absent})
+    return config.model_copy(update={"model": model})
 
 
 def check_folder(config: dict[str, Any], out: Path, resume: bool) -> None:
@@ -32,8 +50,8 @@ def check_folder(config: dict[str, Any], out: Path, resume: bool) -> None:
         return
     if not (out / "config.json").exists():
         raise InputError(f"{out} holds no run to resume; leave out --resume to begin one")
-    begun = parse_config(read_json(out / "config.json"), str(out / "config.json"))
-    changed = differences(decisive(begun.to_json()), decisive(config))
+    saved_config = stored_config(out / "config.json")
+    changed = differences(decisive(saved_config.to_json()), decisive(config))
     if changed:
         raise InputError(
             f"{out} was begun with another configuration ({', '.join(changed[:3])}); resume it with the same one, or begin a "
@@ -51,7 +69,7 @@ def check_nothing_else(out: Path, resume: bool) -> None:
     config = out / "config.json"
     if config.is_file():
         try:
-            parse_config(read_json(config), str(config))
+            stored_config(config)
         except InputError as error:
             raise InputError(f"{config} is not the configuration of a run ({error}); choose another --out") from error
     own = {*FIRST_FILES, "checkpoints", "model"} if config.is_file() else {*FIRST_FILES, "checkpoints"}
@@ -67,7 +85,7 @@ def is_left_behind(name: str) -> bool:
 
 def identity(record: RunRecord) -> dict[str, Any]:
     """Whose checkpoint it is."""
-    return {"configuration_hash": digest(decisive(record.config)), "data_hash": record.data_hash}
+    return {"configuration_hash": hash_of(decisive(record.config)), "data_hash": record.data_hash}
 
 
 def decisive(config: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from hydragnn.config import AnyConfig, TrainSettings
 from hydragnn.datasets import Budget, GraphStore, Split, WithoutEdges, make_split, open_store
 from hydragnn.errors import InputError, about, nearest
 from hydragnn.graphs.field import Field
-from hydragnn.models import ModelDescription, check_shared, described
+from hydragnn.models import ModelDescription, check_shared, make_description
 
 Stores = GraphStore | Mapping[str, GraphStore]
 """The store of a run, or those of its branches by their names."""
@@ -61,24 +61,24 @@ def plan_run(config: AnyConfig, stores: Stores | None = None, heartbeat: Callabl
     InputError where a store, a field or a part is missing, or where the branches cannot share a trunk.
     """
     branches = config.branches
-    opened = [_open(branch.data.store, branch.name, stores) for branch in branches]
+    open_stores = [_open(branch.data.store, branch.name, stores) for branch in branches]
     reads = partial(architecture_of(config.model.kind).reads, config.model)
     inputs, unseen = [], []
-    for branch, store in zip(branches, opened):
+    for branch, store in zip(branches, open_stores):
         heartbeat()
         with about(_subject(branch.name)):
             fields = {field.name: field for field in store.fields()}
             unseen.append(unseen_inputs(fields.values(), reads) if branch.data.inputs is None else ())
             inputs.append(input_fields(branch.data.inputs, branch.targets, fields, unseen[-1]))
     if len(branches) > 1:
-        check_shared({branch.name: (store.dim, of) for branch, store, of in zip(branches, opened, inputs)})
+        check_shared({branch.name: (store.dim, of) for branch, store, of in zip(branches, open_stores, inputs)})
     names = [field.name for field in inputs[0]]  # one order for all
     plans = []
-    for branch, store, left_out in zip(branches, opened, unseen):
+    for branch, store, left_out in zip(branches, open_stores, unseen):
         heartbeat()
         with about(_subject(branch.name)):
             visible = store if branch.data.edges else WithoutEdges(store)
-            model = described(
+            model = make_description(
                 config.model,
                 branch.heads,
                 visible.fields(),

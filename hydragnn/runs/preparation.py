@@ -39,7 +39,7 @@ from hydragnn.models.description import degree_sums, merged_degrees
 from hydragnn.runs.plan import BranchPlan, RunPlan
 from hydragnn.training.class_metrics import balanced_weights
 from hydragnn.training.data import BranchData, DevicePlacement, Feed, RunData
-from hydragnn.training.evaluate import errors_on, flattened, trivial_predictor
+from hydragnn.training.evaluate import errors_on, flat_metrics, trivial_predictor
 from hydragnn.training.metrics import RunningMoments, target_moments
 
 DEGREE_BLOCK = 4096
@@ -68,7 +68,7 @@ def prepare_data(
     drafts = []
     for branch in plan.branches:
         with about(branch.subject):
-            drafts.append(drafted(branch, placement.device, ranks, heartbeat))
+            drafts.append(make_draft(branch, placement.device, ranks, heartbeat))
     drafts = with_joint_inputs(drafts)
     batches = partial(Loader, budget=plan.budget, seed=plan.training.seed, rank=ranks.rank, ranks=ranks.size)
     branches = []
@@ -78,11 +78,11 @@ def prepare_data(
     return RunData(branches=tuple(branches), seed=plan.training.seed)
 
 
-def drafted(plan: BranchPlan, device: torch.device, ranks: Ranks, heartbeat: Callable[[], None]) -> Draft:
+def make_draft(plan: BranchPlan, device: torch.device, ranks: Ranks, heartbeat: Callable[[], None]) -> Draft:
     """Check the values of a data set and fit its normalisation."""
     store, model, train = plan.store, plan.model, plan.split.train
-    seen = np.concatenate([train, plan.split.valid])
-    check_values(store, seen, [*model.fields], model.inputs, ranks, device, heartbeat)
+    used = np.concatenate([train, plan.split.valid])
+    check_values(store, used, [*model.fields], model.inputs, ranks, device, heartbeat)
     targets = with_class_weights(model.targets, store, train, ranks, device)
     survey = Survey(store, train, shared_rows(ranks, device), heartbeat)
     normalisation = fit_normalisation(store, train, inputs=model.input_fields, targets=targets, survey=survey)
@@ -121,8 +121,8 @@ def branch_data(
     if plan.window:
         train = Feed(batches(store, split.train, fields=needed, window=plan.window), normalisation, placement)
     else:
-        kept = normalised_store(store, split.train, names, normalisation, placement.dtype)
-        train = Feed(batches(kept, np.arange(len(kept))), None, placement)
+        memory = normalise_store(store, split.train, names, normalisation, placement.dtype)
+        train = Feed(batches(memory, np.arange(len(memory))), None, placement)
     check_weight(plan.weight, train.steps(0))
     heartbeat()
     # all shares of this rank in one read
@@ -184,12 +184,12 @@ def check_values(
 
     if ranks.size == 1:
         return problem_of(graphs)
-    found = 0.0
+    problem = 0.0
     try:
         problem_of(graphs[ranks.rank :: ranks.size])
     except InputError:
-        found = 1.0
-    if float(ranks.sum_in_place(torch.tensor(found, device=device))):
+        problem = 1.0
+    if float(ranks.sum_in_place(torch.tensor(problem, device=device))):
         first_ranks_value(lambda: problem_of(graphs), ranks, device)
         raise InputError(
             "a rank found damaged graphs in its copy of the store, and the first rank none; copy the store anew"
@@ -203,7 +203,7 @@ def with_elements(names: Sequence[str], normalisation: Normalisation) -> list[st
     return [*names, *extra]
 
 
-def normalised_store(
+def normalise_store(
     store: GraphStore,
     indices: NDArray[np.int64],
     names: Sequence[str],
@@ -213,14 +213,14 @@ def normalised_store(
     """The graphs ``indices`` in memory, with the named fields in normalised units, floats in ``dtype``."""
     raw = store.read(indices, with_elements(names, normalisation))
     batch = normalise(raw, normalisation)
-    kept = tuple(field for name, field in raw.fields.items() if name in names)
-    flat = flat_graphs(raw.with_fields(drop=raw.fields.keys() - set(names)), kept)
+    named_fields = tuple(field for name, field in raw.fields.items() if name in names)
+    flat = flat_graphs(raw.with_fields(drop=raw.fields.keys() - set(names)), named_fields)
 
     def cast(value: Tensor) -> Tensor:
         return value.to(dtype) if value.is_floating_point() else value
 
     arrays = {name: cast(torch.from_numpy(array)).numpy() for name, array in flat.arrays.items()}
-    arrays |= {array_name(field): cast(batch[field.name]).numpy() for field in kept}
+    arrays |= {array_name(field): cast(batch[field.name]).numpy() for field in named_fields}
     return MemoryStore(replace(flat, arrays=arrays))
 
 
@@ -239,7 +239,7 @@ def valid_statistics(
         name: [value.count.item(), value.mean.tolist(), value.squares.tolist()]
         for name, value in target_moments(targets, batch).items()
     }
-    return {"moments": moments, "trivial": flattened(trivial, "valid")}
+    return {"moments": moments, "trivial": flat_metrics(trivial, "valid")}
 
 
 def moments_from(value: Sequence[Any]) -> RunningMoments:

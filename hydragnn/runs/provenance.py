@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from hydragnn.config import hash_of
 from hydragnn.distributed.launch import host_name
 from hydragnn.files import digest
 from hydragnn.record import BranchRecord, RunRecord
@@ -20,17 +21,26 @@ def first_record(plan: RunPlan, data: RunData, parameters: int, device: torch.de
     unseen = [name for branch in plan.branches for name in branch.unseen_inputs]
     return RunRecord(
         config=plan.table,
-        config_hash=digest(plan.table),
+        config_hash=hash_of(plan.table),
         data_hash=next(iter(hashes.values())) if len(hashes) == 1 else digest(hashes),
         seed=plan.training.seed,
         parameters=parameters,
-        parts={part: sum(counts[part] for counts in parts.values()) for part in ("train", "valid", "test")},
+        parts={part: sum(counts[part] for counts in parts.values()) for part in next(iter(parts.values()))},
         branches={name: BranchRecord(data_hash=hashes[name], parts=parts[name]) for name in hashes if name},
         trivial=dict(data.trivial),
         unseen_inputs=list(dict.fromkeys(unseen)),
+        notes=notes_on(plan),
         versions=versions(),
         hardware=hardware(device),
     )
+
+
+def notes_on(plan: RunPlan) -> list[str]:
+    """Sentences on what limits the results of a run."""
+    model = plan.branches[0].model
+    kinks = model.architecture.kinks(model.model)
+    derived = any(head.derivatives for branch in plan.branches for head in branch.model.heads)
+    return [f"forces and stress of {model.model.kind} are not smooth: {kinks}"] if kinks and derived else []
 
 
 def versions() -> dict[str, str]:

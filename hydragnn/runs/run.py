@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from hydragnn.config import RunConfig, parse_config
+from hydragnn.config import RunConfig, stored_config
 from hydragnn.datasets import GraphStore, open_store
 from hydragnn.distributed.launch import LaunchError, this_launch
 from hydragnn.distributed.leaving import SECONDS_FOR_THE_FIRST, leave
@@ -33,7 +33,7 @@ BAD_INPUT, FAILED, FENCED = 2, 3, 4
 
 def main(arguments: list[str] | None = None) -> int:
     """Train as the command line says; gives the exit code."""
-    options = parsed(arguments)
+    options = parse(arguments)
     torch.set_num_threads(options.threads)
     attempt = Attempt(folder=options.folder, number=options.attempt)
     try:
@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
             return FENCED
 
 
-def parsed(arguments: list[str] | None) -> argparse.Namespace:
+def parse(arguments: list[str] | None) -> argparse.Namespace:
     """The options of the command line."""
     parser = argparse.ArgumentParser(prog="python -m hydragnn.runs.run", description=__doc__)
     parser.add_argument("folder", type=Path, help="run folder with config.json")
@@ -65,7 +65,7 @@ def _train(options: argparse.Namespace, attempt: Attempt) -> int:
     folder: Path = options.folder
     check_ranks(options.ranks)
     begin_anew_after_pickle(attempt)
-    config = parse_config(read_json(folder / "config.json"), str(folder / "config.json"))
+    config = stored_config(folder / "config.json")
     record = train(
         config,
         folder,
@@ -75,7 +75,7 @@ def _train(options: argparse.Namespace, attempt: Attempt) -> int:
         device=options.device,
         micro_batches=options.micro_batches,
         attempt=attempt.number,
-        store=copied_store(attempt) if isinstance(config, RunConfig) else None,
+        store=local_copy_of_store(attempt) if isinstance(config, RunConfig) else None,
     )
     return FAILED if record.status == "failed" else 0
 
@@ -94,23 +94,23 @@ def begin_anew_after_pickle(attempt: Attempt) -> None:
         )
 
 
-def copied_store(attempt: Attempt) -> GraphStore | None:
+def local_copy_of_store(attempt: Attempt) -> GraphStore | None:
     """The copy of the store that this attempt was told of, where this node has it; checkpoints know if it is another one."""
     if attempt.number is None:
         return None
     with suppress(InputError):
-        told = read_json(attempt.folder / "attempt.json")
-        path = told.get("store") if isinstance(told, dict) else None
+        note = read_json(attempt.folder / "attempt.json")
+        path = note.get("store") if isinstance(note, dict) else None
         return open_store(path) if isinstance(path, str) and Path(path).exists() else None
     return None
 
 
 def check_ranks(asked: int | None) -> None:
     """LaunchError where another number of ranks was started: a wrong MPI makes many single ranks without a word."""
-    found = this_launch()
-    if asked is not None and found.size != asked:
+    actual = this_launch()
+    if asked is not None and actual.size != asked:
         raise LaunchError(
-            f"{asked} ranks were asked for, but this process is one of {found.size} (started by: {found.by}); use the MPI "
+            f"{asked} ranks were asked for, but this process is one of {actual.size} (started by: {actual.by}); use the MPI "
             "that mpi4py is linked with, or another --mpi of srun"
         )
 
@@ -138,11 +138,11 @@ def note_failure(failure: Failure, attempt: Attempt) -> None:
     folder = attempt.folder
     if not (folder / "config.json").is_file():
         return
-    if this_launch().rank and (recorded_in_time(attempt) or failure.kind == "lost_node"):
+    if this_launch().rank and (is_recorded_in_time(attempt) or failure.kind == "lost_node"):
         return
     with suppress(InputError):  # an unreadable configuration has no record; the message on stderr says it all
-        record = begun_record(folder)
-        if not told(record, attempt):
+        record = record_of_begin(folder)
+        if not is_recorded(record, attempt):
             changed = replace(record, status="failed", failure=failure, attempt=attempt.name)
             write_record(changed, folder, attempt.check)
 
@@ -152,33 +152,33 @@ def note_interruption(attempt: Attempt) -> None:
     if this_launch().rank or attempt.number is None:
         return
     with suppress(InputError):
-        record = begun_record(attempt.folder)
-        if not told(record, attempt):
+        record = record_of_begin(attempt.folder)
+        if not is_recorded(record, attempt):
             write_record(
                 replace(record, status="paused", failure=None, attempt=attempt.name), attempt.folder, attempt.check
             )
 
 
-def begun_record(folder: Path) -> RunRecord:
+def record_of_begin(folder: Path) -> RunRecord:
     """The record in the folder, or one that has only the configuration."""
     if (folder / "record.json").is_file():
         return read_record(folder)
-    config = parse_config(read_json(folder / "config.json"), str(folder / "config.json"))
+    config = stored_config(folder / "config.json")
     return RunRecord(config=config.to_json(), config_hash=config.hash, data_hash="", seed=config.train.seed)
 
 
-def recorded_in_time(attempt: Attempt) -> bool:
+def is_recorded_in_time(attempt: Attempt) -> bool:
     """Whether the first rank records how the attempt ended, within the time that a failing rank stays."""
     deadline = time.monotonic() + SECONDS_FOR_THE_FIRST
     while time.monotonic() < deadline:
         with suppress(InputError):
-            if told(read_record(attempt.folder), attempt):
+            if is_recorded(read_record(attempt.folder), attempt):
                 return True
         time.sleep(0.05)
     return False
 
 
-def told(record: RunRecord, attempt: Attempt) -> bool:
+def is_recorded(record: RunRecord, attempt: Attempt) -> bool:
     """Whether the record says how this very attempt ended."""
     if attempt.number is None:
         return record.status == "failed" and record.failure is not None

@@ -6,15 +6,15 @@ from pathlib import Path
 import torch
 
 from hydragnn.config import AnyConfig
-from hydragnn.distributed.ranks import Ranks, joined_ranks
+from hydragnn.distributed.ranks import Ranks, join_ranks
 from hydragnn.errors import InputError, Interrupted
 from hydragnn.record import RunRecord
 from hydragnn.runs.assembly import Assembly, assemble
 from hydragnn.runs.attempt import Attempt, Fenced, Heartbeat
 from hydragnn.runs.callback import RunCallback
 from hydragnn.runs.checkpoint import latest_checkpoint, load_checkpoint
-from hydragnn.runs.failures import agreed_failure, failure_of, forget_failures, propagate_failure
-from hydragnn.runs.folder import check_folder, earlier_cost, identity
+from hydragnn.runs.failures import failure_of, first_failure, forget_failures, propagate_failure
+from hydragnn.runs.folder import as_begun, check_folder, earlier_cost, identity
 from hydragnn.runs.plan import Stores, plan_run
 from hydragnn.runs.progress import Progress
 from hydragnn.runs.signals import interrupt_at_once, trap_signals
@@ -49,9 +49,10 @@ def train(
     of ours raises, after recording it.
     """
     check_request(until, micro_batches)
-    asked, this = chosen_device(device), Attempt(folder=out, number=attempt)
+    asked, this = select_device(device), Attempt(folder=out, number=attempt)
     this.check()
-    with joined_ranks(out, asked) as ranks:
+    config = as_begun(config, out) if resume else config
+    with join_ranks(out, asked) as ranks:
         here = own_device(asked, ranks)
         check_folder(config.to_json(), out, resume)
         if ranks.first:
@@ -92,7 +93,7 @@ def train_to_end(run: Assembly, callback: RunCallback, until: int) -> RunRecord:
         raise
     except Exception as error:
         callback.heart.attempt.check()
-        failure = agreed_failure(failure_of(error), callback.folder, callback.ranks)
+        failure = first_failure(failure_of(error), callback.folder, callback.ranks)
         with suppress(InputError):  # a full disk must not hide what happened
             callback.write(state, status="failed", failure=failure)
         callback.close(f"failed in epoch {state.epoch + 1}: {failure.message}")
@@ -112,7 +113,7 @@ def sentence_of(record: RunRecord) -> str:
     return f"{record.status} after {record.epochs} epochs in {record.cost.seconds:,.0f} s{best}"
 
 
-def chosen_device(device: torch.device | str | None) -> torch.device:
+def select_device(device: torch.device | str | None) -> torch.device:
     """The device asked for, else a GPU where there is one."""
     if device is not None:
         return torch.device(device)

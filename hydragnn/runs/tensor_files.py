@@ -125,9 +125,9 @@ class TensorFiles:
         """A tensor, put together from its pieces; InputError unless it is there with this shape and dtype."""
         entry = self.index.tensors.get(name)
         if entry is None or (entry.shape, DTYPES[entry.dtype]) != (shape, dtype):
-            found = "absent" if entry is None else f"{entry.dtype} {list(entry.shape)}"
+            actual = "absent" if entry is None else f"{entry.dtype} {list(entry.shape)}"
             raise InputError(
-                f"{self.folder}: tensor {name} is {found}, not {NAMES[dtype]} {list(shape)}; it was written by a different "
+                f"{self.folder}: tensor {name} is {actual}, not {NAMES[dtype]} {list(shape)}; it was written by a different "
                 "version of the program"
             )
         whole = torch.empty(shape, dtype=dtype)
@@ -180,11 +180,11 @@ class TensorFiles:
             size = path.stat().st_size
             if size != info.bytes or not numbers <= size <= numbers + LARGEST_HEADER:
                 raise InputError(f"{path} has {size} bytes, not the {info.bytes} that were written; use another copy")
-            with path.open("rb") as opened:
-                found = hashlib.file_digest(opened, "sha256").hexdigest()
+            with path.open("rb") as stream:
+                actual = hashlib.file_digest(stream, "sha256").hexdigest()
         except OSError as error:
             raise InputError(f"{path} cannot be read ({error.strerror or error}); use another copy") from error
-        if found != info.sha256:
+        if actual != info.sha256:
             raise InputError(f"{path} is damaged: its checksum is not that of what was written; use another copy")
 
 

@@ -20,10 +20,10 @@ BINS = 15
 def label_counts_of(field: Field, store: GraphStore, graphs: NDArray[np.int64]) -> NDArray[np.int64]:
     """How many labels of the graphs with these numbers belong to each class."""
     column, sizes = store.column(field.name), store.sizes()
-    chosen = np.zeros(len(store), dtype=np.bool_)
-    chosen[graphs] = True
+    selection = np.zeros(len(store), dtype=np.bool_)
+    selection[graphs] = True
     items = {"node": sizes.nodes, "edge": sizes.edges, "graph": np.ones(len(store), dtype=np.int64)}[field.on]
-    labels = column.values[np.repeat(chosen & column.present, items)]
+    labels = column.values[np.repeat(selection & column.present, items)]
     if labels.size and not 0 <= labels.min() <= labels.max() < field.classes:
         raise InputError(
             f"field {field.name} holds labels from {labels.min()} to {labels.max()}, and has classes 0 to "
@@ -78,11 +78,11 @@ def class_values(sums: NDArray[np.float64], classes: int) -> dict[str, float | N
         names = ("accuracy", "balanced_accuracy", "error_rate", "nll", "brier", "ece")
         return {**dict.fromkeys(names), "count": 0.0}
     of_class = confusion.sum(axis=1)
-    found = np.diag(confusion)[of_class > 0] / of_class[of_class > 0]
+    recalls = np.diag(confusion)[of_class > 0] / of_class[of_class > 0]
     accuracy = float(np.trace(confusion)) / count
     return {
         "accuracy": accuracy,
-        "balanced_accuracy": float(found.mean()),
+        "balanced_accuracy": float(recalls.mean()),
         "error_rate": 1.0 - accuracy,
         "nll": float(nll) / count,
         "brier": float(brier) / count,

@@ -54,20 +54,20 @@ def trivial_predictor(
     known = {target.name: _training_summary(store, train, target) for target in targets if not target.derivative}
 
     def predict(batch: GraphBatch) -> dict[str, Distribution]:
-        said: dict[str, Distribution] = {}
+        guesses: dict[str, Distribution] = {}
         for target in targets:
             like = batch[target.field.name]
             if target.derivative:
-                said[target.name] = Point(mean=torch.zeros_like(like, dtype=torch.float64))
+                guesses[target.name] = Point(mean=torch.zeros_like(like, dtype=torch.float64))
             elif target.field.classes:
-                said[target.name] = Categorical(logits=known[target.name].log().expand(*like.shape, -1))
+                guesses[target.name] = Categorical(logits=known[target.name].log().expand(*like.shape, -1))
             elif target.field.name in normalisation.references:
                 sums = reference_sums(normalisation, target.field.name, batch)
-                said[target.name] = Point(mean=sums.view(like.shape))
+                guesses[target.name] = Point(mean=sums.view(like.shape))
             else:
                 items = batch.counts("node") if target.extensive else like.new_ones(like.shape[0], dtype=torch.float64)
-                said[target.name] = Point(mean=(items.unsqueeze(1) * known[target.name]).view(like.shape))
-        return said
+                guesses[target.name] = Point(mean=(items.unsqueeze(1) * known[target.name]).view(like.shape))
+        return guesses
 
     return predict
 
@@ -83,12 +83,12 @@ def _training_mean(store: GraphStore, train: NDArray[np.int64], target: Target) 
     """Mean of each component over the training part, per node where the field is extensive."""
     column = store.column(target.field.name)
     sizes = store.sizes()
-    chosen = np.zeros(len(store), dtype=np.bool_)
-    chosen[train] = True
-    chosen &= column.present
+    selection = np.zeros(len(store), dtype=np.bool_)
+    selection[train] = True
+    selection &= column.present
     counts = {"node": sizes.nodes, "edge": sizes.edges, "graph": np.ones(len(store), dtype=np.int64)}[target.field.on]
-    values = column.values[np.repeat(chosen, counts)].reshape(-1, target.field.width).astype(np.float64)
-    items = int(sizes.nodes[chosen].sum()) if target.extensive else len(values)
+    values = column.values[np.repeat(selection, counts)].reshape(-1, target.field.width).astype(np.float64)
+    items = int(sizes.nodes[selection].sum()) if target.extensive else len(values)
     return torch.from_numpy(values.sum(axis=0) / max(1, items))
 
 
@@ -104,7 +104,7 @@ def trivial_metrics(
     return errors_on(predict, store, part, targets, Budget(max_graphs=1024))
 
 
-def flattened(metrics: Metrics, part: str) -> dict[str, float]:
+def flat_metrics(metrics: Metrics, part: str) -> dict[str, float]:
     """Metrics under the names of a run record (``valid/energy/mae``), without counts and undefined values."""
     return {
         f"{part}/{field}/{name}": value

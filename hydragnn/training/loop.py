@@ -9,7 +9,7 @@ from torch import Tensor
 from hydragnn.errors import Interrupted
 from hydragnn.training.context import Callback, Diverged, StepResult, TrainingContext
 from hydragnn.training.data import RunData, Share
-from hydragnn.training.evaluate import flattened
+from hydragnn.training.evaluate import flat_metrics
 from hydragnn.training.loss import label_counts, loss_sums
 from hydragnn.training.metrics import Errors
 from hydragnn.training.schedule import learning_rate, out_of_patience
@@ -115,7 +115,7 @@ def validate(state: TrainState, data: RunData, context: TrainingContext, callbac
     totals = torch.zeros_like(state.totals)
     errors = Errors(context.targets, context.device)
     state.model.eval()
-    with torch.no_grad(), state.parameters.evaluated():
+    with torch.no_grad(), state.parameters.swap_in_eval_parameters():
         for number, branch in enumerate(data.branches):
             own, model = context.branches[number], state.of_branch(number)
             for batch in branch.valid:
@@ -129,4 +129,4 @@ def validate(state: TrainState, data: RunData, context: TrainingContext, callbac
     state.model.train()
     context.reduce(errors.sums)
     loss = context.weighted_mean(context.reduce(totals))
-    return {"valid/loss": loss, **flattened(errors.values(data.valid_moments), "valid")}
+    return {"valid/loss": loss, **flat_metrics(errors.values(data.valid_moments), "valid")}

@@ -10,7 +10,7 @@ from hydragnn.graphs.batch import GraphBatch
 from hydragnn.models import Distribution, Target
 
 
-def squared(error: Tensor) -> Tensor:
+def squared_error(error: Tensor) -> Tensor:
     """Squares."""
     return error.square()
 
@@ -28,7 +28,7 @@ def huber(error: Tensor) -> Tensor:
 
 TINY = 1e-12  # keeps the slope of a root finite where an error is exactly zero
 
-POINT_LOSSES: dict[str, Callable[[Tensor], Tensor]] = {"mse": squared, "mae": absolute, "huber": huber}
+POINT_LOSSES: dict[str, Callable[[Tensor], Tensor]] = {"mse": squared_error, "mae": absolute, "huber": huber}
 
 
 def label_norms(batch: GraphBatch, name: str) -> Float[Tensor, " graphs"]:

@@ -114,11 +114,11 @@ class ClassTally:
         assert isinstance(prediction, Categorical)
         name, classes = self.target.field.name, self.target.field.classes
         labels, present = batch[name], batch.present_items(name)
-        said = prediction.to(batch.positions.device, torch.float64)
+        output = prediction.to(batch.positions.device, torch.float64)
         if present is not None:
-            labels, said = labels[present], said.rows(present)
-        labels, said = labels.reshape(-1), Categorical(logits=said.logits.reshape(-1, classes))
-        return class_sums(said.probabilities, said.nll(labels), labels)
+            labels, output = labels[present], output.rows(present)
+        labels, output = labels.reshape(-1), Categorical(logits=output.logits.reshape(-1, classes))
+        return class_sums(output.probabilities, output.nll(labels), labels)
 
     def values(self, sums: Sequence[float], moments: RunningMoments | None) -> dict[str, float | None]:
         """accuracy, balanced_accuracy, error_rate, nll, brier, ece and count; None where there is no label."""

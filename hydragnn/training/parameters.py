@@ -51,7 +51,7 @@ class Parameters(Protocol):
     def average(self, steps: int) -> None:
         """Let the average of weights, where there is one, follow the weights after ``steps`` steps."""
 
-    def evaluated(self) -> AbstractContextManager[None]:
+    def swap_in_eval_parameters(self) -> AbstractContextManager[None]:
         """Give the model the weights that are validated, the average where there is one, for the length of the block."""
 
     def keep_best(self) -> None:
@@ -89,7 +89,7 @@ class FlatParameters:
             parameter.data = self.vector[here].view(shape)
             parameter.grad = self.gradient[here].view(shape)
         self.optimizer = OPTIMIZERS[settings.optimizer](self.vector, self.gradient, settings.weight_decay)
-        self.averaged = self.vector.clone() if settings.ema_decay else None
+        self.average_vector = self.vector.clone() if settings.ema_decay else None
         self.best_vector = self.vector.clone()
 
     @property
@@ -115,17 +115,17 @@ class FlatParameters:
 
     def average(self, steps: int) -> None:
         """Let the average of weights, where there is one, follow the weights after ``steps`` steps."""
-        if self.averaged is not None:
-            average_in_place(self.averaged, self.vector, self.decay, steps)
+        if self.average_vector is not None:
+            average_in_place(self.average_vector, self.vector, self.decay, steps)
 
     @property
     def eval_parameters(self) -> Float[Tensor, " weights"]:
         """Return the weights that are validated and kept as the model: the average where there is one."""
-        return self.vector if self.averaged is None else self.averaged
+        return self.vector if self.average_vector is None else self.average_vector
 
-    def evaluated(self) -> AbstractContextManager[None]:
+    def swap_in_eval_parameters(self) -> AbstractContextManager[None]:
         """Give the model the weights that are validated for the length of the block."""
-        return self._replaced_by(self.eval_parameters)
+        return self._swap_in(self.eval_parameters)
 
     def keep_best(self) -> None:
         """Remember the weights that are validated now as the best so far."""
@@ -133,23 +133,23 @@ class FlatParameters:
 
     def best(self) -> AbstractContextManager[None]:
         """Give the model the best weights so far for the length of the block."""
-        return self._replaced_by(self.best_vector)
+        return self._swap_in(self.best_vector)
 
     def state(self) -> dict[str, Tensor]:
         """Return all tensors by name."""
         named = {"weights": self.vector, "best": self.best_vector}
-        if self.averaged is not None:
-            named["average"] = self.averaged
+        if self.average_vector is not None:
+            named["average"] = self.average_vector
         return named | {f"optimizer/{name}": value for name, value in self.optimizer.moments.items()}
 
     @contextmanager
-    def _replaced_by(self, values: Tensor) -> Iterator[None]:
-        kept = self.vector.clone()
+    def _swap_in(self, values: Tensor) -> Iterator[None]:
+        before = self.vector.clone()
         self.vector.copy_(values)
         try:
             yield
         finally:
-            self.vector.copy_(kept)
+            self.vector.copy_(before)
 
 
 def aligned_layout(model: nn.Module) -> tuple[Layout, int]:

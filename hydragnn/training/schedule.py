@@ -34,15 +34,15 @@ def plateaus(losses: Sequence[float | None], patience: int) -> int:
     >>> plateaus([3.0, 2.0, 2.5, 2.5, 2.1, 2.2, 1.0], patience=2)
     2
     """
-    best, waited, found = math.inf, 0, 0
+    best, waited, drops = math.inf, 0, 0
     for loss in losses:
         if loss is not None and loss < best:
             best, waited = loss, 0
         else:
             waited += 1
         if waited >= patience:
-            found, waited = found + 1, 0
-    return found
+            drops, waited = drops + 1, 0
+    return drops
 
 
 def best_epoch(losses: Sequence[float | None]) -> int:

@@ -84,8 +84,8 @@ def _cluster(lattice: float, generator: np.random.Generator) -> Atoms:
     block = bulk("Cu", "fcc", a=lattice, cubic=True) * (3, 3, 3)
     centre = block.cell.sum(axis=0) / 2 + generator.uniform(-0.5, 0.5, 3) * lattice
     nearest = np.argsort(np.linalg.norm(block.positions - centre, axis=1), kind="stable")
-    kept = block[nearest[: generator.integers(4, 21)]]
-    return Atoms(kept.symbols, kept.positions)
+    cluster = block[nearest[: generator.integers(4, 21)]]
+    return Atoms(cluster.symbols, cluster.positions)
 
 
 SHAPES = {"bulk": _bulk, "slab": _slab, "cluster": _cluster}

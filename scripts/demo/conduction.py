@@ -47,10 +47,10 @@ def _corners(side: int) -> Int[ndarray, "pixels 4"]:
 
 def _slopes() -> Float[ndarray, "points 2 4"]:
     """Gradients of the four shape functions at the 2 x 2 Gauss points of a unit square."""
-    made = []
+    sides = []
     for x in (-(3**-0.5), 3**-0.5):
         for y in (-(3**-0.5), 3**-0.5):
             along_x = np.array([-(1 - y), 1 - y, 1 + y, -(1 + y)]) / 2
             along_y = np.array([-(1 - x), -(1 + x), 1 + x, 1 - x]) / 2
-            made.append([along_x, along_y])
-    return np.array(made)
+            sides.append([along_x, along_y])
+    return np.array(sides)

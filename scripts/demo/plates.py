@@ -49,7 +49,7 @@ def labelled_plate(number: int, seed: int) -> GraphBatch:
     generator = np.random.default_rng([seed, number])
     plate = random_plate(generator)
     conductivity, source = smooth_fields(generator)
-    temperature, compliance = solved(plate, conductivity, source)
+    temperature, compliance = solve_conduction(plate, conductivity, source)
     x, y = plate.points.T
     values = {
         "place": plate.place,
@@ -78,27 +78,27 @@ def random_plate(generator: np.random.Generator) -> Plate:
     width, size = generator.uniform(0.8, 1.4), generator.uniform(0.095, 0.15)
     pipes = _pipes(width, generator)
     outer, rings = _outline(width, size), np.concatenate([_ring(pipe, size, generator) for pipe in pipes])
-    inner = _scattered(width, size, generator)
+    inner = _scatter(width, size, generator)
     inside = (inner > 0.5 * size).all(axis=1) & (inner < np.array([width, 1.0]) - 0.5 * size).all(axis=1)
     inner = inner[inside & (pipe_distance(inner, pipes) > 0.55 * size)]
     points = np.concatenate([outer, rings, inner])
     triangles = Delaunay(points).simplices.astype(np.int64)
     centres = points[triangles].mean(axis=1)
-    kept = triangles[(pipe_distance(centres, pipes) > 0) & (_areas(points, triangles) > 1e-3 * size**2)]
-    used, compact = np.unique(kept, return_inverse=True)
+    triangles_inside = triangles[(pipe_distance(centres, pipes) > 0) & (_areas(points, triangles) > 1e-3 * size**2)]
+    used, compact = np.unique(triangles_inside, return_inverse=True)
     place = np.repeat([1, 2, 0], [len(outer), len(rings), len(inner)])
     return Plate(points=points[used], triangles=compact.reshape(-1, 3), place=place[used], pipes=pipes)
 
 
 def _pipes(width: float, generator: np.random.Generator) -> Float[ndarray, "pipes 3"]:
     """One to three circles that keep clear of each other and of the edges."""
-    wanted, found = generator.integers(1, 4), np.zeros((0, 3))
+    num_holes, holes = generator.integers(1, 4), np.zeros((0, 3))
     for _ in range(30):
         radius = generator.uniform(0.06, 0.12)
         centre = generator.uniform(radius + 0.12, np.array([width, 1.0]) - radius - 0.12)
-        if len(found) < wanted and (pipe_distance(centre[None], found) > radius + 0.15).all():
-            found = np.concatenate([found, [[*centre, radius]]])
-    return found
+        if len(holes) < num_holes and (pipe_distance(centre[None], holes) > radius + 0.15).all():
+            holes = np.concatenate([holes, [[*centre, radius]]])
+    return holes
 
 
 def pipe_distance(points: Float[ndarray, "points 2"], pipes: Float[ndarray, "pipes 3"]) -> Float[ndarray, " points"]:
@@ -120,7 +120,7 @@ def _ring(pipe: ndarray, size: float, generator: np.random.Generator) -> Float[n
     return pipe[:2] + pipe[2] * np.column_stack([np.cos(angle), np.sin(angle)])
 
 
-def _scattered(width: float, size: float, generator: np.random.Generator) -> Float[ndarray, "points 2"]:
+def _scatter(width: float, size: float, generator: np.random.Generator) -> Float[ndarray, "points 2"]:
     """A hexagonal lattice whose points have moved by up to a quarter of its spacing."""
     height = size * 3**0.5 / 2
     row, column = np.indices((int(1 / height) + 2, int(width / size) + 2))
@@ -159,7 +159,7 @@ def smooth_fields(generator: np.random.Generator) -> tuple[Any, Any]:
     return conductivity, source
 
 
-def solved(plate: Plate, conductivity: Any, source: Any) -> tuple[Float[ndarray, " vertices"], float]:
+def solve_conduction(plate: Plate, conductivity: Any, source: Any) -> tuple[Float[ndarray, " vertices"], float]:
     """Temperature at the plate's vertices and the integral of source times temperature."""
     try:
         from skfem import Basis, BilinearForm, ElementTriP1, LinearForm, MeshTri, condense, solve

@@ -8,7 +8,7 @@ from hydragnn.ensemble import build_ensemble
 from hydragnn.files import read_json
 from hydragnn.scripts import api
 from hydragnn.scripts.recipes.table import Figure, show_figures
-from hydragnn.scripts.recipes.training import trained
+from hydragnn.scripts.recipes.training import train_recipe
 from hydragnn.settings import read_toml
 
 MEMBERS = 3
@@ -22,7 +22,8 @@ def run(data: Path, out: Path, epochs: int | None) -> None:
     stores = {kelvin: _store(data, out, kelvin) for kelvin in ("300K", "600K")}
     runs = [out / "members" / str(seed) for seed in range(MEMBERS)]
     records = [
-        trained("acac", stores["300K"], folder, f"train.seed={seed}", epochs=epochs) for seed, folder in enumerate(runs)
+        train_recipe("acac", stores["300K"], folder, f"train.seed={seed}", epochs=epochs)
+        for seed, folder in enumerate(runs)
     ]
     ensemble = out / "ensemble"
     if not ensemble.exists():

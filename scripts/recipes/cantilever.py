@@ -15,7 +15,7 @@ from hydragnn.scripts import api
 from hydragnn.scripts.recipes.raw import raw_arrays
 from hydragnn.scripts.recipes.simp import Array, Cantilever, Optimiser, first_density, random_density
 from hydragnn.scripts.recipes.table import Figure, show_figures
-from hydragnn.scripts.recipes.training import model_of, predictions, trained
+from hydragnn.scripts.recipes.training import model_of, predictions, train_recipe
 
 SPACING, LEVELS, SECTORS = 0.025, 5, 8
 BROKEN = 0.1  # root mean square displacement above which a density does not carry the load
@@ -31,7 +31,7 @@ TEST_RUNS = (
 )
 NODE_INPUTS = ("density", "stiffness", "log_density", "x", "y", "clamped", "loaded")
 ORIGINS = ("published", "fresh run 1", "fresh run 2", "fresh run 3", "fresh run 4", "fresh run 5", "fresh training")
-JUDGED, TRAINING = range(len(ORIGINS) - 1), len(ORIGINS) - 1
+HELD_OUT, TRAINING = range(len(ORIGINS) - 1), len(ORIGINS) - 1
 FIELDS = (
     *(Field(name=name, on="node") for name in NODE_INPUTS),
     relation_field(SECTORS, "direction"),
@@ -120,10 +120,10 @@ def fresh_samples(cantilever: Cantilever, seed: int) -> Iterator[Sample]:
             move=np.exp(generator.uniform(np.log(0.02), np.log(0.3))),
         )
         length = int(generator.integers(*ITERATIONS))
-        kept = set(np.round(np.geomspace(1, length, STATES + 4) - 1).astype(int).tolist())
+        iterations = set(np.round(np.geomspace(1, length, STATES + 4) - 1).astype(int).tolist())
         start = first_density(STARTS[run % len(STARTS)], cantilever, optimiser.volume, generator)
-        for iteration, (w, u) in zip(range(length), cantilever.optimised(start, optimiser)):
-            if iteration in kept:
+        for iteration, (w, u) in zip(range(length), cantilever.optimise(start, optimiser)):
+            if iteration in iterations:
                 part = int(run >= TRAIN_RUNS)
                 yield Sample(density=w, displacement=u, part=part, origin=TRAINING, iteration=iteration)
     for _ in range(TRAIN_RANDOM):
@@ -132,7 +132,7 @@ def fresh_samples(cantilever: Cantilever, seed: int) -> Iterator[Sample]:
     judge = np.random.default_rng(seed + 999)
     for number, (kind, optimiser) in enumerate(TEST_RUNS):
         start = first_density(kind, cantilever, optimiser.volume, judge)
-        for iteration, (w, u) in zip(range(80), cantilever.optimised(start, optimiser)):
+        for iteration, (w, u) in zip(range(80), cantilever.optimise(start, optimiser)):
             if iteration % 4 == 0:
                 yield Sample(density=w, displacement=u, part=2, origin=1 + number, iteration=iteration)
 
@@ -165,64 +165,64 @@ def run(data: Path, out: Path, epochs: int | None) -> None:
     store = out / "cantilever.h5"
     if not store.exists():
         write_store(data / "cantilever_196.npz", store)
-    record = trained("cantilever", store, out / "run", epochs=epochs)
+    record = train_recipe("cantilever", store, out / "run", epochs=epochs)
     errors = relative_errors(out / "run", store)
     simple = mean_and_copy(store)
-    judged = judged_by_origin(store)
+    held_out = held_out_by_origin(store)
     figures = []
-    for number in JUDGED:
+    for number in HELD_OUT:
         beside = f"worst density {errors[number].max():.3g} %; mean field {simple['mean'][number]:.3g} %"
         if number:
             beside += f", same iteration of the published run {simple['copy'][number]:.3g} %"
-        if broken := len(judged[number]) - len(errors[number]):
+        if broken := len(held_out[number]) - len(errors[number]):
             beside += f"; {broken} densities that do not carry the load left out"
         name = "published validation part" if number == 0 else ORIGINS[number]
         what = f"{name}: mean relative L2 of the displacement"
         goal = 6.0 if number else 3.0
         figures.append(Figure(what=what, value=float(errors[number].mean()), unit="%", goal=goal, beside=beside))
-    fresh = float(np.concatenate([errors[number] for number in JUDGED if number]).mean())
+    fresh = float(np.concatenate([errors[number] for number in HELD_OUT if number]).mean())
     figures.append(Figure(what="all fresh runs together", value=fresh, unit="%", goal=6.0))
     show_figures("cantilever", figures, record.cost.cpu_seconds / 60, out)
     api.report(out / "run", out / "report.html")
 
 
-def judged_by_origin(store: Path) -> dict[int, NDArray[np.int64]]:
+def held_out_by_origin(store: Path) -> dict[int, NDArray[np.int64]]:
     """Graphs of the test part, by where they come from."""
-    opened = open_store(store)
-    part, origin = (opened.column(name).values.reshape(-1) for name in ("part", "origin"))
-    return {number: np.flatnonzero((part == 2) & (origin == number)) for number in JUDGED}
+    reader = open_store(store)
+    part, origin = (reader.column(name).values.reshape(-1) for name in ("part", "origin"))
+    return {number: np.flatnonzero((part == 2) & (origin == number)) for number in HELD_OUT}
 
 
 def relative_errors(run: Path, store: Path) -> dict[int, Array]:
     """Per cent relative L2 error of every judged graph, by origin; a density that does not carry the load is left out."""
     model, nodes = model_of(run), int(open_store(store).sizes().nodes[0])
-    found = {}
-    for number, graphs in judged_by_origin(store).items():
+    result = {}
+    for number, graphs in held_out_by_origin(store).items():
         blocks = predictions(model, store, graphs.tolist())
         rows = [
             torch.cat([block["displacement"][which] for block in blocks]).reshape(-1, nodes * 2) for which in (0, 1)
         ]
         mean, label = (row.numpy() for row in rows)
-        found[number] = _relative(mean, label)[_carries(label)]
-    return found
+        result[number] = _relative(mean, label)[_carries(label)]
+    return result
 
 
 def mean_and_copy(store: Path) -> dict[str, dict[int, float]]:
     """Two simple predictors: the mean displacement of training, and the published displacement of the same iteration."""
-    opened = open_store(store)
-    nodes = int(opened.sizes().nodes[0])
-    part, origin, iteration = (opened.column(name).values.reshape(-1) for name in ("part", "origin", "iteration"))
-    fields = opened.column("displacement").values.reshape(len(opened), nodes * 2).astype(np.float64)
+    reader = open_store(store)
+    nodes = int(reader.sizes().nodes[0])
+    part, origin, iteration = (reader.column(name).values.reshape(-1) for name in ("part", "origin", "iteration"))
+    fields = reader.column("displacement").values.reshape(len(reader), nodes * 2).astype(np.float64)
     mean = fields[(part == 0) & (origin == 0)].mean(axis=0)
     published = np.flatnonzero(origin == 0)
-    found: dict[str, dict[int, float]] = {"mean": {}, "copy": {}}
-    for number, graphs in judged_by_origin(store).items():
+    result: dict[str, dict[int, float]] = {"mean": {}, "copy": {}}
+    for number, graphs in held_out_by_origin(store).items():
         label = fields[graphs]
         keep = _carries(label)
         nearest = published[np.abs(iteration[published] - iteration[graphs][:, None]).argmin(axis=1)]
-        found["mean"][number] = float(_relative(mean[None], label)[keep].mean())
-        found["copy"][number] = float(_relative(fields[nearest], label)[keep].mean())
-    return found
+        result["mean"][number] = float(_relative(mean[None], label)[keep].mean())
+        result["copy"][number] = float(_relative(fields[nearest], label)[keep].mean())
+    return result
 
 
 def _relative(mean: Array, label: Array) -> Array:

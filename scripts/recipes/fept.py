@@ -15,7 +15,7 @@ from hydragnn.graphs.topology import Topology
 from hydragnn.scripts import api
 from hydragnn.scripts.recipes.raw import raw_arrays
 from hydragnn.scripts.recipes.table import Figure, show_figures
-from hydragnn.scripts.recipes.training import model_of, recipe_table, rmse, trained
+from hydragnn.scripts.recipes.training import model_of, recipe_table, rmse, train_recipe
 
 CELL = (20.872, 10.436, 14.116)  # Bohr; body-centred tetragonal, 32 sites
 CUTOFF = 10.6  # Bohr; eight neighbour shells
@@ -73,10 +73,10 @@ def read_cells(path: Path, seed: int = 0) -> tuple[Cells, NDArray[np.float64]]:
         enthalpy = energy / 32 - (iron * pure[32] + (32 - iron) * pure[0]) / 32
         classes, first = np.unique(raw["symmetry_class"], return_index=True)
         common = classes[np.bincount(iron, minlength=33)[iron[first]] >= COMMON]
-        chosen = np.random.default_rng(seed).permutation(common)[: len(common) // 20]
-        judged = raw["is_validation"] | np.isin(iron, LEFT_OUT)
-        part = np.where(judged, 2, np.isin(raw["symmetry_class"], chosen).astype(np.int64))
-        keep = judged.copy()
+        valid_classes = np.random.default_rng(seed).permutation(common)[: len(common) // 20]
+        held_out = raw["is_validation"] | np.isin(iron, LEFT_OUT)
+        part = np.where(held_out, 2, np.isin(raw["symmetry_class"], valid_classes).astype(np.int64))
+        keep = held_out.copy()
         keep[first] = True
         cells = Cells(
             numbers=numbers[keep],
@@ -138,17 +138,19 @@ def run(data: Path, out: Path, epochs: int | None) -> None:
     store = out / "fept.h5"
     if not store.exists():
         write_store(data / "fept_32atoms.npz", store)
-    record = trained("fept", store, out / "run", epochs=epochs)
-    judged = judged_graphs(store)
+    record = train_recipe("fept", store, out / "run", epochs=epochs)
+    held_out = held_out_graphs(store)
     model = model_of(out / "run")
     figures = []
-    for name, graphs in judged.items():
+    for name, graphs in held_out.items():
         ours, means = rmse(model, store, graphs), baselines(store, graphs)
         for field, unit in TARGETS.items():
             beside = f"means {means[field]:.2g}; linear model of shells {LINEAR[name][field]:.2g}"
             goal = GOALS[name][field]
             figures.append(Figure(what=f"{name}: {field} RMSE", value=ours[field], unit=unit, goal=goal, beside=beside))
-    costs, minutes = sharing_costs(store, out / "twins", judged["validation"], min(TWIN_EPOCHS, epochs or TWIN_EPOCHS))
+    costs, minutes = sharing_costs(
+        store, out / "twins", held_out["validation"], min(TWIN_EPOCHS, epochs or TWIN_EPOCHS)
+    )
     for field, cost in costs.items():
         what = f"{field}: RMSE above that of its single-task twin, {TWIN_EPOCHS} epochs each"
         figures.append(Figure(what=what, value=cost, unit="%", goal=15.0))
@@ -156,7 +158,7 @@ def run(data: Path, out: Path, epochs: int | None) -> None:
     api.report(out / "run", out / "report.html")
 
 
-def judged_graphs(store: Path) -> dict[str, list[int]]:
+def held_out_graphs(store: Path) -> dict[str, list[int]]:
     """Graphs of the test part: validation classes of the published file, and the compositions left out."""
     batch = open_store(store)
     part, iron = (batch.column(name).values.reshape(-1) for name in ("part", "iron"))
@@ -172,15 +174,15 @@ def baselines(store: Path, graphs: list[int]) -> dict[str, float]:
 
     A composition without training cells takes what lies between its two neighbours.
     """
-    opened = open_store(store)
-    training = np.flatnonzero(opened.column("part").values.reshape(-1) == 0)
-    found = {}
+    reader = open_store(store)
+    training = np.flatnonzero(reader.column("part").values.reshape(-1) == 0)
+    results = {}
     for field in TARGETS:
-        (key, label), (key_judged, label_judged) = (_keyed(store, rows, field) for rows in (training, graphs))
+        (key, label), (key_held_out, label_held_out) = (_keyed(store, rows, field) for rows in (training, graphs))
         known, where = np.unique(key, return_inverse=True)
         means = np.bincount(where, weights=label) / np.bincount(where)
-        found[field] = _rms(np.interp(key_judged, known, means) - label_judged)
-    return found
+        results[field] = _rms(np.interp(key_held_out, known, means) - label_held_out)
+    return results
 
 
 def _keyed(
@@ -200,12 +202,12 @@ def _rms(error: NDArray[np.float64]) -> float:
 
 def sharing_costs(store: Path, out: Path, graphs: list[int], epochs: int) -> tuple[dict[str, float], float]:
     """By how many percent each head of the shared model errs above its single-task twin; and CPU minutes."""
-    shared = trained("fept", store, out / "shared", epochs=epochs)
+    shared = train_recipe("fept", store, out / "shared", epochs=epochs)
     together = rmse(model_of(out / "shared"), store, graphs)
     seconds, costs = shared.cost.cpu_seconds, {}
     heads = {head["field"]: head for head in recipe_table("fept")["heads"]}
     for field in TARGETS:
-        twin = trained("fept", store, out / field, heads=[heads[field]], epochs=epochs)
+        twin = train_recipe("fept", store, out / field, heads=[heads[field]], epochs=epochs)
         seconds += twin.cost.cpu_seconds
         costs[field] = 100 * (together[field] / rmse(model_of(out / field), store, graphs)[field] - 1)
     return costs, seconds / 60

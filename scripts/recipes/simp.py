@@ -61,9 +61,9 @@ class Cantilever:
         """Nodal displacements ``[nodes, 2]`` of a nodal density."""
         values = self.matrices * mean_cube(density[self.corners])[:, None, None]
         matrix = csc_array((values.ravel(), self.entries), shape=(self.size, self.size))
-        found = np.zeros(self.size)
-        found[self.free] = splu(matrix[self.free][:, self.free], **SYMMETRIC).solve(self.force[self.free])
-        return found[self.nodal].T
+        solution = np.zeros(self.size)
+        solution[self.free] = splu(matrix[self.free][:, self.free], **SYMMETRIC).solve(self.force[self.free])
+        return solution[self.nodal].T
 
     def slope(self, density: Array, displacement: Array) -> Array:
         """Derivative of the work of the load, by nodal density."""
@@ -77,7 +77,7 @@ class Cantilever:
         np.subtract.at(slope, self.corners, energy[:, None] * change)
         return slope
 
-    def filtered(self, values: Array, radius: float) -> Array:
+    def filter(self, values: Array, radius: float) -> Array:
         """Values smoothed over ``radius`` by the Helmholtz equation."""
         return splu((radius**2 * self.gradient + self.mass).tocsc()).solve(self.mass @ values)
 
@@ -85,7 +85,7 @@ class Cantilever:
         """Fraction of the domain that is material."""
         return float(self.weights @ density / self.weights.sum())
 
-    def optimised(self, density: Array, optimiser: Optimiser) -> Iterator[tuple[Array, Array]]:
+    def optimise(self, density: Array, optimiser: Optimiser) -> Iterator[tuple[Array, Array]]:
         """Densities and their displacements, iteration by iteration, without end."""
         smooth = splu((optimiser.radius**2 * self.gradient + self.mass).tocsc())
         while True:
@@ -99,12 +99,12 @@ class Cantilever:
     def _moved(self, density: Array, slope: Array, optimiser: Optimiser) -> Array:
         """The optimality criteria's next density; bisection finds the multiplier that keeps the volume."""
         low, high = 0.0, 10.0 * float(np.abs(slope).max())
-        wanted = density * np.sqrt(-slope)
+        target = density * np.sqrt(-slope)
         bounds = np.maximum(density - optimiser.move, LOWEST), np.minimum(density + optimiser.move, 1.0)
         moved = density
         for _ in range(60):
             multiplier = 0.5 * (low + high)
-            moved = np.clip(wanted / np.sqrt(multiplier), *bounds)
+            moved = np.clip(target / np.sqrt(multiplier), *bounds)
             low, high = (multiplier, high) if self.volume(moved) > optimiser.volume else (low, multiplier)
         return moved
 
@@ -123,7 +123,7 @@ def random_density(cantilever: Cantilever, generator: np.random.Generator) -> Ar
     """A smooth random density: noise filtered over a random length, sharpened, often denser at top and bottom."""
     radius = 10 ** generator.uniform(-1.6, -0.5)
     noise = generator.standard_normal(len(cantilever.weights))
-    field = cantilever.filtered(cantilever.filtered(noise, radius), radius)
+    field = cantilever.filter(cantilever.filter(noise, radius), radius)
     field = (field - field.mean()) / field.std()
     if generator.random() < 0.6:
         x, y = cantilever.points.T

@@ -36,8 +36,8 @@ def show_figures(name: str, figures: Sequence[Figure], cpu_minutes: float, out: 
         table.add_column(column, justify="left" if column in ("figure", "beside it") else "right")
     for figure in figures:
         promise = "" if figure.goal is None else f"{'>=' if figure.at_least else '<='} {figure.goal:.4g}"
-        kept = "" if figure.goal is None else ("yes" if figure.reached else "no")
-        table.add_row(figure.what, f"{figure.value:.4g} {figure.unit}", promise, kept, figure.beside)
+        met = "" if figure.goal is None else ("yes" if figure.reached else "no")
+        table.add_row(figure.what, f"{figure.value:.4g} {figure.unit}", promise, met, figure.beside)
     Console().print(table)
     write_json(
         out / "results.json",

@@ -18,7 +18,7 @@ from hydragnn.record import RunRecord
 from hydragnn.scripts import api
 from hydragnn.scripts.recipes.raw import raw_arrays
 from hydragnn.scripts.recipes.table import Figure, show_figures
-from hydragnn.scripts.recipes.training import model_of, predictions, recipe_table, trained
+from hydragnn.scripts.recipes.training import model_of, predictions, recipe_table, train_recipe
 
 Array = NDArray[np.float64]
 FOLDS, MEMBERS, TENTHS, SEED = 5, 5, 10, 1234
@@ -162,52 +162,52 @@ def run(data: Path, out: Path, epochs: int | None) -> None:
 def _trained_member(store: Path, out: Path, fold: int, member: int, edges: bool, epochs: int | None) -> RunRecord:
     """One training run; heads are weighed so that the loss is the summed absolute error that is reported."""
     heads = []
-    opened, part = open_store(store), part_name(fold, member)
-    train = opened.column(part).values.reshape(-1) == 0
+    reader, part = open_store(store), part_name(fold, member)
+    train = reader.column(part).values.reshape(-1) == 0
     for head in recipe_table("terfenol")["heads"]:
-        column = opened.column(head["field"])
+        column = reader.column(head["field"])
         values = column.values.reshape(-1)[column.present & train]
         heads.append({**head, "weight": float(len(values) / train.sum() * values.std())})
     choices = (f"split.field={part}", f"data.edges={str(edges).lower()}", f"train.seed={fold * MEMBERS + member}")
-    return trained("terfenol", store, out, *choices, epochs=epochs, heads=heads)
+    return train_recipe("terfenol", store, out, *choices, epochs=epochs, heads=heads)
 
 
-def judged(store: Path, fold: int) -> NDArray[np.int64]:
+def held_out_graphs(store: Path, fold: int) -> NDArray[np.int64]:
     """The microstructures that a fold judges, the same for all its members."""
     return np.flatnonzero(open_store(store).column(part_name(fold, 0)).values.reshape(-1) == 2)
 
 
 def fold_errors(runs: list[Path], store: Path, fold: int) -> Sums:
     """Absolute error of the runs' average and absolute label of every judged microstructure (0 where not measured)."""
-    opened, tested = open_store(store), judged(store, fold)
-    said = [predictions(model_of(run), store, tested.tolist()) for run in runs]
-    found = {}
+    reader, tested = open_store(store), held_out_graphs(store, fold)
+    predicted = [predictions(model_of(run), store, tested.tolist()) for run in runs]
+    sums = {}
     for name in TARGETS:
-        means = [torch.cat([block[name][0] for block in blocks]).reshape(-1).numpy() for blocks in said]
-        column = opened.column(name)
+        means = [torch.cat([block[name][0] for block in blocks]).reshape(-1).numpy() for blocks in predicted]
+        column = reader.column(name)
         label, present = column.values.reshape(-1)[tested], column.present[tested]
-        found[name] = (np.abs(np.mean(means, axis=0) - label) * present, np.abs(label) * present)
-    return found
+        sums[name] = (np.abs(np.mean(means, axis=0) - label) * present, np.abs(label) * present)
+    return sums
 
 
 def fold_means(store: Path, fold: int) -> Sums:
     """The same for the mean of the training part at each field strength."""
-    opened, tested = open_store(store), judged(store, fold)
-    found = {}
+    reader, tested = open_store(store), held_out_graphs(store, fold)
+    sums = {}
     for name in TARGETS:
-        column = opened.column(name)
+        column = reader.column(name)
         values, known = column.values.reshape(-1).astype(np.float64), column.present.copy()
         label, present = values[tested], known[tested]
         known[tested] = False
-        found[name] = (np.abs(values[known].mean() - label) * present, np.abs(label) * present)
-    return found
+        sums[name] = (np.abs(values[known].mean() - label) * present, np.abs(label) * present)
+    return sums
 
 
 def fold_forest(store: Path, fold: int) -> Sums:
     """The same for a random forest (scikit-learn's own settings) on texture and field strength, without any graph."""
-    opened, tested = open_store(store), judged(store, fold)
-    textures = np.stack([texture_features(opened.read([number])) for number in range(len(opened))])
-    columns = [opened.column(name) for name in TARGETS]
+    reader, tested = open_store(store), held_out_graphs(store, fold)
+    textures = np.stack([texture_features(reader.read([number])) for number in range(len(reader))])
+    columns = [reader.column(name) for name in TARGETS]
     labels = np.stack([column.values.reshape(-1) for column in columns])
     present = np.stack([column.present for column in columns])
     learnt = present.copy()
@@ -215,12 +215,12 @@ def fold_forest(store: Path, fold: int) -> Sums:
     field, graph = np.nonzero(learnt)
     forest = RandomForestRegressor(n_estimators=300, random_state=SEED)
     forest.fit(np.column_stack([textures[graph], np.array(STRENGTHS)[field]]), labels[field, graph])
-    found = {}
+    sums = {}
     for row, (name, strength) in enumerate(zip(TARGETS, STRENGTHS)):
-        said = forest.predict(np.column_stack([textures[tested], np.full(len(tested), strength)]))
+        predicted = forest.predict(np.column_stack([textures[tested], np.full(len(tested), strength)]))
         label, known = labels[row, tested], present[row, tested]
-        found[name] = (np.abs(said - label) * known, np.abs(label) * known)
-    return found
+        sums[name] = (np.abs(predicted - label) * known, np.abs(label) * known)
+    return sums
 
 
 def texture_features(graph: GraphBatch) -> Array:
@@ -235,23 +235,23 @@ def texture_features(graph: GraphBatch) -> Array:
     return np.concatenate([mean, spread, whole])
 
 
-def relative(errors: list[Sums], lowest: int, kept: list[NDArray[np.bool_]] | None = None) -> float:
+def relative(errors: list[Sums], lowest: int, subset: list[NDArray[np.bool_]] | None = None) -> float:
     """Sum of errors over sum of values in per cent, over all folds and field strengths from ``lowest`` kA/m.
 
-    ``kept`` chooses among the judged microstructures of every fold.
+    ``subset`` chooses among the judged microstructures of every fold.
     """
     names = [name for name, strength in zip(TARGETS, STRENGTHS) if strength >= lowest]
     totals = np.zeros(2)
     for number, fold in enumerate(errors):
         for name in names:
             rows = np.stack(fold[name])
-            totals += (rows if kept is None else rows[:, kept[number]]).sum(axis=1)
+            totals += (rows if subset is None else rows[:, subset[number]]).sum(axis=1)
     return float(100 * totals[0] / totals[1])
 
 
 def _sharp(store: Path, fold: int) -> NDArray[np.bool_]:
     index: NDArray[np.bool_] = (
-        open_store(store).column("texture_index").values.reshape(-1)[judged(store, fold)] >= SHARP
+        open_store(store).column("texture_index").values.reshape(-1)[held_out_graphs(store, fold)] >= SHARP
     )
     return index
 
@@ -270,7 +270,7 @@ def _figures(errors: dict[str, list[Sums]], sharp: list[NDArray[np.bool_]]) -> l
         alone = relative(errors["no-edges"], lowest)
         figures.append(Figure(what=f"the same without edges, {what}", value=alone, unit="%"))
         crystals = relative(errors["edges"], lowest, sharp)
-        others = relative(errors["edges"], lowest, [~kept for kept in sharp])
-        name = f"the same, {what}, only the {sum(int(kept.sum()) for kept in sharp)} nearly single crystals"
+        others = relative(errors["edges"], lowest, [~subset for subset in sharp])
+        name = f"the same, {what}, only the {sum(int(subset.sum()) for subset in sharp)} nearly single crystals"
         figures.append(Figure(what=name, value=crystals, unit="%", beside=f"all others {others:.3g} %"))
     return figures

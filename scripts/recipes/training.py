@@ -23,7 +23,7 @@ def recipe_table(name: str) -> dict[str, Any]:
     return {section: value for section, value in table.items() if section != "search"}
 
 
-def trained(
+def train_recipe(
     name: str,
     store: Path,
     out: Path,
@@ -47,15 +47,15 @@ def trained(
 
 def predictions(model: TrainedModel, store: Path, graphs: list[int]) -> list[dict[str, tuple[Array, Array]]]:
     """Predicted and true values of every numeric target, block by block of graphs, in the fields' units."""
-    opened = open_store(store)
+    reader = open_store(store)
     blocks = []
     for start in range(0, len(graphs), BLOCK):
-        batch = opened.read(graphs[start : start + BLOCK])
+        batch = reader.read(graphs[start : start + BLOCK])
         blocks.append(
             {
-                name: (said.mean, batch[name].to(torch.float64))
-                for name, said in model.predict(batch).items()
-                if isinstance(said, Point | Normal)
+                name: (prediction.mean, batch[name].to(torch.float64))
+                for name, prediction in model.predict(batch).items()
+                if isinstance(prediction, Point | Normal)
             }
         )
     return blocks

@@ -114,7 +114,7 @@ def picture(name: str, title: str, draw: Callable[[Axes], None], *, width: int =
         draw(axes)
         buffer = io.BytesIO()
         figure.savefig(buffer, format="svg", dpi=200, metadata={"Date": None})
-    return themed(buffer.getvalue(), name, title)
+    return with_theme(buffer.getvalue(), name, title)
 
 
 def figure(name: str, title: str, caption: str, draw: Callable[[Axes], None], *, height: int = 250) -> Figure:
@@ -161,19 +161,19 @@ def wide_figure(
     )
 
 
-def themed(svg: bytes, name: str, title: str) -> str:
+def with_theme(svg: bytes, name: str, title: str) -> str:
     """The SVG without what a page has already (declarations, metadata, fonts), colours as CSS variables, unique ids."""
     root = ET.fromstring(svg)
     for parent in list(root.iter()):
         for child in [child for child in parent if child.tag in (f"{{{SVG}}}metadata", f"{{{SVG}}}title")]:
             parent.remove(child)
     text = ET.tostring(root, encoding="unicode")
-    wanted = set(re.findall(r'(?:url\(#|href="#)([^")]+)', text))
+    used = set(re.findall(r'(?:url\(#|href="#)([^")]+)', text))
     for element in root.iter():
         element.tag = element.tag.removeprefix(f"{{{SVG}}}")
         for key, value in list(element.attrib.items()):
             del element.attrib[key]
-            _set_themed(element, key, value, name, wanted)
+            _set_themed(element, key, value, name, used)
     size = root.attrib["viewBox"].split()
     root.attrib.clear()
     root.attrib.update({"viewBox": " ".join(size), "role": "img", "aria-label": title, "class": "figure"})
@@ -185,9 +185,9 @@ def themed(svg: bytes, name: str, title: str) -> str:
     return ET.tostring(root, encoding="unicode")
 
 
-def _set_themed(element: ET.Element, key: str, value: str, name: str, wanted: set[str]) -> None:
+def _set_themed(element: ET.Element, key: str, value: str, name: str, used: set[str]) -> None:
     if key == "id":
-        if value in wanted:
+        if value in used:
             element.set("id", f"{name}-{value}")
         return
     if key.startswith(f"{{{XLINK}}}"):
@@ -217,7 +217,7 @@ def named_rows(axes: Axes, names: Sequence[str]) -> None:
         axes.text(
             0,
             row - 0.2,
-            shortened(name, 42),
+            shorten(name, 42),
             transform=axes.get_yaxis_transform(),
             color=MUTED,
             bbox=plate(),
@@ -230,10 +230,10 @@ def plate() -> dict[str, Any]:
     return {"facecolor": PAPER, "edgecolor": "none", "alpha": 0.85, "pad": 1.5}
 
 
-def shortened(text: str, length: int) -> str:
+def shorten(text: str, length: int) -> str:
     """The text, cut in the middle where it is longer than ``length``.
 
-    >>> shortened("effective_conductivity", 12)
+    >>> shorten("effective_conductivity", 12)
     'effect…ivity'
     """
     if len(text) <= length:

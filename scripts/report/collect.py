@@ -11,11 +11,13 @@ import numpy as np
 
 from hydragnn.config import BranchedConfig, RunConfig, parse_config
 from hydragnn.datasets import open_store
+from hydragnn.ensemble.calibrations import calibration_from_json
 from hydragnn.errors import InputError
 from hydragnn.files import read_json
 from hydragnn.record import RunRecord, read_record
 from hydragnn.scripts.report.campaign_facts import campaign_facts
 from hydragnn.scripts.report.data_facts import data_facts
+from hydragnn.scripts.report.domain_figures import domain_facts
 from hydragnn.scripts.report.facts import (
     Ablation,
     CampaignFacts,
@@ -36,7 +38,7 @@ from hydragnn.scripts.report.verdict import join
 
 Kind = Literal["ensemble", "campaign", "run"]
 MARKS: dict[str, Kind] = {"ensemble.json": "ensemble", "campaign.json": "campaign", "record.json": "run"}
-ROWS = ("target", "mean", "graph", "std", "lower", "upper", "probability", "set")
+ROWS = ("target", "mean", "graph", "std", "lower", "upper", "probability", "set", "scores")
 UNCERTAINTY = (
     *("crps", "nll", "coverage", "interval_width", "miscalibration_area", "spearman"),
     *("set_size", "empty_sets"),
@@ -68,15 +70,15 @@ def collect(source: Path, *, campaign: Path | None = None, ensemble: Path | None
     kind = folder_kind(source)
     campaign = source if kind == "campaign" else campaign
     ensemble = source if kind == "ensemble" else ensemble
-    found = ensemble_facts(ensemble) if ensemble else None
-    campaign = campaign or (_campaign_of(found) if found else None)
+    ensemble_part = ensemble_facts(ensemble) if ensemble else None
+    campaign = campaign or (_campaign_of(ensemble_part) if ensemble_part else None)
     searched = campaign_facts(campaign) if campaign else None
     run = RunFacts(folder=source, record=read_record(source)) if kind == "run" else None
-    whole, branch = _resolved(found, searched, run), _branch_of(found)
+    whole, branch = _resolved(ensemble_part, searched, run), _branch_of(ensemble_part)
     resolved = of_one_branch(whole, branch)
-    data, problem = _data(resolved, found)
+    data, problem = _data(resolved, ensemble_part)
     units = {str(field["name"]): str(field["unit"]) for field in data.fields} if data else _units_of_branches(resolved)
-    parts = dict(found.parts) if found else {}
+    parts = dict(ensemble_part.parts) if ensemble_part else {}
     record = run.record if run else searched.best.record if searched and searched.best else None
     if not parts and record is not None:
         parts = record_parts(record, units)
@@ -85,7 +87,7 @@ def collect(source: Path, *, campaign: Path | None = None, ensemble: Path | None
         )
     return Facts(
         title=_title(source, parts, resolved),
-        kind="ensemble" if found else kind,
+        kind="ensemble" if ensemble_part else kind,
         folder="/".join(source.resolve().parts[-2:]),
         config=searched.config if searched else whole,
         resolved=resolved,
@@ -93,7 +95,7 @@ def collect(source: Path, *, campaign: Path | None = None, ensemble: Path | None
         stores={one["name"]: str(one["data"]["store"]) for one in whole.get("branches", [])},
         run=run,
         campaign=searched,
-        ensemble=found,
+        ensemble=ensemble_part,
         data=data,
         data_problem=problem,
         parts=parts,
@@ -175,8 +177,13 @@ def ensemble_facts(folder: Path) -> EnsembleFacts:
             members=members,
             parts=parts,
             description=description,
+            calibration={
+                name: calibration_from_json(value).sentence
+                for name, value in description.get("calibration", {}).items()
+            },
             speed=_number((evaluation.get("timing") or {}).get("graphs_per_second")),
             failed={name: graphs for name, graphs in evaluation.get("failed", {}).items() if graphs},
+            domain=domain_facts(evaluation, arrays),
         )
     except InputError:
         raise
@@ -226,7 +233,7 @@ def field_scores(field: str, values: Mapping[str, Any]) -> FieldScores:
 
 
 def _all_points(part: str, fields: Mapping[str, Any], arrays: Mapping[str, Any]) -> dict[str, Points]:
-    found: dict[str, Points] = {}
+    points_of: dict[str, Points] = {}
     for field, scores in fields.items():
         prefix = f"{part}/{field}/"
         if f"{prefix}mean" not in arrays:
@@ -242,8 +249,8 @@ def _all_points(part: str, fields: Mapping[str, Any], arrays: Mapping[str, Any])
             **floats,
         )
         if len(points.target):
-            found[field] = _labelled(points)
-    return found
+            points_of[field] = _labelled(points)
+    return points_of
 
 
 def _class_points(part: str, fields: Mapping[str, Any], arrays: Mapping[str, Any]) -> dict[str, ClassPoints]:
@@ -266,7 +273,7 @@ def _labelled(points: Points) -> Points:
     if known.all():
         return points
 
-    def kept(values: Values | None) -> Values | None:
+    def first_rows(values: Values | None) -> Values | None:
         return None if values is None else values[known]
 
     return replace(
@@ -274,9 +281,9 @@ def _labelled(points: Points) -> Points:
         target=points.target[known],
         mean=points.mean[known],
         graph=points.graph[known],
-        std=kept(points.std),
-        lower=kept(points.lower),
-        upper=kept(points.upper),
+        std=first_rows(points.std),
+        lower=first_rows(points.lower),
+        upper=first_rows(points.upper),
     )
 
 
@@ -302,9 +309,9 @@ def _with_points(parts: dict[str, Part], folder: Path, record: RunRecord) -> dic
     except InputError:
         return parts
     known = {scores.field for scores in parts["valid"].scores}
-    kept = {name: values for name, values in points.items() if name in known}
-    numbers = {name: values for name, values in kept.items() if isinstance(values, Points)}
-    classes = {name: values for name, values in kept.items() if isinstance(values, ClassPoints)}
+    own = {name: values for name, values in points.items() if name in known}
+    numbers = {name: values for name, values in own.items() if isinstance(values, Points)}
+    classes = {name: values for name, values in own.items() if isinstance(values, ClassPoints)}
     return {**parts, "valid": replace(parts["valid"], points=numbers, class_points=classes)}
 
 
@@ -312,9 +319,9 @@ def _points_of_branches(folder: Path, record: RunRecord) -> dict[str, Points | C
     """What the run's model says about validation graphs, of every branch."""
     if "branches" not in record.config:
         return run_points(folder, _run_config(record.config))
-    config = BranchedConfig.parse(record.config)
-    found = [run_points(folder, config.of_branch(branch.name), branch.name) for branch in config.branches]
-    return {name: points for each in found for name, points in each.items()}
+    config = BranchedConfig.parse(record.config, stored=True)
+    every = [run_points(folder, config.of_branch(branch.name), branch.name) for branch in config.branches]
+    return {name: points for each in every for name, points in each.items()}
 
 
 def _branch_of(ensemble: EnsembleFacts | None) -> str:
@@ -325,7 +332,9 @@ def _branch_of(ensemble: EnsembleFacts | None) -> str:
 
 def of_one_branch(config: Mapping[str, Any], branch: str) -> Mapping[str, Any]:
     """The configuration as an ensemble of one branch sees it; that of all where no branch is named."""
-    return parse_config(dict(config)).of_branch(branch).to_json() if branch and "branches" in config else config
+    if not branch or "branches" not in config:
+        return config
+    return parse_config(dict(config), stored=True).of_branch(branch).to_json()
 
 
 def heads_of(config: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -355,7 +364,8 @@ def _units_of_branches(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _run_config(config: Mapping[str, Any]) -> RunConfig:
-    return RunConfig.parse({key: value for key, value in config.items() if key in RunConfig.model_fields})
+    known = {key: value for key, value in config.items() if key in RunConfig.model_fields}
+    return RunConfig.parse(known, stored=True)
 
 
 def _record_scores(record: RunRecord, part: str, field: str, unit: str) -> FieldScores:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from hydragnn.config import RunConfig
 from hydragnn.datasets import open_store
-from hydragnn.datasets.split import Split, make_split
+from hydragnn.datasets.split import make_split
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 from hydragnn.scripts.report.facts import DataFacts, Target, Values
@@ -28,14 +28,13 @@ def data_facts(config: RunConfig, path: Path) -> DataFacts:
     split = make_split(store, config.split)
     sizes = store.sizes()
     picked = {
-        name: evenly_spaced(getattr(split, name), sizes.nodes, SAMPLE_GRAPHS, SAMPLE_NODES)
-        for name in ("train", "valid", "test")
+        name: evenly_spaced(getattr(split, name), sizes.nodes, SAMPLE_GRAPHS, SAMPLE_NODES) for name in split.counts
     }
     fields = {field.name: field for field in store.fields()}
-    wanted = [name for name in config.targets if name in fields]
+    target_names = [name for name in config.targets if name in fields]
     kinds = _kind_field(list(fields.values()), config)
     read = {
-        name: store.read(indices, [*wanted, *([kinds.name] if kinds else [])])
+        name: store.read(indices, [*target_names, *([kinds.name] if kinds else [])])
         for name, indices in picked.items()
         if len(indices)
     }
@@ -45,18 +44,14 @@ def data_facts(config: RunConfig, path: Path) -> DataFacts:
         dim=store.dim,
         nodes=sizes.nodes,
         edges=sizes.edges,
-        parts=_counts(split),
+        parts={name: count for name, count in split.counts.items() if count or name != "calibration"},
         fields=[field.to_json() for field in store.fields()],
         attributes=dict(store.attributes),
         composition=_composition(read, kinds) if kinds else {},
         composition_of=_composition_name(kinds),
-        targets=tuple(_target(fields[name], read) for name in wanted),
+        targets=tuple(_target(fields[name], read) for name in target_names),
         sampled=sum(len(indices) for indices in picked.values()),
     )
-
-
-def _counts(split: Split) -> dict[str, int]:
-    return {"train": len(split.train), "valid": len(split.valid), "test": len(split.test)}
 
 
 def evenly_spaced(indices: NDArray[np.int64], nodes: NDArray[np.int64], graphs: int, budget: int) -> NDArray[np.int64]:
@@ -84,8 +79,8 @@ def _composition_name(kinds: Field | None) -> str:
 
 def _composition(read: Mapping[str, GraphBatch], kinds: Field) -> dict[str, float]:
     values = np.concatenate([_present_rows(batch, kinds).astype(np.int64) for batch in read.values()])
-    found, counts = np.unique(values, return_counts=True)
-    names = [_kind_name(kinds, int(value)) for value in found]
+    kind_numbers, counts = np.unique(values, return_counts=True)
+    names = [_kind_name(kinds, int(value)) for value in kind_numbers]
     return {name: float(count / counts.sum()) for name, count in zip(names, counts)}
 
 

@@ -21,7 +21,7 @@ from hydragnn.scripts.report.canvas import (
     panels,
     plain_number,
     quiet_grid,
-    shortened,
+    shorten,
 )
 from hydragnn.scripts.report.facts import DataFacts
 from hydragnn.scripts.report.verdict import with_unit
@@ -79,7 +79,7 @@ def _draw_composition(axes: Axes, items: list[tuple[str, float]]) -> None:
     for row, (_, share) in enumerate(items):
         axes.barh(row, share, height=0.62, color=ACCENT)
         axes.text(share + 0.02 * top, row, f"{share * 100:.{0 if share >= 0.1 else 1}f} %", va="center", color=MUTED)
-    named_rows(axes, [shortened(name, 18) for name, _ in items])
+    named_rows(axes, [shorten(name, 18) for name, _ in items])
     axes.set_xlim(0, 1.22 * top)
     axes.xaxis.set_visible(False)
     axes.spines["bottom"].set_visible(False)

@@ -49,13 +49,13 @@ class FieldScores:
     @property
     def categorical(self) -> bool:
         """Classes, not numbers."""
-        return "error_rate" in self.judged.values
+        return "error_rate" in self.of_model.values
 
     @property
-    def judged(self) -> Scores:
+    def of_model(self) -> Scores:
         """What a user would work with: the ensemble, or the best single model where there is none."""
-        chosen = self.ensemble or self.best_member
-        return chosen if chosen is not None else self.trivial
+        best_of_all = self.ensemble or self.best_member
+        return best_of_all if best_of_all is not None else self.trivial
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -145,10 +145,26 @@ class EnsembleFacts:
     members: tuple[Member, ...]
     parts: Mapping[str, Part]
     description: Mapping[str, Any]
+    calibration: Mapping[str, str]
+    """How the intervals of every field are made, in words."""
     speed: float
     """Graphs per second that all members together predict; NaN where unknown."""
     failed: Mapping[str, Mapping[str, str]]
     """Graphs that could not be predicted, by part, with the reason."""
+    domain: "DomainFacts | None" = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class DomainFacts:
+    """Which graphs of the parts are outside the training domain."""
+
+    allowed: float
+    """Share that may be flagged of graphs like those of training."""
+    flagged: Mapping[str, float]
+    """Share by part."""
+    by_detector: Mapping[str, Mapping[str, float]]
+    scores: Mapping[str, Values]
+    """By part, one per graph."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -184,13 +200,13 @@ class CampaignFacts:
         """Trials with a value of the objective."""
         return [trial for trial in self.trials if trial.objective is not None]
 
-    def thinned(self, most: int = 400) -> "CampaignFacts":
+    def thin(self, most: int = 400) -> "CampaignFacts":
         """What pictures show that have a line for every trial: where there are too many, the best and an even sample of the others."""
         if len(self.trials) <= most:
             return self
         best = sorted(self.scored, key=lambda trial: trial.objective or 0.0)[: most // 4]
-        kept = {trial.number for trial in best}
-        others = [trial for trial in self.trials if trial.number not in kept]
+        numbers = {trial.number for trial in best}
+        others = [trial for trial in self.trials if trial.number not in numbers]
         sample = [others[int(k)] for k in np.linspace(0, len(others) - 1, most - len(best))]
         return replace(self, trials=tuple(sorted([*best, *sample], key=lambda trial: trial.number)))
 
@@ -282,6 +298,6 @@ class Facts:
         return [f"{name} ({store})" for name, store in self.stores.items() if self.branch and name != self.branch]
 
     @property
-    def judged_part(self) -> Part | None:
+    def verdict_part(self) -> Part | None:
         """The part that the verdict is about: test, or validation where there is no test part."""
         return self.parts.get("test") or self.parts.get("valid")

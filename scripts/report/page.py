@@ -13,6 +13,7 @@ from hydragnn.hpo.timeline import local_nodes
 from hydragnn.scripts.report import (
     class_figures,
     data_figures,
+    domain_figures,
     quality_figures,
     quality_tables,
     search_figures,
@@ -84,7 +85,7 @@ def bar_width(value: float, base: float) -> str:
 def chapters(facts: Facts) -> list[Section | None]:
     """All chapters between the verdict and the reproduction, in order; None where one does not apply."""
     return [
-        asked(facts),
+        task_section(facts),
         data(facts),
         search(facts),
         time_used(facts),
@@ -92,6 +93,7 @@ def chapters(facts: Facts) -> list[Section | None]:
         members(facts),
         quality(facts),
         uncertainty(facts),
+        training_domain(facts),
         worst_cases(facts),
         ablation(facts),
     ]
@@ -102,7 +104,7 @@ def present(*items: Any) -> tuple[Any, ...]:
     return tuple(item for item in items if item is not None)
 
 
-def asked(facts: Facts) -> Section:
+def task_section(facts: Facts) -> Section:
     """What was asked."""
     heads = heads_of(facts.resolved)
     model = facts.resolved.get("model", {})
@@ -146,21 +148,21 @@ def _model_kinds(facts: Facts) -> list[str]:
 
 def data(facts: Facts) -> Section:
     """Data at a glance."""
-    found = facts.data
-    if found is None:
+    store_facts = facts.data
+    if store_facts is None:
         return Section(anchor="data", title="Data at a glance", lead=f"The data cannot be shown: {facts.data_problem}.")
     branch = (
         f"The data of branch {facts.branch} ({facts.stores[facts.branch]}): " if facts.branch in facts.stores else ""
     )
-    source = str(found.attributes.get("source", found.attributes.get("description", "")))
-    total = len(found.nodes)
+    source = str(store_facts.attributes.get("source", store_facts.attributes.get("description", "")))
+    total = len(store_facts.nodes)
     lead = (
-        f"{branch}{thousands(total)} graphs with {thousands(int(found.nodes.sum()))} nodes and {thousands(int(found.edges.sum()))} edges"
-        + (f", in {found.dim} dimensions. " if found.dim else ", without geometry. ")
+        f"{branch}{thousands(total)} graphs with {thousands(int(store_facts.nodes.sum()))} nodes and {thousands(int(store_facts.edges.sum()))} edges"
+        + (f", in {store_facts.dim} dimensions. " if store_facts.dim else ", without geometry. ")
         + (f"Source: {source}. " if source else "")
         + (
-            f"Compositions and targets are from an even sample of {found.sampled} graphs."
-            if found.sampled < total
+            f"Compositions and targets are from an even sample of {store_facts.sampled} graphs."
+            if store_facts.sampled < total
             else ""
         )
     )
@@ -169,12 +171,12 @@ def data(facts: Facts) -> Section:
         title="Data at a glance",
         lead=lead,
         figures=present(
-            data_figures.sizes(found),
-            data_figures.composition(found),
-            data_figures.targets(found),
+            data_figures.sizes(store_facts),
+            data_figures.composition(store_facts),
+            data_figures.targets(store_facts),
         ),
-        tables=(tables.parts_table(found),),
-        folded=(tables.fields_table(found),),
+        tables=(tables.parts_table(store_facts),),
+        folded=(tables.fields_table(store_facts),),
     )
 
 
@@ -189,7 +191,7 @@ def search(facts: Facts) -> Section | None:
         if best
         else "None has a result yet."
     )
-    shown = campaign.thinned()
+    shown = campaign.thin()
     if shown is not campaign:
         lead += f" Pictures with a line for every trial show {len(shown.trials)}: the best, and an even sample of the others."
     return Section(
@@ -213,7 +215,7 @@ def time_used(facts: Facts) -> Section | None:
         return None
     timeline = facts.campaign.timeline
     hours = timeline.node_hours()
-    nodes = dict.fromkeys(node_of(place) for place in timeline.places)
+    nodes = dict.fromkeys(node_of(slot) for slot in timeline.slots)
     noun = "worker" if local_nodes(nodes) else "node"
     lead = (
         f"{len(nodes)} {noun}{'' if len(nodes) == 1 else 's'}, {tables.duration(3600 * hours.allocated)} of {noun} time; "
@@ -256,12 +258,12 @@ def members(facts: Facts) -> Section | None:
         return None
     seconds = [m.record.cost.seconds for m in ensemble.members if m.record]
     lead = [f"{len(ensemble.members)} models speak as one."]
-    chosen = ensemble.description.get("selection") or {}
-    if chosen.get("method") and chosen.get("candidates"):
-        by = "CRPS, with replacement" if chosen["method"] == "greedy" else str(chosen.get("by", "valid/loss"))
-        lead.append(f"Chosen among {chosen['candidates']} finished runs ({chosen['method']} by {by}).")
-    if chosen.get("final_seeds"):
-        lead.append(f"Each configuration was trained anew with {chosen['final_seeds']} seed(s).")
+    selection = ensemble.description.get("selection") or {}
+    if selection.get("method") and selection.get("candidates"):
+        by = "CRPS, with replacement" if selection["method"] == "greedy" else str(selection.get("by", "valid/loss"))
+        lead.append(f"Chosen among {selection['candidates']} finished runs ({selection['method']} by {by}).")
+    if selection.get("final_seeds"):
+        lead.append(f"Each configuration was trained anew with {selection['final_seeds']} seed(s).")
     if seconds:
         lead.append(f"They took {tables.duration(sum(seconds))} to train.")
     if math.isfinite(ensemble.speed):
@@ -273,14 +275,15 @@ def members(facts: Facts) -> Section | None:
         title="The members",
         lead=" ".join(lead),
         tables=present(
-            quality_tables.members_table(facts, ensemble), quality_tables.diversity_table(chosen.get("diversity") or {})
+            quality_tables.members_table(facts, ensemble),
+            quality_tables.diversity_table(selection.get("diversity") or {}),
         ),
     )
 
 
 def quality(facts: Facts) -> Section | None:
     """Errors, parity and error distributions of the judged part."""
-    part = facts.judged_part
+    part = facts.verdict_part
     if part is None:
         return None
     others = [
@@ -307,7 +310,7 @@ def quality(facts: Facts) -> Section | None:
 
 def uncertainty(facts: Facts) -> Section | None:
     """Calibration, coverage, spread against error."""
-    part = facts.judged_part
+    part = facts.verdict_part
     if part is None or facts.ensemble is None:
         return None
     nominal = facts.ensemble.nominal
@@ -318,27 +321,42 @@ def uncertainty(facts: Facts) -> Section | None:
         class_figures.reliability(part),
     )
 
-    def judged(one: Part) -> tuple[Table, ...]:
+    def tables_of(one: Part) -> tuple[Table, ...]:
         return present(
             quality_tables.uncertainty_table(one, nominal), quality_tables.class_uncertainty_table(one, nominal)
         )
 
-    if not figures and not judged(part):
+    if not figures and not tables_of(part):
         return None
     return Section(
         anchor="uncertainty",
         title="Does it know what it does not know",
         lead=f"Every prediction comes with a spread (between members and within each) and a {nominal * 100:.0f} % interval. "
-        "Here both are held against what really happened.",
+        "Here both are held against what really happened. "
+        + " ".join(f"{name}: {sentence}." for name, sentence in facts.ensemble.calibration.items()),
         figures=figures,
-        tables=judged(part),
-        folded=tuple(table for other in facts.parts.values() if other is not part for table in judged(other)),
+        tables=tables_of(part),
+        folded=tuple(table for other in facts.parts.values() if other is not part for table in tables_of(other)),
+    )
+
+
+def training_domain(facts: Facts) -> Section | None:
+    """Which graphs are unlike those of training."""
+    domain = facts.ensemble.domain if facts.ensemble else None
+    if domain is None:
+        return None
+    return Section(
+        anchor="domain",
+        title="Does it know where it was never trained",
+        lead="Every prediction comes with a score of how unlike the training part its graph is, and with the detector that says so.",
+        figures=(domain_figures.domain_scores(domain),),
+        tables=(domain_figures.flags_table(domain),),
     )
 
 
 def worst_cases(facts: Facts) -> Section | None:
     """The graphs with the largest errors."""
-    part = facts.judged_part
+    part = facts.verdict_part
     if part is None or not part.points:
         return None
     return Section(

@@ -18,7 +18,7 @@ from hydragnn.scripts.report.canvas import (
     plain_number,
     plate,
     short,
-    shortened,
+    shorten,
     wide_figure,
 )
 from hydragnn.scripts.report.facts import CampaignFacts
@@ -59,7 +59,7 @@ def coordinate(name: str, values: Sequence[Any], *, log: bool = False) -> Coordi
     else:
         labels = sorted({str(value) for value in present})
         at = {label: number / max(1, len(labels) - 1) for number, label in enumerate(labels)}
-        ticks = [(at[label], shortened(label, 12)) for label in labels]
+        ticks = [(at[label], shorten(label, 12)) for label in labels]
         places = [ABSENT if value is None else at[str(value)] for value in values]
     if len(present) < len(values):
         ticks = [(ABSENT, "none"), *ticks]
@@ -96,8 +96,8 @@ def parallel_coordinates(campaign: CampaignFacts) -> Figure | None:
 
 def coordinate_names(campaign: CampaignFacts) -> list[str]:
     """Up to ``MOST`` searched paths, the important ones where that is known, in the order of the space."""
-    seen = {name for trial in campaign.scored for name in trial.parameters}
-    names = [name for name in campaign.search.get("space", {}) if name in seen]
+    used = {name for trial in campaign.scored for name in trial.parameters}
+    names = [name for name in campaign.search.get("space", {}) if name in used]
     ranked = sorted(names, key=lambda name: -campaign.importances.get(name, 0.0))[:MOST]
     return [name for name in names if name in ranked]
 
@@ -129,7 +129,7 @@ def _draw_lying(axes: Axes, columns: Sequence[Coordinate]) -> None:
         for place, label in column.ticks:
             axes.text(at + 0.04, place, label, va="center", fontsize=11.5, color=INK, bbox=plate())
         name_height = 1.08 + stagger * (at % 2)
-        axes.text(at, name_height, shortened(short(column.name), 22), ha="center", fontsize=12, color=MUTED)
+        axes.text(at, name_height, shorten(short(column.name), 22), ha="center", fontsize=12, color=MUTED)
     axes.set_xlim(-0.35, len(columns) - 0.4)
     axes.set_ylim(min(column.floor for column in columns) - 0.06, 1.16 + stagger)
     axes.axis("off")
@@ -144,9 +144,7 @@ def _draw_standing(axes: Axes, columns: Sequence[Coordinate]) -> None:
         for place, label in column.ticks:
             side = "left" if place <= 0 else "right" if place >= 1 else "center"
             axes.text(place, at + 0.12, label, va="top", ha=side, fontsize=11.5, color=INK, bbox=plate())
-        axes.text(
-            0.5, at - 0.1, shortened(short(column.name), 22), ha="center", fontsize=11.5, color=MUTED, bbox=plate()
-        )
+        axes.text(0.5, at - 0.1, shorten(short(column.name), 22), ha="center", fontsize=11.5, color=MUTED, bbox=plate())
     axes.set_ylim(len(columns) - 0.4, -0.5)
     axes.set_xlim(min(column.floor for column in columns) - 0.06, 1.06)
     axes.axis("off")

@@ -252,7 +252,7 @@ def coverage(parts: Sequence[Part], nominal: float) -> Figure | None:
         f"Coverage of the {promise} intervals",
         "How to read it: the dot is the share of true values inside their interval, the line what chance alone would allow "
         f"(two standard errors, graphs counted as wholes). The dashed line is the promise, {promise}. "
-        "Validation values were used to fit the intervals, so that only other parts (coloured) are evidence.",
+        "Validation values were used to make the model and its intervals, so that only other parts (coloured) are evidence.",
         draw,
         draw,
         height=height,

@@ -86,8 +86,8 @@ def confusion_tables(part: Part) -> tuple[Table, ...]:
 def _rows_of(entry: FieldScores) -> list[tuple[str, Scores]]:
     """The predictors of a field that are known, with their names."""
     single = f"best single model ({entry.best_member.name})" if entry.ensemble and entry.best_member else "model"
-    chosen = [("trivial predictor", entry.trivial), (single, entry.best_member), ("ensemble", entry.ensemble)]
-    return [(name, scores) for name, scores in chosen if scores is not None]
+    entries = [("trivial predictor", entry.trivial), (single, entry.best_member), ("ensemble", entry.ensemble)]
+    return [(name, scores) for name, scores in entries if scores is not None]
 
 
 def score_table(part: Part) -> Table:
@@ -140,7 +140,7 @@ def uncertainty_table(part: Part, nominal: float) -> Table | None:
 
 def members_table(facts: Facts, ensemble: EnsembleFacts) -> Table:
     """Every member: weight, what distinguishes it, errors, cost."""
-    part = facts.judged_part
+    part = facts.verdict_part
     paths = member_paths(facts, ensemble)
     fields = part.scores if part else ()
     rows = []

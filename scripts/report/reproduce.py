@@ -56,14 +56,14 @@ def _commands(facts: Facts, name: str) -> list[str]:
 
 def _choice(ensemble: EnsembleFacts, members: int) -> str:
     """The options of ``hydragnn ensemble`` that chose these members."""
-    chosen = ensemble.description.get("selection") or {}
-    options = [f"--top-k {chosen.get('k', members)}"]
-    if chosen.get("method", "top-k") != "top-k":
-        options.append(f"--method {chosen['method']}")
-    if chosen.get("final_seeds"):
-        options.append(f"--final-seeds {chosen['final_seeds']}")
-    if chosen.get("final_epochs"):
-        options.append(f"--epochs {chosen['final_epochs']}")
+    selection = ensemble.description.get("selection") or {}
+    options = [f"--top-k {selection.get('k', members)}"]
+    if selection.get("method", "top-k") != "top-k":
+        options.append(f"--method {selection['method']}")
+    if selection.get("final_seeds"):
+        options.append(f"--final-seeds {selection['final_seeds']}")
+    if selection.get("final_epochs"):
+        options.append(f"--epochs {selection['final_epochs']}")
     return " ".join(options)
 
 

@@ -10,7 +10,7 @@ from hydragnn.config import RunConfig
 from hydragnn.datasets import Budget, GraphStore, WithoutEdges, make_split, open_store, pack
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
-from hydragnn.models import Categorical, Distribution, Normal, Point, Target, concatenated, load_model
+from hydragnn.models import Categorical, Distribution, Normal, Point, Target, concatenate_distributions, load_model
 from hydragnn.scripts.report.data_facts import evenly_spaced
 from hydragnn.scripts.report.facts import ClassPoints, Points
 
@@ -34,10 +34,10 @@ def run_points(folder: Path, config: RunConfig, branch: str = "") -> dict[str, P
     collected: dict[str, list[tuple[Tensor, Distribution, NDArray[np.int64]]]] = {t.name: [] for t in model.targets}
     for numbers in pack(sizes, indices, budget):
         batch = store.read(numbers)
-        said = model.predict(batch)
+        prediction = model.predict(batch)
         for target in model.targets:
             if target.field.name in batch.fields:
-                collected[target.name].append(_labelled(batch, target.field, said[target.name], numbers))
+                collected[target.name].append(_labelled(batch, target.field, prediction[target.name], numbers))
     return {
         target.name: _points(target, rows)
         for target in model.targets
@@ -47,29 +47,29 @@ def run_points(folder: Path, config: RunConfig, branch: str = "") -> dict[str, P
 
 
 def _labelled(
-    batch: GraphBatch, field: Field, said: Distribution, numbers: NDArray[np.int64]
+    batch: GraphBatch, field: Field, prediction: Distribution, numbers: NDArray[np.int64]
 ) -> tuple[Tensor, Distribution, NDArray[np.int64]]:
     """Targets, predictions and graph numbers of the items that have a label; a graph number for every component."""
     owner = batch.owner(field.on)
     present = batch.present(field.name).index_select(0, owner)
     graph = np.repeat(numbers[owner[present].numpy()], field.width)
-    return batch[field.name][present].reshape(-1), said.rows(present), graph
+    return batch[field.name][present].reshape(-1), prediction.rows(present), graph
 
 
 def _points(target: Target, rows: list[tuple[Tensor, Distribution, NDArray[np.int64]]]) -> Points | ClassPoints:
     labels, parts, graph = zip(*rows)
     truth = np.concatenate([values.numpy() for values in labels])
-    said = concatenated(parts)
-    if isinstance(said, Categorical):
-        probability = said.probabilities.reshape(-1, said.classes).numpy()
+    prediction = concatenate_distributions(parts)
+    if isinstance(prediction, Categorical):
+        probability = prediction.probabilities.reshape(-1, prediction.classes).numpy()
         return ClassPoints(
             field=target.name, target=truth.astype(np.int64), probability=probability, graph=np.concatenate(graph)
         )
-    assert isinstance(said, Point | Normal)
+    assert isinstance(prediction, Point | Normal)
     return Points(
         field=target.name,
         unit=target.field.unit,
         target=truth.astype(np.float64),
-        mean=said.mean.reshape(-1).numpy(),
+        mean=prediction.mean.reshape(-1).numpy(),
         graph=np.concatenate(graph),
     )

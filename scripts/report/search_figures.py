@@ -21,7 +21,7 @@ from hydragnn.scripts.report.canvas import (
     log_scale,
     panels,
     quiet_grid,
-    shortened,
+    shorten,
     wide_figure,
 )
 from hydragnn.scripts.report.facts import CampaignFacts, Trial
@@ -58,15 +58,15 @@ def _draw_history(axes: Axes, campaign: CampaignFacts) -> None:
     axes.step(
         [*numbers, campaign.trials[-1].number], [*best, best[-1]], where="post", color=ACCENT, label="best so far"
     )
-    for chosen, face, label in ((True, SOFT, "full budget"), (False, "none", "stopped")):
-        shown = [(n, v) for n, v, done in zip(numbers, values, full) if done == chosen]
+    for full_budget, fill, label in ((True, SOFT, "full budget"), (False, "none", "stopped")):
+        shown = [(n, v) for n, v, done in zip(numbers, values, full) if done == full_budget]
         if shown:
             x, y = zip(*shown)
             axes.plot(
                 x,
                 y,
                 "o",
-                color=face,
+                color=fill,
                 markersize=6,
                 markeredgecolor=MUTED,
                 markeredgewidth=0.8,
@@ -113,7 +113,7 @@ def _draw_importance(axes: Axes, items: Sequence[tuple[str, float]]) -> None:
     top = max(value for _, value in items) or 1.0
     for row, (name, value) in enumerate(items):
         axes.barh(row, value, height=0.3, color=ACCENT if row == 0 else SOFT)
-        axes.text(0, row - 0.24, shortened(name, 42), va="bottom", ha="left", color=INK, fontsize=11)
+        axes.text(0, row - 0.24, shorten(name, 42), va="bottom", ha="left", color=INK, fontsize=11)
         axes.text(value + 0.02 * top, row, f"{value * 100:.0f} %", va="center", ha="left", color=MUTED, fontsize=11)
     axes.set_xlim(0, 1.18 * top)
     axes.set_ylim(len(items) - 0.6, -0.8)

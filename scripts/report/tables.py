@@ -8,7 +8,7 @@ from typing import Any
 from hydragnn.hpo import Timeline
 from hydragnn.hpo.scheduling.events import node_of
 from hydragnn.hpo.timeline import local_nodes
-from hydragnn.scripts.report.canvas import measured, plain_number, short, shortened
+from hydragnn.scripts.report.canvas import measured, plain_number, short, shorten
 from hydragnn.scripts.report.facts import CampaignFacts, DataFacts, Trial
 from hydragnn.scripts.report.verdict import join, pretty_unit
 
@@ -94,7 +94,7 @@ def one_line(reason: str, length: int = 300) -> str:
     'exit code 2 … no space left'
     """
     lines = [line.strip() for line in reason.splitlines() if line.strip()]
-    return shortened(" … ".join(lines if len(lines) < 2 else (lines[0], lines[-1])), length)
+    return shorten(" … ".join(lines if len(lines) < 2 else (lines[0], lines[-1])), length)
 
 
 def numbers(values: Sequence[float]) -> tuple[str, ...]:
@@ -107,7 +107,8 @@ def parts_table(data: DataFacts) -> Table:
     total = max(1, sum(data.parts.values()))
     purpose = {
         "train": "fits the weights",
-        "valid": "chooses epoch, trial and members; fits intervals",
+        "valid": "chooses epoch, trial and members" + ("" if "calibration" in data.parts else "; fits intervals"),
+        "calibration": "fits intervals; has chosen nothing",
         "test": "only judges",
     }
     return Table(
@@ -238,7 +239,7 @@ def faults_table(timeline: Timeline) -> Table | None:
                 str(row.trials),
                 str(row.nodes) if row.nodes else "–",
                 duration(3600 * row.node_hours) if row.node_hours else "–",
-                "no" if not row.told else "yes" if row.told == row.count else f"{row.told} of {row.count}",
+                {0: "no", row.count: "yes"}.get(row.to_sampler, f"{row.to_sampler} of {row.count}"),
             )
             for row in rows
         ),
@@ -274,7 +275,7 @@ def hours_table(timeline: Timeline) -> Table | None:
 
 
 def _noun(timeline: Timeline) -> str:
-    return "worker" if local_nodes(map(node_of, timeline.places)) else "node"
+    return "worker" if local_nodes(map(node_of, timeline.slots)) else "node"
 
 
 def leaves(value: Any, path: str = "") -> list[tuple[str, Any]]:

@@ -1,4 +1,4 @@
-"""Nodes over time: a row for every place with the attempts that ran there, or bands of how many did what."""
+"""Nodes over time: a row for every slot with the attempts that ran there, or bands of how many did what."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -26,12 +26,12 @@ from hydragnn.scripts.report.canvas import (
     Figure,
     linear_scale,
     quiet_grid,
-    shortened,
+    shorten,
     wide_figure,
 )
 
 ROWS = 64
-"""Up to so many places each has a row of its own."""
+"""Up to so many slots each has a row of its own."""
 
 BARS = 4000
 """From so many bars on they are drawn as pixels, so that the page stays small."""
@@ -80,9 +80,9 @@ LOOKS = {
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """What one place did in one stretch of campaign time, in seconds."""
+    """What one slot did in one stretch of campaign time, in seconds."""
 
-    place: str
+    slot: str
     look: str
     begin: float
     end: float
@@ -90,21 +90,21 @@ class Bar:
 
 def nodes_over_time(timeline: Timeline) -> Figure | None:
     """The Gantt picture of a campaign; None where nothing ran yet."""
-    places = timeline.places
+    slots = timeline.slots
     bars = all_bars(timeline)
     total = sum(session.seconds for session in timeline.sessions)
     if not bars or total <= 0:
         return None
-    rows = len(places) <= ROWS
-    noun, plural = _nouns(places)
+    rows = len(slots) <= ROWS
+    noun, plural = _nouns(slots)
     used = [key for key in LOOKS if any(bar.look == key for bar in bars)]
     if rows:
-        draw: Callable[..., None] = partial(_draw_rows, places=places, bars=bars)
-        height = 96 + round(len(places) * max(7.0, 22.0 - 0.35 * len(places)))
+        draw: Callable[..., None] = partial(_draw_rows, slots=slots, bars=bars)
+        height = 96 + round(len(slots) * max(7.0, 22.0 - 0.35 * len(slots)))
         shown = f"each row is one {noun}; each bar is an attempt at one segment of a trial, and blank is idle"
     else:
-        draw, height = partial(_draw_bands, places=places, bars=bars, noun=plural), 300
-        shown = f"how many of the {len(places)} {plural} did what; what is blank was idle"
+        draw, height = partial(_draw_bands, slots=slots, bars=bars, noun=plural), 300
+        shown = f"how many of the {len(slots)} {plural} did what; what is blank was idle"
     draw = partial(draw, timeline=timeline, total=total, used=used)
     return wide_figure(
         "nodes",
@@ -117,35 +117,35 @@ def nodes_over_time(timeline: Timeline) -> Figure | None:
     )
 
 
-def _nouns(places: Sequence[str]) -> tuple[str, str]:
-    """What a place is called, alone and together."""
-    nodes = set(map(node_of, places))
+def _nouns(slots: Sequence[str]) -> tuple[str, str]:
+    """What a slot is called, alone and together."""
+    nodes = set(map(node_of, slots))
     if local_nodes(nodes):
         return "worker", "workers"
-    return ("node", "nodes") if len(nodes) == len(places) else ("part of a node", "parts of nodes")
+    return ("node", "nodes") if len(nodes) == len(slots) else ("part of a node", "parts of nodes")
 
 
 def _advice(timeline: Timeline, used: Sequence[str], *, rows: bool) -> str:
-    said: list[str] = []
+    sentences: list[str] = []
     hours = timeline.node_hours()
     if hours.idle > 0.05 * hours.allocated:
-        said.append(
+        sentences.append(
             "Long blank stretches say that there was too little to do, or that trials were larger than what was free."
         )
     if "machine" in used:
         mark = "A cross marks" if rows else "Red is"
-        said.append(f"{mark} a fault of the machine: the trial went on elsewhere from its last checkpoint.")
+        sentences.append(f"{mark} a fault of the machine: the trial went on elsewhere from its last checkpoint.")
     if "out" in used:
-        said.append("Hatched nodes were probed or kept out after faults.")
+        sentences.append("Hatched nodes were probed or kept out after faults.")
     if len(timeline.sessions) > 1:
-        said.append("A dashed line is a resume; pauses in between are left out.")
-    return " ".join(said)
+        sentences.append("A dashed line is a resume; pauses in between are left out.")
+    return " ".join(sentences)
 
 
 def look_of(span: Span) -> str:
     """The look of an attempt.
 
-    >>> look_of(Span(trial=0, attempt=1, places=("n1",), started=0.0, ended=9.0, outcome="preempted"))
+    >>> look_of(Span(trial=0, attempt=1, slots=("n1",), started=0.0, ended=9.0, outcome="preempted"))
     'machine'
     """
     if span.outcome in LOOKS:
@@ -157,56 +157,56 @@ def look_of(span: Span) -> str:
 
 def campaign_time(timeline: Timeline, times: Iterable[float]) -> NDArray[np.float64]:
     """Seconds since the campaign began, pauses between controllers left out."""
-    known = [time for session in timeline.sessions for time in (session.opened, session.ended)]
+    known = [time for session in timeline.sessions for time in (session.started, session.ended)]
     lengths = np.cumsum([session.seconds for session in timeline.sessions])
     return np.interp(list(times), known, np.stack([lengths - np.diff(known)[::2], lengths], axis=1).ravel())
 
 
 def all_bars(timeline: Timeline) -> list[Bar]:
-    """Attempts and outages of every place in campaign time."""
+    """Attempts and outages of every slot in campaign time."""
     if not timeline.sessions:
         return []
-    found = [
-        (place, look_of(span), span.started, span.ended)
+    rows = [
+        (slot, look_of(span), span.started, span.ended)
         for span in timeline.spans
-        for place in span.places
+        for slot in span.slots
         if span.ended > span.started
     ]
-    found += [(place, "out", o.started, o.ended) for o in timeline.outages for place in o.places]
-    begins = campaign_time(timeline, [bar[2] for bar in found])
-    ends = campaign_time(timeline, [bar[3] for bar in found])
-    return [Bar(bar[0], bar[1], float(b), float(e)) for bar, b, e in zip(found, begins, ends)]
+    rows += [(slot, "out", o.started, o.ended) for o in timeline.outages for slot in o.slots]
+    begins = campaign_time(timeline, [bar[2] for bar in rows])
+    ends = campaign_time(timeline, [bar[3] for bar in rows])
+    return [Bar(bar[0], bar[1], float(b), float(e)) for bar, b, e in zip(rows, begins, ends)]
 
 
 def _draw_rows(
     axes: Axes,
-    places: Sequence[str],
+    slots: Sequence[str],
     bars: Sequence[Bar],
     timeline: Timeline,
     total: float,
     used: Sequence[str],
     columns: int,
 ) -> None:
-    row = {place: number for number, place in enumerate(places)}
+    row = {slot: number for number, slot in enumerate(slots)}
     scale, unit = time_unit(total)
     for look in used:
-        mine = [(row[bar.place], bar.begin / scale, bar.end / scale) for bar in bars if bar.look == look]
+        mine = [(row[bar.slot], bar.begin / scale, bar.end / scale) for bar in bars if bar.look == look]
         LOOKS[look].patch(boxes(mine), axes, rasterized=len(bars) > BARS)
     faults = [bar for bar in bars if bar.look == "machine"]
     if 0 < len(faults) <= MARKS:
         axes.plot(
             [bar.end / scale for bar in faults],
-            [row[bar.place] for bar in faults],
+            [row[bar.slot] for bar in faults],
             "x",
             color=INK,
             markersize=5,
             markeredgewidth=1.2,
             zorder=3,
         )
-    axes.set_ylim(len(places) - 0.5, -0.5)
-    every = max(1, round(len(places) / 24))
-    shown = list(range(0, len(places), every))
-    axes.set_yticks(shown, labels=[shortened(places[k], 14) for k in shown])
+    axes.set_ylim(len(slots) - 0.5, -0.5)
+    every = max(1, round(len(slots) / 24))
+    shown = list(range(0, len(slots), every))
+    axes.set_yticks(shown, labels=[shorten(slots[k], 14) for k in shown])
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
     _finish(axes, timeline, total, used, columns)
@@ -216,7 +216,7 @@ def _draw_rows(
 
 def _draw_bands(
     axes: Axes,
-    places: Sequence[str],
+    slots: Sequence[str],
     bars: Sequence[Bar],
     noun: str,
     timeline: Timeline,
@@ -237,8 +237,8 @@ def _draw_bands(
             **{**LOOKS[look].style, "linewidth": 0.0},
         )
         base = level
-    axes.set_ylim(0, len(places))
-    axes.axhline(len(places), color=SOFT, linewidth=0.8, zorder=1)
+    axes.set_ylim(0, len(slots))
+    axes.axhline(len(slots), color=SOFT, linewidth=0.8, zorder=1)
     _finish(axes, timeline, total, used, columns)
     linear_scale(axes, "y", 5, whole=True)
     quiet_grid(axes, "y")
@@ -249,8 +249,8 @@ def _draw_bands(
 def _finish(axes: Axes, timeline: Timeline, total: float, used: Sequence[str], columns: int) -> None:
     """Time axis, resumes and legend."""
     scale, _ = time_unit(total)
-    for begun in campaign_time(timeline, [session.opened for session in timeline.sessions[1:]]):
-        axes.axvline(begun / scale, color=MUTED, linestyle=(0, (4, 3)), linewidth=1, zorder=4)
+    for start in campaign_time(timeline, [session.started for session in timeline.sessions[1:]]):
+        axes.axvline(start / scale, color=MUTED, linestyle=(0, (4, 3)), linewidth=1, zorder=4)
     axes.set_xlim(0, total / scale)
     linear_scale(axes, "x")
     axes.xaxis.set_major_locator(MaxNLocator(9 if columns > 2 else 5, steps=[1, 2, 5, 10]))

@@ -99,10 +99,10 @@ def coverage_error(points: Points | ClassPoints, nominal: float) -> float:
 
 def error_finding(scores: FieldScores) -> Finding:
     """How the error compares with the trivial predictor and with the best member."""
-    judged, base = scores.judged, scores.trivial.error
-    if not (math.isfinite(base) and base > 0 and math.isfinite(judged.error)):
+    ours, base = scores.of_model, scores.trivial.error
+    if not (math.isfinite(base) and base > 0 and math.isfinite(ours.error)):
         return Finding(grade="unknown", short="not known", sentence="There is no trivial predictor to compare with.")
-    ratio = judged.error / base
+    ratio = ours.error / base
     grade: Grade = "good" if ratio < USEFUL else "fair" if ratio < WEAK else "poor"
     if ratio == 0:
         sentence = "no error at all; make sure that the targets are not among the inputs."
@@ -186,7 +186,7 @@ def worst(grades: Sequence[Grade]) -> Grade:
 
 def verdict(facts: Facts) -> Verdict:
     """The judgement of everything that the report knows."""
-    part = facts.judged_part
+    part = facts.verdict_part
     nominal = facts.ensemble.nominal if facts.ensemble else 0.9
     fields = tuple(field_verdict(s, part.all_points.get(s.field), nominal) for s in part.scores) if part else ()
     grade = worst([field.grade for field in fields])
@@ -229,7 +229,7 @@ def join(words: Sequence[str], last: str = "and") -> str:
 def _explanation(facts: Facts, fields: Sequence[FieldVerdict], part: Part | None) -> str:
     if not fields or part is None:
         return "No trial has finished with errors in physical units."
-    known = [100 * f.scores.judged.error / f.scores.trivial.error for f in fields if f.error.grade != "unknown"]
+    known = [100 * f.scores.of_model.error / f.scores.trivial.error for f in fields if f.error.grade != "unknown"]
     what = {"ensemble": "The ensemble", "campaign": "The best trial", "run": "The model"}[facts.kind]
     where = {"test": "graphs it has never seen", "valid": "validation graphs"}.get(part.name, part.name)
     sentences = []
@@ -277,10 +277,10 @@ def _cautions(facts: Facts, part: Part | None, fields: Sequence[FieldVerdict]) -
 
 def _elsewhere(part: Part) -> str:
     """What happens on data of another kind, in one sentence."""
-    said = []
+    texts = []
     for scores in part.scores:
         text = f"{scores.field} {error_finding(scores).short}"
         if "coverage" in scores.uncertainty:
             text += f" with {scores.uncertainty['coverage'] * 100:.0f} % inside the intervals"
-        said.append(text)
-    return f"On {part.name}, which is other data: error of {join(said)}."
+        texts.append(text)
+    return f"On {part.name}, which is other data: error of {join(texts)}."

@@ -225,11 +225,11 @@ def campaign_table(out: Path) -> Table:
     """Nine trials of three architectures; one learning rate diverges."""
     base = configuration(out, model={"kind": "schnet", "cutoff": CUTOFF, "num_radial": 5}, heads=[FORCES]).to_json()
     # small shared sections, as a person writes them
-    kept = {name: base[name] for name in ("batch", "train")}
-    kept |= {"data": {"store": STORE}, "split": {"train": 0.6, "valid": 0.25}}
-    kept["model"] = {"kind": "schnet", "hidden_dim": 4, "num_layers": 1, "cutoff": CUTOFF, "num_radial": 5}
-    kept["heads"] = [FORCES, {"field": "charge", **SMALL, **NLL}]
-    kept["search"] = {
+    search_config = {name: base[name] for name in ("batch", "train")}
+    search_config |= {"data": {"store": STORE}, "split": {"train": 0.6, "valid": 0.25}}
+    search_config["model"] = {"kind": "schnet", "hidden_dim": 4, "num_layers": 1, "cutoff": CUTOFF, "num_radial": 5}
+    search_config["heads"] = [FORCES, {"field": "charge", **SMALL, **NLL}]
+    search_config["search"] = {
         "trials": 9,
         "sampler": "random",
         "seed": 3,
@@ -245,7 +245,7 @@ def campaign_table(out: Path) -> Table:
             "heads.0.forces_weight": {"type": "float", "low": 0.5, "high": 5.0, "log": True},
         },
     }
-    return kept
+    return search_config
 
 
 def make_campaign(out: Path) -> None:
@@ -261,8 +261,8 @@ def make_campaign(out: Path) -> None:
 
         return note
 
-    print(run_search(settings, folder, on_event=stops(INTERRUPTED_FIRST)).summary())
-    print(run_search(settings, folder, resume=True, on_event=stops(INTERRUPTED_LAST)).summary())
+    print(run_search(settings, folder, on_event=stops(INTERRUPTED_FIRST)).to_json())
+    print(run_search(settings, folder, resume=True, on_event=stops(INTERRUPTED_LAST)).to_json())
     build_ensemble(folder, out / "ensemble-v1", top_k=3)
     trials = campaign_history(folder).trials
     assert trials[INTERRUPTED_LAST].status == "waiting", (
@@ -282,10 +282,10 @@ def expect(out: Path) -> None:
     folders = {name: out / "models-v1" / name for name in MODELS}
     folders |= {"run": out / "run-v1", "interrupted run": out / "interrupted-run-v1", "ensemble": out / "ensemble-v1"}
     for name, folder in folders.items():
-        found: Ensemble = load(folder)
-        said = found.predict(store)
-        assert said.ok.all(), said.status
-        for field, estimate in said.fields.items():
+        restored: Ensemble = load(folder)
+        output = restored.predict(store)
+        assert output.ok.all(), output.status
+        for field, estimate in output.fields.items():
             for quantity in ("mean", "std", "lower", "upper") if name == "ensemble" else ("mean", "std"):
                 values[f"{name}/{field}/{quantity}"] = estimate[quantity]
     np.savez_compressed(out / "predictions-v1.npz", **values)

@@ -37,12 +37,12 @@ CLOSE = {"rtol": 1e-10, "atol": 1e-10}
 @pytest.fixture(scope="module")
 def predictions() -> dict[str, dict[str, np.ndarray]]:
     """What version 1 said about its store, by folder and then by field and quantity."""
-    found: dict[str, dict[str, np.ndarray]] = {}
+    actual: dict[str, dict[str, np.ndarray]] = {}
     with np.load(HERE / "predictions-v1.npz") as arrays:
         for name in arrays.files:
             folder, _, rest = name.partition("/")
-            found.setdefault(folder, {})[rest] = arrays[name]
-    return found
+            actual.setdefault(folder, {})[rest] = arrays[name]
+    return actual
 
 
 @pytest.fixture
@@ -67,11 +67,11 @@ def test_stores_of_version_1_hold_the_same_graphs(name: str) -> None:
 
 def test_models_of_version_1_predict_the_same_numbers() -> None:
     model = load_model(HERE / "model-v1", dtype=torch.float64)
-    said = model.predict(open_store(HERE / "store-v1.h5").read(range(12)))
+    output = model.predict(open_store(HERE / "store-v1.h5").read(range(12)))
     for name, values in (
-        ("energy", said["energy"].mean),
-        ("charge", said["charge"].mean),
-        ("charge_variance", said["charge"].variance),
+        ("energy", output["energy"].mean),
+        ("charge", output["charge"].mean),
+        ("charge_variance", output["charge"].variance),
     ):
         # other processors and libraries round differently; a changed format or formula is not a matter of rounding
         torch.testing.assert_close(values, torch.tensor(EXPECTED[name], dtype=torch.float64), rtol=1e-7, atol=1e-9)
@@ -86,12 +86,12 @@ def test_the_store_of_version_1_is_the_one_that_its_runs_were_trained_on() -> No
 def test_runs_and_ensembles_of_version_1_predict_the_same_numbers(
     name: str, predictions: dict[str, dict[str, np.ndarray]]
 ) -> None:
-    said = hydragnn.load(FOLDERS[name]).predict(open_store(STORE))
-    assert said.ok.all()
-    assert {key.split("/")[0] for key in predictions[name]} == set(said.fields)
+    output = hydragnn.load(FOLDERS[name]).predict(open_store(STORE))
+    assert output.ok.all()
+    assert {key.split("/")[0] for key in predictions[name]} == set(output.fields)
     for key, expected in predictions[name].items():
         field, quantity = key.split("/")
-        assert_allclose(said[field][quantity], expected, **CLOSE, err_msg=key)
+        assert_allclose(output[field][quantity], expected, **CLOSE, err_msg=key)
 
 
 def test_runs_of_version_1_say_how_they_ended() -> None:
@@ -108,24 +108,24 @@ def test_predict_writes_what_version_1_said(
     name: str, tmp_path: Path, predictions: dict[str, dict[str, np.ndarray]]
 ) -> None:
     summary = hydragnn.predict(FOLDERS[name], STORE, tmp_path / "said.npz")
-    assert (summary["graphs"], summary["failed"]) == (16, 0)
-    with np.load(tmp_path / "said.npz") as said:
+    assert (summary.graphs, summary.failed) == (16, 0)
+    with np.load(tmp_path / "said.npz") as output:
         for key, expected in predictions[name].items():
-            assert_allclose(said[f"fields/{key}"], expected, **CLOSE, err_msg=key)
+            assert_allclose(output[f"fields/{key}"], expected, **CLOSE, err_msg=key)
 
 
 def test_status_reads_a_journal_of_version_1() -> None:
-    found = hydragnn.status(HERE / "campaign-v1")
-    counts = {name: count for name, count in found["trials"].items() if count}
-    assert (found["status"], found["planned"]) == ("stopped", 9)
+    actual = hydragnn.status(HERE / "campaign-v1")
+    counts = {name: count for name, count in actual.trials.items() if count}
+    assert (actual.status, actual.planned) == ("stopped", 9)
     assert counts == {"finished": 3, "paused": 3, "failed": 2, "waiting": 1}
-    assert [(rung["epochs"], rung["reached"]) for rung in found["rungs"]] == [(2, 6), (4, 3)]
+    assert [(rung.epochs, rung.reached) for rung in actual.rungs] == [(2, 6), (4, 3)]
 
 
 def test_the_history_of_a_campaign_of_version_1_is_unchanged() -> None:
     trials = campaign_history(HERE / "campaign-v1").trials
-    told = [(trial.number, trial.status, trial.attempts, (trial.failure or "").split(":")[0]) for trial in trials]
-    assert told == [
+    content = [(trial.number, trial.status, trial.attempts, (trial.failure or "").split(":")[0]) for trial in trials]
+    assert content == [
         (0, "finished", 2, ""),
         (1, "failed", 1, "diverged"),
         (2, "finished", 3, ""),
@@ -143,10 +143,10 @@ def test_an_ensemble_is_made_of_a_campaign_of_version_1_as_it_was_then(
     campaign: Path, tmp_path: Path, predictions: dict[str, dict[str, np.ndarray]]
 ) -> None:
     hydragnn.build_ensemble(campaign, tmp_path / "ensemble", top_k=3)
-    said = hydragnn.load(tmp_path / "ensemble").predict(open_store(STORE))
+    output = hydragnn.load(tmp_path / "ensemble").predict(open_store(STORE))
     for key, expected in predictions["ensemble"].items():
         field, quantity = key.split("/")
-        assert_allclose(said[field][quantity], expected, **CLOSE, err_msg=key)
+        assert_allclose(output[field][quantity], expected, **CLOSE, err_msg=key)
 
 
 @pytest.mark.parametrize("name", ["run-v1", "interrupted-run-v1"])
@@ -166,8 +166,8 @@ def test_a_campaign_of_version_1_goes_on_and_the_trial_with_a_pickled_checkpoint
     (tmp_path / "graphs-v1.h5").symlink_to(STORE)
     for path in campaign.rglob("*.json"):
         path.write_text(path.read_text().replace(str(STORE), str(tmp_path / "graphs-v1.h5")))
-    found = hydragnn.search(tmp_path / "campaign-v1.toml", campaign, resume=True, workers=1)
-    assert found["ending"] == "all trials done" and found["failed"] == 2  # those two had diverged before
+    actual = hydragnn.search(tmp_path / "campaign-v1.toml", campaign, resume=True, workers=1, quiet=False)
+    assert actual.ending == "finished" and actual.failed == 2  # those two had diverged before
     assert "trial(s) 8 will begin anew when they go on" in capfd.readouterr().err
     trial = campaign / "trials" / "0008"
     assert "they are in checkpoints.pickled-1 now, and training begins anew" in (trial / "log.txt").read_text()
@@ -176,6 +176,9 @@ def test_a_campaign_of_version_1_goes_on_and_the_trial_with_a_pickled_checkpoint
         read_record(trial).epochs in (2, 4)
         and len(read_record(trial).curves["valid/loss"]) == read_record(trial).epochs
     )
+    assert json.loads((campaign / "campaign.json").read_text())["version"] == 1
+    models = [json.loads(path.read_text())["model"] for path in campaign.glob("trials/*/config.json")]
+    assert {model.get("norm", "paper") for model in models if model["kind"] == "painn"} == {"paper"}
 
 
 @pytest.mark.parametrize("name", ["campaign-v1", "ensemble-v1", "run-v1", "interrupted-run-v1"])
@@ -187,27 +190,27 @@ def test_reports_are_written_of_what_version_1_left(name: str, tmp_path: Path) -
 @pytest.mark.parametrize("kind", CONFIGURATIONS)
 def test_every_key_of_a_configuration_of_version_1_is_understood(kind: str) -> None:
     path = HERE / "configurations-v1" / f"{kind}.toml"
-    told = tomllib.loads(path.read_text(encoding="utf-8"))
-    told["data"]["store"] = str(path.parent / told["data"]["store"])
-    assert_says(read_config(path).to_json(), told)
+    content = tomllib.loads(path.read_text(encoding="utf-8"))
+    content["data"]["store"] = str(path.parent / content["data"]["store"])
+    assert_contains(read_config(path).to_json(), content)
 
 
 def test_every_key_of_a_search_of_version_1_is_understood() -> None:
     path = HERE / "configurations-v1" / "campaign.toml"
-    told = tomllib.loads(path.read_text(encoding="utf-8"))
-    told["data"]["store"] = str(path.parent / told["data"]["store"])
-    told["search"]["warm_start"] = [str(path.parent / folder) for folder in told["search"]["warm_start"]]
-    assert_says(read_campaign(path).to_json(), told)
+    content = tomllib.loads(path.read_text(encoding="utf-8"))
+    content["data"]["store"] = str(path.parent / content["data"]["store"])
+    content["search"]["warm_start"] = [str(path.parent / folder) for folder in content["search"]["warm_start"]]
+    assert_contains(read_campaign(path).to_json(), content)
 
 
-def assert_says(found: Any, told: Any, where: str = "") -> None:
-    """Everything that ``told`` says is in ``found``, which may say more."""
-    if isinstance(told, dict):
-        for key, value in told.items():
-            assert_says(found[key], value, f"{where}.{key}")
-    elif isinstance(told, list):
-        assert len(found) == len(told), where
-        for number, value in enumerate(told):
-            assert_says(found[number], value, f"{where}.{number}")
+def assert_contains(actual: Any, content: Any, where: str = "") -> None:
+    """Everything that ``content`` says is in ``actual``, which may say more."""
+    if isinstance(content, dict):
+        for key, value in content.items():
+            assert_contains(actual[key], value, f"{where}.{key}")
+    elif isinstance(content, list):
+        assert len(actual) == len(content), where
+        for number, value in enumerate(content):
+            assert_contains(actual[number], value, f"{where}.{number}")
     else:
-        assert found == told, where
+        assert actual == content, where

@@ -29,20 +29,20 @@ import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from made_ensemble import crystals, made_ensemble, write_store, write_structures
+from small_ensemble import crystals, make_ensemble, write_store, write_structures
 
 from hydragnn.datasets import open_store
 from hydragnn.ensemble import Ensemble
 from hydragnn.ensemble.plan import Chunk, chunks_of, default_budget, units_of
-from hydragnn.ensemble.prediction import telling, work
-from hydragnn.ensemble.prediction.crew import Crew
+from hydragnn.ensemble.prediction import reporting, work
+from hydragnn.ensemble.prediction.group import Group
 from hydragnn.ensemble.prediction.job import Job, member_costs
-from hydragnn.ensemble.prediction.joining import joined_crew
+from hydragnn.ensemble.prediction.joining import join_group
 from hydragnn.ensemble.prediction.order import POSTS, Note, learned_rates
 from hydragnn.ensemble.prediction.predict import predict_with
-from hydragnn.ensemble.prediction.queues import GROUP, LocalCounter, Queue, queue_for
-from hydragnn.ensemble.prediction.schedule import scheduled
-from hydragnn.ensemble.prediction.work import happened
+from hydragnn.ensemble.prediction.queues import RELAY, LocalCounter, Queue, queue_for
+from hydragnn.ensemble.prediction.schedule import make_schedule
+from hydragnn.ensemble.prediction.work import measured_course
 
 MEMBERS = [(kind, width) for width in (16, 24, 32, 48) for kind in ("egnn", "schnet")]
 ARCHITECTURES = (48.2, 26.1, 173.3, 301.4, 526.5, 94.6, 120.3, 26.8)
@@ -103,7 +103,7 @@ def simulated(
     """Makespan over bound on a virtual clock; ``seconds[chunk, member]`` is what units really take."""
     clock, chunks = Clock(), [Chunk(graphs=np.arange(1), numbers=np.arange(1), load=load) for load in loads]
     members = len(expected)
-    schedule = scheduled(units_of(chunks, expected), [], expected, held=members, ranks=ranks)
+    schedule = make_schedule(units_of(chunks, expected), [], expected, held=members, ranks=ranks)
     (lane,) = schedule.lanes
     spent, load = np.zeros((ranks, members)), np.zeros((ranks, members))
     posts: dict[int, Note] = {}
@@ -120,7 +120,7 @@ def simulated(
             rates = learned_rates(expected, [posts[key] for key in sorted(posts)], clock.now)
             stages.append(lane.following(stage, stages[-1], chunks, rates))
             queues.append(_queues([bundle.cost for bundle in stages[-1].bundles], ranks, clock, latency))
-        position = queues[stage][rank // GROUP].take()
+        position = queues[stage][rank // RELAY].take()
         if position is None:
             heapq.heappush(turns, (clock.now, rank, stage + 1))
             continue
@@ -148,8 +148,8 @@ def simulated(
 def _queues(costs: Sequence[float], ranks: int, clock: Clock, latency: float) -> list[Queue]:
     """A queue per group of ranks."""
     root = RemoteCounter(clock, latency)
-    groups = range(-(-ranks // GROUP))
-    return [queue_for(costs, ranks, root, RemoteCounter(clock, latency)) for _ in groups]
+    relays = range(-(-ranks // RELAY))
+    return [queue_for(costs, ranks, root, RemoteCounter(clock, latency)) for _ in relays]
 
 
 def recorded(chunks: Sequence[Chunk], account: Sequence[Sequence[float]], members: int) -> np.ndarray:
@@ -164,9 +164,9 @@ def resampled(
     loads: Sequence[float], seconds: np.ndarray, units: int, generator: np.random.Generator
 ) -> tuple[list[float], np.ndarray]:
     """As many chunks as make so many units, drawn from the recorded ones with sizes a quarter up and down."""
-    chosen = generator.integers(0, len(loads), max(1, units // seconds.shape[1]))
-    factor = generator.uniform(0.75, 1.25, len(chosen))
-    return (np.asarray(loads)[chosen] * factor).tolist(), seconds[chosen] * factor[:, None]
+    sample = generator.integers(0, len(loads), max(1, units // seconds.shape[1]))
+    factor = generator.uniform(0.75, 1.25, len(sample))
+    return (np.asarray(loads)[sample] * factor).tolist(), seconds[sample] * factor[:, None]
 
 
 def architectures(
@@ -185,23 +185,23 @@ def architectures(
 def rank_main(folder: Path, repeats: int) -> None:
     """What each of the two ranks does: the ensemble and one job per member, in turns."""
     torch.set_num_threads(1)
-    ensemble, runs = made_ensemble(folder, MEMBERS)
-    kept: list[Any] = []
-    telling.happened = lambda accounts, ranks: kept.append(accounts) or happened(accounts, ranks)  # type: ignore[assignment]
+    ensemble, runs = make_ensemble(folder, MEMBERS)
+    accounts_of: list[Any] = []
+    reporting.measured_course = lambda accounts, ranks: accounts_of.append(accounts) or measured_course(accounts, ranks)  # type: ignore[assignment]
     rows: dict[str, list[dict[str, Any]]] = {}
-    with joined_crew() as crew:
+    with join_group() as group:
         for source in ("structures.xyz", "graphs.h5"):
             for _ in range(repeats):
-                together = _timed(crew, [ensemble], folder / source, folder)
-                alone = _timed(crew, runs, folder / source, folder)
+                together = _timed(group, [ensemble], folder / source, folder)
+                alone = _timed(group, runs, folder / source, folder)
                 rows.setdefault(source, []).append({"together": together, "alone": alone})
-        in_processor_seconds(partial(_timed, crew, [ensemble], folder / "graphs.h5", folder))
-        if crew.rank == 0:
-            ours = kept[:: len(runs) + 1]
-            plans = [happened(accounts, 2) for accounts in ours[:-1]]
+        in_processor_seconds(partial(_timed, group, [ensemble], folder / "graphs.h5", folder))
+        if group.rank == 0:
+            ours = accounts_of[:: len(runs) + 1]
+            plans = [measured_course(accounts, 2) for accounts in ours[:-1]]
             by_clock, by_processor = ([unit for one in accounts for unit in one["units"]] for accounts in ours[-2:])
-            found = {"rows": rows, "plans": plans, "by clock": by_clock, "by processor": by_processor}
-            (folder / "rank.json").write_text(json.dumps(found))
+            measurement = {"rows": rows, "plans": plans, "by clock": by_clock, "by processor": by_processor}
+            (folder / "rank.json").write_text(json.dumps(measurement))
 
 
 def in_processor_seconds(do: Callable[[], object]) -> None:
@@ -213,21 +213,21 @@ def in_processor_seconds(do: Callable[[], object]) -> None:
         work.time = time  # type: ignore[assignment]
 
 
-def _timed(crew: Crew, models: Sequence[Path], source: Path, folder: Path) -> dict[str, float]:
+def _timed(group: Group, models: Sequence[Path], source: Path, folder: Path) -> dict[str, float]:
     """Wall seconds of a job per model one after the other, and the processor seconds of this rank."""
     begin, cpu = time.perf_counter(), time.process_time()
     for number, model in enumerate(models):
         out = folder / f"out-{len(models)}-{number}.h5"
-        if crew.rank == 0:
+        if group.rank == 0:
             out.unlink(missing_ok=True)
-        predict_with(crew, Job(model=model, source=source, out=out), lambda: None)
+        predict_with(group, Job(model=model, source=source, out=out), lambda: None)
     return {"wall": time.perf_counter() - begin, "cpu": time.process_time() - cpu}
 
 
 def measured(folder: Path, graphs: int, repeats: int) -> dict[str, Any]:
     """Make everything, start two ranks, and give what they measured."""
     torch.set_num_threads(1)
-    made_ensemble(folder, MEMBERS)
+    make_ensemble(folder, MEMBERS)
     frames = crystals(graphs, seed=1, most=3)
     if not (folder / "structures.xyz").exists():
         write_structures(folder / "structures.xyz", frames)
@@ -253,8 +253,12 @@ def main() -> None:
         return
     folder = (options.folder or Path(tempfile.mkdtemp(prefix="bench_balance_"))).resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    found = measured(folder, options.graphs, options.repeats)
-    result = {"measured": found["plans"], "sharing": _ratios(found["rows"]), "simulated": _simulations(folder, found)}
+    measurement = measured(folder, options.graphs, options.repeats)
+    result = {
+        "measured": measurement["plans"],
+        "sharing": _ratios(measurement["rows"]),
+        "simulated": _simulations(folder, measurement),
+    }
     if options.json:
         print(json.dumps(result))
         return
@@ -274,12 +278,12 @@ def _ratios(rows: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, float]
     }
 
 
-def _simulations(folder: Path, found: dict[str, Any]) -> list[dict[str, Any]]:
+def _simulations(folder: Path, measurement: dict[str, Any]) -> list[dict[str, Any]]:
     """The largest machines, by recorded costs and by those of the architectures, with fast and slow networks."""
     store = open_store(folder / "graphs.h5")
     sizes, ensemble = store.sizes(), Ensemble.load(folder / "ensemble")
     chunks = chunks_of(sizes, np.arange(len(store)), default_budget(sizes), {})
-    by = {name: recorded(chunks, found[name], len(MEMBERS)) for name in ("by processor", "by clock")}
+    by = {name: recorded(chunks, measurement[name], len(MEMBERS)) for name in ("by processor", "by clock")}
     loads, expected = [chunk.load for chunk in chunks], member_costs(ensemble, folder / "ensemble")
     rows = []
     for ranks, per_rank in ((2, 150), (1024, 10), (8192, 10), (8192, 5)):

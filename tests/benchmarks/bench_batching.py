@@ -114,15 +114,15 @@ def measure(graphs: int, batch_sizes: list[int], repeats: int) -> list[dict[str,
     order = np.random.default_rng(1).permutation(graphs)
     rows = []
     for size in batch_sizes:
-        chosen = [order[(k * size) % (graphs - size) :][:size] for k in range(repeats)]
+        samples = [order[(k * size) % (graphs - size) :][:size] for k in range(repeats)]
 
         def listed(k: int) -> object:
-            return Batch.from_data_list([data[i] for i in chosen[k].tolist()])  # noqa: B023
+            return Batch.from_data_list([data[i] for i in samples[k].tolist()])  # noqa: B023
 
         def flat(k: int) -> object:
-            return store.read(chosen[k])  # noqa: B023
+            return store.read(samples[k])  # noqa: B023
 
-        check_equal(store.read(chosen[0]), listed(0))
+        check_equal(store.read(samples[0]), listed(0))
         slow, fast = alternating(listed, flat, repeats)
         rows.append({"batch": size, "list_us": slow / size * 1e6, "store_us": fast / size * 1e6, "ratio": slow / fast})
     return rows

@@ -1,6 +1,6 @@
 """How long the controller of a campaign takes for one event while 16,384 one-node trials run at once.
 
-    PYTHONPATH=. python tests/benchmarks/bench_controller.py --places 16384
+    PYTHONPATH=. python tests/benchmarks/bench_controller.py --slots 16384
 
 The controller is the real one: scheduler, journal with real flushes, folders of attempts, Optuna study, sampler, view. Only the
 launcher is virtual: attempts begin at once, and end in a seeded order, as many at a time as one look may find (1 to 256),
@@ -57,12 +57,12 @@ TABLE: dict[str, Any] = {
 
 
 class Virtual:
-    """Attempts that begin at once and end in a seeded order, from the moment on at which all places are busy."""
+    """Attempts that begin at once and end in a seeded order, from the moment on at which all slots are busy."""
 
     deadline = None
 
-    def __init__(self, places: int, seed: int) -> None:
-        self.places = tuple(f"n{number:05d}" for number in range(places))
+    def __init__(self, slots: int, seed: int) -> None:
+        self.slots = tuple(f"n{number:05d}" for number in range(slots))
         self.chance = random.Random(seed)
         self.begun: list[Report] = []
         self.running: list[Task] = []
@@ -74,14 +74,14 @@ class Virtual:
 
     def start(self, task: Task) -> None:
         """Begin at once."""
-        identity = {"host": task.places[0], "job": "4711", "step": f"trial-{task.trial}-{task.attempt}"}
+        identity = {"host": task.slots[0], "job": "4711", "step": f"trial-{task.trial}-{task.attempt}"}
         self.begun.append(Begun(task=task, identity=identity))
 
     def go(self, task: Task) -> None:
         """Run."""
         self.running.append(task)
         self.most = max(self.most, len(self.running))
-        self.full = self.full or len(self.running) == len(self.places)
+        self.full = self.full or len(self.running) == len(self.slots)
 
     def poll(self, seconds: float) -> list[Report]:
         """What began, and some ends."""
@@ -140,10 +140,10 @@ class Timed(Controller):
     """Reports, seconds and seconds of processor of each look."""
     rounds: list[float]
 
-    def hear(self, reports: list[Report]) -> None:
+    def handle(self, reports: list[Report]) -> None:
         """Time a look that found something."""
         begun, processor = time.perf_counter(), time.thread_time()
-        super().hear(reports)
+        super().handle(reports)
         if reports:
             self.looks.append((len(reports), time.perf_counter() - begun, time.thread_time() - processor))
 
@@ -195,13 +195,13 @@ def collections() -> list[float]:
 def main() -> int:
     """Run the campaign and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--places", type=int, default=16384)
-    parser.add_argument("--trials", type=int, default=None, help="default: 1.1 times the places")
+    parser.add_argument("--slots", type=int, default=16384)
+    parser.add_argument("--trials", type=int, default=None, help="default: 1.1 times the slots")
     parser.add_argument("--sampler", default="tpe", choices=["tpe", "gp", "qmc", "random"])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, default=None, help="on the disk to be measured (default: temporary)")
     options = parser.parse_args()
-    trials = options.trials or int(1.1 * options.places)
+    trials = options.trials or int(1.1 * options.slots)
     table = {**TABLE, "search": {**TABLE["search"], "trials": trials, "sampler": options.sampler, "seed": options.seed}}
     settings = campaign_settings(table, Path("BENCHMARK.toml"))
     watch = Stopwatch()
@@ -211,7 +211,7 @@ def main() -> int:
     with ExitStack() as stack:
         parent = options.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         out = parent / "campaign"
-        launcher = Virtual(options.places, options.seed)
+        launcher = Virtual(options.slots, options.seed)
         log = stack.enter_context(Journal(out / NAME))
         view = CampaignView(out, Console(file=stack.enter_context(Path(os.devnull).open("w"))))
         timed = Timed(settings, space_of(settings.search.space), out, log, launcher, [], view)

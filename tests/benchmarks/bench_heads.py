@@ -191,13 +191,13 @@ def tensor(folder: Path, epochs: int) -> None:
     store = open_store(folder / "store.h5")
     part = make_split(store, runs["no edges"].split).test
     batch, trained = store.read(part), load_model(folder / "0" / "model", dtype=torch.float64)
-    said, truth = trained.predict(batch)["conductivity"].mean, batch["conductivity"].double()  # type: ignore[attr-defined]
-    found, true = (np.stack([(t[:, 0, 0] - t[:, 1, 1]) / 2, t[:, 0, 1]]) for t in (said.numpy(), truth.numpy()))
-    share = 1 - np.square(found - true).sum() / np.square(true - true.mean(axis=1, keepdims=True)).sum()
+    output, truth = trained.predict(batch)["conductivity"].mean, batch["conductivity"].double()  # type: ignore[attr-defined]
+    actual, true = (np.stack([(t[:, 0, 0] - t[:, 1, 1]) / 2, t[:, 0, 1]]) for t in (output.numpy(), truth.numpy()))
+    share = 1 - np.square(actual - true).sum() / np.square(true - true.mean(axis=1, keepdims=True)).sum()
     angle = torch.tensor(0.7, dtype=torch.float64)
     turn = torch.stack([torch.stack([angle.cos(), -angle.sin()]), torch.stack([angle.sin(), angle.cos()])])
     turned = replace(batch, positions=batch.positions @ turn.T, edge_shifts=batch.edge_shifts @ turn.T)
-    off = (trained.predict(turned)["conductivity"].mean - turn @ said @ turn.T).abs().max()  # type: ignore[attr-defined]
+    off = (trained.predict(turned)["conductivity"].mean - turn @ output @ turn.T).abs().max()  # type: ignore[attr-defined]
     print(f"r2 of the anisotropic part {share:.3f}; graphs turned by 0.7 rad: tensors off by at most {float(off):.1e}")
 
 

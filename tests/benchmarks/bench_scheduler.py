@@ -1,6 +1,6 @@
-"""How much processor time one decision takes with many trials at once: percentiles of ``step`` in a campaign without faults, or with some.
+"""How much processor time one decision takes with many trials at once: percentiles of ``transition`` in a campaign without faults, or with some.
 
-    python tests/benchmarks/bench_scheduler.py --places 16384 --trials 20000
+    python tests/benchmarks/bench_scheduler.py --slots 16384 --trials 20000
 
 Each running trial ends its segment in random order; every hundredth attempt fails with its node. Prints a table, and ends
 with 1 where the 99th percentile exceeds ``--limit`` milliseconds.
@@ -26,17 +26,17 @@ from hydragnn.hpo.scheduling.events import (
     Start,
     Tick,
 )
-from hydragnn.hpo.scheduling.scheduler import State, step
+from hydragnn.hpo.scheduling.scheduler import State, transition
 
 
-def campaign(plan: Plan, places: int, faults: float, seed: int) -> dict[str, list[float]]:
-    """Seconds of every call of ``step``, by kind of event."""
+def campaign(plan: Plan, slots: int, faults: float, seed: int) -> dict[str, list[float]]:
+    """Seconds of every call of ``transition``, by kind of event."""
     generator = random.Random(seed)
-    names = tuple(f"n{k}" for k in range(places))
+    names = tuple(f"n{k}" for k in range(slots))
     state, now = State(), 1000.0
     seconds: dict[str, list[float]] = {}
     running: list[Start] = []
-    urgent: list[Event] = [Opened(plan=plan, places=names, deadline=1e9)]
+    urgent: list[Event] = [Opened(plan=plan, slots=names, deadline=1e9)]
     while not state.closed:
         if urgent:
             event = urgent.pop()
@@ -47,7 +47,7 @@ def campaign(plan: Plan, places: int, faults: float, seed: int) -> dict[str, lis
             event = ended(state, running, generator, faults)
             now += 0.01
         begin = time.thread_time()
-        state, actions = step(state, event, now)
+        state, actions = transition(state, event, now)
         seconds.setdefault(type(event).__name__, []).append(time.thread_time() - begin)
         for action in actions:
             if isinstance(action, Propose):
@@ -66,7 +66,7 @@ def ended(state: State, running: list[Start], generator: random.Random, faults: 
     start = running.pop()
     if generator.random() < faults:
         return Failed(trial=start.trial, attempt=start.attempt, kind="lost_node", message="why")
-    seconds = state.trials[start.trial].seconds + 5.0 * start.until / len(start.places)
+    seconds = state.trials[start.trial].seconds + 5.0 * start.until / len(start.slots)
     return Reached(
         trial=start.trial, attempt=start.attempt, epochs=start.until, value=generator.random(), seconds=seconds
     )
@@ -75,14 +75,14 @@ def ended(state: State, running: list[Start], generator: random.Random, faults: 
 def main() -> int:
     """Run one campaign and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--places", type=int, default=16384)
+    parser.add_argument("--slots", type=int, default=16384)
     parser.add_argument("--trials", type=int, default=20000)
     parser.add_argument("--faults", type=float, default=0.01)
-    parser.add_argument("--most", type=int, default=1, help="largest number of places of one trial")
+    parser.add_argument("--most", type=int, default=1, help="largest number of slots of one trial")
     parser.add_argument("--limit", type=float, default=1.0, help="milliseconds")
     options = parser.parse_args()
-    plan = Plan(trials=options.trials, rungs=(1, 3, 9), max_places=options.most, timeout=1e8)
-    seconds = campaign(plan, options.places, options.faults, seed=0)
+    plan = Plan(trials=options.trials, rungs=(1, 3, 9), max_slots=options.most, timeout=1e8)
+    seconds = campaign(plan, options.slots, options.faults, seed=0)
     print(f"{'event':12}{'calls':>9}{'median ms':>11}{'p99 ms':>9}{'longest ms':>12}")
     every = [value for values in seconds.values() for value in values]
     for name, values in [*sorted(seconds.items()), ("all", every)]:

@@ -24,7 +24,7 @@ from statistics import fmean
 from typing import Any
 
 from hydragnn.hpo.settings import campaign_settings
-from hydragnn.hpo.simulation import Assumptions, PolicyResult, compared, final_training, scenario_of
+from hydragnn.hpo.simulation import Assumptions, PolicyResult, compare_policies, final_training, scenario_of
 
 CAMPAIGN: dict[str, Any] = {
     "data": {"store": "nowhere.h5"},
@@ -72,11 +72,11 @@ def acceptance(seeds: int) -> None:
     rows = []
     for seed in range(seeds):
         begin = time.perf_counter()
-        ours, static = compared(
+        ours, static = compare_policies(
             scenario_of(settings, Assumptions(), nodes=9408, seed=seed), ["adaptive", "static"], 6.0
         )
         wall = time.perf_counter() - begin
-        kind = compared(scenario_of(settings, NO_HOLES, nodes=9408, seed=seed), ["static"], 6.0)[0]
+        kind = compare_policies(scenario_of(settings, NO_HOLES, nodes=9408, seed=seed), ["static"], 6.0)[0]
         final = [final_training(scenario_of(settings, cost, nodes=2560, seed=seed), 15, 1000.0) for cost in FINAL_COSTS]
         rows.append(_row(seed, ours, static, kind, wall) | _final_row(*final))
         print("simulated:", json.dumps(rows[-1]), flush=True)
@@ -117,21 +117,21 @@ def _final_row(*costs: Sequence[PolicyResult]) -> dict[str, float]:
 
 def storms(faults: int, nodes: int, processes: int) -> bool:
     """Simulate campaigns, so many side by side, until so many faults have happened; True where every invariant held."""
-    seen, told, broken, begin = 0, 0, 0, time.perf_counter()
+    total, false_failures, broken, begin = 0, 0, 0, time.perf_counter()
     with ProcessPoolExecutor(processes) as pool:
         for first in count(0, processes):
             seeds = range(first, first + processes)
             for seed, result in zip(seeds, pool.map(partial(storm, nodes=nodes), seeds)):
-                seen, told = seen + sum(result.faults.values()), told + result.false_failures
+                total, false_failures = total + sum(result.faults.values()), false_failures + result.false_failures
                 broken += len(result.violations)
                 print(
-                    f"simulated: campaign {seed + 1}: {seen:,} faults so far {result.faults}, {result.trials} trials, "
-                    f"{result.finished} finished, {result.failed} failed, {result.lost} given up, {told} told, "
+                    f"simulated: campaign {seed + 1}: {total:,} faults so far {result.faults}, {result.trials} trials, "
+                    f"{result.finished} finished, {result.failed} failed, {result.lost} given up, {false_failures} told, "
                     f"{broken} violations {result.violations[:3]}, {time.perf_counter() - begin:.0f} s",
                     flush=True,
                 )
-            if seen >= faults:
-                return told == 0 and broken == 0
+            if total >= faults:
+                return false_failures == 0 and broken == 0
     raise AssertionError("seeds do not end")
 
 
@@ -141,9 +141,9 @@ def storm(seed: int, nodes: int) -> PolicyResult:
     scenario = scenario_of(campaign_settings(table, Path("CAMPAIGN.toml")), STORM, nodes=nodes, seed=seed)
     budget = nodes * 3600.0 * 5 if seed % 3 == 0 else None
     sizes = ((1, 1), (1, 8), (2, 4))[seed % 3]
-    plan = replace(scenario.plan, min_places=sizes[0], max_places=sizes[1], max_node_seconds=budget)
+    plan = replace(scenario.plan, min_slots=sizes[0], max_slots=sizes[1], max_node_seconds=budget)
     plan = replace(plan, retries=3 if seed % 2 else 1_000_000, reduction=1 if seed % 5 == 4 else 3)
-    return compared(replace(scenario, plan=plan), ["adaptive"], 6.0)[0]
+    return compare_policies(replace(scenario, plan=plan), ["adaptive"], 6.0)[0]
 
 
 def main() -> None:

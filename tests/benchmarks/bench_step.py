@@ -88,14 +88,14 @@ def asked(process: "subprocess.Popen[str]") -> list[float]:
 def compared(other: Path, kind: str, rounds: int) -> list[tuple[list[float], list[float]]]:
     """Seconds of theirs and of ours in every round of one pair of processes."""
     processes = [server(other, kind), server(HERE, kind)]
-    found = []
+    actual = []
     for number in range(rounds):
         order = processes if number % 2 else processes[::-1]
         seconds = {process.pid: asked(process) for process in order}
-        found.append((seconds[processes[0].pid], seconds[processes[1].pid]))
+        actual.append((seconds[processes[0].pid], seconds[processes[1].pid]))
     for process in processes:
         process.communicate()
-    return found
+    return actual
 
 
 def main() -> None:

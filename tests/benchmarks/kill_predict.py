@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 
 sys.path.insert(0, str(Path(__file__).parent))
-from made_ensemble import crystals, made_ensemble, write_structures
+from small_ensemble import crystals, make_ensemble, write_structures
 
 MEMBERS = [("schnet", 16), ("egnn", 16), ("schnet", 24), ("egnn", 24)]
 WAYS = ("whole job", "MPI rank", "job step rank", "local worker")
@@ -106,7 +106,7 @@ def main() -> int:
     folder = options.folder or Path(tempfile.mkdtemp(prefix="kill_predict_"))
     folder.mkdir(parents=True, exist_ok=True)
     choice = random.Random(options.seed)
-    ensemble, _ = made_ensemble(folder, MEMBERS)
+    ensemble, _ = make_ensemble(folder, MEMBERS)
     source = write_structures(folder / "structures.xyz", crystals(options.graphs, most=2))
     for name in ("whole", "cut"):
         subprocess.run(["rm", "-rf", *folder.glob(f"{name}.npz*")], check=True)

@@ -57,8 +57,8 @@ def started(out: Path, config: Path, ranks: int, attempt: int) -> subprocess.Pop
 
 def kill(process: subprocess.Popen[bytes], ranks: int, choice: random.Random) -> str:
     """Kill the process, or one of the launcher's ranks, and wait until nothing of it runs; gives what was killed."""
-    found = psutil.Process(process.pid).children(recursive=True) if ranks > 1 else []
-    working = sorted((child for child in found if str(WORKER) in child.cmdline()), key=lambda child: child.pid)
+    actual = psutil.Process(process.pid).children(recursive=True) if ranks > 1 else []
+    working = sorted((child for child in actual if str(WORKER) in child.cmdline()), key=lambda child: child.pid)
     if working:
         number = choice.randrange(len(working))
         working[number].kill()
@@ -95,8 +95,8 @@ def tensors(run: Path) -> dict[str, bytes]:
     """Everything in the newest checkpoint, and the exported model, as bytes."""
     newest = max(path for path in (run / "checkpoints").iterdir() if path.is_dir())
     values = load_file(newest / "tensors.safetensors")
-    found = {name: value.numpy().tobytes() for name, value in values.items()}
-    return found | {"model": (run / "model" / "weights.safetensors").read_bytes()}
+    actual = {name: value.numpy().tobytes() for name, value in values.items()}
+    return actual | {"model": (run / "model" / "weights.safetensors").read_bytes()}
 
 
 def main() -> int:

@@ -38,15 +38,15 @@ def main(arguments: list[str] | None = None) -> int:
     torch.set_num_threads(1)
     if options.single:
         config, out, result = options.single
-        found = trained(json.loads(config.read_text()), out)
+        actual = trained(json.loads(config.read_text()), out)
         if is_first_rank():
-            result.write_text(json.dumps(found))
+            result.write_text(json.dumps(actual))
         return 0
     with tempfile.TemporaryDirectory() as folder:
-        found = all_runs(Path(folder), options.only)
+        actual = all_runs(Path(folder), options.only)
     if options.write:
-        options.write.write_text(json.dumps(found, indent=1) + "\n")
-    return 0 if options.against is None else compared(json.loads(options.against.read_text()), found, options.only)
+        options.write.write_text(json.dumps(actual, indent=1) + "\n")
+    return 0 if options.against is None else compared(json.loads(options.against.read_text()), actual, options.only)
 
 
 def parsed(arguments: list[str] | None) -> argparse.Namespace:
@@ -67,7 +67,7 @@ def all_runs(folder: Path, only: str) -> dict[str, Table]:
         raise SystemExit(f"--only {only}: no such run; {HERE / 'loss_curves.toml'} has {', '.join(table['runs'])}")
     print(f"code: {code()}", file=sys.stderr)
     make_stores(folder)
-    found = {}
+    actual = {}
     for name, run in chosen.items():
         for ranks in run.pop("ranks", [1]):
             config = with_defaults(run, table["common"])
@@ -75,8 +75,8 @@ def all_runs(folder: Path, only: str) -> dict[str, Table]:
             label = f"{name}, {ranks} rank{'s'[: ranks > 1]}"
             print(label, file=sys.stderr)
             out = folder / label.replace(", ", "-").replace(" ", "-")
-            found[label] = trained(config, out) if ranks == 1 else trained_by_ranks(config, out, ranks)
-    return found
+            actual[label] = trained(config, out) if ranks == 1 else trained_by_ranks(config, out, ranks)
+    return actual
 
 
 def with_defaults(run: Table, common: Table) -> Table:
@@ -170,8 +170,8 @@ def trained_by_ranks(config: Table, out: Path, ranks: int) -> Table:
     command = [*launcher, __file__, "--single", *map(str, paths)]
     # the ranks import what this process did, whatever is installed
     subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": str(code()), "OMP_NUM_THREADS": "1"})
-    found: Table = json.loads(paths[2].read_text())
-    return found
+    actual: Table = json.loads(paths[2].read_text())
+    return actual
 
 
 def code() -> Path:
@@ -188,22 +188,22 @@ def first_parameters() -> Iterator[Table]:
     ``named``: names and values, sorted by name. ``ordered``: values in the order in which the model lists them, and
     ``tensors``: the hash of each, sorted; both stay as they are when parameters get other names.
     """
-    found: Table = {}
+    actual: Table = {}
 
     def note(module: nn.Module, arguments: Any) -> None:
         values = {name: parameter.detach() for name, parameter in module.named_parameters()}
         count = sum(value.numel() for value in values.values())
-        if count <= found.get("parameters", 0):
+        if count <= actual.get("parameters", 0):
             return
         each = {name: digest(tensor_bytes(value)) for name, value in values.items()}
-        found["parameters"] = count
-        found["named"] = digest("".join(f"{name} {each[name]}\n" for name in sorted(each)).encode())
-        found["ordered"] = digest("".join(each.values()).encode())
-        found["tensors"] = sorted(value[:16] for value in each.values())
+        actual["parameters"] = count
+        actual["named"] = digest("".join(f"{name} {each[name]}\n" for name in sorted(each)).encode())
+        actual["ordered"] = digest("".join(each.values()).encode())
+        actual["tensors"] = sorted(value[:16] for value in each.values())
 
     handle = nn.modules.module.register_module_forward_pre_hook(note)
     try:
-        yield found
+        yield actual
     finally:
         handle.remove()
 

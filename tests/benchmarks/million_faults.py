@@ -2,9 +2,9 @@
 
     python tests/benchmarks/million_faults.py --faults 1000000 --processes 2
 
-Campaigns of 1 to 30 trials on 1 to 36 places see lost nodes, failed launches, preemptions, memory that runs out, failures of
+Campaigns of 1 to 30 trials on 1 to 36 slots see lost nodes, failed launches, preemptions, memory that runs out, failures of
 their own, nodes found sick, probes without an answer, and killed controllers. tests/hpo/world.py and storm.py say what must
-hold: no trial lost, none run or settled twice, no place given twice, no budget exceeded, no machine fault told as a failure,
+hold: no trial lost, none run or settled twice, no slot given twice, no budget exceeded, no machine fault told as a failure,
 no node used before its probe, and from everywhere a way to the end.
 """
 

@@ -5,8 +5,11 @@ What can stand around any layer keeps them too, around an equivariant architectu
 
 from typing import Any
 
+import pytest
+
 from hydragnn.architectures import architectures
 from hydragnn.conformance import ArchitectureConformance
+from hydragnn.conformance_smoothness import energy_model, problems_of_force_constants, problems_on_paths
 
 AROUND: dict[str, dict[str, Any]] = {
     "FiLM": {"conditioning": "film"},
@@ -28,3 +31,18 @@ for kind, architecture in architectures().items():
 for kind in ("painn", "gin"):
     for name, settings in AROUND.items():
         globals()[f"Test{name}Around{kind}"] = suite(f"Test{name}Around{kind}", kind, settings)
+
+
+@pytest.mark.parametrize(
+    "kind, settings, sentence",
+    [
+        ("painn", {"norm": "paper"}, "fcc: force constants do not converge"),
+        ("pna", {}, "the last neighbour leaves: the energy jumps"),
+        ("gatv2", {}, "atoms move anyhow: forces jump"),
+    ],
+)
+def test_those_that_say_they_are_not_smooth_are_not(kind: str, settings: dict[str, Any], sentence: str) -> None:
+    model = energy_model(kind, **settings)
+    assert model.description.architecture.kinks(model.description.model)
+    problems = problems_of_force_constants(model) + problems_on_paths(model)
+    assert any(problem.startswith(sentence) for problem in problems), problems

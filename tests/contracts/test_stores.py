@@ -105,12 +105,12 @@ CORNERS = {
 }
 
 
-def assert_same(found: GraphBatch, expected: GraphBatch) -> None:
+def assert_same(actual: GraphBatch, expected: GraphBatch) -> None:
     """Equal in every bit, dtype and shape."""
-    pairs = {name: (getattr(found, name), getattr(expected, name)) for name in STRUCTURE}
-    assert dict(found.fields) == dict(expected.fields)
-    pairs |= {name: (found[name], expected[name]) for name in expected.fields}
-    pairs |= {f"mask of {name}": (found.present(name), expected.present(name)) for name in expected.fields}
+    pairs = {name: (getattr(actual, name), getattr(expected, name)) for name in STRUCTURE}
+    assert dict(actual.fields) == dict(expected.fields)
+    pairs |= {name: (actual[name], expected[name]) for name in expected.fields}
+    pairs |= {f"mask of {name}": (actual.present(name), expected.present(name)) for name in expected.fields}
     for name, (left, right) in pairs.items():
         assert left.dtype == right.dtype, name
         assert left.shape == right.shape, name
@@ -171,19 +171,19 @@ class StoreContract:
         reference = MemoryStore(everything)
         for size in (1, 2, 7, 40):
             indices = rng.integers(0, len(store), size)
-            found = store.read(indices)
-            assert_same(found, reference.read(indices))
+            actual = store.read(indices)
+            assert_same(actual, reference.read(indices))
             for name in STRUCTURE[:4]:
                 single = torch.cat([getattr(graphs[i], name) for i in indices])
                 if name in ("senders", "receivers"):
-                    single = single + found.node_offsets[:-1].index_select(0, found.owner("edge"))
-                assert torch.equal(getattr(found, name), single)
+                    single = single + actual.node_offsets[:-1].index_select(0, actual.owner("edge"))
+                assert torch.equal(getattr(actual, name), single)
 
     def test_no_graphs_are_a_batch_without_graphs(self, case: Case) -> None:
         store, everything, _ = case
-        found = store.read([])
-        assert found.num_graphs == found.num_nodes == found.num_edges == 0
-        assert set(found.fields) == set(everything.fields)
+        actual = store.read([])
+        assert actual.num_graphs == actual.num_nodes == actual.num_edges == 0
+        assert set(actual.fields) == set(everything.fields)
 
     def test_sizes_are_known_without_payload(self, case: Case) -> None:
         store, everything, _ = case
@@ -203,9 +203,9 @@ class StoreContract:
     def test_only_the_named_fields_are_read(self, case: Case) -> None:
         store, everything, _ = case
         for name in everything.fields:
-            found = store.read([2, 0], fields=[name])
-            assert list(found.fields) == [name]
-            assert torch.equal(found[name], store.read([2, 0])[name])
+            actual = store.read([2, 0], fields=[name])
+            assert list(actual.fields) == [name]
+            assert torch.equal(actual[name], store.read([2, 0])[name])
 
     def test_the_fingerprint_depends_on_the_content_alone(self, case: Case) -> None:
         store, everything, graphs = case
@@ -384,11 +384,11 @@ def test_a_full_disk_is_a_clear_error_and_leaves_nothing(suffix: str, tmp_path: 
             resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
             try:
                 written(graphs, path)
-                said = "nothing"
+                output = "nothing"
             except InputError as error:
-                said = str(error)
+                output = str(error)
             left = [entry.name for entry in path.iterdir()] if path.exists() else []
-            verdict.write_text(json.dumps({"said": said, "left": left}))
+            verdict.write_text(json.dumps({"said": output, "left": left}))
         else:
             assert os.waitpid(number, 0)[1] == 0
     answer = json.loads(verdict.read_text())

@@ -144,8 +144,8 @@ def ends_well(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 def files_of(kind: str, folder: Path) -> list[Path]:
     """Every file, of the trials and members only the first."""
     others = ("trials/0001", "members/1")
-    found = sorted(path for path in (folder / kind).rglob("*") if path.is_file())
-    return [path for path in found if not any(other in path.as_posix() for other in others)]
+    actual = sorted(path for path in (folder / kind).rglob("*") if path.is_file())
+    return [path for path in actual if not any(other in path.as_posix() for other in others)]
 
 
 @pytest.mark.parametrize("kind", FOLDERS)

@@ -34,7 +34,7 @@ def built(folder: Path, **table: Any) -> GraphBatch:
 
 def structures(count: int = 5) -> list[Atoms]:
     rng = np.random.default_rng(0)
-    made = []
+    crystals = []
     for number in range(count):
         atoms = bulk("Cu", "fcc", a=3.6) * (1 + number % 2, 1, 1)
         atoms.rattle(0.05, seed=number)
@@ -44,20 +44,20 @@ def structures(count: int = 5) -> list[Atoms]:
             "stress": rng.standard_normal(6),
         }
         atoms.calc = SinglePointCalculator(atoms, **results)
-        made.append(atoms)
-    return made
+        crystals.append(atoms)
+    return crystals
 
 
 @pytest.mark.parametrize("name", ["structures.xyz", "structures.xyz.gz", "structures.traj"])
 def test_atoms_come_from_any_format_of_ase(name: str, tmp_path: Path) -> None:
     originals = structures()
     ase.io.write(tmp_path / name, originals)
-    found = built(tmp_path, kind="ase", files=[name], cutoff=4.0, fields=[ENERGY, FORCES])
-    assert found["energy"].tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+    actual = built(tmp_path, kind="ase", files=[name], cutoff=4.0, fields=[ENERGY, FORCES])
+    assert actual["energy"].tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
     forces = np.concatenate([atoms.get_forces() for atoms in originals])
-    np.testing.assert_allclose(found["forces"], forces, atol=1e-6)
+    np.testing.assert_allclose(actual["forces"], forces, atol=1e-6)
     expected = from_ase(originals[3], 4.0)
-    assert found.counts("edge")[3] == expected.num_edges
+    assert actual.counts("edge")[3] == expected.num_edges
 
 
 def test_keys_scales_and_optional_fields_of_atoms(tmp_path: Path) -> None:
@@ -67,23 +67,23 @@ def test_keys_scales_and_optional_fields_of_atoms(tmp_path: Path) -> None:
     second.info["total_energy_mev"] = 250.0
     ase.io.write(tmp_path / "a.xyz", [first, second])
     stress = {"name": "stress", "on": "graph", "shape": [3, 3], "parity": "tensor", "key": "virial_kbar", "scale": -2.0}
-    found = built(
+    actual = built(
         tmp_path,
         kind="ase",
         files=["a.xyz"],
         cutoff=2.0,
         fields=[{**ENERGY, "key": "total_energy_mev", "scale": 1e-3}, {**stress, "optional": True}],
     )
-    assert found["energy"].tolist() == [1.5, 0.25]
-    assert found.present("stress").tolist() == [True, False]
-    assert found["stress"][0].tolist() == [[-2, -12, -10], [-12, -4, -8], [-10, -8, -6]]
+    assert actual["energy"].tolist() == [1.5, 0.25]
+    assert actual.present("stress").tolist() == [True, False]
+    assert actual["stress"][0].tolist() == [[-2, -12, -10], [-12, -4, -8], [-10, -8, -6]]
 
 
 def test_every_tenth_structure_of_several_files(tmp_path: Path) -> None:
     for name in ("b.xyz", "a.xyz"):
         ase.io.write(tmp_path / name, structures(5))
-    found = built(tmp_path, kind="ase", files=["*.xyz"], cutoff=3.0, index="::2", fields=[ENERGY])
-    assert found["energy"].tolist() == [0, 2, 4, 0, 2, 4]
+    actual = built(tmp_path, kind="ase", files=["*.xyz"], cutoff=3.0, index="::2", fields=[ENERGY])
+    assert actual["energy"].tolist() == [0, 2, 4, 0, 2, 4]
 
 
 def test_torch_geometric_lists_come_back(tmp_path: Path, graph: Callable[..., GraphBatch]) -> None:
@@ -94,26 +94,26 @@ def test_torch_geometric_lists_come_back(tmp_path: Path, graph: Callable[..., Gr
         {"name": "energy", "on": "graph", "dtype": "float64"},
         {"name": "atomic_numbers", "on": "node", "classes": 119, "dtype": "int64"},
     ]
-    found = built(tmp_path, kind="pyg", files=["list.pt"], fields=fields)
+    actual = built(tmp_path, kind="pyg", files=["list.pt"], fields=fields)
     for name in ("charge", "energy", "atomic_numbers"):
-        assert torch.equal(found[name], torch.cat([one[name] for one in graphs]))
-    assert torch.equal(found.positions, torch.cat([one.positions for one in graphs]))
+        assert torch.equal(actual[name], torch.cat([one[name] for one in graphs]))
+    assert torch.equal(actual.positions, torch.cat([one.positions for one in graphs]))
 
 
 def test_saved_datasets_of_torch_geometric_come_back(tmp_path: Path) -> None:
     data = torch_geometric("data")
-    made = [
+    crystals = [
         data.Data(
             x=torch.full((2 + k, 1), float(k)), edge_index=torch.tensor([[0, 1], [1, 0]]), y=torch.tensor([float(k)])
         )
         for k in range(3)
     ]
-    data.InMemoryDataset.save(made, tmp_path / "data.pt")
+    data.InMemoryDataset.save(crystals, tmp_path / "data.pt")
     fields = [{"name": "x", "on": "node"}, {"name": "y", "on": "graph"}]
-    found = built(tmp_path, kind="pyg", files=["data.pt"], fields=fields)
-    assert found["x"].tolist() == [0, 0, 1, 1, 1, 2, 2, 2, 2]
-    assert found["y"].tolist() == [0, 1, 2]
-    assert found.dim == 0
+    actual = built(tmp_path, kind="pyg", files=["data.pt"], fields=fields)
+    assert actual["x"].tolist() == [0, 0, 1, 1, 1, 2, 2, 2, 2]
+    assert actual["y"].tolist() == [0, 1, 2]
+    assert actual.dim == 0
 
 
 class Bomb:
@@ -145,19 +145,19 @@ def test_flat_arrays_with_counts(tmp_path: Path) -> None:
         {"name": "weight", "on": "edge"},
     ]
     table = {"kind": "npz", "files": ["a.npz"], "nodes": "n", "positions": "xyz", "fields": fields}
-    found = built(tmp_path, **table, edges="edge", edge_counts="m", undirected=True)
-    assert found.counts("node").tolist() == [2, 4, 3]
-    assert found.counts("edge").tolist() == [2, 6, 0]
-    np.testing.assert_array_equal(found.positions, arrays["xyz"])
-    np.testing.assert_array_equal(found["gap"], arrays["y"][:, 4])
-    received = {(int(s), int(r), float(w)) for s, r, w in zip(found.senders, found.receivers, found["weight"])}
+    actual = built(tmp_path, **table, edges="edge", edge_counts="m", undirected=True)
+    assert actual.counts("node").tolist() == [2, 4, 3]
+    assert actual.counts("edge").tolist() == [2, 6, 0]
+    np.testing.assert_array_equal(actual.positions, arrays["xyz"])
+    np.testing.assert_array_equal(actual["gap"], arrays["y"][:, 4])
+    received = {(int(s), int(r), float(w)) for s, r, w in zip(actual.senders, actual.receivers, actual["weight"])}
     assert received == {(0, 1, 0), (1, 0, 0), (5, 2, 1), (2, 5, 1), (3, 4, 2), (4, 3, 2), (4, 5, 3), (5, 4, 3)}
 
 
 def test_rectangular_arrays_with_shared_positions_and_edges_from_a_cutoff(tmp_path: Path) -> None:
     grid = np.stack(np.meshgrid(*[np.arange(3.0)] * 3, indexing="ij"), axis=-1).reshape(-1, 3)
     np.savez(tmp_path / "a.npz", pos=grid, charge=np.arange(54.0).reshape(2, 27), energy=[1.0, 2.0])
-    found = built(
+    actual = built(
         tmp_path,
         kind="npz",
         files=["a.npz"],
@@ -167,9 +167,9 @@ def test_rectangular_arrays_with_shared_positions_and_edges_from_a_cutoff(tmp_pa
         periodic=True,
         fields=[{"name": "charge", "on": "node"}, {"name": "energy", "on": "graph"}],
     )
-    assert found.counts("edge").tolist() == [27 * 6, 27 * 6]
-    assert found["charge"].tolist() == list(range(54))
-    torch.testing.assert_close(edge_vectors(found).norm(dim=1), torch.ones(2 * 27 * 6, dtype=torch.float64))
+    assert actual.counts("edge").tolist() == [27 * 6, 27 * 6]
+    assert actual["charge"].tolist() == list(range(54))
+    torch.testing.assert_close(edge_vectors(actual).norm(dim=1), torch.ones(2 * 27 * 6, dtype=torch.float64))
 
 
 def test_meshes_with_nodal_fields_and_a_table_of_labels(tmp_path: Path) -> None:
@@ -179,11 +179,11 @@ def test_meshes_with_nodal_fields_and_a_table_of_labels(tmp_path: Path) -> None:
         mesh.write(tmp_path / f"mesh{number}.vtu")
     (tmp_path / "labels.csv").write_text("file,energy\nmesh2.vtu,2.5\nmesh0.vtu,0.5\nmesh1.vtu,1.5\n")
     fields = [{"name": "temperature", "on": "node", "key": "T"}, {"name": "energy", "on": "graph"}]
-    found = built(tmp_path, kind="mesh", files=["*.vtu"], labels="labels.csv", fields=fields)
-    assert found.dim == 2
-    assert found.counts("edge").tolist() == [10, 10, 10]
-    assert found["temperature"].tolist() == [0, 1, 2, 3, 1, 2, 3, 4, 2, 3, 4, 5]
-    assert found["energy"].tolist() == [0.5, 1.5, 2.5]
+    actual = built(tmp_path, kind="mesh", files=["*.vtu"], labels="labels.csv", fields=fields)
+    assert actual.dim == 2
+    assert actual.counts("edge").tolist() == [10, 10, 10]
+    assert actual["temperature"].tolist() == [0, 1, 2, 3, 1, 2, 3, 4, 2, 3, 4, 5]
+    assert actual["energy"].tolist() == [0.5, 1.5, 2.5]
 
 
 def test_grain_tables(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_grain_tables(tmp_path: Path) -> None:
     )
     (tmp_path / "contacts.csv").write_text("graph,sender,receiver,area\n7,0,1,2.0\n3,0,1,4.0\n7,1,2,3.0\n")
     (tmp_path / "micro.csv").write_text("graph,stiffness\n7,70.0\n3,30.0\n")
-    found = built(
+    actual = built(
         tmp_path,
         kind="grains",
         files=["grains.csv"],
@@ -205,10 +205,10 @@ def test_grain_tables(tmp_path: Path) -> None:
             {"name": "stiffness", "on": "graph", "role": "target"},
         ],
     )
-    assert found.counts("node").tolist() == [2, 3]
-    assert found["stiffness"].tolist() == [30.0, 70.0]
-    torch.testing.assert_close(found["texture"][:, 0], torch.tensor([0.3, 0.5, 0.1, 0.2, 0.4]))
-    contacts = {(int(s), int(r), float(a)) for s, r, a in zip(found.senders, found.receivers, found["area"])}
+    assert actual.counts("node").tolist() == [2, 3]
+    assert actual["stiffness"].tolist() == [30.0, 70.0]
+    torch.testing.assert_close(actual["texture"][:, 0], torch.tensor([0.3, 0.5, 0.1, 0.2, 0.4]))
+    contacts = {(int(s), int(r), float(a)) for s, r, a in zip(actual.senders, actual.receivers, actual["area"])}
     assert contacts == {(0, 1, 4.0), (1, 0, 4.0), (2, 3, 2.0), (3, 2, 2.0), (3, 4, 3.0), (4, 3, 3.0)}
 
 
@@ -329,11 +329,11 @@ def test_real_extended_xyz_becomes_a_store(real_data: Path, tmp_path: Path) -> N
         "cutoff": 5.0,
         "fields": [ENERGY, FORCES],
     }
-    heard: list[int] = []
-    build_store(read_build_settings(table, real_data / "BUILD.toml"), tmp_path / "acac.bp", progress=heard.append)
+    reports: list[int] = []
+    build_store(read_build_settings(table, real_data / "BUILD.toml"), tmp_path / "acac.bp", progress=reports.append)
     store = open_store(tmp_path / "acac.bp")
     assert len(store) == 10
-    assert heard == list(range(2, 11))
+    assert reports == list(range(2, 11))
     assert store.attributes["cutoff"] == 5.0
     assert set(store.sizes().nodes.tolist()) == {15}
 
@@ -341,9 +341,9 @@ def test_real_extended_xyz_becomes_a_store(real_data: Path, tmp_path: Path) -> N
 def test_structural_encodings_are_asked_for_in_the_build_file(tmp_path: Path) -> None:
     ase.io.write(tmp_path / "structures.xyz", structures())
     table = {"kind": "ase", "files": ["structures.xyz"], "cutoff": 4.0}
-    found = built(tmp_path, **table, laplacian_encoding=2, random_walk_encoding=3)
+    actual = built(tmp_path, **table, laplacian_encoding=2, random_walk_encoding=3)
     expected = with_random_walk_encoding(with_laplacian_encoding(from_ase(structures()[3], 4.0), 2), 3)
-    third = found.select([3])
-    assert found.fields["random_walk_encoding"].role == "input"
+    third = actual.select([3])
+    assert actual.fields["random_walk_encoding"].role == "input"
     torch.testing.assert_close(third["laplacian_encoding"], expected["laplacian_encoding"])
     torch.testing.assert_close(third["random_walk_encoding"], expected["random_walk_encoding"])

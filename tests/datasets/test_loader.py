@@ -17,13 +17,13 @@ def labels(loader: Loader, epoch: int, start: int = 0) -> list[tuple[int, list[f
 @pytest.mark.parametrize("window", [None, 24])
 @pytest.mark.parametrize("budget", BUDGETS.values(), ids=BUDGETS)
 def test_an_epoch_serves_every_graph_once(store: MemoryStore, budget: Budget, window: int | None) -> None:
-    chosen = np.arange(1, 60, 2)
-    loader = Loader(store, chosen, budget, seed=3, window=window)
-    seen = np.concatenate(loader.batches(0))
-    assert sorted(seen.tolist()) == chosen.tolist()
+    graphs = np.arange(1, 60, 2)
+    loader = Loader(store, graphs, budget, seed=3, window=window)
+    served_graphs = np.concatenate(loader.batches(0))
+    assert sorted(served_graphs.tolist()) == graphs.tolist()
     assert [step for step, _ in loader.epoch(0)] == list(range(len(loader)))
     served = torch.cat([batch["forces"] for _, batch in loader.epoch(0)])
-    assert torch.equal(served, store.read(seen)["forces"])
+    assert torch.equal(served, store.read(served_graphs)["forces"])
 
 
 @pytest.mark.parametrize("window", [None, 24])

@@ -20,7 +20,7 @@ from hydragnn.errors import InputError
 from hydragnn.graphs import Field, GraphBatch, concatenate
 from hydragnn.graphs.validate import graph_from_arrays
 from hydragnn.models import Normal, Point, Target
-from hydragnn.models.trained import denormalised
+from hydragnn.models.trained import denormalise
 
 TRAIN = np.arange(0, 60, 2)
 
@@ -98,11 +98,11 @@ def test_a_tensor_is_shifted_along_the_identity_only_so_that_turned_labels_have_
         store = MemoryStore(concatenate(graphs))
         return fit_normalisation(store, np.arange(20), inputs=[], targets=[Target(field=tensor)]).scales["alpha"]
 
-    found, turned = scale_of(values), scale_of(turn @ values @ turn.T)
+    actual, turned = scale_of(values), scale_of(turn @ values @ turn.T)
     third = float(np.trace(values, axis1=1, axis2=2).mean() / 3)
-    assert found.mean == pytest.approx(tuple((third * np.eye(3)).ravel()))
-    assert found.std == pytest.approx((np.sqrt(np.square(values - third * np.eye(3)).mean()),) * 9)
-    assert turned.mean == pytest.approx(found.mean) and turned.std == pytest.approx(found.std)
+    assert actual.mean == pytest.approx(tuple((third * np.eye(3)).ravel()))
+    assert actual.std == pytest.approx((np.sqrt(np.square(values - third * np.eye(3)).mean()),) * 9)
+    assert turned.mean == pytest.approx(actual.mean) and turned.std == pytest.approx(actual.std)
 
 
 def test_energy_forces_and_stress_share_one_scale() -> None:
@@ -161,7 +161,7 @@ def test_normalising_is_undone(store: MemoryStore, rule: Target) -> None:
     fitted = fit_normalisation(store, TRAIN, inputs=[], targets=[rule])
     batch, field = store.read([3, 8, 3]), rule.field
     values = normalise(batch, fitted)[field.name]
-    back = denormalised(Normal(mean=values, variance=torch.ones_like(values)), field, fitted, batch)
+    back = denormalise(Normal(mean=values, variance=torch.ones_like(values)), field, fitted, batch)
     torch.testing.assert_close(back.mean, batch[field.name].double(), rtol=1e-12, atol=1e-12)
     std = torch.tensor(fitted.scales[field.name].std, dtype=torch.float64).reshape(field.shape)
     torch.testing.assert_close(back.variance, (std**2).expand(values.shape))
@@ -173,7 +173,7 @@ def test_a_field_without_scale_stays_as_it_is(store: MemoryStore) -> None:
     batch = store.read([0])
     assert torch.equal(normalise(batch, fitted)["atomic_numbers"], batch["atomic_numbers"])
     charge = batch.fields["charge"]
-    same = denormalised(Point(mean=batch["charge"]), charge, fitted, batch)
+    same = denormalise(Point(mean=batch["charge"]), charge, fitted, batch)
     assert torch.equal(same.mean, batch["charge"].double())
 
 
@@ -191,9 +191,9 @@ def test_absent_labels_neither_count_nor_appear(graph: Callable[..., GraphBatch]
     store = MemoryStore([graph(seed=1), unlabelled, graph(seed=2)])
     present = MemoryStore([graph(seed=1), graph(seed=2)])
     for rule in (target("forces"), target("energy"), target("energy", extensive=True)):
-        found = fit_normalisation(store, np.arange(3), inputs=[], targets=[rule])
-        assert found == fit_normalisation(present, np.arange(2), inputs=[], targets=[rule])
-        values = normalise(store.read(range(3)), found)[rule.field.name]
+        actual = fit_normalisation(store, np.arange(3), inputs=[], targets=[rule])
+        assert actual == fit_normalisation(present, np.arange(2), inputs=[], targets=[rule])
+        values = normalise(store.read(range(3)), actual)[rule.field.name]
         owner = store.read(range(3)).owner(rule.field.on)
         assert not values[owner == 1].any()
 

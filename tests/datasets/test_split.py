@@ -1,19 +1,24 @@
 """Parts are disjoint, complete, repeatable, and keep together what must not leak."""
 
 from collections.abc import Callable
+from typing import get_args
 
 import numpy as np
 import pytest
 
 from hydragnn.datasets import MemoryStore, Split, SplitSettings, make_split
-from hydragnn.datasets.split import reduced_compositions
+from hydragnn.datasets.split import SPLIT_KINDS, reduced_compositions
 from hydragnn.errors import InputError
 from hydragnn.graphs import GraphBatch
 
 
 def check_complete(split: Split, graphs: int) -> None:
-    together = np.concatenate([split.train, split.valid, split.test])
+    together = np.concatenate([split.train, split.valid, split.calibration, split.test])
     assert sorted(together.tolist()) == list(range(graphs))
+
+
+def parts_of(*counts: int) -> dict[str, int]:
+    return dict(zip(("train", "valid", "calibration", "test"), counts))
 
 
 KINDS = {
@@ -21,6 +26,8 @@ KINDS = {
     "composition": SplitSettings(kind="composition", train=0.6, valid=0.2),
     "group": SplitSettings(kind="group", field="label", train=0.6, valid=0.2),
 }
+APART = {kind: one.model_copy(update={"train": 0.2, "valid": 0.1}) for kind, one in KINDS.items()}
+"""With these 42 of the 60 graphs are left, so that half of them calibrate without a word."""
 
 
 @pytest.mark.parametrize("settings", KINDS.values(), ids=KINDS)
@@ -37,7 +44,7 @@ def test_the_seed_decides_and_nothing_else(store: MemoryStore, settings: SplitSe
 
 
 def test_fractions_are_kept(store: MemoryStore) -> None:
-    assert make_split(store, SplitSettings(train=0.7, valid=0.2)).counts == {"train": 42, "valid": 12, "test": 6}
+    assert make_split(store, SplitSettings(train=0.7, valid=0.2)).counts == parts_of(42, 12, 0, 6)
 
 
 def test_groups_stay_together(store: MemoryStore) -> None:
@@ -52,7 +59,7 @@ def test_equal_compositions_stay_together_whatever_the_size_of_the_cell(graph: C
     cells = MemoryStore([graph(nodes, 0, seed=1, species=(z,)) for z in (1, 6, 8, 26) for nodes in (1, 2, 4)])
     assert len(np.unique(reduced_compositions(cells), axis=0)) == 4
     split = make_split(cells, SplitSettings(kind="composition", train=0.5, valid=0.25))
-    assert split.counts == {"train": 6, "valid": 3, "test": 3}
+    assert split.counts == parts_of(6, 3, 0, 3)
     assert all(set(part // 3 * 3) == set(part[::3]) for part in (split.train, split.valid, split.test))
 
 
@@ -64,7 +71,7 @@ def test_given_parts_are_taken_as_they_are(graph: Callable[..., GraphBatch]) -> 
 
 def test_the_test_part_may_be_empty_only_where_nothing_remains_for_it(graph: Callable[..., GraphBatch]) -> None:
     store = MemoryStore([graph(seed=k) for k in range(4)])
-    assert make_split(store, SplitSettings(train=0.5, valid=0.5)).counts == {"train": 2, "valid": 2, "test": 0}
+    assert make_split(store, SplitSettings(train=0.5, valid=0.5)).counts == parts_of(2, 2, 0, 0)
     with pytest.raises(InputError, match="the test part of the random split is empty"):
         make_split(store, SplitSettings(train=0.5, valid=0.49))
 
@@ -77,7 +84,11 @@ BAD = {
     ),
     "unknown field": (SplitSettings(kind="group", field="grain"), "no field grain; it has"),
     "node field": (SplitSettings(kind="group", field="forces"), "lives on nodes"),
-    "not 0, 1, 2": (SplitSettings(kind="given", field="label"), "one of 0 .train., 1 .validation., 2 .test."),
+    "not 0 to 3": (
+        SplitSettings(kind="given", field="label"),
+        "one of 0 .train., 1 .validation., 2 .test., 3 .calibration.",
+    ),
+    "calibration empty": (SplitSettings(calibration=0.001), "calibration part.*calibration = 0.001.; give it a larger"),
 }
 
 
@@ -85,6 +96,56 @@ BAD = {
 def test_a_split_that_cannot_be_made_says_why(store: MemoryStore, settings: SplitSettings, message: str) -> None:
     with pytest.raises(InputError, match=message):
         make_split(store, settings)
+
+
+@pytest.mark.parametrize("settings", [APART["random"], APART["group"]], ids=["random", "group"])
+@pytest.mark.parametrize("calibration", [None, 0.0, 0.2], ids=["default", "none", "a fifth"])
+def test_calibration_takes_from_the_test_part_only(
+    store: MemoryStore, settings: SplitSettings, calibration: float | None
+) -> None:
+    before = make_split(store, settings.model_copy(update={"calibration": 0.0}))
+    split = make_split(store, settings.model_copy(update={"calibration": calibration}))
+    check_complete(split, len(store))
+    assert (split.train.tolist(), split.valid.tolist()) == (before.train.tolist(), before.valid.tolist())
+    assert not len(before.calibration)
+    expected = {None: 18 if settings.kind == "group" else 21, 0.0: 0, 0.2: 12}  # of 7 groups of 6 graphs, 3 are half
+    assert split.counts["calibration"] == expected[calibration]
+
+
+def test_groups_that_calibrate_are_whole(store: MemoryStore) -> None:
+    split = make_split(store, APART["group"])
+    labels = store.column("label").values
+    assert not set(labels[split.calibration].tolist()) & set(
+        labels[np.setdiff1d(range(60), split.calibration)].tolist()
+    )
+
+
+@pytest.mark.parametrize(("graphs", "calibrating"), [(39, 0), (40, 20), (41, 20)])
+def test_half_of_the_rest_calibrates_from_40_graphs_on(
+    graph: Callable[..., GraphBatch], graphs: int, calibrating: int
+) -> None:
+    store = MemoryStore([graph(1, 0, seed=k) for k in range(graphs + 10)])
+    settings = SplitSettings(train=5 / len(store), valid=5 / len(store))
+    assert make_split(store, settings).counts == parts_of(5, 5, calibrating, graphs - calibrating)
+
+
+def test_a_given_part_calibrates_where_it_is_named(graph: Callable[..., GraphBatch]) -> None:
+    store = MemoryStore([graph(seed=k, label=k % 4) for k in range(12)])
+    settings = SplitSettings(kind="given", field="label")
+    assert make_split(store, settings).calibration.tolist() == [3, 7, 11]
+    with pytest.raises(InputError, match=r"0 .train., 1 .validation., 2 .test. per graph"):
+        make_split(store, settings.model_copy(update={"calibration": 0.0}))
+    with pytest.raises(InputError, match=r"takes no fraction.*the number 3 in label"):
+        make_split(store, settings.model_copy(update={"calibration": 0.2}))
+
+
+def test_every_kind_of_split_has_its_rule() -> None:
+    assert set(SPLIT_KINDS) == set(get_args(SplitSettings.model_fields["kind"].annotation))
+
+
+def test_fractions_beyond_the_whole_are_refused() -> None:
+    with pytest.raises(InputError, match=r"train . valid . calibration = 1.1 exceeds 1; lower one of them"):
+        SplitSettings.parse({"train": 0.8, "valid": 0.1, "calibration": 0.2})
 
 
 def test_a_missing_label_is_named(graph: Callable[..., GraphBatch]) -> None:

@@ -93,7 +93,7 @@ def main() -> tuple[int, bool]:
         print(note, flush=True)
         return 130, options.fall_off
     if result:
-        print(json.dumps(result), flush=True)
+        print(json.dumps(result.to_json()), flush=True)
     return 0, options.fall_off
 
 

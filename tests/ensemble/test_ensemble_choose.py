@@ -21,7 +21,7 @@ def test_the_best_runs_become_members_best_first(runs: list[Path], tmp_path: Pat
     assert [member["name"] for member in manifest["members"]] == sorted(losses, key=losses.__getitem__)[:2]
     assert [member["weight"] for member in manifest["members"]] == [0.5, 0.5]
     assert set(manifest["selection"]["diversity"]) == {"energy", "forces"}
-    assert set(evaluation["parts"]) == {"valid", "test"}
+    assert set(evaluation.parts) == {"valid", "test"}
 
 
 def test_runs_of_a_campaign_keep_the_order_of_its_objective(runs: list[Path], tmp_path: Path) -> None:
@@ -42,11 +42,15 @@ def test_greedy_selection_weighs_its_members(runs: list[Path], tmp_path: Path) -
 def test_an_ensemble_is_judged_on_any_labelled_store(runs: list[Path], store: MemoryStore, tmp_path: Path) -> None:
     evaluation = ensemble_from_runs(runs, tmp_path / "ensemble", top_k=3)
     ensemble = Ensemble.load(tmp_path / "ensemble")
-    with_arrays = evaluation["parts"]["test"]["forces"]["ensemble"]
+    with_arrays = evaluation.parts["test"]["forces"].ensemble
     from hydragnn.datasets import make_split
 
     test = make_split(store, ensemble.members[0].config.split).test
-    assert evaluate_ensemble(ensemble, store, test)["forces"]["ensemble"] == pytest.approx(with_arrays)
+    again = evaluate_ensemble(ensemble, store, test)
+    assert again.parts["all"]["forces"].ensemble == pytest.approx(with_arrays)
+    assert again.parts["all"]["forces"].trivial["rmse"] is None
+    with pytest.raises(InputError, match="a run alone has no calibrated uncertainty"):
+        evaluate_ensemble(Ensemble.load(runs[0]), store, test)
 
 
 @pytest.mark.parametrize(

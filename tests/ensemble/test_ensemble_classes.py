@@ -3,7 +3,6 @@
 import csv
 import json
 from pathlib import Path
-from typing import Any
 
 import h5py
 import numpy as np
@@ -14,9 +13,9 @@ from sklearn.metrics import roc_auc_score
 
 from hydragnn.config import RunConfig
 from hydragnn.datasets import StoreWriter, open_store
-from hydragnn.ensemble import Ensemble, build_ensemble, predict_to_file
+from hydragnn.ensemble import Ensemble, Evaluation, build_ensemble, predict_to_file
 from hydragnn.ensemble.calibrations import calibration_from_json
-from hydragnn.ensemble.classes import ClassEstimate, auroc, fit_classes, tempered
+from hydragnn.ensemble.classes import ClassEstimate, auroc, fit_classes, temper
 from hydragnn.errors import InputError
 from hydragnn.graphs import Field, GraphBatch, concatenate
 from hydragnn.graphs.validate import graph_from_arrays
@@ -44,12 +43,14 @@ def test_a_mixture_of_members_is_normalised_and_its_doubt_has_two_parts() -> Non
     members = [Categorical(logits=torch.from_numpy(generator.normal(size=(9, 3)))) for _ in range(4)]
     weights = np.array([0.4, 0.3, 0.2, 0.1])
     target = Target(field=PHASE, loss="cross_entropy", distribution=Categorical)
-    one = ClassEstimate.of(target, members, weights, None)
+    one = ClassEstimate.of(target, members, weights, None, np.ones(len(members[0].probabilities), dtype=np.int64))
     expected = sum(w * member.probabilities.numpy() for w, member in zip(weights, members))
     np.testing.assert_allclose(one.probability, expected)
     np.testing.assert_allclose(one.probability.sum(-1), 1.0)
     np.testing.assert_allclose(one.epistemic + one.aleatoric, one.entropy)
-    alone = ClassEstimate.of(target, members[:1], np.ones(1), None)
+    alone = ClassEstimate.of(
+        target, members[:1], np.ones(1), None, np.ones(len(members[0].probabilities), dtype=np.int64)
+    )
     np.testing.assert_allclose(alone.epistemic, 0.0, atol=1e-12)
 
 
@@ -58,14 +59,14 @@ def test_the_temperature_is_found_and_lowers_the_nll_on_other_data(factor: float
     field = Field(name="x", on="graph", classes=4, dtype="int64")
     generator = np.random.default_rng(1)
     (p, labels), (q, others) = draw(generator, 4000), draw(generator, 4000)
-    fitted = fit_classes(field, labels, tempered(p, 1 / factor), np.arange(4000), nominal=0.9)
+    fitted = fit_classes(field, labels, temper(p, 1 / factor), np.arange(4000), nominal=0.9)
     assert fitted.temperature == pytest.approx(factor, rel=0.1)  # four standard errors of 4000 rows
 
     def nll(probabilities: np.ndarray) -> float:
         return -np.log(probabilities[np.arange(4000), others.astype(int)]).mean()
 
-    skewed = tempered(q, 1 / factor)
-    assert nll(tempered(skewed, fitted.temperature)) < nll(skewed) - 0.01
+    skewed = temper(q, 1 / factor)
+    assert nll(temper(skewed, fitted.temperature)) < nll(skewed) - 0.01
 
 
 @pytest.mark.parametrize("sharpness", [0.5, 2.0, 8.0], ids=["unsure", "mixed", "nearly always right"])
@@ -76,7 +77,9 @@ def test_conformal_sets_hold_the_label_as_often_as_promised(sharpness: float, no
     (p, labels), (q, others) = draw(generator, 1500, sharpness=sharpness), draw(generator, 1500, sharpness=sharpness)
     fitted = fit_classes(field, labels, p, np.arange(1500), nominal=nominal)
     members = [Categorical(logits=torch.from_numpy(np.log(q)))]
-    one = ClassEstimate.of(Target(field=field, distribution=Categorical), members, np.ones(1), fitted)
+    one = ClassEstimate.of(
+        Target(field=field, distribution=Categorical), members, np.ones(1), fitted, np.ones(1500, dtype=np.int64)
+    )
     covered = int(one.set[np.arange(1500), others.astype(int)].sum())
     # binomial error of 1500 fresh labels and as much again from the 1500 that set the threshold, at 1 in 10,000
     low, high = binom.ppf([5e-5, 1 - 5e-5], 750, nominal) / 750
@@ -87,7 +90,7 @@ def test_too_few_graphs_for_the_level_promise_nothing() -> None:
     p, labels = draw(np.random.default_rng(3), 5)
     field = Field(name="x", on="graph", classes=4, dtype="int64")
     assert not fit_classes(field, labels, p, np.arange(5), nominal=0.9).guaranteed
-    with pytest.raises(InputError, match="no labelled validation graph"):
+    with pytest.raises(InputError, match="no labelled graph to calibrate on"):
         fit_classes(field, labels[:0], p[:0], np.arange(0), nominal=0.9)
 
 
@@ -127,7 +130,7 @@ def chains(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def ensemble(tmp_path_factory: pytest.TempPathFactory, chains: Path) -> tuple[Path, dict[str, Any]]:
+def ensemble(tmp_path_factory: pytest.TempPathFactory, chains: Path) -> tuple[Path, Evaluation]:
     """Two members, its folder and its evaluation."""
     root, folders = tmp_path_factory.mktemp("class-members"), []
     for seed in range(2):
@@ -147,18 +150,19 @@ def ensemble(tmp_path_factory: pytest.TempPathFactory, chains: Path) -> tuple[Pa
     return root / "ensemble", build_ensemble(folders, root / "ensemble")
 
 
-def test_classes_are_learned_and_judged_beside_the_trivial_predictor(ensemble: tuple[Path, dict[str, Any]]) -> None:
-    _, evaluation = ensemble
+def test_classes_are_learned_and_judged_beside_the_trivial_predictor(ensemble: tuple[Path, Evaluation]) -> None:
+    folder, evaluation = ensemble
+    assert json.loads((folder / "evaluation.json").read_text()) == evaluation.to_json()
     for name in ("phase", "site"):
-        scores = evaluation["parts"]["test"][name]
-        assert scores["ensemble"]["nll"] < 0.8 * scores["trivial"]["nll"]
-        assert scores["ensemble"]["auroc"] > 0.8
-        assert {"accuracy", "balanced_accuracy", "brier", "ece"} <= set(scores["ensemble"])
-    confusion = np.array(evaluation["parts"]["test"]["site"]["confusion"])
-    assert np.trace(confusion) / confusion.sum() == pytest.approx(scores["ensemble"]["accuracy"])
+        scores = evaluation.parts["test"][name]
+        assert scores.ensemble["nll"] < 0.8 * scores.trivial["nll"]
+        assert scores.ensemble["auroc"] > 0.8
+        assert {"accuracy", "balanced_accuracy", "brier", "ece"} <= set(scores.ensemble)
+    confusion = np.array(evaluation.parts["test"]["site"].confusion)
+    assert np.trace(confusion) / confusion.sum() == pytest.approx(scores.ensemble["accuracy"])
 
 
-def test_a_calibration_comes_back_from_disk(ensemble: tuple[Path, dict[str, Any]]) -> None:
+def test_a_calibration_comes_back_from_disk(ensemble: tuple[Path, Evaluation]) -> None:
     folder, _ = ensemble
     for calibration in Ensemble.load(folder).manifest.calibration.values():
         assert calibration_from_json(json.loads(json.dumps(calibration.to_json()))) == calibration
@@ -166,7 +170,7 @@ def test_a_calibration_comes_back_from_disk(ensemble: tuple[Path, dict[str, Any]
 
 
 def test_prediction_files_hold_probabilities_labels_and_sets(
-    ensemble: tuple[Path, dict[str, Any]], chains: Path, tmp_path: Path
+    ensemble: tuple[Path, Evaluation], chains: Path, tmp_path: Path
 ) -> None:
     folder, _ = ensemble
     predictions = Ensemble.load(folder).predict(open_store(chains))
@@ -182,13 +186,13 @@ def test_prediction_files_hold_probabilities_labels_and_sets(
     assert float(rows[0]["phase_2_probability"]) == pytest.approx(predictions["phase"].probability[0, 2])
 
 
-def test_graphs_that_fail_have_no_label_and_an_empty_set(ensemble: tuple[Path, dict[str, Any]]) -> None:
+def test_graphs_that_fail_have_no_label_and_an_empty_set(ensemble: tuple[Path, Evaluation]) -> None:
     predictions = Ensemble.load(ensemble[0]).nothing(3, 0, "for a test")
     assert predictions["site"].label.tolist() == [-1, -1, -1] and not predictions["site"].set.any()
     assert np.isnan(predictions["phase"].probability).all()
 
 
-def test_the_report_shows_confusions_and_reliability(ensemble: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+def test_the_report_shows_confusions_and_reliability(ensemble: tuple[Path, Evaluation], tmp_path: Path) -> None:
     folder, _ = ensemble
     page = write_report(folder, tmp_path / "report.html").read_text()
     for words in ("What is taken for what", "Reliability", "Confusions of phase", "classes in a set", "balanced"):

@@ -1,7 +1,6 @@
 """What is not atoms: plates in the plane, heads with variances, labels that some graphs lack, members without edges."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +8,7 @@ import torch
 
 from hydragnn.config import RunConfig
 from hydragnn.datasets import StoreWriter, open_store
-from hydragnn.ensemble import Ensemble, build_ensemble, predict_to_file
+from hydragnn.ensemble import Ensemble, Evaluation, build_ensemble, predict_to_file
 from hydragnn.errors import InputError
 from hydragnn.graphs import Field, GraphBatch, concatenate
 from hydragnn.graphs.validate import graph_from_arrays
@@ -30,12 +29,12 @@ def plate(generator: np.random.Generator, labelled: bool) -> GraphBatch:
     around = load[(np.arange(nodes) + 1) % nodes]
     pull = np.stack([load + around, 10 * load], axis=1).astype(np.float32)
     values = {"stiffness": torch.tensor([float(load.sum() + 0.3 * generator.normal())])} if labelled else {}
-    kept = [field for field in FIELDS if labelled or field.name != "stiffness"]
+    own_fields = [field for field in FIELDS if labelled or field.name != "stiffness"]
     return graph_from_arrays(
         positions=torch.from_numpy(generator.normal(size=(nodes, 2))),
         senders=torch.from_numpy(senders),
         receivers=torch.from_numpy(receivers),
-        fields=kept,
+        fields=own_fields,
         nodes={"load": torch.from_numpy(load), "pull": torch.from_numpy(pull)},
         graphs=values,
     )
@@ -71,26 +70,24 @@ def members(tmp_path_factory: pytest.TempPathFactory, plates: Path) -> list[Path
 
 
 @pytest.fixture(scope="module")
-def ensemble(tmp_path_factory: pytest.TempPathFactory, members: list[Path]) -> tuple[Path, dict[str, Any]]:
+def ensemble(tmp_path_factory: pytest.TempPathFactory, members: list[Path]) -> tuple[Path, Evaluation]:
     out = tmp_path_factory.mktemp("plates-ensemble") / "ensemble"
     return out, build_ensemble(members, out)
 
 
-def test_graphs_without_a_label_are_predicted_but_not_judged(
-    ensemble: tuple[Path, dict[str, Any]], plates: Path
-) -> None:
+def test_graphs_without_a_label_are_predicted_but_not_judged(ensemble: tuple[Path, Evaluation], plates: Path) -> None:
     out, evaluation = ensemble
     store = open_store(plates)
     predictions = Ensemble.load(out).predict(store)
     assert predictions.ok.all() and np.isfinite(predictions["stiffness"].mean).all()
     with np.load(out / "evaluation.npz") as arrays:
-        judged = arrays["test/stiffness/graph"]
-        assert len(judged) and store.column("stiffness").present[judged].all()
+        test_graphs = arrays["test/stiffness/graph"]
+        assert len(test_graphs) and store.column("stiffness").present[test_graphs].all()
         assert len(arrays["test/pull/target"]) == 2 * store.sizes().nodes[np.unique(arrays["test/pull/graph"])].sum()
-    assert evaluation["parts"]["test"]["pull"]["unit"] == "mm"
+    assert evaluation.parts["test"]["pull"].unit == "mm"
 
 
-def test_noise_and_disagreement_add_up_above_the_floor(ensemble: tuple[Path, dict[str, Any]], plates: Path) -> None:
+def test_noise_and_disagreement_add_up_above_the_floor(ensemble: tuple[Path, Evaluation], plates: Path) -> None:
     loaded = Ensemble.load(ensemble[0])
     stiffness = loaded.predict(open_store(plates))["stiffness"]
     assert (stiffness.aleatoric > 0).all() and (stiffness.epistemic > 0).any()
@@ -102,7 +99,7 @@ def test_noise_and_disagreement_add_up_above_the_floor(ensemble: tuple[Path, dic
     assert (stiffness.aleatoric < stiffness.std * (1 + 1e-9)).all() or above.any()
 
 
-def test_components_that_do_not_turn_have_their_own_calibration(ensemble: tuple[Path, dict[str, Any]]) -> None:
+def test_components_that_do_not_turn_have_their_own_calibration(ensemble: tuple[Path, Evaluation]) -> None:
     calibration = Ensemble.load(ensemble[0]).manifest.calibration["pull"]
     assert len(calibration.components) == 2
     assert calibration.components[1].reference > 2 * calibration.components[0].reference
@@ -117,16 +114,16 @@ def test_a_member_without_edges_never_sees_them(members: list[Path], plates: Pat
     np.testing.assert_array_equal(blind.predict(batch)["pull"].mean, blind.predict(without_edges(batch))["pull"].mean)
 
 
-def test_plates_are_no_structures(ensemble: tuple[Path, dict[str, Any]], plates: Path, tmp_path: Path) -> None:
+def test_plates_are_no_structures(ensemble: tuple[Path, Evaluation], plates: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="extended XYZ holds atoms"):
         predict_to_file(ensemble[0], plates, tmp_path / "out.xyz")
     result = predict_to_file(ensemble[0], plates, tmp_path / "out.csv")
-    assert result["graphs"] == 80
+    assert result.graphs == 80
     header = (tmp_path / "out.nodes.csv").read_text().splitlines()[0].split(",")
     assert "pull_0_mean" in header and "pull_1_upper" in header
 
 
-def test_a_load_that_training_never_saw_is_flagged(ensemble: tuple[Path, dict[str, Any]], plates: Path) -> None:
+def test_a_load_that_training_never_saw_is_flagged(ensemble: tuple[Path, Evaluation], plates: Path) -> None:
     batch = open_store(plates).read(np.arange(3))
     batch.nodes["load"][0] = 50.0
     flags = Ensemble.load(ensemble[0]).predict(batch).domain
@@ -141,5 +138,5 @@ def test_runs_with_the_same_folder_name_become_members_with_different_names(
 
     shutil.copytree(members[1], tmp_path / "elsewhere" / members[0].name)
     evaluation = build_ensemble([members[0], tmp_path / "elsewhere" / members[0].name], tmp_path / "ensemble")
-    names = [member["name"] for member in evaluation["parts"]["test"]["pull"]["members"]]
+    names = list(evaluation.parts["test"]["pull"].members)
     assert names == ["0000", "0000-2"]

@@ -2,7 +2,6 @@
 
 import csv
 from pathlib import Path
-from typing import Any
 
 import h5py
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 
 from hydragnn.config import RunConfig
 from hydragnn.datasets import StoreWriter, open_store
-from hydragnn.ensemble import Ensemble, build_ensemble, predict_to_file
+from hydragnn.ensemble import Ensemble, Evaluation, build_ensemble, predict_to_file
 from hydragnn.graphs import Field, GraphBatch, concatenate
 from hydragnn.graphs.validate import graph_from_arrays
 from hydragnn.runs import train
@@ -65,7 +64,7 @@ def rings(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def ensemble(tmp_path_factory: pytest.TempPathFactory, rings: Path) -> tuple[Path, dict[str, Any]]:
+def ensemble(tmp_path_factory: pytest.TempPathFactory, rings: Path) -> tuple[Path, Evaluation]:
     """Two members of two epochs, and the evaluation of their ensemble."""
     root, folders = tmp_path_factory.mktemp("head-members"), []
     for seed in range(2):
@@ -82,31 +81,29 @@ def ensemble(tmp_path_factory: pytest.TempPathFactory, rings: Path) -> tuple[Pat
     return root / "ensemble", build_ensemble(folders, root / "ensemble")
 
 
-def test_every_target_is_judged_where_it_has_labels(ensemble: tuple[Path, dict[str, Any]], rings: Path) -> None:
+def test_every_target_is_judged_where_it_has_labels(ensemble: tuple[Path, Evaluation], rings: Path) -> None:
     folder, evaluation = ensemble
-    scores = evaluation["parts"]["test"]
+    scores = evaluation.parts["test"]
     assert set(scores) >= {"flow", "steep", "spread", "level", "smooth"}
     column, sizes = open_store(rings).column("flow"), open_store(rings).sizes()
     with np.load(folder / "evaluation.npz") as arrays:
-        judged = arrays["test/flow/graph"]
-        assert len(judged) == sizes.edges[np.unique(judged)].sum() and column.present[judged].all()
+        test_graphs = arrays["test/flow/graph"]
+        assert len(test_graphs) == sizes.edges[np.unique(test_graphs)].sum() and column.present[test_graphs].all()
     assert Ensemble.load(folder).predict(open_store(rings)).ok.all()
 
 
-def test_a_flow_is_predicted_with_its_sign_in_both_directions(
-    ensemble: tuple[Path, dict[str, Any]], rings: Path
-) -> None:
+def test_a_flow_is_predicted_with_its_sign_in_both_directions(ensemble: tuple[Path, Evaluation], rings: Path) -> None:
     store = open_store(rings)
-    said = Ensemble.load(ensemble[0]).predict(store)
+    output = Ensemble.load(ensemble[0]).predict(store)
     back = store.read(np.arange(len(store))).reverse_edges.numpy()
-    np.testing.assert_allclose(said["flow"].mean, -said["flow"].mean[back], atol=1e-12)
-    np.testing.assert_allclose(said["flow"].std, said["flow"].std[back], rtol=1e-9)
-    np.testing.assert_array_equal(said["steep"].label, said["steep"].label[back])
-    np.testing.assert_array_equal(said.graph_of_item("flow"), np.repeat(np.arange(60), store.sizes().edges))
+    np.testing.assert_allclose(output["flow"].mean, -output["flow"].mean[back], atol=1e-12)
+    np.testing.assert_allclose(output["flow"].std, output["flow"].std[back], rtol=1e-9)
+    np.testing.assert_array_equal(output["steep"].label, output["steep"].label[back])
+    np.testing.assert_array_equal(output.graph_of_item("flow"), np.repeat(np.arange(60), store.sizes().edges))
 
 
 def test_a_tensor_is_symmetric_and_shifted_along_the_identity_only(
-    ensemble: tuple[Path, dict[str, Any]], rings: Path
+    ensemble: tuple[Path, Evaluation], rings: Path
 ) -> None:
     loaded = Ensemble.load(ensemble[0])
     mean = loaded.predict(open_store(rings))["spread"].mean
@@ -117,26 +114,26 @@ def test_a_tensor_is_symmetric_and_shifted_along_the_identity_only(
 
 
 def test_prediction_files_say_which_nodes_an_edge_joins(
-    ensemble: tuple[Path, dict[str, Any]], rings: Path, tmp_path: Path
+    ensemble: tuple[Path, Evaluation], rings: Path, tmp_path: Path
 ) -> None:
     folder, store = ensemble[0], open_store(rings)
-    batch, said = store.read(np.arange(len(store))), Ensemble.load(ensemble[0]).predict(store)
+    batch, output = store.read(np.arange(len(store))), Ensemble.load(ensemble[0]).predict(store)
     first = batch.node_offsets[batch.owner("edge")]
     predict_to_file(folder, rings, tmp_path / "out.h5")
     with h5py.File(tmp_path / "out.h5") as file:
         np.testing.assert_array_equal(file["senders"][:], (batch.senders - first).numpy())
         np.testing.assert_array_equal(file["receivers"][:], (batch.receivers - first).numpy())
         np.testing.assert_array_equal(file["edges"][:], store.sizes().edges)
-        np.testing.assert_allclose(file["fields/flow/mean"][:], said["flow"].mean)
+        np.testing.assert_allclose(file["fields/flow/mean"][:], output["flow"].mean)
     predict_to_file(folder, rings, tmp_path / "out.csv")
     with (tmp_path / "out.edges.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [int(row["sender"]) for row in rows] == (batch.senders - first).tolist()
-    assert float(rows[7]["flow_mean"]) == pytest.approx(said["flow"].mean[7])
-    assert int(rows[7]["steep_label"]) == said["steep"].label[7]
+    assert float(rows[7]["flow_mean"]) == pytest.approx(output["flow"].mean[7])
+    assert int(rows[7]["steep_label"]) == output["steep"].label[7]
 
 
-def test_the_report_shows_all_of_them(ensemble: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+def test_the_report_shows_all_of_them(ensemble: tuple[Path, Evaluation], tmp_path: Path) -> None:
     page = write_report(ensemble[0], tmp_path / "report.html").read_text()
     for name in ("flow", "steep", "spread", "level", "smooth"):
         assert name in page

@@ -33,20 +33,20 @@ def arrays_of(path: Path) -> dict[str, np.ndarray]:
     if path.suffix == ".npz":
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in file.files if name != "heading"}
-    found = {}
+    actual = {}
 
     def visit(name: str, item: h5py.Dataset | h5py.Group) -> None:
         if isinstance(item, h5py.Dataset):
-            found[name] = item.asstr()[:] if item.dtype.kind == "O" else item[:]
+            actual[name] = item.asstr()[:] if item.dtype.kind == "O" else item[:]
 
     with h5py.File(path) as file:
         file.visititems(visit)
-    return found
+    return actual
 
 
 def test_files_say_what_the_ensemble_says(ensemble: Path, stored: Path, store: MemoryStore, tmp_path: Path) -> None:
     result = predict_to_file(ensemble, stored, tmp_path / "out.h5")
-    assert (result["graphs"], result["failed"]) == (len(store), 0)
+    assert (result.graphs, result.failed) == (len(store), 0)
     direct = Ensemble.load(ensemble).predict(store)
     arrays = arrays_of(tmp_path / "out.h5")
     for name in ("energy", "forces"):
@@ -76,6 +76,14 @@ def test_hdf5_npz_and_adios2_hold_the_same_bits(ensemble: Path, stored: Path, tm
     for name, values in first.items():
         assert np.array_equal(values, second[name])
         assert np.array_equal(values, np.concatenate(blocks[name]))
+
+
+def test_predictions_are_taken_by_field_and_say_so(ensemble: Path, frames: list[Atoms]) -> None:
+    predictions = Ensemble.load(ensemble).predict(frames[:3])
+    assert len(predictions) == 3 and str(predictions) == "energy, forces of 3 of 3 graphs"
+    for use in (iter, list, tuple):
+        with pytest.raises(TypeError, match=r'not iterated; take a field by its name, such as predictions\["energy"\]'):
+            use(predictions)
 
 
 def test_tables_have_one_line_per_graph_and_one_per_node(
@@ -112,7 +120,7 @@ def test_structures_come_back_with_energies_forces_and_their_uncertainties(
 def test_a_run_predicts_too(runs: list[Path], stored: Path, tmp_path: Path) -> None:
     result = predict_to_file(runs[0], stored, tmp_path / "out.npz")
     arrays = arrays_of(tmp_path / "out.npz")
-    assert result["failed"] == 0
+    assert result.failed == 0
     assert np.isfinite(arrays["fields/energy/mean"]).all() and np.isnan(arrays["fields/energy/lower"]).all()
 
 
@@ -124,7 +132,7 @@ def test_a_graph_above_the_budget_has_a_line_with_the_reason(
     result = predict_to_file(ensemble, few, tmp_path / "out.h5", batch=BatchSettings(max_graphs=0, max_nodes=6))
     arrays = arrays_of(tmp_path / "out.h5")
     large = nodes > 6
-    assert result["failed"] == large.sum() > 0
+    assert result.failed == large.sum() > 0
     assert np.array_equal(["raise batch.max_nodes" in status for status in arrays["status"]], large)
     assert np.array_equal(np.isnan(arrays["fields/energy/mean"]), large)
     assert len(arrays["fields/forces/mean"]) == nodes.sum()
@@ -172,7 +180,7 @@ def test_an_interrupted_prediction_ends_with_the_bits_of_the_undisturbed_one(
     with pytest.raises(InputError, match="--resume"):
         predict_to_file(ensemble, stored, tmp_path / "out.npz", batch=BATCH)
     result = predict_to_file(ensemble, stored, tmp_path / "out.npz", batch=BATCH, resume=True)
-    assert result["units_resumed"] == after and undisturbed["units_resumed"] == 0
+    assert result.units_resumed == after and undisturbed.units_resumed == 0
     assert (tmp_path / "out.npz").read_bytes() == (tmp_path / "whole.npz").read_bytes()
 
 
@@ -261,7 +269,7 @@ def test_a_part_torn_by_a_power_cut_is_made_again(
     torn[len(torn) // 2] ^= 255
     parts[2].write_bytes(bytes(torn))
     result = predict_to_file(ensemble, stored, tmp_path / "out.npz", batch=BATCH, resume=True)
-    assert result["units"] - result["units_resumed"] == 3
+    assert result.units - result.units_resumed == 3
     assert (tmp_path / "out.npz").read_bytes() == (tmp_path / "whole.npz").read_bytes()
 
 

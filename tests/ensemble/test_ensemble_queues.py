@@ -16,17 +16,17 @@ from hydragnn.ensemble.plan import Chunk, Unit, certificate, makespan
 from hydragnn.ensemble.prediction.claims import ClaimQueue, Claims, Heart
 from hydragnn.ensemble.prediction.order import Stage, bundles_of, homes, lanes_of, learned_rates, probing, staged
 from hydragnn.ensemble.prediction.queues import (
-    GROUP,
     LANES,
     LEAST,
+    RELAY,
     SHARE,
     FlatQueue,
-    GroupedQueue,
     LocalCounter,
+    RelayQueue,
     blocks,
     queue_for,
 )
-from hydragnn.ensemble.prediction.schedule import scheduled
+from hydragnn.ensemble.prediction.schedule import make_schedule
 
 
 def units_of(costs: Sequence[Sequence[float]]) -> list[Unit]:
@@ -35,9 +35,9 @@ def units_of(costs: Sequence[Sequence[float]]) -> list[Unit]:
 
 
 @given(st.lists(st.floats(0.1, 9.0), max_size=200), st.integers(1, 7), st.randoms(use_true_random=False))
-def test_groups_of_ranks_share_all_positions(costs: list[float], groups: int, choice: Random) -> None:
-    root, counters = LocalCounter(), [LocalCounter() for _ in range(groups)]
-    queues = [GroupedQueue(costs, root, counter, groups) for counter in counters for _ in range(3)]
+def test_groups_of_ranks_share_all_positions(costs: list[float], relays: int, choice: Random) -> None:
+    root, counters = LocalCounter(), [LocalCounter() for _ in range(relays)]
+    queues = [RelayQueue(costs, root, counter, relays) for counter in counters for _ in range(3)]
     taken, open_queues = [], list(queues)
     while open_queues:
         queue = choice.choice(open_queues)
@@ -84,7 +84,7 @@ def taken_by_threads(queues: Sequence[Any]) -> list[int]:
 
 def test_ranks_that_really_run_at_once_share_all_positions(tmp_path: Path) -> None:
     root, counters = Locked(), [Locked(), Locked()]
-    grouped = [GroupedQueue([1.0] * 500, root, counters[i % 2], groups=2) for i in range(6)]
+    grouped = [RelayQueue([1.0] * 500, root, counters[i % 2], relays=2) for i in range(6)]
     assert taken_by_threads(grouped) == list(range(500))
     claims = [ClaimQueue(Claims(tmp_path, rank), "first-0", 200) for rank in range(4)]
     assert taken_by_threads(claims) == list(range(200))
@@ -99,28 +99,28 @@ def test_a_rank_that_comes_late_finds_the_next_free_position_without_trying_all(
 
 def test_few_ranks_count_at_one_place_and_many_in_groups() -> None:
     assert isinstance(queue_for([1.0] * 9, 256, LocalCounter(), LocalCounter()), FlatQueue)
-    assert isinstance(queue_for([1.0] * 9, 257, LocalCounter(), LocalCounter()), GroupedQueue)
+    assert isinstance(queue_for([1.0] * 9, 257, LocalCounter(), LocalCounter()), RelayQueue)
 
 
 @given(st.lists(st.floats(0.1, 9.0), max_size=300), st.integers(1, 20))
-def test_no_block_is_more_than_an_eighth_of_a_groups_share_of_what_is_left(costs: list[float], groups: int) -> None:
-    found = blocks(costs, groups)
-    assert [position for start, end in found for position in range(start, end)] == list(range(len(costs)))
-    for start, end in found:
-        assert end == start + 1 or sum(costs[start:end]) <= sum(costs[start:]) / (SHARE * groups) + 1e-9
+def test_no_block_is_more_than_an_eighth_of_a_groups_share_of_what_is_left(costs: list[float], relays: int) -> None:
+    actual = blocks(costs, relays)
+    assert [position for start, end in actual for position in range(start, end)] == list(range(len(costs)))
+    for start, end in actual:
+        assert end == start + 1 or sum(costs[start:end]) <= sum(costs[start:]) / (SHARE * relays) + 1e-9
 
 
 def test_the_root_is_asked_seldom_and_at_the_end_at_most_once_per_rank() -> None:
-    found = blocks([1.0] * 81_920, groups=8192 // GROUP)
-    shared = [end - start for start, end in found if end - start > 1]
+    actual = blocks([1.0] * 81_920, relays=8192 // RELAY)
+    shared = [end - start for start, end in actual if end - start > 1]
     assert min(shared) >= LEAST and len(shared) < 81_920 / 20
-    assert found[: len(shared)] == [(start, end) for start, end in found if end - start > 1]
-    assert len(found) - len(shared) <= 8192
+    assert actual[: len(shared)] == [(start, end) for start, end in actual if end - start > 1]
+    assert len(actual) - len(shared) <= 8192
 
 
 def test_no_rank_waits_at_the_end_for_what_another_fetches() -> None:
-    root, group = LocalCounter(), LocalCounter()
-    queue = GroupedQueue([1.0] * 20, root, group, groups=1, pause=lambda: pytest.fail("waited"))
+    root, relay = LocalCounter(), LocalCounter()
+    queue = RelayQueue([1.0] * 20, root, relay, relays=1, pause=lambda: pytest.fail("waited"))
     assert queue.take() == 0  # the first one finds that all are single
     slow = root.add(1)  # another rank of the group is on its way to the root
     assert [queue.take() for _ in range(3)] == [slow + 1, slow + 2, slow + 3]
@@ -137,14 +137,14 @@ def test_what_was_published_first_is_what_all_read(tmp_path: Path) -> None:
 
 def test_a_heart_that_never_beat_or_whose_process_is_gone_has_stopped(tmp_path: Path) -> None:
     ours = Heart(tmp_path, 0)
-    assert not ours.stopped(0)
-    assert not ours.stopped(1)  # perhaps it only starts later
+    assert not ours.has_stopped(0)
+    assert not ours.has_stopped(1)  # perhaps it only starts later
     (tmp_path / "alive-000001").write_text(f"{(tmp_path / 'alive-000000').read_text().split()[0]} 4194303")
-    assert ours.stopped(1)
+    assert ours.has_stopped(1)
     (tmp_path / "alive-000002").write_text("elsewhere 1")
-    assert not ours.stopped(2)
+    assert not ours.has_stopped(2)
     os.utime(tmp_path / "alive-000002", (1, 1))
-    assert ours.stopped(2)
+    assert ours.has_stopped(2)
 
 
 matrices = st.integers(1, 12).flatmap(
@@ -170,8 +170,8 @@ def test_bundles_hold_every_unit_once_and_towards_the_end_only_single_ones(
     assert cost - stage.bundles[-1].cost < sum(bundle.cost for bundle in bundles) / 3 <= cost + 1e-9
     probed = probing(stage, workers)
     for one in (stage, probed):
-        found = [u for b in one.bundles for u in b.units] + list(one.left)
-        assert sorted((u.chunk, u.member) for u in found) == sorted((u.chunk, u.member) for u in units)
+        actual = [u for b in one.bundles for u in b.units] + list(one.left)
+        assert sorted((u.chunk, u.member) for u in actual) == sorted((u.chunk, u.member) for u in units)
     assert {u.member for b in probed.bundles for u in b.units} == {u.member for u in units}
     assert probed.bundles[len(probed.bundles) - len(stage.bundles) :] == stage.bundles
 
@@ -200,7 +200,7 @@ def test_later_stages_follow_what_was_measured_instead_of_what_was_expected() ->
     rates = learned_rates([1.0, 1.0], notes, now=50.0)
     assert rates == [1.0, 3.0]
     chunks = [Chunk(graphs=np.arange(1), numbers=np.arange(1), load=load) for load in (5.0, 5.0, 5.0, 7.0)]
-    (lane,) = scheduled(units_of([[1.0, 1.0]] * 4), [], [1.0, 1.0], held=2, ranks=4).lanes
+    (lane,) = make_schedule(units_of([[1.0, 1.0]] * 4), [], [1.0, 1.0], held=2, ranks=4).lanes
     last = lane.following(lane.stages - 1, Stage(bundles=(), left=lane.units), chunks, rates)
     assert [(b.units[0].chunk, b.units[0].member) for b in last.bundles][:2] == [(3, 1), (0, 1)]
     assert [b.cost for b in last.bundles] == [21.0, 15.0, 15.0, 15.0, 7.0, 5.0, 5.0, 5.0]
@@ -210,16 +210,16 @@ def test_later_stages_follow_what_was_measured_instead_of_what_was_expected() ->
 @given(matrices, st.integers(1, 5), st.integers(1, 3))
 def test_all_stages_together_are_all_the_work_once(costs: list[list[float]], ranks: int, held: int) -> None:
     units, chunks = units_of(costs), [Chunk(graphs=np.arange(1), numbers=np.arange(1), load=1.0) for _ in costs]
-    schedule = scheduled(units, [], [3.0, 1.0, 2.0], held=held, ranks=ranks)
-    found, queues = [], []
+    schedule = make_schedule(units, [], [3.0, 1.0, 2.0], held=held, ranks=ranks)
+    actual, queues = [], []
     for lane in schedule.lanes_from(ranks - 1):
         stage = lane.first()
         for number in range(lane.stages):
             stage = lane.following(number, stage, chunks, [1.0, 5.0, 0.0]) if number else stage
-            found += [(u.chunk, u.member) for b in stage.bundles for u in b.units]
+            actual += [(u.chunk, u.member) for b in stage.bundles for u in b.units]
             queues.append(lane.queue(number))
         assert not stage.left
-    assert sorted(found) == sorted((u.chunk, u.member) for u in units)
+    assert sorted(actual) == sorted((u.chunk, u.member) for u in units)
     assert len(set(queues)) == len(queues) and min(queues) == LANES
 
 
@@ -235,7 +235,7 @@ def test_every_member_lives_in_one_lane_and_ranks_are_shared_by_cost(costs: list
 @pytest.mark.parametrize("ranks", [1, 2, 7])
 def test_all_ranks_plan_the_same(ranks: int) -> None:
     units = units_of(np.random.default_rng(0).random((9, 4)).tolist())
-    one, other = (scheduled(units, units[:3], [1.0, 2.0, 3.0, 4.0], held=2, ranks=ranks) for _ in range(2))
+    one, other = (make_schedule(units, units[:3], [1.0, 2.0, 3.0, 4.0], held=2, ranks=ranks) for _ in range(2))
     assert one == other
     work = [u for lane in one.lanes for u in lane.units] + [u for b in one.there for u in b.units]
     assert sorted((u.chunk, u.member) for u in work) == sorted((u.chunk, u.member) for u in units)

@@ -19,8 +19,8 @@ from hydragnn.datasets import BatchSettings
 from hydragnn.ensemble.member_cache import MemberCache, room_for
 from hydragnn.ensemble.prediction import frames as blocks
 from hydragnn.ensemble.prediction import together, work
-from hydragnn.ensemble.prediction.crew import Alone
 from hydragnn.ensemble.prediction.frames import blocks_of, frames_of
+from hydragnn.ensemble.prediction.group import Alone
 from hydragnn.ensemble.prediction.job import Job
 from hydragnn.ensemble.prediction.predict import predict_to_file, predict_with
 from hydragnn.ensemble.prediction.together import Late, finish_together, once
@@ -115,10 +115,10 @@ def test_a_killed_rank_of_mpi_ends_the_job_and_resuming_ends_with_the_same_bits(
     killed = started(ensemble, stored, tmp_path / "out.npz", *options, launcher=MPIRUN)
     killed.communicate(timeout=300)
     assert killed.returncode != 0 and not (tmp_path / "out.npz").exists()
-    kept = len(list((tmp_path / "out.npz.parts").glob("chunk-*")))
-    assert kept >= 5
+    finished_units = len(list((tmp_path / "out.npz.parts").glob("chunk-*")))
+    assert finished_units >= 5
     result = counts(finish(started(ensemble, stored, tmp_path / "out.npz", "--resume", launcher=MPIRUN)))
-    assert result["units_resumed"] == kept
+    assert result["units_resumed"] == finished_units
     assert (tmp_path / "out.npz").read_bytes() == whole["store"]
 
 
@@ -244,10 +244,10 @@ def test_what_the_first_rank_does_not_begin_in_time_another_does_and_what_it_has
     begin = time.monotonic()
     assert once(Pair(dead=False), "merge", lambda: bool(done), lambda: done.append(1))
     assert time.monotonic() - begin > together.HESITATION
-    begun = Pair(dead=False)
-    assert begun.first_to("merge")  # by rank 0, as ``owner`` says
+    pair = Pair(dead=False)
+    assert pair.first_to("merge")  # by rank 0, as ``owner`` says
     looks = iter([False] * 20)
-    assert not once(begun, "merge", lambda: next(looks, True), lambda: done.append(2))
+    assert not once(pair, "merge", lambda: next(looks, True), lambda: done.append(2))
     died = Pair(dead=True)
     assert died.first_to("merge")
     assert once(died, "merge", lambda: False, lambda: done.append(3))
@@ -263,7 +263,7 @@ def test_ranks_that_leave_once_the_file_is_there_are_not_lost(
 
     monkeypatch.setattr(together, "HESITATION", 0.0)
     job = Job(model=ensemble, source=stored, out=tmp_path / "out.npz", batch=BATCH)
-    assert predict_with(Leaving(dead=False), job, lambda: None)["ranks_lost"] == 0
+    assert predict_with(Leaving(dead=False), job, lambda: None).ranks_lost == 0
     assert (tmp_path / "out.npz").read_bytes() == whole["store"]
 
 
@@ -274,9 +274,9 @@ def test_a_rank_with_little_memory_holds_few_members_and_says_the_same(
     original = MemberCache.__getitem__
 
     def counted(self: MemberCache, index: int) -> Any:
-        found = original(self, index)
+        actual = original(self, index)
         most.append(len(self._loaded))
-        return found
+        return actual
 
     monkeypatch.setattr(MemberCache, "__getitem__", counted)
     predict_to_file(ensemble, stored, tmp_path / "out.npz", batch=BATCH, held=1)
@@ -310,9 +310,9 @@ def test_a_file_that_was_cut_off_says_which_structure_is_torn(
     count = first + len(list(frames_of(torn, (first, start, stop))))
     lines = torn.read_text().splitlines(keepends=True)
     torn.write_text("".join(lines[:-1]))
-    found = blocks_of(torn)
+    actual = blocks_of(torn)
     with pytest.raises(InputError, match=rf"structure {count - 1}: "):
-        for block in found:
+        for block in actual:
             list(frames_of(torn, block))
 
 
@@ -320,9 +320,9 @@ def test_blocks_of_a_file_hold_every_structure_once_and_the_same(
     structures: Path, frames: list[Atoms], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(blocks, "FRAMES", 7)
-    found = blocks_of(structures)
-    assert [first for first, _, _ in found] == [0, 7, 14, 21, 28, 35]
-    back = [atoms for block in found for atoms in frames_of(structures, block)]
+    actual = blocks_of(structures)
+    assert [first for first, _, _ in actual] == [0, 7, 14, 21, 28, 35]
+    back = [atoms for block in actual for atoms in frames_of(structures, block)]
     together_ = list(frames_of(structures, (0, 0, structures.stat().st_size)))
     assert len(back) == 40 and back == together_
 
@@ -348,9 +348,11 @@ def test_blocks_that_are_built_survive_an_interruption(
     monkeypatch.setattr(blocks, "FRAMES", 7)
     with monkeypatch.context() as patch:
         patch.setattr(together, "PAUSE", 0.0)
-        seen = []
-        patch.setattr("hydragnn.ensemble.prediction.job.Building.build", lambda self, number: seen.append(number))
+        built_blocks = []
+        patch.setattr(
+            "hydragnn.ensemble.prediction.job.Building.build", lambda self, number: built_blocks.append(number)
+        )
         predict_to_file(ensemble, structures, out, batch=BATCH, resume=True)
-    assert seen == [] and not parts.exists() and before
+    assert built_blocks == [] and not parts.exists() and before
     assert np.frombuffer(out.read_bytes(), dtype=np.uint8).size > 0
     assert out.read_bytes() == whole["structures"]

@@ -95,7 +95,7 @@ def test_the_bad_graph_has_its_reason_and_all_others_their_prediction(
     result = predict_to_file(ensemble, store, tmp_path / "out.npz", batch=BATCH)
     fine, out = np.load(tmp_path / "fine.npz"), np.load(tmp_path / "out.npz")
     others = np.arange(len(out["status"])) != BAD
-    assert result["failed"] == 1
+    assert result.failed == 1
     assert set(out["status"][others]) == {"ok"}
     owners = np.repeat(out["graph"], out["nodes"])
     for name, rows in (("energy", out["graph"]), ("forces", owners)):
@@ -118,8 +118,8 @@ def test_training_refuses_with_the_same_words_and_the_check_finds_it(
     with pytest.raises(InputError, match=FAULTS[fault]):
         train(RunConfig.parse(table), tmp_path / "run")
     assert not (tmp_path / "run").exists()
-    said = Ensemble.load(ensemble).predict(open_store(store)).status[BAD]
-    assert any(problem.endswith(said) for problem in check_store(store))
+    output = Ensemble.load(ensemble).predict(open_store(store)).status[BAD]
+    assert any(problem.endswith(output) for problem in check_store(store))
 
 
 def test_a_graph_without_nodes_is_told_and_its_nodes_belong_to_the_next(
@@ -169,7 +169,7 @@ def test_a_store_without_any_valid_graph_is_told_in_every_format(
     count = len(open_store(stored))
     store = spoiled(stored, tmp_path / "spoiled.h5", no_element, graphs=range(count))
     result = predict_to_file(ensemble, store, tmp_path / f"out{suffix}", batch=BATCH)
-    assert (result["graphs"], result["failed"]) == (count, count)
+    assert (result.graphs, result.failed) == (count, count)
     if suffix == ".xyz":
         frames = read(tmp_path / "out.xyz", index=":")
         assert [len(atoms) for atoms in frames] == [0] * count
@@ -179,21 +179,21 @@ def test_a_store_without_any_valid_graph_is_told_in_every_format(
 def test_what_members_said_about_a_part_leaves_bad_graphs_out(ensemble: Path, stored: Path, tmp_path: Path) -> None:
     store = open_store(spoiled(stored, tmp_path / "spoiled.h5", far_away))
     together = Ensemble.load(ensemble)
-    said = member_outputs(together.members, store, np.arange(10), together.needed(store))
-    assert list(said.failures) == [BAD]
-    assert not said.usable(together.targets[0])[BAD]
-    assert said.usable(together.targets[0]).sum() == 9
+    output = member_outputs(together.members, store, np.arange(10), together.needed(store))
+    assert list(output.failures) == [BAD]
+    assert not output.usable(together.targets[0])[BAD]
+    assert output.usable(together.targets[0]).sum() == 9
 
 
 def test_a_batch_in_python_is_screened_too(ensemble: Path, store: MemoryStore) -> None:
     batch = store.read(range(8))
     batch.senders[0] = 10**6
-    said = Ensemble.load(ensemble).predict(batch)
+    output = Ensemble.load(ensemble).predict(batch)
     assert (
-        said.status[0]
-        == f"graph 0, senders: node index 1000000 is out of range; the graph has {said.nodes_per_graph[0]} nodes"
+        output.status[0]
+        == f"graph 0, senders: node index 1000000 is out of range; the graph has {output.nodes_per_graph[0]} nodes"
     )
-    assert set(said.status[1:]) == {"ok"}
+    assert set(output.status[1:]) == {"ok"}
 
 
 def test_a_store_that_cannot_be_read_is_refused_before_any_work(ensemble: Path, stored: Path, tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def test_the_best_come_first_and_unfinished_runs_do_not_count() -> None:
         candidate("d", status="stopped", valid_loss=2.0),
         candidate("e", status="failed"),
     ]
-    assert [chosen.name for chosen in top_k(runs, 2)] == ["c", "d"]
+    assert [one.name for one in top_k(runs, 2)] == ["c", "d"]
 
 
 def test_r2_is_better_when_higher() -> None:

@@ -106,9 +106,9 @@ def test_truncation_keeps_the_nearest_at_every_receiver() -> None:
     graph, full = from_ase(slab(), 5.0, max_neighbours=7), from_ase(slab(), 5.0)
     assert (graph.topology.degrees == torch.minimum(full.topology.degrees, torch.tensor(7))).all()
     for node in range(graph.num_nodes):
-        kept = edge_vectors(graph)[graph.receivers == node].norm(dim=1)
+        lengths = edge_vectors(graph)[graph.receivers == node].norm(dim=1)
         every = edge_vectors(full)[full.receivers == node].norm(dim=1).sort().values
-        torch.testing.assert_close(kept.sort().values, every[:7])
+        torch.testing.assert_close(lengths.sort().values, every[:7])
 
 
 def test_truncation_of_equal_distances_does_not_depend_on_rounding() -> None:

@@ -38,9 +38,9 @@ def mixed() -> GraphBatch:
     return concatenate([graph(size, seed, labelled=seed != 1) for seed, size in enumerate(SIZES)])
 
 
-def assert_same(found: GraphBatch, expected: GraphBatch) -> None:
+def assert_same(actual: GraphBatch, expected: GraphBatch) -> None:
     if len(expected):
-        validate(found)
+        validate(actual)
     for name in (
         "positions",
         "senders",
@@ -51,11 +51,11 @@ def assert_same(found: GraphBatch, expected: GraphBatch) -> None:
         "node_offsets",
         "edge_offsets",
     ):
-        assert torch.equal(getattr(found, name), getattr(expected, name)), name
-    assert found.fields == expected.fields
+        assert torch.equal(getattr(actual, name), getattr(expected, name)), name
+    assert actual.fields == expected.fields
     for name in expected.fields:
-        assert torch.equal(found[name], expected[name]), name
-        assert torch.equal(found.present(name), expected.present(name)), name
+        assert torch.equal(actual[name], expected[name]), name
+        assert torch.equal(actual.present(name), expected.present(name)), name
 
 
 def test_sums_over_a_replaced_topology_are_sums_over_its_own_edges() -> None:
@@ -96,9 +96,9 @@ def test_selected_graphs_are_those_graphs_in_that_order(numbers: list[int]) -> N
     assert_same(batch.select(torch.tensor(numbers, dtype=torch.int64)), selected)
     for place, number in enumerate(numbers):
         alone = graph(SIZES[number], number, labelled=number != 1)
-        (found,) = unbatch(selected.select([place]))
-        assert_same(found, alone)
-        assert torch.equal(edge_vectors(found), edge_vectors(alone))
+        (actual,) = unbatch(selected.select([place]))
+        assert_same(actual, alone)
+        assert torch.equal(edge_vectors(actual), edge_vectors(alone))
 
 
 def test_consecutive_graphs_are_views() -> None:
@@ -178,7 +178,7 @@ def test_everything_is_made_on_the_device_of_the_batch() -> None:
     edges = moved.topology
     derived = [edges.row_offsets, edges.degrees, edges.by_sender, edges.column_offsets, edges.receivers_by_sender]
     derived += [edges.edge_numbers, moved.present("mass"), moved.present("energy")]
-    derived += [made(place) for made in (moved.owner, moved.counts) for place in ("node", "edge", "graph")]
+    derived += [make(place) for make in (moved.owner, moved.counts) for place in ("node", "edge", "graph")]
     assert all(tensor.device == meta for tensor in derived)
     joined = concatenate([moved, graph(2).with_fields(drop=["energy", "mass"]).to("meta")])
     assert all(joined[name].device == joined.present(name).device == meta for name in joined.fields)

@@ -254,8 +254,8 @@ def corner_edges(mesh: meshio.Mesh) -> set[tuple[int, int]]:
 
 def test_real_meshes_have_the_edges_of_their_elements(real_mesh: str) -> None:
     graph = validate(from_mesh(real_mesh))
-    kept = used_points(real_mesh)
-    assert graph.num_nodes == len(kept)
+    used = used_points(real_mesh)
+    assert graph.num_nodes == len(used)
     quadratic_cells = any(block.type[-1].isdigit() for block in real_mesh.cells)
     if quadratic_cells:
         # every edge between corners has become two through its middle
@@ -263,7 +263,7 @@ def test_real_meshes_have_the_edges_of_their_elements(real_mesh: str) -> None:
         centres = sum(len(block.data) for block in real_mesh.cells if block.type == "quad9")
         assert graph.num_edges == 2 * (2 * expected + 4 * centres)
     else:
-        assert undirected(graph) == {(kept.searchsorted(a), kept.searchsorted(b)) for a, b in corner_edges(real_mesh)}
+        assert undirected(graph) == {(used.searchsorted(a), used.searchsorted(b)) for a, b in corner_edges(real_mesh)}
 
 
 def test_cells_of_real_meshes_fill_their_domain(real_mesh: str) -> None:

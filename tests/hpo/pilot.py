@@ -20,7 +20,7 @@ def main(path: Path, out: Path) -> None:
     allocation = read_allocation(os.environ)
     launcher = StepLauncher(site_of(allocation), allocation, ranks=1, module="fake_steps")
     result = run_search(campaign_settings(json.loads(path.read_text()), path), out, resume=True, launcher=launcher)
-    print(json.dumps(result.summary()))
+    print(json.dumps(result.to_json()))
 
 
 if __name__ == "__main__":

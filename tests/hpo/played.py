@@ -37,7 +37,7 @@ class Player(Virtual):
     bad: frozenset[str] = frozenset()
     """Nodes that fail whatever is started on them."""
     work: float = 20.0
-    """Seconds per epoch on one place of the middle trial."""
+    """Seconds per epoch on one slot of the middle trial."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -45,15 +45,13 @@ class Player(Virtual):
         self._cost: dict[int, float] = {}
         self.now = 1000.0
 
-    def session(
-        self, *, stop_after: float = math.inf, kill_after: float = math.inf, places: Sequence[str] = ()
-    ) -> None:
+    def session(self, *, stop_after: float = math.inf, kill_after: float = math.inf, slots: Sequence[str] = ()) -> None:
         """Play until the campaign is closed; ``stop_after`` so many seconds it is interrupted, or killed."""
         self.forget()
         self.now += 100.0
         begun = self.now
-        self.places = tuple(places) or self.places
-        self.happen(Opened(plan=self.plan, places=self.places))
+        self.slots = tuple(slots) or self.slots
+        self.happen(Opened(plan=self.plan, slots=self.slots))
         self.later(60.0, Tick())
         stopping = False
         while not self.state.closed and self.due < math.inf:
@@ -87,16 +85,16 @@ class Player(Virtual):
     def train(self, start: Start) -> None:
         self.happen(Launched(trial=start.trial, attempt=start.attempt, identity={"pid": start.trial}))
         trial = self.state.trials[start.trial]
-        per_epoch = self._cost[start.trial] / len(start.places)
+        per_epoch = self._cost[start.trial] / len(start.slots)
         epochs = start.until - trial.epochs
         chance = self._generator.random()
-        bad = [node for node in dict.fromkeys(map(node_of, start.places)) if node in self.bad]
+        bad = [node for node in dict.fromkeys(map(node_of, start.slots)) if node in self.bad]
         if bad or chance < self.own + self.machine:
             own = not bad and chance < self.own
             kind = str(self._generator.choice(OWN if own else MACHINE))
             cut = float(self._generator.random())
             kept = trial.epochs + int(cut * epochs) * (kind != "launch")
-            suspects = tuple(bad) if bad else start.places[:1] if kind != "preempted" and not own else ()
+            suspects = tuple(bad) if bad else start.slots[:1] if kind != "preempted" and not own else ()
             failed = Failed(
                 trial=start.trial,
                 attempt=start.attempt,

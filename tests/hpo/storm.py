@@ -63,7 +63,7 @@ def storms(faults: int, seed: int, events: int = 400) -> "Counter[str]":
 
 
 def random_campaign(choose: "Choose") -> tuple[Plan, tuple[str, ...], float | None]:
-    """A plan, places, and how long an allocation lasts."""
+    """A plan, slots, and how long an allocation lasts."""
     least, most = choose([(1, 1), (1, 1), (1, 1), (1, 3), (1, 6), (2, 2), (2, 5)])
     plan = Plan(
         trials=choose([1, 2, 5, 9, 14, 30]),
@@ -74,21 +74,21 @@ def random_campaign(choose: "Choose") -> tuple[Plan, tuple[str, ...], float | No
         max_seconds=choose([None, None, 500.0, 5000.0]),
         max_node_seconds=choose([None, None, 3000.0]),
         timeout=choose([None, None, 50.0]),
-        min_places=least,
-        max_places=most,
+        min_slots=least,
+        max_slots=most,
         grace=choose([1.0, 10.0]),
     )
     nodes = [f"n{k}" for k in range(choose([1, 2, 4, 8, 12]))]
     shares = choose([1, 1, 3]) if most == 1 else 1
-    places = tuple(f"{n}/{k}" if shares > 1 else n for n in nodes for k in range(shares))
-    return plan, places, choose([None, None, 300.0, 4000.0])
+    slots = tuple(f"{n}/{k}" if shares > 1 else n for n in nodes for k in range(shares))
+    return plan, slots, choose([None, None, 300.0, 4000.0])
 
 
 class Storm(World):
     """One campaign: ``play`` lets anything happen, ``finish`` lets nothing go wrong any more."""
 
-    def __init__(self, choose: Choose, plan: Plan, places: tuple[str, ...], deadline: float | None = None) -> None:
-        super().__init__(plan, places)
+    def __init__(self, choose: Choose, plan: Plan, slots: tuple[str, ...], deadline: float | None = None) -> None:
+        super().__init__(plan, slots)
         self.choose = choose
         self.allowed: float | None = deadline
         """Seconds that every allocation lasts."""
@@ -114,10 +114,10 @@ class Storm(World):
         self.bills = [self.bills[0] + spent, self.bills[1] + spent * self.nodes]
         self.must_end.clear()
         self.late.clear()
-        self.untrusted &= {node_of(place) for place in self.places}
+        self.untrusted &= {node_of(slot) for slot in self.slots}
         self.opened = self.left = self.now
         deadline = None if self.allowed is None else self.now + self.allowed
-        self.nodes = nodes = len({node_of(place) for place in self.places})
+        self.nodes = nodes = len({node_of(slot) for slot in self.slots})
         self.ends = min(
             math.inf if deadline is None else deadline,
             math.inf if self.plan.max_seconds is None else self.now + self.plan.max_seconds - self.bills[0],
@@ -157,7 +157,7 @@ class Storm(World):
         else:
             self.own[number] = kind
         if kind in STRIKING:
-            self.untrusted |= set(suspects or (node_of(place) for place in self.running[number].places))
+            self.untrusted |= set(suspects or (node_of(slot) for slot in self.running[number].slots))
         self.injected += 1
         super().fail(number, kind, epochs, suspects)
 
@@ -244,7 +244,7 @@ class Storm(World):
                 self.feed(Failed(trial=0, attempt=0, kind="defect", message=""))
                 self.feed(Probed(node="never heard of", healthy=False))
             case "found":
-                node = node_of(self.choose(self.places))
+                node = node_of(self.choose(self.slots))
                 if node not in self.to_probe:
                     self._found(node, self.choose([True, False]))
 
@@ -264,14 +264,14 @@ class Storm(World):
             self.choose([False] * 9 + [True]),
             self.choose([0.0, 1.0, 10.0]),
         )
-        self.reach(number, value, over, speed * (start.until - trial.epochs) / len(start.places))
+        self.reach(number, value, over, speed * (start.until - trial.epochs) / len(start.slots))
 
     def _break(self) -> None:
         number = self._one()
         start, trial = self.running[number], self.state.trials[number]
         kind = self.choose(CAUSES + OWN[:1] if self.choose([0, 0, 1]) else CAUSES)
         kind = self.choose(OWN) if kind in OWN else kind
-        nodes = sorted({node_of(place) for place in start.places})
+        nodes = sorted({node_of(slot) for slot in start.slots})
         suspects = (self.choose(nodes),) if kind in STRIKING and self.choose([True, False]) else ()
         self.fail(number, kind, self.choose([0, trial.epochs, max(trial.epochs, start.until - 1)]), suspects)
 
@@ -300,18 +300,18 @@ class Storm(World):
             self.plan = replace(self.plan, max_node_seconds=self.plan.max_node_seconds + self.choose([5.0, 20000.0]))
 
     def _other_machine(self) -> None:
-        """The next controller may have other places, after a pause."""
+        """The next controller may have other slots, after a pause."""
         self.now += self.choose([0.0, 10.0, 5000.0])
         if self.choose([False, False, True]):
             nodes = [f"n{k}" for k in range(self.choose([1, 2, 5, 9]))]
-            shares = self.choose([1, 1, 3]) if self.plan.max_places == 1 else 1
-            self.places = tuple(f"{n}/{k}" if shares > 1 else n for n in nodes for k in range(shares))
+            shares = self.choose([1, 1, 3]) if self.plan.max_slots == 1 else 1
+            self.slots = tuple(f"{n}/{k}" if shares > 1 else n for n in nodes for k in range(shares))
 
     def _found(self, node: str, healthy: bool) -> None:
         self.injected += not healthy
         self.untrusted -= {node}
         self.untrusted |= set() if healthy else {node}
-        if node in {node_of(place) for place in self.places}:
+        if node in {node_of(slot) for slot in self.slots}:
             self.feed(Probed(node=node, healthy=healthy, message="found"))
 
     def _one(self) -> int:
@@ -342,8 +342,8 @@ class Storm(World):
     def begin(self, action: Start) -> None:
         super().begin(action)
         assert self.now <= self.ends - self.plan.grace, "started when time was up"
-        assert action.split == min(MOST_PARTS, 2 ** self.shortages[action.trial])
-        assert self.untrusted.isdisjoint(map(node_of, action.places)), "a node was used that has not been probed"
+        assert action.micro_batches == min(MOST_PARTS, 2 ** self.shortages[action.trial])
+        assert self.untrusted.isdisjoint(map(node_of, action.slots)), "a node was used that has not been probed"
 
     def settle(self, action: Settle) -> None:
         super().settle(action)

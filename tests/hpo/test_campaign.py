@@ -100,8 +100,8 @@ def test_a_finished_campaign_resumed_gives_its_result_and_can_be_extended(
     first = run_search(settings(), tmp_path / "c", launcher=fake_launcher())
     again = run_search(settings(), tmp_path / "c", launcher=fake_launcher(), resume=True)
     assert (again.trials, again.best_value) == (first.trials, first.best_value)
-    places = {"launcher": "local", "nodes_per_trial": [1, 4], "max_node_hours": 9.0, "grace_seconds": 5.0}
-    more = run_search(settings(trials=12, **places), tmp_path / "c", launcher=fake_launcher(), resume=True)
+    slots = {"launcher": "local", "nodes_per_trial": [1, 4], "max_node_hours": 9.0, "grace_seconds": 5.0}
+    more = run_search(settings(trials=12, **slots), tmp_path / "c", launcher=fake_launcher(), resume=True)
     assert more.trials == 12
 
 

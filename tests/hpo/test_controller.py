@@ -28,8 +28,8 @@ class Instant:
 
     deadline: float | None = None
 
-    def __init__(self, *places: str) -> None:
-        self.places = places
+    def __init__(self, *slots: str) -> None:
+        self.slots = slots
         self.reports: list[Report] = []
         self.tasks: list[Task] = []
         self.probes: list[str] = []
@@ -135,7 +135,7 @@ def test_a_trial_larger_than_the_allocation_is_refused_before_anything_is_writte
 def test_trials_of_several_nodes_get_different_ones(settings: Settings, tmp_path: Path) -> None:
     launcher = Instant("n1", "n2", "n3", "n4")
     run_search(settings(nodes_per_trial=2), tmp_path / "c", launcher=launcher)
-    assert {len(set(task.places)) for task in launcher.tasks} == {2}
+    assert {len(set(task.slots)) for task in launcher.tasks} == {2}
 
 
 def test_reports_of_one_look_share_one_flush(
@@ -206,7 +206,7 @@ def test_a_node_that_loses_an_attempt_is_probed_and_the_sampler_is_not_told(sett
 
     def first_is_lost(task: Task) -> None:
         if (task.trial, task.attempt) == (0, 1):
-            launcher.reports.append(Exit(task=task, code=-9, hung=True, suspects=task.places, message="no heartbeat"))
+            launcher.reports.append(Exit(task=task, code=-9, hung=True, suspects=task.slots, message="no heartbeat"))
         else:
             launcher.succeed(task)
 
@@ -214,8 +214,8 @@ def test_a_node_that_loses_an_attempt_is_probed_and_the_sampler_is_not_told(sett
     run_search(settings(), tmp_path / "c", launcher=launcher)
     (failed,) = [event for event in events_of(tmp_path / "c") if isinstance(event, Failed)]
     (lost,) = [task for task in launcher.tasks if (task.trial, task.attempt) == (0, 1)]
-    assert (failed.kind, failed.message, failed.suspects) == ("lost_node", "no heartbeat", lost.places)
-    assert launcher.probes == list(lost.places)
+    assert (failed.kind, failed.message, failed.suspects) == ("lost_node", "no heartbeat", lost.slots)
+    assert launcher.probes == list(lost.slots)
     assert all(trial.failure is None for trial in campaign_history(tmp_path / "c").trials)
 
 
@@ -243,17 +243,17 @@ def test_an_attempt_that_is_cancelled_while_its_folder_is_made_ready_never_start
 
     launcher, files = Instant("n1", "n2"), ByHand()
     starts = LaunchQueue(launcher, lambda number: Config(), files)  # type: ignore[arg-type, return-value]
-    tasks = [Task(trial=n, attempt=1, until=1, folder=tmp_path / str(n), places=(f"n{n}",)) for n in (1, 2, 3)]
+    tasks = [Task(trial=n, attempt=1, until=1, folder=tmp_path / str(n), slots=(f"n{n}",)) for n in (1, 2, 3)]
     for task in tasks[:2]:
         starts.add(task)
     starts.work(time.monotonic() + 0.01)
     starts.add(tasks[2])
-    assert [starts.give_up(number) for number in (1, 3, 4)] == [True, True, False]
-    assert [end.task.trial for end in starts.given_up()] == [3]
+    assert [starts.withdraw(number) for number in (1, 3, 4)] == [True, True, False]
+    assert [end.task.trial for end in starts.withdrawals()] == [3]
     files.do()
     starts.work(time.monotonic() + 0.01)
     assert [task.trial for task in launcher.tasks] == [2]
-    assert [end.task.trial for end in starts.given_up()] == [1], "its folder is left alone now"
+    assert [end.task.trial for end in starts.withdrawals()] == [1], "its folder is left alone now"
     assert not starts.busy
 
 

@@ -45,14 +45,14 @@ def measured(count: int, noise: float, seed: int = 0) -> list[tuple[Point, float
 
 @pytest.mark.parametrize(("count", "noise", "bound"), [(60, 0.0, 0.10), (60, 0.1, 0.25), (400, 0.1, 0.10)])
 def test_new_configurations_cost_what_was_predicted(count: int, noise: float, bound: float) -> None:
-    model = CostModel.fitted(measured(count, noise), SPACE)
+    model = CostModel.fit(measured(count, noise), SPACE)
     new = points(200, 99)
     wrong = [abs((model.predict(p) or 0.0) / planted(p) - 1) for p in new]
     assert np.mean(wrong) < bound
 
 
 def test_the_stated_error_is_the_error_on_new_configurations() -> None:
-    model = CostModel.fitted(measured(120, 0.1), SPACE)
+    model = CostModel.fit(measured(120, 0.1), SPACE)
     fresh = measured(400, 0.1, seed=50)
     wrong = np.mean([abs((model.predict(p) or 0.0) / cost - 1) for p, cost in fresh])
     assert model.error == pytest.approx(wrong, rel=0.35)
@@ -60,7 +60,7 @@ def test_the_stated_error_is_the_error_on_new_configurations() -> None:
 
 def test_costs_that_have_nothing_to_do_with_the_configuration_are_predicted_by_their_middle() -> None:
     generator = np.random.default_rng(0)
-    model = CostModel.fitted([(p, math.exp(generator.normal())) for p in points(100, 0)], SPACE)
+    model = CostModel.fit([(p, math.exp(generator.normal())) for p in points(100, 0)], SPACE)
     spread = [model.predict(p) or 0.0 for p in points(50, 1)]
     assert max(spread) < 4 * min(spread)
     assert model.error is not None
@@ -68,16 +68,16 @@ def test_costs_that_have_nothing_to_do_with_the_configuration_are_predicted_by_t
 
 
 def test_the_same_measurements_give_the_same_prediction() -> None:
-    one, other = (CostModel.fitted(measured(30, 0.2), SPACE) for _ in range(2))
+    one, other = (CostModel.fit(measured(30, 0.2), SPACE) for _ in range(2))
     assert [one.predict(p) for p in points(5, 7)] == [other.predict(p) for p in points(5, 7)]
 
 
 def test_too_few_measurements_predict_nothing() -> None:
-    model = CostModel.fitted(measured(FEWEST - 1, 0.0), SPACE)
+    model = CostModel.fit(measured(FEWEST - 1, 0.0), SPACE)
     assert model.predict(points(1, 0)[0]) is None
     assert (model.error, model.scaling, model.memory_mb({})) == (None, None, None)
     unusable = [(p, cost) for p, cost in zip(points(9, 0), [0.0, -1.0, math.nan, math.inf] * 2)]
-    assert CostModel.fitted(unusable, SPACE).predict({}) is None
+    assert CostModel.fit(unusable, SPACE).predict({}) is None
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_too_few_measurements_predict_nothing() -> None:
 )
 def test_any_configuration_gets_a_cost_near_those_measured(values: dict[str, Any]) -> None:
     history = measured(40, 0.1)
-    predicted = CostModel.fitted(history, SPACE).predict(values)
+    predicted = CostModel.fit(history, SPACE).predict(values)
     costs = [cost for _, cost in history]
     assert predicted is not None
     assert min(costs) / 3.01 < predicted < max(costs) * 3.01
@@ -105,7 +105,7 @@ def test_any_configuration_gets_a_cost_near_those_measured(values: dict[str, Any
 @settings(max_examples=40, deadline=None)
 def test_predictions_are_positive_whatever_was_measured(costs: list[float], seed: int) -> None:
     known = points(len(costs), seed)
-    model = CostModel.fitted(list(zip(known, costs)), SPACE)
+    model = CostModel.fit(list(zip(known, costs)), SPACE)
     for point in [*known[:3], *points(3, seed + 1)]:
         predicted = model.predict(point)
         assert predicted is not None
@@ -116,25 +116,25 @@ def test_predictions_are_positive_whatever_was_measured(costs: list[float], seed
 
 def test_equal_configurations_cost_the_mean_of_their_logarithms() -> None:
     point = points(1, 0)[0]
-    model = CostModel.fitted([(point, cost) for cost in (1.0, 1.0, 4.0, 4.0)], SPACE)
+    model = CostModel.fit([(point, cost) for cost in (1.0, 1.0, 4.0, 4.0)], SPACE)
     assert model.predict(point) == pytest.approx(2.0)
 
 
 def test_memory_follows_its_own_law() -> None:
     history = measured(40, 0.05)
     memory = [(p, 500.0 + 10 * p["model.hidden_dim"]) for p, _ in history]
-    model = CostModel.fitted(history, SPACE, memory=memory)
+    model = CostModel.fit(history, SPACE, memory=memory)
     small, large = ({**p, "model.hidden_dim": width} for p, width in zip(points(1, 3) * 2, (16, 256)))
     assert (model.memory_mb(small) or 0) < 1500 < (model.memory_mb(large) or 0)
 
 
 @given(scaling=st.floats(1.0, 500.0), seed=st.integers(0, 10_000))
 @settings(max_examples=30, deadline=None)
-def test_the_loss_by_more_places_is_found_from_trials_on_several_sizes(scaling: float, seed: int) -> None:
+def test_the_loss_by_more_slots_is_found_from_trials_on_several_sizes(scaling: float, seed: int) -> None:
     generator = np.random.default_rng(seed)
     works = np.exp(generator.normal(3, 1, size=6))
     exact = [
-        Sized(trial=number, places=p, seconds=seconds_on(p, work, scaling))
+        Sized(trial=number, slots=p, seconds=seconds_on(p, work, scaling))
         for number, work in enumerate(works)
         for p in generator.choice([1, 2, 4, 8, 16], size=3, replace=False).tolist()
     ]
@@ -143,11 +143,11 @@ def test_the_loss_by_more_places_is_found_from_trials_on_several_sizes(scaling: 
 
 def test_the_loss_is_unknown_where_every_trial_had_one_size() -> None:
     assert scaling_of([]) is None
-    assert scaling_of([Sized(trial=number, places=2**number, seconds=1.0) for number in range(4)]) is None
+    assert scaling_of([Sized(trial=number, slots=2**number, seconds=1.0) for number in range(4)]) is None
 
 
 def test_no_loss_is_found_where_there_is_none() -> None:
-    ideal = [Sized(trial=0, places=p, seconds=seconds_on(p, 60.0, None)) for p in (1, 2, 8, 64)]
+    ideal = [Sized(trial=0, slots=p, seconds=seconds_on(p, 60.0, None)) for p in (1, 2, 8, 64)]
     found = scaling_of(ideal)
     assert found is not None
     assert seconds_on(64, 60.0, found) == pytest.approx(60.0 / 64, rel=0.01)
@@ -155,13 +155,13 @@ def test_no_loss_is_found_where_there_is_none() -> None:
 
 def test_a_space_of_one_point_has_a_cost() -> None:
     one = Space(parameters={"model.hidden_dim": IntRange(low=8, high=8)})
-    model = CostModel.fitted([({"model.hidden_dim": 8}, 2.0)] * 5, one)
+    model = CostModel.fit([({"model.hidden_dim": 8}, 2.0)] * 5, one)
     assert model.predict({"model.hidden_dim": 8}) == pytest.approx(2.0)
     assert model.error == pytest.approx(0.0, abs=1e-9)
 
 
 def test_many_measurements_are_fitted_quickly_by_an_even_sample() -> None:
     history = measured(20, 0.1) * 300
-    model = CostModel.fitted(history, SPACE)
+    model = CostModel.fit(history, SPACE)
     assert model.measured == 6000
     assert model.error is not None

@@ -1,4 +1,4 @@
-"""Faults of every kind: no trial lost, none run or told twice, no place given twice, no budget exceeded, no dead end."""
+"""Faults of every kind: no trial lost, none run or told twice, no slot given twice, no budget exceeded, no dead end."""
 
 import json
 import math
@@ -32,7 +32,7 @@ from hydragnn.hpo.scheduling.events import (
     node_of,
 )
 from hydragnn.hpo.scheduling.health import BACK_OFF
-from hydragnn.hpo.scheduling.scheduler import NodeStatus, State, TrialStatus, step
+from hydragnn.hpo.scheduling.scheduler import NodeStatus, State, TrialStatus, transition
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Clockwork(Virtual):
         return Counter(self.settled.values())
 
     def run(self) -> "Clockwork":
-        self.later(0.0, Opened(plan=self.plan, places=self.places, deadline=self.deadline))
+        self.later(0.0, Opened(plan=self.plan, slots=self.slots, deadline=self.deadline))
         for _ in range(200_000):
             if self.state.closed:
                 return self
@@ -76,7 +76,7 @@ class Clockwork(Virtual):
 
     def train(self, start: Start) -> None:
         self.starts.append((self.now, start))
-        culprits = tuple(node for node in self.bad if node in map(node_of, start.places))
+        culprits = tuple(node for node in self.bad if node in map(node_of, start.slots))
         if culprits:
             self.disturbed.append(start)
             suspects = culprits if self.names_suspects else ()
@@ -84,8 +84,8 @@ class Clockwork(Virtual):
             self.later(5.0, lost)
             return
         trial = self.state.trials[start.trial]
-        seconds = self.work(start.trial) * (start.until - trial.epochs) / len(start.places)
-        self.busy += seconds * len(start.places)
+        seconds = self.work(start.trial) * (start.until - trial.epochs) / len(start.slots)
+        self.busy += seconds * len(start.slots)
         reached = Reached(
             trial=start.trial,
             attempt=start.attempt,
@@ -143,53 +143,53 @@ def test_no_order_of_events_breaks_a_campaign(data: Any) -> None:
 @pytest.mark.parametrize("names_suspects", [True, False], ids=["named", "not named"])
 @pytest.mark.parametrize("size", [1, 3])
 def test_a_bad_node_disturbs_two_trials_at_most(passes_probe: bool, names_suspects: bool, size: int) -> None:
-    plan = Plan(trials=200, rungs=(1, 3), min_places=size, max_places=size, retries=2)
-    places = tuple(f"n{k}" for k in range(24))
-    campaign = Clockwork(plan, places, bad=("n5",), passes_probe=passes_probe, names_suspects=names_suspects).run()
+    plan = Plan(trials=200, rungs=(1, 3), min_slots=size, max_slots=size, retries=2)
+    slots = tuple(f"n{k}" for k in range(24))
+    campaign = Clockwork(plan, slots, bad=("n5",), passes_probe=passes_probe, names_suspects=names_suspects).run()
     assert len(campaign.disturbed) <= (2 if passes_probe else 1)
     assert campaign.outcomes["lost"] == campaign.outcomes["failed"] == 0
     assert campaign.state.ending == "finished"
 
 
 def test_nodes_that_worked_with_a_bad_one_stay_in_use() -> None:
-    plan = Plan(trials=60, rungs=(1, 3), min_places=3, max_places=3)
-    places = tuple(f"n{k}" for k in range(9))
-    campaign = Clockwork(plan, places, bad=("n4",), passes_probe=True, names_suspects=False).run()
+    plan = Plan(trials=60, rungs=(1, 3), min_slots=3, max_slots=3)
+    slots = tuple(f"n{k}" for k in range(9))
+    campaign = Clockwork(plan, slots, bad=("n4",), passes_probe=True, names_suspects=False).run()
     out = [name for name, node in campaign.state.health.items() if node.status != "pool"]
     assert out == ["n4"]
     assert len(campaign.disturbed) == 2
-    used = Counter(place for _, start in campaign.starts[-9:] for place in start.places)
-    assert set(used) == {place for place in places if place != "n4"}
+    used = Counter(slot for _, start in campaign.starts[-9:] for slot in start.slots)
+    assert set(used) == {slot for slot in slots if slot != "n4"}
 
 
 def test_a_node_that_only_fails_its_probe_comes_back_when_it_is_well_after_times_that_double() -> None:
-    state, _ = step(State(), Opened(plan=Plan(trials=3, rungs=(1,)), places=("a", "b")), 0.0)
-    state, _ = step(state, Probed(node="b", healthy=False, message="ECC errors"), 0.0)
+    state, _ = transition(State(), Opened(plan=Plan(trials=3, rungs=(1,)), slots=("a", "b")), 0.0)
+    state, _ = transition(state, Probed(node="b", healthy=False, message="ECC errors"), 0.0)
     assert list(state.free) == ["a"]
     for now, wait in ((0.0, BACK_OFF), (BACK_OFF, 2 * BACK_OFF)):
-        assert step(state, Tick(), now + wait - 1)[1] == ()
-        state, actions = step(state, Tick(), now + wait)
+        assert transition(state, Tick(), now + wait - 1)[1] == ()
+        state, actions = transition(state, Tick(), now + wait)
         assert actions == (Probe(node="b"),)
-        state, _ = step(state, Probed(node="b", healthy=False), now + wait)
-    state, actions = step(state, Tick(), 1000.0)
+        state, _ = transition(state, Probed(node="b", healthy=False), now + wait)
+    state, actions = transition(state, Tick(), 1000.0)
     assert actions == (Probe(node="b"),)
-    state, _ = step(state, Probed(node="b", healthy=True), 1001.0)
+    state, _ = transition(state, Probed(node="b", healthy=True), 1001.0)
     assert list(state.free) == ["a", "b"]
 
 
 def test_a_sick_node_in_use_keeps_its_trial_and_leaves_when_that_ends() -> None:
     state = begun(Plan(trials=1, rungs=(1, 2)), ("a", "b"))
-    assert state.trials[0].places == ("a",)
-    state, actions = step(state, Probed(node="a", healthy=False), 1.0)
+    assert state.trials[0].slots == ("a",)
+    state, actions = transition(state, Probed(node="a", healthy=False), 1.0)
     assert not actions
-    state, actions = step(state, Reached(trial=0, attempt=1, epochs=1, value=0.5), 2.0)
+    state, actions = transition(state, Reached(trial=0, attempt=1, epochs=1, value=0.5), 2.0)
     assert state.health["a"].held == ("a",)
     assert "a" not in state.free
 
 
 def test_preemption_strikes_nobody() -> None:
     state = begun(Plan(trials=1, rungs=(1,)), ("a",))
-    state, actions = step(state, Failed(trial=0, attempt=1, kind="preempted", message=""), 1.0)
+    state, actions = transition(state, Failed(trial=0, attempt=1, kind="preempted", message=""), 1.0)
     assert not state.health
     assert [type(action) for action in actions] == [Start]
 
@@ -203,20 +203,20 @@ def test_a_campaign_in_which_every_node_is_out_before_anything_worked_is_hopeles
 
 def test_the_only_node_comes_back_when_its_probe_is_good_however_often_it_failed() -> None:
     state = begun(Plan(trials=2, rungs=(1,), retries=9), ("a",))
-    state, _ = step(state, Reached(trial=0, attempt=1, epochs=1, value=0.5), 0.0)
-    state, _ = step(state, Proposed(trial=1, values={"x": 1}), 0.0)
+    state, _ = transition(state, Reached(trial=0, attempt=1, epochs=1, value=0.5), 0.0)
+    state, _ = transition(state, Proposed(trial=1, values={"x": 1}), 0.0)
     for attempt in (1, 2):
-        state, _ = step(state, Failed(trial=1, attempt=attempt, kind="lost_node", message=""), 1.0)
-        state, _ = step(state, Tick(), 100.0)
-        state, actions = step(state, Probed(node="a", healthy=True), 100.0)
+        state, _ = transition(state, Failed(trial=1, attempt=attempt, kind="lost_node", message=""), 1.0)
+        state, _ = transition(state, Tick(), 100.0)
+        state, actions = transition(state, Probed(node="a", healthy=True), 100.0)
         assert [type(action) for action in actions] == [Start]
 
 
 def test_another_controller_forgets_nodes_that_are_gone_and_keeps_the_strikes_of_the_others() -> None:
-    state = begun(Plan(trials=2, rungs=(1,), min_places=2, max_places=2), ("a", "b", "c", "d"))
-    state, _ = step(state, Failed(trial=0, attempt=1, kind="lost_node", message=""), 1.0)
+    state = begun(Plan(trials=2, rungs=(1,), min_slots=2, max_slots=2), ("a", "b", "c", "d"))
+    state, _ = transition(state, Failed(trial=0, attempt=1, kind="lost_node", message=""), 1.0)
     assert sorted(state.health) == ["a", "b"]
-    state, actions = step(state, Opened(plan=state.plan, places=("b", "c", "e")), 2.0)
+    state, actions = transition(state, Opened(plan=state.plan, slots=("b", "c", "e")), 2.0)
     assert [action for action in actions if isinstance(action, Probe)] == [Probe(node="b")]
     assert sorted(state.health) == ["b"]
     assert len(state.health["b"].strikes) == 1
@@ -224,28 +224,28 @@ def test_another_controller_forgets_nodes_that_are_gone_and_keeps_the_strikes_of
 
 def test_out_of_memory_is_tried_with_smaller_parts_and_told_only_when_the_smallest_does_not_fit() -> None:
     state = begun(Plan(trials=1, rungs=(1,), retries=0), ("a",))
-    for attempt, split in enumerate((2, 4, 8, 16), start=1):
-        state, actions = step(state, Failed(trial=0, attempt=attempt, kind="out_of_memory", message=""), 1.0)
-        assert [action.split for action in actions if isinstance(action, Start)] == [split]
+    for attempt, parts in enumerate((2, 4, 8, 16), start=1):
+        state, actions = transition(state, Failed(trial=0, attempt=attempt, kind="out_of_memory", message=""), 1.0)
+        assert [action.micro_batches for action in actions if isinstance(action, Start)] == [parts]
         assert not [action for action in actions if isinstance(action, Settle)]
-    state, actions = step(state, Failed(trial=0, attempt=5, kind="out_of_memory", message=""), 1.0)
+    state, actions = transition(state, Failed(trial=0, attempt=5, kind="out_of_memory", message=""), 1.0)
     assert Settle(trial=0, outcome="failed") in actions
 
 
 def test_a_retry_goes_on_from_the_checkpoint_that_the_failed_attempt_left() -> None:
     state = begun(Plan(trials=1, rungs=(9,)), ("a", "b"))
-    state, _ = step(state, Failed(trial=0, attempt=1, kind="lost_node", message="", epochs=5), 1.0)
+    state, _ = transition(state, Failed(trial=0, attempt=1, kind="lost_node", message="", epochs=5), 1.0)
     assert state.trials[0].epochs == 5
     assert state.trials[0].status == "running"
-    assert state.trials[0].places == ("b",)
+    assert state.trials[0].slots == ("b",)
 
 
 def test_retries_count_from_the_last_rung_that_was_passed() -> None:
     state = begun(Plan(trials=1, rungs=(1, 2, 3), reduction=1, retries=1), ("a",))
     for rung in range(3):
         attempt = 2 * rung + 1
-        state, _ = step(state, Failed(trial=0, attempt=attempt, kind="preempted", message=""), 1.0)
-        state, _ = step(state, Reached(trial=0, attempt=attempt + 1, epochs=rung + 1, value=0.5), 1.0)
+        state, _ = transition(state, Failed(trial=0, attempt=attempt, kind="preempted", message=""), 1.0)
+        state, _ = transition(state, Reached(trial=0, attempt=attempt + 1, epochs=rung + 1, value=0.5), 1.0)
     assert state.trials[0].status == "finished"
 
 
@@ -279,35 +279,35 @@ def test_a_campaign_that_can_save_no_more_epoch_leaves_at_once() -> None:
 def test_time_that_passes_is_written_down_so_that_a_killed_controller_has_spent_it() -> None:
     state = begun(Plan(trials=1, rungs=(1,), max_seconds=300.0), ("a",))
     for second in range(0, 200, 10):
-        state, _ = step(state, Tick(), float(second))
-    reopened, _ = step(state, Opened(plan=state.plan, places=("a",)), 10_000.0)
+        state, _ = transition(state, Tick(), float(second))
+    reopened, _ = transition(state, Opened(plan=state.plan, slots=("a",)), 10_000.0)
     assert 190.0 <= reopened.elapsed(10_000.0) <= 250.0
-    assert step(state, Tick(), 190.5)[0] is state, "nothing but a little time passed"
+    assert transition(state, Tick(), 190.5)[0] is state, "nothing but a little time passed"
 
 
 def test_the_longest_of_the_waiting_trials_goes_first() -> None:
     state = begun(Plan(trials=4, rungs=(1,)), tuple("abcd"), work=(1.0, 9.0, 5.0, 3.0))
-    state, actions = step(state, Opened(plan=state.plan, places=("a", "b")), 1.0)
+    state, actions = transition(state, Opened(plan=state.plan, slots=("a", "b")), 1.0)
     assert [action.trial for action in actions if isinstance(action, Start)] == [1, 2]
 
 
 @settings(max_examples=12, deadline=None)
 @given(works=st.lists(st.floats(1.0, 30.0), min_size=3, max_size=15), per_trial=st.integers(4, 30))
 def test_a_final_training_ends_for_all_at_once(works: list[float], per_trial: int) -> None:
-    places = per_trial * len(works)
-    plan = Plan(trials=len(works), rungs=tuple(range(4, 44, 4)), reduction=1, max_places=places)
-    names = tuple(f"n{k}" for k in range(places))
+    slots = per_trial * len(works)
+    plan = Plan(trials=len(works), rungs=tuple(range(4, 44, 4)), reduction=1, max_slots=slots)
+    names = tuple(f"n{k}" for k in range(slots))
     campaign = Clockwork(plan, names, work=lambda trial: works[trial], startup=0.0).run()
     assert campaign.outcomes["finished"] == len(works)
-    bound = 40 * sum(works) / places
+    bound = 40 * sum(works) / slots
     assert campaign.busy == pytest.approx(40 * sum(works))
-    assert campaign.now <= 1.0 + 1.15 * bound + 40 * max(works) / places
+    assert campaign.now <= 1.0 + 1.15 * bound + 40 * max(works) / slots
 
 
 def test_trials_grow_onto_idle_nodes_at_the_end_of_their_segment() -> None:
-    plan = Plan(trials=2, rungs=(1, 2, 3, 4, 5, 6), reduction=1, max_places=8, finalists=0)
+    plan = Plan(trials=2, rungs=(1, 2, 3, 4, 5, 6), reduction=1, max_slots=8, finalists=0)
     campaign = Clockwork(plan, tuple("abcdefgh"), work=lambda trial: (1.0, 40.0)[trial]).run()
-    sizes = [len(start.places) for _, start in campaign.starts if start.trial == 1]
+    sizes = [len(start.slots) for _, start in campaign.starts if start.trial == 1]
     assert sizes[0] < sizes[-1] == 8
 
 
@@ -318,19 +318,17 @@ def test_what_jumps_the_line_never_delays_the_first_by_estimate(data: Any) -> No
 
     works = data.draw(st.lists(st.floats(1.0, 200.0), min_size=3, max_size=8), label="works")
     running = data.draw(st.integers(1, len(works) - 2), label="running")
-    places = tuple(f"n{k}" for k in range(data.draw(st.integers(2 * len(works), 40), label="places")))
-    plan = Plan(trials=len(works), rungs=(1, 5), reduction=1, max_places=len(places))
-    state = begun(plan, places, work=tuple(works))
+    slots = tuple(f"n{k}" for k in range(data.draw(st.integers(2 * len(works), 40), label="slots")))
+    plan = Plan(trials=len(works), rungs=(1, 5), reduction=1, max_slots=len(slots))
+    state = begun(plan, slots, work=tuple(works))
     for number in range(running, len(works)):  # some come back from their first segment, at different times
         attempt = state.trials[number].attempt
-        state, _ = step(state, Reached(trial=number, attempt=attempt, epochs=1, value=0.5), 0.1 + 0.01 * number)
+        state, _ = transition(state, Reached(trial=number, attempt=attempt, epochs=1, value=0.5), 0.1 + 0.01 * number)
     ready = [trial for trial in state.trials.values() if trial.number >= running]
-    for trial in ready:  # all of them at once want places again
-        places_back = trial.places
-        state = balance.replace(
-            state, free=state.free.with_places(places_back), active=state.active.delete(trial.number)
-        )
-        waits = balance.replace(trial, status="waiting", places=())
+    for trial in ready:  # all of them at once want slots again
+        slots_back = trial.slots
+        state = balance.replace(state, free=state.free.with_slots(slots_back), active=state.active.delete(trial.number))
+        waits = balance.replace(trial, status="waiting", slots=())
         state = balance.replace(state, trials=state.trials.set(trial.number, waits))
     ready = [state.trials[trial.number] for trial in ready]
     reservations: list[Any] = []
@@ -342,31 +340,31 @@ def test_what_jumps_the_line_never_delays_the_first_by_estimate(data: Any) -> No
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(balance, "_worth_waiting", spy)
-        after, _ = balance.balanced(state, ready, 1.0)
+        after, _ = balance.start_balanced(state, ready, 1.0)
     for first, wanted, reservation in reservations:
         if reservation is not None and after.trials[first.number].status != "running":
             work = balance._known_work(state, ready)
-            ends = [(balance._segment_end(after, other, work, 1.0), len(other.places)) for other in after.running]
+            ends = [(balance._segment_end(after, other, work, 1.0), len(other.slots)) for other in after.running]
             free = len(after.free) + sum(count for end, count in ends if end <= reservation.time + 1e-9)
             assert free >= wanted
 
 
 def test_journals_from_before_nodes_had_a_health_are_read_as_they_were_written() -> None:
     state = begun(Plan(trials=2, rungs=(1,)), ("local/0",))
-    state, actions = step(state, Failed(trial=0, attempt=1, kind="launch", message=""), 1.0)
+    state, actions = transition(state, Failed(trial=0, attempt=1, kind="launch", message=""), 1.0)
     assert [type(action) for action in actions] == [Start]
-    state, actions = step(state, Failed(trial=0, attempt=2, kind="out_of_memory", message=""), 1.0)
+    state, actions = transition(state, Failed(trial=0, attempt=2, kind="out_of_memory", message=""), 1.0)
     assert Settle(trial=0, outcome="failed") in actions
 
 
-def begun(plan: Plan, places: tuple[str, ...], work: tuple[float, ...] = ()) -> State:
+def begun(plan: Plan, slots: tuple[str, ...], work: tuple[float, ...] = ()) -> State:
     """A campaign in which as many trials run as there is room for."""
-    state, actions = step(State(), Opened(plan=plan, places=places), 0.0)
+    state, actions = transition(State(), Opened(plan=plan, slots=slots), 0.0)
     while proposals := [action for action in actions if isinstance(action, Propose)]:
         actions = ()
         for action in proposals:
             known = work[action.trial] if work else None
             event = Proposed(trial=action.trial, values={"x": action.trial}, work=known)
-            state, more = step(state, event, 0.0)
+            state, more = transition(state, event, 0.0)
             actions = (*actions, *more)
     return state

@@ -19,7 +19,7 @@ from hydragnn.hpo import CampaignSettings, GivenRun, LocalLauncher, campaign_his
 from hydragnn.hpo.final import best_runs, given_runs
 from hydragnn.hpo.journal import read_journal
 from hydragnn.hpo.scheduling.events import Reached, Start, event_to_json
-from hydragnn.hpo.scheduling.scheduler import State, step
+from hydragnn.hpo.scheduling.scheduler import State, transition
 
 Settings = Callable[..., CampaignSettings]
 Launchers = Callable[..., LocalLauncher]
@@ -42,7 +42,7 @@ def starts_of(out: Path) -> list[tuple[int, int]]:
     """(trial, until) of everything that was started, in order."""
     state, started = State(), []
     for now, event in read_journal(out / "journal.jsonl"):
-        state, actions = step(state, event, now)
+        state, actions = transition(state, event, now)
         started += [(action.trial, action.until) for action in actions if isinstance(action, Start)]
     return started
 
@@ -68,7 +68,7 @@ def test_two_workers_train_two_runs_at_once_straight_to_the_end_the_longest_firs
     run_final(runs, out, launcher=fake_launcher(workers=2))
     state, most = State(), 0
     for now, event in read_journal(out / "journal.jsonl"):
-        state, _ = step(state, event, now)
+        state, _ = transition(state, event, now)
         most = max(most, len(state.running))
     assert most == 2
     started = starts_of(out)

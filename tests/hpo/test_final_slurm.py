@@ -14,7 +14,7 @@ from hydragnn.hpo.launching.allocation import read_allocation
 from hydragnn.hpo.launching.sites import site_of
 from hydragnn.hpo.launching.steps import Limits, StepLauncher
 from hydragnn.hpo.scheduling.events import Start
-from hydragnn.hpo.scheduling.scheduler import State, step
+from hydragnn.hpo.scheduling.scheduler import State, transition
 
 
 def printed(*command: str) -> str:
@@ -47,10 +47,10 @@ def test_a_run_that_costs_three_times_as_much_gets_three_times_the_nodes_and_bot
     assert (final.result.ending, final.result.finished) == ("finished", 2)
     state, sizes, most = State(), {}, 0
     for now, event in read_journal(tmp_path / "c" / "journal.jsonl"):
-        state, actions = step(state, event, now)
+        state, actions = transition(state, event, now)
         for action in actions:
             if isinstance(action, Start):
-                sizes.setdefault(action.trial, len(action.places))
+                sizes.setdefault(action.trial, len(action.slots))
         most = max(most, len(state.running))
     assert sizes == {0: 1, 1: 3}
     assert most == 2

@@ -141,7 +141,7 @@ def test_a_spent_budget_says_that_it_has_to_be_raised(
     settings: Settings, fake_launcher: Launchers, tmp_path: Path, limit: str
 ) -> None:
     result = run_search(settings(**{limit: 1e-5}), tmp_path / "c", launcher=fake_launcher())
-    assert result.summary()["ending"] == f"{limit} spent; raise it and continue with --resume"
+    assert result.to_json()["ending"] == f"{limit} spent; raise it and continue with --resume"
 
 
 def test_an_attempt_that_does_not_leave_is_killed_within_the_grace_period(
@@ -205,7 +205,7 @@ def test_an_attempt_that_its_journal_never_knew_does_no_work(tmp_path: Path, fak
     launcher = fake_launcher()
     folder = tmp_path / "run"
     folder.mkdir()
-    task = Task(trial=0, attempt=1, until=1, folder=folder, places=launcher.places)
+    task = Task(trial=0, attempt=1, until=1, folder=folder, slots=launcher.slots)
     launcher.start(task)
     (report,) = launcher.poll(30.0)
     assert isinstance(report, Begun)

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hydragnn.errors import InputError
-from hydragnn.hpo.journal import Journal, read_journal, replayed
+from hydragnn.hpo.journal import Journal, read_journal, replay
 from hydragnn.hpo.scheduling.events import Event, Exhausted, Failed, Launched, Opened, Plan, Proposed, Reached, Stopping
 
 EVENTS: list[Event] = [
-    Opened(plan=Plan(trials=3, rungs=(1, 5), timeout=2.5), places=("local/0", "local/1")),
+    Opened(plan=Plan(trials=3, rungs=(1, 5), timeout=2.5), slots=("local/0", "local/1")),
     Proposed(trial=0, values={"model.kind": "schnet", "train.learning_rate": 1e-3, "heads.0.hidden_dims": [64, 64]}),
     Launched(trial=0, attempt=1, identity={"host": "here", "pid": 7, "created": 1.5}),
     Reached(trial=0, attempt=1, epochs=1, value=0.1 + 0.2, seconds=3.5),
@@ -119,4 +119,4 @@ def test_a_journal_written_under_other_rules_is_not_misread(tmp_path: Path) -> N
         journal.append(EVENTS[0], 0.0)
         journal.append(Reached(trial=0, attempt=1, epochs=1, value=0.5), 1.0)  # nothing was started
     with pytest.raises(InputError, match=r"line 2 does not follow.*another version"):
-        replayed(path)
+        replay(path)

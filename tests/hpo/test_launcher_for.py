@@ -20,7 +20,7 @@ def allocation(nodes: int = 4, gpus: int = 0) -> Allocation:
 def test_trials_on_whole_nodes_are_steps(settings: Callable[..., CampaignSettings], tmp_path: Path) -> None:
     launcher = launcher_for(settings(nodes_per_trial=[1, 4]), allocation(), tmp_path)
     assert isinstance(launcher, StepLauncher)
-    assert (launcher.places, launcher.deadline) == (("n0", "n1", "n2", "n3"), 9.0)
+    assert (launcher.slots, launcher.deadline) == (("n0", "n1", "n2", "n3"), 9.0)
 
 
 def test_trials_that_share_nodes_are_in_packs_and_few_of_them_spread_over_many_nodes(
@@ -28,7 +28,7 @@ def test_trials_that_share_nodes_are_in_packs_and_few_of_them_spread_over_many_n
 ) -> None:
     launcher = launcher_for(settings(trials_per_node=2), allocation(nodes=2), tmp_path)
     assert isinstance(launcher, PackLauncher)
-    assert launcher.places == ("n0/0", "n1/0", "n0/1", "n1/1")
+    assert launcher.slots == ("n0/0", "n1/0", "n0/1", "n1/1")
 
 
 def test_more_trials_of_one_process_than_a_job_may_have_steps_are_in_packs(
@@ -63,4 +63,4 @@ def test_without_a_scheduler_trials_are_processes_of_this_machine(
     settings: Callable[..., CampaignSettings], tmp_path: Path
 ) -> None:
     launcher = launcher_for(settings(workers=3), Allocation(by="local", nodes=("here",), cores=4), tmp_path)
-    assert isinstance(launcher, LocalLauncher) and len(launcher.places) == 3
+    assert isinstance(launcher, LocalLauncher) and len(launcher.slots) == 3

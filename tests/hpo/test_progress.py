@@ -65,8 +65,8 @@ def test_nothing_is_told_of_attempts_that_are_over_or_of_heartbeats_of_others(tm
     shows(tmp_path, 1, 5, 0.5)
     shows(tmp_path, 2, 1, 0.25)
     now[0] = 120.0
-    told = progress.changes(lambda trial, attempt: True)
-    assert told == [Progressed(trial=1, attempt=5, epochs=0.5), Progressed(trial=2, attempt=1, epochs=0.25)]
+    changes = progress.changes(lambda trial, attempt: True)
+    assert changes == [Progressed(trial=1, attempt=5, epochs=0.5), Progressed(trial=2, attempt=1, epochs=0.25)]
 
 
 def test_a_slow_file_system_holds_up_nobody(tmp_path: Path, now: list[float]) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from hydragnn.hpo.sampler import SAMPLERS, proposal
 from hydragnn.hpo.scheduling.events import Event, Opened, Plan, Proposed, Reached
-from hydragnn.hpo.scheduling.scheduler import State, step
+from hydragnn.hpo.scheduling.scheduler import State, transition
 from hydragnn.hpo.space import is_point, point_key, space_of
 
 RATE = {"type": "float", "low": 1e-5, "high": 1e-1, "log": True}
@@ -30,9 +30,9 @@ def asked(campaign: Any, trials: int, rungs: tuple[int, ...] = (1, 2)) -> list[d
 
     def feed(event: Event) -> None:
         nonlocal state
-        state, _ = step(state, event, 0.0)
+        state, _ = transition(state, event, 0.0)
 
-    feed(Opened(plan=Plan(trials=trials, rungs=rungs, reduction=100), places=("p",)))
+    feed(Opened(plan=Plan(trials=trials, rungs=rungs, reduction=100), slots=("p",)))
     for number in range(trials):
         point = proposal(campaign, space, state, number)
         assert point is not None
@@ -62,14 +62,14 @@ def test_a_finite_space_is_exhausted_without_repetition(settings: Any) -> None:
         trials=1, rungs=[], space={"model.hidden_dim": {"type": "int", "low": 8, "high": 40, "step": 16}}
     )
     space = space_of(campaign.search.space)
-    state, _ = step(State(), Opened(plan=Plan(trials=9, rungs=(1,)), places=("p",)), 0.0)
+    state, _ = transition(State(), Opened(plan=Plan(trials=9, rungs=(1,)), slots=("p",)), 0.0)
     seen = []
     for number in range(3):
         point = proposal(campaign, space, state, number)
         assert point is not None
         seen.append(point["model.hidden_dim"])
-        state, _ = step(state, Proposed(trial=number, values=point), 0.0)
-        state, _ = step(state, Reached(trial=number, attempt=1, epochs=1, value=1.0), 0.0)
+        state, _ = transition(state, Proposed(trial=number, values=point), 0.0)
+        state, _ = transition(state, Reached(trial=number, attempt=1, epochs=1, value=1.0), 0.0)
     assert sorted(seen) == [8, 24, 40]
     assert proposal(campaign, space, state, 3) is None
 
@@ -81,25 +81,25 @@ def test_what_a_sampler_is_told_does_not_grow_with_the_campaign_and_holds_the_be
     from hydragnn.hpo import sampler as module
 
     campaign = settings(sampler=sampler, space={"train.learning_rate": RATE}, trials=5000)
-    told: list[dict[float, str]] = []
+    studies: list[dict[float, str]] = []
 
     def spy(space: Any, by: Any, trials: Any) -> Any:
-        told.append({trial.params["train.learning_rate"]: trial.state.name for trial in trials})
+        studies.append({trial.params["train.learning_rate"]: trial.state.name for trial in trials})
         return {"train.learning_rate": 0.09}
 
-    monkeypatch.setattr(module, "_asked", spy)
+    monkeypatch.setattr(module, "_suggest", spy)
     values = [1e-5 * (1 + number) for number in range(2000)]
-    state, _ = step(State(), Opened(plan=Plan(trials=5000, rungs=(1, 2), reduction=9999), places=("a", "b")), 0.0)
+    state, _ = transition(State(), Opened(plan=Plan(trials=5000, rungs=(1, 2), reduction=9999), slots=("a", "b")), 0.0)
     for number, value in enumerate(values):
-        state, _ = step(state, Proposed(trial=number, values={"train.learning_rate": value}), 0.0)
+        state, _ = transition(state, Proposed(trial=number, values={"train.learning_rate": value}), 0.0)
         if number != 1999:
             error = float(7 * number % 1999)
-            state, _ = step(state, Reached(trial=number, attempt=1, epochs=1, value=error), 0.0)
+            state, _ = transition(state, Reached(trial=number, attempt=1, epochs=1, value=error), 0.0)
     assert proposal(campaign, space_of(campaign.search.space), state, 2000) is not None
-    assert len(told[0]) <= module.TOLD
+    assert len(studies[0]) <= module.HISTORY
     best = [number for number in range(1999) if 7 * number % 1999 < 50]
-    assert {values[number] for number in best} <= set(told[0])
-    assert ("RUNNING" in told[0].values()) == (sampler == "tpe"), "constant liars know what runs"
+    assert {values[number] for number in best} <= set(studies[0])
+    assert ("RUNNING" in studies[0].values()) == (sampler == "tpe"), "constant liars know what runs"
 
 
 def test_qmc_fills_the_space_more_evenly_than_chance(settings: Any) -> None:

@@ -10,7 +10,7 @@ from hydragnn.hpo.scheduling.scheduler import HOPELESS
 
 
 def world_of(plan: Plan, workers: int = 1) -> World:
-    """A campaign on so many places."""
+    """A campaign on so many slots."""
     return World(plan, tuple(f"p{k}" for k in range(workers)))
 
 
@@ -53,8 +53,8 @@ def test_a_machine_fault_is_retried_and_then_given_up_without_counting_as_failed
     world = world_of(Plan(trials=1, rungs=(1,), retries=2), workers=3)
     world.open()
     world.propose()
-    for place in ("p0", "p1", "p2"):
-        assert world.running[0].places == (place,)
+    for slot in ("p0", "p1", "p2"):
+        assert world.running[0].slots == (slot,)
         world.fail(0, "lost_node")
     assert world.settled == {0: "lost"}
     assert world.closed == "finished"

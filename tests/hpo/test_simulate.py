@@ -24,7 +24,7 @@ from hydragnn.hpo.simulation import (
     PolicyResult,
     Scenario,
     VirtualCampaign,
-    compared,
+    compare_policies,
     final_training,
 )
 from hydragnn.hpo.simulation.ledger import Ledger
@@ -69,7 +69,7 @@ STORM = Assumptions(
 
 
 def scenario(assumptions: Assumptions, *, nodes: int = 64, seed: int = 1, **plan: Any) -> Scenario:
-    asked = {"trials": 10_000, "rungs": (2, 6, 18), "retries": 8, "max_places": 8, **plan}
+    asked = {"trials": 10_000, "rungs": (2, 6, 18), "retries": 8, "max_slots": 8, **plan}
     return Scenario(
         plan=Plan(**asked),
         population=drawn_population(assumptions, asked["rungs"][-1], seed),
@@ -83,12 +83,12 @@ def scenario(assumptions: Assumptions, *, nodes: int = 64, seed: int = 1, **plan
 
 def figures(result: PolicyResult) -> dict[str, Any]:
     """Everything but the wall time of decisions."""
-    return {**result.summary(), "milliseconds per decision": None, "busy": result.busy}
+    return {**result.to_json(), "milliseconds per decision": None, "busy": result.busy}
 
 
 @pytest.mark.parametrize("policy", ["adaptive", "static"])
 def test_equal_seeds_give_equal_figures_and_other_seeds_others(policy: str) -> None:
-    first, again, other = (compared(scenario(STORM, nodes=16, seed=s), [policy], 0.7)[0] for s in (1, 1, 2))
+    first, again, other = (compare_policies(scenario(STORM, nodes=16, seed=s), [policy], 0.7)[0] for s in (1, 1, 2))
     assert figures(first) == figures(again) != figures(other)
 
 
@@ -97,7 +97,7 @@ def test_equal_seeds_give_equal_figures_and_other_seeds_others(policy: str) -> N
 def test_every_node_hour_is_accounted_for_once(policy: str, assumptions: Assumptions) -> None:
     nodes, hours = (16, 0.7) if policy != "static" else (512, 20.0)
     assumptions = assumptions.model_copy(update={"median_node_hours": nodes / 32, "walltime_hours": 0.6 * hours})
-    result = compared(scenario(assumptions, nodes=nodes), [policy], hours)[0]
+    result = compare_policies(scenario(assumptions, nodes=nodes), [policy], hours)[0]
     assert sum(result.node_hours.values()) == pytest.approx(nodes * result.hours)
     assert all(hours >= -1e-6 for hours in result.node_hours.values()), result.node_hours
     assert fmean(result.busy) == pytest.approx(result.utilisation)
@@ -105,7 +105,7 @@ def test_every_node_hour_is_accounted_for_once(policy: str, assumptions: Assumpt
 
 
 def test_on_a_perfect_machine_only_the_end_is_idle() -> None:
-    result = compared(scenario(CALM, nodes=8, max_places=1), ["adaptive"], 4.0)[0]
+    result = compare_policies(scenario(CALM, nodes=8, max_slots=1), ["adaptive"], 4.0)[0]
     assert all(hours < 1e-6 for cause, hours in result.node_hours.items() if cause not in ("useful", "idle", "saving"))
     assert result.goodput > 0.98
     assert result.faults == {}
@@ -156,7 +156,7 @@ def test_fates_come_with_the_stated_probabilities_whatever_else_is_switched_off(
 
 
 def lone_world(assumptions: Assumptions, *, nodes: int = 2, work: float = 100.0) -> World:
-    """A machine with one kind of trial: ten epochs of ``work`` seconds on one place."""
+    """A machine with one kind of trial: ten epochs of ``work`` seconds on one slot."""
     course = Course(work=work, scaling=math.inf, curve=tuple(1 / (epoch + 1) for epoch in range(10)))
     world = World(assumptions, lambda _: course, Ledger(), nodes=nodes, seed=0, grace=10.0, hang_seconds=300.0)
     world.open(0, 0.0, 0.0)
@@ -172,16 +172,16 @@ def until(world: World, kind: type[Event]) -> Any:
             assert isinstance(event, Tick | Launched | Progressed)
 
 
-def start(trial: int = 0, attempt: int = 1, end: int = 10, places: tuple[str, ...] = ("n0",)) -> Start:
-    return Start(trial=trial, attempt=attempt, until=end, places=places)
+def start(trial: int = 0, attempt: int = 1, end: int = 10, slots: tuple[str, ...] = ("n0",)) -> Start:
+    return Start(trial=trial, attempt=attempt, until=end, slots=slots)
 
 
-def test_twice_the_places_take_half_the_time() -> None:
+def test_twice_the_slots_take_half_the_time() -> None:
     world = lone_world(CALM)
     world.start(start())
     assert until(world, Reached).value == 1 / 10
     assert world.now == pytest.approx(1000)
-    world.start(start(trial=1, places=("n0", "n1")))
+    world.start(start(trial=1, slots=("n0", "n1")))
     assert until(world, Reached).epochs == 10
     assert world.now == pytest.approx(1500)
 
@@ -201,7 +201,7 @@ def test_a_lost_node_costs_what_followed_the_last_epoch_and_a_cancelled_attempt_
     assert world.ledger.useful[0] == pytest.approx(1000)
 
     world = lone_world(CALM.model_copy(update={"node_mtbf_hours": 1.0, "notice_seconds": 0.0}), work=1000.0)
-    world.start(start(places=("n0", "n1")))
+    world.start(start(slots=("n0", "n1")))
     failed = until(world, Failed)
     assert failed.kind == "lost_node"
     assert failed.epochs == int(world.now / 500)
@@ -220,7 +220,7 @@ def test_attempts_show_how_far_they_have_come_ever_more_seldom() -> None:
 def test_starts_queue_at_the_launcher() -> None:
     world = lone_world(CALM.model_copy(update={"starts_per_second": 0.1}), nodes=5)
     for trial in range(5):
-        world.start(start(trial=trial, places=(f"n{trial}",)))
+        world.start(start(trial=trial, slots=(f"n{trial}",)))
     launched = [(until(world, Launched).trial, world.now) for _ in range(5)]
     assert launched == [(trial, pytest.approx(10 * trial)) for trial in range(5)]
 
@@ -236,17 +236,17 @@ def test_what_runs_where_is_watched() -> None:
     world = lone_world(CALM)
     world.start(start(trial=0))
     world.start(start(trial=1))
-    world.start(start(trial=0, attempt=2, places=("n1",)))
-    assert world.violations == ["trial 1 starts on places in use", "trial 0 runs twice at once"]
+    world.start(start(trial=0, attempt=2, slots=("n1",)))
+    assert world.violations == ["trial 1 starts on slots in use", "trial 0 runs twice at once"]
 
 
 def test_the_scheduler_is_never_told_the_true_cost() -> None:
     world = world_of(scenario(Assumptions(first_estimates=0)))
     campaign = VirtualCampaign(plan=Plan(trials=5, rungs=(1,)), world=world)
     for trial in range(50):
-        told = campaign._proposed(trial)
-        assert told.work is not None
-        assert 0.001 < abs(math.log(told.work / world.population(trial).work)) < 1.5
+        proposal = campaign._proposal(trial)
+        assert proposal.work is not None
+        assert 0.001 < abs(math.log(proposal.work / world.population(trial).work)) < 1.5
 
 
 def test_bad_nodes_eat_trials_of_the_static_practice_and_are_told_to_its_optimiser() -> None:
@@ -260,11 +260,11 @@ def test_bad_nodes_eat_trials_of_the_static_practice_and_are_told_to_its_optimis
         longest_sleep=0.0,
     )
     practice.run(6.0)
-    assert practice.told == practice.faults["launch"] > 20
+    assert practice.false_failures == practice.faults["launch"] > 20
     calm = replace(practice, assumptions=one_bad.model_copy(update={"black_holes": 0.0}), ledger=Ledger(), trials=0)
-    calm.told, calm.faults, calm.finishes = 0, {}, []
+    calm.false_failures, calm.faults, calm.finishes = 0, {}, []
     calm.run(6.0)
-    assert calm.told == 0
+    assert calm.false_failures == 0
     assert sum(calm.ledger.useful.values()) > sum(practice.ledger.useful.values())
 
 

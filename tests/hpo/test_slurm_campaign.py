@@ -19,7 +19,7 @@ import tomli_w
 
 from hydragnn.errors import InputError
 from hydragnn.hpo import CampaignResult, run_search
-from hydragnn.hpo.journal import read_journal, replayed
+from hydragnn.hpo.journal import read_journal, replay
 from hydragnn.hpo.launching.allocation import read_allocation
 from hydragnn.hpo.launching.packs import PackLauncher
 from hydragnn.hpo.launching.sites import site_of
@@ -50,7 +50,7 @@ class Followed:
             self.at_opening()
         self.events.append((seconds, event))
         self.free[seconds] = set(state.free)
-        self.uses.append((seconds, {trial.number: trial.places for trial in state.running}))
+        self.uses.append((seconds, {trial.number: trial.slots for trial in state.running}))
 
     def failures(self) -> list[Failed]:
         return [event for _, event in self.events if isinstance(event, Failed)]
@@ -129,13 +129,13 @@ def in_background(
     return future
 
 
-def places_of(followed: Followed, trial: int) -> tuple[str, ...]:
+def slots_of(followed: Followed, trial: int) -> tuple[str, ...]:
     return followed.uses[-1][1].get(trial, ()) if followed.uses else ()
 
 
 def assert_accounted(out: Path, trials: int) -> None:
     """Every trial has an outcome, and no fault of a machine is among what the sampler was told."""
-    state = replayed(out / "journal.jsonl")
+    state = replay(out / "journal.jsonl")
     assert len(state.trials) == trials
     assert {trial.status for trial in state.trials.values()} <= {"finished", "paused"}
     storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(out / "optuna.log")))
@@ -146,7 +146,7 @@ def assert_accounted(out: Path, trials: int) -> None:
 
 def assert_disjoint(followed: Followed) -> None:
     for _, uses in followed.uses:
-        nodes = [node_of(place) for places in uses.values() for place in places]
+        nodes = [node_of(slot) for slots in uses.values() for slot in slots]
         assert len(nodes) == len(set(nodes))
 
 
@@ -163,7 +163,7 @@ def test_faults_of_machines_cost_the_trials_that_they_hit_one_attempt_and_nobody
     launcher = fake_launcher(monkeypatch, hang=4.0, trial1="hang", trial2="memory", trial3="long")
     future = in_background(campaign, out, launcher, followed)
     wait_for(lambda: (out / "trials" / "0003" / "heartbeat").exists(), future)
-    partner, dead = sorted(places_of(followed, 3))  # rank 0 lives on, so that nobody but the scheduler notices
+    partner, dead = sorted(slots_of(followed, 3))  # rank 0 lives on, so that nobody but the scheduler notices
     cluster.kill(dead)
     result = future.result(PATIENCE)
     assert (result.ending, result.trials, result.failed) == ("finished", 8, 0)
@@ -177,10 +177,10 @@ def test_faults_of_machines_cost_the_trials_that_they_hit_one_attempt_and_nobody
     ended = followed.first(lambda event: isinstance(event, Failed) and event.trial == 3)
     again = followed.first(lambda event: isinstance(event, Launched) and (event.trial, event.attempt) == (3, 2))
     assert partner in followed.free[ended] | {
-        place for at, uses in followed.uses if at == ended for place in uses.get(3, ())
+        slot for at, uses in followed.uses if at == ended for slot in uses.get(3, ())
     }
     assert again - known <= 5.0
-    assert all(dead not in places for at, uses in followed.uses if at > ended for places in uses.values())
+    assert all(dead not in slots for at, uses in followed.uses if at > ended for slots in uses.values())
 
 
 def test_trials_of_two_nodes_train_together_and_go_on_elsewhere_when_a_node_is_lost(
@@ -195,7 +195,7 @@ def test_trials_of_two_nodes_train_together_and_go_on_elsewhere_when_a_node_is_l
     followed, out = Followed(), tmp_path / "campaign"
     future = in_background(campaign, out, launcher_for(campaign, read_allocation(os.environ), out), followed)
     wait_for(lambda: (out / "trials" / "0000" / "checkpoints" / "latest.json").exists(), future)
-    dead = places_of(followed, 0)[1]
+    dead = slots_of(followed, 0)[1]
     cluster.kill(dead)
     result = future.result(PATIENCE)
     assert (result.ending, result.finished, result.failed) == ("finished", 2, 0)
@@ -299,7 +299,7 @@ def test_a_cancelled_allocation_interrupts_the_campaign_and_the_next_one_goes_on
     result = future.result(PATIENCE)
     assert (result.ending, result.failed) == ("walltime", 0)
     before = {name: (out / "trials" / name / "ranks.txt").read_text() for name in finished(out)}
-    state = replayed(out / "journal.jsonl")
+    state = replay(out / "journal.jsonl")
     assert {trial.status for trial in state.trials.values()} <= {"asked", "waiting", "finished"}
     assert not state.health and {trial.faults for trial in state.trials.values()} == {0}
     with pytest.raises(InputError, match=r"job \d+ has ended \(\w+\).*--resume"):
@@ -359,7 +359,7 @@ def test_a_restart_and_an_outage_of_slurmctld_cost_no_attempt_and_no_node(
     result = future.result(PATIENCE)
     assert (result.ending, result.finished, result.failed) == ("finished", 6, 0)
     assert_accounted(out, 6)
-    state = replayed(out / "journal.jsonl")
+    state = replay(out / "journal.jsonl")
     assert followed.failures() == [] and not [event for _, event in followed.events if isinstance(event, Probed)]
     assert not state.health and {trial.attempt for trial in state.trials.values()} == {1}
 
@@ -388,5 +388,5 @@ def over(number: str) -> bool:
 
 def finished(out: Path) -> list[str]:
     """The folders of the trials that are complete."""
-    state = replayed(out / "journal.jsonl") if (out / "journal.jsonl").exists() else None
+    state = replay(out / "journal.jsonl") if (out / "journal.jsonl").exists() else None
     return [f"{t.number:04d}" for t in state.trials.values() if t.status == "finished"] if state else []

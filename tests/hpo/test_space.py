@@ -1,5 +1,6 @@
 """A point of the space is a valid run, or the space is refused at the door with the next move."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hydragnn.errors import InputError
+from hydragnn.files import read_json, write_json
+from hydragnn.hpo.preflight import as_begun, open_campaign, write_settings
 from hydragnn.hpo.settings import campaign_settings
 from hydragnn.hpo.space import (
     all_points,
@@ -151,3 +154,20 @@ def test_a_small_discrete_space_is_counted_with_its_conditions() -> None:
     points = all_points(space)
     assert points is not None
     assert len(points) == 4
+
+
+def test_trials_of_a_campaign_of_version_1_lack_no_key_that_came_later(tmp_path: Path) -> None:
+    table = {"data": {"store": "a.h5"}, "model": {"kind": "painn"}, "heads": [{"field": "energy"}]}
+    space = {"model.hidden_dim": {"type": "int", "low": 8, "high": 16}}
+    now = campaign_settings({**table, "search": {"space": space}}, SOURCE)
+    norms = {}
+    for version in (1, 2):
+        folder = tmp_path / str(version)
+        write_json(folder / "campaign.json", {"version": version, **now.to_json(), "enqueued": []})
+        begun = as_begun(now, folder)
+        assert begun == replace(open_campaign(folder), source=begun.source, base=begun.base)
+        trial = trial_config(begun, space_of(begun.search.space), {"model.hidden_dim": 8}, 0)
+        norms[version] = trial.model.to_json()["norm"]
+        write_settings(begun, [], folder)
+        assert read_json(folder / "campaign.json")["version"] == version
+    assert norms == {1: "paper", 2: "smooth"}

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from hydragnn.errors import InputError
-from hydragnn.hpo import CampaignSettings, CampaignStatus, Follower, campaign_status, step
+from hydragnn.hpo import CampaignSettings, CampaignStatus, Follower, campaign_status, transition
 from hydragnn.hpo.preflight import write_settings
 from hydragnn.hpo.scheduling.events import Opened, Plan, Proposed, Reached
 from hydragnn.hpo.scheduling.scheduler import State
 from hydragnn.hpo.status import forecast, node_counts, seconds_left
 
-PLAN = Plan(trials=40, rungs=(2, 6, 18), finalists=2, max_places=2, max_node_seconds=90_000.0)
+PLAN = Plan(trials=40, rungs=(2, 6, 18), finalists=2, max_slots=2, max_node_seconds=90_000.0)
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def test_a_bad_node_is_named(folder: Path, player: Any) -> None:
     state = State()
     seen = set()
     for now, event in halfway:
-        state, _ = step(state, event, now)
+        state, _ = transition(state, event, now)
         nodes = node_counts(state)
         seen |= set(nodes.quarantined)
         assert nodes.busy + nodes.idle + nodes.probing + len(nodes.quarantined) == nodes.known == 6
@@ -136,10 +136,10 @@ def test_a_controller_that_writes_no_more_is_thought_gone(folder: Path, player: 
 
 def test_the_budget_that_ends_first_is_the_forecast() -> None:
     plan = Plan(trials=9, rungs=(1, 3, 9), max_seconds=60.0, grace=5.0)
-    state, _ = step(State(), Opened(plan=plan, places=("n1",)), 0.0)
+    state, _ = transition(State(), Opened(plan=plan, slots=("n1",)), 0.0)
     assert forecast(state, 5.0) is None
-    state, _ = step(state, Proposed(trial=0, values={"model.hidden_dim": 32}), 0.0)
-    state, _ = step(state, Reached(trial=0, attempt=1, epochs=1, value=0.75), 10.0)
+    state, _ = transition(state, Proposed(trial=0, values={"model.hidden_dim": 32}), 0.0)
+    state, _ = transition(state, Reached(trial=0, attempt=1, epochs=1, value=0.75), 10.0)
     assert seconds_left(state, 10.0) == pytest.approx(200.0)
     found = forecast(state, 10.0)
     assert found is not None

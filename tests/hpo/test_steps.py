@@ -79,12 +79,12 @@ def makers(site: Site, allocation: Allocation) -> Iterator[Callable[..., StepLau
         launcher.close()
 
 
-def task(tmp_path: Path, trial: int, *places: str, attempt: int = 1, until: int = 4) -> Task:
+def task(tmp_path: Path, trial: int, *slots: str, attempt: int = 1, until: int = 4) -> Task:
     folder = tmp_path / f"{trial:04d}"
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(CONFIG))
     (folder / "attempt.json").write_text(json.dumps({"attempt": attempt}))
-    return Task(trial=trial, attempt=attempt, until=until, folder=folder, places=places)
+    return Task(trial=trial, attempt=attempt, until=until, folder=folder, slots=slots)
 
 
 def begin(launcher: Launcher, *tasks: Task) -> list[Begun]:
@@ -221,8 +221,8 @@ def test_a_pack_carries_many_trials_each_with_its_own_record_and_failure(
         Slurm(cores=4), allocation, tmp_path, hang=3.0, FAKE_FAULTS='{"1": "crash", "2": "hang"}', FAKE_PAUSE="0.05"
     )
     try:
-        tasks = [task(tmp_path, number, place) for number, place in enumerate(launcher.places)]
-        tasks[3] = task(tmp_path, 3, launcher.places[3], until=1000)
+        tasks = [task(tmp_path, number, slot) for number, slot in enumerate(launcher.slots)]
+        tasks[3] = task(tmp_path, 3, launcher.slots[3], until=1000)
         begun, ended, saved = 0, {}, False
         for one in tasks:
             launcher.start(one)
@@ -255,11 +255,11 @@ def test_a_pack_that_cannot_start_because_of_one_node_starts_without_it(
         monkeypatch.setenv(name, value)
     launcher = in_packs(Slurm(cores=4), Allocation(by="slurm", nodes=("n1", "n9", "n2"), cores=4), tmp_path, shares=1)
     try:
-        for number, place in enumerate(launcher.places):
-            launcher.start(task(tmp_path, number, place))
+        for number, slot in enumerate(launcher.slots):
+            launcher.start(task(tmp_path, number, slot))
         reports = until(launcher, lambda found: len(found) == 3)
-        assert {r.task.places[0] for r in reports if isinstance(r, Begun)} == {"n1", "n2"}
-        assert [(r.task.places, r.code) for r in reports if isinstance(r, Exit)] == [(("n9",), None)]
+        assert {r.task.slots[0] for r in reports if isinstance(r, Begun)} == {"n1", "n2"}
+        assert [(r.task.slots, r.code) for r in reports if isinstance(r, Exit)] == [(("n9",), None)]
     finally:
         launcher.close()
 

@@ -22,7 +22,7 @@ from hydragnn.errors import InputError
 from hydragnn.hpo import CampaignSettings, campaign_settings, run_search
 from hydragnn.hpo.job import JobSettings
 from hydragnn.hpo.space import space_of, trial_config
-from hydragnn.hpo.submit import SITES, Job, Span, job_script, submitted, successor, walltime
+from hydragnn.hpo.submit import SITES, Job, Span, job_script, submit_campaign, successor, walltime
 from hydragnn.record import read_record
 from hydragnn.runs.run import main as train
 
@@ -207,7 +207,7 @@ def test_jobs_follow_each_other_until_node_hours_or_the_chain_end(
     campaign_file: Path, queue: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "c"
-    first = submitted(campaign_file, out, overrides=["search.trials=7"], workers=2, now=0.0)
+    first = submit_campaign(campaign_file, out, overrides=["search.trials=7"], workers=2, now=0.0)
     assert (first.id, first.hours) == ("1", 2.0)
     assert f"search {campaign_file} --out {out} --resume --workers 2 --set search.trials=7" in first.script.read_text()
     (out / "jobs" / "0001.begun").write_text("1000")
@@ -227,7 +227,7 @@ def test_the_last_job_gets_what_the_budget_leaves_and_a_job_that_was_cut_leaves_
     campaign_file: Path, queue: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "c"
-    submitted(campaign_file, out, overrides=["search.max_node_hours=9.0"], now=0.0)
+    submit_campaign(campaign_file, out, overrides=["search.max_node_hours=9.0"], now=0.0)
     (out / "jobs" / "0001.begun").write_text("1000")
     assert successor(out, 1, "1", over=False, now=1000.0) is not None
     assert minutes_of(out) == [120, 15], "9 node-hours less 4 nodes times 2 hours, on 4 nodes"
@@ -241,7 +241,7 @@ def test_a_job_that_ends_early_asks_again_where_its_unused_time_is_enough(
     campaign_file: Path, queue: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "c"
-    submitted(campaign_file, out, overrides=["search.max_node_hours=8.0"], now=0.0)
+    submit_campaign(campaign_file, out, overrides=["search.max_node_hours=8.0"], now=0.0)
     (out / "jobs" / "0001.begun").write_text("1000")
     assert successor(out, 1, "1", over=False, now=1001.0) is None
     again = successor(out, 1, "1", over=True, now=1000.0 + 1800)
@@ -252,17 +252,17 @@ def test_a_campaign_in_the_queue_is_not_submitted_twice_unless_asked(
     campaign_file: Path, queue: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "c"
-    submitted(campaign_file, out, now=0.0)
+    submit_campaign(campaign_file, out, now=0.0)
     with pytest.raises(InputError, match=r"waits in a queue as job 1.*--resume"):
-        submitted(campaign_file, out, now=0.0)
+        submit_campaign(campaign_file, out, now=0.0)
     (out / "jobs" / "0001.begun").write_text("1000")
     (out / "jobs" / "0001.ended").write_text("1001")
-    submitted(campaign_file, out, resume=True, now=2000.0)
+    submit_campaign(campaign_file, out, resume=True, now=2000.0)
     assert successor(out, 2, "2", over=False, now=2000.0) is not None, "a new chain counts from its first job"
 
 
 def test_a_dry_run_leaves_nothing(campaign_file: Path, tmp_path: Path) -> None:
-    submission = submitted(campaign_file, tmp_path / "c", dry_run=True, now=0.0)
+    submission = submit_campaign(campaign_file, tmp_path / "c", dry_run=True, now=0.0)
     assert submission.text.startswith("#!/bin/bash\n#SBATCH")
     assert not (tmp_path / "c").exists()
 
@@ -272,17 +272,17 @@ def test_what_a_scheduler_says_is_told(
 ) -> None:
     (tmp_path / "bin" / "sbatch").write_text("#!/bin/bash\necho 'Invalid account' >&2\nexit 1\n")
     with pytest.raises(InputError, match=r"sbatch refuses .*Invalid account"):
-        submitted(campaign_file, tmp_path / "c", now=0.0)
+        submit_campaign(campaign_file, tmp_path / "c", now=0.0)
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     with pytest.raises(InputError, match="sbatch is not here"):
-        submitted(campaign_file, tmp_path / "d", now=0.0)
+        submit_campaign(campaign_file, tmp_path / "d", now=0.0)
 
 
 def test_only_a_file_with_a_job_section_is_submitted(campaign_file: Path, tmp_path: Path) -> None:
     text = campaign_file.read_text()
     campaign_file.write_text(text[: text.index("[job]")] + text[text.index("python3") + 9 :])
     with pytest.raises(InputError, match=r"section \[job\] is missing"):
-        submitted(campaign_file, tmp_path / "c", now=0.0)
+        submit_campaign(campaign_file, tmp_path / "c", now=0.0)
 
 
 def test_trials_read_the_copy_of_the_store_that_a_job_has_made(

@@ -13,7 +13,7 @@ import pytest
 import tomli_w
 
 from hydragnn.hpo import campaign_history
-from hydragnn.hpo.submit import Submission, submitted
+from hydragnn.hpo.submit import Submission, submit_campaign
 
 PATIENCE = 240.0  # seconds for something that a loaded machine does within sixty
 
@@ -58,7 +58,7 @@ def submit(table: dict[str, Any], tmp_path: Path) -> Callable[..., Submission]:
         whole = {**base, "search": search, "job": {"site": "slurm", "nodes": 2, "hours": 0.1, "chain": 6, **job}}
         path = tmp_path / "CAMPAIGN.toml"
         path.write_text(tomli_w.dumps(whole))
-        return submitted(path, tmp_path / "campaign", now=time.time())
+        return submit_campaign(path, tmp_path / "campaign", now=time.time())
 
     return submitting
 

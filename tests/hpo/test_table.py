@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from hydragnn.hpo import CampaignView, State, step
+from hydragnn.hpo import CampaignView, State, transition
 from hydragnn.hpo.scheduling.events import Event, Failed, Opened, Plan, Probed, Proposed, Reached, Stopping, Tick
 from hydragnn.hpo.table import event_line, seconds_left, summary_line
 from hydragnn.record import Cost, RunRecord, write_record
 
 EVENTS: list[tuple[Event, float]] = [
-    (Opened(plan=Plan(trials=9, rungs=(1, 3, 9), reduction=3), places=("local/0", "local/1")), 0.0),
+    (Opened(plan=Plan(trials=9, rungs=(1, 3, 9), reduction=3), slots=("local/0", "local/1")), 0.0),
     (Proposed(trial=0, values={"model.hidden_dim": 32, "train.learning_rate": 0.0012345}), 0.0),
     (Proposed(trial=1, values={"model.hidden_dim": 64, "train.learning_rate": 0.1}), 0.0),
     (Reached(trial=0, attempt=1, epochs=1, value=0.75), 10.0),
@@ -30,7 +30,7 @@ def shown(out: Path, *, terminal: bool) -> tuple[State, str]:
     clock = iter(float(second) for second in range(100))
     with CampaignView(out, console, clock=lambda: next(clock)) as view:
         for event, now in EVENTS:
-            state, _ = step(state, event, now)
+            state, _ = transition(state, event, now)
             view(state, event, state.elapsed(now))
     return state, text.getvalue()
 
@@ -51,7 +51,7 @@ def test_plain_lines_tell_every_piece_of_news_once(tmp_path: Path) -> None:
 
 
 def test_a_stop_is_told_also_while_no_trial_runs() -> None:
-    state, _ = step(State(), EVENTS[0][0], 0.0)
+    state, _ = transition(State(), EVENTS[0][0], 0.0)
     assert not state.running
     assert event_line(state, Stopping(reason="SIGTERM")) == "SIGTERM: no trial is running"
 
@@ -68,10 +68,10 @@ def test_on_a_terminal_the_table_shows_progress_and_speed(tmp_path: Path) -> Non
 
 
 def test_the_forecast_counts_the_epochs_that_the_rungs_will_ask_for() -> None:
-    state, _ = step(State(), EVENTS[0][0], 0.0)
+    state, _ = transition(State(), EVENTS[0][0], 0.0)
     assert seconds_left(state, 5.0) is None
     for event, now in EVENTS[1:4]:
-        state, _ = step(state, event, now)
+        state, _ = transition(state, event, now)
     # 9 trials to epoch 1, 3 to epoch 3, 1 to epoch 9: 9 + 6 + 6 = 21 epochs, one done in ten seconds
     assert seconds_left(state, 10.0) is not None
     assert seconds_left(state, 10.0) == pytest.approx(200.0)
@@ -81,7 +81,7 @@ def test_the_forecast_counts_the_epochs_that_the_rungs_will_ask_for() -> None:
 def on_nodes() -> list[tuple[Event, float]]:
     """Two trials on three nodes, of which one is lost."""
     return [
-        (Opened(plan=Plan(trials=2, rungs=(1, 3)), places=("n1", "n2", "n3")), 0.0),
+        (Opened(plan=Plan(trials=2, rungs=(1, 3)), slots=("n1", "n2", "n3")), 0.0),
         (Proposed(trial=0, values={"model.hidden_dim": 32}), 0.0),
         (Proposed(trial=1, values={"model.hidden_dim": 64}), 0.0),
         (Failed(trial=0, attempt=1, kind="lost_node", message="n1 is gone", suspects=("n1",)), 10.0),
@@ -95,7 +95,7 @@ def test_beyond_one_machine_the_summary_counts_nodes_and_goodput(tmp_path: Path)
     state = State()
     with CampaignView(tmp_path, Console(file=text, width=200)) as view:
         for event, now in on_nodes():
-            state, _ = step(state, event, now)
+            state, _ = transition(state, event, now)
             view(state, event, state.elapsed(now))
     lines = text.getvalue().splitlines()
     assert lines[0] == "2 trials on 3 node(s), rungs 1, 3"
@@ -110,7 +110,7 @@ def test_however_fast_events_come_the_table_is_drawn_twice_a_second(
     clock = iter(0.01 * tick for tick in range(10_000))
     view = CampaignView(tmp_path, Console(file=io.StringIO(), force_terminal=True), clock=lambda: next(clock))
     monkeypatch.setattr(view, "_draw", lambda: drawn.append(1))
-    state, _ = step(State(), EVENTS[0][0], 0.0)
+    state, _ = transition(State(), EVENTS[0][0], 0.0)
     with view:
         for _ in range(1000):  # ten seconds
             view(state, Tick(), 1.0)

@@ -23,18 +23,18 @@ def chronicle_of(events: list[tuple[float, Event]]) -> TimelineBuilder:
     return builder
 
 
-def told(*events: tuple[float, Event]) -> Timeline:
+def timeline_after(*events: tuple[float, Event]) -> Timeline:
     return chronicle_of(list(events)).timeline()
 
 
-OPENED = (100.0, Opened(plan=Plan(trials=1, rungs=(2, 4)), places=("n1", "n2")))
+OPENED = (100.0, Opened(plan=Plan(trials=1, rungs=(2, 4)), slots=("n1", "n2")))
 PROPOSED = (100.0, Proposed(trial=0, values={"model.hidden_dim": 8}))
 
 
 def test_an_attempt_counts_with_what_its_record_vouches_for() -> None:
-    timeline = told(OPENED, PROPOSED, (130.0, Reached(trial=0, attempt=1, epochs=2, value=1.0, seconds=24.0)))
+    timeline = timeline_after(OPENED, PROPOSED, (130.0, Reached(trial=0, attempt=1, epochs=2, value=1.0, seconds=24.0)))
     (span,) = [span for span in timeline.spans if span.outcome == "reached"]
-    assert (span.trial, span.attempt, span.places) == (0, 1, ("n1",))
+    assert (span.trial, span.attempt, span.slots) == (0, 1, ("n1",))
     assert (span.started, span.ended, span.epochs, span.useful) == (100.0, 130.0, 2, 24.0)
     hours = timeline.node_hours()
     assert hours.allocated == pytest.approx(60 / 3600)
@@ -52,21 +52,23 @@ def test_what_survives_a_machine_fault_counts_once_the_trial_reaches_its_rung() 
     assert (first.outcome, first.useful) == ("lost_node", 15.0)
     assert (second.outcome, second.useful) == ("reached", 25.0)
     (row,) = builder.timeline().faults()
-    assert (row.kind, row.count, row.trials, row.nodes, row.told) == ("lost_node", 1, 1, 1, 0)
+    assert (row.kind, row.count, row.trials, row.nodes, row.to_sampler) == ("lost_node", 1, 1, 1, 0)
     assert row.node_hours == pytest.approx(35 / 3600)
     assert not builder.sizes
 
 
 def test_a_failure_of_the_configuration_is_an_answer_and_nothing_of_it_is_lost() -> None:
-    timeline = told(OPENED, PROPOSED, (160.0, Failed(trial=0, attempt=1, kind="diverged", message="loss is nan")))
+    timeline = timeline_after(
+        OPENED, PROPOSED, (160.0, Failed(trial=0, attempt=1, kind="diverged", message="loss is nan"))
+    )
     (span,) = timeline.spans
-    assert (span.outcome, span.useful, span.told) == ("diverged", 60.0, True)
+    assert (span.outcome, span.useful, span.to_sampler) == ("diverged", 60.0, True)
     (row,) = timeline.faults()
-    assert (row.kind, row.nodes, row.node_hours, row.told) == ("diverged", 0, 0.0, 1)
+    assert (row.kind, row.nodes, row.node_hours, row.to_sampler) == ("diverged", 0, 0.0, 1)
 
 
 def test_an_attempt_that_was_asked_to_leave_is_no_fault() -> None:
-    timeline = told(
+    timeline = timeline_after(
         OPENED,
         PROPOSED,
         (120.0, Stopping(reason="SIGTERM")),
@@ -77,11 +79,11 @@ def test_an_attempt_that_was_asked_to_leave_is_no_fault() -> None:
 
 
 def test_a_killed_controller_cuts_its_attempts_at_its_last_sign_of_life() -> None:
-    timeline = told(
+    timeline = timeline_after(
         OPENED,
         PROPOSED,
         (110.0, Launched(trial=0, attempt=1, identity={"pid": 1})),
-        (900.0, Opened(plan=PLAN, places=("n1",))),
+        (900.0, Opened(plan=PLAN, slots=("n1",))),
         (950.0, Stopping(reason="SIGTERM")),
     )
     cut, running = timeline.spans
@@ -104,7 +106,7 @@ def test_nothing_is_known_before_the_first_event() -> None:
 
 @given(
     seed=st.integers(0, 2**16),
-    places=st.integers(1, 6),
+    slots=st.integers(1, 6),
     own=st.sampled_from([0.0, 0.2]),
     machine=st.sampled_from([0.0, 0.3]),
     bad=st.booleans(),
@@ -113,9 +115,9 @@ def test_nothing_is_known_before_the_first_event() -> None:
 )
 @settings(max_examples=40, deadline=None)
 def test_every_second_of_every_node_is_accounted_for(
-    played: ModuleType, seed: int, places: int, own: float, machine: float, bad: bool, stop: Any, kill: Any
+    played: ModuleType, seed: int, slots: int, own: float, machine: float, bad: bool, stop: Any, kill: Any
 ) -> None:
-    names = played.nodes(places)
+    names = played.nodes(slots)
     player = played.Player(
         PLAN, names, seed=seed, own=own, machine=machine, bad=frozenset(names[1:2]) if bad else frozenset()
     )
@@ -131,21 +133,21 @@ def test_every_second_of_every_node_is_accounted_for(
     parts = hours.useful + hours.faults + hours.overhead + hours.out + hours.idle
     assert parts == pytest.approx(hours.allocated)
     assert all(-1e-9 <= span.useful <= span.seconds + 1e-9 for span in timeline.spans)
-    for place in timeline.places:
-        mine = sorted((span.started, span.ended) for span in timeline.spans if place in span.places)
+    for slot in timeline.slots:
+        mine = sorted((span.started, span.ended) for span in timeline.spans if slot in span.slots)
         assert all(before[1] <= after[0] for before, after in pairwise(mine))
-        lost = [o for o in timeline.outages if o.node == node_of(place)]
+        lost = [o for o in timeline.outages if o.node == node_of(slot)]
         assert not any(o.started < ended and began < o.ended for o in lost for began, ended in mine)
     rows = {row.kind: row for row in timeline.faults()}
     failed = [event for _, event in player.events if isinstance(event, Failed)]
     saved = sum(span.outcome == "saved" for span in timeline.spans)
     assert sum(row.count for kind, row in rows.items() if kind != "cut") + saved == len(failed)
-    assert all(row.told == 0 for kind, row in rows.items() if kind in MACHINE_FAULTS)
+    assert all(row.to_sampler == 0 for kind, row in rows.items() if kind in MACHINE_FAULTS)
 
 
 def test_clean_attempts_on_several_sizes_tell_how_speed_grows() -> None:
     builder = chronicle_of([OPENED, PROPOSED, (130.0, Reached(trial=0, attempt=1, epochs=2, value=1.0, seconds=24.0))])
-    assert [(size.places, size.seconds) for size in builder.sizes] == [(1, 12.0)]
+    assert [(size.slots, size.seconds) for size in builder.sizes] == [(1, 12.0)]
     assert scaling_of(builder.sizes) is None
 
 

@@ -26,7 +26,7 @@ def record(**members: Any) -> RunRecord:
 
 
 def judged(folder: Path, code: int | None = 0, **end: Any) -> Reached | Failed:
-    task = Task(trial=4, attempt=2, until=3, folder=folder, places=("p",))
+    task = Task(trial=4, attempt=2, until=3, folder=folder, slots=("p",))
     return verdict(Exit(task=task, code=code, **end), "h", "valid/loss")
 
 

@@ -88,11 +88,11 @@ class Witness:
                 (self._folder / name).write_text(text)
         self._clock.now += 10.0
         self.watch.hurry()
-        found = self.watch.news()
+        found = self.watch.changes()
         for question in (self.watch._of_nodes, self.watch._of_job):
             if question._asked is not None:
                 question._asked[0].wait()
-        return found | self.watch.news()
+        return found | self.watch.changes()
 
 
 @pytest.fixture
@@ -109,13 +109,13 @@ def witness(tmp_path: Path, clock: Clock) -> Iterator[Callable[..., Witness]]:
 
 
 def test_nodes_are_news_when_they_fall_silent_and_once_more_when_they_are_lost(witness: Callable[..., Witness]) -> None:
-    told = witness("n1", "n2.site", "n4", "n5")
-    assert told.says("n1 mixed\nn2 idle\nn3 down\nn4 idle\nn5 idle\n") == {}
-    assert told.says("n1 mixed*\nn2 idle\n") == {"n1": "silent"}
-    assert told.says("n1 mixed*\nn2 idle\n") == {}
-    assert told.says("n1 down*\nn2 drained\n") == {"n1": "lost", "n2.site": "lost"}
-    assert told.says("n1 idle\nn2 drained\n") == {}
-    assert told.says("n1 down\nn2 drained\n") == {"n1": "lost"}
+    harness = witness("n1", "n2.site", "n4", "n5")
+    assert harness.says("n1 mixed\nn2 idle\nn3 down\nn4 idle\nn5 idle\n") == {}
+    assert harness.says("n1 mixed*\nn2 idle\n") == {"n1": "silent"}
+    assert harness.says("n1 mixed*\nn2 idle\n") == {}
+    assert harness.says("n1 down*\nn2 drained\n") == {"n1": "lost", "n2.site": "lost"}
+    assert harness.says("n1 idle\nn2 drained\n") == {}
+    assert harness.says("n1 down\nn2 drained\n") == {"n1": "lost"}
 
 
 @pytest.mark.parametrize(
@@ -126,85 +126,87 @@ def test_nodes_are_news_when_they_fall_silent_and_once_more_when_they_are_lost(w
 def test_silence_errors_and_unknown_are_no_news(
     witness: Callable[..., Witness], clock: Clock, answer: str | None
 ) -> None:
-    told = witness("n1", "n2", "n3")
-    assert told.says("n1 down*\nn2 mixed\nn3 mixed\n") == {"n1": "lost"}
+    harness = witness("n1", "n2", "n3")
+    assert harness.says("n1 down*\nn2 mixed\nn3 mixed\n") == {"n1": "lost"}
     before = clock.now + 1.0
-    assert told.says(answer) == {}
-    assert told.watch.states == {"n1": "lost", "n2": "well", "n3": "well"}
-    assert not told.watch.knows(["n2"], before)
-    assert told.says("n1 down*\nn2 down*\nn3 unknown\n") == {"n2": "lost"}, "what is known of one is news all the same"
-    assert told.watch.knows(["n2"], before) and not told.watch.knows(["n3"], before)
+    assert harness.says(answer) == {}
+    assert harness.watch.states == {"n1": "lost", "n2": "well", "n3": "well"}
+    assert not harness.watch.knows(["n2"], before)
+    assert harness.says("n1 down*\nn2 down*\nn3 unknown\n") == {"n2": "lost"}, (
+        "what is known of one is news all the same"
+    )
+    assert harness.watch.knows(["n2"], before) and not harness.watch.knows(["n3"], before)
 
 
 def test_the_loss_of_everything_at_once_is_not_believed_and_that_of_a_few_is(
     witness: Callable[..., Witness], clock: Clock
 ) -> None:
-    told = witness("n1", "n2", "n3")
-    assert told.says("n1 down*\nn2 down*\nn3 down*\n") == {}
-    assert told.says("n1 mixed*\nn2 mixed*\nn3 mixed*\n") == {}
-    assert not told.watch.states and not told.watch.knows(["n1"], 0.0)
-    assert told.says("n1 mixed\nn2 down*\nn3 down*\n") == {"n2": "lost", "n3": "lost"}
-    assert told.says("n1 down*\nn2 down*\nn3 down*\n") == {}, "heartbeats and exits decide about the last one"
+    harness = witness("n1", "n2", "n3")
+    assert harness.says("n1 down*\nn2 down*\nn3 down*\n") == {}
+    assert harness.says("n1 mixed*\nn2 mixed*\nn3 mixed*\n") == {}
+    assert not harness.watch.states and not harness.watch.knows(["n1"], 0.0)
+    assert harness.says("n1 mixed\nn2 down*\nn3 down*\n") == {"n2": "lost", "n3": "lost"}
+    assert harness.says("n1 down*\nn2 down*\nn3 down*\n") == {}, "heartbeats and exits decide about the last one"
 
 
 def test_of_many_nodes_a_cabinet_can_be_lost_and_not_the_larger_part(witness: Callable[..., Witness]) -> None:
     names = [f"n{number}" for number in range(100)]
-    told = witness(*names)
+    harness = witness(*names)
     lost = dict.fromkeys(names[:50], "lost")
-    assert told.says("".join(f"{name} {'down*' if k < 51 else 'mixed'}\n" for k, name in enumerate(names))) == {}
-    assert told.says("".join(f"{name} {'down*' if k < 50 else 'mixed'}\n" for k, name in enumerate(names))) == lost
+    assert harness.says("".join(f"{name} {'down*' if k < 51 else 'mixed'}\n" for k, name in enumerate(names))) == {}
+    assert harness.says("".join(f"{name} {'down*' if k < 50 else 'mixed'}\n" for k, name in enumerate(names))) == lost
 
 
 def test_an_allocation_is_over_when_the_scheduler_says_so_twice(witness: Callable[..., Witness], clock: Clock) -> None:
-    told = witness("n1", "n2", job="7")
+    harness = witness("n1", "n2", job="7")
     for alive in ("RUNNING\n", "", "squeue: error: Unable to contact slurm controller\n", None):
-        told.says("n1 mixed\n", alive)
-        assert not told.watch.over and not told.watch.suspicious
-    told.says("n1 mixed\nn2 mixed\n", "COMPLETING\n")
-    assert not told.watch.over and told.watch.suspicious and not told.watch.knows(["n1", "n2"], 0.0)
-    told.says("n1 mixed\nn2 mixed\n", "RUNNING\n")
-    assert not told.watch.suspicious and told.watch.knows(["n1", "n2"], clock.now)
-    told.says("n1 mixed\n", "COMPLETING\n")
-    told.says("n1 mixed\n", None)
-    assert not told.watch.over and told.watch.suspicious
-    told.says("n1 mixed\n", "slurm_load_jobs error: Invalid job id specified\n")
-    assert told.watch.over
+        harness.says("n1 mixed\n", alive)
+        assert not harness.watch.over and not harness.watch.suspicious
+    harness.says("n1 mixed\nn2 mixed\n", "COMPLETING\n")
+    assert not harness.watch.over and harness.watch.suspicious and not harness.watch.knows(["n1", "n2"], 0.0)
+    harness.says("n1 mixed\nn2 mixed\n", "RUNNING\n")
+    assert not harness.watch.suspicious and harness.watch.knows(["n1", "n2"], clock.now)
+    harness.says("n1 mixed\n", "COMPLETING\n")
+    harness.says("n1 mixed\n", None)
+    assert not harness.watch.over and harness.watch.suspicious
+    harness.says("n1 mixed\n", "slurm_load_jobs error: Invalid job id specified\n")
+    assert harness.watch.over
 
 
 def test_a_scheduler_that_hangs_is_asked_again_and_counts_as_not_answering(
     witness: Callable[..., Witness], clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = witness("n1", "n2")
-    told.says("n1 mixed\nn2 mixed\n")
-    watch = told.watch
+    harness = witness("n1", "n2")
+    harness.says("n1 mixed\nn2 mixed\n")
+    watch = harness.watch
     monkeypatch.setattr(watch._of_nodes, "_command", ["sleep", "1000"])
     clock.now += 10.0
-    assert watch.news() == {} and watch.answering
+    assert watch.changes() == {} and watch.answering
     first = watch._of_nodes._asked
     assert first is not None
     clock.now += LOOK_PATIENCE + 1.0
-    assert watch.news() == {} and watch._of_nodes._asked is not first and not watch.in_order(["n1"], clock.now)
+    assert watch.changes() == {} and watch._of_nodes._asked is not first and not watch.in_order(["n1"], clock.now)
     clock.now += LOOK_PATIENCE
     assert not watch.answering
 
 
 def test_tools_that_never_worked_say_nothing_about_the_scheduler(witness: Callable[..., Witness], clock: Clock) -> None:
-    told = witness("n1", "n2")
+    harness = witness("n1", "n2")
     for _ in range(10):
-        assert told.says(None) == {}
-    assert told.watch.answering and told.watch.in_order(["n1", "n2"], clock.now)
-    told.says("n1 mixed\n")
-    assert told.watch.in_order(["n1", "n2"], clock.now), "a node that it never spoke of"
-    told.says("n1 unknown\n")
-    assert not told.watch.in_order(["n1"], clock.now) and told.watch.in_order(["n2"], clock.now)
-    told.says("n1 mixed\n")
-    assert not told.watch.in_order(["n1"], clock.now - 1.0) and told.watch.in_order(["n1"], clock.now)
-    told.says("n1 unknown\n")
+        assert harness.says(None) == {}
+    assert harness.watch.answering and harness.watch.in_order(["n1", "n2"], clock.now)
+    harness.says("n1 mixed\n")
+    assert harness.watch.in_order(["n1", "n2"], clock.now), "a node that it never spoke of"
+    harness.says("n1 unknown\n")
+    assert not harness.watch.in_order(["n1"], clock.now) and harness.watch.in_order(["n2"], clock.now)
+    harness.says("n1 mixed\n")
+    assert not harness.watch.in_order(["n1"], clock.now - 1.0) and harness.watch.in_order(["n1"], clock.now)
+    harness.says("n1 unknown\n")
     clock.now += TROUBLE + 1.0
-    assert told.watch.in_order(["n1"], clock.now)
+    assert harness.watch.in_order(["n1"], clock.now)
 
 
 def test_a_scheduler_that_cannot_be_asked_is_never_to_blame(clock: Clock) -> None:
     watch = SchedulerWatch(Mpiexec(hydra=True, pbsnodes=False), ["n1"], clock=clock)
     clock.now += 1e6
-    assert watch.news() == {} and watch.answering and watch.knows(["n1"], clock.now)
+    assert watch.changes() == {} and watch.answering and watch.knows(["n1"], clock.now)

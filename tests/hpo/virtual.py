@@ -16,7 +16,7 @@ from hydragnn.hpo.scheduling.events import (
     Settle,
     Start,
 )
-from hydragnn.hpo.scheduling.scheduler import State, step
+from hydragnn.hpo.scheduling.scheduler import State, transition
 
 
 @dataclass
@@ -24,7 +24,7 @@ class Virtual:
     """Who inherits from it says what is proposed, how attempts end, and which nodes are well; ``events`` is what a journal would hold."""
 
     plan: Plan
-    places: tuple[str, ...]
+    slots: tuple[str, ...]
     now: float = field(default=0.0, kw_only=True)
     state: State = field(default_factory=State, init=False)
     events: list[tuple[float, Event]] = field(default_factory=list, init=False)
@@ -54,7 +54,7 @@ class Virtual:
 
     def happen(self, event: Event) -> None:
         """Let the scheduler know, and answer whatever it asks for."""
-        after, actions = step(self.state, event, self.now)
+        after, actions = transition(self.state, event, self.now)
         if after is not self.state or actions:
             self.events.append((self.now, event))
         self.state = after

@@ -23,19 +23,19 @@ from hydragnn.hpo.scheduling.events import (
     node_of,
 )
 from hydragnn.hpo.scheduling.health import PATIENCE
-from hydragnn.hpo.scheduling.scheduler import MACHINE_FAULTS, State, step
+from hydragnn.hpo.scheduling.scheduler import MACHINE_FAULTS, State, transition
 
 
 class World:
     """One campaign, its controllers one after the other; an AssertionError where something does not hold."""
 
-    def __init__(self, plan: Plan, places: tuple[str, ...] = ("p0",)) -> None:
-        self.plan, self.places = plan, places
+    def __init__(self, plan: Plan, slots: tuple[str, ...] = ("p0",)) -> None:
+        self.plan, self.slots = plan, slots
         self.state = State()
         self.now = 1000.0
         self.running: dict[int, Start] = {}
         self.user: dict[str, int] = {}
-        """The trial that uses a place."""
+        """The trial that uses a slot."""
         self.cancelled: set[int] = set()
         self.to_propose: list[int] = []
         self.to_probe: dict[str, float] = {}
@@ -55,11 +55,11 @@ class World:
             known.clear()
         self.settled = {number: outcome for number, outcome in self.settled.items() if outcome != "pruned"}
         self.closed = None
-        self.feed(Opened(plan=self.plan, places=self.places, deadline=deadline))
+        self.feed(Opened(plan=self.plan, slots=self.slots, deadline=deadline))
 
     def feed(self, event: Event) -> None:
         before = self.state
-        self.state, actions = step(before, event, self.now)
+        self.state, actions = transition(before, event, self.now)
         if self.state is before:
             assert not actions
             return
@@ -94,10 +94,10 @@ class World:
         self.feed(Proposed(trial=number, values={"x": number}, work=work, scaling=scaling))
 
     def ended(self, number: int) -> Start:
-        """The attempt of a trial, which is over and has left its places."""
+        """The attempt of a trial, which is over and has left its slots."""
         start = self.running.pop(number)
-        for place in start.places:
-            del self.user[place]
+        for slot in start.slots:
+            del self.user[slot]
         return start
 
     def oldest_probe(self) -> str:
@@ -142,7 +142,7 @@ class World:
         """The journal gives the state back."""
         replayed = State()
         for now, event in self.journal:
-            replayed, _ = step(replayed, event, now)
+            replayed, _ = transition(replayed, event, now)
         assert replayed == self.state, "the journal does not give the state back"
 
     # what must hold
@@ -173,11 +173,11 @@ class World:
         assert self.settled.get(number, "pruned") == "pruned", "run after its end"
         self.attempts[number] += 1
         assert action.attempt == self.attempts[number], "two attempts with one number"
-        assert min(self.plan.min_places, len(self.places)) <= len(action.places) <= self.plan.max_places
-        for place in action.places:
-            assert place in self.places
-            assert place not in self.user, "a place was given to two attempts at once"
-            self.user[place] = number
+        assert min(self.plan.min_slots, len(self.slots)) <= len(action.slots) <= self.plan.max_slots
+        for slot in action.slots:
+            assert slot in self.slots
+            assert slot not in self.user, "a slot was given to two attempts at once"
+            self.user[slot] = number
         self.running[number] = action
         self.started.append((number, action.until))
 
@@ -189,11 +189,11 @@ class World:
             assert failure is not None and failure.kind not in MACHINE_FAULTS, "a machine fault was told as a failure"
 
     def watch(self) -> None:
-        """Trials that run, and places: counted anew after every event."""
+        """Trials that run, and slots: counted anew after every event."""
         state = self.state
         assert len(state.active) == len(self.running) and all(n in self.running for n in state.active)
         assert state.asked == len(self.to_propose)
         out = {name for name, node in state.health.items() if node.status != "pool"}
-        idle = {place for place in self.places if place not in self.user and node_of(place) not in out}
-        assert set(state.free) == idle, "a place is neither free nor in use nor kept back, or is two of them"
-        assert state.healthy == len(idle) + len(self.user), "healthy is not the number of places free or in use"
+        idle = {slot for slot in self.slots if slot not in self.user and node_of(slot) not in out}
+        assert set(state.free) == idle, "a slot is neither free nor in use nor kept back, or is two of them"
+        assert state.healthy == len(idle) + len(self.user), "healthy is not the number of slots free or in use"

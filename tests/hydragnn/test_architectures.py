@@ -82,7 +82,8 @@ def test_a_file_put_into_the_room_is_an_architecture_everywhere(ring: None, root
     assert make_model("ring")(CORNERS["two graphs"]())["charge"].mean.shape == (12, 2)
     assert contract_suites(root).TestRing.architecture == "ring"
     assert (
-        "| `ring` | A network per node (nobody 2026) | who is whose neighbour | no | `beads` |" in architecture_table()
+        "| `ring` | A network per node (nobody 2026) | who is whose neighbour | no | - | `beads` |"
+        in architecture_table()
     )
     with pytest.raises(InputError, match="did you mean ring"):
         architecture_of("rings")

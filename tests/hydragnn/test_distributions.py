@@ -10,7 +10,14 @@ from torch.nn.functional import cross_entropy, gaussian_nll_loss
 
 from hydragnn.errors import InputError
 from hydragnn.graphs import Field
-from hydragnn.models import Categorical, Distribution, Normal, Point, concatenated, distribution_from_arrays
+from hydragnn.models import (
+    Categorical,
+    Distribution,
+    Normal,
+    Point,
+    concatenate_distributions,
+    distribution_from_arrays,
+)
 
 MAKE: dict[str, Callable[[int], Distribution]] = {
     "point": lambda seed: Point(mean=numbers(seed, 5, 3)),
@@ -24,37 +31,37 @@ def numbers(seed: int, *shape: int) -> Tensor:
 
 
 def test_the_likelihood_of_a_normal_distribution_is_that_of_torch() -> None:
-    said, target = Normal(mean=numbers(0, 7), variance=numbers(1, 7).exp()), numbers(2, 7)
-    expected = gaussian_nll_loss(said.mean, target, said.variance, reduction="none", eps=1e-30)
-    torch.testing.assert_close(said.nll(target), expected)
+    output, target = Normal(mean=numbers(0, 7), variance=numbers(1, 7).exp()), numbers(2, 7)
+    expected = gaussian_nll_loss(output.mean, target, output.variance, reduction="none", eps=1e-30)
+    torch.testing.assert_close(output.nll(target), expected)
 
 
 def test_the_likelihood_of_classes_is_the_cross_entropy_of_torch() -> None:
-    said, target = Categorical(logits=10 * numbers(0, 6, 2, 4)), torch.arange(12).view(6, 2) % 4
-    expected = cross_entropy(said.logits.movedim(-1, 1), target, reduction="none")
-    torch.testing.assert_close(said.nll(target), expected)
+    output, target = Categorical(logits=10 * numbers(0, 6, 2, 4)), torch.arange(12).view(6, 2) % 4
+    expected = cross_entropy(output.logits.movedim(-1, 1), target, reduction="none")
+    torch.testing.assert_close(output.nll(target), expected)
 
 
 def test_probabilities_sum_to_one_and_errors_count_wrong_labels() -> None:
-    said = Categorical(logits=torch.tensor([[2.0, 0.0, 1.0], [0.0, 5.0, 0.0]]))
-    torch.testing.assert_close(said.probabilities.sum(-1), torch.ones(2))
-    assert said.labels.tolist() == [0, 1] and said.error(torch.tensor([0, 2])).tolist() == [0.0, 1.0]
+    output = Categorical(logits=torch.tensor([[2.0, 0.0, 1.0], [0.0, 5.0, 0.0]]))
+    torch.testing.assert_close(output.probabilities.sum(-1), torch.ones(2))
+    assert output.labels.tolist() == [0, 1] and output.error(torch.tensor([0, 2])).tolist() == [0.0, 1.0]
 
 
 def test_units_move_numbers_and_leave_classes_alone() -> None:
     mean, std = torch.tensor(2.0), torch.tensor(3.0)
-    normal = Normal(mean=torch.ones(1), variance=torch.ones(1)).denormalised(mean, std)
+    normal = Normal(mean=torch.ones(1), variance=torch.ones(1)).denormalise(mean, std)
     assert (normal.mean.item(), normal.variance.item()) == (5.0, 9.0)
     classes = MAKE["categorical"](0)
-    assert classes.denormalised(mean, std).shifted(mean) is classes
+    assert classes.denormalise(mean, std).shift_by(mean) is classes
 
 
 @pytest.mark.parametrize("kind", MAKE)
 def test_arrays_bring_a_distribution_back(kind: str) -> None:
-    said = MAKE[kind](3)
-    back = distribution_from_arrays(kind, said.to_arrays())
-    assert type(back) is type(said)
-    assert all(torch.equal(back.tensors()[name], values) for name, values in said.tensors().items())
+    output = MAKE[kind](3)
+    back = distribution_from_arrays(kind, output.to_arrays())
+    assert type(back) is type(output)
+    assert all(torch.equal(back.tensors()[name], values) for name, values in output.tensors().items())
     with pytest.raises(InputError, match="no distribution"):
         distribution_from_arrays(kind, {"other": np.zeros(2)})
 
@@ -62,7 +69,7 @@ def test_arrays_bring_a_distribution_back(kind: str) -> None:
 @pytest.mark.parametrize("kind", MAKE)
 def test_what_is_blanked_is_not_finite_and_the_rest_is(kind: str) -> None:
     marked = torch.tensor([True, False, False, True, False])
-    assert torch.equal(MAKE[kind](3).blanked(marked).finite(), ~marked)
+    assert torch.equal(MAKE[kind](3).blank_items(marked).finite(), ~marked)
     field = Field(name="x", on="node", shape=(2,), classes=3 if kind == "categorical" else 0, dtype=DTYPE[kind])
     assert not type(MAKE[kind](0)).blank(field, 4).finite().any()
 
@@ -71,6 +78,6 @@ DTYPE = {"point": "float32", "normal": "float32", "categorical": "int64"}
 
 
 def test_points_among_normals_have_no_variance() -> None:
-    both = concatenated([MAKE["point"](0), MAKE["normal"](1)])
+    both = concatenate_distributions([MAKE["point"](0), MAKE["normal"](1)])
     assert isinstance(both, Normal)
     assert not both.variance[:5].any() and bool((both.variance[5:] > 0).all())

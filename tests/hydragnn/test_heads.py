@@ -33,8 +33,8 @@ def settings_of(kind: str, **changes: Any) -> ArchitectureSettings:
 def built(kind: str, *heads: dict[str, Any], edges: bool = True, dim: int = 3) -> GraphModel:
     model = settings_of(kind)
     inputs = [field.name for field in INPUTS if architecture_of(kind).reads(model, field)]
-    chosen = [parse_head({"hidden_dims": [6], **head}) for head in heads]
-    return build_model(model, chosen, FIELDS, inputs=inputs, dim=dim, seed=0, edges=edges).double()
+    head_settings = [parse_head({"hidden_dims": [6], **head}) for head in heads]
+    return build_model(model, head_settings, FIELDS, inputs=inputs, dim=dim, seed=0, edges=edges).double()
 
 
 def both_ways(seed: int, nodes: int) -> GraphBatch:
@@ -67,11 +67,11 @@ def test_the_reverse_of_an_edge_runs_the_other_way_through_the_opposite_shift(ba
 
 def test_what_flows_from_i_to_j_is_exactly_minus_what_flows_from_j_to_i(batch: GraphBatch) -> None:
     gaussian = {"distribution": "gaussian", "loss": "nll"}
-    said = built("egnn", {"kind": "scalar", "field": "flux", "symmetry": "antisymmetric", **gaussian})(batch)["flux"]
-    assert isinstance(said, Normal)
+    output = built("egnn", {"kind": "scalar", "field": "flux", "symmetry": "antisymmetric", **gaussian})(batch)["flux"]
+    assert isinstance(output, Normal)
     back = batch.reverse_edges
-    assert torch.equal(said.mean, -said.mean[back]) and torch.equal(said.variance, said.variance[back])
-    assert float(said.mean.detach().abs().min()) > 0
+    assert torch.equal(output.mean, -output.mean[back]) and torch.equal(output.variance, output.variance[back])
+    assert float(output.mean.detach().abs().min()) > 0
 
 
 @pytest.mark.parametrize("field", ["flux", "bond"])
@@ -79,8 +79,8 @@ def test_a_symmetric_value_is_the_same_in_both_directions_and_without_symmetry_i
     batch: GraphBatch, field: str
 ) -> None:
     kind = "classes" if field == "bond" else "scalar"
-    said = built("gin", {"kind": kind, "field": field, "symmetry": "symmetric"})(batch)[field]
-    values = said.logits if isinstance(said, Categorical) else said.mean  # type: ignore[attr-defined]
+    output = built("gin", {"kind": kind, "field": field, "symmetry": "symmetric"})(batch)[field]
+    values = output.logits if isinstance(output, Categorical) else output.mean  # type: ignore[attr-defined]
     assert torch.equal(values, values[batch.reverse_edges])
     free = next(iter(built("gin", {"kind": kind, "field": field})(batch)[field].tensors().values()))
     assert not torch.allclose(free, free[batch.reverse_edges])
@@ -127,9 +127,9 @@ def test_tensors_of_a_cross_are_not_isotropic_although_its_vectors_vanish() -> N
         nodes={name: torch.ones_like(values) for name, values in cross.nodes.items()},
         edges={name: torch.ones_like(values) for name, values in cross.edges.items()},
     )
-    said = built("painn", {"kind": "tensor", "field": "tensor"})(cross)["tensor"].mean[0].detach()  # type: ignore[attr-defined]
-    torch.testing.assert_close(said[0, 0], said[1, 1])
-    assert abs(float(said[0, 0] - said[2, 2])) > 1e-4
+    output = built("painn", {"kind": "tensor", "field": "tensor"})(cross)["tensor"].mean[0].detach()  # type: ignore[attr-defined]
+    torch.testing.assert_close(output[0, 0], output[1, 1])
+    assert abs(float(output[0, 0] - output[2, 2])) > 1e-4
 
 
 def test_every_node_index_has_a_network_of_its_own() -> None:

@@ -129,9 +129,9 @@ def test_a_weight_in_single_precision_may_meet_states_in_half() -> None:
 def test_the_variance_of_large_close_values_keeps_its_digits_in_single_precision() -> None:
     random = torch.Generator().manual_seed(0)
     values = 1e3 + 1e-2 * torch.randn(400, 1, generator=random)
-    found = segment_variance(values, torch.zeros(400, dtype=torch.int64), 1)
+    actual = segment_variance(values, torch.zeros(400, dtype=torch.int64), 1)
     # float32 near 1e3 has steps of 6e-5: 1e-2 is resolved to half a percent per value
-    torch.testing.assert_close(found.double(), values.double().var(0, unbiased=False).unsqueeze(0), rtol=5e-3, atol=0)
+    torch.testing.assert_close(actual.double(), values.double().var(0, unbiased=False).unsqueeze(0), rtol=5e-3, atol=0)
 
 
 @pytest.mark.parametrize("reduce", [segment_max, segment_min])
@@ -148,11 +148,11 @@ def test_sums_per_relation_equal_a_loop_over_edges(graph: str) -> None:
     relation = torch.arange(edges.num_edges) * 5 % 3
     keyed = relation_topology(edges, relation, relations=3)
     x = normal(edges.num_columns, 2)
-    found = gather_multiply_sum(x, None, keyed).view(edges.num_rows, 3, 2)
-    expected = torch.zeros_like(found)
+    actual = gather_multiply_sum(x, None, keyed).view(edges.num_rows, 3, 2)
+    expected = torch.zeros_like(actual)
     for s, r, k in zip(edges.senders.tolist(), edges.receivers.tolist(), relation.tolist()):
         expected[r, k] += x[s].detach()
-    torch.testing.assert_close(found.detach(), expected)
+    torch.testing.assert_close(actual.detach(), expected)
     check_derivatives(lambda x: gather_multiply_sum(x, None, keyed), x)
 
 

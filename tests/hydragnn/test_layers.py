@@ -18,7 +18,7 @@ from hydragnn.layers import (
     envelope_at,
     lengths_and_directions,
     mlp,
-    pooled,
+    pool_nodes,
 )
 
 
@@ -78,8 +78,8 @@ def test_an_edge_of_length_zero_is_finite_to_the_second_derivative() -> None:
 @pytest.mark.parametrize(("pool", "expected"), [("sum", 4.0), ("mean", 2.0), ("max", 3.0)])
 def test_pooling_stays_inside_its_graph(pool: str, expected: float) -> None:
     values, owners = torch.tensor([[1.0], [3.0], [9.0]]), torch.tensor([0, 0, 2])
-    found = pooled(values, owners, 3, pool)
-    assert found.squeeze(1).tolist() == [expected, 0.0, 9.0]
+    actual = pool_nodes(values, owners, 3, pool)
+    assert actual.squeeze(1).tolist() == [expected, 0.0, 9.0]
 
 
 def test_gated_vectors_turn_with_their_input() -> None:

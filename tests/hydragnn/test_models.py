@@ -160,9 +160,9 @@ def test_what_cannot_work_is_refused_with_a_remedy(case: str) -> None:
 )
 def test_graphs_of_any_dimension_are_welcome_where_physics_allows(kind: str, dim: int) -> None:
     model = built(kind, head(kind="scalar", field="displacement"), dim=dim, inputs=("size", "relation", "area"))
-    found = model(chain(5, dim))["displacement"].mean
-    assert found.shape == (5, 2)
-    assert found.isfinite().all()
+    actual = model(chain(5, dim))["displacement"].mean
+    assert actual.shape == (5, 2)
+    assert actual.isfinite().all()
 
 
 def test_a_model_needs_no_input_field() -> None:
@@ -194,14 +194,14 @@ def test_variances_are_positive_however_sure_the_model_is() -> None:
     assert bool((variance > 0).all()) and bool(variance.log().isfinite().all())
 
 
-def scheduled(batch: GraphBatch, levels: int) -> GraphBatch:
+def in_levels(batch: GraphBatch, levels: int) -> GraphBatch:
     field = Field(name="level", on="edge", classes=levels, dtype="int64")
     level = torch.arange(batch.num_edges) // 2 % levels
     return replace(batch, fields={**batch.fields, "level": field}, edges={**batch.edges, "level": level})
 
 
 def test_a_level_changes_only_the_nodes_that_its_edges_touch() -> None:
-    batch = scheduled(chain(9, 2), 8)
+    batch = in_levels(chain(9, 2), 8)
     fields = {**FIELDS, "level": batch.fields["level"]}
     model = build_model(
         settings(kind="relational", schedule=[3, 3]),
@@ -215,14 +215,14 @@ def test_a_level_changes_only_the_nodes_that_its_edges_touch() -> None:
     states = model.encode(batch, model.message_graph(batch, None))
     encoder = model.encoder
     untouched = torch.ones(9, dtype=torch.bool)
-    chosen = batch.edges["level"] == 3
-    untouched[batch.senders[chosen]] = untouched[batch.receivers[chosen]] = False
+    level_edges = batch.edges["level"] == 3
+    untouched[batch.senders[level_edges]] = untouched[batch.receivers[level_edges]] = False
     same = (encoder.norm(first) - states[0]).abs().amax(1) == 0
     assert torch.equal(same, untouched)
 
 
 def test_a_schedule_over_one_level_of_all_edges_is_no_schedule() -> None:
-    batch = scheduled(chain(6, 2), 1)
+    batch = in_levels(chain(6, 2), 1)
     batch = replace(batch, edges={**batch.edges, "level": torch.zeros_like(batch.edges["level"])})
     plain = built("relational", head(kind="scalar", field="displacement"), dim=2, inputs=("size", "relation"))
     with_levels = build_model(
@@ -247,9 +247,9 @@ def test_a_graph_scale_multiplies_all_nodes_of_a_graph_alike() -> None:
 
 
 def test_degree_statistics_count_every_node() -> None:
-    found = degree_statistics([chain(3, 2), chain(1, 2)])
+    actual = degree_statistics([chain(3, 2), chain(1, 2)])
     expected = torch.tensor([2.0, 3.0, 2.0, 1.0]).log().mean()
-    assert found.mean_log_degree == pytest.approx(float(expected))
+    assert actual.mean_log_degree == pytest.approx(float(expected))
     with pytest.raises(InputError, match="at least one training graph"):
         degree_statistics([])
 
@@ -265,8 +265,8 @@ def test_a_cutoff_is_crossed_smoothly() -> None:
             positions = torch.tensor([[0.0, 0.0, 0.0], [distance, 0.0, 0.0]], dtype=torch.float64)
             nodes = {name: v.double() if v.is_floating_point() else v for name, v in batch.nodes.items()}
             with torch.no_grad():
-                found = model(replace(batch, positions=positions, edge_shifts=batch.edge_shifts.double(), nodes=nodes))
-            return float(found["energy"].mean), float(found["forces"].mean[0, 0])
+                actual = model(replace(batch, positions=positions, edge_shifts=batch.edge_shifts.double(), nodes=nodes))
+            return float(actual["energy"].mean), float(actual["forces"].mean[0, 0])
 
         inside, beyond = energy_and_force(2.0 - 1e-4), energy_and_force(2.0 + 1e-4)
         assert inside[0] == pytest.approx(beyond[0], abs=1e-6)

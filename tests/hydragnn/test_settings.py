@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from hydragnn.config import RunConfig, read_config
+from hydragnn.config import RunConfig, parse_config, read_config
 from hydragnn.errors import InputError
 from hydragnn.settings import with_overrides
 
@@ -60,6 +60,19 @@ def test_the_resolved_configuration_reads_back_as_itself() -> None:
     config = RunConfig.parse(GOOD)
     assert RunConfig.parse(config.to_json()) == config
     assert RunConfig.parse(config.to_json()).hash == config.hash
+
+
+def test_a_stored_configuration_without_a_key_means_what_it_meant_when_it_was_written() -> None:
+    old = RunConfig.parse(GOOD).to_json()
+    del old["split"]["calibration"]
+    assert parse_config(old, stored=True).branches[0].split.calibration == 0.0
+    assert RunConfig.parse(old).split.calibration is None
+    assert parse_config(RunConfig.parse(GOOD).to_json(), stored=True) == RunConfig.parse(GOOD)
+    both = {
+        "branches": [{key: old[key] for key in ("data", "split", "heads")} | {"name": name} for name in ("a", "b")],
+        "model": old["model"],
+    }
+    assert [branch.split.calibration for branch in parse_config(both, stored=True).branches] == [0.0, 0.0]
 
 
 def test_a_relative_store_counts_from_the_folder_of_the_file(tmp_path: Path) -> None:

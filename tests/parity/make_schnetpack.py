@@ -48,8 +48,8 @@ def main() -> None:
     batch = concatenate([make_graph(1, 5), make_graph(2, 7)])
     vectors = edge_vectors(batch).requires_grad_()
     inputs = {names.Z: batch.nodes["species"] + 1, names.Rij: vectors}
-    made = network({**inputs, names.idx_i: batch.receivers, names.idx_j: batch.senders})
-    scalars, turning = made["scalar_representation"], made["vector_representation"]
+    output = network({**inputs, names.idx_i: batch.receivers, names.idx_j: batch.senders})
+    scalars, turning = output["scalar_representation"], output["vector_representation"]
     (gradient,) = torch.autograd.grad(scalars.sum() + turning.square().sum(), vectors)
     values = {"edge_vectors": vectors, "scalars": scalars, "vectors": turning, "gradient": gradient}
     weights = {f"weights.{name}": value for name, value in network.named_parameters()}

@@ -31,16 +31,6 @@ FIELDS = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def in_double() -> Any:
-    """Their layers in float64, from one seed."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    torch.manual_seed(0)
-    yield
-    torch.set_default_dtype(before)
-
-
 @pytest.fixture
 def batch() -> GraphBatch:
     """Two periodic graphs of atoms; every node has neighbours."""
@@ -133,28 +123,28 @@ def test_schnet_with_forces_equals_that_of_pytorch_geometric(batch: GraphBatch) 
     energy = theirs(batch.nodes[ATOMIC_NUMBERS], batch.positions, batch.owner("node")).squeeze(-1)
     (pull,) = torch.autograd.grad(energy.sum(), vectors)
     forces = torch.zeros_like(batch.positions).index_add(0, batch.receivers, pull).index_add(0, batch.senders, -pull)
-    found = model(batch)
-    torch.testing.assert_close(found["energy"].mean, energy.detach(), **EXACT)
-    torch.testing.assert_close(found["forces"].mean, forces, **EXACT)
+    actual = model(batch)
+    torch.testing.assert_close(actual["energy"].mean, energy.detach(), **EXACT)
+    torch.testing.assert_close(actual["forces"].mean, forces, **EXACT)
 
 
-def under(kept: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): value for name, value in kept.items() if name.startswith(prefix)}
+def under(stored: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in stored.items() if name.startswith(prefix)}
 
 
 def test_painn_with_vectors_equals_that_of_its_authors(batch: GraphBatch) -> None:
     """schnetpack's network, whose weights and outputs ``make_schnetpack.py`` has kept in a file."""
-    kept = load_file(Path(__file__).with_name("painn-schnetpack.safetensors"))
+    stored = load_file(Path(__file__).with_name("painn-schnetpack.safetensors"))
     heads = [{"field": "charge", "hidden_dims": []}, {"field": "flow", "hidden_dims": []}]
-    model = ours("painn", batch, heads, {"envelope": "cosine"})
-    torch.testing.assert_close(edge_vectors(batch), kept["edge_vectors"])
-    table_of(model).weight[:100].copy_(kept["weights.embedding.weight"])
-    filters = torch.cat([kept["weights.filter_net.weight"], kept["weights.filter_net.bias"].unsqueeze(1)], dim=1)
+    model = ours("painn", batch, heads, {"envelope": "cosine", "norm": "paper"})
+    torch.testing.assert_close(edge_vectors(batch), stored["edge_vectors"])
+    table_of(model).weight[:100].copy_(stored["weights.embedding.weight"])
+    filters = torch.cat([stored["weights.filter_net.weight"], stored["weights.filter_net.bias"].unsqueeze(1)], dim=1)
     for number, (layer, of_layer) in enumerate(zip(model.encoder.layers, filters.chunk(LAYERS))):
         parts = of_layer.chunk(3)  # of scalars, of directions, of vectors; the last meets zeros in the first layer
         for linear, part in zip(layer.filters, parts):
             linear.weight.copy_(part)
-        take, mixing = under(kept, f"weights.interactions.{number}."), under(kept, f"weights.mixing.{number}.")
+        take, mixing = under(stored, f"weights.interactions.{number}."), under(stored, f"weights.mixing.{number}.")
         rows = CHANNELS * len(layer.filters)
         message = layer.message.states
         message[0].weight.copy_(take["interatomic_context_net.0.weight"])
@@ -171,10 +161,10 @@ def test_painn_with_vectors_equals_that_of_its_authors(batch: GraphBatch) -> Non
     vectors = edge_vectors(batch).requires_grad_()
     graph = model.message_graph(batch, vectors)
     states = model.encode(batch, graph)
-    torch.testing.assert_close(states[0], kept["scalars"], **EXACT)
-    torch.testing.assert_close(states[1], kept["vectors"], **EXACT)
+    torch.testing.assert_close(states[0], stored["scalars"], **EXACT)
+    torch.testing.assert_close(states[1], stored["vectors"], **EXACT)
     (gradient,) = torch.autograd.grad(states[0].sum() + states[1].square().sum(), vectors)
-    torch.testing.assert_close(gradient, kept["gradient"], **EXACT)
+    torch.testing.assert_close(gradient, stored["gradient"], **EXACT)
 
 
 def test_gin_equals_a_network_of_pytorch_geometrics_convolutions(batch: GraphBatch) -> None:
@@ -213,14 +203,14 @@ def test_gatv2_equals_a_network_of_pytorch_geometrics_convolutions(batch: GraphB
 def without_own_images(batch: GraphBatch) -> GraphBatch:
     from dataclasses import replace
 
-    kept = (batch.senders != batch.receivers).nonzero().squeeze(1)
-    counts = torch.bincount(batch.owner("edge")[kept], minlength=batch.num_graphs)
+    stored = (batch.senders != batch.receivers).nonzero().squeeze(1)
+    counts = torch.bincount(batch.owner("edge")[stored], minlength=batch.num_graphs)
     return replace(
         batch,
-        topology=type(batch.topology).square(batch.senders[kept], batch.receivers[kept], batch.num_nodes),
-        edge_shifts=batch.edge_shifts[kept],
+        topology=type(batch.topology).square(batch.senders[stored], batch.receivers[stored], batch.num_nodes),
+        edge_shifts=batch.edge_shifts[stored],
         edge_offsets=nn.functional.pad(counts.cumsum(0), (1, 0)),
-        edges={name: values[kept] for name, values in batch.edges.items()},
+        edges={name: values[stored] for name, values in batch.edges.items()},
     )
 
 
@@ -326,20 +316,20 @@ def graph_of(batch: GraphBatch, condition: Tensor | None = None) -> MessageGraph
 def test_linear_attention_equals_its_equation_as_a_loop(batch: GraphBatch) -> None:
     heads, width = 2, CHANNELS // 2
     attention, states = LinearGraphAttention(CHANNELS, heads), torch.randn(batch.num_nodes, CHANNELS)
-    found, owner = attention(states, graph_of(batch)), batch.owner("node").tolist()
+    actual, owner = attention(states, graph_of(batch)), batch.owner("node").tolist()
     queries, keys, values = attention.project(states).chunk(3, dim=1)
     for node in range(batch.num_nodes):
         read = []
         for head in range(heads):
             part = slice(head * width, (head + 1) * width)
-            told, weight = torch.zeros(width), torch.zeros(())
+            total, weight = torch.zeros(width), torch.zeros(())
             for other in range(batch.num_nodes):
                 if owner[other] == owner[node]:
                     feature = nn.functional.elu(queries[node, part]) + 1
                     share = feature @ (nn.functional.elu(keys[other, part]) + 1)
-                    told, weight = told + share * values[other, part], weight + share
-            read.append(told / weight)
-        torch.testing.assert_close(found[node], attention.out(torch.cat(read)), **EXACT)
+                    total, weight = total + share * values[other, part], weight + share
+            read.append(total / weight)
+        torch.testing.assert_close(actual[node], attention.out(torch.cat(read)), **EXACT)
 
 
 class Doubled(nn.Module):
@@ -352,12 +342,12 @@ class Doubled(nn.Module):
 def test_film_equals_its_equation_as_a_loop(batch: GraphBatch) -> None:
     condition, states = torch.randn(2, CHANNELS), torch.randn(batch.num_nodes, CHANNELS)
     film, vectors = FiLM(Doubled(), CHANNELS), torch.randn(batch.num_nodes, 3, CHANNELS)
-    found = film({0: states, 1: vectors}, graph_of(batch, condition))
+    actual = film({0: states, 1: vectors}, graph_of(batch, condition))
     for node, owner in enumerate(batch.owner("node").tolist()):
         scale = film.modulation.weight[:CHANNELS] @ condition[owner] + film.modulation.bias[:CHANNELS]
         shift = film.modulation.weight[CHANNELS:] @ condition[owner] + film.modulation.bias[CHANNELS:]
-        torch.testing.assert_close(found[0][node], (1 + scale.tanh()) * 2 * states[node] + shift, **EXACT)
-    assert found[1] is vectors
+        torch.testing.assert_close(actual[0][node], (1 + scale.tanh()) * 2 * states[node] + shift, **EXACT)
+    assert actual[1] is vectors
 
 
 def test_a_gps_layer_leaves_what_turns_to_the_local_layer(batch: GraphBatch) -> None:

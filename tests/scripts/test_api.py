@@ -1,21 +1,58 @@
-"""The Python api: what the package offers, and that static tools see the types."""
+"""The Python api: what the package offers, that its values are frozen and documented, and that static tools see their types."""
 
+import dataclasses
 import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import pytest
 
 import hydragnn
-from hydragnn.ensemble import Ensemble
+from hydragnn.datasets import StoreInfo
+from hydragnn.ensemble import Ensemble, Estimate, Evaluation, PredictionResult
+from hydragnn.hpo import CampaignResult, CampaignStatus
+from hydragnn.hpo.submit import Submission
+from hydragnn.record import RunRecord
 from hydragnn.scripts import api
+from hydragnn.scripts.doctor import Installation
+from hydragnn.scripts.simulated import SimulationResult
+
+GIVES: dict[str, Any] = {
+    "build_ensemble": Evaluation,
+    "build_store": StoreInfo,
+    "doctor": Installation,
+    "evaluate": Evaluation,
+    "load": Ensemble,
+    "predict": PredictionResult | None,
+    "report": Path,
+    "search": CampaignResult,
+    "simulate": SimulationResult,
+    "status": CampaignStatus,
+    "store_info": StoreInfo,
+    "submit": Submission,
+    "train": RunRecord,
+}
+VALUES = sorted(
+    {
+        Evaluation,
+        StoreInfo,
+        Installation,
+        PredictionResult,
+        CampaignResult,
+        SimulationResult,
+        CampaignStatus,
+        Submission,
+        RunRecord,
+    },
+    key=lambda kind: kind.__name__,
+)
 
 
 def test_the_package_offers_what_the_api_has() -> None:
-    helpers = {"InputError", "run_summary"}
-    assert set(hydragnn.__all__) == set(api.__all__) - helpers
+    assert sorted(GIVES) == sorted(hydragnn.__all__) == sorted(api.__all__)
     assert all(getattr(hydragnn, name) is getattr(api, name) for name in hydragnn.__all__)
 
 
@@ -25,38 +62,62 @@ def test_all_public_functions_of_the_api_are_listed() -> None:
         for name, value in vars(api).items()
         if inspect.isfunction(value) and value.__module__ == api.__name__ and not name.startswith("_")
     }
-    assert public <= set(api.__all__)
+    assert public == set(api.__all__)
 
 
 @pytest.mark.parametrize("name", sorted(hydragnn.__all__))
 def test_every_function_says_what_it_takes_and_gives(name: str) -> None:
     function = getattr(hydragnn, name)
-    hints = get_type_hints(function, localns={"Ensemble": Ensemble})
+    kinds = {kind.__name__: kind for kind in (*VALUES, Ensemble)}
+    hints = get_type_hints(function, localns=kinds)
     assert set(hints) == {*inspect.signature(function).parameters, "return"}
+    assert hints["return"] == GIVES[name]
 
 
-def test_static_tools_see_the_types(root: Path, tmp_path: Path) -> None:
-    mypy = pytest.importorskip("mypy")
-    assert mypy is not None
+@pytest.mark.parametrize("kind", VALUES, ids=lambda kind: kind.__name__)
+def test_values_are_frozen_and_say_themselves_in_a_line(kind: type) -> None:
+    assert dataclasses.is_dataclass(kind) and kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
+    assert kind.__doc__ and "__str__" in vars(kind)
+
+
+def written(kind: Any) -> str:
+    """A type as mypy writes it."""
+    if isinstance(kind, type):
+        return f"{kind.__module__}.{kind.__qualname__}"
+    return " | ".join("None" if one is type(None) else written(one) for one in kind.__args__)
+
+
+def test_static_tools_see_the_types_in_a_users_program(root: Path, tmp_path: Path) -> None:
+    pytest.importorskip("mypy")
     links = root / ".links"
     if not links.is_dir():
         pytest.skip("scripts/links.sh has not laid the rooms out for static tools")
-    program = tmp_path / "program.py"
-    program.write_text("import hydragnn\nreveal_type(hydragnn.load)\nreveal_type(hydragnn.train)\n")
+    uses = {
+        'hydragnn.train("run.toml", "run").best': "dict[str, float]",
+        'hydragnn.search({}, "campaign").best_value': "float | None",
+        'hydragnn.build_ensemble("campaign", "e").parts["test"]["energy"].ensemble["rmse"]': "float",
+        'hydragnn.load("e").predict([])["energy"]': written(Estimate),
+        'hydragnn.store_info("s.h5").nodes.mean': "float",
+    }
+    lines = [
+        "import hydragnn",
+        *(f"reveal_type(hydragnn.{name})" for name in GIVES),
+        *map("reveal_type({})".format, uses),
+    ]
+    (tmp_path / "program.py").write_text("\n".join(lines))
+    command = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--config-file",
+        str(root / "pyproject.toml"),
+        "--cache-dir",
+        str(tmp_path),
+    ]
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "mypy",
-            "--config-file",
-            str(root / "pyproject.toml"),
-            "--cache-dir",
-            str(tmp_path),
-            program,
-        ],
-        capture_output=True,
-        text=True,
-        cwd=links,
-        check=False,
+        [*command, str(tmp_path / "program.py")], capture_output=True, text=True, cwd=links, check=False
     )
-    assert "-> hydragnn.ensemble.ensemble.Ensemble" in done.stdout and "RunRecord" in done.stdout, done.stdout
+    assert done.returncode == 0, done.stdout
+    revealed = [text.replace("builtins.", "") for text in re.findall(r'Revealed type is "(.*)"', done.stdout)]
+    assert [text.rpartition(" -> ")[2] for text in revealed[: len(GIVES)]] == [written(kind) for kind in GIVES.values()]
+    assert revealed[len(GIVES) :] == list(uses.values())

@@ -90,12 +90,12 @@ def test_a_run_predicts_with_the_branch_of_its_store_or_with_the_one_that_is_nam
     run, root = campaign / "trials" / "0000", campaign.parent
     by_store = hydragnn.predict(run, root / "oxides.h5", tmp_path / "a.npz")
     by_name = hydragnn.predict(run, root / "oxides.h5", tmp_path / "b.npz", branch="oxides")
-    assert by_store["failed"] == by_name["failed"] == 0
+    assert by_store.failed == by_name.failed == 0
     with np.load(tmp_path / "a.npz") as one, np.load(tmp_path / "b.npz") as other:
         names = [name for name in one.files if "gap@oxides" in name and one[name].dtype.kind == "f"]
         assert names and all(np.array_equal(one[name], other[name], equal_nan=True) for name in names)
     across = hydragnn.predict(run, root / "oxides.h5", tmp_path / "c.npz", branch="metals")
-    assert across["graphs"] == 24
+    assert across.graphs == 24
     with StoreWriter(tmp_path / "new.h5", (ATOMIC_NUMBERS_FIELD, GAP), dim=3) as writer:
         writer.write(pair(np.random.default_rng(9), [8, 8], GAP))
     with pytest.raises(InputError, match=r"has the branches metals, oxides.*--branch NAME"):

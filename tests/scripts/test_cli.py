@@ -178,8 +178,8 @@ def test_a_run_trains_predicts_and_reports_for_machines(
     code, out, err = run("predict", tmp_path / "run", store, "--out", tmp_path / "said.npz", "--json", "--resume")
     assert code == 0, err
     assert "nothing to resume" in err
-    with np.load(tmp_path / "said.npz", allow_pickle=False) as said:
-        assert any(said[name].shape[:1] == (20,) for name in said.files)
+    with np.load(tmp_path / "said.npz", allow_pickle=False) as output:
+        assert any(output[name].shape[:1] == (20,) for name in output.files)
     code, out, err = run("report", tmp_path / "run", "--json")
     assert code == 0, err
     assert Path(json.loads(out)["report"]).read_text().lower().startswith("<!doctype html>")

@@ -18,7 +18,7 @@ from hydragnn.hpo.space import space_of
 from hydragnn.scripts.demo import make_alloys, make_plates, make_polycrystals
 from hydragnn.scripts.demo.alloys import labelled_alloy
 from hydragnn.scripts.demo.conduction import fluxes
-from hydragnn.scripts.demo.plates import LOSS, labelled_plate, random_plate, shares, smooth_fields, solved
+from hydragnn.scripts.demo.plates import LOSS, labelled_plate, random_plate, shares, smooth_fields, solve_conduction
 from hydragnn.scripts.demo.polycrystals import conductivities, labelled_polycrystal, microstructure
 
 SAMPLES = {"alloys": labelled_alloy, "polycrystals": labelled_polycrystal, "plates": labelled_plate}
@@ -165,7 +165,7 @@ def test_vertices_share_the_area_of_the_plate() -> None:
 def test_a_finer_mesh_changes_the_labels_little(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = np.random.default_rng(4)
     plate, (conductivity, source) = random_plate(generator), smooth_fields(generator)
-    coarse, _ = solved(plate, conductivity, source)
+    coarse, _ = solve_conduction(plate, conductivity, source)
     monkeypatch.setattr("hydragnn.scripts.demo.plates.FINER", 3)
-    fine, _ = solved(plate, conductivity, source)
+    fine, _ = solve_conduction(plate, conductivity, source)
     assert np.linalg.norm(fine - coarse) < 0.01 * np.linalg.norm(fine)

@@ -17,7 +17,7 @@ def _blocks(page: Path, language: str) -> list[str]:
     return [text for name, skip, text in BLOCK.findall(page.read_text()) if name == language and not skip]
 
 
-def test_the_custom_dataset_of_the_readme_trains(
+def test_the_custom_dataset_of_the_readme_trains_and_predicts(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -25,6 +25,9 @@ def test_the_custom_dataset_of_the_readme_trains(
     exec(compile(code, "README.md", "exec"), {})  # the block is ours, not input
     assert "valid/moment/mae" in capsys.readouterr().out
     assert (tmp_path / "chains-run" / "model" / "weights.safetensors").is_file()
+    (code,) = _blocks(root / "docs" / "python.md", "python")
+    exec(compile(code, "python.md", "exec"), {})  # goes on with the data and the run of the README
+    assert "chains.h5: 80 graphs" in capsys.readouterr().out
 
 
 def test_every_configuration_in_the_documents_is_valid(root: Path) -> None:

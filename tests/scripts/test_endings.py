@@ -77,9 +77,9 @@ def test_a_search_exits_with_0_only_where_a_trial_has_a_result_and_nothing_cut_i
 
     monkeypatch.setattr(hydragnn.hpo, "run_campaign", run_campaign)
     (tmp_path / "C.toml").touch()
-    found, said = call("search", tmp_path / "C.toml", "--out", tmp_path / "campaign", "--json")
-    assert found == code
-    assert message in said
+    actual, output = call("search", tmp_path / "C.toml", "--out", tmp_path / "campaign", "--json")
+    assert actual == code
+    assert message in output
 
 
 @pytest.mark.parametrize(("ending", "code"), [("walltime", 75), ("stopped", 130)])
@@ -91,9 +91,9 @@ def test_a_last_training_that_is_cut_short_makes_no_ensemble_and_exits_as_a_sear
     monkeypatch.setattr(final, "given_runs", lambda *_, **__: [])
     monkeypatch.setattr(final, "open_campaign", lambda _: SimpleNamespace(search=None))
     monkeypatch.setattr(final, "run_final", lambda *_, **__: SimpleNamespace(result=result, folders=[]))
-    found, said = call("ensemble", tmp_path, "--out", tmp_path / "ensemble", "--train", "--json")
-    assert found == code
-    assert "the same command continues" in said
+    actual, output = call("ensemble", tmp_path, "--out", tmp_path / "ensemble", "--train", "--json")
+    assert actual == code
+    assert "the same command continues" in output
     assert not (tmp_path / "ensemble").exists()
 
 
@@ -101,7 +101,8 @@ def test_a_last_training_that_is_cut_short_makes_no_ensemble_and_exits_as_a_sear
 def test_a_prediction_exits_with_0_where_any_graph_was_predicted(
     call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, failed: int, code: int
 ) -> None:
-    monkeypatch.setattr(api, "predict", lambda *_, **__: {"graphs": 3, "failed": failed})
+    result = SimpleNamespace(graphs=3, failed=failed, to_json=lambda: {"graphs": 3})
+    monkeypatch.setattr(api, "predict", lambda *_, **__: result)
     assert call("predict", tmp_path, tmp_path, "--out", tmp_path / "out.h5", "--json")[0] == code
 
 
@@ -110,5 +111,5 @@ def test_a_run_exits_with_0_where_it_came_to_an_end_of_its_own(
     call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, status: str, code: int
 ) -> None:
     monkeypatch.setattr(api, "train", lambda *_, **__: SimpleNamespace(status=status))
-    monkeypatch.setattr(api, "run_summary", lambda record, _: {"status": record.status})
+    monkeypatch.setattr(cli, "run_summary", lambda record, _: {"status": record.status})
     assert call("train", tmp_path / "CONFIG.toml", "--out", tmp_path / "run", "--json")[0] == code

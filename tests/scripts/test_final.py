@@ -81,9 +81,9 @@ def test_three_members_are_trained_together_and_each_is_what_it_is_alone(
     assert len(ensemble.members) == 3
     assert [member.record.epochs for member in ensemble.members] == [6, 6, 6]
     assert [member.record.seed for member in ensemble.members] == [0, 1, 2]
-    chosen = ensemble.manifest.selection["chosen"]
+    names = ensemble.manifest.selection["chosen"]
     widths = {trial.folder.name: trial.values["model.hidden_dim"] for trial in campaign_history(campaign).trials}
-    assert [member.config.model.hidden_dim for member in ensemble.members] == [widths[name] for name in chosen]
+    assert [member.config.model.hidden_dim for member in ensemble.members] == [widths[name] for name in names]
     for trial in campaign_history(tmp_path / "ensemble.training").trials:
         config = RunConfig.parse(json.loads((trial.folder / "config.json").read_text()))
         train(config, tmp_path / "alone" / trial.folder.name)

@@ -62,7 +62,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a store of rings and a campaign."""
     folder = tmp_path_factory.mktemp("desk")
     random = torch.Generator().manual_seed(0)
@@ -79,44 +79,48 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def done(site: Path, folder: Path, *words: str) -> str:
+def run_there(site: Path, folder: Path, *words: str) -> str:
     """What a command prints that runs in ``folder`` with the package installed."""
     environment = {**os.environ, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}
-    found = subprocess.run([sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True)
-    assert found.returncode == 0, found.stdout + found.stderr
-    return found.stdout
+    process = subprocess.run([sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True)
+    assert process.returncode == 0, process.stdout + process.stderr
+    return process.stdout
 
 
-def test_it_is_searched_by_workers_ensembled_and_predicts_by_either_name(site: Path, desk: Path) -> None:
+def test_it_is_searched_by_workers_ensembled_and_predicts_by_either_name(site: Path, workdir: Path) -> None:
     hydragnn = ("-m", "hydragnn.scripts")
-    done(site, desk, *hydragnn, "search", "campaign.toml", "--out", "campaign", "--workers", "2")
-    records = [read_json(path) for path in sorted(desk.glob("campaign/trials/*/record.json"))]
+    run_there(site, workdir, *hydragnn, "search", "campaign.toml", "--out", "campaign", "--workers", "2")
+    records = [read_json(path) for path in sorted(workdir.glob("campaign/trials/*/record.json"))]
     assert [record["status"] for record in records] == ["finished"] * 4
     assert {record["config"]["model"]["kind"] for record in records} == {"acme-means", "acme.networks:Means"}
     assert all(0.05 <= record["config"]["model"]["slope"] <= 0.3 for record in records)
-    done(site, desk, *hydragnn, "ensemble", "campaign", "--out", "ensemble", "--top-k", "4", "--method", "top-k")
-    kinds = {read_json(path)["model"]["kind"] for path in desk.glob("ensemble/members/*/model.json")}
+    run_there(
+        site, workdir, *hydragnn, "ensemble", "campaign", "--out", "ensemble", "--top-k", "4", "--method", "top-k"
+    )
+    kinds = {read_json(path)["model"]["kind"] for path in workdir.glob("ensemble/members/*/model.json")}
     assert kinds == {"acme-means", "acme.networks:Means"}
-    done(site, desk, *hydragnn, "predict", "ensemble", "rings.h5", "--out", "said.csv")
-    table = (desk / "said.csv").read_text().splitlines()
+    run_there(site, workdir, *hydragnn, "predict", "ensemble", "rings.h5", "--out", "said.csv")
+    table = (workdir / "said.csv").read_text().splitlines()
     assert len([line for line in table if ",ok," in line]) == 20
 
 
-def test_where_its_package_is_missing_the_message_says_what_to_install(site: Path, desk: Path, tmp_path: Path) -> None:
+def test_where_its_package_is_missing_the_message_says_what_to_install(
+    site: Path, workdir: Path, tmp_path: Path
+) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [sys.executable, "-m", "hydragnn.scripts", "search", "campaign.toml", "--out", str(tmp_path / "campaign")]
-    found = subprocess.run(command, cwd=desk, env=environment, capture_output=True, text=True)
-    assert found.returncode == 2
-    assert "unknown kind of model 'acme-means'" in found.stderr  # nobody announces it
-    renamed = (desk / "campaign.toml").read_text().replace('"acme-means"', '"acme.networks:Means"', 1)
-    (desk / "named.toml").write_text(
+    process = subprocess.run(command, cwd=workdir, env=environment, capture_output=True, text=True)
+    assert process.returncode == 2
+    assert "unknown kind of model 'acme-means'" in process.stderr  # nobody announces it
+    renamed = (workdir / "campaign.toml").read_text().replace('"acme-means"', '"acme.networks:Means"', 1)
+    (workdir / "named.toml").write_text(
         re.sub(r"^choices = .*$", 'choices = ["acme.networks:Means"]', renamed, flags=re.M)
     )
     command[4] = "named.toml"
-    found = subprocess.run(command, cwd=desk, env=environment, capture_output=True, text=True)
-    assert "acme.networks cannot be imported" in found.stderr and "install its package" in found.stderr
+    process = subprocess.run(command, cwd=workdir, env=environment, capture_output=True, text=True)
+    assert "acme.networks cannot be imported" in process.stderr and "install its package" in process.stderr
 
 
 def test_it_keeps_the_contracts_in_its_own_package(site: Path) -> None:
-    said = done(site, site, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", "tests")
-    assert re.search(r"^2\d passed in", said, re.MULTILINE), said
+    output = run_there(site, site, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", "tests")
+    assert re.search(r"^2\d passed in", output, re.MULTILINE), output

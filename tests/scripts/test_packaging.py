@@ -8,12 +8,12 @@ from pathlib import Path
 
 def test_every_package_in_the_checkout_is_shipped(root: Path) -> None:
     listed = set(tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
-    found = set()
+    actual = set()
     for room in ("graphs", "datasets", "hpo", "ensemble", "scripts", "hydragnn"):
         for init in (root / room).rglob("__init__.py"):
             parts = init.parent.relative_to(root).parts
-            found.add(".".join(parts if room == "hydragnn" else ("hydragnn", *parts)))
-    assert listed == found
+            actual.add(".".join(parts if room == "hydragnn" else ("hydragnn", *parts)))
+    assert listed == actual
 
 
 def test_every_module_imports_from_a_bare_checkout_in_another_folder(root: Path, tmp_path: Path) -> None:

@@ -49,8 +49,8 @@ def values(store: Path, name: str) -> np.ndarray:
 def every_fiftieth_class(raw: dict[str, Any]) -> dict[str, Any]:
     """All configurations of one symmetry class in fifty, and the pure cells."""
     iron = (raw["Z"] == 26).sum(axis=1)
-    kept = (raw["symmetry_class"] % 50 == 7) | np.isin(iron, (0, 32))
-    return {name: array[kept] if len(array) == len(kept) else array for name, array in raw.items()}
+    subset = (raw["symmetry_class"] % 50 == 7) | np.isin(iron, (0, 32))
+    return {name: array[subset] if len(array) == len(subset) else array for name, array in raw.items()}
 
 
 def test_fept_keeps_every_symmetry_class_in_one_part(
@@ -136,9 +136,9 @@ def test_terfenol_judges_every_microstructure_once_and_never_trains_on_it_there(
             for fold in range(terfenol.FOLDS)
         ]
     )
-    judged = parts == 2
-    assert (judged == judged[:, :1]).all(), "all members of a fold judge the same microstructures"
-    assert (judged[:, 0].sum(axis=0) == 1).all()
+    held_out = parts == 2
+    assert (held_out == held_out[:, :1]).all(), "all members of a fold judge the same microstructures"
+    assert (held_out[:, 0].sum(axis=0) == 1).all()
     choosing = (parts == 1).sum(axis=1)
     assert choosing.max() == 1, "no two members of a fold choose their epoch on the same microstructure"
 
@@ -150,13 +150,13 @@ def test_terfenol_labels_are_the_measured_points_and_no_others(grains: tuple[Pat
             (int(graph), float(field)): value
             for graph, field, value in zip(file["graph_index"], file["field_kA_per_m"], file["magnetostriction"])
         }
-    found = {}
+    measurements = {}
     for name, strength in zip(terfenol.TARGETS, terfenol.STRENGTHS):
         column = open_store(store).column(name)
         for graph in np.flatnonzero(column.present):
-            found[int(graph), float(strength)] = column.values.reshape(-1)[graph]
-    assert found.keys() == points.keys()
-    np.testing.assert_allclose([found[key] for key in points], 1e3 * np.array([*points.values()]), rtol=1e-6)
+            measurements[int(graph), float(strength)] = column.values.reshape(-1)[graph]
+    assert measurements.keys() == points.keys()
+    np.testing.assert_allclose([measurements[key] for key in points], 1e3 * np.array([*points.values()]), rtol=1e-6)
 
 
 def test_terfenol_orientations_do_not_tell_symmetry_equivalent_crystals_apart() -> None:
@@ -190,7 +190,7 @@ def test_the_optimiser_of_cantilevers_follows_its_gradient_and_keeps_the_volume(
     step[2000] = 1e-4
     assert slope[2000] == pytest.approx((work(density + step) - work(density - step)) / 2e-4, rel=1e-4)
     start = first_density(1, solver, 0.4, np.random.default_rng(0))
-    states = [*itertools.islice(solver.optimised(start, Optimiser(volume=0.4, radius=0.02, move=0.1)), 4)]
+    states = [*itertools.islice(solver.optimise(start, Optimiser(volume=0.4, radius=0.02, move=0.1)), 4)]
     works = [work(w) for w, _ in states]
     assert works == sorted(works, reverse=True)
     assert all(solver.volume(w) == pytest.approx(0.4, abs=1e-6) for w, _ in states)

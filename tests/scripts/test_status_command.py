@@ -36,20 +36,20 @@ Campaign = Callable[[tuple[str, ...]], Path]
 
 @pytest.fixture
 def campaign(played: ModuleType, tmp_path: Path) -> Campaign:
-    """A maker of campaign folders on the given places; the store is not needed to see how they stand."""
+    """A maker of campaign folders on the given slots; the store is not needed to see how they stand."""
 
-    def made(places: tuple[str, ...]) -> Path:
+    def make_campaign(slots: tuple[str, ...]) -> Path:
         folder = tmp_path / "campaign"
         folder.mkdir()
         write_settings(campaign_settings(TABLE, folder / "CAMPAIGN.toml"), [], folder)
-        plan = Plan(trials=40, rungs=(2, 6, 18), finalists=2, max_places=2)
-        player = played.Player(plan, places, seed=3, own=0.1, machine=0.08, bad=frozenset(places[2:3]), work=30.0)
+        plan = Plan(trials=40, rungs=(2, 6, 18), finalists=2, max_slots=2)
+        player = played.Player(plan, slots, seed=3, own=0.1, machine=0.08, bad=frozenset(slots[2:3]), work=30.0)
         player.session(stop_after=1500)
         player.session()
         player.write(folder / "journal.jsonl")
         return folder
 
-    return made
+    return make_campaign
 
 
 def shown(
@@ -110,7 +110,7 @@ def test_machines_watch_lines_of_json(campaign: Campaign, played: ModuleType) ->
     text = shown(folder, watch=True, as_json=True, sleep=lambda _: write(folder, whole))
     first, last = (json.loads(line) for line in text.splitlines())
     assert (first["status"], last["status"]) == ("silent", "finished")
-    assert hydragnn.status(folder)["trials"] == last["trials"]
+    assert hydragnn.status(folder).trials == last["trials"]
 
 
 def test_a_folder_that_is_no_campaign_is_one_sentence(tmp_path: Path) -> None:

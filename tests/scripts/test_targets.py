@@ -148,11 +148,11 @@ def refusal(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Pat
 
 def contents(folder: Path) -> dict[str, Any]:
     """Every file, folder and link below a folder with what is in it and when it changed."""
-    found: dict[str, Any] = {}
+    actual: dict[str, Any] = {}
     for path in sorted(folder.rglob("*")):
         what = path.readlink() if path.is_symlink() else path.read_bytes() if path.is_file() else None
-        found[str(path.relative_to(folder))] = (what, path.lstat().st_mtime_ns)
-    return found
+        actual[str(path.relative_to(folder))] = (what, path.lstat().st_mtime_ns)
+    return actual
 
 
 def test_every_command_with_out_is_tried() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from hydragnn.distributed import joined_ranks, leave
+from hydragnn.distributed import join_ranks, leave
 
 
 def listening() -> list[tuple[str, int]]:
@@ -24,7 +24,7 @@ def main(folder: Path, results: Path) -> int:
     """Meet, wait, sum."""
     torch.set_num_threads(1)
     inherited = listening()  # what the launcher handed down is not ours
-    with joined_ranks(folder) as ranks:
+    with join_ranks(folder) as ranks:
         seen = {"listening": [one for one in listening() if one not in inherited], "nodes": ranks.nodes}
         partial = results / f"{ranks.rank}.partial"
         partial.write_text(json.dumps(seen))

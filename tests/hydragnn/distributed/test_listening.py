@@ -65,7 +65,7 @@ def assert_on_the_loopback_and_deaf_to_strangers(ranks: list[dict[str, Any]]) ->
         assert rank["nodes"] == 1
         for address, port in rank["listening"]:
             assert ipaddress.ip_address(address).is_loopback, rank
-            assert told_to_a_stranger(address, port) == ""
+            assert answer_to_a_stranger(address, port) == ""
 
 
 STRANGER = """
@@ -78,7 +78,7 @@ print(store.list_keys(), flush=True)
 """
 
 
-def told_to_a_stranger(address: str, port: int) -> str:
+def answer_to_a_stranger(address: str, port: int) -> str:
     """What a client of torch's TCPStore, which knows no secret, reads there; it may wait for ever and is then stopped."""
     command = [sys.executable, "-c", STRANGER, address, str(port)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as stranger:
@@ -93,7 +93,7 @@ def test_an_open_store_of_torch_tells_the_stranger_all_keys() -> None:
     """So that the silence below is that of the ranks, not of the stranger."""
     store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     store.set("secret prefix/key", "value")
-    assert "secret prefix/key" in told_to_a_stranger("127.0.0.1", store.port)
+    assert "secret prefix/key" in answer_to_a_stranger("127.0.0.1", store.port)
 
 
 def test_ranks_of_a_job_step_on_one_node_listen_on_the_loopback_only(root: Path, tmp_path: Path) -> None:
@@ -138,8 +138,8 @@ def test_ranks_on_two_nodes_listen_at_the_interface_of_the_job_only(root: Path, 
         pytest.skip("this machine has no network but the loopback")
     address, interface = outward[0]
     ranks = [step_of(rank, *named, f"node-{rank}", GLOO_SOCKET_IFNAME=interface) for rank in range(2)]
-    with met(root, tmp_path, *ranks) as found:
-        assert [rank["nodes"] for rank in found] == [2, 2]
-        assert {one[0] for rank in found for one in rank["listening"]} == {address}
+    with met(root, tmp_path, *ranks) as actual:
+        assert [rank["nodes"] for rank in actual] == [2, 2]
+        assert {one[0] for rank in actual for one in rank["listening"]} == {address}
         # the store does not listen any more: what is left are gloo's own connections
-        assert [len(rank["listening"]) for rank in found] == [1, 1]
+        assert [len(rank["listening"]) for rank in actual] == [1, 1]

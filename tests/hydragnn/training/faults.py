@@ -21,7 +21,7 @@ TOO_MUCH = 2**46  # numbers; no machine has them
 
 def in_preparation() -> None:
     """The allocator refuses memory for the model."""
-    assembly.build_described = lambda *arguments, **options: torch.empty(TOO_MUCH)
+    assembly.build_from_description = lambda *arguments, **options: torch.empty(TOO_MUCH)
 
 
 def in_a_step() -> None:
@@ -73,7 +73,7 @@ def after(owner: Any, name: str, calls: int, fault: Callable[[], object]) -> Non
     setattr(owner, name, counted)
 
 
-def told_to_leave_in_preparation() -> None:
+def signal_in_preparation() -> None:
     """The system wants the machine back while data are read."""
     after(assembly, "prepare_data", 1, lambda: os.kill(os.getpid(), signal.SIGUSR1))
 
@@ -86,7 +86,7 @@ FAULTS = {
         limited,
         in_a_step_while_the_first_hangs,
         killed_before_the_end,
-        told_to_leave_in_preparation,
+        signal_in_preparation,
     )
 }
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hydragnn.distributed import joined_ranks, leave
+from hydragnn.distributed import join_ranks, leave
 from hydragnn.distributed.sharing import first_ranks_value, shared_rows
 from hydragnn.errors import InputError
 
@@ -19,7 +19,7 @@ def refused() -> Any:
 
 
 def main() -> int:
-    with joined_ranks(Path()) as ranks:
+    with join_ranks(Path()) as ranks:
         asked: list[int] = []
 
         def row(number: int) -> np.ndarray[Any, np.dtype[np.float64]]:

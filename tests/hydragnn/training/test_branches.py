@@ -65,15 +65,15 @@ def test_each_branch_learns_and_predicts_in_its_own_units(
 ) -> None:
     record = train(make(model, train__epochs=12), tmp_path / "run", store=stores)
     assert record.status == "finished"
-    assert record.parts == {"train": 36, "valid": 11, "test": 5}
-    assert record.branches["oxides"].parts == {"train": 8, "valid": 3, "test": 1}
+    assert record.parts == {"train": 36, "valid": 11, "calibration": 0, "test": 5}
+    assert record.branches["oxides"].parts == {"train": 8, "valid": 3, "calibration": 0, "test": 1}
     assert record.branches["oxides"].data_hash == stores["oxides"].fingerprint
     assert record.curves["valid/loss"][-1] < record.curves["valid/loss"][0]
     for name, store in stores.items():
         trained = load_model(tmp_path / "run" / "model", torch.float64, branch=name)
         batch = store.read(range(len(store)))
-        found = trained.predict(batch)[f"energy@{name}"].mean
-        assert (found - batch["energy"]).abs().mean() < 0.5 * batch["energy"].std()
+        actual = trained.predict(batch)[f"energy@{name}"].mean
+        assert (actual - batch["energy"]).abs().mean() < 0.5 * batch["energy"].std()
     assert {target.name for target in trained.targets} == {"energy@oxides"}
     assert "valid/charge@metals/mae" in record.best and "valid/charge@oxides/mae" not in record.best
     assert "valid/energy@oxides/mae" in record.trivial

@@ -23,7 +23,7 @@ from hydragnn.runs import train
 
 
 @pytest.fixture(scope="module")
-def begun(
+def saved_run(
     store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[RunConfig, Path]:
     """A run of one epoch, and its configuration."""
@@ -32,9 +32,9 @@ def begun(
     return config, run
 
 
-def copied(begun: tuple[RunConfig, Path], tmp_path: Path) -> tuple[RunConfig, Path, Path]:
+def copy_run(saved_run: tuple[RunConfig, Path], tmp_path: Path) -> tuple[RunConfig, Path, Path]:
     """The configuration, a copy of the run, and the newest checkpoint in it."""
-    config, run = begun
+    config, run = saved_run
     shutil.copytree(run, tmp_path / "run")
     return config, tmp_path / "run", tmp_path / "run" / "checkpoints" / "000001-000000"
 
@@ -49,9 +49,9 @@ def rewritten(checkpoint: Path, **changes: Any) -> None:
 
 @pytest.mark.parametrize("name", ["state.json", "tensors.safetensors"])
 def test_a_flipped_bit_anywhere_in_a_checkpoint_is_refused_with_a_sentence(
-    name: str, begun: tuple[RunConfig, Path], store: MemoryStore, tmp_path: Path
+    name: str, saved_run: tuple[RunConfig, Path], store: MemoryStore, tmp_path: Path
 ) -> None:
-    config, run, checkpoint = copied(begun, tmp_path)
+    config, run, checkpoint = copy_run(saved_run, tmp_path)
     sound, generator = (checkpoint / name).read_bytes(), random.Random(3)
     for place in [0, 7, 8, len(sound) - 1, *generator.choices(range(len(sound)), k=6)]:
         damaged = bytearray(sound)
@@ -111,9 +111,9 @@ def with_index(
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_checkpoint_that_is_not_what_was_written_is_refused(
-    damage: str, begun: tuple[RunConfig, Path], store: MemoryStore, tmp_path: Path
+    damage: str, saved_run: tuple[RunConfig, Path], store: MemoryStore, tmp_path: Path
 ) -> None:
-    config, run, checkpoint = copied(begun, tmp_path)
+    config, run, checkpoint = copy_run(saved_run, tmp_path)
     change, message = DAMAGES[damage]
     change(checkpoint)
     with pytest.raises(InputError, match=message):
@@ -121,9 +121,9 @@ def test_a_checkpoint_that_is_not_what_was_written_is_refused(
 
 
 def test_a_checkpoint_of_version_1_is_refused_unread_and_the_model_stays(
-    begun: tuple[RunConfig, Path], store: MemoryStore, tmp_path: Path
+    saved_run: tuple[RunConfig, Path], store: MemoryStore, tmp_path: Path
 ) -> None:
-    config, run, _ = copied(begun, tmp_path)
+    config, run, _ = copy_run(saved_run, tmp_path)
     touched = tmp_path / "touched"
     with_pickles(run, touched)
     before = bits_of_files(run / "checkpoints")

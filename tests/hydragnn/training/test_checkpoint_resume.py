@@ -50,9 +50,9 @@ class SignalAt:
 def bits(run: Path) -> dict[str, bytes]:
     """The last weights, the best weights and everything else of the newest checkpoint, and the model."""
     newest = max(path for path in (run / "checkpoints").iterdir() if path.is_dir())
-    found = {"model": (run / "model" / "weights.safetensors").read_bytes()}
+    actual = {"model": (run / "model" / "weights.safetensors").read_bytes()}
     tensors = load_file(newest / "tensors.safetensors")
-    return found | {name: value.numpy().tobytes() for name, value in tensors.items()}
+    return actual | {name: value.numpy().tobytes() for name, value in tensors.items()}
 
 
 def assert_same_end(one: Path, other: Path) -> None:
@@ -126,8 +126,8 @@ def test_only_the_last_two_checkpoints_stay(
     store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
     train(make_config(train__epochs=4), tmp_path / "run", store=store)
-    kept = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
-    assert kept == ["000003-000000", "000004-000000", "latest.json"]
+    files_before = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert files_before == ["000003-000000", "000004-000000", "latest.json"]
 
 
 def test_an_existing_run_is_refused_and_left_alone(
@@ -182,7 +182,7 @@ RANKS = ["-m", "torch.distributed.run", "--standalone"]
 
 
 @pytest.fixture(scope="module")
-def begun_by_two(
+def run_of_two_ranks(
     make_config: Callable[..., RunConfig],
     launch: Callable[..., subprocess.Popen[str]],
     tmp_path_factory: pytest.TempPathFactory,
@@ -204,14 +204,14 @@ def run_ranks(
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_a_checkpoint_of_two_ranks_continues_on_one_and_three(
     ranks: int,
-    begun_by_two: tuple[RunConfig, Path],
+    run_of_two_ranks: tuple[RunConfig, Path],
     store: MemoryStore,
     launch: Callable[..., subprocess.Popen[str]],
     tmp_path: Path,
 ) -> None:
-    config, begun = begun_by_two
+    config, saved_run = run_of_two_ranks
     run = tmp_path / "run"
-    shutil.copytree(begun, run)
+    shutil.copytree(saved_run, run)
     if ranks == 1:
         train(config, run, store=store, resume=True)
     else:
@@ -244,8 +244,8 @@ def test_a_full_disk_ends_the_run_with_one_sentence_and_keeps_the_last_checkpoin
 ) -> None:
     config, run = make_config(), tmp_path / "run"
     train(config, run, store=store, until=1)
-    kept = bits_of_files(run / "checkpoints")
-    size = max(len(content) for content in kept.values())
+    files_before = bits_of_files(run / "checkpoints")
+    size = max(len(content) for content in files_before.values())
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size // 2, hard))  # the largest file that the child can write
     try:
@@ -254,7 +254,7 @@ def test_a_full_disk_ends_the_run_with_one_sentence_and_keeps_the_last_checkpoin
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert process.returncode == 2 and "cannot write" in output, output
-    assert bits_of_files(run / "checkpoints") == kept
+    assert bits_of_files(run / "checkpoints") == files_before
     assert train(config, run, store=store, resume=True).status == "finished"
 
 
@@ -287,10 +287,10 @@ def test_a_disk_that_fills_up_while_a_run_trains_leaves_the_last_checkpoint(
 ) -> None:
     config, run = make_config(), small_disk / "run"
     train(config, run, store=store, until=1)
-    kept = bits_of_files(run / "checkpoints")
+    files_before = bits_of_files(run / "checkpoints")
     with pytest.raises(InputError, match=r"cannot write .*: No space left on device; free space"):
         train(config, run, store=store, resume=True, progress=FullAt(1.5, small_disk))
-    assert bits_of_files(run / "checkpoints") == kept
+    assert bits_of_files(run / "checkpoints") == files_before
     failed = read_record(run)
     assert failed.status == "failed" and "No space left" in failed.failure.message
     (small_disk / "filler").unlink()

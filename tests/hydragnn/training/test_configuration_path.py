@@ -34,7 +34,7 @@ def settings_in(value: object) -> list[Settings]:
     """The settings that an argument is or lists."""
     if isinstance(value, Settings):
         return [value]
-    return [found for item in value for found in settings_in(item)] if isinstance(value, list | tuple) else []
+    return [actual for item in value for actual in settings_in(item)] if isinstance(value, list | tuple) else []
 
 
 def arguments_of(frame: FrameType) -> dict[str, Any]:
@@ -72,9 +72,9 @@ def traced_calls() -> Iterator[list[Call]]:
             return
         if frame.f_code.co_name == "train_epochs":
             sys.setprofile(before)
-        found = [one for value in arguments_of(frame).values() for one in settings_in(value)]
-        if found:
-            calls.append((f"{module_of(frame)}.{frame.f_code.co_qualname}", tuple(found)))
+        actual = [one for value in arguments_of(frame).values() for one in settings_in(value)]
+        if actual:
+            calls.append((f"{module_of(frame)}.{frame.f_code.co_qualname}", tuple(actual)))
 
     sys.setprofile(note)
     try:
@@ -85,7 +85,7 @@ def traced_calls() -> Iterator[list[Call]]:
 
 def listed(calls: list[Call]) -> str:
     """The calls as lines, for whoever has to find the one too many."""
-    lines = [f"{name}({', '.join(type(one).__name__ for one in found)})" for name, found in calls]
+    lines = [f"{name}({', '.join(type(one).__name__ for one in actual)})" for name, actual in calls]
     return "\n".join([f"{len(calls)} calls:", *lines])
 
 
@@ -114,7 +114,7 @@ def test_a_configuration_comes_to_the_loop_in_few_calls(
     with traced_calls() as calls:
         hydragnn.train(config, tmp_path / "run")
     assert 0 < len(calls) <= MOST, listed(calls)
-    whole = [name for name, found in calls if config in found]
+    whole = [name for name, actual in calls if config in actual]
     assert whole == ["hydragnn.scripts.api.train", "hydragnn.runs.session.train", "hydragnn.runs.plan.plan_run"]
 
 
@@ -126,7 +126,7 @@ def test_the_configuration_of_branches_is_taken_apart_once(
     config = BranchedConfig.parse({**table, "branches": [{"name": name, **own} for name in ("metals", "oxides")]})
     with traced_calls() as calls:
         hydragnn.train(config, tmp_path / "run")
-    whole = [name for name, found in calls if config in found]
+    whole = [name for name, actual in calls if config in actual]
     assert whole == ["hydragnn.scripts.api.train", "hydragnn.runs.session.train", "hydragnn.runs.plan.plan_run"]
-    split_off = [name for name, found in calls if any(one in config.branches for one in found)]
+    split_off = [name for name, actual in calls if any(one in config.branches for one in actual)]
     assert split_off == [], listed(calls)

@@ -39,12 +39,12 @@ def test_cuts_lose_no_graph_and_the_largest_part_is_the_smallest_possible(costs:
 
 
 @settings(max_examples=25, deadline=None)
-@given(chosen=st.lists(st.integers(0, 39), max_size=9), number=st.integers(1, 6))
-def test_parts_are_valid_batches_that_make_up_the_whole(chosen: list[int], number: int, store: MemoryStore) -> None:
-    batch = store.read(chosen)
+@given(numbers=st.lists(st.integers(0, 39), max_size=9), number=st.integers(1, 6))
+def test_parts_are_valid_batches_that_make_up_the_whole(numbers: list[int], number: int, store: MemoryStore) -> None:
+    batch = store.read(numbers)
     parts = list(micro_batches(batch, number))
     assert len(parts) <= number and all(part.num_graphs for part in parts)
-    assert sum(part.num_graphs for part in parts) == len(chosen)
+    assert sum(part.num_graphs for part in parts) == len(numbers)
     if not parts:
         return
     whole = concatenate([validate(part) for part in parts])

@@ -23,18 +23,18 @@ TENSORS = {
 
 def test_any_program_that_knows_safetensors_reads_what_was_written(tmp_path: Path) -> None:
     write_tensors(tmp_path, "all.safetensors", TENSORS)
-    found = load_file(tmp_path / "all.safetensors")
-    assert found.keys() == TENSORS.keys()
+    actual = load_file(tmp_path / "all.safetensors")
+    assert actual.keys() == TENSORS.keys()
     for name, value in TENSORS.items():
-        assert found[name].dtype == value.dtype and torch.equal(found[name], value)
+        assert actual[name].dtype == value.dtype and torch.equal(actual[name], value)
 
 
 def test_what_was_written_comes_back_bit_for_bit_through_the_index_as_json(tmp_path: Path) -> None:
     index = TensorIndex.parse(write_tensors(tmp_path, "all.safetensors", TENSORS).to_json())
     files = TensorFiles(tmp_path, index)
     for name, value in TENSORS.items():
-        found = files.read(name, tuple(value.shape), value.dtype)
-        assert found.dtype == value.dtype and torch.equal(found, value)
+        actual = files.read(name, tuple(value.shape), value.dtype)
+        assert actual.dtype == value.dtype and torch.equal(actual, value)
     with pytest.raises(InputError, match=r"tensor matrix is F64 \[3, 4\], not F32 \[3, 4\]"):
         files.read("matrix", (3, 4), torch.float32)
 
@@ -53,8 +53,8 @@ def in_pieces(folder: Path, starts: list[tuple[int, int]]) -> TensorIndex:
 
 def test_a_tensor_in_pieces_of_several_files_is_put_together(tmp_path: Path) -> None:
     index = in_pieces(tmp_path, [(2, 2), (0, 0), (0, 2), (2, 0)])
-    found = TensorFiles(tmp_path, index).read("matrix", (4, 4), torch.float32)
-    assert torch.equal(found, torch.arange(16.0).reshape(4, 4))
+    actual = TensorFiles(tmp_path, index).read("matrix", (4, 4), torch.float32)
+    assert torch.equal(actual, torch.arange(16.0).reshape(4, 4))
 
 
 @pytest.mark.parametrize(

@@ -31,9 +31,9 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def complete(found: dict[str, bytes]) -> dict[str, bytes]:
+def complete(actual: dict[str, bytes]) -> dict[str, bytes]:
     """Without what the attempt was just writing under another name when it was stopped."""
-    return {name: content for name, content in found.items() if not name.endswith(".tmp")}
+    return {name: content for name, content in actual.items() if not name.endswith(".tmp")}
 
 
 class At:
@@ -153,11 +153,11 @@ def test_an_attempt_that_wakes_up_after_its_successor_ended_changes_nothing(
     take_over(run, 2)
     until = read_record(run).epochs + 2
     record = train(make_config(train__epochs=4000), run, store=store, attempt=2, resume=True, until=until)
-    kept = files(run)
+    files_before = files(run)
     process.send_signal(signal.SIGCONT)
     output, _ = process.communicate(timeout=600)
     assert process.returncode == 4, output
-    assert complete(files(run)) == complete(kept)
+    assert complete(files(run)) == complete(files_before)
     assert read_record(run) == record
 
 

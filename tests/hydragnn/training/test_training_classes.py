@@ -37,7 +37,7 @@ def store() -> MemoryStore:
     return MemoryStore([graph(number) for number in range(70)])
 
 
-def said(batch: GraphBatch, classes: int = 3) -> Categorical:
+def output(batch: GraphBatch, classes: int = 3) -> Categorical:
     generator = torch.Generator().manual_seed(batch.num_graphs)
     logits = torch.randn(batch.num_graphs, classes, generator=generator, dtype=torch.float64)
     return Categorical(logits=logits.requires_grad_())
@@ -45,7 +45,7 @@ def said(batch: GraphBatch, classes: int = 3) -> Categorical:
 
 def test_the_loss_is_the_weighted_cross_entropy_of_the_labels_that_are_there(store: MemoryStore) -> None:
     batch = store.read(range(20))
-    prediction, present = said(batch), batch.present("phase")
+    prediction, present = output(batch), batch.present("phase")
     for weights in (None, (0.5, 2.0, 3.0)):
         target = Target(field=PHASE, loss="cross_entropy", distribution=Categorical, class_weights=weights)
         loss = loss_sum(target, prediction, batch)
@@ -72,22 +72,22 @@ def test_balanced_weights_give_every_class_the_same_say(store: MemoryStore) -> N
 
 def test_metrics_agree_with_scikit_learn(store: MemoryStore) -> None:
     batch = store.read(range(70))
-    prediction, present = said(batch), batch.present("phase").numpy()
+    prediction, present = output(batch), batch.present("phase").numpy()
     truth, p = batch["phase"].numpy()[present], prediction.probabilities.detach().numpy()[present]
     errors = Errors([TARGET])
     errors.add(TARGET, prediction.detach(), batch)
-    found = errors.values({})["phase"]
-    assert found["count"] == len(truth)
-    assert found["accuracy"] == pytest.approx(accuracy_score(truth, p.argmax(1)))
-    assert found["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(truth, p.argmax(1)))
-    assert found["nll"] == pytest.approx(log_loss(truth, p))
-    assert found["brier"] == pytest.approx(((p - np.eye(3)[truth]) ** 2).sum(1).mean())
+    actual = errors.values({})["phase"]
+    assert actual["count"] == len(truth)
+    assert actual["accuracy"] == pytest.approx(accuracy_score(truth, p.argmax(1)))
+    assert actual["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(truth, p.argmax(1)))
+    assert actual["nll"] == pytest.approx(log_loss(truth, p))
+    assert actual["brier"] == pytest.approx(((p - np.eye(3)[truth]) ** 2).sum(1).mean())
 
 
 def test_metrics_of_parts_add_up_to_those_of_the_whole(store: MemoryStore) -> None:
     whole, parts = (Errors([TARGET]) for _ in range(2))
     batch = store.read(range(70))
-    prediction = said(batch).detach()
+    prediction = output(batch).detach()
     whole.add(TARGET, prediction, batch)
     for rows in (range(25), range(25, 70)):
         parts.add(TARGET, prediction.rows(torch.tensor(rows)), store.read(rows))

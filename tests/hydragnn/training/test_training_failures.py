@@ -9,7 +9,7 @@ import torch
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.errors import InputError
 from hydragnn.record import Failure
-from hydragnn.runs.failures import agreed_failure, failure_of
+from hydragnn.runs.failures import failure_of, first_failure
 from hydragnn.training.context import Diverged
 
 CASES = {
@@ -48,13 +48,13 @@ def test_a_defect_is_told_with_its_place() -> None:
 
 def test_the_first_rank_records_what_began_on_another(tmp_path: Path) -> None:
     began = Failure(kind="out_of_memory", message="no memory left")
-    assert agreed_failure(began, tmp_path, Ranks(rank=1, size=2)) == began
+    assert first_failure(began, tmp_path, Ranks(rank=1, size=2)) == began
     assert json.loads((tmp_path / ".failure-1.json").read_text())["kind"] == "out_of_memory"
     seen = Failure(kind="lost_node", message="another rank is gone")
-    assert agreed_failure(seen, tmp_path, Ranks(rank=0, size=2)) == began
+    assert first_failure(seen, tmp_path, Ranks(rank=0, size=2)) == began
     assert not list(tmp_path.iterdir())
 
 
 def test_a_single_rank_records_its_own_failure(tmp_path: Path) -> None:
     own = Failure(kind="defect", message="surprise")
-    assert agreed_failure(own, tmp_path, Ranks()) == own
+    assert first_failure(own, tmp_path, Ranks()) == own

@@ -69,11 +69,11 @@ def test_metrics_agree_with_scikit_learn_and_pass_over_missing_labels(store: Mem
             pairs[target.name][1].append(values[target.name].mean[present].reshape(-1, target.field.width))
     for target in targets:
         truth, guess = (torch.cat(values).numpy() for values in pairs[target.name])
-        found = metrics[target.name]
-        assert found["count"] == truth.size
-        assert found["mae"] == pytest.approx(mean_absolute_error(truth, guess))
-        assert found["rmse"] == pytest.approx(root_mean_squared_error(truth.ravel(), guess.ravel()))
-        assert found["r2"] == pytest.approx(r2_score(truth, guess, multioutput="variance_weighted"))
+        actual = metrics[target.name]
+        assert actual["count"] == truth.size
+        assert actual["mae"] == pytest.approx(mean_absolute_error(truth, guess))
+        assert actual["rmse"] == pytest.approx(root_mean_squared_error(truth.ravel(), guess.ravel()))
+        assert actual["r2"] == pytest.approx(r2_score(truth, guess, multioutput="variance_weighted"))
 
 
 def settings() -> SplitSettings:
@@ -85,11 +85,11 @@ def test_extensive_fields_have_errors_per_node(store: MemoryStore) -> None:
     batch = store.read([0, 1])
     errors = Errors([target])
     errors.add(target, Point(mean=batch["energy"] + torch.tensor([1.0, -2.0])), batch)
-    found = errors.values(target_moments([target], batch))["energy"]
+    actual = errors.values(target_moments([target], batch))["energy"]
     per_node = np.array([1.0, 2.0]) / batch.counts("node").numpy()
-    assert found["mae"] == 1.5 and found["rmse"] == pytest.approx(math.sqrt(2.5))
-    assert found["mae_per_node"] == pytest.approx(per_node.mean())
-    assert found["rmse_per_node"] == pytest.approx(math.sqrt(np.square(per_node).mean()))
+    assert actual["mae"] == 1.5 and actual["rmse"] == pytest.approx(math.sqrt(2.5))
+    assert actual["mae_per_node"] == pytest.approx(per_node.mean())
+    assert actual["rmse_per_node"] == pytest.approx(math.sqrt(np.square(per_node).mean()))
 
 
 def test_a_field_without_labels_or_spread_has_no_r2(store: MemoryStore) -> None:

@@ -56,7 +56,7 @@ def test_the_best_weights_are_those_that_were_validated_and_come_for_a_block_onl
     weights.vector.add_(1.0)
     weights.average(steps=1)
     expected = start.lerp(start + 1.0, 1 - 2 / 11)
-    with weights.evaluated():
+    with weights.swap_in_eval_parameters():
         torch.testing.assert_close(weights.vector, expected)
         weights.keep_best()
     weights.average(steps=1)

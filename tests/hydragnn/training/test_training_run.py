@@ -28,7 +28,7 @@ def test_a_run_leaves_its_record_its_configuration_and_a_model_that_predicts(
     record = train(config, tmp_path / "run", store=store)
     assert record.status == "finished" and record.epochs == 4
     assert read_record(tmp_path / "run") == record
-    assert record.parts == {"train": 28, "valid": 8, "test": 4}
+    assert record.parts == {"train": 28, "valid": 8, "calibration": 0, "test": 4}
     assert all(len(curve) == 4 for curve in record.curves.values())
     for name in ("train/loss", "valid/loss", "learning_rate", "valid/energy/mae", "valid/energy/mae_per_node"):
         assert all(math.isfinite(value) for value in record.curves[name])

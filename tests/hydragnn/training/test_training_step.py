@@ -119,8 +119,8 @@ class ListedParameters:
         self.optimizer = kinds[settings.optimizer](
             self.weights.values(), lr=0.0, weight_decay=settings.weight_decay, **more
         )
-        self.averaged = self._copies() if settings.ema_decay else None
-        self.kept = self._copies()
+        self.average_copies = self._copies() if settings.ema_decay else None
+        self.best_copies = self._copies()
 
     @property
     def count(self) -> int:
@@ -150,22 +150,22 @@ class ListedParameters:
 
     def average(self, steps: int) -> None:
         decay = min(self.settings.ema_decay, (1 + steps) / (10 + steps))
-        for name, value in (self.averaged or {}).items():
+        for name, value in (self.average_copies or {}).items():
             value.lerp_(self.weights[name].detach(), 1 - decay)
 
     @contextmanager
-    def evaluated(self) -> Iterator[None]:
-        with self._replaced_by(self.averaged or self._copies()):
+    def swap_in_eval_parameters(self) -> Iterator[None]:
+        with self._swap_in(self.average_copies or self._copies()):
             yield
 
     def keep_best(self) -> None:
-        source = self.averaged or self._copies()
-        for name, value in self.kept.items():
+        source = self.average_copies or self._copies()
+        for name, value in self.best_copies.items():
             value.copy_(source[name])
 
     @contextmanager
     def best(self) -> Iterator[None]:
-        with self._replaced_by(self.kept):
+        with self._swap_in(self.best_copies):
             yield
 
     def state(self) -> dict[str, Tensor]:
@@ -175,7 +175,7 @@ class ListedParameters:
         return {name: weight.detach().clone() for name, weight in self.weights.items()}
 
     @contextmanager
-    def _replaced_by(self, values: dict[str, Tensor]) -> Iterator[None]:
+    def _swap_in(self, values: dict[str, Tensor]) -> Iterator[None]:
         before = self._copies()
         for source in (values, before):
             with torch.no_grad():

@@ -13,7 +13,7 @@ import torch
 
 from hydragnn.config import RunConfig
 from hydragnn.datasets import MemoryStore
-from hydragnn.distributed import joined_ranks, leave
+from hydragnn.distributed import join_ranks, leave
 from hydragnn.errors import InputError, Interrupted
 from hydragnn.graphs import ATOMIC_NUMBERS_FIELD, Field, GraphBatch, graph_from_arrays
 from hydragnn.runs import train
@@ -95,7 +95,7 @@ def main() -> int:
     torch.set_num_threads(1)
     records = []
     try:
-        with joined_ranks(options.runs[0]) as ranks:
+        with join_ranks(options.runs[0]) as ranks:
             for out, path in zip(options.runs[::2], options.runs[1::2]):
                 config = RunConfig.parse(json.loads(path.read_text()))
                 store = clusters(options.graphs)

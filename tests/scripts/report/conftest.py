@@ -18,7 +18,7 @@ from hydragnn.hpo import campaign_settings
 from hydragnn.hpo.journal import Journal
 from hydragnn.hpo.preflight import write_settings
 from hydragnn.hpo.scheduling.events import Failed, Launched, Opened, Plan, Propose, Proposed, Reached, Start
-from hydragnn.hpo.scheduling.scheduler import State, step
+from hydragnn.hpo.scheduling.scheduler import State, transition
 from hydragnn.record import Cost, Failure, RunRecord, write_record
 from hydragnn.scripts.report import write_report
 
@@ -57,7 +57,7 @@ def samples(tmp_path_factory: pytest.TempPathFactory, disturbed: Any) -> Samples
 def disturbed(played: ModuleType) -> Any:
     """Sixty trials on twelve nodes, one of them bad, with faults, an interruption and a resume."""
     names = played.nodes(12)
-    plan = Plan(trials=60, rungs=RUNGS, finalists=5, max_places=4)
+    plan = Plan(trials=60, rungs=RUNGS, finalists=5, max_slots=4)
     player = played.Player(plan, names, seed=2, own=0.05, machine=0.06, bad=frozenset([names[4]]), work=60.0)
     player.session(stop_after=2000)
     player.session()
@@ -177,14 +177,14 @@ def write_campaign(folder: Path, store: Path) -> Path:
     values: dict[int, dict[str, Any]] = {}
     clock = 0.0
     with Journal(folder / "journal.jsonl") as journal:
-        opened = Opened(plan=Plan(trials=24, rungs=RUNGS, finalists=4), places=("local-0",))
-        pending: list[Any] = [opened]
+        opening = Opened(plan=Plan(trials=24, rungs=RUNGS, finalists=4), slots=("local-0",))
+        pending: list[Any] = [opening]
         state = State()
         while pending:
             event = pending.pop(0)
             clock += 1.0
             journal.append(event, clock)
-            state, actions = step(state, event, clock)
+            state, actions = transition(state, event, clock)
             for action in actions:
                 if isinstance(action, Propose):
                     values[action.trial] = _point(generator)
@@ -263,7 +263,15 @@ def write_ensemble(folder: Path, store: Path) -> Path:
             seed=number,
         )
         write_json(folder / "members" / str(number) / "record.json", asdict(record))
-    write_json(folder / "evaluation.json", {"version": 1, "nominal": 0.9, "parts": parts})
+    detectors = ("kinds", "structure", "spread")
+    arrays |= {f"{part}/domain/scores": generator.gamma(2, 0.2, size=(40, 3)) for part in parts}
+    domain = {
+        "false_alarms": 0.02,
+        "detectors": detectors,
+        "flagged": dict.fromkeys(parts, 0.025),
+        "flagged_by_detector": {part: dict.fromkeys(detectors, 0.01) for part in parts},
+    }
+    write_json(folder / "evaluation.json", {"version": 1, "nominal": 0.9, "parts": parts, "domain": domain})
     np.savez(folder / "evaluation.npz", **arrays)
     rows = {
         f: {"unit": UNITS[f], "trivial": TRIVIAL[f], "with_edges": 0.06 * TRIVIAL[f], "without_edges": 0.7 * TRIVIAL[f]}

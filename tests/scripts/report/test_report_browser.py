@@ -64,10 +64,10 @@ for (const frame of document.querySelectorAll("iframe")) {
 
 @pytest.fixture(scope="module")
 def browser() -> str:
-    found = next((path for path in map(shutil.which, BROWSERS) if path), None)
-    if found is None:
+    actual = next((path for path in map(shutil.which, BROWSERS) if path), None)
+    if actual is None:
         pytest.skip("no headless browser; install chromium to check the layout of reports")
-    return found
+    return actual
 
 
 def measured(browser: str, page: Path, folder: Path) -> dict[str, dict[str, Any]]:
@@ -84,9 +84,9 @@ def measured(browser: str, page: Path, folder: Path) -> dict[str, dict[str, Any]
     command = [browser, *QUIET, f"--user-data-dir={folder / 'profile'}", "--window-size=4000,1000"]
     command += ["--virtual-time-budget=10000", "--dump-dom", harness.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
-    found = re.search(r"<pre>(.*?)</pre>", done.stdout, re.DOTALL)
-    assert found and found[1], done.stderr[-2000:]
-    result: dict[str, dict[str, Any]] = json.loads(html.unescape(found[1]))
+    actual = re.search(r"<pre>(.*?)</pre>", done.stdout, re.DOTALL)
+    assert actual and actual[1], done.stderr[-2000:]
+    result: dict[str, dict[str, Any]] = json.loads(html.unescape(actual[1]))
     return result
 
 
@@ -94,11 +94,11 @@ def measured(browser: str, page: Path, folder: Path) -> dict[str, dict[str, Any]
 def test_pages_fit_from_phone_to_desktop_and_their_labels_are_whole_and_legible(
     browser: str, pages: dict[str, Path], tmp_path: Path, kind: str
 ) -> None:
-    found = measured(browser, pages[kind], tmp_path)
-    assert set(found) == set(WIDTHS)
+    actual = measured(browser, pages[kind], tmp_path)
+    assert set(actual) == set(WIDTHS)
     for name, width in WIDTHS.items():
-        assert found[name]["width"] <= width and not found[name]["broken"]
-        assert found[name]["texts"] > 30
-        assert not found[name]["clipped"]
-        assert not found[name]["crowded"]
-        assert not found[name]["small"]
+        assert actual[name]["width"] <= width and not actual[name]["broken"]
+        assert actual[name]["texts"] > 30
+        assert not actual[name]["clipped"]
+        assert not actual[name]["crowded"]
+        assert not actual[name]["small"]

@@ -21,7 +21,7 @@ from hydragnn.scripts.report.verdict import verdict
 KINDS = ("ensemble", "campaign", "run")
 ALWAYS = {"verdict", "asked", "data", "errors", "reproduce"}
 CHAPTERS = {
-    "ensemble": ALWAYS | {"search", "time", "members", "uncertainty", "worst", "ablation"},
+    "ensemble": ALWAYS | {"search", "time", "members", "uncertainty", "domain", "worst", "ablation"},
     "campaign": ALWAYS | {"search", "time"},
     "run": ALWAYS | {"training"},
 }
@@ -103,8 +103,8 @@ def test_an_ensemble_finds_the_campaign_beside_it_and_a_campaign_takes_its_ensem
     alone = tmp_path / "alone" / "ensemble"
     shutil.copytree(samples.ensemble, alone)
     assert collect(alone).campaign is None
-    found = collect(samples.ensemble).campaign
-    assert found is not None and found.folder == samples.campaign
+    actual = collect(samples.ensemble).campaign
+    assert actual is not None and actual.folder == samples.campaign
     both = collect(samples.campaign, ensemble=alone)
     assert both.kind == "ensemble" and both.campaign is not None and both.ensemble is not None
 
@@ -182,8 +182,10 @@ def test_data_of_another_kind_is_told_apart_from_the_verdict(samples: Any, tmp_p
     evaluation = read_json(folder / "evaluation.json")
     evaluation["parts"]["hot"] = evaluation["parts"]["test"]
     write_json(folder / "evaluation.json", evaluation)
-    found = verdict(collect(folder))
-    assert found.part == "test" and any(caution.startswith("On hot, which is other data") for caution in found.cautions)
+    actual = verdict(collect(folder))
+    assert actual.part == "test" and any(
+        caution.startswith("On hot, which is other data") for caution in actual.cautions
+    )
 
 
 def test_the_terminal_table_has_a_row_per_field_and_fits_eighty_columns(samples: Any) -> None:

@@ -28,8 +28,8 @@ def test_the_dots_of_the_parity_plot_have_the_errors_that_training_recorded(trai
     assert set(part.points) == {"energy", "forces", "charge"}
     for scores in part.scores:
         error = part.points[scores.field].error
-        assert float(np.abs(error).mean()) == pytest.approx(scores.judged["mae"], rel=1e-4)  # float32 predictions
-        assert float(np.sqrt((error**2).mean())) == pytest.approx(scores.judged["rmse"], rel=1e-4)
+        assert float(np.abs(error).mean()) == pytest.approx(scores.of_model["mae"], rel=1e-4)  # float32 predictions
+        assert float(np.sqrt((error**2).mean())) == pytest.approx(scores.of_model["rmse"], rel=1e-4)
 
 
 def test_the_dots_belong_to_validation_graphs(trained: Path) -> None:

@@ -15,12 +15,12 @@ from hydragnn.scripts.report.tables import faults_table, hours_table
 from hydragnn.scripts.report.timeline_figures import all_bars, campaign_time, mean_count, nodes_over_time
 
 
-def span(place: str, begin: float, end: float, outcome: Any = "reached") -> Span:
-    return Span(trial=0, attempt=1, places=(place,), started=begin, ended=end, outcome=outcome, useful=end - begin)
+def span(slot: str, begin: float, end: float, outcome: Any = "reached") -> Span:
+    return Span(trial=0, attempt=1, slots=(slot,), started=begin, ended=end, outcome=outcome, useful=end - begin)
 
 
-def session(opened: float, ended: float, *places: str) -> Session:
-    return Session(places=places or ("n1",), opened=opened, ended=ended)
+def session(started: float, ended: float, *slots: str) -> Session:
+    return Session(slots=slots or ("n1",), started=started, ended=ended)
 
 
 def timeline_of(player: Any) -> Timeline:
@@ -38,7 +38,7 @@ def test_the_page_says_what_the_nodes_did_and_what_faults_cost(pages: dict[str, 
         assert words in text
 
 
-def test_every_place_has_a_row_until_there_are_too_many(played: ModuleType) -> None:
+def test_every_slot_has_a_row_until_there_are_too_many(played: ModuleType) -> None:
     few = Timeline(spans=(span("n1", 0.0, 9.0),), sessions=(session(0.0, 10.0, "n1", "n2"),))
     many = Timeline(spans=(span("n1", 0.0, 9.0),), sessions=(session(0.0, 10.0, *played.nodes(65)),))
     rows, bands = nodes_over_time(few), nodes_over_time(many)
@@ -73,9 +73,9 @@ def test_pauses_between_controllers_are_left_out() -> None:
 
 
 def test_outages_are_bars_like_attempts() -> None:
-    outage = Outage(node="n1", kind="quarantined", places=("n1/0", "n1/1"), started=2.0, ended=4.0)
+    outage = Outage(node="n1", kind="quarantined", slots=("n1/0", "n1/1"), started=2.0, ended=4.0)
     timeline = Timeline(outages=(outage,), sessions=(session(0.0, 10.0, "n1/0", "n1/1"),))
-    assert [(bar.place, bar.look, bar.begin, bar.end) for bar in all_bars(timeline)] == [
+    assert [(bar.slot, bar.look, bar.begin, bar.end) for bar in all_bars(timeline)] == [
         ("n1/0", "out", 2.0, 4.0),
         ("n1/1", "out", 2.0, 4.0),
     ]
@@ -99,17 +99,17 @@ def test_the_tables_add_up(disturbed: Any) -> None:
     shares = [float(row[2].removesuffix(" %")) for row in uses.rows]
     assert shares[-1] == 100.0
     assert sum(shares[:-1]) == pytest.approx(100.0, abs=0.5)
-    told = {row[0]: row[5] for row in faults.rows}
-    assert told["it did not start"] == "no"
-    assert told["diverged"] == "yes"
+    answers = {row[0]: row[5] for row in faults.rows}
+    assert answers["it did not start"] == "no"
+    assert answers["diverged"] == "yes"
 
 
 def test_thousands_of_trials_are_thinned_to_the_best_and_an_even_sample(samples: Any) -> None:
     campaign = campaign_facts(samples.campaign)
-    assert campaign.thinned() is campaign
+    assert campaign.thin() is campaign
     first = campaign.scored[0]
     many = replace(campaign, trials=tuple(replace(first, number=k, objective=float(-k)) for k in range(5000)))
-    shown = [trial.number for trial in many.thinned(400).trials]
+    shown = [trial.number for trial in many.thin(400).trials]
     assert len(shown) == len(set(shown)) == 400
     assert shown[-100:] == list(range(4900, 5000))
     assert shown[0] == 0

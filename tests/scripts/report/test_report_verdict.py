@@ -68,18 +68,18 @@ def test_coverage_of_many_graphs_is_graded_by_its_distance_from_the_promise(
     share: float, grade: str, phrase: str
 ) -> None:
     rows = 10_000
-    found = coverage_finding(points(np.arange(rows) < share * rows, np.arange(rows)), share, 0.9)
-    assert found.grade == grade and phrase in found.sentence
+    actual = coverage_finding(points(np.arange(rows) < share * rows, np.arange(rows)), share, 0.9)
+    assert actual.grade == grade and phrase in actual.sentence
 
 
 def test_a_miss_that_chance_explains_is_not_held_against_the_model() -> None:
-    found = coverage_finding(points(np.arange(50) < 42, np.arange(50)), 0.84, 0.9)
-    assert found.grade == "good" and "chance" in found.sentence
+    actual = coverage_finding(points(np.arange(50) < 42, np.arange(50)), 0.84, 0.9)
+    assert actual.grade == "good" and "chance" in actual.sentence
 
 
 def test_a_handful_of_graphs_cannot_judge_coverage_however_many_nodes_they_have() -> None:
-    found = coverage_finding(points(np.ones(5000, dtype=bool), np.repeat(np.arange(5), 1000)), 1.0, 0.9)
-    assert found.grade == "unknown"
+    actual = coverage_finding(points(np.ones(5000, dtype=bool), np.repeat(np.arange(5), 1000)), 1.0, 0.9)
+    assert actual.grade == "unknown"
 
 
 def test_values_of_one_graph_that_fail_together_count_as_one() -> None:

@@ -56,7 +56,7 @@ def write_structures(path: Path, frames: list[Atoms]) -> Path:
     return path
 
 
-def made_ensemble(folder: Path, members: list[tuple[str, int]], *, forces: bool = False) -> tuple[Path, list[Path]]:
+def make_ensemble(folder: Path, members: list[tuple[str, int]], *, forces: bool = False) -> tuple[Path, list[Path]]:
     """An ensemble of members given as (kind, hidden_dim), and its runs; made once and found again."""
     runs = [folder / "runs" / f"{number:04d}" for number in range(len(members))]
     if (folder / "ensemble" / "ensemble.json").is_file():

@@ -16,7 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from hydragnn.distributed.ranks import joined_ranks
+from hydragnn.distributed.ranks import join_ranks
 from hydragnn.ensemble.prediction.claims import ClaimQueue, Claims, Heart
 from hydragnn.ensemble.prediction.queues import FlatQueue, LocalCounter, Queue
 from hydragnn.errors import InputError
@@ -25,7 +25,7 @@ Table = dict[str, Any]
 
 
 @runtime_checkable
-class Crew(Protocol):
+class Group(Protocol):
     """Ranks that predict together, seen from one of them."""
 
     rank: int
@@ -65,7 +65,7 @@ class Alone:
 
     def __init__(self) -> None:
         """Nothing is known yet."""
-        self._claimed: set[str] = set()
+        self._claim_names: set[str] = set()
         self._notes: dict[str, Any] = {}
 
     def begin(self, make: Callable[[], Table], folder: Path) -> Table:
@@ -78,8 +78,8 @@ class Alone:
 
     def first_to(self, name: str) -> bool:
         """True once."""
-        fresh = name not in self._claimed
-        self._claimed.add(name)
+        fresh = name not in self._claim_names
+        self._claim_names.add(name)
         return fresh
 
     def owner(self, name: str) -> int | None:
@@ -103,7 +103,7 @@ class Alone:
         return [self._notes[name]] if name in self._notes else []
 
 
-class FolderCrew:
+class FolderGroup:
     """Ranks that meet in a folder: claims are files made exclusively, notes are files, a beating heart is a file's age."""
 
     def __init__(self, rank: int, size: int) -> None:
@@ -120,10 +120,10 @@ class FolderCrew:
     def begin(self, make: Callable[[], Table], folder: Path) -> Table:
         """What rank 0 made, told to the others by torch.distributed, which is left again at once."""
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with joined_ranks(folder.parent) as ranks:
-            made = _told(made_by(make) if self.rank == 0 else {}, ranks.sum_in_place, self.rank)
-        self.meet(folder / checked(made)["meeting"])
-        return made
+        with join_ranks(folder.parent) as ranks:
+            opening = _broadcast(make_opening(make) if self.rank == 0 else {}, ranks.sum_in_place, self.rank)
+        self.meet(folder / check_opening(opening)["meeting"])
+        return opening
 
     def queue(self, number: int, costs: Sequence[float]) -> Queue:
         """Positions are claimed by files."""
@@ -139,7 +139,7 @@ class FolderCrew:
 
     def gone(self, rank: int) -> bool:
         """Whether the rank's heart has stopped."""
-        return self._heart.stopped(rank)
+        return self._heart.has_stopped(rank)
 
     def publish(self, name: str, make: Callable[[], Any]) -> Any:
         """The value whose file came first."""
@@ -159,7 +159,7 @@ class FolderCrew:
             self._heart.end()
 
 
-class Workshop(FolderCrew):
+class ParentGroup(FolderGroup):
     """Rank 0 of local workers, which it starts; ``work`` is what a worker does, given what rank 0 made."""
 
     def __init__(self, workers: int, work: Callable[..., None], *arguments: Any) -> None:
@@ -170,16 +170,16 @@ class Workshop(FolderCrew):
 
     def begin(self, make: Callable[[], Table], folder: Path) -> Table:
         """Make it, then start the workers with it."""
-        made = made_by(make)
-        self.meet(folder / checked(made)["meeting"])
+        opening = make_opening(make)
+        self.meet(folder / check_opening(opening)["meeting"])
         context = get_context("spawn")
         threads = max(1, torch.get_num_threads() // self.size)
         torch.set_num_threads(threads)
         for rank in range(1, self.size):
-            arguments = (rank, self.size, threads, made, folder, *self._arguments)
+            arguments = (rank, self.size, threads, opening, folder, *self._arguments)
             self._processes.append(context.Process(target=self._work, args=arguments, daemon=True))
             self._processes[-1].start()
-        return made
+        return opening
 
     def close(self) -> None:
         """End workers that still run: what they do has been done by others."""
@@ -189,28 +189,28 @@ class Workshop(FolderCrew):
             process.join()
 
 
-class Worker(FolderCrew):
+class ChildGroup(FolderGroup):
     """A local worker."""
 
-    def __init__(self, rank: int, size: int, made: Table) -> None:
-        """``made`` is what rank 0 made."""
+    def __init__(self, rank: int, size: int, opening: Table) -> None:
+        """``opening`` is what rank 0 made."""
         super().__init__(rank, size)
-        self._made = made
+        self._opening = opening
 
     def begin(self, make: Callable[[], Table], folder: Path) -> Table:
         """What rank 0 made; from now on this process ends with the one that started it."""
         Thread(target=_end_with_parent, daemon=True).start()
-        self.meet(folder / self._made["meeting"])
-        return self._made
+        self.meet(folder / self._opening["meeting"])
+        return self._opening
 
 
 @contextmanager
-def at_work(crew: FolderCrew) -> Iterator[Crew]:
+def at_work(group: FolderGroup) -> Iterator[Group]:
     """The crew for the length of the block."""
     try:
-        yield crew
+        yield group
     finally:
-        crew.close()
+        group.close()
 
 
 def _end_with_parent() -> None:
@@ -220,7 +220,7 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def made_by(make: Callable[[], Table]) -> Table:
+def make_opening(make: Callable[[], Table]) -> Table:
     """What ``make`` gives with the name of a new meeting place, or why it cannot be made."""
     meeting = f"ranks-{time.time_ns():x}-{os.getpid()}"
     try:
@@ -229,18 +229,18 @@ def made_by(make: Callable[[], Table]) -> Table:
         return {"meeting": meeting, "error": str(error)}
 
 
-def checked(made: Table) -> Table:
+def check_opening(opening: Table) -> Table:
     """What was made; InputError where it could not be."""
-    if made["error"]:
-        raise InputError(made["error"])
-    return made
+    if opening["error"]:
+        raise InputError(opening["error"])
+    return opening
 
 
-def _told(value: Table, sum_in_place: Callable[[torch.Tensor], torch.Tensor], rank: int) -> Table:
+def _broadcast(value: Table, sum_in_place: Callable[[torch.Tensor], torch.Tensor], rank: int) -> Table:
     """Rank 0's value on all ranks, by way of a sum."""
     text = json.dumps(value).encode() if rank == 0 else b""
     length = int(sum_in_place(torch.tensor(len(text))))
     letters = torch.zeros(length, dtype=torch.uint8)
     letters[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else 0
-    told: Table = json.loads(bytes(sum_in_place(letters).tolist()))
-    return told
+    value_of_first: Table = json.loads(bytes(sum_in_place(letters).tolist()))
+    return value_of_first

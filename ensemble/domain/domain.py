@@ -1,0 +1,122 @@
+"""The training domain of an ensemble: detectors with their thresholds, and what they say of graphs."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Float
+from safetensors.numpy import save
+
+from hydragnn.ensemble.domain.detector import Detector
+from hydragnn.ensemble.domain.limits import Limits
+from hydragnn.ensemble.domain.view import Array, GraphView
+
+FILE = "domain.safetensors"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class DomainScores:
+    """What is said of some graphs."""
+
+    scores: Mapping[str, Float[Array, " graphs"]]
+    """By detector: 0 is usual, above 1 foreign."""
+    reasons: tuple[str, ...]
+    """What is foreign about each graph; empty where nothing is."""
+
+    def spread_over(self, rows: Any, graphs: int) -> "DomainScores":
+        """The same for ``graphs`` graphs, of which ``rows`` are the ones that were looked at; NaN for the others."""
+        reasons = np.full(graphs, "", dtype=object)
+        reasons[rows] = self.reasons
+        scores = {name: np.full(graphs, np.nan) for name in self.scores}
+        for name, values in self.scores.items():
+            scores[name][rows] = values
+        return DomainScores(scores=scores, reasons=tuple(reasons.tolist()))
+
+
+@runtime_checkable
+class AnyDomain(Protocol):
+    """What an ensemble knows of its training data, of any version."""
+
+    def scores(self, view: GraphView) -> DomainScores:
+        """What is foreign about graphs."""
+
+    @property
+    def scale(self) -> float:
+        """The length that lengths are measured in."""
+
+    @property
+    def file_content(self) -> bytes:
+        """The content of ``domain.safetensors``; empty where there is no such file."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON, for the manifest."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Domain:
+    """Detectors, and the limits of all their channels in order; without detectors nothing is known and nothing foreign."""
+
+    detectors: tuple[Detector, ...] = ()
+    limits: Limits | None = None
+    scale: float = 1.0
+
+    version: ClassVar[int] = 1
+
+    @cached_property
+    def file_content(self) -> bytes:
+        """All tensors."""
+        tensors = {
+            f"{detector.name}/{name}": np.ascontiguousarray(values, dtype=np.float64)
+            for detector in self.detectors
+            for name, values in detector.tensors().items()
+        }
+        return save(tensors) if self.detectors else b""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON; with the tensors ``domain_from_json`` gives the same domain back."""
+        of_limits = {"usual": self.limits.usual.tolist(), "limit": self.limits.limit.tolist()} if self.limits else {}
+        return {
+            "version": self.version,
+            "scale": self.scale,
+            "detectors": [{"name": detector.name, **detector.settings()} for detector in self.detectors],
+            "sha256": hashlib.sha256(self.file_content).hexdigest() if self.file_content else "",
+            **of_limits,
+        }
+
+    def values(self, view: GraphView) -> Float[Array, "graphs channels"]:
+        """What all detectors found, side by side."""
+        return values_of(self.detectors, view)
+
+    def scores(self, view: GraphView) -> DomainScores:
+        """What is foreign about every graph: per detector the largest of its channels."""
+        if self.limits is None:
+            return DomainScores(scores={}, reasons=("",) * len(view))
+        values = self.values(view)
+        scores = self.limits.scores(values)
+        reasons: list[list[tuple[float, str]]] = [[] for _ in range(len(view))]
+        of_detectors: dict[str, Array] = {}
+        first = 0
+        for detector in self.detectors:
+            own = slice(first, first + len(detector.channels))
+            of_detectors[detector.name] = scores[:, own].max(axis=1, initial=0.0)
+            for graph in np.flatnonzero(of_detectors[detector.name] > 1).tolist():
+                channel = int(scores[graph, own].argmax())
+                says = detector.reason(view, graph, channel, float(values[graph, own][channel]))
+                score = float(of_detectors[detector.name][graph])
+                reasons[graph].append((score, f"{detector.name}: {says} (score {score:.3g})"))
+            first = own.stop
+        return DomainScores(scores=of_detectors, reasons=tuple(_joined(found) for found in reasons))
+
+
+def values_of(detectors: Sequence[Detector], view: GraphView) -> Float[Array, "graphs channels"]:
+    """What detectors found, side by side."""
+    columns = [detector.values(view) for detector in detectors]
+    return np.concatenate([np.zeros((len(view), 0)), *columns], axis=1)
+
+
+def _joined(found: Sequence[tuple[float, str]]) -> str:
+    """Reasons, the weightiest first."""
+    return "; ".join(says for _, says in sorted(found, key=lambda one: -one[0]))

@@ -1,0 +1,97 @@
+"""A training domain from the graphs that members were trained on, with thresholds from graphs that they were not."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+from jaxtyping import Float, Int
+from numpy.typing import NDArray
+
+from hydragnn.datasets import GraphStore, pack
+from hydragnn.ensemble.domain.composition import CompositionFit
+from hydragnn.ensemble.domain.detector import Detector, Fit
+from hydragnn.ensemble.domain.domain import Domain, values_of
+from hydragnn.ensemble.domain.inputs import InputsFit
+from hydragnn.ensemble.domain.kinds import Kinds, KindsFit
+from hydragnn.ensemble.domain.limits import fitted_limits
+from hydragnn.ensemble.domain.neighbourhoods import NeighbourhoodsFit
+from hydragnn.ensemble.domain.spread import Spread
+from hydragnn.ensemble.domain.structure import StructureFit
+from hydragnn.ensemble.domain.view import Array, GraphView, Numbers, length_scale, species_field
+from hydragnn.ensemble.plan import default_budget
+from hydragnn.ensemble.screening import read_screened
+from hydragnn.graphs.field import Field
+
+REFERENCES = 2048
+"""Training graphs, at equal steps, that new graphs are compared with one by one; ranges and moments are of all."""
+
+Graphs = Int[NDArray[np.int64], " graphs"]
+Doubts = Mapping[str, Float[Array, " graphs"]]
+
+
+def fitted_domain(
+    store: GraphStore,
+    train: Int[NDArray[np.int64], " train"],
+    held_out: Graphs,
+    inputs: Sequence[Field],
+    read: Sequence[str],
+    doubts: Doubts,
+    spread: Spread,
+) -> Domain:
+    """Detectors that know the training part, with limits from held-out graphs, about which the ensemble has these ``doubts``.
+
+    ``inputs`` are what members read, ``read`` the names of all fields to read.
+    """
+    scale = _scale(store, train, read)
+    species = species_field({field.name: field for field in inputs})
+    detectors = _fitted(store, train, read, scale, [KindsFit(inputs), InputsFit(inputs), NeighbourhoodsFit(species)])
+    known = {name: kinds for one in detectors if isinstance(one, Kinds) for name, kinds in one.known.items()}
+    some = train[:: max(1, -(-len(train) // REFERENCES))]
+    detectors += _fitted(store, some, read, scale, [CompositionFit(inputs, known, species), StructureFit()])
+    detectors += [spread] if spread.targets else []
+    if not detectors:
+        return Domain()
+    values = [values_of(detectors, view) for _, view in views(store, held_out, read, scale, doubts)]
+    channels = [channel for detector in detectors for channel in detector.channels]
+    return Domain(detectors=tuple(detectors), limits=fitted_limits(np.concatenate(values), channels), scale=scale)
+
+
+def scores_of(
+    domain: Domain, store: GraphStore, graphs: Graphs, read: Sequence[str], doubts: Doubts
+) -> dict[str, Float[Array, " graphs"]]:
+    """What every detector of a domain says of graphs in a store; NaN for those that are not valid."""
+    found: dict[str, Float[Array, " graphs"]] = {one.name: np.full(len(graphs), np.nan) for one in domain.detectors}
+    for rows, view in views(store, graphs, read, domain.scale, doubts):
+        for name, scores in domain.scores(view).scores.items():
+            found[name][rows] = scores
+    return found
+
+
+def views(
+    store: GraphStore, graphs: Graphs, read: Sequence[str], scale: float, doubts: Doubts | None = None
+) -> Iterator[tuple[Numbers, GraphView]]:
+    """The valid ones of these graphs, batch by batch, and their places among all of them, whose ``doubts`` are given."""
+    sizes, first = store.sizes(), 0
+    for numbers in pack(sizes, graphs, default_budget(sizes)):
+        found = read_screened(store, numbers, read, read)
+        rows = first + np.flatnonzero(found.fine)
+        if found.valid is not None:
+            own = {name: values[rows] for name, values in (doubts or {}).items()}
+            yield rows, GraphView(batch=found.valid, scale=scale, doubts=own)
+        first += len(numbers)
+
+
+def _fitted(
+    store: GraphStore, graphs: Graphs, read: Sequence[str], scale: float, fits: Sequence[Fit]
+) -> list[Detector]:
+    for _, view in views(store, graphs, read, scale):
+        for fit in fits:
+            fit.show(view)
+    return [detector for fit in fits for detector in fit.detectors()]
+
+
+def _scale(store: GraphStore, graphs: Graphs, read: Sequence[str]) -> float:
+    """The longest edge of the first batch that has edges."""
+    for _, view in views(store, graphs, read, 1.0):
+        if view.batch.num_edges:
+            return length_scale(view.batch)
+    return 1.0

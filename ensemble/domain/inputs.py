@@ -1,0 +1,102 @@
+"""Numbers that come with nodes, edges and graphs: how far they lie outside their range in training."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from jaxtyping import Float
+
+from hydragnn.ensemble.domain.detector import Channel, Detector
+from hydragnn.ensemble.domain.view import Array, GraphView, Numbers, per_segment
+from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.field import Field
+
+SLACK = 0.1
+"""How far a number may always lie outside: a twentieth of the range, whose half is 1."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Inputs:
+    """Per field of numbers the middle and half the width of the range of every component."""
+
+    name: ClassVar[str] = "inputs"
+
+    middle: Mapping[str, Float[Array, " width"]]
+    half: Mapping[str, Float[Array, " width"]]
+
+    @property
+    def channels(self) -> tuple[Channel, ...]:
+        """One per field."""
+        return tuple(Channel(slack=SLACK) for _ in self.middle)
+
+    def values(self, view: GraphView) -> Float[Array, "graphs channels"]:
+        """How far the strangest number lies outside its range, in halves of the range's width; 0 inside."""
+        columns = [np.zeros((len(view), 0))]
+        for name, middle in self.middle.items():
+            values, offsets = _values(view.batch, name)
+            away = (np.abs(values - middle) / self.half[name] - 1).max(axis=1, keepdims=True, initial=0.0)
+            columns.append(per_segment(np.maximum, away, offsets))
+        return np.concatenate(columns, axis=1)
+
+    def reason(self, view: GraphView, graph: int, channel: int, value: float) -> str:
+        """The field."""
+        return f"{list(self.middle)[channel]} is outside its range in the training data"
+
+    def settings(self) -> dict[str, Any]:
+        """The fields in their order."""
+        return {"fields": list(self.middle)}
+
+    def tensors(self) -> dict[str, Array]:
+        """Middles and halves."""
+        return {f"{name}/{what}": of[name] for name in self.middle for what, of in self._ranges.items()}
+
+    @property
+    def _ranges(self) -> dict[str, Mapping[str, Array]]:
+        return {"middle": self.middle, "half": self.half}
+
+    @classmethod
+    def load(cls, settings: Mapping[str, Any], tensors: Mapping[str, Array]) -> "Inputs":
+        """The detector that these are of."""
+        middle, half = ({name: tensors[f"{name}/{what}"] for name in settings["fields"]} for what in ("middle", "half"))
+        return cls(middle=middle, half=half)
+
+
+class InputsFit:
+    """Notes the least and the greatest."""
+
+    def __init__(self, inputs: Sequence[Field]) -> None:
+        """Of fields of numbers."""
+        self._names = [field.name for field in inputs if not field.classes]
+        self._low: dict[str, Array] = {}
+        self._high: dict[str, Array] = {}
+
+    def show(self, view: GraphView) -> None:
+        """Note the ends of the ranges of some graphs."""
+        for name in self._names:
+            values, _ = _values(view.batch, name)
+            if len(values):
+                low, high = values.min(axis=0), values.max(axis=0)
+                self._low[name] = np.minimum(self._low.get(name, low), low)
+                self._high[name] = np.maximum(self._high.get(name, high), high)
+
+    def detectors(self) -> list[Detector]:
+        """The ranges, where there are any; one without width is as wide as rounding."""
+        names = [name for name in self._names if name in self._low]
+        middle = {name: (self._low[name] + self._high[name]) / 2 for name in names}
+        half = {name: (self._high[name] - self._low[name]) / 2 for name in names}
+        half = {name: np.maximum(half[name], 1e-6 * np.abs(middle[name]) + 1e-12) for name in names}
+        return [Inputs(middle=middle, half=half)] if names else []
+
+
+def _values(batch: GraphBatch, name: str) -> tuple[Float[Array, "items width"], Numbers]:
+    """The numbers of a field, and where those of every graph begin; a graph that lacks it has none."""
+    if name not in batch.fields:
+        return np.zeros((0, 1)), np.zeros(len(batch) + 1, dtype=np.int64)
+    field = batch.fields[name]
+    there = batch.present(name)
+    values = batch[name].reshape(-1, field.width).double().numpy()
+    counts = (batch.counts(field.on) * there).numpy()
+    if not bool(there.all()):
+        values = values[there[batch.owner(field.on)].numpy()]
+    return values, np.concatenate([[0], np.cumsum(counts)])

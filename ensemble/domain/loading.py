@@ -1,0 +1,72 @@
+"""A training domain read from a manifest and the file beside it."""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load
+
+from hydragnn.ensemble.domain.composition import Composition
+from hydragnn.ensemble.domain.detector import Detector
+from hydragnn.ensemble.domain.domain import FILE, AnyDomain, Domain
+from hydragnn.ensemble.domain.inputs import Inputs
+from hydragnn.ensemble.domain.kinds import Kinds
+from hydragnn.ensemble.domain.limits import Limits
+from hydragnn.ensemble.domain.neighbourhoods import Neighbourhoods
+from hydragnn.ensemble.domain.ranges import ranges_from_json
+from hydragnn.ensemble.domain.spread import Spread
+from hydragnn.ensemble.domain.structure import Structure
+from hydragnn.ensemble.domain.view import Array
+from hydragnn.errors import InputError
+
+DETECTORS: Mapping[str, Callable[[Mapping[str, Any], Mapping[str, Array]], Detector]] = {
+    "kinds": Kinds.load,
+    "inputs": Inputs.load,
+    "composition": Composition.load,
+    "neighbourhoods": Neighbourhoods.load,
+    "structure": Structure.load,
+    "spread": Spread.load,
+}
+
+
+def domain_from_json(value: Mapping[str, Any], folder: Path) -> AnyDomain:
+    """The domain that ``to_json`` wrote, with its tensors in ``folder``; InputError on anything else.
+
+    Manifests before version 3 have ranges instead of detectors, and keep them.
+    """
+    if "detectors" not in value:
+        return ranges_from_json(value)
+    try:
+        tensors = _tensors(folder / FILE, value["sha256"]) if value["sha256"] else {}
+        detectors = tuple(_detector(one, tensors) for one in value["detectors"])
+        if not detectors:
+            return Domain()
+        channels = sum(len(detector.channels) for detector in detectors)
+        usual, limit = (np.array(value[name], dtype=np.float64) for name in ("usual", "limit"))
+        if usual.shape != (channels,) or limit.shape != (channels,) or not (limit > usual).all():
+            raise ValueError(f"limits {limit.tolist()} above {usual.tolist()} for {channels} channels")
+        return Domain(detectors=detectors, limits=Limits(usual=usual, limit=limit), scale=float(value["scale"]))
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise InputError(f"the training domain is damaged ({error}); build the ensemble anew") from error
+
+
+def _detector(settings: Mapping[str, Any], tensors: Mapping[str, Array]) -> Detector:
+    name = settings["name"]
+    own = {key.removeprefix(f"{name}/"): values for key, values in tensors.items() if key.startswith(f"{name}/")}
+    return DETECTORS[name](settings, own)
+
+
+def _tensors(path: Path, expected: str) -> dict[str, Array]:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}; copy the whole folder again") from error
+    if hashlib.sha256(content).hexdigest() != expected:
+        raise InputError(f"{path} differs from what was saved; copy the whole folder again")
+    try:
+        return dict(load(content))
+    except SafetensorError as error:
+        raise InputError(f"{path} is damaged ({error}); copy the whole folder again") from error

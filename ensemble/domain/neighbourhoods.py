@@ -1,0 +1,145 @@
+"""The geometry around the strangest node of a graph: per kind of node, against mean and covariance in training."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from jaxtyping import Float
+
+from hydragnn.ensemble.domain.detector import Channel, Detector
+from hydragnn.ensemble.domain.view import LARGEST_TABLE, Array, GraphView, Numbers, per_segment
+
+FLOOR = 0.03
+"""Standard deviation that every feature has at least; features are logarithms, so that it is a relative one."""
+
+PRIOR = 50
+"""So many nodes the covariance of all kinds together counts among those of one kind."""
+
+CLOSER = 0.05
+"""Nodes may always be so much closer than in training, relatively."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Neighbourhoods:
+    """Mean and whitening of the features of every kind of node; the last kind stands for all that are not known."""
+
+    name: ClassVar[str] = "neighbourhoods"
+
+    species: str
+    kinds: Numbers
+    mean: Float[Array, "kinds_plus_one features"]
+    whitening: Float[Array, "kinds_plus_one features features"]
+    shortest: Float[Array, "kinds_plus_one kinds_plus_one"]
+    """The shortest edge between two kinds, in units of the scale; infinite where they never were neighbours."""
+    lonely: bool
+    """Training showed nodes without neighbours."""
+
+    @property
+    def channels(self) -> tuple[Channel, ...]:
+        """The distance from the mean, the shortest edge, nodes without neighbours."""
+        return (Channel(slack=1.0), Channel(slack=CLOSER), Channel(slack=0.1, exact=True))
+
+    def values(self, view: GraphView) -> Float[Array, "graphs channels"]:
+        """Mahalanobis distance of the strangest node, how much closer nodes are than ever, whether one has no neighbours."""
+        kind = self._kind(view)
+        of_nodes = np.zeros((view.batch.num_nodes, 3))
+        for number in np.unique(kind):
+            rows = kind == number
+            away = (view.neighbourhoods[rows] - self.mean[number]) @ self.whitening[number].T
+            of_nodes[rows, 0] = np.linalg.norm(away, axis=1)
+        if len(view.lengths):
+            one, other = kind[view.batch.senders.numpy()], kind[view.batch.receivers.numpy()]
+            closeness = np.log(self.shortest[one, other] / view.lengths)
+            of_nodes[:, 1] = per_segment(np.maximum, closeness[:, None], view.edge_rows)[:, 0].clip(min=0.0)
+        of_nodes[:, 2] = 0.0 if self.lonely else np.diff(view.edge_rows) == 0
+        return view.largest(of_nodes)
+
+    def reason(self, view: GraphView, graph: int, channel: int, value: float) -> str:
+        """What is strange about the node."""
+        return (
+            "a node has neighbours at distances, or a number of them, unlike those in the training data",
+            f"nodes are closer than in the training data, {np.exp(-value):.2g} of the least distance there",
+            "a node has no neighbours, which the training data never showed",
+        )[channel]
+
+    def settings(self) -> dict[str, Any]:
+        """What is no tensor."""
+        return {"species": self.species, "lonely": self.lonely}
+
+    def tensors(self) -> dict[str, Array]:
+        """Everything else."""
+        kinds = self.kinds.astype(np.float64)
+        return {"kinds": kinds, "mean": self.mean, "whitening": self.whitening, "shortest": self.shortest}
+
+    @classmethod
+    def load(cls, settings: Mapping[str, Any], tensors: Mapping[str, Array]) -> "Neighbourhoods":
+        """The detector that these are of."""
+        return cls(
+            species=settings["species"],
+            lonely=settings["lonely"],
+            kinds=tensors["kinds"].astype(np.int64),
+            mean=tensors["mean"],
+            whitening=tensors["whitening"],
+            shortest=tensors["shortest"],
+        )
+
+    def _kind(self, view: GraphView) -> Numbers:
+        there = view.kinds(self.species)
+        place = np.minimum(np.searchsorted(self.kinds, there), len(self.kinds) - 1)
+        return np.where(self.kinds[place] == there, place, len(self.kinds))
+
+
+class NeighbourhoodsFit:
+    """Adds up moments of every kind of node."""
+
+    def __init__(self, species: str) -> None:
+        """``species`` is the field of kinds; "" where all nodes are alike."""
+        self._species = species
+        self._moments: dict[int, tuple[int, Array, Array]] = {}
+        self._shortest = np.full((LARGEST_TABLE, LARGEST_TABLE), np.inf)
+        self._lonely = False
+
+    def show(self, view: GraphView) -> None:
+        """Add some graphs."""
+        kinds = view.kinds(self._species)
+        for kind in np.unique(kinds).tolist():
+            rows = view.neighbourhoods[kinds == kind]
+            count, sums, squares = self._moments.get(kind, (0, 0.0, 0.0))
+            self._moments[kind] = (count + len(rows), sums + rows.sum(axis=0), squares + rows.T @ rows)
+        if len(view.lengths):
+            ends = kinds[view.batch.senders.numpy()], kinds[view.batch.receivers.numpy()]
+            np.minimum.at(self._shortest, ends, view.lengths)
+        self._lonely |= bool((np.diff(view.edge_rows) == 0).any())
+
+    def detectors(self) -> list[Detector]:
+        """Mean and whitening per kind and of all kinds together."""
+        if not self._moments:
+            return []
+        kinds = np.array(sorted(self._moments))
+        counts, sums, squares = (np.array([self._moments[kind][part] for kind in kinds.tolist()]) for part in range(3))
+        means = sums / counts[:, None]
+        scatter = squares - counts[:, None, None] * means[:, :, None] * means[:, None, :]
+        within = scatter.sum(axis=0) / counts.sum()
+        mean = sums.sum(axis=0) / counts.sum()
+        between = squares.sum(axis=0) / counts.sum() - np.outer(mean, mean)
+        covariances = [(one + PRIOR * within) / (count + PRIOR) for one, count in zip(scatter, counts)]
+        known = self._shortest[np.ix_(kinds, kinds)]
+        shortest = np.pad(known, (0, 1), constant_values=known.min())
+        shortest = np.where(np.isfinite(shortest), shortest, known.min())
+        return [
+            Neighbourhoods(
+                species=self._species,
+                kinds=kinds,
+                mean=np.vstack([means, mean]),
+                whitening=np.array([whitening(one) for one in [*covariances, between]]),
+                shortest=shortest,
+                lonely=self._lonely,
+            )
+        ]
+
+
+def whitening(covariance: Float[Array, "features features"]) -> Float[Array, "features features"]:
+    """The matrix that makes features with this covariance, and ``FLOOR`` beside it, uncorrelated with variance 1."""
+    values, vectors = np.linalg.eigh(covariance)
+    return vectors.T / np.sqrt(np.maximum(values, 0.0) + FLOOR**2)[:, None]

@@ -1,0 +1,115 @@
+"""What detectors see of a batch of graphs; what several of them need is made once."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from dataclasses import field as member
+from functools import cached_property
+
+import numpy as np
+from jaxtyping import Float, Int
+from numpy.typing import NDArray
+
+from hydragnn.graphs.batch import GraphBatch, edge_vectors
+from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
+
+Array = NDArray[np.float64]
+Numbers = NDArray[np.int64]
+
+LARGEST_TABLE = 128
+"""Kinds of nodes of which everything is known separately; where a field has more, all nodes are of one kind."""
+
+POWERS = (1, 2, 4)
+"""Neighbours are counted with the weights w, w^2 and w^4 of ``counts_within``, each closer than the one before."""
+
+FEATURES = ("degree", "nearest", "mean length", *(f"close neighbours {power}" for power in POWERS))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class GraphView:
+    """A batch, and how unsure the ensemble is about its graphs."""
+
+    batch: GraphBatch
+    scale: float
+    """The length that lengths are measured in; 1 for graphs without geometry."""
+    doubts: Mapping[str, Float[Array, " graphs"]] = member(default_factory=dict)
+    """By target, the largest standard deviation or entropy within every graph; NaN where it has none."""
+
+    def __len__(self) -> int:
+        return len(self.batch)
+
+    @cached_property
+    def lengths(self) -> Float[Array, " edges"]:
+        """Lengths of all edges in units of the scale; none for graphs without geometry."""
+        if not self.batch.dim:
+            return np.zeros(0)
+        return np.maximum(edge_vectors(self.batch).norm(dim=1).numpy() / self.scale, 1e-9)
+
+    @cached_property
+    def edge_rows(self) -> Int[Numbers, " nodes_plus_one"]:
+        """Where the incoming edges of every node begin."""
+        return self.batch.topology.row_offsets.numpy()
+
+    @cached_property
+    def node_rows(self) -> Int[Numbers, " graphs_plus_one"]:
+        """Where the nodes of every graph begin."""
+        return self.batch.node_offsets.numpy()
+
+    @cached_property
+    def neighbourhoods(self) -> Float[Array, "nodes features"]:
+        """The geometry around every node, whatever the sizes of graphs and wherever they lie: ``FEATURES``.
+
+        The number of neighbours, the distance of the nearest and the mean distance as logarithms, and the logarithms of
+        how many neighbours there are close by. A node without neighbours has zeros. Without geometry there are degrees alone.
+        """
+        degrees = np.log1p(np.diff(self.edge_rows))[:, None]
+        if not self.batch.dim:
+            return degrees
+        weights = np.clip(1 - self.lengths, 0, None)[:, None] ** np.array(POWERS)
+        logarithms = np.log(self.lengths)
+        nearest = per_segment(np.minimum, logarithms[:, None], self.edge_rows)
+        counts = np.maximum(np.diff(self.edge_rows), 1)[:, None]
+        mean = per_segment(np.add, logarithms[:, None], self.edge_rows) / counts
+        near = np.log1p(per_segment(np.add, weights, self.edge_rows))
+        return np.concatenate([degrees, nearest, mean, near], axis=1)
+
+    def kinds(self, field: str) -> Int[Numbers, " nodes"]:
+        """The kind of every node by a field of classes; zeros where there is no such field."""
+        if field not in self.batch.fields:
+            return np.zeros(self.batch.num_nodes, dtype=np.int64)
+        return self.batch[field].reshape(-1).numpy()
+
+    def largest(self, of_nodes: Float[Array, "nodes channels"]) -> Float[Array, "graphs channels"]:
+        """The largest of every graph's nodes; zero for a graph without nodes."""
+        return per_segment(np.maximum, of_nodes, self.node_rows)
+
+
+def per_segment(
+    ufunc: np.ufunc, values: Float[Array, "items channels"], offsets: Int[Numbers, " segments_plus_one"]
+) -> Float[Array, "segments channels"]:
+    """Every segment's values reduced by a ufunc; zeros for a segment without values.
+
+    >>> per_segment(np.add, np.array([[1.0], [2.0], [4.0]]), np.array([0, 2, 2, 3])).ravel()
+    array([3., 0., 4.])
+    """
+    result = np.zeros((len(offsets) - 1, values.shape[1]))
+    there = np.diff(offsets) > 0
+    if there.any():
+        result[there] = ufunc.reduceat(values, offsets[:-1][there], axis=0)
+    return result
+
+
+def species_field(inputs: Mapping[str, Field]) -> str:
+    """The field of classes that says what nodes are: atomic numbers, or else the first there is; "" where there is none."""
+    found = [
+        field.name
+        for field in inputs.values()
+        if field.on == "node" and field.width == 1 and 0 < field.classes <= LARGEST_TABLE
+    ]
+    return ATOMIC_NUMBERS if ATOMIC_NUMBERS in found else found[0] if found else ""
+
+
+def length_scale(batch: GraphBatch) -> float:
+    """The longest edge of a batch, which lengths are measured in; 1 where there are no lengths."""
+    longest = float(edge_vectors(batch).norm(dim=1).max()) if batch.dim and batch.num_edges else 0.0
+    return longest if longest > 0 and math.isfinite(longest) else 1.0

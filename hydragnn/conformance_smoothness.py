@@ -1,0 +1,235 @@
+"""Energies without cusps and jumps: the part of ``hydragnn.conformance`` that looks at force constants and at paths of atoms.
+
+Force constants exist only where forces are differentiable, and dynamics keep their energy only where forces are continuous. An
+architecture that cannot promise it says so (``Architecture.kinks``), and whoever trains forces with it is told.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from ase import Atoms
+from ase.build import bulk, molecule
+from jaxtyping import Float
+from torch import Tensor
+
+from hydragnn.architectures import architecture_of
+from hydragnn.conformance_cases import small_settings
+from hydragnn.graphs.atomic import ATOMIC_NUMBERS_FIELD, from_ase
+from hydragnn.graphs.batch import GraphBatch, concatenate
+from hydragnn.graphs.field import Field
+from hydragnn.models import GraphModel, build_model, degree_statistics, parse_head
+
+CUTOFF = 3.4
+"""Angstrom; between the shells of all crystals below."""
+STEPS = (1e-2, 1e-3, 1e-4)
+"""Displacements of finite differences, Angstrom."""
+AGREEMENT = 1e-3
+"""Of finite differences with second derivatives, over the largest force constant."""
+SCALE = 0.1
+"""Angstrom; an energy that varies over this length has truncation errors of (u / SCALE)^2, which are allowed beside."""
+STEEP = 10
+"""A path is continuous where the slope between neighbouring points stays below so many times the largest on a coarse grid."""
+
+LOAD = Field(name="load", on="graph", dtype="float64")
+
+CRYSTALS: dict[str, Callable[[], Atoms]] = {
+    "fcc": lambda: bulk("Cu", "fcc", a=3.61, cubic=True),
+    "bcc": lambda: bulk("Fe", "bcc", a=2.87, cubic=True),
+    "hcp": lambda: bulk("Mg", "hcp", a=3.2, c=5.2),
+    "diamond": lambda: bulk("Si", "diamond", a=5.43, cubic=True),
+    "rock salt": lambda: bulk("NaCl", "rocksalt", a=5.64, cubic=True),
+    "ethene": lambda: molecule("C2H4"),
+    "methane": lambda: molecule("CH4"),
+}
+
+
+def _moved(atoms: Atoms, *ways: tuple[float, float, float], begin: float = 0.0) -> Callable[[float], Atoms]:
+    """The atoms, the first of them displaced by shares of these ways, Angstrom, which begin at ``begin``."""
+
+    def at(share: float) -> Atoms:
+        copy = atoms.copy()
+        copy.positions[: len(ways)] += (begin + share) * np.asarray(ways)
+        return copy
+
+    return at
+
+
+PATHS: dict[str, Callable[[float], Atoms]] = {
+    "a neighbour crosses the cutoff": _moved(
+        Atoms("NaCl2H", [[0, 0, 0], [2, 0.3, 0], [-0.4, 2.1, 0.5], [0.2, 0.6, -2]]), (-2.0, -0.3, 0.2)
+    ),
+    "the last neighbour leaves": _moved(Atoms("NaCl", [[0, 0, 0], [3, 0, 0]]), (-0.8, 0.0, 0.0)),
+    "two atoms meet head on": _moved(
+        Atoms("NaClH2", [[0, 0, 0], [2, 0, 0], [0.5, 1.5, 0], [0.7, -0.9, 1]]), (1.9, 0.0, 0.0)
+    ),
+    "an atom passes a symmetric site": _moved(CRYSTALS["rock salt"](), (0.2, 0.4, 0.6), begin=-0.51),
+    "an atom passes a mirror plane": _moved(CRYSTALS["ethene"](), (0.6, 0.0, 0.0), begin=-0.49),
+    "atoms move anyhow": _moved(
+        CRYSTALS["methane"](), (0.5, 0.2, 0.0), (0.0, 0.6, -0.3), (0.4, -0.5, 0.2), (0.9, 0.0, 0.1), (-0.3, 0.2, 0.7)
+    ),
+}
+"""Atoms on their way from 0 to 1; those that meet end 0.1 Angstrom apart."""
+
+
+@cache
+def crystals() -> GraphBatch:
+    """The perfect crystals and molecules in one batch, with neighbours a little beyond the cutoff; made once for all architectures."""
+    return concatenate([_graph(make(), CUTOFF + 0.3) for make in CRYSTALS.values()])
+
+
+@cache
+def points(path: str, shares: tuple[float, ...]) -> GraphBatch:
+    """The atoms of a path at these shares of it, with the neighbours that they have there."""
+    return concatenate([_graph(PATHS[path](share), CUTOFF) for share in shares])
+
+
+def _graph(atoms: Atoms, cutoff: float) -> GraphBatch:
+    """The atoms under a load, which conditioning needs."""
+    atoms.info["load"] = 0.3
+    return from_ase(atoms, cutoff, fields=[LOAD])
+
+
+def energy_model(kind: str, **changes: Any) -> GraphModel:
+    """A tiny network with random weights for the energy of atoms, in double precision."""
+    settings = small_settings(kind, **{"cutoff": CUTOFF, **changes})
+    head = parse_head({"kind": "energy", "field": "energy", "hidden_dims": [6]})
+    energy = Field(name="energy", on="graph", role="target")
+    inputs, statistics = [ATOMIC_NUMBERS_FIELD, LOAD], degree_statistics([crystals()])
+    names = [field.name for field in inputs]
+    model = build_model(settings, [head], [*inputs, energy], inputs=names, dim=3, seed=0, statistics=statistics)
+    return model.double().eval()
+
+
+def energies_and_forces(
+    model: GraphModel, batch: GraphBatch, *, differentiable: bool = False
+) -> tuple[Float[Tensor, " graphs"], Float[Tensor, "nodes 3"], Float[Tensor, "nodes 3"]]:
+    """Energies, forces, and the positions that both can be differentiated by."""
+    positions = batch.positions.clone().requires_grad_()
+    energies = model(replace(batch, positions=positions))["energy"].mean
+    gradient = torch.zeros_like(positions)
+    if energies.requires_grad:
+        (gradient,) = torch.autograd.grad(
+            energies.sum(), positions, create_graph=differentiable, materialize_grads=True
+        )
+    return energies, -gradient, positions
+
+
+def second_derivatives(model: GraphModel) -> Float[Tensor, "atoms 3 nodes 3"]:
+    """d2E / dx dx of all crystals: rows are the atoms of each crystal by number; zeros where one has fewer."""
+    batch = crystals()
+    _, forces, positions = energies_and_forces(model, batch, differentiable=True)
+    counts = batch.counts("node")
+    found = torch.zeros(int(counts.max()), 3, batch.num_nodes, 3, dtype=positions.dtype)
+    for atom in range(len(found)):
+        rows = batch.node_offsets[:-1][counts > atom] + atom
+        for axis in range(3):
+            if forces.requires_grad:
+                (row,) = torch.autograd.grad(
+                    -forces[rows, axis].sum(), positions, retain_graph=True, materialize_grads=True
+                )
+                found[atom, axis] = row
+    return found
+
+
+def finite_differences(model: GraphModel, step: float) -> Float[Tensor, "3 nodes 3"]:
+    """Change of minus the forces per displacement of the first atom of every crystal, from both sides."""
+    batch, found = crystals(), []
+    for axis in range(3):
+        forces = []
+        for sign in (1, -1):
+            positions = batch.positions.clone()
+            positions[batch.node_offsets[:-1], axis] += sign * step
+            forces.append(energies_and_forces(model, replace(batch, positions=positions))[1].detach())
+        found.append((forces[1] - forces[0]) / (2 * step))
+    return torch.stack(found)
+
+
+def problems_of_force_constants(model: GraphModel) -> list[str]:
+    """What is wrong with the force constants of the crystals, one sentence each; none where the energy is smooth there."""
+    exact, owner, said = second_derivatives(model), crystals().owner("node"), []
+    differences = {step: finite_differences(model, step) for step in STEPS}
+    for number, name in enumerate(CRYSTALS):
+        own = owner == number
+        constants = exact[: int(own.sum()), :, own]  # [atoms, 3, atoms, 3]
+        scale = max(float(constants.abs().max()), 1e-9)  # there are networks that no distance matters to
+        square = constants.flatten(0, 1).flatten(1)
+        if float((square - square.T).abs().max()) > 1e-9 * scale:
+            said.append(f"{name}: force constants are not symmetric")
+        gaps = {step: float((found[:, own] - constants[0]).abs().max()) / scale for step, found in differences.items()}
+        if any(gap > max(AGREEMENT, (step / SCALE) ** 2) for step, gap in gaps.items()):
+            table = ", ".join(f"{gap:.1e} at {step:g} A" for step, gap in gaps.items())
+            said.append(f"{name}: force constants do not converge; relative errors of finite differences: {table}")
+    return said
+
+
+def jump(values: Callable[[tuple[float, ...]], Float[Tensor, "points numbers"]]) -> float | None:
+    """Where on the way from 0 to 1 ``values`` jumps; None where it is continuous.
+
+    Between 33 points, the interval whose change differs most from that of its neighbours is divided by 8, four times. What is
+    continuous then changes as slowly as elsewhere; a jump is as high as before, and its slope 4096 times as large.
+    """
+    shares = np.linspace(0, 1, 33)
+    at = values(tuple(shares.tolist()))
+    if float((at - at[0]).abs().max()) < 1e-9:
+        return None
+    largest = _slopes(at, shares).max()
+    for _ in range(4):
+        slopes = _slopes(at, shares)
+        beside = np.pad(slopes, 1, mode="reflect")
+        worst = int(np.abs(slopes - (beside[:-2] + beside[2:]) / 2).argmax())
+        shares = np.linspace(shares[worst], shares[worst + 1], 9)
+        at = values(tuple(shares.tolist()))
+    slopes = _slopes(at, shares)
+    return float(shares[slopes.argmax()]) if slopes.max() > STEEP * largest else None
+
+
+def _slopes(at: Float[Tensor, "points numbers"], shares: Any) -> Any:
+    return (at[1:] - at[:-1]).norm(dim=1).numpy() / np.diff(shares)
+
+
+Both = Callable[[tuple[float, ...]], tuple[Tensor, Tensor, Tensor]]
+
+
+def problems_on_paths(model: GraphModel) -> list[str]:
+    """Where energies or forces jump while atoms move, one sentence each; none where energies are smooth."""
+    said = []
+    for path in PATHS:
+
+        @cache
+        def both(shares: tuple[float, ...], path: str = path) -> tuple[Tensor, Tensor, Tensor]:
+            return energies_and_forces(model, points(path, shares))
+
+        def energies(shares: tuple[float, ...], both: Both = both) -> Tensor:
+            return both(shares)[0].detach().unsqueeze(1)
+
+        def forces(shares: tuple[float, ...], both: Both = both) -> Tensor:
+            return both(shares)[1].view(len(shares), -1)
+
+        for what, values in (("the energy jumps", energies), ("forces jump", forces)):
+            place = jump(values)
+            if place is not None:
+                said.append(f"{path}: {what} at {place:.4f} of the way")
+    return said
+
+
+class SmoothnessConformance:
+    """Smooth energies of every architecture that can give forces, or the sentence that says what is not smooth about them."""
+
+    architecture: str
+    settings: ClassVar[dict[str, Any]] = {}
+
+    @pytest.mark.parametrize("problems_of", [problems_of_force_constants, problems_on_paths])
+    def test_energies_are_smooth_or_the_architecture_says_where_they_are_not(
+        self, problems_of: Callable[[GraphModel], list[str]]
+    ) -> None:
+        if not architecture_of(self.architecture).sees_positions():
+            pytest.skip(f"{self.architecture} sees no lengths")
+        model = energy_model(self.architecture, **self.settings)
+        problems = problems_of(model)
+        declared = architecture_of(self.architecture).kinks(model.description.model)
+        assert declared or not problems, f"{'; '.join(problems)}; make it smooth, or let kinks() say so"

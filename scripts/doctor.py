@@ -1,0 +1,93 @@
+"""What a machine has of what the package can use; a missing part is named with the way to get it."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib import import_module, metadata
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Installation:
+    """Versions, devices and tools; what is missing says how to get it."""
+
+    hydragnn: str
+    torch: str
+    """Version, threads and the backends of torch.distributed."""
+    gpus: tuple[str, ...]
+    """Names of the devices that torch sees."""
+    triton: str
+    mpi: str
+    adios2: str
+    h5py: str
+    optuna: str
+    scheduler: str
+    """Slurm, PBS or Flux, where their commands are on the path."""
+    optional: Mapping[str, str]
+    """Packages that only some commands need."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as plain JSON."""
+        return {**asdict(self), "gpus": list(self.gpus)}
+
+    def __str__(self) -> str:
+        """Versions and devices in a line."""
+        return f"hydragnn {self.hydragnn}, torch {self.torch}; GPUs: {', '.join(self.gpus) or 'none'}"
+
+
+def installation() -> Installation:
+    """What this machine has; nothing fails."""
+    import torch
+
+    return Installation(
+        hydragnn=metadata.version("hydragnn-ensemble") if _installed("hydragnn-ensemble") else "bare checkout",
+        torch=f"{torch.__version__}, {torch.get_num_threads()} threads, distributed: {_backends(torch)}",
+        gpus=tuple(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())),
+        triton=_version_of("triton"),
+        mpi=_mpi(),
+        adios2=_adios2(),
+        h5py=_version_of("h5py"),
+        optuna=_version_of("optuna"),
+        scheduler=_scheduler(),
+        optional={name: _version_of(name) for name in ("scikit-fem", "tensorboard", "optuna-dashboard")},
+    )
+
+
+def _installed(name: str) -> bool:
+    try:
+        metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _version_of(name: str) -> str:
+    return metadata.version(name) if _installed(name) else "not installed"
+
+
+def _backends(torch: Any) -> str:
+    distributed = torch.distributed
+    present = [n for n in ("gloo", "nccl", "mpi", "ucc") if getattr(distributed, f"is_{n}_available", bool)()]
+    return ", ".join(present) or "none"
+
+
+def _mpi() -> str:
+    try:
+        mpi = import_module("mpi4py.MPI")
+    except (ImportError, RuntimeError) as error:
+        return f"not usable ({str(error).splitlines()[0]}); on a laptop: pip install 'hydragnn-ensemble[mpi]'"
+    return str(mpi.Get_library_version()).splitlines()[0].strip("\x00 ")
+
+
+def _adios2() -> str:
+    try:
+        adios2 = import_module("adios2")
+    except ImportError as error:
+        return f"not usable ({error}); pip install adios2"
+    return f"{adios2.__version__}, MPI {'on' if adios2.is_built_with_mpi else 'off (one part file per writer)'}"
+
+
+def _scheduler() -> str:
+    from shutil import which
+
+    found = [name for name, command in (("slurm", "srun"), ("pbs", "qsub"), ("flux", "flux")) if which(command)]
+    return ", ".join(found) or "none: trials run as local processes"

@@ -1,0 +1,239 @@
+"""What an ensemble flags as outside its training domain, on graphs that training never showed.
+
+    python -m tests.benchmarks.bench_domain DATA OUT            DATA is the folder of real data; OUT keeps runs and ensembles
+
+Per data set two small members are trained (some processor minutes in all) and asked about other graphs (``domain_sets``). The
+table has, per kind of graph, the share that is flagged, by the detectors and by what ensembles had before (ranges and the members'
+spread); the share of values inside the 90 % intervals; and how many graphs have an error (root mean square over the graph)
+above three times the median of the test part. Below it per data set: AUROC of the score, and of the members' spread alone, against such
+errors; the seconds that scores take as a share of a prediction's; false alarms of the detectors that look at
+graphs alone over splits that are drawn anew.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.metrics import roc_auc_score
+
+from hydragnn.config import config_from_table
+from hydragnn.datasets import GraphStore, MemoryStore, StoreWriter, make_split, open_store
+from hydragnn.ensemble import Ensemble, Predictions
+from hydragnn.ensemble.build import build_ensemble
+from hydragnn.ensemble.domain import Domain, GraphView, Ranges, Spread, fitted_domain, graph_doubts, scores_of
+from hydragnn.graphs.batch import GraphBatch, concatenate, edge_vectors
+from hydragnn.runs import train
+from tests.benchmarks.domain_sets import SETS, DomainSet, fields_of
+
+MEMBERS = 2
+SPLITS = 10
+LARGE = 3.0
+"""Times the median error of the test part."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Row:
+    """What was said of graphs of one kind."""
+
+    kind: str
+    graphs: int
+    flagged: float
+    flagged_before: float
+    coverage: float
+    large_errors: float
+    by_detector: Mapping[str, float]
+
+
+def train_members(name: str, made: DomainSet, folder: Path, seed: int) -> list[Path]:
+    """The store and the members, each made once and found again."""
+    store = (folder / "graphs.h5").resolve()
+    if not store.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        with StoreWriter(store, fields_of(made), dim=made.graphs[0].dim) as writer:
+            for graph in made.graphs:
+                writer.write(graph)
+    runs = [folder / "members" / f"{seed + number}" for number in range(MEMBERS)]
+    for number, run in enumerate(runs):
+        if not (run / "model" / "model.json").exists():
+            training = {**made.table["train"], "seed": seed + number}
+            table = {**made.table, "data": {"store": str(store)}, "train": training}
+            record = train(config_from_table(table, store), run)
+            print(f"{name}, seed {seed + number}: {record.status}, {record.cost.cpu_seconds:.0f} s", flush=True)
+    return runs
+
+
+def figures_of(name: str, made: DomainSet, out: Path, seed: int) -> dict[str, Any]:
+    """All figures of one data set."""
+    folder = out / "".join(letter for letter in name if letter.isalnum())
+    runs = train_members(name, made, folder, seed)
+    if not (folder / "ensemble").exists():
+        build_ensemble(runs, folder / "ensemble")
+    ensemble, store = Ensemble.load(folder / "ensemble"), open_store(folder / "graphs.h5")
+    train_part, valid, test = parts_of(ensemble, store)
+    before = ranges_before(ensemble, store, train_part, valid)
+    asked = {"test": store.read(test, names_of(store)), **{k: concatenate(list(v)) for k, v in made.probes.items()}}
+    output = {kind: ensemble.predict(batch) for kind, batch in asked.items()}
+    errors = {kind: graph_errors(made.judged, batch, output[kind]) for kind, batch in asked.items()}
+    bound = LARGE * float(np.nanmedian(errors["test"]))
+    rows = [
+        Row(
+            kind=kind,
+            graphs=len(batch),
+            flagged=float((output[kind].domain_score > 1).mean()),
+            flagged_before=share_before(before, batch, output[kind]),
+            coverage=coverage(made.judged, batch, output[kind]),
+            large_errors=float((errors[kind] > bound).mean()),
+            by_detector={name: float((one > 1).mean()) for name, one in output[kind].domain_scores.items()},
+        )
+        for kind, batch in asked.items()
+    ]
+    large = np.concatenate([errors[kind] > bound for kind in asked])
+    score = np.concatenate([output[kind].domain_score for kind in asked])
+    spread = np.concatenate([output[kind].domain_scores["spread"] for kind in asked])
+    return {
+        "set": name,
+        "seeds": [seed + number for number in range(MEMBERS)],
+        "sizes": [len(train_part), len(valid), len(test)],
+        "rows": [asdict(row) for row in rows],
+        "auroc": auroc(score, large),
+        "auroc_spread": auroc(spread, large),
+        "cost_share": cost_share(ensemble, asked["test"]),
+        "false_alarms_of_graphs": false_alarms(ensemble, store, [len(train_part), len(valid)]),
+    }
+
+
+def names_of(store: GraphStore) -> list[str]:
+    """All fields."""
+    return [field.name for field in store.fields()]
+
+
+def parts_of(ensemble: Ensemble, store: GraphStore) -> list[NDArray[np.int64]]:
+    """Training, validation and test part of the members."""
+    split = make_split(store, ensemble.members[0].config.split)
+    return [split.train, split.valid, split.test]
+
+
+def graph_errors(field: str, batch: GraphBatch, output: Predictions) -> NDArray[np.float64]:
+    """Root mean square error of a field over each graph; infinite where it could not be predicted."""
+    wrong = (output[field].mean - batch[field].double().numpy()) ** 2  # type: ignore[attr-defined]
+    owner, count = output.graph_of_item(field), len(output)
+    sums = np.bincount(owner, weights=wrong.reshape(len(owner), -1).mean(axis=1), minlength=count)
+    errors = np.sqrt(sums / np.maximum(np.bincount(owner, minlength=count), 1))
+    return np.where(np.isfinite(errors), errors, np.inf)
+
+
+def coverage(field: str, batch: GraphBatch, output: Predictions) -> float:
+    """Share of the values inside their intervals."""
+    truth, one = batch[field].double().numpy(), output[field]
+    return float(((truth >= one["lower"]) & (truth <= one["upper"])).mean())
+
+
+def auroc(score: NDArray[np.float64], large: NDArray[np.bool_]) -> float:
+    """Area under the curve of a score against large errors; NaN where all graphs are alike."""
+    return float(roc_auc_score(large, score)) if large.any() and not large.all() else float("nan")
+
+
+def ranges_before(
+    ensemble: Ensemble, store: GraphStore, train_part: NDArray[np.int64], valid: NDArray[np.int64]
+) -> Ranges:
+    """What ensembles knew before: classes, ranges, the shortest edge, and spreads of 99 % of the validation graphs."""
+    batch, known = store.read(train_part, names_of(store)), ensemble.predict(store.read(valid, names_of(store)))
+    doubts = graph_doubts(known.fields, {name: known.graph_of_item(name) for name in known.fields}, len(known))
+    numbers = {field.name: batch[field.name].double().reshape(-1, field.width) for field in ensemble.inputs}
+    return Ranges(
+        classes={f.name: tuple(batch[f.name].unique().tolist()) for f in ensemble.inputs if f.classes},
+        ranges={
+            f.name: tuple(zip(numbers[f.name].amin(0).tolist(), numbers[f.name].amax(0).tolist()))
+            for f in ensemble.inputs
+            if not f.classes
+        },
+        shortest_edge=float(edge_vectors(batch).norm(dim=1).min()),
+        spreads={name: float(np.quantile(values, 0.99, method="higher")) for name, values in doubts.items()},
+    )
+
+
+def share_before(before: Ranges, batch: GraphBatch, output: Predictions) -> float:
+    """The share that ranges and spread flag."""
+    doubts = graph_doubts(output.fields, {name: output.graph_of_item(name) for name in output.fields}, len(output))
+    return float(np.mean([bool(r) for r in before.scores(GraphView(batch=batch, scale=1.0, doubts=doubts)).reasons]))
+
+
+def cost_share(ensemble: Ensemble, batch: GraphBatch) -> float:
+    """Time of the scores as a share of the members' and theirs; the least of three each."""
+
+    def seconds(work: Any) -> float:
+        times = []
+        for _ in range(3):
+            began = time.perf_counter()
+            work()
+            times.append(time.perf_counter() - began)
+        return min(times)
+
+    domain = ensemble.manifest.domain
+    assert isinstance(domain, Domain)
+    doubts = {name: np.ones(len(batch)) for name in ensemble.manifest.calibration}
+    members = seconds(lambda: [member.model.predict(batch) for member in ensemble.members])
+    scores = seconds(
+        lambda: domain.scores(GraphView(batch=batch.select(range(len(batch))), scale=domain.scale, doubts=doubts))
+    )
+    return scores / (scores + members)
+
+
+def false_alarms(ensemble: Ensemble, store: GraphStore, sizes: Sequence[int]) -> list[float]:
+    """Flagged shares of held-out graphs by detectors without members, fitted on splits drawn with seeds 0, 1, ..."""
+    train_size, valid_size = sizes
+    read, shares = ensemble.needed(store), []
+    kept = MemoryStore([store.read(np.array([number]), read) for number in range(len(store))])
+    for seed in range(SPLITS):
+        order = np.random.default_rng(seed).permutation(len(kept))
+        train_part, valid, test = np.split(order, [train_size, train_size + valid_size])
+        nobody = Spread(targets={}, per_node=())
+        domain = fitted_domain(kept, np.sort(train_part), np.sort(valid), ensemble.inputs, read, {}, nobody)
+        scores = scores_of(domain, kept, np.sort(test), read, {})
+        shares.append(float(np.any([one > 1 for one in scores.values()], axis=0).mean()))
+    return shares
+
+
+def table_of(result: Mapping[str, Any]) -> str:
+    """The table of one data set."""
+    lines = [f"{result['set']} (training, validation, test: {result['sizes']}; seeds {result['seeds']})"]
+    lines.append(f"  {'':<24}{'graphs':>7}{'flagged':>9}{'before':>8}{'coverage':>10}{'error>3x':>10}  detectors")
+    for row in result["rows"]:
+        actual = ", ".join(f"{name} {share:.2f}" for name, share in row["by_detector"].items() if share > 0)
+        lines.append(
+            f"  {row['kind']:<24}{row['graphs']:>7}{row['flagged']:>9.3f}{row['flagged_before']:>8.3f}"
+            f"{row['coverage']:>10.3f}{row['large_errors']:>10.3f}  {actual}"
+        )
+    alarms = result["false_alarms_of_graphs"]
+    lines.append(
+        f"  AUROC of the score {result['auroc']:.3f}, of the spread alone {result['auroc_spread']:.3f}; "
+        f"cost {100 * result['cost_share']:.1f} % of a prediction; "
+        f"false alarms without members, {len(alarms)} splits: mean {np.mean(alarms):.4f}, largest {max(alarms):.4f}"
+    )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Train what is missing, measure, print and write ``OUT/domain.json``."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--seed", type=int, default=0, help="of the first member")
+    parser.add_argument("--only", choices=sorted(SETS), help="one data set")
+    options = parser.parse_args()
+    results = []
+    for name, make in SETS.items():
+        if options.only in (None, name):
+            results.append(figures_of(name, make(options.data), options.out, options.seed))
+            print(table_of(results[-1]), flush=True)
+    (options.out / "domain.json").write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,294 @@
+"""Data sets with graphs that training never showed, for ``bench_domain``: what is learnt, how, and what is asked instead.
+
+Labels outside are true ones: two metals are relabelled with ASE's EMT potential, which knows every structure; acetylacetone and
+the alloys have their own calculations; Darcy flow on other meshes is the published solution, thinned out or interpolated.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ase.io
+import numpy as np
+import torch
+from ase import Atoms
+from ase.build import bulk
+from ase.calculators.emt import EMT
+from numpy.typing import NDArray
+
+from hydragnn.graphs import Field, GraphBatch, from_ase, graph_from_arrays
+
+ENERGY = Field(name="energy", on="graph", unit="eV", role="target", dtype="float64")
+FORCES = Field(name="forces", on="node", shape=(3,), unit="eV/Angstrom", parity="vector", role="target")
+ENTHALPY = Field(name="enthalpy", on="graph", unit="Ry/atom", role="target", dtype="float64")
+CHARGE = Field(name="charge_transfer", on="node", unit="e", role="target")
+MOMENT = Field(name="moment", on="node", unit="muB", role="target")
+PERMEABILITY = Field(name="permeability", on="node")
+PRESSURE = Field(name="pressure", on="node", role="target")
+CU, NI, AG, FE, PT = 29, 28, 47, 26, 78
+ALLOY_CUTOFF = 5.5  # Bohr; two shells
+ASKED = 24
+"""Graphs of a probe, where there are as many."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class DomainSet:
+    """Graphs to learn from, the configuration of a member, and graphs of other kinds with their labels."""
+
+    graphs: Sequence[GraphBatch]
+    table: Mapping[str, Any]
+    judged: str
+    """The field whose error counts."""
+    probes: Mapping[str, Sequence[GraphBatch]]
+
+
+def metals(data: Path) -> DomainSet:
+    """Cu and Ni of mlearn, each alone, with energies and forces of EMT."""
+    frames = {name: ase.io.read(data / f"mlearn/{name}_train.extxyz.gz", index=":") for name in ("Cu", "Ni")}
+    known = [frame for of_element in frames.values() for frame in of_element if len(frame) > 20]
+    random = np.random.default_rng(0)
+    some = [known[number] for number in random.choice(len(known), ASKED, replace=False)]
+    halves = [with_numbers(frame, random.permutation(np.arange(len(frame)) % 2 + NI)) for frame in some]
+    lattices = {
+        f"{lattice} {name}": [rattled(bulk(name, lattice, a=a, cubic=True) * 3, random) for _ in range(ASKED // 3)]
+        for name, lattice, a in (("Cu", "bcc", 2.88), ("Ni", "sc", 2.35), ("Cu", "diamond", 5.4))
+    }
+    shapes: dict[str, list[Atoms]] = {
+        "isolated atom": [Atoms("Cu"), Atoms("Ni")],
+        "dimers": [Atoms(2 * [name], [[0, 0, 0], [0, 0, d]]) for name in frames for d in np.linspace(1.7, 3.9, 12)],
+        "compressed to .75-.92": [scaled(frame, random.uniform(0.75, 0.92)) for frame in some],
+        "stretched to 1.1-1.4": [scaled(frame, random.uniform(1.1, 1.4)) for frame in some],
+        "other element (Ag)": [with_numbers(scaled(frame, 1.14), np.full(len(frame), AG)) for frame in some],
+        "mixed CuNi": halves,
+        **lattices,
+    }
+    return DomainSet(
+        graphs=[labelled(frame) for frame in known],
+        table=_table(
+            {"kind": "schnet", "cutoff": 4.2, "hidden_dim": 32, "num_layers": 2, "num_radial": 12},
+            [
+                {
+                    "kind": "energy",
+                    "field": "energy",
+                    "references": False,
+                    "per_node": True,
+                    "forces": "forces",
+                    "forces_weight": 5.0,
+                }
+            ],
+            {"train": 0.5, "valid": 0.3},
+            batch=4,
+            epochs=24,
+        ),
+        judged="forces",
+        probes={name: [labelled(frame) for frame in several] for name, several in shapes.items()},
+    )
+
+
+def labelled(frame: Atoms) -> GraphBatch:
+    """A structure as a graph with the energy and forces of EMT."""
+    atoms = Atoms(numbers=frame.numbers, positions=frame.positions, cell=frame.cell, pbc=frame.pbc, calculator=EMT())
+    atoms.get_forces()
+    return from_ase(atoms, 4.2, fields=[ENERGY, FORCES])
+
+
+def scaled(frame: Atoms, factor: float) -> Atoms:
+    """All lengths times a factor."""
+    other = frame.copy()
+    other.set_cell(other.cell * factor, scale_atoms=True)
+    return other
+
+
+def with_numbers(frame: Atoms, numbers: NDArray[np.int64]) -> Atoms:
+    """Other elements on the same sites."""
+    other = frame.copy()
+    other.numbers[:] = numbers
+    return other
+
+
+def rattled(frame: Atoms, random: np.random.Generator) -> Atoms:
+    """Every atom moved a little."""
+    frame.positions += 0.08 * random.normal(size=frame.positions.shape)
+    return frame
+
+
+def alloys(data: Path) -> DomainSet:
+    """FePt cells of 4 to 12 and 20 to 26 Fe atoms of 32; asked of all others, and of FeSi."""
+    with np.load(data / "fept/fept_32atoms.npz") as raw:
+        cells = {name: raw[name] for name in ("Z", "pos", "header", "magmom", "charge_transfer", "symmetry_class")}
+    numbers, energy = cells["Z"].astype(np.int64), cells["header"][:, 0]
+    iron = (numbers == FE).sum(axis=1)
+    pure = {count: energy[iron == count].mean() / 32 for count in (0, 32)}
+    enthalpy = energy / 32 - (iron * pure[32] + (32 - iron) * pure[0]) / 32
+    _, distinct = np.unique(cells["symmetry_class"], return_index=True)
+    cell = (20.872, 10.436, 14.116)
+
+    def graphs(low: int, high: int, count: int) -> list[GraphBatch]:
+        there = distinct[(iron[distinct] >= low) & (iron[distinct] <= high)]
+        rows = np.random.default_rng(0).permutation(there)[:count]
+        labels = zip(cells["charge_transfer"][rows], cells["magmom"][rows], enthalpy[rows])
+        return [alloy(numbers[row], cells["pos"], cell, *label) for row, label in zip(rows, labels)]
+
+    return DomainSet(
+        graphs=[*graphs(4, 12, 550), *graphs(20, 26, 450)],
+        table=_table(
+            {"kind": "schnet", "cutoff": ALLOY_CUTOFF, "hidden_dim": 32, "num_layers": 3, "num_radial": 6},
+            [
+                {"kind": "scalar", "field": "enthalpy", "pool": "mean"},
+                {"kind": "scalar", "field": "charge_transfer"},
+                {"kind": "scalar", "field": "moment"},
+            ],
+            {"train": 0.5, "valid": 0.3},
+            batch=8,
+            epochs=8,
+        ),
+        judged="charge_transfer",
+        probes={
+            "Pt end (0-2 Fe)": graphs(0, 2, ASKED),
+            "Fe end (28-32 Fe)": graphs(28, 32, ASKED),
+            "between (15-17 Fe)": graphs(15, 17, ASKED),
+            "Si for Pt": iron_silicon(data, 6),
+        },
+    )
+
+
+def alloy(
+    numbers: NDArray[np.int64],
+    positions: NDArray[np.float64],
+    cell: Sequence[float],
+    charge: NDArray[np.float32],
+    moment: NDArray[np.float32],
+    enthalpy: float,
+) -> GraphBatch:
+    """One cell with its labels."""
+    atoms = Atoms(numbers=numbers, positions=positions, cell=cell, pbc=True)
+    atoms.arrays |= {"charge_transfer": charge, "moment": moment}
+    atoms.info["enthalpy"] = enthalpy
+    return from_ase(atoms, ALLOY_CUTOFF, fields=[ENTHALPY, CHARGE, MOMENT])
+
+
+def iron_silicon(data: Path, count: int) -> list[GraphBatch]:
+    """FeSi cells of 1,024 atoms; their enthalpy is not known and stands as zero, since it does not count."""
+    with np.load(data / "fept/fesi_1024atoms_120.npz") as raw:
+        numbers, positions = raw["Z"][:count].astype(np.int64), raw["pos"]
+        charges, moments = raw["charge_transfer"][:count], raw["magmom"][:count]
+    spacing = [np.diff(np.unique(positions[:, axis].round(6))).min() for axis in range(3)]
+    cell = [float(positions[:, axis].max() + spacing[axis]) for axis in range(3)]
+    return [alloy(z, positions, cell, q, m, 0.0) for z, q, m in zip(numbers, charges, moments)]
+
+
+def acetylacetone(data: Path) -> DomainSet:
+    """500 frames at 300 K; asked of those at 600 K."""
+    frames = {kelvin: ase.io.read(data / f"acac/train_{kelvin}.xyz.gz", index=":") for kelvin in ("300K", "600K")}
+    hot = frames["600K"][::5]
+    return DomainSet(
+        graphs=[from_ase(frame, 5.0, fields=[ENERGY, FORCES]) for frame in frames["300K"]],
+        table=_table(
+            {"kind": "painn", "cutoff": 5.0, "hidden_dim": 32, "num_layers": 2, "num_radial": 8},
+            [
+                {
+                    "kind": "energy",
+                    "field": "energy",
+                    "references": True,
+                    "per_node": True,
+                    "forces": "forces",
+                    "forces_weight": 10.0,
+                }
+            ],
+            {"train": 0.5, "valid": 0.3},
+            batch=5,
+            epochs=15,
+        ),
+        judged="forces",
+        probes={"600 K": [from_ase(frame, 5.0, fields=[ENERGY, FORCES]) for frame in hot]},
+    )
+
+
+def darcy(data: Path) -> DomainSet:
+    """Darcy flow on 16 x 16 points; asked on meshes of 8 x 8 and 31 x 31, and with a permeability that never occurred."""
+    with np.load(data / "darcy/darcy_train_16.npz") as raw:
+        permeability, pressure = raw["x"].astype(np.float64), raw["y"].astype(np.float64)
+    asked = range(500, 500 + ASKED)
+    return DomainSet(
+        graphs=[grid(permeability[row], pressure[row]) for row in range(500)],
+        table=_table(
+            {"kind": "schnet", "cutoff": 0.2, "hidden_dim": 24, "num_layers": 5, "num_radial": 8, "envelope": "none"},
+            [{"kind": "scalar", "field": "pressure"}],
+            {"train": 0.5, "valid": 0.3},
+            batch=8,
+            epochs=6,
+        ),
+        judged="pressure",
+        probes={
+            "mesh 8 x 8": [grid(permeability[row, ::2, ::2], pressure[row, ::2, ::2]) for row in asked],
+            "mesh 31 x 31": [grid(finer(permeability[row]).round(), finer(pressure[row])) for row in asked],
+            "permeability doubled": [grid(2 * permeability[row], pressure[row] / 2) for row in asked],
+        },
+    )
+
+
+def grid(permeability: NDArray[np.float64], pressure: NDArray[np.float64]) -> GraphBatch:
+    """A square of points from 0 to 15/16, each joined to its nearest four."""
+    side = len(permeability)
+    number = np.arange(side * side).reshape(side, side)
+    pairs = np.concatenate(
+        [
+            np.stack([number[1:].ravel(), number[:-1].ravel()]),
+            np.stack([number[:, 1:].ravel(), number[:, :-1].ravel()]),
+        ],
+        axis=1,
+    )
+    places = np.linspace(0, 15 / 16, side)
+    positions = np.stack(np.meshgrid(places, places, indexing="ij"), axis=-1).reshape(-1, 2)
+    return graph_from_arrays(
+        positions,
+        np.concatenate([pairs[0], pairs[1]]),
+        np.concatenate([pairs[1], pairs[0]]),
+        fields=[PERMEABILITY, PRESSURE],
+        nodes={"permeability": permeability.ravel(), "pressure": pressure.ravel()},
+    )
+
+
+def finer(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Values on twice as fine a mesh, halfway between the points."""
+    here = torch.from_numpy(values)[None, None]
+    size = [2 * side - 1 for side in values.shape]
+    return torch.nn.functional.interpolate(here, size, mode="bilinear", align_corners=True)[0, 0].numpy()
+
+
+def _table(
+    model: Mapping[str, Any],
+    heads: Sequence[Mapping[str, Any]],
+    split: Mapping[str, float],
+    *,
+    batch: int,
+    epochs: int,
+) -> dict[str, Any]:
+    return {
+        "split": dict(split),
+        "batch": {"max_graphs": batch},
+        "model": dict(model),
+        "heads": [dict(head) for head in heads],
+        "train": {
+            "epochs": epochs,
+            "learning_rate": 3e-3,
+            "schedule": "cosine",
+            "ema_decay": 0.99,
+            "clip_norm": 10.0,
+            "checkpoint_epochs": epochs,
+        },
+    }
+
+
+def fields_of(one: DomainSet) -> list[Field]:
+    """The fields of its graphs."""
+    return list(one.graphs[0].fields.values())
+
+
+SETS: Mapping[str, Callable[[Path], DomainSet]] = {
+    "mlearn Cu, Ni": metals,
+    "FePt": alloys,
+    "acac 300 K": acetylacetone,
+    "Darcy 16 x 16": darcy,
+}

@@ -1,0 +1,345 @@
+"""The training domain: what is foreign is flagged by the detector that should see it, and what is not is not."""
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from ase import Atoms
+from ase.build import bulk
+from ase.io import read as read_frames
+from ase.io import write
+
+from hydragnn.datasets import MemoryStore
+from hydragnn.ensemble import Ensemble, calculator
+from hydragnn.ensemble.domain import Domain, GraphView, Ranges, Spread, domain_from_json, fitted_domain, scores_of
+from hydragnn.ensemble.domain.detector import Channel
+from hydragnn.ensemble.domain.limits import FALSE_ALARMS, fitted_limits, upper_value
+from hydragnn.ensemble.domain.view import length_scale
+from hydragnn.ensemble.prediction.predict import predict_to_file
+from hydragnn.errors import InputError
+from hydragnn.graphs import ATOMIC_NUMBERS_FIELD, Field, GraphBatch, concatenate, from_ase, graph_from_arrays
+from hydragnn.graphs.topology import Topology
+
+CUTOFF = 4.0
+NOBODY = Spread(targets={}, per_node=())
+LOAD = Field(name="load", on="node", shape=(2,))
+SPAN = Field(name="span", on="edge")
+HEAT = Field(name="heat", on="graph")
+
+
+def crystal(random: np.random.Generator, symbol: str = "Cu", lattice: str = "fcc", a: float = 3.6) -> Atoms:
+    atoms = bulk(symbol, lattice, a=a * random.uniform(0.98, 1.02), cubic=True) * 2
+    atoms.positions += 0.06 * random.normal(size=atoms.positions.shape)
+    return atoms
+
+
+def graphs_of(frames: Sequence[Atoms]) -> list[GraphBatch]:
+    return [from_ase(frame, CUTOFF, name="frame") for frame in frames]
+
+
+@pytest.fixture(scope="module")
+def crystals() -> MemoryStore:
+    """400 copper and 400 nickel crystals in turn."""
+    random = np.random.default_rng(0)
+    return MemoryStore(
+        graphs_of([crystal(random, *one) for _ in range(300) for one in (("Cu", "fcc", 3.6), ("Ni", "fcc", 3.5))])
+    )
+
+
+@pytest.fixture(scope="module")
+def domain(crystals: MemoryStore) -> Domain:
+    return fitted_domain(
+        crystals, np.arange(200), np.arange(200, 400), [ATOMIC_NUMBERS_FIELD], ["atomic_numbers"], {}, NOBODY
+    )
+
+
+def scores(domain: Domain, frame: Atoms | GraphBatch) -> dict[str, float]:
+    graph = from_ase(frame, CUTOFF, name="frame") if isinstance(frame, Atoms) else frame
+    output = domain.scores(GraphView(batch=graph, scale=domain.scale))
+    assert bool(output.reasons[0]) == any(values[0] > 1 for values in output.scores.values())
+    return {name: float(values[0]) for name, values in output.scores.items()}
+
+
+def test_graphs_like_those_of_training_are_rarely_flagged(domain: Domain, crystals: MemoryStore) -> None:
+    actual = scores_of(domain, crystals, np.arange(400, 600), ["atomic_numbers"], {})
+    flagged = np.any([values > 1 for values in actual.values()], axis=0)
+    assert flagged.mean() <= 2 * FALSE_ALARMS  # twice the mean of 4 of 200 is exceeded in 2 of 100 draws
+
+
+@pytest.mark.parametrize(
+    "frame, detector",
+    [
+        (Atoms("Cu"), "neighbourhoods"),
+        (Atoms("Cu2", [[0, 0, 0], [0, 0, 2.4]]), "neighbourhoods"),
+        (bulk("Cu", "fcc", a=3.6 * 0.85, cubic=True) * 2, "neighbourhoods"),
+        (bulk("Cu", "fcc", a=3.6 * 1.2, cubic=True) * 2, "neighbourhoods"),
+        (bulk("Cu", "bcc", a=2.87, cubic=True) * 2, "structure"),
+        (bulk("Ag", "fcc", a=3.6, cubic=True) * 2, "kinds"),
+        (
+            Atoms("CuNi" * 16, bulk("Cu", "fcc", a=3.55, cubic=True).repeat(2).positions, cell=[7.1] * 3, pbc=True),
+            "composition",
+        ),
+    ],
+    ids=["isolated atom", "dimer", "compressed", "stretched", "other phase", "other element", "mixed"],
+)
+def test_what_training_never_showed_is_flagged_by_the_detector_for_it(
+    domain: Domain, frame: Atoms, detector: str
+) -> None:
+    assert scores(domain, frame)[detector] > 1
+
+
+def test_one_atom_out_of_place_in_a_large_crystal_is_found(domain: Domain) -> None:
+    frame = crystal(np.random.default_rng(5)) * 2
+    assert max(scores(domain, frame).values()) < 1.5
+    frame.positions[100] += [0.9, 0.4, 0]
+    assert scores(domain, frame)["neighbourhoods"] > 2
+
+
+def test_copies_of_a_crystal_side_by_side_score_as_one(domain: Domain) -> None:
+    frame = crystal(np.random.default_rng(6))
+    once, often = scores(domain, frame), scores(domain, frame * 2)
+    assert often == pytest.approx(once, abs=1e-6)
+
+
+def test_the_score_of_a_graph_does_not_depend_on_its_batch(domain: Domain) -> None:
+    random = np.random.default_rng(7)
+    graphs = graphs_of([crystal(random), Atoms("Cu"), crystal(random, "Ni"), Atoms("H2", [[0, 0, 0], [0, 0, 0.7]])])
+    together = domain.scores(GraphView(batch=concatenate(graphs), scale=domain.scale))
+    for number, graph in enumerate(graphs):
+        alone = domain.scores(GraphView(batch=graph, scale=domain.scale))
+        assert alone.reasons[0] == together.reasons[number]
+        for name, values in together.scores.items():
+            assert values[number] == pytest.approx(alone.scores[name][0], rel=1e-9, abs=1e-9)
+
+
+@pytest.mark.parametrize("nodes", [0, 1, 3], ids=["no nodes", "one node", "no edges"])
+def test_graphs_without_nodes_or_edges_have_scores(domain: Domain, nodes: int) -> None:
+    one = from_ase(Atoms(f"Cu{max(nodes, 1)}", positions=np.eye(3)[: max(nodes, 1)] * 50), CUTOFF)
+    empty = (
+        one
+        if nodes
+        else replace(
+            one,
+            positions=one.positions[:0],
+            topology=Topology.square(one.senders, one.receivers, 0),
+            node_offsets=torch.zeros(2, dtype=torch.int64),
+            nodes={"atomic_numbers": one["atomic_numbers"][:0]},
+        )
+    )
+    assert all(np.isfinite(value) for value in scores(domain, empty).values())
+
+
+def test_a_domain_of_graphs_without_edges_or_fields_is_fitted_and_flags_edges() -> None:
+    points = [graph_from_arrays(np.random.default_rng(i).normal(size=(4, 2)), [], []) for i in range(60)]
+    domain = fitted_domain(MemoryStore(points), np.arange(30), np.arange(30, 60), [], [], {}, NOBODY)
+    assert max(scores(domain, points[0]).values()) == 0
+    joined = graph_from_arrays([[0.0, 0.0], [1.0, 0.0]], [0, 1], [1, 0])
+    assert max(scores(domain, joined).values()) > 1
+
+
+@pytest.fixture(scope="module")
+def plates() -> MemoryStore:
+    """Chains of points in the plane at distance 1, with loads, spans and heat."""
+    random = np.random.default_rng(3)
+    return MemoryStore([chain(1.0, random) for _ in range(200)])
+
+
+def chain(spacing: float, random: np.random.Generator, load: float = 1.0) -> GraphBatch:
+    size = int(random.integers(5, 9))
+    one, other = np.arange(size - 1), np.arange(1, size)
+    return graph_from_arrays(
+        np.stack([spacing * np.arange(size), np.zeros(size)], axis=1),
+        np.concatenate([one, other]),
+        np.concatenate([other, one]),
+        fields=[LOAD, SPAN, HEAT],
+        nodes={"load": load * random.uniform(-1, 1, size=(size, 2))},
+        edges={"span": np.full(2 * size - 2, spacing)},
+        graphs={"heat": random.uniform(size=1)},
+    )
+
+
+def test_meshes_of_another_resolution_and_loads_out_of_range_are_flagged(plates: MemoryStore) -> None:
+    names = ["load", "span", "heat"]
+    domain = fitted_domain(plates, np.arange(100), np.arange(100, 200), [LOAD, SPAN, HEAT], names, {}, NOBODY)
+    random = np.random.default_rng(4)
+    assert max(scores(domain, chain(1.0, random)).values()) <= 1
+    finer = scores(domain, chain(0.5, random))
+    assert min(finer["neighbourhoods"], finer["inputs"], finer["structure"]) > 1
+    strong = scores(domain, chain(1.0, random, load=4.0))
+    assert strong["inputs"] > 1 >= max(strong["neighbourhoods"], strong["structure"])
+
+
+def test_graphs_without_geometry_are_known_by_their_degrees() -> None:
+    def ring(size: int, hub: bool = False) -> GraphBatch:
+        one = np.arange(size)
+        other = np.zeros(size, dtype=int) if hub else (one + 1) % size
+        ends = np.concatenate([one, other]), np.concatenate([other, one])
+        return graph_from_arrays(None, *ends, fields=[LOAD], nodes={"load": np.zeros((size, 2))})
+
+    rings = [ring(5 + number % 7) for number in range(60)]
+    domain = fitted_domain(MemoryStore(rings), np.arange(30), np.arange(30, 60), [], [], {}, NOBODY)
+    assert max(scores(domain, ring(30)).values()) <= 1
+    assert max(scores(domain, ring(9, hub=True)).values()) > 1
+
+
+def test_the_spread_counts_per_node_where_the_target_grows_with_nodes(crystals: MemoryStore) -> None:
+    spread = Spread(targets={"energy": "std", "gap": "entropy"}, per_node=("energy",))
+    doubts = {"energy": np.random.default_rng(0).uniform(1, 2, 200), "gap": np.full(200, np.nan)}
+    known = [ATOMIC_NUMBERS_FIELD], ["atomic_numbers"]
+    domain = fitted_domain(crystals, np.arange(200), np.arange(200, 400), *known, doubts, spread)
+    frame = crystal(np.random.default_rng(8))
+
+    def of(copies: int, doubt: float) -> float:
+        graph = from_ase(frame * (copies, 1, 1), CUTOFF, name="frame")
+        own = {"energy": np.array([doubt]), "gap": np.array([np.nan])}
+        return float(domain.scores(GraphView(batch=graph, scale=domain.scale, doubts=own)).scores["spread"][0])
+
+    assert of(1, 1.5) == pytest.approx(of(3, 4.5)) and of(1, 1.5) < 1 < of(1, 4.5)
+    assert of(1, np.nan) == 0
+
+
+@pytest.mark.parametrize("graphs, channels", [(1000, 1), (1000, 12), (60, 4), (12, 6)])
+def test_limits_keep_false_alarms_of_all_channels_together_within_their_share(graphs: int, channels: int) -> None:
+    """Over many draws of held-out graphs; normal values, of which half of the channels are the same."""
+    random, shares = np.random.default_rng(graphs + channels), []
+    for _ in range(60):
+        values = random.normal(size=(graphs + 2000, channels))
+        values[:, channels // 2 :] = values[:, :1]
+        limits = fitted_limits(values[:graphs], [Channel(slack=0.01)] * channels)
+        shares.append((limits.scores(values[graphs:]) > 1).any(axis=1).mean())
+    assert FALSE_ALARMS / 10 <= np.mean(shares) <= 1.05 * FALSE_ALARMS  # of 60 draws
+
+
+def test_the_upper_value_is_exceeded_as_often_as_it_says() -> None:
+    random = np.random.default_rng(1)
+    for count in (12, 30, 300):
+        limits = [upper_value(np.sort(random.exponential(size=count)), 0.01) for _ in range(2000)]
+        assert np.mean(np.exp(-np.array(limits))) == pytest.approx(0.01, rel=0.1)  # its standard error is 4 %
+    assert upper_value(np.zeros(0), 0.01) == -np.inf
+
+
+def test_a_domain_comes_back_from_its_file(domain: Domain, tmp_path: Path) -> None:
+    (tmp_path / "domain.safetensors").write_bytes(domain.file_content)
+    output = json.loads(json.dumps(domain.to_json()))
+    again = domain_from_json(output, tmp_path)
+    assert again.to_json() == domain.to_json() and again.file_content == domain.file_content
+    frame = crystal(np.random.default_rng(9))
+    assert isinstance(again, Domain) and scores(again, frame) == scores(domain, frame)
+    (tmp_path / "domain.safetensors").write_bytes(domain.file_content + b"?")
+    with pytest.raises(InputError, match="differs from what was saved"):
+        domain_from_json(output, tmp_path)
+    with pytest.raises(InputError, match="damaged"):
+        domain_from_json({**output, "sha256": ""}, tmp_path)
+    (tmp_path / "domain.safetensors").unlink()
+    with pytest.raises(InputError, match="copy the whole folder"):
+        domain_from_json(output, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"detectors": [{"name": "oracle"}]},
+        {"detectors": [{}]},
+        {"usual": []},
+        {"limit": "high"},
+        {"detectors": 5},
+        {"scale": None},
+    ],
+    ids=["unknown detector", "nameless", "no limits", "words", "number", "no scale"],
+)
+def test_a_damaged_domain_is_refused(domain: Domain, tmp_path: Path, damage: dict[str, object]) -> None:
+    (tmp_path / "domain.safetensors").write_bytes(domain.file_content)
+    with pytest.raises(InputError, match="damaged"):
+        domain_from_json({**domain.to_json(), **damage}, tmp_path)
+
+
+def test_the_scale_is_the_longest_edge_and_one_without_lengths() -> None:
+    assert length_scale(from_ase(Atoms("Cu2", [[0, 0, 0], [0, 0, 2.5]]), CUTOFF)) == pytest.approx(2.5)
+    assert length_scale(from_ase(Atoms("Cu"), CUTOFF)) == 1.0
+
+
+def test_files_of_all_formats_and_the_calculator_have_the_score(
+    ensemble: Path, frames: list[Atoms], tmp_path: Path
+) -> None:
+    tight = frames[0].copy()
+    tight.positions *= 0.6
+    asked = [frames[0], tight, Atoms("Cu2", [[0, 0, 0], [0, 0, 0]])]
+    write(tmp_path / "asked.xyz", asked)
+    loaded = Ensemble.load(ensemble)
+    expected = loaded.predict(asked)
+    assert expected.domain_score[1] > 1 and "neighbourhoods: nodes are closer than" in expected.domain[1]
+    assert np.isnan(expected.domain_score[2]) and expected.domain[2] == ""
+    assert set(expected.domain_scores) == {"kinds", "composition", "neighbourhoods", "structure", "spread"}
+    for suffix in (".h5", ".npz", ".csv", ".xyz", ".bp"):
+        predict_to_file(ensemble, tmp_path / "asked.xyz", tmp_path / f"out{suffix}")
+    with np.load(tmp_path / "out.npz") as arrays:
+        np.testing.assert_allclose(arrays["domain_score"], expected.domain_score, rtol=1e-6)
+    rows = [line.split(",") for line in (tmp_path / "out.csv").read_text().splitlines()]
+    assert rows[0][:5] == ["graph", "status", "domain", "domain_score", "nodes"]
+    out = read_frames(tmp_path / "out.xyz", index=":")
+    assert out[1].info["domain_score"] == pytest.approx(expected.domain_score[1], rel=1e-6)
+    assert "domain_score" not in out[2].info
+    tight.calc = calculator(ensemble)
+    tight.get_potential_energy()
+    assert tight.calc.results["domain_score"] == pytest.approx(expected.domain_score[1], rel=1e-6)
+
+
+def test_the_evaluation_says_what_share_of_every_part_is_flagged(ensemble: Path) -> None:
+    output = json.loads((ensemble / "evaluation.json").read_text())["domain"]
+    assert output["false_alarms"] == FALSE_ALARMS and set(output["flagged"]) == {"valid", "test"}
+    with np.load(ensemble / "evaluation.npz") as arrays:
+        for part in ("valid", "test"):
+            rows = arrays[f"{part}/domain/scores"]
+            assert rows.shape[1] == len(output["detectors"])
+            assert output["flagged"][part] == pytest.approx((rows > 1).any(axis=1).mean())
+            for name, column in zip(output["detectors"], rows.T):
+                assert output["flagged_by_detector"][part][name] == pytest.approx((column > 1).mean())
+
+
+def test_a_run_alone_knows_nothing_of_its_training_data(runs: list[Path], frames: list[Atoms]) -> None:
+    output = Ensemble.load(runs[0]).predict([Atoms("Cu"), frames[0]])
+    assert output.domain == ("", "") and np.isnan(output.domain_score).all()
+
+
+def test_an_ensemble_with_ranges_keeps_its_flags(ensemble: Path, frames: list[Atoms], tmp_path: Path) -> None:
+    old = tmp_path / "old"
+    shutil.copytree(ensemble, old)
+    (old / "domain.safetensors").unlink()
+    manifest = json.loads((old / "ensemble.json").read_text())
+    domain = Ranges(classes={"atomic_numbers": (29, 79)}, shortest_edge=2.0, spreads={"energy": 1e-9})
+    (old / "ensemble.json").write_text(json.dumps({**manifest, "version": 2, "domain": domain.to_json()}))
+    tight = frames[0].copy()
+    tight.positions *= 0.6
+    output = Ensemble.load(old).predict([frames[0], tight])
+    assert "closer than 2, the least in the training data" in output.domain[1]
+    assert "members disagree on energy more than on 99 %" in output.domain[0]
+    assert np.isnan(output.domain_score).all()
+
+
+def test_members_that_fail_leave_the_score_of_the_graph(ensemble: Path, frames: list[Atoms]) -> None:
+    strange = frames[2].copy()
+    strange.numbers[:] = 1
+    output = Ensemble.load(ensemble).predict([strange])
+    assert not output.ok[0] and output.domain_scores["kinds"][0] == pytest.approx(10.0)
+
+
+def test_an_ensemble_of_one_member_has_a_domain(runs: list[Path], store: MemoryStore, tmp_path: Path) -> None:
+    from hydragnn.ensemble.build import build_ensemble
+
+    build_ensemble(runs[:1], tmp_path / "one", store=store)
+    output = Ensemble.load(tmp_path / "one").predict([Atoms("Cu")])
+    assert output.domain_score[0] > 1 and "spread" not in output.domain_scores
+
+
+def test_missing_values_of_an_input_are_not_looked_at(plates: MemoryStore) -> None:
+    domain = fitted_domain(plates, np.arange(100), np.arange(100, 200), [LOAD], ["load"], {}, NOBODY)
+    batch = plates.read(np.arange(2), ["load"])
+    there = replace(batch, masks={"load": torch.tensor([True, False])})
+    batch.nodes["load"][-1] = 1e6
+    output = domain.scores(GraphView(batch=there, scale=domain.scale)).scores["inputs"]
+    assert output.tolist() == [0, 0]
