@@ -59,7 +59,7 @@ class MpiGroup(FolderGroup):
     """Ranks of MPI; if one dies, all do, so nobody is ever known to be gone."""
 
     def __init__(self, world: Any) -> None:
-        """A window at rank 0 for all, and one at the first rank of each group."""
+        """A window at rank 0 for all, and one at the first rank of each relay."""
         super().__init__(world.rank, world.size)
         from mpi4py import MPI
 
@@ -85,13 +85,13 @@ class MpiGroup(FolderGroup):
         self._claims = Claims(folder, self.rank)
 
     def begin(self, make: Callable[[], Table], folder: Path) -> Table:
-        """What rank 0 made, by a broadcast."""
+        """Give all ranks the opening of rank 0, by a broadcast."""
         opening: Table = self._world.bcast(make_opening(make) if self.rank == 0 else None)
         self.meet(folder / check_opening(opening)["meeting"])
         return opening
 
     def queue(self, number: int, costs: Sequence[float]) -> Queue:
-        """The numbers of this place in the windows."""
+        """Return the queue that counts at the numbers ``number`` of the windows."""
         if number >= MAX_QUEUES:
             raise InputError(f"a prediction has at most {MAX_QUEUES} queues; give every rank more memory")
         root = WindowCounter(self._window, 0, number)

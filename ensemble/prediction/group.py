@@ -31,31 +31,31 @@ class Group(Protocol):
     rank: int
     size: int
     speaks: bool
-    """Whether this rank wrote the file, has the result, and so decides when the job is over."""
+    """True on the rank that wrote the file, has the result, and so decides when the job is over."""
 
     def begin(self, make: Callable[[], Table], folder: Path) -> Table:
-        """What rank 0 made, on all ranks, and where they meet from now on; an InputError of rank 0 is raised by all."""
+        """Return the opening that rank 0 makes, on all ranks, and meet where it says; an InputError of rank 0 is raised by all."""
 
     def queue(self, number: int, costs: Sequence[float]) -> Queue:
-        """The shared queue of this number, with a position for each of ``costs``, which are the same on all ranks."""
+        """Return the shared queue of this number, with a position for each of ``costs``, which are the same on all ranks."""
 
     def first_to(self, name: str) -> bool:
-        """Whether this rank is the first to claim ``name``."""
+        """Claim ``name``; return True where this rank is the first."""
 
     def owner(self, name: str) -> int | None:
-        """The rank that claimed ``name``; None where nobody did, or where claims of queues are not known."""
+        """Return the rank that claimed ``name``; None where it is free, or where claims of queues are not known."""
 
     def gone(self, rank: int) -> bool:
-        """Whether the rank is known to be dead."""
+        """Return True where the rank is known to be dead."""
 
     def publish(self, name: str, make: Callable[[], Any]) -> Any:
-        """The value that was published first under ``name``, which is what ``make`` gives if nobody was faster."""
+        """Return the value that was published first under ``name``: that of ``make`` if no other rank was faster."""
 
     def note(self, name: str, value: Any) -> None:
         """Leave a note of this rank for the others."""
 
     def notes(self, name: str) -> list[Any]:
-        """What all ranks have noted so far, in the order of ranks."""
+        """Return the notes of all ranks so far, in the order of ranks."""
 
 
 class Alone:
@@ -118,7 +118,7 @@ class FolderGroup:
         self._heart.start()
 
     def begin(self, make: Callable[[], Table], folder: Path) -> Table:
-        """What rank 0 made, told to the others by torch.distributed, which is left again at once."""
+        """Give all ranks the opening of rank 0, by torch.distributed, which is left again at once."""
         folder.parent.mkdir(parents=True, exist_ok=True)
         with join_ranks(folder.parent) as ranks:
             opening = _broadcast(make_opening(make) if self.rank == 0 else {}, ranks.sum_in_place, self.rank)
@@ -160,7 +160,7 @@ class FolderGroup:
 
 
 class ParentGroup(FolderGroup):
-    """Rank 0 of local workers, which it starts; ``work`` is what a worker does, given what rank 0 made."""
+    """The group seen from rank 0 of local workers, which it starts; ``work`` is what a worker does with the opening."""
 
     def __init__(self, workers: int, work: Callable[..., None], *arguments: Any) -> None:
         """So many processes, this one included."""
@@ -169,7 +169,7 @@ class ParentGroup(FolderGroup):
         self._processes: list[Any] = []
 
     def begin(self, make: Callable[[], Table], folder: Path) -> Table:
-        """Make it, then start the workers with it."""
+        """Make the opening, then start the workers with it."""
         opening = make_opening(make)
         self.meet(folder / check_opening(opening)["meeting"])
         context = get_context("spawn")
@@ -190,15 +190,15 @@ class ParentGroup(FolderGroup):
 
 
 class ChildGroup(FolderGroup):
-    """A local worker."""
+    """The group seen from a local worker that rank 0 started."""
 
     def __init__(self, rank: int, size: int, opening: Table) -> None:
-        """``opening`` is what rank 0 made."""
+        """``opening`` comes from rank 0."""
         super().__init__(rank, size)
         self._opening = opening
 
     def begin(self, make: Callable[[], Table], folder: Path) -> Table:
-        """What rank 0 made; from now on this process ends with the one that started it."""
+        """Return the opening of rank 0; from now on this process ends with the one that started it."""
         Thread(target=_end_with_parent, daemon=True).start()
         self.meet(folder / self._opening["meeting"])
         return self._opening
@@ -206,7 +206,7 @@ class ChildGroup(FolderGroup):
 
 @contextmanager
 def at_work(group: FolderGroup) -> Iterator[Group]:
-    """The crew for the length of the block."""
+    """Give the group for the length of the block, and close it."""
     try:
         yield group
     finally:
@@ -221,7 +221,7 @@ def _end_with_parent() -> None:
 
 
 def make_opening(make: Callable[[], Table]) -> Table:
-    """What ``make`` gives with the name of a new meeting place, or why it cannot be made."""
+    """Return what ``make`` gives with the name of a new meeting folder, or the reason why it cannot be made."""
     meeting = f"ranks-{time.time_ns():x}-{os.getpid()}"
     try:
         return {**make(), "meeting": meeting, "error": ""}
@@ -230,14 +230,14 @@ def make_opening(make: Callable[[], Table]) -> Table:
 
 
 def check_opening(opening: Table) -> Table:
-    """What was made; InputError where it could not be."""
+    """Return the opening; raise the InputError that rank 0 met instead."""
     if opening["error"]:
         raise InputError(opening["error"])
     return opening
 
 
 def _broadcast(value: Table, sum_in_place: Callable[[torch.Tensor], torch.Tensor], rank: int) -> Table:
-    """Rank 0's value on all ranks, by way of a sum."""
+    """Return rank 0's value on all ranks, by way of a sum."""
     text = json.dumps(value).encode() if rank == 0 else b""
     length = int(sum_in_place(torch.tensor(len(text))))
     letters = torch.zeros(length, dtype=torch.uint8)

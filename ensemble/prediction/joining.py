@@ -1,4 +1,4 @@
-"""How a process finds its crew: by its launcher, or as one of several local workers."""
+"""How a process finds its group: by its launcher, or as one of several local workers."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -13,7 +13,7 @@ from hydragnn.ensemble.prediction.group import Alone, FolderGroup, Group, Parent
 
 @contextmanager
 def join_group(launch: Launch | None = None) -> Iterator[Group]:
-    """The crew that the launcher started; InputError where its count and MPI's disagree."""
+    """Join the ranks that the launcher started; InputError where its count and MPI's disagree."""
     launch = launch or this_launch()
     if torch.cuda.is_available():
         torch.cuda.set_device(launch.local_rank % torch.cuda.device_count())
@@ -28,7 +28,7 @@ def join_group(launch: Launch | None = None) -> Iterator[Group]:
 
 
 def worker_group(workers: int, work: Callable[..., None], *arguments: Any) -> AbstractContextManager[Group]:
-    """The ranks that a launcher started, or else so many local workers."""
+    """Join the ranks that a launcher started, or else start so many local workers."""
     if workers > 1 and this_launch().size == 1:
         return at_work(ParentGroup(workers, work, *arguments))
     return join_group()

@@ -13,20 +13,20 @@ BLOCKS, LOOK, LANES = 0, 1, 2
 """The first numbers of queues: for structures to be built, for parts to be looked at, for stages of the lanes."""
 
 RELAY = 64
-"""Ranks that share a counter of their own once there are too many for one."""
+"""Ranks that share a relay, a counter of their own, once there are too many for one."""
 
 MANY = 256
 """More ranks than these do not all count at the root."""
 
 SHARE = 8
-"""A block is this part of a group's share of what is left; smaller ones ask the root more often."""
+"""A block is this part of a relay's share of what is left; smaller ones ask the root more often."""
 
 LEAST = 4
-"""Positions that make a block: a group waits while one of its ranks fetches it. What would be less is given out singly."""
+"""Positions that make a block: the ranks of a relay wait while one of them fetches it. What would be less is given out singly."""
 
 _HALF = 1 << 32
 _SINGLY = -(1 << 61)
-"""What a group's counter holds when its ranks are to ask the root themselves; negative, however often it is counted up."""
+"""What a relay holds when its ranks are to ask the root themselves; negative, however often it is counted up."""
 _DONE = -(1 << 62)
 """The same when the root has nothing left; less than the other, however often it is counted up."""
 
@@ -81,9 +81,9 @@ class FlatQueue:
 
 
 class RelayQueue:
-    """Ranks count within their group, and a group that has run dry takes a block of positions from the root.
+    """Ranks count at their relay, and a relay that has run dry takes a block of positions from the root.
 
-    A group's counter holds the next position and the end of the group's block in one number, so that one addition both
+    A relay holds the next position and the end of its block in one number, so that one addition both
     takes a position and says whether it is still inside. The rank that finds itself exactly at the end fetches the next
     block; those behind it look again. Towards the end, when a block would hold fewer than ``LEAST`` positions, ranks ask
     the root themselves, so that none waits for another's request: once for every other rank, or so.
@@ -97,7 +97,7 @@ class RelayQueue:
         relays: int,
         pause: Callable[[], None] = lambda: time.sleep(1e-4),
     ) -> None:
-        """``root`` counts blocks; ``relay`` is the counter of this rank's group of ``relays``."""
+        """``root`` counts blocks; ``relay`` is the counter of this rank, one of ``relays``."""
         self._blocks = blocks(costs, relays)
         self._singles = _first_of_singles(self._blocks)
         self._root, self._relay, self._pause = root, relay, pause
@@ -126,7 +126,7 @@ class RelayQueue:
         return None
 
     def _refill(self) -> int | None:
-        """The first position of the root's next block, the rest of which is the group's."""
+        """The first position of the root's next block, the rest of which is the relay's."""
         number = self._root.add(1)
         if number >= len(self._blocks):
             self._relay.put(_DONE)
@@ -137,7 +137,7 @@ class RelayQueue:
 
 
 def blocks(costs: Sequence[float], relays: int) -> list[tuple[int, int]]:
-    """Positions in blocks that shrink towards the end: an eighth of the group's share of what is left; one at least.
+    """Positions in blocks that shrink towards the end: an eighth of the relay's share of what is left; one at least.
 
     After the last block of ``LEAST`` positions all are single.
 

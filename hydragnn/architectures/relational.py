@@ -32,7 +32,7 @@ class RelationalSettings(ArchitectureSettings):
     """Categorical edge field that names the level of each edge; read only where ``schedule`` is given."""
 
     schedule: list[Annotated[int, Setting(ge=0)]] = Setting(default_factory=list)
-    """Level whose edges each layer uses, one entry per layer: coarse levels carry news far (a V-cycle is 0, 1, 2, 1, 0).
+    """Level whose edges each layer uses, one entry per layer: coarse levels carry information far (a V-cycle is 0, 1, 2, 1, 0).
     A layer changes only the nodes that its edges touch. Empty: every layer uses all edges."""
 
     @model_validator(mode="after")

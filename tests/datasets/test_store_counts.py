@@ -1,4 +1,4 @@
-"""A store whose counts, shapes or dtypes are not those of its files is refused at the door, before anything is allocated."""
+"""A store whose counts, shapes or dtypes are not those of its files is refused by the validation, before anything is allocated."""
 
 import json
 import shutil

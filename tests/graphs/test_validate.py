@@ -1,4 +1,4 @@
-"""The door: what comes in is what was given, and what is wrong is told by name."""
+"""Validation: what comes in is what was given, and what is wrong is told by name."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -64,7 +64,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Path:
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a store of rings and a campaign."""
-    folder = tmp_path_factory.mktemp("desk")
+    folder = tmp_path_factory.mktemp("workdir")
     random = torch.Generator().manual_seed(0)
     with StoreWriter(folder / "rings.h5", FIELDS, dim=2) as writer:
         for number in range(20):
