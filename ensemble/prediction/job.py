@@ -1,5 +1,6 @@
 """What is asked of a prediction, what the ranks must agree on before they begin, and the graphs they work on."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,10 +139,19 @@ def build_together(building: Building, group: Group, check: Callable[[], None]) 
 def member_costs(ensemble: Ensemble, folder: Path) -> list[float]:
     """Expected cost of every member on the same batch: seconds per graph in the evaluation, else its number of parameters."""
     if (folder / "evaluation.json").is_file():
-        measured = read_json(folder / "evaluation.json").get("timing", {}).get("seconds_per_graph", {})
-        if set(ensemble.names) <= set(measured):
-            return [float(measured[name]) for name in ensemble.names]
+        costs = _measured_costs(read_json(folder / "evaluation.json"), ensemble.names)
+        if costs:
+            return costs
     return [float(entry.summary["parameters"]) for entry in ensemble.manifest.members]
+
+
+def _measured_costs(evaluation: Any, names: Sequence[str]) -> list[float]:
+    """Seconds per graph of all members; empty where the evaluation does not say them, or not as positive numbers."""
+    try:
+        costs = [float(evaluation["timing"]["seconds_per_graph"][name]) for name in names]
+    except (KeyError, IndexError, TypeError, ValueError):
+        return []
+    return costs if all(0 < cost < math.inf for cost in costs) else []
 
 
 def _room(model: Path, members: Sequence[MemberEntry], ranks: int) -> int:
