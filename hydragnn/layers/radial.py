@@ -29,6 +29,22 @@ class BesselBasis(nn.Module):
         return torch.sin(phase) * (self.amplitude / lengths).unsqueeze(-1)
 
 
+class SincBasis(BesselBasis):
+    """sqrt(2 / 5) sin(n pi x) / (5 x) with x = r / c: the Bessel functions of cutoff 5 (Angstrom), for a cutoff in any unit.
+
+    Deviates from the paper in its amplitude alone, which grows as c^-1.5 there: 500 times larger for the same graph in
+    tens of nanometres, and PaiNN, cubic in its filters, overflows.
+
+    >>> near, far = (SincBasis(cutoff, 4)(torch.tensor([0.6 * cutoff])) for cutoff in (0.1, 5.0))
+    >>> torch.allclose(near, far, rtol=1e-5)
+    True
+    """
+
+    def __init__(self, cutoff: float, num_radial: int) -> None:
+        super().__init__(cutoff, num_radial)
+        self.amplitude *= (cutoff / 5) ** 1.5
+
+
 class GaussianBasis(nn.Module):
     """exp(-(r - m_k)^2 / (2 s^2)) with centres m_k from 0 to the cutoff, s their distance (arXiv:1706.08566, eq. 4)."""
 
@@ -44,7 +60,7 @@ class GaussianBasis(nn.Module):
         return torch.exp(-0.5 * ((lengths / self.step).unsqueeze(-1) - self.orders).square())
 
 
-RADIAL = {"bessel": BesselBasis, "gaussian": GaussianBasis}
+RADIAL = {"sinc": SincBasis, "bessel": BesselBasis, "gaussian": GaussianBasis}
 
 
 def envelope_at(
