@@ -236,7 +236,7 @@ class Architecture(nn.Module):
 
     @classmethod
     def sees_positions(cls) -> bool:
-        """Whether its states depend on positions, so that an energy has forces."""
+        """Return True where its states depend on positions, so that an energy has forces."""
         return bool(cls.sees & {"lengths", "directions", "triplets"})
 
 
