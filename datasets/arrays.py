@@ -153,7 +153,7 @@ def _narrow(index: NDArray[np.int64]) -> NDArray[np.int32]:
 
 
 def _is_zero(array: Array) -> bool:
-    """Whether every bit is zero; minus zero is not, because it has to come back as it was."""
+    """Return True where every bit is zero; minus zero is not, because it has to come back as it was."""
     return not np.ascontiguousarray(array).view(np.uint8).any()
 
 

@@ -49,7 +49,7 @@ class FieldSettings(Settings):
     """Factor on the source's values, for units and signs."""
 
     optional: bool = False
-    """Whether graphs may lack the field; else a missing value is an error."""
+    """True where graphs may lack the field; else a missing value is an error."""
 
     @model_validator(mode="after")
     def _check(self) -> "FieldSettings":

@@ -119,7 +119,7 @@ class Part:
         return out
 
     def stores(self, name: str) -> bool:
-        """Whether the array is stored in any block; else it is zero."""
+        """Return True where the array is stored in any block; else it is zero."""
         return bool(self.info.stored.get(name, [0]))
 
     def read(self, graphs: Int64[ndarray, " chosen"], fields: Sequence[Field]) -> FlatGraphs:

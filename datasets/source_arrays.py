@@ -72,7 +72,7 @@ def _array_names(settings: NpzBuild) -> list[str]:
 
 
 def _same_geometry(source: _Source) -> bool:
-    """Whether all graphs have the same positions, cell and edges, so that edges are made once."""
+    """Return True where all graphs have the same positions, cell and edges, so that edges are made once."""
     settings = source.settings
     shared = settings.positions is not None and settings.nodes is None and source.column(settings.positions).ndim == 2
     one_cell = not isinstance(settings.cell, str) or _one_cell(source, source.column(settings.cell))

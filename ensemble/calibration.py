@@ -272,7 +272,7 @@ def _component(rows: Rows, component: int, scale: Scale, nominal: float) -> tupl
     trusted = believed(scale.form, width, rows.spread[:, component], rows.magnitude[:, component], rows.nodes)
     factor = max(float(np.sqrt(np.mean((error / trusted) ** 2))), TINY)
     quantile, guaranteed = conformal_quantile(np.abs(error) / (factor * trusted), rows.graph, nominal)
-    found = Component(
+    result = Component(
         scale=factor, floor=width.floor, quantile=quantile, reference=width.reference, typical=width.typical
     )
-    return found, guaranteed
+    return result, guaranteed

@@ -33,7 +33,7 @@ class AnyCalibration(Protocol):
 
     @property
     def follows(self) -> bool:
-        """Whether the uncertainty differs from item to item, so that a large one is a sign."""
+        """Return True where the uncertainty differs from item to item, so that a large one is a sign."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON."""

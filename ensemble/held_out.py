@@ -32,7 +32,7 @@ def joint_split(members: Sequence[Member], store: GraphStore) -> Split:
 def _joined(first: Split, second: Split) -> Split:
     train = np.union1d(first.train, second.train)
     valid = np.setdiff1d(np.union1d(first.valid, second.valid), train)
-    seen = np.union1d(train, valid)
-    calibration = np.setdiff1d(np.union1d(first.calibration, second.calibration), seen)
-    test = np.setdiff1d(np.union1d(first.test, second.test), np.union1d(seen, calibration))
+    training_and_validation = np.union1d(train, valid)
+    calibration = np.setdiff1d(np.union1d(first.calibration, second.calibration), training_and_validation)
+    test = np.setdiff1d(np.union1d(first.test, second.test), np.union1d(training_and_validation, calibration))
     return Split(train=train, valid=valid, calibration=calibration, test=test)

@@ -96,7 +96,7 @@ def check_members(members: Sequence[Member]) -> None:
 
 
 def _same_data(first: Member, other: Member) -> bool:
-    """Whether both saw one store; a member without edges saw the view of it that ``WithoutEdges`` names."""
+    """Return True where both saw one store; a member without edges saw the view of it that ``WithoutEdges`` names."""
     if first.config.data.edges == other.config.data.edges:
         return first.record.data_hash == other.record.data_hash
     whole, bare = (first, other) if first.config.data.edges else (other, first)
@@ -149,7 +149,7 @@ def join_outcomes(outcomes: Sequence[Outcome]) -> Outcome:
 
 
 def _is_lack_of_memory(error: BaseException) -> bool:
-    """Whether a smaller batch may help; torch has a class of its own for GPUs, and only a message for processors."""
+    """Return True where a smaller batch may help; torch has a class of its own for GPUs, and only a message for processors."""
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 

@@ -75,7 +75,7 @@ class Field:
 
     @property
     def kind(self) -> Literal["regression", "classification"]:
-        """Whether values are numbers or classes."""
+        """regression for numbers, classification for classes."""
         return "classification" if self.classes else "regression"
 
     @property

@@ -140,7 +140,7 @@ def _missing_fields(batch: GraphBatch, needed: Collection[str]) -> Iterator[Find
 
 
 def _all_finite(values: Tensor) -> bool:
-    """Whether no value is NaN or infinite; a sum takes one pass and hides neither."""
+    """Return True where no value is NaN or infinite; a sum takes one pass and hides neither."""
     return not values.is_floating_point() or bool(values.sum().isfinite()) or bool(values.isfinite().all())
 
 

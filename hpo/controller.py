@@ -208,7 +208,7 @@ class Controller:
         return self.state.active.get(trial) == attempt
 
     def _may_go(self, task: Task) -> bool:
-        """Whether an attempt that has begun is still wanted."""
+        """Return True where an attempt that has begun is still wanted."""
         trial = self.state.trials.get(task.trial)
         return trial is not None and (trial.status, trial.attempt, trial.cancelled) == ("running", task.attempt, "")
 

@@ -16,7 +16,7 @@ def _one_line(text: str) -> str:
 
 
 def is_word(text: str) -> bool:
-    """Whether a text can stand in a scheduler's directive as it is.
+    """Return True where a text can stand in a scheduler's directive as it is.
 
     >>> is_word("campaigns/alloys-1"), is_word("my campaign")
     (True, False)

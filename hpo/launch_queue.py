@@ -40,7 +40,7 @@ class LaunchQueue:
 
     @property
     def busy(self) -> bool:
-        """Whether attempts are on their way."""
+        """Return True where attempts are on their way."""
         return bool(self._waiting or self._preparing or self._withdrawals)
 
     def add(self, task: Task) -> None:

@@ -30,7 +30,7 @@ class Proposals:
 
     @property
     def busy(self) -> bool:
-        """Whether a request is open."""
+        """Return True where a request is open."""
         return bool(self._asked)
 
     def ask(self, trial: int) -> None:

@@ -60,7 +60,7 @@ def space_of(parameters: Mapping[str, Parameter], source: str = "campaign") -> S
 
 
 def is_active(parameter: Parameter, values: Point) -> bool:
-    """Whether the conditions of a parameter hold; a parameter without conditions is always active.
+    """Return True where the conditions of a parameter hold; a parameter without conditions is always active.
 
     >>> is_active(FloatRange(low=0, high=1, when={"model.kind": ["egnn"]}), {"model.kind": "schnet"})
     False
@@ -77,7 +77,7 @@ def allowed_values(condition: Any) -> list[Any]:
 
 
 def contains(parameter: Parameter, value: Any) -> bool:
-    """Whether a value lies in a parameter's range and on its grid.
+    """Return True where a value lies in a parameter's range and on its grid.
 
     >>> contains(IntRange(low=16, high=64, step=16), 40)
     False
@@ -95,7 +95,7 @@ def contains(parameter: Parameter, value: Any) -> bool:
 
 
 def is_point(space: Space, values: Point) -> bool:
-    """Whether ``values`` has a value in range for exactly the active parameters."""
+    """Return True where ``values`` has a value in range for exactly the active parameters."""
     active = {path for path, parameter in space.parameters.items() if is_active(parameter, values)}
     return active == set(values) and all(contains(space.parameters[path], value) for path, value in values.items())
 

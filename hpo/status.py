@@ -53,7 +53,7 @@ class NodeCounts:
     probing: int
     quarantined: tuple[str, ...]
     local: bool
-    """Whether they are worker processes of one machine."""
+    """True where they are worker processes of one machine."""
 
     @property
     def text(self) -> str:

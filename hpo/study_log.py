@@ -58,7 +58,7 @@ class StudyLog:
 
     @property
     def busy(self) -> bool:
-        """Whether something can be written now."""
+        """Return True where something can be written now."""
         flushed = self._flushing is None or self._flushing.done()
         return bool(self._changed) and flushed and time.monotonic() >= self._next
 

@@ -35,7 +35,7 @@ class Span:
     useful: float = 0.0
     """Seconds of it that count."""
     to_sampler: bool = False
-    """Whether the sampler heard of its failure."""
+    """True where the sampler heard of its failure."""
     suspects: tuple[str, ...] = ()
     message: str = ""
 
@@ -300,7 +300,7 @@ class TimelineBuilder:
 
 
 def local_nodes(names: Iterable[str]) -> bool:
-    """Whether nodes are worker processes of one machine.
+    """Return True where nodes are worker processes of one machine.
 
     >>> local_nodes(["worker-0", "worker-1"]), local_nodes(["n1"])
     (True, False)

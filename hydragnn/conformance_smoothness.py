@@ -124,34 +124,34 @@ def second_derivatives(model: GraphModel) -> Float[Tensor, "atoms 3 nodes 3"]:
     batch = crystals()
     _, forces, positions = energies_and_forces(model, batch, differentiable=True)
     counts = batch.counts("node")
-    found = torch.zeros(int(counts.max()), 3, batch.num_nodes, 3, dtype=positions.dtype)
-    for atom in range(len(found)):
+    hessian = torch.zeros(int(counts.max()), 3, batch.num_nodes, 3, dtype=positions.dtype)
+    for atom in range(len(hessian)):
         rows = batch.node_offsets[:-1][counts > atom] + atom
         for axis in range(3):
             if forces.requires_grad:
                 (row,) = torch.autograd.grad(
                     -forces[rows, axis].sum(), positions, retain_graph=True, materialize_grads=True
                 )
-                found[atom, axis] = row
-    return found
+                hessian[atom, axis] = row
+    return hessian
 
 
 def finite_differences(model: GraphModel, step: float) -> Float[Tensor, "3 nodes 3"]:
     """Change of minus the forces per displacement of the first atom of every crystal, from both sides."""
-    batch, found = crystals(), []
+    batch, differences = crystals(), []
     for axis in range(3):
         forces = []
         for sign in (1, -1):
             positions = batch.positions.clone()
             positions[batch.node_offsets[:-1], axis] += sign * step
             forces.append(energies_and_forces(model, replace(batch, positions=positions))[1].detach())
-        found.append((forces[1] - forces[0]) / (2 * step))
-    return torch.stack(found)
+        differences.append((forces[1] - forces[0]) / (2 * step))
+    return torch.stack(differences)
 
 
 def problems_of_force_constants(model: GraphModel) -> list[str]:
     """What is wrong with the force constants of the crystals, one sentence each; none where the energy is smooth there."""
-    exact, owner, said = second_derivatives(model), crystals().owner("node"), []
+    exact, owner, problems = second_derivatives(model), crystals().owner("node"), []
     differences = {step: finite_differences(model, step) for step in STEPS}
     for number, name in enumerate(CRYSTALS):
         own = owner == number
@@ -159,12 +159,14 @@ def problems_of_force_constants(model: GraphModel) -> list[str]:
         scale = max(float(constants.abs().max()), 1e-9)  # there are networks that no distance matters to
         square = constants.flatten(0, 1).flatten(1)
         if float((square - square.T).abs().max()) > 1e-9 * scale:
-            said.append(f"{name}: force constants are not symmetric")
-        gaps = {step: float((found[:, own] - constants[0]).abs().max()) / scale for step, found in differences.items()}
+            problems.append(f"{name}: force constants are not symmetric")
+        gaps = {
+            step: float((numeric[:, own] - constants[0]).abs().max()) / scale for step, numeric in differences.items()
+        }
         if any(gap > max(AGREEMENT, (step / SCALE) ** 2) for step, gap in gaps.items()):
             table = ", ".join(f"{gap:.1e} at {step:g} A" for step, gap in gaps.items())
-            said.append(f"{name}: force constants do not converge; relative errors of finite differences: {table}")
-    return said
+            problems.append(f"{name}: force constants do not converge; relative errors of finite differences: {table}")
+    return problems
 
 
 def jump(values: Callable[[tuple[float, ...]], Float[Tensor, "points numbers"]]) -> float | None:
@@ -197,7 +199,7 @@ Both = Callable[[tuple[float, ...]], tuple[Tensor, Tensor, Tensor]]
 
 def problems_on_paths(model: GraphModel) -> list[str]:
     """Where energies or forces jump while atoms move, one sentence each; none where energies are smooth."""
-    said = []
+    problems = []
     for path in PATHS:
 
         @cache
@@ -213,8 +215,8 @@ def problems_on_paths(model: GraphModel) -> list[str]:
         for what, values in (("the energy jumps", energies), ("forces jump", forces)):
             place = jump(values)
             if place is not None:
-                said.append(f"{path}: {what} at {place:.4f} of the way")
-    return said
+                problems.append(f"{path}: {what} at {place:.4f} of the way")
+    return problems
 
 
 class SmoothnessConformance:

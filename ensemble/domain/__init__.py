@@ -1,4 +1,4 @@
-"""Whether graphs look like the training data: small detectors with thresholds of their own, and one score.
+"""Detection of graphs unlike the training data: small detectors with thresholds of their own, and one score.
 
 ``view`` is what all of them see of a batch. ``detector`` is what one is; ``kinds``, ``inputs``, ``composition``,
 ``neighbourhoods``, ``structure`` and ``spread`` are those there are. ``limits`` sets thresholds on held-out graphs, ``fitting``

@@ -106,8 +106,8 @@ class CompositionFit:
 def _position(kinds: Numbers, known: Numbers) -> Numbers:
     """The place of every kind among those that are known; their number for one that is not."""
     place = np.searchsorted(known, kinds)
-    found = known[np.minimum(place, len(known) - 1)] == kinds
-    return np.where(found, place, len(known))
+    is_known = known[np.minimum(place, len(known) - 1)] == kinds
+    return np.where(is_known, place, len(known))
 
 
 def _histogram(kinds: Numbers, owners: Numbers, graphs: int, count: int) -> Float[Array, "graphs kinds"]:

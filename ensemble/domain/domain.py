@@ -87,7 +87,7 @@ class Domain:
         }
 
     def values(self, view: GraphView) -> Float[Array, "graphs channels"]:
-        """What all detectors found, side by side."""
+        """Values of all detectors, side by side."""
         return values_of(self.detectors, view)
 
     def scores(self, view: GraphView) -> DomainScores:
@@ -108,15 +108,15 @@ class Domain:
                 score = float(of_detectors[detector.name][graph])
                 reasons[graph].append((score, f"{detector.name}: {says} (score {score:.3g})"))
             first = own.stop
-        return DomainScores(scores=of_detectors, reasons=tuple(_joined(found) for found in reasons))
+        return DomainScores(scores=of_detectors, reasons=tuple(_joined(of_graph) for of_graph in reasons))
 
 
 def values_of(detectors: Sequence[Detector], view: GraphView) -> Float[Array, "graphs channels"]:
-    """What detectors found, side by side."""
+    """Values of these detectors, side by side."""
     columns = [detector.values(view) for detector in detectors]
     return np.concatenate([np.zeros((len(view), 0)), *columns], axis=1)
 
 
-def _joined(found: Sequence[tuple[float, str]]) -> str:
+def _joined(reasons: Sequence[tuple[float, str]]) -> str:
     """Reasons, the weightiest first."""
-    return "; ".join(says for _, says in sorted(found, key=lambda one: -one[0]))
+    return "; ".join(says for _, says in sorted(reasons, key=lambda one: -one[0]))

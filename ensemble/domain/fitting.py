@@ -59,11 +59,13 @@ def scores_of(
     domain: Domain, store: GraphStore, graphs: Graphs, read: Sequence[str], doubts: Doubts
 ) -> dict[str, Float[Array, " graphs"]]:
     """What every detector of a domain says of graphs in a store; NaN for those that are not valid."""
-    found: dict[str, Float[Array, " graphs"]] = {one.name: np.full(len(graphs), np.nan) for one in domain.detectors}
+    by_detector: dict[str, Float[Array, " graphs"]] = {
+        one.name: np.full(len(graphs), np.nan) for one in domain.detectors
+    }
     for rows, view in views(store, graphs, read, domain.scale, doubts):
         for name, scores in domain.scores(view).scores.items():
-            found[name][rows] = scores
-    return found
+            by_detector[name][rows] = scores
+    return by_detector
 
 
 def views(
@@ -72,11 +74,11 @@ def views(
     """The valid ones of these graphs, batch by batch, and their places among all of them, whose ``doubts`` are given."""
     sizes, first = store.sizes(), 0
     for numbers in pack(sizes, graphs, default_budget(sizes)):
-        found = read_screened(store, numbers, read, read)
-        rows = first + np.flatnonzero(found.fine)
-        if found.valid is not None:
+        screening = read_screened(store, numbers, read, read)
+        rows = first + np.flatnonzero(screening.fine)
+        if screening.valid is not None:
             own = {name: values[rows] for name, values in (doubts or {}).items()}
-            yield rows, GraphView(batch=found.valid, scale=scale, doubts=own)
+            yield rows, GraphView(batch=screening.valid, scale=scale, doubts=own)
         first += len(numbers)
 
 

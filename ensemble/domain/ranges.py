@@ -52,7 +52,7 @@ class Ranges:
             for graph, doubt in enumerate(view.doubts.get(name, ())):
                 if doubt > limit:
                     reasons[graph].append(_unusual(name, float(doubt), limit))
-        return DomainScores(scores={}, reasons=tuple("; ".join(found) for found in reasons))
+        return DomainScores(scores={}, reasons=tuple("; ".join(sentences) for sentences in reasons))
 
 
 def ranges_from_json(value: Mapping[str, Any]) -> Ranges:

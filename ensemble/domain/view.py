@@ -101,12 +101,12 @@ def per_segment(
 
 def species_field(inputs: Mapping[str, Field]) -> str:
     """The field of classes that says what nodes are: atomic numbers, or else the first there is; "" where there is none."""
-    found = [
+    candidates = [
         field.name
         for field in inputs.values()
         if field.on == "node" and field.width == 1 and 0 < field.classes <= LARGEST_TABLE
     ]
-    return ATOMIC_NUMBERS if ATOMIC_NUMBERS in found else found[0] if found else ""
+    return ATOMIC_NUMBERS if ATOMIC_NUMBERS in candidates else candidates[0] if candidates else ""
 
 
 def length_scale(batch: GraphBatch) -> float:

@@ -28,7 +28,7 @@ class Claims:
         self.folder, self.rank = folder, rank
 
     def first_to(self, name: str) -> bool:
-        """Whether this rank made the file."""
+        """Return True where this rank made the file."""
         try:
             descriptor = os.open(self.folder / f"claim-{name}", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
         except FileExistsError:
@@ -40,7 +40,7 @@ class Claims:
         return True
 
     def is_taken(self, name: str) -> bool:
-        """Whether anybody has it."""
+        """Return True where anybody has it."""
         return (self.folder / f"claim-{name}").exists()
 
     def owner(self, name: str) -> int | None:
@@ -135,7 +135,7 @@ class Heart(threading.Thread):
         self._over.set()
 
     def has_stopped(self, rank: int) -> bool:
-        """Whether that rank is dead: its process is gone from this machine, or nothing was heard of it for long.
+        """Return True where that rank is dead: its process is gone from this machine, or nothing was heard of it for long.
 
         Ages are differences between files, since clocks of machines differ.
         """
@@ -159,7 +159,7 @@ def unique_name() -> str:
 
 
 def _runs(process: int) -> bool:
-    """Whether the process is there and no zombie."""
+    """Return True where the process is there and no zombie."""
     try:
         return bool(psutil.Process(process).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:

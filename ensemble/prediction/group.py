@@ -130,7 +130,7 @@ class FolderGroup:
         return ClaimQueue(self._claims, str(number), len(costs))
 
     def first_to(self, name: str) -> bool:
-        """Whether this rank made the claim's file."""
+        """Return True where this rank made the claim's file."""
         return self._claims.first_to(name)
 
     def owner(self, name: str) -> int | None:
@@ -138,7 +138,7 @@ class FolderGroup:
         return self._claims.owner(name)
 
     def gone(self, rank: int) -> bool:
-        """Whether the rank's heart has stopped."""
+        """Return True where the rank's heart has stopped."""
         return self._heart.has_stopped(rank)
 
     def publish(self, name: str, make: Callable[[], Any]) -> Any:

@@ -92,7 +92,7 @@ class Parts:
         return self.folder / f"chunk-{unit.chunk:07d}-member-{unit.member:03d}.npz"
 
     def has(self, unit: Unit) -> bool:
-        """Whether the unit is finished; a file that a power cut left torn is not."""
+        """Return True where the unit is finished; a file that a power cut left torn is not."""
         return self.whole_outcome(unit) is not None
 
     def whole_outcome(self, unit: Unit) -> Outcome | None:

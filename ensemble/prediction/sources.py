@@ -34,7 +34,7 @@ class Source:
 
 
 def is_store(path: Path) -> bool:
-    """Whether the path is a store; InputError where it is nothing at all."""
+    """Return True where the path is a store; InputError where it is nothing at all."""
     if not path.exists():
         raise InputError(f"{path} does not exist; check the path")
     return path.suffix in (".h5", ".bp") or (path / "manifest.json").is_file()
@@ -64,11 +64,11 @@ class Building:
 
     @property
     def finished(self) -> bool:
-        """Whether all graphs are one store."""
+        """Return True where all graphs are one store."""
         return (self.scratch / "graphs.json").is_file()
 
     def has(self, number: int) -> bool:
-        """Whether a block is built."""
+        """Return True where a block is built."""
         return (self._folder(number) / "notes.json").is_file()
 
     def build(self, number: int) -> None:

@@ -67,7 +67,7 @@ def once(group: Group, name: str, done: Callable[[], bool], do: Callable[[], Non
 
 
 def helps(group: Group) -> bool:
-    """Whether this rank looks after what others leave undone."""
+    """Return True where this rank looks after what others leave undone."""
     return group.rank % max(1, -(-group.size // HELPERS)) == 0
 
 
@@ -85,7 +85,7 @@ def _is_ours(group: Group, name: str, work: Late, waited: float) -> bool:
 
 
 def _begins(group: Group, name: str) -> bool:
-    """Whether this rank is the first to claim it, or the first after one that died."""
+    """Return True where this rank is the first to claim it, or the first after one that died."""
     claim = name
     while not group.first_to(claim):
         owner = group.owner(claim)

@@ -135,7 +135,7 @@ def verdict(end: Exit, config_hash: str, objective: Objective) -> Reached | Fail
 
 
 def is_complete(task: Task) -> bool:
-    """Whether this very attempt left the record of its whole segment."""
+    """Return True where this very attempt left the record of its whole segment."""
     record = _record_of(task)
     return record is not None and _is_complete(record, task)
 

@@ -262,7 +262,7 @@ def _creation_time(pid: int) -> float:
 
 
 def _is_alive(identity: Identity) -> bool:
-    """Whether the very process exists; another one that got its number later has another start time."""
+    """Return True where the very process exists; another one that got its number later has another start time."""
     try:
         process = psutil.Process(int(identity["pid"]))
         return (

@@ -73,7 +73,7 @@ class Share:
         return reports
 
     def starved(self) -> bool:
-        """Whether the system has killed a process for want of memory since the attempt began."""
+        """Return True where the system has killed a process for want of memory since the attempt began."""
         return kills_for_memory() > self.kills_before
 
     def stop(self) -> None:

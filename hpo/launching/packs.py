@@ -283,7 +283,7 @@ class PackLauncher:
                 self._ended_packs.append((pack, since))
 
     def _is_known(self, since: float, now: float) -> bool:
-        """Whether the allocation was seen alive later; of its nodes, the workers themselves tell."""
+        """Return True where the allocation was seen alive later; of its nodes, the workers themselves tell."""
         late = now > since + HOLD and not self._watch.suspicious
         return late or self._watch.knows((), since)
 

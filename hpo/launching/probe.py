@@ -1,4 +1,4 @@
-"""Whether a node computes and communicates: something small with a known answer, on the GPU where there is one.
+"""A test that a node computes and communicates: something small with a known answer, on the GPU where there is one.
 
     python probe.py [--rank R] [--ranks N] [--meet NAME] [--threads T]
 

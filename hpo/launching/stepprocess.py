@@ -156,7 +156,7 @@ def _end_process(identity: Identity) -> None:
 
 
 def _is_alive(identity: Identity) -> bool:
-    """Whether the very process exists and is no zombie, which is nobody's to collect where the controller has died."""
+    """Return True where the very process exists and is no zombie, which is nobody's to collect where the controller has died."""
     try:
         process = psutil.Process(int(identity["pid"]))
         same = abs(process.create_time() - float(identity["created"])) < 1.0

@@ -41,7 +41,7 @@ class TokenBucket:
         self._at: float | None = None
 
     def take(self, now: float) -> bool:
-        """Whether one may start now; if so it counts.
+        """Return True where one may start now; if so it counts.
 
         >>> bucket = TokenBucket(rate=2.0, burst=1)
         >>> [bucket.take(now) for now in (0.0, 0.1, 0.5)]
@@ -288,7 +288,7 @@ class StepLauncher:
             self._watch.hurry()
 
     def _is_excused(self, attempt: _Attempt) -> bool:
-        """Whether the scheduler did not start a step for reasons of its own."""
+        """Return True where the scheduler did not start a step for reasons of its own."""
         if self._revoked or attempt.cancelled or attempt.killed or attempt.lost:
             return False
         evidence = attempt.evidence
@@ -296,7 +296,7 @@ class StepLauncher:
         return evidence.unreachable or (refused and not self._watch.in_order(attempt.task.slots, attempt.begun))
 
     def _is_known(self, attempt: _Attempt, now: float) -> bool:
-        """Whether all is known that an attempt's end is judged by; ends without a result wait for the scheduler's word."""
+        """Return True where all is known that an attempt's end is judged by; ends without a result wait for the scheduler's word."""
         if self._revoked or attempt.cancelled or attempt.lost or attempt.complete:
             return True
         assert attempt.ended is not None

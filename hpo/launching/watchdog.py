@@ -43,7 +43,7 @@ Clock = Callable[[], float]
 
 @dataclass(kw_only=True, slots=True)
 class Heartbeat:
-    """Whether a run still takes steps, judged by changes of its heartbeat on our own clock, whatever the file's says."""
+    """Signs that a run still takes steps: changes of its heartbeat on our own clock, whatever that of the file says."""
 
     folder: Path
     patience: float
@@ -61,7 +61,7 @@ class Heartbeat:
         self._next = self._changed
 
     def stopped(self) -> bool:
-        """Whether nothing changed for longer than the patience."""
+        """Return True where nothing changed for longer than the patience."""
         now = self.clock()
         if now < self._next:
             return False
@@ -72,7 +72,7 @@ class Heartbeat:
         return now - self._changed > self.patience
 
     def lingers(self, attempt: int) -> bool:
-        """Whether the attempt has left its last record, and some of its processes do not end, for example on a lost node."""
+        """Return True where the attempt has left its last record, and some of its processes do not end, for example on a lost node."""
         now = self.clock()
         if now - self._changed < LINGER or now < self._next_record:
             return False
@@ -111,7 +111,7 @@ class Question:
 
     @property
     def possible(self) -> bool:
-        """Whether there is such a program."""
+        """Return True where there is such a program."""
         return self._command is not None
 
     def hurry(self, seconds: float = 0.0) -> None:
@@ -180,22 +180,22 @@ class SchedulerWatch:
 
     @property
     def answering(self) -> bool:
-        """Whether the scheduler answers at the moment; one that never answered is not to blame for anything."""
+        """Return True where the scheduler answers at the moment; one that never answered is not to blame for anything."""
         return self._clock() - self._answered_at <= ANSWERS
 
     @property
     def suspicious(self) -> bool:
-        """Whether the last word on the allocation was that it is over."""
+        """Return True where the last word on the allocation was that it is over."""
         return self._suspected_at < float("inf")
 
     def knows(self, nodes: Iterable[str], since: float) -> bool:
-        """Whether looks that began later have said how these nodes and the allocation are, as far as they can be asked."""
+        """Return True where looks that began later have said how these nodes and the allocation are, as far as they can be asked."""
         job = not self._of_job.possible or (self._job_time >= since and not self.suspicious)
         ours = set(self._nodes.values()).intersection(nodes) if self._of_nodes.possible else ()
         return job and all(self._node_times.get(node, float("-inf")) >= since for node in ours)
 
     def in_order(self, nodes: Iterable[str], at: float) -> bool:
-        """Whether the scheduler answered and knew these nodes at that time; a slurmctld that has just started refuses steps on them.
+        """Return True where the scheduler answered and knew these nodes at that time; a slurmctld that has just started refuses steps on them.
 
         Trouble that lasts longer than ``TROUBLE`` is no excuse any more.
         """
@@ -245,7 +245,7 @@ class SchedulerWatch:
                 self._trouble[node] = begin, at
 
     def _is_implausible(self, worse: int) -> bool:
-        """Whether so much bad news at once is evidence about the witness: all that is left, or the larger part of many."""
+        """Return True where so much bad news at once is evidence about the witness: all that is left, or the larger part of many."""
         left = sum(self._state(node) != "lost" for node in self._nodes.values())
         return worse > 0 and (worse >= left or (worse > HANDFUL and 2 * worse > left))
 

@@ -69,7 +69,7 @@ def start_attempt(state: State, trial: Trial, size: int, now: float) -> tuple[St
 
 
 def in_time(state: State, trial: Trial, slots: int, now: float) -> bool:
-    """Whether a trial that starts now is expected to save its first epoch before the budgets end; what is not known takes no time."""
+    """Return True where a trial that starts now is expected to save its first epoch before the budgets end; what is not known takes no time."""
     if state.ends == math.inf or state.simple:
         return True
     work = state.work.value if trial.work is None else trial.work

@@ -86,7 +86,7 @@ class Target:
     slots: int = 0
 
     def serves(self, trials: int, slots: int) -> bool:
-        """Whether it is still good enough for so many unfinished trials on so many slots: within a tenth of both."""
+        """Return True where it is still good enough for so many unfinished trials on so many slots: within a tenth of both."""
         return 10 * abs(trials - self.trials) <= self.trials and 10 * abs(slots - self.slots) <= self.slots
 
 

@@ -44,7 +44,7 @@ class Outcome:
     kind: FailureKind | None = None
     """None: the segment is done."""
     saved: bool = False
-    """Whether the step reached is saved; else the last whole epoch is what remains."""
+    """True where the step reached is saved; else the last whole epoch is what remains."""
     suspects: tuple[str, ...] = ()
 
 
@@ -65,7 +65,7 @@ class Attempt:
     epoch_seconds: float = 0.0
     outcome: Outcome | None = None
     asked: bool = False
-    """Whether the scheduler wanted it to leave."""
+    """True where the scheduler wanted it to leave."""
     over: bool = False
 
     @property

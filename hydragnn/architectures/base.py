@@ -89,7 +89,7 @@ class ArchitectureSettings(Settings):
 class GeometricSettings(ArchitectureSettings):
     """What architectures that see edge lengths have."""
 
-    former: ClassVar[Mapping[str, Any]] = {"cutoff": 5.0, "envelope": "polynomial"}
+    former: ClassVar[Mapping[str, Any]] = {"cutoff": 5.0, "envelope": "polynomial", "radial": "bessel"}
 
     cutoff: float | None = Setting(default=None, gt=0)
     """Length at which the radial basis and the envelope end, in the store's unit of length (Angstrom for atoms), at most the cutoff
@@ -98,8 +98,9 @@ class GeometricSettings(ArchitectureSettings):
     num_radial: int = Setting(default=20, ge=1, le=512)
     """Radial basis functions per edge."""
 
-    radial: Literal["bessel", "gaussian"] = "bessel"
-    """Radial basis: bessel (sin(n pi r / cutoff) / r) or gaussian."""
+    radial: Literal["sinc", "bessel", "gaussian"] = "sinc"
+    """Radial basis: sinc (sin(n pi x) / x with x = r / cutoff, of one size in every unit of length), bessel (the published
+    sqrt(2 / cutoff) sin(n pi r / cutoff) / r, in Angstrom the same at a cutoff of 5; it overflows for small cutoffs) or gaussian."""
 
     envelope: Literal["polynomial", "cosine", "none"] | None = None
     """Smooth end of messages at the cutoff; absent: polynomial, or none for meshes, grains and others whose edges do not come from a
@@ -235,7 +236,7 @@ class Architecture(nn.Module):
 
     @classmethod
     def sees_positions(cls) -> bool:
-        """Whether its states depend on positions, so that an energy has forces."""
+        """Return True where its states depend on positions, so that an energy has forces."""
         return bool(cls.sees & {"lengths", "directions", "triplets"})
 
 

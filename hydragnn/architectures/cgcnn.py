@@ -18,7 +18,7 @@ class CGCNNLayer(nn.Module):
     """h_i <- h_i + sum_j sigmoid(z_ij W_f + b_f) * softplus(z_ij W_s + b_s) with z_ij = [h_i, h_j, e_ij] (eq. 5).
 
     The linear map of z is split into maps of receiver, sender and edge, which is the same sum. Deviates from the paper: no batch
-    norm, which would let a prediction depend on its batch; and the envelope ends messages at the cutoff.
+    norm, which would let a prediction depend on its batch; dropout on the sum; and the envelope ends messages at the cutoff.
     """
 
     def __init__(self, channels: int, edge_width: int, dropout: float) -> None:
@@ -31,20 +31,23 @@ class CGCNNLayer(nn.Module):
     def forward(self, states: States, graph: MessageGraph) -> States:
         """New states of degree 0."""
         topology = graph.topology
-        features, envelope = graph.edge_inputs
+        features, envelope = graph.edge_inputs  # [edges, width], [edges, 1]
         joined = self.from_receiver(states[0]).index_select(0, topology.receivers)  # [edges, 2 channels]
         joined = joined + self.from_sender(states[0]).index_select(0, topology.senders)
         if self.from_edge is not None and features is not None:
             joined = joined + self.from_edge(features)
-        gate, core = joined.chunk(2, dim=-1)
+        gate, core = joined.chunk(2, dim=-1)  # [edges, channels] each
         messages = torch.sigmoid(gate) * nn.functional.softplus(core)  # [edges, channels]
         messages = messages if envelope is None else messages * envelope
-        received = segment_sum(messages, topology.receivers, topology.num_rows)
+        received = segment_sum(messages, topology.receivers, topology.num_rows)  # [nodes, channels]
         return {0: states[0] + self.dropout(received)}
 
 
 class CGCNN(Architecture):
-    """Gated convolutions with the paper's residual (equation 5)."""
+    """Gated convolutions with the paper's residual (equation 5), one after the other.
+
+    Deviates from the paper: edges say their length in the radial basis of the settings.
+    """
 
     kind = "cgcnn"
     Settings = CGCNNSettings

@@ -19,11 +19,13 @@ class EGNNSettings(GeometricSettings):
 
 
 class EGNNLayer(nn.Module):
-    """m_ij = f(h_i, h_j, r_ij), h_i <- h_i + g(h_i, sum_j m_ij): equations 3, 5 and 6 with resting positions.
+    """m_ij = f_e(h_i, h_j, r_ij) (eq. 3), m_i = sum_j m_ij (eq. 5), h_i <- h_i + f_h(h_i, m_i) (eq. 6); positions rest.
 
-    Where a head wants vectors, equation 4 feeds these instead of moving positions. The first linear map of
+    With ``attention``, m_ij is weighed by e_ij = sigmoid(linear(m_ij)) (eq. 8). Where a head wants vectors, equation 4
+    feeds these instead of moving positions: v_i <- v_i + sum_j f_x(m_ij) r_ij / |r_ij|. The first linear map of
     [h_i, h_j, edge] is split into two maps of nodes and one of edges, which is the same sum. Deviates from the paper:
-    a radial basis of the length instead of its square, and an envelope on the messages.
+    a radial basis of the length instead of its square, an envelope on the messages, and in equation 4 unit vectors and
+    channels, and a sum instead of a mean.
     """
 
     def __init__(self, settings: EGNNSettings, edge_width: int, *, vectors: bool) -> None:
@@ -41,17 +43,17 @@ class EGNNLayer(nn.Module):
     def forward(self, states: States, graph: MessageGraph) -> States:
         """New states of degree 0 and, where asked for, of degree 1."""
         scalars, topology = states[0], graph.topology
-        features, envelope = graph.edge_inputs
+        features, envelope = graph.edge_inputs  # [edges, width], [edges, 1]
         assert features is not None
         messages = self.messages(scalars, features, topology)
         messages = messages if envelope is None else messages * envelope
-        received = segment_sum(messages, topology.receivers, topology.num_rows)  # eq. 5
+        received = segment_sum(messages, topology.receivers, topology.num_rows)  # eq. 5; [nodes, channels]
         increment = self.nodes(torch.cat([scalars, received], dim=-1))  # eq. 6
         new = {0: scalars + self.dropout(increment)}
         if self.coordinates is not None:
             along = self.coordinates(messages)  # [edges, channels]
             along = along if envelope is None else along * envelope
-            vectors = outer_sum(along, graph.directions, topology)  # eq. 4
+            vectors = outer_sum(along, graph.directions, topology)  # eq. 4; [nodes, dim, channels]
             new[1] = states[1] + vectors if 1 in states else vectors
         return new
 
@@ -62,10 +64,10 @@ class EGNNLayer(nn.Module):
         topology: Topology,
     ) -> Float[Tensor, "edges channels"]:
         """Equation 3: what each edge carries, weighed by its gate where attention is on."""
-        receiver = self.from_receiver(scalars).index_select(0, topology.receivers)
+        receiver = self.from_receiver(scalars).index_select(0, topology.receivers)  # [edges, channels]
         sender = self.from_sender(scalars).index_select(0, topology.senders)
         hidden = nn.functional.silu(receiver + sender + self.from_edge(features))
-        messages = nn.functional.silu(self.second(hidden))
+        messages = nn.functional.silu(self.second(hidden))  # [edges, channels]; the gate is [edges, 1]
         return messages if self.gate is None else messages * torch.sigmoid(self.gate(messages))
 
 

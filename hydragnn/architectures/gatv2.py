@@ -45,25 +45,26 @@ class GATv2Layer(nn.Module):
     def forward(self, states: States, graph: MessageGraph) -> States:
         """Increments of degree 0."""
         topology = graph.topology
-        features, envelope = graph.edge_inputs
+        features, envelope = graph.edge_inputs  # [edges, width], [edges, 1]
         sent, received = self.from_sender(states[0]), self.from_receiver(states[0])  # [nodes, channels]
         from_senders = sent.index_select(0, topology.senders)  # [edges, channels]
         joined = from_senders + received.index_select(0, topology.receivers)
         if self.from_edge is not None and features is not None:
             joined = joined + self.from_edge(features)
         scores, own = self.scores(joined), self.scores(sent + received)  # [edges, heads], [nodes, heads]
+        # [nodes, heads]; taken off before exp, so that nothing overflows
         highest = torch.maximum(segment_max(scores.detach(), topology.receivers, topology.num_rows), own.detach())
-        shares = (scores - highest.index_select(0, topology.receivers)).exp()
+        shares = (scores - highest.index_select(0, topology.receivers)).exp()  # [edges, heads]
         shares = shares if envelope is None else shares * envelope
         own_share = (own - highest).exp()
         total = own_share + segment_sum(shares, topology.receivers, topology.num_rows)  # [nodes, heads]
         messages = segment_sum(self.weigh(from_senders, shares), topology.receivers, topology.num_rows)
-        mixed = messages + self.weigh(sent, own_share)
+        mixed = messages + self.weigh(sent, own_share)  # eq. 7 before the division by the total; [nodes, channels]
         return {0: self.weigh(mixed, total.reciprocal()) + self.bias}
 
     def scores(self, joined: Float[Tensor, "items channels"]) -> Float[Tensor, "items heads"]:
         """What each head thinks of an edge before the softmax; LeakyReLU has slope 0.2, as in the authors' code."""
-        hidden = nn.functional.leaky_relu(joined, 0.2).unflatten(-1, (self.heads, -1))
+        hidden = nn.functional.leaky_relu(joined, 0.2).unflatten(-1, (self.heads, -1))  # [items, heads, width]
         return (hidden * self.attention).sum(-1)
 
     def weigh(
@@ -74,7 +75,10 @@ class GATv2Layer(nn.Module):
 
 
 class GATv2(Architecture):
-    """Attention over neighbours, each layer with norm, dropout and residual around it."""
+    """h <- h + dropout(GATv2(norm(h))), layer by layer.
+
+    Deviates from the paper: a layer norm before and a residual around each layer, and no activation between layers.
+    """
 
     kind = "gatv2"
     Settings = GATv2Settings

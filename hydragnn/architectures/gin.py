@@ -17,7 +17,7 @@ class GINSettings(ArchitectureSettings):
 class GINLayer(nn.Module):
     """MLP((1 + e) h_i + sum_j h_j) with a learned e (eq. 4.1).
 
-    Deviates from the paper: SiLU instead of ReLU, and no batch norm inside the network.
+    Deviates from the paper: SiLU instead of ReLU, no batch norm inside the network, and what it gives is an increment.
     """
 
     def __init__(self, channels: int) -> None:
@@ -28,11 +28,15 @@ class GINLayer(nn.Module):
     def forward(self, states: States, graph: MessageGraph) -> States:
         """Increments of degree 0."""
         received = gather_multiply_sum(states[0], None, graph.topology)  # [nodes, channels]
-        return {0: self.network((1 + self.epsilon) * states[0] + received)}
+        return {0: self.network((1 + self.epsilon) * states[0] + received)}  # eq. 4.1; [nodes, channels]
 
 
 class GIN(Architecture):
-    """Sums of neighbours, each layer with norm, dropout and residual around it."""
+    """h <- h + dropout(GIN(norm(h))), layer by layer.
+
+    Deviates from the paper: a layer norm before and a residual around each layer, and heads read the last states, not those
+    of all layers (eq. 4.2).
+    """
 
     kind = "gin"
     Settings = GINSettings

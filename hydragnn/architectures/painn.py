@@ -55,9 +55,10 @@ class PaiNNSettings(GeometricSettings):
 
 
 class PaiNNMessage(nn.Module):
-    """Equations 7 and 8: what neighbours tell, filtered by distance; vectors also arise along the edges.
+    """ds_i = sum_j phi_s(s_j) * W_s(r_ij), and dv_i = sum_j v_j * phi_vv(s_j) * W_vv + phi_vs(s_j) * W_vs * r_ij / |r_ij| (eqs. 7, 8).
 
-    Deviates from the paper: the filters see edge features beside the radial basis.
+    phi are parts of one network of the sender's scalars, W linear filters of the distance. Deviates from the paper: the
+    filters see edge features beside the radial basis.
     """
 
     def __init__(self, channels: int, filters: int) -> None:
@@ -80,16 +81,17 @@ class PaiNNMessage(nn.Module):
         projections = self.states(scalars).split(self.channels, dim=-1)  # 2 or 3 x [nodes, channels]
         d_scalars = gather_multiply_sum(projections[0], filters[0], topology)  # eq. 7
         along = projections[1].index_select(0, topology.senders) * filters[1]  # [edges, channels]
-        d_vectors = outer_sum(along, directions, topology)  # eq. 8, second term
+        d_vectors = outer_sum(along, directions, topology)  # eq. 8, second term; [nodes, dim, channels]
         if vectors is not None:
             d_vectors = d_vectors + gather_multiply_sum(projections[2].unsqueeze(-2) * vectors, filters[2], topology)
         return d_scalars, d_vectors
 
 
 class PaiNNUpdate(nn.Module):
-    """Equations 9 and 10: scalars learn from the lengths and products of vectors, which they scale in turn.
+    """ds_i = a_ss + a_sv <U v_i, V v_i> (eq. 10) and dv_i = a_vv U v_i (eq. 9), with (a_ss, a_sv, a_vv) = a(s_i, |V v_i|).
 
-    Deviates from the paper: the length of a vector is ``smooth_norm``, unless ``paper_norm`` is asked for.
+    a is a network of the scalars and of the lengths of the vectors; U and V are linear, per axis. Deviates from the paper: the
+    length of a vector is ``smooth_norm``, unless ``paper_norm`` is asked for.
     """
 
     def __init__(self, channels: int, *, last: bool, norm: Literal["smooth", "paper"] = "smooth") -> None:
@@ -106,13 +108,17 @@ class PaiNNUpdate(nn.Module):
         """Increments of scalars and vectors; the vectors' is None in a last layer that no one asks for vectors."""
         left, right = self.mix(vectors).split(self.channels, dim=-1)  # [nodes, dim, channels] each
         norms = self.norm(right.square().sum(-2))  # [nodes, channels]
+        # a; [nodes, channels] each
         gates = self.gates(torch.cat([scalars, norms], dim=-1)).split(self.channels, dim=-1)
         d_scalars = gates[0] + gates[1] * (left * right).sum(-2)  # eq. 10
         return d_scalars, None if self.last else gates[2].unsqueeze(-2) * left  # eq. 9
 
 
 class PaiNNLayer(nn.Module):
-    """A message and an update, each added to the states."""
+    """s, v <- s + ds, v + dv of the message, then of the update (figure 2a).
+
+    Deviates from the paper: dropout on the increments of scalars; in a last layer whose vectors no head reads, dv is left out.
+    """
 
     def __init__(
         self, filters: Sequence[nn.Linear], message: PaiNNMessage, update: PaiNNUpdate, dropout: float
@@ -126,7 +132,7 @@ class PaiNNLayer(nn.Module):
     def forward(self, states: States, graph: MessageGraph) -> States:
         """New states of degrees 0 and 1."""
         features = graph.once("filtered features", lambda: self.edge_filters(graph))
-        filters = [linear(features) for linear in self.filters]
+        filters = [linear(features) for linear in self.filters]  # 2 or 3 x [edges, channels]
         scalars, vectors = states[0], states.get(1)
         d_scalars, d_vectors = self.message(scalars, vectors, filters, graph.directions, graph.topology)
         scalars = scalars + self.dropout(d_scalars)
@@ -142,7 +148,11 @@ class PaiNNLayer(nn.Module):
 
 
 class PaiNN(Architecture):
-    """Messages and updates of scalars and vectors (figure 2)."""
+    """Layers of a message and an update (figure 2a), from v = 0 and s the inputs of every node.
+
+    Deviates from the paper: the radial functions sin(n pi r / c) / r have an amplitude, see ``SincBasis``; the envelope is a polynomial unless ``cosine`` is asked for, and the first layer has no filter
+    of vectors, which are zero there.
+    """
 
     kind = "painn"
     Settings = PaiNNSettings

@@ -26,7 +26,9 @@ class PNASettings(GeometricSettings):
 
 
 class PNALayer(nn.Module):
-    """Mean, min, max and std of linear messages, each as is, amplified and attenuated by the receiver's degree.
+    """h_i <- h_i + silu(U(h_i, S (x) A over j of M(h_i, h_j, e_ij))), A = (mean, min, max, std), S = (1, s_i, 1 / s_i) (eqs. 7, 8).
+
+    s_i = log(d_i + 1) / (mean of log(d + 1) over the training part), with d_i the edges that node i receives (eq. 5).
 
     The receiver's part of a message is the same for all edges of a node, so it is added after the aggregation; and the
     scalers, one number per node, act after the linear map of the four statistics. Both are exact. Deviates from the paper:
@@ -49,7 +51,7 @@ class PNALayer(nn.Module):
 
     def forward(self, states: States, graph: MessageGraph) -> States:
         """New states of degree 0."""
-        features, envelope = graph.edge_inputs
+        features, envelope = graph.edge_inputs  # [edges, width], [edges, 1]
         received = self.received(self.norm(states[0]), features, envelope, graph.topology)
         return {0: states[0] + self.dropout(nn.functional.silu(received))}
 
@@ -66,18 +68,18 @@ class PNALayer(nn.Module):
             messages = messages + self.from_edge(features)
         if envelope is not None:
             messages = messages * envelope
-        mean, low, high, std = segment_statistics(messages, topology.receivers, topology.num_rows)
+        mean, low, high, std = segment_statistics(messages, topology.receivers, topology.num_rows)  # [nodes, channels]
         degrees = topology.degrees.to(states.dtype).unsqueeze(-1)  # [nodes, 1]
-        own = self.from_receiver(states) * (degrees > 0)
+        own = self.from_receiver(states) * (degrees > 0)  # [nodes, channels]; no message, no share of the receiver
         statistics = torch.cat([own + mean, own + low, own + high, std], dim=-1)  # [nodes, 4 channels]
         plain, amplified, attenuated = self.from_statistics(statistics).split(self.channels, dim=-1)
-        size = torch.log1p(degrees) / self.mean_log_degree  # eq. 5
+        size = torch.log1p(degrees) / self.mean_log_degree  # eq. 5; [nodes, 1]
         scaled = plain + size * amplified + attenuated / torch.where(degrees > 0, size, 1.0)  # eq. 7
         return self.mix(self.from_self(states) + scaled)
 
 
 class PNA(Architecture):
-    """Four statistics of the neighbours at three scales of the degree (figure 2)."""
+    """Layers of four statistics of the neighbours at three scales of the degree (figure 2), each with weights of its own."""
 
     kind = "pna"
     Settings = PNASettings

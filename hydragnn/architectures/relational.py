@@ -74,7 +74,7 @@ def level_of(
     keyed = relation_topology(topology, relation, relations)
     if reduce == "sum":
         return Level(nodes, keyed, None)
-    shares = keyed.degrees.clamp_min(1).double().reciprocal()
+    shares = keyed.degrees.clamp_min(1).double().reciprocal()  # c_r; [nodes * relations]
     weight = (shares if reduce == "mean" else shares.sqrt()).to(dtype).index_select(0, keyed.receivers)
     return Level(nodes, keyed, weight)
 
@@ -83,11 +83,12 @@ def _part_of(topology: Topology, level_edges: Tensor) -> tuple[Topology, Tensor]
     """The chosen edges between the nodes that they touch, and the numbers of these nodes."""
     senders = topology.senders.index_select(0, level_edges)
     receivers = topology.receivers.index_select(0, level_edges)
+    # [nodes], True where an edge of the level begins or ends
     touched = torch.zeros(topology.num_rows, dtype=torch.bool, device=senders.device)
     touched[senders] = True
     touched[receivers] = True
     nodes = touched.nonzero().squeeze(1)
-    place = touched.cumsum(0) - 1
+    place = touched.cumsum(0) - 1  # [nodes], number among the touched ones
     part = Topology(
         senders=place.index_select(0, senders),
         receivers=place.index_select(0, receivers),
@@ -122,7 +123,7 @@ class RelationalLayer(nn.Module):
         level = graph.once((self.level, scalars.dtype), lambda: self.level_in(graph, scalars.dtype))
         if level.nodes is None:
             return {0: scalars + self.dropout(self.increment(scalars, level))}
-        increment = self.dropout(self.increment(scalars.index_select(0, level.nodes), level))
+        increment = self.dropout(self.increment(scalars.index_select(0, level.nodes), level))  # [level_nodes, channels]
         return {0: scalars.index_add(0, level.nodes, increment.to(scalars.dtype))}
 
     def increment(
@@ -130,6 +131,7 @@ class RelationalLayer(nn.Module):
     ) -> Float[Tensor, "level_nodes channels"]:
         """Increment of the states of a level's nodes."""
         states = self.norm(states)
+        # a row of sums per (receiver, relation), so that all W_r are one matrix: [level_nodes, relations * channels]
         sums = gather_multiply_sum(states, level.weight, level.keyed).reshape(states.shape[0], self.told.in_features)
         return self.out(nn.functional.silu(self.own(states) + self.told(sums)))
 
@@ -142,8 +144,9 @@ class RelationalLayer(nn.Module):
 
 
 class Relational(Architecture):
-    """A matrix for every kind of edge; edge features enter as their mean over a node's edges.
+    """A matrix for every kind of edge (eq. 2); edge features enter as their mean over a node's edges.
 
+    Deviates from the paper: edge features, a norm after the last layer, and no sharing among the matrices (its eqs. 3, 4).
     With a schedule, each layer acts on one level of edges and on the nodes that they touch: a multigrid cycle whose
     skip connections are the residuals.
     """
@@ -165,7 +168,7 @@ class Relational(Architecture):
         """Inputs, plus a map of the mean of the features of the edges that a node receives."""
         if self.edge_inputs is None or graph.edge_features is None:
             return {0: inputs}
-        around = segment_mean(graph.edge_features, graph.topology.receivers, graph.num_nodes)
+        around = segment_mean(graph.edge_features, graph.topology.receivers, graph.num_nodes)  # [nodes, features]
         return {0: inputs + self.edge_inputs(around)}
 
     def finish(self, states: States, graph: MessageGraph) -> States:

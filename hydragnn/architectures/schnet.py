@@ -17,9 +17,9 @@ class SchNetSettings(GeometricSettings):
 
 
 class SchNetInteraction(nn.Module):
-    """x_i <- x_i + f(sum_j (W x_j) * F(r_ij)), with a network f per node and a filter F of the distance (eq. 2).
+    """v_i = f(sum_j (W x_j) * F(r_ij)), the increment of x_i, with a network f per node and filters F of length (eq. 2, figure 2).
 
-    Deviates from the paper: SiLU instead of the shifted softplus, and the envelope multiplies the filters.
+    Deviates from the paper: SiLU instead of the shifted softplus, and W has no bias.
     """
 
     def __init__(self, channels: int) -> None:
@@ -31,11 +31,16 @@ class SchNetInteraction(nn.Module):
         self, scalars: Float[Tensor, "nodes channels"], filters: Float[Tensor, "edges channels"], topology: Topology
     ) -> Float[Tensor, "nodes channels"]:
         """Increment of the states."""
+        # eq. 2: the sum over neighbours is [nodes, channels], and no [edges, channels] array of messages is kept
         return self.after(gather_multiply_sum(self.before(scalars), filters, topology))
 
 
 class SchNetLayer(nn.Module):
-    """An interaction with its network of filters."""
+    """x_i <- x_i + v_i (figure 2, left), with filters F(r) = network(radial basis of r) * envelope(r) (figure 2, right).
+
+    Deviates from the paper: the envelope ends the filters at the cutoff, the network sees edge features and a constant
+    beside the radial basis, has SiLU once instead of the shifted softplus twice, and the increment has dropout.
+    """
 
     def __init__(self, filters: nn.Module, interaction: SchNetInteraction, dropout: float) -> None:
         super().__init__()
@@ -45,14 +50,17 @@ class SchNetLayer(nn.Module):
 
     def forward(self, states: States, graph: MessageGraph) -> States:
         """New states of degree 0."""
-        features, envelope = graph.edge_inputs
+        features, envelope = graph.edge_inputs  # [edges, width], [edges, 1]
         filters = self.filters(features)  # [edges, channels]
         filters = filters if envelope is None else filters * envelope
         return {0: states[0] + self.dropout(self.interaction(states[0], filters, graph.topology))}
 
 
 class SchNet(Architecture):
-    """Interactions with filters of distance (figure 2)."""
+    """Interactions with filters of distance, one after the other (figure 2, left).
+
+    Deviates from the paper: the read-out belongs to the heads; an energy is the sum of a network on every node there, too.
+    """
 
     kind = "schnet"
     Settings = SchNetSettings

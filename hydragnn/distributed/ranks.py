@@ -29,7 +29,7 @@ class Ranks:
 
     @property
     def first(self) -> bool:
-        """Whether this rank writes the files."""
+        """Return True where this rank writes the files."""
         return self.rank == 0
 
     def sum_in_place(self, values: Tensor) -> Tensor:

@@ -88,7 +88,7 @@ class _Server:
         writer.close()
 
     async def _knows_secret(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """Whether the other side has proved itself; then this side has done so as well. Nothing is said to strangers."""
+        """Return True where the other side has proved itself; then this side has done so as well. Nothing is said to strangers."""
         if self._strangers >= STRANGERS:
             return False
         self._strangers += 1
@@ -175,7 +175,7 @@ class SecretStore(dist.Store):
         self._present(keys, timeout or self._patience)
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Whether all keys are there."""
+        """Return True where all keys are there."""
         return None not in self._ask("get", keys)
 
     def add(self, key: str, amount: int) -> int:

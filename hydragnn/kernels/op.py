@@ -84,7 +84,7 @@ class Op:
         return Errors(*(_difference(ours, theirs) for ours, theirs in zip(actual, expected)))
 
     def within(self, errors: Errors, dtype: torch.dtype = torch.float64) -> bool:
-        """Whether the op is as exact as it promises in this dtype."""
+        """Return True where the op is as exact as it promises in this dtype."""
         return max(errors) <= self.tolerance[dtype]
 
 

@@ -103,14 +103,14 @@ def segment_statistics(
 def segment_softmax(
     scores: Float[Tensor, "edges *features"], receivers: Int[Tensor, " edges"], num_nodes: int
 ) -> Float[Tensor, "edges *features"]:
-    """Weights of each node's incoming edges, positive and summing to one per node; safe for scores of any size.
+    """exp(s_e) / sum of exp(s_f) over the edges f with the receiver of e: positive, summing to one per node; safe for scores of any size.
 
     Atomics: ``index_add`` on CUDA and ROCm; last bits of sums may differ from run to run there.
 
     >>> segment_softmax(torch.tensor([1e4, 1e4, -5.0]), torch.tensor([0, 0, 1]), num_nodes=2)
     tensor([0.5000, 0.5000, 1.0000])
     """
-    highest = segment_max(scores.detach(), receivers, num_nodes)
+    highest = segment_max(scores.detach(), receivers, num_nodes)  # [nodes, *features]
     shares = (scores - highest.index_select(0, receivers)).exp()
     return shares / segment_sum(shares, receivers, num_nodes).index_select(0, receivers)
 
@@ -118,6 +118,7 @@ def segment_softmax(
 def _counts(receivers: Tensor, num_nodes: int, like: Tensor) -> Tensor:
     """Incoming edges per node, at least 1, shaped to divide ``like``."""
     ones = receivers.new_ones(1).expand(receivers.shape[0])
+    # integers: float32 stops counting at 2^24
     counts = receivers.new_zeros(num_nodes).index_add_(0, receivers, ones).clamp_min(1).to(like.dtype)
     return counts.view(-1, *[1] * (like.dim() - 1))
 
@@ -127,19 +128,23 @@ def _centre(messages: Tensor, receivers: Tensor, num_nodes: int) -> tuple[Tensor
     total = segment_sum(messages, receivers, num_nodes)
     counts = _counts(receivers, num_nodes, total)
     mean = total / counts
-    centred = messages - mean.index_select(0, receivers)
+    centred = messages - mean.index_select(0, receivers)  # [edges, *features]
     return mean, segment_sum(centred.square(), receivers, num_nodes) / counts
 
 
 class _Extreme(Function):
+    """y_i = max (or min) of m_e over the edges that i receives; dy_i / dm_e = 1 for the first edge that holds it, else 0."""
+
     @staticmethod
     def forward(ctx: Any, messages: Tensor, receivers: Tensor, num_nodes: int, which: str) -> Tensor:
         edges = messages.shape[0]
-        rows = receivers.view(-1, *[1] * (messages.dim() - 1)).expand_as(messages)
+        rows = receivers.view(-1, *[1] * (messages.dim() - 1)).expand_as(messages)  # [edges, *features]
         value = messages.new_zeros(num_nodes, *messages.shape[1:])
         value.scatter_reduce_(0, rows, messages, which, include_self=False)
         numbers = torch.arange(edges, device=messages.device).view(-1, *[1] * (messages.dim() - 1))
+        # [edges, *features]: an edge's number where it holds its receiver's extreme, else one past the last
         hit = torch.where(messages == value.index_select(0, receivers), numbers, edges)
+        # [nodes, *features]: the first such edge; one past the last for a node without edges
         winner = torch.full_like(value, edges, dtype=torch.int64).scatter_reduce_(0, rows, hit, "amin")
         ctx.save_for_backward(winner)
         ctx.edges = edges

@@ -5,7 +5,7 @@ from hydragnn.layers.conditioning import ConditionInputs, FiLM, PooledCondition
 from hydragnn.layers.inputs import ClassEmbedding, EdgeInputs, NodeInputs
 from hydragnn.layers.message_graph import MessageGraph, States, lengths_and_directions
 from hydragnn.layers.mlp import mlp
-from hydragnn.layers.radial import BesselBasis, GaussianBasis, RadialFeatures, envelope_at
+from hydragnn.layers.radial import BesselBasis, GaussianBasis, RadialFeatures, SincBasis, envelope_at
 from hydragnn.layers.readout import GatedProducts, GatedVectors, Pool, pool_nodes
 from hydragnn.layers.wrapping import Checkpointed, Residual
 
@@ -28,6 +28,7 @@ __all__ = [
     "PooledCondition",
     "RadialFeatures",
     "Residual",
+    "SincBasis",
     "States",
     "envelope_at",
     "lengths_and_directions",

@@ -26,12 +26,13 @@ class GraphAttention(nn.Module):
 
     def forward(self, states: Float[Tensor, "nodes channels"], graph: MessageGraph) -> Float[Tensor, "nodes channels"]:
         """What every node reads from its graph."""
-        projected = self.project(states)
+        projected = self.project(states)  # [nodes, 3 channels]
         attended = states.new_zeros(states.shape, dtype=projected.dtype)
         for nodes in graph.once("nodes by size", lambda: nodes_by_size(graph)):
             queries, keys, values = (  # [graphs of that size, heads, size, channels / heads] each
                 part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in projected[nodes].chunk(3, dim=-1)
             )
+            # [graphs of that size, heads, size, size]: who reads, who is read
             shares = (queries @ keys.mT / math.sqrt(queries.shape[-1])).softmax(dim=-1)
             read = (shares @ values).transpose(1, 2).flatten(2)  # [graphs of that size, size, channels]
             attended = attended.index_add(0, nodes.flatten(), read.flatten(0, 1).to(attended.dtype))
@@ -66,8 +67,10 @@ class LinearGraphAttention(nn.Module):
         queries, keys, values = (part.unflatten(-1, (self.heads, -1)) for part in self.project(states).chunk(3, dim=-1))
         queries, keys = nn.functional.elu(queries) + 1, nn.functional.elu(keys) + 1  # [nodes, heads, width]
         outer = keys.unsqueeze(-1) * values.unsqueeze(-2)  # [nodes, heads, width, width]
+        # sums over the graph of every node: [nodes, heads, width, width] and [nodes, heads, width]
         context = segment_sum(outer, graph.owner, graph.num_graphs).index_select(0, graph.owner)
         weight = segment_sum(keys, graph.owner, graph.num_graphs).index_select(0, graph.owner)
+        # [nodes, heads, width]; f > 0, so that the divisor is
         read = (queries.unsqueeze(-2) @ context).squeeze(-2) / (queries * weight).sum(-1, keepdim=True)
         return self.out(read.flatten(1))
 

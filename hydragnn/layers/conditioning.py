@@ -14,7 +14,7 @@ from hydragnn.layers.mlp import mlp
 
 
 class ConditionInputs(nn.Module):
-    """One row per graph from its graph inputs: numbers through a network, classes through tables."""
+    """g = network(numbers) + sum of table_k[class_k]: one row per graph from its graph inputs. No published form."""
 
     def __init__(self, fields: Sequence[Field], channels: int) -> None:
         super().__init__()
@@ -29,13 +29,13 @@ class ConditionInputs(nn.Module):
         rows = [table(batch.graphs[field.name]) for field, table in zip(self.classes, self.tables)]
         if self.network is not None:
             rows.append(self.network(torch.cat([columns(batch.graphs[f.name], f) for f in self.numbers], dim=-1)))
-        return torch.stack(rows).sum(0)
+        return torch.stack(rows).sum(0)  # [inputs, graphs, channels] -> [graphs, channels]
 
 
 class FiLM(nn.Module):
     """h <- (1 + tanh(s(g))) h + b(g) after a layer, with g the condition of the node's graph (arXiv:1709.07871, eq. 1).
 
-    The scale is bounded by tanh as in the public HydraGNN. States of higher degree stay as they are.
+    Deviates from the paper: the scale is 1 + tanh(s), bounded as in the public HydraGNN. States of higher degree stay as they are.
     """
 
     def __init__(self, layer: nn.Module, channels: int) -> None:
@@ -47,6 +47,7 @@ class FiLM(nn.Module):
         """New states, modulated."""
         assert graph.condition is not None
         states = self.layer(states, graph)
+        # [graphs, 2 channels] -> [nodes, channels] each
         scale, shift = self.modulation(graph.condition).index_select(0, graph.owner).chunk(2, dim=-1)
         return {**states, 0: (1 + torch.tanh(scale)) * states[0] + shift}
 
@@ -61,5 +62,5 @@ class PooledCondition(nn.Module):
     def forward(self, states: States, graph: MessageGraph) -> States:
         """The states with their graph's condition."""
         assert graph.condition is not None
-        of_node = graph.condition.index_select(0, graph.owner)
+        of_node = graph.condition.index_select(0, graph.owner)  # [nodes, condition]
         return {**states, 0: states[0] + self.network(torch.cat([states[0], of_node], dim=-1))}

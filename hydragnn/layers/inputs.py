@@ -24,8 +24,8 @@ class ClassEmbedding(nn.Module):
 
     def forward(self, values: Int[Tensor, "items *shape"]) -> Float[Tensor, "items channels"]:
         """The row of every item."""
-        flat = values.reshape(values.shape[0], self.field.width)
-        return self.table(flat + self.shifts).sum(1)
+        flat = values.reshape(values.shape[0], self.field.width)  # [items, components]
+        return self.table(flat + self.shifts).sum(1)  # [items, components, channels] -> [items, channels]
 
 
 class NodeInputs(nn.Module):
@@ -45,7 +45,7 @@ class NodeInputs(nn.Module):
 
     def forward(self, batch: GraphBatch) -> Float[Tensor, "nodes channels"]:
         """The states, in the dtype of the weights."""
-        states = self.origin.expand(batch.num_nodes, -1)
+        states = self.origin.expand(batch.num_nodes, -1)  # [nodes, channels]
         for field, table in zip(self.node_classes, self.node_tables):
             states = states + table(batch.nodes[field.name])
         for field, table in zip(self.graph_classes, self.graph_tables):
@@ -53,6 +53,7 @@ class NodeInputs(nn.Module):
         if self.network is not None:
             node = [columns(batch.nodes[field.name], field) for field in self.node_numbers]
             graph = [columns(batch.graphs[field.name], field) for field in self.graph_numbers]
+            # [nodes, width of the field] each
             broadcast = [values.index_select(0, batch.owner("node")) for values in graph]
             states = states + self.network(torch.cat([*node, *broadcast], dim=-1))
         return states

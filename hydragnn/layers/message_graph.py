@@ -111,8 +111,9 @@ def triplets_of(topology: Topology) -> tuple[Int[Tensor, " triplets"], Int[Tenso
     [[0], [1]]
     """
     begin = topology.row_offsets.index_select(0, topology.senders)  # [edges], the first edge into each sender
-    count = topology.degrees.index_select(0, topology.senders)
+    count = topology.degrees.index_select(0, topology.senders)  # [edges], edges into each sender
     second = torch.arange(topology.num_edges, device=count.device).repeat_interleave(count)
+    # [triplets], 0 ... count - 1 for every second edge
     place = torch.arange(second.shape[0], device=count.device) - (count.cumsum(0) - count).index_select(0, second)
     return begin.index_select(0, second) + place, second
 
@@ -126,8 +127,9 @@ def lengths_and_directions(
     tensor([[0.6000, 0.8000],
             [0.0000, 0.0000]])
     """
-    square = (vectors * vectors).sum(-1)
+    square = (vectors * vectors).sum(-1)  # [edges]
     zero = square == 0
+    # where both branches are finite: the derivative of sqrt at zero is infinite, and 0 * inf is NaN
     lengths = torch.where(zero, 1e-12, square).sqrt()
     directions = vectors / lengths.unsqueeze(-1)
     return lengths, directions.masked_fill(zero.unsqueeze(-1), 0.0)

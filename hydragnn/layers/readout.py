@@ -25,7 +25,10 @@ def pool_nodes(
 
 
 class GatedVectors(nn.Module):
-    """Equivariant network of vectors, each layer gated by scalars (arXiv:2102.03150, figure 3)."""
+    """Two gated layers, (s, v) -> (silu(s'), v') -> v'': vectors that turn with the graph (Schuett et al. 2021, arXiv:2102.03150, figure 3).
+
+    Deviates from the paper: the width between the layers is that of the head.
+    """
 
     def __init__(self, channels: int, hidden: int, outputs: int) -> None:
         super().__init__()
@@ -36,13 +39,17 @@ class GatedVectors(nn.Module):
         self, scalars: Float[Tensor, "nodes channels"], vectors: Float[Tensor, "nodes dim channels"]
     ) -> Float[Tensor, "nodes outputs dim"]:
         """Vectors with the parity of the positions."""
-        scalars, vectors = self.first(scalars, vectors)
+        scalars, vectors = self.first(scalars, vectors)  # [nodes, hidden], [nodes, dim, hidden]
         _, vectors = self.second(nn.functional.silu(scalars), vectors)
-        return vectors.transpose(-1, -2)
+        return vectors.transpose(-1, -2)  # [nodes, dim, outputs] -> [nodes, outputs, dim]
 
 
 class GatedProducts(nn.Module):
-    """Symmetric tensors as sums of gated products of vectors: sum_k g_k (l_k r_k^T + r_k l_k^T) / 2."""
+    """T = sum_k m_k g_k (l_k r_k^T + r_k l_k^T) / 2 with gates g of scalars and l, r linear in gated vectors.
+
+    After the polarisability in Schuett et al. 2021 (arXiv:2102.03150). Deviates from the paper: products of two vectors of the
+    states, gated and mixed, where the paper multiplies one of them with the position of its node.
+    """
 
     def __init__(self, channels: int, hidden: int, outputs: int) -> None:
         super().__init__()
@@ -59,12 +66,16 @@ class GatedProducts(nn.Module):
         scalars, vectors = self.first(scalars, vectors)
         gates = self.gates(nn.functional.silu(scalars)).unsqueeze(-2)  # [nodes, 1, hidden]
         left = (gates * self.left(vectors)).unsqueeze(1) * self.mix.weight.unsqueeze(1)  # [nodes, outputs, dim, hidden]
+        # [nodes, outputs, dim, dim]
         tensors = left @ self.right(vectors).transpose(-1, -2).unsqueeze(1)
         return 0.5 * (tensors + tensors.transpose(-1, -2))
 
 
 class GatedLayer(nn.Module):
-    """Mixes channels of vectors and multiplies them with gates made from scalars and lengths of vectors."""
+    """(s', g) = network(s, |W_1 v|), v' = g * W_2 v (gated equivariant block, arXiv:2102.03150, figure 3).
+
+    Deviates from the paper: lengths are sqrt(|W_1 v|^2 + 1e-8), differentiable at zero.
+    """
 
     def __init__(self, scalars: int, vectors: int, outputs: int) -> None:
         super().__init__()
@@ -77,6 +88,6 @@ class GatedLayer(nn.Module):
         self, scalars: Float[Tensor, "nodes scalars"], vectors: Float[Tensor, "nodes dim vectors"]
     ) -> tuple[Float[Tensor, "nodes outputs"], Float[Tensor, "nodes dim outputs"]]:
         """New scalars and gated vectors."""
-        lengths = (self.measure(vectors).square().sum(-2) + 1e-8).sqrt()
+        lengths = (self.measure(vectors).square().sum(-2) + 1e-8).sqrt()  # [nodes, scalars]
         new, gates = self.network(torch.cat([scalars, lengths], dim=-1)).split(self.outputs, dim=-1)
-        return new, gates.unsqueeze(-2) * self.mix(vectors)
+        return new, gates.unsqueeze(-2) * self.mix(vectors)  # [nodes, 1, outputs] * [nodes, dim, outputs]

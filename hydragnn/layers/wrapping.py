@@ -8,7 +8,10 @@ from hydragnn.layers.message_graph import MessageGraph, States
 
 
 class Residual(nn.Module):
-    """h <- h + dropout(layer(norm(h))) on degree 0, for layers that give increments only; higher degrees add up without a norm."""
+    """h <- h + dropout(layer(norm(h))) on degree 0 (norm first: Xiong et al. 2020, arXiv:2002.04745), for layers that give increments only.
+
+    Higher degrees add up without a norm.
+    """
 
     def __init__(self, layer: nn.Module, channels: int, dropout: float) -> None:
         super().__init__()

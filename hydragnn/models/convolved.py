@@ -13,7 +13,9 @@ from hydragnn.models.wrapping import wrap_layers
 
 
 class ConvolvedHead(nn.Module):
-    """A head on the states that layers of the model's architecture, its own and nobody else's, make of the encoder's scalars.
+    """y = head(layers(narrow(h))): a head behind message-passing layers of the model's architecture that are its own.
+
+    The layers start from the encoder's scalars.
 
     Where heads read the channels of all layers, a linear map brings them back to the architecture's width first.
     """
@@ -34,7 +36,7 @@ class ConvolvedHead(nn.Module):
 
     def forward(self, states: States, graph: MessageGraph, batch: GraphBatch) -> Distribution:
         """What the head says of the new states."""
-        states = self.layers.embed(self.narrow(states[0]), graph)
+        states = self.layers.embed(self.narrow(states[0]), graph)  # degree 0: [nodes, hidden_dim]
         for layer in self.layers.layers:
             states = layer(states, graph)
         prediction: Distribution = self.head(self.layers.finish(states, graph), graph, batch)

@@ -27,7 +27,7 @@ def energy_gradient(
 
 def forces_from(gradient: Float[Tensor, "edges dim"], batch: GraphBatch) -> Float[Tensor, "nodes dim"]:
     """Minus the derivative of the energy with respect to positions; they sum to zero over every graph."""
-    received = segment_sum(gradient, batch.receivers, batch.num_nodes)
+    received = segment_sum(gradient, batch.receivers, batch.num_nodes)  # [nodes, dim]
     sent = segment_sum(gradient, batch.senders, batch.num_nodes)
     return received - sent
 
@@ -39,8 +39,8 @@ def stress_from(
 
     A graph without a volume gets zeros.
     """
-    outer = vectors.unsqueeze(-1) * gradient.unsqueeze(-2)
-    virial = segment_sum(outer, batch.owner("edge"), batch.num_graphs)
+    outer = vectors.unsqueeze(-1) * gradient.unsqueeze(-2)  # [edges, dim, dim]
+    virial = segment_sum(outer, batch.owner("edge"), batch.num_graphs)  # [graphs, dim, dim]
     volume = volumes(batch).to(virial.dtype).view(-1, 1, 1)
     inverse = torch.where(volume > 0, 1 / volume.clamp_min(torch.finfo(volume.dtype).tiny), 0.0)
     return 0.5 * (virial + virial.transpose(-1, -2)) * inverse

@@ -16,7 +16,7 @@ Symmetry = Literal["symmetric", "antisymmetric"]
 
 
 class PairInputs(nn.Module):
-    """A row for every edge: states of its sender and its receiver, all edge inputs, and its length in the encoder's basis."""
+    """z_ij = [h_j, h_i, e_ij, basis(r_ij)] of every edge j -> i: states of its ends, all edge inputs, and its length in the encoder's basis."""
 
     def __init__(self, context: HeadContext) -> None:
         super().__init__()
@@ -28,17 +28,18 @@ class PairInputs(nn.Module):
     def forward(self, states: States, graph: MessageGraph, batch: GraphBatch) -> Float[Tensor, "edges width"]:
         """The rows, in the order of the edges."""
         scalars = states[0]
+        # [edges, channels] each
         parts = [scalars.index_select(0, end) for end in (graph.topology.senders, graph.topology.receivers)]
         features = self.edge_inputs(batch)
         if features is not None:
             parts.append(features.to(scalars.dtype))
         if self.basis is not None:
-            parts.append(self.basis(graph.lengths))
+            parts.append(self.basis(graph.lengths))  # [edges, radial]
         return torch.cat(parts, dim=-1)
 
 
 class EdgeHead(nn.Module):
-    """A network on every edge; with a symmetry, joined with what it says of the same edge in the other direction.
+    """y_ij = output(network(z_ij)) of every edge; with a symmetry, joined with the raw outputs of the same edge in the other direction.
 
     symmetric: f(i, j) + f(j, i), halved; antisymmetric: f(i, j) - f(j, i), halved, so that what flows from i to j is minus what flows
     from j to i (a variance stays the same). Both hold exactly, whatever the weights.
@@ -67,7 +68,7 @@ class EdgeHead(nn.Module):
 
     def forward(self, states: States, graph: MessageGraph, batch: GraphBatch) -> Distribution:
         """A distribution per edge, of the field's shape; InputError for an edge without its reverse where there is a symmetry."""
-        raw = self.network(self.pairs(states, graph, batch))
+        raw = self.network(self.pairs(states, graph, batch))  # [edges, outputs]
         if self.symmetry is not None:
             raw = 0.5 * (raw + self.signs.to(raw.dtype) * raw.index_select(0, batch.reverse_edges))
         prediction: Distribution = self.output(raw)

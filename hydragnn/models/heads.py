@@ -20,7 +20,7 @@ from hydragnn.models.turning_heads import TensorHead, VectorHead
 
 
 class NodeHead(nn.Module):
-    """A network on every node."""
+    """y_i = output(network(h_i)): one network on every node."""
 
     def __init__(self, output: DistributionHead[Any], hidden_dims: list[int], channels: int) -> None:
         super().__init__()
@@ -34,7 +34,10 @@ class NodeHead(nn.Module):
 
 
 class IndexedNodeHead(nn.Module):
-    """A network for every node index, in graphs that all have the same nodes in the same order."""
+    """y_i = output(network_k(h_i)) for the k-th node of its graph, in graphs that all have the same nodes in the same order.
+
+    The networks are computed as one batched product.
+    """
 
     def __init__(self, output: DistributionHead[Any], hidden_dims: list[int], channels: int, nodes: int) -> None:
         super().__init__()
@@ -48,6 +51,7 @@ class IndexedNodeHead(nn.Module):
     def forward(self, states: States, graph: MessageGraph, batch: GraphBatch) -> Distribution:
         """A distribution per node, of the field's shape; InputError for a graph with another number of nodes."""
         self.check(batch)
+        # [nodes, graphs, channels], nodes of one graph first: the axis of the networks
         values = states[0].reshape(batch.num_graphs, self.nodes, states[0].shape[-1]).transpose(0, 1)
         for number, (weight, bias) in enumerate(zip(self.weights, self.biases)):
             values = nn.functional.silu(values) if number else values
@@ -68,7 +72,7 @@ class IndexedNodeHead(nn.Module):
 
 
 class ScaledNodeHead(nn.Module):
-    """A network on every node times a positive factor that a second network reads off the graph.
+    """y_i = exp(scale(mean_j h_j)) output(network(h_i)) - origin: a pattern times a positive factor of the graph. No published form.
 
     The factor multiplies values that may have been shifted by their mean, so a learned origin is taken off afterwards.
     """
@@ -82,15 +86,15 @@ class ScaledNodeHead(nn.Module):
 
     def forward(self, states: States, graph: MessageGraph, batch: GraphBatch) -> Number:
         """A distribution per node, of the field's shape."""
-        pattern: Number = self.output(self.network(states[0]))
-        of_graph = pool_nodes(states[0], batch.owner("node"), batch.num_graphs, "mean")
+        pattern: Number = self.output(self.network(states[0]))  # [nodes, *shape]
+        of_graph = pool_nodes(states[0], batch.owner("node"), batch.num_graphs, "mean")  # [graphs, channels]
         factor = self.scale(of_graph).exp().index_select(0, batch.owner("node"))  # [nodes, 1]
-        factor = factor.view(-1, *[1] * (pattern.mean.dim() - 1))
+        factor = factor.view(-1, *[1] * (pattern.mean.dim() - 1))  # [nodes, 1, ...], as many axes as the field has
         return pattern.scale_by(factor).floor_variance().shift_by(-self.origin)
 
 
 class GraphHead(nn.Module):
-    """A network on every graph's pooled states (mean, max), or on every node, summed.
+    """y = output(network(pool_i h_i)) with the mean or the largest, or y = sum_i output(network(h_i)): one value per graph.
 
     With ``sum`` the value is extensive: two graphs side by side hold the sum of their values.
     """
@@ -105,7 +109,7 @@ class GraphHead(nn.Module):
         """A distribution per graph, of the field's shape."""
         if self.pool == "sum":
             return pool_numbers(self.output(self.network(states[0])), batch, "sum")
-        of_graph = pool_nodes(states[0], batch.owner("node"), batch.num_graphs, self.pool)
+        of_graph = pool_nodes(states[0], batch.owner("node"), batch.num_graphs, self.pool)  # [graphs, channels]
         prediction: Distribution = self.output(self.network(of_graph))
         return prediction
 

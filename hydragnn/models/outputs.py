@@ -35,19 +35,22 @@ class PointOutput(DistributionHead[Point]):
 
 
 class GaussianOutput(DistributionHead[Normal]):
-    """Two outputs per number: its mean and its variance, the latter made positive."""
+    """Normal(mean, softplus(raw) + floor): two outputs per number (Nix and Weigend 1994, doi:10.1109/ICNN.1994.374138).
+
+    Deviates from the paper: the variance is a softplus with a floor, where the paper has an exponential.
+    """
 
     def __init__(self, field: Field) -> None:
         super().__init__(field, 2 * field.width)
 
     def forward(self, raw: Float[Tensor, "items width"]) -> Normal:
         """The normal distributions in the field's shape."""
-        mean, spread = raw.chunk(2, dim=-1)
+        mean, spread = raw.chunk(2, dim=-1)  # [items, field.width] each
         return Normal(mean=mean.reshape(-1, *self.shape), variance=positive(spread).reshape(-1, *self.shape))
 
 
 class ClassOutput(DistributionHead[Categorical]):
-    """One output per class: its logit."""
+    """Categorical(softmax(raw)): one output per class of each component, its logit."""
 
     def __init__(self, field: Field) -> None:
         super().__init__(field, field.width * field.classes)

@@ -48,7 +48,7 @@ class Target:
 
     @property
     def centred(self) -> bool:
-        """Whether normalisation may move zero; not for errors relative to the label's size, nor for values with a sign of direction."""
+        """Return True where normalisation may move zero: not for errors relative to the label's size, nor for values with a sign of direction."""
         return self.loss != "relative" and not self.odd
 
     def to_json(self) -> dict[str, Any]:

@@ -16,7 +16,10 @@ from hydragnn.models.outputs import pool_numbers, positive
 
 
 class VectorHead(nn.Module):
-    """Vectors that turn with the graph, on nodes or (summed or averaged over nodes) on graphs."""
+    """y_i = GatedVectors(s_i, v_i), on nodes or (summed or averaged over nodes) on graphs: vectors that turn with the graph.
+
+    After the read-out of Schuett et al. 2021 (arXiv:2102.03150, figure 3). Deviates from the paper: a dipole has no term of charges times positions.
+    """
 
     def __init__(self, settings: VectorHeadSettings, field: Field, context: HeadContext) -> None:
         super().__init__()
@@ -31,10 +34,10 @@ class VectorHead(nn.Module):
 
     def forward(self, states: States, graph: MessageGraph, batch: GraphBatch) -> Number:
         """Vectors of the field's shape; the variance of a vector is the same in all directions."""
-        vectors = self.vectors(states[0], states[1])
+        vectors = self.vectors(states[0], states[1])  # [nodes, outputs, dim]
         prediction: Number = Point(mean=vectors.reshape(-1, *self.shape))
         if self.variance is not None:
-            spread = positive(self.variance(states[0])).unsqueeze(-1).expand_as(vectors)
+            spread = positive(self.variance(states[0])).unsqueeze(-1).expand_as(vectors)  # [nodes, outputs, dim]
             prediction = Normal(mean=prediction.mean, variance=spread.reshape(-1, *self.shape))
         return prediction if self.pool is None else pool_numbers(prediction, batch, self.pool)
 
@@ -44,7 +47,8 @@ class TensorHead(nn.Module):
 
     T_i = a_i 1 + sum_k g_ik (l_ik r_ik^T + r_ik l_ik^T) / 2 + sum_j w_ij d_ij d_ij^T, with numbers a, g, w from scalar states, vectors l, r from
     the vector states (where the encoder has any), and the directions d_ij of the edges that node i receives. The last term is there where the vectors
-    vanish by symmetry (at the centre of an octahedron), too. Each term is symmetric, and turns as R T R^T.
+    vanish by symmetry (at the centre of an octahedron), too. The first two are
+    after Schuett et al. 2021 (arXiv:2102.03150), the third is our own. Each term is symmetric, and turns as R T R^T.
     """
 
     def __init__(self, settings: TensorHeadSettings, field: Field, context: HeadContext) -> None:
@@ -70,7 +74,7 @@ class TensorHead(nn.Module):
             dim, dtype=sizes.dtype, device=sizes.device
         )  # [nodes, outputs, dim, dim]
         if self.products is not None:
-            tensors = tensors + self.products(states[0], states[1])
+            tensors = tensors + self.products(states[0], states[1])  # the second term
         tensors = tensors + self.along_edges(states, graph, batch)
         prediction: Number = Point(mean=tensors.reshape(-1, *self.shape))
         if self.variance is not None:
@@ -87,5 +91,5 @@ class TensorHead(nn.Module):
         weights = weights if envelope is None else weights * envelope
         directions = graph.directions
         squares = directions.unsqueeze(-1) * directions.unsqueeze(-2)  # [edges, dim, dim]
-        each = weights[..., None, None] * squares.unsqueeze(1)
+        each = weights[..., None, None] * squares.unsqueeze(1)  # [edges, outputs, dim, dim]
         return segment_sum(each, graph.topology.receivers, graph.num_nodes)

@@ -89,7 +89,7 @@ class RunCallback:
         self.stopwatch.begin_steps()
 
     def due(self, state: TrainState) -> bool:
-        """Whether it is time for a checkpoint; the first rank's clock decides for all."""
+        """Return True where it is time for a checkpoint; the first rank's clock decides for all."""
         if state.epoch % self.settings.checkpoint_epochs:
             return False
         late = self.ranks.first and time.monotonic() - self.saved_at >= self.settings.checkpoint_seconds

@@ -166,7 +166,7 @@ def set_aside_pickled(folder: Path, attempt: Attempt) -> Path | None:
 
 
 def is_pickled(folder: Path) -> bool:
-    """Whether the newest checkpoint in ``folder`` is of the version that holds a pickle; only the pointer is read."""
+    """Return True where the newest checkpoint in ``folder`` is of the version that holds a pickle; only the pointer is read."""
     pointer = folder / "latest.json"
     value = read_json(pointer) if pointer.exists() else None
     return isinstance(value, dict) and value.get("version") == PICKLED

@@ -168,7 +168,7 @@ def record_of_begin(folder: Path) -> RunRecord:
 
 
 def is_recorded_in_time(attempt: Attempt) -> bool:
-    """Whether the first rank records how the attempt ended, within the time that a failing rank stays."""
+    """Return True where the first rank records how the attempt ended, within the time that a failing rank stays."""
     deadline = time.monotonic() + SECONDS_FOR_THE_FIRST
     while time.monotonic() < deadline:
         with suppress(InputError):
@@ -179,7 +179,7 @@ def is_recorded_in_time(attempt: Attempt) -> bool:
 
 
 def is_recorded(record: RunRecord, attempt: Attempt) -> bool:
-    """Whether the record says how this very attempt ended."""
+    """Return True where the record says how this very attempt ended."""
     if attempt.number is None:
         return record.status == "failed" and record.failure is not None
     return record.attempt == attempt.number and record.status != "running"

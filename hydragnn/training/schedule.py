@@ -56,7 +56,7 @@ def best_epoch(losses: Sequence[float | None]) -> int:
 
 
 def out_of_patience(losses: Sequence[float | None], patience: int) -> bool:
-    """Whether the last ``patience`` epochs brought no better loss; patience 0 waits for ever.
+    """Return True where the last ``patience`` epochs brought no better loss; patience 0 waits for ever.
 
     >>> out_of_patience([2.0, 1.0, 1.5, 1.2], patience=2)
     True

@@ -23,7 +23,7 @@ class Figure:
 
     @property
     def reached(self) -> bool:
-        """Whether the promise is kept; true where there is none."""
+        """Return True where the promise is kept, or where there is none."""
         if self.goal is None:
             return True
         return self.value >= self.goal if self.at_least else self.value <= self.goal

@@ -83,7 +83,7 @@ class Points:
 
     @property
     def covered(self) -> NDArray[np.bool_] | None:
-        """Whether each target lies inside its interval; None where there are no intervals."""
+        """Return True for each target inside its interval; None where there are no intervals."""
         if self.lower is None or self.upper is None:
             return None
         return np.asarray((self.target >= self.lower) & (self.target <= self.upper))
@@ -107,7 +107,7 @@ class ClassPoints:
 
     @property
     def covered(self) -> NDArray[np.bool_] | None:
-        """Whether each label lies in its set; None where there are no sets."""
+        """Return True for each label in its set; None where there are no sets."""
         return None if self.set is None else self.set[np.arange(len(self.target)), self.target]
 
 

@@ -46,7 +46,7 @@ class Section:
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to show but the lead."""
+        """Return True where there is nothing to show but the lead."""
         return not (self.figures or self.tables or self.folded)
 
 

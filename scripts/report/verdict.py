@@ -123,7 +123,7 @@ def error_finding(scores: FieldScores) -> Finding:
 
 
 def coverage_finding(points: Points | ClassPoints | None, observed: float | None, nominal: float) -> Finding:
-    """Whether the intervals keep their promise."""
+    """Return True where the intervals keep their promise."""
     if observed is None or not math.isfinite(observed):
         return Finding(grade="unknown", short="no intervals", sentence="There are no intervals to check.")
     promise = f"{nominal * 100:.0f} %"
@@ -149,7 +149,7 @@ def coverage_finding(points: Points | ClassPoints | None, observed: float | None
 
 
 def spread_finding(spearman: float | None) -> Finding:
-    """Whether the spread tells bad predictions from good ones."""
+    """Return True where the spread tells bad predictions from good ones."""
     if spearman is None or not math.isfinite(spearman):
         return Finding(grade="unknown", short="–", sentence="Predictions carry no spread.")
     grade: Grade = "good" if spearman >= RANKS else "fair" if spearman >= BARELY_RANKS else "poor"
