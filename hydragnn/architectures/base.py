@@ -89,7 +89,7 @@ class ArchitectureSettings(Settings):
 class GeometricSettings(ArchitectureSettings):
     """What architectures that see edge lengths have."""
 
-    former: ClassVar[Mapping[str, Any]] = {"cutoff": 5.0, "envelope": "polynomial", "radial": "bessel"}
+    former: ClassVar[Mapping[str, Any]] = {"cutoff": 5.0, "envelope": "polynomial"}
 
     cutoff: float | None = Setting(default=None, gt=0)
     """Length at which the radial basis and the envelope end, in the store's unit of length (Angstrom for atoms), at most the cutoff
@@ -98,9 +98,9 @@ class GeometricSettings(ArchitectureSettings):
     num_radial: int = Setting(default=20, ge=1, le=512)
     """Radial basis functions per edge."""
 
-    radial: Literal["sinc", "bessel", "gaussian"] = "sinc"
-    """Radial basis: sinc (sin(n pi x) / x with x = r / cutoff, of one size in every unit of length), bessel (the published
-    sqrt(2 / cutoff) sin(n pi r / cutoff) / r, in Angstrom the same at a cutoff of 5; it overflows for small cutoffs) or gaussian."""
+    radial: Literal["bessel", "sinc", "gaussian"] = "bessel"
+    """Radial basis: bessel (sqrt(2 / cutoff) sin(n pi r / cutoff) / r, as published, for Angstrom; it overflows for small
+    cutoffs), sinc (sin(n pi x) / x with x = r / cutoff: the same at a cutoff of 5, of one size in every unit of length) or gaussian."""
 
     envelope: Literal["polynomial", "cosine", "none"] | None = None
     """Smooth end of messages at the cutoff; absent: polynomial, or none for meshes, grains and others whose edges do not come from a

@@ -9,7 +9,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hydragnn.architectures.painn import PaiNNSettings
 from hydragnn.config import RunConfig, stored_config
 from hydragnn.datasets import MemoryStore
 from hydragnn.errors import InputError
@@ -87,9 +86,3 @@ def test_forces_that_are_not_smooth_are_noted(
     assert note in run_summary(record, tmp_path / "run").get("notes", "")
     charges = make_config(model, heads=[{"kind": "scalar", "field": "charge"}], **changes)
     assert train(charges, tmp_path / "charges", store=store, until=1).notes == []
-
-
-def test_settings_that_know_no_radial_basis_mean_the_published_one(make_config: Config) -> None:
-    table = {"kind": "painn", "cutoff": 0.1}
-    earlier, new = (PaiNNSettings.parse(table, stored=stored).to_json()["radial"] for stored in (True, False))
-    assert (earlier, new) == ("bessel", "sinc")
