@@ -16,8 +16,9 @@ from hydragnn.hpo.launching.local import LocalLauncher
 from hydragnn.hpo.objective import check_objective
 from hydragnn.hpo.scheduling.events import Plan, node_of
 from hydragnn.hpo.settings import CampaignSettings, campaign_settings
-from hydragnn.hpo.space import Point, Space, check_space, random_point, trial_config
+from hydragnn.hpo.space import Point, Space, check_space, ends_of, random_point, trial_config
 from hydragnn.hpo.warm import warm_points
+from hydragnn.runs.cutoff import check_cutoff
 
 NAME = "campaign.json"
 VERSION = 2
@@ -40,8 +41,28 @@ def check_campaign(settings: CampaignSettings, space: Space) -> None:
     else:
         check_space(settings, space)
         configs = [trial_config(settings, space, _valid_point(settings, space), 0)]
+        check_cutoffs(settings, space)
     for config in configs:
         _check_config(settings, config)
+
+
+def check_cutoffs(settings: CampaignSettings, space: Space) -> None:
+    """InputError where a cutoff of the base, or one that is searched, is larger than that of a store.
+
+    A campaign of the first version goes on with what it has.
+    """
+    if settings.first_version:
+        return
+    key = "model.cutoff"
+    searched, fixed = space.parameters.get(key), settings.base.get("model", {}).get("cutoff")
+    named = f'search.space."{key}"'
+    values = [(key, fixed)] if searched is None else [(named, value) for value in ends_of(searched)]
+    for section in (settings.base, *settings.base.get("branches", [])):
+        data = section.get("data", {})
+        if "store" in data and data.get("edges", True):
+            attributes = open_store(data["store"]).attributes
+            for name, value in values:
+                check_cutoff(value, attributes, f"{settings.source}: {name}")
 
 
 def _check_sizes(settings: CampaignSettings) -> None:

@@ -182,7 +182,7 @@ def check_space(settings: CampaignSettings, space: Space) -> None:
     _check_paths(settings, space)
     generator = np.random.default_rng(0)
     for path, parameter in space.parameters.items():
-        for value in _ends(parameter):
+        for value in ends_of(parameter):
             _check_end(settings, space, path, value, generator)
     points = all_points(space)
     if points is not None and len(points) < settings.search.trials:
@@ -252,7 +252,8 @@ def _known_keys(model: dict[str, Any], kind: str, kinds: Iterable[str]) -> dict[
     return {key: value for key, value in model.items() if key not in foreign}
 
 
-def _ends(parameter: Parameter) -> list[Choice]:
+def ends_of(parameter: Parameter) -> list[Choice]:
+    """All values of a choice; the least and the largest of a range."""
     if isinstance(parameter, Choices):
         return list(parameter.choices)
     return [parameter.low] if parameter.low == parameter.high else [parameter.low, parameter.high]

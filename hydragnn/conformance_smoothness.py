@@ -1,7 +1,7 @@
 """Energies without cusps and jumps: the part of ``hydragnn.conformance`` that looks at force constants and at paths of atoms.
 
 Force constants exist only where forces are differentiable, and dynamics keep their energy only where forces are continuous. An
-architecture that cannot promise it says so (``Architecture.kinks``), and whoever trains forces with it is told.
+architecture that cannot promise it says so (``ArchitectureSettings.kinks``), and whoever trains forces with it is told.
 """
 
 from collections.abc import Callable
@@ -231,5 +231,5 @@ class SmoothnessConformance:
             pytest.skip(f"{self.architecture} sees no lengths")
         model = energy_model(self.architecture, **self.settings)
         problems = problems_of(model)
-        declared = architecture_of(self.architecture).kinks(model.description.model)
-        assert declared or not problems, f"{'; '.join(problems)}; make it smooth, or let kinks() say so"
+        declared = model.description.model.kinks
+        assert declared or not problems, f"{'; '.join(problems)}; make it smooth, or let kinks of its settings say so"

@@ -62,7 +62,7 @@ class RunRecord:
     ``valid/<field>/mae`` and so on; forces: zero). ``test`` is filled only by an explicit evaluation. Status ``paused`` is the end of a segment.
     ``attempt`` is the attempt that wrote the record, as its starter counts; 0 where nobody counts. ``unseen_inputs`` are fields
     of the store with role input that the architecture does not see, and that were left out therefore. ``notes`` are sentences
-    on what else limits the result, such as forces that are not smooth. ``branches`` says what
+    on what else limits the result, such as forces that are not smooth and edges that an envelope silences. ``branches`` says what
     belongs to each data set where there are several; ``data_hash`` is then the hash of all theirs, ``parts`` are their sums, and
     curves have names such as ``valid/energy@metals/mae``.
     """

@@ -30,12 +30,15 @@ class Settings(pydantic.BaseModel):
     before: ClassVar[Mapping[str, Any]] = {}
     """Keys that came later, with what was computed before them: that is what stored settings mean which lack them."""
 
+    former: ClassVar[Mapping[str, Any]] = {}
+    """Defaults that have changed since: that is what stored settings mean which leave the keys out, and they count in hashes."""
+
     @pydantic.model_validator(mode="before")
     @classmethod
     def _as_before(cls, value: Any, info: Any) -> Any:
         # info is a ValidationInfo: a protocol, which cannot be checked at run time
         stored = info.context is not None and info.context.get("stored", False)
-        return {**cls.before, **value} if stored and isinstance(value, Mapping) else value
+        return {**cls.former, **cls.before, **value} if stored and isinstance(value, Mapping) else value
 
     @classmethod
     def without_later_keys(cls, table: Mapping[str, Any]) -> dict[str, Any]:

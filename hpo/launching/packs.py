@@ -8,20 +8,20 @@ import itertools
 import json
 import os
 import select
-import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from hydragnn.hpo.launching.allocation import Allocation
 from hydragnn.hpo.launching.launcher import Begun, Exit, Report, Revoked, Task, is_complete
 from hydragnn.hpo.launching.local import MODULE, _importable
+from hydragnn.hpo.launching.packstep import Pack, PackAttempt, request_of, start_pack
 from hydragnn.hpo.launching.sites import Site, Step
-from hydragnn.hpo.launching.stepprocess import StepProcess, end_steps
+from hydragnn.hpo.launching.stepprocess import end_steps
 from hydragnn.hpo.launching.watchdog import AGAIN, HOLD, Heartbeat, SchedulerWatch, text_since
 from hydragnn.hpo.scheduling.events import Identity, Probed, node_of
 
@@ -31,45 +31,6 @@ LAST_WORDS = 5.0  # seconds that a killed attempt's worker may take to say so
 LEAVE = 15.0  # seconds that packs of an allocation that is over may take to end
 LOOK_EVERY = 0.5  # seconds between looks at all attempts
 PAUSE = 0.05  # seconds between looks at the steps themselves
-
-
-@dataclass(kw_only=True, slots=True)
-class _Attempt:
-    task: Task
-    request: str
-    asked: float
-    """When its worker was asked for it."""
-    identity: Identity | None = None
-    heartbeat: Heartbeat | None = None
-    asked_to_leave: bool = False
-    kill_at: float = float("inf")
-    killed: float | None = None
-    hung: bool = False
-
-
-@dataclass(kw_only=True, slots=True)
-class _Pack:
-    """One job step and the pipe from it."""
-
-    step: StepProcess
-    nodes: tuple[str, ...]
-    reports: IO[bytes]
-    log_from: int
-    """Where in the packs' log its own messages begin; those of others can lie between them."""
-    begun: float = field(default_factory=time.monotonic)
-    unread: bytes = b""
-    unsent: bytearray = field(default_factory=bytearray)
-
-    def send(self, slot: str, words: str) -> None:
-        """Put a line on its way; it leaves as soon as the pipe has room."""
-        self.unsent += f"{slot} {words}\n".encode()
-        self.flush()
-
-    def flush(self) -> None:
-        """Write as much as the pipe takes without waiting."""
-        with suppress(BlockingIOError, BrokenPipeError, ValueError):
-            while self.unsent:
-                del self.unsent[: os.write(self.step.input.fileno(), self.unsent[: select.PIPE_BUF])]
 
 
 class PackLauncher:
@@ -91,15 +52,15 @@ class PackLauncher:
         self._hang, self._patience = hang_seconds, probe_seconds
         self._environment = {**os.environ, **_importable(), "PYTHONUNBUFFERED": "1", **(environment or {})}
         self._numbers = itertools.count()
-        self._pack_of: dict[str, _Pack] = {}
-        self._packs: list[_Pack] = []
+        self._pack_of: dict[str, Pack] = {}
+        self._packs: list[Pack] = []
         self._last_signs: dict[str, float] = {}
         """When a node last gave a sign of life."""
-        self._attempts: dict[str, _Attempt] = {}
+        self._attempts: dict[str, PackAttempt] = {}
         self._slot_of: dict[int, str] = {}
         self._probes: dict[str, float] = {}
         self._watch = SchedulerWatch(site, allocation.nodes, allocation.job)
-        self._ended_packs: list[tuple[_Pack, float]] = []
+        self._ended_packs: list[tuple[Pack, float]] = []
         """Packs whose steps have ended, and when: they wait for the scheduler's word, like ends without a result."""
         self._open_ends: list[tuple[Exit, float]] = []
         self._revoked, self._leave_by = "", float("inf")
@@ -137,11 +98,9 @@ class PackLauncher:
         except OSError as error:
             self._reports.append(Exit(task=task, code=None, message=f"cannot start a step: {error}"))
             return
-        arguments = [str(task.folder), "--until", str(task.until), "--attempt", str(task.attempt)]
-        arguments += ["--micro-batches", str(task.micro_batches), "--ranks", "1", "--threads", "{threads}"]
-        request = json.dumps({"arguments": arguments, "log": str(task.folder / "log.txt")})
+        request = request_of(task)
         self._slot_of[task.trial] = slot
-        self._attempts[slot] = _Attempt(task=task, request=request, asked=time.monotonic())
+        self._attempts[slot] = PackAttempt(task=task, request=request, asked=time.monotonic())
         pack.send(slot, request)
 
     def go(self, task: Task) -> None:
@@ -198,7 +157,7 @@ class PackLauncher:
         self._packs, self._ended_packs, self._pack_of = [], [], {}
         self._attempts.clear()
 
-    def _pack(self, node: str) -> _Pack:
+    def _pack(self, node: str) -> Pack:
         """The pack that serves a node; the first call starts those of all nodes, later ones that of a single node."""
         if not self._packs and not self._ended_packs:
             nodes, size = self._allocation.nodes, self._site.pack_nodes
@@ -210,16 +169,13 @@ class PackLauncher:
 
     def _new_pack(self, nodes: tuple[str, ...]) -> None:
         options = ["--nodes", ",".join(nodes), "--shares", str(self._shares), "--gpus", str(self._allocation.gpus)]
-        program = (sys.executable, "-P", str(PACK), *options, self._module)
-        step = Step(name=f"pack-{os.getpid()}-{next(self._numbers)}", nodes=nodes, program=program, resident=True)
-        with self._log.open("ab") as log:
-            log_from = log.tell()
-            process = StepProcess(self._site, step, subprocess.PIPE, self._environment, log)
-        process.go()
-        os.set_blocking(process.input.fileno(), False)
-        reports = process.process.stdout
-        assert reports is not None
-        pack = _Pack(step=process, nodes=nodes, reports=reports, log_from=log_from)
+        step = Step(
+            name=f"pack-{os.getpid()}-{next(self._numbers)}",
+            nodes=nodes,
+            program=(sys.executable, "-P", str(PACK), *options, self._module),
+            resident=True,
+        )
+        pack = start_pack(self._site, step, self._environment, self._log)
         self._packs.append(pack)
         self._pack_of.update(dict.fromkeys(nodes, pack))
 
@@ -237,7 +193,7 @@ class PackLauncher:
         for descriptor in select.select(list(packs), [], [], wait)[0]:
             self._receive(packs[descriptor])
 
-    def _receive(self, pack: _Pack) -> None:
+    def _receive(self, pack: Pack) -> None:
         received = os.read(pack.reports.fileno(), 1 << 20)
         if not received:
             self._pack_ended(pack)
@@ -250,7 +206,7 @@ class PackLauncher:
                 with suppress(ValueError):  # a line of somebody else, for example of a library
                     self._handle_report(pack, slot, json.loads(text))
 
-    def _handle_report(self, pack: _Pack, slot: str, report: dict[str, Any]) -> None:
+    def _handle_report(self, pack: Pack, slot: str, report: dict[str, Any]) -> None:
         if "healthy" in report and self._probes.pop(slot, None) is not None:
             self._reports.append(Probed(node=slot, healthy=report["healthy"], message=report["message"]))
         attempt = self._attempts.get(slot)
@@ -338,7 +294,7 @@ class PackLauncher:
         for attempt in self._attempts.values():
             attempt.asked = now
 
-    def _follow(self, slot: str, attempt: _Attempt, now: float) -> None:
+    def _follow(self, slot: str, attempt: PackAttempt, now: float) -> None:
         if attempt.identity is None and now - attempt.asked > self._patience:
             self._lose(node_of(slot), f"its pack did not begin the attempt within {self._patience:.0f} s")
         elif attempt.killed is not None:
@@ -361,7 +317,7 @@ class PackLauncher:
             if slot in self._attempts:
                 self._end(slot, code=-9, message=why, suspects=(node,))
 
-    def _pack_ended(self, pack: _Pack) -> None:
+    def _pack_ended(self, pack: Pack) -> None:
         """A whole step is gone; what follows waits for the scheduler's word."""
         self._packs.remove(pack)
         pack.step.kill()
@@ -370,7 +326,7 @@ class PackLauncher:
         self._ended_packs.append((pack, time.monotonic()))
         self._watch.hurry()
 
-    def _settle(self, pack: _Pack, since: float, now: float) -> bool:
+    def _settle(self, pack: Pack, since: float, now: float) -> bool:
         """Give the nodes of an ended pack new ones, and let what ran there be tried again; False where it is too early to say."""
         began = any(node in self._last_signs for node in pack.nodes)
         if not began and self._is_excused(pack):
@@ -386,12 +342,12 @@ class PackLauncher:
             self._give_up(pack)
         return True
 
-    def _is_excused(self, pack: _Pack) -> bool:
+    def _is_excused(self, pack: Pack) -> bool:
         evidence = self._site.evidence(text_since(self._log, pack.log_from))
         refused = not evidence.started and not evidence.suspects
         return evidence.unreachable or (refused and not self._watch.in_order(pack.nodes, pack.begun))
 
-    def _begin_again(self, pack: _Pack, groups: Iterable[tuple[str, ...]]) -> None:
+    def _begin_again(self, pack: Pack, groups: Iterable[tuple[str, ...]]) -> None:
         """New packs instead of one that did not start."""
         for nodes in groups:
             self._new_pack(nodes)
@@ -402,7 +358,7 @@ class PackLauncher:
         for node in self._probes.keys() & set(pack.nodes):
             self._send(node, "probe")
 
-    def _give_up(self, pack: _Pack) -> None:
+    def _give_up(self, pack: Pack) -> None:
         """A pack is gone that had started, or that is a single node's."""
         for node in [node for node, one in self._pack_of.items() if one is pack]:
             del self._pack_of[node]

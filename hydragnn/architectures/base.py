@@ -1,6 +1,6 @@
 """What an architecture is: settings, capabilities, first states and layers."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import field as member
 from typing import Annotated, Any, ClassVar, Literal, get_args
@@ -67,6 +67,15 @@ class ArchitectureSettings(Settings):
             raise ValueError(f"kind = {self.kind!r} has other settings than {type(self).__name__}")
         return self
 
+    @property
+    def kinks(self) -> str:
+        """A sentence that says where energies are not smooth with these settings; empty where they are."""
+        return ""
+
+    def on_stores(self, cutoffs: Sequence[float | None]) -> "ArchitectureSettings":
+        """The settings with what was left out and the stores decide: ``cutoffs`` made their edges, None where none did."""
+        return self
+
     @classmethod
     def class_for(cls, value: Any) -> "type[ArchitectureSettings]":
         """The settings class of the architecture that ``value`` names."""
@@ -80,8 +89,11 @@ class ArchitectureSettings(Settings):
 class GeometricSettings(ArchitectureSettings):
     """What architectures that see edge lengths have."""
 
-    cutoff: float = Setting(default=5.0, gt=0)
-    """Length at which the radial basis ends, in the store's unit of length (Angstrom for atoms)."""
+    former: ClassVar[Mapping[str, Any]] = {"cutoff": 5.0, "envelope": "polynomial"}
+
+    cutoff: float | None = Setting(default=None, gt=0)
+    """Length at which the radial basis and the envelope end, in the store's unit of length (Angstrom for atoms), at most the cutoff
+    of the store; absent: that cutoff, or 5 where the edges of the store do not come from one."""
 
     num_radial: int = Setting(default=20, ge=1, le=512)
     """Radial basis functions per edge."""
@@ -89,8 +101,17 @@ class GeometricSettings(ArchitectureSettings):
     radial: Literal["bessel", "gaussian"] = "bessel"
     """Radial basis: bessel (sin(n pi r / cutoff) / r) or gaussian."""
 
-    envelope: Literal["polynomial", "cosine", "none"] = "polynomial"
-    """Smooth end of messages at the cutoff; none for meshes and grains, whose edges do not come from a cutoff."""
+    envelope: Literal["polynomial", "cosine", "none"] | None = None
+    """Smooth end of messages at the cutoff; absent: polynomial, or none for meshes, grains and others whose edges do not come from a
+    cutoff."""
+
+    def on_stores(self, cutoffs: Sequence[float | None]) -> "GeometricSettings":
+        """Left out, the cutoff is the smallest of the stores', with an envelope where the edges of all of them come from one."""
+        known = [cutoff for cutoff in cutoffs if cutoff is not None]
+        cutoff = min(known) if known else self.former["cutoff"]
+        envelope = self.former["envelope"] if len(known) == len(cutoffs) else "none"
+        chosen = {"cutoff": self.cutoff or cutoff, "envelope": self.envelope or envelope}
+        return self.model_copy(update=chosen)
 
 
 def _of_its_kind(value: Any, handler: Callable[[Any], Any], info: Any) -> ArchitectureSettings:
@@ -196,11 +217,6 @@ class Architecture(nn.Module):
         return field.on != "edge" or "edge_features" in cls.sees or field.name in cls.kind_fields(settings)
 
     @classmethod
-    def kinks(cls, settings: Any) -> str:
-        """A sentence that says where energies are not smooth with these settings; empty where they are."""
-        return ""
-
-    @classmethod
     def check(cls, settings: Any, spec: GraphSpec) -> None:
         """Raise InputError where these settings cannot work on such graphs; the sentence names the remedy."""
 
@@ -224,5 +240,10 @@ class Architecture(nn.Module):
 
 
 def radial_basis(settings: GeometricSettings, spec: GraphSpec) -> RadialFeatures:
-    """The radial basis that the settings describe, with the edge features beside it."""
-    return RadialFeatures(settings.cutoff, settings.num_radial, settings.radial, settings.envelope, spec.edge_width)
+    """The radial basis that the settings describe, with the edge features beside it.
+
+    Runs complete the settings from the store; without one, what is left out is what it was before there were such defaults.
+    """
+    cutoff = settings.former["cutoff"] if settings.cutoff is None else settings.cutoff
+    envelope = settings.envelope or settings.former["envelope"]
+    return RadialFeatures(cutoff, settings.num_radial, settings.radial, envelope, spec.edge_width)

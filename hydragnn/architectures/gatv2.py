@@ -19,6 +19,11 @@ class GATv2Settings(GeometricSettings):
     heads: int = Setting(default=4, ge=1, le=64)
     """Attention heads, whose outputs lie side by side; they divide hidden_dim."""
 
+    @property
+    def kinks(self) -> str:
+        """Those of LeakyReLU."""
+        return "forces jump wherever the argument of a LeakyReLU of the attention changes its sign"
+
 
 class GATv2Layer(nn.Module):
     """sum_j a_ij W_s h_j over neighbours and the node itself, a_ij = softmax_j of v . LeakyReLU(W_s h_j + W_r h_i + W_e e_ij) (eq. 7).
@@ -83,11 +88,6 @@ class GATv2(Architecture):
         self.layers = nn.ModuleList(
             GATv2Layer(settings.hidden_dim, settings.heads, width) for _ in range(settings.num_layers)
         )
-
-    @classmethod
-    def kinks(cls, settings: GATv2Settings) -> str:
-        """Those of LeakyReLU."""
-        return "forces jump wherever the argument of a LeakyReLU of the attention changes its sign"
 
     @classmethod
     def check(cls, settings: GATv2Settings, spec: GraphSpec) -> None:

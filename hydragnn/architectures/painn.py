@@ -43,6 +43,16 @@ class PaiNNSettings(GeometricSettings):
     """Length of a vector in the updates: smooth is sqrt(|v|^2 + 1) - 1; paper is sqrt(|v|^2 + 1e-8), whose energies have cusps
     where vectors vanish, at symmetric sites."""
 
+    @property
+    def kinks(self) -> str:
+        """Those of the paper's norm."""
+        if self.norm == "smooth":
+            return ""
+        return (
+            'with norm = "paper" forces change by a step of some 1e-4 A where vectors vanish by symmetry, so that force '
+            'constants of perfect crystals diverge down to there; norm = "smooth" has none'
+        )
+
 
 class PaiNNMessage(nn.Module):
     """Equations 7 and 8: what neighbours tell, filtered by distance; vectors also arise along the edges.
@@ -154,16 +164,6 @@ class PaiNN(Architecture):
         self.layers = nn.ModuleList(
             PaiNNLayer(of_layer, message, update, settings.dropout)
             for of_layer, message, update in zip(filters, messages, updates)
-        )
-
-    @classmethod
-    def kinks(cls, settings: PaiNNSettings) -> str:
-        """Those of the paper's norm."""
-        if settings.norm == "smooth":
-            return ""
-        return (
-            'with norm = "paper" forces change by a step of some 1e-4 A where vectors vanish by symmetry, so that force '
-            'constants of perfect crystals diverge down to there; norm = "smooth" has none'
         )
 
     @classmethod

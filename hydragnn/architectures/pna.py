@@ -16,6 +16,14 @@ class PNASettings(GeometricSettings):
 
     kind: str = "pna"
 
+    @property
+    def kinks(self) -> str:
+        """Those of minima, maxima and means."""
+        return (
+            "energies jump where a neighbour crosses the cutoff, because statistics count it at once, and forces jump where "
+            "another neighbour becomes the least or the largest, so that perfect crystals have no force constants"
+        )
+
 
 class PNALayer(nn.Module):
     """Mean, min, max and std of linear messages, each as is, amplified and attenuated by the receiver's degree.
@@ -85,14 +93,6 @@ class PNA(Architecture):
         self.layers = nn.ModuleList(
             PNALayer(nn.LayerNorm(channels), channels, width, spec.statistics.mean_log_degree, settings.dropout)
             for _ in numbers
-        )
-
-    @classmethod
-    def kinks(cls, settings: PNASettings) -> str:
-        """Those of minima, maxima and means."""
-        return (
-            "energies jump where a neighbour crosses the cutoff, because statistics count it at once, and forces jump where "
-            "another neighbour becomes the least or the largest, so that perfect crystals have no force constants"
         )
 
     @classmethod

@@ -38,7 +38,7 @@ def _line(architecture: type[Architecture]) -> str:
         "-"
         if not architecture.sees_positions()
         else "no"
-        if architecture.kinks(settings.parse({"kind": architecture.kind}))
+        if settings.parse({"kind": architecture.kind}).kinks
         else "yes"
     )
     cells = [

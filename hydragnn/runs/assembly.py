@@ -11,7 +11,7 @@ from hydragnn.models import BranchedModel, GraphModel, build_branched, build_fro
 from hydragnn.record import RunRecord
 from hydragnn.runs.plan import RunPlan
 from hydragnn.runs.preparation import prepare_data, training_degrees
-from hydragnn.runs.provenance import first_record
+from hydragnn.runs.provenance import first_record, notes_on
 from hydragnn.training.context import TrainingContext, training_context
 from hydragnn.training.data import DevicePlacement, RunData
 from hydragnn.training.state import TrainState, first_state
@@ -40,7 +40,7 @@ def assemble(plan: RunPlan, placement: DevicePlacement, ranks: Ranks, heartbeat:
         state=first_state(model, parameters, fields=len(data.targets)),
         data=data,
         context=training_context(plan.training, by_branch, placement.device, ranks.rank, ranks.sum_in_place),
-        record=first_record(plan, data, parameters.count, placement.device),
+        record=first_record(plan, data, parameters.count, placement.device, notes_on(plan, rows, heartbeat)),
     )
 
 

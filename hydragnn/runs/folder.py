@@ -22,9 +22,9 @@ sees calibrate an ensemble, and what else is written when."""
 
 
 def as_begun(config: AnyConfig, out: Path) -> AnyConfig:
-    """The configuration, in which keys that an earlier version did not have are those of the run in ``out`` where they are left out."""
+    """The configuration, in which keys with another default or none before are those of the run in ``out`` where they are left out."""
     path = out / "config.json"
-    absent = config.model.before.keys() - config.model.model_fields_set
+    absent = (config.model.before.keys() | config.model.former.keys()) - config.model.model_fields_set
     if not absent or not path.is_file():
         return config
     saved_config = stored_config(path).model

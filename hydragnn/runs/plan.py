@@ -16,6 +16,7 @@ from hydragnn.datasets import Budget, GraphStore, Split, WithoutEdges, make_spli
 from hydragnn.errors import InputError, about, nearest
 from hydragnn.graphs.field import Field
 from hydragnn.models import ModelDescription, check_shared, make_description
+from hydragnn.runs.cutoff import check_cutoff, cutoff_of
 
 Stores = GraphStore | Mapping[str, GraphStore]
 """The store of a run, or those of its branches by their names."""
@@ -55,14 +56,22 @@ class RunPlan:
     training: TrainSettings
 
 
-def plan_run(config: AnyConfig, stores: Stores | None = None, heartbeat: Callable[[], None] = lambda: None) -> RunPlan:
+def plan_run(
+    config: AnyConfig,
+    stores: Stores | None = None,
+    heartbeat: Callable[[], None] = lambda: None,
+    *,
+    begun: bool = False,
+) -> RunPlan:
     """The plan of a run on the stores that it names, or on ``stores`` that are open already.
 
-    InputError where a store, a field or a part is missing, or where the branches cannot share a trunk.
+    InputError where a store, a field or a part is missing, where the branches cannot share a trunk, or where the model's cutoff
+    is larger than a store's, unless the run has ``begun`` with it.
     """
     branches = config.branches
     open_stores = [_open(branch.data.store, branch.name, stores) for branch in branches]
-    reads = partial(architecture_of(config.model.kind).reads, config.model)
+    encoder = config.model.on_stores([cutoff_of(store.attributes) for store in open_stores])
+    reads = partial(architecture_of(encoder.kind).reads, encoder)
     inputs, unseen = [], []
     for branch, store in zip(branches, open_stores):
         heartbeat()
@@ -78,8 +87,10 @@ def plan_run(config: AnyConfig, stores: Stores | None = None, heartbeat: Callabl
         heartbeat()
         with about(_subject(branch.name)):
             visible = store if branch.data.edges else WithoutEdges(store)
+            if branch.data.edges and not begun:
+                check_cutoff(getattr(encoder, "cutoff", None), store.attributes)
             model = make_description(
-                config.model,
+                encoder,
                 branch.heads,
                 visible.fields(),
                 inputs=names,

@@ -1,20 +1,26 @@
 """What a run record says before the first step: configuration, data, versions, machine."""
 
 import platform
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from hydragnn.architectures import GeometricSettings
 from hydragnn.config import hash_of
+from hydragnn.datasets.survey import Rows
 from hydragnn.distributed.launch import host_name
 from hydragnn.files import digest
 from hydragnn.record import BranchRecord, RunRecord
+from hydragnn.runs.cutoff import can_be_silenced, sentence_on, silenced_edges, without_envelope
 from hydragnn.runs.plan import RunPlan
 from hydragnn.training.data import RunData
 
 
-def first_record(plan: RunPlan, data: RunData, parameters: int, device: torch.device) -> RunRecord:
+def first_record(
+    plan: RunPlan, data: RunData, parameters: int, device: torch.device, notes: Sequence[str]
+) -> RunRecord:
     """What is known before the first step of a model with so many parameters."""
     hashes = {branch.name: branch.store.fingerprint for branch in data.branches}
     parts = {branch.name: branch.split.counts for branch in data.branches}
@@ -29,18 +35,29 @@ def first_record(plan: RunPlan, data: RunData, parameters: int, device: torch.de
         branches={name: BranchRecord(data_hash=hashes[name], parts=parts[name]) for name in hashes if name},
         trivial=dict(data.trivial),
         unseen_inputs=list(dict.fromkeys(unseen)),
-        notes=notes_on(plan),
+        notes=list(notes),
         versions=versions(),
         hardware=hardware(device),
     )
 
 
-def notes_on(plan: RunPlan) -> list[str]:
-    """Sentences on what limits the results of a run."""
-    model = plan.branches[0].model
-    kinks = model.architecture.kinks(model.model)
-    derived = any(head.derivatives for branch in plan.branches for head in branch.model.heads)
-    return [f"forces and stress of {model.model.kind} are not smooth: {kinks}"] if kinks and derived else []
+def notes_on(plan: RunPlan, rows: Rows, heartbeat: Callable[[], None]) -> list[str]:
+    """Sentences on what limits the results of a run; all ranks call it together."""
+    notes = []
+    for branch in plan.branches:
+        model, of = branch.model, f"branch {branch.name}: " if branch.name else ""
+        derived = any(head.derivatives for head in model.heads)
+        encoder, store = model.model, branch.store
+        if derived and encoder.kinks:
+            notes.append(f"{of}forces and stress of {encoder.kind} are not smooth: {encoder.kinks}")
+        if not model.edges or not isinstance(encoder, GeometricSettings) or encoder.cutoff is None:
+            continue
+        if derived and encoder.envelope == "none":
+            notes.append(of + without_envelope(store.attributes))
+        if encoder.envelope != "none" and can_be_silenced(store.attributes, encoder.cutoff):
+            silenced, edges = silenced_edges(store, branch.split.train, encoder.cutoff, rows, heartbeat)
+            notes += [of + sentence_on(silenced, edges, encoder.cutoff)] if silenced else []
+    return notes
 
 
 def versions() -> dict[str, str]:

@@ -65,7 +65,7 @@ def train(
                 check()
                 heart.beat()
 
-            plan = plan_run(config, store, heartbeat)
+            plan = plan_run(config, store, heartbeat, begun=resume)
             placement = DevicePlacement(device=here, dtype=DTYPES[plan.training.precision], micro_batches=micro_batches)
             run = assemble(plan, placement, ranks, heartbeat)
             checkpoint = latest_checkpoint(out / "checkpoints")

@@ -43,6 +43,6 @@ for kind in ("painn", "gin"):
 )
 def test_those_that_say_they_are_not_smooth_are_not(kind: str, settings: dict[str, Any], sentence: str) -> None:
     model = energy_model(kind, **settings)
-    assert model.description.architecture.kinks(model.description.model)
+    assert model.description.model.kinks
     problems = problems_of_force_constants(model) + problems_on_paths(model)
     assert any(problem.startswith(sentence) for problem in problems), problems

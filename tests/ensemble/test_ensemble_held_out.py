@@ -80,7 +80,7 @@ def test_graphs_that_chose_nothing_calibrate(calibrated_runs: list[Path], store:
     assert {one.part for one in manifest.calibration.values()} == {"calibration"}
     assert {one.graphs for one in manifest.calibration.values()} == {10}
     assert "calibrated on 10 graphs that chose nothing" in manifest.calibration["energy"].sentence
-    assert set(evaluation["parts"]) == {"valid", "test"}
+    assert set(evaluation.parts) == {"valid", "test"}
     with np.load(tmp_path / "out" / "evaluation.npz") as arrays:
         judged = set(arrays["test/energy/graph"].tolist())
     split = joint_split([load_run(run) for run in calibrated_runs], store)

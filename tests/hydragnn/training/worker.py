@@ -57,7 +57,8 @@ def cluster(generator: np.random.Generator) -> GraphBatch:
 def clusters(count: int, seed: int = 0) -> MemoryStore:
     """A store of clusters; every fifth has no charges."""
     generator = np.random.default_rng(seed)
-    return MemoryStore([_without_charges(cluster(generator), number % 5 == 4) for number in range(count)])
+    graphs = [_without_charges(cluster(generator), number % 5 == 4) for number in range(count)]
+    return MemoryStore(graphs, {"cutoff": CUTOFF})
 
 
 def _without_charges(graph: GraphBatch, really: bool) -> GraphBatch:

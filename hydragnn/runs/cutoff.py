@@ -1,0 +1,77 @@
+"""The cutoff of the model beside that of the store: its default, what it may be, and the edges that an envelope silences.
+
+A store that was built with a cutoff says so in its attributes. Stores of grains, meshes and edges of their own have none, and
+unless somebody asks for an envelope no edge of theirs is silenced.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hydragnn.datasets import GraphStore
+from hydragnn.datasets.survey import Rows
+from hydragnn.errors import InputError
+from hydragnn.graphs.batch import edge_vectors
+
+BLOCK = 1024
+"""Graphs whose edges are measured at once."""
+ROUNDING = 1 + 1e-9
+"""Two cutoffs are equal where they differ by less than this factor."""
+
+
+def cutoff_of(attributes: Mapping[str, Any]) -> float | None:
+    """The cutoff that made a store's edges, from its attributes; None where they do not come from one."""
+    value = attributes.get("cutoff")
+    known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+    return float(value) if known and value is not None else None
+
+
+def check_cutoff(cutoff: Any, attributes: Mapping[str, Any], key: str = "model.cutoff") -> None:
+    """InputError for a cutoff beyond that of the store, whose edges would break off before the envelope ends them."""
+    known = cutoff_of(attributes)
+    if known is not None and isinstance(cutoff, int | float) and cutoff > known * ROUNDING:
+        raise InputError(
+            f"{key} = {cutoff:g}, but the edges of the store end at its cutoff of {known:g}, where messages would break off; "
+            f"leave it out or use at most {known:g}, or build the store anew with a larger cutoff"
+        )
+
+
+def can_be_silenced(attributes: Mapping[str, Any], cutoff: float) -> bool:
+    """Return True where edges of the store may be longer than the model's cutoff."""
+    known = cutoff_of(attributes)
+    return known is None or cutoff * ROUNDING < known
+
+
+def sentence_on(silenced: int, edges: int, cutoff: float) -> str:
+    """What to tell where an envelope silences some of the edges."""
+    return (
+        f"the envelope silences {silenced} of the {edges} edges of the training part ({silenced / edges:.1%}): they are as long as "
+        f'model.cutoff = {cutoff:g} or longer; raise it, or say envelope = "none" where edges do not come from a cutoff'
+    )
+
+
+def without_envelope(attributes: Mapping[str, Any]) -> str:
+    """What to tell where forces are asked of a model without an envelope."""
+    known = cutoff_of(attributes)
+    where = "wherever edges come and go" if known is None else f"where neighbours cross the store's cutoff of {known:g}"
+    return (
+        f'energies jump and forces are not smooth {where}, since there is no envelope; envelope = "polynomial" ends messages '
+        "smoothly at model.cutoff"
+    )
+
+
+def silenced_edges(
+    store: GraphStore, graphs: NDArray[np.int64], cutoff: float, rows: Rows, heartbeat: Callable[[], None]
+) -> tuple[int, int]:
+    """How many edges of the graphs are as long as the cutoff or longer, and how many there are; the ranks share the blocks."""
+
+    def counts(block: int) -> NDArray[np.float64]:
+        heartbeat()
+        lengths = edge_vectors(store.read(graphs[block * BLOCK : (block + 1) * BLOCK], [])).norm(dim=1)
+        return np.array([float((lengths >= cutoff).sum()), float(len(lengths))])
+
+    table = rows(-(-len(graphs) // BLOCK), 2, counts).sum(axis=0)
+    return int(table[0]), int(table[1])

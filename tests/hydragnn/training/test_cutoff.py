@@ -1,0 +1,191 @@
+"""The cutoff of a model is that of its store, unless somebody says less; what an envelope silences is told."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from ase import Atoms
+from ase.build import bulk
+from ase.calculators.emt import EMT
+
+from hydragnn.config import BranchedConfig, RunConfig
+from hydragnn.datasets import MemoryStore, StoreWriter
+from hydragnn.errors import InputError
+from hydragnn.graphs import ATOMIC_NUMBERS_FIELD, Field, from_ase, from_labels, graph_from_arrays
+from hydragnn.hpo.preflight import check_campaign
+from hydragnn.hpo.settings import campaign_settings
+from hydragnn.hpo.space import space_of
+from hydragnn.models import load_model
+from hydragnn.runs import train
+from hydragnn.runs.plan import plan_run
+from hydragnn.scripts.cli import run_summary
+
+CUTOFF = 4.2
+LABELS = (
+    Field(name="energy", on="graph", unit="eV", role="target", dtype="float64"),
+    Field(name="forces", on="node", shape=(3,), unit="eV/Angstrom", parity="vector", role="target"),
+)
+HEAD = {"kind": "energy", "field": "energy", "references": True, "forces": "forces", "hidden_dims": [8]}
+THIRD_SHELL = CUTOFF / 1.5**0.5
+"""Lattice constant of an fcc crystal whose third shell lies at the cutoff."""
+
+
+def crystal(lattice: float, generator: np.random.Generator | None = None) -> Atoms:
+    atoms = bulk("Cu", "fcc", a=lattice, cubic=True)
+    if generator is not None:
+        atoms.positions += generator.normal(0, 0.05, atoms.positions.shape)
+        atoms.calc = EMT()
+        atoms.get_forces()
+    return atoms
+
+
+@pytest.fixture(scope="module")
+def copper(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twelve cells of copper with neighbours up to 4.2 Angstrom."""
+    path, generator = tmp_path_factory.mktemp("stores") / "copper.h5", np.random.default_rng(0)
+    with StoreWriter(path, [ATOMIC_NUMBERS_FIELD, *LABELS], dim=3, attributes={"cutoff": CUTOFF}) as writer:
+        for lattice in np.linspace(3.35, 3.75, 12):
+            writer.write(from_ase(crystal(float(lattice), generator), CUTOFF, fields=LABELS))
+    return path
+
+
+@pytest.fixture(scope="module")
+def grains() -> MemoryStore:
+    """Ten images of grains, 8 to 12 voxels wide, whose faces are edges."""
+    generator, graphs = np.random.default_rng(1), []
+    fields = (Field(name="volume", on="node"), Field(name="grains", on="graph", role="target"))
+    pixels = np.stack(np.meshgrid(np.arange(40), np.arange(40), indexing="ij"), axis=-1)
+    for _ in range(10):
+        seeds = generator.uniform(0, 40, (generator.integers(12, 20), 2))
+        apart = np.abs(pixels[:, :, None] - seeds)
+        labels = (np.minimum(apart, 40 - apart) ** 2).sum(-1).argmin(-1)
+        _, labels = np.unique(labels, return_inverse=True)
+        graph = from_labels(labels.reshape(40, 40), 1.0, True)
+        graphs.append(
+            graph_from_arrays(
+                graph.positions,
+                graph.senders,
+                graph.receivers,
+                fields=fields,
+                nodes={"volume": graph["volume"].float()},
+                graphs={"grains": torch.tensor([float(graph.num_nodes)])},
+                edge_shifts=graph.edge_shifts,
+                cell=graph.cell[0],
+                periodic=graph.periodic[0],
+            )
+        )
+    return MemoryStore(graphs)
+
+
+def config_of(store: Path | str, head: dict[str, Any], **model: Any) -> RunConfig:
+    settings = {"kind": "schnet", "hidden_dim": 8, "num_layers": 2, "num_radial": 6, **model}
+    training = {"epochs": 2, "learning_rate": 0.005, "precision": "fp64"}
+    return RunConfig.parse({"data": {"store": str(store)}, "model": settings, "heads": [head], "train": training})
+
+
+def energy_step(run: Path) -> float:
+    """How much the energy of an fcc crystal changes as its third shell enters, eV per atom; the shell moves by 8e-6 Angstrom."""
+    model = load_model(run / "model", dtype=torch.float64)
+    energies = [
+        float(model.predict(from_ase(crystal(THIRD_SHELL * factor), CUTOFF))["energy"].mean[0])
+        for factor in (1 - 1e-6, 1 + 1e-6)
+    ]
+    return abs(energies[1] - energies[0]) / 4
+
+
+def test_what_is_left_out_is_the_cutoff_of_the_store_and_energies_are_continuous_there(
+    copper: Path, tmp_path: Path
+) -> None:
+    record = train(config_of(copper, HEAD), tmp_path / "run")
+    settings = load_model(tmp_path / "run" / "model").settings.to_json()
+    assert (settings["cutoff"], settings["envelope"]) == (CUTOFF, "polynomial")
+    assert record.config["model"]["cutoff"] is None and record.notes == []
+    assert energy_step(tmp_path / "run") < 1e-4
+    bare = train(config_of(copper, HEAD, envelope="none"), tmp_path / "bare")
+    assert energy_step(tmp_path / "bare") > 1e-2
+    assert "energies jump and forces are not smooth where neighbours cross the store's cutoff of 4.2" in bare.notes[0]
+
+
+def test_a_cutoff_beyond_that_of_the_store_is_refused_unless_the_run_began_with_it(
+    copper: Path, tmp_path: Path
+) -> None:
+    config = config_of(copper, HEAD, cutoff=5.0)
+    with pytest.raises(
+        InputError, match=r"model.cutoff = 5, but the edges of the store end at its cutoff of 4\.2.*at most"
+    ):
+        train(config, tmp_path / "run")
+    assert plan_run(config, begun=True).branches[0].model.model.to_json()["cutoff"] == 5.0
+    data = config.data.model_copy(update={"edges": False})
+    assert plan_run(config.model_copy(update={"data": data})).branches[0].model.edges is False
+
+
+def test_branches_share_the_smallest_cutoff_and_errors_name_the_branch(copper: Path) -> None:
+    table = config_of(copper, HEAD).to_json()
+    own = {key: table.pop(key) for key in ("data", "split", "heads")}
+    branches = [{"name": name, **own} for name in ("near", "far")]
+    longer = MemoryStore(cells_of(5.0), {"cutoff": 5.0})
+    shorter = MemoryStore(cells_of(4.0), {"cutoff": 4.0})
+    stores = {"near": shorter, "far": longer}
+    plan = plan_run(BranchedConfig.parse({**table, "branches": branches}), stores)
+    assert [branch.model.model.to_json()["cutoff"] for branch in plan.branches] == [4.0, 4.0]
+    asked = {**table, "model": {**table["model"], "cutoff": 4.5}, "branches": branches}
+    with pytest.raises(InputError, match=r"branch near: model\.cutoff = 4\.5"):
+        plan_run(BranchedConfig.parse(asked), stores)
+
+
+def cells_of(cutoff: float) -> list[Any]:
+    generator = np.random.default_rng(0)
+    return [from_ase(crystal(3.6, generator), cutoff, fields=LABELS) for _ in range(12)]
+
+
+@pytest.mark.parametrize(
+    "space, sentence",
+    [
+        ({"model.cutoff": {"type": "float", "low": 3.0, "high": 4.5}}, r'search\.space\."model\.cutoff" = 4\.5'),
+        ({"model.cutoff": {"type": "categorical", "choices": [4.0, 6.0]}}, r'search\.space\."model\.cutoff" = 6'),
+        ({"model.hidden_dim": {"type": "int", "low": 8, "high": 64}}, r"model\.cutoff = 5"),
+    ],
+)
+def test_every_cutoff_that_a_campaign_may_try_is_held_against_the_store(
+    space: dict[str, Any], sentence: str, copper: Path, tmp_path: Path
+) -> None:
+    table = config_of(copper, HEAD, cutoff=5.0).to_json()
+    objective = {"trials": 2, "objective": "valid/energy/mae"}
+    settings = campaign_settings({**table, "search": {**objective, "space": space}}, tmp_path / "CAMPAIGN.toml")
+    with pytest.raises(InputError, match=sentence):
+        check_campaign(settings, space_of(settings.search.space))
+
+
+def test_edges_that_an_envelope_silences_are_counted_and_without_a_cutoff_there_is_no_envelope(
+    grains: MemoryStore, tmp_path: Path
+) -> None:
+    head = {"kind": "scalar", "field": "grains"}
+    default = train(config_of("in memory", head, cutoff=5.0), tmp_path / "default", store=grains)
+    assert load_model(tmp_path / "default" / "model").settings.to_json()["envelope"] == "none"
+    assert default.notes == []
+    record = train(config_of("in memory", head, cutoff=5.0, envelope="polynomial"), tmp_path / "run", store=grains)
+    (note,) = record.notes
+    lengths = torch.cat([edge_lengths(grains, number) for number in plan_of(grains, head)])
+    share = float((lengths >= 5.0).double().mean())
+    assert 0.5 < share < 1 and f"of the {len(lengths)} edges of the training part ({share:.1%})" in note
+    assert note in run_summary(record, tmp_path / "run")["notes"]
+
+
+def plan_of(store: MemoryStore, head: dict[str, Any]) -> list[int]:
+    return plan_run(config_of("in memory", head), store).branches[0].split.train.tolist()
+
+
+def edge_lengths(store: MemoryStore, number: int) -> torch.Tensor:
+    batch = store.read([number])
+    vectors = batch.positions[batch.senders] + batch.edge_shifts - batch.positions[batch.receivers]
+    return vectors.norm(dim=1)
+
+
+def test_a_run_that_began_with_another_cutoff_keeps_it_where_the_configuration_says_none(
+    copper: Path, tmp_path: Path
+) -> None:
+    train(config_of(copper, HEAD, cutoff=3.0, envelope="cosine"), tmp_path / "run", until=1)
+    resumed = train(config_of(copper, HEAD), tmp_path / "run", resume=True)
+    assert (resumed.config["model"]["cutoff"], resumed.config["model"]["envelope"]) == (3.0, "cosine")
