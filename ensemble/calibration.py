@@ -1,10 +1,11 @@
 """Honest error bars: a scale for the spread and conformal intervals, per field, fitted on graphs that no member was trained on."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
+import pydantic
 from jaxtyping import Float, Int
 from numpy.typing import NDArray
 
@@ -22,40 +23,48 @@ from hydragnn.ensemble.scores import (
 from hydragnn.ensemble.uncertainty import Array, MixtureMoments, isotropic
 from hydragnn.errors import InputError
 from hydragnn.graphs.field import Field
+from hydragnn.settings import Count, Fraction, NotNegative, Positive
 
 Method = Literal["spread", "absolute"]
+Part = Literal["valid", "calibration"]
 
 
+@pydantic.with_config(pydantic.ConfigDict(extra="forbid"))
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Component:
     """Calibration of one component of a field (of all components together for vectors and tensors)."""
 
-    scale: float
+    scale: Positive
     """Factor on the spread (method spread) or the standard deviation itself in the field's unit (absolute)."""
-    floor: float
+    floor: NotNegative
     """Smallest spread that is believed, in the field's unit, before scaling, over what the form says of the item."""
-    quantile: float
+    quantile: NotNegative
     """Half-width of the interval in units of the calibrated standard deviation."""
-    reference: float
+    reference: NotNegative
     """Median spread on validation, in the field's unit, before scaling, over what the form says; 0 where there is none."""
-    typical: float = 1.0
+    typical: Positive = 1.0
     """Median magnitude of predictions on validation, in the field's unit."""
 
 
+@pydantic.with_config(pydantic.ConfigDict(extra="forbid"))
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Calibration:
     """How the spread of one field, or the form of its errors, becomes a standard deviation and an interval."""
 
     method: Method
     """spread: the scale is the members' spread with the form as its floor; absolute: it is the form alone."""
-    nominal: float
+    nominal: Fraction
     components: tuple[Component, ...]
-    graphs: int
+    graphs: Count
     """Graphs behind it."""
     guaranteed: bool
     """False where these are too few for the nominal level: the largest error seen is used then."""
-    part: str = "valid"
+    part: Part = "valid"
     form: Form = CONSTANT
+
+    def fits(self, field: Field) -> bool:
+        """Return True where there are as many components as numbers of the field are calibrated apart."""
+        return not field.classes and len(self.components) == (1 if turning_axes(field) else field.width)
 
     @property
     def follows(self) -> bool:
@@ -69,11 +78,11 @@ class Calibration:
         return f"interval widths {widths}; {evidence(self.part, self.graphs, self.guaranteed, self.nominal)}"
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON; ``number_calibration_from_json`` gives the same calibration back."""
+        """Plain JSON; ``calibration_from_json`` gives the same calibration back."""
         return {**asdict(self), "components": [asdict(component) for component in self.components]}
 
 
-def evidence(part: str, graphs: int, guaranteed: bool, nominal: float) -> str:
+def evidence(part: Part, graphs: int, guaranteed: bool, nominal: float) -> str:
     """Which graphs calibrated, in words.
 
     >>> evidence("calibration", 52, True, 0.9)
@@ -83,13 +92,6 @@ def evidence(part: str, graphs: int, guaranteed: bool, nominal: float) -> str:
     """
     which = {"calibration": "graphs that chose nothing", "valid": "validation graphs, which also chose the epoch"}[part]
     return f"calibrated on {graphs} {which}" + ("" if guaranteed else f": too few to guarantee {nominal * 100:g} %")
-
-
-def number_calibration_from_json(value: Mapping[str, Any]) -> Calibration:
-    """The calibration that ``Calibration.to_json`` wrote; KeyError or TypeError on anything else."""
-    components = tuple(Component(**component) for component in value["components"])
-    form = Form(**value.get("form", {}))  # before version 3 of the manifest there was one
-    return Calibration(**{**value, "components": components, "form": form})
 
 
 def conformal_quantile(
@@ -233,7 +235,7 @@ def variance_factor(field: Field, calibration: Calibration) -> Float[Array, "*sh
     """What the raw variances are multiplied with so that their sum is the calibrated variance (above the floor)."""
     if calibration.method == "absolute":
         return np.ones(field.shape)
-    return _spread_over(field, [component.scale**2 for component in calibration.components])
+    return _spread_over(field, [component.scale * component.scale for component in calibration.components])
 
 
 def _spread_over(field: Field, values: list[float]) -> Array:

@@ -1,25 +1,31 @@
 """Calibrations of every kind, read from JSON."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from hydragnn.ensemble.calibration import number_calibration_from_json
+import pydantic
+
+from hydragnn.ensemble.calibration import Calibration
 from hydragnn.ensemble.classes import ClassCalibration
 from hydragnn.ensemble.estimates import AnyCalibration
 from hydragnn.errors import InputError
+from hydragnn.settings import first_problem
 
-METHODS: Mapping[str, Callable[[Mapping[str, Any]], AnyCalibration]] = {
-    "spread": number_calibration_from_json,
-    "absolute": number_calibration_from_json,
-    "temperature": lambda value: ClassCalibration(**value),
+METHODS: Mapping[str, type[AnyCalibration]] = {
+    "spread": Calibration,
+    "absolute": Calibration,
+    "temperature": ClassCalibration,
 }
 
 
-def calibration_from_json(value: Mapping[str, Any]) -> AnyCalibration:
+def calibration_from_json(value: Any) -> AnyCalibration:
     """The calibration whose ``to_json`` this is; InputError on anything else."""
-    try:
-        return METHODS[value["method"]](value)
-    except (KeyError, TypeError) as error:
-        raise InputError(
-            f"a calibration is damaged or from a newer version ({error}); build the ensemble anew"
-        ) from error
+    method = value.get("method") if isinstance(value, dict) else None
+    problem = f"unknown method {method!r}"
+    if isinstance(method, str) and method in METHODS:
+        try:
+            calibration: AnyCalibration = pydantic.TypeAdapter(METHODS[method]).validate_python(value)
+            return calibration  # before version 3 of the manifest there was one form, the default
+        except pydantic.ValidationError as error:
+            problem = first_problem(error)
+    raise InputError(f"a calibration is damaged or from a newer version ({problem}); build the ensemble anew")

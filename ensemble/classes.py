@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 import numpy as np
+import pydantic
 import torch
 from jaxtyping import Float, Int, UInt8
 from numpy.typing import NDArray
@@ -12,7 +13,7 @@ from scipy.optimize import minimize_scalar
 from scipy.special import entr, log_softmax, softmax
 from scipy.stats import rankdata
 
-from hydragnn.ensemble.calibration import conformal_quantile, evidence
+from hydragnn.ensemble.calibration import Part, conformal_quantile, evidence
 from hydragnn.ensemble.estimates import AnyCalibration, Counts, Estimate, Labelled, Labels, Owners
 from hydragnn.ensemble.metrics import rank_correlation
 from hydragnn.ensemble.numbers import component_names
@@ -21,6 +22,7 @@ from hydragnn.ensemble.uncertainty import Array
 from hydragnn.errors import InputError
 from hydragnn.graphs.field import Field
 from hydragnn.models import Categorical, Distribution, Target
+from hydragnn.settings import Count, Fraction, NotNegative, Positive
 from hydragnn.training.class_metrics import class_sums, class_values
 
 QUANTITIES: Final = ("probability", "label", "set", "entropy", "epistemic", "aleatoric")
@@ -33,21 +35,26 @@ HOTTEST = 20.0
 Rows = Float[Array, "rows classes"]
 
 
+@pydantic.with_config(pydantic.ConfigDict(extra="forbid"))
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClassCalibration:
     """How the probabilities of one categorical field become honest: one temperature, and the threshold of the sets."""
 
-    temperature: float
+    temperature: Positive
     """Logarithms of probabilities are divided by it: above 1 the members were too sure."""
-    threshold: float
+    threshold: NotNegative
     """A class belongs to the set where all other classes together have at most this probability."""
-    nominal: float
-    graphs: int
+    nominal: Fraction
+    graphs: Count
     """Graphs behind the threshold."""
     guaranteed: bool
     """False where these are too few for the nominal level: every set then holds the least likely label seen."""
     method: str = "temperature"
-    part: str = "valid"
+    part: Part = "valid"
+
+    def fits(self, field: Field) -> bool:
+        """Return True for every field of classes."""
+        return bool(field.classes)
 
     @property
     def follows(self) -> bool:

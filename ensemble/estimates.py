@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy.typing import NDArray
 
+from hydragnn.ensemble.calibration import Part
 from hydragnn.ensemble.selection import Evidence
 from hydragnn.errors import InputError, nearest
 from hydragnn.graphs.field import Field
@@ -35,6 +36,9 @@ class AnyCalibration(Protocol):
     def follows(self) -> bool:
         """Return True where the uncertainty differs from item to item, so that a large one is a sign."""
 
+    def fits(self, field: Field) -> bool:
+        """Return True where it is for fields like this one."""
+
     def to_json(self) -> dict[str, Any]:
         """Plain JSON."""
 
@@ -43,7 +47,7 @@ class AnyCalibration(Protocol):
 class Labelled:
     """The labelled items of one target in one part of the data, with what every member says about them."""
 
-    part: str
+    part: Part
     labels: Labels
     members: Sequence[Distribution]
     graph: Owners

@@ -1,7 +1,7 @@
 """``ensemble.json``: who the members are, how they speak together, and checksums of their files."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from dataclasses import field as member
 from pathlib import Path
@@ -11,7 +11,7 @@ from hydragnn.ensemble.calibrations import calibration_from_json
 from hydragnn.ensemble.domain import FILE, AnyDomain, Domain, domain_from_json
 from hydragnn.ensemble.estimates import AnyCalibration
 from hydragnn.errors import InputError
-from hydragnn.files import digest, read_json, write_atomically, write_json
+from hydragnn.files import check_regular, digest, read_json, write_atomically, write_json
 from hydragnn.graphs.field import Field, field_from_json
 from hydragnn.models import Target, read_description, target_from_json
 
@@ -79,19 +79,30 @@ def manifest_from_json(value: Any, folder: Path) -> Manifest:
     try:
         if not isinstance(value["data"], dict) or not isinstance(value["selection"], dict):
             raise TypeError("data and selection are no tables")
+        targets = tuple(target_from_json(target) for target in value["targets"])
+        inputs = tuple(field_from_json(field) for field in value["inputs"])
+        fields = {field.name: field for field in inputs} | {target.name: target.field for target in targets}
         return Manifest(
             members=tuple(MemberEntry(**entry) for entry in value["members"]),
-            targets=tuple(target_from_json(target) for target in value["targets"]),
-            inputs=tuple(field_from_json(field) for field in value["inputs"]),
+            targets=targets,
+            inputs=inputs,
             dim=value["dim"],
             nominal=value["nominal"],
-            calibration={name: calibration_from_json(item) for name, item in value["calibration"].items()},
-            domain=domain_from_json(value["domain"], folder),
+            calibration={name: _calibration(item, name, targets) for name, item in value["calibration"].items()},
+            domain=domain_from_json(value["domain"], folder, fields, value["dim"]),
             data=value["data"],
             selection=value["selection"],
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"{source} is damaged ({error}); copy or build the ensemble again") from error
+
+
+def _calibration(value: Any, name: str, targets: Sequence[Target]) -> AnyCalibration:
+    """The calibration of the target of that name; ValueError where it is not for it."""
+    calibration = calibration_from_json(value)
+    if not any(target.name == name and calibration.fits(target.field) for target in targets):
+        raise ValueError(f"the calibration of {name} is for another target")
+    return calibration
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -126,7 +137,8 @@ def write_manifest(manifest: Manifest, folder: Path) -> None:
 
 
 def checksum(path: Path) -> str:
-    """SHA-256 of a file; InputError where it is missing."""
+    """SHA-256 of a file; InputError where it is missing or none."""
+    check_regular(path)
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

@@ -10,6 +10,7 @@ from jaxtyping import Bool, Int
 from numpy.typing import NDArray
 
 from hydragnn.datasets import GraphStore, pack
+from hydragnn.ensemble.calibration import Part
 from hydragnn.ensemble.estimates import Labelled
 from hydragnn.ensemble.members import Member, Outcome, join_outcomes
 from hydragnn.ensemble.plan import default_budget
@@ -57,7 +58,7 @@ class MemberOutputs:
         every = [outcome.predictions[target.name] for outcome in self.outcomes]
         return every if use is None else [one.rows(torch.from_numpy(use)) for one in every]
 
-    def labelled(self, target: Target, part: str) -> Labelled:
+    def labelled(self, target: Target, part: Part) -> Labelled:
         """The usable items of a target, in the part of the data that goes by this name."""
         use = self.usable(target)
         return Labelled(

@@ -131,9 +131,7 @@ class NumberEstimate(Estimate):
     def evidence(cls, target: Target, labels: Labels, members: Sequence[Distribution]) -> Evidence:
         """Labels, means and variances in units of each component's spread."""
         scale = labels.reshape(len(labels), -1).std(axis=0).reshape(target.field.shape)
-        scale = (
-            np.where(scale > 0, scale, 1.0) if target.field.parity == "scalar" else np.asarray(max(scale.max(), 1e-300))
-        )
+        scale = np.where(scale > 0, scale, 1.0) if target.field.parity == "scalar" else np.asarray(scale.max() or 1.0)
         return NumberEvidence(
             target=(labels / scale).ravel(),
             means=(member_means(members) / scale).reshape(len(members), -1),

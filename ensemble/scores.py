@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import pydantic
 from jaxtyping import Float, Int
 from numpy.typing import NDArray
 
 from hydragnn.ensemble.metrics import gaussian_crps
 from hydragnn.ensemble.uncertainty import Array
+from hydragnn.settings import NotNegative
 
 TINY = 1e-30
 """Smallest standard deviation, in any unit: a perfect model on validation must not divide by zero elsewhere."""
@@ -56,16 +58,18 @@ GROWTH: Final[Mapping[str, Growth]] = {
 """The first is the simplest, and stays where no other is better."""
 
 
+@pydantic.with_config(pydantic.ConfigDict(extra="forbid"))
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Form:
     """How errors grow, up to a factor for each component; positive everywhere, also for a graph without nodes."""
 
     kind: str = "constant"
-    growth: float = 0.0
+    growth: NotNegative = 0.0
     """b / a in a + b |prediction|, with predictions in units of a typical one; 0 for other kinds."""
 
     def __post_init__(self) -> None:
-        GROWTH[self.kind]  # KeyError for a kind that this version does not know
+        if self.kind not in GROWTH:
+            raise ValueError(f"unknown form {self.kind!r}; known: {', '.join(GROWTH)}")
 
     def relative(
         self, nodes: Float[Array, " items"], size: Float[Array, "items *shape"]

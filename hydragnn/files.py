@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
@@ -101,8 +102,19 @@ def is_free(path: Path) -> bool:
     return not os.path.lexists(path) or (path.is_dir() and not any(path.iterdir()))
 
 
+def check_regular(path: Path) -> None:
+    """Raise InputError where a device, a pipe or a folder is at ``path``, or links to one: reading it might never end."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return  # who reads it says why
+    if not stat.S_ISREG(mode):
+        raise InputError(f"{path} is no regular file; copy what it should be there")
+
+
 def read_json(path: Path) -> Any:
     """The value in a JSON file; InputError that names the file where it is missing or damaged."""
+    check_regular(path)
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

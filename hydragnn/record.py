@@ -10,6 +10,7 @@ import pydantic
 
 from hydragnn.errors import InputError, nearest
 from hydragnn.files import read_json, write_json
+from hydragnn.settings import first_problem
 
 VERSION = 1
 
@@ -126,7 +127,5 @@ def read_record(folder: Path) -> RunRecord:
     try:
         record: RunRecord = _RECORD.validate_python(value)
     except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise InputError(f"{path} is damaged ({where}: {first['msg']}); resume or repeat the run") from error
+        raise InputError(f"{path} is damaged ({first_problem(error)}); resume or repeat the run") from error
     return record

@@ -4,13 +4,20 @@ import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import pydantic
 
 from hydragnn.errors import InputError, nearest
 
 T = TypeVar("T", bound="Settings")
+
+Finite = Annotated[float, pydantic.Field(allow_inf_nan=False)]
+Positive = Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, pydantic.Field(ge=0)]
+Fraction = Annotated[float, pydantic.Field(gt=0, lt=1)]
+"""Between 0 and 1, and neither."""
 
 
 class Settings(pydantic.BaseModel):
@@ -59,6 +66,12 @@ class Settings(pydantic.BaseModel):
         """Plain JSON, complete with defaults; ``parse`` gives the same object back."""
         result: dict[str, Any] = self.model_dump(mode="json")
         return result
+
+
+def first_problem(error: pydantic.ValidationError) -> str:
+    """Where the first problem of a validation error lies, and what it is."""
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from jaxtyping import Float
 
 from hydragnn.ensemble.domain.detector import Channel, Detector
 from hydragnn.ensemble.domain.references import References
+from hydragnn.ensemble.domain.stored import Stored
 from hydragnn.ensemble.domain.view import LARGEST_TABLE, Array, GraphView, Numbers
 from hydragnn.graphs.field import Field
 
@@ -54,10 +55,12 @@ class Composition:
         return {**kinds, "references": self.references.points}
 
     @classmethod
-    def load(cls, settings: Mapping[str, Any], tensors: Mapping[str, Array]) -> "Composition":
-        """The detector that these are of."""
-        known = {name: tensors[f"kinds/{name}"].astype(np.int64) for name in settings["fields"]}
-        return cls(known=known, species=settings["species"], references=References(tensors["references"], 1))
+    def load(cls, settings: Mapping[str, Any], stored: Stored) -> "Composition":
+        """The detector that these are of; ValueError, KeyError or TypeError where they do not fit the graphs."""
+        known = {name: stored.kinds(f"kinds/{name}", name) for name in settings["fields"]}
+        species = settings["species"]
+        points = stored.numbers("references", None, sum(_widths(known, species)))
+        return cls(known=known, species=species, references=References(points, 1))
 
 
 def shares(view: GraphView, known: Mapping[str, Numbers], species: str) -> Float[Array, "graphs features"]:
@@ -78,6 +81,15 @@ def shares(view: GraphView, known: Mapping[str, Numbers], species: str) -> Float
         pairs, count = most * (most + 1) // 2 + least, len(known[species]) + 1
         columns.append(_histogram(pairs, batch.owner("edge").numpy(), len(view), count * (count + 1) // 2))
     return np.concatenate(columns, axis=1) / (2 * len(columns))
+
+
+def _widths(known: Mapping[str, Numbers], species: str) -> list[int]:
+    """How many shares there are of every field, and of pairs of neighbours."""
+    widths = [len(kinds) + 1 for kinds in known.values()]
+    if species in known and len(known[species]) <= PAIRED:
+        count = len(known[species]) + 1
+        widths.append(count * (count + 1) // 2)
+    return widths
 
 
 class CompositionFit:

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Float
 
 from hydragnn.ensemble.domain.detector import Channel, Detector
+from hydragnn.ensemble.domain.stored import Stored
 from hydragnn.ensemble.domain.view import Array, GraphView, Numbers, per_segment
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
@@ -56,9 +57,15 @@ class Inputs:
         return {"middle": self.middle, "half": self.half}
 
     @classmethod
-    def load(cls, settings: Mapping[str, Any], tensors: Mapping[str, Array]) -> "Inputs":
-        """The detector that these are of."""
-        middle, half = ({name: tensors[f"{name}/{what}"] for name in settings["fields"]} for what in ("middle", "half"))
+    def load(cls, settings: Mapping[str, Any], stored: Stored) -> "Inputs":
+        """The detector that these are of; ValueError, KeyError or TypeError where they do not fit the graphs."""
+        widths = {name: stored.field(name, classes=False).width for name in settings["fields"]}
+        middle, half = (
+            {name: stored.numbers(f"{name}/{what}", width) for name, width in widths.items()}
+            for what in ("middle", "half")
+        )
+        if not all((values > 0).all() for values in half.values()):
+            raise ValueError("a range has no width")
         return cls(middle=middle, half=half)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Float
 
 from hydragnn.ensemble.domain.detector import Channel, Detector
+from hydragnn.ensemble.domain.stored import Stored
 from hydragnn.ensemble.domain.view import Array, GraphView, Numbers
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
@@ -51,9 +52,9 @@ class Kinds:
         return {name: known.astype(np.float64) for name, known in self.known.items()}
 
     @classmethod
-    def load(cls, settings: Mapping[str, Any], tensors: Mapping[str, Array]) -> "Kinds":
-        """The detector that these are of."""
-        return cls(known={name: tensors[name].astype(np.int64) for name in settings["fields"]})
+    def load(cls, settings: Mapping[str, Any], stored: Stored) -> "Kinds":
+        """The detector that these are of; ValueError, KeyError or TypeError where they do not fit the graphs."""
+        return cls(known={name: stored.kinds(name, name) for name in settings["fields"]})
 
 
 class KindsFit:

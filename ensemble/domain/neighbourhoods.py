@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Float
 
 from hydragnn.ensemble.domain.detector import Channel, Detector
+from hydragnn.ensemble.domain.stored import Stored
 from hydragnn.ensemble.domain.view import LARGEST_TABLE, Array, GraphView, Numbers, per_segment
 
 FLOOR = 0.03
@@ -73,15 +74,21 @@ class Neighbourhoods:
         return {"kinds": kinds, "mean": self.mean, "whitening": self.whitening, "shortest": self.shortest}
 
     @classmethod
-    def load(cls, settings: Mapping[str, Any], tensors: Mapping[str, Array]) -> "Neighbourhoods":
-        """The detector that these are of."""
+    def load(cls, settings: Mapping[str, Any], stored: Stored) -> "Neighbourhoods":
+        """The detector that these are of; ValueError, KeyError or TypeError where they do not fit the graphs."""
+        species, features = settings["species"], stored.features
+        kinds = stored.kinds("kinds", species) if species else stored.numbers("kinds", 1).astype(np.int64)
+        count = len(kinds) + 1
+        shortest = stored.numbers("shortest", count, count, largest=np.inf)
+        if not (shortest > 0).all():
+            raise ValueError("a shortest edge has no length")
         return cls(
-            species=settings["species"],
-            lonely=settings["lonely"],
-            kinds=tensors["kinds"].astype(np.int64),
-            mean=tensors["mean"],
-            whitening=tensors["whitening"],
-            shortest=tensors["shortest"],
+            species=species,
+            lonely=bool(settings["lonely"]),
+            kinds=kinds,
+            mean=stored.numbers("mean", count, features),
+            whitening=stored.numbers("whitening", count, features, features),
+            shortest=shortest,
         )
 
     def _kind(self, view: GraphView) -> Numbers:

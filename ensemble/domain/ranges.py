@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from dataclasses import field as member
 from typing import Any
 
+import pydantic
 import torch
 from torch import Tensor
 
@@ -12,19 +13,22 @@ from hydragnn.ensemble.domain.domain import DomainScores
 from hydragnn.ensemble.domain.view import GraphView
 from hydragnn.errors import InputError
 from hydragnn.graphs.batch import GraphBatch, edge_vectors
+from hydragnn.graphs.field import Field
+from hydragnn.settings import Finite, NotNegative, first_problem
 
 MARGIN = 0.05
 """How far a value may lie outside the training range, as a fraction of it, before it counts as foreign."""
 
 
+@pydantic.with_config(pydantic.ConfigDict(extra="forbid"))
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ranges:
     """What the training part holds: classes, ranges per component, the shortest edge, and usual spreads."""
 
     classes: Mapping[str, tuple[int, ...]] = member(default_factory=dict)
-    ranges: Mapping[str, tuple[tuple[float, float], ...]] = member(default_factory=dict)
-    shortest_edge: float = 0.0
-    spreads: Mapping[str, float] = member(default_factory=dict)
+    ranges: Mapping[str, tuple[tuple[Finite, Finite], ...]] = member(default_factory=dict)
+    shortest_edge: NotNegative = 0.0
+    spreads: Mapping[str, NotNegative] = member(default_factory=dict)
     """Per target field: the largest doubt (calibrated standard deviation, entropy of classes) that 99 % of the validation graphs stay below."""
 
     @property
@@ -55,17 +59,23 @@ class Ranges:
         return DomainScores(scores={}, reasons=tuple("; ".join(sentences) for sentences in reasons))
 
 
-def ranges_from_json(value: Mapping[str, Any]) -> Ranges:
-    """The ranges that ``Ranges.to_json`` wrote; InputError on anything else."""
+_RANGES = pydantic.TypeAdapter(Ranges)
+"""Checks every number that is read."""
+
+
+def ranges_from_json(value: Any, fields: Mapping[str, Field]) -> Ranges:
+    """The ranges that ``Ranges.to_json`` wrote, of these fields; InputError on anything else."""
     try:
-        return Ranges(
-            classes={name: tuple(known) for name, known in value["classes"].items()},
-            ranges={name: tuple((low, high) for low, high in pairs) for name, pairs in value["ranges"].items()},
-            shortest_edge=value["shortest_edge"],
-            spreads=dict(value["spreads"]),
-        )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(f"the training domain is damaged ({error}); build the ensemble anew") from error
+        ranges: Ranges = _RANGES.validate_python(value)
+    except pydantic.ValidationError as error:
+        raise InputError(f"the training domain is damaged ({first_problem(error)}); build the ensemble anew") from error
+    for name in {*ranges.classes, *ranges.ranges} & set(fields):
+        width = len(ranges.ranges.get(name, ()))
+        if (name in ranges.classes and not fields[name].classes) or width not in (0, fields[name].width):
+            raise InputError(
+                f"the training domain is damaged (it means another field by {name}); build the ensemble anew"
+            )
+    return ranges
 
 
 def foreign(domain: Ranges, batch: GraphBatch) -> list[list[str]]:

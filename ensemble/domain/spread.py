@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Float
 
 from hydragnn.ensemble.domain.detector import Channel
+from hydragnn.ensemble.domain.stored import Stored
 from hydragnn.ensemble.domain.view import Array, GraphView
 
 
@@ -47,6 +48,9 @@ class Spread:
         return {}
 
     @classmethod
-    def load(cls, settings: Mapping[str, Any], tensors: Mapping[str, Array]) -> "Spread":
-        """The detector that these are of."""
+    def load(cls, settings: Mapping[str, Any], stored: Stored) -> "Spread":
+        """The detector that these are of; ValueError, KeyError or TypeError where there are no such targets."""
+        unknown = [name for name in settings["targets"] if name not in stored.fields]
+        if unknown:
+            raise ValueError(f"there is no target {unknown[0]}")
         return cls(targets=dict(settings["targets"]), per_node=tuple(settings["per_node"]))

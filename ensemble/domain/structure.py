@@ -10,6 +10,7 @@ from jaxtyping import Float
 from hydragnn.ensemble.domain.detector import Channel, Detector
 from hydragnn.ensemble.domain.neighbourhoods import whitening
 from hydragnn.ensemble.domain.references import References
+from hydragnn.ensemble.domain.stored import Stored
 from hydragnn.ensemble.domain.view import Array, GraphView, per_segment
 
 
@@ -46,10 +47,14 @@ class Structure:
         return {"mean": self.mean, "whitening": self.whitening, "references": self.references.points}
 
     @classmethod
-    def load(cls, settings: Mapping[str, Any], tensors: Mapping[str, Array]) -> "Structure":
-        """The detector that these are of."""
-        points = References(tensors["references"], 2)
-        return cls(mean=tensors["mean"], whitening=tensors["whitening"], references=points)
+    def load(cls, settings: Mapping[str, Any], stored: Stored) -> "Structure":
+        """The detector that these are of; ValueError, KeyError or TypeError where they do not fit the graphs."""
+        features = 2 * stored.features
+        return cls(
+            mean=stored.numbers("mean", features),
+            whitening=stored.numbers("whitening", features, features),
+            references=References(stored.numbers("references", None, features), 2),
+        )
 
 
 def graph_features(view: GraphView) -> Float[Array, "graphs features"]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hydragnn.datasets.normalisation import Normalisation, normalisation_from_json
 from hydragnn.errors import InputError
-from hydragnn.files import read_json, write_atomically, write_json
+from hydragnn.files import check_regular, read_json, write_atomically, write_json
 from hydragnn.models.branched import BranchedModel, build_branched
 from hydragnn.models.build import build_from_description
 from hydragnn.models.description import ModelDescription, description_from_json
@@ -127,6 +127,7 @@ def load_graph_model(folder: Path, branch: str = "") -> tuple[GraphModel, Normal
 
 
 def _weights(path: Path) -> dict[str, Tensor]:
+    check_regular(path)
     try:
         return load_file(path)
     except FileNotFoundError:

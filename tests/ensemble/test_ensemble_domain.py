@@ -30,6 +30,7 @@ NOBODY = Spread(targets={}, per_node=())
 LOAD = Field(name="load", on="node", shape=(2,))
 SPAN = Field(name="span", on="edge")
 HEAT = Field(name="heat", on="graph")
+ATOMS = {"atomic_numbers": ATOMIC_NUMBERS_FIELD}
 
 
 def crystal(random: np.random.Generator, symbol: str = "Cu", lattice: str = "fcc", a: float = 3.6) -> Atoms:
@@ -226,18 +227,18 @@ def test_the_upper_value_is_exceeded_as_often_as_it_says() -> None:
 def test_a_domain_comes_back_from_its_file(domain: Domain, tmp_path: Path) -> None:
     (tmp_path / "domain.safetensors").write_bytes(domain.file_content)
     output = json.loads(json.dumps(domain.to_json()))
-    again = domain_from_json(output, tmp_path)
+    again = domain_from_json(output, tmp_path, ATOMS, 3)
     assert again.to_json() == domain.to_json() and again.file_content == domain.file_content
     frame = crystal(np.random.default_rng(9))
     assert isinstance(again, Domain) and scores(again, frame) == scores(domain, frame)
     (tmp_path / "domain.safetensors").write_bytes(domain.file_content + b"?")
     with pytest.raises(InputError, match="differs from what was saved"):
-        domain_from_json(output, tmp_path)
+        domain_from_json(output, tmp_path, ATOMS, 3)
     with pytest.raises(InputError, match="damaged"):
-        domain_from_json({**output, "sha256": ""}, tmp_path)
+        domain_from_json({**output, "sha256": ""}, tmp_path, ATOMS, 3)
     (tmp_path / "domain.safetensors").unlink()
     with pytest.raises(InputError, match="copy the whole folder"):
-        domain_from_json(output, tmp_path)
+        domain_from_json(output, tmp_path, ATOMS, 3)
 
 
 @pytest.mark.parametrize(
@@ -255,7 +256,7 @@ def test_a_domain_comes_back_from_its_file(domain: Domain, tmp_path: Path) -> No
 def test_a_damaged_domain_is_refused(domain: Domain, tmp_path: Path, damage: dict[str, object]) -> None:
     (tmp_path / "domain.safetensors").write_bytes(domain.file_content)
     with pytest.raises(InputError, match="damaged"):
-        domain_from_json({**domain.to_json(), **damage}, tmp_path)
+        domain_from_json({**domain.to_json(), **damage}, tmp_path, ATOMS, 3)
 
 
 def test_the_scale_is_the_longest_edge_and_one_without_lengths() -> None:

@@ -1,0 +1,183 @@
+"""What lies in an ensemble's folder may come from anywhere: whatever it says, loading ends in a sentence or in a prediction."""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load, save
+
+from hydragnn.ensemble.ensemble import Ensemble
+from hydragnn.ensemble.numbers import NumberEstimate
+from hydragnn.errors import InputError
+from hydragnn.graphs import Field
+from hydragnn.models import Point, Target
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@pytest.fixture
+def received(ensemble: Path, tmp_path: Path) -> Path:
+    """A copy to damage."""
+    shutil.copytree(ensemble, tmp_path / "received")
+    return tmp_path / "received"
+
+
+def damage(folder: Path, change: Mapping[str, Any], *where: Any) -> None:
+    """Change what the manifest says at a place."""
+    manifest = json.loads((folder / "ensemble.json").read_text())
+    here = manifest
+    for key in where:
+        here = here[key]
+    here.update(change)
+    (folder / "ensemble.json").write_text(json.dumps(manifest))
+
+
+def replace_tensors(folder: Path, content: bytes) -> None:
+    """Another file of tensors, with its checksum, as whoever damages both would leave them."""
+    (folder / "domain.safetensors").write_bytes(content)
+    damage(folder, {"sha256": hashlib.sha256(content).hexdigest()}, "domain")
+
+
+HOSTILE: tuple[Any, ...] = (None, "x", [], [[1]], {}, {"a": 1}, -1, float("nan"), float("inf"))
+
+
+@pytest.mark.parametrize("key", ["scale", "floor", "quantile", "reference", "typical"])
+def test_a_number_of_a_calibration_that_is_none_is_refused(received: Path, key: str) -> None:
+    for value in HOSTILE:
+        damage(received, {key: value}, "calibration", "energy", "components", 0)
+        with pytest.raises(InputError, match="a calibration is damaged"):
+            Ensemble.load(received)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"nominal": 2.0},
+        {"graphs": "x"},
+        {"guaranteed": [1]},
+        {"part": "test"},
+        {"method": []},
+        {"components": 5},
+        {"b": 1},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_calibration_that_says_something_else_is_refused(received: Path, change: dict[str, Any]) -> None:
+    damage(received, change, "calibration", "energy")
+    with pytest.raises(InputError, match="a calibration is damaged"):
+        Ensemble.load(received)
+
+
+@pytest.mark.parametrize("form", [{"kind": "cubic"}, {"kind": {}}, {"growth": -1.0}, {"growth": "x"}, 3])
+def test_a_form_that_there_is_not_is_refused(received: Path, form: Any) -> None:
+    damage(received, {"form": form}, "calibration", "energy")
+    with pytest.raises(InputError, match="a calibration is damaged"):
+        Ensemble.load(received)
+
+
+def test_a_calibration_of_another_kind_or_number_of_components_is_refused(received: Path) -> None:
+    good = json.loads((received / "ensemble.json").read_text())["calibration"]["energy"]
+    of_classes = {
+        "method": "temperature",
+        "temperature": 1.0,
+        "threshold": 0.1,
+        "nominal": 0.9,
+        "graphs": 9,
+        "guaranteed": True,
+    }
+    for name, bad in (("energy", of_classes), ("energy", {**good, "components": good["components"] * 2}), ("x", good)):
+        damage(received, {"calibration": {name: bad}})
+        with pytest.raises(InputError, match="is for another target"):
+            Ensemble.load(received)
+
+
+def variants(values: Array) -> Iterator[Array]:
+    """The same numbers as another tensor."""
+    yield from (
+        values.astype(np.float32),
+        np.full(values.shape, np.inf),
+        np.full(values.shape, np.nan),
+        values[..., None],
+        values[..., :0],
+    )
+    yield from (np.zeros(()), np.zeros((3, 3, 3, 3)), np.zeros((0, 5)), np.full(values.shape, -1.5), values[..., :-1])
+
+
+def test_a_tensor_of_the_domain_that_does_not_fit_is_refused_or_computed_with(received: Path) -> None:
+    """Whoever damaged the tensors also wrote their checksum; what fits in shape may be as wrong as it likes."""
+    sound = load((received / "domain.safetensors").read_bytes())
+    refused = 0
+    for name, values in sound.items():
+        for variant in variants(values):
+            replace_tensors(received, save({**sound, name: np.ascontiguousarray(variant)}))
+            try:
+                Ensemble.load(received, held=1)
+            except InputError as error:
+                refused += 1
+                assert "the training domain is damaged" in str(error)
+            else:
+                fits = variant.shape == values.shape and np.isfinite(variant).all()
+                assert fits or name.startswith("kinds/") or name == "neighbourhoods/shortest", (name, variant.shape)
+    assert refused > len(sound)
+
+
+@pytest.mark.parametrize("dtype", ["BF16", "F8_E4M3", "C64", "X"])
+def test_numbers_of_a_type_that_numpy_has_not_are_refused(received: Path, dtype: str) -> None:
+    size = {"BF16": 2, "F8_E4M3": 1, "C64": 8}.get(dtype, 8)
+    header = json.dumps({"kinds/x": {"dtype": dtype, "shape": [3], "data_offsets": [0, 3 * size]}}).encode()
+    content = len(header).to_bytes(8, "little") + header + bytes(3 * size)
+    replace_tensors(received, content)
+    with pytest.raises(InputError, match="domain"):
+        Ensemble.load(received)
+
+
+@pytest.mark.parametrize("change", [{"targets": {"x": "std"}}, {"targets": 5}, {"per_node": None}])
+def test_a_detector_of_a_target_that_there_is_not_is_refused(received: Path, change: dict[str, Any]) -> None:
+    damage(received, change, "domain", "detectors", -1)
+    with pytest.raises(InputError, match="the training domain is damaged"):
+        Ensemble.load(received)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"spreads": {"energy": "x"}},
+        {"shortest_edge": [1]},
+        {"ranges": {"atomic_numbers": [[0, 1], [0, 1]]}},
+        {"classes": 3},
+    ],
+    ids=["spreads", "shortest edge", "ranges", "classes"],
+)
+def test_ranges_of_earlier_ensembles_are_checked_as_well(received: Path, change: dict[str, Any]) -> None:
+    ranges = {"classes": {"atomic_numbers": [29, 79]}, "ranges": {}, "shortest_edge": 2.0, "spreads": {}, **change}
+    damage(received, {"domain": ranges})
+    with pytest.raises(InputError, match="the training domain is damaged"):
+        Ensemble.load(received)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["ensemble.json", "domain.safetensors", "members/0/record.json", "members/0/weights.safetensors"],
+)
+def test_a_link_to_a_device_and_a_pipe_are_not_read(received: Path, name: str) -> None:
+    """Reading the one never ends, and takes all memory; the other waits for a writer."""
+    for replace in (lambda path: path.symlink_to("/dev/zero"), os.mkfifo):
+        (received / name).unlink()
+        replace(received / name)
+        with pytest.raises(InputError, match=r"is no regular file|is neither an ensemble nor a run"):
+            Ensemble.load(received)
+
+
+def test_diversity_on_a_single_labelled_vector_is_a_number() -> None:
+    field = Field(name="dipole", on="graph", shape=(3,), parity="vector", role="target")
+    target = Target(field=field, loss="mse", weight=1.0)
+    members = [Point(mean=torch.tensor([row], dtype=torch.float64)) for row in ([0.1, 0.2, 0.3], [0.3, 0.1, 0.0])]
+    found = NumberEstimate.evidence(target, np.array([[1.0, 2.0, 3.0]]), members).diversity(np.array([0.5, 0.5]))
+    assert all(np.isfinite(value) for value in found.values()), found
