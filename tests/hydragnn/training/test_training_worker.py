@@ -20,7 +20,7 @@ from hydragnn.runs import train
 @pytest.fixture(scope="module")
 def store_path(store: MemoryStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("store") / "clusters.h5"
-    with StoreWriter(path, store.fields(), dim=3) as writer:
+    with StoreWriter(path, store.fields(), dim=3, attributes=dict(store.attributes)) as writer:
         writer.write(store.read(range(len(store))))
     return path
 
