@@ -147,7 +147,7 @@ def believed(
 def choose_form(rows: Rows, candidates: Sequence[Form], follows: bool) -> Form:
     """The form whose normal distributions have the least CRPS on these graphs, which calibrate nothing afterwards.
 
-    Each graph is left out in turn from the factor that it is judged with, and all graphs weigh the same. Components count in
+    Each graph is left out in turn from the factor that its error is measured with, and all graphs weigh the same. Components count in
     units of their CRPS with the simplest form, the first, which stays unless another is better. Neither the order of the
     items nor the unit matters.
     """

@@ -35,7 +35,7 @@ class Span:
     useful: float = 0.0
     """Seconds of it that count."""
     to_sampler: bool = False
-    """True where the sampler heard of its failure."""
+    """True where the sampler got its failure."""
     suspects: tuple[str, ...] = ()
     message: str = ""
 
@@ -93,7 +93,7 @@ class FaultRow:
     node_hours: float
     """Time of nodes that they destroyed."""
     to_sampler: int
-    """How many of them the sampler heard of."""
+    """How many of them went to the sampler."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -135,7 +135,7 @@ class Heart(threading.Thread):
         self._over.set()
 
     def has_stopped(self, rank: int) -> bool:
-        """Return True where that rank is dead: its process is gone from this machine, or nothing was heard of it for long.
+        """Return True where that rank is dead: its process is gone from this machine, or it gave no sign of life for long.
 
         Ages are differences between files, since clocks of machines differ.
         """

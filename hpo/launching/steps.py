@@ -296,7 +296,7 @@ class StepLauncher:
         return evidence.unreachable or (refused and not self._watch.in_order(attempt.task.slots, attempt.begun))
 
     def _is_known(self, attempt: _Attempt, now: float) -> bool:
-        """Return True where all is known that an attempt's end is judged by; ends without a result wait for the scheduler's word."""
+        """Return True where all is known that decides how an attempt ended; ends without a result wait for the scheduler's word."""
         if self._revoked or attempt.cancelled or attempt.lost or attempt.complete:
             return True
         assert attempt.ended is not None

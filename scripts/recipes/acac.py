@@ -1,4 +1,4 @@
-"""Acetylacetone: energy and forces learnt at 300 K, judged at 300 K and, out of distribution, at 600 K."""
+"""Acetylacetone: energy and forces learnt at 300 K, tested at 300 K and, out of distribution, at 600 K."""
 
 from pathlib import Path
 from typing import Any

@@ -194,7 +194,7 @@ def held_out_by_origin(store: Path) -> dict[int, NDArray[np.int64]]:
 
 
 def relative_errors(run: Path, store: Path) -> dict[int, Array]:
-    """Per cent relative L2 error of every judged graph, by origin; a density that does not carry the load is left out."""
+    """Per cent relative L2 error of every tested graph, by origin; a density that does not carry the load is left out."""
     model, nodes = model_of(run), int(open_store(store).sizes().nodes[0])
     result = {}
     for number, graphs in held_out_by_origin(store).items():

@@ -178,7 +178,7 @@ def held_out_graphs(store: Path, fold: int) -> NDArray[np.int64]:
 
 
 def fold_errors(runs: list[Path], store: Path, fold: int) -> Sums:
-    """Absolute error of the runs' average and absolute label of every judged microstructure (0 where not measured)."""
+    """Absolute error of the runs' average and absolute label of every tested microstructure (0 where not measured)."""
     reader, tested = open_store(store), held_out_graphs(store, fold)
     predicted = [predictions(model_of(run), store, tested.tolist()) for run in runs]
     sums = {}
@@ -238,7 +238,7 @@ def texture_features(graph: GraphBatch) -> Array:
 def relative(errors: list[Sums], lowest: int, subset: list[NDArray[np.bool_]] | None = None) -> float:
     """Sum of errors over sum of values in per cent, over all folds and field strengths from ``lowest`` kA/m.
 
-    ``subset`` chooses among the judged microstructures of every fold.
+    ``subset`` chooses among the tested microstructures of every fold.
     """
     names = [name for name, strength in zip(TARGETS, STRENGTHS) if strength >= lowest]
     totals = np.zeros(2)

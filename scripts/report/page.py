@@ -282,7 +282,7 @@ def members(facts: Facts) -> Section | None:
 
 
 def quality(facts: Facts) -> Section | None:
-    """Errors, parity and error distributions of the judged part."""
+    """Errors, parity and error distributions of the part with the verdict."""
     part = facts.verdict_part
     if part is None:
         return None

@@ -79,7 +79,7 @@ def figures_of(name: str, made: DomainSet, out: Path, seed: int) -> dict[str, An
     before = ranges_before(ensemble, store, train_part, valid)
     asked = {"test": store.read(test, names_of(store)), **{k: concatenate(list(v)) for k, v in made.probes.items()}}
     output = {kind: ensemble.predict(batch) for kind, batch in asked.items()}
-    errors = {kind: graph_errors(made.judged, batch, output[kind]) for kind, batch in asked.items()}
+    errors = {kind: graph_errors(made.target, batch, output[kind]) for kind, batch in asked.items()}
     bound = LARGE * float(np.nanmedian(errors["test"]))
     rows = [
         Row(
@@ -87,7 +87,7 @@ def figures_of(name: str, made: DomainSet, out: Path, seed: int) -> dict[str, An
             graphs=len(batch),
             flagged=float((output[kind].domain_score > 1).mean()),
             flagged_before=share_before(before, batch, output[kind]),
-            coverage=coverage(made.judged, batch, output[kind]),
+            coverage=coverage(made.target, batch, output[kind]),
             large_errors=float((errors[kind] > bound).mean()),
             by_detector={name: float((one > 1).mean()) for name, one in output[kind].domain_scores.items()},
         )

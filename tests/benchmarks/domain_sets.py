@@ -38,7 +38,7 @@ class DomainSet:
 
     graphs: Sequence[GraphBatch]
     table: Mapping[str, Any]
-    judged: str
+    target: str
     """The field whose error counts."""
     probes: Mapping[str, Sequence[GraphBatch]]
 
@@ -81,7 +81,7 @@ def metals(data: Path) -> DomainSet:
             batch=4,
             epochs=24,
         ),
-        judged="forces",
+        target="forces",
         probes={name: [labelled(frame) for frame in several] for name, several in shapes.items()},
     )
 
@@ -143,7 +143,7 @@ def alloys(data: Path) -> DomainSet:
             batch=8,
             epochs=8,
         ),
-        judged="charge_transfer",
+        target="charge_transfer",
         probes={
             "Pt end (0-2 Fe)": graphs(0, 2, ASKED),
             "Fe end (28-32 Fe)": graphs(28, 32, ASKED),
@@ -200,7 +200,7 @@ def acetylacetone(data: Path) -> DomainSet:
             batch=5,
             epochs=15,
         ),
-        judged="forces",
+        target="forces",
         probes={"600 K": [from_ase(frame, 5.0, fields=[ENERGY, FORCES]) for frame in hot]},
     )
 
@@ -219,7 +219,7 @@ def darcy(data: Path) -> DomainSet:
             batch=8,
             epochs=6,
         ),
-        judged="pressure",
+        target="pressure",
         probes={
             "mesh 8 x 8": [grid(permeability[row, ::2, ::2], pressure[row, ::2, ::2]) for row in asked],
             "mesh 31 x 31": [grid(finer(permeability[row]).round(), finer(pressure[row])) for row in asked],

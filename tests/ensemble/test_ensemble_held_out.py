@@ -82,9 +82,9 @@ def test_graphs_that_chose_nothing_calibrate(calibrated_runs: list[Path], store:
     assert "calibrated on 10 graphs that chose nothing" in manifest.calibration["energy"].sentence
     assert set(evaluation.parts) == {"valid", "test"}
     with np.load(tmp_path / "out" / "evaluation.npz") as arrays:
-        judged = set(arrays["test/energy/graph"].tolist())
+        tested = set(arrays["test/energy/graph"].tolist())
     split = joint_split([load_run(run) for run in calibrated_runs], store)
-    assert judged == set(split.test.tolist()) and not judged & set(split.calibration.tolist())
+    assert tested == set(split.test.tolist()) and not tested & set(split.calibration.tolist())
 
 
 def test_a_field_without_labels_in_the_calibration_part_is_calibrated_on_validation(

@@ -25,7 +25,7 @@ def record(**members: Any) -> RunRecord:
     return RunRecord(**{**base, "epochs": 3, "curves": CURVES, "trivial": trivial, **members})
 
 
-def judged(folder: Path, code: int | None = 0, **end: Any) -> Reached | Failed:
+def verdict_of(folder: Path, code: int | None = 0, **end: Any) -> Reached | Failed:
     task = Task(trial=4, attempt=2, until=3, folder=folder, slots=("p",))
     return verdict(Exit(task=task, code=code, **end), "h", "valid/loss")
 
@@ -33,13 +33,13 @@ def judged(folder: Path, code: int | None = 0, **end: Any) -> Reached | Failed:
 @pytest.mark.parametrize("code", [0, 1, -6, -11])
 def test_a_complete_record_is_success_whatever_the_exit_code(tmp_path: Path, code: int) -> None:
     write_record(record(), tmp_path)
-    outcome = judged(tmp_path, code)
+    outcome = verdict_of(tmp_path, code)
     assert outcome == Reached(trial=4, attempt=2, epochs=3, value=1.0)
 
 
 def test_what_a_trial_cost_comes_with_its_result(tmp_path: Path) -> None:
     write_record(record(cost=Cost(seconds=12.5, peak_memory_mb=900.0)), tmp_path)
-    outcome = judged(tmp_path)
+    outcome = verdict_of(tmp_path)
     assert isinstance(outcome, Reached)
     assert (outcome.seconds, outcome.memory_mb) == (12.5, 900.0)
 
@@ -49,7 +49,7 @@ def test_a_record_counts_only_for_the_attempt_that_wrote_it_or_where_nobody_coun
     tmp_path: Path, attempt: int, counts: bool
 ) -> None:
     write_record(record(attempt=attempt), tmp_path)
-    outcome = judged(tmp_path, code=0 if counts else -9)
+    outcome = verdict_of(tmp_path, code=0 if counts else -9)
     assert isinstance(outcome, Reached) == counts
     assert counts or (isinstance(outcome, Failed) and outcome.kind == "preempted")
 
@@ -59,17 +59,17 @@ def test_a_failure_knows_the_epochs_that_are_saved_and_the_nodes_that_are_suspec
     checkpoint.mkdir(parents=True)
     (checkpoint / "state.json").write_text('{"epoch": 2}')
     (checkpoint.parent / "latest.json").write_text('{"version": 1, "checkpoint": "000002-000000"}')
-    outcome = judged(tmp_path, code=-9, suspects=("n7",), message="lost n7")
+    outcome = verdict_of(tmp_path, code=-9, suspects=("n7",), message="lost n7")
     assert outcome == Failed(trial=4, attempt=2, kind="lost_node", message="lost n7", epochs=2, suspects=("n7",))
     (checkpoint / "state.json").unlink()
-    outcome = judged(tmp_path, code=-9)
+    outcome = verdict_of(tmp_path, code=-9)
     assert isinstance(outcome, Failed)
     assert outcome.epochs == 0
 
 
 def test_an_early_stop_needs_no_further_segment(tmp_path: Path) -> None:
     write_record(record(status="stopped", epochs=2), tmp_path)
-    outcome = judged(tmp_path)
+    outcome = verdict_of(tmp_path)
     assert isinstance(outcome, Reached)
     assert outcome.over
 
@@ -100,14 +100,14 @@ def test_what_is_no_result_is_a_failure_of_its_kind(
 ) -> None:
     if members is not None:
         write_record(record(**members), tmp_path)
-    outcome = judged(tmp_path, **end)
+    outcome = verdict_of(tmp_path, **end)
     assert isinstance(outcome, Failed)
     assert outcome.kind == kind
 
 
 def test_the_end_of_the_log_stays_with_the_failure(tmp_path: Path) -> None:
     (tmp_path / "log.txt").write_text("\n".join(f"line {k}" for k in range(100)))
-    outcome = judged(tmp_path, code=7)
+    outcome = verdict_of(tmp_path, code=7)
     assert isinstance(outcome, Failed)
     assert outcome.message.startswith("exit code 7 without a result")
     assert outcome.message.endswith("line 99")
@@ -116,7 +116,7 @@ def test_the_end_of_the_log_stays_with_the_failure(tmp_path: Path) -> None:
 
 def test_a_damaged_record_is_no_result(tmp_path: Path) -> None:
     (tmp_path / "record.json").write_text('{"version": 1, "sta')
-    assert isinstance(judged(tmp_path), Failed)
+    assert isinstance(verdict_of(tmp_path), Failed)
 
 
 def test_the_objective_is_that_of_the_model_which_is_kept() -> None:
