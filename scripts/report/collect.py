@@ -15,11 +15,11 @@ from hydragnn.ensemble.calibrations import calibration_from_json
 from hydragnn.errors import InputError
 from hydragnn.files import read_json
 from hydragnn.record import RunRecord, read_record
+from hydragnn.scripts.report.ablation_facts import ablation_facts
 from hydragnn.scripts.report.campaign_facts import campaign_facts
 from hydragnn.scripts.report.data_facts import data_facts
 from hydragnn.scripts.report.domain_figures import domain_facts
 from hydragnn.scripts.report.facts import (
-    Ablation,
     CampaignFacts,
     ClassPoints,
     DataFacts,
@@ -99,7 +99,7 @@ def collect(source: Path, *, campaign: Path | None = None, ensemble: Path | None
         data=data,
         data_problem=problem,
         parts=parts,
-        ablation=_ablation(ensemble or source),
+        ablation=ablation_facts(ensemble or source),
     )
 
 
@@ -382,22 +382,3 @@ def _record_scores(record: RunRecord, part: str, field: str, unit: str) -> Field
         best_member=model,
         ensemble=None,
     )
-
-
-def _ablation(folder: Path) -> tuple[Ablation, ...]:
-    path = folder / "ablation.json"
-    if not path.is_file():
-        return ()
-    try:
-        return tuple(
-            Ablation(
-                field=str(field),
-                unit=str(values.get("unit", "")),
-                with_edges=float(values["with_edges"]),
-                without_edges=float(values["without_edges"]),
-                trivial=float(values["trivial"]),
-            )
-            for field, values in read_json(path).items()
-        )
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{path} is not an ablation ({error!r}); remove it or repeat the ablation") from error
