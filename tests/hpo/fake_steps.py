@@ -40,9 +40,19 @@ def main() -> int:
         while not (over.exists() or stopped):
             time.sleep(0.05)
         return 0
+    while (
+        not stopped and ranks_there(folder, options.attempt) < size
+    ):  # as real ranks wait for each other before the first step
+        time.sleep(0.02)
     code = steps(folder, options, stopped)
     over.touch()
     return code
+
+
+def ranks_there(folder: Path, attempt: int) -> int:
+    """How many ranks of an attempt handle signals by now."""
+    notes = (json.loads(line) for line in (folder / "ranks.txt").read_text().splitlines())
+    return sum(note["attempt"] == attempt for note in notes)
 
 
 def steps(folder: Path, options: argparse.Namespace, stopped: list[int]) -> int:

@@ -158,7 +158,7 @@ def test_a_cancelled_trial_saves_itself_on_all_nodes(on_slurm: Callable[..., Ste
 
 
 def test_a_trial_that_hangs_is_killed_and_says_so(on_slurm: Callable[..., StepLauncher], tmp_path: Path) -> None:
-    launcher = on_slurm(limits=Limits(hang_seconds=2.0), FAKE_FAULTS='{"0": "hang"}')
+    launcher = on_slurm(limits=Limits(hang_seconds=4.0), FAKE_FAULTS='{"0": "hang"}')
     slow, well = task(tmp_path, 0, "n1", "n2"), task(tmp_path, 1, "n3", until=40)
     begin(launcher, slow, well)
     ended = exits(launcher, 2)
@@ -218,7 +218,7 @@ def test_a_pack_carries_many_trials_each_with_its_own_record_and_failure(
         monkeypatch.setenv(name, value)
     allocation = read_allocation(os.environ)
     launcher = in_packs(
-        Slurm(cores=4), allocation, tmp_path, hang=3.0, FAKE_FAULTS='{"1": "crash", "2": "hang"}', FAKE_PAUSE="0.05"
+        Slurm(cores=4), allocation, tmp_path, hang=5.0, FAKE_FAULTS='{"1": "crash", "2": "hang"}', FAKE_PAUSE="0.05"
     )
     try:
         tasks = [task(tmp_path, number, slot) for number, slot in enumerate(launcher.slots)]
@@ -305,7 +305,7 @@ def test_a_lost_node_is_told_and_disturbs_only_the_trials_that_are_on_it(
 @needs_mpiexec
 def test_the_form_of_pbs_places_saves_and_kills_like_slurm(on_pbs: Callable[..., StepLauncher], tmp_path: Path) -> None:
     launcher = on_pbs(
-        ranks=2, limits=Limits(hang_seconds=3.0), FAKE_FAULTS='{"2": "hang", "3": "crash"}', FAKE_PAUSE="0.1"
+        ranks=2, limits=Limits(hang_seconds=5.0), FAKE_FAULTS='{"2": "hang", "3": "crash"}', FAKE_PAUSE="0.1"
     )
     done, saved = task(tmp_path, 0, "n1", "n2"), task(tmp_path, 1, "n2", until=1000)
     begin(launcher, done, saved, task(tmp_path, 2, "n1"), task(tmp_path, 3, "n1"))
