@@ -1,8 +1,8 @@
 """Graphs from numpy arrays in npz files: flat with counts, or rectangular."""
 
 from collections.abc import Iterator
-from functools import partial
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from hydragnn.datasets import BuildSettings, Make
 from hydragnn.datasets.build import makers_of
@@ -22,28 +22,6 @@ from hydragnn.settings import read_toml
 
 Block = tuple[int, int, int]
 """The number of its first graph, and where it begins and ends in its file."""
-
-
-class Rule(Protocol):
-    """How files become graphs, block by block."""
-
-    @property
-    def name(self) -> str:
-        """Return what messages call the files."""
-
-    @property
-    def attributes(self) -> dict[str, Any]:
-        """Return what the store of these graphs says about itself."""
-
-    @property
-    def digest(self) -> str:
-        """Return a hash of what the files hold and of how they are read; InputError where they cannot be read."""
-
-    def blocks(self) -> list[Block]:
-        """Return the blocks that can be made alone."""
-
-    def makers(self, block: Block) -> Iterator[Make]:
-        """Return what makes each graph of a block; InputError where a file cannot be read."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,6 +88,10 @@ class FromFiles:
     def _inputs_of(self, make: Make) -> GraphBatch:
         graph = make()
         return graph.with_fields(drop=[name for name in graph.fields if name not in self.inputs])
+
+
+Rule = FromStructures | FromFiles
+"""How files become graphs, block by block."""
 
 
 def rule_for(source: Path, ensemble: Ensemble) -> Rule:
