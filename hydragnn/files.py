@@ -74,7 +74,10 @@ def read_sealed(path: Path) -> Any:
     """
     value = read_json(path)
     if isinstance(value, dict) and value.pop("checksum", None) not in (None, checksum_of(value)):
-        raise InputError(f"{path} is damaged: its checksum is not that of what was written; use another copy")
+        raise InputError(
+            f"{path} is damaged: its checksum is not that of what was written; use another copy (whoever changed it on purpose "
+            "removes the key checksum)"
+        )
     return value
 
 
