@@ -75,8 +75,8 @@ def figures_of(name: str, made: DomainSet, out: Path, seed: int) -> dict[str, An
     if not (folder / "ensemble").exists():
         build_ensemble(runs, folder / "ensemble")
     ensemble, store = Ensemble.load(folder / "ensemble"), open_store(folder / "graphs.h5")
-    train_part, valid, test = parts_of(ensemble, store)
-    before = ranges_before(ensemble, store, train_part, valid)
+    train_part, held_out, test = parts_of(ensemble, store)
+    before = ranges_before(ensemble, store, train_part, held_out)
     asked = {"test": store.read(test, names_of(store)), **{k: concatenate(list(v)) for k, v in made.probes.items()}}
     output = {kind: ensemble.predict(batch) for kind, batch in asked.items()}
     errors = {kind: graph_errors(made.target, batch, output[kind]) for kind, batch in asked.items()}
@@ -99,12 +99,16 @@ def figures_of(name: str, made: DomainSet, out: Path, seed: int) -> dict[str, An
     return {
         "set": name,
         "seeds": [seed + number for number in range(MEMBERS)],
-        "sizes": [len(train_part), len(valid), len(test)],
+        "sizes": [len(train_part), len(held_out), len(test)],
         "rows": [asdict(row) for row in rows],
+        "graphs": {
+            kind: {"errors": errors[kind].tolist(), **{k: v.tolist() for k, v in output[kind].domain_scores.items()}}
+            for kind in asked
+        },
         "auroc": auroc(score, large),
         "auroc_spread": auroc(spread, large),
         "cost_share": cost_share(ensemble, asked["test"]),
-        "false_alarms_of_graphs": false_alarms(ensemble, store, [len(train_part), len(valid)]),
+        "false_alarms_of_graphs": false_alarms(ensemble, store, [len(train_part), len(held_out)]),
     }
 
 
@@ -114,9 +118,9 @@ def names_of(store: GraphStore) -> list[str]:
 
 
 def parts_of(ensemble: Ensemble, store: GraphStore) -> list[NDArray[np.int64]]:
-    """Training, validation and test part of the members."""
+    """Training part, what sets thresholds (validation and calibration), and test part of the members."""
     split = make_split(store, ensemble.members[0].config.split)
-    return [split.train, split.valid, split.test]
+    return [split.train, np.union1d(split.valid, split.calibration), split.test]
 
 
 def graph_errors(field: str, batch: GraphBatch, output: Predictions) -> NDArray[np.float64]:
@@ -140,10 +144,10 @@ def auroc(score: NDArray[np.float64], large: NDArray[np.bool_]) -> float:
 
 
 def ranges_before(
-    ensemble: Ensemble, store: GraphStore, train_part: NDArray[np.int64], valid: NDArray[np.int64]
+    ensemble: Ensemble, store: GraphStore, train_part: NDArray[np.int64], held_out: NDArray[np.int64]
 ) -> Ranges:
-    """What ensembles knew before: classes, ranges, the shortest edge, and spreads of 99 % of the validation graphs."""
-    batch, known = store.read(train_part, names_of(store)), ensemble.predict(store.read(valid, names_of(store)))
+    """What ensembles knew before: classes, ranges, the shortest edge, and spreads of 99 % of the held-out graphs."""
+    batch, known = store.read(train_part, names_of(store)), ensemble.predict(store.read(held_out, names_of(store)))
     doubts = graph_doubts(known.fields, {name: known.graph_of_item(name) for name in known.fields}, len(known))
     numbers = {field.name: batch[field.name].double().reshape(-1, field.width) for field in ensemble.inputs}
     return Ranges(
@@ -187,14 +191,14 @@ def cost_share(ensemble: Ensemble, batch: GraphBatch) -> float:
 
 def false_alarms(ensemble: Ensemble, store: GraphStore, sizes: Sequence[int]) -> list[float]:
     """Flagged shares of held-out graphs by detectors without members, fitted on splits drawn with seeds 0, 1, ..."""
-    train_size, valid_size = sizes
+    train_size, held_out_size = sizes
     read, shares = ensemble.needed(store), []
     kept = MemoryStore([store.read(np.array([number]), read) for number in range(len(store))])
     for seed in range(SPLITS):
         order = np.random.default_rng(seed).permutation(len(kept))
-        train_part, valid, test = np.split(order, [train_size, train_size + valid_size])
+        train_part, held_out, test = np.split(order, [train_size, train_size + held_out_size])
         nobody = Spread(targets={}, per_node=())
-        domain = fitted_domain(kept, np.sort(train_part), np.sort(valid), ensemble.inputs, read, {}, nobody)
+        domain = fitted_domain(kept, np.sort(train_part), np.sort(held_out), ensemble.inputs, read, {}, nobody)
         scores = scores_of(domain, kept, np.sort(test), read, {})
         shares.append(float(np.any([one > 1 for one in scores.values()], axis=0).mean()))
     return shares
@@ -202,7 +206,7 @@ def false_alarms(ensemble: Ensemble, store: GraphStore, sizes: Sequence[int]) ->
 
 def table_of(result: Mapping[str, Any]) -> str:
     """The table of one data set."""
-    lines = [f"{result['set']} (training, validation, test: {result['sizes']}; seeds {result['seeds']})"]
+    lines = [f"{result['set']} (training, held out, test: {result['sizes']}; seeds {result['seeds']})"]
     lines.append(f"  {'':<24}{'graphs':>7}{'flagged':>9}{'before':>8}{'coverage':>10}{'error>3x':>10}  detectors")
     for row in result["rows"]:
         actual = ", ".join(f"{name} {share:.2f}" for name, share in row["by_detector"].items() if share > 0)
