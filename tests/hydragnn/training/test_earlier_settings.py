@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from hydragnn.config import RunConfig, parse_config, stored_config
 from hydragnn.datasets import MemoryStore
 from hydragnn.errors import InputError
-from hydragnn.files import digest, read_json, write_json
+from hydragnn.files import digest, read_json, write_json, write_sealed
 from hydragnn.models import load_model
 from hydragnn.record import read_record
 from hydragnn.runs import train
@@ -40,9 +40,9 @@ def earlier(store: MemoryStore, make_config: Config, tmp_path: Path) -> Path:
     run = tmp_path / "run"
     train(make_config("painn", model__norm="paper"), run, store=store, until=2)
     for name in ("config.json", "model/model.json"):
-        write_json(run / name, without_norm(read_json(run / name)))
+        (write_json if name == "config.json" else write_sealed)(run / name, without_norm(read_json(run / name)))
     record = read_json(run / "record.json")
-    write_json(run / "record.json", {**record, "config": without_norm(record["config"])})
+    write_sealed(run / "record.json", {**record, "config": without_norm(record["config"])})
     (checkpoint,) = [path for path in (run / "checkpoints").iterdir() if path.name == "000002-000000"]
     before = digest(decisive(without_norm(record["config"])))  # what that version wrote
     assert read_json(checkpoint / "state.json")["identity"]["configuration_hash"] == before
