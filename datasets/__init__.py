@@ -7,7 +7,7 @@ if __name__ == "datasets":
     )
 
 from hydragnn.datasets.build import build_store
-from hydragnn.datasets.build_settings import BuildSettings, FieldSettings, read_build_settings
+from hydragnn.datasets.build_settings import BuildSettings, FieldSettings, Make, OwnBuild, read_build_settings, rule_of
 from hydragnn.datasets.disk import DiskStore, open_store
 from hydragnn.datasets.fit import fit_normalisation, joint_scale
 from hydragnn.datasets.loader import Loader
@@ -25,6 +25,7 @@ from hydragnn.datasets.shared import load_into_memory
 from hydragnn.datasets.split import Split, make_split
 from hydragnn.datasets.store import Column, GraphStore, Sizes
 from hydragnn.datasets.survey import Survey
+from hydragnn.datasets.tables import find_files
 from hydragnn.datasets.tools import SizeSummary, StoreInfo, check_graphs, check_store, convert_store, store_info
 from hydragnn.datasets.views import WithoutEdges, without_edges
 from hydragnn.datasets.writer import StoreWriter, finish_store

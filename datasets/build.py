@@ -1,6 +1,7 @@
 """Stores from files: ``hydragnn data build``."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,13 @@ from hydragnn.datasets.build_settings import (
     BuildSettings,
     FieldSettings,
     GrainsBuild,
+    Make,
     MeshBuild,
     NpzBuild,
+    OwnBuild,
     PygBuild,
     read_build_settings,
+    rule_of,
 )
 from hydragnn.datasets.source_arrays import npz_graphs
 from hydragnn.datasets.source_files import ase_graphs, mesh_graphs, pyg_graphs
@@ -23,7 +27,7 @@ from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.encodings import ENCODINGS, with_encodings
 from hydragnn.graphs.field import Field
 
-__all__ = ["build_store", "graphs_of", "read_build_settings"]
+__all__ = ["build_store", "graphs_of", "makers_of", "read_build_settings"]
 
 
 def build_store(settings: BuildSettings, out: Path, progress: Callable[[int], None] | None = None) -> None:
@@ -46,12 +50,22 @@ def build_store(settings: BuildSettings, out: Path, progress: Callable[[int], No
 
 def graphs_of(settings: BuildSettings) -> Iterator[GraphBatch]:
     """The graphs of a source, one by one, with scaled values and the structural encodings asked for."""
+    for make in makers_of(settings):
+        yield make()
+
+
+def makers_of(settings: BuildSettings) -> Iterator[Make]:
+    """What makes each graph of a source, in order, so that one that cannot be made does not end the others."""
     widths = {name: getattr(settings, name) for name in ENCODINGS}
-    for graph in _graphs(settings):
-        yield with_encodings(_scale_fields(graph, settings.fields), widths)
+
+    def complete(make: Make) -> GraphBatch:
+        return with_encodings(_scale_fields(make(), settings.fields), widths)
+
+    for make in _makers(settings):
+        yield partial(complete, make)
 
 
-def _graphs(settings: BuildSettings) -> Iterator[GraphBatch]:
+def _makers(settings: BuildSettings) -> Iterator[Make]:
     match settings:
         case AseBuild():
             return ase_graphs(settings)
@@ -63,6 +77,8 @@ def _graphs(settings: BuildSettings) -> Iterator[GraphBatch]:
             return mesh_graphs(settings)
         case GrainsBuild():
             return grain_graphs(settings)
+        case OwnBuild():
+            return settings.graphs()
 
 
 def _scale_fields(graph: GraphBatch, fields: list[FieldSettings]) -> GraphBatch:
@@ -84,4 +100,4 @@ def _attributes(settings: BuildSettings) -> dict[str, Any]:
     for key in ("cutoff", "max_neighbours"):
         if getattr(settings, key, None) is not None:
             known[key] = getattr(settings, key)
-    return {**known, **settings.attributes}
+    return {**known, **({"build": rule} if (rule := rule_of(settings)) else {}), **settings.attributes}

@@ -1,15 +1,22 @@
 """What a BUILD.toml may say: one typed model per kind of source."""
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator
 from glob import escape
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field as Setting
 from pydantic import model_validator
 
 from hydragnn.errors import InputError, nearest
+from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Dtype, Field, Location, Parity, Role
+from hydragnn.imports import class_named
 from hydragnn.settings import Settings
+
+Make = Callable[[], GraphBatch]
+"""What makes one graph of a source; InputError where that one cannot be made."""
 
 
 class FieldSettings(Settings):
@@ -79,6 +86,9 @@ class FieldSettings(Settings):
 class _Build(Settings):
     """What every kind of source has."""
 
+    beside: ClassVar[tuple[str, ...]] = ()
+    """Settings that name other files, beside ``files``."""
+
     files: list[str] = Setting(min_length=1)
     """Files or patterns such as ``runs/*.xyz``, relative to the BUILD.toml; read in the order of their names."""
 
@@ -93,6 +103,11 @@ class _Build(Settings):
 
     attributes: dict[str, Any] = Setting(default_factory=dict)
     """Anything worth keeping with the store: method, licence, citation."""
+
+    @classmethod
+    def one_file(cls) -> bool:
+        """Return True where the files say it all, so that a store remembers how other such files become graphs."""
+        return not any(cls.model_fields[name].is_required() for name in cls.beside)
 
 
 class AseBuild(_Build):
@@ -163,6 +178,8 @@ class NpzBuild(_Build):
 class MeshBuild(_Build):
     """Meshes with nodal fields in any format that meshio reads."""
 
+    beside: ClassVar[tuple[str, ...]] = ("labels",)
+
     kind: Literal["mesh"] = "mesh"
 
     labels: str | None = None
@@ -182,6 +199,8 @@ class GrainsBuild(_Build):
     microstructure a row belongs.
     """
 
+    beside: ClassVar[tuple[str, ...]] = ("edges", "graphs")
+
     kind: Literal["grains"] = "grains"
 
     edges: str
@@ -197,7 +216,18 @@ class GrainsBuild(_Build):
     """Add the reverse of every contact."""
 
 
-BuildSettings = AseBuild | PygBuild | NpzBuild | MeshBuild | GrainsBuild
+class OwnBuild(_Build, ABC):
+    """Files that a class of your own reads: ``kind = "package.module:Name"``; its settings are the class's attributes."""
+
+    kind: str = ""
+    """The class, in an installed package or one on PYTHONPATH."""
+
+    @abstractmethod
+    def graphs(self) -> Iterator[Make]:
+        """Return what makes the graphs of ``files`` one by one; InputError where a file is no such source."""
+
+
+BuildSettings = AseBuild | PygBuild | NpzBuild | MeshBuild | GrainsBuild | OwnBuild
 KINDS: dict[str, type[BuildSettings]] = {
     "ase": AseBuild,
     "pyg": PygBuild,
@@ -205,6 +235,8 @@ KINDS: dict[str, type[BuildSettings]] = {
     "mesh": MeshBuild,
     "grains": GrainsBuild,
 }
+OURS = "hydragnn."
+"""Beginning of the classes that may be named by a file that is not the user's own."""
 
 
 def read_build_settings(table: dict[str, Any], origin: Path) -> BuildSettings:
@@ -212,15 +244,53 @@ def read_build_settings(table: dict[str, Any], origin: Path) -> BuildSettings:
 
     InputError naming the key and the remedy.
     """
-    kind = table.get("kind")
-    if kind not in KINDS:
-        hint = nearest(str(kind), list(KINDS)) if kind else f"add one of {', '.join(KINDS)}"
-        raise InputError(f"{origin}: kind = {kind!r} is no kind of source; {hint}")
-    settings = KINDS[kind].parse(table, source=str(origin))
+    settings = _kind_of(table.get("kind"), str(origin)).parse(table, source=str(origin))
     folder = origin.parent
     paths: dict[str, Any] = {"files": [str(Path(escape(str(folder))) / file) for file in settings.files]}
-    for key in ("labels", "edges", "graphs"):
+    for key in settings.beside:
         value = getattr(settings, key, None)
-        if value is not None and not isinstance(settings, NpzBuild):
+        if value is not None:
             paths[key] = str(folder / value)
     return settings.model_copy(update=paths)
+
+
+def _kind_of(kind: Any, origin: str) -> type[BuildSettings]:
+    """The settings of a kind of source; InputError where there is none such."""
+    if kind in KINDS:
+        return KINDS[kind]
+    if isinstance(kind, str) and ":" in kind:
+        where = f"{origin}: kind = {kind!r}"
+        return class_named(kind, OwnBuild, where=where, noun="source", parent="hydragnn.datasets.OwnBuild")
+    hint = nearest(str(kind), list(KINDS)) if kind else f"add one of {', '.join(KINDS)}"
+    raise InputError(f"{origin}: kind = {kind!r} is no kind of source; {hint}")
+
+
+def rule_of(settings: BuildSettings) -> dict[str, Any]:
+    """How a file becomes graphs, whatever it is called, as JSON: what a store remembers; empty where one file is not enough."""
+    if not settings.one_file():
+        return {}
+    rule = settings.model_dump(mode="json", exclude={"files", "attributes", *settings.beside}, exclude_defaults=True)
+    return {**rule, "kind": settings.kind}
+
+
+def settings_of_rule(rule: Any, file: Path, source: str) -> BuildSettings:
+    """The settings by which ``file`` becomes graphs as those of a store did; ``source`` says where the rule was found.
+
+    InputError where the rule is damaged or names a class outside this package: it may come from a stranger.
+    """
+    kind = rule.get("kind") if isinstance(rule, dict) else None
+    known = [name for name in KINDS if KINDS[name].one_file()]
+    if not isinstance(kind, str) or not (kind in known or kind.startswith(OURS)):
+        raise InputError(f"{source} has graphs made by {kind!r}, which is no source of this package; give a BUILD.toml")
+    settings_class = _kind_of(kind, source)
+    own = {key: value for key, value in rule.items() if key not in (*settings_class.beside, "attributes")}
+    settings = settings_class.parse({**own, "files": ["new"]}, source)
+    return settings.model_copy(update={"files": [str(file)]})
+
+
+def for_prediction(settings: BuildSettings, inputs: Collection[str]) -> BuildSettings:
+    """The settings without the fields that are no ``inputs``, such as labels, and without tables that hold only these."""
+    fields = [field for field in settings.fields if field.name in inputs]
+    needless = () if any(field.on == "graph" for field in fields) else settings.beside
+    absent = {key: None for key in needless if not type(settings).model_fields[key].is_required()}
+    return settings.model_copy(update={"fields": fields, **absent})

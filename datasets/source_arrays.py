@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hydragnn.datasets.arrays import offsets_of
-from hydragnn.datasets.build_settings import FieldSettings, NpzBuild
+from hydragnn.datasets.build_settings import FieldSettings, Make, NpzBuild
 from hydragnn.datasets.tables import Table, find_files, read_npz, stack_rows, table_column
 from hydragnn.errors import InputError
 from hydragnn.graphs.batch import GraphBatch
@@ -28,40 +29,63 @@ class _Source:
     nodes: Array
     edges: Array | None
 
+    def name(self, graph: int) -> str:
+        """What messages call a graph."""
+        return f"{self.path.name}, graph {graph}"
+
     def column(self, name: str) -> Array:
         return table_column(self.table, name, self.path)
 
 
-def npz_graphs(settings: NpzBuild) -> Iterator[GraphBatch]:
+def npz_graphs(settings: NpzBuild) -> Iterator[Make]:
     """One graph per count (or row) of every file; InputError naming file, array and graph."""
-    from hydragnn.graphs.validate import graph_from_arrays
-
     for path in find_files(settings.files):
         source = _source(path, read_npz(path, _array_names(settings)), settings)
         for field in settings.fields:
             _check_rows(source, field)
-        fixed = _same_geometry(source)
+        shared = _geometry(source, 0) if source.graphs and _same_geometry(source) else None
         for graph in range(source.graphs):
-            name = f"{path.name}, graph {graph}"
-            if graph == 0 or not fixed:
-                positions, cell = _positions(source, graph), _cell(source, graph)
-                senders, receivers, shifts = _edges(source, graph, positions, cell, name)
-            values: dict[str, dict[str, Any]] = {"node": {}, "edge": {}, "graph": {}}
-            for field in settings.fields:
-                values[field.on][field.name] = _value(source, field, graph)
-            yield graph_from_arrays(
-                positions,
-                senders,
-                receivers,
-                fields=[field.field for field in settings.fields],
-                nodes=values["node"],
-                edges=values["edge"],
-                graphs=values["graph"],
-                edge_shifts=shifts,
-                cell=cell,
-                periodic=settings.periodic,
-                name=name,
-            )
+            yield partial(_graph, source, graph, shared)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Geometry:
+    """Where the nodes of a graph are, and which of them are joined."""
+
+    positions: Array | None
+    cell: Array | None
+    senders: Array
+    receivers: Array
+    shifts: Array | None
+
+
+def _geometry(source: _Source, graph: int) -> _Geometry:
+    positions, cell = _positions(source, graph), _cell(source, graph)
+    senders, receivers, shifts = _edges(source, graph, positions, cell, source.name(graph))
+    return _Geometry(positions=positions, cell=cell, senders=senders, receivers=receivers, shifts=shifts)
+
+
+def _graph(source: _Source, graph: int, shared: _Geometry | None) -> GraphBatch:
+    """One graph, with the geometry that all share if they do."""
+    from hydragnn.graphs.validate import graph_from_arrays
+
+    geometry, settings = shared or _geometry(source, graph), source.settings
+    values: dict[str, dict[str, Any]] = {"node": {}, "edge": {}, "graph": {}}
+    for field in settings.fields:
+        values[field.on][field.name] = _value(source, field, graph)
+    return graph_from_arrays(
+        geometry.positions,
+        geometry.senders,
+        geometry.receivers,
+        fields=[field.field for field in settings.fields],
+        nodes=values["node"],
+        edges=values["edge"],
+        graphs=values["graph"],
+        edge_shifts=geometry.shifts,
+        cell=geometry.cell,
+        periodic=settings.periodic,
+        name=source.name(graph),
+    )
 
 
 def _array_names(settings: NpzBuild) -> list[str]:

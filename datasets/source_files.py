@@ -2,24 +2,25 @@
 
 from collections.abc import Iterator
 from contextlib import redirect_stdout
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from hydragnn.datasets.build_settings import AseBuild, MeshBuild, PygBuild
+from hydragnn.datasets.build_settings import AseBuild, Make, MeshBuild, PygBuild
 from hydragnn.datasets.tables import Table, find_files, read_table, stack_rows
 from hydragnn.errors import InputError
-from hydragnn.graphs.batch import GraphBatch
 
 
-def ase_graphs(settings: AseBuild) -> Iterator[GraphBatch]:
+def ase_graphs(settings: AseBuild) -> Iterator[Make]:
     """One graph per structure of every file; InputError naming file and structure."""
     from hydragnn.graphs.atomic import from_ase
 
     keys = {field.name: field.keys[0] for field in settings.fields}
     for path in find_files(settings.files):
         for number, atoms in enumerate(_structures(path, settings)):
-            yield from_ase(
+            yield partial(
+                from_ase,
                 atoms,
                 settings.cutoff,
                 fields=[field.field for field in settings.fields],
@@ -48,7 +49,7 @@ def _structures(path: Path, settings: AseBuild) -> Iterator[Any]:
         number += 1
 
 
-def pyg_graphs(settings: PygBuild) -> Iterator[GraphBatch]:
+def pyg_graphs(settings: PygBuild) -> Iterator[Make]:
     """One graph per ``Data`` of every file; InputError where the file holds anything but data."""
     from hydragnn.graphs.pyg import from_pyg
 
@@ -59,7 +60,7 @@ def pyg_graphs(settings: PygBuild) -> Iterator[GraphBatch]:
     optional = [field.name for field in settings.fields if field.optional]
     for path in find_files(settings.files):
         for number, data in enumerate(load_pyg(path)):
-            yield from_pyg(data, fields, optional=optional, name=f"{path.name}, graph {number}")
+            yield partial(from_pyg, data, fields, optional=optional, name=f"{path.name}, graph {number}")
 
 
 def load_pyg(path: Path) -> list[Any]:
@@ -97,7 +98,7 @@ def _separate(collated: Any, slices: Any) -> list[Any]:
     return [separate(type(collated), collated, index, slices, decrement=False) for index in range(count)]
 
 
-def mesh_graphs(settings: MeshBuild) -> Iterator[GraphBatch]:
+def mesh_graphs(settings: MeshBuild) -> Iterator[Make]:
     """One graph per mesh file; InputError naming the file."""
     from hydragnn.graphs.continuum import from_mesh
 
@@ -122,7 +123,8 @@ def mesh_graphs(settings: MeshBuild) -> Iterator[GraphBatch]:
                     f"{path}: no {', '.join(field.keys)} for the {field.on} field {field.name}; there is {', '.join(have) or 'nothing'}; "
                     "name the right key, or set optional = true where graphs may lack the field"
                 )
-        yield from_mesh(
+        yield partial(
+            from_mesh,
             mesh,
             fields=[field.field for field in settings.fields if field.name not in absent],
             graphs=graphs,

@@ -1,6 +1,7 @@
 """Graphs from tables of grains and their contacts."""
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -8,16 +9,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hydragnn.datasets.build_settings import FieldSettings, GrainsBuild
+from hydragnn.datasets.build_settings import FieldSettings, GrainsBuild, Make
 from hydragnn.datasets.tables import Table, find_files, read_table, stack_rows, table_column
 from hydragnn.errors import InputError
-from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Location
 
 Array = NDArray[Any]
 
 
-def grain_graphs(settings: GrainsBuild) -> Iterator[GraphBatch]:
+def grain_graphs(settings: GrainsBuild) -> Iterator[Make]:
     """One graph per value of the column ``graph``, in ascending order; InputError naming table, column and graph."""
     from hydragnn.graphs.validate import graph_from_arrays
 
@@ -41,7 +41,8 @@ def grain_graphs(settings: GrainsBuild) -> Iterator[GraphBatch]:
         if settings.undirected:
             senders, receivers = np.concatenate([senders, receivers]), np.concatenate([receivers, senders])
         columns = [table_column(grains, key, sources["node"])[here["node"]] for key in settings.positions]
-        yield graph_from_arrays(
+        yield partial(
+            graph_from_arrays,
             np.stack(columns, axis=1) if columns else np.zeros((len(here["node"]), 0)),
             senders,
             receivers,

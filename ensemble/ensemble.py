@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,7 +28,7 @@ from hydragnn.ensemble.members import (
 from hydragnn.ensemble.plan import Chunk, chunks_of, default_budget
 from hydragnn.ensemble.predictions import Predictions, combine_outcomes, concatenate_predictions, nothing
 from hydragnn.ensemble.screening import Screened, outcome_of, read_screened, screen
-from hydragnn.ensemble.structures import Structures, graphs_from_atoms, structures_for
+from hydragnn.ensemble.structures import Structures, made_graphs, structures_for, training_attributes
 from hydragnn.errors import InputError
 from hydragnn.files import digest
 from hydragnn.graphs.batch import GraphBatch
@@ -104,6 +105,11 @@ class Ensemble:
         """How graphs are made from atoms, as they were made for training; InputError where they were not atoms."""
         return structures_for(self.members, self.manifest)
 
+    @property
+    def training_attributes(self) -> Mapping[str, Any]:
+        """What the training store says about itself; empty where that is not known."""
+        return training_attributes(self.members, self.manifest)
+
     def needed(self, store: GraphStore) -> list[str]:
         """The fields to read from a store; InputError where it lacks one that members read."""
         there = {field.name: field for field in store.fields()}
@@ -145,7 +151,7 @@ class Ensemble:
         return self._predict_store(source, np.arange(len(source)), {})
 
     def _predict_atoms(self, frames: Sequence[Atoms]) -> Predictions:
-        graphs, failures = graphs_from_atoms(frames, self.structures)
+        graphs, failures = made_graphs(self.structures.makers(frames))
         if graphs:
             numbers = np.array([number for number, _ in graphs])
             return self._predict_store(MemoryStore([graph for _, graph in graphs]), numbers, failures)

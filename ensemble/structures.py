@@ -1,13 +1,14 @@
 """Graphs from atoms, made as they were made for training."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import field as member
+from functools import partial
 from typing import Any
 
 from ase import Atoms
 
-from hydragnn.datasets import open_store
+from hydragnn.datasets import Make, open_store
 from hydragnn.ensemble.manifest import Manifest
 from hydragnn.ensemble.members import Member
 from hydragnn.errors import InputError
@@ -35,6 +36,15 @@ class Structures:
         graph = from_ase(atoms, self.cutoff, fields=self.fields, max_neighbours=self.max_neighbours, name=name)
         return with_encodings(graph, self.encodings)
 
+    def makers(self, frames: Iterable[Atoms], first: int = 0) -> Iterator[Make]:
+        """What makes the graph of each structure, which are numbered from ``first`` on."""
+        return (partial(self.graph, atoms, f"structure {number}") for number, atoms in enumerate(frames, start=first))
+
+
+def reads_atoms(manifest: Manifest) -> bool:
+    """Return True where the ensemble reads atomic numbers in three dimensions."""
+    return manifest.dim == 3 and ATOMIC_NUMBERS in {field.name for field in manifest.inputs}
+
 
 def structures_for(members: Sequence[Member], manifest: Manifest) -> Structures:
     """The rule by which the training graphs were made, shared by all members.
@@ -43,11 +53,12 @@ def structures_for(members: Sequence[Member], manifest: Manifest) -> Structures:
     models as they did in training. Where the store's cutoff is not known, it is the largest cutoff of a member. InputError
     where the ensemble is not about atoms.
     """
-    if manifest.dim != 3 or ATOMIC_NUMBERS not in {field.name for field in manifest.inputs}:
+    if not reads_atoms(manifest):
         raise InputError(
-            "this ensemble does not read atomic numbers in three dimensions; give it a store instead of structures"
+            "this ensemble does not read atomic numbers in three dimensions, and nothing says how files become its graphs; give "
+            "it a store, or a BUILD.toml (docs/data.md)"
         )
-    known = manifest.data["attributes"] if "attributes" in manifest.data else _store_attributes(members[0])
+    known = training_attributes(members, manifest)
     return Structures(
         cutoff=float(known["cutoff"] if "cutoff" in known else _largest_cutoff(members)),
         max_neighbours=known.get("max_neighbours"),
@@ -65,21 +76,22 @@ def _largest_cutoff(members: Sequence[Member]) -> float:
     return float(max(cutoffs))
 
 
-def graphs_from_atoms(
-    frames: Iterable[Atoms], rule: Structures, first: int = 0
-) -> tuple[list[tuple[int, GraphBatch]], dict[int, str]]:
-    """The graphs of all structures with their numbers from ``first`` on, and why the others could not be built."""
+def made_graphs(makers: Iterable[Make], first: int = 0) -> tuple[list[tuple[int, GraphBatch]], dict[int, str]]:
+    """The graphs that can be made with their numbers from ``first`` on, and why the others cannot."""
     graphs: list[tuple[int, GraphBatch]] = []
     failures: dict[int, str] = {}
-    for number, atoms in enumerate(frames, start=first):
+    for number, make in enumerate(makers, start=first):
         try:
-            graphs.append((number, rule.graph(atoms, name=f"structure {number}")))
+            graphs.append((number, make()))
         except InputError as error:
             failures[number] = str(error)
     return graphs, failures
 
 
-def _store_attributes(member: Member) -> Mapping[str, Any]:
-    """What the training store says about itself, if it is still where the run found it."""
-    path = member.config.data.store
+def training_attributes(members: Sequence[Member], manifest: Manifest) -> Mapping[str, Any]:
+    """What the training store says about itself: in the manifest, or if it is still where the run found it."""
+    if "attributes" in manifest.data:
+        known = manifest.data["attributes"]
+        return known if isinstance(known, Mapping) else {}
+    path = members[0].config.data.store
     return open_store(path).attributes if path.exists() else {}

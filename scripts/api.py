@@ -189,6 +189,9 @@ def predict(
 ) -> "PredictionResult | None":
     """Predict every graph of ``source`` with an ensemble or run folder into the file ``out``; gives counts and speed.
 
+    ``source`` is a store, a file that becomes graphs as those of training did (labels need not be there), any file of
+    structures that ASE reads, or a BUILD.toml.
+
     A run with several branches predicts with the one that is named, else with the one that was trained on ``source``.
 
     Under mpirun, srun or torchrun all ranks predict; the one that writes the file gives the result, the others None.

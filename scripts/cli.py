@@ -256,7 +256,9 @@ def ensemble(
 @app.command()
 def predict(
     model: Annotated[Path, typer.Argument(help="An ensemble or run folder.")],
-    source: Annotated[Path, typer.Argument(help="A store, or any file of structures that ASE reads.")],
+    source: Annotated[
+        Path, typer.Argument(help="A store, a file like those of training, structures that ASE reads, or a BUILD.toml.")
+    ],
     out: Annotated[Path, typer.Option("--out", help="Predictions: .h5, .npz, .csv, .xyz or .bp.")],
     resume: Resume = False,
     workers: Annotated[

@@ -17,7 +17,8 @@ from hydragnn.ensemble.prediction.formats import sink_for
 from hydragnn.ensemble.prediction.group import Group
 from hydragnn.ensemble.prediction.parts import Parts
 from hydragnn.ensemble.prediction.queues import BLOCKS
-from hydragnn.ensemble.prediction.sources import Building, Source, file_digest, is_store, store_source
+from hydragnn.ensemble.prediction.rules import rule_for
+from hydragnn.ensemble.prediction.sources import Building, Source, is_store, store_source
 from hydragnn.ensemble.prediction.together import Late, finish_together, once
 from hydragnn.errors import InputError
 from hydragnn.files import read_json
@@ -26,7 +27,7 @@ from hydragnn.record import read_record
 VERSION = 4
 
 SECONDS_PER_BLOCK = 10.0
-"""More than a block of structures takes to become graphs."""
+"""More than a block of files takes to become graphs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,8 +69,7 @@ def begin(job: Job, ranks: int) -> dict[str, Any]:
             store.sizes()  # opens every part, so that a store that cannot be read is refused before any work
             source = store.fingerprint
         else:
-            assert ensemble.structures
-            source = file_digest(job.source)
+            source = rule_for(job.source, ensemble).digest
         budget = job.batch.to_json() if job.batch else None
         parts.claim({"format of parts": VERSION, "ensemble": ensemble.digest, "source": source, "batch budget": budget})
     parts.forget_ranks()
@@ -97,13 +97,13 @@ def branch_for(model: Path, source: Path, branch: str = "") -> str:
 
 
 def source_of(job: Job, ensemble: Ensemble, group: Group, check: Callable[[], None], *, fresh: bool) -> Source:
-    """The graphs of a store, or those that all ranks build from a file of structures unless they are there already.
+    """The graphs of a store, or those that all ranks make from files unless they are there already.
 
     InputError where no graph can be built; a ``fresh`` prediction by one process then leaves nothing behind.
     """
     if is_store(job.source):
         return store_source(job.source)
-    building = Building(job.source, ensemble.structures, job.parts.folder)
+    building = Building(rule_for(job.source, ensemble), job.parts.folder)
     build_together(building, group, check)
     try:
         return building.source()
@@ -114,7 +114,7 @@ def source_of(job: Job, ensemble: Ensemble, group: Group, check: Callable[[], No
 
 
 def build_together(building: Building, group: Group, check: Callable[[], None]) -> None:
-    """All ranks build blocks of structures, with ``check`` before each; the first of them makes one store of all."""
+    """All ranks build blocks of graphs, with ``check`` before each; the first of them makes one store of all."""
     blocks = range(len(building.blocks))
     queue = group.queue(BLOCKS, [float(stop - start) for _, start, stop in building.blocks])
     while (number := queue.take()) is not None:

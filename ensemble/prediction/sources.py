@@ -1,6 +1,5 @@
-"""Where graphs to predict come from: a store, or a file of structures that becomes one."""
+"""Where graphs to predict come from: a store, or files that become one."""
 
-import hashlib
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -16,12 +15,14 @@ from numpy.typing import NDArray
 from hydragnn.datasets import GraphStore, StoreWriter, open_store
 from hydragnn.datasets.manifest import part_name, read_manifest, write_manifest
 from hydragnn.ensemble.prediction.claims import unique_name
-from hydragnn.ensemble.prediction.frames import FRAMES, blocks_of, frames_of
-from hydragnn.ensemble.structures import Structures, graphs_from_atoms
+from hydragnn.ensemble.prediction.rules import Block, Rule
+from hydragnn.ensemble.structures import made_graphs
 from hydragnn.errors import InputError
 from hydragnn.files import digest, read_json, write_json
-from hydragnn.graphs.atomic import ATOMIC_NUMBERS_FIELD
 from hydragnn.graphs.batch import concatenate
+
+TOGETHER = 32
+"""Graphs that are made before they are written."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -46,21 +47,13 @@ def store_source(path: Path) -> Source:
     return Source(store=store, numbers=np.arange(len(store)), failures={})
 
 
-def file_digest(path: Path) -> str:
-    """What a file of structures holds, as a hash; InputError where it is no file."""
-    if not path.is_file():
-        raise InputError(f"{path} is neither a store nor a file of structures; give one of them")
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 class Building:
-    """Graphs made from a file of structures, block by block, in any order, by any number of ranks."""
+    """Graphs made from files, block by block, in any order, by any number of ranks."""
 
-    def __init__(self, path: Path, rule: Structures, scratch: Path) -> None:
+    def __init__(self, rule: Rule, scratch: Path) -> None:
         """``scratch`` keeps the graphs."""
-        self.path, self.rule, self.scratch = path, rule, scratch
-        self.blocks = blocks_of(path)
+        self.rule, self.scratch = rule, scratch
+        self.blocks = rule.blocks()
 
     @property
     def finished(self) -> bool:
@@ -83,28 +76,29 @@ class Building:
             if not self.has(number):
                 raise
 
-    def _write(self, block: tuple[int, int, int], out: Path) -> dict[str, Any]:
+    def _write(self, block: Block, out: Path) -> dict[str, Any]:
         """Write the graphs of a block, some at a time; gives their numbers and the failures."""
         first, numbers, failures = block[0], list[int](), dict[str, str]()
-        frames = frames_of(self.path, block)
-        fields, attributes = [ATOMIC_NUMBERS_FIELD, *self.rule.fields], {"cutoff": self.rule.cutoff}
         out.parent.mkdir(parents=True)
-        writer = StoreWriter(out, fields, dim=3, attributes=attributes)
+        writer: StoreWriter | None = None
         try:
-            while some := list(islice(frames, FRAMES)):
-                graphs, failed = graphs_from_atoms(some, self.rule, first)
+            makers = self.rule.makers(block)
+            while some := list(islice(makers, TOGETHER)):
+                graphs, failed = made_graphs(some, first)
                 if graphs:
-                    writer.write(concatenate([graph for _, graph in graphs]))
+                    batch = concatenate([graph for _, graph in graphs])
+                    fields, attributes = list(batch.fields.values()), self.rule.attributes
+                    writer = writer or StoreWriter(out, fields, dim=batch.dim, attributes=attributes)
+                    writer.write(batch)
                 numbers += [number for number, _ in graphs]
                 failures |= {str(number): reason for number, reason in failed.items()}
                 first += len(some)
-            if numbers:
+            if writer:
                 writer.close()
         except InputError as error:
-            return {"error": str(error)}
-        finally:
-            if not numbers:
+            if writer:
                 writer.abort()
+            return {"error": str(error)}
         return {"numbers": numbers, "failures": failures}
 
     def join(self) -> None:
@@ -113,8 +107,8 @@ class Building:
         error = next((note["error"] for note in notes if "error" in note), "")
         failures = {number: reason for note in notes for number, reason in note.get("failures", {}).items()}
         if not error and not any(note["numbers"] for note in notes):
-            reason = next(iter(failures.values()), "the file is empty")
-            error = f"no structure of {self.path} can be turned into a graph: {reason}"
+            reason = next(iter(failures.values()), "there is nothing in it")
+            error = f"nothing in {self.rule.name} can be turned into a graph: {reason}"
         if not error:
             self._join_stores([number for number, note in enumerate(notes) if note["numbers"]])
         numbers = [number for note in notes for number in note.get("numbers", ())]

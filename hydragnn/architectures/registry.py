@@ -1,17 +1,15 @@
 """Which architectures there are: every file of this room, installed packages' entry points, and classes by name."""
 
 import pkgutil
-import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
-from pathlib import Path
 from types import MappingProxyType, ModuleType
 
 from hydragnn.architectures.base import Architecture, ArchitectureSettings
 from hydragnn.errors import InputError, nearest
+from hydragnn.imports import class_named, without_the_current_folder
 
 GROUP = "hydragnn.architectures"
 """Entry-point group in which packages announce architectures; the name of an entry is its kind."""
@@ -55,7 +53,7 @@ def architecture_of(kind: str) -> type[Architecture]:
 @cache
 def _entry_points(kind: str) -> type[Architecture]:
     """The architecture that an installed package announces as ``kind``; InputError names the nearest where none does."""
-    with _without_the_current_folder():
+    with without_the_current_folder():
         announced = {entry.name: entry.value for entry in entry_points(group=GROUP)}
     if kind in announced:
         return _load(announced[kind], kind)
@@ -67,44 +65,11 @@ def _entry_points(kind: str) -> type[Architecture]:
 
 @cache
 def _load(reference: str, kind: str) -> type[Architecture]:
-    """The class ``package.module:Name`` of an installed package or one on PYTHONPATH; never of the current folder.
-
-    A model that came from a stranger may name any class. So modules are not looked for where strangers' files may lie, and
-    neither Python's own modules, some of which act when imported, nor programs (``__main__``) are imported.
-    """
-    module_name, _, name = reference.partition(":")
-    parts = module_name.split(".")
-    if not all(part.isidentifier() for part in [*parts, name]):
-        raise InputError(f"model.kind = {kind!r} names no class; write package.module:Name")
-    if parts[0] in sys.stdlib_module_names or "__main__" in parts:
-        raise InputError(
-            f"model.kind = {kind!r}: {module_name} holds no architectures; name a module of a package of yours"
-        )
-    try:
-        with _without_the_current_folder():
-            module = import_module(module_name)
-    except ImportError as error:
-        raise InputError(
-            f"model.kind = {kind!r}: {module_name} cannot be imported ({error}); install its package, or put its folder on "
-            "PYTHONPATH (the current folder is left out, because strangers' files may lie there)"
-        ) from error
-    architecture = getattr(module, name, None)
-    if not (isinstance(architecture, type) and issubclass(architecture, Architecture)):
-        raise InputError(
-            f"model.kind = {kind!r}: {module_name} has no architecture {name}; derive it from hydragnn.architectures.Architecture"
-        )
+    """The class ``package.module:Name`` with its Settings; InputError where it is no architecture."""
+    where = f"model.kind = {kind!r}"
+    architecture = class_named(
+        reference, Architecture, where=where, noun="architecture", parent="hydragnn.architectures.Architecture"
+    )
     if not issubclass(getattr(architecture, "Settings", type), ArchitectureSettings):
-        raise InputError(f"model.kind = {kind!r}: {name} has no Settings; derive them from ArchitectureSettings")
+        raise InputError(f"{where}: {architecture.__name__} has no Settings; derive them from ArchitectureSettings")
     return architecture
-
-
-@contextmanager
-def _without_the_current_folder() -> Iterator[None]:
-    """Import as ``python -P`` does: the current folder counts only where PYTHONPATH or an installation names it."""
-    search_path = list(sys.path)
-    added = [] if sys.flags.safe_path else ["", str(Path.cwd())]  # what Python itself puts first
-    sys.path[:] = search_path[1:] if search_path[:1] and search_path[0] in added else search_path
-    try:
-        yield
-    finally:
-        sys.path[:] = search_path

@@ -2,22 +2,27 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hydragnn.datasets import StoreWriter, open_store
+from hydragnn.datasets import Make, OwnBuild, StoreWriter, find_files, open_store, rule_of
+from hydragnn.datasets.tables import read_npz
+from hydragnn.errors import InputError
 from hydragnn.graphs import Field, GraphBatch, Topology, direction_bins, multilevel_edges, relation_field
 from hydragnn.scripts import api
-from hydragnn.scripts.recipes.raw import raw_arrays
+from hydragnn.scripts.recipes.raw import array_like, raw_arrays
 from hydragnn.scripts.recipes.simp import Array, Cantilever, Optimiser, first_density, random_density
 from hydragnn.scripts.recipes.table import Figure, show_figures
 from hydragnn.scripts.recipes.training import model_of, predictions, train_recipe
 
 SPACING, LEVELS, SECTORS = 0.025, 5, 8
+ROWS, COLUMNS = 41, 121  # vertices of the published mesh
 BROKEN = 0.1  # root mean square displacement above which a density does not carry the load
 TRAIN_RUNS, CHOOSING_RUNS, TRAIN_RANDOM = 40, 4, 150
 STARTS = (0, 0, 1, 2)  # of the runs, in turn; see first_density
@@ -32,15 +37,18 @@ TEST_RUNS = (
 NODE_INPUTS = ("density", "stiffness", "log_density", "x", "y", "clamped", "loaded")
 ORIGINS = ("published", "fresh run 1", "fresh run 2", "fresh run 3", "fresh run 4", "fresh run 5", "fresh training")
 HELD_OUT, TRAINING = range(len(ORIGINS) - 1), len(ORIGINS) - 1
-FIELDS = (
+INPUTS = (
     *(Field(name=name, on="node") for name in NODE_INPUTS),
     relation_field(SECTORS, "direction"),
     relation_field(LEVELS, "level"),
+)
+LABELS = (
     Field(name="displacement", on="node", shape=(2,), unit="domain heights", role="target"),
     Field(name="part", on="graph", classes=3, dtype="int64", role="auxiliary"),
     Field(name="origin", on="graph", classes=len(ORIGINS), dtype="int64", role="auxiliary"),
     Field(name="iteration", on="graph", classes=10_000, dtype="int64", role="auxiliary"),
 )
+FIELDS = (*INPUTS, *LABELS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,14 +67,14 @@ class Mesh:
     """What all samples share."""
 
     points: Array
-    load: Array
+    load: NDArray[Any]
     senders: NDArray[np.int64]
     receivers: NDArray[np.int64]
     level: NDArray[np.int64]
     direction: NDArray[np.int64]
 
 
-def mesh_of(points: Array, load: Array) -> Mesh:
+def mesh_of(points: Array, load: NDArray[Any]) -> Mesh:
     """The vertices with edges on five levels, each reaching twice as far as the one below; edges sorted by receiver."""
     senders, receivers, level = multilevel_edges(points, SPACING, LEVELS)
     order = np.lexsort((level, receivers))
@@ -75,13 +83,51 @@ def mesh_of(points: Array, load: Array) -> Mesh:
     return Mesh(points=points, load=load, senders=senders, receivers=receivers, level=level, direction=direction)
 
 
-def sample_as_graph(sample: Sample, mesh: Mesh) -> GraphBatch:
-    """One sample as a graph; coordinates are inputs, because clamp and load break every symmetry."""
+class Densities(OwnBuild):
+    """Densities in npz files: ``w`` [densities, nodes] on the published mesh; ``points`` and ``load_fy_nodes``, where they are, have to be its."""
+
+    kind: str = "hydragnn.scripts.recipes.cantilever:Densities"
+
+    def graphs(self) -> Iterator[Make]:
+        """One graph per density without displacement; InputError where a file has other arrays or another mesh."""
+        points, loaded = published_points()
+        mesh = mesh_of(points, loaded)
+        for path in find_files(self.files):
+            table = read_npz(path)
+            densities = array_like(table, "w", ("densities", len(points)), path)
+            if "points" in table and not np.allclose(
+                array_like(table, "points", points.shape, path), points, atol=1e-5
+            ):
+                raise InputError(f"{path}: points are another mesh than that of training; give densities on that one")
+            if "load_fy_nodes" in table:
+                load = array_like(table, "load_fy_nodes", loaded.shape, path)
+                if not np.array_equal(load != 0, loaded):
+                    raise InputError(f"{path}: load_fy_nodes pulls at other nodes than in training; leave the file out")
+            for number, density in enumerate(densities.astype(np.float64)):
+                yield partial(density_as_graph, density, mesh, f"{path.name}, density {number}")
+
+
+def published_points() -> tuple[Array, NDArray[np.bool_]]:
+    """The vertices of the published mesh, row by row, and where its load acts: the middle tenth of the right side."""
+    row, column = np.divmod(np.arange(ROWS * COLUMNS), COLUMNS)
+    points = np.stack([column * SPACING, row * SPACING], axis=1).astype(np.float32).astype(np.float64)
+    return points, (column == COLUMNS - 1) & (np.abs(points[:, 1] - 0.5) < 0.05 + 1e-6)
+
+
+def density_as_graph(density: Array, mesh: Mesh, name: str) -> GraphBatch:
+    """One density as a graph without labels; InputError where it is no density."""
+    wrong = np.flatnonzero(~((density >= 0) & (density <= 1 + 1e-6)))
+    if len(wrong):
+        raise InputError(f"{name}: w is {density[wrong[0]]:g} at node {wrong[0]}; a density lies between 0 and 1")
+    return inputs_as_graph(density, mesh)
+
+
+def inputs_as_graph(density: Array, mesh: Mesh) -> GraphBatch:
+    """A nodal density as a graph; coordinates are inputs, because clamp and load break every symmetry."""
     nodes, edges, (x, y) = len(mesh.points), len(mesh.senders), mesh.points.T
-    w = sample.density
+    w = density
     columns = (2 * w - 1, 2 * w**3 - 0.5, np.log(np.maximum(w, 1e-3)) / 3 + 0.5, x, y, x < 1e-6, mesh.load != 0)
     inputs = {name: torch.tensor(column, dtype=torch.float32) for name, column in zip(NODE_INPUTS, columns)}
-    labels = {"part": sample.part, "origin": sample.origin, "iteration": sample.iteration}
     return GraphBatch(
         positions=torch.zeros(nodes, 0, dtype=torch.float64),
         topology=Topology.square(torch.from_numpy(mesh.senders), torch.from_numpy(mesh.receivers), nodes),
@@ -90,11 +136,22 @@ def sample_as_graph(sample: Sample, mesh: Mesh) -> GraphBatch:
         periodic=torch.zeros(1, 3, dtype=torch.bool),
         node_offsets=torch.tensor([0, nodes]),
         edge_offsets=torch.tensor([0, edges]),
-        fields={field.name: field for field in FIELDS},
-        nodes={**inputs, "displacement": torch.tensor(sample.displacement, dtype=torch.float32)},
+        fields={field.name: field for field in INPUTS},
+        nodes=inputs,
         edges={"direction": torch.from_numpy(mesh.direction), "level": torch.from_numpy(mesh.level)},
-        graphs={name: torch.tensor([value]) for name, value in labels.items()},
+        graphs={},
     )
+
+
+def sample_as_graph(sample: Sample, mesh: Mesh) -> GraphBatch:
+    """One sample as a graph with its labels."""
+    values = {
+        "displacement": torch.tensor(sample.displacement, dtype=torch.float32),
+        "part": torch.tensor([sample.part]),
+        "origin": torch.tensor([sample.origin]),
+        "iteration": torch.tensor([sample.iteration]),
+    }
+    return inputs_as_graph(sample.density, mesh).with_fields(values, fields=LABELS)
 
 
 def published_samples(raw: Path) -> Iterator[Sample]:
@@ -153,7 +210,10 @@ def write_store(raw: Path, store: Path, seed: int = 0) -> None:
 
 def write_samples(samples: Iterable[Sample], mesh: Mesh, store: Path) -> None:
     """A store of the samples; those that do not carry the load neither train nor choose, but stay where they judge."""
-    about = {"source": "github lorenzonebolosi/HydraGNN df609217, and fresh solves by scikit-fem"}
+    about = {
+        "source": "github lorenzonebolosi/HydraGNN df609217, and fresh solves by scikit-fem",
+        "build": rule_of(Densities(files=["cantilever_196.npz"])),
+    }
     with StoreWriter(store, FIELDS, dim=0, attributes=about) as writer:
         for sample in samples:
             if sample.part == 2 or np.sqrt(np.square(sample.displacement).sum(axis=1).mean()) < BROKEN:

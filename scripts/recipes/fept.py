@@ -1,24 +1,30 @@
 """Fe-Pt alloys on a lattice: mixing enthalpy, charge transfer and magnetic moment as three heads of one model."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from ase import Atoms
 from numpy.typing import NDArray
+from pydantic import Field as Setting
 
-from hydragnn.datasets import StoreWriter, open_store
+from hydragnn.datasets import Make, OwnBuild, StoreWriter, find_files, open_store, rule_of
+from hydragnn.datasets.tables import read_npz
+from hydragnn.errors import InputError
 from hydragnn.graphs import ATOMIC_NUMBERS_FIELD, Field, GraphBatch, from_ase, relation_field, with_shell_relations
 from hydragnn.graphs.relations import shell_radii
 from hydragnn.graphs.topology import Topology
 from hydragnn.scripts import api
-from hydragnn.scripts.recipes.raw import raw_arrays
+from hydragnn.scripts.recipes.raw import array_like, raw_arrays
 from hydragnn.scripts.recipes.table import Figure, show_figures
 from hydragnn.scripts.recipes.training import model_of, recipe_table, rmse, train_recipe
 
 CELL = (20.872, 10.436, 14.116)  # Bohr; body-centred tetragonal, 32 sites
 CUTOFF = 10.6  # Bohr; eight neighbour shells
+ELEMENTS = (26, 78)  # Fe, Pt
 TARGETS = {"enthalpy": "Ry/atom", "charge_transfer": "e", "moment": "muB"}
 GOALS = {
     "validation": {"enthalpy": 2.5e-3, "charge_transfer": 0.015, "moment": 0.015},
@@ -31,15 +37,15 @@ LINEAR = {  # of the best linear model of neighbour shells, as published with th
 COMMON = 500  # cells of a composition that may take part in choosing the epoch
 TWIN_EPOCHS = 10  # length of the comparison of one model with three heads and three models with one
 LEFT_OUT = (8, 16, 24)  # compositions (numbers of Fe) that training never sees
-FIELDS = (
-    ATOMIC_NUMBERS_FIELD,
-    relation_field(8, "shell"),
+INPUTS = (ATOMIC_NUMBERS_FIELD, relation_field(8, "shell"))
+LABELS = (
     Field(name="enthalpy", on="graph", unit="Ry/atom", role="target", dtype="float64"),
     Field(name="charge_transfer", on="node", unit="e", role="target"),
     Field(name="moment", on="node", unit="muB", role="target"),
     Field(name="part", on="graph", classes=3, dtype="int64", role="auxiliary"),
     Field(name="iron", on="graph", classes=33, dtype="int64", role="auxiliary"),
 )
+FIELDS = (*INPUTS, *LABELS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,13 +98,46 @@ def lattice(positions: NDArray[np.float64]) -> GraphBatch:
     """The graph that all cells share: 32 sites, edges to eight shells of neighbours, the shell as the kind of edge."""
     site = from_ase(Atoms("Fe32", positions=positions, cell=CELL, pbc=True), CUTOFF)
     radii = shell_radii(site)
-    assert len(radii) == 8
+    if len(radii) != 8:
+        raise InputError(
+            f"the sites have {len(radii)} shells of neighbours within {CUTOFF} Bohr, not 8; give those of the published file"
+        )
     return with_shell_relations(site, radii)
 
 
-def cells_as_batch(cells: Cells, rows: slice, site: GraphBatch) -> GraphBatch:
-    """The configurations ``rows`` as graphs without geometry: on an ideal lattice the shells say it all."""
-    numbers = torch.from_numpy(cells.numbers[rows])
+class FePt(OwnBuild):
+    """Cells in npz files: ``Z`` [cells, 32], atomic numbers of Fe and Pt; ``pos``, where it is, has to be the sites."""
+
+    kind: str = "hydragnn.scripts.recipes.fept:FePt"
+
+    sites: list[tuple[float, float, float]] = Setting(min_length=32, max_length=32)
+    """Positions that all cells share, in Bohr, in the order of ``Z``."""
+
+    def graphs(self) -> Iterator[Make]:
+        """One graph per cell without labels; InputError where a file has other arrays or other sites."""
+        positions = np.array(self.sites)
+        site = lattice(positions)
+        for path in find_files(self.files):
+            table = read_npz(path)
+            numbers = array_like(table, "Z", ("cells", len(positions)), path, kinds="iu").astype(np.int64)
+            if "pos" in table and not np.allclose(
+                array_like(table, "pos", positions.shape, path), positions, atol=1e-3
+            ):
+                raise InputError(f"{path}: pos are other sites than those of training; give cells on the same lattice")
+            for number, row in enumerate(numbers):
+                yield partial(cell_as_graph, row, site, f"{path.name}, cell {number}")
+
+
+def cell_as_graph(numbers: NDArray[np.int64], site: GraphBatch, name: str) -> GraphBatch:
+    """One cell as a graph without labels; InputError where a site is neither Fe nor Pt."""
+    other = numbers[~np.isin(numbers, ELEMENTS)]
+    if len(other):
+        raise InputError(f"{name}: atomic number {other[0]} is neither Fe (26) nor Pt (78); leave the cell out")
+    return cells_as_batch(numbers[None], site)
+
+
+def cells_as_batch(numbers: NDArray[np.int64], site: GraphBatch) -> GraphBatch:
+    """Cells ``[cells, sites]`` as graphs without geometry: on an ideal lattice the shells say it all."""
     count, nodes, edges = len(numbers), site.num_nodes, site.num_edges
     base = torch.arange(count).repeat_interleave(edges) * nodes
     return GraphBatch(
@@ -109,28 +148,35 @@ def cells_as_batch(cells: Cells, rows: slice, site: GraphBatch) -> GraphBatch:
         periodic=torch.zeros(count, 3, dtype=torch.bool),
         node_offsets=torch.arange(count + 1) * nodes,
         edge_offsets=torch.arange(count + 1) * edges,
-        fields={field.name: field for field in FIELDS},
-        nodes={
-            "atomic_numbers": numbers.flatten(),
-            "charge_transfer": torch.from_numpy(cells.charge_transfer[rows]).flatten(),
-            "moment": torch.from_numpy(cells.moment[rows]).flatten(),
-        },
+        fields={field.name: field for field in INPUTS},
+        nodes={"atomic_numbers": torch.from_numpy(numbers.flatten())},
         edges={"shell": site.edges["relation"].repeat(count)},
-        graphs={
-            "enthalpy": torch.from_numpy(cells.enthalpy[rows]),
-            "part": torch.from_numpy(cells.part[rows]),
-            "iron": torch.from_numpy(cells.iron[rows]),
-        },
+        graphs={},
     )
 
 
+def with_labels(batch: GraphBatch, cells: Cells, rows: slice) -> GraphBatch:
+    """The cells ``rows`` with what was computed of them, and the part that each plays."""
+    values = {
+        "enthalpy": torch.from_numpy(cells.enthalpy[rows]),
+        "charge_transfer": torch.from_numpy(cells.charge_transfer[rows]).flatten(),
+        "moment": torch.from_numpy(cells.moment[rows]).flatten(),
+        "part": torch.from_numpy(cells.part[rows]),
+        "iron": torch.from_numpy(cells.iron[rows]),
+    }
+    return batch.with_fields(values, fields=LABELS)
+
+
 def write_store(raw: Path, store: Path) -> None:
-    """The raw npz file as a store."""
+    """The raw npz file as a store that remembers how other such files become graphs."""
     cells, positions = read_cells(raw)
     site = lattice(positions)
-    with StoreWriter(store, FIELDS, dim=0, attributes={"source": "LSMS Fe-Pt, github allaffa/GCNN b0bc200f"}) as writer:
+    rule = rule_of(FePt(files=[raw.name], sites=[tuple(row) for row in positions.tolist()]))
+    attributes = {"source": "LSMS Fe-Pt, github allaffa/GCNN b0bc200f", "build": rule}
+    with StoreWriter(store, FIELDS, dim=0, attributes=attributes) as writer:
         for start in range(0, len(cells.numbers), 256):
-            writer.write(cells_as_batch(cells, slice(start, start + 256), site))
+            rows = slice(start, start + 256)
+            writer.write(with_labels(cells_as_batch(cells.numbers[rows], site), cells, rows))
 
 
 def run(data: Path, out: Path, epochs: int | None) -> None:

@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 from numpy.lib.npyio import NpzFile
+from numpy.typing import NDArray
 
+from hydragnn.datasets.tables import Table, table_column
 from hydragnn.errors import InputError
 
 
@@ -30,3 +32,33 @@ def raw_arrays(path: Path, *names: str) -> Iterator[NpzFile]:
         if missing:
             raise InputError(f"{path} has no array {missing[0]}; fetch the published file again")
         yield file
+
+
+def array_like(table: Table, name: str, shape: tuple[int | str, ...], path: Path, kinds: str = "iuf") -> NDArray[Any]:
+    """The array of that name with a shape such as ``("cells", 32)``, where a word is any length.
+
+    InputError where it is absent or has another shape, or where its numbers are of none of numpy's ``kinds``.
+    """
+    array = table_column(table, name, path)
+    fits = len(array.shape) == len(shape) and all(
+        isinstance(one, str) or one == size for one, size in zip(shape, array.shape)
+    )
+    if not fits:
+        expected = ", ".join(map(str, shape))
+        raise InputError(f"{path}: {name} has shape {list(array.shape)}, not [{expected}]; give such an array")
+    if array.dtype.kind not in kinds:
+        wanted = "numbers" if "f" in kinds else "whole numbers"
+        raise InputError(f"{path}: {name} holds {array.dtype} values; give {wanted}")
+    return array
+
+
+def pieces(
+    table: Table, name: str, shape: tuple[int | str, ...], counts: str, path: Path, kinds: str = "iuf"
+) -> list[NDArray[Any]]:
+    """The rows of an array that lie end to end, one array per count; InputError where they are not as many as are counted."""
+    rows, numbers = array_like(table, name, shape, path, kinds), array_like(table, counts, ("graphs",), path, "iu")
+    if (numbers < 0).any() or numbers.sum() != len(rows):
+        raise InputError(
+            f"{path}: {counts} counts {numbers.sum()} rows of {name}, which has {len(rows)}; make them agree"
+        )
+    return np.split(rows, np.cumsum(numbers)[:-1])

@@ -5,6 +5,8 @@ microstructures out of training, and these choose its epoch. What one model does
 forest does that sees the texture and no graph. All members with edges together are one ensemble by cross-validation.
 """
 
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +15,15 @@ import torch
 from numpy.typing import NDArray
 from sklearn.ensemble import RandomForestRegressor
 
-from hydragnn.datasets import StoreWriter, open_store
+from hydragnn.datasets import Make, OwnBuild, StoreWriter, find_files, open_store, rule_of
+from hydragnn.datasets.tables import read_npz
 from hydragnn.ensemble import build_ensemble
+from hydragnn.errors import InputError
 from hydragnn.files import read_json
 from hydragnn.graphs import Field, GraphBatch, graph_from_arrays, relation_field, rotation_matrices
 from hydragnn.record import RunRecord
 from hydragnn.scripts import api
-from hydragnn.scripts.recipes.raw import raw_arrays
+from hydragnn.scripts.recipes.raw import pieces, raw_arrays
 from hydragnn.scripts.recipes.table import Figure, show_figures
 from hydragnn.scripts.recipes.training import model_of, predictions, recipe_table, train_recipe
 
@@ -80,6 +84,26 @@ def texture_index(euler: Array, volumes: Array) -> float:
     return float(np.linalg.norm(mean) / np.linalg.norm((tensors - 4 / 15 * pairs)[0]))
 
 
+class Terfenol(OwnBuild):
+    """Microstructures in npz files: ``n_grains``, ``n_edges``, and end to end ``euler_size_nnb`` [grains, 5] and ``edge`` [contacts, 2]."""
+
+    kind: str = "hydragnn.scripts.recipes.terfenol:Terfenol"
+
+    def graphs(self) -> Iterator[Make]:
+        """One graph per microstructure without labels; InputError where a file has other arrays."""
+        for path in find_files(self.files):
+            table = read_npz(path)
+            rows = pieces(table, "euler_size_nnb", ("grains", 5), "n_grains", path)
+            pairs = pieces(table, "edge", ("contacts", 2), "n_edges", path, kinds="iu")
+            if len(rows) != len(pairs):
+                raise InputError(
+                    f"{path}: n_grains counts {len(rows)} microstructures, n_edges {len(pairs)}; make them one"
+                )
+            for number, (grains, contacts) in enumerate(zip(rows, pairs)):
+                name = f"{path.name}, microstructure {number}"
+                yield partial(microstructure, grains.astype(np.float64), contacts.astype(np.int64), {}, {}, name)
+
+
 def write_store(raw: Path, store: Path) -> None:
     """The raw npz file as a store of microstructures; a field strength that was not measured is a missing label.
 
@@ -91,7 +115,10 @@ def write_store(raw: Path, store: Path) -> None:
         pairs = np.split(file["edge"].astype(np.int64), np.cumsum(contacts)[:-1])
         strength, strain, owner = file["field_kA_per_m"], 1e3 * file["magnetostriction"], file["graph_index"]
     rank = np.random.default_rng(SEED).permutation(len(grains))
-    source = {"source": "github mehmetfdemirel/PolycrystalGraph 316b3dbc, MIT"}
+    source = {
+        "source": "github mehmetfdemirel/PolycrystalGraph 316b3dbc, MIT",
+        "build": rule_of(Terfenol(files=[raw.name])),
+    }
     with StoreWriter(store, FIELDS, dim=0, attributes=source) as writer:
         for number, (rows, edges) in enumerate(zip(table, pairs)):
             mine = owner == number
@@ -119,11 +146,13 @@ def parts_of(rank: int) -> dict[str, int]:
 def microstructure(
     rows: Array, edges: NDArray[np.int64], labels: dict[str, float], parts: dict[str, int], name: str
 ) -> GraphBatch:
-    """One graph: a node per grain, both directions of every contact, the labels that were measured."""
+    """One graph: a node per grain, both directions of every contact, the labels that were measured, the parts that are known."""
     size, neighbours = rows[:, 3], rows[:, 4]
+    if not (len(rows) and np.isfinite(rows).all() and (size > 0).all()):
+        raise InputError(f"{name}: every grain needs finite angles and a positive size; leave it out")
     sizes = np.stack([0.5 * np.log(size), np.cbrt(size) / 20, neighbours / 20], axis=1)
     senders, receivers = np.concatenate([edges, edges[:, ::-1]]).T
-    present = [field for field in FIELDS if field.role != "target" or field.name in labels]
+    present = [field for field in FIELDS if field.role == "input" or field.name in {"texture_index", *labels, *parts}]
     index = texture_index(rows[:, :3], size)
     graph_values = {"log_grains": np.log(len(rows) / 180.0), "texture_index": index, **labels, **parts}
     return graph_from_arrays(

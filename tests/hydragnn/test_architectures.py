@@ -12,7 +12,8 @@ import torch
 from pydantic import TypeAdapter
 
 import hydragnn.architectures as room
-from hydragnn.architectures import architecture_of, architectures, registry
+from hydragnn import imports
+from hydragnn.architectures import architecture_of, architectures
 from hydragnn.architectures.table import architecture_table
 from hydragnn.conformance_cases import CORNERS, make_model
 from hydragnn.datasets import Normalisation
@@ -169,7 +170,7 @@ def test_the_current_folder_counts_where_pythonpath_names_it(tmp_path: Path, mon
     folder = str(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [folder, "/elsewhere", folder])
-    with registry._without_the_current_folder():
+    with imports.without_the_current_folder():
         assert sys.path == ["/elsewhere", folder]
     assert sys.path == [folder, "/elsewhere", folder]
 

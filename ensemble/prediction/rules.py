@@ -1,0 +1,133 @@
+"""How files become graphs that an ensemble can predict: as those of training did, or as a BUILD.toml says."""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hydragnn.datasets import BuildSettings, Make
+from hydragnn.datasets.build import makers_of
+from hydragnn.datasets.build_settings import for_prediction, read_build_settings, settings_of_rule
+from hydragnn.datasets.tables import find_files
+from hydragnn.ensemble.ensemble import Ensemble
+from hydragnn.ensemble.prediction.frames import blocks_of, frames_of
+from hydragnn.ensemble.structures import Structures, reads_atoms
+from hydragnn.errors import InputError
+from hydragnn.files import digest
+from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.field import ATOMIC_NUMBERS
+from hydragnn.settings import read_toml
+
+Block = tuple[int, int, int]
+"""The number of its first graph, and where it begins and ends in its file."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FromStructures:
+    """The structures in a file that ASE reads."""
+
+    path: Path
+    structures: Structures
+
+    @property
+    def name(self) -> str:
+        """The file."""
+        return str(self.path)
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """The cutoff."""
+        return {"cutoff": self.structures.cutoff}
+
+    @property
+    def digest(self) -> str:
+        """What the file holds; how it is read belongs to the ensemble."""
+        return file_digest(self.path)
+
+    def blocks(self) -> list[Block]:
+        """Several, where the file is extended XYZ."""
+        return blocks_of(self.path)
+
+    def makers(self, block: Block) -> Iterator[Make]:
+        """Each structure with its neighbours."""
+        return self.structures.makers(frames_of(self.path, block), block[0])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FromFiles:
+    """Files that become graphs as the settings of a build say."""
+
+    name: str
+    settings: BuildSettings
+    inputs: frozenset[str]
+    """Fields that members read; the files need no others."""
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
+    @property
+    def digest(self) -> str:
+        """What the settings say and the files hold."""
+        beside = [getattr(self.settings, key) for key in self.settings.beside]
+        paths = [*find_files(self.settings.files), *(Path(path) for path in beside if path is not None)]
+        settings = self.settings.model_dump(mode="json", exclude={"files", *self.settings.beside})
+        return digest({"settings": settings, "files": [file_digest(path) for path in paths]})
+
+    def blocks(self) -> list[Block]:
+        """One: these files are read as a whole."""
+        return [(0, 0, 1)]
+
+    def makers(self, block: Block) -> Iterator[Make]:
+        """Each graph without what members do not read."""
+        return (partial(self._inputs_of, make) for make in makers_of(self.settings))
+
+    def _inputs_of(self, make: Make) -> GraphBatch:
+        graph = make()
+        return graph.with_fields(drop=[name for name in graph.fields if name not in self.inputs])
+
+
+Rule = FromStructures | FromFiles
+"""How files become graphs, block by block."""
+
+
+def rule_for(source: Path, ensemble: Ensemble) -> Rule:
+    """How ``source`` becomes graphs that the ensemble can predict.
+
+    A BUILD.toml says it itself. A file becomes graphs as those of the training store did, which remembers it where
+    ``hydragnn data build`` or a recipe made it; of atoms, any other file is one of structures. InputError where nobody knows.
+    """
+    inputs = frozenset({*(field.name for field in ensemble.inputs), ATOMIC_NUMBERS})
+    if source.suffix == ".toml":
+        settings = read_build_settings(read_toml(source), source)
+    elif not source.is_file():
+        raise InputError(f"{source} is neither a store, a BUILD.toml nor another file; give one of them")
+    elif _is_like_training(source, ensemble):
+        settings = settings_of_rule(ensemble.training_attributes["build"], source, "the training store")
+    else:
+        return FromStructures(path=source, structures=ensemble.structures)
+    return FromFiles(name=str(source), settings=for_prediction(settings, inputs), inputs=inputs)
+
+
+def _is_like_training(source: Path, ensemble: Ensemble) -> bool:
+    """Return True where the training store remembers how files like this one became graphs.
+
+    An ensemble of atoms reads structures, too, so that the suffix has to be that of a file of training.
+    """
+    known = ensemble.training_attributes
+    rule, files = known.get("build"), known.get("files", [])
+    if not isinstance(rule, Mapping) or not reads_atoms(ensemble.manifest):
+        return rule is not None
+    suffixes = {Path(str(file)).suffix for file in files} if isinstance(files, list) else set()
+    return rule.get("kind") != "ase" and source.suffix in suffixes
+
+
+def file_digest(path: Path) -> str:
+    """What a file holds, as a hash; InputError where it is no file."""
+    if not path.is_file():
+        raise InputError(f"{path} is no file; check the path")
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,241 @@
+"""New files become graphs as those of training did, without labels: npz arrays, tables of grains, a class of one's own."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hydragnn
+from hydragnn.errors import InputError
+
+RINGS: dict[str, Any] = {
+    "kind": "npz",
+    "nodes": "n",
+    "edges": "pairs",
+    "edge_counts": "n_pairs",
+    "undirected": True,
+    "fields": [
+        {"name": "charge", "on": "node", "key": "q", "scale": 2.0},
+        {"name": "weight", "on": "graph", "role": "auxiliary"},
+        {"name": "moment", "on": "graph", "unit": "D", "role": "target"},
+    ],
+}
+TRAINING: dict[str, Any] = {
+    "data": {"store": "rings.h5"},
+    "model": {"kind": "gin", "hidden_dim": 4, "num_layers": 1},
+    "heads": [{"field": "moment", "kind": "scalar"}],
+    "train": {"epochs": 1, "checkpoint_seconds": 0},
+}
+
+
+def rings(count: int, seed: int) -> dict[str, Any]:
+    """Rings of 4 to 6 nodes with charges, end to end, and the moments of neighbours."""
+    random = np.random.default_rng(seed)
+    sizes = 4 + np.arange(count) % 3
+    charges = [random.normal(size=size) for size in sizes]
+    pairs = [np.stack([np.arange(size), (np.arange(size) + 1) % size], axis=1) for size in sizes]
+    return {
+        "n": sizes,
+        "n_pairs": sizes,
+        "q": np.concatenate(charges),
+        "pairs": np.concatenate(pairs),
+        "weight": np.ones(count),
+        "moment": np.array([(one * np.roll(one, -1)).sum() for one in charges]),
+    }
+
+
+def without_labels(arrays: dict[str, Any]) -> dict[str, Any]:
+    return {name: array for name, array in arrays.items() if name not in ("moment", "weight")}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An npz file, the store built from it, and an ensemble of two runs."""
+    folder = tmp_path_factory.mktemp("trained")
+    np.savez(folder / "rings.npz", **rings(40, seed=0))
+    hydragnn.build_store({**RINGS, "files": [str(folder / "rings.npz")]}, folder / "rings.h5")
+    table = {**TRAINING, "data": {"store": str(folder / "rings.h5")}}
+    runs = [folder / str(seed) for seed in (0, 1)]
+    for seed, run in enumerate(runs):
+        hydragnn.train(table, run, overrides=[f"train.seed={seed}"])
+    from hydragnn.ensemble import build_ensemble
+
+    build_ensemble(runs, folder / "ensemble")
+    return folder
+
+
+def predicted(model: Path, source: Path, out: Path) -> dict[str, np.ndarray]:
+    hydragnn.predict(model, source, out)
+    with np.load(out) as file:
+        return {name: file[name] for name in file.files}
+
+
+def test_a_new_file_without_labels_is_predicted_as_its_store_would_be(trained: Path, tmp_path: Path) -> None:
+    arrays = rings(70, seed=1)
+    np.savez(tmp_path / "all.npz", **arrays)
+    np.savez(tmp_path / "new.npz", **without_labels(arrays))
+    hydragnn.build_store({**RINGS, "files": [str(tmp_path / "all.npz")]}, tmp_path / "all.h5")
+    expected = predicted(trained / "ensemble", tmp_path / "all.h5", tmp_path / "stored.npz")
+    assert len(np.unique(expected["fields/moment/mean"])) > 50
+    for model in (trained / "ensemble", trained / "0"):
+        expected = predicted(model, tmp_path / "all.h5", tmp_path / f"{model.name}-stored.npz")
+        actual = predicted(model, tmp_path / "new.npz", tmp_path / f"{model.name}-new.npz")
+        assert actual.keys() == expected.keys()
+        for name in expected:
+            np.testing.assert_array_equal(actual[name], expected[name], err_msg=name)
+
+
+def test_a_build_file_predicts_whatever_it_describes_without_labels(trained: Path, tmp_path: Path) -> None:
+    arrays = without_labels(rings(10, seed=2))
+    np.savez(tmp_path / "a.npz", **arrays)
+    np.savez(tmp_path / "b.npz", **{**arrays, "q": -arrays["q"]})
+    text = ['kind = "npz"', 'files = ["?.npz"]', 'nodes = "n"', 'edges = "pairs"', 'edge_counts = "n_pairs"']
+    text += ["undirected = true", "[[fields]]", 'name = "charge"', 'on = "node"', 'key = "q"', "scale = 2.0"]
+    text += ["[[fields]]", 'name = "moment"', 'on = "graph"', 'unit = "D"', 'role = "target"']
+    (tmp_path / "new.toml").write_text("\n".join(text))
+    both = predicted(trained / "ensemble", tmp_path / "new.toml", tmp_path / "both.npz")["fields/moment/mean"]
+    alone = predicted(trained / "ensemble", tmp_path / "a.npz", tmp_path / "one.npz")["fields/moment/mean"]
+    assert len(both) == 20
+    np.testing.assert_allclose(both[:10], alone, rtol=1e-6)
+
+
+def test_one_graph_that_cannot_be_made_does_not_end_the_others(trained: Path, tmp_path: Path) -> None:
+    arrays = without_labels(rings(40, seed=3))
+    sound = predicted_of(trained, arrays, tmp_path / "sound.npz")
+    arrays["q"][4] = np.nan  # the first node of graph 1
+    arrays["pairs"][-1] = [0, 99]
+    actual = predicted_of(trained, arrays, tmp_path / "wrong.npz")
+    status = actual["status"].astype(str)
+    assert [number for number, one in enumerate(status) if one != "ok"] == [1, 39]
+    assert "nan" in status[1] and "99 is out of range" in status[39]
+    kept = np.setdiff1d(np.arange(40), [1, 39])
+    np.testing.assert_allclose(actual["fields/moment/mean"][kept], sound["fields/moment/mean"][kept], rtol=1e-5)
+
+
+def predicted_of(trained: Path, arrays: dict[str, Any], path: Path) -> dict[str, np.ndarray]:
+    np.savez(path, **arrays)
+    return predicted(trained / "ensemble", path, path.with_name(f"said-{path.name}"))
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda arrays: {name: array for name, array in arrays.items() if name != "q"}, "has no q; it has n"),
+        (lambda arrays: {**arrays, "q": arrays["q"][:-1]}, "q has .* rows where .* nodes were counted"),
+        (lambda arrays: {**arrays, "n": arrays["n"][:-1]}, "n_pairs counts 9 graphs, not 8|rows where"),
+        (lambda arrays: {**arrays, "q": arrays["q"] * np.nan}, "nothing in .* can be turned into a graph: .*nan"),
+        (lambda arrays: {**arrays, "q": np.array([{}] * len(arrays["q"]))}, "cannot read .* as npz"),
+    ],
+)
+def test_files_that_are_no_such_source_are_refused_in_a_sentence(
+    change: Callable[[dict[str, Any]], dict[str, Any]], sentence: str, trained: Path, tmp_path: Path
+) -> None:
+    np.savez(tmp_path / "new.npz", **change(without_labels(rings(9, seed=4))))
+    with pytest.raises(InputError, match=sentence):
+        hydragnn.predict(trained / "ensemble", tmp_path / "new.npz", tmp_path / "said.npz")
+    assert not list(tmp_path.glob("said*"))
+
+
+def test_an_ensemble_names_no_code_outside_the_package(trained: Path, tmp_path: Path) -> None:
+    """Its folder may come from a stranger; a build file is the user's own."""
+    np.savez(tmp_path / "new.npz", **without_labels(rings(9, seed=5)))
+    shutil.copytree(trained / "ensemble", tmp_path / "ensemble")
+    manifest = tmp_path / "ensemble" / "ensemble.json"
+    text = json.loads(manifest.read_text())
+    kinds = (
+        "antigravity:Geohash",
+        "numpy.testing:Tester",
+        "hydragnn.scripts.__main__:OwnBuild",
+        "hydragnn.errors:InputError",
+    )
+    for kind in (*kinds, "grains", "x", None, 3, ["npz"]):
+        text["data"]["attributes"]["build"] = {"kind": kind}
+        manifest.write_text(json.dumps(text))
+        with pytest.raises(InputError, match=r"give a BUILD\.toml|holds no sources|has no source"):
+            hydragnn.predict(tmp_path / "ensemble", tmp_path / "new.npz", tmp_path / "said.npz")
+    for rule in (None, [], "npz", {"kind": "npz", "nodes": 3}, {"kind": "npz", "files": ["/dev/zero"], "nodes": "n"}):
+        text["data"]["attributes"]["build"] = rule
+        manifest.write_text(json.dumps(text))
+        with pytest.raises(InputError):
+            hydragnn.predict(tmp_path / "ensemble", tmp_path / "new.npz", tmp_path / "said.npz")
+
+
+GRAINS = """
+kind = "grains"
+files = ["grains.csv"]
+edges = "contacts.csv"
+graphs = "microstructures.csv"
+[[fields]]
+name = "charge"
+on = "node"
+[[fields]]
+name = "moment"
+on = "graph"
+unit = "D"
+role = "target"
+"""
+
+
+def test_tables_of_grains_are_predicted_by_their_build_file_and_need_no_labels(trained: Path, tmp_path: Path) -> None:
+    rows = "".join(f"{graph},{0.1 * (graph + node)}\n" for graph in range(3) for node in range(4))
+    (tmp_path / "grains.csv").write_text("graph,charge\n" + rows)
+    contacts = "".join(f"{graph},{node},{(node + 1) % 4}\n" for graph in range(3) for node in range(4))
+    (tmp_path / "contacts.csv").write_text("graph,sender,receiver\n" + contacts)
+    (tmp_path / "new.toml").write_text(GRAINS)
+    grains = predicted(trained / "ensemble", tmp_path / "new.toml", tmp_path / "grains.npz")
+    charges = np.array([0.1 * (graph + node) for graph in range(3) for node in range(4)])
+    pairs = np.tile([[0, 1], [1, 2], [2, 3], [3, 0]], (3, 1))
+    same = {"n": np.full(3, 4), "n_pairs": np.full(3, 4), "q": charges / 2, "pairs": pairs}
+    expected = predicted_of(trained, same, tmp_path / "same.npz")
+    np.testing.assert_allclose(grains["fields/moment/mean"], expected["fields/moment/mean"], rtol=1e-5)
+
+
+OWN = '''
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+
+from hydragnn.datasets import Make, OwnBuild, find_files
+from hydragnn.graphs import Field, graph_from_arrays
+
+
+class Lines(OwnBuild):
+    """Text files: every line holds the charges of a ring."""
+
+    factor: float = 1.0
+
+    def graphs(self) -> Iterator[Make]:
+        for path in find_files(self.files):
+            for number, line in enumerate(path.read_text().splitlines()):
+                charge = self.factor * np.array([float(word) for word in line.split()])
+                here = np.arange(len(charge))
+                there = (here + 1) % len(charge)
+                ends = np.concatenate([here, there]), np.concatenate([there, here])
+                fields = [Field(name="charge", on="node")]
+                yield partial(graph_from_arrays, None, *ends, fields=fields, nodes={"charge": charge}, name=f"line {number}")
+'''
+
+
+def test_a_class_of_ones_own_is_a_source_for_stores_and_predictions(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "acme_lines.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "new.txt").write_text("0.1 0.2 0.3 0.4\n-1 2 -1 2 0\n")
+    (tmp_path / "new.toml").write_text('kind = "acme_lines:Lines"\nfiles = ["new.txt"]\nfactor = 2.0\n')
+    info = hydragnn.build_store(tmp_path / "new.toml", tmp_path / "new.h5")
+    assert info.graphs == 2 and info.attributes["build"] == {"kind": "acme_lines:Lines", "factor": 2.0}
+    actual = predicted(trained / "ensemble", tmp_path / "new.toml", tmp_path / "lines.npz")
+    q = np.array([0.1, 0.2, 0.3, 0.4, -1, 2, -1, 2, 0])
+    pairs = np.array([[0, 1], [1, 2], [2, 3], [3, 0], [0, 1], [1, 2], [2, 3], [3, 4], [4, 0]])
+    same = {"n": np.array([4, 5]), "n_pairs": np.array([4, 5]), "q": q, "pairs": pairs}
+    expected = predicted_of(trained, same, tmp_path / "same.npz")
+    np.testing.assert_allclose(actual["fields/moment/mean"], expected["fields/moment/mean"], rtol=1e-5)
+    (tmp_path / "new.toml").write_text('kind = "acme_lines:Strings"\nfiles = ["new.txt"]\n')
+    with pytest.raises(InputError, match=r"has no source Strings; derive it from hydragnn\.datasets\.OwnBuild"):
+        hydragnn.predict(trained / "ensemble", tmp_path / "new.toml", tmp_path / "said.npz")
