@@ -14,6 +14,9 @@ from hydragnn.errors import InputError
 
 Graphs = Int[NDArray[np.int64], " graphs"]
 
+MOST = 200
+"""Folds of an ensemble; runs on many random splits hold nearly every graph out in a way of its own."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Fold:
@@ -37,7 +40,7 @@ def joint_split(members: Sequence[Member], store: GraphStore) -> Split:
         names = " and ".join([members[0].name, *(m.name for m in members if m.config.split != settings[0])][:2])
         raise InputError(
             f"members {names} hold out different graphs: each that one was validated on has trained another, so that none is "
-            "left to calibrate on; choose runs with one [split], or runs that together leave every graph to a test part"
+            "left to calibrate on; choose runs with one [split], or runs that together leave every graph to a test part, in few ways"
         )
     return split
 
@@ -50,7 +53,7 @@ def calibrating_split(members: Sequence[Member], store: GraphStore) -> tuple[Spl
     """
     split, folds = _union(members, store), fold_graphs(members, store)
     complete = sum(len(fold.graphs) for fold in folds) + len(split.test) == len(store)
-    if len(folds) < 2 or (len(split.valid) and not complete):
+    if not 2 <= len(folds) <= MOST or (len(split.valid) and not complete):
         return joint_split(members, store), ()
     if len(split.calibration):
         everyone = tuple(position for position, member in enumerate(members) if member.weight > 0)

@@ -223,7 +223,7 @@ def fold_errors(runs: list[Path], store: Path, fold: int) -> Sums:
     for name in TARGETS:
         means = [torch.cat([block[name][0] for block in blocks]).reshape(-1).numpy() for blocks in predicted]
         column = reader.column(name)
-        label, present = column.values.reshape(-1)[tested], column.present[tested]
+        label, present = column.values.reshape(-1)[tested].astype(np.float64), column.present[tested]
         sums[name] = (np.abs(np.mean(means, axis=0) - label) * present, np.abs(label) * present)
     return sums
 
@@ -246,7 +246,7 @@ def fold_forest(store: Path, fold: int) -> Sums:
     reader, tested = open_store(store), held_out_graphs(store, fold)
     textures = np.stack([texture_features(reader.read([number])) for number in range(len(reader))])
     columns = [reader.column(name) for name in TARGETS]
-    labels = np.stack([column.values.reshape(-1) for column in columns])
+    labels = np.stack([column.values.reshape(-1) for column in columns]).astype(np.float64)
     present = np.stack([column.present for column in columns])
     learnt = present.copy()
     learnt[:, tested] = False
