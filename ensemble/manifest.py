@@ -11,7 +11,7 @@ from hydragnn.ensemble.calibrations import calibration_from_json
 from hydragnn.ensemble.domain import FILE, AnyDomain, Domain, domain_from_json
 from hydragnn.ensemble.estimates import AnyCalibration
 from hydragnn.errors import InputError
-from hydragnn.files import check_regular, digest, read_json, write_atomically, write_json
+from hydragnn.files import check_regular, digest, read_sealed, write_atomically, write_sealed
 from hydragnn.graphs.field import Field, field_from_json
 from hydragnn.models import Target, read_description, target_from_json
 
@@ -113,7 +113,7 @@ def _calibration(value: Any, name: str, targets: Sequence[Target], weights: Sequ
 
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of the ensemble in ``folder``, with every member's files checked against their checksums."""
-    manifest = manifest_from_json(_with_targets(read_json(folder / NAME), folder), folder)
+    manifest = manifest_from_json(_with_targets(read_sealed(folder / NAME), folder), folder)
     for entry in manifest.members:
         for name, expected in entry.checksums.items():
             if checksum(folder / entry.folder / name) != expected:
@@ -139,7 +139,7 @@ def write_manifest(manifest: Manifest, folder: Path) -> None:
     """Put ``ensemble.json`` into ``folder``, atomically, and before it the tensors that it speaks of."""
     if manifest.domain.file_content:
         write_atomically(folder / FILE, manifest.domain.file_content)
-    write_json(folder / NAME, manifest.to_json())
+    write_sealed(folder / NAME, manifest.to_json())
 
 
 def checksum(path: Path) -> str:

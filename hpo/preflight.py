@@ -15,14 +15,12 @@ from hydragnn.hpo.launching.launcher import Launcher
 from hydragnn.hpo.launching.local import LocalLauncher
 from hydragnn.hpo.objective import check_objective
 from hydragnn.hpo.scheduling.events import Plan, node_of
-from hydragnn.hpo.settings import CampaignSettings, campaign_settings
+from hydragnn.hpo.settings import VERSION, CampaignSettings, campaign_settings
 from hydragnn.hpo.space import Point, Space, check_space, ends_of, random_point, trial_config
 from hydragnn.hpo.warm import warm_points
 from hydragnn.runs.cutoff import check_cutoff
 
 NAME = "campaign.json"
-VERSION = 2
-"""1: keys of [model] that came later mean what was computed then (``ArchitectureSettings.before``)."""
 LEFTOVERS = ("journal.lock", "journal.jsonl", "jobs")
 """What a search leaves that is killed in its very first moment, or that waits in a queue."""
 EXTENSIBLE = (
@@ -51,7 +49,7 @@ def check_cutoffs(settings: CampaignSettings, space: Space) -> None:
 
     A campaign of the first version goes on with what it has.
     """
-    if settings.first_version:
+    if settings.version == 1:
         return
     key = "model.cutoff"
     searched, fixed = space.parameters.get(key), settings.base.get("model", {}).get("cutoff")
@@ -168,13 +166,13 @@ def check_folder(settings: CampaignSettings, space: Space, out: Path, *, resume:
 def as_begun(settings: CampaignSettings, out: Path) -> CampaignSettings:
     """The settings, meaning what they meant to the program that began the campaign in ``out``, where there is one."""
     saved = read_json(out / NAME) if (out / NAME).is_file() else {}
-    return replace(settings, first_version=isinstance(saved, dict) and saved.get("version") == 1)
+    version = saved.get("version") if isinstance(saved, dict) else None
+    return replace(settings, version=version if isinstance(version, int) else VERSION)
 
 
 def write_settings(settings: CampaignSettings, enqueued: list[Point], out: Path) -> None:
     """Write ``campaign.json``; only the holder of the journal's lock may."""
-    version = 1 if settings.first_version else VERSION
-    write_json(out / NAME, {"version": version, **settings.to_json(), "enqueued": enqueued})
+    write_json(out / NAME, {"version": settings.version, **settings.to_json(), "enqueued": enqueued})
 
 
 def open_campaign(out: Path) -> CampaignSettings:
@@ -193,7 +191,7 @@ def _saved_settings(saved: Any, path: Path) -> CampaignSettings:
             f"{path} has version {saved['version']}, this program reads up to {VERSION}; update the program"
         )
     settings = campaign_settings({key: v for key, v in saved.items() if key not in ("version", "enqueued")}, path)
-    return replace(settings, first_version=saved["version"] == 1)
+    return replace(settings, version=saved["version"])
 
 
 def _check_unchanged(settings: CampaignSettings, saved: CampaignSettings) -> None:

@@ -13,6 +13,9 @@ from hydragnn.errors import InputError, nearest
 from hydragnn.hpo.job import JobSettings
 from hydragnn.settings import Settings, read_toml, with_overrides
 
+VERSION = 3
+"""Of campaigns on disk. 1: keys that came later mean what was computed then (``Settings.before``, ``Settings.former``); 2: those of heads do."""
+
 Scalar = bool | int | float | str
 """A value that TOML, JSON and Optuna all hold."""
 
@@ -200,8 +203,8 @@ class CampaignSettings:
     runs: tuple[GivenRun, ...] = ()
     """Trials that are given instead of searched: the space then only numbers them, and there is no base."""
     source: str = "campaign"
-    first_version: bool = False
-    """True for a campaign that a program of version 1 began: keys that came later and that ``base`` lacks mean what was computed then."""
+    version: int = VERSION
+    """Of the program that began the campaign: keys that came later and that ``base`` lacks mean what was computed then."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON from which ``campaign_settings`` makes the same object."""

@@ -13,6 +13,7 @@ from hydragnn.architectures import architecture_of
 from hydragnn.config import AnyConfig, parse_config
 from hydragnn.errors import InputError, nearest
 from hydragnn.hpo.settings import CampaignSettings, Choice, Choices, FloatRange, IntRange, Parameter
+from hydragnn.models.head_kinds import HEAD_KINDS
 from hydragnn.settings import with_value
 
 Point = dict[str, Any]
@@ -174,7 +175,18 @@ def trial_config(settings: CampaignSettings, space: Space, values: Point, number
     if "train.seed" not in space.parameters and isinstance(table.setdefault("train", {}), dict):
         seed = table["train"].get("seed", 0)
         table["train"]["seed"] = seed + number if isinstance(seed, int) else seed
-    return parse_config(table, source=settings.source, stored=settings.first_version)
+    if settings.version == 2:
+        complete_energies(table)
+    return parse_config(table, source=settings.source, stored=settings.version == 1)
+
+
+def complete_energies(table: dict[str, Any]) -> None:
+    """Give the energy heads of a run's table what campaigns of version 2 meant where they left it out, in place."""
+    kind = HEAD_KINDS["energy"]
+    for section in (table, *table.get("branches", [])):
+        for head in section.get("heads", []):
+            if head.get("kind") == "energy":
+                head.update({**kind.former, **kind.before, **head})
 
 
 def check_space(settings: CampaignSettings, space: Space) -> None:

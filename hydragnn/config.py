@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -10,12 +10,14 @@ from hydragnn.architectures import ArchitectureSettings, ModelSettings
 from hydragnn.datasets.settings import BatchSettings, DataSettings, SplitSettings
 from hydragnn.errors import InputError, nearest
 from hydragnn.files import digest, read_json
-from hydragnn.models.head_settings import HeadSettings
-from hydragnn.settings import Settings, read_toml, with_overrides
+from hydragnn.models.head_settings import READABLE, HeadSettings
+from hydragnn.settings import Fraction, Settings, read_toml, with_overrides
 
 
 class TrainSettings(Settings):
     """Optimiser, schedule and length of one training run."""
+
+    before: ClassVar = {"stage_two": 0.75}
 
     epochs: int = Field(default=100, ge=1)
     """Full budget in epochs; schedules span it, whatever the segments."""
@@ -38,6 +40,9 @@ class TrainSettings(Settings):
     warmup_epochs: float = Field(default=0.0, ge=0)
     """Linear warm-up from zero, in epochs."""
 
+    stage_two: Fraction = 0.75
+    """Share of the epochs after which energies weigh more, ``stage_two_factor`` of their heads times; other runs have one stage."""
+
     clip_norm: float = Field(default=10.0, ge=0)
     """Largest norm of the gradient; 0 does not clip."""
 
@@ -48,7 +53,7 @@ class TrainSettings(Settings):
     """Arithmetic of the step; bf16 keeps weights in fp32 (autocast)."""
 
     patience: int = Field(default=0, ge=0)
-    """Stop after this many epochs without a better validation loss; 0 never stops early."""
+    """Stop after this many epochs without a better validation loss, those before a second stage not counted; 0 never stops early."""
 
     seed: int = Field(default=0, ge=0)
     """Seed of initial weights, order of data and dropout."""
@@ -231,9 +236,11 @@ def hash_of(config: Mapping[str, Any]) -> str:
 
 def _without_later_keys(config: Mapping[str, Any]) -> dict[str, Any]:
     result = dict(config)
-    for name, kind in (("model", ArchitectureSettings), ("split", SplitSettings)):
+    for name, kind in (("model", ArchitectureSettings), ("split", SplitSettings), ("train", TrainSettings)):
         if name in result:
             result[name] = kind.without_later_keys(result[name])
+    if "heads" in result:
+        result["heads"] = [READABLE[head.get("kind", "")].without_later_keys(head) for head in result["heads"]]
     if "branches" in result:
         result["branches"] = [_without_later_keys(branch) for branch in result["branches"]]
     return result

@@ -5,7 +5,7 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,36 @@ def flush_directory(folder: Path) -> None:
 def write_json(path: Path, value: Any, check: Callable[[], None] | None = None) -> None:
     """Write value as indented JSON, atomically; NaN and infinities are refused because JSON has none."""
     write_atomically(path, json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n", check)
+
+
+def write_sealed(path: Path, table: Mapping[str, Any], check: Callable[[], None] | None = None) -> None:
+    """Write a table as ``write_json`` does, with a checksum of itself under ``checksum``, whatever stood there."""
+    content = {key: value for key, value in table.items() if key != "checksum"}
+    write_json(path, {**content, "checksum": checksum_of(content)}, check)
+
+
+def read_sealed(path: Path) -> Any:
+    """The value in a JSON file, without its checksum; InputError as of ``read_json``, and where the checksum is another.
+
+    What has none, of earlier versions, is taken as it is.
+    """
+    value = read_json(path)
+    if isinstance(value, dict) and value.pop("checksum", None) not in (None, checksum_of(value)):
+        raise InputError(
+            f"{path} is damaged: its checksum is not that of what was written; use another copy (whoever changed it on purpose "
+            "removes the key checksum)"
+        )
+    return value
+
+
+def checksum_of(value: Any) -> str:
+    """SHA-256 of a JSON value, before it is written or after it was read.
+
+    >>> checksum_of({"b": (1, 2), 3: None}) == checksum_of({"3": None, "b": [1, 2]})
+    True
+    """
+    plain = json.loads(json.dumps(value))  # keys are texts, tuples are lists
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
 KINDS = {

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pydantic
 
 from hydragnn.errors import InputError, nearest
-from hydragnn.files import read_json, write_json
+from hydragnn.files import read_sealed, write_sealed
 from hydragnn.settings import first_problem
 
 VERSION = 1
@@ -111,13 +111,13 @@ _RECORD = pydantic.TypeAdapter(RunRecord)
 
 def write_record(record: RunRecord, folder: Path, check: Callable[[], None] | None = None) -> None:
     """Write ``record.json`` into the run's folder, atomically; what ``check`` raises at the last moment prevents it."""
-    write_json(folder / "record.json", asdict(record), check)
+    write_sealed(folder / "record.json", asdict(record), check)
 
 
 def read_record(folder: Path) -> RunRecord:
     """The record of the run in ``folder``; InputError where it is missing, damaged or from a newer version."""
     path = folder / "record.json"
-    value = read_json(path)
+    value = read_sealed(path)
     if not isinstance(value, dict) or not isinstance(value.get("version"), int):
         raise InputError(f"{path} is not a run record; was {folder} made by hydragnn train?")
     if value["version"] > VERSION:

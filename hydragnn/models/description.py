@@ -114,7 +114,7 @@ def description_from_json(value: Mapping[str, Any]) -> ModelDescription:
     """The description that ``ModelDescription.to_json`` wrote; KeyError, TypeError or ValueError where it is damaged."""
     fields = {field.name: field for field in map(field_from_json, value["fields"])}
     statistics = value["statistics"]
-    heads = [parse_head(head, "model.json") for head in value["heads"]]
+    heads = [parse_head(head, "model.json", stored=True) for head in value["heads"]]
     unknown = [name for name in value["inputs"] if name not in fields]
     if unknown:
         raise ValueError(f"the input {unknown[0]} is no field")

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field as Setting
 from pydantic import model_validator
@@ -172,7 +172,13 @@ class ScalarHeadSettings(_ItemHead, _PooledHead):
 class EnergyHeadSettings(_NumberHead):
     """An extensive number of a graph, summed over nodes, with its derivatives and reference values."""
 
+    former: ClassVar = {"per_node": False}
+    before: ClassVar = {"stage_two_factor": 1.0}
+
     kind: Literal["energy"] = "energy"
+
+    per_node: bool = True
+    """Divide the error of the energy by the number of nodes in the loss: energy per atom beside single components of forces."""
 
     references: bool = False
     """Subtract per-species reference values, fitted on the training part (needs the field ``atomic_numbers``)."""
@@ -188,6 +194,10 @@ class EnergyHeadSettings(_NumberHead):
 
     stress_weight: float = Setting(default=1.0, ge=0)
     """Weight of the stress' mean loss in the total."""
+
+    stage_two_factor: float = Setting(default=100.0, gt=0)
+    """How many times heavier the energy weighs in the second stage of training (``train.stage_two``), in heads with forces or stress;
+    1: there is no second stage. The validation loss has the weights of the second stage from the first epoch on."""
 
     @model_validator(mode="after")
     def _check_derivatives(self) -> "EnergyHeadSettings":
@@ -217,6 +227,7 @@ class EnergyHeadSettings(_NumberHead):
             extensive=True,
             per_node=self.per_node,
             references=self.references,
+            stage_two_factor=self.stage_two_factor if self.derivatives else 1.0,
         )
         weights = self.weights
         derived = [("forces", self.forces), ("stress", self.stress)]

@@ -71,7 +71,7 @@ class UnnamedHeadSettings(HeadBase):
         """
         kind = "energy" if self._is_energy else _kind_for(field)
         settings = HEAD_KINDS[kind]
-        given = self.model_dump(exclude={"kind"})
+        given = {**settings.before, **self.model_dump(exclude={"kind"})}
         if kind == "energy":
             given.pop("pool")
         elif field.on == "graph" and kind in ("scalar", "vector"):
@@ -120,8 +120,10 @@ HeadSettings = Annotated[
 ]
 
 
-def parse_head(value: Mapping[str, Any], source: str = "head") -> HeadSettings:
+def parse_head(value: Mapping[str, Any], source: str = "head", *, stored: bool = False) -> HeadSettings:
     """The settings that a table describes; InputError on a kind or key that there is not.
+
+    A ``stored`` table was written by a program, maybe an earlier one (``Settings.parse``).
 
     >>> parse_head({"kind": "classes", "field": "phase"}).loss
     'cross_entropy'
@@ -129,7 +131,7 @@ def parse_head(value: Mapping[str, Any], source: str = "head") -> HeadSettings:
     kind = _kind_of(dict(value))
     if kind not in READABLE:
         raise InputError(f"{source}: unknown kind of head {kind!r}; {nearest(kind, list(HEAD_KINDS))}")
-    head: HeadSettings = READABLE[kind].parse(dict(value), source)  # type: ignore[assignment]
+    head: HeadSettings = READABLE[kind].parse(dict(value), source, stored=stored)  # type: ignore[assignment]
     return head
 
 

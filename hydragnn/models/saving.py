@@ -1,17 +1,18 @@
 """A model on disk: ``model.json`` says what it is, ``weights.safetensors`` holds its numbers; no pickle."""
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor
 
 from hydragnn.datasets.normalisation import Normalisation, normalisation_from_json
 from hydragnn.errors import InputError
-from hydragnn.files import check_regular, read_json, write_atomically, write_json
+from hydragnn.files import check_regular, read_sealed, write_atomically, write_sealed
 from hydragnn.models.branched import BranchedModel, build_branched
 from hydragnn.models.build import build_from_description
 from hydragnn.models.description import ModelDescription, description_from_json
@@ -21,6 +22,8 @@ VERSION = 2
 """1: the weights of encoders lay in one list per kind of layer; names are translated on reading."""
 BRANCHED = 3
 """A model of several branches, which earlier programs cannot read."""
+CHECKSUM = "sha256"
+"""Where the weights' file keeps the checksum of its numbers: in itself, so that no reader sees one without the other."""
 
 
 def save_model(
@@ -61,8 +64,19 @@ def _write(
     folder: Path, content: dict[str, Any], weights: Mapping[str, Tensor], check: Callable[[], None] | None
 ) -> None:
     contiguous = {name: value.detach().cpu().contiguous() for name, value in weights.items()}
-    write_atomically(folder / "weights.safetensors", save(contiguous), check)
-    write_json(folder / "model.json", content, check)
+    seal = {CHECKSUM: _checksum(contiguous)}
+    write_atomically(folder / "weights.safetensors", save(contiguous, metadata=seal), check)
+    write_sealed(folder / "model.json", content, check)
+
+
+def _checksum(weights: Mapping[str, Tensor]) -> str:
+    """SHA-256 of all names, types, shapes and numbers."""
+    total = hashlib.sha256()
+    for name in sorted(weights):
+        value = weights[name]
+        total.update(f"{name} {value.dtype} {list(value.shape)};".encode())
+        total.update(value.reshape(-1).view(torch.uint8).numpy().data)
+    return total.hexdigest()
 
 
 def read_description(folder: Path, branch: str = "") -> tuple[ModelDescription, Normalisation]:
@@ -75,7 +89,7 @@ def read_description(folder: Path, branch: str = "") -> tuple[ModelDescription, 
 def _read(folder: Path) -> list[tuple[ModelDescription, Normalisation]]:
     """What ``model.json`` says of every branch, or of the one model."""
     path = folder / "model.json"
-    value: Any = read_json(path)
+    value: Any = read_sealed(path)
     if not isinstance(value, dict) or not isinstance(value.get("version"), int):
         raise InputError(f"{path} does not describe a model; was {folder} made by hydragnn train?")
     if value["version"] > BRANCHED:
@@ -129,11 +143,16 @@ def load_graph_model(folder: Path, branch: str = "") -> tuple[GraphModel, Normal
 def _weights(path: Path) -> dict[str, Tensor]:
     check_regular(path)
     try:
-        return load_file(path)
+        with safe_open(path, framework="pt") as file:
+            expected = (file.metadata() or {}).get(CHECKSUM)
+        weights = load_file(path)
     except FileNotFoundError:
         raise InputError(f"{path} does not exist; copy the whole folder of the model") from None
     except (SafetensorError, OSError) as error:
         raise InputError(f"{path} cannot be read ({error}); copy the whole folder of the model again") from error
+    if expected not in (None, _checksum(weights)):  # None: written before there were checksums
+        raise InputError(f"{path} is damaged: its checksum is not that of what was written; use another copy")
+    return weights
 
 
 def _current_name(name: str, description: ModelDescription) -> str:

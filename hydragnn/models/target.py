@@ -18,6 +18,8 @@ class Target:
     loss: Loss = "mse"
     weight: float = 1.0
     """Weight of the field's mean loss in the total."""
+    stage_two_factor: float = 1.0
+    """What the weight is multiplied by in the second stage of training, and in the validation loss throughout."""
     distribution: type[Distribution] = Point
     """What is predicted for every item."""
     extensive: bool = False

@@ -6,8 +6,6 @@ position, the curves, whose checkpoint it is, which file holds what, and the che
 one runs no code, whoever made it.
 """
 
-import hashlib
-import json
 import re
 import shutil
 from itertools import count
@@ -19,7 +17,7 @@ import torch
 
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.errors import InputError
-from hydragnn.files import flush_directory, read_json, write_json
+from hydragnn.files import checksum_of, flush_directory, read_json, write_json, write_sealed
 from hydragnn.runs.attempt import Attempt, Fenced
 from hydragnn.runs.tensor_files import Count, TensorFiles, TensorIndex, write_tensors
 from hydragnn.settings import Settings
@@ -101,8 +99,7 @@ def _write(folder: Path, state: TrainState, totals: torch.Tensor, identity: dict
         ranks=len(totals),
         index=write_tensors(folder, TENSORS, {**state.tensors(), "totals": totals}),
     )
-    content = {"version": VERSION, **saved.to_json()}
-    write_json(folder / "state.json", {**content, "checksum": _checksum(content)})
+    write_sealed(folder / "state.json", {"version": VERSION, **saved.to_json()})
     flush_directory(folder)
 
 
@@ -189,14 +186,9 @@ def _read_saved(path: Path) -> SavedState:
         raise InputError(
             f"checkpoint {path} has version {version}, this program reads up to {VERSION}; update the program"
         )
-    checksum = content.pop("checksum", None)
-    if checksum != _checksum({"version": version, **content}):
+    if content.pop("checksum", None) != checksum_of({"version": version, **content}):
         raise InputError(f"{file} is damaged (its checksum is another); resume from another copy")
     return SavedState.parse(content, str(file))
-
-
-def _checksum(content: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _check(path: Path, saved: SavedState, state: TrainState, identity: dict[str, Any]) -> None:

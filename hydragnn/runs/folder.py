@@ -8,6 +8,7 @@ from hydragnn.config import AnyConfig, hash_of, stored_config
 from hydragnn.errors import InputError
 from hydragnn.files import kind_of_folder
 from hydragnn.record import Cost, RunRecord, read_record
+from hydragnn.settings import Settings
 
 FIRST_FILES = ("config.json", "attempt.json", "heartbeat")
 """What may be in the folder of a run before it begins."""
@@ -24,14 +25,22 @@ sees calibrate an ensemble, and what else is written when."""
 def as_begun(config: AnyConfig, out: Path) -> AnyConfig:
     """The configuration, in which keys with another default or none before are those of the run in ``out`` where they are left out."""
     path = out / "config.json"
-    absent = (config.model.before.keys() | config.model.former.keys()) - config.model.model_fields_set
-    if not absent or not path.is_file():
-        return config
-    saved_config = stored_config(path).model
-    if type(saved_config) is not type(config.model):
-        return config
-    model = config.model.model_copy(update={key: getattr(saved_config, key) for key in absent})
-    return config.model_copy(update={"model": model})
+    begun: AnyConfig = _as_saved(config, stored_config(path)) if path.is_file() else config
+    return begun
+
+
+def _as_saved(now: Any, saved: Any) -> Any:
+    """Settings, or a list of them, with such keys of the saved ones at every depth, where both are of one kind."""
+    if isinstance(now, list) and isinstance(saved, list) and len(now) == len(saved):
+        return [_as_saved(*pair) for pair in zip(now, saved)]
+    if not isinstance(now, Settings) or type(now) is not type(saved):
+        return now
+    absent = (now.before.keys() | now.former.keys()) - now.model_fields_set
+    update = {}
+    for name in type(now).model_fields:
+        before, value = getattr(now, name), getattr(saved, name)
+        update[name] = value if name in absent else _as_saved(before, value)
+    return now.model_copy(update=update)
 
 
 def check_folder(config: dict[str, Any], out: Path, resume: bool) -> None:

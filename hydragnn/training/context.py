@@ -73,6 +73,11 @@ class TrainingContext:
     branches: tuple[slice, ...]
     """Which of the targets belong to each branch."""
     loss_weights: Float64[Tensor, " fields"]
+    """Of the first stage."""
+    stage_two_weights: Float64[Tensor, " fields"]
+    """Of the second stage, and of the validation loss in both, so that all epochs can be compared."""
+    stage_two: int
+    """Epochs before the second stage; 0 where weights never change."""
     rank: int = 0
     """Tells the random numbers of this process from those of its peers."""
     reduce: Callable[[Tensor], Tensor] = alone
@@ -89,9 +94,14 @@ class TrainingContext:
             return torch.autocast(self.device.type, dtype=torch.bfloat16)
         return nullcontext()
 
-    def weighted_mean(self, totals: Float[Tensor, "2 fields"]) -> float:
+    def weights_in(self, epoch: int) -> Float64[Tensor, " fields"]:
+        """Return the loss weights of the epoch after so many finished ones."""
+        return self.loss_weights if epoch < self.stage_two else self.stage_two_weights
+
+    @staticmethod
+    def weighted_mean(weights: Float[Tensor, " fields"], totals: Float[Tensor, "2 fields"]) -> float:
         """The weighted sum over fields of summed loss over number of labels; raises Diverged where it is not finite."""
-        value = float((self.loss_weights * totals[0] / totals[1].clamp(min=1.0)).sum())
+        value = float((weights * totals[0] / totals[1].clamp(min=1.0)).sum())
         if not math.isfinite(value):
             raise Diverged(f"the loss is {value}")
         return value
@@ -106,12 +116,17 @@ def training_context(
 ) -> TrainingContext:
     """The context for the targets of every branch, with their loss weights on the device."""
     targets = tuple(target for branch in branches for target in branch)
+    changes = any(target.stage_two_factor != 1.0 for target in targets)
     ends = [0, *accumulate(len(branch) for branch in branches)]
     return TrainingContext(
         settings=settings,
         targets=targets,
         branches=tuple(slice(first, last) for first, last in pairwise(ends)),
         loss_weights=torch.tensor([target.weight for target in targets], dtype=torch.float64, device=device),
+        stage_two_weights=torch.tensor(
+            [target.weight * target.stage_two_factor for target in targets], dtype=torch.float64, device=device
+        ),
+        stage_two=int(settings.stage_two * settings.epochs) if changes else 0,
         rank=rank,
         reduce=reduce,
     )

@@ -24,7 +24,7 @@ def train_epochs(state: TrainState, data: RunData, context: TrainingContext, cal
     Raises Diverged, and Interrupted after saving when a signal asked this or another rank to stop.
     """
     settings = context.settings
-    while state.epoch < until and not out_of_patience(state.valid_losses, settings.patience):
+    while state.epoch < until and not out_of_patience(state.valid_losses, settings.patience, context.stage_two):
         train_loss = train_epoch(state, data, context, callback)
         values = {"train/loss": train_loss, **validate(state, data, context, callback)}
         values["learning_rate"] = learning_rate(settings, state.epoch + 1.0, state.valid_losses)
@@ -32,7 +32,7 @@ def train_epochs(state: TrainState, data: RunData, context: TrainingContext, cal
         callback.on_epoch_end(state)
     if state.epoch >= settings.epochs:
         return "finished"
-    return "stopped" if out_of_patience(state.valid_losses, settings.patience) else "paused"
+    return "stopped" if out_of_patience(state.valid_losses, settings.patience, context.stage_two) else "paused"
 
 
 def train_epoch(state: TrainState, data: RunData, context: TrainingContext, callback: Callback) -> float:
@@ -55,7 +55,7 @@ def train_epoch(state: TrainState, data: RunData, context: TrainingContext, call
     if interrupted:
         callback.save(state)
         raise Interrupted(f"stopped after step {state.step} of epoch {state.epoch + 1}; a checkpoint was written")
-    return context.weighted_mean(context.reduce(state.totals.clone()))
+    return context.weighted_mean(context.weights_in(state.epoch), context.reduce(state.totals.clone()))
 
 
 def read_step(queued: tuple[StepResult, Tensor] | None, epoch: int) -> tuple[bool, float | None]:
@@ -81,11 +81,12 @@ def take_step(state: TrainState, share: Share, context: TrainingContext, rate: f
     """
     own = context.branches[share.branch]
     model, targets = state.of_branch(share.branch), context.targets[own]
-    here = torch.zeros_like(context.loss_weights)
+    weights = context.weights_in(state.epoch)
+    here = torch.zeros_like(weights)
     for part in share.parts:
         here[own] += label_counts(targets, part)
     counts = context.reduce(here.clone())
-    scale = context.loss_weights / counts.clamp(min=1.0)
+    scale = weights / counts.clamp(min=1.0)
 
     state.parameters.zero_gradient()
     loss = torch.zeros_like(counts[0])
@@ -111,7 +112,7 @@ def take_step(state: TrainState, share: Share, context: TrainingContext, rate: f
 
 def validate(state: TrainState, data: RunData, context: TrainingContext, callback: Callback) -> dict[str, float | None]:
     """``valid/loss`` and the errors of every target on the validation part of its branch, with the averaged weights where there
-    are any."""
+    are any; the loss has the weights of the last stage in every epoch."""
     totals = torch.zeros_like(state.totals)
     errors = Errors(context.targets, context.device)
     state.model.eval()
@@ -128,5 +129,5 @@ def validate(state: TrainState, data: RunData, context: TrainingContext, callbac
                     errors.add(target, predictions[target.name], batch, branch.normalisation)
     state.model.train()
     context.reduce(errors.sums)
-    loss = context.weighted_mean(context.reduce(totals))
+    loss = context.weighted_mean(context.stage_two_weights, context.reduce(totals))
     return {"valid/loss": loss, **flat_metrics(errors.values(data.valid_moments), "valid")}

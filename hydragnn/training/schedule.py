@@ -55,10 +55,10 @@ def best_epoch(losses: Sequence[float | None]) -> int:
     return min(known)[1] if known else -1
 
 
-def out_of_patience(losses: Sequence[float | None], patience: int) -> bool:
-    """Return True where the last ``patience`` epochs brought no better loss; patience 0 waits for ever.
+def out_of_patience(losses: Sequence[float | None], patience: int, start: int = 0) -> bool:
+    """Return True where the last ``patience`` epochs, of those after the first ``start``, brought no better loss; patience 0 waits for ever.
 
     >>> out_of_patience([2.0, 1.0, 1.5, 1.2], patience=2)
     True
     """
-    return 0 < patience <= len(losses) - 1 - best_epoch(losses)
+    return 0 < patience <= len(losses) - max(start, 1 + best_epoch(losses))

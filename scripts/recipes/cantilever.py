@@ -1,6 +1,6 @@
 """Displacement of cantilevers of changing density: a multilevel relational network on one mesh."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -13,20 +13,25 @@ from numpy.typing import NDArray
 
 from hydragnn.datasets import Make, OwnBuild, StoreWriter, find_files, open_store, rule_of
 from hydragnn.datasets.tables import read_npz
+from hydragnn.ensemble import Ensemble, NumberEstimate, build_ensemble
 from hydragnn.errors import InputError
+from hydragnn.files import read_json
 from hydragnn.graphs import Field, GraphBatch, Topology, direction_bins, multilevel_edges, relation_field
 from hydragnn.scripts import api
 from hydragnn.scripts.recipes.raw import array_like, raw_arrays
 from hydragnn.scripts.recipes.simp import Array, Cantilever, Optimiser, first_density, random_density
 from hydragnn.scripts.recipes.table import Figure, show_figures
-from hydragnn.scripts.recipes.training import model_of, predictions, train_recipe
+from hydragnn.scripts.recipes.training import BLOCK, make_store, subsets, train_recipe
 
 SPACING, LEVELS, SECTORS = 0.025, 5, 8
 ROWS, COLUMNS = 41, 121  # vertices of the published mesh
 BROKEN = 0.1  # root mean square displacement above which a density does not carry the load
-TRAIN_RUNS, CHOOSING_RUNS, TRAIN_RANDOM = 40, 4, 150
+MEMBERS = 3
+TRAIN_RUNS, CHOOSING_RUNS, CALIBRATING_RUNS, TRAIN_RANDOM = 40, 4, 6, 150
+EARLY, EARLY_RUNS, EARLY_STATES = 10, 100, 4  # iterations that are early; runs that end there, and what is kept of each
 STARTS = (0, 0, 1, 2)  # of the runs, in turn; see first_density
 STATES, ITERATIONS = 20, (20, 90)  # kept per run, closer together at its start; length of a run
+TEST_ITERATIONS = 80
 TEST_RUNS = (
     (0, Optimiser(volume=0.5, radius=0.003, move=0.2)),
     (0, Optimiser(volume=0.504, radius=0.005, move=0.05)),
@@ -37,6 +42,9 @@ TEST_RUNS = (
 NODE_INPUTS = ("density", "stiffness", "log_density", "x", "y", "clamped", "loaded")
 ORIGINS = ("published", "fresh run 1", "fresh run 2", "fresh run 3", "fresh run 4", "fresh run 5", "fresh training")
 HELD_OUT, TRAINING = range(len(ORIGINS) - 1), len(ORIGINS) - 1
+PUBLISHED, FRESH = "published validation part", "all fresh runs"
+FRESH_EARLY, FRESH_LATER = "early iterations of fresh runs", "later iterations of fresh runs"
+COVERED = (PUBLISHED, FRESH, FRESH_EARLY)  # rows that the ensemble's intervals are judged on
 INPUTS = (
     *(Field(name=name, on="node") for name in NODE_INPUTS),
     relation_field(SECTORS, "direction"),
@@ -44,7 +52,7 @@ INPUTS = (
 )
 LABELS = (
     Field(name="displacement", on="node", shape=(2,), unit="domain heights", role="target"),
-    Field(name="part", on="graph", classes=3, dtype="int64", role="auxiliary"),
+    Field(name="part", on="graph", classes=4, dtype="int64", role="auxiliary"),
     Field(name="origin", on="graph", classes=len(ORIGINS), dtype="int64", role="auxiliary"),
     Field(name="iteration", on="graph", classes=10_000, dtype="int64", role="auxiliary"),
 )
@@ -168,30 +176,47 @@ def published_samples(raw: Path) -> Iterator[Sample]:
 
 
 def fresh_samples(cantilever: Cantilever, seed: int) -> Iterator[Sample]:
-    """Our own solves: optimiser runs and random densities for training, four runs that choose, five runs that judge."""
+    """Our own solves: runs and random densities for training, runs that choose, that calibrate, and five that judge."""
     generator = np.random.default_rng(seed)
-    for run in range(TRAIN_RUNS + CHOOSING_RUNS):
-        optimiser = Optimiser(
-            volume=generator.uniform(0.35, 0.6),
-            radius=np.exp(generator.uniform(np.log(0.003), np.log(0.05))),
-            move=np.exp(generator.uniform(np.log(0.02), np.log(0.3))),
-        )
+    parts = [0] * TRAIN_RUNS + [1] * CHOOSING_RUNS + [3] * CALIBRATING_RUNS
+    for run, part in enumerate(parts):
+        optimiser = random_optimiser(generator)
         length = int(generator.integers(*ITERATIONS))
         iterations = set(np.round(np.geomspace(1, length, STATES + 4) - 1).astype(int).tolist())
         start = first_density(STARTS[run % len(STARTS)], cantilever, optimiser.volume, generator)
         for iteration, (w, u) in zip(range(length), cantilever.optimise(start, optimiser)):
             if iteration in iterations:
-                part = int(run >= TRAIN_RUNS)
                 yield Sample(density=w, displacement=u, part=part, origin=TRAINING, iteration=iteration)
     for _ in range(TRAIN_RANDOM):
         w = random_density(cantilever, generator)
         yield Sample(density=w, displacement=cantilever.displacement(w), part=0, origin=TRAINING)
+    yield from early_samples(cantilever, generator)
     judge = np.random.default_rng(seed + 999)
     for number, (kind, optimiser) in enumerate(TEST_RUNS):
         start = first_density(kind, cantilever, optimiser.volume, judge)
-        for iteration, (w, u) in zip(range(80), cantilever.optimise(start, optimiser)):
-            if iteration % 4 == 0:
+        for iteration, (w, u) in zip(range(TEST_ITERATIONS), cantilever.optimise(start, optimiser)):
+            if iteration % 4 == 0 or iteration < EARLY:
                 yield Sample(density=w, displacement=u, part=2, origin=1 + number, iteration=iteration)
+
+
+def random_optimiser(generator: np.random.Generator) -> Optimiser:
+    """One of those that training, choosing and calibrating runs take."""
+    return Optimiser(
+        volume=generator.uniform(0.35, 0.6),
+        radius=np.exp(generator.uniform(np.log(0.003), np.log(0.05))),
+        move=np.exp(generator.uniform(np.log(0.02), np.log(0.3))),
+    )
+
+
+def early_samples(cantilever: Cantilever, generator: np.random.Generator) -> Iterator[Sample]:
+    """Training runs that end early: there densities differ most from run to run, so that many starts are needed."""
+    for run in range(EARLY_RUNS):
+        optimiser = random_optimiser(generator)
+        iterations = set(generator.choice(EARLY, EARLY_STATES, replace=False).tolist())
+        start = first_density(STARTS[run % len(STARTS)], cantilever, optimiser.volume, generator)
+        for iteration, (w, u) in zip(range(max(iterations) + 1), cantilever.optimise(start, optimiser)):
+            if iteration in iterations:
+                yield Sample(density=w, displacement=u, part=0, origin=TRAINING, iteration=iteration)
 
 
 def read_mesh(raw: Path) -> tuple[Mesh, Cantilever]:
@@ -221,68 +246,118 @@ def write_samples(samples: Iterable[Sample], mesh: Mesh, store: Path) -> None:
 
 
 def run(data: Path, out: Path, epochs: int | None) -> None:
-    """The store, one model, and its relative errors on the published validation part and on five fresh optimiser runs."""
+    """The store, three models and their ensemble, and its errors on the published validation part and on fresh runs."""
     store = out / "cantilever.h5"
-    if not store.exists():
-        write_store(data / "cantilever_196.npz", store)
-    record = train_recipe("cantilever", store, out / "run", epochs=epochs)
-    errors = relative_errors(out / "run", store)
-    simple = mean_and_copy(store)
-    held_out = held_out_by_origin(store)
-    figures = []
-    for number in HELD_OUT:
-        beside = f"worst density {errors[number].max():.3g} %; mean field {simple['mean'][number]:.3g} %"
-        if number:
-            beside += f", same iteration of the published run {simple['copy'][number]:.3g} %"
-        if broken := len(held_out[number]) - len(errors[number]):
-            beside += f"; {broken} densities that do not carry the load left out"
-        name = "published validation part" if number == 0 else ORIGINS[number]
-        what = f"{name}: mean relative L2 of the displacement"
-        goal = 6.0 if number else 3.0
-        figures.append(Figure(what=what, value=float(errors[number].mean()), unit="%", goal=goal, beside=beside))
-    fresh = float(np.concatenate([errors[number] for number in HELD_OUT if number]).mean())
-    figures.append(Figure(what="all fresh runs together", value=fresh, unit="%", goal=6.0))
-    show_figures("cantilever", figures, record.cost.cpu_seconds / 60, out)
-    api.report(out / "run", out / "report.html")
+    make_store(store, FIELDS, partial(write_store, data / "cantilever_196.npz"))
+    runs = [out / "members" / str(seed) for seed in range(MEMBERS)]
+    records = [
+        train_recipe("cantilever", store, folder, f"train.seed={seed}", epochs=epochs)
+        for seed, folder in enumerate(runs)
+    ]
+    rows = rows_of(store)
+    carrying = {name: row.graphs[row.carries] for name, row in rows.items()}
+    if not (out / "ensemble").exists():
+        build_ensemble(runs, out / "ensemble", others=subsets(store, {name: carrying[name] for name in COVERED}))
+    errors = {
+        "one model": relative_errors(api.load(runs[0]), store, rows),
+        "ensemble": relative_errors(api.load(out / "ensemble"), store, rows),
+    }
+    figures = [figure for name, row in rows.items() for figure in _errors(name, row, errors, mean_and_copy(store, row))]
+    figures += _honesty(read_json(out / "ensemble" / "evaluation.json"))
+    show_figures("cantilever", figures, sum(record.cost.cpu_seconds for record in records) / 60, out)
+    api.report(out / "ensemble", out / "report.html")
 
 
-def held_out_by_origin(store: Path) -> dict[int, NDArray[np.int64]]:
-    """Graphs of the test part, by where they come from."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """Held-out densities that are a row of the table."""
+
+    graphs: NDArray[np.int64]
+    carries: NDArray[np.bool_]
+    """Which of them carry the load: the others are left out of means."""
+    goal: float | None = None
+    """Largest mean error that the recipe promises, per cent."""
+
+
+def rows_of(store: Path) -> dict[str, Row]:
+    """The published validation part; every fourth iteration of each fresh run and of all; early iterations and later ones."""
     reader = open_store(store)
-    part, origin = (reader.column(name).values.reshape(-1) for name in ("part", "origin"))
-    return {number: np.flatnonzero((part == 2) & (origin == number)) for number in HELD_OUT}
-
-
-def relative_errors(run: Path, store: Path) -> dict[int, Array]:
-    """Per cent relative L2 error of every tested graph, by origin; a density that does not carry the load is left out."""
-    model, nodes = model_of(run), int(open_store(store).sizes().nodes[0])
-    result = {}
-    for number, graphs in held_out_by_origin(store).items():
-        blocks = predictions(model, store, graphs.tolist())
-        rows = [
-            torch.cat([block["displacement"][which] for block in blocks]).reshape(-1, nodes * 2) for which in (0, 1)
-        ]
-        mean, label = (row.numpy() for row in rows)
-        result[number] = _relative(mean, label)[_carries(label)]
-    return result
-
-
-def mean_and_copy(store: Path) -> dict[str, dict[int, float]]:
-    """Two simple predictors: the mean displacement of training, and the published displacement of the same iteration."""
-    reader = open_store(store)
-    nodes = int(reader.sizes().nodes[0])
     part, origin, iteration = (reader.column(name).values.reshape(-1) for name in ("part", "origin", "iteration"))
-    fields = reader.column("displacement").values.reshape(len(reader), nodes * 2).astype(np.float64)
+    labels = reader.column("displacement").values.reshape(len(reader), -1).astype(np.float64)
+    fresh, fourth = (part == 2) & (origin > 0), iteration % 4 == 0
+    masks: dict[str, tuple[NDArray[np.bool_], float | None]] = {PUBLISHED: ((part == 2) & (origin == 0), 3.0)}
+    masks |= {ORIGINS[number]: (fresh & (origin == number) & fourth, 6.0) for number in HELD_OUT if number}
+    masks |= {FRESH: (fresh & fourth, 6.0)}
+    masks |= {
+        FRESH_EARLY: (fresh & (iteration < EARLY), None),
+        FRESH_LATER: (fresh & fourth & (iteration >= EARLY), None),
+    }
+    rows = {name: (np.flatnonzero(mask), goal) for name, (mask, goal) in masks.items()}
+    return {
+        name: Row(graphs=graphs, carries=_carries(labels[graphs]), goal=goal) for name, (graphs, goal) in rows.items()
+    }
+
+
+def relative_errors(ensemble: Ensemble, store: Path, rows: Mapping[str, Row]) -> dict[str, Array]:
+    """Per cent relative L2 error of every density of every row that carries the load."""
+    reader = open_store(store)
+    graphs = np.unique(np.concatenate([row.graphs[row.carries] for row in rows.values()]))
+    errors = np.full(len(reader), np.nan)
+    for block in np.array_split(graphs, -(-len(graphs) // BLOCK)):
+        batch = reader.read(block)
+        said = ensemble.predict(batch)["displacement"]
+        assert isinstance(said, NumberEstimate)
+        mean = said.mean.reshape(len(block), -1)
+        errors[block] = _relative(mean, batch["displacement"].double().numpy().reshape(len(block), -1))
+    return {name: errors[row.graphs[row.carries]] for name, row in rows.items()}
+
+
+def _errors(
+    name: str, row: Row, errors: Mapping[str, Mapping[str, Array]], simple: Mapping[str, float]
+) -> list[Figure]:
+    """The mean error of the first member, which the promise is about, and of the ensemble, beside simple predictors."""
+    figures = []
+    for what in ("one model", "ensemble"):
+        beside = f"worst density {errors[what][name].max():.3g} %"
+        goal = None
+        if what == "one model":
+            goal = row.goal
+            beside = "; ".join([beside, *(f"{other} {value:.3g} %" for other, value in simple.items())])
+            if broken := int((~row.carries).sum()):
+                beside += f"; {broken} densities that do not carry the load left out"
+        value = float(errors[what][name].mean())
+        text = f"{name} ({int(row.carries.sum())} densities): mean relative L2 of the displacement, {what}"
+        figures.append(Figure(what=text, value=value, unit="%", goal=goal, beside=beside))
+    return figures
+
+
+def _honesty(evaluation: dict[str, Any]) -> list[Figure]:
+    """What the ensemble's intervals hold, and what it flags."""
+    figures = []
+    for name in COVERED:
+        scores = evaluation["parts"][name]["displacement"]["ensemble"]
+        beside = f"Spearman of spread and error {scores['spearman']:.2f}"
+        what = f"{name}: coverage of the displacement (90 nominal)"
+        figures.append(Figure(what=what, value=100 * scores["coverage"], unit="%", beside=beside))
+        flagged = 100 * evaluation["domain"]["flagged"][name]
+        figures.append(
+            Figure(what=f"{name}: densities flagged as outside the training domain", value=flagged, unit="%")
+        )
+    return figures
+
+
+def mean_and_copy(store: Path, row: Row) -> dict[str, float]:
+    """Mean errors of two simple predictors: the mean displacement of training, and the published one of the same iteration."""
+    reader = open_store(store)
+    part, origin, iteration = (reader.column(name).values.reshape(-1) for name in ("part", "origin", "iteration"))
+    fields = reader.column("displacement").values.reshape(len(reader), -1).astype(np.float64)
     mean = fields[(part == 0) & (origin == 0)].mean(axis=0)
-    published = np.flatnonzero(origin == 0)
-    result: dict[str, dict[int, float]] = {"mean": {}, "copy": {}}
-    for number, graphs in held_out_by_origin(store).items():
-        label = fields[graphs]
-        keep = _carries(label)
+    published, graphs = np.flatnonzero(origin == 0), row.graphs[row.carries]
+    simple = {"mean field": float(_relative(mean[None], fields[graphs]).mean())}
+    if (origin[graphs] > 0).all():
         nearest = published[np.abs(iteration[published] - iteration[graphs][:, None]).argmin(axis=1)]
-        result["mean"][number] = float(_relative(mean[None], label)[keep].mean())
-        result["copy"][number] = float(_relative(fields[nearest], label)[keep].mean())
-    return result
+        simple["same iteration of the published run"] = float(_relative(fields[nearest], fields[graphs]).mean())
+    return simple
 
 
 def _relative(mean: Array, label: Array) -> Array:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,18 +14,21 @@ from pydantic import Field as Setting
 
 from hydragnn.datasets import Make, OwnBuild, StoreWriter, find_files, open_store, rule_of
 from hydragnn.datasets.tables import read_npz
+from hydragnn.ensemble import build_ensemble
 from hydragnn.errors import InputError
+from hydragnn.files import read_json
 from hydragnn.graphs import ATOMIC_NUMBERS_FIELD, Field, GraphBatch, from_ase, relation_field, with_shell_relations
 from hydragnn.graphs.relations import shell_radii
 from hydragnn.graphs.topology import Topology
 from hydragnn.scripts import api
 from hydragnn.scripts.recipes.raw import array_like, raw_arrays
 from hydragnn.scripts.recipes.table import Figure, show_figures
-from hydragnn.scripts.recipes.training import model_of, recipe_table, rmse, train_recipe
+from hydragnn.scripts.recipes.training import make_store, model_of, recipe_table, rmse, subsets, train_recipe
 
 CELL = (20.872, 10.436, 14.116)  # Bohr; body-centred tetragonal, 32 sites
 CUTOFF = 10.6  # Bohr; eight neighbour shells
 ELEMENTS = (26, 78)  # Fe, Pt
+SUBSETS = ("validation", "compositions left out", "compositions left out near the ends")
 TARGETS = {"enthalpy": "Ry/atom", "charge_transfer": "e", "moment": "muB"}
 GOALS = {
     "validation": {"enthalpy": 2.5e-3, "charge_transfer": 0.015, "moment": 0.015},
@@ -36,13 +40,15 @@ LINEAR = {  # of the best linear model of neighbour shells, as published with th
 }
 COMMON = 500  # cells of a composition that may take part in choosing the epoch
 TWIN_EPOCHS = 10  # length of the comparison of one model with three heads and three models with one
+MEMBERS = 3
 LEFT_OUT = (8, 16, 24)  # compositions (numbers of Fe) that training never sees
+ENDS = (4, 28)  # the same near the ends of the range: the last compositions with hundreds of symmetry classes
 INPUTS = (ATOMIC_NUMBERS_FIELD, relation_field(8, "shell"))
 LABELS = (
     Field(name="enthalpy", on="graph", unit="Ry/atom", role="target", dtype="float64"),
     Field(name="charge_transfer", on="node", unit="e", role="target"),
     Field(name="moment", on="node", unit="muB", role="target"),
-    Field(name="part", on="graph", classes=3, dtype="int64", role="auxiliary"),
+    Field(name="part", on="graph", classes=4, dtype="int64", role="auxiliary"),
     Field(name="iron", on="graph", classes=33, dtype="int64", role="auxiliary"),
 )
 FIELDS = (*INPUTS, *LABELS)
@@ -70,7 +76,8 @@ def read_cells(path: Path, seed: int = 0) -> tuple[Cells, NDArray[np.float64]]:
     Equal labels up to symmetry would leak between parts: parts are made of whole symmetry classes, and training keeps
     one configuration of each. Part 2 judges: the file's validation classes and all cells of the left-out
     compositions. Part 1 (one class in twenty of the rest, from compositions with at least 500 cells: the few cells that
-    are nearly pure have labels so large that they alone would decide) chooses the epoch.
+    are nearly pure have labels so large that they alone would decide) chooses the epoch. Part 3 (one class in twenty of
+    what is left, of any composition) calibrates intervals.
     """
     with raw_arrays(path, "Z", "pos", "header", "symmetry_class", "is_validation") as raw:
         numbers, energy = raw["Z"].astype(np.int64), raw["header"][:, 0]
@@ -79,9 +86,13 @@ def read_cells(path: Path, seed: int = 0) -> tuple[Cells, NDArray[np.float64]]:
         enthalpy = energy / 32 - (iron * pure[32] + (32 - iron) * pure[0]) / 32
         classes, first = np.unique(raw["symmetry_class"], return_index=True)
         common = classes[np.bincount(iron, minlength=33)[iron[first]] >= COMMON]
-        valid_classes = np.random.default_rng(seed).permutation(common)[: len(common) // 20]
-        held_out = raw["is_validation"] | np.isin(iron, LEFT_OUT)
-        part = np.where(held_out, 2, np.isin(raw["symmetry_class"], valid_classes).astype(np.int64))
+        generator = np.random.default_rng(seed)
+        valid_classes = generator.permutation(common)[: len(common) // 20]
+        held_out = raw["is_validation"] | np.isin(iron, (*LEFT_OUT, *ENDS))
+        others = np.setdiff1d(classes, np.concatenate([valid_classes, raw["symmetry_class"][held_out]]))
+        calibrating = generator.permutation(others)[: len(others) // 20]
+        part = np.isin(raw["symmetry_class"], valid_classes) + 3 * np.isin(raw["symmetry_class"], calibrating)
+        part[held_out] = 2
         keep = held_out.copy()
         keep[first] = True
         cells = Cells(
@@ -180,39 +191,52 @@ def write_store(raw: Path, store: Path) -> None:
 
 
 def run(data: Path, out: Path, epochs: int | None) -> None:
-    """The store, one model with three heads, its errors, and what sharing costs each head."""
+    """The store, three models with three heads each, their ensemble, its errors, and what sharing costs each head."""
     store = out / "fept.h5"
-    if not store.exists():
-        write_store(data / "fept_32atoms.npz", store)
-    record = train_recipe("fept", store, out / "run", epochs=epochs)
+    make_store(store, FIELDS, partial(write_store, data / "fept_32atoms.npz"))
+    runs = [out / "members" / str(seed) for seed in range(MEMBERS)]
+    records = [
+        train_recipe("fept", store, folder, f"train.seed={seed}", epochs=epochs) for seed, folder in enumerate(runs)
+    ]
     held_out = held_out_graphs(store)
-    model = model_of(out / "run")
-    figures = []
-    for name, graphs in held_out.items():
-        ours, means = rmse(model, store, graphs), baselines(store, graphs)
-        for field, unit in TARGETS.items():
-            beside = f"means {means[field]:.2g}; linear model of shells {LINEAR[name][field]:.2g}"
-            goal = GOALS[name][field]
-            figures.append(Figure(what=f"{name}: {field} RMSE", value=ours[field], unit=unit, goal=goal, beside=beside))
+    if not (out / "ensemble").exists():
+        build_ensemble(runs, out / "ensemble", others=subsets(store, held_out))
+    evaluation = read_json(out / "ensemble" / "evaluation.json")
+    figures = [figure for name in SUBSETS for figure in _figures(name, evaluation, baselines(store, held_out[name]))]
     costs, minutes = sharing_costs(
         store, out / "twins", held_out["validation"], min(TWIN_EPOCHS, epochs or TWIN_EPOCHS)
     )
     for field, cost in costs.items():
         what = f"{field}: RMSE above that of its single-task twin, {TWIN_EPOCHS} epochs each"
         figures.append(Figure(what=what, value=cost, unit="%", goal=15.0))
-    show_figures("fept", figures, record.cost.cpu_seconds / 60 + minutes, out)
-    api.report(out / "run", out / "report.html")
+    show_figures("fept", figures, sum(record.cost.cpu_seconds for record in records) / 60 + minutes, out)
+    api.report(out / "ensemble", out / "report.html")
+
+
+def _figures(name: str, evaluation: dict[str, Any], means: dict[str, float]) -> list[Figure]:
+    """RMSE of the first member, which the promise is about, and of the ensemble, and what its intervals hold."""
+    figures, part = [], evaluation["parts"][name]
+    for field, unit in TARGETS.items():
+        beside = f"means {means[field]:.2g}" + (
+            f"; linear model of shells {LINEAR[name][field]:.2g}" if name in LINEAR else ""
+        )
+        one, together = part[field]["members"][0]["rmse"], part[field]["ensemble"]
+        goal = GOALS.get(name, {}).get(field)
+        figures.append(Figure(what=f"{name}: {field} RMSE, one model", value=one, unit=unit, goal=goal, beside=beside))
+        figures.append(Figure(what=f"{name}: {field} RMSE, ensemble", value=together["rmse"], unit=unit))
+        coverage = 100 * together["coverage"]
+        figures.append(Figure(what=f"{name}: {field} coverage (90 nominal)", value=coverage, unit="%"))
+    flagged = 100 * evaluation["domain"]["flagged"][name]
+    return [*figures, Figure(what=f"{name}: cells flagged as outside the training domain", value=flagged, unit="%")]
 
 
 def held_out_graphs(store: Path) -> dict[str, list[int]]:
     """Graphs of the test part: validation classes of the published file, and the compositions left out."""
     batch = open_store(store)
     part, iron = (batch.column(name).values.reshape(-1) for name in ("part", "iron"))
-    out_of_training = np.isin(iron, LEFT_OUT)
-    return {
-        "validation": np.flatnonzero((part == 2) & ~out_of_training).tolist(),
-        "compositions left out": np.flatnonzero(out_of_training).tolist(),
-    }
+    inside, ends = np.isin(iron, LEFT_OUT), np.isin(iron, ENDS)
+    masks = ((part == 2) & ~inside & ~ends, inside, ends)
+    return {name: np.flatnonzero(mask).tolist() for name, mask in zip(SUBSETS, masks)}
 
 
 def baselines(store: Path, graphs: list[int]) -> dict[str, float]:

@@ -1,13 +1,17 @@
 """Training runs of recipes: from the recipe's campaign file, resumed where an earlier call was interrupted."""
 
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from hydragnn.config import config_from_table
-from hydragnn.datasets import open_store
+from hydragnn.datasets import MemoryStore, open_store
 from hydragnn.errors import InputError
+from hydragnn.graphs import Field
 from hydragnn.models import Normal, Point, TrainedModel, load_model
 from hydragnn.record import RunRecord
 from hydragnn.runs import train
@@ -68,6 +72,20 @@ def rmse(model: TrainedModel, store: Path, graphs: list[int]) -> dict[str, float
         name: float(torch.cat([(block[name][0] - block[name][1]).flatten() for block in blocks]).square().mean().sqrt())
         for name in blocks[0]
     }
+
+
+def make_store(store: Path, fields: Sequence[Field], write: Callable[[Path], None]) -> None:
+    """Let ``write`` make the store unless it is there; InputError where an earlier version of the recipe made it."""
+    if not store.exists():
+        write(store)
+    elif open_store(store).fields() != tuple(fields):
+        raise InputError(f"{store} is of an earlier version of this recipe, with other parts; choose another --out")
+
+
+def subsets(store: Path, graphs: Mapping[str, Sequence[int] | NDArray[np.int64]]) -> dict[str, MemoryStore]:
+    """Graphs of a store as stores of their own, by name: rows of an ensemble's evaluation."""
+    reader = open_store(store)
+    return {name: MemoryStore(reader.read(numbers), reader.attributes) for name, numbers in graphs.items()}
 
 
 def model_of(run: Path) -> TrainedModel:

@@ -75,6 +75,7 @@ def metals(data: Path) -> DomainSet:
                     "per_node": True,
                     "forces": "forces",
                     "forces_weight": 5.0,
+                    "stage_two_factor": 1.0,
                 }
             ],
             {"train": 0.5, "valid": 0.3},
@@ -194,6 +195,7 @@ def acetylacetone(data: Path) -> DomainSet:
                     "per_node": True,
                     "forces": "forces",
                     "forces_weight": 10.0,
+                    "stage_two_factor": 1.0,
                 }
             ],
             {"train": 0.5, "valid": 0.3},

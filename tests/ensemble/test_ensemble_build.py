@@ -15,6 +15,7 @@ from hydragnn.ensemble import Evaluation
 from hydragnn.ensemble.build import build_ensemble
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.errors import InputError
+from hydragnn.files import write_sealed
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +118,7 @@ def changed(run: Path, tmp_path: Path, name: str, **edits: Callable[[dict[str, A
         path = folder / ("model/model.json" if file == "model" else f"{file}.json")
         value = json.loads(path.read_text())
         edit(value)
-        path.write_text(json.dumps(value))
+        write_sealed(path, value)
     return folder
 
 

@@ -19,6 +19,7 @@ from hydragnn.ensemble.calculator import EnsembleCalculator
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.structures import structures_for
 from hydragnn.errors import InputError
+from hydragnn.files import write_sealed
 from hydragnn.graphs import Field, concatenate, with_random_walk_encoding
 from hydragnn.graphs.atomic import from_ase
 from hydragnn.runs import train
@@ -90,7 +91,7 @@ def test_an_ensemble_in_another_unit_is_no_calculator(runs: list[Path], tmp_path
     shutil.copytree(runs[0], run)
     value = json.loads((run / "model" / "model.json").read_text())
     next(field for field in value["fields"] if field["name"] == "energy").update(unit="Ry")
-    (run / "model" / "model.json").write_text(json.dumps(value))
+    write_sealed(run / "model" / "model.json", value)
     with pytest.raises(InputError, match="speaks eV"):
         calculator(run)
 

@@ -10,7 +10,7 @@ import pytest
 from hydragnn.datasets import MemoryStore
 from hydragnn.ensemble import Ensemble, ensemble_from_runs, evaluate_ensemble
 from hydragnn.errors import InputError
-from hydragnn.files import read_json
+from hydragnn.files import read_json, write_sealed
 from hydragnn.record import read_record
 
 
@@ -87,6 +87,6 @@ def test_a_run_without_a_record_is_refused(tmp_path: Path) -> None:
 def test_runs_that_did_not_finish_do_not_count(runs: list[Path], tmp_path: Path) -> None:
     shutil.copytree(runs[0], tmp_path / "run")
     record = json.loads((tmp_path / "run" / "record.json").read_text())
-    (tmp_path / "run" / "record.json").write_text(json.dumps({**record, "status": "paused"}))
+    write_sealed(tmp_path / "run" / "record.json", {**record, "status": "paused"})
     with pytest.raises(InputError, match="exceeds the 1 finished runs of 2"):
         ensemble_from_runs([runs[1], tmp_path / "run"], tmp_path / "ensemble", top_k=2)

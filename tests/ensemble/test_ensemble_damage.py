@@ -16,6 +16,7 @@ from safetensors.numpy import load, save
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.numbers import NumberEstimate
 from hydragnn.errors import InputError
+from hydragnn.files import checksum_of
 from hydragnn.graphs import Field
 from hydragnn.models import Point, Target
 
@@ -36,7 +37,9 @@ def damage(folder: Path, change: Mapping[str, Any], *where: Any) -> None:
     for key in where:
         here = here[key]
     here.update(change)
-    (folder / "ensemble.json").write_text(json.dumps(manifest))
+    manifest.pop("checksum")
+    sealed = {**manifest, "checksum": checksum_of(manifest)}  # as whoever writes NaN into it on purpose would
+    (folder / "ensemble.json").write_text(json.dumps(sealed))
 
 
 def replace_tensors(folder: Path, content: bytes) -> None:

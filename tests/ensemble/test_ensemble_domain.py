@@ -22,6 +22,7 @@ from hydragnn.ensemble.domain.limits import FALSE_ALARMS, fitted_limits, upper_v
 from hydragnn.ensemble.domain.view import length_scale
 from hydragnn.ensemble.prediction.predict import predict_to_file
 from hydragnn.errors import InputError
+from hydragnn.files import write_sealed
 from hydragnn.graphs import ATOMIC_NUMBERS_FIELD, Field, GraphBatch, concatenate, from_ase, graph_from_arrays
 from hydragnn.graphs.topology import Topology
 
@@ -313,7 +314,7 @@ def test_an_ensemble_with_ranges_keeps_its_flags(ensemble: Path, frames: list[At
     (old / "domain.safetensors").unlink()
     manifest = json.loads((old / "ensemble.json").read_text())
     domain = Ranges(classes={"atomic_numbers": (29, 79)}, shortest_edge=2.0, spreads={"energy": 1e-9})
-    (old / "ensemble.json").write_text(json.dumps({**manifest, "version": 2, "domain": domain.to_json()}))
+    write_sealed(old / "ensemble.json", {**manifest, "version": 2, "domain": domain.to_json()})
     tight = frames[0].copy()
     tight.positions *= 0.6
     output = Ensemble.load(old).predict([frames[0], tight])

@@ -16,6 +16,7 @@ from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.held_out import joint_split
 from hydragnn.ensemble.members import Member, load_run
 from hydragnn.errors import InputError
+from hydragnn.files import write_sealed
 
 
 def with_split(member: Member, **changes: Any) -> Member:
@@ -98,7 +99,7 @@ def test_a_field_without_labels_in_the_calibration_part_is_calibrated_on_validat
         shutil.copytree(run, folders[-1])
         record = json.loads((run / "record.json").read_text())
         record["data_hash"] = bare.fingerprint
-        (folders[-1] / "record.json").write_text(json.dumps(record))
+        write_sealed(folders[-1] / "record.json", record)
     build_ensemble(folders, tmp_path / "out", store=bare)
     calibration = Ensemble.load(tmp_path / "out").manifest.calibration
     assert (calibration["energy"].part, calibration["energy"].graphs) == ("calibration", 10)

@@ -156,18 +156,20 @@ def test_a_small_discrete_space_is_counted_with_its_conditions() -> None:
     assert len(points) == 4
 
 
-def test_trials_of_a_campaign_of_version_1_lack_no_key_that_came_later(tmp_path: Path) -> None:
-    table = {"data": {"store": "a.h5"}, "model": {"kind": "painn"}, "heads": [{"field": "energy"}]}
+def test_trials_of_an_earlier_campaign_mean_what_they_meant_where_a_key_is_left_out(tmp_path: Path) -> None:
+    heads = [{"kind": "energy", "field": "energy", "forces": "forces"}]
+    table = {"data": {"store": "a.h5"}, "model": {"kind": "painn"}, "heads": heads}
     space = {"model.hidden_dim": {"type": "int", "low": 8, "high": 16}}
     now = campaign_settings({**table, "search": {"space": space}}, SOURCE)
-    norms = {}
-    for version in (1, 2):
+    meanings = {}
+    for version in (1, 2, 3):
         folder = tmp_path / str(version)
         write_json(folder / "campaign.json", {"version": version, **now.to_json(), "enqueued": []})
         begun = as_begun(now, folder)
         assert begun == replace(open_campaign(folder), source=begun.source, base=begun.base)
         trial = trial_config(begun, space_of(begun.search.space), {"model.hidden_dim": 8}, 0)
-        norms[version] = trial.model.to_json()["norm"]
+        head = trial.heads[0].to_json()
+        meanings[version] = (trial.model.to_json()["norm"], head["per_node"], head["stage_two_factor"])
         write_settings(begun, [], folder)
         assert read_json(folder / "campaign.json")["version"] == version
-    assert norms == {1: "paper", 2: "smooth"}
+    assert meanings == {1: ("paper", False, 1.0), 2: ("smooth", False, 1.0), 3: ("smooth", True, 100.0)}

@@ -18,7 +18,7 @@ from hydragnn.architectures.table import architecture_table
 from hydragnn.conformance_cases import CORNERS, make_model
 from hydragnn.datasets import Normalisation
 from hydragnn.errors import InputError
-from hydragnn.files import read_json, write_json
+from hydragnn.files import read_json, write_sealed
 from hydragnn.models import ModelSettings, load_model, save_model
 
 RING = '''
@@ -148,7 +148,7 @@ def test_a_strangers_folder_runs_no_code_of_his(kind: str, program: str, tmp_pat
     save_model(tmp_path / "model", make_model("gin", dtype=torch.float32), Normalisation())
     description = read_json(tmp_path / "model" / "model.json")
     description["model"]["kind"] = kind
-    write_json(tmp_path / "model" / "model.json", description)
+    write_sealed(tmp_path / "model" / "model.json", description)
     (tmp_path / "evil.py").write_text("open('ran', 'w').close()\nraise SystemExit(0)")
     announced = tmp_path / "evil-1.0.dist-info"
     announced.mkdir()

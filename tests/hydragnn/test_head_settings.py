@@ -71,7 +71,14 @@ def test_a_key_that_the_field_has_no_use_for_is_refused(case: str) -> None:
 VERSION_1: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "energy": (
         {"field": "energy", "pool": "sum", "per_node": True, "references": True, "forces": "forces"},
-        {"kind": "energy", "field": "energy", "per_node": True, "references": True, "forces": "forces"},
+        {
+            "kind": "energy",
+            "field": "energy",
+            "per_node": True,
+            "references": True,
+            "forces": "forces",
+            "stage_two_factor": 1.0,
+        },
     ),
     "sum": (
         {"field": "energy", "pool": "sum"},
@@ -120,5 +127,6 @@ def test_targets_say_in_one_place_how_fields_are_learned() -> None:
         ("forces", "energy"),
         ("stress", "energy"),
     ]
-    assert targets[1].weight == 5.0 and targets[4].class_weights == "balanced"
+    assert [target.stage_two_factor for target in targets] == [100.0, 1.0, 1.0, 1.0, 1.0]
+    assert targets[0].per_node and targets[1].weight == 5.0 and targets[4].class_weights == "balanced"
     assert [target_from_json(json.loads(json.dumps(target.to_json()))) for target in targets] == list(targets)

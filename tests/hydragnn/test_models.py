@@ -11,6 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from hydragnn.datasets import Normalisation, Scale
 from hydragnn.errors import InputError
+from hydragnn.files import write_sealed
 from hydragnn.graphs.batch import GraphBatch, concatenate
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.topology import Topology
@@ -345,17 +346,17 @@ def spoil(folder: Path, how: str) -> None:
     value = json.loads(description.read_text())
     match how:
         case "newer":
-            description.write_text(json.dumps({**value, "version": 99}))
+            write_sealed(description, {**value, "version": 99})
         case "foreign":
             description.write_text(json.dumps({"hello": 1}))
         case "cut description":
             description.write_text(description.read_text()[:50])
         case "missing key":
             del value["heads"]
-            description.write_text(json.dumps(value))
+            write_sealed(description, value)
         case "unknown setting":
             value["model"]["colour"] = "red"
-            description.write_text(json.dumps(value))
+            write_sealed(description, value)
         case "cut weights":
             weights = folder / "weights.safetensors"
             weights.write_bytes(weights.read_bytes()[:-100])
@@ -363,7 +364,7 @@ def spoil(folder: Path, how: str) -> None:
             (folder / "weights.safetensors").unlink()
         case "other weights":
             value["model"]["hidden_dim"] = 16
-            description.write_text(json.dumps(value))
+            write_sealed(description, value)
 
 
 @pytest.mark.parametrize(

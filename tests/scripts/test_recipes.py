@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from hydragnn.config import config_from_table
-from hydragnn.datasets import open_store
+from hydragnn.datasets import StoreWriter, open_store
 from hydragnn.errors import InputError
 from hydragnn.files import read_json
+from hydragnn.graphs import Field, graph_from_arrays
 from hydragnn.hpo import read_campaign
 from hydragnn.scripts import api
 from hydragnn.scripts.recipes import acac, cantilever, fept, terfenol
@@ -68,8 +69,8 @@ def test_fept_keeps_every_symmetry_class_in_one_part(
         assert len(set(cells.part[classes == number])) == 1
     training = classes[cells.part == 0]
     assert len(training) == len(set(training)), "equal labels up to symmetry are trained twice"
-    assert set(cells.part) == {0, 1, 2}
-    assert (cells.part[np.isin(cells.iron, fept.LEFT_OUT)] == 2).all()
+    assert set(cells.part) == {0, 1, 2, 3}
+    assert (cells.part[np.isin(cells.iron, (*fept.LEFT_OUT, *fept.ENDS))] == 2).all()
 
 
 def test_fept_store_holds_the_published_charges_and_the_enthalpy_of_mixing(
@@ -169,6 +170,7 @@ def test_terfenol_orientations_do_not_tell_symmetry_equivalent_crystals_apart() 
     assert terfenol.texture_index(np.random.default_rng(1).uniform(0, 6, (5000, 3)), np.ones(5000)) < 0.3
 
 
+@pytest.mark.slow
 def test_terfenol_ends_in_one_ensemble_by_cross_validation(
     real_data: Path, cut: Cut, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -249,6 +251,21 @@ def test_cantilevers_that_carry_nothing_are_judged_but_not_trained_on(real_data:
     assert carries.tolist() == [True, False, True]
 
 
+def test_runs_that_end_early_are_trained_at_early_iterations_only(
+    real_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cantilever, "EARLY_RUNS", 2)
+    _, solver = cantilever.read_mesh(real_data / "cantilever" / "cantilever_196.npz")
+    samples = [*cantilever.early_samples(solver, np.random.default_rng(0))]
+    assert len(samples) == 2 * cantilever.EARLY_STATES
+    assert all(sample.part == 0 and sample.iteration < cantilever.EARLY for sample in samples)
+    assert all(
+        len({sample.iteration for sample in half}) == cantilever.EARLY_STATES for half in (samples[:4], samples[4:])
+    )
+    for sample in samples[::3]:
+        assert np.abs(solver.displacement(sample.density) - sample.displacement).max() < 1e-12
+
+
 def test_cantilever_validation_rows_of_the_published_file_never_train(real_data: Path) -> None:
     raw = real_data / "cantilever" / "cantilever_196.npz"
     with np.load(raw) as file:
@@ -257,6 +274,19 @@ def test_cantilever_validation_rows_of_the_published_file_never_train(real_data:
 
 
 # --- all of them ---
+
+
+@pytest.mark.parametrize("name", ["fept", "cantilever"])
+def test_a_store_of_an_earlier_version_is_no_evidence(name: str, tmp_path: Path) -> None:
+    """Its training part may hold graphs that judge today."""
+    part = Field(name="part", on="graph", classes=3, dtype="int64", role="auxiliary")
+    with StoreWriter(tmp_path / f"{name}.h5", [part], dim=0) as writer:
+        writer.write(
+            graph_from_arrays(np.zeros((1, 0)), [], [], fields=[part], graphs={"part": np.zeros(1, dtype=int)})
+        )
+    with pytest.raises(InputError, match="earlier version of this recipe"):
+        {"fept": fept, "cantilever": cantilever}[name].run(tmp_path, tmp_path, None)
+    assert not (tmp_path / "members").exists()
 
 
 @pytest.mark.parametrize("name", NAMES)

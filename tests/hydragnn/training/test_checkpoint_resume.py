@@ -79,6 +79,23 @@ def test_segments_and_signals_in_mid_epoch_change_no_bit(
     assert_same_end(tmp_path / "whole", cut)
 
 
+def test_cuts_in_both_stages_and_at_their_border_change_no_bit(
+    store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    energy = {"kind": "energy", "field": "energy", "references": True, "forces": "forces", "hidden_dims": [8]}
+    config = make_config(heads=[energy], train__stage_two=0.5, **HARD)
+    train(config, tmp_path / "whole", store=store)
+    cut = tmp_path / "cut"
+    for moment in (1.5, 2.5):
+        with pytest.raises(Interrupted, match="a checkpoint was written"):
+            progress = SignalAt(moment, signal.SIGTERM)
+            train(config, cut, store=store, until=2 if moment < 2 else None, resume=moment > 2, progress=progress)
+        if moment < 2:
+            assert train(config, cut, store=store, until=2, resume=True).status == "paused"
+    assert train(config, cut, store=store, resume=True).status == "finished"
+    assert_same_end(tmp_path / "whole", cut)
+
+
 def test_sigkill_at_random_moments_changes_no_bit(
     store: MemoryStore,
     make_config: Callable[..., RunConfig],

@@ -9,10 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hydragnn.config import RunConfig, stored_config
+from hydragnn.config import RunConfig, parse_config, stored_config
 from hydragnn.datasets import MemoryStore
 from hydragnn.errors import InputError
-from hydragnn.files import digest, read_json, write_json
+from hydragnn.files import digest, read_json, write_json, write_sealed
 from hydragnn.models import load_model
 from hydragnn.record import read_record
 from hydragnn.runs import train
@@ -22,8 +22,16 @@ from hydragnn.scripts.cli import run_summary
 Config = Callable[..., RunConfig]
 
 
+def without_stages(table: dict[str, Any]) -> dict[str, Any]:
+    """A configuration or a model as it was written before there were stages."""
+    heads = [{key: value for key, value in head.items() if key != "stage_two_factor"} for head in table["heads"]]
+    train = {key: value for key, value in table.get("train", {}).items() if key != "stage_two"}
+    return {**table, "heads": heads, **({"train": train} if train else {})}
+
+
 def without_norm(table: dict[str, Any]) -> dict[str, Any]:
-    return {**table, "model": {key: value for key, value in table["model"].items() if key != "norm"}}
+    """A configuration or a model as it was written before PaiNN had a norm."""
+    return without_stages({**table, "model": {key: value for key, value in table["model"].items() if key != "norm"}})
 
 
 @pytest.fixture
@@ -32,9 +40,9 @@ def earlier(store: MemoryStore, make_config: Config, tmp_path: Path) -> Path:
     run = tmp_path / "run"
     train(make_config("painn", model__norm="paper"), run, store=store, until=2)
     for name in ("config.json", "model/model.json"):
-        write_json(run / name, without_norm(read_json(run / name)))
+        (write_json if name == "config.json" else write_sealed)(run / name, without_norm(read_json(run / name)))
     record = read_json(run / "record.json")
-    write_json(run / "record.json", {**record, "config": without_norm(record["config"])})
+    write_sealed(run / "record.json", {**record, "config": without_norm(record["config"])})
     (checkpoint,) = [path for path in (run / "checkpoints").iterdir() if path.name == "000002-000000"]
     before = digest(decisive(without_norm(record["config"])))  # what that version wrote
     assert read_json(checkpoint / "state.json")["identity"]["configuration_hash"] == before
@@ -86,3 +94,30 @@ def test_forces_that_are_not_smooth_are_noted(
     assert note in run_summary(record, tmp_path / "run").get("notes", "")
     charges = make_config(model, heads=[{"kind": "scalar", "field": "charge"}], **changes)
     assert train(charges, tmp_path / "charges", store=store, until=1).notes == []
+
+
+ENERGY = {"kind": "energy", "field": "energy", "references": True, "forces": "forces", "hidden_dims": [8]}
+BEFORE = {"per_node": False, "stage_two_factor": 1.0}
+
+
+def test_a_run_of_one_stage_goes_on_with_it_and_with_the_loss_of_whole_energies(
+    store: MemoryStore, make_config: Config, tmp_path: Path
+) -> None:
+    explicit, run = make_config(heads=[{**ENERGY, **BEFORE}]), tmp_path / "run"
+    train(explicit, tmp_path / "whole", store=store)
+    train(explicit, run, store=store, until=1)
+    before = without_stages(explicit.to_json())
+    assert explicit.hash == digest(before)
+    write_json(run / "config.json", before)
+    resumed = train(make_config(heads=[ENERGY]), run, store=store, resume=True)  # which says nothing of either
+    assert resumed.curves == read_record(tmp_path / "whole").curves
+    assert resumed.config["heads"][0]["per_node"] is False
+
+
+def test_what_a_stored_energy_leaves_out_means_what_it_meant_and_a_new_one_has_two_stages(make_config: Config) -> None:
+    table = make_config(heads=[ENERGY]).to_json()
+    head = {key: value for key, value in table["heads"][0].items() if key not in BEFORE}
+    (stored,) = parse_config({**table, "heads": [head]}, stored=True).branches[0].heads
+    assert {key: stored.to_json()[key] for key in BEFORE} == BEFORE
+    assert (table["heads"][0]["per_node"], table["heads"][0]["stage_two_factor"]) == (True, 100.0)
+    assert parse_config(table, stored=True) == parse_config(table) == make_config(heads=[ENERGY])
