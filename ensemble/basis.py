@@ -36,7 +36,7 @@ def validated(ensemble: Ensemble, store: GraphStore, split: Split, parts: Parts,
     valid = member_outputs(ensemble.members, store, split.valid, inputs)
     apart = member_outputs(ensemble.members, store, split.calibration, inputs) if len(split.calibration) else None
     calibrations = with_calibration(ensemble, valid, apart, nominal)
-    domain = training_domain(ensemble, store, split, valid, calibrations)
+    domain = training_domain(ensemble, store, split, [valid, *([apart] if apart else [])], calibrations)
     every: Parts = {"valid": (store, valid), **parts}
     evaluation, arrays = evaluate_parts(ensemble, every, calibrations, store, split, nominal)
     flagged, flags = flag_evaluation(ensemble, domain, every, calibrations)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from hydragnn.ensemble.calibration import (
     Calibration,
     calibrated_std,
+    corrected_scale,
     fit_calibration,
     fit_scale,
     half_width,
@@ -83,7 +84,8 @@ class NumberEstimate(Estimate):
         if calibration is None:
             factor, std, width = np.ones(target.field.shape), known.spread, np.full_like(known.spread, np.nan)
         else:
-            factor, std = variance_factor(target.field, calibration), calibrated_std(target.field, calibration, known)
+            factor = variance_factor(target.field, calibration, known)
+            std = calibrated_std(target.field, calibration, known)
             width = half_width(target.field, calibration, std)
         return NumberEstimate(
             target=target,
@@ -109,15 +111,18 @@ class NumberEstimate(Estimate):
         field, folds, together = target.field, calibration.folds, moments_of(members, weights)
         counts = np.array([len(fold.scores[0]) for fold in folds])
         of_folds = [moments_of([members[m] for m in fold.members], shares(weights, fold.members)) for fold in folds]
-        stds = np.stack([calibrated_std(field, calibration, known_of(field, one, nodes)) for one in of_folds])
+        known = [known_of(field, one, nodes) for one in of_folds]
+        stds = np.stack([calibrated_std(field, calibration, one) for one in known])
         lower, upper = _ends(field, np.stack([one.mean for one in of_folds]), stds, calibration)
         parts = isotropic(together, turning_axes(field))
         epistemic, aleatoric = parts.epistemic, parts.aleatoric
         if calibration.follows:
             within = [isotropic(one, turning_axes(field)) for one in of_folds]
-            factor = variance_factor(field, calibration)
-            epistemic = factor * np.average([one.epistemic for one in within], axis=0, weights=counts)
-            aleatoric = factor * np.average([one.aleatoric for one in within], axis=0, weights=counts)
+            factors = [variance_factor(field, calibration, one) for one in known]
+            epistemic, aleatoric = (
+                np.average([factor * part for factor, part in zip(factors, parts)], axis=0, weights=counts)
+                for parts in zip(*((one.epistemic, one.aleatoric) for one in within))
+            )
         return NumberEstimate(
             target=target,
             mean=together.mean,
@@ -152,12 +157,13 @@ class NumberEstimate(Estimate):
         weights: Float[Array, " members"],
         nominal: float,
     ) -> Calibration:
-        """Conformal intervals on a scale whose form validation chose; on validation alone the form is the simplest."""
+        """Conformal intervals on a scale that validation chose; on validation alone it is of the simplest form."""
         field, on, scale = target.field, apart or valid, None
         if apart and valid:
             before = moments_of(valid.members, weights)
             rows = labelled_rows(field, valid.labels, before, valid.graph, valid.nodes)
             scale = fit_scale(field, rows, None, forms(target.extensive and field.on == "graph"))
+            scale = corrected_scale(scale, rows)
         moments = moments_of(on.members, weights)
         fitted = fit_calibration(field, on.labels, moments, on.graph, nominal=nominal, nodes=on.nodes, scale=scale)
         return replace(fitted, part=on.part)

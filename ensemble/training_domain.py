@@ -20,12 +20,18 @@ Calibrations = Mapping[str, AnyCalibration]
 
 
 def training_domain(
-    ensemble: Ensemble, store: GraphStore, split: Split, held_out: MemberOutputs, calibrations: Calibrations
+    ensemble: Ensemble,
+    store: GraphStore,
+    split: Split,
+    held_out: Sequence[MemberOutputs],
+    calibrations: Calibrations,
 ) -> Domain:
-    """The domain of the training part, with thresholds from graphs that members were not trained on."""
+    """The domain of the training part, with thresholds from all parts that no member was trained on."""
     spread = followed_spread(ensemble, calibrations)
-    doubts = part_doubts(ensemble.targets, held_out, ensemble.weights, calibrations)
-    return fitted_domain(store, split.train, held_out.graphs, ensemble.inputs, ensemble.needed(store), doubts, spread)
+    of_parts = [part_doubts(ensemble.targets, outputs, ensemble.weights, calibrations) for outputs in held_out]
+    doubts = {name: np.concatenate([one[name] for one in of_parts]) for name in of_parts[0]}
+    graphs = np.concatenate([outputs.graphs for outputs in held_out])
+    return fitted_domain(store, split.train, graphs, ensemble.inputs, ensemble.needed(store), doubts, spread)
 
 
 def followed_spread(ensemble: Ensemble, calibrations: Calibrations) -> Spread:

@@ -11,13 +11,13 @@ from hydragnn.datasets.settings import BatchSettings, DataSettings, SplitSetting
 from hydragnn.errors import InputError, nearest
 from hydragnn.files import digest, read_json
 from hydragnn.models.head_settings import READABLE, HeadSettings
-from hydragnn.settings import Fraction, Settings, read_toml, with_overrides
+from hydragnn.settings import Settings, read_toml, with_overrides
 
 
 class TrainSettings(Settings):
     """Optimiser, schedule and length of one training run."""
 
-    before: ClassVar = {"stage_two": 0.75}
+    before: ClassVar = {"stage_two": 1.0}
 
     epochs: int = Field(default=100, ge=1)
     """Full budget in epochs; schedules span it, whatever the segments."""
@@ -40,8 +40,8 @@ class TrainSettings(Settings):
     warmup_epochs: float = Field(default=0.0, ge=0)
     """Linear warm-up from zero, in epochs."""
 
-    stage_two: Fraction = 0.75
-    """Share of the epochs after which energies weigh more, ``stage_two_factor`` of their heads times; other runs have one stage."""
+    stage_two: float = Field(default=0.75, gt=0, le=1)
+    """Share of the epochs after which energies weigh more, ``stage_two_factor`` of their heads times; 1: never."""
 
     clip_norm: float = Field(default=10.0, ge=0)
     """Largest norm of the gradient; 0 does not clip."""

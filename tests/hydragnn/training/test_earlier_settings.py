@@ -38,7 +38,7 @@ def without_norm(table: dict[str, Any]) -> dict[str, Any]:
 def earlier(store: MemoryStore, make_config: Config, tmp_path: Path) -> Path:
     """A run of two epochs whose files say nothing of a norm, as those of an earlier version."""
     run = tmp_path / "run"
-    train(make_config("painn", model__norm="paper"), run, store=store, until=2)
+    train(make_config("painn", model__norm="paper", train__stage_two=1.0), run, store=store, until=2)
     for name in ("config.json", "model/model.json"):
         (write_json if name == "config.json" else write_sealed)(run / name, without_norm(read_json(run / name)))
     record = read_json(run / "record.json")
@@ -76,7 +76,8 @@ def test_a_model_that_knows_no_norm_has_the_papers_and_a_new_configuration_the_s
 
 
 def test_hashes_of_runs_with_the_papers_norm_are_those_of_before(make_config: Config) -> None:
-    paper, smooth = make_config("painn", model__norm="paper"), make_config("painn")
+    paper = make_config("painn", model__norm="paper", train__stage_two=1.0)
+    smooth = make_config("painn", train__stage_two=1.0)
     assert paper.hash == digest(without_norm(paper.to_json())) != smooth.hash
     assert RunConfig.parse(json.loads(json.dumps(paper.to_json()))) == paper
 
@@ -103,7 +104,7 @@ BEFORE = {"per_node": False, "stage_two_factor": 1.0}
 def test_a_run_of_one_stage_goes_on_with_it_and_with_the_loss_of_whole_energies(
     store: MemoryStore, make_config: Config, tmp_path: Path
 ) -> None:
-    explicit, run = make_config(heads=[{**ENERGY, **BEFORE}]), tmp_path / "run"
+    explicit, run = make_config(heads=[{**ENERGY, **BEFORE}], train__stage_two=1.0), tmp_path / "run"
     train(explicit, tmp_path / "whole", store=store)
     train(explicit, run, store=store, until=1)
     before = without_stages(explicit.to_json())
@@ -119,5 +120,7 @@ def test_what_a_stored_energy_leaves_out_means_what_it_meant_and_a_new_one_has_t
     head = {key: value for key, value in table["heads"][0].items() if key not in BEFORE}
     (stored,) = parse_config({**table, "heads": [head]}, stored=True).branches[0].heads
     assert {key: stored.to_json()[key] for key in BEFORE} == BEFORE
+    lacking = {key: value for key, value in table["train"].items() if key != "stage_two"}
+    assert parse_config({**table, "train": lacking}, stored=True).train.stage_two == 1.0
     assert (table["heads"][0]["per_node"], table["heads"][0]["stage_two_factor"]) == (True, 100.0)
     assert parse_config(table, stored=True) == parse_config(table) == make_config(heads=[ENERGY])
