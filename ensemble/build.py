@@ -64,7 +64,7 @@ def build_ensemble(
     valid = member_outputs(members, store, split.valid, inputs)
     apart = member_outputs(members, store, split.calibration, inputs) if len(split.calibration) else None
     calibrations = with_calibration(raw, valid, apart, nominal)
-    domain = training_domain(raw, store, split, valid, calibrations)
+    domain = training_domain(raw, store, split, [valid, *([apart] if apart else [])], calibrations)
     parts = {"valid": (store, valid)}
     if len(split.test):
         parts["test"] = (store, member_outputs(members, store, split.test, inputs))

@@ -1,7 +1,7 @@
 """Honest error bars: a scale for the spread and conformal intervals, per field, fitted on graphs that no member was trained on."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -9,6 +9,7 @@ import pydantic
 from jaxtyping import Float, Int
 from numpy.typing import NDArray
 
+from hydragnn.ensemble.corrections import NONE, Corrections, fit_corrections
 from hydragnn.ensemble.scores import (
     CONSTANT,
     GROWTH,
@@ -44,6 +45,8 @@ class Component:
     """Median spread on validation, in the field's unit, before scaling, over what the form says; 0 where there is none."""
     typical: Positive = 1.0
     """Median magnitude of predictions on validation, in the field's unit."""
+    corrections: Corrections = NONE
+    """Factors on the standard deviation by nodes and magnitude."""
 
 
 @pydantic.with_config(pydantic.ConfigDict(extra="forbid"))
@@ -75,6 +78,8 @@ class Calibration:
     def sentence(self) -> str:
         """What interval widths depend on, and which graphs are behind them."""
         widths = self.form.words(self.follows)
+        if any(component.corrections != NONE for component in self.components):
+            widths += ", corrected by thirds of graphs and predictions"
         return f"interval widths {widths}; {evidence(self.part, self.graphs, self.guaranteed, self.nominal)}"
 
     def to_json(self) -> dict[str, Any]:
@@ -164,6 +169,17 @@ def fit_scale(field: Field, rows: Rows, method: Method | None, candidates: Seque
     return Scale(method=method, form=form, widths=widths)
 
 
+def corrected_scale(scale: Scale, rows: Rows) -> Scale:
+    """The scale with what its form leaves in thirds of these rows, which calibrate nothing afterwards."""
+    widths = []
+    for c, width in enumerate(scale.widths):
+        magnitude = rows.magnitude[:, c]
+        trusted = believed(scale.form, width, rows.spread[:, c], magnitude, rows.nodes)
+        scores = np.abs(rows.error[:, c]) / trusted
+        widths.append(replace(width, corrections=fit_corrections(scores, rows.nodes, magnitude, rows.graph)))
+    return replace(scale, widths=tuple(widths))
+
+
 def fit_calibration(
     field: Field,
     target: Float[Array, "items *shape"],
@@ -219,9 +235,10 @@ def calibrated_std(field: Field, calibration: Calibration, known: Known) -> Floa
         for name in ("typical", "scale", "floor")
     )
     relative = calibration.form.relative(known.nodes, known.magnitude / typical)
+    factor = scale * _correction(field, calibration, known)
     if calibration.follows:
-        return scale * np.maximum(known.spread, floor * relative)
-    return np.where(np.isnan(known.spread), np.nan, scale * relative)
+        return factor * np.maximum(known.spread, floor * relative)
+    return np.where(np.isnan(known.spread), np.nan, factor * relative)
 
 
 def half_width(
@@ -231,11 +248,23 @@ def half_width(
     return std * _spread_over(field, [component.quantile for component in calibration.components])
 
 
-def variance_factor(field: Field, calibration: Calibration) -> Float[Array, "*shape"]:
+def variance_factor(field: Field, calibration: Calibration, known: Known) -> Float[Array, "items *shape"]:
     """What the raw variances are multiplied with so that their sum is the calibrated variance (above the floor)."""
     if calibration.method == "absolute":
-        return np.ones(field.shape)
-    return _spread_over(field, [component.scale * component.scale for component in calibration.components])
+        return np.ones(known.spread.shape)
+    scale = _spread_over(field, [component.scale for component in calibration.components])
+    return (scale * _correction(field, calibration, known)) ** 2
+
+
+def _correction(field: Field, calibration: Calibration, known: Known) -> Float[Array, "items *shape"]:
+    """The factor of every number, by the nodes of its graph and its magnitude."""
+    magnitude = known.magnitude.reshape(len(known.nodes), field.width)
+    columns = np.array_split(magnitude, len(calibration.components), axis=1)
+    factors = [
+        one.corrections.of(np.broadcast_to(known.nodes[:, None], own.shape), own)
+        for one, own in zip(calibration.components, columns)
+    ]
+    return np.concatenate(factors, axis=1).reshape(known.magnitude.shape)
 
 
 def _spread_over(field: Field, values: list[float]) -> Array:
@@ -275,6 +304,11 @@ def _component(rows: Rows, component: int, scale: Scale, nominal: float) -> tupl
     factor = max(float(np.sqrt(np.mean((error / trusted) ** 2))), TINY)
     quantile, guaranteed = conformal_quantile(np.abs(error) / (factor * trusted), rows.graph, nominal)
     result = Component(
-        scale=factor, floor=width.floor, quantile=quantile, reference=width.reference, typical=width.typical
+        scale=factor,
+        floor=width.floor,
+        quantile=quantile,
+        reference=width.reference,
+        typical=width.typical,
+        corrections=width.corrections,
     )
     return result, guaranteed

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from hydragnn.ensemble.calibration import (
     Calibration,
     calibrated_std,
+    corrected_scale,
     fit_calibration,
     fit_scale,
     half_width,
@@ -81,7 +82,8 @@ class NumberEstimate(Estimate):
             factor, std, width = np.ones(target.field.shape), known.spread, np.full_like(known.spread, np.nan)
         else:
             assert isinstance(calibration, Calibration)
-            factor, std = variance_factor(target.field, calibration), calibrated_std(target.field, calibration, known)
+            factor = variance_factor(target.field, calibration, known)
+            std = calibrated_std(target.field, calibration, known)
             width = half_width(target.field, calibration, std)
         return NumberEstimate(
             target=target,
@@ -117,12 +119,13 @@ class NumberEstimate(Estimate):
         weights: Float[Array, " members"],
         nominal: float,
     ) -> Calibration:
-        """Conformal intervals on a scale whose form validation chose; on validation alone the form is the simplest."""
+        """Conformal intervals on a scale that validation chose; on validation alone it is of the simplest form."""
         field, on, scale = target.field, apart or valid, None
         if apart and valid:
             before = moments_of(valid.members, weights)
             rows = labelled_rows(field, valid.labels, before, valid.graph, valid.nodes)
             scale = fit_scale(field, rows, None, forms(target.extensive and field.on == "graph"))
+            scale = corrected_scale(scale, rows)
         moments = moments_of(on.members, weights)
         fitted = fit_calibration(field, on.labels, moments, on.graph, nominal=nominal, nodes=on.nodes, scale=scale)
         return replace(fitted, part=on.part)

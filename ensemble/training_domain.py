@@ -1,6 +1,6 @@
 """The training domain of an ensemble, and what it flags in the parts of its data."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,16 +19,22 @@ Calibrations = Mapping[str, AnyCalibration]
 
 
 def training_domain(
-    ensemble: Ensemble, store: GraphStore, split: Split, held_out: MemberOutputs, calibrations: Calibrations
+    ensemble: Ensemble,
+    store: GraphStore,
+    split: Split,
+    held_out: Sequence[MemberOutputs],
+    calibrations: Calibrations,
 ) -> Domain:
-    """The domain of the training part, with thresholds from graphs that members were not trained on."""
+    """The domain of the training part, with thresholds from all parts that no member was trained on."""
     followed = [target for target in ensemble.targets if calibrations[target.name].follows]
     spread = Spread(
         targets={target.name: estimates_of(target).doubt_name for target in followed},
         per_node=tuple(target.name for target in followed if target.extensive),
     )
-    doubts = part_doubts(ensemble, held_out, calibrations)
-    return fitted_domain(store, split.train, held_out.graphs, ensemble.inputs, ensemble.needed(store), doubts, spread)
+    of_parts = [part_doubts(ensemble, outputs, calibrations) for outputs in held_out]
+    doubts = {name: np.concatenate([one[name] for one in of_parts]) for name in of_parts[0]}
+    graphs = np.concatenate([outputs.graphs for outputs in held_out])
+    return fitted_domain(store, split.train, graphs, ensemble.inputs, ensemble.needed(store), doubts, spread)
 
 
 def flag_evaluation(
