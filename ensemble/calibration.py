@@ -1,5 +1,6 @@
 """Honest error bars: a scale for the spread and conformal intervals, per field, fitted on graphs that no member was trained on."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
@@ -10,6 +11,7 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 
 from hydragnn.ensemble.corrections import NONE, Corrections, fit_corrections
+from hydragnn.ensemble.cross_validation import FoldScores, guaranteed_level
 from hydragnn.ensemble.scores import (
     CONSTANT,
     GROWTH,
@@ -27,7 +29,7 @@ from hydragnn.graphs.field import Field
 from hydragnn.settings import Count, Fraction, NotNegative, Positive
 
 Method = Literal["spread", "absolute"]
-Part = Literal["valid", "calibration"]
+Part = Literal["valid", "calibration", "held-out"]
 
 
 @pydantic.with_config(pydantic.ConfigDict(extra="forbid"))
@@ -64,10 +66,14 @@ class Calibration:
     """False where these are too few for the nominal level: the largest error seen is used then."""
     part: Part = "valid"
     form: Form = CONSTANT
+    folds: tuple[FoldScores, ...] = ()
+    """Of a cross-validation ensemble, whose intervals are CV+ and not the mean plus and minus a width; else empty."""
 
     def fits(self, field: Field) -> bool:
         """Return True where there are as many components as numbers of the field are calibrated apart."""
-        return not field.classes and len(self.components) == (1 if turning_axes(field) else field.width)
+        components = 1 if turning_axes(field) else field.width
+        of_folds = all(fold.fits(components) for fold in self.folds)
+        return not field.classes and len(self.components) == components and of_folds
 
     @property
     def follows(self) -> bool:
@@ -80,22 +86,38 @@ class Calibration:
         widths = self.form.words(self.follows)
         if any(component.corrections != NONE for component in self.components):
             widths += ", corrected by thirds of graphs and predictions"
-        return f"interval widths {widths}; {evidence(self.part, self.graphs, self.guaranteed, self.nominal)}"
+        if self.folds:
+            widths += ", and wider where folds disagree"
+        return f"interval widths {widths}; {evidence(self.part, self.graphs, self.guaranteed, self.nominal, len(self.folds))}"
+
+    def without_folds(self) -> "Calibration":
+        """The same for one fold alone, with intervals around its own mean."""
+        return replace(self, folds=())
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON; ``calibration_from_json`` gives the same calibration back."""
-        return {**asdict(self), "components": [asdict(component) for component in self.components]}
+        lists = {"components": [asdict(one) for one in self.components], "folds": [asdict(one) for one in self.folds]}
+        return {**asdict(self), **lists}
 
 
-def evidence(part: Part, graphs: int, guaranteed: bool, nominal: float) -> str:
-    """Which graphs calibrated, in words.
+def evidence(part: Part, graphs: int, guaranteed: bool, nominal: float, folds: int = 0) -> str:
+    """Which graphs calibrated, in words; with folds also what is guaranteed.
 
     >>> evidence("calibration", 52, True, 0.9)
     'calibrated on 52 graphs that chose nothing'
     >>> evidence("valid", 5, False, 0.9)
     'calibrated on 5 validation graphs, which also chose the epoch: too few to guarantee 90 %'
+    >>> evidence("held-out", 394, True, 0.9, folds=5)
+    'calibrated on 394 graphs by members that had not seen them (CV+ over 5 folds: 90 % is usual, 77 % guaranteed)'
     """
-    which = {"calibration": "graphs that chose nothing", "valid": "validation graphs, which also chose the epoch"}[part]
+    which = {
+        "calibration": "graphs that chose nothing",
+        "valid": "validation graphs, which also chose the epoch",
+        "held-out": "graphs by members that had not seen them",
+    }[part]
+    if folds and guaranteed:
+        least = math.floor(100 * guaranteed_level(nominal, graphs, folds))
+        which += f" (CV+ over {folds} folds: {nominal * 100:g} % is usual, {least} % guaranteed)"
     return f"calibrated on {graphs} {which}" + ("" if guaranteed else f": too few to guarantee {nominal * 100:g} %")
 
 
