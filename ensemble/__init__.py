@@ -4,7 +4,8 @@ from hydragnn.ensemble.build import build_ensemble, evaluate_ensemble
 from hydragnn.ensemble.calculator import EnsembleCalculator, calculator
 from hydragnn.ensemble.calibration import Calibration, conformal_quantile, fit_calibration
 from hydragnn.ensemble.choose import Choice, ensemble_from_runs, select_runs
-from hydragnn.ensemble.classes import ClassCalibration, ClassEstimate
+from hydragnn.ensemble.class_calibration import ClassCalibration
+from hydragnn.ensemble.classes import ClassEstimate
 from hydragnn.ensemble.ensemble import Ensemble, ensemble_of
 from hydragnn.ensemble.estimates import Estimate
 from hydragnn.ensemble.evaluation import Evaluation, TargetEvaluation, part_evaluation

@@ -11,21 +11,17 @@ import numpy as np
 from jaxtyping import Int
 from numpy.typing import NDArray
 
-from hydragnn.datasets import Budget, GraphStore, Split, WithoutEdges, open_store
+from hydragnn.datasets import GraphStore, Split, WithoutEdges, open_store
+from hydragnn.ensemble.basis import validated
 from hydragnn.ensemble.ensemble import Ensemble, ensemble_of
-from hydragnn.ensemble.estimates import AnyCalibration
-from hydragnn.ensemble.evaluation import Evaluation, Part, part_evaluation
-from hydragnn.ensemble.held_out import joint_split
+from hydragnn.ensemble.evaluation import HELD_OUT, Evaluation, Parts, joint_evaluation, part_evaluation
+from hydragnn.ensemble.folds import cross_validated
+from hydragnn.ensemble.held_out import Fold, calibrating_split
 from hydragnn.ensemble.manifest import Manifest, MemberEntry, checksum, write_manifest
-from hydragnn.ensemble.member_outputs import MemberOutputs, member_outputs
+from hydragnn.ensemble.member_outputs import member_outputs
 from hydragnn.ensemble.members import Member, load_run
-from hydragnn.ensemble.predictions import estimates_of
-from hydragnn.ensemble.selection import Evidence
-from hydragnn.ensemble.training_domain import flag_evaluation, training_domain
 from hydragnn.errors import InputError, nearest
 from hydragnn.files import flush_directory, is_free, kind_of_folder, replace_atomically, write_json
-from hydragnn.models import Target
-from hydragnn.training import errors_on, trivial_predictor
 
 MEMBER_FILES = ("model.json", "weights.safetensors", "record.json", "config.json")
 
@@ -44,7 +40,8 @@ def build_ensemble(
     """Make the folder ``out`` from finished runs: members, calibration, training domain, evaluation; gives the latter.
 
     The calibration sees the calibration part only, or validation where there is none; the evaluation covers validation, test
-    and every store in ``others``. The store is the runs' own unless given. The folder is complete or absent. InputError where runs do not fit together, the
+    and every store in ``others``. Members whose splits together leave every graph out are an ensemble by cross-validation:
+    every graph calibrates, and is evaluated, by the members that have not seen it. The store is the runs' own unless given. The folder is complete or absent. InputError where runs do not fit together, the
     store is not the one they were trained on, or ``out`` is there already. Of runs with several branches, the ensemble is of
     the one that is named.
     """
@@ -58,32 +55,29 @@ def build_ensemble(
     ]
     raw = ensemble_of(members)
     store = store or open_store(members[0].config.data.store)
-    split = _split(members, store)
-    inputs = raw.needed(store)
+    _check_store(members[0], store)
+    split, folds = calibrating_split(members, store)
 
-    valid = member_outputs(members, store, split.valid, inputs)
-    apart = member_outputs(members, store, split.calibration, inputs) if len(split.calibration) else None
-    calibrations = with_calibration(raw, valid, apart, nominal)
-    domain = training_domain(raw, store, split, valid, calibrations)
-    parts = {"valid": (store, valid)}
+    parts: Parts = {}
     if len(split.test):
-        parts["test"] = (store, member_outputs(members, store, split.test, inputs))
+        parts["test"] = (store, member_outputs(members, store, split.test, raw.needed(store)))
     for name, other in (others or {}).items():
         parts[name] = (other, member_outputs(members, other, np.arange(len(other)), raw.needed(other)))
-    evaluation, arrays = evaluate_parts(raw, parts, calibrations, store, split, nominal)
-    flagged, flags = flag_evaluation(raw, domain, parts, calibrations)
-    evaluation = replace(evaluation, domain=flagged)
+    if folds:
+        basis = cross_validated(raw, store, split, folds, parts, nominal)
+    else:
+        basis = validated(raw, store, split, parts, nominal)
 
     manifest = replace(
         raw.manifest,
         nominal=nominal,
-        calibration=calibrations,
-        domain=domain,
-        data=_data(members[0], store, split, out),
-        selection={**(selection or {}), "diversity": _diversity(raw, valid)},
+        calibration=basis.calibrations,
+        domain=basis.domain,
+        data=_data(members[0], store, split, folds, out),
+        selection={**(selection or {}), "diversity": basis.diversity},
     )
-    _write(out, runs, manifest, evaluation, arrays | flags)
-    return evaluation
+    _write(out, runs, manifest, basis.evaluation, basis.arrays)
+    return basis.evaluation
 
 
 def check_out(out: Path) -> None:
@@ -109,67 +103,14 @@ def distinct_names(runs: Sequence[Path]) -> list[str]:
     return names
 
 
-def _split(members: Sequence[Member], store: GraphStore) -> Split:
-    """The split that the members were trained with; InputError where the store is another one."""
-    member = members[0]
+def _check_store(member: Member, store: GraphStore) -> None:
+    """InputError where the store is not the one that the member was trained on."""
     known = {store.fingerprint, WithoutEdges(store).fingerprint}
     if member.record.data_hash not in known:
         raise InputError(
             f"the store {member.config.data.store} is not what member {member.name} was trained on (fingerprint "
             f"{store.fingerprint}, trained on {member.record.data_hash}); give the original store"
         )
-    return joint_split(members, store)
-
-
-def with_calibration(
-    ensemble: Ensemble, valid: MemberOutputs, apart: MemberOutputs | None, nominal: float
-) -> dict[str, AnyCalibration]:
-    """The calibration of every field on graphs ``apart`` from validation; on validation where none of them is labelled."""
-    result: dict[str, AnyCalibration] = {}
-    for target in ensemble.targets:
-        own = apart.labelled(target, "calibration") if apart else None
-        result[target.name] = estimates_of(target).calibration(
-            target, valid.labelled(target, "valid"), own or None, ensemble.weights, nominal
-        )
-    return result
-
-
-def evaluate_parts(
-    ensemble: Ensemble,
-    parts: Mapping[str, tuple[GraphStore, MemberOutputs]],
-    calibrations: Mapping[str, AnyCalibration],
-    store: GraphStore,
-    split: Split,
-    nominal: float,
-) -> tuple[Evaluation, dict[str, NDArray[Any]]]:
-    """The evaluation of all parts, and the rows behind it as arrays; the trivial predictor is fitted on the training part."""
-    model = ensemble.members[0].model
-    trivial = trivial_predictor(store, split.train, model.targets, model.normalisation)
-    names = [member.name for member in ensemble.members]
-    metrics: dict[str, Part] = {}
-    arrays: dict[str, NDArray[Any]] = {}
-    for part, (where, outputs) in parts.items():
-        fine = np.setdiff1d(outputs.graphs, np.array(sorted(outputs.failures), dtype=np.int64))
-        baseline = errors_on(trivial, where, fine, model.targets, Budget(max_graphs=1024)) if len(fine) else {}
-        metrics[part], rows = part_evaluation(
-            ensemble.targets, outputs, names, ensemble.weights, calibrations, baseline
-        )
-        arrays |= {f"{part}/{name}": values for name, values in rows.items()}
-    return _evaluation(names, {part: outputs for part, (_, outputs) in parts.items()}, metrics, nominal), arrays
-
-
-def _evaluation(
-    names: Sequence[str], parts: Mapping[str, MemberOutputs], metrics: Mapping[str, Part], nominal: float
-) -> Evaluation:
-    graphs = sum(len(outputs.graphs) for outputs in parts.values())
-    return Evaluation(
-        nominal=nominal,
-        parts=metrics,
-        failed={part: outputs.failures for part, outputs in parts.items()},
-        seconds_per_graph={
-            name: sum(outputs.seconds[i] for outputs in parts.values()) / graphs for i, name in enumerate(names)
-        },
-    )
 
 
 def evaluate_ensemble(
@@ -191,31 +132,17 @@ def evaluate_ensemble(
     outputs = member_outputs(ensemble.members, store, numbers, ensemble.needed(store))
     members = [member.name for member in ensemble.members]
     part, _ = part_evaluation(ensemble.targets, outputs, members, ensemble.weights, ensemble.manifest.calibration, {})
-    return _evaluation(members, {"all": outputs}, {"all": part}, ensemble.manifest.nominal)
+    return joint_evaluation(members, {"all": outputs}, {"all": part}, ensemble.manifest.nominal)
 
 
-def evidence_of(outputs: MemberOutputs, targets: Sequence[Target]) -> dict[str, Evidence]:
-    """What all members said about labelled items, for selection and diversity."""
-    result: dict[str, Evidence] = {}
-    for target in targets:
-        use = outputs.usable(target)
-        result[target.name] = estimates_of(target).evidence(
-            target, outputs.labels[target.name][use], outputs.of(target, use)
-        )
-    return result
-
-
-def _diversity(ensemble: Ensemble, valid: MemberOutputs) -> dict[str, dict[str, float]]:
-    return {name: one.diversity(ensemble.weights) for name, one in evidence_of(valid, ensemble.targets).items()}
-
-
-def _data(member: Member, store: GraphStore, split: Split, out: Path) -> dict[str, Any]:
+def _data(member: Member, store: GraphStore, split: Split, folds: Sequence[Fold], out: Path) -> dict[str, Any]:
     """Where training data came from; the place of the store counts from the ensemble's folder."""
+    held_out = {HELD_OUT: sum(len(fold.graphs) for fold in folds)} if folds else {}
     return {
         "store": os.path.relpath(member.config.data.store, out.resolve()),
         "fingerprint": store.fingerprint,
         "graphs": len(store),
-        "parts": split.counts,
+        "parts": {**split.counts, **held_out},
         "attributes": dict(store.attributes),
     }
 

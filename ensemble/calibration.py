@@ -1,7 +1,8 @@
 """Honest error bars: a scale for the spread and conformal intervals, per field, fitted on graphs that no member was trained on."""
 
+import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -9,6 +10,8 @@ import pydantic
 from jaxtyping import Float, Int
 from numpy.typing import NDArray
 
+from hydragnn.ensemble.corrections import NONE, Corrections, fit_corrections
+from hydragnn.ensemble.cross_validation import FoldScores, guaranteed_level
 from hydragnn.ensemble.scores import (
     CONSTANT,
     GROWTH,
@@ -26,7 +29,7 @@ from hydragnn.graphs.field import Field
 from hydragnn.settings import Count, Fraction, NotNegative, Positive
 
 Method = Literal["spread", "absolute"]
-Part = Literal["valid", "calibration"]
+Part = Literal["valid", "calibration", "held-out"]
 
 
 @pydantic.with_config(pydantic.ConfigDict(extra="forbid"))
@@ -44,6 +47,8 @@ class Component:
     """Median spread on validation, in the field's unit, before scaling, over what the form says; 0 where there is none."""
     typical: Positive = 1.0
     """Median magnitude of predictions on validation, in the field's unit."""
+    corrections: Corrections = NONE
+    """Factors on the standard deviation by nodes and magnitude."""
 
 
 @pydantic.with_config(pydantic.ConfigDict(extra="forbid"))
@@ -61,10 +66,14 @@ class Calibration:
     """False where these are too few for the nominal level: the largest error seen is used then."""
     part: Part = "valid"
     form: Form = CONSTANT
+    folds: tuple[FoldScores, ...] = ()
+    """Of a cross-validation ensemble, whose intervals are CV+ and not the mean plus and minus a width; else empty."""
 
     def fits(self, field: Field) -> bool:
         """Return True where there are as many components as numbers of the field are calibrated apart."""
-        return not field.classes and len(self.components) == (1 if turning_axes(field) else field.width)
+        components = 1 if turning_axes(field) else field.width
+        of_folds = all(fold.fits(components) for fold in self.folds)
+        return not field.classes and len(self.components) == components and of_folds
 
     @property
     def follows(self) -> bool:
@@ -75,22 +84,40 @@ class Calibration:
     def sentence(self) -> str:
         """What interval widths depend on, and which graphs are behind them."""
         widths = self.form.words(self.follows)
-        return f"interval widths {widths}; {evidence(self.part, self.graphs, self.guaranteed, self.nominal)}"
+        if any(component.corrections != NONE for component in self.components):
+            widths += ", corrected by thirds of graphs and predictions"
+        if self.folds:
+            widths += ", and wider where folds disagree"
+        return f"interval widths {widths}; {evidence(self.part, self.graphs, self.guaranteed, self.nominal, len(self.folds))}"
+
+    def without_folds(self) -> "Calibration":
+        """The same for one fold alone, with intervals around its own mean."""
+        return replace(self, folds=())
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON; ``calibration_from_json`` gives the same calibration back."""
-        return {**asdict(self), "components": [asdict(component) for component in self.components]}
+        lists = {"components": [asdict(one) for one in self.components], "folds": [asdict(one) for one in self.folds]}
+        return {**asdict(self), **lists}
 
 
-def evidence(part: Part, graphs: int, guaranteed: bool, nominal: float) -> str:
-    """Which graphs calibrated, in words.
+def evidence(part: Part, graphs: int, guaranteed: bool, nominal: float, folds: int = 0) -> str:
+    """Which graphs calibrated, in words; with folds also what is guaranteed.
 
     >>> evidence("calibration", 52, True, 0.9)
     'calibrated on 52 graphs that chose nothing'
     >>> evidence("valid", 5, False, 0.9)
     'calibrated on 5 validation graphs, which also chose the epoch: too few to guarantee 90 %'
+    >>> evidence("held-out", 394, True, 0.9, folds=5)
+    'calibrated on 394 graphs by members that had not seen them (CV+ over 5 folds: 90 % is usual, 77 % guaranteed)'
     """
-    which = {"calibration": "graphs that chose nothing", "valid": "validation graphs, which also chose the epoch"}[part]
+    which = {
+        "calibration": "graphs that chose nothing",
+        "valid": "validation graphs, which also chose the epoch",
+        "held-out": "graphs by members that had not seen them",
+    }[part]
+    if folds and guaranteed:
+        least = math.floor(100 * guaranteed_level(nominal, graphs, folds))
+        which += f" (CV+ over {folds} folds: {nominal * 100:g} % is usual, {least} % guaranteed)"
     return f"calibrated on {graphs} {which}" + ("" if guaranteed else f": too few to guarantee {nominal * 100:g} %")
 
 
@@ -164,6 +191,17 @@ def fit_scale(field: Field, rows: Rows, method: Method | None, candidates: Seque
     return Scale(method=method, form=form, widths=widths)
 
 
+def corrected_scale(scale: Scale, rows: Rows) -> Scale:
+    """The scale with what its form leaves in thirds of these rows, which calibrate nothing afterwards."""
+    widths = []
+    for c, width in enumerate(scale.widths):
+        magnitude = rows.magnitude[:, c]
+        trusted = believed(scale.form, width, rows.spread[:, c], magnitude, rows.nodes)
+        scores = np.abs(rows.error[:, c]) / trusted
+        widths.append(replace(width, corrections=fit_corrections(scores, rows.nodes, magnitude, rows.graph)))
+    return replace(scale, widths=tuple(widths))
+
+
 def fit_calibration(
     field: Field,
     target: Float[Array, "items *shape"],
@@ -219,9 +257,10 @@ def calibrated_std(field: Field, calibration: Calibration, known: Known) -> Floa
         for name in ("typical", "scale", "floor")
     )
     relative = calibration.form.relative(known.nodes, known.magnitude / typical)
+    factor = scale * _correction(field, calibration, known)
     if calibration.follows:
-        return scale * np.maximum(known.spread, floor * relative)
-    return np.where(np.isnan(known.spread), np.nan, scale * relative)
+        return factor * np.maximum(known.spread, floor * relative)
+    return np.where(np.isnan(known.spread), np.nan, factor * relative)
 
 
 def half_width(
@@ -231,11 +270,23 @@ def half_width(
     return std * _spread_over(field, [component.quantile for component in calibration.components])
 
 
-def variance_factor(field: Field, calibration: Calibration) -> Float[Array, "*shape"]:
+def variance_factor(field: Field, calibration: Calibration, known: Known) -> Float[Array, "items *shape"]:
     """What the raw variances are multiplied with so that their sum is the calibrated variance (above the floor)."""
     if calibration.method == "absolute":
-        return np.ones(field.shape)
-    return _spread_over(field, [component.scale * component.scale for component in calibration.components])
+        return np.ones(known.spread.shape)
+    scale = _spread_over(field, [component.scale for component in calibration.components])
+    return (scale * _correction(field, calibration, known)) ** 2
+
+
+def _correction(field: Field, calibration: Calibration, known: Known) -> Float[Array, "items *shape"]:
+    """The factor of every number, by the nodes of its graph and its magnitude."""
+    magnitude = known.magnitude.reshape(len(known.nodes), field.width)
+    columns = np.array_split(magnitude, len(calibration.components), axis=1)
+    factors = [
+        one.corrections.of(np.broadcast_to(known.nodes[:, None], own.shape), own)
+        for one, own in zip(calibration.components, columns)
+    ]
+    return np.concatenate(factors, axis=1).reshape(known.magnitude.shape)
 
 
 def _spread_over(field: Field, values: list[float]) -> Array:
@@ -275,6 +326,11 @@ def _component(rows: Rows, component: int, scale: Scale, nominal: float) -> tupl
     factor = max(float(np.sqrt(np.mean((error / trusted) ** 2))), TINY)
     quantile, guaranteed = conformal_quantile(np.abs(error) / (factor * trusted), rows.graph, nominal)
     result = Component(
-        scale=factor, floor=width.floor, quantile=quantile, reference=width.reference, typical=width.typical
+        scale=factor,
+        floor=width.floor,
+        quantile=quantile,
+        reference=width.reference,
+        typical=width.typical,
+        corrections=width.corrections,
     )
     return result, guaranteed

@@ -6,7 +6,7 @@ from typing import Any
 import pydantic
 
 from hydragnn.ensemble.calibration import Calibration
-from hydragnn.ensemble.classes import ClassCalibration
+from hydragnn.ensemble.class_calibration import ClassCalibration
 from hydragnn.ensemble.estimates import AnyCalibration
 from hydragnn.errors import InputError
 from hydragnn.settings import first_problem

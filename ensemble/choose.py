@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from hydragnn.datasets import open_store
-from hydragnn.ensemble.build import build_ensemble, check_out, evidence_of
+from hydragnn.ensemble.basis import evidence_of
+from hydragnn.ensemble.build import build_ensemble, check_out
 from hydragnn.ensemble.ensemble import ensemble_of
 from hydragnn.ensemble.evaluation import Evaluation
 from hydragnn.ensemble.held_out import joint_split

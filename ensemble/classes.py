@@ -1,74 +1,38 @@
 """Classes: probabilities of the mixture, calibrated by a temperature, and conformal sets of classes."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
-import pydantic
 import torch
 from jaxtyping import Float, Int, UInt8
 from numpy.typing import NDArray
-from scipy.optimize import minimize_scalar
-from scipy.special import entr, log_softmax, softmax
+from scipy.special import entr
 from scipy.stats import rankdata
 
-from hydragnn.ensemble.calibration import Part, conformal_quantile, evidence
-from hydragnn.ensemble.estimates import AnyCalibration, Counts, Estimate, Labelled, Labels, Owners
+from hydragnn.ensemble.class_calibration import (
+    TINY,
+    ClassCalibration,
+    fit_classes,
+    fit_temperature,
+    label_scores,
+    others,
+    temper,
+)
+from hydragnn.ensemble.cross_validation import FoldScores, cross_sets, graph_scores, rank, shares
+from hydragnn.ensemble.estimates import AnyCalibration, Counts, Estimate, FoldLabels, Labelled, Labels, Owners
 from hydragnn.ensemble.metrics import rank_correlation
 from hydragnn.ensemble.numbers import component_names
 from hydragnn.ensemble.selection import Evidence
 from hydragnn.ensemble.uncertainty import Array
-from hydragnn.errors import InputError
-from hydragnn.graphs.field import Field
 from hydragnn.models import Categorical, Distribution, Target
-from hydragnn.settings import Count, Fraction, NotNegative, Positive
 from hydragnn.training.class_metrics import class_sums, class_values
 
 QUANTITIES: Final = ("probability", "label", "set", "entropy", "epistemic", "aleatoric")
 PER_CLASS = ("probability", "set")
 METRICS = ("accuracy", "balanced_accuracy", "error_rate", "auroc", "nll", "brier", "ece")
-TINY = float(np.finfo(np.float64).tiny)
-HOTTEST = 20.0
-"""Largest temperature that is tried, and one over the smallest: a perfect model on validation must not become certain."""
-
 Rows = Float[Array, "rows classes"]
-
-
-@pydantic.with_config(pydantic.ConfigDict(extra="forbid"))
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ClassCalibration:
-    """How the probabilities of one categorical field become honest: one temperature, and the threshold of the sets."""
-
-    temperature: Positive
-    """Logarithms of probabilities are divided by it: above 1 the members were too sure."""
-    threshold: NotNegative
-    """A class belongs to the set where all other classes together have at most this probability."""
-    nominal: Fraction
-    graphs: Count
-    """Graphs behind the threshold."""
-    guaranteed: bool
-    """False where these are too few for the nominal level: every set then holds the least likely label seen."""
-    method: str = "temperature"
-    part: Part = "valid"
-
-    def fits(self, field: Field) -> bool:
-        """Return True for every field of classes."""
-        return bool(field.classes)
-
-    @property
-    def follows(self) -> bool:
-        """Probabilities differ from item to item."""
-        return True
-
-    @property
-    def sentence(self) -> str:
-        """Which graphs are behind the sets."""
-        return f"sets of classes {evidence(self.part, self.graphs, self.guaranteed, self.nominal)}"
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON; ``calibration_from_json`` gives the same calibration back."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -93,7 +57,6 @@ class ClassEstimate(Estimate):
     entropy: Float[Array, "items *shape"]
     epistemic: Float[Array, "items *shape"]
     aleatoric: Float[Array, "items *shape"]
-    members: Float[Array, "members items *shape_and_classes"]
 
     @property
     def doubt(self) -> Float[Array, "items *shape"]:
@@ -114,17 +77,17 @@ class ClassEstimate(Estimate):
         raw = np.tensordot(weights, every, axes=1)
         total, aleatoric = entropy(raw), np.tensordot(weights, entropy(every), axes=1)
         if calibration is None:
-            probability, inside = raw, np.isfinite(raw)
+            probability, belongs = raw, np.isfinite(raw)
         else:
             assert isinstance(calibration, ClassCalibration)
             probability = temper(raw, calibration.temperature)
-            inside = others(probability) <= calibration.threshold
+            belongs = _in_sets(every, probability, weights, calibration)
         failed = np.asarray(np.isnan(raw).any(axis=-1))
         return ClassEstimate(
             target=target,
             probability=probability,
             label=np.where(failed, -1, np.nan_to_num(probability).argmax(axis=-1)),
-            set=(inside & ~failed[..., None]).astype(np.uint8),
+            set=(belongs & ~failed[..., None]).astype(np.uint8),
             entropy=entropy(probability),
             epistemic=np.maximum(total - aleatoric, 0.0),
             aleatoric=aleatoric,
@@ -171,6 +134,36 @@ class ClassEstimate(Estimate):
         return replace(fitted, part=on.part)
 
     @classmethod
+    def cross_calibration(
+        cls, target: Target, folds: Sequence[FoldLabels], weights: Float[Array, " members"], nominal: float
+    ) -> ClassCalibration:
+        """The temperature of least NLL of all folds, and CV+ sets."""
+        field, rows = target.field, [fold.rows for fold in folds]
+        raw = [
+            np.tensordot(shares(weights, fold.members), member_probabilities(fold.rows.members), axes=1)
+            for fold in folds
+        ]
+        graph = np.concatenate([one.graph for one in rows])
+        labels = np.concatenate([one.labels for one in rows])
+        fitted = fit_classes(field, labels, np.concatenate(raw), graph, nominal=nominal)
+        total = len(np.unique(graph))
+        scores = tuple(
+            FoldScores(
+                members=fold.members,
+                scores=(
+                    graph_scores(
+                        label_scores(field, fold.rows.labels, of_fold, fitted.temperature),
+                        np.repeat(fold.rows.graph, field.width),
+                        total,
+                    ),
+                ),
+            )
+            for fold, of_fold in zip(folds, raw)
+        )
+        count = sum(len(fold.scores[0]) for fold in scores)
+        return replace(fitted, part="held-out", guaranteed=rank(count, nominal) <= count, folds=scores)
+
+    @classmethod
     def evidence(cls, target: Target, labels: Labels, members: Sequence[Distribution]) -> Evidence:
         """Labels and the members' probabilities."""
         every = member_probabilities(members).reshape(len(members), -1, target.field.classes)
@@ -190,12 +183,18 @@ class ClassEstimate(Estimate):
     def evaluation(self, labels: Labels, names: Sequence[str], trivial: Mapping[str, float | None]) -> dict[str, Any]:
         """Scores of the trivial predictor (class frequencies), of every member and of the ensemble, its sets and confusions.
 
-        ``confusion`` counts labels by true class (rows) and predicted class. ``best_member`` is the best on these very graphs.
+        ``confusion`` counts labels by true class (rows) and predicted class. ``best_member`` is the best on these very graphs,
+        empty where members were asked about different ones.
         """
         classes, truth = self.field.classes, labels.ravel().astype(np.int64)
         flat = self.probability.reshape(-1, classes)
-        scores = [class_scores(every.reshape(-1, classes), truth) for every in self.members]
-        best = min(range(len(scores)), key=lambda position: scores[position]["nll"])
+        asked = self.asked
+        scores = {
+            name: class_scores(every[there].reshape(-1, classes), labels[there].ravel().astype(np.int64))
+            for name, every, there in zip(names, self.members, asked)
+            if there.any()
+        }
+        best = min(scores, key=lambda name: scores[name]["nll"]) if asked.all() else ""
         confusion = np.zeros((classes, classes), dtype=np.int64)
         np.add.at(confusion, (truth, self.label.ravel()), 1)
         return {
@@ -203,8 +202,8 @@ class ClassEstimate(Estimate):
             "distribution": Categorical.kind,
             "classes": classes,
             "trivial": {key: trivial.get(key) for key in METRICS},
-            "members": [{"name": name, **values} for name, values in zip(names, scores)],
-            "best_member": names[best],
+            "members": [{"name": name, **values} for name, values in scores.items()],
+            "best_member": best,
             "ensemble": {**class_scores(flat, truth), **self._set_metrics(truth)},
             "confusion": confusion.tolist(),
         }
@@ -279,67 +278,6 @@ def entropy(probabilities: Float[Array, "... classes"]) -> Float[Array, "..."]:
     return np.asarray(entr(probabilities).sum(axis=-1))
 
 
-def temper(probabilities: Float[Array, "... classes"], temperature: float) -> Float[Array, "... classes"]:
-    """The probabilities whose logarithms are those of ``probabilities`` over the temperature, up to a constant."""
-    return np.asarray(softmax(np.log(np.maximum(probabilities, TINY)) / temperature, axis=-1))
-
-
-def others(probabilities: Float[Array, "... classes"]) -> Float[Array, "... classes"]:
-    """The probability of all other classes together; summed up, since 1 minus a probability near 1 has no digits left.
-
-    >>> others(np.array([0.2, 0.3, 0.5]))
-    array([0.8, 0.7, 0.5])
-    """
-    return probabilities @ (1.0 - np.eye(probabilities.shape[-1]))
-
-
-def fit_classes(
-    field: Field,
-    labels: Labels,
-    probabilities: Float[Array, "items *shape_and_classes"],
-    graph: Owners,
-    *,
-    nominal: float,
-    temperature: float | None = None,
-) -> ClassCalibration:
-    """The threshold of the sets (LAC) from labelled items, for probabilities at a temperature, by default their own best.
-
-    All components of a field share both. InputError where there is no labelled item.
-    """
-    if not 0.0 < nominal < 1.0:
-        raise InputError(f"the nominal level is {nominal:g}; give a fraction between 0 and 1, for example 0.9")
-    truth, flat = _rows(field, labels, probabilities)
-    temperature = fit_temperature(field, labels, probabilities) if temperature is None else temperature
-    scores = others(temper(flat, temperature))[np.arange(len(truth)), truth]
-    threshold, guaranteed = conformal_quantile(scores, np.repeat(graph, field.width), nominal)
-    return ClassCalibration(
-        temperature=temperature,
-        threshold=threshold,
-        nominal=nominal,
-        graphs=len(np.unique(graph)),
-        guaranteed=guaranteed,
-    )
-
-
-def fit_temperature(field: Field, labels: Labels, probabilities: Float[Array, "items *shape_and_classes"]) -> float:
-    """The temperature of least NLL on labelled items (Guo et al. 2017, arXiv:1706.04599); InputError without any."""
-    truth, flat = _rows(field, labels, probabilities)
-    logs, row = np.log(np.maximum(flat, TINY)), np.arange(len(truth))
-
-    def nll(log_temperature: float) -> float:
-        return float(-log_softmax(logs / np.exp(log_temperature), axis=1)[row, truth].mean())
-
-    reach = np.log(HOTTEST)
-    return float(np.exp(minimize_scalar(nll, bounds=(-reach, reach), method="bounded").x))
-
-
-def _rows(field: Field, labels: Labels, probabilities: Array) -> tuple[Int[NDArray[np.int64], " rows"], Rows]:
-    """True classes and probabilities of all components, one row each; InputError where there is none."""
-    if not len(labels):
-        raise InputError(f"field {field.name} has no labelled graph to calibrate on; enlarge the validation part")
-    return labels.ravel().astype(np.int64), probabilities.reshape(-1, field.classes)
-
-
 def class_scores(probabilities: Rows, labels: Int[NDArray[np.int64], " rows"]) -> dict[str, float]:
     """accuracy, balanced accuracy, error rate, NLL, Brier score, expected calibration error and AUROC."""
     p, y = torch.from_numpy(np.ascontiguousarray(probabilities)), torch.from_numpy(labels)
@@ -366,3 +304,19 @@ def auroc(probabilities: Rows, labels: Int[NDArray[np.int64], " rows"]) -> float
             ranks = rankdata(probabilities[:, number])[of_class].sum()
             areas.append((ranks - positive * (positive + 1) / 2) / (positive * negative))
     return float(np.mean(areas)) if areas else float("nan")
+
+
+def _in_sets(
+    members: Float[Array, "members items *shape_and_classes"],
+    probability: Float[Array, "items *shape_and_classes"],
+    weights: Float[Array, " members"],
+    calibration: ClassCalibration,
+) -> NDArray[np.bool_]:
+    """Return True for each class that belongs to the set of its item."""
+    if not calibration.folds:
+        return np.asarray(others(probability) <= calibration.threshold)
+    of_folds = [
+        np.tensordot(shares(weights, fold.members), members[list(fold.members)], axes=1) for fold in calibration.folds
+    ]
+    scores = others(temper(np.stack(of_folds), calibration.temperature))
+    return cross_sets(scores, [fold.scores[0] for fold in calibration.folds], calibration.nominal)

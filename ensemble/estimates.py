@@ -2,14 +2,15 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 
 from hydragnn.ensemble.calibration import Part
+from hydragnn.ensemble.cross_validation import FoldScores
 from hydragnn.ensemble.selection import Evidence
 from hydragnn.errors import InputError, nearest
 from hydragnn.graphs.field import Field
@@ -39,6 +40,13 @@ class AnyCalibration(Protocol):
     def fits(self, field: Field) -> bool:
         """Return True where it is for fields like this one."""
 
+    @property
+    def folds(self) -> tuple[FoldScores, ...]:
+        """Of a cross-validation ensemble: what each fold says of the graphs that it has not seen."""
+
+    def without_folds(self) -> "AnyCalibration":
+        """The same for one fold alone, around what its own members say."""
+
     def to_json(self) -> dict[str, Any]:
         """Plain JSON."""
 
@@ -58,6 +66,15 @@ class Labelled:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class FoldLabels:
+    """The labelled items of one target that some members have not seen, with what these members alone say about them."""
+
+    members: tuple[int, ...]
+    """Positions in the ensemble."""
+    rows: Labelled
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Estimate(ABC):
     """One target of all graphs; rows of graphs that failed are NaN."""
 
@@ -68,11 +85,24 @@ class Estimate(ABC):
     doubt_name: ClassVar[str]
 
     target: Target
+    members: Float[Array, "members items *rest"]
+    """What every member says; NaN where a graph failed, and where a member was not asked."""
 
     @property
     def field(self) -> Field:
         """The field that is predicted."""
         return self.target.field
+
+    @property
+    def asked(self) -> Bool[NDArray[np.bool_], "members items"]:
+        """Which members said something about which items."""
+        return np.asarray(np.isfinite(self.members).all(axis=tuple(range(2, self.members.ndim))))
+
+    def spread_members(self, positions: Sequence[int], members: int) -> "Estimate":
+        """The same of an ensemble of so many members, of which only those at the positions were asked."""
+        every = np.full((members, *self.members.shape[1:]), np.nan)
+        every[list(positions)] = self.members
+        return replace(self, members=every)
 
     def __getitem__(self, quantity: str) -> NDArray[Any]:
         """One of ``quantities`` by name."""
@@ -121,6 +151,16 @@ class Estimate(ABC):
         """The calibration on graphs ``apart`` that chose nothing, or on validation where there are none.
 
         Whatever is chosen is chosen on validation. InputError where nothing is labelled.
+        """
+
+    @classmethod
+    @abstractmethod
+    def cross_calibration(
+        cls, target: Target, folds: Sequence[FoldLabels], weights: Float[Array, " members"], nominal: float
+    ) -> AnyCalibration:
+        """The calibration on graphs that folds of members have not seen, which choose nothing; CV+.
+
+        InputError where nothing is labelled.
         """
 
     @classmethod

@@ -3,20 +3,29 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import field as member
-from typing import Any
+from typing import Any, Final
 
+import numpy as np
 from jaxtyping import Float
 from numpy.typing import NDArray
 
+from hydragnn.datasets import Budget, GraphStore, Split
+from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.estimates import AnyCalibration
 from hydragnn.ensemble.member_outputs import MemberOutputs
 from hydragnn.ensemble.predictions import estimates_of
 from hydragnn.ensemble.uncertainty import Array
 from hydragnn.errors import InputError
 from hydragnn.models import Categorical, Target
+from hydragnn.training import errors_on, trivial_predictor
 
 VERSION = 1
 """Of ``evaluation.json``."""
+HELD_OUT: Final = "held-out"
+"""The part in which every graph is predicted by the members that have not seen it, of ensembles by cross-validation."""
+
+Parts = dict[str, tuple[GraphStore, MemberOutputs]]
+"""What all members say about graphs of a store, by the name of the part."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +43,8 @@ class TargetEvaluation:
     members: Mapping[str, Mapping[str, float]]
     """Of every member by its name."""
     best_member: str
-    """The member with the best scores on these very labels, which no selection could have known."""
+    """The member with the best scores on these very labels, which no selection could have known; empty where members were asked
+    about different graphs."""
     ensemble: Mapping[str, float]
     confusion: tuple[tuple[int, ...], ...] = ()
     """Of classes: labels counted by true class (rows) and predicted class."""
@@ -68,10 +78,11 @@ class TargetEvaluation:
     def __str__(self) -> str:
         """The score that ranks members: the RMSE of numbers, the NLL of classes."""
         score = "nll" if self.confusion else "rmse"
-        best, trivial = self.members[self.best_member][score], self.trivial.get(score)
-        beside = f"best member {best:.4g}" + ("" if trivial is None else f", trivial {trivial:.4g}")
+        best, trivial = self.members.get(self.best_member), self.trivial.get(score)
+        beside = [f"best member {best[score]:.4g}"] if best else []
+        beside += [] if trivial is None else [f"trivial {trivial:.4g}"]
         unit = f" {self.unit}" if self.unit and not self.confusion else ""
-        return f"{score} {self.ensemble[score]:.4g}{unit} ({beside})"
+        return f"{score} {self.ensemble[score]:.4g}{unit}" + (f" ({', '.join(beside)})" if beside else "")
 
 
 Part = dict[str, TargetEvaluation]
@@ -85,7 +96,8 @@ class Evaluation:
     nominal: float
     """Fraction of labels that intervals and sets are meant to cover."""
     parts: Mapping[str, Part]
-    """``valid``, ``test`` and other stores by their names; ``all`` where one store was evaluated."""
+    """``valid``, ``test`` and other stores by their names; ``all`` where one store was evaluated. Of an ensemble by
+    cross-validation ``held-out`` instead of ``valid``: every graph is predicted by the members that have not seen it."""
     failed: Mapping[str, Mapping[int, str]]
     """Why graphs could not be predicted, by part and number in the store."""
     seconds_per_graph: Mapping[str, float]
@@ -148,3 +160,42 @@ def part_evaluation(
             "this part of the data has no labelled graph that could be predicted; give the split a larger fraction"
         )
     return metrics, arrays
+
+
+def evaluate_parts(
+    ensemble: Ensemble,
+    parts: Parts,
+    calibrations: Mapping[str, AnyCalibration],
+    store: GraphStore,
+    split: Split,
+    nominal: float,
+) -> tuple[Evaluation, dict[str, NDArray[Any]]]:
+    """The evaluation of all parts, and the rows behind it as arrays; the trivial predictor is fitted on the training part."""
+    model = ensemble.members[0].model
+    trivial = trivial_predictor(store, split.train, model.targets, model.normalisation)
+    names = [member.name for member in ensemble.members]
+    metrics: dict[str, Part] = {}
+    arrays: dict[str, NDArray[Any]] = {}
+    for part, (where, outputs) in parts.items():
+        fine = np.setdiff1d(outputs.graphs, np.array(sorted(outputs.failures), dtype=np.int64))
+        baseline = errors_on(trivial, where, fine, model.targets, Budget(max_graphs=1024)) if len(fine) else {}
+        metrics[part], rows = part_evaluation(
+            ensemble.targets, outputs, names, ensemble.weights, calibrations, baseline
+        )
+        arrays |= {f"{part}/{name}": values for name, values in rows.items()}
+    return joint_evaluation(names, {part: outputs for part, (_, outputs) in parts.items()}, metrics, nominal), arrays
+
+
+def joint_evaluation(
+    names: Sequence[str], parts: Mapping[str, MemberOutputs], metrics: Mapping[str, Part], nominal: float
+) -> Evaluation:
+    """The metrics of parts with what else is known of them."""
+    graphs = max(1, sum(len(outputs.graphs) for outputs in parts.values()))
+    return Evaluation(
+        nominal=nominal,
+        parts=metrics,
+        failed={part: outputs.failures for part, outputs in parts.items()},
+        seconds_per_graph={
+            name: sum(outputs.seconds[i] for outputs in parts.values()) / graphs for i, name in enumerate(names)
+        },
+    )

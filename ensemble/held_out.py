@@ -1,13 +1,30 @@
 """Which graphs may speak for an ensemble: none that one of its members has learned from."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import reduce
 
 import numpy as np
+from jaxtyping import Int
+from numpy.typing import NDArray
 
-from hydragnn.datasets import GraphStore, Split, make_split
+from hydragnn.datasets import GraphStore, Split, SplitSettings, make_split
 from hydragnn.ensemble.members import Member
 from hydragnn.errors import InputError
+
+Graphs = Int[NDArray[np.int64], " graphs"]
+
+MOST = 200
+"""Folds of an ensemble; runs on many random splits hold nearly every graph out in a way of its own."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Fold:
+    """Graphs that neither trained nor chose for these members, and did for all others."""
+
+    members: tuple[int, ...]
+    """Positions among the members."""
+    graphs: Graphs
 
 
 def joint_split(members: Sequence[Member], store: GraphStore) -> Split:
@@ -17,16 +34,61 @@ def joint_split(members: Sequence[Member], store: GraphStore) -> Split:
     what neither trained nor chose for any calibrates, and the rest is the test part. Of members with one ``[split]`` it is
     that split. InputError where no validation graph is left.
     """
-    settings = [member.config.split for member in members]
-    first, *others = [make_split(store, one) for number, one in enumerate(settings) if one not in settings[:number]]
-    split = reduce(_joined, others, first)
+    split = _union(members, store)
     if not len(split.valid):
+        settings = [member.config.split for member in members]
         names = " and ".join([members[0].name, *(m.name for m in members if m.config.split != settings[0])][:2])
         raise InputError(
             f"members {names} hold out different graphs: each that one was validated on has trained another, so that none is "
-            "left to calibrate on; choose runs with one [split]"
+            "left to calibrate on; choose runs with one [split], or runs that together leave every graph to a test part, in few ways"
         )
     return split
+
+
+def calibrating_split(members: Sequence[Member], store: GraphStore) -> tuple[Split, tuple[Fold, ...]]:
+    """The parts as all members together see them, and the folds of a cross-validation ensemble; no folds in any other.
+
+    Members cross-validate where no validation graph of all is left, and where no graph calibrates for all of them and each
+    (but those of the test part of all) was held out by some. InputError where nothing is left to calibrate on.
+    """
+    split, folds = _union(members, store), fold_graphs(members, store)
+    complete = sum(len(fold.graphs) for fold in folds) + len(split.test) == len(store)
+    if not 2 <= len(folds) <= MOST or (len(split.valid) and not complete):
+        return joint_split(members, store), ()
+    if len(split.calibration):
+        everyone = tuple(position for position, member in enumerate(members) if member.weight > 0)
+        folds = (*folds, Fold(members=everyone, graphs=split.calibration))
+    return split, folds
+
+
+def fold_graphs(members: Sequence[Member], store: GraphStore) -> tuple[Fold, ...]:
+    """The graphs that trained or chose for some members and not for others, by these others; members without weight have no say."""
+    speaking = [position for position, member in enumerate(members) if member.weight > 0]
+    used = np.zeros((len(speaking), len(store)), dtype=np.bool_)
+    parts = [(settings, make_split(store, settings)) for settings in _different(members)]
+    for row, position in enumerate(speaking):
+        split = next(split for settings, split in parts if settings == members[position].config.split)
+        used[row, np.union1d(split.train, split.valid)] = True
+    some = np.flatnonzero(used.any(axis=0) & ~used.all(axis=0))
+    patterns, of_graph = np.unique(used[:, some], axis=1, return_inverse=True)
+    return tuple(
+        Fold(
+            members=tuple(speaking[row] for row in np.flatnonzero(~patterns[:, number])),
+            graphs=some[of_graph.reshape(-1) == number],
+        )
+        for number in range(patterns.shape[1])
+    )
+
+
+def _different(members: Sequence[Member]) -> list[SplitSettings]:
+    settings = [member.config.split for member in members]
+    return [one for number, one in enumerate(settings) if one not in settings[:number]]
+
+
+def _union(members: Sequence[Member], store: GraphStore) -> Split:
+    """The parts as all members together see them; any may be empty."""
+    first, *others = [make_split(store, one) for one in _different(members)]
+    return reduce(_joined, others, first)
 
 
 def _joined(first: Split, second: Split) -> Split:

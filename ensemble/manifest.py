@@ -15,7 +15,7 @@ from hydragnn.files import check_regular, digest, read_sealed, write_atomically,
 from hydragnn.graphs.field import Field, field_from_json
 from hydragnn.models import Target, read_description, target_from_json
 
-VERSION = 3
+VERSION = 4
 NAME = "ensemble.json"
 
 
@@ -88,7 +88,10 @@ def manifest_from_json(value: Any, folder: Path) -> Manifest:
             inputs=inputs,
             dim=value["dim"],
             nominal=value["nominal"],
-            calibration={name: _calibration(item, name, targets) for name, item in value["calibration"].items()},
+            calibration={
+                name: _calibration(item, name, targets, [entry["weight"] for entry in value["members"]])
+                for name, item in value["calibration"].items()
+            },
             domain=domain_from_json(value["domain"], folder, fields, value["dim"]),
             data=value["data"],
             selection=value["selection"],
@@ -97,11 +100,14 @@ def manifest_from_json(value: Any, folder: Path) -> Manifest:
         raise InputError(f"{source} is damaged ({error}); copy or build the ensemble again") from error
 
 
-def _calibration(value: Any, name: str, targets: Sequence[Target]) -> AnyCalibration:
-    """The calibration of the target of that name; ValueError where it is not for it."""
+def _calibration(value: Any, name: str, targets: Sequence[Target], weights: Sequence[float]) -> AnyCalibration:
+    """The calibration of the target of that name; ValueError where it is not for it, or not for members with these weights."""
     calibration = calibration_from_json(value)
     if not any(target.name == name and calibration.fits(target.field) for target in targets):
         raise ValueError(f"the calibration of {name} is for another target")
+    for fold in calibration.folds:
+        if max(fold.members) >= len(weights) or not sum(weights[position] for position in fold.members) > 0:
+            raise ValueError(f"the calibration of {name} is for other members")
     return calibration
 
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from hydragnn.ensemble.calibration import (
     Calibration,
     calibrated_std,
+    corrected_scale,
     fit_calibration,
     fit_scale,
     half_width,
@@ -19,7 +20,8 @@ from hydragnn.ensemble.calibration import (
     turning_axes,
     variance_factor,
 )
-from hydragnn.ensemble.estimates import AnyCalibration, Counts, Estimate, Labelled, Labels, Owners
+from hydragnn.ensemble.cross_validation import FoldScores, cross_interval, graph_scores, rank, shares
+from hydragnn.ensemble.estimates import AnyCalibration, Counts, Estimate, FoldLabels, Labelled, Labels, Owners
 from hydragnn.ensemble.metrics import (
     coverage,
     gaussian_crps,
@@ -30,7 +32,7 @@ from hydragnn.ensemble.metrics import (
 )
 from hydragnn.ensemble.scores import forms
 from hydragnn.ensemble.selection import Evidence, NumberEvidence
-from hydragnn.ensemble.uncertainty import Array, MixtureMoments, isotropic, total_variance
+from hydragnn.ensemble.uncertainty import Array, MixtureMoments, isotropic, join_moments, total_variance
 from hydragnn.graphs.field import Field
 from hydragnn.models import Distribution, Normal, Point, Target
 
@@ -57,7 +59,6 @@ class NumberEstimate(Estimate):
     aleatoric: Float[Array, "items *shape"]
     lower: Float[Array, "items *shape"]
     upper: Float[Array, "items *shape"]
-    members: Float[Array, "members items *shape"]
 
     @property
     def doubt(self) -> Float[Array, "items *shape"]:
@@ -74,14 +75,17 @@ class NumberEstimate(Estimate):
         nodes: Counts,
     ) -> "NumberEstimate":
         """The mixture of what the members say, by the law of total variance."""
+        assert calibration is None or isinstance(calibration, Calibration)
+        if calibration is not None and calibration.folds:
+            return cls._of_folds(target, members, weights, calibration, nodes)
         moments = moments_of(members, weights)
         known = known_of(target.field, moments, nodes)
         parts = isotropic(moments, turning_axes(target.field))
         if calibration is None:
             factor, std, width = np.ones(target.field.shape), known.spread, np.full_like(known.spread, np.nan)
         else:
-            assert isinstance(calibration, Calibration)
-            factor, std = variance_factor(target.field, calibration), calibrated_std(target.field, calibration, known)
+            factor = variance_factor(target.field, calibration, known)
+            std = calibrated_std(target.field, calibration, known)
             width = half_width(target.field, calibration, std)
         return NumberEstimate(
             target=target,
@@ -91,6 +95,42 @@ class NumberEstimate(Estimate):
             aleatoric=np.sqrt(parts.aleatoric * factor),
             lower=moments.mean - width,
             upper=moments.mean + width,
+            members=member_means(members),
+        )
+
+    @classmethod
+    def _of_folds(
+        cls,
+        target: Target,
+        members: Sequence[Distribution],
+        weights: Float[Array, " members"],
+        calibration: Calibration,
+        nodes: Counts,
+    ) -> "NumberEstimate":
+        """The mean of all members with CV+ intervals; std is the root mean square of that of the folds, graphs alike."""
+        field, folds, together = target.field, calibration.folds, moments_of(members, weights)
+        counts = np.array([len(fold.scores[0]) for fold in folds])
+        of_folds = [moments_of([members[m] for m in fold.members], shares(weights, fold.members)) for fold in folds]
+        known = [known_of(field, one, nodes) for one in of_folds]
+        stds = np.stack([calibrated_std(field, calibration, one) for one in known])
+        lower, upper = _ends(field, np.stack([one.mean for one in of_folds]), stds, calibration)
+        parts = isotropic(together, turning_axes(field))
+        epistemic, aleatoric = parts.epistemic, parts.aleatoric
+        if calibration.follows:
+            within = [isotropic(one, turning_axes(field)) for one in of_folds]
+            factors = [variance_factor(field, calibration, one) for one in known]
+            epistemic, aleatoric = (
+                np.average([factor * part for factor, part in zip(factors, parts)], axis=0, weights=counts)
+                for parts in zip(*((one.epistemic, one.aleatoric) for one in within))
+            )
+        return NumberEstimate(
+            target=target,
+            mean=together.mean,
+            std=np.sqrt(np.average(stds**2, axis=0, weights=counts)),
+            epistemic=np.sqrt(epistemic),
+            aleatoric=np.sqrt(aleatoric),
+            lower=np.minimum(lower, together.mean),
+            upper=np.maximum(upper, together.mean),
             members=member_means(members),
         )
 
@@ -117,15 +157,40 @@ class NumberEstimate(Estimate):
         weights: Float[Array, " members"],
         nominal: float,
     ) -> Calibration:
-        """Conformal intervals on a scale whose form validation chose; on validation alone the form is the simplest."""
+        """Conformal intervals on a scale that validation chose; on validation alone it is of the simplest form."""
         field, on, scale = target.field, apart or valid, None
         if apart and valid:
             before = moments_of(valid.members, weights)
             rows = labelled_rows(field, valid.labels, before, valid.graph, valid.nodes)
             scale = fit_scale(field, rows, None, forms(target.extensive and field.on == "graph"))
+            scale = corrected_scale(scale, rows)
         moments = moments_of(on.members, weights)
         fitted = fit_calibration(field, on.labels, moments, on.graph, nominal=nominal, nodes=on.nodes, scale=scale)
         return replace(fitted, part=on.part)
+
+    @classmethod
+    def cross_calibration(
+        cls, target: Target, folds: Sequence[FoldLabels], weights: Float[Array, " members"], nominal: float
+    ) -> Calibration:
+        """CV+ on a scale of the simplest form, since the graphs that calibrate do not choose as well."""
+        field, rows = target.field, [fold.rows for fold in folds]
+        moments = [moments_of(fold.rows.members, shares(weights, fold.members)) for fold in folds]
+        graph = np.concatenate([one.graph for one in rows])
+        fitted = fit_calibration(
+            field,
+            np.concatenate([one.labels for one in rows]),
+            join_moments(moments),
+            graph,
+            nominal=nominal,
+            nodes=np.concatenate([one.nodes for one in rows]),
+        )
+        total = len(np.unique(graph))
+        scores = tuple(
+            FoldScores(members=fold.members, scores=_scores(field, fitted, fold.rows, one, total))
+            for fold, one in zip(folds, moments)
+        )
+        count = sum(len(fold.scores[0]) for fold in scores)
+        return replace(fitted, part="held-out", guaranteed=rank(count, nominal) <= count, folds=scores)
 
     @classmethod
     def evidence(cls, target: Target, labels: Labels, members: Sequence[Distribution]) -> Evidence:
@@ -146,16 +211,22 @@ class NumberEstimate(Estimate):
     def evaluation(self, labels: Labels, names: Sequence[str], trivial: Mapping[str, float | None]) -> dict[str, Any]:
         """Errors of the trivial predictor, of every member and of the ensemble, and the honesty of its uncertainty.
 
-        ``best_member`` is the best on these very graphs, which no selection could have known: the harshest comparison.
+        ``best_member`` is the best on these very graphs, which no selection could have known: the harshest comparison. It is
+        empty where members were asked about different graphs.
         """
         width = self.field.width
-        metrics = [point_metrics(labels.reshape(-1, width), values.reshape(-1, width)) for values in self.members]
-        best = min(range(len(metrics)), key=lambda position: metrics[position]["rmse"])
+        asked = self.asked
+        metrics = {
+            name: point_metrics(labels[there].reshape(-1, width), values[there].reshape(-1, width))
+            for name, values, there in zip(names, self.members, asked)
+            if there.any()
+        }
+        best = min(metrics, key=lambda name: metrics[name]["rmse"]) if asked.all() else ""
         return {
             "unit": self.field.unit,
             "trivial": {key: trivial.get(key) for key in ("mae", "rmse", "r2")},
-            "members": [{"name": name, **values} for name, values in zip(names, metrics)],
-            "best_member": names[best],
+            "members": [{"name": name, **values} for name, values in metrics.items()],
+            "best_member": best,
             "ensemble": {
                 **point_metrics(labels.reshape(-1, width), self.mean.reshape(-1, width)),
                 **uncertainty_metrics(self, labels),
@@ -193,6 +264,31 @@ def uncertainty_metrics(one: NumberEstimate, target: Labels) -> dict[str, float]
         "miscalibration_area": miscalibration_area(y, mean, std),
         "spearman": rank_correlation(error.ravel(), spread.ravel()),
     }
+
+
+def _ends(
+    field: Field, means: Float[Array, "folds items *shape"], stds: Array, calibration: Calibration
+) -> tuple[Float[Array, "items *shape"], Float[Array, "items *shape"]]:
+    """Lower and upper ends of the CV+ intervals of every component."""
+    lower, upper = np.empty(means.shape[1:]), np.empty(means.shape[1:])
+    components = len(calibration.components)
+    columns = [values.reshape(len(means), -1, components) for values in (means, stds)]
+    for c in range(components):
+        scores = [fold.scores[c] for fold in calibration.folds]
+        ends = cross_interval(columns[0][..., c], columns[1][..., c], scores, calibration.nominal)
+        lower.reshape(-1, components)[:, c], upper.reshape(-1, components)[:, c] = ends
+    return lower, upper
+
+
+def _scores(
+    field: Field, calibration: Calibration, rows: Labelled, moments: MixtureMoments, total: int
+) -> tuple[tuple[float, ...], ...]:
+    """The scores of one fold's graphs, per component."""
+    std = calibrated_std(field, calibration, known_of(field, moments, rows.nodes))
+    components = len(calibration.components)
+    relative = (np.abs(rows.labels - moments.mean) / std).reshape(-1, components)
+    graph = np.repeat(rows.graph, len(relative) // max(1, len(rows.graph)))
+    return tuple(graph_scores(relative[:, c], graph, total) for c in range(components))
 
 
 def moments_of(members: Sequence[Distribution], weights: Float[Array, " members"]) -> MixtureMoments:

@@ -14,6 +14,7 @@ import pydantic
 from jaxtyping import Float, Int
 from numpy.typing import NDArray
 
+from hydragnn.ensemble.corrections import NONE, Corrections
 from hydragnn.ensemble.metrics import gaussian_crps
 from hydragnn.ensemble.uncertainty import Array
 from hydragnn.settings import NotNegative
@@ -120,6 +121,8 @@ class Width:
     """Median spread over what the form says; 0 where there is no spread."""
     typical: float
     """Median magnitude of a prediction."""
+    corrections: Corrections = NONE
+    """What the form leaves."""
 
 
 def fit_width(rows: Rows, component: int, form: Form, follows: bool) -> Width:
@@ -139,9 +142,10 @@ def believed(
     magnitude: Float[Array, " rows"],
     nodes: Float[Array, " rows"],
 ) -> Float[Array, " rows"]:
-    """The scale of one component's errors, up to a factor: the form, or the spread with the form as its floor."""
+    """The scale of one component's errors, up to a factor: the form, or the spread with the form as its floor, corrected."""
     relative = form.relative(nodes, magnitude / width.typical)
-    return np.maximum(spread, width.floor * relative) if width.floor else relative
+    trusted = np.maximum(spread, width.floor * relative) if width.floor else relative
+    return trusted * width.corrections.of(nodes, magnitude)
 
 
 def choose_form(rows: Rows, candidates: Sequence[Form], follows: bool) -> Form:

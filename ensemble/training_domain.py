@@ -1,6 +1,6 @@
 """The training domain of an ensemble, and what it flags in the parts of its data."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,21 +14,33 @@ from hydragnn.ensemble.estimates import AnyCalibration
 from hydragnn.ensemble.member_outputs import MemberOutputs
 from hydragnn.ensemble.predictions import estimates_of
 from hydragnn.ensemble.uncertainty import Array
+from hydragnn.models import Target
 
 Calibrations = Mapping[str, AnyCalibration]
 
 
 def training_domain(
-    ensemble: Ensemble, store: GraphStore, split: Split, held_out: MemberOutputs, calibrations: Calibrations
+    ensemble: Ensemble,
+    store: GraphStore,
+    split: Split,
+    held_out: Sequence[MemberOutputs],
+    calibrations: Calibrations,
 ) -> Domain:
-    """The domain of the training part, with thresholds from graphs that members were not trained on."""
+    """The domain of the training part, with thresholds from all parts that no member was trained on."""
+    spread = followed_spread(ensemble, calibrations)
+    of_parts = [part_doubts(ensemble.targets, outputs, ensemble.weights, calibrations) for outputs in held_out]
+    doubts = {name: np.concatenate([one[name] for one in of_parts]) for name in of_parts[0]}
+    graphs = np.concatenate([outputs.graphs for outputs in held_out])
+    return fitted_domain(store, split.train, graphs, ensemble.inputs, ensemble.needed(store), doubts, spread)
+
+
+def followed_spread(ensemble: Ensemble, calibrations: Calibrations) -> Spread:
+    """The detector of members that disagree, on targets whose uncertainty differs from item to item."""
     followed = [target for target in ensemble.targets if calibrations[target.name].follows]
-    spread = Spread(
+    return Spread(
         targets={target.name: estimates_of(target).doubt_name for target in followed},
         per_node=tuple(target.name for target in followed if target.extensive),
     )
-    doubts = part_doubts(ensemble, held_out, calibrations)
-    return fitted_domain(store, split.train, held_out.graphs, ensemble.inputs, ensemble.needed(store), doubts, spread)
 
 
 def flag_evaluation(
@@ -36,32 +48,38 @@ def flag_evaluation(
     domain: Domain,
     parts: Mapping[str, tuple[GraphStore, MemberOutputs]],
     calibrations: Calibrations,
+    known: Mapping[str, Array] | None = None,
 ) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """The share of every part that is flagged, in all and by every detector, and the scores behind it as PART/domain/scores."""
+    """The share of every part that is flagged, in all and by every detector, and the scores behind it as PART/domain/scores.
+
+    The scores of some parts, graphs by detectors, may be ``known``.
+    """
     flagged: dict[str, float] = {}
     by_detector: dict[str, dict[str, float]] = {}
     arrays: dict[str, NDArray[Any]] = {}
-    for part, (store, outputs) in parts.items():
-        doubts = part_doubts(ensemble, outputs, calibrations)
-        scores = scores_of(domain, store, outputs.graphs, ensemble.needed(store), doubts)
-        rows = np.array([*scores.values()]).reshape(len(scores), len(outputs.graphs)).T
-        flagged[part] = float((rows > 1).any(axis=1).mean())
-        by_detector[part] = {name: float((values > 1).mean()) for name, values in scores.items()}
-        arrays[f"{part}/domain/scores"] = rows
     names = [detector.name for detector in domain.detectors]
+    rows_of = dict(known or {})
+    for part, (store, outputs) in parts.items():
+        doubts = part_doubts(ensemble.targets, outputs, ensemble.weights, calibrations)
+        scores = scores_of(domain, store, outputs.graphs, ensemble.needed(store), doubts)
+        rows_of[part] = np.array([*scores.values()]).reshape(len(scores), len(outputs.graphs)).T
+    for part, rows in rows_of.items():
+        flagged[part] = float((rows > 1).any(axis=1).mean())
+        by_detector[part] = {name: float((values > 1).mean()) for name, values in zip(names, rows.T, strict=True)}
+        arrays[f"{part}/domain/scores"] = rows
     allowed = {"false_alarms": FALSE_ALARMS, "detectors": names}
     return {**allowed, "flagged": flagged, "flagged_by_detector": by_detector}, arrays
 
 
 def part_doubts(
-    ensemble: Ensemble, outputs: MemberOutputs, calibrations: Calibrations
+    targets: Sequence[Target], outputs: MemberOutputs, weights: Float[Array, " members"], calibrations: Calibrations
 ) -> dict[str, Float[Array, " graphs"]]:
-    """How unsure the ensemble is about every graph, by target."""
+    """How unsure the members with these weights are about every graph, by target."""
     estimates = {
         target.name: estimates_of(target).of(
-            target, outputs.of(target), ensemble.weights, calibrations.get(target.name), outputs.nodes(target)
+            target, outputs.of(target), weights, calibrations.get(target.name), outputs.nodes(target)
         )
-        for target in ensemble.targets
+        for target in targets
     }
-    owners = {target.name: outputs.positions(target) for target in ensemble.targets}
+    owners = {target.name: outputs.positions(target) for target in targets}
     return graph_doubts(estimates, owners, len(outputs.graphs))

@@ -1,5 +1,6 @@
 """The law of total variance: what members disagree about, and what every member says it cannot know."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,6 +42,14 @@ def total_variance(
     epistemic = np.tensordot(weights, (means - mean) ** 2, axes=1)
     aleatoric = np.tensordot(weights, variances, axes=1)
     return MixtureMoments(mean=mean, epistemic=epistemic, aleatoric=aleatoric)
+
+
+def join_moments(parts: Sequence[MixtureMoments]) -> MixtureMoments:
+    """Those of all items, one part after the other."""
+    means, epistemic, aleatoric = zip(*((part.mean, part.epistemic, part.aleatoric) for part in parts))
+    return MixtureMoments(
+        mean=np.concatenate(means), epistemic=np.concatenate(epistemic), aleatoric=np.concatenate(aleatoric)
+    )
 
 
 def isotropic(moments: MixtureMoments, axes: int) -> MixtureMoments:

@@ -14,4 +14,5 @@ bash scripts/links.sh
 echo "== import directions"
 (cd .links && PYTHONPATH=. lint-imports --config ../pyproject.toml)
 echo "== tests"
-exec python -m pytest -n "${TEST_PROCESSES:-2}" --dist worksteal "$@"
+# three processes even on two cores, since tests of schedulers and of interrupted processes mostly wait
+exec python -m pytest -n "${TEST_PROCESSES:-3}" --dist worksteal "$@"

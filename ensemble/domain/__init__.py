@@ -7,7 +7,7 @@ makes a ``domain`` of a training part, ``loading`` reads it, and ``ranges`` is w
 
 from hydragnn.ensemble.domain.domain import FILE, AnyDomain, Domain, DomainScores
 from hydragnn.ensemble.domain.doubts import graph_doubts
-from hydragnn.ensemble.domain.fitting import fitted_domain, scores_of
+from hydragnn.ensemble.domain.fitting import cross_fitted_domain, fitted_domain, scores_of
 from hydragnn.ensemble.domain.limits import FALSE_ALARMS
 from hydragnn.ensemble.domain.loading import domain_from_json
 from hydragnn.ensemble.domain.ranges import Ranges

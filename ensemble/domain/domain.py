@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
@@ -97,11 +98,10 @@ class Domain:
         values = self.values(view)
         scores = self.limits.scores(values)
         reasons: list[list[tuple[float, str]]] = [[] for _ in range(len(view))]
-        of_detectors: dict[str, Array] = {}
+        of_detectors = dict(zip((one.name for one in self.detectors), self.largest(scores).T))
         first = 0
         for detector in self.detectors:
             own = slice(first, first + len(detector.channels))
-            of_detectors[detector.name] = scores[:, own].max(axis=1, initial=0.0)
             for graph in np.flatnonzero(of_detectors[detector.name] > 1).tolist():
                 channel = int(scores[graph, own].argmax())
                 says = detector.reason(view, graph, channel, float(values[graph, own][channel]))
@@ -109,6 +109,12 @@ class Domain:
                 reasons[graph].append((score, f"{detector.name}: {says} (score {score:.3g})"))
             first = own.stop
         return DomainScores(scores=of_detectors, reasons=tuple(_joined(of_graph) for of_graph in reasons))
+
+    def largest(self, scores: Float[Array, "graphs channels"]) -> Float[Array, "graphs detectors"]:
+        """Of the scores of all channels the largest of each detector."""
+        ends = np.cumsum([0, *(len(detector.channels) for detector in self.detectors)])
+        columns = [scores[:, first:last].max(axis=1, initial=0.0) for first, last in pairwise(ends)]
+        return np.stack([*columns, np.zeros(len(scores))], axis=1)[:, :-1]
 
 
 def values_of(detectors: Sequence[Detector], view: GraphView) -> Float[Array, "graphs channels"]:

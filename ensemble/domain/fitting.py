@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from hydragnn.datasets import GraphStore, pack
 from hydragnn.ensemble.domain.composition import CompositionFit
-from hydragnn.ensemble.domain.detector import Detector, Fit
+from hydragnn.ensemble.domain.detector import Channel, Detector, Fit
 from hydragnn.ensemble.domain.domain import Domain, values_of
 from hydragnn.ensemble.domain.inputs import InputsFit
 from hydragnn.ensemble.domain.kinds import Kinds, KindsFit
@@ -42,17 +42,68 @@ def fitted_domain(
     ``inputs`` are what members read, ``read`` the names of all fields to read.
     """
     scale = _scale(store, train, read)
+    detectors = _detectors(store, train, inputs, read, scale, spread)
+    if not detectors:
+        return Domain()
+    values = [values_of(detectors, view) for _, view in views(store, held_out, read, scale, doubts)]
+    return Domain(
+        detectors=detectors, limits=fitted_limits(np.concatenate(values), channels_of(detectors)), scale=scale
+    )
+
+
+def cross_fitted_domain(
+    store: GraphStore,
+    train: Int[NDArray[np.int64], " train"],
+    held_out: Sequence[tuple[Numbers, Mapping[str, Array]]],
+    inputs: Sequence[Field],
+    read: Sequence[str],
+    spread: Spread,
+) -> tuple[Domain, Float[Array, "all_graphs detectors"]]:
+    """The same where every training graph was held out by some members; also the scores of these graphs, fold by fold.
+
+    Detectors know all graphs ``train``. Limits are from what others, which know all but a fold, say of the graphs of that
+    fold, about which the members that held them out have these doubts. Scores are NaN for graphs that are not valid.
+    """
+    scale = _scale(store, train, read)
+    detectors = _detectors(store, train, inputs, read, scale, spread)
+    if not detectors:
+        return Domain(), np.zeros((sum(len(graphs) for graphs, _ in held_out), 0))
+    channels = channels_of(detectors)
+    values = []
+    for graphs, doubts in held_out:
+        without = _detectors(store, np.setdiff1d(train, graphs), inputs, read, scale, spread)
+        values.append(np.full((len(graphs), len(channels)), np.nan))
+        if channels_of(without) == channels:  # a field that only this fold has is known to none without it
+            for rows, view in views(store, graphs, read, scale, doubts):
+                values[-1][rows] = values_of(without, view)
+    together = np.concatenate(values)
+    domain = Domain(detectors=detectors, limits=fitted_limits(together, channels), scale=scale)
+    assert domain.limits is not None
+    scores = domain.largest(domain.limits.scores(together))
+    scores[np.isnan(together).all(axis=1)] = np.nan
+    return domain, scores
+
+
+def channels_of(detectors: Sequence[Detector]) -> list[Channel]:
+    """The channels of all detectors in order."""
+    return [channel for detector in detectors for channel in detector.channels]
+
+
+def _detectors(
+    store: GraphStore,
+    train: Int[NDArray[np.int64], " train"],
+    inputs: Sequence[Field],
+    read: Sequence[str],
+    scale: float,
+    spread: Spread,
+) -> tuple[Detector, ...]:
+    """All detectors that know these graphs."""
     species = species_field({field.name: field for field in inputs})
     detectors = _fitted(store, train, read, scale, [KindsFit(inputs), InputsFit(inputs), NeighbourhoodsFit(species)])
     known = {name: kinds for one in detectors if isinstance(one, Kinds) for name, kinds in one.known.items()}
     some = train[:: max(1, -(-len(train) // REFERENCES))]
     detectors += _fitted(store, some, read, scale, [CompositionFit(inputs, known, species), StructureFit()])
-    detectors += [spread] if spread.targets else []
-    if not detectors:
-        return Domain()
-    values = [values_of(detectors, view) for _, view in views(store, held_out, read, scale, doubts)]
-    channels = [channel for detector in detectors for channel in detector.channels]
-    return Domain(detectors=tuple(detectors), limits=fitted_limits(np.concatenate(values), channels), scale=scale)
+    return (*detectors, *([spread] if spread.targets else []))
 
 
 def scores_of(

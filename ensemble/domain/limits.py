@@ -33,28 +33,50 @@ class Limits:
 
 
 def fitted_limits(values: Float[Array, "graphs channels"], channels: Sequence[Channel]) -> Limits:
-    """Limits that flag at most ``FALSE_ALARMS`` of graphs like these, as far as their number can tell.
+    """Limits that a graph like these exceeds in any channel with probability ``FALSE_ALARMS`` at most.
 
-    Every channel flags the same share. It is as large as it may be with at most ``FALSE_ALARMS`` of the graphs flagged by any
-    channel, each against limits that are set without it; at most an equal part of ``FALSE_ALARMS`` where graphs are too few to
-    tell, and never less than a tenth of that.
+    First every channel has the limit that it exceeds with an equal part of ``FALSE_ALARMS``, if its tail is exponential. Then
+    all limits move away from the usual values, or towards them, by one factor. Every graph has the factor that just spares it,
+    against limits that are set without it; of n graphs the k-th largest of these is taken, k being ``FALSE_ALARMS`` (n + 1), so
+    that whatever the tails are a new graph exceeds it with probability k / (n + 1) (split conformal, of the strangest
+    channel). Where k is below 1 the graphs are too few to tell; limits then only move away, until each graph is spared.
     """
     exact = np.array([channel.exact for channel in channels], dtype=np.bool_)
-    known = [np.sort(column[np.isfinite(column)]) for column in values.T]
-    usual = np.array([np.median(column) if len(column) else 0.0 for column in known])
+    usual = np.array([np.median(column) if len(column) else 0.0 for column in map(_ordered, values.T)])
     usual[exact] = 0.0
     least = usual + np.array([channel.slack for channel in channels])
+    share = FALSE_ALARMS / max(1, int(np.count_nonzero(~exact)))
+    first = np.array([upper_value(_ordered(column), share) for column in values.T])
+    first = np.where(exact, least, np.maximum(first, least))
+    allowed = int(FALSE_ALARMS * (len(values) + 1) + 1e-9)
+    if not len(values) or exact.all():
+        return Limits(usual=usual, limit=first)
+    inexact = [_sparing_factors(values[:, c], usual[c], least[c], share) for c in np.flatnonzero(~exact)]
+    strangest = np.max(inexact, axis=0)
+    finite = _ordered(strangest)  # no limit spares a graph that is infinitely strange
+    factor = float(finite[-max(1, allowed - (len(strangest) - len(finite))) :][0]) if len(finite) else 1.0
+    factor = factor if allowed else max(1.0, factor)
+    return Limits(usual=usual, limit=np.where(exact, least, np.maximum(usual + factor * (first - usual), least)))
 
-    def limits(share: float, without: int = 0) -> Limits:
-        tails = np.array([upper_value(column[: len(column) - without], share) for column in known])
-        return Limits(usual=usual, limit=np.where(exact, least, np.maximum(tails, least)))
 
-    equal = FALSE_ALARMS / max(1, int(np.count_nonzero(~exact)))
-    for share in np.geomspace(FALSE_ALARMS if len(values) * FALSE_ALARMS >= 1 else equal, equal / 10, 30):
-        alone = limits(float(share), without=1).scores(values)[:, ~exact]  # the largest is what a limit hangs on
-        if np.count_nonzero((alone > 1).any(axis=1)) <= FALSE_ALARMS * len(values):
-            return limits(float(share))
-    return limits(equal / 10)
+def _sparing_factors(values: Float[Array, " graphs"], usual: float, least: float, share: float) -> Array:
+    """For every graph how far it is beyond the usual, over how far the limit is that is set without it; zero without a value.
+
+    Only the largest values move a limit where they are left out; all others are as good as the smallest.
+    """
+    ordered = _ordered(values)
+    if not len(ordered):
+        return np.zeros(len(values))
+    limits = np.full(len(values), max(upper_value(ordered[1:], share), least))
+    for value in np.unique(ordered[-2 - round(max(TAIL if len(ordered) * share < 1 else 0.0, share) * len(ordered)) :]):
+        without = np.delete(ordered, np.searchsorted(ordered, value))
+        limits[values == value] = max(upper_value(without, share), least)
+    return np.nan_to_num((values - usual) / (limits - usual), nan=0.0, posinf=np.inf)
+
+
+def _ordered(values: Float[Array, " graphs"]) -> Array:
+    """The values that are known, from the smallest."""
+    return np.sort(values[np.isfinite(values)])
 
 
 def upper_value(ordered: Float[Array, " graphs"], share: float) -> float:

@@ -1,5 +1,12 @@
 """Training: the mathematics of one run: steps, losses, metrics, schedules; it knows no process and no file."""
 
-from hydragnn.training.evaluate import errors_on, evaluate, flat_metrics, trivial_metrics, trivial_predictor
+from hydragnn.training.evaluate import (
+    errors_of_folds,
+    errors_on,
+    evaluate,
+    flat_metrics,
+    trivial_metrics,
+    trivial_predictor,
+)
 from hydragnn.training.loop import train_epochs
 from hydragnn.training.metrics import Errors

@@ -32,14 +32,25 @@ def errors_on(
     budget: Budget,
 ) -> Metrics:
     """Errors of any predictor (raw batch to values in the fields' units) on the graphs ``indices``."""
+    return errors_of_folds([(predict, indices)], store, targets, budget)
+
+
+def errors_of_folds(
+    folds: Sequence[tuple[Callable[[GraphBatch], Mapping[str, Distribution]], NDArray[np.int64]]],
+    store: GraphStore,
+    targets: Sequence[Target],
+    budget: Budget,
+) -> Metrics:
+    """Errors of several predictors, each on graphs of its own, taken together."""
     errors = Errors(targets)
     moments: dict[str, RunningMoments] = {}
-    for _, batch in Loader(store, indices, budget, shuffle=False).epoch(0):
-        predictions = predict(batch)
-        here = target_moments(targets, batch)
-        for target in targets:
-            errors.add(target, predictions[target.name], batch)
-        moments = {name: moments[name].merged(part) if moments else part for name, part in here.items()}
+    for predict, indices in folds:
+        for _, batch in Loader(store, indices, budget, shuffle=False).epoch(0):
+            predictions = predict(batch)
+            here = target_moments(targets, batch)
+            for target in targets:
+                errors.add(target, predictions[target.name], batch)
+            moments = {name: moments[name].merged(part) if moments else part for name, part in here.items()}
     return errors.values(moments)
 
 

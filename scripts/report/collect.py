@@ -219,13 +219,14 @@ def field_scores(field: str, values: Mapping[str, Any]) -> FieldScores:
     """One field's entry of ``evaluation.json``."""
     members = tuple(_scores(str(member["name"]), member) for member in values.get("members", []))
     best = next((member for member in members if member.name == str(values.get("best_member"))), None)
+    compared = values.get("best_member") != ""  # else they were asked about different graphs
     ensemble = values.get("ensemble") or {}
     return FieldScores(
         field=field,
         unit=str(values.get("unit", "")),
         trivial=_scores("trivial", values.get("trivial") or {}),
         members=members,
-        best_member=best or min(members, key=lambda member: member.error, default=None),
+        best_member=best or (min(members, key=lambda member: member.error, default=None) if compared else None),
         ensemble=_scores("ensemble", ensemble) if ensemble else None,
         uncertainty={key: float(ensemble[key]) for key in UNCERTAINTY if isinstance(ensemble.get(key), int | float)},
         confusion=tuple(tuple(int(count) for count in row) for row in values.get("confusion", [])),

@@ -41,7 +41,8 @@ def domain_scores(domain: DomainFacts) -> Figure:
         "domain",
         "Scores against the threshold of the training domain",
         "How to read it: a curve per part, the share of its graphs whose score exceeds the number below. A graph is flagged above 1 "
-        f"(dashed), and thresholds are set on validation graphs (grey) so that at most {domain.allowed * 100:.0f}\u00a0% of graphs "
+        "(dashed), and thresholds are set on graphs that trained no member (validation, grey, and those that calibrate) so that at "
+        f"most {domain.allowed * 100:.0f}\u00a0% of graphs "
         "like those of training are. Other parts (coloured) chose nothing; one that lies far to the right is foreign.",
         draw,
         height=310,

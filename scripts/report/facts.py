@@ -153,6 +153,11 @@ class EnsembleFacts:
     """Graphs that could not be predicted, by part, with the reason."""
     domain: "DomainFacts | None" = None
 
+    @property
+    def cross_validated(self) -> bool:
+        """Every graph was held out by some members and trained others."""
+        return "held-out" in self.parts
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class DomainFacts:
@@ -299,5 +304,5 @@ class Facts:
 
     @property
     def verdict_part(self) -> Part | None:
-        """The part that the verdict is about: test, or validation where there is no test part."""
-        return self.parts.get("test") or self.parts.get("valid")
+        """The part that the verdict is about: test, or what members held out where there is none, or validation."""
+        return self.parts.get("test") or self.parts.get("held-out") or self.parts.get("valid")

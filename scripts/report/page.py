@@ -175,7 +175,7 @@ def data(facts: Facts) -> Section:
             data_figures.composition(store_facts),
             data_figures.targets(store_facts),
         ),
-        tables=(tables.parts_table(store_facts),),
+        tables=(tables.parts_table(store_facts, facts.ensemble is not None and facts.ensemble.cross_validated),),
         folded=(tables.fields_table(store_facts),),
     )
 
@@ -258,6 +258,11 @@ def members(facts: Facts) -> Section | None:
         return None
     seconds = [m.record.cost.seconds for m in ensemble.members if m.record]
     lead = [f"{len(ensemble.members)} models speak as one."]
+    if ensemble.cross_validated:
+        lead.append(
+            "They cross-validate: every graph was held out by some and trained others, and errors of a member are those on the "
+            "graphs that it held out."
+        )
     selection = ensemble.description.get("selection") or {}
     if selection.get("method") and selection.get("candidates"):
         by = "CRPS, with replacement" if selection["method"] == "greedy" else str(selection.get("by", "valid/loss"))

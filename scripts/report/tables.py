@@ -102,8 +102,8 @@ def numbers(values: Sequence[float]) -> tuple[str, ...]:
     return tuple(measured(value) for value in values)
 
 
-def parts_table(data: DataFacts) -> Table:
-    """Graphs of every part."""
+def parts_table(data: DataFacts, cross_validated: bool = False) -> Table:
+    """Graphs of every part; of an ensemble by cross-validation as its first member sees them."""
     total = max(1, sum(data.parts.values()))
     purpose = {
         "train": "fits the weights",
@@ -111,13 +111,16 @@ def parts_table(data: DataFacts) -> Table:
         "calibration": "fits intervals; has chosen nothing",
         "test": "only judges",
     }
+    if cross_validated:
+        purpose |= {"valid": "chooses the epoch", "test": "judges this member and fits its intervals"}
     return Table(
         header=("part", "graphs", "share", "what it does"),
         rows=tuple(
             (name, str(count), f"{100 * count / total:.0f} %", purpose.get(name, ""))
             for name, count in data.parts.items()
         ),
-        caption="Graphs by part; no graph is in two parts.",
+        caption="Graphs by part; no graph is in two parts."
+        + (" These are the parts of the first member; others hold out other graphs." if cross_validated else ""),
         prose=frozenset({3}),
     )
 

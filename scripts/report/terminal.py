@@ -17,11 +17,11 @@ COLUMNS = ("field", "trivial", "best single", "ensemble", "ratio", "covered")
 def summary_table(ensemble_folder: Path, title: str | None = None) -> Table:
     """Errors of trivial predictor, best single model and ensemble per field (of classes the share of wrong ones), with coverage.
 
-    The test part is shown, or validation where there is no test part. InputError where the folder is no ensemble or was
+    The test part is shown, or where there is none what members held out, or validation. InputError where the folder is no ensemble or was
     never evaluated.
     """
     facts = ensemble_facts(ensemble_folder)
-    part = facts.parts.get("test") or facts.parts.get("valid")
+    part = facts.parts.get("test") or facts.parts.get("held-out") or facts.parts.get("valid")
     if part is None:
         raise InputError(
             f"{ensemble_folder} was never evaluated (no evaluation.json); build it with data that has labels"

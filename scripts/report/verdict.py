@@ -231,7 +231,11 @@ def _explanation(facts: Facts, fields: Sequence[FieldVerdict], part: Part | None
         return "No trial has finished with errors in physical units."
     known = [100 * f.scores.of_model.error / f.scores.trivial.error for f in fields if f.error.grade != "unknown"]
     what = {"ensemble": "The ensemble", "campaign": "The best trial", "run": "The model"}[facts.kind]
-    where = {"test": "graphs it has never seen", "valid": "validation graphs"}.get(part.name, part.name)
+    where = {
+        "test": "graphs it has never seen",
+        "held-out": "graphs that the members asked have not seen",
+        "valid": "validation graphs",
+    }.get(part.name, part.name)
     sentences = []
     if known:
         low, high = (plain_number(float(f"{value:.2g}")) for value in (min(known), max(known)))
@@ -247,7 +251,12 @@ def _explanation(facts: Facts, fields: Sequence[FieldVerdict], part: Part | None
 
 def _cautions(facts: Facts, part: Part | None, fields: Sequence[FieldVerdict]) -> tuple[str, ...]:
     cautions: list[str] = []
-    if part is not None and part.name != "test":
+    if part is not None and part.name == "held-out":
+        cautions.append(
+            "There is no test part: every graph was predicted by the members that had not seen it, with intervals from the other "
+            "folds. Settings that were chosen by looking at the folds flatter these errors; all members together are rather better."
+        )
+    elif part is not None and part.name != "test":
         untouched = facts.data is not None and facts.data.parts.get("test", 0) > 0
         cautions.append(
             "These are validation errors, which chose the model, so they flatter it a little; "
@@ -268,7 +277,9 @@ def _cautions(facts: Facts, part: Part | None, fields: Sequence[FieldVerdict]) -
             f"For {join(weak)} the spread does not tell good predictions from bad ones: use the interval, not the ranking."
         )
     cautions += [
-        _elsewhere(other) for name, other in facts.parts.items() if name not in ("test", "valid") and other.scores
+        _elsewhere(other)
+        for name, other in facts.parts.items()
+        if name not in ("test", "held-out", "valid") and other.scores
     ]
     if part is not None and facts.ensemble is not None:
         cautions.append("Coverage holds for data like the test part; on new kinds of graphs check it again.")

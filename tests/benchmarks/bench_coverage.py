@@ -7,7 +7,7 @@ demo's base configuration is trained, without a search), and one of its members 
 own generator, of another family than the store. In every draw some of them calibrate and all others judge, with three ways to
 make intervals: the earlier one (form without growth, on the validation part that also chose the epoch), the same form on the
 drawn graphs, and the form that validation chose on the drawn graphs. Coverage counts graphs alike; thirds are of graphs by their
-nodes, and of items by the size of their prediction. Nothing here chooses anything in the package.
+nodes, and of items by the size of their prediction (of vectors the length). Nothing here chooses anything in the package.
 """
 
 import argparse
@@ -26,13 +26,13 @@ from rich.table import Table
 from hydragnn.config import config_from_table
 from hydragnn.datasets import MemoryStore, open_store
 from hydragnn.ensemble.build import build_ensemble
-from hydragnn.ensemble.calibration import Calibration
+from hydragnn.ensemble.calibration import Calibration, known_of
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.estimates import Labelled
 from hydragnn.ensemble.held_out import joint_split
 from hydragnn.ensemble.member_outputs import MemberOutputs, member_outputs
 from hydragnn.ensemble.metrics import gaussian_crps
-from hydragnn.ensemble.numbers import NumberEstimate
+from hydragnn.ensemble.numbers import NumberEstimate, moments_of
 from hydragnn.graphs import GraphBatch
 from hydragnn.models import Target
 from hydragnn.runs import train
@@ -102,10 +102,11 @@ def score_intervals(target: Target, calibration: Calibration, weights: np.ndarra
     graph, nodes = np.repeat(fresh.graph, width), np.repeat(fresh.nodes, width)
     inside = ((one.lower <= fresh.labels) & (fresh.labels <= one.upper)).ravel().astype(np.float64)
     crps = gaussian_crps(fresh.labels.ravel(), one.mean.ravel(), one.std.ravel())
+    magnitude = known_of(target.field, moments_of(fresh.members, weights), fresh.nodes).magnitude.ravel()
     return {
         "coverage": graph_mean(inside, graph),
         "by_nodes": thirds_of(inside, graph, nodes),
-        "by_magnitude": thirds_of(inside, graph, np.abs(one.mean).ravel()),
+        "by_magnitude": thirds_of(inside, graph, magnitude),
         "width": graph_mean((one.upper - one.lower).ravel(), graph),
         "crps": graph_mean(crps, graph),
     }

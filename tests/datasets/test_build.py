@@ -14,6 +14,8 @@ from ase.build import bulk
 from ase.calculators.singlepoint import SinglePointCalculator
 
 from hydragnn.datasets import build_store, check_store, open_store, read_build_settings
+from hydragnn.datasets.build import graphs_of
+from hydragnn.datasets.build_settings import for_prediction, settings_of_rule
 from hydragnn.errors import InputError
 from hydragnn.graphs import GraphBatch, edge_vectors, with_laplacian_encoding, with_random_walk_encoding
 from hydragnn.graphs.atomic import from_ase
@@ -186,6 +188,27 @@ def test_meshes_with_nodal_fields_and_a_table_of_labels(tmp_path: Path) -> None:
     assert actual["energy"].tolist() == [0.5, 1.5, 2.5]
 
 
+def test_a_store_of_meshes_remembers_how_another_file_becomes_a_graph_without_labels(tmp_path: Path) -> None:
+    points = np.array([[0.0, 0], [1, 0], [1, 1], [0, 1]])
+    cells = [("triangle", [[0, 1, 2], [0, 2, 3]])]
+    meshio.Mesh(points, cells, point_data={"T": np.arange(4.0)}).write(tmp_path / "mesh.vtu")
+    (tmp_path / "labels.csv").write_text("file,energy\nmesh.vtu,2.5\n")
+    fields = [{"name": "temperature", "on": "node", "key": "T", "scale": 2.0}, {"name": "energy", "on": "graph"}]
+    table = {"laplacian_encoding": 2, "labels": "labels.csv", "fields": fields}
+    built(tmp_path, kind="mesh", files=["*.vtu"], **table)
+    rule = open_store(tmp_path / "out.h5").attributes["build"]
+    assert rule["kind"] == "mesh" and not {"files", "labels"} & rule.keys()
+    meshio.Mesh(2 * points, cells, point_data={"T": 5 + np.arange(4.0)}).write(tmp_path / "new[1].vtu")
+    settings = settings_of_rule(rule, tmp_path / "new[1].vtu", "the store")
+    (graph,) = graphs_of(for_prediction(settings, {"temperature", "laplacian_encoding"}))
+    assert graph["temperature"].tolist() == [10, 12, 14, 16] and set(graph.fields) == {
+        "temperature",
+        "laplacian_encoding",
+    }
+    with pytest.raises(InputError, match="no energy for the graph field energy"):
+        [*graphs_of(settings)]
+
+
 def test_grain_tables(tmp_path: Path) -> None:
     (tmp_path / "grains.csv").write_text(
         "graph,x,y,phi,size\n7,0,0,0.1,5\n7,1,0,0.2,6\n3,0,0,0.3,7\n7,2,0,0.4,8\n3,1,1,0.5,9\n"
@@ -210,6 +233,9 @@ def test_grain_tables(tmp_path: Path) -> None:
     torch.testing.assert_close(actual["texture"][:, 0], torch.tensor([0.3, 0.5, 0.1, 0.2, 0.4]))
     contacts = {(int(s), int(r), float(a)) for s, r, a in zip(actual.senders, actual.receivers, actual["area"])}
     assert contacts == {(0, 1, 4.0), (1, 0, 4.0), (2, 3, 2.0), (3, 2, 2.0), (3, 4, 3.0), (4, 3, 3.0)}
+    assert "build" not in open_store(tmp_path / "out.h5").attributes, (
+        "one file is not enough to tell how grains become graphs"
+    )
 
 
 def test_a_folder_name_with_special_characters_is_no_pattern(tmp_path: Path) -> None:

@@ -119,7 +119,9 @@ def test_the_calibrated_spread_is_honest() -> None:
     # the factor is known to 1/sqrt(2 * 3000) = 1.3 %
     assert calibration.components[0].scale == pytest.approx(10.0, rel=0.05)
     assert miscalibration_area(target, moments.mean, calibrated_std(ENERGY, calibration, known(ENERGY, moments))) < 0.02
-    assert variance_factor(ENERGY, calibration) == pytest.approx(calibration.components[0].scale ** 2)
+    assert variance_factor(ENERGY, calibration, known(ENERGY, moments)) == pytest.approx(
+        calibration.components[0].scale ** 2
+    )
 
 
 def test_members_that_agree_by_chance_do_not_make_an_empty_interval() -> None:

@@ -15,7 +15,8 @@ from hydragnn.config import RunConfig
 from hydragnn.datasets import StoreWriter, open_store
 from hydragnn.ensemble import Ensemble, Evaluation, build_ensemble, predict_to_file
 from hydragnn.ensemble.calibrations import calibration_from_json
-from hydragnn.ensemble.classes import ClassEstimate, auroc, fit_classes, temper
+from hydragnn.ensemble.class_calibration import fit_classes, temper
+from hydragnn.ensemble.classes import ClassEstimate, auroc
 from hydragnn.errors import InputError
 from hydragnn.graphs import Field, GraphBatch, concatenate
 from hydragnn.graphs.validate import graph_from_arrays

@@ -205,16 +205,49 @@ def test_the_spread_counts_per_node_where_the_target_grows_with_nodes(crystals: 
     assert of(1, np.nan) == 0
 
 
-@pytest.mark.parametrize("graphs, channels", [(1000, 1), (1000, 12), (60, 4), (12, 6)])
-def test_limits_keep_false_alarms_of_all_channels_together_within_their_share(graphs: int, channels: int) -> None:
-    """Over many draws of held-out graphs; normal values, of which half of the channels are the same."""
+DRAW = {
+    "normal": lambda random, size: random.normal(size=size),
+    "heavy tails": lambda random, size: random.standard_t(3, size=size),
+    "skewed": lambda random, size: random.lognormal(size=size),
+}
+
+
+FEW = (12, 6)
+"""Graphs and channels; so few are told by the tail alone, which has to be near an exponential one."""
+
+
+@pytest.mark.parametrize(
+    "graphs, channels, tails",
+    [
+        (*sizes, tails)
+        for sizes in ((1000, 1), (1000, 12), (150, 6), (60, 4), FEW)
+        for tails in DRAW
+        if (sizes, tails) != (FEW, "skewed")
+    ],
+)
+def test_limits_keep_false_alarms_of_all_channels_together_within_their_share(
+    graphs: int, channels: int, tails: str
+) -> None:
+    """Over many draws of held-out graphs, of whose channels half are the same; whatever the tails where graphs are enough."""
     random, shares = np.random.default_rng(graphs + channels), []
     for _ in range(60):
-        values = random.normal(size=(graphs + 2000, channels))
+        values = DRAW[tails](random, (graphs + 2000, channels))
         values[:, channels // 2 :] = values[:, :1]
         limits = fitted_limits(values[:graphs], [Channel(slack=0.01)] * channels)
         shares.append((limits.scores(values[graphs:]) > 1).any(axis=1).mean())
-    assert FALSE_ALARMS / 10 <= np.mean(shares) <= 1.05 * FALSE_ALARMS  # of 60 draws
+    error = np.std(shares) / 60**0.5
+    assert np.mean(shares) <= FALSE_ALARMS + 2.5 * error  # exceeded by chance in one of 160 cases
+    assert np.mean(shares) >= FALSE_ALARMS / 10 or graphs < 49
+
+
+@pytest.mark.parametrize("graphs", [30, 200])
+def test_a_graph_that_no_limit_spares_does_not_move_the_limits_of_others_away(graphs: int) -> None:
+    values = np.random.default_rng(2).normal(size=(graphs, 3))
+    strange = values.copy()
+    strange[0, 1] = np.inf
+    slack = [Channel(slack=0.01)] * 3
+    assert np.isfinite(fitted_limits(strange, slack).limit).all()
+    assert (fitted_limits(strange, slack).limit <= fitted_limits(values, slack).limit * 1.2).all()
 
 
 def test_the_upper_value_is_exceeded_as_often_as_it_says() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 import hydragnn
 from hydragnn.errors import InputError
+from hydragnn.files import write_sealed
 
 RINGS: dict[str, Any] = {
     "kind": "npz",
@@ -154,12 +155,12 @@ def test_an_ensemble_names_no_code_outside_the_package(trained: Path, tmp_path: 
     )
     for kind in (*kinds, "grains", "x", None, 3, ["npz"]):
         text["data"]["attributes"]["build"] = {"kind": kind}
-        manifest.write_text(json.dumps(text))
+        write_sealed(manifest, text)
         with pytest.raises(InputError, match=r"give a BUILD\.toml|holds no sources|has no source"):
             hydragnn.predict(tmp_path / "ensemble", tmp_path / "new.npz", tmp_path / "said.npz")
     for rule in (None, [], "npz", {"kind": "npz", "nodes": 3}, {"kind": "npz", "files": ["/dev/zero"], "nodes": "n"}):
         text["data"]["attributes"]["build"] = rule
-        manifest.write_text(json.dumps(text))
+        write_sealed(manifest, text)
         with pytest.raises(InputError):
             hydragnn.predict(tmp_path / "ensemble", tmp_path / "new.npz", tmp_path / "said.npz")
 

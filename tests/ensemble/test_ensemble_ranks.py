@@ -25,12 +25,14 @@ from hydragnn.ensemble.prediction.job import Job
 from hydragnn.ensemble.prediction.predict import predict_to_file, predict_with
 from hydragnn.ensemble.prediction.together import Late, finish_together, once
 from hydragnn.errors import InputError
+from tests.forked import Forked
 
 BIN = Path(sys.executable).parent
 PREDICTING = Path(__file__).with_name("predicting.py")
 MPIRUN = [str(BIN / "mpirun"), "-n", "2", sys.executable]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 BATCH = BatchSettings(max_graphs=4)
+Process = subprocess.Popen[str] | Forked
 needs_mpirun = pytest.mark.skipif(not (BIN / "mpirun").exists(), reason="no mpirun beside this Python; install mpich")
 
 
@@ -53,19 +55,18 @@ def started(
     source: Path,
     out: Path,
     *options: object,
-    launcher: Sequence[str] = (sys.executable,),
+    launcher: Sequence[str] = (),
     **environment: str,
-) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [*launcher, str(PREDICTING), str(ensemble), str(source), str(out), *map(str, options)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-    )
+) -> Process:
+    words = [str(PREDICTING), str(ensemble), str(source), str(out), *map(str, options)]
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+    if not launcher:
+        return Forked(words, variables)
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen([*launcher, *words], env=variables, **pipes)
 
 
-def finish(process: subprocess.Popen[str], code: int = 0) -> str:
+def finish(process: Process, code: int = 0) -> str:
     output, _ = process.communicate(timeout=300)
     assert process.returncode == code, output
     return output
@@ -77,7 +78,7 @@ def counts(output: str) -> dict[str, Any]:
     return json.loads(line)
 
 
-def steps(ensemble: Path, source: Path, out: Path, *options: object, ranks: int = 2) -> list[subprocess.Popen[str]]:
+def steps(ensemble: Path, source: Path, out: Path, *options: object, ranks: int = 2) -> list[Process]:
     """Ranks of a job step without MPI, as srun starts them."""
     step = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "3", "SLURM_STEP_NUM_TASKS": str(ranks)}
     return [started(ensemble, source, out, *options, **step, SLURM_PROCID=str(rank)) for rank in range(ranks)]
@@ -165,6 +166,7 @@ def test_local_workers_make_the_same_file_even_if_one_is_killed(
     while process.poll() is None and not spawned:
         children = psutil.Process(process.pid).children()
         spawned = [child for child in children if "spawn_main" in " ".join(child.cmdline())]
+        time.sleep(0.01)
     assert spawned, process.communicate()[0]
     spawned[0].kill()
     assert counts(finish(process))["ranks"] == 3
@@ -221,6 +223,7 @@ def test_work_of_the_dead_is_taken_over_at_once_and_late_work_of_the_living_afte
 ) -> None:
     late = Late(number=5, claim="rest-0-2", seconds=0.0)
     done = []
+    monkeypatch.setattr(together, "AT_LEAST", 60.0)
     begin = time.monotonic()
     finish_together(Pair(dead=True), "unit", lambda: [] if done else [late], done.append)
     assert done == [5] and time.monotonic() - begin < together.AT_LEAST

@@ -241,7 +241,8 @@ def test_sentences_say_what_widths_grow_with_and_who_calibrated() -> None:
     generator = np.random.default_rng(0)
     valid, apart = labelled("valid", "sqrt_nodes", 900, generator), labelled("calibration", "sqrt_nodes", 52, generator)
     assert NumberEstimate.calibration(EXTENSIVE, valid, apart, np.ones(1), 0.9).sentence == (
-        "interval widths grow with the square root of the number of nodes; calibrated on 52 graphs that chose nothing"
+        "interval widths grow with the square root of the number of nodes, corrected by thirds of graphs and predictions; "
+        "calibrated on 52 graphs that chose nothing"
     )
     assert Form(kind="nodes").words(follows=True) == (
         "follow the members' spread, with a floor that grows with the number of nodes"

@@ -11,7 +11,10 @@ from rings import write_rings
 from hydragnn.hpo import CampaignSettings, LocalLauncher, campaign_settings
 
 TRAINING = '''
-"""Stands in for hydragnn.runs.run: same command line, same record, curves that depend on the configuration only."""
+"""Stands in for hydragnn.runs.run: same command line, same record, curves that depend on the configuration only.
+
+Its epochs take FAKE_PAUSE seconds each, until the folder of the campaign has a file ``hurry``.
+"""
 import argparse, json, math, os, signal, sys, time
 from pathlib import Path
 from hydragnn.record import Cost, Failure, RunRecord, write_record
@@ -58,7 +61,8 @@ if fault and (seed % 3 == 1 or fault.startswith("all")):
     if kind in ("diverged", "configuration"):
         record("failed", Failure(kind=kind, message="as planned")); sys.exit(3)
 while len(weights) < options.until and not stopped:
-    time.sleep(pause)
+    if not (folder.parents[1] / "hurry").exists():
+        time.sleep(pause)
     weights.append(hash((seed, rate, width, len(weights))) % 1000003)
     write_atomically(state, json.dumps(weights))
     record("running")
@@ -115,12 +119,15 @@ def settings(table: dict[str, Any], tmp_path: Path) -> Settings:
 def fake_launcher(tmp_path: Path) -> Callable[..., LocalLauncher]:
     """A maker of launchers whose attempts run the module above in real processes."""
     folder = tmp_path / "modules"
-    folder.mkdir()
-    (folder / "fake_training.py").write_text(TRAINING)
+    (folder / "fake").mkdir(parents=True)
+    (folder / "fake" / "__init__.py").write_text(
+        "import hydragnn.record\n"
+    )  # once per worker, before it forks attempts
+    (folder / "fake" / "training.py").write_text(TRAINING)
 
     def made(workers: int = 1, pause: float = 0.0, fault: str = "", hang_seconds: float = 600.0) -> LocalLauncher:
         settings = environment(folder, pause, fault)
-        return LocalLauncher(workers, module="fake_training", environment=settings, hang_seconds=hang_seconds)
+        return LocalLauncher(workers, module="fake.training", environment=settings, hang_seconds=hang_seconds)
 
     return made
 

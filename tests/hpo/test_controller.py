@@ -242,19 +242,19 @@ def test_an_attempt_that_is_cancelled_while_its_folder_is_made_ready_never_start
             return {}
 
     launcher, files = Instant("n1", "n2"), ByHand()
-    starts = LaunchQueue(launcher, lambda number: Config(), files)  # type: ignore[arg-type, return-value]
+    queue = LaunchQueue(launcher, lambda number: Config(), files)  # type: ignore[arg-type, return-value]
     tasks = [Task(trial=n, attempt=1, until=1, folder=tmp_path / str(n), slots=(f"n{n}",)) for n in (1, 2, 3)]
     for task in tasks[:2]:
-        starts.add(task)
-    starts.work(time.monotonic() + 0.01)
-    starts.add(tasks[2])
-    assert [starts.withdraw(number) for number in (1, 3, 4)] == [True, True, False]
-    assert [end.task.trial for end in starts.withdrawals()] == [3]
+        queue.add(task)
+    queue.work(time.monotonic() + 0.5)
+    queue.add(tasks[2])
+    assert [queue.withdraw(number) for number in (1, 3, 4)] == [True, True, False]
+    assert [end.task.trial for end in queue.withdrawals()] == [3]
     files.do()
-    starts.work(time.monotonic() + 0.01)
+    queue.work(time.monotonic() + 60.0)
     assert [task.trial for task in launcher.tasks] == [2]
-    assert [end.task.trial for end in starts.withdrawals()] == [1], "its folder is left alone now"
-    assert not starts.busy
+    assert [end.task.trial for end in queue.withdrawals()] == [1], "its folder is left alone now"
+    assert not queue.busy
 
 
 def test_the_clock_does_not_jump_with_the_machines_clock(monkeypatch: pytest.MonkeyPatch) -> None:

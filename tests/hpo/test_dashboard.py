@@ -19,7 +19,7 @@ pytest.importorskip(
     "optuna_dashboard", reason="optuna-dashboard is not installed: pip install 'hydragnn-ensemble[dashboard]'"
 )
 
-PATIENCE = 60.0
+PATIENCE = 240.0
 
 
 def answer(address: str) -> tuple[int, bytes]:

@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,10 +18,12 @@ from hydragnn.hpo.final import best_runs, given_runs
 from hydragnn.hpo.journal import read_journal
 from hydragnn.hpo.scheduling.events import Reached, Start, event_to_json
 from hydragnn.hpo.scheduling.scheduler import State, transition
+from tests.forked import Forked
 
 Settings = Callable[..., CampaignSettings]
 Launchers = Callable[..., LocalLauncher]
 Weights = Callable[[Path], dict[str, Any]]
+PATIENCE = 240.0  # seconds for what a loaded machine does within ten
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ from pathlib import Path
 from hydragnn.config import RunConfig
 from hydragnn.hpo import GivenRun, LocalLauncher, run_final
 runs = [GivenRun(config=RunConfig.parse(config)) for config in json.loads(sys.argv[1])]
-run_final(runs, Path(sys.argv[3]), launcher=LocalLauncher(2, module="fake_training", environment=json.loads(sys.argv[2])))
+run_final(runs, Path(sys.argv[3]), launcher=LocalLauncher(2, module="fake.training", environment=json.loads(sys.argv[2])))
 """
 
 
@@ -127,17 +127,19 @@ def test_a_training_killed_and_interrupted_goes_on_with_nothing_lost(
     paths = f"{root}{os.pathsep}{tmp_path / 'modules'}"
     environment = {"PYTHONPATH": paths, "FAKE_PAUSE": "0.3", "PYTHONHASHSEED": "0"}
     configs = json.dumps([run.config.to_json() for run in runs])
+    script = tmp_path / "driver.py"
+    script.write_text(DRIVER)
     out = tmp_path / "killed"
     journal = out / "journal.jsonl"
     for kind in (signal.SIGKILL, signal.SIGTERM):
         before = journal.stat().st_size if journal.exists() else 0
-        command = [sys.executable, "-c", DRIVER, configs, json.dumps(environment), str(out)]
-        process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": paths})
+        words = [str(script), configs, json.dumps(environment), str(out)]
+        process = Forked(words, {**os.environ, "PYTHONPATH": paths})
         while not journal.exists() or journal.stat().st_size < before + 800:
             time.sleep(0.01)
             assert process.poll() is None, "the training ended before it was killed"
         process.send_signal(kind)
-        assert process.wait(60) == (-kind if kind == signal.SIGKILL else 0)
+        assert process.wait(PATIENCE) == (-kind if kind == signal.SIGKILL else 0)
     run_final(runs, out, launcher=fake_launcher(workers=2))
     run_final(runs, tmp_path / "undisturbed", launcher=fake_launcher())
     assert weights_of(out) == weights_of(tmp_path / "undisturbed")

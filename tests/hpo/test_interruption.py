@@ -26,10 +26,12 @@ from hydragnn.hpo import (
 )
 from hydragnn.hpo.journal import read_journal
 from hydragnn.hpo.scheduling.events import Event, Failed
+from tests.forked import Forked
 
 Settings = Callable[..., CampaignSettings]
 Launchers = Callable[..., LocalLauncher]
 Weights = Callable[[Path], dict[str, Any]]
+PATIENCE = 240.0  # seconds for what a loaded machine does within ten
 
 
 DRIVER = """
@@ -40,28 +42,25 @@ table, environment, out, workers = json.loads(sys.argv[1]), json.loads(sys.argv[
 largest = int(sys.argv[5])
 if largest:
     resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest))
-launcher = LocalLauncher(workers, module="fake_training", environment=environment)
+launcher = LocalLauncher(workers, module="fake.training", environment=environment)
 settings = campaign_settings(table, out.parent / "CAMPAIGN.toml")
 print(run_search(settings, out, resume=True, launcher=launcher, on_event=CampaignView(out)).ending)
 """
 
 
 @pytest.fixture
-def driver(table: dict[str, Any], fake_launcher: Launchers, tmp_path: Path) -> Callable[..., subprocess.Popen[bytes]]:
+def driver(table: dict[str, Any], fake_launcher: Launchers, tmp_path: Path) -> Callable[..., Forked]:
     """Starts a controller in a process of its own."""
     fake_launcher()
     root = Path(__file__).resolve().parents[2]
     paths = f"{root}{os.pathsep}{tmp_path / 'modules'}"
+    script = tmp_path / "driver.py"
+    script.write_text(DRIVER)
 
-    def start(out: Path, workers: int, pause: float, largest_file: int = 0) -> subprocess.Popen[bytes]:
+    def start(out: Path, workers: int, pause: float, largest_file: int = 0) -> Forked:
         environment = {"PYTHONPATH": paths, "FAKE_PAUSE": str(pause), "PYTHONHASHSEED": "0"}
-        command = [sys.executable, "-c", DRIVER, json.dumps(table), json.dumps(environment), str(out), str(workers)]
-        return subprocess.Popen(
-            [*command, str(largest_file)],
-            env={**os.environ, "PYTHONPATH": paths},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE if largest_file else None,
-        )
+        words = [str(script), json.dumps(table), json.dumps(environment), str(out), str(workers), str(largest_file)]
+        return Forked(words, {**os.environ, "PYTHONPATH": paths})
 
     return start
 
@@ -70,7 +69,7 @@ def lines_of(journal: Path) -> int:
     return journal.read_bytes().count(b"\n") if journal.exists() else 0
 
 
-def attempts_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+def attempts_of(process: Forked) -> list[psutil.Process]:
     return [attempt for worker in psutil.Process(process.pid).children() for attempt in worker.children(recursive=True)]
 
 
@@ -89,8 +88,7 @@ def test_a_controller_killed_again_and_again_loses_nothing(
         attempts = attempts_of(process)
         process.kill()
         assert process.wait() == -signal.SIGKILL
-        process.stdout.close()
-        _, alive = psutil.wait_procs(attempts, timeout=60)
+        _, alive = psutil.wait_procs(attempts, timeout=PATIENCE)
         assert not alive, "an attempt outlived its controller"
     result = run_search(settings(), out, resume=True, launcher=fake_launcher(workers))
     assert result.ending == "finished"
@@ -111,8 +109,8 @@ def test_an_interrupted_search_saves_its_trials_says_so_once_and_leaves(
         time.sleep(0.05)
         assert process.poll() is None
     process.send_signal(kind)
-    text, _ = process.communicate(timeout=60)
-    lines = text.decode().splitlines()
+    text, _ = process.communicate(timeout=PATIENCE)
+    lines = text.splitlines()
     assert lines[-1] == "stopped"
     (told,) = [line for line in lines if line.startswith(kind.name)]
     assert told.endswith(("trial(s) save their state", "no trial is running"))
@@ -173,8 +171,9 @@ def test_a_worker_that_is_killed_takes_its_attempt_with_it_and_the_trial_goes_on
         attempts = workers[0].children() if workers else []
     (worker,), (attempt,) = workers, attempts
     worker.kill()
-    attempt.wait(timeout=60)
-    process.communicate(timeout=120)
+    attempt.wait(timeout=PATIENCE)
+    (out / "hurry").touch()
+    process.communicate(timeout=PATIENCE)
     assert process.returncode == 0
     run_search(settings(), tmp_path / "undisturbed", launcher=fake_launcher())
     assert course(out) == course(tmp_path / "undisturbed")
@@ -188,9 +187,9 @@ def test_a_disk_that_takes_no_more_stops_the_search_with_a_sentence_and_nothing_
 ) -> None:
     out = tmp_path / "c"
     process = driver(out, 1, pause=0.0, largest_file=4000)
-    _, text = process.communicate(timeout=60)
+    text, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1
-    assert re.search(r"InputError: cannot write .*free space.*--resume", text.decode())
+    assert re.search(r"InputError: cannot write .*free space.*--resume", text)
     assert len(campaign_history(out).trials) < 9
     run_search(settings(), out, resume=True, launcher=fake_launcher())
     run_search(settings(), tmp_path / "undisturbed", launcher=fake_launcher())
@@ -225,5 +224,5 @@ def test_attempts_of_a_dead_controller_are_ended_before_new_ones_start(fake_laun
     launcher.recover([{**identity, "created": identity["created"] - 100}, {**identity, "host": "elsewhere"}])
     assert orphan.poll() is None, "another process with the same number is left alone"
     launcher.recover([identity])
-    reaper.join(timeout=5)
+    reaper.join(timeout=PATIENCE)
     assert orphan.returncode == -signal.SIGKILL

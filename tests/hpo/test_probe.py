@@ -1,11 +1,11 @@
 """The ranks of a probe meet on their own node, and nowhere that others can write."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.forked import Forked
 
 PROBE = Path(__file__).parents[2] / "hpo" / "launching" / "probe.py"
 
@@ -13,10 +13,9 @@ PROBE = Path(__file__).parents[2] / "hpo" / "launching" / "probe.py"
 def probes(folder: Path) -> list[tuple[int, str]]:
     """Exit codes and what was printed by a probe of two ranks."""
     environment = {**os.environ, "TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    command = [sys.executable, "-P", str(PROBE), "--ranks", "2", "--meet", "here", "--rank"]
-    pair = [subprocess.Popen([*command, str(rank)], env=environment, **pipes) for rank in range(2)]
-    return [(process.wait(120), process.communicate()[0]) for process in pair]
+    words = [str(PROBE), "--ranks", "2", "--meet", "here", "--rank"]
+    pair = [Forked([*words, str(rank)], environment) for rank in range(2)]
+    return [(process.wait(240), process.communicate()[0]) for process in pair]
 
 
 def test_two_ranks_of_a_healthy_node_say_so_and_leave_nothing(tmp_path: Path) -> None:

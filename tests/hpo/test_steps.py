@@ -21,6 +21,7 @@ from hydragnn.hpo.scheduling.events import Probed, Reached
 from hydragnn.record import read_record
 
 ROOT = Path(__file__).resolve().parents[2]
+PATIENCE = 240.0  # seconds for what a loaded machine does within ten
 CONFIG = {"train": {"learning_rate": 1e-3, "epochs": 2000, "seed": 0}, "model": {"hidden_dim": 48}}
 MPIEXEC = Path(sys.executable).with_name("mpiexec")
 needs_mpiexec = pytest.mark.skipif(not MPIEXEC.exists(), reason="no mpiexec beside this Python; install the extra mpi")
@@ -96,7 +97,7 @@ def begin(launcher: Launcher, *tasks: Task) -> list[Begun]:
     return begun
 
 
-def until(launcher: Launcher, wanted: Callable[[list[Report]], bool], seconds: float = 60.0) -> list[Report]:
+def until(launcher: Launcher, wanted: Callable[[list[Report]], bool], seconds: float = PATIENCE) -> list[Report]:
     found: list[Report] = []
     deadline = time.monotonic() + seconds
     while not wanted(found):
@@ -105,7 +106,7 @@ def until(launcher: Launcher, wanted: Callable[[list[Report]], bool], seconds: f
     return found
 
 
-def exits(launcher: Launcher, count: int = 1, seconds: float = 60.0) -> dict[int, Exit]:
+def exits(launcher: Launcher, count: int = 1, seconds: float = PATIENCE) -> dict[int, Exit]:
     reports = until(launcher, lambda found: sum(isinstance(r, Exit) for r in found) == count, seconds)
     return {report.task.trial: report for report in reports if isinstance(report, Exit)}
 
@@ -115,7 +116,7 @@ def ranks_of(one: Task) -> list[dict[str, Any]]:
 
 
 def appears(path: Path) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE
     while not path.exists():
         assert time.monotonic() < deadline, path
         time.sleep(0.05)
@@ -158,7 +159,7 @@ def test_a_cancelled_trial_saves_itself_on_all_nodes(on_slurm: Callable[..., Ste
 
 
 def test_a_trial_that_hangs_is_killed_and_says_so(on_slurm: Callable[..., StepLauncher], tmp_path: Path) -> None:
-    launcher = on_slurm(limits=Limits(hang_seconds=4.0), FAKE_FAULTS='{"0": "hang"}')
+    launcher = on_slurm(limits=Limits(hang_seconds=8.0), FAKE_FAULTS='{"0": "hang"}')
     slow, well = task(tmp_path, 0, "n1", "n2"), task(tmp_path, 1, "n3", until=40)
     begin(launcher, slow, well)
     ended = exits(launcher, 2)
@@ -218,7 +219,7 @@ def test_a_pack_carries_many_trials_each_with_its_own_record_and_failure(
         monkeypatch.setenv(name, value)
     allocation = read_allocation(os.environ)
     launcher = in_packs(
-        Slurm(cores=4), allocation, tmp_path, hang=5.0, FAKE_FAULTS='{"1": "crash", "2": "hang"}', FAKE_PAUSE="0.05"
+        Slurm(cores=4), allocation, tmp_path, hang=8.0, FAKE_FAULTS='{"1": "crash", "2": "hang"}', FAKE_PAUSE="0.05"
     )
     try:
         tasks = [task(tmp_path, number, slot) for number, slot in enumerate(launcher.slots)]
@@ -305,7 +306,7 @@ def test_a_lost_node_is_told_and_disturbs_only_the_trials_that_are_on_it(
 @needs_mpiexec
 def test_the_form_of_pbs_places_saves_and_kills_like_slurm(on_pbs: Callable[..., StepLauncher], tmp_path: Path) -> None:
     launcher = on_pbs(
-        ranks=2, limits=Limits(hang_seconds=5.0), FAKE_FAULTS='{"2": "hang", "3": "crash"}', FAKE_PAUSE="0.1"
+        ranks=2, limits=Limits(hang_seconds=8.0), FAKE_FAULTS='{"2": "hang", "3": "crash"}', FAKE_PAUSE="0.1"
     )
     done, saved = task(tmp_path, 0, "n1", "n2"), task(tmp_path, 1, "n2", until=1000)
     begin(launcher, done, saved, task(tmp_path, 2, "n1"), task(tmp_path, 3, "n1"))

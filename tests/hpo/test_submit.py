@@ -358,7 +358,7 @@ def carried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ca
                 while not log.exists() or "search" not in log.read_text():
                     time.sleep(0.02)
                 process.send_signal(signal.SIGUSR1)
-            code = process.wait(60)
+            code = process.wait(240)
             while left_in(process.pid):
                 time.sleep(0.02)
             return code, sorted(log.read_text().splitlines())
@@ -389,6 +389,6 @@ def test_before_the_walltime_ends_the_search_is_told_by_the_scheduler_or_by_the_
     carried: Callable[..., Any], tmp_path: Path, site: str
 ) -> None:
     (tmp_path / "wait").touch()
-    two_minutes_less_two_seconds = 58.0
-    code, called = carried(site, code=0, successor="8", grace=two_minutes_less_two_seconds)()
+    two_minutes_less_four_seconds = 56.0
+    code, called = carried(site, code=0, successor="8", grace=two_minutes_less_four_seconds)()
     assert (code, called[:2]) == (75, ["saved", "search"])

@@ -18,6 +18,7 @@ from hydragnn.errors import InputError
 from hydragnn.files import read_json
 from hydragnn.graphs import Field, graph_from_arrays
 from hydragnn.hpo import read_campaign
+from hydragnn.scripts import api
 from hydragnn.scripts.recipes import acac, cantilever, fept, mlearn, terfenol
 from hydragnn.scripts.recipes.__main__ import NAMES, recipe
 from hydragnn.scripts.recipes.simp import Optimiser, first_density
@@ -210,6 +211,40 @@ def test_terfenol_orientations_do_not_tell_symmetry_equivalent_crystals_apart() 
     np.testing.assert_allclose(terfenol.orientation_of(turned), terfenol.orientation_of(angles), atol=1e-12)
     assert terfenol.texture_index(np.repeat(angles[:1], 9, axis=0), np.arange(1.0, 10.0)) == pytest.approx(1.0)
     assert terfenol.texture_index(np.random.default_rng(1).uniform(0, 6, (5000, 3)), np.ones(5000)) < 0.3
+
+
+@pytest.mark.slow
+def test_terfenol_ends_in_one_ensemble_by_cross_validation(
+    real_data: Path, cut: Cut, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def every_eighth(raw: dict[str, Any]) -> dict[str, Any]:
+        subset = np.arange(len(raw["n_grains"])) % 8 == 0
+        points = subset[raw["graph_index"]]
+        return {
+            "n_grains": raw["n_grains"][subset],
+            "n_edges": raw["n_edges"][subset],
+            "euler_size_nnb": raw["euler_size_nnb"][np.repeat(subset, raw["n_grains"])],
+            "edge": raw["edge"][np.repeat(subset, raw["n_edges"])],
+            "graph_index": raw["graph_index"][points] // 8,
+            **{name: raw[name][points] for name in ("field_kA_per_m", "magnetostriction")},
+        }
+
+    cut(real_data / "terfenol" / "terfenol_394.npz", every_eighth)
+    parts = [terfenol.part_name(fold, 0) for fold in range(2)]
+    fields = [field for field in terfenol.FIELDS if not field.name.startswith("part_") or field.name in parts]
+    for name, value in (("FOLDS", 2), ("MEMBERS", 1), ("FIELDS", tuple(fields))):
+        monkeypatch.setattr(terfenol, name, value)  # two models, and two without edges
+    out = tmp_path / "out"
+    terfenol.run(tmp_path, out, epochs=2)
+    figures = {figure["what"]: figure["value"] for figure in read_json(out / "results.json")["figures"]}
+    coverage = [figures[f"coverage at {strength} kA/m (90 nominal)"] for strength in terfenol.STRENGTHS]
+    assert all(0 < value <= 100 for value in coverage)
+    assert "CV+ over 2 folds" in (out / "report.html").read_text()
+    predictions = api.load(out / "ensemble").predict(open_store(out / "terfenol.h5"))
+    assert predictions.ok.all() and set(predictions.fields) == set(terfenol.TARGETS)
+    for name in terfenol.TARGETS:
+        one = predictions[name]
+        assert (one["lower"] <= one["mean"]).all() and (one["mean"] <= one["upper"]).all()
 
 
 # --- cantilever ---

@@ -3,6 +3,7 @@
 import ipaddress
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -15,6 +16,8 @@ from typing import Any
 import psutil
 import pytest
 import torch.distributed as dist
+
+from tests.forked import Forked
 
 SCRIPT = Path(__file__).with_name("meeting.py")
 BIN = Path(sys.executable).parent
@@ -29,14 +32,13 @@ def met(root: Path, tmp_path: Path, *commands: tuple[list[str], dict[str, str]])
     """What two ranks say once they have met; when the block ends they go on, and both must get the right sum."""
     run, results = tmp_path / "run", tmp_path / "results"
     results.mkdir()
-    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "TMPDIR": str(results)}
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    words = [str(SCRIPT), str(run), str(results)]
     processes = [
-        subprocess.Popen(
-            [*command, str(SCRIPT), str(run), str(results)],
-            env={**environment, "TMPDIR": str(results), **variables},
-            **pipes,
-        )
+        subprocess.Popen([*command, *words], env={**environment, **variables}, **pipes)
+        if command
+        else Forked(words, {**environment, **variables})
         for command, variables in commands
     ]
     try:
@@ -57,43 +59,59 @@ def met(root: Path, tmp_path: Path, *commands: tuple[list[str], dict[str, str]])
 
 def step_of(rank: int, *command: str, **variables: str) -> tuple[list[str], dict[str, str]]:
     """A rank of a job step without MPI, as srun starts it."""
-    return [*command, sys.executable], {**STEP, "SLURM_PROCID": str(rank), **variables}
+    return [*command, sys.executable] if command else [], {**STEP, "SLURM_PROCID": str(rank), **variables}
 
 
 def assert_on_the_loopback_and_deaf_to_strangers(ranks: list[dict[str, Any]]) -> None:
-    for rank in ranks:
-        assert rank["nodes"] == 1
-        for address, port in rank["listening"]:
-            assert ipaddress.ip_address(address).is_loopback, rank
-            assert answer_to_a_stranger(address, port) == ""
+    assert {rank["nodes"] for rank in ranks} == {1}
+    places = [(address, port) for rank in ranks for address, port in rank["listening"]]
+    assert all(ipaddress.ip_address(address).is_loopback for address, _ in places), ranks
+    assert answers_to_a_stranger(*places) == [""] * len(places)
 
 
 STRANGER = """
-import datetime, sys
+import datetime, os, sys
 from torch._C._distributed_c10d import TCPStore
-print("knocks", flush=True)
-store = TCPStore(sys.argv[1], int(sys.argv[2]), None, False, timeout=datetime.timedelta(seconds=2))
-store.set("default_pg/0//cpu//0/rank_1", b"mine")
-print(store.list_keys(), flush=True)
+for number, place in enumerate(sys.argv[1:]):
+    if os.fork():
+        continue
+    os.write(1, f"{number} knocks\\n".encode())  # whole lines, from several processes
+    address, _, port = place.rpartition(":")
+    store = TCPStore(address, int(port), None, False, timeout=datetime.timedelta(seconds=2))
+    store.set("default_pg/0//cpu//0/rank_1", b"mine")
+    os.write(1, f"{number} {store.list_keys()}\\n".encode())
+    os._exit(0)
+os.write(1, b"all knock\\n")
+for _ in sys.argv[1:]:
+    os.wait()
 """
 
 
-def answer_to_a_stranger(address: str, port: int) -> str:
-    """What a client of torch's TCPStore, which knows no secret, reads there; it may wait for ever and is then stopped."""
-    command = [sys.executable, "-c", STRANGER, address, str(port)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as stranger:
-        assert stranger.stdout is not None and stranger.stdout.readline() == "knocks\n"
+def answers_to_a_stranger(*places: tuple[str, str]) -> list[str]:
+    """What clients of torch's TCPStore, which know no secret, read at these places; who waits for ever is stopped after a while."""
+    command = [sys.executable, "-c", STRANGER, *(f"{address}:{port}" for address, port in places)]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    with subprocess.Popen(command, start_new_session=True, **pipes) as strangers:
+        assert strangers.stdout is not None
+        lines = [strangers.stdout.readline() for _ in range(len(places) + 1)]
         with suppress(subprocess.TimeoutExpired):
-            stranger.wait(5)
-        stranger.kill()
-        return stranger.stdout.read()
+            strangers.wait(5)
+        with suppress(ProcessLookupError):
+            os.killpg(strangers.pid, signal.SIGKILL)
+        lines += strangers.stdout.read().splitlines(keepends=True)
+    words = [line.partition(" ")[::2] for line in lines]
+    assert all((str(number), "knocks\n") in words for number in range(len(places))), lines
+    return [
+        "".join(word for who, word in words if who == str(number) and word != "knocks\n")
+        for number in range(len(places))
+    ]
 
 
 def test_an_open_store_of_torch_tells_the_stranger_all_keys() -> None:
     """So that the silence below is that of the ranks, not of the stranger."""
     store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     store.set("secret prefix/key", "value")
-    assert "secret prefix/key" in answer_to_a_stranger("127.0.0.1", store.port)
+    assert "secret prefix/key" in answers_to_a_stranger(("127.0.0.1", str(store.port)))[0]
 
 
 def test_ranks_of_a_job_step_on_one_node_listen_on_the_loopback_only(root: Path, tmp_path: Path) -> None:

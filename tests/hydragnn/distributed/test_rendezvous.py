@@ -19,7 +19,7 @@ from hydragnn.distributed.launch import Launch, LaunchError, launch_from
 from hydragnn.distributed.rendezvous import Invitation, check_private, meeting_place, rendezvous
 from hydragnn.distributed.secret_store import STRANGERS, SecretStore, served_store
 
-PATIENCE = timedelta(seconds=20)
+PATIENCE = timedelta(seconds=120)
 SECRET = bytes(range(32))
 
 
@@ -37,7 +37,7 @@ def values_after_meeting(folder: Path, word: str) -> list[bytes]:
             if rank == 0:
                 meeting.store.set("word", word)
             value = bytes(meeting.store.get("word"))
-            together.wait(20)
+            together.wait(PATIENCE.total_seconds())
             return value
 
     with ThreadPoolExecutor(2) as pool:
@@ -183,7 +183,7 @@ def test_a_store_that_does_not_know_the_secret_is_not_believed() -> None:
             connection.recv(64)
             connection.sendall(bytes(32))
             with pytest.raises(LaunchError, match="is not the first rank of this run"):
-                waiting.result(20)
+                waiting.result(PATIENCE.total_seconds())
             connection.close()
         assert port
 

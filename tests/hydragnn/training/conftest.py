@@ -4,7 +4,6 @@ import importlib.util
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -15,6 +14,7 @@ import pytest
 from hydragnn.config import RunConfig
 from hydragnn.datasets import MemoryStore
 from hydragnn.settings import with_value
+from tests.forked import Forked
 
 WORKER = Path(__file__).with_name("worker.py")
 MODELS: dict[str, dict[str, Any]] = {
@@ -79,20 +79,25 @@ def environment(root: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def launch(environment: dict[str, str]) -> Callable[..., subprocess.Popen[str]]:
+def launch(environment: dict[str, str]) -> Callable[..., subprocess.Popen[str] | Forked]:
     """Starts the worker for runs (folder: configuration), alone or behind a launcher command."""
 
     def start(
         runs: dict[Path, RunConfig], *options: str, launcher: list[str] | None = None, **variables: str
-    ) -> subprocess.Popen[str]:
+    ) -> subprocess.Popen[str] | Forked:
         arguments: list[str] = []
         for out, config in runs.items():
             path = out.with_name(f"{out.name}.json")
-            path.write_text(json.dumps(config.to_json()))
+            text = json.dumps(config.to_json())
+            if not path.exists() or path.read_text() != text:  # another rank may be reading it
+                path.write_text(text)
             arguments += [str(out), str(path)]
+        words, variables = [str(WORKER), *arguments, *options], {**environment, **variables}
+        if launcher is None:
+            return Forked(words, variables)
         return subprocess.Popen(
-            [*(launcher or [sys.executable]), str(WORKER), *arguments, *options],
-            env={**environment, **variables},
+            [*launcher, *words],
+            env=variables,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -100,3 +105,17 @@ def launch(environment: dict[str, str]) -> Callable[..., subprocess.Popen[str]]:
         )
 
     return start
+
+
+@pytest.fixture(scope="session")
+def train_on_ranks(launch: Callable[..., Forked]) -> Callable[..., None]:
+    """Trains a run to the end on so many ranks of a job step."""
+
+    def run(config: RunConfig, out: Path, ranks: int, *options: str) -> None:
+        step = {"SLURM_JOB_ID": "79", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": str(ranks)}
+        processes = [launch({out: config}, *options, **step, SLURM_PROCID=str(rank)) for rank in range(ranks)]
+        for process in processes:
+            output, _ = process.communicate(timeout=600)
+            assert process.returncode == 0, output
+
+    return run

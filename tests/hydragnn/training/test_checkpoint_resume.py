@@ -195,27 +195,16 @@ def test_a_file_in_the_place_of_the_run_is_refused(
         train(make_config(), tmp_path / "run", store=store)
 
 
-RANKS = ["-m", "torch.distributed.run", "--standalone"]
-
-
 @pytest.fixture(scope="module")
 def run_of_two_ranks(
     make_config: Callable[..., RunConfig],
-    launch: Callable[..., subprocess.Popen[str]],
+    train_on_ranks: Callable[..., None],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> tuple[RunConfig, Path]:
     """One epoch by two ranks, and its configuration."""
     config, run = make_config(train__ema_decay=0.9), tmp_path_factory.mktemp("two") / "run"
-    run_ranks(launch, config, run, 2, "--until", "1")
+    train_on_ranks(config, run, 2, "--until", "1")
     return config, run
-
-
-def run_ranks(
-    launch: Callable[..., subprocess.Popen[str]], config: RunConfig, run: Path, ranks: int, *options: str
-) -> None:
-    process = launch({run: config}, *options, launcher=[sys.executable, *RANKS, f"--nproc-per-node={ranks}"])
-    output, _ = process.communicate(timeout=600)
-    assert process.returncode == 0, output
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
@@ -223,7 +212,7 @@ def test_a_checkpoint_of_two_ranks_continues_on_one_and_three(
     ranks: int,
     run_of_two_ranks: tuple[RunConfig, Path],
     store: MemoryStore,
-    launch: Callable[..., subprocess.Popen[str]],
+    train_on_ranks: Callable[..., None],
     tmp_path: Path,
 ) -> None:
     config, saved_run = run_of_two_ranks
@@ -232,7 +221,7 @@ def test_a_checkpoint_of_two_ranks_continues_on_one_and_three(
     if ranks == 1:
         train(config, run, store=store, resume=True)
     else:
-        run_ranks(launch, config, run, ranks, "--resume")
+        train_on_ranks(config, run, ranks, "--resume")
     record, whole = read_record(run), train(config, tmp_path / "whole", store=store)
     assert record.status == "finished" and record.cost.ranks == ranks
     assert record.curves["valid/loss"] == pytest.approx(whole.curves["valid/loss"], rel=1e-6)
@@ -241,12 +230,12 @@ def test_a_checkpoint_of_two_ranks_continues_on_one_and_three(
 def test_a_run_moves_from_one_rank_to_two_in_parts_and_back_with_the_undisturbed_curve(
     store: MemoryStore,
     make_config: Callable[..., RunConfig],
-    launch: Callable[..., subprocess.Popen[str]],
+    train_on_ranks: Callable[..., None],
     tmp_path: Path,
 ) -> None:
     config, run = make_config(train__ema_decay=0.9, batch__max_graphs=9), tmp_path / "run"
     train(config, run, store=store, until=1)
-    run_ranks(launch, config, run, 2, "--resume", "--until", "2", "--micro-batches", "3")
+    train_on_ranks(config, run, 2, "--resume", "--until", "2", "--micro-batches", "3")
     assert read_record(run).cost.ranks == 2
     record, whole = train(config, run, store=store, resume=True), train(config, tmp_path / "whole", store=store)
     for name, curve in whole.curves.items():
@@ -266,7 +255,7 @@ def test_a_full_disk_ends_the_run_with_one_sentence_and_keeps_the_last_checkpoin
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size // 2, hard))  # the largest file that the child can write
     try:
-        process = launch({run: config}, "--resume")
+        process = launch({run: config}, "--resume", launcher=[sys.executable])
         output, _ = process.communicate(timeout=600)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

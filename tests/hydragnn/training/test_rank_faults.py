@@ -1,8 +1,6 @@
 """What the record says when one of two ranks fails, in the real worker."""
 
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +11,7 @@ import pytest
 from hydragnn.config import RunConfig
 from hydragnn.datasets import MemoryStore, StoreWriter
 from hydragnn.record import read_record
+from tests.forked import Forked
 
 FAULTY = Path(__file__).with_name("faults.py")
 STEP = {"SLURM_JOB_ID": "78", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}
@@ -34,17 +33,8 @@ def outcome(
         config = make_config(**{"data__store": str(folder / "clusters.h5"), **changes})
         (folder / "config.json").write_text(json.dumps(config.to_json()))
         (folder / "attempt.json").write_text('{"attempt": 3}')
-        command = [sys.executable, str(FAULTY), fault, str(rank), str(folder), "--attempt", "3", "--ranks", "2"]
-        pair = [
-            subprocess.Popen(
-                command,
-                env={**environment, **STEP, "SLURM_PROCID": str(number)},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-            for number in range(2)
-        ]
+        words = [str(FAULTY), fault, str(rank), str(folder), "--attempt", "3", "--ranks", "2"]
+        pair = [Forked(words, {**environment, **STEP, "SLURM_PROCID": str(number)}) for number in range(2)]
         while all(process.poll() is None for process in pair):
             time.sleep(0.05)
         if fault == "in_a_step_while_the_first_hangs":

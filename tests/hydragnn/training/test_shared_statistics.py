@@ -27,13 +27,11 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 
 @pytest.mark.parametrize("model", ["schnet", "pna"])
 def test_two_ranks_measure_the_data_with_the_bits_of_one(
-    model: str, store: MemoryStore, make_config: Configs, launch: Callable[..., subprocess.Popen[str]], tmp_path: Path
+    model: str, store: MemoryStore, make_config: Configs, train_on_ranks: Callable[..., None], tmp_path: Path
 ) -> None:
     config = make_config(model, train__epochs=1)
     alone = train(config, tmp_path / "alone", store=store)
-    process = launch({tmp_path / "pair": config}, launcher=TORCHRUN)
-    output, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, output
+    train_on_ranks(config, tmp_path / "pair", 2)
     for key in ("normalisation", "statistics"):
         here, there = (read_json(tmp_path / name / "model" / "model.json").get(key) for name in ("alone", "pair"))
         assert here == there, key

@@ -15,6 +15,9 @@ from hydragnn.config import RunConfig
 from hydragnn.datasets import MemoryStore, StoreWriter
 from hydragnn.record import read_record
 from hydragnn.runs import train
+from tests.forked import Forked
+
+Process = subprocess.Popen[str] | Forked
 
 
 @pytest.fixture(scope="module")
@@ -42,13 +45,15 @@ def run_folder(
 
 
 @pytest.fixture
-def work(environment: dict[str, str]) -> Callable[..., subprocess.Popen[str]]:
-    """Starts ``python -m hydragnn.runs.run``."""
+def work(environment: dict[str, str]) -> Callable[..., Process]:
+    """Starts ``python -m hydragnn.runs.run``, alone or behind a launcher command."""
 
-    def start(folder: Path, *options: str, launcher: tuple[str, ...] = (sys.executable,)) -> subprocess.Popen[str]:
-        command = [*launcher, "-m", "hydragnn.runs.run", str(folder), *options]
+    def start(folder: Path, *options: str, launcher: tuple[str, ...] = ()) -> Process:
+        words = ["-m", "hydragnn.runs.run", str(folder), *options]
+        if not launcher:
+            return Forked(words, environment)
         return subprocess.Popen(
-            command,
+            [*launcher, *words],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -59,7 +64,7 @@ def work(environment: dict[str, str]) -> Callable[..., subprocess.Popen[str]]:
     return start
 
 
-def code_and_output(process: subprocess.Popen[str]) -> tuple[int, str]:
+def code_and_output(process: Process) -> tuple[int, str]:
     output, _ = process.communicate(timeout=600)
     return process.returncode, output
 
@@ -67,7 +72,7 @@ def code_and_output(process: subprocess.Popen[str]) -> tuple[int, str]:
 def test_segments_of_a_worker_end_paused_then_finished_like_one_run(
     store: MemoryStore,
     run_folder: Callable[..., tuple[RunConfig, Path]],
-    work: Callable[..., subprocess.Popen[str]],
+    work: Callable[..., Process],
     tmp_path: Path,
 ) -> None:
     config, folder = run_folder()
@@ -82,7 +87,7 @@ def test_segments_of_a_worker_end_paused_then_finished_like_one_run(
 
 
 def test_a_diverged_run_exits_with_3_and_says_so_in_its_record(
-    run_folder: Callable[..., tuple[RunConfig, Path]], work: Callable[..., subprocess.Popen[str]]
+    run_folder: Callable[..., tuple[RunConfig, Path]], work: Callable[..., Process]
 ) -> None:
     _, folder = run_folder(train__learning_rate=1e200, train__clip_norm=0, train__optimizer="sgd")
     code, output = code_and_output(work(folder))
@@ -91,7 +96,7 @@ def test_a_diverged_run_exits_with_3_and_says_so_in_its_record(
 
 
 def test_bad_input_exits_with_2_and_is_recorded_as_configuration(
-    run_folder: Callable[..., tuple[RunConfig, Path]], work: Callable[..., subprocess.Popen[str]]
+    run_folder: Callable[..., tuple[RunConfig, Path]], work: Callable[..., Process]
 ) -> None:
     _, folder = run_folder(heads__0__field="enrgy")
     code, output = code_and_output(work(folder))
@@ -101,7 +106,7 @@ def test_bad_input_exits_with_2_and_is_recorded_as_configuration(
 
 
 def test_a_missing_store_exits_with_2_in_one_sentence(
-    run_folder: Callable[..., tuple[RunConfig, Path]], work: Callable[..., subprocess.Popen[str]], tmp_path: Path
+    run_folder: Callable[..., tuple[RunConfig, Path]], work: Callable[..., Process], tmp_path: Path
 ) -> None:
     _, folder = run_folder(data__store=str(tmp_path / "nowhere.h5"))
     code, output = code_and_output(work(folder))
@@ -114,10 +119,10 @@ def test_a_signal_pauses_a_worker_and_it_goes_on_with_the_same_bits(
     number: signal.Signals,
     store: MemoryStore,
     run_folder: Callable[..., tuple[RunConfig, Path]],
-    work: Callable[..., subprocess.Popen[str]],
+    work: Callable[..., Process],
     tmp_path: Path,
 ) -> None:
-    config, folder = run_folder(train__epochs=200, train__patience=0)
+    config, folder = run_folder(train__epochs=4000, train__patience=0)
     process = work(folder)
     while process.poll() is None and not (folder / "checkpoints" / "latest.json").exists():
         time.sleep(0.01)
@@ -133,15 +138,13 @@ def test_a_signal_pauses_a_worker_and_it_goes_on_with_the_same_bits(
     assert again.curves == whole.curves
 
 
-def test_a_folder_without_configuration_exits_with_2(
-    work: Callable[..., subprocess.Popen[str]], tmp_path: Path
-) -> None:
-    code, output = code_and_output(work(tmp_path))
+def test_a_folder_without_configuration_exits_with_2(work: Callable[..., Process], tmp_path: Path) -> None:
+    code, output = code_and_output(work(tmp_path, launcher=(sys.executable,)))
     assert code == 2 and "config.json does not exist" in output
 
 
 def test_another_number_of_ranks_than_asked_for_is_a_failed_launch(
-    run_folder: Callable[..., tuple[RunConfig, Path]], work: Callable[..., subprocess.Popen[str]]
+    run_folder: Callable[..., tuple[RunConfig, Path]], work: Callable[..., Process]
 ) -> None:
     _, folder = run_folder()
     (folder / "attempt.json").write_text('{"attempt": 5}')
@@ -154,7 +157,7 @@ def test_another_number_of_ranks_than_asked_for_is_a_failed_launch(
 
 
 def test_a_failure_of_a_fenced_worker_is_not_recorded(
-    run_folder: Callable[..., tuple[RunConfig, Path]], work: Callable[..., subprocess.Popen[str]]
+    run_folder: Callable[..., tuple[RunConfig, Path]], work: Callable[..., Process]
 ) -> None:
     _, folder = run_folder(heads__0__field="enrgy")
     (folder / "attempt.json").write_text('{"attempt": 6}')
@@ -171,7 +174,7 @@ MPIRUN = (str(Path(sys.executable).parent / "mpirun"), "-n", "2", sys.executable
 def test_two_ranks_leave_cleanly_with_exit_code_0(
     launcher: tuple[str, ...],
     run_folder: Callable[..., tuple[RunConfig, Path]],
-    work: Callable[..., subprocess.Popen[str]],
+    work: Callable[..., Process],
 ) -> None:
     if not Path(launcher[0]).exists():
         pytest.skip("no mpirun beside this Python; install mpich")
@@ -186,7 +189,7 @@ def test_two_ranks_leave_cleanly_with_exit_code_0(
 def test_a_diverged_run_of_two_ranks_is_recorded_and_exits_above_0(
     launcher: tuple[str, ...],
     run_folder: Callable[..., tuple[RunConfig, Path]],
-    work: Callable[..., subprocess.Popen[str]],
+    work: Callable[..., Process],
 ) -> None:
     if not Path(launcher[0]).exists():
         pytest.skip("no mpirun beside this Python; install mpich")

@@ -1,0 +1,136 @@
+"""Honest probabilities and sets of classes: one temperature, and the scores of labelled graphs, per field."""
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import pydantic
+from jaxtyping import Float, Int
+from numpy.typing import NDArray
+from scipy.optimize import minimize_scalar
+from scipy.special import log_softmax, softmax
+
+from hydragnn.ensemble.calibration import Part, conformal_quantile, evidence
+from hydragnn.ensemble.cross_validation import FoldScores
+from hydragnn.ensemble.estimates import Labels, Owners
+from hydragnn.ensemble.uncertainty import Array
+from hydragnn.errors import InputError
+from hydragnn.graphs.field import Field
+from hydragnn.settings import Count, Fraction, NotNegative, Positive
+
+TINY = float(np.finfo(np.float64).tiny)
+HOTTEST = 20.0
+"""Largest temperature that is tried, and one over the smallest: a perfect model on validation must not become certain."""
+
+Rows = Float[Array, "rows classes"]
+
+
+@pydantic.with_config(pydantic.ConfigDict(extra="forbid"))
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClassCalibration:
+    """How the probabilities of one categorical field become honest: one temperature, and the threshold of the sets."""
+
+    temperature: Positive
+    """Logarithms of probabilities are divided by it: above 1 the members were too sure."""
+    threshold: NotNegative
+    """A class belongs to the set where all other classes together have at most this probability."""
+    nominal: Fraction
+    graphs: Count
+    """Graphs behind the threshold."""
+    guaranteed: bool
+    """False where these are too few for the nominal level: every set then holds the least likely label seen."""
+    method: str = "temperature"
+    part: Part = "valid"
+    folds: tuple[FoldScores, ...] = ()
+    """Of a cross-validation ensemble, whose sets are CV+ and need them beside the temperature; else empty."""
+
+    def fits(self, field: Field) -> bool:
+        """Return True for every field of classes."""
+        return bool(field.classes) and all(fold.fits(1) for fold in self.folds)
+
+    @property
+    def follows(self) -> bool:
+        """Probabilities differ from item to item."""
+        return True
+
+    @property
+    def sentence(self) -> str:
+        """Which graphs are behind the sets."""
+        return f"sets of classes {evidence(self.part, self.graphs, self.guaranteed, self.nominal, len(self.folds))}"
+
+    def without_folds(self) -> "ClassCalibration":
+        """The same for one fold alone, with sets by the threshold."""
+        return replace(self, folds=())
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON; ``calibration_from_json`` gives the same calibration back."""
+        return {**asdict(self), "folds": [asdict(fold) for fold in self.folds]}
+
+
+def temper(probabilities: Float[Array, "... classes"], temperature: float) -> Float[Array, "... classes"]:
+    """The probabilities whose logarithms are those of ``probabilities`` over the temperature, up to a constant."""
+    return np.asarray(softmax(np.log(np.maximum(probabilities, TINY)) / temperature, axis=-1))
+
+
+def others(probabilities: Float[Array, "... classes"]) -> Float[Array, "... classes"]:
+    """The probability of all other classes together; summed up, since 1 minus a probability near 1 has no digits left.
+
+    >>> others(np.array([0.2, 0.3, 0.5]))
+    array([0.8, 0.7, 0.5])
+    """
+    return probabilities @ (1.0 - np.eye(probabilities.shape[-1]))
+
+
+def fit_classes(
+    field: Field,
+    labels: Labels,
+    probabilities: Float[Array, "items *shape_and_classes"],
+    graph: Owners,
+    *,
+    nominal: float,
+    temperature: float | None = None,
+) -> ClassCalibration:
+    """The threshold of the sets (LAC) from labelled items, for probabilities at a temperature, by default their own best.
+
+    All components of a field share both. InputError where there is no labelled item.
+    """
+    if not 0.0 < nominal < 1.0:
+        raise InputError(f"the nominal level is {nominal:g}; give a fraction between 0 and 1, for example 0.9")
+    _rows(field, labels, probabilities)
+    temperature = fit_temperature(field, labels, probabilities) if temperature is None else temperature
+    scores = label_scores(field, labels, probabilities, temperature)
+    threshold, guaranteed = conformal_quantile(scores, np.repeat(graph, field.width), nominal)
+    return ClassCalibration(
+        temperature=temperature,
+        threshold=threshold,
+        nominal=nominal,
+        graphs=len(np.unique(graph)),
+        guaranteed=guaranteed,
+    )
+
+
+def label_scores(
+    field: Field, labels: Labels, probabilities: Float[Array, "items *shape_and_classes"], temperature: float
+) -> Float[Array, " rows"]:
+    """The probability of all classes but the true one, of all components; InputError where there is no labelled item."""
+    truth, flat = _rows(field, labels, probabilities)
+    return others(temper(flat, temperature))[np.arange(len(truth)), truth]
+
+
+def fit_temperature(field: Field, labels: Labels, probabilities: Float[Array, "items *shape_and_classes"]) -> float:
+    """The temperature of least NLL on labelled items (Guo et al. 2017, arXiv:1706.04599); InputError without any."""
+    truth, flat = _rows(field, labels, probabilities)
+    logs, row = np.log(np.maximum(flat, TINY)), np.arange(len(truth))
+
+    def nll(log_temperature: float) -> float:
+        return float(-log_softmax(logs / np.exp(log_temperature), axis=1)[row, truth].mean())
+
+    reach = np.log(HOTTEST)
+    return float(np.exp(minimize_scalar(nll, bounds=(-reach, reach), method="bounded").x))
+
+
+def _rows(field: Field, labels: Labels, probabilities: Array) -> tuple[Int[NDArray[np.int64], " rows"], Rows]:
+    """True classes and probabilities of all components, one row each; InputError where there is none."""
+    if not len(labels):
+        raise InputError(f"field {field.name} has no labelled graph to calibrate on; enlarge the validation part")
+    return labels.ravel().astype(np.int64), probabilities.reshape(-1, field.classes)

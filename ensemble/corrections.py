@@ -1,0 +1,111 @@
+"""What a form of the error leaves over: factors on the scale that follow the size of graphs and of predictions.
+
+Conformal intervals keep their promise over all graphs; the thirds of a quantity may still share it unequally. Each third gets the factor
+that its own errors ask for, shrunk towards none by ``PRIOR`` graphs (in the manner of Mondrian conformal prediction, Vovk,
+Lindsay, Nouretdinov and Gammerman 2003, but as a part of the scale). They are fitted on validation, so that the promise over all
+graphs, which the calibration part keeps, is not touched.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+import numpy as np
+import pydantic
+from jaxtyping import Bool, Float, Int
+from numpy.typing import NDArray
+
+from hydragnn.ensemble.uncertainty import Array
+from hydragnn.settings import Positive
+
+THIRDS = (1 / 3, 2 / 3)
+
+TINY = 1e-300
+"""Smallest mean square, in units of any scale."""
+
+PRIOR = 10.0
+"""So many graphs without a need for a factor count in every third."""
+
+LARGEST = 10.0
+"""Largest factor, and the inverse of the smallest, that a third asks for."""
+
+ROUNDS = 5
+"""Times that the factors of every quantity follow what all factors leave."""
+
+Finite = Annotated[float, pydantic.Field(allow_inf_nan=False)]
+Owners = Int[NDArray[np.int64], " rows"]
+
+
+@pydantic.with_config(pydantic.ConfigDict(extra="forbid"))
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Correction:
+    """A factor that follows one quantity: geometric interpolation between the knots, constant outside."""
+
+    knots: tuple[Finite, ...] = (0.0,)
+    factors: tuple[Positive, ...] = (1.0,)
+
+    def __post_init__(self) -> None:
+        rising = all(one < other for one, other in zip(self.knots, self.knots[1:]))
+        if not self.knots or len(self.knots) != len(self.factors) or not rising:
+            raise ValueError(f"factors {self.factors} do not belong to rising knots {self.knots}")
+
+    def of(self, values: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+        """The factor of every value; NaN of NaN.
+
+        >>> Correction(knots=(1.0, 3.0), factors=(1.0, 4.0)).of(np.array([0.0, 2.0, 9.0]))
+        array([1., 2., 4.])
+        """
+        return np.exp(np.interp(values, self.knots, np.log(self.factors)))
+
+
+@pydantic.with_config(pydantic.ConfigDict(extra="forbid"))
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Corrections:
+    """Factors by the nodes of an item's graph and by the magnitude of its prediction, in the field's unit."""
+
+    nodes: Correction = Correction()
+    magnitude: Correction = Correction()
+
+    def of(self, nodes: Float[Array, "*shape"], magnitude: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+        """The factor of every item."""
+        return self.nodes.of(nodes) * self.magnitude.of(magnitude)
+
+
+NONE: Final = Corrections()
+
+
+def fit_corrections(
+    scores: Float[Array, " rows"],
+    nodes: Float[Array, " rows"],
+    magnitude: Float[Array, " rows"],
+    graph: Owners,
+) -> Corrections:
+    """The factors that bring the root mean squares of scores in all thirds together, as far as so many graphs can tell.
+
+    Every graph weighs the same. Neither the order of items nor a unit matters, nor how the axes of vectors lie.
+    """
+    _, inverse, counts = np.unique(graph, return_inverse=True, return_counts=True)
+    weights = 1.0 / counts[inverse]
+    quantities = {"nodes": nodes, "magnitude": magnitude}
+    thirds = {name: _thirds(values) for name, values in quantities.items()}
+    full = {name: np.zeros(len(own)) for name, own in thirds.items()}  # logarithms of factors before they are shrunk
+
+    def correction(name: str, logarithms: Array) -> Correction:
+        knots = [float(np.median(quantities[name][own])) for own in thirds[name]]
+        return Correction(knots=tuple(knots), factors=tuple(np.exp(logarithms).tolist()))
+
+    for _ in range(ROUNDS):
+        for name, owns in thirds.items():
+            now = Corrections(**{other: correction(other, full[other]) for other in quantities})
+            squares = (scores / now.of(nodes, magnitude)) ** 2
+            every = max(float(np.average(squares, weights=weights)), TINY)
+            shares = np.array([np.average(squares[own], weights=weights[own]) / every for own in owns])
+            asked = full[name] + 0.5 * np.log(np.maximum(shares, LARGEST**-4))
+            full[name] = np.clip(asked, -np.log(LARGEST), np.log(LARGEST))
+    graphs = {name: np.array([weights[own].sum() for own in owns]) for name, owns in thirds.items()}
+    return Corrections(**{name: correction(name, full[name] * (n / (n + PRIOR))) for name, n in graphs.items()})
+
+
+def _thirds(values: Float[Array, " rows"]) -> list[Bool[NDArray[np.bool_], " rows"]]:
+    """The rows of every third by a quantity; fewer than three where values are alike."""
+    third = np.digitize(values, np.quantile(values, THIRDS), right=True)
+    return [third == number for number in np.unique(third)]

@@ -1,0 +1,188 @@
+"""Ensembles by cross-validation: every graph calibrates and judges the members that have not seen it, and them alone."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from numpy.typing import NDArray
+
+from hydragnn.datasets import Budget, GraphStore, Split
+from hydragnn.ensemble.basis import Basis
+from hydragnn.ensemble.cross_validation import shares
+from hydragnn.ensemble.domain import Domain, cross_fitted_domain
+from hydragnn.ensemble.ensemble import Ensemble
+from hydragnn.ensemble.estimates import AnyCalibration, Estimate, FoldLabels
+from hydragnn.ensemble.evaluation import HELD_OUT, Evaluation, Part, Parts, TargetEvaluation, evaluate_parts
+from hydragnn.ensemble.held_out import Fold
+from hydragnn.ensemble.member_outputs import MemberOutputs, member_outputs
+from hydragnn.ensemble.predictions import estimates_of
+from hydragnn.ensemble.training_domain import flag_evaluation, followed_spread, part_doubts
+from hydragnn.ensemble.uncertainty import Array
+from hydragnn.errors import InputError
+from hydragnn.models import Target
+from hydragnn.training import errors_of_folds, trivial_predictor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class FoldOutputs:
+    """What the members of a fold, and no others, say about its graphs."""
+
+    fold: Fold
+    outputs: MemberOutputs
+
+    def labelled(self, target: Target) -> FoldLabels:
+        """The usable items of a target."""
+        return FoldLabels(members=self.fold.members, rows=self.outputs.labelled(target, HELD_OUT))
+
+
+def cross_validated(
+    ensemble: Ensemble, store: GraphStore, split: Split, folds: Sequence[Fold], parts: Parts, nominal: float
+) -> Basis:
+    """The basis on all graphs that some members have not seen; these are evaluated, too, each without what it calibrates."""
+    asked = fold_outputs(ensemble, store, folds)
+    calibrations = cross_calibrations(ensemble.targets, asked, ensemble.weights, nominal)
+    domain, scores = cross_domain(ensemble, store, split, asked, calibrations)
+    held_out, rows = held_out_evaluation(ensemble, store, split, asked, nominal)
+    evaluation, arrays = evaluate_parts(ensemble, parts, calibrations, store, split, nominal)
+    flagged, flags = flag_evaluation(ensemble, domain, parts, calibrations, {HELD_OUT: scores})
+    failures = {graph: why for one in asked for graph, why in one.outputs.failures.items()}
+    return Basis(
+        calibrations=calibrations,
+        domain=domain,
+        diversity=fold_diversity(ensemble, asked),
+        evaluation=Evaluation(
+            nominal=nominal,
+            parts={HELD_OUT: held_out, **evaluation.parts},
+            failed={HELD_OUT: failures, **evaluation.failed},
+            seconds_per_graph=fold_seconds(asked, ensemble.names),
+            domain=flagged,
+        ),
+        arrays=rows | arrays | flags,
+    )
+
+
+def fold_outputs(ensemble: Ensemble, store: GraphStore, folds: Sequence[Fold]) -> tuple[FoldOutputs, ...]:
+    """Ask the members of every fold about its graphs."""
+    inputs = ensemble.needed(store)
+    return tuple(
+        FoldOutputs(
+            fold=fold,
+            outputs=member_outputs([ensemble.members[m] for m in fold.members], store, fold.graphs, inputs),
+        )
+        for fold in folds
+    )
+
+
+def cross_calibrations(
+    targets: Sequence[Target], folds: Sequence[FoldOutputs], weights: Float[Array, " members"], nominal: float
+) -> dict[str, AnyCalibration]:
+    """CV+ of every target, on all labelled graphs."""
+    return {
+        target.name: estimates_of(target).cross_calibration(target, _with_labels(target, folds), weights, nominal)
+        for target in targets
+    }
+
+
+def _with_labels(target: Target, folds: Sequence[FoldOutputs]) -> list[FoldLabels]:
+    labelled = [one.labelled(target) for one in folds]
+    some = [one for one in labelled if len(one.rows)]
+    if not some:
+        raise InputError(
+            f"field {target.name} has no labelled graph to calibrate on; leave it out or label some graphs"
+        )
+    return some
+
+
+def held_out_estimate(
+    target: Target, folds: Sequence[FoldLabels], weights: Float[Array, " members"], nominal: float
+) -> Estimate:
+    """What every fold says about the graphs it has not seen, calibrated on the other folds: no label meets itself."""
+    estimates = []
+    for fold in folds:
+        others = [one for one in folds if one is not fold]
+        calibration = estimates_of(target).cross_calibration(target, others, weights, nominal).without_folds()
+        own = shares(weights, fold.members)
+        one = estimates_of(target).of(target, fold.rows.members, own, calibration, fold.rows.nodes)
+        estimates.append(one.spread_members(fold.members, len(weights)))
+    return type(estimates[0]).join_parts(estimates)
+
+
+def held_out_evaluation(
+    ensemble: Ensemble, store: GraphStore, split: Split, folds: Sequence[FoldOutputs], nominal: float
+) -> tuple[Part, dict[str, NDArray[Any]]]:
+    """Metrics of the cross-validated ensemble, beside those of every member on what it held out, and the rows behind them.
+
+    The trivial predictor is fitted without the fold, too. A target with labels in one fold alone is left out.
+    """
+    everything = np.setdiff1d(np.arange(len(store)), split.test)
+    predictors = []
+    for one in folds:
+        model, graphs = ensemble.members[one.fold.members[0]].model, one.fold.graphs
+        learnt = np.setdiff1d(everything, graphs)
+        fine = np.setdiff1d(graphs, np.array(sorted(one.outputs.failures), dtype=np.int64))
+        if len(fine):
+            predictors.append((trivial_predictor(store, learnt, model.targets, model.normalisation), fine))
+    trivial = errors_of_folds(predictors, store, ensemble.targets, Budget(max_graphs=1024))
+    metrics: Part = {}
+    arrays: dict[str, NDArray[Any]] = {}
+    for target in ensemble.targets:
+        labelled = _with_labels(target, folds)
+        if len(labelled) < 2:
+            continue
+        estimate = held_out_estimate(target, labelled, ensemble.weights, nominal)
+        labels = np.concatenate([fold.rows.labels for fold in labelled])
+        scores = estimate.evaluation(labels, ensemble.names, trivial.get(target.name, {}))
+        metrics[target.name] = TargetEvaluation.from_json(scores)
+        rows = estimate.rows(labels, np.concatenate([fold.rows.graph for fold in labelled]))
+        arrays |= {f"{HELD_OUT}/{target.name}/{what}": values for what, values in rows.items()}
+    return metrics, arrays
+
+
+def cross_domain(
+    ensemble: Ensemble,
+    store: GraphStore,
+    split: Split,
+    folds: Sequence[FoldOutputs],
+    calibrations: Mapping[str, AnyCalibration],
+) -> tuple[Domain, Float[Array, "graphs detectors"]]:
+    """The domain of all graphs of training, with thresholds from every fold against the others, and the scores of the latter."""
+    alone = {name: calibration.without_folds() for name, calibration in calibrations.items()}
+    held_out = [
+        (
+            one.fold.graphs,
+            part_doubts(ensemble.targets, one.outputs, shares(ensemble.weights, one.fold.members), alone),
+        )
+        for one in folds
+    ]
+    everything = np.setdiff1d(np.arange(len(store)), split.test)
+    spread = followed_spread(ensemble, calibrations)
+    return cross_fitted_domain(store, everything, held_out, ensemble.inputs, ensemble.needed(store), spread)
+
+
+def fold_diversity(ensemble: Ensemble, folds: Sequence[FoldOutputs]) -> dict[str, dict[str, float]]:
+    """How differently the members of a fold err, mean over folds of several members; nothing where there are none."""
+    result: dict[str, dict[str, float]] = {}
+    for target in ensemble.targets:
+        values = [
+            estimates_of(target)
+            .evidence(target, one.rows.labels, one.rows.members)
+            .diversity(shares(ensemble.weights, one.members))
+            for one in _with_labels(target, folds)
+            if len(one.members) > 1
+        ]
+        if values:
+            result[target.name] = {key: float(np.mean([one[key] for one in values])) for key in values[0]}
+    return result
+
+
+def fold_seconds(folds: Sequence[FoldOutputs], names: Sequence[str]) -> dict[str, float]:
+    """Time per graph of every member; the mean for one that was not asked."""
+    seconds, graphs = np.zeros(len(names)), np.zeros(len(names))
+    for one in folds:
+        members = list(one.fold.members)
+        seconds[members] += one.outputs.seconds
+        graphs[members] += len(one.fold.graphs)
+    per_graph = np.where(graphs > 0, seconds, seconds.sum()) / np.where(graphs > 0, graphs, graphs.sum())
+    return dict(zip(names, per_graph.tolist()))
