@@ -17,18 +17,19 @@ LEAST, GREATEST = 0.1, 30.0
 
 def domain_facts(evaluation: Mapping[str, Any], arrays: Mapping[str, Any]) -> DomainFacts | None:
     """What ``evaluation.json`` says of the domain; None in ensembles from before, and where there are no detectors."""
-    said = evaluation.get("domain")
-    if not said or not said["detectors"]:
+    domain = evaluation.get("domain")
+    if not domain or not domain["detectors"]:
         return None
-    names = tuple(str(name) for name in said["detectors"])
-    rows = {part: np.asarray(arrays[f"{part}/domain/scores"], dtype=np.float64) for part in said["flagged"]}
+    names = tuple(str(name) for name in domain["detectors"])
+    rows = {part: np.asarray(arrays[f"{part}/domain/scores"], dtype=np.float64) for part in domain["flagged"]}
     if any(values.ndim != 2 or values.shape[1] != len(names) for values in rows.values()):
         raise ValueError("scores of the domain that do not fit its detectors")
     return DomainFacts(
-        allowed=float(said["false_alarms"]),
-        flagged={part: float(share) for part, share in said["flagged"].items()},
+        allowed=float(domain["false_alarms"]),
+        flagged={part: float(share) for part, share in domain["flagged"].items()},
         by_detector={
-            part: {name: float(shares[name]) for name in names} for part, shares in said["flagged_by_detector"].items()
+            part: {name: float(shares[name]) for name in names}
+            for part, shares in domain["flagged_by_detector"].items()
         },
         scores={part: np.fmax.reduce(values, axis=1) for part, values in rows.items()},
     )
