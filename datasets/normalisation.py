@@ -1,5 +1,6 @@
 """Scales in which models see and predict fields; fitted on the training part, kept as JSON with the model."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from dataclasses import field as member
@@ -13,6 +14,9 @@ from torch import Tensor
 from hydragnn.errors import InputError
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
+
+ELEMENTS = 119
+"""Atomic numbers are below."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,9 +60,20 @@ def normalisation_from_json(value: dict[str, Any]) -> Normalisation:
         references = {
             name: {int(z): float(energy) for z, energy in by.items()} for name, by in value["references"].items()
         }
+        numbers = [number for scale in scales.values() for number in (*scale.mean, *scale.std)]
+        numbers += [energy for by in references.values() for energy in by.values()]
+        if not all(map(math.isfinite, numbers)) or not all(0 <= z < ELEMENTS for by in references.values() for z in by):
+            raise ValueError("a scale or a reference that is not finite, or of no element")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"the normalisation is damaged ({error!r}); train the model again") from error
     return Normalisation(scales=scales, references=references)
+
+
+def check_widths(normalisation: Normalisation, fields: Mapping[str, Field]) -> None:
+    """ValueError for a scale with another number of components than its field."""
+    for name, scale in normalisation.scales.items():
+        if name in fields and (len(scale.mean), len(scale.std)) != (fields[name].width, fields[name].width):
+            raise ValueError(f"the scale of {name} has {len(scale.mean)} means and {len(scale.std)} stds")
 
 
 def normalise(batch: GraphBatch, normalisation: Normalisation) -> GraphBatch:
@@ -92,7 +107,7 @@ def reference_sums(normalisation: Normalisation, name: str, batch: GraphBatch) -
     sums = torch.zeros(batch.num_graphs, dtype=torch.float64, device=batch.device)
     if name not in normalisation.references:
         return sums
-    values = np.full(119, np.nan)
+    values = np.full(ELEMENTS, np.nan)
     values[list(normalisation.references[name])] = list(normalisation.references[name].values())
     per_node = torch.from_numpy(values).to(sums.device).index_select(0, batch[ATOMIC_NUMBERS])
     unknown = per_node.isnan()

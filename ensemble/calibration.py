@@ -108,7 +108,7 @@ def evidence(part: Part, graphs: int, guaranteed: bool, nominal: float, folds: i
     >>> evidence("valid", 5, False, 0.9)
     'calibrated on 5 validation graphs, which also chose the epoch: too few to guarantee 90 %'
     >>> evidence("held-out", 394, True, 0.9, folds=5)
-    'calibrated on 394 graphs by members that had not seen them (CV+ over 5 folds: 90 % is usual, 77 % guaranteed)'
+    'calibrated on 394 graphs by members that had not seen them (CV+ over 5 folds: 90 % is usual; they also chose the scale, else 77 % would be guaranteed)'
     """
     which = {
         "calibration": "graphs that chose nothing",
@@ -117,7 +117,7 @@ def evidence(part: Part, graphs: int, guaranteed: bool, nominal: float, folds: i
     }[part]
     if folds and guaranteed:
         least = math.floor(100 * guaranteed_level(nominal, graphs, folds))
-        which += f" (CV+ over {folds} folds: {nominal * 100:g} % is usual, {least} % guaranteed)"
+        which += f" (CV+ over {folds} folds: {nominal * 100:g} % is usual; they also chose the scale, else {least} % would be guaranteed)"
     return f"calibrated on {graphs} {which}" + ("" if guaranteed else f": too few to guarantee {nominal * 100:g} %")
 
 

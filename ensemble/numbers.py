@@ -172,18 +172,18 @@ class NumberEstimate(Estimate):
     def cross_calibration(
         cls, target: Target, folds: Sequence[FoldLabels], weights: Float[Array, " members"], nominal: float
     ) -> Calibration:
-        """CV+ on a scale of the simplest form, since the graphs that calibrate do not choose as well."""
-        field, rows = target.field, [fold.rows for fold in folds]
+        """CV+ on a scale that the same graphs chose, each of them left out in turn."""
+        field = target.field
         moments = [moments_of(fold.rows.members, shares(weights, fold.members)) for fold in folds]
-        graph = np.concatenate([one.graph for one in rows])
-        fitted = fit_calibration(
-            field,
-            np.concatenate([one.labels for one in rows]),
-            join_moments(moments),
-            graph,
-            nominal=nominal,
-            nodes=np.concatenate([one.nodes for one in rows]),
+        together = join_moments(moments)
+        labels, graph, nodes = (
+            np.concatenate(values)
+            for values in zip(*((one.rows.labels, one.rows.graph, one.rows.nodes) for one in folds))
         )
+        rows = labelled_rows(field, labels, together, graph, nodes)
+        scale = fit_scale(field, rows, None, forms(target.extensive and field.on == "graph"))
+        scale = corrected_scale(scale, rows)
+        fitted = fit_calibration(field, labels, together, graph, nominal=nominal, nodes=nodes, scale=scale)
         total = len(np.unique(graph))
         scores = tuple(
             FoldScores(members=fold.members, scores=_scores(field, fitted, fold.rows, one, total))

@@ -94,8 +94,12 @@ class Field:
 
 
 def field_from_json(value: dict[str, Any]) -> Field:
-    """The field that ``Field.to_json`` wrote; InputError on unknown or missing keys."""
+    """The field that ``Field.to_json`` wrote; InputError on unknown or missing keys, and on what is of another type."""
     try:
+        sizes = [*value.get("shape", ()), value.get("classes", 0)]
+        words = [word for key, word in value.items() if key not in ("shape", "classes")]
+        if {type(size) for size in sizes} != {int} or min(sizes) < 0 or {type(word) for word in words} != {str}:
+            raise TypeError(f"{value} are not words, and whole numbers as shape and classes")
         return Field(**{**value, "shape": tuple(value.get("shape", ()))})
-    except TypeError as error:
+    except (TypeError, AttributeError) as error:
         raise InputError(f"a field description is damaged or from a newer version: {error}") from error

@@ -58,7 +58,9 @@ class CampaignView:
 
     def __call__(self, state: State, event: Event, seconds: float) -> None:
         """Show what an event changed."""
-        self._timeline_builder.observe(self._timeline_builder.state, event, state, state.opened + seconds - state.spent)
+        self._timeline_builder.observe(
+            self._timeline_builder.state, event, state, state.session_start + seconds - state.spent
+        )
         self._latest = (state, seconds)
         if self._live is None:
             self._print(state, event, seconds)
@@ -81,7 +83,7 @@ class CampaignView:
         self._live.update(table, refresh=True)
 
     def _goodput(self, state: State, seconds: float) -> float | None:
-        return self._timeline_builder.goodput(state.opened + seconds - state.spent)
+        return self._timeline_builder.goodput(state.session_start + seconds - state.spent)
 
     def _is_time(self) -> bool:
         now = self._clock()

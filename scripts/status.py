@@ -183,10 +183,10 @@ def _amount(hours: float, local: bool) -> str:
 def _fault_text(status: CampaignStatus, number: int) -> str:
     row = status.faults[number]
     where = f" on {row.nodes} node(s)" if row.nodes and not status.nodes.local else ""
-    told = "never told to the sampler" if not row.to_sampler else f"{row.to_sampler} told to the sampler"
+    effect = "never told to the sampler" if not row.to_sampler else f"{row.to_sampler} told to the sampler"
     lost = f", {_amount(row.node_hours, status.nodes.local)} lost" if row.node_hours else ""
     kind = "cut off with the controller" if row.kind == "cut" else row.kind.replace("_", " ")
-    return f"{row.count} x {kind} in {row.trials} trial(s){where}{lost}; {told}"
+    return f"{row.count} x {kind} in {row.trials} trial(s){where}{lost}; {effect}"
 
 
 def _costs_text(status: CampaignStatus) -> str:

@@ -1,17 +1,51 @@
-"""Shape checks of jaxtyping are active in the tests, and every test runs on one thread."""
+"""Every annotation is checked in the tests, shapes by jaxtyping, and every test runs on one thread."""
 
 import importlib.util
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import is_dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, get_args
 
+import jaxtyping
 import pytest
 import torch
+from beartype import BeartypeConf, beartype
 from hypothesis import settings
 from jaxtyping import install_import_hook
 
+with_shapes = jaxtyping.jaxtyped
+without_shapes = beartype(conf=BeartypeConf(violation_type=TypeError))  # as jaxtyping raises it
+
+
+def has_shape(annotation: object) -> bool:
+    """Return True for an annotated shape, and for what holds one."""
+    inner = annotation if isinstance(annotation, list) else get_args(annotation)
+    shape = isinstance(annotation, type) and issubclass(annotation, jaxtyping.AbstractArray)
+    return shape or any(map(has_shape, inner))
+
+
+def checked(function: Any = None, *, typechecker: Callable[[Any], Any]) -> Any:
+    """What the import hook puts around a function or a class: jaxtyping where a shape is annotated, else beartype alone.
+
+    It proves the same, since shapes are compared within one call only; but jaxtyping binds the arguments of every call,
+    which took most of the time of what has no shapes. Annotations in quotes are left to jaxtyping, which passes over them.
+    """
+    if function is None:
+        return partial(checked, typechecker=typechecker)
+    if isinstance(function, type):
+        if is_dataclass(function):
+            function.__init__ = checked(function.__init__, typechecker=typechecker)
+        return function
+    annotations = getattr(function, "__annotations__", {}).values()
+    if any(isinstance(one, str) or has_shape(one) for one in annotations):
+        return with_shapes(function, typechecker=typechecker)
+    return without_shapes(function)
+
+
+jaxtyping.jaxtyped = checked
 install_import_hook("hydragnn", "beartype.beartype")
 torch.set_num_threads(1)
 settings.register_profile("tests", deadline=None)  # the first example also imports; a busy machine is no failure

@@ -119,7 +119,7 @@ def _on_opened(state: State, event: Opened, now: float) -> tuple[State, list[Act
         nodes[node_of(slot)] = (*nodes.get(node_of(slot), ()), slot)
     lost = [replace(trial, status="waiting", slots=(), cancelled="") for trial in state.running]
     asked = sorted(number for number, trial in state.trials.items() if trial.status == "asked") if state.asked else []
-    before = max(0.0, _previous_end(state, now) - state.opened)
+    before = max(0.0, _previous_end(state, now) - state.session_start)
     spent, spent_node = state.spent + before, state.spent_node + before * len(state.nodes)
     ends, ends_by = _budgets_end(event, len(nodes), now, spent, spent_node)
     state = replace(
@@ -131,7 +131,7 @@ def _on_opened(state: State, event: Opened, now: float) -> tuple[State, list[Act
         failures=0,
         ending=None,
         closed=False,
-        opened=now,
+        session_start=now,
         last=now,
         spent=spent,
         spent_node=spent_node,

@@ -145,7 +145,8 @@ class State:
     ending: Ending | None = None
     """Why nothing more is started; the campaign is over once ``closed``."""
     closed: bool = False
-    opened: float = 0.0
+    session_start: float = 0.0
+    """When the present controller began, on the clock of the events."""
     last: float = 0.0
     spent: float = 0.0
     """Seconds under earlier controllers."""
@@ -199,11 +200,11 @@ class State:
 
     def elapsed(self, now: float) -> float:
         """Seconds of campaign up to now, pauses between controllers left out."""
-        return self.spent + max(0.0, now - self.opened)
+        return self.spent + max(0.0, now - self.session_start)
 
     def node_seconds(self, now: float) -> float:
         """Seconds times nodes up to now, idle ones included."""
-        return self.spent_node + max(0.0, now - self.opened) * len(self.nodes)
+        return self.spent_node + max(0.0, now - self.session_start) * len(self.nodes)
 
     def count(self, *statuses: str) -> int:
         """How many trials have one of the statuses."""

@@ -1,5 +1,6 @@
 """Everything needed to build a model again, apart from its weights."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -113,21 +114,33 @@ class ModelDescription:
 def description_from_json(value: Mapping[str, Any]) -> ModelDescription:
     """The description that ``ModelDescription.to_json`` wrote; KeyError, TypeError or ValueError where it is damaged."""
     fields = {field.name: field for field in map(field_from_json, value["fields"])}
-    statistics = value["statistics"]
     heads = [parse_head(head, "model.json", stored=True) for head in value["heads"]]
-    unknown = [name for name in value["inputs"] if name not in fields]
+    named = [*value["inputs"], *(name for head in heads for name in head.outputs)]
+    unknown = [name for name in named if name not in fields]
     if unknown:
-        raise ValueError(f"the input {unknown[0]} is no field")
+        raise ValueError(f"{unknown[0]} is among the inputs or in a head, and no field")
+    dim, edges, branch = value["dim"], value.get("edges", True), value.get("branch", "")
+    if dim not in range(4) or not isinstance(edges, bool) or not isinstance(branch, str):
+        raise ValueError(f"dim = {dim}, edges = {edges}, branch = {branch}")
     return ModelDescription(
         model=_encoder_settings(value["model"]),
         heads=tuple(head.named(fields[head.field], strict=False) for head in heads),
         fields=fields,
         inputs=tuple(value["inputs"]),
-        dim=value["dim"],
-        statistics=GraphStatistics(**statistics) if statistics else None,
-        edges=value.get("edges", True),
-        branch=value.get("branch", ""),
+        dim=int(dim),
+        statistics=_statistics(value["statistics"]),
+        edges=edges,
+        branch=branch,
     )
+
+
+def _statistics(value: Mapping[str, Any] | None) -> GraphStatistics | None:
+    """The statistics; TypeError or ValueError unless they are numbers."""
+    if value is None:
+        return None
+    if not all(type(number) in (int, float) and 0 <= number < math.inf for number in value.values()):
+        raise ValueError(f"statistics = {value}")
+    return GraphStatistics(**value)
 
 
 def _encoder_settings(value: Mapping[str, Any]) -> ArchitectureSettings:

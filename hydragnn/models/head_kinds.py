@@ -172,10 +172,13 @@ class ScalarHeadSettings(_ItemHead, _PooledHead):
 class EnergyHeadSettings(_NumberHead):
     """An extensive number of a graph, summed over nodes, with its derivatives and reference values."""
 
-    former: ClassVar = {"per_node": False}
+    former: ClassVar = {"loss": "mse", "per_node": False}
     before: ClassVar = {"stage_two_factor": 1.0}
 
     kind: Literal["energy"] = "energy"
+
+    loss: NumberLoss = "mae"
+    """Loss on normalised values; absolute errors (mae) do not fade as energies get better, as squares do beside those of forces."""
 
     per_node: bool = True
     """Divide the error of the energy by the number of nodes in the loss: energy per atom beside single components of forces."""
@@ -195,7 +198,7 @@ class EnergyHeadSettings(_NumberHead):
     stress_weight: float = Setting(default=1.0, ge=0)
     """Weight of the stress' mean loss in the total."""
 
-    stage_two_factor: float = Setting(default=100.0, gt=0)
+    stage_two_factor: float = Setting(default=10.0, gt=0)
     """How many times heavier the energy weighs in the second stage of training (``train.stage_two``), in heads with forces or stress;
     1: there is no second stage. The validation loss has the weights of the second stage from the first epoch on."""
 

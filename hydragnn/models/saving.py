@@ -1,7 +1,7 @@
 """A model on disk: ``model.json`` says what it is, ``weights.safetensors`` holds its numbers; no pickle."""
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from hydragnn.datasets.normalisation import Normalisation, normalisation_from_json
-from hydragnn.errors import InputError
+from hydragnn.datasets.normalisation import Normalisation, check_widths, normalisation_from_json
+from hydragnn.errors import InputError, about
 from hydragnn.files import check_regular, read_sealed, write_atomically, write_sealed
 from hydragnn.models.branched import BranchedModel, build_branched
 from hydragnn.models.build import build_from_description
@@ -87,7 +87,7 @@ def read_description(folder: Path, branch: str = "") -> tuple[ModelDescription, 
 
 
 def _read(folder: Path) -> list[tuple[ModelDescription, Normalisation]]:
-    """What ``model.json`` says of every branch, or of the one model."""
+    """What ``model.json`` says of every branch, or of the one model; InputError where it is missing or damaged."""
     path = folder / "model.json"
     value: Any = read_sealed(path)
     if not isinstance(value, dict) or not isinstance(value.get("version"), int):
@@ -98,9 +98,14 @@ def _read(folder: Path) -> list[tuple[ModelDescription, Normalisation]]:
         )
     try:
         every = value["branches"] if value["version"] == BRANCHED else [value]
-        return [(description_from_json(one), normalisation_from_json(one["normalisation"])) for one in every]
-    except (KeyError, TypeError, ValueError) as error:
+        branches = [(description_from_json(one), normalisation_from_json(one["normalisation"])) for one in every]
+        if not branches:
+            raise ValueError("no branches")
+        for description, normalisation in branches:
+            check_widths(normalisation, description.fields)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path} is damaged ({error}); train or copy the model again") from error
+    return branches
 
 
 def _position(descriptions: Sequence[ModelDescription], branch: str, folder: Path) -> int:
@@ -123,12 +128,14 @@ def load_graph_model(folder: Path, branch: str = "") -> tuple[GraphModel, Normal
     descriptions = [description for description, _ in branches]
     position = _position(descriptions, branch, folder)
     weights = _weights(folder / "weights.safetensors")
+    _check_size(descriptions, weights, folder / "model.json")
     model: GraphModel | BranchedModel
-    if len(branches) == 1:
-        model = build_from_description(descriptions[0], seed=0)
-        weights = {_current_name(name, descriptions[0]): value for name, value in weights.items()}
-    else:
-        model = build_branched(descriptions, seed=0)
+    with about(str(folder / "model.json")):
+        if len(branches) == 1:
+            model = build_from_description(descriptions[0], seed=0)
+            weights = {_current_name(name, descriptions[0]): value for name, value in weights.items()}
+        else:
+            model = build_branched(descriptions, seed=0)
     if torch.float64 in {value.dtype for value in weights.values() if value.is_floating_point()}:
         model = model.double()
     try:
@@ -138,6 +145,23 @@ def load_graph_model(folder: Path, branch: str = "") -> tuple[GraphModel, Normal
         raise InputError(f"{path} does not fit {folder / 'model.json'}; copy the whole folder again") from error
     view = model.views[position] if isinstance(model, BranchedModel) else model
     return view, branches[position][1]
+
+
+def _check_size(descriptions: Sequence[ModelDescription], weights: Mapping[str, Tensor], path: Path) -> None:
+    """InputError where a width, a depth or classes are more than there are weights, before anything is made for each of them."""
+    known = sum(value.numel() for value in weights.values())
+    largest = max(_whole_numbers([description.to_json() for description in descriptions]), default=0)
+    if largest > known:
+        raise InputError(f"{path} is damaged (it asks for {largest} of something, with {known} weights); copy it again")
+
+
+def _whole_numbers(value: Any) -> Iterator[int]:
+    """The whole numbers in plain JSON."""
+    if isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _whole_numbers(item)
+    elif isinstance(value, int):
+        yield value
 
 
 def _weights(path: Path) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ import typer
 
 from hydragnn.errors import InputError, nearest
 
-NAMES = ("acac", "cantilever", "fept", "terfenol")
+NAMES = ("acac", "cantilever", "fept", "mlearn", "terfenol")
 
 
 def recipe(

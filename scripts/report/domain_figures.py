@@ -11,24 +11,28 @@ from hydragnn.scripts.report.canvas import ACCENT, INK, MUTED, Figure, figure, l
 from hydragnn.scripts.report.facts import DomainFacts, Values
 from hydragnn.scripts.report.tables import Table
 
+OWN = ("valid", "held-out")
+"""Parts that thresholds are set on."""
+
 LEAST, GREATEST = 0.1, 30.0
 """Scores that the figure shows; beyond, curves go straight on."""
 
 
 def domain_facts(evaluation: Mapping[str, Any], arrays: Mapping[str, Any]) -> DomainFacts | None:
     """What ``evaluation.json`` says of the domain; None in ensembles from before, and where there are no detectors."""
-    said = evaluation.get("domain")
-    if not said or not said["detectors"]:
+    domain = evaluation.get("domain")
+    if not domain or not domain["detectors"]:
         return None
-    names = tuple(str(name) for name in said["detectors"])
-    rows = {part: np.asarray(arrays[f"{part}/domain/scores"], dtype=np.float64) for part in said["flagged"]}
+    names = tuple(str(name) for name in domain["detectors"])
+    rows = {part: np.asarray(arrays[f"{part}/domain/scores"], dtype=np.float64) for part in domain["flagged"]}
     if any(values.ndim != 2 or values.shape[1] != len(names) for values in rows.values()):
         raise ValueError("scores of the domain that do not fit its detectors")
     return DomainFacts(
-        allowed=float(said["false_alarms"]),
-        flagged={part: float(share) for part, share in said["flagged"].items()},
+        allowed=float(domain["false_alarms"]),
+        flagged={part: float(share) for part, share in domain["flagged"].items()},
         by_detector={
-            part: {name: float(shares[name]) for name in names} for part, shares in said["flagged_by_detector"].items()
+            part: {name: float(shares[name]) for name in names}
+            for part, shares in domain["flagged_by_detector"].items()
         },
         scores={part: np.fmax.reduce(values, axis=1) for part, values in rows.items()},
     )
@@ -41,7 +45,7 @@ def domain_scores(domain: DomainFacts) -> Figure:
         "domain",
         "Scores against the threshold of the training domain",
         "How to read it: a curve per part, the share of its graphs whose score exceeds the number below. A graph is flagged above 1 "
-        "(dashed), and thresholds are set on graphs that trained no member (validation, grey, and those that calibrate) so that at "
+        "(dashed), and thresholds are set on graphs that trained no member, or not those that were asked (grey), and on those that calibrate, so that at "
         f"most {domain.allowed * 100:.0f}\u00a0% of graphs "
         "like those of training are. Other parts (coloured) chose nothing; one that lies far to the right is foreign.",
         draw,
@@ -55,7 +59,7 @@ def _draw_scores(axes: Axes, scores: Mapping[str, Values], allowed: float) -> No
         if not len(known):
             continue
         above = 1 - np.arange(1, len(known) + 1) / len(known)
-        look: dict[str, Any] = {"color": MUTED} if part == "valid" else {"color": ACCENT, "alpha": 1 / max(1, position)}
+        look: dict[str, Any] = {"color": MUTED} if part in OWN else {"color": ACCENT, "alpha": 1 / max(1, position)}
         axes.step([LEAST, *known, GREATEST], [1.0, *above, 0.0], where="post", **look)
         height = max(0.1, 0.75 - 0.2 * position)  # curves of parts like training lie close together, names must not
         there = float(np.quantile(known, 1 - height))

@@ -247,6 +247,6 @@ def diversity_table(diversity: Mapping[str, Mapping[str, float]]) -> Table | Non
     return Table(
         header=("field", "correlation of errors", "squared error that averaging removes"),
         rows=rows,
-        caption="Diversity of the members on validation graphs. Members that make the same errors (correlation near 1) gain "
+        caption="Diversity of the members on graphs that trained none of them. Members that make the same errors (correlation near 1) gain "
         "nothing from each other.",
     )

@@ -282,7 +282,7 @@ def _cautions(facts: Facts, part: Part | None, fields: Sequence[FieldVerdict]) -
         if name not in ("test", "held-out", "valid") and other.scores
     ]
     if part is not None and facts.ensemble is not None:
-        cautions.append("Coverage holds for data like the test part; on new kinds of graphs check it again.")
+        cautions.append(f"Coverage holds for data like the {part.name} part; on new kinds of graphs check it again.")
     return tuple(cautions)
 
 

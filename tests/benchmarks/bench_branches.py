@@ -36,6 +36,7 @@ HEAD = {
     "per_node": True,
     "forces": "forces",
     "forces_weight": 10.0,
+    "loss": "mse",
     "stage_two_factor": 1.0,
 }
 SPLIT = {"train": 0.58, "valid": 0.07}

@@ -38,6 +38,7 @@ HEAD = {
     "weight": 10.0,
     "forces": "forces",
     "forces_weight": 10.0,
+    "loss": "mse",
     "stage_two_factor": 1.0,
 }
 

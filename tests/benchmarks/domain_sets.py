@@ -75,6 +75,7 @@ def metals(data: Path) -> DomainSet:
                     "per_node": True,
                     "forces": "forces",
                     "forces_weight": 5.0,
+                    "loss": "mse",
                     "stage_two_factor": 1.0,
                 }
             ],
@@ -195,6 +196,7 @@ def acetylacetone(data: Path) -> DomainSet:
                     "per_node": True,
                     "forces": "forces",
                     "forces_weight": 10.0,
+                    "loss": "mse",
                     "stage_two_factor": 1.0,
                 }
             ],

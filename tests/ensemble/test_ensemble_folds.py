@@ -4,7 +4,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from hydragnn.ensemble.calibration import Calibration
 from hydragnn.ensemble.classes import ClassEstimate
 from hydragnn.ensemble.cross_validation import cross_interval, graph_scores
 from hydragnn.ensemble.estimates import FoldLabels, Labelled
+from hydragnn.ensemble.folds import held_out_estimate
 from hydragnn.ensemble.held_out import calibrating_split
 from hydragnn.ensemble.members import load_run
 from hydragnn.ensemble.numbers import NumberEstimate
@@ -294,25 +295,25 @@ def test_no_member_says_anything_about_a_graph_that_it_has_seen(
     assert isinstance(calibration, Calibration) and calibration.method == "absolute"
     for fold in calibration.folds:
         own = np.isin(graph, splits[fold.members[0]].test)
-        expected = np.sort(np.abs(words[fold.members[0], own] - truth[own])) / calibration.components[0].scale
-        np.testing.assert_allclose(fold.scores[0], expected, rtol=1e-9)
+        alone = [Point(mean=torch.from_numpy(words[fold.members[0], own]))]
+        nodes = store.sizes().nodes[graph[own]]
+        one = NumberEstimate.of(target_of(ENERGY), alone, np.ones(1), calibration.without_folds(), nodes)
+        np.testing.assert_allclose(fold.scores[0], np.sort(np.abs(one.mean - truth[own]) / one.std), rtol=1e-9)
 
 
-def test_a_member_changes_the_scores_of_its_own_fold_and_no_others(
+def test_a_member_changes_what_is_said_of_its_own_fold_and_no_others(
     cross_validated: tuple[Path, Evaluation], fold_runs: list[Path], tmp_path: Path
 ) -> None:
     shutil.copytree(fold_runs[1], tmp_path / "fold-1")
     shutil.copytree(fold_runs[2] / "model", tmp_path / "fold-1" / "model", dirs_exist_ok=True)  # another model entirely
     build_ensemble([fold_runs[0], tmp_path / "fold-1", *fold_runs[2:]], tmp_path / "out")
-    before, after = (
-        Ensemble.load(folder).manifest.calibration["energy"] for folder in (cross_validated[0], tmp_path / "out")
-    )
-    assert isinstance(before, Calibration) and isinstance(after, Calibration)
-    for old, new in zip(before.folds, after.folds):
-        same = np.allclose(
-            np.array(old.scores) * before.components[0].scale, np.array(new.scores) * after.components[0].scale
-        )
-        assert same == (old.members != (1,))
+    with (
+        np.load(cross_validated[0] / "evaluation.npz") as before,
+        np.load(tmp_path / "out" / "evaluation.npz") as after,
+    ):
+        graph = before["held-out/energy/graph"]
+        changed = before["held-out/energy/mean"] != after["held-out/energy/mean"]
+    np.testing.assert_array_equal(changed, graph % FOLDS == 1)
 
 
 def test_the_ensemble_says_how_it_was_calibrated_and_predicts(
@@ -323,7 +324,7 @@ def test_the_ensemble_says_how_it_was_calibrated_and_predicts(
     assert set(evaluation.parts) == {"held-out", "test"} and ensemble.manifest.data["parts"]["held-out"] == 72
     for name, calibration in ensemble.manifest.calibration.items():
         assert (calibration.part, calibration.graphs, len(calibration.folds)) == ("held-out", 72, FOLDS)
-        assert "CV+ over 4 folds: 90 % is usual, " in calibration.sentence
+        assert "CV+ over 4 folds: 90 % is usual; " in calibration.sentence
         for part in ("held-out", "test"):
             scores = evaluation.parts[part][name]
             assert len(scores.members) == FOLDS and scores.trivial["rmse"] is not None
@@ -345,19 +346,22 @@ def test_the_ensemble_says_how_it_was_calibrated_and_predicts(
             np.testing.assert_array_equal(arrays[f"fields/energy/{quantity}"], whole["energy"][quantity])
 
 
-def test_the_held_out_part_is_calibrated_without_the_fold(
-    cross_validated: tuple[Path, Evaluation], fold_runs: list[Path]
-) -> None:
-    calibration = Ensemble.load(cross_validated[0]).manifest.calibration["energy"]
-    assert isinstance(calibration, Calibration)
-    with np.load(cross_validated[0] / "evaluation.npz") as arrays:
-        rows = {name.split("/")[2]: arrays[name] for name in arrays.files if name.startswith("held-out/energy/")}
-    error = np.abs(rows["mean"] - rows["target"])
-    for fold in range(FOLDS):
-        own = rows["graph"] % FOLDS == fold
-        others = np.sort(error[~own])
-        # 54 graphs of the other folds: the 50th of them bounds 90 %
-        np.testing.assert_allclose((rows["upper"] - rows["lower"])[own] / 2, others[49], rtol=1e-9)
+def test_no_label_meets_an_interval_that_it_made() -> None:
+    """Wrong labels of a fold widen the intervals of the other folds, and leave its own as they are."""
+    one, weights = draw(0, FORCES, each=2), np.full(10, 0.1)
+    folds = [
+        FoldLabels(members=members, rows=labelled(one, np.flatnonzero(one.fold_of_graph == k), members, FORCES))
+        for k, members in enumerate(one.folds)
+    ]
+    wrong = replace(folds[2], rows=replace(folds[2].rows, labels=10 * folds[2].rows.labels + 5))
+    before, after = (
+        held_out_estimate(target_of(FORCES), every, weights, 0.9) for every in (folds, [*folds[:2], wrong, *folds[3:]])
+    )
+    assert isinstance(before, NumberEstimate) and isinstance(after, NumberEstimate)
+    own = np.repeat(np.arange(5), len(before.mean) // 5) == 2
+    for quantity in ("mean", "std", "lower", "upper"):
+        np.testing.assert_array_equal(before[quantity][own], after[quantity][own])
+    assert ((after.upper - after.lower)[~own] > (before.upper - before.lower)[~own]).all()
 
 
 def test_the_report_says_that_members_cross_validate(

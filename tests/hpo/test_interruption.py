@@ -112,8 +112,8 @@ def test_an_interrupted_search_saves_its_trials_says_so_once_and_leaves(
     text, _ = process.communicate(timeout=PATIENCE)
     lines = text.splitlines()
     assert lines[-1] == "stopped"
-    (told,) = [line for line in lines if line.startswith(kind.name)]
-    assert told.endswith(("trial(s) save their state", "no trial is running"))
+    (sentence,) = [line for line in lines if line.startswith(kind.name)]
+    assert sentence.endswith(("trial(s) save their state", "no trial is running"))
     history = campaign_history(out)
     assert history.ending == "stopped"
     assert all(trial.failure is None or "preempted" in trial.failure for trial in history.trials)

@@ -169,7 +169,8 @@ def test_trials_of_an_earlier_campaign_mean_what_they_meant_where_a_key_is_left_
         assert begun == replace(open_campaign(folder), source=begun.source, base=begun.base)
         trial = trial_config(begun, space_of(begun.search.space), {"model.hidden_dim": 8}, 0)
         head = trial.heads[0].to_json()
-        meanings[version] = (trial.model.to_json()["norm"], head["per_node"], head["stage_two_factor"])
+        meanings[version] = (trial.model.to_json()["norm"], head["per_node"], head["loss"], head["stage_two_factor"])
         write_settings(begun, [], folder)
         assert read_json(folder / "campaign.json")["version"] == version
-    assert meanings == {1: ("paper", False, 1.0), 2: ("smooth", False, 1.0), 3: ("smooth", True, 100.0)}
+    one_stage = (False, "mse", 1.0)
+    assert meanings == {1: ("paper", *one_stage), 2: ("smooth", *one_stage), 3: ("smooth", True, "mae", 10.0)}

@@ -77,6 +77,7 @@ VERSION_1: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "per_node": True,
             "references": True,
             "forces": "forces",
+            "loss": "mse",
             "stage_two_factor": 1.0,
         },
     ),
@@ -127,6 +128,7 @@ def test_targets_say_in_one_place_how_fields_are_learned() -> None:
         ("forces", "energy"),
         ("stress", "energy"),
     ]
-    assert [target.stage_two_factor for target in targets] == [100.0, 1.0, 1.0, 1.0, 1.0]
-    assert targets[0].per_node and targets[1].weight == 5.0 and targets[4].class_weights == "balanced"
+    assert [target.stage_two_factor for target in targets] == [10.0, 1.0, 1.0, 1.0, 1.0]
+    assert [target.loss for target in targets] == ["mae", "mae", "mae", "nll", "cross_entropy"] and targets[0].per_node
+    assert targets[1].weight == 5.0 and targets[4].class_weights == "balanced"
     assert [target_from_json(json.loads(json.dumps(target.to_json()))) for target in targets] == list(targets)

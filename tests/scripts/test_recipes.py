@@ -11,14 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hydragnn.config import config_from_table
-from hydragnn.datasets import StoreWriter, open_store
+import hydragnn
+from hydragnn.config import config_from_table, stored_config
+from hydragnn.datasets import StoreWriter, make_split, open_store
 from hydragnn.errors import InputError
 from hydragnn.files import read_json
 from hydragnn.graphs import Field, graph_from_arrays
 from hydragnn.hpo import read_campaign
 from hydragnn.scripts import api
-from hydragnn.scripts.recipes import acac, cantilever, fept, terfenol
+from hydragnn.scripts.recipes import acac, cantilever, fept, mlearn, terfenol
 from hydragnn.scripts.recipes.__main__ import NAMES, recipe
 from hydragnn.scripts.recipes.simp import Optimiser, first_density
 from hydragnn.scripts.recipes.table import Figure
@@ -105,6 +106,48 @@ def test_acac_store_holds_the_energies_and_forces_of_the_raw_file(real_data: Pat
     batch = open_store(store).read(range(6))
     np.testing.assert_array_equal(batch.positions.numpy(), table[:, :3])
     assert not batch.periodic.any(), "a molecule in a large box is not a crystal"
+
+
+# --- mlearn ---
+
+
+def write_first_frames(real_data: Path, count: int, path: Path) -> list[str]:
+    """Write the first frames of lithium as a file of the same layout; give its lines."""
+    lines = gzip.decompress((real_data / "mlearn" / "Li_train.extxyz.gz").read_bytes()).decode().splitlines()
+    starts = [number for number, line in enumerate(lines) if line.startswith("Lattice=")]
+    with gzip.open(path, "wt") as file:
+        file.write("\n".join(lines[: starts[count] - 1]) + "\n")
+    return lines[: starts[count] - 1]
+
+
+def test_mlearn_store_holds_the_crystals_energies_and_forces_of_the_raw_file(real_data: Path, tmp_path: Path) -> None:
+    lines = write_first_frames(real_data, 3, tmp_path / "Li_train.extxyz.gz")
+    store = mlearn.make_store(tmp_path / "Li_train.extxyz.gz", tmp_path / "frames.h5")
+    energies = [float(line.split(" energy=")[1].split()[0]) for line in lines if line.startswith("Lattice=")]
+    atoms = np.array([[float(word) for word in line.split()[1:]] for line in lines if line.startswith("Li ")])
+    np.testing.assert_array_equal(values(store, "energy").reshape(-1), energies)
+    np.testing.assert_allclose(values(store, "forces"), atoms[:, 3:], rtol=1e-6)
+    batch = open_store(store).read(range(3))
+    assert batch.periodic.all() and batch.dim == 3
+    assert open_store(store).attributes["cutoff"] == recipe_table("mlearn")["model"]["cutoff"]
+
+
+def test_mlearn_counts_errors_per_atom_of_frames_that_nobody_saw_and_resumes(
+    real_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mlearn, "PUBLISHED", {"Li": mlearn.PUBLISHED["Li"]})
+    write_first_frames(real_data, 20, tmp_path / "Li_train.extxyz.gz")
+    out = tmp_path / "out"
+    mlearn.run(tmp_path, out, 2)
+    first = read_json(out / "results.json")
+    store = open_store(out / "Li" / mlearn.STORE)
+    config = stored_config(out / "Li" / "members" / "0" / "config.json")
+    held_out = make_split(store, config.branches[0].split).test
+    energies = hydragnn.load(out / "Li" / "ensemble").predict(store)["energy"]["mean"].reshape(-1)
+    errors = (energies - store.column("energy").values.reshape(-1)) / store.sizes().nodes
+    assert len(held_out) == 2 and first["figures"][0]["value"] == pytest.approx(1e3 * np.abs(errors[held_out]).mean())
+    mlearn.run(tmp_path, out, 2)
+    assert read_json(out / "results.json")["figures"] == first["figures"]
 
 
 # --- terfenol ---

@@ -49,11 +49,16 @@ def arguments_of(frame: FrameType) -> dict[str, Any]:
 def is_counted(frame: FrameType) -> bool:
     """Return True for a function that stands in a file of the package and was not called by pydantic."""
     code, caller = frame.f_code, frame.f_back
-    while caller and module_of(caller).partition(".")[0] in ("jaxtyping", "beartype"):
+    while caller and (module_of(caller).partition(".")[0] in ("jaxtyping", "beartype") or is_check(caller)):
         caller = caller.f_back
     called_by_pydantic = caller is not None and module_of(caller).startswith("pydantic.")
     in_package = module_of(frame).startswith("hydragnn.") and not code.co_filename.startswith("<")
     return in_package and not code.co_name.startswith("<") and not called_by_pydantic
+
+
+def is_check(frame: FrameType) -> bool:
+    """Return True for what beartype puts around a function."""
+    return frame.f_code.co_filename.startswith("<@beartype")
 
 
 def module_of(frame: FrameType) -> str:

@@ -27,7 +27,14 @@ LABELS = (
     Field(name="energy", on="graph", unit="eV", role="target", dtype="float64"),
     Field(name="forces", on="node", shape=(3,), unit="eV/Angstrom", parity="vector", role="target"),
 )
-HEAD = {"kind": "energy", "field": "energy", "references": True, "forces": "forces", "hidden_dims": [8]}
+HEAD = {
+    "kind": "energy",
+    "field": "energy",
+    "references": True,
+    "forces": "forces",
+    "hidden_dims": [8],
+    "loss": "mse",
+}
 THIRD_SHELL = CUTOFF / 1.5**0.5
 """Lattice constant of an fcc crystal whose third shell lies at the cutoff."""
 

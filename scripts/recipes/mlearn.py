@@ -1,0 +1,101 @@
+"""mlearn: energy and forces of six elements, metals and semiconductors, by one recipe, beside published scores."""
+
+from pathlib import Path
+
+import numpy as np
+
+from hydragnn.datasets import open_store
+from hydragnn.ensemble import build_ensemble
+from hydragnn.files import read_json
+from hydragnn.record import RunRecord
+from hydragnn.scripts import api
+from hydragnn.scripts.recipes.table import Figure, show_figures
+from hydragnn.scripts.recipes.training import model_of, train_recipe
+from hydragnn.settings import read_toml
+
+MEMBERS = 2
+STORE = "frames.h5"
+PUBLISHED = {
+    "Cu": (0.87, 0.0177),
+    "Mo": (0.91, 0.184),
+    "Ge": (1.52, 0.072),
+    "Si": (0.88, 0.0694),
+    "Ni": (1.67, 0.0618),
+    "Li": (0.10, 0.0273),
+}  # the best MAE of each element on the JARVIS leaderboard: energy in meV/atom, forces in eV/Angstrom
+WITHIN = 1.5
+
+
+def run(data: Path, out: Path, epochs: int | None) -> None:
+    """For every element a store, members from different seeds, one ensemble and a report; one table for all."""
+    figures, minutes = [], 0.0
+    for element in PUBLISHED:
+        folder = out / element
+        records = train_members(data, folder, epochs)
+        ensemble = folder / "ensemble"
+        if not ensemble.exists():
+            build_ensemble([folder / "members" / str(seed) for seed in range(MEMBERS)], ensemble)
+        api.report(ensemble, folder / "report.html")
+        figures += figures_of(element, folder)
+        minutes += sum(record.cost.cpu_seconds for record in records) / 60
+        show_figures("mlearn", figures, minutes, out)  # also after each element, for whoever does not wait for all
+
+
+def train_members(data: Path, folder: Path, epochs: int | None) -> list[RunRecord]:
+    """The runs of the element that the folder is named after."""
+    store = make_store(data / f"{folder.name}_train.extxyz.gz", folder / STORE)
+    return [
+        train_recipe("mlearn", store, folder / "members" / str(seed), f"train.seed={seed}", epochs=epochs)
+        for seed in range(MEMBERS)
+    ]
+
+
+def make_store(file: Path, store: Path) -> Path:
+    """The frames of a file as a store: `hydragnn data build mlearn-build.toml` says the same."""
+    if not store.exists():
+        table = read_toml(Path(__file__).with_name("mlearn-build.toml"))
+        api.build_store({**table, "files": [str(file.resolve())]}, store)
+    return store
+
+
+def figures_of(element: str, folder: Path) -> list[Figure]:
+    """Mean absolute errors on the test part beside the published ones, and how many labels the intervals hold."""
+    test = read_json(folder / "ensemble" / "evaluation.json")["parts"]["test"]
+    energies, forces = energies_per_atom(folder), test["forces"]
+    published = PUBLISHED[element]
+    alone = " ".join(f"{member['mae']:.3g}" for member in forces["members"])
+    return [
+        Figure(
+            what=f"{element} energy MAE",
+            value=energies["ensemble"],
+            unit="meV/atom",
+            goal=WITHIN * published[0],
+            beside=f"published {published[0]:g}; "
+            + "; ".join(f"{who} {error:.3g}" for who, error in energies.items() if who != "ensemble"),
+        ),
+        Figure(
+            what=f"{element} forces MAE",
+            value=forces["ensemble"]["mae"],
+            unit="eV/A",
+            goal=published[1],
+            beside=f"published {published[1]:g}; members {alone}; trivial {forces['trivial']['mae']:.3g}",
+        ),
+        *(
+            Figure(
+                what=f"{element} {name} inside 90 % intervals", value=100 * test[name]["ensemble"]["coverage"], unit="%"
+            )
+            for name in ("energy", "forces")
+        ),
+    ]
+
+
+def energies_per_atom(folder: Path) -> dict[str, float]:
+    """MAE on the test part in meV/atom: of the ensemble, of its members, and of the energy per atom fitted to training."""
+    with np.load(folder / "ensemble" / "evaluation.npz") as rows:
+        target, graphs = rows["test/energy/target"], rows["test/energy/graph"]
+        mean, members = rows["test/energy/mean"], rows["test/energy/members"]
+    atoms = open_store(folder / STORE).sizes().nodes[graphs]
+    (reference,) = model_of(folder / "members" / "0").normalisation.references["energy"].values()
+    errors = {"ensemble": mean, "trivial": reference * atoms}
+    errors |= {f"member {seed}": values for seed, values in enumerate(members)}
+    return {who: float(1e3 * np.abs((values - target) / atoms).mean()) for who, values in errors.items()}
