@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -28,6 +29,7 @@ class Forked:
         descriptor, name = tempfile.mkstemp(prefix="output-")
         os.close(descriptor)
         self._output = Path(name)
+        weakref.finalize(self, self._output.unlink, missing_ok=True)
         self._process = SERVER.Process(target=_run, args=(list(words), dict(environment), name))
         self._process.start()
         assert self._process.pid is not None
