@@ -166,37 +166,6 @@ def test_graphs_of_any_dimension_are_welcome_where_physics_allows(kind: str, dim
     assert actual.isfinite().all()
 
 
-def grid(spacing: float, cutoff: float) -> GraphBatch:
-    """Five by five points joined up to and including the cutoff, one of them twice in one place, and a lone node."""
-    square = torch.cartesian_prod(torch.arange(5), torch.arange(5)).float()
-    points = torch.cat([square, square[:1], torch.tensor([[99.0, 99.0]])]) * spacing
-    apart = torch.cdist(points, points) <= cutoff * (1 + 1e-6)
-    receivers, senders = (apart & ~torch.eye(len(points), dtype=torch.bool)).nonzero(as_tuple=True)
-    return replace(
-        chain(len(points), 2).with_fields(drop=("relation", "area")),
-        positions=points,
-        topology=Topology.square(senders, receivers, len(points)),
-        edge_shifts=torch.zeros(len(senders), 2),
-        edge_offsets=torch.tensor([0, len(senders)]),
-    )
-
-
-@pytest.mark.parametrize("spacing", [0.06, 0.1])
-@pytest.mark.parametrize("kind", ["schnet", "painn", "egnn", "cgcnn", "gatv2", "pna"])
-def test_with_sinc_the_first_gradient_is_the_same_on_a_grid_in_any_unit_of_length(kind: str, spacing: float) -> None:
-    def first_gradient(unit: float) -> torch.Tensor:
-        shape = {"radial": "sinc", "num_radial": 4, "envelope": "none", "hidden_dim": 16, "num_layers": 4}
-        model = built(kind, head(kind="scalar", field="displacement"), dim=2, cutoff=0.1 * unit, **shape)
-        (value,) = model(grid(spacing * unit, 0.1 * unit)).values()
-        value.mean.square().mean().backward()
-        return torch.cat([weight.grad.flatten() for weight in model.parameters() if weight.grad is not None])
-
-    small, large = first_gradient(1.0), first_gradient(50.0)
-    assert small.isfinite().all()
-    # fp32, in which positions, phases and sums over hundreds of edges round: relative to the gradient as a whole
-    assert (small - large).norm() < 1e-5 * large.norm()
-
-
 def test_a_model_needs_no_input_field() -> None:
     model = built("schnet", ENERGY, inputs=())
     assert model(chain(4, 3))["energy"].mean.shape == (1,)
