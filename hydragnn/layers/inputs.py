@@ -29,7 +29,10 @@ class ClassEmbedding(nn.Module):
 
 
 class NodeInputs(nn.Module):
-    """First states of all nodes from node and graph inputs; without any input every node starts from one learned state."""
+    """First states of all nodes: h_i = o + sum_c T_c[class c of i] + sum_c T_c[class c of its graph] + network(numbers of i, numbers of its graph).
+
+    o is one learned state, from which every node starts that has no input; T_c is a learned table of a categorical field.
+    """
 
     def __init__(self, fields: Sequence[Field], channels: int) -> None:
         super().__init__()
@@ -60,7 +63,7 @@ class NodeInputs(nn.Module):
 
 
 class EdgeInputs(nn.Module):
-    """Edge inputs as one row of numbers per edge; a class becomes a learned row of at most 16 numbers."""
+    """Edge inputs as one row per edge: e_ij = (numbers of ij, T_c[class c of ij], ...); learned rows have at most 16 numbers."""
 
     def __init__(self, fields: Sequence[Field]) -> None:
         super().__init__()

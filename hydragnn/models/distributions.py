@@ -155,7 +155,7 @@ class Normal(_Number):
         return Normal(mean=_nan(items, *field.shape), variance=_nan(items, *field.shape))
 
     def nll(self, target: Tensor, divisor: Tensor | None = None) -> Float[Tensor, "items *shape"]:
-        """Half of log variance plus squared error over variance (Nix and Weigend 1994, doi:10.1109/ICNN.1994.374138)."""
+        """(log variance + (mean - label)^2 / variance) / 2 (Nix and Weigend 1994, doi:10.1109/ICNN.1994.374138)."""
         error, variance = self.error(target), self.variance
         if divisor is not None:
             error, variance = error / divisor, variance / divisor.square()

@@ -33,11 +33,7 @@ HEAD = {
     "kind": "energy",
     "field": "energy",
     "references": True,
-    "per_node": True,
     "forces": "forces",
-    "forces_weight": 10.0,
-    "loss": "mse",
-    "stage_two_factor": 1.0,
 }
 SPLIT = {"train": 0.58, "valid": 0.07}
 """Of 200 frames 116 train, 14 choose and 70 judge."""
