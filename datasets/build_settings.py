@@ -256,7 +256,7 @@ def read_build_settings(table: dict[str, Any], origin: Path) -> BuildSettings:
 
 def _kind_of(kind: Any, origin: str) -> type[BuildSettings]:
     """The settings of a kind of source; InputError where there is none such."""
-    if kind in KINDS:
+    if isinstance(kind, str) and kind in KINDS:
         return KINDS[kind]
     if isinstance(kind, str) and ":" in kind:
         where = f"{origin}: kind = {kind!r}"

@@ -150,9 +150,16 @@ def load_graph_model(folder: Path, branch: str = "") -> tuple[GraphModel, Normal
 def _check_size(descriptions: Sequence[ModelDescription], weights: Mapping[str, Tensor], path: Path) -> None:
     """InputError where a width, a depth or classes are more than there are weights, before anything is made for each of them."""
     known = sum(value.numel() for value in weights.values())
-    largest = max(_whole_numbers([description.to_json() for description in descriptions]), default=0)
+    largest = max(_whole_numbers([_with_known_keys(description) for description in descriptions]), default=0)
     if largest > known:
         raise InputError(f"{path} is damaged (it asks for {largest} of something, with {known} weights); copy it again")
+
+
+def _with_known_keys(description: ModelDescription) -> dict[str, Any]:
+    """The description without the keys that a user's architecture adds, whose numbers need not be sizes."""
+    table = description.to_json()
+    ours = next(cls for cls in type(description.model).__mro__ if cls.__module__.startswith("hydragnn."))
+    return {**table, "model": {key: value for key, value in table["model"].items() if key in ours.model_fields}}
 
 
 def _whole_numbers(value: Any) -> Iterator[int]:

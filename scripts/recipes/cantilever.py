@@ -44,7 +44,7 @@ ORIGINS = ("published", "fresh run 1", "fresh run 2", "fresh run 3", "fresh run 
 HELD_OUT, TRAINING = range(len(ORIGINS) - 1), len(ORIGINS) - 1
 PUBLISHED, FRESH = "published validation part", "all fresh runs"
 FRESH_EARLY, FRESH_LATER = "early iterations of fresh runs", "later iterations of fresh runs"
-COVERED = (PUBLISHED, FRESH, FRESH_EARLY)  # rows that the ensemble's intervals are judged on
+COVERED = (PUBLISHED, FRESH, FRESH_EARLY)  # rows with coverage of the ensemble's intervals
 INPUTS = (
     *(Field(name=name, on="node") for name in NODE_INPUTS),
     relation_field(SECTORS, "direction"),

@@ -192,3 +192,12 @@ def test_a_saved_model_of_every_kind_says_its_kind_and_nothing_of_its_class(tmp_
     save_model(tmp_path, make_model("cgcnn", dtype=torch.float32), Normalisation())
     assert read_json(tmp_path / "model.json")["model"]["kind"] == "cgcnn"
     assert load_model(tmp_path).settings.kind == "cgcnn"
+
+
+def test_a_setting_of_a_users_architecture_may_be_any_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of this package are sizes, and a damaged one that exceeds the weights is refused before memory is asked for."""
+    (tmp_path / "own_rings.py").write_text(RING)
+    monkeypatch.syspath_prepend(tmp_path)
+    model = make_model("own_rings:Ring", dtype=torch.float32, beads=10**9)
+    save_model(tmp_path / "model", model, Normalisation())
+    assert load_model(tmp_path / "model").settings.to_json()["beads"] == 10**9
