@@ -158,7 +158,7 @@ def _check_size(descriptions: Sequence[ModelDescription], weights: Mapping[str, 
 def _with_known_keys(description: ModelDescription) -> dict[str, Any]:
     """The description without the keys that a user's architecture adds, whose numbers need not be sizes."""
     table = description.to_json()
-    ours = next(cls for cls in type(description.model).__mro__ if cls.__module__.startswith("hydragnn."))
+    ours: Any = next(cls for cls in type(description.model).__mro__ if cls.__module__.startswith("hydragnn."))
     return {**table, "model": {key: value for key, value in table["model"].items() if key in ours.model_fields}}
 
 
