@@ -30,11 +30,18 @@ def in_a_step() -> None:
 
 
 def limited() -> None:
-    """The system gives no more memory from the third step on."""
+    """The system gives no more memory from the third step on, and what the allocator has kept is taken too."""
+    taken: list[torch.Tensor] = []
 
     def limit() -> None:
         used = psutil.Process().memory_info().vms
-        resource.setrlimit(resource.RLIMIT_AS, (used + 2**20, used + 2**20))
+        resource.setrlimit(resource.RLIMIT_AS, (used, used))
+        size = 2**26
+        while size >= 2**15:
+            try:
+                taken.append(torch.empty(size, dtype=torch.uint8))
+            except (RuntimeError, MemoryError):
+                size //= 2
 
     after(loop, "loss_sums", 3, limit)
 
