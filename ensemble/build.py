@@ -20,6 +20,7 @@ from hydragnn.ensemble.held_out import Fold, calibrating_split
 from hydragnn.ensemble.manifest import Manifest, MemberEntry, checksum, write_manifest
 from hydragnn.ensemble.member_outputs import member_outputs
 from hydragnn.ensemble.members import Member, load_run
+from hydragnn.ensemble.training_domain import with_latent_spaces
 from hydragnn.errors import InputError, nearest
 from hydragnn.files import flush_directory, is_free, kind_of_folder, replace_atomically, write_json
 
@@ -57,6 +58,8 @@ def build_ensemble(
     store = store or open_store(members[0].config.data.store)
     _check_store(members[0], store)
     split, folds = calibrating_split(members, store)
+    raw = with_latent_spaces(raw, store)
+    members = list(raw.members)
 
     parts: Parts = {}
     if len(split.test):
