@@ -46,7 +46,7 @@ def build_ensemble(
     The calibration sees the calibration part only, or validation where there is none; the evaluation covers validation, test
     and every store in ``others``. Members whose splits together leave every graph out are an ensemble by cross-validation:
     every graph calibrates, and is evaluated, by the members that have not seen it. The store is the runs' own unless given. The folder is complete or absent. InputError where runs did not finish or do not fit together, the
-    store is not the one they were trained on, or ``out`` is there already; Interrupted after SIGINT, SIGTERM or SIGUSR1. Of runs with
+    store is not the one they were trained on, or ``out`` is there already; Interrupted after a signal that asks to stop. Of runs with
     several branches, the ensemble is of the one that is named.
     """
     check_out(out)
@@ -82,7 +82,7 @@ def build_ensemble(
 
 
 def stopping_at_once(out: Path) -> AbstractContextManager[Callable[[], None]]:
-    """Let SIGINT, SIGTERM and SIGUSR1 raise Interrupted for the length of the block, in which ``out`` is made; gives the check of ``raise_signals``."""
+    """Let signals that ask to stop raise Interrupted for the length of the block, in which ``out`` is made; gives the check of ``raise_signals``."""
 
     def interrupted(kind: signal.Signals) -> Interrupted:
         stands = "is complete" if (out / "ensemble.json").is_file() else "was not made; the same command begins again"
