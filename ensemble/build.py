@@ -2,7 +2,9 @@
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,8 +23,10 @@ from hydragnn.ensemble.manifest import Manifest, MemberEntry, checksum, write_ma
 from hydragnn.ensemble.member_outputs import member_outputs
 from hydragnn.ensemble.members import Member, load_run
 from hydragnn.ensemble.training_domain import with_latent_spaces
-from hydragnn.errors import InputError, nearest
+from hydragnn.errors import InputError, Interrupted, nearest
 from hydragnn.files import flush_directory, is_free, kind_of_folder, replace_atomically, write_json
+from hydragnn.record import FINISHED, read_record
+from hydragnn.runs.signals import STOPPING, raise_signals
 
 MEMBER_FILES = ("model.json", "weights.safetensors", "record.json", "config.json")
 
@@ -42,45 +46,78 @@ def build_ensemble(
 
     The calibration sees the calibration part only, or validation where there is none; the evaluation covers validation, test
     and every store in ``others``. Members whose splits together leave every graph out are an ensemble by cross-validation:
-    every graph calibrates, and is evaluated, by the members that have not seen it. The store is the runs' own unless given. The folder is complete or absent. InputError where runs do not fit together, the
-    store is not the one they were trained on, or ``out`` is there already. Of runs with several branches, the ensemble is of
-    the one that is named.
+    every graph calibrates, and is evaluated, by the members that have not seen it. The store is the runs' own unless given. The folder is complete or absent. InputError where runs did not finish or do not fit together, the
+    store is not the one they were trained on, or ``out`` is there already; Interrupted after a signal that asks to stop. Of runs with
+    several branches, the ensemble is of the one that is named.
     """
     check_out(out)
+    with stopping_at_once(out) as check:
+        members = _members(runs, weights, branch)
+        raw = ensemble_of(members)
+        store = store or _store_of(members[0])
+        _check_store(members[0], store)
+        split, folds = calibrating_split(members, store)
+        raw = with_latent_spaces(raw, store)
+        check()
+
+        parts: Parts = {}
+        if len(split.test):
+            parts["test"] = (store, member_outputs(raw.members, store, split.test, raw.needed(store)))
+        for name, other in (others or {}).items():
+            check()
+            parts[name] = (other, member_outputs(raw.members, other, np.arange(len(other)), raw.needed(other)))
+        check()
+        if folds:
+            basis = cross_validated(raw, store, split, folds, parts, nominal)
+        else:
+            basis = validated(raw, store, split, parts, nominal)
+
+        manifest = replace(
+            raw.manifest,
+            nominal=nominal,
+            calibration=basis.calibrations,
+            domain=basis.domain,
+            data=_data(members[0], store, split, folds, out),
+            selection={**(selection or {}), "diversity": basis.diversity},
+        )
+        _write(out, runs, manifest, basis.evaluation, basis.arrays, check)
+    return basis.evaluation
+
+
+def stopping_at_once(out: Path) -> AbstractContextManager[Callable[[], None]]:
+    """Let signals that ask to stop raise Interrupted for the length of the block, in which ``out`` is made; gives the check of ``raise_signals``."""
+
+    def interrupted(kind: signal.Signals) -> Interrupted:
+        stands = "is complete" if (out / "ensemble.json").is_file() else "was not made; the same command begins again"
+        return Interrupted(f"stopped by {kind.name}; {out} {stands}")
+
+    return raise_signals(STOPPING, interrupted)
+
+
+def _members(runs: Sequence[Path], weights: Sequence[float] | None, branch: str) -> list[Member]:
+    """The members that these runs become, with equal weights unless given; InputError where one did not finish."""
     if not runs:
         raise InputError("an ensemble needs at least one finished run; give some")
-    weights = list(weights) if weights is not None else [1.0 / len(runs)] * len(runs)
-    members = [
+    for run in runs:
+        check_finished(run)
+    shares = list(weights) if weights is not None else [1.0 / len(runs)] * len(runs)
+    return [
         replace(load_run(run, weight=weight, branch=branch), name=name)
-        for run, weight, name in zip(runs, weights, distinct_names(runs), strict=True)
+        for run, weight, name in zip(runs, shares, distinct_names(runs), strict=True)
     ]
-    raw = ensemble_of(members)
-    store = store or open_store(members[0].config.data.store)
-    _check_store(members[0], store)
-    split, folds = calibrating_split(members, store)
-    raw = with_latent_spaces(raw, store)
-    members = list(raw.members)
 
-    parts: Parts = {}
-    if len(split.test):
-        parts["test"] = (store, member_outputs(members, store, split.test, raw.needed(store)))
-    for name, other in (others or {}).items():
-        parts[name] = (other, member_outputs(members, other, np.arange(len(other)), raw.needed(other)))
-    if folds:
-        basis = cross_validated(raw, store, split, folds, parts, nominal)
-    else:
-        basis = validated(raw, store, split, parts, nominal)
 
-    manifest = replace(
-        raw.manifest,
-        nominal=nominal,
-        calibration=basis.calibrations,
-        domain=basis.domain,
-        data=_data(members[0], store, split, folds, out),
-        selection={**(selection or {}), "diversity": basis.diversity},
-    )
-    _write(out, runs, manifest, basis.evaluation, basis.arrays)
-    return basis.evaluation
+def check_finished(run: Path) -> None:
+    """Raise InputError where the run in the folder did not come to its end."""
+    record = read_record(run)
+    if record.status == "failed":
+        why = f" ({record.failure.kind}: {record.failure.message})" if record.failure else ""
+        raise InputError(f"{run} failed{why} and cannot become a member; leave it out or train it again")
+    if record.status not in FINISHED:
+        raise InputError(
+            f"{run} is {record.status} after {record.epochs} epochs and cannot become a member yet; finish it with "
+            f"hydragnn train ... --out {run} --resume (a trial by resuming its search), or leave it out"
+        )
 
 
 def check_out(out: Path) -> None:
@@ -104,6 +141,17 @@ def distinct_names(runs: Sequence[Path]) -> list[str]:
             name = f"{run.resolve().name}-{number}"
         names.append(name)
     return names
+
+
+def _store_of(member: Member) -> GraphStore:
+    """The store that the member was trained on; InputError where it is not where it was."""
+    path = member.config.data.store
+    if not path.exists():
+        raise InputError(
+            f"the store {path}, which member {member.name} was trained on, is not there any more; put it back, since its "
+            "graphs calibrate and judge the ensemble"
+        )
+    return open_store(path)
 
 
 def _check_store(member: Member, store: GraphStore) -> None:
@@ -156,8 +204,9 @@ def _write(
     manifest: Manifest,
     evaluation: Evaluation,
     arrays: Mapping[str, NDArray[Any]],
+    check: Callable[[], None],
 ) -> None:
-    """Fill a folder beside ``out`` and give it its name at the end."""
+    """Fill a folder beside ``out`` and give it its name at the end; what ``check`` raises at the last moment prevents it."""
     making = out.with_name(f".{out.name}.making")
     try:
         shutil.rmtree(making, ignore_errors=True)
@@ -172,6 +221,7 @@ def _write(
         write_manifest(replace(manifest, members=tuple(entries)), making)
         write_json(making / "evaluation.json", evaluation.to_json())
         _save_arrays(making / "evaluation.npz", arrays)
+        check()
         making.rename(out)
         flush_directory(out.parent)
     except OSError as error:

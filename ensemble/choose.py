@@ -7,7 +7,7 @@ from typing import Any
 
 from hydragnn.datasets import open_store
 from hydragnn.ensemble.basis import evidence_of
-from hydragnn.ensemble.build import build_ensemble, check_out
+from hydragnn.ensemble.build import build_ensemble, check_out, stopping_at_once
 from hydragnn.ensemble.ensemble import ensemble_of
 from hydragnn.ensemble.evaluation import Evaluation
 from hydragnn.ensemble.held_out import joint_split
@@ -15,6 +15,7 @@ from hydragnn.ensemble.member_outputs import member_outputs
 from hydragnn.ensemble.members import load_run
 from hydragnn.ensemble.selection import Candidate, candidates, greedy_selection, top_k
 from hydragnn.errors import InputError, nearest
+from hydragnn.record import FINISHED
 
 METHODS = ("top-k", "greedy")
 POOL = 4
@@ -45,7 +46,9 @@ def ensemble_from_runs(
 ) -> Evaluation:
     """Choose members among finished runs as ``select_runs`` does, and build the ensemble; gives its evaluation."""
     check_out(out)
-    choice = select_runs(runs, top_k=top_k, method=method, by=by, price=price, campaign=campaign, branch=branch)
+    with stopping_at_once(out) as check:
+        choice = select_runs(runs, top_k=top_k, method=method, by=by, price=price, campaign=campaign, branch=branch)
+        check()
     return build_ensemble(
         choice.folders, out, weights=choice.weights, selection=choice.selection, nominal=nominal, branch=branch
     )
@@ -94,7 +97,7 @@ def _greedy(
     known: Sequence[Candidate], k: int, by: str | None, price: float, branch: str
 ) -> tuple[list[Candidate], list[float], dict[str, Any]]:
     top_k(known, k, by)  # refuses what cannot be
-    finished = sum(candidate.record.status in ("finished", "stopped") for candidate in known)
+    finished = sum(candidate.record.status in FINISHED for candidate in known)
     pool = top_k(known, min(POOL * k, finished), by)
     members = [load_run(candidate.folder, branch=branch) for candidate in pool]
     together = ensemble_of(members)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from hydragnn.ensemble.metrics import gaussian_crps, gaussian_nll
 from hydragnn.ensemble.uncertainty import total_variance
 from hydragnn.errors import InputError, nearest
-from hydragnn.record import RunRecord, read_record
+from hydragnn.record import FINISHED, RunRecord, read_record
 
 Array = NDArray[np.float64]
 
@@ -51,7 +51,7 @@ def top_k(records: Sequence[Candidate], k: int, by: str | None = "valid/loss") -
     takes the order given.
     InputError where fewer than k runs finished, or where none has ``by``.
     """
-    finished = [candidate for candidate in records if candidate.record.status in ("finished", "stopped")]
+    finished = [candidate for candidate in records if candidate.record.status in FINISHED]
     if k < 1:
         raise InputError(f"an ensemble of {k} members has no meaning; give a top-k of at least 1")
     if k > len(finished):

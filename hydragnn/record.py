@@ -15,6 +15,9 @@ from hydragnn.settings import first_problem
 VERSION = 1
 
 Status = Literal["running", "paused", "finished", "stopped", "failed"]
+FINISHED: tuple[Status, ...] = ("finished", "stopped")
+"""How runs end that have a result: after all epochs, or early."""
+
 FailureKind = Literal[
     "lost_node", "launch", "out_of_memory", "diverged", "timeout", "configuration", "preempted", "defect"
 ]

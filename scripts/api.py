@@ -140,11 +140,11 @@ def status(campaign: Path | str) -> "CampaignStatus":
 
 
 def build_ensemble(
-    campaign: Path | str,
+    source: Path | str | Sequence[Path | str],
     out: Path | str,
     *,
-    top_k: int = 5,
-    method: str = "top-k",
+    top_k: int | None = None,
+    method: str | None = None,
     train: bool = False,
     final_seeds: int = 0,
     epochs: int | None = None,
@@ -152,17 +152,37 @@ def build_ensemble(
     quiet: bool = True,
     branch: str = "",
 ) -> "Evaluation":
-    """One calibrated ensemble of the best runs of a campaign, of several branches for the one named; gives its evaluation.
+    """One calibrated ensemble of the best runs of a campaign, or of given finished runs, of several branches for the one named.
 
-    With ``train``, ``final_seeds`` or ``epochs`` the chosen configurations are first trained anew, all at once.
+    Gives its evaluation. Of a campaign ``top_k`` (5) trials are chosen by ``method`` ("top-k"); with ``train``, ``final_seeds`` or
+    ``epochs`` they are first trained anew, all at once. Given runs all become members with equal weights, and none of
+    these means anything: InputError. So it is for runs that did not finish or do not fit together. Interrupted by a signal.
     """
+    from hydragnn.ensemble import build_ensemble as ensemble_of_runs
     from hydragnn.ensemble import ensemble_from_runs
+    from hydragnn.ensemble.build import check_out
     from hydragnn.hpo import finished_runs
     from hydragnn.scripts.final import trained_ensemble
+    from hydragnn.scripts.members import campaign_or_runs, check_no_options
 
+    check_out(Path(out))
+    campaign = campaign_or_runs([Path(source)] if isinstance(source, Path | str) else [Path(one) for one in source])
+    if isinstance(campaign, list):
+        check_no_options(
+            {
+                "--top-k": top_k,
+                "--method": method,
+                "--train": train,
+                "--final-seeds": final_seeds,
+                "--epochs": epochs,
+                "--workers": workers,
+            }
+        )
+        return ensemble_of_runs(campaign, Path(out), branch=branch)
+    top_k, method = top_k or 5, method or "top-k"
     if train or final_seeds or epochs:
         return trained_ensemble(
-            Path(campaign),
+            campaign,
             Path(out),
             top_k=top_k,
             method=method,
@@ -173,7 +193,7 @@ def build_ensemble(
             branch=branch,
         )
     return ensemble_from_runs(
-        finished_runs(Path(campaign)), Path(out), top_k=top_k, method=method, campaign=Path(campaign), branch=branch
+        finished_runs(campaign), Path(out), top_k=top_k, method=method, campaign=campaign, branch=branch
     )
 
 

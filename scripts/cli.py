@@ -214,12 +214,26 @@ def status(
 
 @app.command()
 def ensemble(
-    campaign: Annotated[Path, typer.Argument(help="A campaign folder made by `hydragnn search`.")],
+    sources: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="CAMPAIGN | RUN...",
+            help="A campaign folder made by `hydragnn search`, or finished run folders made by `hydragnn train`.",
+            show_default=False,
+        ),
+    ],
     out: Annotated[Path, typer.Option("--out", help="Folder of the ensemble; must not exist yet.")],
-    top_k: Annotated[int, typer.Option("--top-k", min=1, help="Number of members.")] = 5,
+    top_k: Annotated[
+        int | None,
+        typer.Option("--top-k", min=1, help="Number of members of a campaign; given runs are all.", show_default="5"),
+    ] = None,
     method: Annotated[
-        str, typer.Option(help="top-k: the K best; greedy: forward selection on CRPS, members may repeat as weights.")
-    ] = "top-k",
+        str | None,
+        typer.Option(
+            help="top-k: the K best; greedy: forward selection on CRPS, members may repeat as weights.",
+            show_default="top-k",
+        ),
+    ] = None,
     train: Annotated[
         bool,
         typer.Option("--train", help="Train the chosen configurations anew to the full budget, as one balanced job."),
@@ -232,9 +246,14 @@ def ensemble(
     branch: Branch = "",
     as_json: AsJson = False,
 ) -> None:
-    """Turn the best configurations of a campaign into one calibrated ensemble, evaluated on the test part."""
+    """Turn the best configurations of a campaign, or given runs, into one calibrated ensemble, evaluated on the test part.
+
+    `hydragnn ensemble CAMPAIGN --top-k 5 --out E` chooses members; `hydragnn ensemble RUN RUN RUN --out E` takes all of them, with
+    equal weights: finished runs on one store that predict the same fields. Runs that each held another fold out become one
+    ensemble by cross-validation (docs/ensembles.md). After Ctrl-C the same command begins again.
+    """
     result = api.build_ensemble(
-        campaign,
+        sources,
         out,
         top_k=top_k,
         method=method,

@@ -57,7 +57,10 @@ def predict_to_file(
     """
     own = branch_for(model, source, branch)
     job = Job(model=model, source=source, out=out, resume=resume, batch=batch, held=held, branch=own)
-    with interruptible(signal.SIGINT, signal.SIGTERM) as check, worker_group(workers, _predict_as_child, job) as group:
+    with (
+        interruptible(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as check,
+        worker_group(workers, _predict_as_child, job) as group,
+    ):
         try:
             return predict_with(group, job, check, quiet=quiet)
         except KeyboardInterrupt as error:
@@ -179,5 +182,5 @@ def _predict_as_child(rank: int, size: int, threads: int, opening: dict[str, Any
     """A local worker's whole life."""
     torch.set_num_threads(threads)
     ended = contextlib.suppress(KeyboardInterrupt)
-    with ended, interruptible(signal.SIGINT) as check, at_work(ChildGroup(rank, size, opening)) as group:
+    with ended, interruptible(signal.SIGINT, signal.SIGHUP) as check, at_work(ChildGroup(rank, size, opening)) as group:
         predict_with(group, job, check)

@@ -173,7 +173,7 @@ class EnergyHeadSettings(_NumberHead):
     """An extensive number of a graph, summed over nodes, with its derivatives and reference values."""
 
     former: ClassVar = {"loss": "mse", "per_node": False}
-    before: ClassVar = {"stage_two_factor": 1.0}
+    before: ClassVar = {"stage_two_factor": 1.0, "stress_per_node": False}
 
     kind: Literal["energy"] = "energy"
 
@@ -197,6 +197,9 @@ class EnergyHeadSettings(_NumberHead):
 
     stress_weight: float = Setting(default=1.0, ge=0)
     """Weight of the stress' mean loss in the total."""
+
+    stress_per_node: bool = True
+    """Multiply the error of the stress by the volume per node in the loss: a virial per atom, in the unit of energies per atom."""
 
     stage_two_factor: float = Setting(default=10.0, gt=0)
     """How many times heavier the energy weighs in the second stage of training (``train.stage_two``), in heads with forces or stress;
@@ -233,13 +236,19 @@ class EnergyHeadSettings(_NumberHead):
             stage_two_factor=self.stage_two_factor if self.derivatives else 1.0,
         )
         weights = self.weights
-        derived = [("forces", self.forces), ("stress", self.stress)]
+        per_node = {"stress": self.stress_per_node}
         return (
             energy,
             *(
-                Target(field=fields[name], loss=self.loss, weight=weights[name], derivative=what, source=self.field)  # type: ignore[arg-type]
-                for what, name in derived
-                if name
+                Target(
+                    field=fields[name],
+                    loss=self.loss,
+                    weight=weights[name],
+                    per_node=per_node.get(what, False),
+                    derivative=what,  # type: ignore[arg-type]
+                    source=self.field,
+                )
+                for what, name in self.derivatives.items()
             ),
         )
 

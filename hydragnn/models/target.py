@@ -27,7 +27,7 @@ class Target:
     odd: bool = False
     """The value of an edge changes its sign with the edge's direction: zero stays where it is."""
     per_node: bool = False
-    """The loss divides errors by the number of nodes."""
+    """The loss divides errors by the number of nodes; those of a stress are multiplied by the volume before."""
     references: bool = False
     """Reference values per atomic number are taken off first."""
     derivative: Literal["", "forces", "stress"] = ""

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.batch import GraphBatch, volumes
 from hydragnn.models import Distribution, Target
 
 
@@ -87,6 +87,8 @@ def loss_sum(target: Target, prediction: Distribution, batch: GraphBatch) -> Flo
     error = _present_only(prediction.error(labels), present)
     if divisor is not None:
         error = error / divisor
+        if target.derivative == "stress":
+            error = error * _like_items(volumes(batch).to(error.dtype), error)
     if target.loss == "relative":
         norms = label_norms(batch, name)
         ratios = (_squares_per_graph(error, batch, name) + TINY).sqrt() / norms.clamp(min=TINY)

@@ -1,5 +1,6 @@
 """How to do it again: commands, configuration, versions, hashes, hardware."""
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,12 +47,21 @@ def _commands(facts: Facts, name: str) -> list[str]:
         lines.append(f"hydragnn search {name} --out CAMPAIGN")
         last = "CAMPAIGN"
     if facts.ensemble is not None:
-        members = len(facts.ensemble.members)
-        source = "CAMPAIGN" if facts.campaign is not None else "RUNS"
-        options = _choice(facts.ensemble, members) + (f" --branch {facts.branch}" if facts.branch else "")
-        lines.append(f"hydragnn ensemble {source} {options} --out ENSEMBLE")
+        branch = f" --branch {facts.branch}" if facts.branch else ""
+        lines += _ensemble_commands(facts.ensemble, name if facts.campaign is None else "", branch)
         last = "ENSEMBLE"
     return [*lines, f"hydragnn report {last}"]
+
+
+def _ensemble_commands(ensemble: EnsembleFacts, config: str, branch: str) -> list[str]:
+    """From a campaign, or from runs, of which the first has the configuration that is shown."""
+    members = ensemble.members
+    if (ensemble.description.get("selection") or {}).get("campaign") or not config:
+        return [f"hydragnn ensemble CAMPAIGN {_choice(ensemble, len(members))}{branch} --out ENSEMBLE"]
+    runs = [shlex.quote(member.name) for member in members]
+    first = f"hydragnn train {config} --out {runs[0]}"
+    others = "  # the others as members/*/config.json of the ensemble say" if len(runs) > 1 else ""
+    return [first + others, f"hydragnn ensemble {' '.join(runs)}{branch} --out ENSEMBLE"]
 
 
 def _choice(ensemble: EnsembleFacts, members: int) -> str:

@@ -180,7 +180,7 @@ def table_of(rows: Sequence[Row]) -> Table:
     table = Table("field", "who", "way", "coverage", "by nodes", "by magnitude", "width", "CRPS", "widths")
 
     def shares(values: Sequence[float]) -> str:
-        return " ".join(f"{100 * value:.0f}" for value in values)
+        return " ".join("-" if np.isnan(value) else f"{100 * value:.0f}" for value in values)
 
     for row in rows:
         coverage = f"{100 * row['coverage']:.1f} ± {100 * row['coverage_std']:.1f}"

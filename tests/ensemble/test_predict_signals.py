@@ -75,7 +75,7 @@ def first_acts(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, act: Call
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_dropped_signal_ends_a_prediction_before_its_next_unit(
     way: str,
     kind: signal.Signals,
@@ -114,7 +114,7 @@ def test_a_dropped_signal_ends_building_and_writing(
     assert dropped == [KeyboardInterrupt] and not out.exists()
 
 
-@pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+@pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
 @pytest.mark.parametrize("name", ["prepare_data", "first_record"])
 def test_a_dropped_signal_ends_a_run_before_its_first_step(
     name: str,

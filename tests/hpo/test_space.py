@@ -158,6 +158,7 @@ def test_a_small_discrete_space_is_counted_with_its_conditions() -> None:
 
 def test_trials_of_an_earlier_campaign_mean_what_they_meant_where_a_key_is_left_out(tmp_path: Path) -> None:
     heads = [{"kind": "energy", "field": "energy", "forces": "forces"}]
+    meant = ("per_node", "loss", "stage_two_factor", "stress_per_node")
     table = {"data": {"store": "a.h5"}, "model": {"kind": "painn"}, "heads": heads}
     space = {"model.hidden_dim": {"type": "int", "low": 8, "high": 16}}
     now = campaign_settings({**table, "search": {"space": space}}, SOURCE)
@@ -169,8 +170,8 @@ def test_trials_of_an_earlier_campaign_mean_what_they_meant_where_a_key_is_left_
         assert begun == replace(open_campaign(folder), source=begun.source, base=begun.base)
         trial = trial_config(begun, space_of(begun.search.space), {"model.hidden_dim": 8}, 0)
         head = trial.heads[0].to_json()
-        meanings[version] = (trial.model.to_json()["norm"], head["per_node"], head["loss"], head["stage_two_factor"])
+        meanings[version] = (trial.model.to_json()["norm"], *(head[key] for key in meant))
         write_settings(begun, [], folder)
         assert read_json(folder / "campaign.json")["version"] == version
-    one_stage = (False, "mse", 1.0)
-    assert meanings == {1: ("paper", *one_stage), 2: ("smooth", *one_stage), 3: ("smooth", True, "mae", 10.0)}
+    one_stage = (False, "mse", 1.0, False)
+    assert meanings == {1: ("paper", *one_stage), 2: ("smooth", *one_stage), 3: ("smooth", True, "mae", 10.0, True)}

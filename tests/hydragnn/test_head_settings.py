@@ -79,6 +79,7 @@ VERSION_1: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "forces": "forces",
             "loss": "mse",
             "stage_two_factor": 1.0,
+            "stress_per_node": False,
         },
     ),
     "sum": (
@@ -129,6 +130,7 @@ def test_targets_say_in_one_place_how_fields_are_learned() -> None:
         ("stress", "energy"),
     ]
     assert [target.stage_two_factor for target in targets] == [10.0, 1.0, 1.0, 1.0, 1.0]
-    assert [target.loss for target in targets] == ["mae", "mae", "mae", "nll", "cross_entropy"] and targets[0].per_node
+    assert [target.loss for target in targets] == ["mae", "mae", "mae", "nll", "cross_entropy"]
+    assert [target.per_node for target in targets] == [True, False, True, False, False]
     assert targets[1].weight == 5.0 and targets[4].class_weights == "balanced"
     assert [target_from_json(json.loads(json.dumps(target.to_json()))) for target in targets] == list(targets)

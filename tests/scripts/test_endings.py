@@ -91,6 +91,7 @@ def test_a_last_training_that_is_cut_short_makes_no_ensemble_and_exits_as_a_sear
     monkeypatch.setattr(final, "given_runs", lambda *_, **__: [])
     monkeypatch.setattr(final, "open_campaign", lambda _: SimpleNamespace(search=None))
     monkeypatch.setattr(final, "run_final", lambda *_, **__: SimpleNamespace(result=result, folders=[]))
+    (tmp_path / "campaign.json").touch()
     actual, output = call("ensemble", tmp_path, "--out", tmp_path / "ensemble", "--train", "--json")
     assert actual == code
     assert "the same command continues" in output

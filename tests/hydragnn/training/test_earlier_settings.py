@@ -23,8 +23,9 @@ Config = Callable[..., RunConfig]
 
 
 def without_stages(table: dict[str, Any]) -> dict[str, Any]:
-    """A configuration or a model as it was written before there were stages."""
-    heads = [{key: value for key, value in head.items() if key != "stage_two_factor"} for head in table["heads"]]
+    """A configuration or a model as it was written before there were stages, and stresses counted per node."""
+    later = ("stage_two_factor", "stress_per_node")
+    heads = [{key: value for key, value in head.items() if key not in later} for head in table["heads"]]
     train = {key: value for key, value in table.get("train", {}).items() if key != "stage_two"}
     return {**table, "heads": heads, **({"train": train} if train else {})}
 
@@ -98,7 +99,7 @@ def test_forces_that_are_not_smooth_are_noted(
 
 
 ENERGY = {"kind": "energy", "field": "energy", "references": True, "forces": "forces", "hidden_dims": [8]}
-BEFORE = {"loss": "mse", "per_node": False, "stage_two_factor": 1.0}
+BEFORE = {"loss": "mse", "per_node": False, "stage_two_factor": 1.0, "stress_per_node": False}
 
 
 def test_a_run_of_one_stage_goes_on_with_it_and_with_the_loss_of_whole_energies(
@@ -122,5 +123,5 @@ def test_what_a_stored_energy_leaves_out_means_what_it_meant_and_a_new_one_has_t
     assert {key: stored.to_json()[key] for key in BEFORE} == BEFORE
     lacking = {key: value for key, value in table["train"].items() if key != "stage_two"}
     assert parse_config({**table, "train": lacking}, stored=True).train.stage_two == 1.0
-    assert [table["heads"][0][key] for key in BEFORE] == ["mae", True, 10.0]
+    assert [table["heads"][0][key] for key in BEFORE] == ["mae", True, 10.0, True]
     assert parse_config(table, stored=True) == parse_config(table) == make_config(heads=[ENERGY])

@@ -2,10 +2,12 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+from ase import Atoms
 
-from hydragnn.graphs import Field, GraphBatch, concatenate, graph_from_arrays
+from hydragnn.graphs import Field, GraphBatch, concatenate, from_ase, graph_from_arrays
 from hydragnn.models import Normal, Point, Target
 from hydragnn.models.target import Loss
 from hydragnn.training.loss import label_counts, loss_sum, loss_sums
@@ -14,6 +16,8 @@ FIELDS = (
     Field(name="energy", on="graph", role="target", dtype="float64"),
     Field(name="forces", on="node", shape=(3,), parity="vector", role="target", dtype="float64"),
 )
+
+STRESS = Field(name="stress", on="graph", shape=(3, 3), parity="tensor", role="target", dtype="float64")
 
 
 def graph(nodes: int, energy: float | None) -> GraphBatch:
@@ -67,6 +71,21 @@ def test_a_missing_label_contributes_neither_value_nor_gradient(batch: GraphBatc
 def test_per_node_errors_are_divided_by_the_nodes_of_their_graph(batch: GraphBatch) -> None:
     loss = loss_sum(energy_loss(per_node=True), prediction([4.0, 99.0, 4.0]), batch)
     assert loss.item() == pytest.approx((1.0 / 2) ** 2 + (5.0 / 5) ** 2)
+
+
+@pytest.mark.parametrize("copies", [1, 3])
+def test_the_error_of_a_stress_per_node_is_that_of_the_virial_per_atom_in_a_cell_of_any_size(copies: int) -> None:
+    crystal = Atoms("Cu2", positions=[[0, 0, 0], [1.8, 1.8, 1.8]], cell=[3.6, 3.6, 4.0], pbc=True).repeat(
+        (copies, 1, 1)
+    )
+    crystal.info["stress"] = np.diag([0.01, 0.02, 0.03])
+    target = Target(field=STRESS, loss="mae", derivative="stress", per_node=True)
+    error = loss_sum(target, Point(mean=torch.zeros(1, 3, 3)), from_ase(crystal, 3.0, fields=[STRESS]))
+    assert error.item() == pytest.approx(0.06 * 3.6 * 3.6 * 4.0 / 2)
+    whole = loss_sum(
+        replace(target, per_node=False), Point(mean=torch.zeros(1, 3, 3)), from_ase(crystal, 3.0, fields=[STRESS])
+    )
+    assert whole.item() == pytest.approx(0.06)
 
 
 def test_the_likelihood_is_that_of_a_normal_distribution(batch: GraphBatch) -> None:

@@ -1,0 +1,62 @@
+"""What ``hydragnn ensemble`` is given: one campaign, or runs that all become members."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydragnn.ensemble.build import check_finished
+from hydragnn.errors import InputError
+from hydragnn.files import kind_of_folder
+
+
+def campaign_or_runs(sources: Sequence[Path]) -> Path | list[Path]:
+    """The campaign, or the finished runs; InputError where the folders are something else, several campaigns, or both."""
+    if not sources:
+        raise InputError("an ensemble needs a campaign or finished runs; give their folders")
+    kinds = [_kind(source) for source in sources]
+    campaigns = [source for source, kind in zip(sources, kinds) if kind == "a campaign"]
+    if not campaigns:
+        _check_once(sources)
+        for run in sources:
+            check_finished(run)
+        return list(sources)
+    if len(sources) > 1:
+        other = next(source for source in sources if source != campaigns[0] or sources.count(source) > 1)
+        raise InputError(
+            f"{campaigns[0]} is a campaign, and {other} was given beside it; give one campaign, whose best trials are chosen, or "
+            f"runs alone, which all become members (those of a campaign lie in {campaigns[0]}/trials)"
+        )
+    return campaigns[0]
+
+
+def check_no_options(options: Mapping[str, Any]) -> None:
+    """Raise InputError where an option that chooses among the trials of a campaign, or trains them, was given for runs."""
+    given = [name for name, value in options.items() if value]
+    if given:
+        raise InputError(
+            f"{given[0]} has no meaning for given runs, which all become members as they are; leave it out, or give the campaign "
+            "instead of its runs"
+        )
+
+
+def _kind(source: Path) -> str:
+    """Return "a campaign" or "a run"; InputError for whatever else is there."""
+    if not source.is_dir():
+        problem = "is a file" if source.exists() else "does not exist"
+        raise InputError(
+            f"{source} {problem}; give a folder made by hydragnn search, or folders made by hydragnn train"
+        )
+    kind = "a campaign" if (source / "campaign.json").is_file() else kind_of_folder(source)
+    if kind not in ("a campaign", "a run"):
+        raise InputError(
+            f"{source} is {kind or 'neither a campaign nor a run'}; give a folder made by hydragnn search, or folders made by "
+            "hydragnn train"
+        )
+    return kind
+
+
+def _check_once(runs: Sequence[Path]) -> None:
+    places = [run.resolve() for run in runs]
+    for number, place in enumerate(places):
+        if place in places[:number]:
+            raise InputError(f"the run {runs[number]} is given twice; give every member once")

@@ -1,0 +1,242 @@
+"""``hydragnn ensemble RUN RUN ...``: given runs all become members; what cannot be is refused before anything is made."""
+
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import hydragnn
+from hydragnn.datasets import StoreWriter
+from hydragnn.ensemble import Ensemble, build, build_ensemble
+from hydragnn.graphs import Field, graph_from_arrays
+from hydragnn.record import read_record, write_record
+from hydragnn.scripts import cli
+
+Call = Callable[..., tuple[int, str, str]]
+
+FOLDS = 3
+FIELDS = [
+    Field(name="charge", on="node"),
+    Field(name="moment", on="graph", role="target", unit="D"),
+    Field(name="spin", on="graph", role="target"),
+    *(Field(name=f"part_{k}", on="graph", classes=3, dtype="int64", role="auxiliary") for k in range(FOLDS)),
+]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sixty rings; of every member another third is tested, and some of the rest choose its epoch; six are the test part of all."""
+    path, random = tmp_path_factory.mktemp("rings") / "rings.h5", torch.Generator().manual_seed(0)
+    with StoreWriter(path, FIELDS, dim=2) as writer:
+        for number in range(60):
+            size = 4 + number % 3
+            angle, here = torch.arange(size) * 2 * torch.pi / size, torch.arange(size)
+            charge = torch.rand(size, generator=random)
+            parts = [2 if number >= 54 or number % FOLDS == k else int(number // FOLDS % 5 == 0) for k in range(FOLDS)]
+            writer.write(
+                graph_from_arrays(
+                    positions=torch.stack([angle.cos(), angle.sin()], dim=1),
+                    senders=torch.cat([here, (here + 1) % size]),
+                    receivers=torch.cat([(here + 1) % size, here]),
+                    fields=FIELDS,
+                    nodes={"charge": charge},
+                    graphs={"moment": charge.sum()[None], "spin": charge[:1]}
+                    | {f"part_{k}": torch.tensor([part]) for k, part in enumerate(parts)},
+                )
+            )
+    return path
+
+
+def trained(store: Path, out: Path, **changes: Any) -> Path:
+    """A run of one epoch."""
+    table = {
+        "data": {"store": str(store)},
+        "split": {"train": 0.5, "valid": 0.25},
+        "model": {"kind": "gin", "hidden_dim": 4, "num_layers": 1},
+        "heads": [{"field": "moment"}],
+        "train": {"epochs": 1},
+    }
+    hydragnn.train({**table, **changes}, out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def runs(store: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    root = tmp_path_factory.mktemp("runs")
+    return [trained(store, root / f"run-{seed}", train={"epochs": 1, "seed": seed}) for seed in range(2)]
+
+
+@pytest.fixture(scope="module")
+def folds(store: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    root = tmp_path_factory.mktemp("folds")
+    return [
+        trained(
+            store, root / f"fold-{k}", split={"kind": "given", "field": f"part_{k}"}, train={"epochs": 1, "seed": k}
+        )
+        for k in range(FOLDS)
+    ]
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
+    """Call the command line; gives exit code, output and error output."""
+
+    def calling(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["hydragnn", *map(str, words)])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        out, err = capfd.readouterr()
+        return code, out, err
+
+    return calling
+
+
+def test_given_runs_all_become_members_with_equal_weights(call: Call, runs: list[Path], tmp_path: Path) -> None:
+    code, out, err = call("ensemble", *runs, "--out", tmp_path / "ensemble", "--json")
+    assert code == 0, err
+    members = Ensemble.load(tmp_path / "ensemble").members
+    assert [(member.name, member.weight) for member in members] == [("run-0", 0.5), ("run-1", 0.5)]
+    assert json.loads(out) == build_ensemble(runs, tmp_path / "same").to_json() | {"timing": json.loads(out)["timing"]}
+    code, _, err = call("report", tmp_path / "ensemble")
+    assert code == 0, err
+    page = (tmp_path / "ensemble" / "report.html").read_text()
+    assert "hydragnn train CONFIG.toml --out run-0" in page
+    assert "hydragnn ensemble run-0 run-1 --out ENSEMBLE" in page
+
+
+def test_one_run_becomes_an_ensemble_with_intervals(call: Call, runs: list[Path], tmp_path: Path) -> None:
+    assert call("ensemble", runs[0], "--out", tmp_path / "ensemble")[0] == 0
+    assert np.isfinite(
+        hydragnn.evaluate(tmp_path / "ensemble", store_of(runs[0])).parts["all"]["moment"].ensemble["crps"]
+    )
+
+
+def store_of(run: Path) -> Path:
+    return Path(json.loads((run / "config.json").read_text())["data"]["store"])
+
+
+def test_runs_of_different_folds_become_an_ensemble_by_cross_validation(
+    call: Call, folds: list[Path], tmp_path: Path
+) -> None:
+    code, out, err = call("ensemble", *folds, "--out", tmp_path / "ensemble", "--json")
+    assert code == 0, err
+    assert set(json.loads(out)["parts"]) == {"held-out", "test"}
+    assert len(Ensemble.load(tmp_path / "ensemble").manifest.calibration["moment"].folds) == FOLDS
+    code, text, err = call("ensemble", *folds, "--out", tmp_path / "again")
+    assert code == 0 and "mean absolute errors on the test part" in text, err
+
+
+OPTIONS = {
+    "--top-k": ("--top-k", "1"),
+    "--method": ("--method", "top-k"),
+    "--train": ("--train",),
+    "--final-seeds": ("--final-seeds", "2"),
+    "--epochs": ("--epochs", "3"),
+    "--workers": ("--workers", "2"),
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_an_option_of_campaigns_is_refused_for_runs(name: str, call: Call, runs: list[Path], tmp_path: Path) -> None:
+    code, _, err = call("ensemble", *runs, "--out", tmp_path / "ensemble", *OPTIONS[name])
+    assert code == 2 and err.count("\n") == 1, err
+    assert err.startswith(f"error: {name} has no meaning for given runs")
+    assert not list(tmp_path.iterdir())
+
+
+def with_record(run: Path, tmp_path: Path, **changes: Any) -> Path:
+    """A copy of the run whose record says something else."""
+    shutil.copytree(run, tmp_path / "copy")
+    write_record(replace(read_record(run), **changes), tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def without_store(run: Path, tmp_path: Path) -> Path:
+    """A copy of the run whose store is somewhere else."""
+    shutil.copytree(run, tmp_path / "copy")
+    value = json.loads((run / "config.json").read_text())
+    value["data"]["store"] = str(tmp_path / "gone.h5")
+    (tmp_path / "copy" / "config.json").write_text(json.dumps(value))
+    return tmp_path / "copy"
+
+
+def folder_with(tmp_path: Path, name: str) -> Path:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / name).write_text("{}")
+    return tmp_path / "other"
+
+
+REFUSED: dict[str, tuple[Callable[[list[Path], Path], list[Path]], str]] = {
+    "a folder that is absent": (lambda runs, tmp: [*runs, tmp / "absent"], "absent does not exist"),
+    "a file": (lambda runs, tmp: [*runs, runs[0] / "record.json"], "record.json is a file"),
+    "a folder of something else": (lambda runs, tmp: [runs[0], tmp], "is neither a campaign nor a run"),
+    "an ensemble": (lambda runs, tmp: [runs[0], folder_with(tmp, "ensemble.json")], "other is an ensemble"),
+    "a campaign beside runs": (
+        lambda runs, tmp: [*runs, folder_with(tmp, "campaign.json")],
+        "other is a campaign, and",
+    ),
+    "a campaign twice": (lambda runs, tmp: [folder_with(tmp, "campaign.json")] * 2, "give one campaign"),
+    "a run twice": (lambda runs, tmp: [*runs, runs[0] / ".." / "run-0"], "is given twice"),
+    "a run that goes on": (
+        lambda runs, tmp: [runs[0], with_record(runs[1], tmp, status="running")],
+        "copy is running after 1 epochs",
+    ),
+    "a run that failed": (lambda runs, tmp: [with_record(runs[1], tmp, status="failed")], "copy failed"),
+    "a run whose store is gone": (lambda runs, tmp: [without_store(runs[1], tmp)], "gone.h5, which member copy"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_become_a_member_is_refused_in_one_sentence(
+    name: str, call: Call, runs: list[Path], tmp_path: Path
+) -> None:
+    sources, sentence = REFUSED[name]
+    code, _, err = call("ensemble", *sources(runs, tmp_path), "--out", tmp_path / "ensemble")
+    assert code == 2 and err.count("\n") == 1, err
+    assert err.startswith("error: ") and sentence in err
+    assert not (tmp_path / "ensemble").exists()
+
+
+def test_runs_that_do_not_fit_together_are_refused(call: Call, runs: list[Path], store: Path, tmp_path: Path) -> None:
+    other = trained(store, tmp_path / "spin", heads=[{"field": "spin"}])
+    code, _, err = call("ensemble", *runs, other, "--out", tmp_path / "ensemble")
+    assert code == 2 and "members run-0 and spin predict different fields (moment and spin)" in err, err
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "record.json").touch()
+    code, _, err = call("ensemble", *runs, "--out", tmp_path / "taken")
+    assert code == 2 and "taken exists already and is a run" in err, err
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["spin", "taken"]
+
+
+@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("moment", ["member_outputs", "_save_arrays"])
+def test_a_signal_leaves_nothing_and_the_same_command_begins_again(
+    moment: str, kind: signal.Signals, call: Call, runs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = getattr(build, moment)
+
+    def interrupted(*arguments: Any) -> Any:
+        os.kill(os.getpid(), kind)
+        return original(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(build, moment, interrupted)
+        code, _, err = call("ensemble", *runs, "--out", tmp_path / "ensemble")
+    assert code == 130
+    assert err == (
+        f"interrupted: stopped by {kind.name}; {tmp_path / 'ensemble'} was not made; the same command begins again\n"
+    )
+    assert not list(tmp_path.iterdir())
+    assert call("ensemble", *runs, "--out", tmp_path / "ensemble")[0] == 0
