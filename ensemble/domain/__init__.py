@@ -6,7 +6,7 @@ makes a ``domain`` of a training part, ``loading`` reads it, and ``ranges`` is w
 """
 
 from hydragnn.ensemble.domain.detector import Detector
-from hydragnn.ensemble.domain.domain import FILE, AnyDomain, Domain, DomainScores
+from hydragnn.ensemble.domain.domain import FILE, AnyDomain, Domain, DomainScores, joint_score
 from hydragnn.ensemble.domain.doubts import graph_doubts, state_doubts
 from hydragnn.ensemble.domain.fitting import cross_fitted_domain, fitted_domain, references_of, scores_of, views
 from hydragnn.ensemble.domain.latent import Latent

@@ -16,7 +16,16 @@ from ase.io import write
 
 from hydragnn.datasets import MemoryStore
 from hydragnn.ensemble import Ensemble, calculator
-from hydragnn.ensemble.domain import Domain, GraphView, Ranges, Spread, domain_from_json, fitted_domain, scores_of
+from hydragnn.ensemble.domain import (
+    Domain,
+    GraphView,
+    Ranges,
+    Spread,
+    domain_from_json,
+    fitted_domain,
+    joint_score,
+    scores_of,
+)
 from hydragnn.ensemble.domain.detector import Channel
 from hydragnn.ensemble.domain.limits import FALSE_ALARMS, fitted_limits, upper_value
 from hydragnn.ensemble.domain.view import length_scale
@@ -255,6 +264,18 @@ def test_the_upper_value_is_exceeded_as_often_as_it_says() -> None:
         limits = [upper_value(np.sort(random.exponential(size=count)), 0.01) for _ in range(2000)]
         assert np.mean(np.exp(-np.array(limits))) == pytest.approx(0.01, rel=0.1)  # its standard error is 4 %
     assert upper_value(np.zeros(0), 0.01) == -np.inf
+
+
+def test_the_joint_score_is_above_one_where_a_detector_flags_and_grows_with_each() -> None:
+    random = np.random.default_rng(0)
+    drawn = {name: random.lognormal(-1, 1.5, 500) for name in ("kinds", "composition", "structure", "spread")}
+    joint, flagged = joint_score(drawn, 500), np.max(list(drawn.values()), axis=0) > 1
+    assert flagged.any() and ((joint > 1) == flagged).all()
+    np.testing.assert_array_equal(joint[~flagged], np.max(list(drawn.values()), axis=0)[~flagged])
+    for name in drawn:
+        assert (joint_score({**drawn, name: 2 * drawn[name]}, 500) >= joint).all()
+    assert np.isnan(joint_score({}, 2)).all() and np.isnan(joint_score({"spread": np.array([np.nan])}, 1)).all()
+    assert joint_score({"kinds": np.array([10.0]), "spread": np.array([np.nan])}, 1)[0] > 1
 
 
 def test_a_domain_comes_back_from_its_file(domain: Domain, tmp_path: Path) -> None:
