@@ -102,6 +102,18 @@ def test_neither_order_nor_numbering_nor_unit_matters(seed: int, unit: float) ->
     assert one.of(nodes, magnitude) == pytest.approx(twice.of(nodes, magnitude), rel=1e-9)
 
 
+def test_a_graph_with_many_items_in_a_third_counts_there_as_one_with_few() -> None:
+    generator = np.random.default_rng(5)
+    magnitude, graph = np.tile([1.0, 2.0, 3.0], 20), np.repeat(np.arange(20), 3)
+    scores = np.abs(generator.normal(size=60))
+    scores[0] = 4.0
+    ratios = []
+    for rows in (np.arange(60), np.concatenate([np.arange(60), np.zeros(5, dtype=np.int64)])):
+        factors = fit_corrections(scores[rows], np.ones(len(rows)), magnitude[rows], graph[rows]).magnitude.factors
+        ratios.append([factor / factors[2] for factor in factors])
+    assert ratios[0] == pytest.approx(ratios[1], rel=1e-9)
+
+
 @pytest.mark.parametrize("scores", [np.zeros(30), np.repeat([0.0, 1.0, 1e30], 10)], ids=["perfect", "partly perfect"])
 def test_errors_of_zero_have_finite_factors(scores: np.ndarray) -> None:
     fitted = fit_corrections(scores, np.full(30, 4.0), np.arange(30.0), np.arange(30))
