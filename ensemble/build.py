@@ -22,6 +22,7 @@ from hydragnn.ensemble.held_out import Fold, calibrating_split
 from hydragnn.ensemble.manifest import Manifest, MemberEntry, checksum, write_manifest
 from hydragnn.ensemble.member_outputs import member_outputs
 from hydragnn.ensemble.members import Member, load_run
+from hydragnn.ensemble.training_domain import with_latent_spaces
 from hydragnn.errors import InputError, Interrupted, nearest
 from hydragnn.files import flush_directory, is_free, kind_of_folder, replace_atomically, write_json
 from hydragnn.record import FINISHED, read_record
@@ -56,13 +57,15 @@ def build_ensemble(
         store = store or _store_of(members[0])
         _check_store(members[0], store)
         split, folds = calibrating_split(members, store)
+        raw = with_latent_spaces(raw, store)
+        check()
 
         parts: Parts = {}
         if len(split.test):
-            parts["test"] = (store, member_outputs(members, store, split.test, raw.needed(store)))
+            parts["test"] = (store, member_outputs(raw.members, store, split.test, raw.needed(store)))
         for name, other in (others or {}).items():
             check()
-            parts[name] = (other, member_outputs(members, other, np.arange(len(other)), raw.needed(other)))
+            parts[name] = (other, member_outputs(raw.members, other, np.arange(len(other)), raw.needed(other)))
         check()
         if folds:
             basis = cross_validated(raw, store, split, folds, parts, nominal)

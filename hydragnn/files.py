@@ -132,6 +132,14 @@ def is_free(path: Path) -> bool:
     return not os.path.lexists(path) or (path.is_dir() and not any(path.iterdir()))
 
 
+def check_no_link(path: Path) -> None:
+    """Raise InputError where ``path`` is a symbolic link: what is written there would come to lie somewhere else."""
+    if path.is_symlink():
+        raise InputError(
+            f"{path} is a symbolic link, and nothing is written through one; put what it points to in its place, or delete it"
+        )
+
+
 def check_regular(path: Path) -> None:
     """Raise InputError where a device, a pipe or a folder is at ``path``, or links to one: reading it might never end."""
     try:

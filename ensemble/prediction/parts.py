@@ -126,7 +126,7 @@ class Parts:
             for name, prediction in outcome.predictions.items()
             for tensor, values in prediction.to_arrays().items()
         }
-        arrays["reasons"] = np.array(outcome.reasons, dtype=np.str_)
+        arrays |= {"reasons": np.array(outcome.reasons, dtype=np.str_), "distances": outcome.distances}
         path = self.path(unit)
         temporary = path.with_name(f".{path.name}.{unique_name()}")
         try:
@@ -141,13 +141,13 @@ class Parts:
         """The outcome of a finished unit, bit for bit."""
         with self.path(unit).open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-        reasons = tuple(arrays.pop("reasons").tolist())
+        reasons, distances = tuple(arrays.pop("reasons").tolist()), arrays.pop("distances")
         tensors_of: dict[tuple[str, str], dict[str, NDArray[Any]]] = {}
         for path, values in arrays.items():
             kind, name, tensor = path.split("/")
             tensors_of.setdefault((kind, name), {})[tensor] = values
         predictions = {name: distribution_from_arrays(kind, tensors) for (kind, name), tensors in tensors_of.items()}
-        return Outcome(predictions=predictions, reasons=reasons)
+        return Outcome(predictions=predictions, reasons=reasons, distances=distances)
 
     def delete(self) -> None:
         """Remove the folder once everything has been merged."""

@@ -26,7 +26,7 @@ from hydragnn.config import config_from_table
 from hydragnn.datasets import GraphStore, MemoryStore, StoreWriter, make_split, open_store
 from hydragnn.ensemble import Ensemble, Predictions
 from hydragnn.ensemble.build import build_ensemble
-from hydragnn.ensemble.domain import Domain, GraphView, Ranges, Spread, fitted_domain, graph_doubts, scores_of
+from hydragnn.ensemble.domain import Domain, GraphView, Ranges, fitted_domain, graph_doubts, scores_of
 from hydragnn.graphs.batch import GraphBatch, concatenate, edge_vectors
 from hydragnn.runs import train
 from tests.benchmarks.domain_sets import SETS, DomainSet, fields_of
@@ -194,14 +194,14 @@ def splits_drawn_anew(made: DomainSet, sizes: Sequence[int]) -> dict[str, Any]:
     of graphs of other kinds the least.
     """
     inputs = [field for field in fields_of(made) if field.role != "target"]
-    read, nobody = [field.name for field in inputs], Spread(targets={}, per_node=())
+    read = [field.name for field in inputs]
     known = MemoryStore([graph.with_fields(drop={f.name for f in fields_of(made)} - {*read}) for graph in made.graphs])
     alarms: list[float] = []
     foreign: dict[str, list[float]] = {kind: [] for kind in made.probes}
     for seed in range(SPLITS):
         order = np.random.default_rng(seed).permutation(len(known))
         train_part, held_out, test = np.split(order, [sizes[0], sizes[0] + sizes[1]])
-        domain = fitted_domain(known, np.sort(train_part), np.sort(held_out), inputs, read, {}, nobody)
+        domain = fitted_domain(known, np.sort(train_part), np.sort(held_out), inputs, read, {}, [])
         scores = scores_of(domain, known, np.sort(test), read, {})
         alarms.append(float(np.any([one > 1 for one in scores.values()], axis=0).mean()))
         for kind, graphs in made.probes.items():

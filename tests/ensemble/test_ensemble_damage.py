@@ -143,7 +143,7 @@ def test_numbers_of_a_type_that_numpy_has_not_are_refused(received: Path, dtype:
 
 @pytest.mark.parametrize("change", [{"targets": {"x": "std"}}, {"targets": 5}, {"per_node": None}])
 def test_a_detector_of_a_target_that_there_is_not_is_refused(received: Path, change: dict[str, Any]) -> None:
-    damage(received, change, "domain", "detectors", -1)
+    damage(received, change, "domain", "detectors", -2)
     with pytest.raises(InputError, match="the training domain is damaged"):
         Ensemble.load(received)
 

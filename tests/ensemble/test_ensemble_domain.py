@@ -27,7 +27,6 @@ from hydragnn.graphs import ATOMIC_NUMBERS_FIELD, Field, GraphBatch, concatenate
 from hydragnn.graphs.topology import Topology
 
 CUTOFF = 4.0
-NOBODY = Spread(targets={}, per_node=())
 LOAD = Field(name="load", on="node", shape=(2,))
 SPAN = Field(name="span", on="edge")
 HEAT = Field(name="heat", on="graph")
@@ -56,7 +55,7 @@ def crystals() -> MemoryStore:
 @pytest.fixture(scope="module")
 def domain(crystals: MemoryStore) -> Domain:
     return fitted_domain(
-        crystals, np.arange(200), np.arange(200, 400), [ATOMIC_NUMBERS_FIELD], ["atomic_numbers"], {}, NOBODY
+        crystals, np.arange(200), np.arange(200, 400), [ATOMIC_NUMBERS_FIELD], ["atomic_numbers"], {}, []
     )
 
 
@@ -138,7 +137,7 @@ def test_graphs_without_nodes_or_edges_have_scores(domain: Domain, nodes: int) -
 
 def test_a_domain_of_graphs_without_edges_or_fields_is_fitted_and_flags_edges() -> None:
     points = [graph_from_arrays(np.random.default_rng(i).normal(size=(4, 2)), [], []) for i in range(60)]
-    domain = fitted_domain(MemoryStore(points), np.arange(30), np.arange(30, 60), [], [], {}, NOBODY)
+    domain = fitted_domain(MemoryStore(points), np.arange(30), np.arange(30, 60), [], [], {}, [])
     assert max(scores(domain, points[0]).values()) == 0
     joined = graph_from_arrays([[0.0, 0.0], [1.0, 0.0]], [0, 1], [1, 0])
     assert max(scores(domain, joined).values()) > 1
@@ -167,7 +166,7 @@ def chain(spacing: float, random: np.random.Generator, load: float = 1.0) -> Gra
 
 def test_meshes_of_another_resolution_and_loads_out_of_range_are_flagged(plates: MemoryStore) -> None:
     names = ["load", "span", "heat"]
-    domain = fitted_domain(plates, np.arange(100), np.arange(100, 200), [LOAD, SPAN, HEAT], names, {}, NOBODY)
+    domain = fitted_domain(plates, np.arange(100), np.arange(100, 200), [LOAD, SPAN, HEAT], names, {}, [])
     random = np.random.default_rng(4)
     assert max(scores(domain, chain(1.0, random)).values()) <= 1
     finer = scores(domain, chain(0.5, random))
@@ -184,7 +183,7 @@ def test_graphs_without_geometry_are_known_by_their_degrees() -> None:
         return graph_from_arrays(None, *ends, fields=[LOAD], nodes={"load": np.zeros((size, 2))})
 
     rings = [ring(5 + number % 7) for number in range(60)]
-    domain = fitted_domain(MemoryStore(rings), np.arange(30), np.arange(30, 60), [], [], {}, NOBODY)
+    domain = fitted_domain(MemoryStore(rings), np.arange(30), np.arange(30, 60), [], [], {}, [])
     assert max(scores(domain, ring(30)).values()) <= 1
     assert max(scores(domain, ring(9, hub=True)).values()) > 1
 
@@ -193,7 +192,7 @@ def test_the_spread_counts_per_node_where_the_target_grows_with_nodes(crystals: 
     spread = Spread(targets={"energy": "std", "gap": "entropy"}, per_node=("energy",))
     doubts = {"energy": np.random.default_rng(0).uniform(1, 2, 200), "gap": np.full(200, np.nan)}
     known = [ATOMIC_NUMBERS_FIELD], ["atomic_numbers"]
-    domain = fitted_domain(crystals, np.arange(200), np.arange(200, 400), *known, doubts, spread)
+    domain = fitted_domain(crystals, np.arange(200), np.arange(200, 400), *known, doubts, [spread])
     frame = crystal(np.random.default_rng(8))
 
     def of(copies: int, doubt: float) -> float:
@@ -309,7 +308,7 @@ def test_files_of_all_formats_and_the_calculator_have_the_score(
     expected = loaded.predict(asked)
     assert expected.domain_score[1] > 1 and "neighbourhoods: nodes are closer than" in expected.domain[1]
     assert np.isnan(expected.domain_score[2]) and expected.domain[2] == ""
-    assert set(expected.domain_scores) == {"kinds", "composition", "neighbourhoods", "structure", "spread"}
+    assert set(expected.domain_scores) == {"kinds", "composition", "neighbourhoods", "structure", "spread", "latent"}
     for suffix in (".h5", ".npz", ".csv", ".xyz", ".bp"):
         predict_to_file(ensemble, tmp_path / "asked.xyz", tmp_path / f"out{suffix}")
     with np.load(tmp_path / "out.npz") as arrays:
@@ -372,7 +371,7 @@ def test_an_ensemble_of_one_member_has_a_domain(runs: list[Path], store: MemoryS
 
 
 def test_missing_values_of_an_input_are_not_looked_at(plates: MemoryStore) -> None:
-    domain = fitted_domain(plates, np.arange(100), np.arange(100, 200), [LOAD], ["load"], {}, NOBODY)
+    domain = fitted_domain(plates, np.arange(100), np.arange(100, 200), [LOAD], ["load"], {}, [])
     batch = plates.read(np.arange(2), ["load"])
     there = replace(batch, masks={"load": torch.tensor([True, False])})
     batch.nodes["load"][-1] = 1e6
