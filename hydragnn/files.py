@@ -1,6 +1,7 @@
 """Files that are complete or absent: written beside their name, flushed to disk, then renamed."""
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -130,6 +131,22 @@ def check_target(folder: Path, own: Collection[str], mark: str = "") -> None:
 def is_free(path: Path) -> bool:
     """Return True where there is nothing at ``path``, or an empty folder."""
     return not os.path.lexists(path) or (path.is_dir() and not any(path.iterdir()))
+
+
+def lock_file(path: Path) -> int | None:
+    """A file descriptor that locks ``path`` until it is closed or the process ends, however it ends; None where another one does.
+
+    OSError where the file cannot be written, or its file system knows no locks.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        if isinstance(error, BlockingIOError):
+            return None
+        raise
+    return descriptor
 
 
 def check_no_link(path: Path) -> None:

@@ -3,7 +3,7 @@
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -15,9 +15,10 @@ from hydragnn.ensemble.members import Outcome
 from hydragnn.ensemble.plan import Unit
 from hydragnn.ensemble.prediction.claims import unique_name
 from hydragnn.errors import InputError
-from hydragnn.files import read_json, write_json
+from hydragnn.files import lock_file, read_json, write_json
 from hydragnn.models import distribution_from_arrays
 
+LOCK = "lock"
 PLAN = {"planned", "measured"}
 """What the plan beside a prediction holds."""
 
@@ -30,13 +31,15 @@ class Parts:
         self.folder = folder
 
     @contextmanager
-    def entered(self, *, resume: bool) -> Iterator[bool]:
+    def entered(self, lock: ExitStack, *, resume: bool) -> Iterator[bool]:
         """Prepare the prediction inside, told whether it is new; bad input leaves no folder behind that was not there before.
 
-        InputError where an earlier prediction was interrupted and nobody asked to resume it.
+        The folder is this prediction's alone until ``lock`` is closed. InputError where another one works there, or where an
+        earlier one was interrupted and nobody asked to resume it.
         """
         there = self.folder.exists()
         self._check_own()
+        self._take(lock)
         if there and not resume:
             raise InputError(
                 f"{self.folder} holds an interrupted prediction; add --resume to continue it, or delete the folder"
@@ -47,6 +50,15 @@ class Parts:
             if not there:
                 shutil.rmtree(self.folder, ignore_errors=True)
             raise
+
+    def _take(self, lock: ExitStack) -> None:
+        """Lock the folder, where its file system knows locks; InputError where another prediction has."""
+        with suppress(OSError):  # who writes there says what is wrong
+            self.folder.mkdir(parents=True, exist_ok=True)
+            descriptor = lock_file(self.folder / LOCK)
+            if descriptor is None:
+                raise InputError(f"another prediction works in {self.folder}; wait for it, or choose another --out")
+            lock.callback(os.close, descriptor)
 
     def check_plan(self, plan: Path) -> None:
         """Raise InputError where ``plan``, which the prediction will replace, is no plan of an earlier one."""
@@ -66,7 +78,7 @@ class Parts:
         if not self.folder.exists() or (self.folder / "identity.json").is_file():
             return
         names = sorted(path.name for path in self.folder.iterdir()) if self.folder.is_dir() else ["no folder"]
-        foreign = [name for name in names if not name.startswith((".identity.json.", "ranks-"))]
+        foreign = [name for name in names if not name.startswith((".identity.json.", "ranks-", LOCK))]
         if foreign:
             raise InputError(
                 f"{self.folder} holds {foreign[0]}, which belongs to no prediction; choose another --out, or move it away"

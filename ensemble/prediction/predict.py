@@ -78,7 +78,15 @@ def predict_with(group: Group, job: Job, check: Callable[[], None], *, quiet: bo
     ``check`` is called before every unit of work and raises where it is to end.
     """
     started = time.perf_counter()
-    opening = group.begin(partial(begin, job, group.size), job.parts.folder)
+    with contextlib.ExitStack() as lock:
+        opening = group.begin(partial(begin, job, group.size, lock), job.parts.folder)
+        return _predict_opened(group, job, check, opening, started, quiet=quiet)
+
+
+def _predict_opened(
+    group: Group, job: Job, check: Callable[[], None], opening: dict[str, Any], started: float, *, quiet: bool
+) -> PredictionResult | None:
+    """What follows once rank 0 has opened the prediction."""
     ensemble = Ensemble.load(job.model, held=opening["held"], branch=job.branch)
     graphs = source_of(job, ensemble, group, check, fresh=opening["fresh"])
     sizes = graphs.store.sizes()

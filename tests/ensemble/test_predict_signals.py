@@ -14,7 +14,7 @@ import pytest
 from hydragnn.datasets import BatchSettings, MemoryStore
 from hydragnn.ensemble.prediction import merge, sources, work
 from hydragnn.ensemble.prediction.predict import predict_to_file
-from hydragnn.errors import Interrupted
+from hydragnn.errors import InputError, Interrupted
 from hydragnn.runs import assembly
 from hydragnn.runs.session import train
 from tests.ensemble.conftest import config_of
@@ -95,6 +95,26 @@ def test_a_dropped_signal_ends_a_prediction_before_its_next_unit(
     predict_to_file(ensemble, stored, tmp_path / "whole.npz", batch=SMALL)
     with np.load(out) as one, np.load(tmp_path / "whole.npz") as other:
         assert all(np.array_equal(one[name], other[name], equal_nan=one[name].dtype.kind == "f") for name in one.files)
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_second_prediction_into_the_same_file_is_refused_while_the_first_one_works(
+    resume: bool, ensemble: Path, stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, refusals = tmp_path / "out.npz", list[str]()
+
+    def second() -> None:
+        with pytest.raises(InputError) as refusal:
+            predict_to_file(ensemble, stored, out, batch=SMALL, resume=resume)
+        refusals.append(str(refusal.value))
+
+    first_acts(monkeypatch, work, "outcome_of", second)
+    predict_to_file(ensemble, stored, out, batch=SMALL)
+    predict_to_file(ensemble, stored, tmp_path / "whole.npz", batch=SMALL)
+    assert refusals == [f"another prediction works in {out}.parts; wait for it, or choose another --out"]
+    with np.load(out) as one, np.load(tmp_path / "whole.npz") as other:
+        assert all(np.array_equal(one[name], other[name], equal_nan=one[name].dtype.kind == "f") for name in one.files)
+    assert not out.with_name("out.npz.parts").exists()
 
 
 @pytest.mark.parametrize(("owner", "name"), [(sources.Building, "build"), (merge, "_block")])
