@@ -23,6 +23,7 @@ from hydragnn.ensemble.manifest import Manifest, MemberEntry, checksum, write_ma
 from hydragnn.ensemble.member_outputs import member_outputs
 from hydragnn.ensemble.members import Member, load_run
 from hydragnn.ensemble.training_domain import with_latent_spaces
+from hydragnn.ensemble.uncertainty import are_shares
 from hydragnn.errors import InputError, Interrupted, nearest
 from hydragnn.files import flush_directory, is_free, kind_of_folder, replace_atomically, write_json
 from hydragnn.record import FINISHED, read_record
@@ -101,6 +102,10 @@ def _members(runs: Sequence[Path], weights: Sequence[float] | None, branch: str)
     for run in runs:
         check_finished(run)
     shares = list(weights) if weights is not None else [1.0 / len(runs)] * len(runs)
+    if len(shares) != len(runs) or not are_shares(shares):
+        raise InputError(
+            f"weights {shares} are no shares for {len(runs)} runs; give one each, from 0 on, that add up to 1"
+        )
     return [
         replace(load_run(run, weight=weight, branch=branch), name=name)
         for run, weight, name in zip(runs, shares, distinct_names(runs), strict=True)

@@ -11,6 +11,7 @@ from hydragnn.ensemble.calibrations import calibration_from_json
 from hydragnn.ensemble.domain import FILE, AnyDomain, Domain, Latent, domain_from_json
 from hydragnn.ensemble.estimates import AnyCalibration
 from hydragnn.ensemble.latent import LatentSpace
+from hydragnn.ensemble.uncertainty import are_shares
 from hydragnn.errors import InputError
 from hydragnn.files import check_regular, digest, read_sealed, write_atomically, write_sealed
 from hydragnn.graphs.field import Field, field_from_json
@@ -87,6 +88,8 @@ def manifest_from_json(value: Any, folder: Path) -> Manifest:
     try:
         if not isinstance(value["data"], dict) or not isinstance(value["selection"], dict):
             raise TypeError("data and selection are no tables")
+        if not are_shares([entry["weight"] for entry in value["members"]]):
+            raise ValueError("the weights of its members do not add up to 1")
         targets = tuple(target_from_json(target) for target in value["targets"])
         inputs = tuple(field_from_json(field) for field in value["inputs"])
         fields = {field.name: field for field in inputs} | {target.name: target.field for target in targets}

@@ -11,6 +11,8 @@ and the form alone (mean over the four):
     absolute           one member with their loss and without them
     last layer         the variance of the last layer as the spread of one member; the ridge is that of least CRPS on validation
     chosen             that or the form alone, whichever has less CRPS on validation, a graph left out in turn
+    seeds, spread      four members whose spread is all of the scale, with the form as its floor
+    two, ...           the same with two members (mean over two pairs), compared with those whose spread is all of the scale
     seeds, form        four members without their spread
     seeds, last layer  four members, whose spread and (scaled to the same median) mean variance of the last layer are added
 
@@ -23,7 +25,7 @@ What is done is found again, so that the command may be interrupted.
 import argparse
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +60,13 @@ from tests.benchmarks.diverse_members import RIDGES, WAYS, Way, last_features, l
 from tests.benchmarks.interval_sets import SETS
 
 ONLY = ("alloys", "polycrystals", "plates", "QM9", "mlearn", "Darcy")
-REFERENCE = {"heads": "one, form", "absolute": "one, form", "last layer": "one, form", "chosen": "one, form"}
+REFERENCE = {
+    "two": "two, spread",
+    "heads": "one, form",
+    "absolute": "one, form",
+    "last layer": "one, form",
+    "chosen": "one, form",
+}
 """What a way is compared with; four members with seeds of their own where nothing is said."""
 Row = dict[str, Any]
 Arrays = dict[str, NDArray[Any]]
@@ -125,6 +133,8 @@ class Speaker:
 
     parts: Mapping[str, Labelled]
     method: Method | None = None
+    may_share: bool = True
+    """A typical spread may be added to every spread."""
 
     @property
     def weights(self) -> NDArray[np.float64]:
@@ -197,7 +207,8 @@ def scale_on_validation(one: Speaker, target: Target, candidates: Sequence[Form]
 def fit_intervals(one: Speaker, target: Target) -> tuple[Calibration, float]:
     """The package's calibration, and the CRPS on validation of its form."""
     field, apart = target.field, one.parts["calibration"]
-    scale, rows, crps = scale_on_validation(one, target, forms(target.extensive and field.on == "graph"))
+    candidates = [form for form in forms(target.extensive and field.on == "graph") if one.may_share or not form.shared]
+    scale, rows, crps = scale_on_validation(one, target, candidates)
     fitted = fit_calibration(
         field,
         apart.labels,
@@ -254,13 +265,19 @@ def seed_rows(name: str, data: Path, out: Path, seed: int, ways: Sequence[str]) 
     rows = []
     for target in map(target_from_json, json.loads(str(runs["seeds"][0]["targets"]))):
         seeds = runs["seeds"]
+        pairs = [seeds[:2], seeds[2:]]
         forms_alone = [figures(points([run], target), target) for run in seeds]
         layers = [figures(of_best_ridge([run], target), target) for run in seeds]
         every = {
             "seeds": figures(points(seeds, target), target),
+            "seeds, spread": figures(replace(points(seeds, target), may_share=False), target),
             "seeds, form": figures(points(seeds, target, "absolute"), target),
             "seeds, last layer": figures(of_best_ridge(seeds, target), target),
             **{way: figures(points(own, target), target) for way, own in runs.items() if way != "seeds"},
+            "two": mean_figures([figures(points(own, target), target) for own in pairs]),
+            "two, spread": mean_figures(
+                [figures(replace(points(own, target), may_share=False), target) for own in pairs]
+            ),
             "one, form": mean_figures(forms_alone),
             "last layer": mean_figures(layers),
             "chosen": mean_figures([best([form, layer]) for form, layer in zip(forms_alone, layers)]),

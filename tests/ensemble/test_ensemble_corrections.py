@@ -9,11 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hydragnn.ensemble.calibration import Calibration, calibrated_std, half_width, known_of
+from hydragnn.ensemble.calibration import Calibration, calibrated_std, half_width, known_of, variance_factor
 from hydragnn.ensemble.calibrations import calibration_from_json
 from hydragnn.ensemble.corrections import LARGEST, NONE, PRIOR, Correction, fit_corrections
 from hydragnn.ensemble.estimates import Labelled
-from hydragnn.ensemble.numbers import NumberEstimate
+from hydragnn.ensemble.numbers import NumberEstimate, moments_of
 from hydragnn.ensemble.uncertainty import MixtureMoments
 from hydragnn.errors import InputError
 from hydragnn.graphs import Field
@@ -166,17 +166,18 @@ def two_members(graphs: int) -> tuple[Labelled, Labelled]:
     return parts[0], parts[1]
 
 
-def test_the_parts_of_the_variance_sum_to_it_above_the_floor() -> None:
+def test_the_parts_of_the_variance_and_what_is_added_sum_to_it_above_the_floor() -> None:
     valid, apart = two_members(100)
     fitted = NumberEstimate.calibration(HUMP, valid, apart, np.full(2, 0.5), 0.9)
     one = NumberEstimate.of(HUMP, apart.members, np.full(2, 0.5), fitted, apart.nodes)
     first, second = (one.mean.numpy() for one in apart.members)
-    relative = fitted.form.relative(
-        apart.nodes.astype(float), np.abs(first + second) / 2 / fitted.components[0].typical
-    )
-    above = np.abs(first - second) / 2 > fitted.components[0].floor * relative
-    assert fitted.follows and above.any()
-    np.testing.assert_allclose(one.std[above] ** 2, one.epistemic[above] ** 2 + one.aleatoric[above] ** 2, rtol=1e-9)
+    component, known = fitted.components[0], known_of(ENERGY, moments_of(apart.members, np.full(2, 0.5)), apart.nodes)
+    relative = fitted.form.relative(known.nodes, np.abs(first + second) / 2 / component.typical)
+    added = variance_factor(ENERGY, fitted, known) * (fitted.form.shared * component.reference * relative) ** 2
+    above = np.abs(first - second) / 2 > component.floor * relative
+    assert fitted.follows and above.any() and fitted.form.shared
+    parts = one.epistemic**2 + one.aleatoric**2 + added
+    np.testing.assert_allclose(one.std[above] ** 2, parts[above], rtol=1e-9)
 
 
 def test_the_calibration_part_has_no_say_in_factors_and_the_report_mentions_them() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from hydragnn.datasets import BatchSettings, MemoryStore
@@ -115,6 +116,19 @@ def test_a_second_prediction_into_the_same_file_is_refused_while_the_first_one_w
     with np.load(out) as one, np.load(tmp_path / "whole.npz") as other:
         assert all(np.array_equal(one[name], other[name], equal_nan=one[name].dtype.kind == "f") for name in one.files)
     assert not out.with_name("out.npz.parts").exists()
+
+
+def test_a_worker_that_was_stopped_holds_up_neither_the_file_nor_the_command(
+    ensemble: Path, stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop() -> None:
+        (worker,) = (one for one in psutil.Process().children() if any("spawn_main" in word for word in one.cmdline()))
+        worker.suspend()
+
+    first_acts(monkeypatch, work, "outcome_of", stop)
+    result = predict_to_file(ensemble, stored, tmp_path / "out.npz", batch=SMALL, workers=2)
+    assert result is not None and (tmp_path / "out.npz").exists()
+    assert not [one for one in psutil.Process().children() if any("spawn_main" in word for word in one.cmdline())]
 
 
 @pytest.mark.parametrize(("owner", "name"), [(sources.Building, "build"), (merge, "_block")])
