@@ -60,7 +60,11 @@ def fold_runs(tmp_path_factory: pytest.TempPathFactory, runs: list[Path], folded
                 split={"kind": "given", "field": f"part_{fold}"}, data={**v["data"], "store": str(path)}
             ),
         )
-        change_json(folders[-1] / "record.json", lambda v: v.update(data_hash=open_store(path).fingerprint))
+        config = json.loads((folders[-1] / "config.json").read_text())
+        change_json(
+            folders[-1] / "record.json",
+            lambda v, config=config: v.update(data_hash=open_store(path).fingerprint, config=config),
+        )
     return folders
 
 

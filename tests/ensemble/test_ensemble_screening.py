@@ -39,6 +39,7 @@ def spoiled(
             )
             spoil(file, nodes, edges)
     manifest = json.loads((place / "manifest.json").read_text())
+    del manifest["checksum"]
     whole = checksum(part)
     manifest["parts"][0]["files"]["part-00000.h5"] = {"bytes": whole.bytes, "blake2b": whole.blake2b}
     manifest["fingerprint"] = place.name
