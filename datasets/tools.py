@@ -191,9 +191,7 @@ def _check_content(part: Part, manifest: Manifest, first: int) -> tuple[NDArray[
             collected.append(digests)
             different = np.flatnonzero((digests != part.rows("digests", start, stop)).any(axis=1))
             if len(different):
-                problems.append(
-                    f"{where}: graph {first + start + int(different[0])} is not as it was written; copy it again"
-                )
+                problems.append(f"{where}: {changed_sentence(first + start + int(different[0]))}")
             batch = gather(flat, np.arange(stop - start))
             check_structure(batch)
             wrong = list(graph_problems(batch, range(first + start, first + stop)).values())
