@@ -23,6 +23,8 @@ from hydragnn.ensemble.held_out import Fold, calibrating_split
 from hydragnn.ensemble.manifest import Manifest, MemberEntry, checksum, write_manifest
 from hydragnn.ensemble.member_outputs import member_outputs
 from hydragnn.ensemble.members import Member, load_run
+from hydragnn.ensemble.training_domain import with_latent_spaces
+from hydragnn.ensemble.uncertainty import are_shares
 from hydragnn.errors import InputError, Interrupted, nearest
 from hydragnn.files import flush_directory, is_free, kind_of_folder, replace_atomically, write_sealed
 from hydragnn.record import FINISHED, read_record
@@ -48,7 +50,7 @@ def build_ensemble(
     The calibration sees the calibration part only, or validation where there is none; the evaluation covers validation, test
     and every store in ``others``. Members whose splits together leave every graph out are an ensemble by cross-validation:
     every graph calibrates, and is evaluated, by the members that have not seen it. The store is the runs' own unless given. The folder is complete or absent. InputError where runs did not finish or do not fit together, the
-    store is not the one they were trained on, or ``out`` is there already; Interrupted after SIGINT, SIGTERM or SIGUSR1. Of runs with
+    store is not the one they were trained on, or ``out`` is there already; Interrupted after a signal that asks to stop. Of runs with
     several branches, the ensemble is of the one that is named.
     """
     check_out(out)
@@ -58,13 +60,15 @@ def build_ensemble(
         store = store or _store_of(members[0])
         _check_store(members[0], store)
         split, folds = calibrating_split(members, store)
+        raw = with_latent_spaces(raw, store)
+        check()
 
         parts: Parts = {}
         if len(split.test):
-            parts["test"] = (store, member_outputs(members, store, split.test, raw.needed(store)))
+            parts["test"] = (store, member_outputs(raw.members, store, split.test, raw.needed(store)))
         for name, other in (others or {}).items():
             check()
-            parts[name] = (other, member_outputs(members, other, np.arange(len(other)), raw.needed(other)))
+            parts[name] = (other, member_outputs(raw.members, other, np.arange(len(other)), raw.needed(other)))
         check()
         if folds:
             basis = cross_validated(raw, store, split, folds, parts, nominal)
@@ -84,7 +88,7 @@ def build_ensemble(
 
 
 def stopping_at_once(out: Path) -> AbstractContextManager[Callable[[], None]]:
-    """Let SIGINT, SIGTERM and SIGUSR1 raise Interrupted for the length of the block, in which ``out`` is made; gives the check of ``raise_signals``."""
+    """Let signals that ask to stop raise Interrupted for the length of the block, in which ``out`` is made; gives the check of ``raise_signals``."""
 
     def interrupted(kind: signal.Signals) -> Interrupted:
         stands = "is complete" if (out / "ensemble.json").is_file() else "was not made; the same command begins again"
@@ -100,6 +104,10 @@ def _members(runs: Sequence[Path], weights: Sequence[float] | None, branch: str)
     for run in runs:
         check_finished(run)
     shares = list(weights) if weights is not None else [1.0 / len(runs)] * len(runs)
+    if len(shares) != len(runs) or not are_shares(shares):
+        raise InputError(
+            f"weights {shares} are no shares for {len(runs)} runs; give one each, from 0 on, that add up to 1"
+        )
     return [
         replace(load_run(run, weight=weight, branch=branch), name=name)
         for run, weight, name in zip(runs, shares, distinct_names(runs), strict=True)

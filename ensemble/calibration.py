@@ -57,7 +57,7 @@ class Calibration:
     """How the spread of one field, or the form of its errors, becomes a standard deviation and an interval."""
 
     method: Method
-    """spread: the scale is the members' spread with the form as its floor; absolute: it is the form alone."""
+    """spread: the scale is the members' spread, and what its form adds, with the form as its floor; absolute: it is the form alone."""
     nominal: Fraction
     components: tuple[Component, ...]
     graphs: Count
@@ -186,6 +186,7 @@ def fit_scale(field: Field, rows: Rows, method: Method | None, candidates: Seque
             f"field {field.name}: the members do not differ, so there is no spread; use absolute intervals"
         )
     follows = method == "spread"
+    candidates = [form for form in candidates if follows or not form.shared]
     form = choose_form(rows, candidates, follows) if len(candidates) > 1 else candidates[0]
     widths = tuple(fit_width(rows, c, form, follows) for c in range(rows.error.shape[1]))
     return Scale(method=method, form=form, widths=widths)
@@ -252,14 +253,14 @@ def turning_axes(field: Field) -> int:
 
 def calibrated_std(field: Field, calibration: Calibration, known: Known) -> Float[Array, "items *shape"]:
     """Standard deviation after calibration, in the field's unit; never zero, and NaN where there is no prediction."""
-    typical, scale, floor = (
+    typical, scale, floor, reference = (
         _spread_over(field, [getattr(component, name) for component in calibration.components])
-        for name in ("typical", "scale", "floor")
+        for name in ("typical", "scale", "floor", "reference")
     )
     relative = calibration.form.relative(known.nodes, known.magnitude / typical)
     factor = scale * _correction(field, calibration, known)
     if calibration.follows:
-        return factor * np.maximum(known.spread, floor * relative)
+        return factor * calibration.form.trusted(known.spread, relative, reference, floor)
     return np.where(np.isnan(known.spread), np.nan, factor * relative)
 
 
@@ -271,7 +272,7 @@ def half_width(
 
 
 def variance_factor(field: Field, calibration: Calibration, known: Known) -> Float[Array, "items *shape"]:
-    """What the raw variances are multiplied with so that their sum is the calibrated variance (above the floor)."""
+    """What the raw variances are multiplied with so that their sum is the calibrated variance (above the floor, without what is added)."""
     if calibration.method == "absolute":
         return np.ones(known.spread.shape)
     scale = _spread_over(field, [component.scale for component in calibration.components])

@@ -81,12 +81,13 @@ def fit_corrections(
 ) -> Corrections:
     """The factors that bring the root mean squares of scores in all thirds together, as far as so many graphs can tell.
 
-    Every graph weighs the same. Neither the order of items nor a unit matters, nor how the axes of vectors lie.
+    In every third the graphs that have items there weigh the same, however many these are: else the third of the smallest forces would
+    follow the few graphs that consist of such. Neither the order of items nor a unit matters, nor how the axes of vectors lie.
     """
-    _, inverse, counts = np.unique(graph, return_inverse=True, return_counts=True)
-    weights = 1.0 / counts[inverse]
+    weights = _weights(graph)
     quantities = {"nodes": nodes, "magnitude": magnitude}
     thirds = {name: _thirds(values) for name, values in quantities.items()}
+    within = {name: [_weights(graph[own]) for own in owns] for name, owns in thirds.items()}
     full = {name: np.zeros(len(own)) for name, own in thirds.items()}  # logarithms of factors before they are shrunk
 
     def correction(name: str, logarithms: Array) -> Correction:
@@ -98,11 +99,21 @@ def fit_corrections(
             now = Corrections(**{other: correction(other, full[other]) for other in quantities})
             squares = (scores / now.of(nodes, magnitude)) ** 2
             every = max(float(np.average(squares, weights=weights)), TINY)
-            shares = np.array([np.average(squares[own], weights=weights[own]) / every for own in owns])
-            asked = full[name] + 0.5 * np.log(np.maximum(shares, LARGEST**-4))
+            shares = [np.average(squares[own], weights=own_weights) for own, own_weights in zip(owns, within[name])]
+            asked = full[name] + 0.5 * np.log(np.maximum(np.array(shares) / every, LARGEST**-4))
             full[name] = np.clip(asked, -np.log(LARGEST), np.log(LARGEST))
-    graphs = {name: np.array([weights[own].sum() for own in owns]) for name, owns in thirds.items()}
+    graphs = {name: np.array([own_weights.sum() for own_weights in of]) for name, of in within.items()}
     return Corrections(**{name: correction(name, full[name] * (n / (n + PRIOR))) for name, n in graphs.items()})
+
+
+def _weights(graph: Owners) -> Float[Array, " rows"]:
+    """Weights of items that sum to 1 in every graph.
+
+    >>> _weights(np.array([7, 7, 9]))
+    array([0.5, 0.5, 1. ])
+    """
+    _, inverse, counts = np.unique(graph, return_inverse=True, return_counts=True)
+    return 1.0 / counts[inverse]
 
 
 def _thirds(values: Float[Array, " rows"]) -> list[Bool[NDArray[np.bool_], " rows"]]:

@@ -13,7 +13,7 @@ from jaxtyping import Int
 from numpy.typing import NDArray
 
 from hydragnn.datasets import GraphStore, MemoryStore
-from hydragnn.ensemble.domain import GraphView, graph_doubts
+from hydragnn.ensemble.domain import GraphView, graph_doubts, state_doubts
 from hydragnn.ensemble.manifest import NAME, Manifest, MemberEntry, checksum, read_manifest
 from hydragnn.ensemble.member_cache import MemberCache
 from hydragnn.ensemble.members import (
@@ -68,9 +68,10 @@ class Ensemble:
                 raise InputError(
                     f"the ensemble in {folder} {problem}, so it cannot predict {branch}; leave the branch out"
                 )
+            shared = partial(load_member, dtype=dtype, branch=own)
             loaders = [
-                partial(load_member, place, model=place, name=entry.name, weight=entry.weight, dtype=dtype, branch=own)
-                for entry in manifest.members
+                partial(shared, place, model=place, name=entry.name, weight=entry.weight, latent=space)
+                for entry, space in zip(manifest.members, manifest.spaces, strict=True)
                 for place in [folder / entry.folder]
             ]
             members = MemberCache(loaders, held) if held else [load() for load in loaders]
@@ -192,18 +193,18 @@ class Ensemble:
             read.whole.counts("edge").numpy(),
             read.reasons,
         )
-        return self._with_domain(together, read)
+        return self._with_domain(together, read, outcomes)
 
     def nothing(self, nodes: int, edges: int, reason: str) -> Predictions:
         """The prediction for one graph that could not be tried."""
         return nothing(self.targets, len(self.members), nodes, edges, reason)
 
-    def _with_domain(self, predictions: Predictions, read: Screened) -> Predictions:
+    def _with_domain(self, predictions: Predictions, read: Screened, outcomes: Sequence[Outcome]) -> Predictions:
         """The predictions with what is foreign about valid graphs."""
         if read.valid is None:
             return predictions
         owners = {name: predictions.graph_of_item(name) for name in predictions.fields}
-        doubts = graph_doubts(predictions.fields, owners, len(predictions))
+        doubts = graph_doubts(predictions.fields, owners, len(predictions)) | state_doubts(outcomes, self.weights)
         own = {name: doubt[read.fine] for name, doubt in doubts.items()}
         view = GraphView(batch=read.valid, scale=self.manifest.domain.scale, doubts=own)
         texts = self.manifest.domain.scores(view).spread_over(read.fine, len(predictions))

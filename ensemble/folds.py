@@ -18,7 +18,7 @@ from hydragnn.ensemble.evaluation import HELD_OUT, Evaluation, Part, Parts, Targ
 from hydragnn.ensemble.held_out import Fold
 from hydragnn.ensemble.member_outputs import MemberOutputs, member_outputs
 from hydragnn.ensemble.predictions import estimates_of
-from hydragnn.ensemble.training_domain import flag_evaluation, followed_spread, part_doubts
+from hydragnn.ensemble.training_domain import detectors_of_members, flag_evaluation, part_doubts
 from hydragnn.ensemble.uncertainty import Array
 from hydragnn.errors import InputError
 from hydragnn.models import Target
@@ -157,8 +157,8 @@ def cross_domain(
         for one in folds
     ]
     everything = np.setdiff1d(np.arange(len(store)), split.test)
-    spread = followed_spread(ensemble, calibrations)
-    return cross_fitted_domain(store, everything, held_out, ensemble.inputs, ensemble.needed(store), spread)
+    of_members = detectors_of_members(ensemble, calibrations)
+    return cross_fitted_domain(store, everything, held_out, ensemble.inputs, ensemble.needed(store), of_members)
 
 
 def fold_diversity(ensemble: Ensemble, folds: Sequence[FoldOutputs]) -> dict[str, dict[str, float]]:

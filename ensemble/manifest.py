@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from hydragnn.ensemble.calibrations import calibration_from_json
-from hydragnn.ensemble.domain import FILE, AnyDomain, Domain, domain_from_json
+from hydragnn.ensemble.domain import FILE, AnyDomain, Domain, Latent, domain_from_json
 from hydragnn.ensemble.estimates import AnyCalibration
+from hydragnn.ensemble.latent import LatentSpace
+from hydragnn.ensemble.uncertainty import are_shares
 from hydragnn.errors import InputError
 from hydragnn.files import check_regular, digest, read_sealed, write_atomically, write_sealed
 from hydragnn.graphs.field import Field, field_from_json
@@ -62,6 +64,13 @@ class Manifest:
         }
 
     @property
+    def spaces(self) -> tuple[LatentSpace | None, ...]:
+        """What the domain knows of the final states of every member."""
+        detectors = self.domain.detectors if isinstance(self.domain, Domain) else ()
+        known = [detector.spaces for detector in detectors if isinstance(detector, Latent)]
+        return known[0] if known else (None,) * len(self.members)
+
+    @property
     def digest(self) -> str:
         """Short hash of the whole ensemble, weights included through their checksums."""
         return digest(self.to_json())
@@ -79,10 +88,12 @@ def manifest_from_json(value: Any, folder: Path) -> Manifest:
     try:
         if not isinstance(value["data"], dict) or not isinstance(value["selection"], dict):
             raise TypeError("data and selection are no tables")
+        if not are_shares([entry["weight"] for entry in value["members"]]):
+            raise ValueError("the weights of its members do not add up to 1")
         targets = tuple(target_from_json(target) for target in value["targets"])
         inputs = tuple(field_from_json(field) for field in value["inputs"])
         fields = {field.name: field for field in inputs} | {target.name: target.field for target in targets}
-        return Manifest(
+        manifest = Manifest(
             members=tuple(MemberEntry(**entry) for entry in value["members"]),
             targets=targets,
             inputs=inputs,
@@ -96,6 +107,9 @@ def manifest_from_json(value: Any, folder: Path) -> Manifest:
             data=value["data"],
             selection=value["selection"],
         )
+        if len(manifest.spaces) != len(manifest.members):
+            raise ValueError("the training domain is of other members")
+        return manifest
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"{source} is damaged ({error}); copy or build the ensemble again") from error
 

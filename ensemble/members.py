@@ -5,10 +5,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from jaxtyping import Float
+from numpy.typing import NDArray
+from torch import Tensor
 
 from hydragnn.config import RunConfig, parse_config
 from hydragnn.datasets import without_edges
+from hydragnn.ensemble.latent import LatentSpace
 from hydragnn.errors import InputError, about
 from hydragnn.files import digest, read_json
 from hydragnn.graphs.batch import GraphBatch
@@ -26,6 +31,8 @@ class Member:
     model: TrainedModel
     config: RunConfig
     record: RunRecord
+    latent: LatentSpace | None = None
+    """What is known of the final states of its training graphs."""
 
     @property
     def targets(self) -> tuple[Target, ...]:
@@ -45,10 +52,19 @@ class Outcome:
     predictions: Mapping[str, Distribution]
     reasons: tuple[str, ...]
     """One per graph; empty where all went well."""
+    distances: Float[NDArray[np.float64], " graphs"]
+    """How far final states are from those of training, see ``LatentSpace``; NaN where it is not known."""
 
 
 def load_member(
-    folder: Path, *, model: Path, name: str, weight: float, dtype: torch.dtype | None = None, branch: str = ""
+    folder: Path,
+    *,
+    model: Path,
+    name: str,
+    weight: float,
+    dtype: torch.dtype | None = None,
+    branch: str = "",
+    latent: LatentSpace | None = None,
 ) -> Member:
     """The member whose model lies in ``model`` and whose run is described in ``folder``; InputError where damaged.
 
@@ -60,7 +76,13 @@ def load_member(
     precision = dtype or (torch.float64 if config.train.precision == "fp64" else torch.float32)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     trained = load_model(model, dtype=precision, device=device, branch=branch)
-    return Member(name=name, weight=weight, model=trained, config=config, record=read_record(folder).of_branch(branch))
+    if latent is not None and len(latent.whitening) != trained.model.channels:
+        raise InputError(
+            f"the training domain knows states of {len(latent.whitening)} channels, and the model in {model} has "
+            f"{trained.model.channels}; copy or build the ensemble again"
+        )
+    record = read_record(folder).of_branch(branch)
+    return Member(name=name, weight=weight, model=trained, config=config, record=record, latent=latent)
 
 
 def load_run(folder: Path, *, weight: float = 1.0, dtype: torch.dtype | None = None, branch: str = "") -> Member:
@@ -118,17 +140,38 @@ def shared_inputs(members: Sequence[Member]) -> dict[str, Field]:
 def outcome(member: Member, batch: GraphBatch) -> Outcome:
     """What the member predicts for every graph of the batch; a graph that fails takes no other with it."""
     try:
-        predictions = member.model.predict(batch if member.config.data.edges else without_edges(batch))
+        predictions, states = member.model.predict_with_states(_seen(member, batch))
     except (InputError, MemoryError, RuntimeError) as error:
         if not isinstance(error, InputError) and not _is_lack_of_memory(error):
             raise
         if batch.num_graphs == 1:
             return failed_outcome(member.targets, batch, _reason(error))
-        middle = batch.num_graphs // 2
-        halves = (batch.select(slice(middle)), batch.select(slice(middle, None)))
-        return join_outcomes([outcome(member, half) for half in halves])
+        return join_outcomes([outcome(member, half) for half in _halves(batch)])
     outputs = {name: one.detach().to("cpu", torch.float64) for name, one in predictions.items()}
-    return _finite_only(outputs, member.targets, batch)
+    distances = np.full(len(batch), np.nan)
+    if member.latent is not None:
+        distances = member.latent.distances(states, batch.owner("node"), len(batch))
+    return _finite_only(outputs, distances, member.targets, batch)
+
+
+def final_states(member: Member, batch: GraphBatch) -> Float[Tensor, "nodes channels"]:
+    """What the member's heads would read of every node, on the CPU; MemoryError or RuntimeError where a graph is too large."""
+    try:
+        return member.model.states(_seen(member, batch)).cpu()
+    except (MemoryError, RuntimeError) as error:
+        if batch.num_graphs == 1 or not _is_lack_of_memory(error):
+            raise
+        return torch.cat([final_states(member, half) for half in _halves(batch)])
+
+
+def _seen(member: Member, batch: GraphBatch) -> GraphBatch:
+    """The batch as the member's run saw its data."""
+    return batch if member.config.data.edges else without_edges(batch)
+
+
+def _halves(batch: GraphBatch) -> tuple[GraphBatch, GraphBatch]:
+    middle = batch.num_graphs // 2
+    return batch.select(slice(middle)), batch.select(slice(middle, None))
 
 
 def failed_outcome(targets: Sequence[Target], graph: GraphBatch, reason: str) -> Outcome:
@@ -136,7 +179,7 @@ def failed_outcome(targets: Sequence[Target], graph: GraphBatch, reason: str) ->
     blanks = {
         target.name: target.distribution.blank(target.field, graph.num_items(target.field.on)) for target in targets
     }
-    return Outcome(predictions=blanks, reasons=(reason,))
+    return Outcome(predictions=blanks, reasons=(reason,), distances=np.array([np.nan]))
 
 
 def join_outcomes(outcomes: Sequence[Outcome]) -> Outcome:
@@ -145,6 +188,7 @@ def join_outcomes(outcomes: Sequence[Outcome]) -> Outcome:
     return Outcome(
         predictions={name: concatenate_distributions([part.predictions[name] for part in outcomes]) for name in names},
         reasons=tuple(reason for part in outcomes for reason in part.reasons),
+        distances=np.concatenate([part.distances for part in outcomes]),
     )
 
 
@@ -158,7 +202,12 @@ def _reason(error: BaseException) -> str:
     return text if isinstance(error, InputError) else f"{type(error).__name__}: {text}"
 
 
-def _finite_only(outputs: dict[str, Distribution], targets: Sequence[Target], batch: GraphBatch) -> Outcome:
+def _finite_only(
+    outputs: dict[str, Distribution],
+    distances: Float[NDArray[np.float64], " graphs"],
+    targets: Sequence[Target],
+    batch: GraphBatch,
+) -> Outcome:
     """The outcome with every graph blanked whose values are not all finite."""
     owners = {target.field.on: batch.owner(target.field.on).cpu() for target in targets}
     reasons = [""] * len(batch)
@@ -168,7 +217,8 @@ def _finite_only(outputs: dict[str, Distribution], targets: Sequence[Target], ba
     if any(reasons):
         bad = torch.tensor([bool(reason) for reason in reasons])
         outputs = {target.name: outputs[target.name].blank_items(bad[owners[target.field.on]]) for target in targets}
-    return Outcome(predictions=outputs, reasons=tuple(reasons))
+        distances = np.where(bad.numpy(), np.nan, distances)
+    return Outcome(predictions=outputs, reasons=tuple(reasons), distances=distances)
 
 
 def summary_of(record: RunRecord) -> dict[str, Any]:

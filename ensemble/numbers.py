@@ -44,7 +44,7 @@ class NumberEstimate(Estimate):
     """One numeric field of all graphs, in its unit; rows of graphs that failed are NaN.
 
     ``std`` is the calibrated standard deviation and ``epistemic`` and ``aleatoric`` are its two parts as standard
-    deviations (their squares sum to that of ``std`` above the calibration's floor). Vectors and tensors have one
+    deviations (their squares sum to that of ``std``, but for the calibration's floor and the typical spread that its form may add). Vectors and tensors have one
     uncertainty for all their components. ``lower`` and ``upper`` enclose the truth with the nominal probability. Without
     a calibration the std is the members' raw one and there are no intervals (NaN).
     """

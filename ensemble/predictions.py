@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 
 from hydragnn.ensemble.classes import ClassEstimate
+from hydragnn.ensemble.domain import joint_score
 from hydragnn.ensemble.estimates import AnyCalibration, Estimate
 from hydragnn.ensemble.members import Outcome
 from hydragnn.ensemble.numbers import NumberEstimate
@@ -72,8 +73,8 @@ class Predictions:
 
     @property
     def domain_score(self) -> Float[Array, " graphs"]:
-        """The largest score of any detector: above 1 a graph is outside the training domain; NaN where nothing is known."""
-        return np.fmax.reduce([np.full(len(self), np.nan), *self.domain_scores.values()])
+        """One score of all detectors: above 1 a graph is outside the training domain; NaN where nothing is known."""
+        return joint_score(self.domain_scores, len(self))
 
     def graph_of_item(self, name: str) -> Int[NDArray[np.int64], " items"]:
         """The graph that each row of a field belongs to."""

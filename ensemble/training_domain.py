@@ -1,22 +1,53 @@
 """The training domain of an ensemble, and what it flags in the parts of its data."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 from numpy.typing import NDArray
 
-from hydragnn.datasets import GraphStore, Split
-from hydragnn.ensemble.domain import FALSE_ALARMS, Domain, Spread, fitted_domain, graph_doubts, scores_of
+from hydragnn.datasets import GraphStore, Split, SplitSettings, make_split
+from hydragnn.ensemble.domain import (
+    FALSE_ALARMS,
+    Detector,
+    Domain,
+    Latent,
+    Spread,
+    fitted_domain,
+    graph_doubts,
+    references_of,
+    scores_of,
+    state_doubts,
+    views,
+)
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.estimates import AnyCalibration
+from hydragnn.ensemble.latent import LatentFit
 from hydragnn.ensemble.member_outputs import MemberOutputs
+from hydragnn.ensemble.members import final_states
 from hydragnn.ensemble.predictions import estimates_of
 from hydragnn.ensemble.uncertainty import Array
 from hydragnn.models import Target
 
 Calibrations = Mapping[str, AnyCalibration]
+
+
+def with_latent_spaces(ensemble: Ensemble, store: GraphStore) -> Ensemble:
+    """The ensemble, whose members know the final states of graphs that trained them (at most as many as detectors compare with)."""
+    splits: list[tuple[SplitSettings, Split]] = []
+    members = []
+    for member in ensemble.members:
+        split = next((split for settings, split in splits if settings == member.config.split), None)
+        if split is None:
+            split = make_split(store, member.config.split)
+            splits.append((member.config.split, split))
+        fit = LatentFit(member.model.model.channels)
+        for _, view in views(store, references_of(split.train), ensemble.needed(store), 1.0):
+            fit.show(final_states(member, view.batch))
+        members.append(replace(member, latent=fit.space()))
+    return Ensemble(members, ensemble.manifest, ensemble.digest)
 
 
 def training_domain(
@@ -27,20 +58,23 @@ def training_domain(
     calibrations: Calibrations,
 ) -> Domain:
     """The domain of the training part, with thresholds from all parts that no member was trained on."""
-    spread = followed_spread(ensemble, calibrations)
+    of_members = detectors_of_members(ensemble, calibrations)
     of_parts = [part_doubts(ensemble.targets, outputs, ensemble.weights, calibrations) for outputs in held_out]
     doubts = {name: np.concatenate([one[name] for one in of_parts]) for name in of_parts[0]}
     graphs = np.concatenate([outputs.graphs for outputs in held_out])
-    return fitted_domain(store, split.train, graphs, ensemble.inputs, ensemble.needed(store), doubts, spread)
+    return fitted_domain(store, split.train, graphs, ensemble.inputs, ensemble.needed(store), doubts, of_members)
 
 
-def followed_spread(ensemble: Ensemble, calibrations: Calibrations) -> Spread:
-    """The detector of members that disagree, on targets whose uncertainty differs from item to item."""
+def detectors_of_members(ensemble: Ensemble, calibrations: Calibrations) -> list[Detector]:
+    """Those of members that disagree, on targets whose uncertainty differs from item to item, and of their states."""
     followed = [target for target in ensemble.targets if calibrations[target.name].follows]
-    return Spread(
+    spread = Spread(
         targets={target.name: estimates_of(target).doubt_name for target in followed},
         per_node=tuple(target.name for target in followed if target.extensive),
     )
+    spaces = tuple(member.latent for member in ensemble.members)
+    known = [Latent(spaces=tuple(space for space in spaces if space is not None))] if None not in spaces else []
+    return [*([spread] if followed else []), *known]
 
 
 def flag_evaluation(
@@ -82,4 +116,4 @@ def part_doubts(
         for target in targets
     }
     owners = {target.name: outputs.positions(target) for target in targets}
-    return graph_doubts(estimates, owners, len(outputs.graphs))
+    return graph_doubts(estimates, owners, len(outputs.graphs)) | state_doubts(outputs.outcomes, weights)

@@ -1,5 +1,6 @@
 """The law of total variance: what members disagree about, and what every member says it cannot know."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,6 +25,15 @@ class MixtureMoments:
     def variance(self) -> Float[Array, "*items"]:
         """Variance of the mixture."""
         return self.epistemic + self.aleatoric
+
+
+def are_shares(weights: Sequence[float]) -> bool:
+    """Return True where these are shares of one whole: none negative, none NaN, and a sum of 1.
+
+    >>> are_shares([0.75, 0.25]), are_shares([1.0, 1.0]), are_shares([1.5, -0.5]), are_shares([float("nan"), 1.0])
+    (True, False, False, False)
+    """
+    return all(weight >= 0 for weight in weights) and abs(math.fsum(weights) - 1) < 1e-6
 
 
 def total_variance(

@@ -2,9 +2,8 @@
 
 import os
 import signal
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from hydragnn.hpo.scheduling.scheduler import State, Trial
 from hydragnn.hpo.settings import CampaignSettings
 from hydragnn.hpo.space import space_of
 from hydragnn.runs.checkpoint import is_pickled
+from hydragnn.runs.signals import handled_by
 
 ENDINGS: dict[Ending, str] = {
     "finished": "all trials done",
@@ -97,7 +97,7 @@ def run_search(
     on_event: OnEvent | None = None,
     on_note: Callable[[str], None] | None = None,
 ) -> CampaignResult:
-    """Search in folder ``out`` until the budget is spent, or continue there; returns early on SIGINT, SIGTERM and SIGUSR1.
+    """Search in folder ``out`` until the budget is spent, or continue there; returns early on SIGINT, SIGTERM, SIGHUP and SIGUSR1.
 
     InputError for anything wrong with the settings, for a folder in use, and where every trial fails. With ``resume``, a
     folder without a campaign is begun, and one whose campaign is complete gives its result. ``on_note`` is called with what
@@ -122,7 +122,7 @@ def run_search(
                 f"{', '.join(map(str, anew))} will begin anew when they go on; to keep their epochs, stop now and resume with the "
                 "version that began the campaign"
             )
-        with signals(controller.stop):
+        with handled_by(lambda number, _: controller.stop(signal.Signals(number).name)):
             state = controller.run(plan)
             stack.close()  # with signals heard, so that a second Ctrl-C does not cut it short
         return result_of(state, out, settings.source, controller.seconds())
@@ -186,21 +186,3 @@ def launcher_of(settings: CampaignSettings, out: Path, workers: int | None = Non
         return local
     allocation = read_allocation(os.environ, want=search.launcher)
     return local if allocation.by == "local" else launcher_for(settings, allocation, out)
-
-
-@contextmanager
-def signals(stop: Callable[[str], None]) -> Iterator[None]:
-    """Turn SIGINT, SIGTERM and SIGUSR1 (Slurm's warning before walltime) into ``stop``.
-
-    Elsewhere than in the main thread, signals are not ours to handle.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    kinds = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-    before = [signal.signal(kind, lambda number, _: stop(signal.Signals(number).name)) for kind in kinds]
-    try:
-        yield
-    finally:
-        for kind, handler in zip(kinds, before):
-            signal.signal(kind, handler)

@@ -4,7 +4,6 @@ A line is on disk before its consequences happen. The last line may be torn by a
 damage anywhere else is an error, because what follows it cannot be trusted.
 """
 
-import fcntl
 import json
 import os
 import zlib
@@ -14,7 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from hydragnn.errors import Busy, InputError
-from hydragnn.files import flush_directory
+from hydragnn.files import flush_directory, lock_file
 from hydragnn.hpo.scheduling.events import Event, event_from_json, event_to_json
 from hydragnn.hpo.scheduling.scheduler import State, transition
 
@@ -106,14 +105,11 @@ def acquire_lock(path: Path) -> int:
     """A file descriptor that holds the lock at ``path`` until it is closed or the process ends, however it ends."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        descriptor = lock_file(path)
     except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}; choose another folder") from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        raise Busy(f"another search runs in {path.parent}; wait for it, or choose another folder") from None
+        raise InputError(f"cannot lock {path}: {error.strerror or error}; choose another folder") from error
+    if descriptor is None:
+        raise Busy(f"another search runs in {path.parent}; wait for it, or choose another folder")
     return descriptor
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from hydragnn.config import AnyConfig
 from hydragnn.errors import InputError
-from hydragnn.files import write_json
+from hydragnn.files import check_no_link, write_json
 from hydragnn.hpo.launching.launcher import Exit, Launcher, Task
 
 AT_ONCE = 64
@@ -95,7 +95,9 @@ class LaunchQueue:
 
 
 def write_folder(task: Task, config: dict[str, Any] | None, store_copy: Path | None) -> None:
-    """Write what an attempt reads first; ``config`` only where it is not there yet."""
+    """Write what an attempt reads first; ``config`` only where it is not there yet. InputError where a link leads elsewhere."""
+    for place in (task.folder.parent, task.folder, task.folder / "log.txt"):
+        check_no_link(place)
     if config is not None:
         write_json(task.folder / "config.json", config)
     copy = {} if store_copy is None else {"store": str(store_copy)}

@@ -68,8 +68,8 @@ def campaign_records(out: Path) -> list[tuple[int, RunRecord, Path]]:
     InputError where ``out`` is not a campaign, or a record is damaged.
     """
     open_campaign(out)
-    folders = sorted(path.parent for path in out.glob("trials/*/record.json"))
-    return [(int(folder.name), read_record(folder), folder) for folder in folders]
+    folders = {int(path.parent.name): path.parent for path in out.glob("trials/*/record.json")}
+    return [(number, read_record(folder), folder) for number, folder in sorted(folders.items())]
 
 
 def finished_runs(out: Path) -> list[Path]:

@@ -223,6 +223,14 @@ class ArchitectureConformance(SmoothnessConformance):
         first, second = model(batch), model(batch)
         assert all(torch.equal(values_of(first[name]), values_of(second[name])) for name in first)
 
+    def test_final_states_are_what_heads_read(self, kind: str) -> None:
+        batch, model = CORNERS["two graphs"](), self.model()
+        predictions, states = model.with_states(batch)
+        assert states[0].shape == (batch.num_nodes, model.channels)
+        graph = model.message_graph(batch, model.edge_vectors(batch))
+        for settings, head in zip(model.description.heads, model.heads):
+            assert_equal(head(states, graph, batch), predictions[settings.field])
+
     def test_initial_weights_depend_on_the_seed_and_on_nothing_else(self, kind: str) -> None:
         state = torch.random.get_rng_state()
         first = self.model(seed=5).state_dict()

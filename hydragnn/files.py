@@ -1,6 +1,7 @@
 """Files that are complete or absent: written beside their name, flushed to disk, then renamed."""
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -137,6 +138,30 @@ def check_target(folder: Path, own: Collection[str], mark: str = "") -> None:
 def is_free(path: Path) -> bool:
     """Return True where there is nothing at ``path``, or an empty folder."""
     return not os.path.lexists(path) or (path.is_dir() and not any(path.iterdir()))
+
+
+def lock_file(path: Path) -> int | None:
+    """A file descriptor that locks ``path`` until it is closed or the process ends, however it ends; None where another one does.
+
+    OSError where the file cannot be written, or its file system knows no locks.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        if isinstance(error, BlockingIOError):
+            return None
+        raise
+    return descriptor
+
+
+def check_no_link(path: Path) -> None:
+    """Raise InputError where ``path`` is a symbolic link: what is written there would come to lie somewhere else."""
+    if path.is_symlink():
+        raise InputError(
+            f"{path} is a symbolic link, and nothing is written through one; put what it points to in its place, or delete it"
+        )
 
 
 def check_regular(path: Path) -> None:

@@ -17,6 +17,9 @@ from hydragnn.ensemble.domain.view import Array, GraphView
 
 FILE = "domain.safetensors"
 
+WITHOUT_DEGREE = ("kinds", "composition")
+"""Detectors that say that a graph consists of something else, which says little of how wrong members are about it."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class DomainScores:
@@ -115,6 +118,20 @@ class Domain:
         ends = np.cumsum([0, *(len(detector.channels) for detector in self.detectors)])
         columns = [scores[:, first:last].max(axis=1, initial=0.0) for first, last in pairwise(ends)]
         return np.stack([*columns, np.zeros(len(scores))], axis=1)[:, :-1]
+
+
+def joint_score(scores: Mapping[str, Float[Array, " graphs"]], graphs: int) -> Float[Array, " graphs"]:
+    """One score of so many graphs from those of all detectors, above 1 where one of them is; NaN where nothing is known.
+
+    Up to 1 the largest; of a graph outside 1 plus the mean of log(1 + score), in which detectors ``WITHOUT_DEGREE`` count 1 at most.
+
+    >>> joint_score({"kinds": np.array([0.0, 10.0]), "spread": np.array([0.4, 1.0])}, 2).round(3)
+    array([0.4  , 1.693])
+    """
+    largest: Float[Array, " graphs"] = np.fmax.reduce([np.full(graphs, np.nan), *scores.values()])
+    counted = [np.minimum(one, 1.0) if name in WITHOUT_DEGREE else one for name, one in scores.items()]
+    beyond = np.log1p(np.nan_to_num(counted)).mean(axis=0) if counted else 0.0
+    return np.where(largest > 1, 1 + beyond, largest)
 
 
 def values_of(detectors: Sequence[Detector], view: GraphView) -> Float[Array, "graphs channels"]:

@@ -1,13 +1,17 @@
-"""How unsure an ensemble is about whole graphs, from its estimates of items."""
+"""How unsure an ensemble is about whole graphs, from its estimates of items and the states behind them."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from hydragnn.ensemble.domain.view import Array, Numbers
 from hydragnn.ensemble.estimates import Estimate
+from hydragnn.ensemble.members import Outcome
+
+STATES = "final states"
+"""What goes by this name among doubts, which no field can have: how far states are from those of training."""
 
 
 def graph_doubt(doubt: Float[Array, "items *shape"], graph: Int[Numbers, " items"], graphs: int) -> Array:
@@ -23,3 +27,9 @@ def graph_doubts(
 ) -> dict[str, Float[Array, " graphs"]]:
     """The largest doubt within every graph, by target; ``owners`` has the graph of every item."""
     return {name: graph_doubt(one.doubt, owners[name], graphs) for name, one in estimates.items()}
+
+
+def state_doubts(outcomes: Sequence[Outcome], weights: Float[Array, " members"]) -> dict[str, Float[Array, " graphs"]]:
+    """How far final states are from those of training, the mean of members, as ``STATES``; NaN where one does not know."""
+    distances = np.stack([one.distances for one, weight in zip(outcomes, weights, strict=True) if weight > 0])
+    return {STATES: np.average(distances, axis=0, weights=weights[weights > 0])}

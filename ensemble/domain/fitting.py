@@ -14,7 +14,6 @@ from hydragnn.ensemble.domain.inputs import InputsFit
 from hydragnn.ensemble.domain.kinds import Kinds, KindsFit
 from hydragnn.ensemble.domain.limits import fitted_limits
 from hydragnn.ensemble.domain.neighbourhoods import NeighbourhoodsFit
-from hydragnn.ensemble.domain.spread import Spread
 from hydragnn.ensemble.domain.structure import StructureFit
 from hydragnn.ensemble.domain.view import Array, GraphView, Numbers, length_scale, species_field
 from hydragnn.ensemble.plan import default_budget
@@ -35,14 +34,14 @@ def fitted_domain(
     inputs: Sequence[Field],
     read: Sequence[str],
     doubts: Doubts,
-    spread: Spread,
+    of_members: Sequence[Detector],
 ) -> Domain:
     """Detectors that know the training part, with limits from held-out graphs, about which the ensemble has these ``doubts``.
 
-    ``inputs`` are what members read, ``read`` the names of all fields to read.
+    ``inputs`` are what members read, ``read`` the names of all fields to read; detectors ``of_members`` look at doubts alone.
     """
     scale = _scale(store, train, read)
-    detectors = _detectors(store, train, inputs, read, scale, spread)
+    detectors = _detectors(store, train, inputs, read, scale, of_members)
     if not detectors:
         return Domain()
     values = [values_of(detectors, view) for _, view in views(store, held_out, read, scale, doubts)]
@@ -57,7 +56,7 @@ def cross_fitted_domain(
     held_out: Sequence[tuple[Numbers, Mapping[str, Array]]],
     inputs: Sequence[Field],
     read: Sequence[str],
-    spread: Spread,
+    of_members: Sequence[Detector],
 ) -> tuple[Domain, Float[Array, "all_graphs detectors"]]:
     """The same where every training graph was held out by some members; also the scores of these graphs, fold by fold.
 
@@ -65,13 +64,13 @@ def cross_fitted_domain(
     fold, about which the members that held them out have these doubts. Scores are NaN for graphs that are not valid.
     """
     scale = _scale(store, train, read)
-    detectors = _detectors(store, train, inputs, read, scale, spread)
+    detectors = _detectors(store, train, inputs, read, scale, of_members)
     if not detectors:
         return Domain(), np.zeros((sum(len(graphs) for graphs, _ in held_out), 0))
     channels = channels_of(detectors)
     values = []
     for graphs, doubts in held_out:
-        without = _detectors(store, np.setdiff1d(train, graphs), inputs, read, scale, spread)
+        without = _detectors(store, np.setdiff1d(train, graphs), inputs, read, scale, of_members)
         values.append(np.full((len(graphs), len(channels)), np.nan))
         if channels_of(without) == channels:  # a field that only this fold has is known to none without it
             for rows, view in views(store, graphs, read, scale, doubts):
@@ -82,6 +81,11 @@ def cross_fitted_domain(
     scores = domain.largest(domain.limits.scores(together))
     scores[np.isnan(together).all(axis=1)] = np.nan
     return domain, scores
+
+
+def references_of(train: Int[NDArray[np.int64], " train"]) -> Int[NDArray[np.int64], " references"]:
+    """At most ``REFERENCES`` of these graphs, at equal steps."""
+    return train[:: max(1, -(-len(train) // REFERENCES))]
 
 
 def channels_of(detectors: Sequence[Detector]) -> list[Channel]:
@@ -95,15 +99,15 @@ def _detectors(
     inputs: Sequence[Field],
     read: Sequence[str],
     scale: float,
-    spread: Spread,
+    of_members: Sequence[Detector],
 ) -> tuple[Detector, ...]:
     """All detectors that know these graphs."""
     species = species_field({field.name: field for field in inputs})
     detectors = _fitted(store, train, read, scale, [KindsFit(inputs), InputsFit(inputs), NeighbourhoodsFit(species)])
     known = {name: kinds for one in detectors if isinstance(one, Kinds) for name, kinds in one.known.items()}
-    some = train[:: max(1, -(-len(train) // REFERENCES))]
+    some = references_of(train)
     detectors += _fitted(store, some, read, scale, [CompositionFit(inputs, known, species), StructureFit()])
-    return (*detectors, *([spread] if spread.targets else []))
+    return (*detectors, *of_members)
 
 
 def scores_of(

@@ -15,6 +15,7 @@ from hydragnn.ensemble.domain.detector import Detector
 from hydragnn.ensemble.domain.domain import FILE, AnyDomain, Domain
 from hydragnn.ensemble.domain.inputs import Inputs
 from hydragnn.ensemble.domain.kinds import Kinds
+from hydragnn.ensemble.domain.latent import Latent
 from hydragnn.ensemble.domain.limits import Limits
 from hydragnn.ensemble.domain.neighbourhoods import Neighbourhoods
 from hydragnn.ensemble.domain.ranges import ranges_from_json
@@ -32,6 +33,7 @@ DETECTORS: Mapping[str, Callable[[Mapping[str, Any], Stored], Detector]] = {
     "composition": Composition.load,
     "neighbourhoods": Neighbourhoods.load,
     "structure": Structure.load,
+    "latent": Latent.load,
     "spread": Spread.load,
 }
 

@@ -33,7 +33,7 @@ class GraphView:
     scale: float
     """The length that lengths are measured in; 1 for graphs without geometry."""
     doubts: Mapping[str, Float[Array, " graphs"]] = member(default_factory=dict)
-    """By target, the largest standard deviation or entropy within every graph; NaN where it has none."""
+    """By target, the largest standard deviation or entropy within every graph, and how far its ``STATES`` are; NaN where it has none."""
 
     def __len__(self) -> int:
         return len(self.batch)

@@ -159,6 +159,9 @@ class FolderGroup:
             self._heart.end()
 
 
+LAST_WORDS = 5.0  # seconds that a worker has to leave once everything is done
+
+
 class ParentGroup(FolderGroup):
     """The group seen from rank 0 of local workers, which it starts; ``work`` is what a worker does with the opening."""
 
@@ -186,6 +189,8 @@ class ParentGroup(FolderGroup):
         super().close()
         for process in self._processes:
             process.terminate()
+            process.join(LAST_WORDS)
+            process.kill()  # one that was stopped, or hangs
             process.join()
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,13 +57,16 @@ class Job:
         return self.out.with_name(self.out.name + ".plan.json")
 
 
-def begin(job: Job, ranks: int) -> dict[str, Any]:
-    """What rank 0 checks and decides for all: finished parts, and how many members a rank holds; InputError before any work."""
+def begin(job: Job, ranks: int, lock: ExitStack) -> dict[str, Any]:
+    """What rank 0 checks and decides for all: finished parts, and how many members a rank holds; InputError before any work.
+
+    The folder of parts is this prediction's alone until ``lock`` is closed.
+    """
     ensemble = Ensemble.load(job.model, held=1, branch=job.branch)
     sink_for(job.out, ensemble)
     parts = job.parts
     parts.check_plan(job.plan)
-    with parts.entered(resume=job.resume) as fresh:
+    with parts.entered(lock, resume=job.resume) as fresh:
         if is_store(job.source):
             store = store_source(job.source).store
             ensemble.needed(store)

@@ -3,7 +3,7 @@
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,10 @@ from hydragnn.ensemble.members import Outcome
 from hydragnn.ensemble.plan import Unit
 from hydragnn.ensemble.prediction.claims import unique_name
 from hydragnn.errors import InputError
-from hydragnn.files import DAMAGED_ARRAYS, read_json, write_json
+from hydragnn.files import DAMAGED_ARRAYS, lock_file, read_json, write_json
 from hydragnn.models import distribution_from_arrays
 
+LOCK = "lock"
 PLAN = {"planned", "measured"}
 """What the plan beside a prediction holds."""
 
@@ -29,13 +30,15 @@ class Parts:
         self.folder = folder
 
     @contextmanager
-    def entered(self, *, resume: bool) -> Iterator[bool]:
+    def entered(self, lock: ExitStack, *, resume: bool) -> Iterator[bool]:
         """Prepare the prediction inside, told whether it is new; bad input leaves no folder behind that was not there before.
 
-        InputError where an earlier prediction was interrupted and nobody asked to resume it.
+        The folder is this prediction's alone until ``lock`` is closed. InputError where another one works there, or where an
+        earlier one was interrupted and nobody asked to resume it.
         """
         there = self.folder.exists()
         self._check_own()
+        self._take(lock)
         if there and not resume:
             raise InputError(
                 f"{self.folder} holds an interrupted prediction; add --resume to continue it, or delete the folder"
@@ -46,6 +49,15 @@ class Parts:
             if not there:
                 shutil.rmtree(self.folder, ignore_errors=True)
             raise
+
+    def _take(self, lock: ExitStack) -> None:
+        """Lock the folder, where its file system knows locks; InputError where another prediction has."""
+        with suppress(OSError):  # who writes there says what is wrong
+            self.folder.mkdir(parents=True, exist_ok=True)
+            descriptor = lock_file(self.folder / LOCK)
+            if descriptor is None:
+                raise InputError(f"another prediction works in {self.folder}; wait for it, or choose another --out")
+            lock.callback(os.close, descriptor)
 
     def check_plan(self, plan: Path) -> None:
         """Raise InputError where ``plan``, which the prediction will replace, is no plan of an earlier one."""
@@ -65,7 +77,7 @@ class Parts:
         if not self.folder.exists() or (self.folder / "identity.json").is_file():
             return
         names = sorted(path.name for path in self.folder.iterdir()) if self.folder.is_dir() else ["no folder"]
-        foreign = [name for name in names if not name.startswith((".identity.json.", "ranks-"))]
+        foreign = [name for name in names if not name.startswith((".identity.json.", "ranks-", LOCK))]
         if foreign:
             raise InputError(
                 f"{self.folder} holds {foreign[0]}, which belongs to no prediction; choose another --out, or move it away"
@@ -125,7 +137,7 @@ class Parts:
             for name, prediction in outcome.predictions.items()
             for tensor, values in prediction.to_arrays().items()
         }
-        arrays["reasons"] = np.array(outcome.reasons, dtype=np.str_)
+        arrays |= {"reasons": np.array(outcome.reasons, dtype=np.str_), "distances": outcome.distances}
         path = self.path(unit)
         temporary = path.with_name(f".{path.name}.{unique_name()}")
         try:
@@ -140,13 +152,13 @@ class Parts:
         """The outcome of a finished unit, bit for bit."""
         with self.path(unit).open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-        reasons = tuple(arrays.pop("reasons").tolist())
+        reasons, distances = tuple(arrays.pop("reasons").tolist()), arrays.pop("distances")
         tensors_of: dict[tuple[str, str], dict[str, NDArray[Any]]] = {}
         for path, values in arrays.items():
             kind, name, tensor = path.split("/")
             tensors_of.setdefault((kind, name), {})[tensor] = values
         predictions = {name: distribution_from_arrays(kind, tensors) for (kind, name), tensors in tensors_of.items()}
-        return Outcome(predictions=predictions, reasons=reasons)
+        return Outcome(predictions=predictions, reasons=reasons, distances=distances)
 
     def delete(self) -> None:
         """Remove the folder once everything has been merged."""

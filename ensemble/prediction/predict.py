@@ -57,7 +57,10 @@ def predict_to_file(
     """
     own = branch_for(model, source, branch)
     job = Job(model=model, source=source, out=out, resume=resume, batch=batch, held=held, branch=own)
-    with interruptible(signal.SIGINT, signal.SIGTERM) as check, worker_group(workers, _predict_as_child, job) as group:
+    with (
+        interruptible(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as check,
+        worker_group(workers, _predict_as_child, job) as group,
+    ):
         try:
             return predict_with(group, job, check, quiet=quiet)
         except KeyboardInterrupt as error:
@@ -75,7 +78,15 @@ def predict_with(group: Group, job: Job, check: Callable[[], None], *, quiet: bo
     ``check`` is called before every unit of work and raises where it is to end.
     """
     started = time.perf_counter()
-    opening = group.begin(partial(begin, job, group.size), job.parts.folder)
+    with contextlib.ExitStack() as lock:
+        opening = group.begin(partial(begin, job, group.size, lock), job.parts.folder)
+        return _predict_opened(group, job, check, opening, started, quiet=quiet)
+
+
+def _predict_opened(
+    group: Group, job: Job, check: Callable[[], None], opening: dict[str, Any], started: float, *, quiet: bool
+) -> PredictionResult | None:
+    """What follows once rank 0 has opened the prediction."""
     ensemble = Ensemble.load(job.model, held=opening["held"], branch=job.branch)
     graphs = source_of(job, ensemble, group, check, fresh=opening["fresh"])
     sizes = graphs.store.sizes()
@@ -179,5 +190,5 @@ def _predict_as_child(rank: int, size: int, threads: int, opening: dict[str, Any
     """A local worker's whole life."""
     torch.set_num_threads(threads)
     ended = contextlib.suppress(KeyboardInterrupt)
-    with ended, interruptible(signal.SIGINT) as check, at_work(ChildGroup(rank, size, opening)) as group:
+    with ended, interruptible(signal.SIGINT, signal.SIGHUP) as check, at_work(ChildGroup(rank, size, opening)) as group:
         predict_with(group, job, check)

@@ -7,6 +7,7 @@ from typing import Protocol, runtime_checkable
 
 from hydragnn.errors import InputError
 from hydragnn.files import read_json
+from hydragnn.hpo.launching.watchdog import text_since
 from hydragnn.hpo.objective import Objective, objective_value
 from hydragnn.hpo.scheduling.events import Failed, Identity, Probed, Reached
 from hydragnn.record import FailureKind, RunRecord, read_record
@@ -142,11 +143,7 @@ def is_complete(task: Task) -> bool:
 
 def log_tail(folder: Path) -> str:
     """The last lines of a run's log; empty where there is none."""
-    try:
-        data = (folder / "log.txt").read_bytes()[-8192:]
-    except OSError:
-        return ""
-    return "\n".join(data.decode(errors="replace").splitlines()[-TAIL_LINES:])
+    return "\n".join(text_since(folder / "log.txt", 0).splitlines()[-TAIL_LINES:])
 
 
 def _record_of(task: Task) -> RunRecord | None:

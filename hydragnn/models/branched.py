@@ -10,6 +10,7 @@ from torch import nn
 from hydragnn.errors import InputError, about
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
+from hydragnn.layers import States
 from hydragnn.models.checks import check
 from hydragnn.models.description import ModelDescription
 from hydragnn.models.distributions import Distribution
@@ -42,10 +43,10 @@ class BranchView(GraphModel):
                 setattr(self, name, part)
         self.description, self.heads = description, heads
 
-    def forward(self, batch: GraphBatch) -> dict[str, Distribution]:
-        """Predictions by the targets' names: ``energy@metals``."""
-        predictions = super().forward(batch)
-        return {target.name: predictions[target.field.name] for target in self.description.targets}
+    def with_states(self, batch: GraphBatch) -> tuple[dict[str, Distribution], States]:
+        """Predictions by the targets' names, ``energy@metals``, and final states."""
+        predictions, states = super().with_states(batch)
+        return {target.name: predictions[target.field.name] for target in self.description.targets}, states
 
 
 def build_branched(descriptions: Sequence[ModelDescription], seed: int) -> BranchedModel:

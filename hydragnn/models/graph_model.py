@@ -40,9 +40,13 @@ class GraphModel(nn.Module):
         self.heads = build_heads(description, self)
 
     def forward(self, batch: GraphBatch) -> dict[str, Distribution]:
-        """Predictions by field name: every head's field, then its forces and its stress where declared.
+        """Predictions by field name: every head's field, then its forces and its stress where declared."""
+        return self.with_states(batch)[0]
 
-        Derivatives are differentiable again where the caller records gradients, and detached where it does not.
+    def with_states(self, batch: GraphBatch) -> tuple[dict[str, Distribution], States]:
+        """Predictions by field name, and the final states of all nodes that heads read.
+
+        Derivatives are differentiable again where the caller records gradients, and all is detached where it does not.
         """
         recording = torch.is_grad_enabled()
         if not any(head.derivatives for head in self.description.heads):
@@ -50,7 +54,7 @@ class GraphModel(nn.Module):
             states = self.encode(batch, graph)
             return {
                 settings.field: head(states, graph, batch) for settings, head in zip(self.description.heads, self.heads)
-            }
+            }, states
         with torch.enable_grad():
             vectors = edge_vectors(batch).detach().requires_grad_()
             graph = self.message_graph(batch, vectors)
@@ -60,7 +64,9 @@ class GraphModel(nn.Module):
                 prediction = predictions[settings.field] = head(states, graph, batch)
                 if settings.derivatives:
                     predictions |= _derivatives(settings, prediction.mean, vectors, batch, differentiable=recording)
-        return predictions if recording else {name: value.detach() for name, value in predictions.items()}
+        if recording:
+            return predictions, states
+        return {name: value.detach() for name, value in predictions.items()}, {d: s.detach() for d, s in states.items()}
 
     def edge_vectors(self, batch: GraphBatch) -> Float[Tensor, "edges dim"] | None:
         """Vectors of all edges; None for graphs without geometry."""

@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from hydragnn.architectures import ArchitectureSettings
 from hydragnn.datasets.normalisation import Normalisation, normalise, reference_sums
@@ -64,18 +66,38 @@ class TrainedModel:
 
     def predict(self, batch: GraphBatch) -> dict[str, Distribution]:
         """Predictions of every target in physical units, float64; InputError where the batch lacks an input."""
-        if not self.model.description.edges:
-            batch = without_edges(batch)
-        self.check(batch)
-        of_inputs = {name: scale for name, scale in self.normalisation.scales.items() if name in self.inputs}
-        inputs = normalise(batch, replace(self.normalisation, scales=of_inputs, references={}))
-        moved = inputs.to(self.device, self.dtype)
+        return self.predict_with_states(batch)[0]
+
+    def predict_with_states(self, batch: GraphBatch) -> tuple[dict[str, Distribution], Float[Tensor, "nodes channels"]]:
+        """The same, and what ``states`` gives."""
+        batch = self._seen(batch)
         with torch.no_grad():
-            predictions = self.model.eval()(moved)
+            predictions, states = self.model.eval().with_states(self._normalised(batch))
         return {
             target.name: denormalise(predictions[target.name], target.field, self.normalisation, batch)
             for target in self.targets
-        }
+        }, states[0]
+
+    def states(self, batch: GraphBatch) -> Float[Tensor, "nodes channels"]:
+        """The final states of all nodes, of which heads read these invariant channels (last-layer features); as the model computes them.
+
+        InputError where the batch lacks an input.
+        """
+        inputs, model = self._normalised(self._seen(batch)), self.model.eval()
+        with torch.no_grad():
+            return model.encode(inputs, model.message_graph(inputs, model.edge_vectors(inputs)))[0]
+
+    def _seen(self, batch: GraphBatch) -> GraphBatch:
+        """The batch as the model sees it; InputError where it lacks an input."""
+        seen = batch if self.model.description.edges else without_edges(batch)
+        self.check(seen)
+        return seen
+
+    def _normalised(self, batch: GraphBatch) -> GraphBatch:
+        """The batch with normalised inputs, where and in the precision in which the model computes."""
+        of_inputs = {name: scale for name, scale in self.normalisation.scales.items() if name in self.inputs}
+        inputs = normalise(batch, replace(self.normalisation, scales=of_inputs, references={}))
+        return inputs.to(self.device, self.dtype)
 
     def check(self, batch: GraphBatch) -> None:
         """Raise InputError unless the batch has everything that the model reads, with the same meaning."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from hydragnn.config import AnyConfig, hash_of, stored_config
 from hydragnn.errors import InputError
-from hydragnn.files import kind_of_folder
+from hydragnn.files import check_no_link, kind_of_folder
 from hydragnn.record import Cost, RunRecord, read_record
 from hydragnn.settings import Settings
 
@@ -52,6 +52,8 @@ def check_folder(config: dict[str, Any], out: Path, resume: bool) -> None:
     if os.path.lexists(out) and not out.is_dir():
         raise InputError(f"{out} is a {'file' if out.exists() else 'broken link'}, not a folder; choose another --out")
     check_nothing_else(out, resume)
+    for name in ("checkpoints", "model"):
+        check_no_link(out / name)
     holds_run = (out / "record.json").exists() or (out / "checkpoints").exists()
     if not resume:
         if holds_run:

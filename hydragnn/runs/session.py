@@ -45,7 +45,7 @@ def train(
     this attempt's number in ``out/attempt.json``: once another one stands there, nothing more is written.
 
     Raises InputError for bad input and for an ``out`` that holds a run already (unless ``resume``), Interrupted after
-    SIGINT, SIGTERM or SIGUSR1, with a checkpoint written, Fenced where a later attempt owns the run, and whatever a defect
+    SIGINT, SIGTERM, SIGHUP or SIGUSR1, with a checkpoint written, Fenced where a later attempt owns the run, and whatever a defect
     of ours raises, after recording it.
     """
     check_request(until, micro_batches)

@@ -1,20 +1,23 @@
 """Signals that ask a run to stop: noticed between steps, or at once while there is nothing to save yet."""
 
+import os
 import signal
+import stat
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 from hydragnn.errors import Interrupted
 
-STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+"""Ctrl-C, a polite kill, a closed terminal, and what schedulers send some time before an allocation ends."""
 
 Handler = Callable[[int, FrameType | None], None]
 
 
 class Signals:
-    """SIGINT, SIGTERM and SIGUSR1 as far as they were received."""
+    """Signals that ask to stop, as far as they were received."""
 
     def __init__(self) -> None:
         """Nothing was received yet."""
@@ -23,10 +26,10 @@ class Signals:
 
 @contextmanager
 def trap_signals() -> Iterator[Signals]:
-    """Note SIGINT, SIGTERM and SIGUSR1 for the length of the block, outside the main thread nothing.
+    """Note what asks to stop for the length of the block, outside the main thread nothing.
 
     A second SIGINT ends the process as usual. A second SIGTERM does not, because launchers send several while they wait for
-    their ranks. SIGUSR1 is what schedulers send some time before an allocation ends.
+    their ranks.
     """
     signals, interrupt = Signals(), signal.getsignal(signal.SIGINT)
 
@@ -35,7 +38,7 @@ def trap_signals() -> Iterator[Signals]:
         if number == signal.SIGINT:
             signal.signal(number, interrupt)
 
-    with _handled_by(note, STOPPING):
+    with handled_by(note, STOPPING):
         yield signals
 
 
@@ -58,13 +61,13 @@ def raise_signals(
         received.append(signal.Signals(number))
         check()
 
-    with _handled_by(leave, numbers):
+    with handled_by(leave, numbers):
         yield check
 
 
 @contextmanager
 def interrupt_at_once() -> Iterator[Callable[[], None]]:
-    """Let SIGINT, SIGTERM and SIGUSR1 raise Interrupted for the length of the block, while there is nothing to save yet.
+    """Let what asks to stop raise Interrupted for the length of the block, while there is nothing to save yet.
 
     Gives the check of ``raise_signals``, which is made once more at the end of the block.
     """
@@ -74,14 +77,36 @@ def interrupt_at_once() -> Iterator[Callable[[], None]]:
 
 
 @contextmanager
-def _handled_by(handler: Handler, numbers: Sequence[signal.Signals]) -> Iterator[None]:
-    """Only the main thread may handle signals; in others the block runs as it is."""
+def handled_by(handler: Handler, numbers: Sequence[signal.Signals] = STOPPING) -> Iterator[None]:
+    """Give signals to ``handler`` for the length of the block; only the main thread may, in others the block runs as it is.
+
+    SIGHUP stays ignored where it is (``nohup``). Else the terminal is gone once it comes, and what is printed goes nowhere.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, handler) for number in numbers}
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            _leave_terminal()
+        handler(number, frame)
+
+    before = {number: signal.getsignal(number) for number in numbers}
+    own = [number for number in numbers if number != signal.SIGHUP or before[number] != signal.SIG_IGN]
+    for number in own:
+        signal.signal(number, handle)
     try:
         yield
     finally:
-        for number, earlier in before.items():
-            signal.signal(number, earlier)
+        for number in own:
+            signal.signal(number, before[number])
+
+
+def _leave_terminal() -> None:
+    """Let what is printed to a terminal go to the null device: writing to one that was closed is an error."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for standard in range(3):
+        with suppress(OSError):
+            if stat.S_ISCHR(os.fstat(standard).st_mode):
+                os.dup2(null, standard)
+    os.close(null)

@@ -65,6 +65,7 @@ STYLE = {
     "ytick.major.size": 3,
     "xtick.minor.size": 0,
     "ytick.minor.size": 0,
+    "text.parse_math": False,  # units and names are shown as they are, whatever stands between two dollars
     "text.usetex": False,  # whatever a matplotlibrc in the current folder says
     "figure.facecolor": "none",
     "savefig.facecolor": "none",

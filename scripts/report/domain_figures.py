@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
+from hydragnn.ensemble.domain import joint_score
 from hydragnn.scripts.report.canvas import ACCENT, INK, MUTED, Figure, figure, linear_scale, log_scale, quiet_grid
 from hydragnn.scripts.report.facts import DomainFacts, Values
 from hydragnn.scripts.report.tables import Table
@@ -34,7 +35,7 @@ def domain_facts(evaluation: Mapping[str, Any], arrays: Mapping[str, Any]) -> Do
             part: {name: float(shares[name]) for name in names}
             for part, shares in domain["flagged_by_detector"].items()
         },
-        scores={part: np.fmax.reduce(values, axis=1) for part, values in rows.items()},
+        scores={part: joint_score(dict(zip(names, values.T)), len(values)) for part, values in rows.items()},
     )
 
 

@@ -13,7 +13,7 @@ graphs alone, and the least share of every other kind that they flag, over split
 import argparse
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,10 +26,20 @@ from hydragnn.config import config_from_table
 from hydragnn.datasets import GraphStore, MemoryStore, StoreWriter, make_split, open_store
 from hydragnn.ensemble import Ensemble, Predictions
 from hydragnn.ensemble.build import build_ensemble
-from hydragnn.ensemble.domain import Domain, GraphView, Ranges, Spread, fitted_domain, graph_doubts, scores_of
+from hydragnn.ensemble.domain import Domain, GraphView, Ranges, fitted_domain, graph_doubts, scores_of
+from hydragnn.ensemble.domain.doubts import STATES
 from hydragnn.graphs.batch import GraphBatch, concatenate, edge_vectors
 from hydragnn.runs import train
-from tests.benchmarks.domain_sets import SETS, DomainSet, fields_of
+from tests.benchmarks.domain_cantilevers import cantilevers
+from tests.benchmarks.domain_sets import DomainSet, acetylacetone, alloys, darcy, fields_of, metals
+
+SETS: Mapping[str, Callable[[Path], DomainSet]] = {
+    "mlearn Cu, Ni": metals,
+    "FePt": alloys,
+    "acac 300 K": acetylacetone,
+    "Darcy 16 x 16": darcy,
+    "cantilevers": cantilevers,
+}
 
 MEMBERS = 2
 SPLITS = 30
@@ -78,7 +88,8 @@ def figures_of(name: str, made: DomainSet, out: Path, seed: int) -> dict[str, An
     train_part, held_out, test = parts_of(ensemble, store)
     before = ranges_before(ensemble, store, train_part, held_out)
     asked = {"test": store.read(test, names_of(store)), **{k: concatenate(list(v)) for k, v in made.probes.items()}}
-    output = {kind: ensemble.predict(batch) for kind, batch in asked.items()}
+    unlabelled = {kind: concatenate(list(graphs)) for kind, graphs in made.unlabelled.items()}
+    output = {kind: ensemble.predict(batch) for kind, batch in (asked | unlabelled).items()}
     errors = {kind: graph_errors(made.target, batch, output[kind]) for kind, batch in asked.items()}
     bound = LARGE * float(np.nanmedian(errors["test"]))
     rows = [
@@ -87,11 +98,11 @@ def figures_of(name: str, made: DomainSet, out: Path, seed: int) -> dict[str, An
             graphs=len(batch),
             flagged=float((output[kind].domain_score > 1).mean()),
             flagged_before=share_before(before, batch, output[kind]),
-            coverage=coverage(made.target, batch, output[kind]),
-            large_errors=float((errors[kind] > bound).mean()),
+            coverage=coverage(made.target, batch, output[kind]) if kind in asked else float("nan"),
+            large_errors=float((errors[kind] > bound).mean()) if kind in asked else float("nan"),
             by_detector={name: float((one > 1).mean()) for name, one in output[kind].domain_scores.items()},
         )
-        for kind, batch in asked.items()
+        for kind, batch in (asked | unlabelled).items()
     ]
     large = np.concatenate([errors[kind] > bound for kind in asked])
     score = np.concatenate([output[kind].domain_score for kind in asked])
@@ -181,11 +192,16 @@ def cost_share(ensemble: Ensemble, batch: GraphBatch) -> float:
 
     domain = ensemble.manifest.domain
     assert isinstance(domain, Domain)
-    doubts = {name: np.ones(len(batch)) for name in ensemble.manifest.calibration}
+    doubts = {name: np.ones(len(batch)) for name in (*ensemble.manifest.calibration, STATES)}
     members = seconds(lambda: [member.model.predict(batch) for member in ensemble.members])
-    scores = seconds(
-        lambda: domain.scores(GraphView(batch=batch.select(range(len(batch))), scale=domain.scale, doubts=doubts))
-    )
+    states = [(member.latent, member.model.states(batch)) for member in ensemble.members if member.latent]
+
+    def score() -> None:
+        for space, known in states:
+            space.distances(known, batch.owner("node"), len(batch))
+        domain.scores(GraphView(batch=batch.select(range(len(batch))), scale=domain.scale, doubts=doubts))
+
+    scores = seconds(score)
     return scores / (scores + members)
 
 
@@ -193,15 +209,15 @@ def splits_drawn_anew(made: DomainSet, sizes: Sequence[int]) -> dict[str, Any]:
     """What detectors without members flag when they are fitted on splits drawn with seeds 0, 1, ...: shares of test parts, and
     of graphs of other kinds the least.
     """
-    inputs = [field for field in fields_of(made) if field.role != "target"]
-    read, nobody = [field.name for field in inputs], Spread(targets={}, per_node=())
+    inputs = [field for field in fields_of(made) if field.role == "input"]
+    read = [field.name for field in inputs]
     known = MemoryStore([graph.with_fields(drop={f.name for f in fields_of(made)} - {*read}) for graph in made.graphs])
     alarms: list[float] = []
     foreign: dict[str, list[float]] = {kind: [] for kind in made.probes}
     for seed in range(SPLITS):
         order = np.random.default_rng(seed).permutation(len(known))
         train_part, held_out, test = np.split(order, [sizes[0], sizes[0] + sizes[1]])
-        domain = fitted_domain(known, np.sort(train_part), np.sort(held_out), inputs, read, {}, nobody)
+        domain = fitted_domain(known, np.sort(train_part), np.sort(held_out), inputs, read, {}, [])
         scores = scores_of(domain, known, np.sort(test), read, {})
         alarms.append(float(np.any([one > 1 for one in scores.values()], axis=0).mean()))
         for kind, graphs in made.probes.items():

@@ -91,6 +91,15 @@ def test_weights_of_members_are_respected(
     np.testing.assert_allclose(weighted["energy"].mean, alone["energy"].mean, rtol=1e-12)
 
 
+@pytest.mark.parametrize("weights", [[1.0, 1.0], [1.5, -0.5], [float("nan"), 1.0], [float("inf"), 1.0], [1.0]])
+def test_weights_that_are_no_shares_are_refused(
+    weights: list[float], runs: list[Path], store: MemoryStore, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match="are no shares for 2 runs; give one each, from 0 on, that add up to 1"):
+        build_ensemble(runs[:2], tmp_path / "one", weights=weights, store=store)
+    assert not (tmp_path / "one").exists()
+
+
 def test_a_run_is_an_ensemble_of_one_without_intervals(runs: list[Path], frames: list[Atoms]) -> None:
     predictions = Ensemble.load(runs[0]).predict(frames[:3])
     assert predictions.status == ("ok", "ok", "ok")

@@ -9,11 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hydragnn.ensemble.calibration import Calibration, calibrated_std, half_width, known_of
+from hydragnn.ensemble.calibration import Calibration, calibrated_std, half_width, known_of, variance_factor
 from hydragnn.ensemble.calibrations import calibration_from_json
 from hydragnn.ensemble.corrections import LARGEST, NONE, PRIOR, Correction, fit_corrections
 from hydragnn.ensemble.estimates import Labelled
-from hydragnn.ensemble.numbers import NumberEstimate
+from hydragnn.ensemble.numbers import NumberEstimate, moments_of
 from hydragnn.ensemble.uncertainty import MixtureMoments
 from hydragnn.errors import InputError
 from hydragnn.graphs import Field
@@ -102,6 +102,18 @@ def test_neither_order_nor_numbering_nor_unit_matters(seed: int, unit: float) ->
     assert one.of(nodes, magnitude) == pytest.approx(twice.of(nodes, magnitude), rel=1e-9)
 
 
+def test_a_graph_with_many_items_in_a_third_counts_there_as_one_with_few() -> None:
+    generator = np.random.default_rng(5)
+    magnitude, graph = np.tile([1.0, 2.0, 3.0], 20), np.repeat(np.arange(20), 3)
+    scores = np.abs(generator.normal(size=60))
+    scores[0] = 4.0
+    ratios = []
+    for rows in (np.arange(60), np.concatenate([np.arange(60), np.zeros(5, dtype=np.int64)])):
+        factors = fit_corrections(scores[rows], np.ones(len(rows)), magnitude[rows], graph[rows]).magnitude.factors
+        ratios.append([factor / factors[2] for factor in factors])
+    assert ratios[0] == pytest.approx(ratios[1], rel=1e-9)
+
+
 @pytest.mark.parametrize("scores", [np.zeros(30), np.repeat([0.0, 1.0, 1e30], 10)], ids=["perfect", "partly perfect"])
 def test_errors_of_zero_have_finite_factors(scores: np.ndarray) -> None:
     fitted = fit_corrections(scores, np.full(30, 4.0), np.arange(30.0), np.arange(30))
@@ -154,17 +166,18 @@ def two_members(graphs: int) -> tuple[Labelled, Labelled]:
     return parts[0], parts[1]
 
 
-def test_the_parts_of_the_variance_sum_to_it_above_the_floor() -> None:
+def test_the_parts_of_the_variance_and_what_is_added_sum_to_it_above_the_floor() -> None:
     valid, apart = two_members(100)
     fitted = NumberEstimate.calibration(HUMP, valid, apart, np.full(2, 0.5), 0.9)
     one = NumberEstimate.of(HUMP, apart.members, np.full(2, 0.5), fitted, apart.nodes)
     first, second = (one.mean.numpy() for one in apart.members)
-    relative = fitted.form.relative(
-        apart.nodes.astype(float), np.abs(first + second) / 2 / fitted.components[0].typical
-    )
-    above = np.abs(first - second) / 2 > fitted.components[0].floor * relative
-    assert fitted.follows and above.any()
-    np.testing.assert_allclose(one.std[above] ** 2, one.epistemic[above] ** 2 + one.aleatoric[above] ** 2, rtol=1e-9)
+    component, known = fitted.components[0], known_of(ENERGY, moments_of(apart.members, np.full(2, 0.5)), apart.nodes)
+    relative = fitted.form.relative(known.nodes, np.abs(first + second) / 2 / component.typical)
+    added = variance_factor(ENERGY, fitted, known) * (fitted.form.shared * component.reference * relative) ** 2
+    above = np.abs(first - second) / 2 > component.floor * relative
+    assert fitted.follows and above.any() and fitted.form.shared
+    parts = one.epistemic**2 + one.aleatoric**2 + added
+    np.testing.assert_allclose(one.std[above] ** 2, parts[above], rtol=1e-9)
 
 
 def test_the_calibration_part_has_no_say_in_factors_and_the_report_mentions_them() -> None:

@@ -78,6 +78,13 @@ def test_a_calibration_that_says_something_else_is_refused(received: Path, chang
         Ensemble.load(received)
 
 
+def test_weights_of_members_that_are_no_shares_are_refused(received: Path) -> None:
+    for value in (None, "x", [], -1.0, 0.0, 2.0, float("nan"), float("inf")):
+        damage(received, {"weight": value}, "members", 0)
+        with pytest.raises(InputError, match=r"ensemble\.json is damaged"):
+            Ensemble.load(received)
+
+
 @pytest.mark.parametrize("form", [{"kind": "cubic"}, {"kind": {}}, {"growth": -1.0}, {"growth": "x"}, 3])
 def test_a_form_that_there_is_not_is_refused(received: Path, form: Any) -> None:
     damage(received, {"form": form}, "calibration", "energy")
@@ -143,7 +150,7 @@ def test_numbers_of_a_type_that_numpy_has_not_are_refused(received: Path, dtype:
 
 @pytest.mark.parametrize("change", [{"targets": {"x": "std"}}, {"targets": 5}, {"per_node": None}])
 def test_a_detector_of_a_target_that_there_is_not_is_refused(received: Path, change: dict[str, Any]) -> None:
-    damage(received, change, "domain", "detectors", -1)
+    damage(received, change, "domain", "detectors", -2)
     with pytest.raises(InputError, match="the training domain is damaged"):
         Ensemble.load(received)
 

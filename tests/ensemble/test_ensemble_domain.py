@@ -16,7 +16,16 @@ from ase.io import write
 
 from hydragnn.datasets import MemoryStore
 from hydragnn.ensemble import Ensemble, calculator
-from hydragnn.ensemble.domain import Domain, GraphView, Ranges, Spread, domain_from_json, fitted_domain, scores_of
+from hydragnn.ensemble.domain import (
+    Domain,
+    GraphView,
+    Ranges,
+    Spread,
+    domain_from_json,
+    fitted_domain,
+    joint_score,
+    scores_of,
+)
 from hydragnn.ensemble.domain.detector import Channel
 from hydragnn.ensemble.domain.limits import FALSE_ALARMS, fitted_limits, upper_value
 from hydragnn.ensemble.domain.view import length_scale
@@ -27,7 +36,6 @@ from hydragnn.graphs import ATOMIC_NUMBERS_FIELD, Field, GraphBatch, concatenate
 from hydragnn.graphs.topology import Topology
 
 CUTOFF = 4.0
-NOBODY = Spread(targets={}, per_node=())
 LOAD = Field(name="load", on="node", shape=(2,))
 SPAN = Field(name="span", on="edge")
 HEAT = Field(name="heat", on="graph")
@@ -56,7 +64,7 @@ def crystals() -> MemoryStore:
 @pytest.fixture(scope="module")
 def domain(crystals: MemoryStore) -> Domain:
     return fitted_domain(
-        crystals, np.arange(200), np.arange(200, 400), [ATOMIC_NUMBERS_FIELD], ["atomic_numbers"], {}, NOBODY
+        crystals, np.arange(200), np.arange(200, 400), [ATOMIC_NUMBERS_FIELD], ["atomic_numbers"], {}, []
     )
 
 
@@ -138,7 +146,7 @@ def test_graphs_without_nodes_or_edges_have_scores(domain: Domain, nodes: int) -
 
 def test_a_domain_of_graphs_without_edges_or_fields_is_fitted_and_flags_edges() -> None:
     points = [graph_from_arrays(np.random.default_rng(i).normal(size=(4, 2)), [], []) for i in range(60)]
-    domain = fitted_domain(MemoryStore(points), np.arange(30), np.arange(30, 60), [], [], {}, NOBODY)
+    domain = fitted_domain(MemoryStore(points), np.arange(30), np.arange(30, 60), [], [], {}, [])
     assert max(scores(domain, points[0]).values()) == 0
     joined = graph_from_arrays([[0.0, 0.0], [1.0, 0.0]], [0, 1], [1, 0])
     assert max(scores(domain, joined).values()) > 1
@@ -167,7 +175,7 @@ def chain(spacing: float, random: np.random.Generator, load: float = 1.0) -> Gra
 
 def test_meshes_of_another_resolution_and_loads_out_of_range_are_flagged(plates: MemoryStore) -> None:
     names = ["load", "span", "heat"]
-    domain = fitted_domain(plates, np.arange(100), np.arange(100, 200), [LOAD, SPAN, HEAT], names, {}, NOBODY)
+    domain = fitted_domain(plates, np.arange(100), np.arange(100, 200), [LOAD, SPAN, HEAT], names, {}, [])
     random = np.random.default_rng(4)
     assert max(scores(domain, chain(1.0, random)).values()) <= 1
     finer = scores(domain, chain(0.5, random))
@@ -184,7 +192,7 @@ def test_graphs_without_geometry_are_known_by_their_degrees() -> None:
         return graph_from_arrays(None, *ends, fields=[LOAD], nodes={"load": np.zeros((size, 2))})
 
     rings = [ring(5 + number % 7) for number in range(60)]
-    domain = fitted_domain(MemoryStore(rings), np.arange(30), np.arange(30, 60), [], [], {}, NOBODY)
+    domain = fitted_domain(MemoryStore(rings), np.arange(30), np.arange(30, 60), [], [], {}, [])
     assert max(scores(domain, ring(30)).values()) <= 1
     assert max(scores(domain, ring(9, hub=True)).values()) > 1
 
@@ -193,7 +201,7 @@ def test_the_spread_counts_per_node_where_the_target_grows_with_nodes(crystals: 
     spread = Spread(targets={"energy": "std", "gap": "entropy"}, per_node=("energy",))
     doubts = {"energy": np.random.default_rng(0).uniform(1, 2, 200), "gap": np.full(200, np.nan)}
     known = [ATOMIC_NUMBERS_FIELD], ["atomic_numbers"]
-    domain = fitted_domain(crystals, np.arange(200), np.arange(200, 400), *known, doubts, spread)
+    domain = fitted_domain(crystals, np.arange(200), np.arange(200, 400), *known, doubts, [spread])
     frame = crystal(np.random.default_rng(8))
 
     def of(copies: int, doubt: float) -> float:
@@ -258,6 +266,18 @@ def test_the_upper_value_is_exceeded_as_often_as_it_says() -> None:
     assert upper_value(np.zeros(0), 0.01) == -np.inf
 
 
+def test_the_joint_score_is_above_one_where_a_detector_flags_and_grows_with_each() -> None:
+    random = np.random.default_rng(0)
+    drawn = {name: random.lognormal(-1, 1.5, 500) for name in ("kinds", "composition", "structure", "spread")}
+    joint, flagged = joint_score(drawn, 500), np.max(list(drawn.values()), axis=0) > 1
+    assert flagged.any() and ((joint > 1) == flagged).all()
+    np.testing.assert_array_equal(joint[~flagged], np.max(list(drawn.values()), axis=0)[~flagged])
+    for name in drawn:
+        assert (joint_score({**drawn, name: 2 * drawn[name]}, 500) >= joint).all()
+    assert np.isnan(joint_score({}, 2)).all() and np.isnan(joint_score({"spread": np.array([np.nan])}, 1)).all()
+    assert joint_score({"kinds": np.array([10.0]), "spread": np.array([np.nan])}, 1)[0] > 1
+
+
 def test_a_domain_comes_back_from_its_file(domain: Domain, tmp_path: Path) -> None:
     (tmp_path / "domain.safetensors").write_bytes(domain.file_content)
     output = json.loads(json.dumps(domain.to_json()))
@@ -309,7 +329,7 @@ def test_files_of_all_formats_and_the_calculator_have_the_score(
     expected = loaded.predict(asked)
     assert expected.domain_score[1] > 1 and "neighbourhoods: nodes are closer than" in expected.domain[1]
     assert np.isnan(expected.domain_score[2]) and expected.domain[2] == ""
-    assert set(expected.domain_scores) == {"kinds", "composition", "neighbourhoods", "structure", "spread"}
+    assert set(expected.domain_scores) == {"kinds", "composition", "neighbourhoods", "structure", "spread", "latent"}
     for suffix in (".h5", ".npz", ".csv", ".xyz", ".bp"):
         predict_to_file(ensemble, tmp_path / "asked.xyz", tmp_path / f"out{suffix}")
     with np.load(tmp_path / "out.npz") as arrays:
@@ -372,7 +392,7 @@ def test_an_ensemble_of_one_member_has_a_domain(runs: list[Path], store: MemoryS
 
 
 def test_missing_values_of_an_input_are_not_looked_at(plates: MemoryStore) -> None:
-    domain = fitted_domain(plates, np.arange(100), np.arange(100, 200), [LOAD], ["load"], {}, NOBODY)
+    domain = fitted_domain(plates, np.arange(100), np.arange(100, 200), [LOAD], ["load"], {}, [])
     batch = plates.read(np.arange(2), ["load"])
     there = replace(batch, masks={"load": torch.tensor([True, False])})
     batch.nodes["load"][-1] = 1e6

@@ -234,7 +234,7 @@ def test_a_member_short_of_memory_tries_smaller_batches(
 ) -> None:
     loaded = Ensemble.load(ensemble)
     model = type(loaded.members[0].model)
-    original = model.predict
+    original = model.predict_with_states
 
     def hungry(self: Any, batch: GraphBatch) -> Any:
         if batch.num_nodes > 6:
@@ -242,7 +242,7 @@ def test_a_member_short_of_memory_tries_smaller_batches(
         return original(self, batch)
 
     calm = loaded.predict(frames[:6])
-    monkeypatch.setattr(model, "predict", hungry)
+    monkeypatch.setattr(model, "predict_with_states", hungry)
     predictions = loaded.predict(frames[:6])
     small = np.array([len(atoms) <= 6 for atoms in frames[:6]])
     assert np.array_equal(predictions.ok, small)

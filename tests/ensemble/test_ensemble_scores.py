@@ -217,10 +217,40 @@ def test_a_factor_is_fitted_without_the_graph_that_it_is_judged_on() -> None:
 @pytest.mark.parametrize("form", forms(extensive=True), ids=str)
 def test_json_keeps_the_form(form: Form) -> None:
     truth, moments, nodes = drawn("nodes", 30, np.random.default_rng(0))
+    if form.shared:  # only where there is a spread to add to
+        moments = replace(moments, epistemic=np.ones(30))
     rows = labelled_rows(ENERGY, truth, moments, np.arange(30), nodes)
     scale = fit_scale(ENERGY, rows, None, [form])
+    assert scale.form == form
     fitted = fit_calibration(ENERGY, truth, moments, np.arange(30), nodes=nodes, scale=scale)
     assert calibration_from_json(json.loads(json.dumps(fitted.to_json()))) == fitted
+
+
+@pytest.mark.parametrize("honest", [True, False], ids=["spread of the errors", "spread by chance"])
+def test_a_typical_spread_is_added_where_few_members_differ_by_chance(honest: bool) -> None:
+    generator = np.random.default_rng(6)
+    sigma = np.exp(generator.normal(size=400)) if honest else np.ones(400)
+    spread = sigma if honest else np.abs(generator.normal(size=400))
+    moments = MixtureMoments(mean=np.zeros(400), epistemic=spread**2, aleatoric=np.zeros(400))
+    graph, nodes = np.arange(400), np.ones(400, dtype=np.int64)
+    rows = labelled_rows(ENERGY, sigma * generator.normal(size=400), moments, graph, nodes)
+    assert (fit_scale(ENERGY, rows, None, forms(extensive=False)).form.shared == 0.0) == honest
+
+
+def test_what_is_added_to_a_spread_joins_it_as_the_root_of_the_sum_of_squares() -> None:
+    written = {
+        "method": "spread",
+        "nominal": 0.9,
+        "components": [{"scale": 2.0, "floor": 1.5, "quantile": 1.5, "reference": 3.0}],
+        "graphs": 20,
+        "guaranteed": True,
+    }
+    moments = MixtureMoments(mean=np.zeros(2), epistemic=np.array([16.0, 0.0]), aleatoric=np.zeros(2))
+    for form, stds in (({"shared": 1.0}, [10.0, 6.0]), ({}, [8.0, 3.0])):
+        read = calibration_from_json({**written, "form": {"kind": "nodes", "growth": 0.0, **form}})
+        assert isinstance(read, Calibration)
+        known = known_of(ENERGY, moments, np.array([1, 1]))
+        assert calibrated_std(ENERGY, read, known).tolist() == pytest.approx(stds)
 
 
 def test_a_calibration_of_before_is_of_the_simplest_form_and_on_validation() -> None:
@@ -246,4 +276,7 @@ def test_sentences_say_what_widths_grow_with_and_who_calibrated() -> None:
     )
     assert Form(kind="nodes").words(follows=True) == (
         "follow the members' spread, with a floor that grows with the number of nodes"
+    )
+    assert Form(kind="nodes", shared=1.0).words(follows=True) == (
+        "follow the members' spread beside a typical one that grows with the number of nodes"
     )

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from hydragnn.datasets import BatchSettings, MemoryStore
 from hydragnn.ensemble.prediction import merge, sources, work
 from hydragnn.ensemble.prediction.predict import predict_to_file
-from hydragnn.errors import Interrupted
+from hydragnn.errors import InputError, Interrupted
 from hydragnn.runs import assembly
 from hydragnn.runs.session import train
 from tests.ensemble.conftest import config_of
@@ -75,7 +76,7 @@ def first_acts(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, act: Call
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_dropped_signal_ends_a_prediction_before_its_next_unit(
     way: str,
     kind: signal.Signals,
@@ -97,6 +98,39 @@ def test_a_dropped_signal_ends_a_prediction_before_its_next_unit(
         assert all(np.array_equal(one[name], other[name], equal_nan=one[name].dtype.kind == "f") for name in one.files)
 
 
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_second_prediction_into_the_same_file_is_refused_while_the_first_one_works(
+    resume: bool, ensemble: Path, stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, refusals = tmp_path / "out.npz", list[str]()
+
+    def second() -> None:
+        with pytest.raises(InputError) as refusal:
+            predict_to_file(ensemble, stored, out, batch=SMALL, resume=resume)
+        refusals.append(str(refusal.value))
+
+    first_acts(monkeypatch, work, "outcome_of", second)
+    predict_to_file(ensemble, stored, out, batch=SMALL)
+    predict_to_file(ensemble, stored, tmp_path / "whole.npz", batch=SMALL)
+    assert refusals == [f"another prediction works in {out}.parts; wait for it, or choose another --out"]
+    with np.load(out) as one, np.load(tmp_path / "whole.npz") as other:
+        assert all(np.array_equal(one[name], other[name], equal_nan=one[name].dtype.kind == "f") for name in one.files)
+    assert not out.with_name("out.npz.parts").exists()
+
+
+def test_a_worker_that_was_stopped_holds_up_neither_the_file_nor_the_command(
+    ensemble: Path, stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop() -> None:
+        (worker,) = (one for one in psutil.Process().children() if any("spawn_main" in word for word in one.cmdline()))
+        worker.suspend()
+
+    first_acts(monkeypatch, work, "outcome_of", stop)
+    result = predict_to_file(ensemble, stored, tmp_path / "out.npz", batch=SMALL, workers=2)
+    assert result is not None and (tmp_path / "out.npz").exists()
+    assert not [one for one in psutil.Process().children() if any("spawn_main" in word for word in one.cmdline())]
+
+
 @pytest.mark.parametrize(("owner", "name"), [(sources.Building, "build"), (merge, "_block")])
 def test_a_dropped_signal_ends_building_and_writing(
     owner: Any,
@@ -114,7 +148,7 @@ def test_a_dropped_signal_ends_building_and_writing(
     assert dropped == [KeyboardInterrupt] and not out.exists()
 
 
-@pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+@pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
 @pytest.mark.parametrize("name", ["prepare_data", "first_record"])
 def test_a_dropped_signal_ends_a_run_before_its_first_step(
     name: str,

@@ -1,5 +1,6 @@
 """Whole campaigns with attempts in real processes: determinism, faults, settings, what is left on disk."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,31 @@ def test_several_workers_try_everything_once(settings: Settings, fake_launcher: 
     assert [number for number, _, _ in records] == list(range(9))
     assert {record.status for _, record, _ in records} == {"paused", "finished"}
     assert len({record.seed for _, record, _ in records}) == 9
+
+
+def test_records_are_in_the_order_of_numbers_also_beyond_four_digits(
+    settings: Settings, fake_launcher: Launchers, tmp_path: Path
+) -> None:
+    run_search(settings(trials=2, rungs=[], finalists=0), tmp_path / "c", launcher=fake_launcher())
+    for number in ("10000", "9999"):
+        shutil.copytree(tmp_path / "c" / "trials" / "0001", tmp_path / "c" / "trials" / number)
+    assert [number for number, _, _ in campaign_records(tmp_path / "c")] == [0, 1, 9999, 10000]
+
+
+@pytest.mark.parametrize("link", ["trials/0001", "trials/0001/log.txt"])
+def test_a_planted_link_is_not_followed_out_of_a_campaign(
+    link: str, settings: Settings, fake_launcher: Launchers, tmp_path: Path
+) -> None:
+    out, elsewhere = tmp_path / "c", tmp_path / "elsewhere"
+    run_search(settings(trials=1, rungs=[], finalists=0), out, launcher=fake_launcher())
+    elsewhere.mkdir()
+    (elsewhere / "log.txt").write_text("mine")
+    (out / link).parent.mkdir(exist_ok=True)
+    (out / link).symlink_to(elsewhere / "log.txt" if link.endswith(".txt") else elsewhere)
+    with pytest.raises(InputError, match=r"is a symbolic link, and nothing is written .*; then continue with --resume"):
+        run_search(settings(trials=2, rungs=[], finalists=0), out, launcher=fake_launcher(), resume=True)
+    assert [path.name for path in elsewhere.iterdir()] == ["log.txt"]
+    assert (elsewhere / "log.txt").read_text() == "mine"
 
 
 def test_failures_of_configurations_are_kept_and_the_rest_goes_on(

@@ -99,7 +99,7 @@ def test_a_controller_killed_again_and_again_loses_nothing(
         assert weights_of(out) == weights_of(tmp_path / "undisturbed")
 
 
-@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
 def test_an_interrupted_search_saves_its_trials_says_so_once_and_leaves(
     driver: Any, settings: Settings, fake_launcher: Launchers, tmp_path: Path, kind: signal.Signals
 ) -> None:

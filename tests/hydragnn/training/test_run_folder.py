@@ -72,3 +72,18 @@ def test_a_folder_that_a_starter_has_prepared_is_trained_in(
     (tmp_path / "attempt-1.log").write_text("")
     assert run.main([str(tmp_path), "--until", "1", "--attempt", "1", "--device", "cpu"]) == 0
     assert (tmp_path / "record.json").is_file()
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "model"])
+def test_nothing_is_written_through_a_link_out_of_the_folder(
+    name: str, store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    elsewhere, run_ = tmp_path / "elsewhere", tmp_path / "run"
+    train(make_config(), run_, store=store, until=1)
+    elsewhere.mkdir()
+    if (run_ / name).exists():
+        (run_ / name).rename(run_ / "moved")
+    (run_ / name).symlink_to(elsewhere)
+    with pytest.raises(InputError, match=f"{run_ / name} is a symbolic link, and nothing is written through one"):
+        train(make_config(), run_, store=store, resume=True)
+    assert not list(elsewhere.iterdir())

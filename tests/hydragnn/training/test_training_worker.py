@@ -114,7 +114,9 @@ def test_a_missing_store_exits_with_2_in_one_sentence(
     assert read_record(folder).failure.kind == "configuration"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1], ids=["SIGTERM", "SIGUSR1"])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1], ids=["SIGTERM", "SIGHUP", "SIGUSR1"]
+)
 def test_a_signal_pauses_a_worker_and_it_goes_on_with_the_same_bits(
     number: signal.Signals,
     store: MemoryStore,

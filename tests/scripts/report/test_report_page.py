@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.axes import Axes
 from rich.console import Console
 
 from hydragnn.errors import InputError
 from hydragnn.files import read_json, write_json
 from hydragnn.record import Failure, read_record, write_record
-from hydragnn.scripts.report import summary_table, write_report
+from hydragnn.scripts.report import canvas, summary_table, write_report
 from hydragnn.scripts.report.collect import collect
 from hydragnn.scripts.report.verdict import verdict
 
@@ -223,3 +224,14 @@ def test_only_an_earlier_report_is_overwritten(samples: Any, tmp_path: Path) -> 
     assert (tmp_path / "thesis.html").read_text() == "<title>years</title>"
     with pytest.raises(InputError, match="is a folder; give the HTML file"):
         write_report(samples.run, tmp_path)
+
+
+@pytest.mark.parametrize("unit", ["$", "$/kg and $", "$x^{", r"\$", "$$"])
+def test_units_with_dollars_are_shown_as_they_are(unit: str) -> None:
+    def draw(axes: Axes) -> None:
+        axes.plot([0, 1], [0, 1])
+        axes.set_xlabel(f"price in {unit}")
+        canvas.log_scale(axes, "y", 0.1, 10.0)
+
+    svg = canvas.picture("prices", "Prices", draw)
+    assert f"price in {unit}" in "".join(ET.fromstring(svg[svg.index("<svg") :]).itertext())

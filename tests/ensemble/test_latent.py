@@ -1,0 +1,150 @@
+"""Final states of members: how far a graph's are from those of training, in ensembles of every kind."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from ase import Atoms
+from ase.build import bulk
+
+from hydragnn.datasets import MemoryStore, make_split
+from hydragnn.ensemble import Ensemble
+from hydragnn.ensemble.build import build_ensemble
+from hydragnn.ensemble.domain import Domain, Latent
+from hydragnn.ensemble.latent import RIDGE, LatentFit
+from hydragnn.ensemble.members import final_states, outcome
+from hydragnn.errors import InputError
+from hydragnn.files import read_sealed, write_sealed
+from hydragnn.graphs import concatenate, from_ase
+
+CUTOFF = 4.5
+CRYSTAL = bulk("Au", "fcc", 3.0, cubic=True) * 2
+"""Dense, where training has clusters."""
+
+
+def states_of(nodes: int, seed: int) -> torch.Tensor:
+    """States of four channels, two of which say the same and one of which is silent."""
+    values = torch.randn(nodes, 4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    values[:, 2] = values[:, 0] + 3.0
+    values[:, 3] = 0.0
+    return values
+
+
+def latent_of(loaded: Ensemble) -> Latent:
+    domain = loaded.manifest.domain
+    assert isinstance(domain, Domain)
+    (found,) = [one for one in domain.detectors if isinstance(one, Latent)]
+    return found
+
+
+def test_distances_are_those_of_the_formula_and_do_not_depend_on_batches() -> None:
+    known, asked = states_of(500, 0), states_of(7, 1)
+    fit = LatentFit(4)
+    for some in known.split(130):
+        fit.show(some)
+    fit.show(torch.full((1, 4), torch.nan))
+    moments = (known.T @ known / len(known)).numpy()
+    inverse = np.linalg.inv(moments + RIDGE * np.trace(moments) / 4 * np.eye(4))
+    expected = np.sqrt(np.einsum("nc,cd,nd->n", asked, inverse, asked))
+    owners = torch.tensor([0, 0, 0, 0, 0, 2, 2])
+    actual = fit.space().distances(asked, owners, 3)
+    np.testing.assert_allclose(np.exp(actual[[0, 2]]), [expected[:5].mean(), expected[5:].mean()], rtol=1e-8)
+    assert actual[1] < -60, "a graph without nodes has no states"
+    rough = fit.space().distances(asked.to(torch.bfloat16), owners, 3)
+    np.testing.assert_allclose(rough[[0, 2]], actual[[0, 2]], atol=0.3)  # of rounding to 8 bits, times 100 at most
+
+
+def test_the_space_of_a_member_is_that_of_the_graphs_that_trained_it(ensemble: Path, store: MemoryStore) -> None:
+    for member in Ensemble.load(ensemble).members:
+        batch = store.read(make_split(store, member.config.split).train)
+        states = final_states(member, batch)
+        assert states.shape == (batch.num_nodes, member.model.settings.hidden_dim) and member.latent is not None
+        every = torch.arange(batch.num_nodes)
+        squares = np.exp(2 * member.latent.distances(states, every, batch.num_nodes))
+        powers = np.linalg.eigvalsh((states.T.double() @ states.double()).numpy() / len(states))
+        assert squares.mean() == pytest.approx((powers / (powers + RIDGE * powers.mean())).sum(), rel=1e-3)
+
+
+def test_the_detector_is_the_mean_of_members_and_flags_what_they_never_made(
+    ensemble: Path, frames: list[Atoms]
+) -> None:
+    loaded = Ensemble.load(ensemble)
+    batch = concatenate([from_ase(frame, CUTOFF, name="frame") for frame in (*frames[:3], CRYSTAL)])
+    said = [outcome(member, batch).distances for member in loaded.members]
+    output = loaded.predict(batch)
+    domain = loaded.manifest.domain
+    assert isinstance(domain, Domain) and domain.limits is not None
+    usual, limit = domain.limits.usual[-1], domain.limits.limit[-1]
+    expected = ((np.mean(said, axis=0) - usual) / (limit - usual)).clip(0)
+    np.testing.assert_allclose(output.domain_scores["latent"], expected, rtol=1e-6, atol=1e-9)
+    assert output.domain_scores["latent"][3] > 1 and "latent: members' final states of its nodes" in output.domain[3]
+    alone = loaded.predict(from_ase(CRYSTAL, CUTOFF, name="frame"))
+    assert alone.domain_scores["latent"][0] == pytest.approx(expected[3], rel=1e-4)
+
+
+def test_a_lack_of_memory_changes_no_distance(
+    ensemble: Path, frames: list[Atoms], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    member = Ensemble.load(ensemble).members[0]
+    batch = concatenate([from_ase(frame, CUTOFF, name="frame") for frame in frames[:5]])
+    whole, states = outcome(member, batch), final_states(member, batch)
+    for name in ("predict_with_states", "states"):
+        original: Callable[..., object] = getattr(type(member.model), name)
+
+        def short(model: object, batch: object, original: Callable[..., object] = original) -> object:
+            if len(batch) > 2:  # type: ignore[arg-type]
+                raise MemoryError
+            return original(model, batch)
+
+        monkeypatch.setattr(type(member.model), name, short)
+    np.testing.assert_allclose(outcome(member, batch).distances, whole.distances, rtol=1e-5)
+    torch.testing.assert_close(final_states(member, batch), states, rtol=1e-4, atol=1e-5)
+
+
+def test_one_member_has_states_to_go_by_where_nobody_disagrees(
+    runs: list[Path], store: MemoryStore, tmp_path: Path
+) -> None:
+    build_ensemble(runs[:1], tmp_path / "one", store=store)
+    assert Ensemble.load(tmp_path / "one").predict([CRYSTAL]).domain_scores["latent"][0] > 1
+
+
+def test_an_ensemble_from_before_has_no_distances_and_scores_as_it_did(
+    ensemble: Path, frames: list[Atoms], tmp_path: Path
+) -> None:
+    shutil.copytree(ensemble, tmp_path / "old")
+    manifest = read_sealed(tmp_path / "old" / "ensemble.json")
+    domain = manifest["domain"]
+    domain["detectors"] = [one for one in domain["detectors"] if one["name"] != "latent"]
+    write_sealed(
+        tmp_path / "old" / "ensemble.json",
+        {**manifest, "domain": {**domain, "usual": domain["usual"][:-1], "limit": domain["limit"][:-1]}},
+    )
+    old = Ensemble.load(tmp_path / "old")
+    assert all(member.latent is None for member in old.members)
+    before, now = old.predict(frames[:4]), Ensemble.load(ensemble).predict(frames[:4])
+    assert "latent" not in before.domain_scores
+    for name, scores in before.domain_scores.items():
+        np.testing.assert_array_equal(scores, now.domain_scores[name])
+
+
+@pytest.mark.parametrize("members", [2, 4, "3"])
+def test_states_of_other_members_are_refused(ensemble: Path, tmp_path: Path, members: object) -> None:
+    shutil.copytree(ensemble, tmp_path / "other")
+    manifest = json.loads(json.dumps(read_sealed(tmp_path / "other" / "ensemble.json")))
+    manifest["domain"]["detectors"][-1]["members"] = members
+    write_sealed(tmp_path / "other" / "ensemble.json", manifest)
+    with pytest.raises(InputError, match=r"damaged|other members"):
+        Ensemble.load(tmp_path / "other")
+
+
+def test_states_of_other_models_are_refused(ensemble: Path, runs: list[Path]) -> None:
+    from hydragnn.ensemble.members import load_member
+
+    space = LatentFit(5).space()
+    with pytest.raises(InputError, match=r"states of 5 channels, and the model in .* has 12"):
+        load_member(runs[0], model=runs[0] / "model", name="one", weight=1.0, latent=space)
+    assert len(latent_of(Ensemble.load(ensemble)).spaces) == 3
