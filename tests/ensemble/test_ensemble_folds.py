@@ -206,7 +206,14 @@ def test_a_fold_that_says_something_else_is_refused(
 
 def test_folds_of_members_without_weight_are_refused(cross_validated: tuple[Path, Evaluation], tmp_path: Path) -> None:
     shutil.copytree(cross_validated[0], tmp_path / "received")
-    change_json(tmp_path / "received" / "ensemble.json", lambda value: value["members"][2].update(weight=0.0))
+
+    def take_weight(value: dict[str, Any]) -> None:
+        """The first member speaks for the third, so that weights still add up to 1."""
+        first, _, third, *_ = value["members"]
+        first["weight"] += third["weight"]
+        third["weight"] = 0.0
+
+    change_json(tmp_path / "received" / "ensemble.json", take_weight)
     with pytest.raises(InputError, match="is for other members"):
         Ensemble.load(tmp_path / "received")
 
