@@ -1,29 +1,34 @@
-"""mlearn: energy and forces of six elements, metals and semiconductors, by one recipe, beside published scores."""
+"""mlearn: energy, forces and stress of six elements, metals and semiconductors, by one recipe, beside published scores."""
 
+import re
 from pathlib import Path
 
 import numpy as np
 
-from hydragnn.datasets import open_store
+from hydragnn.datasets import SplitSettings, make_split, open_store
 from hydragnn.ensemble import build_ensemble
-from hydragnn.files import read_json
+from hydragnn.files import read_sealed
 from hydragnn.record import RunRecord
 from hydragnn.scripts import api
+from hydragnn.scripts.recipes.raw import raw_text
 from hydragnn.scripts.recipes.table import Figure, show_figures
-from hydragnn.scripts.recipes.training import model_of, train_recipe
+from hydragnn.scripts.recipes.training import model_of, recipe_table, train_recipe
 from hydragnn.settings import read_toml
 
 MEMBERS = 2
+ATOMS = 424_000  # that a member sees in all its epochs
 STORE = "frames.h5"
 PUBLISHED = {
-    "Cu": (0.87, 0.0177),
     "Mo": (0.91, 0.184),
-    "Ge": (1.52, 0.072),
+    "Cu": (0.87, 0.0177),
     "Si": (0.88, 0.0694),
     "Ni": (1.67, 0.0618),
+    "Ge": (1.52, 0.072),
     "Li": (0.10, 0.0273),
 }  # the best MAE of each element on the JARVIS leaderboard: energy in meV/atom, forces in eV/Angstrom
 WITHIN = 1.5
+SHEARS = dict.fromkeys(("Mo", "Cu", "Ni"), ("xy", "xz", "yz")) | dict.fromkeys(("Si", "Ge", "Li"), ("xy", "yz", "xz"))
+"""In which order the files hold the off-diagonal components of virials, as their sheared crystals show."""
 
 
 def run(data: Path, out: Path, epochs: int | None) -> None:
@@ -44,23 +49,46 @@ def run(data: Path, out: Path, epochs: int | None) -> None:
 def train_members(data: Path, folder: Path, epochs: int | None) -> list[RunRecord]:
     """The runs of the element that the folder is named after."""
     store = make_store(data / f"{folder.name}_train.extxyz.gz", folder / STORE)
+    length = epochs or epochs_for(store)
     return [
-        train_recipe("mlearn", store, folder / "members" / str(seed), f"train.seed={seed}", epochs=epochs)
+        train_recipe("mlearn", store, folder / "members" / str(seed), f"train.seed={seed}", epochs=length)
         for seed in range(MEMBERS)
     ]
 
 
+def epochs_for(store: Path) -> int:
+    """As many epochs as show ``ATOMS`` atoms of the training part, so that all elements train about equally long."""
+    reader = open_store(store)
+    training = make_split(reader, SplitSettings(**recipe_table("mlearn")["split"])).train
+    return max(2, round(ATOMS / reader.sizes().nodes[training].sum()))
+
+
 def make_store(file: Path, store: Path) -> Path:
-    """The frames of a file as a store: `hydragnn data build mlearn-build.toml` says the same."""
+    """The frames of a file as a store: `hydragnn data build mlearn-build.toml` says the same of a file with virials in ASE's order."""
     if not store.exists():
+        text = with_virials_in_order(raw_text(file), file.name[:2])
+        frames = store.with_name(file.name.removesuffix(".gz"))
+        frames.parent.mkdir(parents=True, exist_ok=True)
+        frames.write_text(text)
         table = read_toml(Path(__file__).with_name("mlearn-build.toml"))
-        api.build_store({**table, "files": [str(file.resolve())]}, store)
+        api.build_store({**table, "files": [str(frames.resolve())]}, store)
     return store
+
+
+def with_virials_in_order(text: str, element: str) -> str:
+    """Frames in extended XYZ with the six components of every virial as ASE orders them: xx, yy, zz, yz, xz, xy."""
+    order = [0, 1, 2, *(3 + SHEARS[element].index(shear) for shear in ("yz", "xz", "xy"))]
+
+    def ordered(match: re.Match[str]) -> str:
+        values = match[1].split()
+        return 'virial_kbar="' + " ".join(values[number] for number in order) + '"'
+
+    return re.sub('virial_kbar="([^"]*)"', ordered, text)
 
 
 def figures_of(element: str, folder: Path) -> list[Figure]:
     """Mean absolute errors on the test part beside the published ones, and how many labels the intervals hold."""
-    test = read_json(folder / "ensemble" / "evaluation.json")["parts"]["test"]
+    test = read_sealed(folder / "ensemble" / "evaluation.json")["parts"]["test"]
     energies, forces = energies_per_atom(folder), test["forces"]
     published = PUBLISHED[element]
     alone = " ".join(f"{member['mae']:.3g}" for member in forces["members"])

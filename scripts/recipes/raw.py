@@ -1,6 +1,8 @@
 """Raw files of recipes, opened with a sentence for whoever has another file."""
 
+import gzip
 import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -32,6 +34,16 @@ def raw_arrays(path: Path, *names: str) -> Iterator[NpzFile]:
         if missing:
             raise InputError(f"{path} has no array {missing[0]}; fetch the published file again")
         yield file
+
+
+def raw_text(path: Path) -> str:
+    """The text of the gzip file at ``path``; InputError where it is absent or broken."""
+    try:
+        return gzip.decompress(path.read_bytes()).decode()
+    except FileNotFoundError:
+        raise InputError(f"the raw data are not at {path}; give the folder that holds them with --data") from None
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read as compressed text ({error}); fetch it again") from error
 
 
 def array_like(table: Table, name: str, shape: tuple[int | str, ...], path: Path, kinds: str = "iuf") -> NDArray[Any]:

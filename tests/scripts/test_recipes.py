@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ase.io import read
+from ase.units import GPa
 
 import hydragnn
 from hydragnn.config import config_from_table, stored_config
@@ -120,16 +122,61 @@ def write_first_frames(real_data: Path, count: int, path: Path) -> list[str]:
     return lines[: starts[count] - 1]
 
 
-def test_mlearn_store_holds_the_crystals_energies_and_forces_of_the_raw_file(real_data: Path, tmp_path: Path) -> None:
+def test_mlearn_store_holds_the_crystals_energies_forces_and_stress_of_the_raw_file(
+    real_data: Path, tmp_path: Path
+) -> None:
     lines = write_first_frames(real_data, 3, tmp_path / "Li_train.extxyz.gz")
     store = mlearn.make_store(tmp_path / "Li_train.extxyz.gz", tmp_path / "frames.h5")
     energies = [float(line.split(" energy=")[1].split()[0]) for line in lines if line.startswith("Lattice=")]
     atoms = np.array([[float(word) for word in line.split()[1:]] for line in lines if line.startswith("Li ")])
     np.testing.assert_array_equal(values(store, "energy").reshape(-1), energies)
     np.testing.assert_allclose(values(store, "forces"), atoms[:, 3:], rtol=1e-6)
+    virials = [line.split('virial_kbar="')[1].split('"')[0].split() for line in lines if line.startswith("Lattice=")]
+    stress = values(store, "stress")[:, [0, 1, 2, 0, 1, 0], [0, 1, 2, 1, 2, 2]]  # in the order of lithium's file
+    np.testing.assert_allclose(stress, -0.1 * GPa * np.array(virials, dtype=float), rtol=1e-6)
     batch = open_store(store).read(range(3))
     assert batch.periodic.all() and batch.dim == 3
     assert open_store(store).attributes["cutoff"] == recipe_table("mlearn")["model"]["cutoff"]
+
+
+@pytest.mark.parametrize("element", ["Mo", "Cu", "Ni", "Si", "Ge"])
+def test_mlearn_gives_sheared_crystals_the_stress_of_their_own_shear(
+    element: str, real_data: Path, tmp_path: Path
+) -> None:
+    store = mlearn.make_store(real_data / "mlearn" / f"{element}_train.extxyz.gz", tmp_path / "frames.h5")
+    frames = read(tmp_path / f"{element}_train.extxyz", ":")
+    sheared = 0
+    for atoms, stress in zip(frames, values(store, "stress"), strict=True):
+        strain = atoms.cell.array / np.cbrt(atoms.get_volume()) - np.eye(3)
+        shears, off = (strain + strain.T)[[1, 0, 0], [2, 2, 1]], stress[[1, 0, 0], [2, 2, 1]]
+        if np.abs(strain).max() < 0.3 and np.abs(shears).max() > 0.02 and np.count_nonzero(np.abs(shears) > 0.004) == 1:
+            sheared += 1
+            assert np.abs(off).argmax() == np.abs(shears).argmax()
+            assert off[np.abs(off).argmax()] * shears[np.abs(shears).argmax()] > 0, "a crystal resists its shear"
+    assert sheared > 9
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"), [(None, "give the folder"), (b"no gzip", "cannot be read"), (b"\x1f\x8b\x08", "cannot be")]
+)
+def test_mlearn_names_frames_that_are_absent_or_broken(content: bytes | None, sentence: str, tmp_path: Path) -> None:
+    file = tmp_path / "Li_train.extxyz.gz"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(InputError, match=sentence):
+        mlearn.make_store(file, tmp_path / "out" / "frames.h5")
+    assert not (tmp_path / "out").exists()
+
+
+def test_mlearn_trains_fewer_epochs_where_there_are_more_atoms(
+    real_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mlearn, "ATOMS", 7000)
+    epochs = {}
+    for count in (10, 20):
+        write_first_frames(real_data, count, tmp_path / "Li_train.extxyz.gz")
+        epochs[count] = mlearn.epochs_for(mlearn.make_store(tmp_path / "Li_train.extxyz.gz", tmp_path / f"{count}.h5"))
+    assert epochs == {10: round(7000 / (7 * 53)), 20: round(7000 / (14 * 53))}
 
 
 def test_mlearn_counts_errors_per_atom_of_frames_that_nobody_saw_and_resumes(
