@@ -23,7 +23,7 @@ from hydragnn.datasets.packing import Budget, pack, shard
 from hydragnn.datasets.settings import BatchSettings, DataSettings, SplitSettings
 from hydragnn.datasets.shared import load_into_memory
 from hydragnn.datasets.split import Split, make_split
-from hydragnn.datasets.store import Column, GraphStore, Sizes
+from hydragnn.datasets.store import Column, GraphStore, Sizes, changed_sentence, read_checked
 from hydragnn.datasets.survey import Survey
 from hydragnn.datasets.tables import find_files
 from hydragnn.datasets.tools import SizeSummary, StoreInfo, check_graphs, check_store, convert_store, store_info

@@ -1,15 +1,17 @@
 """Stores on disk: opened lazily, read in runs of neighbouring graphs, the same for HDF5 and ADIOS2."""
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Bool, Int64, UInt8
 from numpy import ndarray
 from numpy.typing import NDArray
 
 from hydragnn.datasets.arrays import Array, ArraySpec, FlatGraphs, array_name, array_specs, join, mask_name, offsets_of
+from hydragnn.datasets.fingerprint import graph_digests
 from hydragnn.datasets.gather import gather, spans_of
 from hydragnn.datasets.manifest import Layout, Manifest, PartInfo, check_part_files, read_manifest
 from hydragnn.datasets.memory import check_fields, checked_indices
@@ -153,6 +155,12 @@ class Part:
         )
         return flat if len(read) == len(graphs) else take_graphs(flat, np.searchsorted(read, graphs))
 
+    def digests(self, graphs: Int64[ndarray, " chosen"]) -> UInt8[ndarray, "chosen 16"]:
+        """The digests that were written for the graphs with these ascending numbers inside the part."""
+        first = int(graphs[0])
+        written: UInt8[ndarray, "chosen 16"] = self.rows("digests", first, int(graphs[-1]) + 1)[graphs - first]
+        return written
+
     def close(self) -> None:
         """Let go of the files."""
         if self._reader is not None:
@@ -175,6 +183,17 @@ def take_graphs(flat: FlatGraphs, graphs: Int64[ndarray, " chosen"]) -> FlatGrap
         node_offsets=offsets_of(nodes.counts),
         edge_offsets=offsets_of(edges.counts),
         arrays={name: copy(name, array) for name, array in flat.arrays.items()},
+    )
+
+
+def with_fields(flat: FlatGraphs, names: Collection[str] | None) -> FlatGraphs:
+    """The graphs with the named fields only (None: all)."""
+    dropped = [field for field in flat.fields if names is not None and field.name not in names]
+    arrays = {array_name(field) for field in dropped} | {mask_name(field) for field in dropped}
+    return replace(
+        flat,
+        fields=tuple(field for field in flat.fields if field not in dropped),
+        arrays={name: array for name, array in flat.arrays.items() if name not in arrays},
     )
 
 
@@ -257,13 +276,31 @@ class DiskStore:
     def read_flat(self, graphs: Int64[ndarray, " chosen"], fields: Collection[str] | None = None) -> FlatGraphs:
         """The graphs with these ascending numbers as flat arrays."""
         wanted_fields = [field for field in self.fields() if fields is None or field.name in fields]
+        pieces = [part.read(numbers, wanted_fields) for part, numbers in self._shares(graphs)]
+        return join(pieces) if pieces else no_graphs(self.dim, wanted_fields)
+
+    def read_checked(
+        self, indices: Sequence[int] | Int64[ndarray, " chosen"], fields: Collection[str] | None = None
+    ) -> tuple[GraphBatch, Bool[ndarray, " chosen"]]:
+        """What ``read`` gives, and which of these graphs are not as they were written: a bit of them, or of their digest, was changed.
+
+        All that the store keeps of a graph counts, so that this reads all fields.
+        """
+        check_fields(self.fields(), fields)
+        unique, order = np.unique(checked_indices(indices, len(self)), return_inverse=True)
+        flat = self.read_flat(unique)
+        written = [part.digests(numbers) for part, numbers in self._shares(unique)]
+        changed = (graph_digests(flat) != np.concatenate([np.zeros((0, 16), dtype=np.uint8), *written])).any(axis=1)
+        return gather(with_fields(flat, fields), order.reshape(-1)), changed[order.reshape(-1)]
+
+    def _shares(self, graphs: Int64[ndarray, " chosen"]) -> list[tuple[Part, NDArray[np.int64]]]:
+        """The parts that hold ascending graphs, with the numbers that these have there."""
         cuts = np.searchsorted(graphs, self._first)
-        pieces = [
-            part.read(graphs[a:b] - first, wanted_fields)
+        return [
+            (part, graphs[a:b] - first)
             for part, a, b, first in zip(self.parts, cuts[:-1], cuts[1:], self._first)
             if b > a
         ]
-        return join(pieces) if pieces else no_graphs(self.dim, wanted_fields)
 
     def column(self, name: str, start: int = 0, stop: int | None = None) -> Column:
         """The field ``name`` of the graphs ``start`` to ``stop`` without reading anything else."""

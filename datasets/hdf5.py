@@ -1,7 +1,8 @@
 """Parts of a store as HDF5 files: one resizable dataset per flat array."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -75,20 +76,31 @@ class Hdf5PartReader:
     def check(self, layout: Mapping[str, Layout]) -> None:
         """Raise InputError where an array is missing or has other rows, another shape or another dtype."""
         for name, expected in layout.items():
-            data = self._dataset(name)
-            if not data.shape:
+            with self._reading(name):
+                data = self._dataset(name)
+                shape, dtype = data.shape, data.dtype
+            if not shape:
                 raise InputError(f"{self._path}: {name} is a single number; copy the store again")
-            expected.check(f"{self._path}: {name}", (len(data), expected.reach), data.shape[1:], data.dtype)
+            expected.check(f"{self._path}: {name}", (shape[0], expected.reach), shape[1:], dtype)
 
     def fill(self, name: str, out: Array, start: int) -> None:
         """Put the rows from ``start`` on into ``out``; rows after the last stored one stay as they are."""
-        try:
+        with self._reading(name):
             data = self._dataset(name)
             rows = min(len(out), len(data) - start)
             if rows > 0:
                 data.read_direct(out[:rows], np.s_[start : start + rows])
-        except (OSError, KeyError, TypeError) as error:
-            raise InputError(f"{self._path}: {name} cannot be read ({error}); copy the store again") from error
+
+    @contextmanager
+    def _reading(self, name: str) -> Iterator[None]:
+        """InputError for whatever HDF5 says of an array whose bytes are not those that were written."""
+        try:
+            yield
+        except InputError:
+            raise
+        except (OSError, KeyError, TypeError, RuntimeError, ValueError) as error:
+            words = " ".join(str(error).split())
+            raise InputError(f"{self._path}: {name} cannot be read ({words}); copy the store again") from error
 
     def _dataset(self, name: str) -> Any:
         """An array that lies in this very file; InputError where there is none, a link, or numbers of another file."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from hydragnn.datasets.arrays import array_specs
 from hydragnn.errors import InputError
-from hydragnn.files import read_json, write_json
+from hydragnn.files import read_sealed, write_sealed
 from hydragnn.graphs.field import Field, field_from_json
 
 FORMAT = "hydragnn-store"
@@ -95,7 +95,7 @@ class Manifest:
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Make the store in ``folder`` complete."""
     table = {"format": FORMAT, **asdict(manifest), "fields": [field.to_json() for field in manifest.fields]}
-    write_json(folder / MANIFEST, {**table, "graphs": manifest.graphs})
+    write_sealed(folder / MANIFEST, {**table, "graphs": manifest.graphs})
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -109,7 +109,7 @@ def read_manifest(folder: Path) -> Manifest:
         if any(folder.glob("*part-*")):
             raise InputError(f"{folder} has no {MANIFEST}: the writer did not finish; run it again")
         raise InputError(f"{folder} has no {MANIFEST}, so it is not a store; make one with: hydragnn data build")
-    table = read_json(path)
+    table = read_sealed(path)
     if not isinstance(table, dict) or table.get("format") != FORMAT:
         raise InputError(f"{path} does not describe a store of this program; check the path")
     if not isinstance(table.get("version"), int) or table["version"] > VERSION:

@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 from jaxtyping import Bool, Int64, Shaped
 from numpy import ndarray
 
@@ -64,3 +65,27 @@ class GraphStore(Protocol):
 
     def column(self, name: str, start: int = 0, stop: int | None = None) -> Column:
         """The field ``name`` of the graphs ``start`` to ``stop`` without reading anything else."""
+
+
+@runtime_checkable
+class DigestedStore(Protocol):
+    """A store that keeps a digest of every graph beside it."""
+
+    def read_checked(
+        self, indices: Sequence[int] | Int64[ndarray, " chosen"], fields: Collection[str] | None = None
+    ) -> tuple[GraphBatch, Bool[ndarray, " chosen"]]:
+        """What ``read`` gives, and which of these graphs are not as they were written."""
+
+
+def read_checked(
+    store: GraphStore, graphs: Int64[ndarray, " chosen"], fields: Collection[str] | None = None
+) -> tuple[GraphBatch, Bool[ndarray, " chosen"]]:
+    """These graphs, and which of them are not as they were written; none in a store without digests, as in memory."""
+    if isinstance(store, DigestedStore):
+        return store.read_checked(graphs, fields)
+    return store.read(graphs, fields), np.zeros(len(graphs), dtype=np.bool_)
+
+
+def changed_sentence(graph: int) -> str:
+    """What to say of a graph that is not as it was written."""
+    return f"graph {graph} is not as it was written: its digest is another; copy the store again"

@@ -15,7 +15,7 @@ from hydragnn.datasets.fingerprint import fingerprint_of, graph_digests
 from hydragnn.datasets.gather import gather
 from hydragnn.datasets.manifest import Manifest, checksum, part_files, read_manifest
 from hydragnn.datasets.packing import Budget, pack
-from hydragnn.datasets.store import GraphStore
+from hydragnn.datasets.store import GraphStore, changed_sentence, read_checked
 from hydragnn.datasets.writer import StoreWriter
 from hydragnn.errors import InputError
 from hydragnn.graphs.field import Field
@@ -102,12 +102,16 @@ def _size_summary(counts: np.ndarray[Any, np.dtype[np.int64]]) -> SizeSummary:
 def convert_store(source: Path, target: Path) -> None:
     """The same graphs in a new store, one part, engine by suffix; the fingerprint stays.
 
-    InputError where the source cannot be read or the target is taken or full.
+    InputError where the source cannot be read or is not as it was written, or the target is taken or full.
     """
     store = DiskStore(source)
     with StoreWriter(target, store.fields(), dim=store.dim, attributes=store.attributes) as writer:
         for start in range(0, len(store), BLOCK):
-            writer.write(store.read(range(start, min(start + BLOCK, len(store)))))
+            numbers = np.arange(start, min(start + BLOCK, len(store)))
+            batch, changed = store.read_checked(numbers)
+            writer.write(batch)
+            if changed.any():
+                raise InputError(f"{source}: {changed_sentence(start + int(changed.argmax()))}")
 
 
 def check_store(path: Path) -> list[str]:
@@ -143,7 +147,7 @@ def check_graphs(
     needed: Collection[str] = (),
     alive: Callable[[], None] = lambda: None,
 ) -> None:
-    """Read the graphs with these fields and raise InputError that names the first one that is not valid.
+    """Read the graphs with these fields and raise InputError that names the first one that is not valid, or not as it was written.
 
     Every graph must have the fields ``needed``. ``alive`` is called between reads, for whoever watches.
     """
@@ -152,7 +156,10 @@ def check_graphs(
     collected: list[str] = []
     for numbers in pack(sizes, ascending, Budget(max_graphs=BLOCK, max_edges=edges)):
         alive()
-        collected += graph_problems(store.read(numbers, fields), numbers, needed=needed).values()
+        batch, changed = read_checked(store, numbers, fields)
+        problems = {place: changed_sentence(int(numbers[place])) for place in np.flatnonzero(changed).tolist()}
+        problems |= graph_problems(batch, numbers, needed=needed)
+        collected += [problems[place] for place in sorted(problems)]
     if len(collected) > 1:
         raise InputError(
             f"{collected[0]} (and {len(collected) - 1} more graphs; hydragnn data check lists what is wrong)"
@@ -184,9 +191,7 @@ def _check_content(part: Part, manifest: Manifest, first: int) -> tuple[NDArray[
             collected.append(digests)
             different = np.flatnonzero((digests != part.rows("digests", start, stop)).any(axis=1))
             if len(different):
-                problems.append(
-                    f"{where}: graph {first + start + int(different[0])} is not as it was written; copy it again"
-                )
+                problems.append(f"{where}: {changed_sentence(first + start + int(different[0]))}")
             batch = gather(flat, np.arange(stop - start))
             check_structure(batch)
             wrong = list(graph_problems(batch, range(first + start, first + stop)).values())

@@ -5,10 +5,10 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Bool, Int64
 from numpy import ndarray
 
-from hydragnn.datasets.store import Column, GraphStore, Sizes
+from hydragnn.datasets.store import Column, GraphStore, Sizes, read_checked
 from hydragnn.files import digest
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
@@ -54,6 +54,13 @@ class WithoutEdges:
     ) -> GraphBatch:
         """The graphs with these numbers, without edges."""
         return without_edges(self._store.read(indices, fields))
+
+    def read_checked(
+        self, indices: Sequence[int] | Int64[ndarray, " chosen"], fields: Collection[str] | None = None
+    ) -> tuple[GraphBatch, Bool[ndarray, " chosen"]]:
+        """The graphs without edges; a changed edge counts all the same."""
+        batch, changed = read_checked(self._store, np.asarray(indices, dtype=np.int64), fields)
+        return without_edges(batch), changed
 
     def column(self, name: str, start: int = 0, stop: int | None = None) -> Column:
         """A field; no values where it is one of edges."""

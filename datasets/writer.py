@@ -26,7 +26,7 @@ from hydragnn.datasets.manifest import (
     write_manifest,
 )
 from hydragnn.errors import InputError
-from hydragnn.files import flush_directory, read_json, write_json
+from hydragnn.files import flush_directory, read_sealed, write_sealed
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field, field_from_json
 from hydragnn.graphs.validate import validate
@@ -295,7 +295,7 @@ def _complete(writer: StoreWriter, parts: list[PartInfo], digests: Array) -> Non
 
 def _write_part(writer: StoreWriter, part: PartInfo, digests: Array) -> None:
     """Leave the description of the part for ``finish_store``."""
-    write_json(
+    write_sealed(
         writer.path / f"{writer.name}.json",
         {
             "backend": writer.backend,
@@ -320,7 +320,7 @@ def finish_store(path: Path | str, parts: int) -> None:
         file = path / f"{part_name(number, backend)}.json"
         if not file.exists():
             raise InputError(f"{path}: part {number} of {parts} is missing; run its writer again")
-        descriptions.append(read_json(file))
+        descriptions.append(read_sealed(file))
     first = descriptions[0]
     for number, other in enumerate(descriptions):
         for key in ("dim", "fields", "attributes"):

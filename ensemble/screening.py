@@ -1,6 +1,6 @@
 """What is read to be predicted, apart from the graphs that nothing may be said of: those that are not valid."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Int
 from numpy.typing import NDArray
 
-from hydragnn.datasets import GraphStore
+from hydragnn.datasets import GraphStore, changed_sentence, read_checked
 from hydragnn.ensemble.members import Member, Outcome, outcome
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.problems import graph_problems
@@ -40,16 +40,25 @@ def read_screened(
 ) -> Screened:
     """Read these graphs with these fields; reasons call them by their ``numbers``, by default those in the store.
 
-    What is read here is a function of the store alone, so that all ranks, and a prediction that is resumed, agree on it.
+    Graphs that are not as they were written are not valid. What is read here is a function of the store alone, so that all ranks, and a prediction that is resumed, agree on it.
     """
-    return screen(store.read(graphs, fields), inputs, graphs if numbers is None else numbers)
+    names = graphs if numbers is None else numbers
+    batch, changed = read_checked(store, graphs, fields)
+    known = {place: changed_sentence(int(names[place])) for place in np.flatnonzero(changed).tolist()}
+    return screen(batch, inputs, names, known)
 
 
 def screen(
-    batch: GraphBatch, inputs: Collection[str], numbers: Sequence[int] | Int[NDArray[np.int64], " graphs"] | None = None
+    batch: GraphBatch,
+    inputs: Collection[str],
+    numbers: Sequence[int] | Int[NDArray[np.int64], " graphs"] | None = None,
+    known: Mapping[int, str] | None = None,
 ) -> Screened:
-    """The batch with its valid graphs picked out: with all fields ``inputs``, and with finite and possible values there."""
-    problems = graph_problems(_with_fields(batch, inputs), numbers, needed=inputs)
+    """The batch with its valid graphs picked out: with all fields ``inputs``, and with finite and possible values there.
+
+    What is ``known`` against graphs, by their position in the batch, counts where their values say nothing against them.
+    """
+    problems = {**(known or {}), **graph_problems(_with_fields(batch, inputs), numbers, needed=inputs)}
     if not problems:
         return without_screening(batch)
     reasons = tuple(problems.get(position, "") for position in range(len(batch)))

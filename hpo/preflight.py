@@ -10,7 +10,7 @@ import numpy as np
 from hydragnn.config import AnyConfig, BranchSettings
 from hydragnn.datasets import open_store
 from hydragnn.errors import InputError
-from hydragnn.files import read_json, write_json
+from hydragnn.files import read_sealed, write_sealed
 from hydragnn.hpo.launching.launcher import Launcher
 from hydragnn.hpo.launching.local import LocalLauncher
 from hydragnn.hpo.objective import check_objective
@@ -157,7 +157,7 @@ def check_folder(settings: CampaignSettings, space: Space, out: Path, *, resume:
         return warm_points(settings, space)
     if not resume:
         raise InputError(f"{out} holds a campaign; continue it with --resume, or choose another folder")
-    saved = read_json(path)
+    saved = read_sealed(path)
     _check_unchanged(settings, _saved_settings(saved, path))
     enqueued: list[Point] = saved["enqueued"]
     return enqueued
@@ -165,14 +165,14 @@ def check_folder(settings: CampaignSettings, space: Space, out: Path, *, resume:
 
 def as_begun(settings: CampaignSettings, out: Path) -> CampaignSettings:
     """The settings, meaning what they meant to the program that began the campaign in ``out``, where there is one."""
-    saved = read_json(out / NAME) if (out / NAME).is_file() else {}
+    saved = read_sealed(out / NAME) if (out / NAME).is_file() else {}
     version = saved.get("version") if isinstance(saved, dict) else None
     return replace(settings, version=version if isinstance(version, int) else VERSION)
 
 
 def write_settings(settings: CampaignSettings, enqueued: list[Point], out: Path) -> None:
     """Write ``campaign.json``; only the holder of the journal's lock may."""
-    write_json(out / NAME, {"version": settings.version, **settings.to_json(), "enqueued": enqueued})
+    write_sealed(out / NAME, {"version": settings.version, **settings.to_json(), "enqueued": enqueued})
 
 
 def open_campaign(out: Path) -> CampaignSettings:
@@ -180,7 +180,7 @@ def open_campaign(out: Path) -> CampaignSettings:
     path = out / NAME
     if not path.exists():
         raise InputError(f"{out} is not a campaign (no {NAME}); check the path")
-    return _saved_settings(read_json(path), path)
+    return _saved_settings(read_sealed(path), path)
 
 
 def _saved_settings(saved: Any, path: Path) -> CampaignSettings:

@@ -6,9 +6,12 @@ import hashlib
 import json
 import os
 import stat
+import zlib
 from collections.abc import Callable, Collection, Mapping
+from lzma import LZMAError
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 from hydragnn.errors import InputError
 
@@ -80,6 +83,10 @@ def read_sealed(path: Path) -> Any:
             "removes the key checksum)"
         )
     return value
+
+
+DAMAGED_ARRAYS = (BadZipFile, EOFError, KeyError, LZMAError, OSError, RuntimeError, ValueError, zlib.error)
+"""What reading an npz file raises whose bytes are not those that were written; every array in it has a checksum."""
 
 
 def checksum_of(value: Any) -> str:

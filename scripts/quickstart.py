@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from hydragnn.errors import InputError, nearest
-from hydragnn.files import check_target, read_json, write_json
+from hydragnn.files import check_target, read_json, read_sealed, write_json
 from hydragnn.scripts import api
 from hydragnn.settings import read_toml
 
@@ -96,7 +96,7 @@ def _one_scale(scale: Scale, out: Path, workers: int, console: Console, quiet: b
     if scale.ablation and not (ensemble / "ablation.json").exists():
         write_json(ensemble / "ablation.json", _without_edges(ensemble, folder / "no-edges"))
     page = api.report(ensemble, folder / "report.html")
-    return {"report": str(page), "test": read_json(ensemble / "evaluation.json")["parts"]["test"]}
+    return {"report": str(page), "test": read_sealed(ensemble / "evaluation.json")["parts"]["test"]}
 
 
 def _without_edges(ensemble: Path, run: Path) -> dict[str, Any]:
@@ -109,8 +109,8 @@ def _without_edges(ensemble: Path, run: Path) -> dict[str, Any]:
     alone = run.with_name("no-edges-evaluation")
     if not alone.exists():
         ensemble_from_runs([run], alone, top_k=1)
-    with_edges = read_json(ensemble / "evaluation.json")["parts"]["test"]
-    without = read_json(alone / "evaluation.json")["parts"]["test"]
+    with_edges = read_sealed(ensemble / "evaluation.json")["parts"]["test"]
+    without = read_sealed(alone / "evaluation.json")["parts"]["test"]
     return {
         field: {
             "unit": metrics["unit"],

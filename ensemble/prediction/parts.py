@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +14,7 @@ from hydragnn.ensemble.members import Outcome
 from hydragnn.ensemble.plan import Unit
 from hydragnn.ensemble.prediction.claims import unique_name
 from hydragnn.errors import InputError
-from hydragnn.files import lock_file, read_json, write_json
+from hydragnn.files import DAMAGED_ARRAYS, lock_file, read_json, write_json
 from hydragnn.models import distribution_from_arrays
 
 LOCK = "lock"
@@ -113,7 +112,7 @@ class Parts:
             return None
         try:
             return self.read(unit)
-        except (BadZipFile, EOFError, KeyError, ValueError, OSError, InputError):
+        except DAMAGED_ARRAYS:
             return None
 
     def names(self) -> set[str]:

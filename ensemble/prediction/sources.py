@@ -18,7 +18,7 @@ from hydragnn.ensemble.prediction.claims import unique_name
 from hydragnn.ensemble.prediction.rules import Block, Rule
 from hydragnn.ensemble.structures import made_graphs
 from hydragnn.errors import InputError
-from hydragnn.files import digest, read_json, write_json
+from hydragnn.files import digest, read_sealed, write_sealed
 from hydragnn.graphs.batch import concatenate
 
 TOGETHER = 32
@@ -68,7 +68,7 @@ class Building:
         """Build a block; whoever is first gives it its name."""
         own = self.scratch / f".block-{unique_name()}"
         rmtree(own, ignore_errors=True)
-        write_json(own / "notes.json", self._write(self.blocks[number], own / "graphs.h5"))
+        write_sealed(own / "notes.json", self._write(self.blocks[number], own / "graphs.h5"))
         try:
             own.rename(self._folder(number))
         except OSError:
@@ -103,7 +103,7 @@ class Building:
 
     def join(self) -> None:
         """Make one store of all blocks; says in its notes where that is impossible."""
-        notes = [read_json(self._folder(number) / "notes.json") for number in range(len(self.blocks))]
+        notes = [read_sealed(self._folder(number) / "notes.json") for number in range(len(self.blocks))]
         error = next((note["error"] for note in notes if "error" in note), "")
         failures = {number: reason for note in notes for number, reason in note.get("failures", {}).items()}
         if not error and not any(note["numbers"] for note in notes):
@@ -112,7 +112,7 @@ class Building:
         if not error:
             self._join_stores([number for number, note in enumerate(notes) if note["numbers"]])
         numbers = [number for note in notes for number in note.get("numbers", ())]
-        write_json(self.scratch / "graphs.json", {"error": error, "numbers": numbers, "failures": failures})
+        write_sealed(self.scratch / "graphs.json", {"error": error, "numbers": numbers, "failures": failures})
 
     def _join_stores(self, blocks: Sequence[int]) -> None:
         """A store whose parts are links to those of all blocks, which stay where they are."""
@@ -131,7 +131,7 @@ class Building:
 
     def source(self) -> Source:
         """The graphs; InputError where there are none."""
-        summary = read_json(self.scratch / "graphs.json")
+        summary = read_sealed(self.scratch / "graphs.json")
         if summary["error"]:
             raise InputError(summary["error"])
         return Source(

@@ -5,7 +5,7 @@ from typing import Any
 
 from hydragnn.datasets import open_store
 from hydragnn.ensemble import build_ensemble
-from hydragnn.files import read_json
+from hydragnn.files import read_sealed
 from hydragnn.scripts import api
 from hydragnn.scripts.recipes.table import Figure, show_figures
 from hydragnn.scripts.recipes.training import train_recipe
@@ -28,7 +28,7 @@ def run(data: Path, out: Path, epochs: int | None) -> None:
     ensemble = out / "ensemble"
     if not ensemble.exists():
         build_ensemble(runs, ensemble, others={"600K": open_store(stores["600K"])})
-    parts = read_json(ensemble / "evaluation.json")["parts"]
+    parts = read_sealed(ensemble / "evaluation.json")["parts"]
     minutes = sum(record.cost.cpu_seconds for record in records) / 60
     figures = [*_errors("300K", parts["test"]), *_errors("600K", parts["600K"]), *_honesty(parts)]
     show_figures("acac", figures, minutes, out)

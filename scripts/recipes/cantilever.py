@@ -15,7 +15,7 @@ from hydragnn.datasets import Make, OwnBuild, StoreWriter, find_files, open_stor
 from hydragnn.datasets.tables import read_npz
 from hydragnn.ensemble import Ensemble, NumberEstimate, build_ensemble
 from hydragnn.errors import InputError
-from hydragnn.files import read_json
+from hydragnn.files import read_sealed
 from hydragnn.graphs import Field, GraphBatch, Topology, direction_bins, multilevel_edges, relation_field
 from hydragnn.scripts import api
 from hydragnn.scripts.recipes.raw import array_like, raw_arrays
@@ -263,7 +263,7 @@ def run(data: Path, out: Path, epochs: int | None) -> None:
         "ensemble": relative_errors(api.load(out / "ensemble"), store, rows),
     }
     figures = [figure for name, row in rows.items() for figure in _errors(name, row, errors, mean_and_copy(store, row))]
-    figures += _honesty(read_json(out / "ensemble" / "evaluation.json"))
+    figures += _honesty(read_sealed(out / "ensemble" / "evaluation.json"))
     show_figures("cantilever", figures, sum(record.cost.cpu_seconds for record in records) / 60, out)
     api.report(out / "ensemble", out / "report.html")
 

@@ -16,7 +16,7 @@ from hydragnn.datasets import Make, OwnBuild, StoreWriter, find_files, open_stor
 from hydragnn.datasets.tables import read_npz
 from hydragnn.ensemble import build_ensemble
 from hydragnn.errors import InputError
-from hydragnn.files import read_json
+from hydragnn.files import read_sealed
 from hydragnn.graphs import ATOMIC_NUMBERS_FIELD, Field, GraphBatch, from_ase, relation_field, with_shell_relations
 from hydragnn.graphs.relations import shell_radii
 from hydragnn.graphs.topology import Topology
@@ -201,7 +201,7 @@ def run(data: Path, out: Path, epochs: int | None) -> None:
     held_out = held_out_graphs(store)
     if not (out / "ensemble").exists():
         build_ensemble(runs, out / "ensemble", others=subsets(store, held_out))
-    evaluation = read_json(out / "ensemble" / "evaluation.json")
+    evaluation = read_sealed(out / "ensemble" / "evaluation.json")
     figures = [figure for name in SUBSETS for figure in _figures(name, evaluation, baselines(store, held_out[name]))]
     costs, minutes = sharing_costs(
         store, out / "twins", held_out["validation"], min(TWIN_EPOCHS, epochs or TWIN_EPOCHS)

@@ -7,7 +7,7 @@ import numpy as np
 
 from hydragnn.datasets import SplitSettings, make_split, open_store
 from hydragnn.ensemble import build_ensemble
-from hydragnn.files import read_json
+from hydragnn.files import read_sealed
 from hydragnn.record import RunRecord
 from hydragnn.scripts import api
 from hydragnn.scripts.recipes.raw import raw_text
@@ -88,7 +88,7 @@ def with_virials_in_order(text: str, element: str) -> str:
 
 def figures_of(element: str, folder: Path) -> list[Figure]:
     """Mean absolute errors on the test part beside the published ones, and how many labels the intervals hold."""
-    test = read_json(folder / "ensemble" / "evaluation.json")["parts"]["test"]
+    test = read_sealed(folder / "ensemble" / "evaluation.json")["parts"]["test"]
     energies, forces = energies_per_atom(folder), test["forces"]
     published = PUBLISHED[element]
     alone = " ".join(f"{member['mae']:.3g}" for member in forces["members"])

@@ -19,7 +19,7 @@ from hydragnn.datasets import Make, OwnBuild, StoreWriter, find_files, open_stor
 from hydragnn.datasets.tables import read_npz
 from hydragnn.ensemble import build_ensemble
 from hydragnn.errors import InputError
-from hydragnn.files import read_json
+from hydragnn.files import read_sealed
 from hydragnn.graphs import Field, GraphBatch, graph_from_arrays, relation_field, rotation_matrices
 from hydragnn.record import RunRecord
 from hydragnn.scripts import api
@@ -192,7 +192,7 @@ def run(data: Path, out: Path, epochs: int | None) -> None:
         build_ensemble(
             [out / "edges" / f"fold-{fold}-{member}" for fold in range(FOLDS) for member in range(MEMBERS)], ensemble
         )
-    held_out = read_json(ensemble / "evaluation.json")["parts"]["held-out"]
+    held_out = read_sealed(ensemble / "evaluation.json")["parts"]["held-out"]
     show_figures("terfenol", [*_figures(errors, sharp), *_honesty(held_out)], seconds / 60, out)
     api.report(ensemble, out / "report.html")
 

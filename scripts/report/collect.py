@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
-from zipfile import BadZipFile
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from hydragnn.config import BranchedConfig, RunConfig, parse_config
 from hydragnn.datasets import open_store
 from hydragnn.ensemble.calibrations import calibration_from_json
 from hydragnn.errors import InputError
-from hydragnn.files import read_json
+from hydragnn.files import DAMAGED_ARRAYS, read_sealed
 from hydragnn.record import RunRecord, read_record
 from hydragnn.scripts.report.ablation_facts import ablation_facts
 from hydragnn.scripts.report.campaign_facts import campaign_facts
@@ -152,8 +151,8 @@ def _data(config: Mapping[str, Any], ensemble: EnsembleFacts | None) -> tuple[Da
 
 def ensemble_facts(folder: Path) -> EnsembleFacts:
     """An ensemble folder; InputError where a file of it is missing or damaged."""
-    description = read_json(folder / "ensemble.json")
-    evaluation = read_json(folder / "evaluation.json") if (folder / "evaluation.json").is_file() else {}
+    description = read_sealed(folder / "ensemble.json")
+    evaluation = read_sealed(folder / "evaluation.json") if (folder / "evaluation.json").is_file() else {}
     arrays = _arrays(folder / "evaluation.npz")
     try:
         if not all(isinstance(description.get(key, {}), dict) for key in ("data", "selection")):
@@ -196,9 +195,11 @@ def _arrays(path: Path) -> dict[str, Any]:
         return {}
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in arrays.files if name.rsplit("/", 1)[-1] in ROWS}
-    except (OSError, ValueError, EOFError, BadZipFile) as error:
-        raise InputError(f"{path} is damaged ({error}); evaluate the ensemble again") from error
+            every = {name: arrays[name] for name in arrays.files}  # those without use, too: a changed name is damage
+    except DAMAGED_ARRAYS as error:
+        words = " ".join(str(error).split())
+        raise InputError(f"{path} is damaged ({words}); build the ensemble again, or use another copy") from error
+    return {name: values for name, values in every.items() if name.rsplit("/", 1)[-1] in ROWS}
 
 
 def _member(folder: Path, entry: Mapping[str, Any]) -> Member:

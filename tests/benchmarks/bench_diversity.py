@@ -18,7 +18,7 @@ and the form alone (mean over the four):
 
 Figures are means over seeds: error of the mean (RMSE), Spearman's correlation of std and error, CRPS, width at 90 % coverage of the test part, and the
 coverage that was promised to be 90 %. A way helps where the mean over sets of its CRPS over that of its reference, averaged over the set's fields,
-is at most .98 and no field's is above 1.05, on seeds 0 to 2; this was fixed before anything was measured, and seeds 3 and 4 confirm it or not.
+is at most .98 and no field's is above 1.05, on seeds 0 to 2, which seeds 3 and 4 confirm or not; the rule was fixed before anything was measured.
 What is done is found again, so that the command may be interrupted.
 """
 

@@ -20,8 +20,7 @@ from hydragnn.scripts.demo.alloys import labelled_alloy
 from hydragnn.scripts.demo.plates import labelled_plate
 from hydragnn.scripts.demo.polycrystals import labelled_polycrystal
 from hydragnn.settings import read_toml
-from tests.benchmarks.domain_sets import ENERGY, FORCES, member_table
-from tests.benchmarks.domain_sets import SETS as DOMAIN_SETS
+from tests.benchmarks.domain_sets import ENERGY, FORCES, DomainSet, acetylacetone, alloys, darcy, member_table
 
 GAP = Field(name="gap", on="graph", unit="eV", role="target")
 U0 = Field(name="u0", on="graph", unit="eV", role="target", dtype="float64")
@@ -53,9 +52,9 @@ def from_demo(name: str, labelled: Callable[..., GraphBatch], model: Mapping[str
     )
 
 
-def from_domain(name: str, split: Mapping[str, float], **train: Any) -> IntervalSet:
+def from_domain(make: Callable[[Path], DomainSet], split: Mapping[str, float], **train: Any) -> IntervalSet:
     """A set of ``domain_sets``, without what is asked beside it."""
-    made = cache(DOMAIN_SETS[name])
+    made = cache(make)
 
     def table(data: Path) -> dict[str, Any]:
         own = made(data).table
@@ -123,7 +122,7 @@ SETS: Mapping[str, IntervalSet] = {
     "plates": from_demo("plates", labelled_plate, {"hidden_dim": 24}, epochs=6),
     "QM9": IntervalSet(graphs=partial(molecules, 1500), table=table_of_molecules),
     "mlearn": IntervalSet(graphs=partial(six_elements, 140), table=table_of_elements),
-    "FePt": from_domain("FePt", {"train": 0.3, "valid": 0.1, "calibration": 0.1}, epochs=8),
-    "acac": from_domain("acac 300 K", {"train": 0.4, "valid": 0.15, "calibration": 0.15}, epochs=6),
-    "Darcy": from_domain("Darcy 16 x 16", {"train": 0.4, "valid": 0.15, "calibration": 0.15}, epochs=5),
+    "FePt": from_domain(alloys, {"train": 0.3, "valid": 0.1, "calibration": 0.1}, epochs=8),
+    "acac": from_domain(acetylacetone, {"train": 0.4, "valid": 0.15, "calibration": 0.15}, epochs=6),
+    "Darcy": from_domain(darcy, {"train": 0.4, "valid": 0.15, "calibration": 0.15}, epochs=5),
 }

@@ -15,7 +15,7 @@ from hydragnn.ensemble import Evaluation
 from hydragnn.ensemble.build import build_ensemble
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.errors import InputError
-from hydragnn.files import write_sealed
+from hydragnn.files import read_sealed, write_sealed
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def test_the_evaluation_stands_beside_every_member_and_the_trivial_predictor(
     built: tuple[Path, Evaluation],
 ) -> None:
     out, evaluation = built
-    assert json.loads((out / "evaluation.json").read_text()) == evaluation.to_json()
+    assert read_sealed(out / "evaluation.json") == evaluation.to_json()
     for part in ("valid", "test"):
         assert set(evaluation.parts[part]) == {"energy", "forces"}
         for field, metrics in evaluation.parts[part].items():

@@ -18,6 +18,7 @@ from hydragnn.ensemble.calibrations import calibration_from_json
 from hydragnn.ensemble.class_calibration import fit_classes, temper
 from hydragnn.ensemble.classes import ClassEstimate, auroc
 from hydragnn.errors import InputError
+from hydragnn.files import read_sealed
 from hydragnn.graphs import Field, GraphBatch, concatenate
 from hydragnn.graphs.validate import graph_from_arrays
 from hydragnn.models import Categorical, Target
@@ -153,7 +154,7 @@ def ensemble(tmp_path_factory: pytest.TempPathFactory, chains: Path) -> tuple[Pa
 
 def test_classes_are_learned_and_judged_beside_the_trivial_predictor(ensemble: tuple[Path, Evaluation]) -> None:
     folder, evaluation = ensemble
-    assert json.loads((folder / "evaluation.json").read_text()) == evaluation.to_json()
+    assert read_sealed(folder / "evaluation.json") == evaluation.to_json()
     for name in ("phase", "site"):
         scores = evaluation.parts["test"][name]
         assert scores.ensemble["nll"] < 0.8 * scores.trivial["nll"]

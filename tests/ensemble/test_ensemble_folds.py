@@ -60,7 +60,11 @@ def fold_runs(tmp_path_factory: pytest.TempPathFactory, runs: list[Path], folded
                 split={"kind": "given", "field": f"part_{fold}"}, data={**v["data"], "store": str(path)}
             ),
         )
-        change_json(folders[-1] / "record.json", lambda v: v.update(data_hash=open_store(path).fingerprint))
+        config = json.loads((folders[-1] / "config.json").read_text())
+        change_json(
+            folders[-1] / "record.json",
+            lambda v, config=config: v.update(data_hash=open_store(path).fingerprint, config=config),
+        )
     return folders
 
 
@@ -202,7 +206,14 @@ def test_a_fold_that_says_something_else_is_refused(
 
 def test_folds_of_members_without_weight_are_refused(cross_validated: tuple[Path, Evaluation], tmp_path: Path) -> None:
     shutil.copytree(cross_validated[0], tmp_path / "received")
-    change_json(tmp_path / "received" / "ensemble.json", lambda value: value["members"][2].update(weight=0.0))
+
+    def take_weight(value: dict[str, Any]) -> None:
+        """The first member speaks for the third, so that weights still add up to 1."""
+        first, _, third, *_ = value["members"]
+        first["weight"] += third["weight"]
+        third["weight"] = 0.0
+
+    change_json(tmp_path / "received" / "ensemble.json", take_weight)
     with pytest.raises(InputError, match="is for other members"):
         Ensemble.load(tmp_path / "received")
 

@@ -39,6 +39,7 @@ def spoiled(
             )
             spoil(file, nodes, edges)
     manifest = json.loads((place / "manifest.json").read_text())
+    del manifest["checksum"]
     whole = checksum(part)
     manifest["parts"][0]["files"]["part-00000.h5"] = {"bytes": whole.bytes, "blake2b": whole.blake2b}
     manifest["fingerprint"] = place.name
@@ -76,6 +77,14 @@ def no_node(file: h5py.File, nodes: slice, edges: slice) -> None:
     file["node_stops"][:] = stops
 
 
+def moved(file: h5py.File, nodes: slice, edges: slice) -> None:
+    file["positions"][nodes.start] += 1e-3
+
+
+def relabelled(file: h5py.File, nodes: slice, edges: slice) -> None:
+    file["graph/energy"][BAD] += 1.0
+
+
 FAULTS = {
     into_the_next_graph: "graph 5, senders: node index [0-9]+ is out of range; the graph has [0-9] nodes",
     far_away: "graph 5, senders: node index 2147483647 is out of range",
@@ -83,6 +92,8 @@ FAULTS = {
     in_disorder: "graph 5: edges are not sorted by receiver",
     nowhere: "graph 5, positions: nan in row 0",
     no_element: "graph 5, field atomic_numbers: class 200 is out of range",
+    moved: "graph 5 is not as it was written",
+    relabelled: "graph 5 is not as it was written",
 }
 
 

@@ -1,46 +1,27 @@
 """A byte that changed on a disk or on its way: whoever reads it is told, or reads what was written."""
 
-import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from operator import eq
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from hydragnn.datasets import open_store
+from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.manifest import read_manifest
-from hydragnn.errors import InputError
+from hydragnn.ensemble.plan import Unit
+from hydragnn.ensemble.prediction.parts import Parts
+from hydragnn.ensemble.prediction.rules import rule_for
+from hydragnn.ensemble.prediction.sources import Building
+from hydragnn.ensemble.screening import outcome_of, read_screened
 from hydragnn.models.saving import load_graph_model
 from hydragnn.record import read_record
-
-FLIPS = 40
-
-
-def flipped(path: Path, seed: int) -> Iterator[int]:
-    """The file with one random bit turned, ``FLIPS`` times; gives the byte."""
-    content, generator = path.read_bytes(), random.Random(seed)
-    for _ in range(FLIPS):
-        place = generator.randrange(len(content))
-        changed = bytearray(content)
-        changed[place] ^= 1 << generator.randrange(8)
-        path.write_bytes(changed)
-        yield place
-
-
-def silent(path: Path, read: Callable[[], Any], same: Callable[[Any, Any], bool]) -> tuple[list[int], int]:
-    """Bytes whose change gave another value without a word, and how many changes were refused."""
-    expected, found, refused = read(), [], 0
-    for place in flipped(path, seed=len(str(path.name))):
-        try:
-            value = read()
-        except InputError as error:
-            assert "\n" not in str(error)
-            refused += 1
-            continue
-        if not same(expected, value):
-            found.append(place)
-    return found, refused
+from hydragnn.scripts.report.collect import ensemble_facts
+from tests.flips import FLIPS, flipped, silent
 
 
 def same_model(one: Any, other: Any) -> bool:
@@ -73,3 +54,85 @@ def test_a_flipped_bit_of_an_ensemble_is_never_silent(ensemble: Path, tmp_path: 
         copy / "ensemble.json", lambda: read_manifest(copy).to_json(), lambda one, other: one == other
     )
     assert not found and refused > FLIPS / 2
+
+
+def same_facts(one: Any, other: Any) -> bool:
+    """The same scores, words and predictions of an evaluation."""
+    return bool(repr(one) == repr(other) and all(same_rows(one.parts[name], other.parts[name]) for name in one.parts))
+
+
+def same_rows(one: Any, other: Any) -> bool:
+    """The same predictions behind the scores, to the bit."""
+    return bool(
+        one.points.keys() == other.points.keys()
+        and all(
+            np.asarray(getattr(points, name)).tobytes() == np.asarray(getattr(other.points[field], name)).tobytes()
+            for field, points in one.points.items()
+            for name in ("target", "mean", "std", "lower", "upper", "graph")
+        )
+    )
+
+
+@pytest.mark.parametrize("name", ["evaluation.json", "evaluation.npz"])
+def test_a_flipped_bit_of_an_evaluation_is_never_silent(ensemble: Path, tmp_path: Path, name: str) -> None:
+    copy = Path(shutil.copytree(ensemble, tmp_path / "ensemble"))
+    found, refused = silent(copy / name, lambda: ensemble_facts(copy), same_facts)
+    assert not found and refused > FLIPS / 4
+
+
+def test_a_flipped_bit_of_what_detectors_know_is_never_silent(ensemble: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(ensemble, tmp_path / "ensemble"))
+    content = (copy / "domain.safetensors").read_bytes()
+    found, refused = silent(copy / "domain.safetensors", lambda: read_manifest(copy).domain.file_content, eq)
+    assert read_manifest(copy).domain.file_content == content
+    assert not found and refused == FLIPS
+
+
+@pytest.fixture
+def building(ensemble: Path, structures_file: Callable[[int], Path], tmp_path: Path) -> Building:
+    """Graphs made of a file of structures, in the folder of an interrupted prediction."""
+    made = Building(rule_for(structures_file(12), Ensemble.load(ensemble)), tmp_path / "out.parts")
+    for number in range(len(made.blocks)):
+        made.build(number)
+    made.join()
+    return made
+
+
+def graphs_of(building: Building) -> Any:
+    """What a prediction that is resumed takes over: graphs to the bit, their numbers, and why others failed."""
+    source = building.source()
+    positions = source.store.read(np.arange(len(source.store))).positions
+    return source.numbers.tolist(), source.failures, positions.numpy().tobytes()
+
+
+def test_a_flipped_bit_of_the_numbers_of_graphs_is_never_silent(building: Building) -> None:
+    found, refused = silent(building.scratch / "graphs.json", lambda: graphs_of(building), eq)
+    assert not found and refused > FLIPS / 2
+
+
+def test_a_flipped_bit_of_a_block_of_graphs_is_never_silent(building: Building) -> None:
+    def joined_again() -> Any:
+        (building.scratch / "graphs.json").unlink(missing_ok=True)
+        building.join()
+        return graphs_of(building)
+
+    found, refused = silent(building.scratch / "block-00000" / "notes.json", joined_again, eq)
+    assert not found and refused > FLIPS / 2
+
+
+def test_a_unit_with_a_flipped_bit_is_predicted_again(ensemble: Path, stored: Path, tmp_path: Path) -> None:
+    parts, unit = Parts(tmp_path), Unit(member=0, chunk=0, cost=1.0)
+    loaded, store = Ensemble.load(ensemble), open_store(stored)
+    names = loaded.needed(store)
+    parts.write(unit, outcome_of(loaded.members[0], read_screened(store, np.arange(8), names, names)))
+    expected, torn = parts.read(unit), 0
+    for _, place in flipped([parts.path(unit)], seed=0):
+        outcome = parts.whole_outcome(unit)
+        if outcome is None:
+            torn += 1
+            continue
+        assert outcome.reasons == expected.reasons, place
+        for name, prediction in expected.predictions.items():
+            ours, theirs = prediction.to_arrays(), outcome.predictions[name].to_arrays()
+            assert all(np.array_equal(ours[key], theirs[key]) for key in ours), place
+    assert torn > FLIPS / 2

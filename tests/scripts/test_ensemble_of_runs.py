@@ -172,6 +172,15 @@ def without_store(run: Path, tmp_path: Path) -> Path:
     return tmp_path / "copy"
 
 
+def with_split(run: Path, tmp_path: Path) -> Path:
+    """A copy of the run whose configuration says another split than it was trained with."""
+    shutil.copytree(run, tmp_path / "copy")
+    value = json.loads((run / "config.json").read_text())
+    value["split"]["seed"] = 7
+    (tmp_path / "copy" / "config.json").write_text(json.dumps(value))
+    return tmp_path / "copy"
+
+
 def folder_with(tmp_path: Path, name: str) -> Path:
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / name).write_text("{}")
@@ -194,6 +203,10 @@ REFUSED: dict[str, tuple[Callable[[list[Path], Path], list[Path]], str]] = {
         "copy is running after 1 epochs",
     ),
     "a run that failed": (lambda runs, tmp: [with_record(runs[1], tmp, status="failed")], "copy failed"),
+    "a run with another configuration": (
+        lambda runs, tmp: [with_split(runs[1], tmp)],
+        "copy/config.json is not what was trained, as record.json has it (split.seed: 0, now 7); copy the run again",
+    ),
     "a run whose store is gone": (lambda runs, tmp: [without_store(runs[1], tmp)], "gone.h5, which member copy"),
 }
 

@@ -1,0 +1,118 @@
+"""A bit of a store that changed on a disk or on its way is told before a model learns from it, or changes nothing."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hydragnn.datasets import (
+    GraphStore,
+    MemoryStore,
+    StoreWriter,
+    WithoutEdges,
+    check_graphs,
+    convert_store,
+    finish_store,
+    open_store,
+)
+from hydragnn.datasets.manifest import read_manifest
+from hydragnn.datasets.store import read_checked
+from hydragnn.errors import InputError
+from tests.flips import FLIPS, flipped
+
+
+@pytest.fixture(params=[".h5", ".bp"], ids=["HDF5", "ADIOS2"])
+def path(request: pytest.FixtureRequest, store: MemoryStore, tmp_path: Path) -> Path:
+    """A healthy store of sixty graphs on disk."""
+    place = tmp_path / f"store{request.param}"
+    with StoreWriter(place, store.fields(), dim=3, attributes={"cutoff": 5.0}) as writer:
+        writer.write(store.read(range(60)))
+    return place
+
+
+def part_files(path: Path) -> list[Path]:
+    return sorted(file for part in path.glob("part-*") for file in (part.iterdir() if part.is_dir() else [part]))
+
+
+def flat_bytes(store: GraphStore) -> list[bytes]:
+    """Every bit of all graphs."""
+    flat = MemoryStore(store.read(np.arange(len(store)))).flat
+    return [flat.node_offsets.tobytes(), flat.edge_offsets.tobytes()] + [
+        flat.arrays[name].tobytes() for name in sorted(flat.arrays)
+    ]
+
+
+def test_a_flipped_bit_of_a_graph_is_told_before_training(path: Path, store: MemoryStore) -> None:
+    """As training does it: all graphs are checked with some of the fields, and then read."""
+    names, everything = [field.name for field in store.fields()][:1], np.arange(60)
+    expected, told = flat_bytes(open_store(path)), 0
+    for file, place in flipped(part_files(path), seed=0):
+        try:
+            check_graphs(open_store(path), everything, names)
+        except InputError as error:
+            assert "\n" not in str(error)
+            told += 1
+            continue
+        assert flat_bytes(open_store(path)) == expected, (file, place)
+    assert told > FLIPS / 3
+
+
+def test_a_flipped_bit_of_a_manifest_is_told(path: Path) -> None:
+    expected, told = read_manifest(path), 0
+    for file, place in flipped([path / "manifest.json"], seed=0):
+        try:
+            assert read_manifest(path) == expected, (file, place)
+        except InputError as error:
+            assert "manifest.json" in str(error) and "\n" not in str(error)
+            told += 1
+    assert told > FLIPS / 2
+
+
+def flip_one_label(path: Path, field: str) -> int:
+    """Turn a bit in the values of graph 7, wherever the engine put them; gives the number of the graph."""
+    values = np.ascontiguousarray(open_store(path).read([7])[field].numpy()).tobytes()
+    (file,) = [file for file in part_files(path) if values in file.read_bytes()]
+    content = bytearray(file.read_bytes())
+    assert content.count(values) == 1
+    content[content.index(values)] ^= 1
+    file.write_bytes(content)
+    return 7
+
+
+def label(store: MemoryStore) -> str:
+    return next(field.name for field in store.fields() if field.on == "node" and field.dtype.startswith("float"))
+
+
+def test_a_changed_label_names_its_graph_and_no_other(path: Path, store: MemoryStore, tmp_path: Path) -> None:
+    graph = flip_one_label(path, label(store))
+    for opened in (open_store(path), WithoutEdges(open_store(path))):
+        assert np.flatnonzero(read_checked(opened, np.arange(60), [])[1]).tolist() == [graph]
+        batch, changed = read_checked(opened, np.array([9, 7, 3, 7]), [label(store)])
+        assert changed.tolist() == [False, True, False, True]
+        expected = opened.read([9, 7, 3, 7], [label(store)])
+        assert batch.fields.keys() == expected.fields.keys() == {label(store)}
+        assert torch.equal(batch[label(store)], expected[label(store)])
+        assert torch.equal(batch.positions, expected.positions) and torch.equal(batch.senders, expected.senders)
+        with pytest.raises(
+            InputError, match=r"^graph 7 is not as it was written: its digest is another; copy the store"
+        ):
+            check_graphs(opened, np.arange(60), [])
+        check_graphs(opened, np.array([1, 2, 40]), [])
+    with pytest.raises(InputError, match="graph 7 is not as it was written"):
+        convert_store(path, tmp_path / "copy.h5")
+    assert not (tmp_path / "copy.h5").exists()
+
+
+def test_numbers_count_over_all_parts(store: MemoryStore, tmp_path: Path) -> None:
+    path = tmp_path / "parts.h5"
+    for part, graphs in enumerate([range(5), range(5, 60)]):
+        with StoreWriter(path, store.fields(), dim=3, attributes=store.attributes, part=part) as writer:
+            writer.write(store.read(graphs))
+    finish_store(path, 2)
+    graph = flip_one_label(path, label(store))
+    assert np.flatnonzero(read_checked(open_store(path), np.arange(60))[1]).tolist() == [graph]
+
+
+def test_a_store_in_memory_has_no_changed_graphs(store: MemoryStore) -> None:
+    assert not read_checked(store, np.arange(10))[1].any()
