@@ -1,6 +1,7 @@
 """Every annotation is checked in the tests, shapes by jaxtyping, and every test runs on one thread."""
 
 import importlib.util
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import is_dataclass
@@ -48,6 +49,7 @@ def checked(function: Any = None, *, typechecker: Callable[[Any], Any]) -> Any:
 jaxtyping.jaxtyped = checked
 install_import_hook("hydragnn", "beartype.beartype")
 torch.set_num_threads(1)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # processes of tests would ignore it under nohup, as they should
 settings.register_profile("tests", deadline=None)  # the first example also imports; a busy machine is no failure
 settings.load_profile("tests")
 
