@@ -164,15 +164,25 @@ def scale_rows(name: str, out: Path, options: argparse.Namespace) -> list[Row]:
     valid, pool = output(store, split.valid), output(fresh, np.arange(len(fresh)))
     rows = []
     for target in ensemble.targets:
-        parts = valid.labelled(target, "valid"), pool.labelled(target, "calibration")
-        speakers = {
-            f"{len(ensemble.members)} members": (parts, ensemble.weights),
-            "one member": (tuple(alone(part) for part in parts), np.ones(1)),
-        }
-        for who, ((on_valid, on_pool), weights) in speakers.items():
-            for way, scores in field_rows(target, on_valid, on_pool, weights, options).items():
-                rows.append({"scale": name, "field": target.name, "who": who, "way": way, **scores})
+        for row in target_rows(ensemble, target, valid, pool, options):
+            rows.append({"scale": name, **row})
     return rows
+
+
+def target_rows(
+    ensemble: Ensemble, target: Target, valid: MemberOutputs, pool: MemberOutputs, options: argparse.Namespace
+) -> list[Row]:
+    """The rows of a field, for all members and for the first alone."""
+    parts = valid.labelled(target, "valid"), pool.labelled(target, "calibration")
+    speakers = {
+        f"{len(ensemble.members)} members": (parts, ensemble.weights),
+        "one member": (tuple(alone(part) for part in parts), np.ones(1)),
+    }
+    return [
+        {"field": target.name, "who": who, "way": way, **scores}
+        for who, ((on_valid, on_pool), weights) in speakers.items()
+        for way, scores in field_rows(target, on_valid, on_pool, weights, options).items()
+    ]
 
 
 def table_of(rows: Sequence[Row]) -> Table:

@@ -20,7 +20,7 @@ from hydragnn.datasets import open_store
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.held_out import joint_split
 from hydragnn.ensemble.member_outputs import member_outputs
-from tests.benchmarks.bench_coverage import Row, alone, field_rows, table_of
+from tests.benchmarks.bench_coverage import Row, table_of, target_rows
 
 
 def ensemble_rows(folder: Path, path: Path, draws: int) -> list[Row]:
@@ -30,20 +30,9 @@ def ensemble_rows(folder: Path, path: Path, draws: int) -> list[Row]:
     kept_back = np.concatenate([split.calibration, split.test])
     valid, pool = (member_outputs(ensemble.members, store, graphs, needed) for graphs in (split.valid, kept_back))
     options = argparse.Namespace(draws=draws, calibration=len(split.calibration))
-    rows: list[Row] = []
-    for target in ensemble.targets:
-        if target.field.classes:
-            continue
-        parts = valid.labelled(target, "valid"), pool.labelled(target, "calibration")
-        speakers = {
-            f"{len(ensemble.members)} members": (parts, ensemble.weights),
-            "one member": (tuple(alone(part) for part in parts), np.ones(1)),
-        }
-        for who, ((on_valid, on_pool), weights) in speakers.items():
-            for way, scores in field_rows(target, on_valid, on_pool, weights, options).items():
-                sizes = {"calibration": len(split.calibration), "test": len(split.test)}
-                rows.append({"ensemble": str(folder), "field": target.name, "who": who, "way": way, **sizes, **scores})
-    return rows
+    known = {"ensemble": str(folder), "calibration": len(split.calibration), "test": len(split.test)}
+    numeric = [target for target in ensemble.targets if not target.field.classes]
+    return [{**known, **row} for target in numeric for row in target_rows(ensemble, target, valid, pool, options)]
 
 
 def main() -> None:
