@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hydragnn.graphs.topology import Topology
+from hydragnn.kernels import cpu
 from hydragnn.kernels.family import ANYWHERE, INCOMING, Family, Member
 from hydragnn.kernels.trilinear import segment_bag
 
@@ -68,10 +69,17 @@ def sum_over_channels(messages: Tensor, vectors: Tensor, topology: Topology) -> 
     return torch.stack(products, dim=-1)  # [edges, dim]
 
 
+SUM_OF_OUTER_PRODUCTS = {
+    ANYWHERE: sum_of_outer_products,
+    "cpu": cpu.or_plain(cpu.sum_of_outer_products, sum_of_outer_products),
+}
+SUM_OVER_AXES = {ANYWHERE: sum_over_axes, "cpu": cpu.or_plain(cpu.sum_over_axes, sum_over_axes)}
+SUM_OVER_CHANNELS = {ANYWHERE: sum_over_channels, "cpu": cpu.or_plain(cpu.sum_over_channels, sum_over_channels)}
+
 OUTER = Family(
     {
-        "S": Member(forms={ANYWHERE: sum_of_outer_products}, derivatives=(("T", (1, INCOMING)), ("R", (0, INCOMING)))),
-        "T": Member(forms={ANYWHERE: sum_over_axes}, derivatives=(("R", (INCOMING, 1)), ("S", (INCOMING, 0)))),
-        "R": Member(forms={ANYWHERE: sum_over_channels}, derivatives=(("T", (INCOMING, 1)), ("S", (0, INCOMING)))),
+        "S": Member(forms=SUM_OF_OUTER_PRODUCTS, derivatives=(("T", (1, INCOMING)), ("R", (0, INCOMING)))),
+        "T": Member(forms=SUM_OVER_AXES, derivatives=(("R", (INCOMING, 1)), ("S", (INCOMING, 0)))),
+        "R": Member(forms=SUM_OVER_CHANNELS, derivatives=(("T", (INCOMING, 1)), ("S", (0, INCOMING)))),
     }
 )

@@ -20,6 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hydragnn.graphs.topology import Topology
+from hydragnn.kernels import cpu
 from hydragnn.kernels.family import ANYWHERE, INCOMING, Family, Member
 
 
@@ -119,18 +120,23 @@ def _align(weight: Tensor, x: Tensor) -> Tensor:
     return weight.view(weight.shape[0], *[1] * (x.dim() - weight.dim()), *weight.shape[1:])
 
 
+SUM_TO_ROWS = {ANYWHERE: sum_to_rows, "cpu": cpu.or_plain(cpu.sum_to_rows, sum_to_rows)}
+SUM_TO_COLUMNS = {ANYWHERE: sum_to_columns, "cpu": cpu.or_plain(cpu.sum_to_columns, sum_to_columns)}
+PRODUCT_OF_ENDS = {ANYWHERE: product_of_ends, "cpu": cpu.or_plain(cpu.product_of_ends, product_of_ends)}
+
+
 def _without_weight(form: Callable[..., Tensor]) -> Callable[[Tensor, Topology], Tensor]:
     return lambda x, topology: form(x, None, topology)
 
 
 def _trilinear(per_channel: bool) -> Family:
     """A, B and C with one kind of weight, each the derivative of the others."""
-    product = partial(product_of_ends, per_channel=per_channel)
+    product = {name: partial(form, per_channel=per_channel) for name, form in PRODUCT_OF_ENDS.items()}
     return Family(
         {
-            "A": Member(forms={ANYWHERE: sum_to_rows}, derivatives=(("B", (INCOMING, 1)), ("C", (0, INCOMING)))),
-            "B": Member(forms={ANYWHERE: sum_to_columns}, derivatives=(("A", (INCOMING, 1)), ("C", (INCOMING, 0)))),
-            "C": Member(forms={ANYWHERE: product}, derivatives=(("B", (1, INCOMING)), ("A", (0, INCOMING)))),
+            "A": Member(forms=SUM_TO_ROWS, derivatives=(("B", (INCOMING, 1)), ("C", (0, INCOMING)))),
+            "B": Member(forms=SUM_TO_COLUMNS, derivatives=(("A", (INCOMING, 1)), ("C", (INCOMING, 0)))),
+            "C": Member(forms=product, derivatives=(("B", (1, INCOMING)), ("A", (0, INCOMING)))),
         }
     )
 
