@@ -26,6 +26,8 @@ FUNCTIONS = {
     "scatter_sum": (3, 4),
 }
 """How many arrays and how many integers each takes."""
+UNUSABLE = (OSError, AttributeError, ValueError)
+"""What ``load`` raises where there is no library that fits."""
 DTYPES = (torch.float32, torch.float64)
 
 
@@ -56,11 +58,10 @@ def call(name: str, arrays: tuple[Tensor | None, ...], integers: tuple[int, ...]
 def library() -> ctypes.CDLL | None:
     """The compiled loops; None, which is said once, where there are none that fit."""
     try:
-        loaded = _load(LIBRARY)
-    except (OSError, AttributeError, ValueError) as error:
+        return load(LIBRARY)
+    except UNUSABLE as error:
         print(f"note: {reason(error)}; plain torch is used instead", file=sys.stderr, flush=True)
         return None
-    return loaded
 
 
 def reason(error: Exception) -> str:
@@ -71,8 +72,8 @@ def reason(error: Exception) -> str:
     return f"the compiled kernels for CPUs cannot be used ({error}); {way}"
 
 
-def _load(path: Path) -> ctypes.CDLL:
-    """The library at a path, its functions declared. OSError without it, ValueError where it is of another version."""
+def load(path: Path) -> ctypes.CDLL:
+    """The library at a path, its functions declared. OSError without it, AttributeError or ValueError where it is another."""
     if not path.exists():
         raise FileNotFoundError(path)
     loaded = ctypes.CDLL(str(path))

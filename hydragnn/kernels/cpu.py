@@ -5,6 +5,7 @@ every machine and with any number of threads (the loops use one).
 """
 
 from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor
 
@@ -16,9 +17,9 @@ from hydragnn.kernels.family import Form
 def or_plain(compiled: Callable[..., Tensor | None], plain: Form) -> Form:
     """The compiled form, and the plain one where that gives None."""
 
-    def form(*given: object) -> Tensor:
-        value = compiled(*given)
-        return plain(*given) if value is None else value
+    def form(*given: Any, **options: Any) -> Tensor:
+        value = compiled(*given, **options)
+        return plain(*given, **options) if value is None else value
 
     return form
 
@@ -95,10 +96,11 @@ def sum_over_channels(messages: Tensor, vectors: Tensor, topology: Topology) -> 
     return out
 
 
-def sum_to_receivers(messages: Tensor, receivers: Tensor, num_nodes: int) -> Tensor | None:
+def sum_to_receivers(messages: Tensor, segments: tuple[Tensor, int]) -> Tensor | None:
     """Messages added one by one to their receivers, which come in any order."""
     if not serves(messages):
         return None
+    receivers, num_nodes = segments
     out = messages.new_empty(num_nodes, *messages.shape[1:])
     sizes = (receivers.shape[0], num_nodes, messages.shape[1:].numel())
     return out if call("scatter_sum", (messages, receivers), sizes, out) else None
