@@ -112,7 +112,7 @@ def test_tensors_of_two_dtypes_are_left_to_plain_torch() -> None:
 
 @built
 def test_a_receiver_that_is_no_node_is_refused() -> None:
-    with pytest.raises((IndexError, RuntimeError), match="out of (range|bounds)"):
+    with pytest.raises((IndexError, RuntimeError), match=r"out of (range|bounds)"):
         segment_sum(torch.ones(2, 3), torch.tensor([0, 2]), 2)
 
 
