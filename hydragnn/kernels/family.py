@@ -1,6 +1,7 @@
 """Families of ops closed under differentiation: the autograd of all members is made from one table."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +15,30 @@ ANYWHERE = "any"
 """The name of the form in plain torch, for devices that have no form of their own."""
 
 
+FUSABLE = "fusable"
+"""The name of the form in plain torch that a compiler fuses with what stands around it; slower than others on its own."""
+
+_open_blocks: list[None] = []  # no ContextVar: gradients are computed in threads of their own
+
+
+@contextmanager
+def plain_forms() -> Iterator[None]:
+    """Compute all ops in plain torch within the block, whatever the device, so that a compiler sees what they do."""
+    _open_blocks.append(None)
+    try:
+        yield
+    finally:
+        _open_blocks.pop()
+
+
 def form_on(forms: Mapping[str, Form], device: str) -> Form:
-    """The form for a kind of device (``"cpu"``, ``"cuda"``); plain torch where there is none of its own."""
-    return forms[device] if device in forms else forms[ANYWHERE]
+    """The form for a kind of device (``"cpu"``, ``"cuda"``); plain torch where there is none of its own.
+
+    Within ``plain_forms`` the fusable form, or else plain torch.
+    """
+    if _open_blocks:
+        return forms.get(FUSABLE, forms[ANYWHERE])
+    return forms.get(device, forms[ANYWHERE])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -12,7 +12,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hydragnn.graphs.topology import Topology
-from hydragnn.kernels.family import ANYWHERE, INCOMING, Family, Member
+from hydragnn.kernels import cpu
+from hydragnn.kernels.family import ANYWHERE, FUSABLE, INCOMING, Family, Member
 from hydragnn.kernels.trilinear import segment_bag
 
 
@@ -68,10 +69,42 @@ def sum_over_channels(messages: Tensor, vectors: Tensor, topology: Topology) -> 
     return torch.stack(products, dim=-1)  # [edges, dim]
 
 
+def add_outer_products(messages: Tensor, directions: Tensor, topology: Topology) -> Tensor:
+    """S as a compiler fuses it: one loop over the edges, in which no array of their outer products is made."""
+    products = messages.unsqueeze(1) * directions.to(messages.dtype).unsqueeze(2)  # [edges, dim, channels]
+    return products.new_zeros(topology.num_rows, *products.shape[1:]).index_add(0, topology.receivers, products)
+
+
+def multiply_along_directions(directions: Tensor, vectors: Tensor, topology: Topology) -> Tensor:
+    """T as a compiler fuses it."""
+    gathered = vectors.index_select(0, topology.receivers)  # [edges, dim, channels]
+    return (gathered * directions.to(gathered.dtype).unsqueeze(2)).sum(1)
+
+
+def multiply_along_channels(messages: Tensor, vectors: Tensor, topology: Topology) -> Tensor:
+    """R as a compiler fuses it."""
+    return (vectors.index_select(0, topology.receivers) * messages.unsqueeze(1)).sum(2)
+
+
+S_FORMS = {
+    ANYWHERE: sum_of_outer_products,
+    FUSABLE: add_outer_products,
+    "cpu": cpu.or_plain(cpu.sum_of_outer_products, sum_of_outer_products),
+}
+T_FORMS = {
+    ANYWHERE: sum_over_axes,
+    FUSABLE: multiply_along_directions,
+    "cpu": cpu.or_plain(cpu.sum_over_axes, sum_over_axes),
+}
+R_FORMS = {
+    ANYWHERE: sum_over_channels,
+    FUSABLE: multiply_along_channels,
+    "cpu": cpu.or_plain(cpu.sum_over_channels, sum_over_channels),
+}
 OUTER = Family(
     {
-        "S": Member(forms={ANYWHERE: sum_of_outer_products}, derivatives=(("T", (1, INCOMING)), ("R", (0, INCOMING)))),
-        "T": Member(forms={ANYWHERE: sum_over_axes}, derivatives=(("R", (INCOMING, 1)), ("S", (INCOMING, 0)))),
-        "R": Member(forms={ANYWHERE: sum_over_channels}, derivatives=(("T", (INCOMING, 1)), ("S", (0, INCOMING)))),
+        "S": Member(forms=S_FORMS, derivatives=(("T", (1, INCOMING)), ("R", (0, INCOMING)))),
+        "T": Member(forms=T_FORMS, derivatives=(("R", (INCOMING, 1)), ("S", (INCOMING, 0)))),
+        "R": Member(forms=R_FORMS, derivatives=(("T", (INCOMING, 1)), ("S", (0, INCOMING)))),
     }
 )

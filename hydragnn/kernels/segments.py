@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd import Function
 
+from hydragnn.kernels import cpu
 from hydragnn.kernels.family import ANYWHERE, INCOMING, Family, Member
 
 
@@ -25,7 +26,7 @@ def segment_sum(
     >>> segment_sum(torch.ones(3, 1), torch.tensor([0, 0, 2]), num_nodes=3).squeeze(1)
     tensor([2., 0., 1.])
     """
-    return messages.new_zeros(num_nodes, *messages.shape[1:]).index_add(0, receivers, messages)
+    return SUMS("sum", (messages,), (receivers, num_nodes))
 
 
 def segment_mean(
@@ -113,6 +114,26 @@ def segment_softmax(
     highest = segment_max(scores.detach(), receivers, num_nodes)  # [nodes, *features]
     shares = (scores - highest.index_select(0, receivers)).exp()
     return shares / segment_sum(shares, receivers, num_nodes).index_select(0, receivers)
+
+
+def sum_to_receivers(messages: Tensor, segments: tuple[Tensor, int]) -> Tensor:
+    """``index_add``."""
+    receivers, num_nodes = segments
+    return messages.new_zeros(num_nodes, *messages.shape[1:]).index_add(0, receivers, messages)
+
+
+def spread_to_edges(received: Tensor, segments: tuple[Tensor, int]) -> Tensor:
+    """What each edge's receiver holds."""
+    return received.index_select(0, segments[0])
+
+
+SUM_FORMS = {ANYWHERE: sum_to_receivers, "cpu": cpu.or_plain(cpu.sum_to_receivers, sum_to_receivers)}
+SUMS = Family(
+    {
+        "sum": Member(forms=SUM_FORMS, derivatives=(("spread", (INCOMING,)),)),
+        "spread": Member(forms={ANYWHERE: spread_to_edges}, derivatives=(("sum", (INCOMING,)),)),
+    }
+)
 
 
 def _counts(receivers: Tensor, num_nodes: int, like: Tensor) -> Tensor:

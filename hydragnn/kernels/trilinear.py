@@ -12,7 +12,7 @@ Weights are absent (1), one number per edge ``[edges]``, or one per edge and cha
 ``[nodes, channels]`` or, for vectors, ``[nodes, dim, channels]`` with the weight shared by the axes.
 """
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from functools import partial
 
 import torch
@@ -20,7 +20,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hydragnn.graphs.topology import Topology
-from hydragnn.kernels.family import ANYWHERE, INCOMING, Family, Member
+from hydragnn.kernels import cpu
+from hydragnn.kernels.family import ANYWHERE, FUSABLE, INCOMING, Family, Form, Member
 
 
 def gather_multiply_sum(
@@ -114,23 +115,66 @@ def segment_bag(x: Tensor, index: Tensor, offsets: Tensor, weight: Tensor | None
     return summed.view(-1, *x.shape[1:])
 
 
+def add_to_rows(x: Tensor, weight: Tensor | None, topology: Topology) -> Tensor:
+    """A as a compiler fuses it: gather, multiply and add, which becomes one loop over the edges."""
+    messages = _times(x.index_select(0, topology.senders), weight)  # [edges, *features]
+    return messages.new_zeros(topology.num_rows, *x.shape[1:]).index_add(0, topology.receivers, messages)
+
+
+def add_to_columns(g: Tensor, weight: Tensor | None, topology: Topology) -> Tensor:
+    """B as a compiler fuses it."""
+    messages = _times(g.index_select(0, topology.receivers), weight)  # [edges, *features]
+    return messages.new_zeros(topology.num_columns, *g.shape[1:]).index_add(0, topology.senders, messages)
+
+
+def multiply_ends(x: Tensor, g: Tensor, topology: Topology, per_channel: bool) -> Tensor:
+    """C as a compiler fuses it."""
+    product = x.index_select(0, topology.senders) * g.index_select(0, topology.receivers)  # [edges, *features]
+    axes = [*range(1, x.dim() - 1 if per_channel else x.dim())]
+    return product.sum(axes) if axes else product
+
+
+def _times(messages: Tensor, weight: Tensor | None) -> Tensor:
+    """Messages times the weight of their edge, which may have channels."""
+    if weight is None:
+        return messages
+    return messages * (weight.view(-1, *[1] * (messages.dim() - 1)) if weight.dim() == 1 else _align(weight, messages))
+
+
 def _align(weight: Tensor, x: Tensor) -> Tensor:
     """The weight ``[edges, channels]`` with an axis of length 1 where x has vector axes."""
     return weight.view(weight.shape[0], *[1] * (x.dim() - weight.dim()), *weight.shape[1:])
 
 
-def _without_weight(form: Callable[..., Tensor]) -> Callable[[Tensor, Topology], Tensor]:
+def _without_weight(form: Form) -> Form:
     return lambda x, topology: form(x, None, topology)
+
+
+A_FORMS: Mapping[str, Form] = {
+    ANYWHERE: sum_to_rows,
+    FUSABLE: add_to_rows,
+    "cpu": cpu.or_plain(cpu.sum_to_rows, sum_to_rows),
+}
+B_FORMS: Mapping[str, Form] = {
+    ANYWHERE: sum_to_columns,
+    FUSABLE: add_to_columns,
+    "cpu": cpu.or_plain(cpu.sum_to_columns, sum_to_columns),
+}
+C_FORMS: Mapping[str, Form] = {
+    ANYWHERE: product_of_ends,
+    FUSABLE: multiply_ends,
+    "cpu": cpu.or_plain(cpu.product_of_ends, product_of_ends),
+}
 
 
 def _trilinear(per_channel: bool) -> Family:
     """A, B and C with one kind of weight, each the derivative of the others."""
-    product = partial(product_of_ends, per_channel=per_channel)
+    products = {name: partial(form, per_channel=per_channel) for name, form in C_FORMS.items()}
     return Family(
         {
-            "A": Member(forms={ANYWHERE: sum_to_rows}, derivatives=(("B", (INCOMING, 1)), ("C", (0, INCOMING)))),
-            "B": Member(forms={ANYWHERE: sum_to_columns}, derivatives=(("A", (INCOMING, 1)), ("C", (INCOMING, 0)))),
-            "C": Member(forms={ANYWHERE: product}, derivatives=(("B", (1, INCOMING)), ("A", (0, INCOMING)))),
+            "A": Member(forms=A_FORMS, derivatives=(("B", (INCOMING, 1)), ("C", (0, INCOMING)))),
+            "B": Member(forms=B_FORMS, derivatives=(("A", (INCOMING, 1)), ("C", (INCOMING, 0)))),
+            "C": Member(forms=products, derivatives=(("B", (1, INCOMING)), ("A", (0, INCOMING)))),
         }
     )
 
@@ -138,7 +182,11 @@ def _trilinear(per_channel: bool) -> Family:
 PER_EDGE, PER_CHANNEL = _trilinear(per_channel=False), _trilinear(per_channel=True)
 PLAIN = Family(
     {
-        "A": Member(forms={ANYWHERE: _without_weight(sum_to_rows)}, derivatives=(("B", (INCOMING,)),)),
-        "B": Member(forms={ANYWHERE: _without_weight(sum_to_columns)}, derivatives=(("A", (INCOMING,)),)),
+        "A": Member(
+            forms={name: _without_weight(form) for name, form in A_FORMS.items()}, derivatives=(("B", (INCOMING,)),)
+        ),
+        "B": Member(
+            forms={name: _without_weight(form) for name, form in B_FORMS.items()}, derivatives=(("A", (INCOMING,)),)
+        ),
     }
 )
