@@ -1,6 +1,7 @@
 """Gather and scatter: a family of ops closed under differentiation, and reductions per receiver."""
 
 from hydragnn.graphs.topology import Topology, relation_topology
+from hydragnn.kernels.ends import gather_add
 from hydragnn.kernels.op import Case, Op
 from hydragnn.kernels.ops import OPS
 from hydragnn.kernels.outer import along_channels, along_directions, outer_sum
@@ -24,6 +25,7 @@ __all__ = [
     "along_channels",
     "along_directions",
     "edge_product",
+    "gather_add",
     "gather_multiply_sum",
     "outer_sum",
     "relation_topology",

@@ -24,6 +24,7 @@ FUNCTIONS = {
     "outer_sum": (4, 4),
     "along_directions": (4, 4),
     "along_channels": (4, 4),
+    "gather_add": (6, 3),
     "scatter_sum": (3, 4),
     "ascends": (1, 3),
     "statistics": (6, 4),

@@ -97,6 +97,16 @@ def sum_over_channels(messages: Tensor, vectors: Tensor, topology: Topology) -> 
     return out
 
 
+def add_ends(received: Tensor | None, sent: Tensor, edges: Tensor | None, topology: Topology) -> Tensor | None:
+    """J: edge by edge, one array of edges x channels, the result."""
+    if not serves(received, sent, edges):
+        return None
+    out = sent.new_empty(topology.num_edges, *sent.shape[1:])
+    ends = (received, sent, edges, topology.senders, topology.receivers)
+    call("gather_add", ends, (topology.num_edges, _width(sent)), out)
+    return out
+
+
 def sum_to_receivers(messages: Tensor, segments: tuple[Tensor, int]) -> Tensor | None:
     """Messages added one by one to their receivers, which come in any order."""
     if not serves(messages):

@@ -129,6 +129,23 @@ INLINE void along_channels_of(const T* messages, const T* vectors, const Int* re
       out[e * dim + a] = dot(messages + e * channels, vectors + (receivers[e] * dim + a) * channels, channels);
 }
 
+// out[e, c] = received[receivers[e], c] + sent[senders[e], c] + given[e, c], without those that are null
+template <typename T>
+INLINE void gather_add_of(const T* received, const T* sent, const T* given, const Int* senders, const Int* receivers,
+                          T* out, Int edges, Int width) {
+  for (Int e = 0; e < edges; ++e) {
+    const T* __restrict from = sent + senders[e] * width;
+    T* __restrict mine = out + e * width;
+    if (received) {
+      const T* __restrict to = received + receivers[e] * width;
+      for (Int c = 0; c < width; ++c) mine[c] = to[c] + from[c];
+    } else {
+      for (Int c = 0; c < width; ++c) mine[c] = from[c];
+    }
+    if (given) add(mine, given + e * width, width);
+  }
+}
+
 // out[receivers[e], c] = sum of messages[e, c], receivers in any order; returns 1 where one is not below nodes
 template <typename T>
 INLINE Int scatter_sum_of(const T* messages, const Int* receivers, T* out, Int edges, Int nodes, Int width) {
@@ -287,6 +304,12 @@ EXPORT Int along_directions(const void* directions, const void* vectors, const I
 EXPORT Int along_channels(const void* messages, const void* vectors, const Int* receivers, void* out, Int edges,
                           Int dim, Int channels, Int bytes) {
   WITH_TYPE(along_channels_of(IN(messages), IN(vectors), receivers, OUT(out), edges, dim, channels))
+  return 0;
+}
+
+EXPORT Int gather_add(const void* received, const void* sent, const void* given, const Int* senders,
+                      const Int* receivers, void* out, Int edges, Int width, Int bytes) {
+  WITH_TYPE(gather_add_of(IN(received), IN(sent), IN(given), senders, receivers, OUT(out), edges, width))
   return 0;
 }
 
