@@ -5,6 +5,7 @@ from hydragnn.kernels.ends import gather_add
 from hydragnn.kernels.op import Case, Op
 from hydragnn.kernels.ops import OPS
 from hydragnn.kernels.outer import along_channels, along_directions, outer_sum
+from hydragnn.kernels.pairs import Pairs, pairs_of
 from hydragnn.kernels.segments import (
     segment_max,
     segment_mean,
@@ -21,6 +22,7 @@ __all__ = [
     "OPS",
     "Case",
     "Op",
+    "Pairs",
     "Topology",
     "along_channels",
     "along_directions",
@@ -28,6 +30,7 @@ __all__ = [
     "gather_add",
     "gather_multiply_sum",
     "outer_sum",
+    "pairs_of",
     "relation_topology",
     "scatter_multiply_sum",
     "segment_max",

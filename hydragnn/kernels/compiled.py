@@ -27,6 +27,7 @@ FUNCTIONS = {
     "gather_add": (6, 3),
     "scatter_sum": (3, 4),
     "ascends": (1, 3),
+    "pair_edges": (6, 3),
     "statistics": (6, 4),
     "statistics_gradient": (11, 4),
     "holders": (4, 4),

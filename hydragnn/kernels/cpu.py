@@ -116,6 +116,18 @@ def sum_to_receivers(messages: Tensor, segments: tuple[Tensor, int]) -> Tensor |
     return out if call("scatter_sum", (messages, receivers), _sizes(messages, num_nodes), out) else None
 
 
+def pair_edges(vectors: Tensor, topology: Topology) -> tuple[Tensor, Tensor] | None:
+    """The first edge of every pair of reverse edges, and the pair of every edge; None where an edge has no reverse."""
+    edges = topology.num_edges
+    if not edges or topology.num_rows != topology.num_columns or not serves(vectors):
+        return None
+    first, pair = (topology.senders.new_empty(count) for count in (edges + 1, edges))
+    arrays = (vectors, topology.senders, topology.receivers, topology.row_offsets)
+    if not call("pair_edges", arrays, (edges, vectors.shape[1]), first, pair):
+        return None
+    return first[: int(first[edges])], pair
+
+
 def serves_segments(messages: Tensor, receivers: Tensor, num_nodes: int) -> bool:
     """Return True where the compiled passes over rows take these messages: receivers ascend and are nodes."""
     return serves(messages) and call("ascends", (receivers,), (receivers.shape[0], num_nodes))

@@ -268,6 +268,35 @@ INLINE void holders_of(const T* messages, const Int* receivers, const T* value, 
   }
 }
 
+// pair[e], the number of e and its reverse, whose vector is opposite but for rounding; first[p], the first edge of pair p,
+// and first[edges], how many there are. Returns 1 where an edge has no reverse.
+template <typename T>
+INLINE Int pair_edges_of(const T* vectors, const Int* senders, const Int* receivers, const Int* offsets, Int* first,
+                         Int* pair, Int edges, Int dim) {
+  constexpr T CLOSE = static_cast<T>(1e-6);  // of squares; images are whole cells apart
+  for (Int e = 0; e < edges; ++e) pair[e] = -1;
+  Int count = 0;
+  for (Int e = 0; e < edges; ++e) {
+    if (pair[e] >= 0) continue;
+    Int reverse = -1;
+    for (Int k = offsets[senders[e]]; k < offsets[senders[e] + 1] && reverse < 0; ++k) {
+      if (senders[k] != receivers[e] || pair[k] >= 0) continue;
+      T square = 0, difference = 0;
+      for (Int a = 0; a < dim; ++a) {
+        const T sum = vectors[k * dim + a] + vectors[e * dim + a];
+        square += vectors[e * dim + a] * vectors[e * dim + a];
+        difference += sum * sum;
+      }
+      if (difference <= CLOSE * square) reverse = k;
+    }
+    if (reverse < 0) return 1;
+    pair[e] = pair[reverse] = count;
+    first[count++] = e;
+  }
+  first[edges] = count;
+  return 0;
+}
+
 #define IN(array) static_cast<const T*>(array)
 #define OUT(array) static_cast<T*>(array)
 
@@ -345,6 +374,11 @@ EXPORT Int holders(const void* messages, const Int* receivers, const void* value
                    Int width, Int bytes) {
   WITH_TYPE(holders_of(IN(messages), receivers, IN(value), out, edges, nodes, width))
   return 0;
+}
+
+EXPORT Int pair_edges(const void* vectors, const Int* senders, const Int* receivers, const Int* offsets, Int* first,
+                      Int* pair, Int edges, Int dim, Int bytes) {
+  WITH_TYPE(return pair_edges_of(IN(vectors), senders, receivers, offsets, first, pair, edges, dim))
 }
 
 // Raised with every change of a signature or a meaning: a library built from another version is not used.

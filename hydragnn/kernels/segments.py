@@ -19,6 +19,7 @@ def segment_sum(
 
     Atomics: ``index_add`` on CUDA and ROCm; last bits of sums may differ from run to run there.
 
+    >>> import torch
     >>> segment_sum(torch.ones(3, 1), torch.tensor([0, 0, 2]), num_nodes=3).squeeze(1)
     tensor([2., 0., 1.])
     """
@@ -32,6 +33,7 @@ def segment_mean(
 
     Atomics: ``index_add`` on CUDA and ROCm; last bits of sums may differ from run to run there.
 
+    >>> import torch
     >>> segment_mean(torch.tensor([[1.0], [3.0]]), torch.tensor([1, 1]), num_nodes=2).squeeze(1)
     tensor([0., 2.])
     """
@@ -46,6 +48,7 @@ def segment_max(
 
     Atomics: on CUDA and ROCm, of largest and smallest values, whose order does not matter: the same bits again.
 
+    >>> import torch
     >>> segment_max(torch.tensor([[1.0], [3.0]]), torch.tensor([1, 1]), num_nodes=2).squeeze(1)
     tensor([0., 3.])
     """
@@ -102,6 +105,7 @@ def segment_softmax(
 
     Atomics: ``index_add`` on CUDA and ROCm; last bits of sums may differ from run to run there.
 
+    >>> import torch
     >>> segment_softmax(torch.tensor([1e4, 1e4, -5.0]), torch.tensor([0, 0, 1]), num_nodes=2)
     tensor([0.5000, 0.5000, 1.0000])
     """
