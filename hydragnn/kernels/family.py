@@ -1,7 +1,9 @@
 """Families of ops closed under differentiation: the autograd of all members is made from one table."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 from torch import Tensor
@@ -14,9 +16,32 @@ ANYWHERE = "any"
 """The name of the form in plain torch, for devices that have no form of their own."""
 
 
+ACCELERATORS = frozenset({"cuda"} if find_spec("triton") else ())
+"""Kinds of devices with forms in Triton, which torch brings along on them; torch calls ROCm devices ``cuda`` too."""
+
+
+def on_accelerators(form: Form) -> dict[str, Form]:
+    """A form in Triton, by kind of device; none where Triton is not installed."""
+    return dict.fromkeys(ACCELERATORS, form)
+
+
+_taken_for: dict[str, str] = {}
+
+
 def form_on(forms: Mapping[str, Form], device: str) -> Form:
     """The form for a kind of device (``"cpu"``, ``"cuda"``); plain torch where there is none of its own."""
-    return forms[device] if device in forms else forms[ANYWHERE]
+    kind = _taken_for.get(device, device)
+    return forms[kind] if kind in forms else forms[ANYWHERE]
+
+
+@contextmanager
+def taken_for(device: str, kind: str) -> Iterator[None]:
+    """Within it a kind of device has the forms of another: Triton's in its interpreter on a CPU, or compiled without values."""
+    _taken_for[device] = kind
+    try:
+        yield
+    finally:
+        del _taken_for[device]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -12,7 +12,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hydragnn.graphs.topology import Topology
-from hydragnn.kernels.family import ANYWHERE, INCOMING, Family, Member
+from hydragnn.kernels import triton_forms
+from hydragnn.kernels.family import ANYWHERE, INCOMING, Family, Member, on_accelerators
 from hydragnn.kernels.trilinear import segment_bag
 
 
@@ -68,10 +69,14 @@ def sum_over_channels(messages: Tensor, vectors: Tensor, topology: Topology) -> 
     return torch.stack(products, dim=-1)  # [edges, dim]
 
 
+SUMS = {ANYWHERE: sum_of_outer_products, **on_accelerators(triton_forms.sum_of_outer_products)}
+OVER_AXES = {ANYWHERE: sum_over_axes, **on_accelerators(triton_forms.sum_over_axes)}
+OVER_CHANNELS = {ANYWHERE: sum_over_channels, **on_accelerators(triton_forms.sum_over_channels)}
+
 OUTER = Family(
     {
-        "S": Member(forms={ANYWHERE: sum_of_outer_products}, derivatives=(("T", (1, INCOMING)), ("R", (0, INCOMING)))),
-        "T": Member(forms={ANYWHERE: sum_over_axes}, derivatives=(("R", (INCOMING, 1)), ("S", (INCOMING, 0)))),
-        "R": Member(forms={ANYWHERE: sum_over_channels}, derivatives=(("T", (INCOMING, 1)), ("S", (0, INCOMING)))),
+        "S": Member(forms=SUMS, derivatives=(("T", (1, INCOMING)), ("R", (0, INCOMING)))),
+        "T": Member(forms=OVER_AXES, derivatives=(("R", (INCOMING, 1)), ("S", (INCOMING, 0)))),
+        "R": Member(forms=OVER_CHANNELS, derivatives=(("T", (INCOMING, 1)), ("S", (0, INCOMING)))),
     }
 )

@@ -12,7 +12,7 @@ Weights are absent (1), one number per edge ``[edges]``, or one per edge and cha
 ``[nodes, channels]`` or, for vectors, ``[nodes, dim, channels]`` with the weight shared by the axes.
 """
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from functools import partial
 
 import torch
@@ -20,7 +20,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hydragnn.graphs.topology import Topology
-from hydragnn.kernels.family import ANYWHERE, INCOMING, Family, Member
+from hydragnn.kernels import triton_forms
+from hydragnn.kernels.family import ANYWHERE, INCOMING, Family, Form, Member, on_accelerators
 
 
 def gather_multiply_sum(
@@ -28,8 +29,7 @@ def gather_multiply_sum(
 ) -> Float[Tensor, "rows *features"]:
     """Each node's sum of what its senders hold, times a weight per edge; a node without edges receives zeros.
 
-    Atomics: none without a weight and with one per edge. A weight with channels is summed by ``index_add_``, which adds
-    atomically on CUDA and ROCm: the last bits differ from run to run, unless ``torch.use_deterministic_algorithms(True)``.
+    Atomics: none, and the same bits again; long rows are split on CUDA and ROCm and joined in one order.
 
     >>> edges = Topology.square(torch.tensor([1, 2]), torch.tensor([0, 0]), 3)
     >>> gather_multiply_sum(torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([10.0, 1.0]), edges).squeeze(1)
@@ -119,18 +119,26 @@ def _align(weight: Tensor, x: Tensor) -> Tensor:
     return weight.view(weight.shape[0], *[1] * (x.dim() - weight.dim()), *weight.shape[1:])
 
 
-def _without_weight(form: Callable[..., Tensor]) -> Callable[[Tensor, Topology], Tensor]:
-    return lambda x, topology: form(x, None, topology)
+def _without_weight(forms: Mapping[str, Form]) -> dict[str, Form]:
+    def without(form: Form) -> Form:
+        return lambda x, topology: form(x, None, topology)
+
+    return {device: without(form) for device, form in forms.items()}
+
+
+ROW_SUMS = {ANYWHERE: sum_to_rows, **on_accelerators(triton_forms.sum_to_rows)}
+COLUMN_SUMS = {ANYWHERE: sum_to_columns, **on_accelerators(triton_forms.sum_to_columns)}
+PRODUCTS = {ANYWHERE: product_of_ends, **on_accelerators(triton_forms.product_of_ends)}
 
 
 def _trilinear(per_channel: bool) -> Family:
     """A, B and C with one kind of weight, each the derivative of the others."""
-    product = partial(product_of_ends, per_channel=per_channel)
+    product = {name: partial(form, per_channel=per_channel) for name, form in PRODUCTS.items()}
     return Family(
         {
-            "A": Member(forms={ANYWHERE: sum_to_rows}, derivatives=(("B", (INCOMING, 1)), ("C", (0, INCOMING)))),
-            "B": Member(forms={ANYWHERE: sum_to_columns}, derivatives=(("A", (INCOMING, 1)), ("C", (INCOMING, 0)))),
-            "C": Member(forms={ANYWHERE: product}, derivatives=(("B", (1, INCOMING)), ("A", (0, INCOMING)))),
+            "A": Member(forms=ROW_SUMS, derivatives=(("B", (INCOMING, 1)), ("C", (0, INCOMING)))),
+            "B": Member(forms=COLUMN_SUMS, derivatives=(("A", (INCOMING, 1)), ("C", (INCOMING, 0)))),
+            "C": Member(forms=product, derivatives=(("B", (1, INCOMING)), ("A", (0, INCOMING)))),
         }
     )
 
@@ -138,7 +146,7 @@ def _trilinear(per_channel: bool) -> Family:
 PER_EDGE, PER_CHANNEL = _trilinear(per_channel=False), _trilinear(per_channel=True)
 PLAIN = Family(
     {
-        "A": Member(forms={ANYWHERE: _without_weight(sum_to_rows)}, derivatives=(("B", (INCOMING,)),)),
-        "B": Member(forms={ANYWHERE: _without_weight(sum_to_columns)}, derivatives=(("A", (INCOMING,)),)),
+        "A": Member(forms=_without_weight(ROW_SUMS), derivatives=(("B", (INCOMING,)),)),
+        "B": Member(forms=_without_weight(COLUMN_SUMS), derivatives=(("A", (INCOMING,)),)),
     }
 )

@@ -1,0 +1,115 @@
+"""Triton kernels compiled for architectures that are not here, as calls on them would: for the cache of a login node, and to see
+what the compilers make of them. No GPU, driver or ROCm is needed."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hydragnn.errors import InputError
+from hydragnn.graphs.topology import Topology
+from hydragnn.kernels import triton_forms
+from hydragnn.kernels.family import taken_for
+from hydragnn.kernels.op import Case, numbers
+from hydragnn.kernels.ops import OPS, random_graph
+
+ARCHITECTURES = ("gfx90a", "gfx942", "gfx950", "sm_80", "sm_90")
+"""MI200, MI300, MI350, A100, H100 and H200."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Compiled:
+    """One kernel on one architecture: registers of a thread, bytes, waves (or warps) that a SIMD (or SM) holds at once."""
+
+    kernel: str
+    constants: Mapping[str, Any]
+    architecture: str
+    registers: int
+    spilled: int
+    """Registers, or on NVIDIA bytes of local memory, that do not fit."""
+    shared: int
+    """Bytes of LDS or shared memory."""
+    occupancy: str
+    loads: Mapping[int, int]
+    """Load instructions from memory by bytes per thread."""
+    swaps: int
+    """Compare-and-swap instructions: what float atomics become where the architecture has none."""
+
+    @property
+    def name(self) -> str:
+        """The kernel and what distinguishes its variant."""
+        shown = ((key.lower(), value) for key, value in self.constants.items() if key not in ("SPLIT", "OFF"))
+        return f"{self.kernel}({', '.join(f'{key}={value}' for key, value in shown)})"
+
+    @property
+    def vector_share(self) -> float:
+        """Share of bytes that are loaded 16 bytes at a time."""
+        total = sum(size * count for size, count in self.loads.items())
+        return 16 * self.loads.get(16, 0) / total if total else 1.0
+
+
+def compiled(
+    architecture: str, channels: Sequence[int], dtypes: Sequence[torch.dtype], only: str = ""
+) -> Iterator[Compiled]:
+    """Every kernel that ops launch with these widths and dtypes, forward and backward; those in Triton's cache are read there.
+
+    The architecture is checked when the first is asked for. InputError where it is unknown or Triton is missing.
+    """
+    collector = _collector(architecture)
+    for width in channels:
+        for dtype in dtypes:
+            collector.kind = str(dtype).removeprefix("torch.")
+            for name, op in OPS.items():
+                if only in name:
+                    for _, case in op.cases({"random": random_graph(64, 10)}, width):
+                        yield from collector.launched_in(op.call, case.to("meta", dtype))
+
+
+def _collector(architecture: str) -> _Collector:
+    if architecture not in ARCHITECTURES:
+        raise InputError(f"unknown architecture {architecture}; Triton kernels are compiled for {', '.join(ARCHITECTURES)}")
+    try:
+        return _Collector(architecture)
+    except ImportError as error:
+        raise InputError(f"Triton is not installed ({error}): pip install 'hydragnn-ensemble[kernels]'") from None
+
+
+class _Collector(triton_forms.Launcher):
+    """Takes kernels instead of a device, and compiles each variant once."""
+
+    def __init__(self, name: str) -> None:
+        from triton.runtime import driver
+
+        self.name = name
+        self.seen: set[Any] = set()
+        self.new: list[Compiled] = []
+        driver.set_active(_Driver(name))
+
+    def architecture(self, device: torch.device) -> str:
+        return self.name
+
+    def __call__(self, kernel: Any, grid: tuple[int, ...], given: Sequence[Any], options: Mapping[str, Any]) -> None:
+        arguments = [value.dtype if isinstance(value, torch.Tensor) else value for value in given]
+        key = (kernel.__name__, *(str(a) for a in arguments if isinstance(a, torch.dtype)), *map(str, options.values()))
+        if key in self.seen:
+            return
+        self.seen.add(key)
+        binary = kernel.warmup(*arguments, grid=(1,), **options)
+        self.new.append(_read(binary, kernel.__name__, self.name, options))
+
+    def launched_in(self, call: Any, case: Case) -> list[Compiled]:
+        """What a call and its derivative launch and no earlier one did."""
+        tensors = tuple(tensor.requires_grad_() for tensor in case.tensors)
+        self.new = []
+        with taken_for("meta", "cuda"), triton_forms.launched_by(self):
+            value = call(*tensors, *case.rest)
+            parts = value if isinstance(value, tuple) else (value,)
+            torch.autograd.grad([part.sum() for part in parts], tensors)
+        return self.new
