@@ -16,8 +16,33 @@ ANYWHERE = "any"
 """The name of the form in plain torch, for devices that have no form of their own."""
 
 
+FUSABLE = "fusable"
+"""The name of the form in plain torch that a compiler fuses with what stands around it; slower than others on its own."""
+
 ACCELERATORS = frozenset({"cuda"} if find_spec("triton") else ())
 """Kinds of devices with forms in Triton, which torch brings along on them; torch calls ROCm devices ``cuda`` too."""
+
+_open_blocks: list[None] = []  # no ContextVar: gradients are computed in threads of their own
+
+
+@contextmanager
+def plain_forms() -> Iterator[None]:
+    """Compute all ops in plain torch within the block, whatever the device, so that a compiler sees what they do."""
+    _open_blocks.append(None)
+    try:
+        yield
+    finally:
+        _open_blocks.pop()
+
+
+def form_on(forms: Mapping[str, Form], device: str) -> Form:
+    """The form for a kind of device (``"cpu"``, ``"cuda"``); plain torch where there is none of its own.
+
+    Within ``plain_forms`` the fusable form, or else plain torch.
+    """
+    if _open_blocks:
+        return forms.get(FUSABLE, forms[ANYWHERE])
+    return forms.get(_taken_for.get(device, device), forms[ANYWHERE])
 
 
 def on_accelerators(form: Form) -> dict[str, Form]:
@@ -25,13 +50,12 @@ def on_accelerators(form: Form) -> dict[str, Form]:
     return dict.fromkeys(ACCELERATORS, form)
 
 
+def is_accelerated(device: str) -> bool:
+    """Return True where ops have forms in Triton that are to be used."""
+    return not _open_blocks and _taken_for.get(device, device) in ACCELERATORS
+
+
 _taken_for: dict[str, str] = {}
-
-
-def form_on(forms: Mapping[str, Form], device: str) -> Form:
-    """The form for a kind of device (``"cpu"``, ``"cuda"``); plain torch where there is none of its own."""
-    kind = _taken_for.get(device, device)
-    return forms[kind] if kind in forms else forms[ANYWHERE]
 
 
 @contextmanager

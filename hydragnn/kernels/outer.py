@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hydragnn.graphs.topology import Topology
 from hydragnn.kernels import triton_forms
-from hydragnn.kernels.family import ANYWHERE, INCOMING, Family, Member, on_accelerators
+from hydragnn.kernels.family import ANYWHERE, FUSABLE, INCOMING, Family, Member, on_accelerators
 from hydragnn.kernels.trilinear import segment_bag
 
 
@@ -69,14 +69,30 @@ def sum_over_channels(messages: Tensor, vectors: Tensor, topology: Topology) -> 
     return torch.stack(products, dim=-1)  # [edges, dim]
 
 
-SUMS = {ANYWHERE: sum_of_outer_products, **on_accelerators(triton_forms.sum_of_outer_products)}
-OVER_AXES = {ANYWHERE: sum_over_axes, **on_accelerators(triton_forms.sum_over_axes)}
-OVER_CHANNELS = {ANYWHERE: sum_over_channels, **on_accelerators(triton_forms.sum_over_channels)}
+def add_outer_products(messages: Tensor, directions: Tensor, topology: Topology) -> Tensor:
+    """S as a compiler fuses it: one loop over the edges, in which no array of their outer products is made."""
+    products = messages.unsqueeze(1) * directions.to(messages.dtype).unsqueeze(2)  # [edges, dim, channels]
+    return products.new_zeros(topology.num_rows, *products.shape[1:]).index_add(0, topology.receivers, products)
 
+
+def multiply_along_directions(directions: Tensor, vectors: Tensor, topology: Topology) -> Tensor:
+    """T as a compiler fuses it."""
+    gathered = vectors.index_select(0, topology.receivers)  # [edges, dim, channels]
+    return (gathered * directions.to(gathered.dtype).unsqueeze(2)).sum(1)
+
+
+def multiply_along_channels(messages: Tensor, vectors: Tensor, topology: Topology) -> Tensor:
+    """R as a compiler fuses it."""
+    return (vectors.index_select(0, topology.receivers) * messages.unsqueeze(1)).sum(2)
+
+
+S_FORMS = {ANYWHERE: sum_of_outer_products, FUSABLE: add_outer_products, **on_accelerators(triton_forms.sum_of_outer_products)}
+T_FORMS = {ANYWHERE: sum_over_axes, FUSABLE: multiply_along_directions, **on_accelerators(triton_forms.sum_over_axes)}
+R_FORMS = {ANYWHERE: sum_over_channels, FUSABLE: multiply_along_channels, **on_accelerators(triton_forms.sum_over_channels)}
 OUTER = Family(
     {
-        "S": Member(forms=SUMS, derivatives=(("T", (1, INCOMING)), ("R", (0, INCOMING)))),
-        "T": Member(forms=OVER_AXES, derivatives=(("R", (INCOMING, 1)), ("S", (INCOMING, 0)))),
-        "R": Member(forms=OVER_CHANNELS, derivatives=(("T", (INCOMING, 1)), ("S", (0, INCOMING)))),
+        "S": Member(forms=S_FORMS, derivatives=(("T", (1, INCOMING)), ("R", (0, INCOMING)))),
+        "T": Member(forms=T_FORMS, derivatives=(("R", (INCOMING, 1)), ("S", (INCOMING, 0)))),
+        "R": Member(forms=R_FORMS, derivatives=(("T", (INCOMING, 1)), ("S", (0, INCOMING)))),
     }
 )

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from hydragnn.graphs.topology import Topology
 from hydragnn.kernels import triton_forms
-from hydragnn.kernels.family import ANYWHERE, INCOMING, Family, Form, Member, on_accelerators
+from hydragnn.kernels.family import ANYWHERE, FUSABLE, INCOMING, Family, Form, Member, on_accelerators
 
 
 def gather_multiply_sum(
@@ -29,7 +29,7 @@ def gather_multiply_sum(
 ) -> Float[Tensor, "rows *features"]:
     """Each node's sum of what its senders hold, times a weight per edge; a node without edges receives zeros.
 
-    Atomics: none, and the same bits again; long rows are split on CUDA and ROCm and joined in one order.
+    Atomics: none, and the same bits again; on CUDA and ROCm long rows are split and their parts joined in one order.
 
     >>> edges = Topology.square(torch.tensor([1, 2]), torch.tensor([0, 0]), 3)
     >>> gather_multiply_sum(torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([10.0, 1.0]), edges).squeeze(1)
@@ -114,31 +114,54 @@ def segment_bag(x: Tensor, index: Tensor, offsets: Tensor, weight: Tensor | None
     return summed.view(-1, *x.shape[1:])
 
 
+def add_to_rows(x: Tensor, weight: Tensor | None, topology: Topology) -> Tensor:
+    """A as a compiler fuses it: gather, multiply and add, which becomes one loop over the edges."""
+    messages = _times(x.index_select(0, topology.senders), weight)  # [edges, *features]
+    return messages.new_zeros(topology.num_rows, *x.shape[1:]).index_add(0, topology.receivers, messages)
+
+
+def add_to_columns(g: Tensor, weight: Tensor | None, topology: Topology) -> Tensor:
+    """B as a compiler fuses it."""
+    messages = _times(g.index_select(0, topology.receivers), weight)  # [edges, *features]
+    return messages.new_zeros(topology.num_columns, *g.shape[1:]).index_add(0, topology.senders, messages)
+
+
+def multiply_ends(x: Tensor, g: Tensor, topology: Topology, per_channel: bool) -> Tensor:
+    """C as a compiler fuses it."""
+    product = x.index_select(0, topology.senders) * g.index_select(0, topology.receivers)  # [edges, *features]
+    axes = [*range(1, x.dim() - 1 if per_channel else x.dim())]
+    return product.sum(axes) if axes else product
+
+
+def _times(messages: Tensor, weight: Tensor | None) -> Tensor:
+    """Messages times the weight of their edge, which may have channels."""
+    if weight is None:
+        return messages
+    return messages * (weight.view(-1, *[1] * (messages.dim() - 1)) if weight.dim() == 1 else _align(weight, messages))
+
+
 def _align(weight: Tensor, x: Tensor) -> Tensor:
     """The weight ``[edges, channels]`` with an axis of length 1 where x has vector axes."""
     return weight.view(weight.shape[0], *[1] * (x.dim() - weight.dim()), *weight.shape[1:])
 
 
-def _without_weight(forms: Mapping[str, Form]) -> dict[str, Form]:
-    def without(form: Form) -> Form:
-        return lambda x, topology: form(x, None, topology)
-
-    return {device: without(form) for device, form in forms.items()}
+def _without_weight(form: Form) -> Form:
+    return lambda x, topology: form(x, None, topology)
 
 
-ROW_SUMS = {ANYWHERE: sum_to_rows, **on_accelerators(triton_forms.sum_to_rows)}
-COLUMN_SUMS = {ANYWHERE: sum_to_columns, **on_accelerators(triton_forms.sum_to_columns)}
-PRODUCTS = {ANYWHERE: product_of_ends, **on_accelerators(triton_forms.product_of_ends)}
+A_FORMS: Mapping[str, Form] = {ANYWHERE: sum_to_rows, FUSABLE: add_to_rows, **on_accelerators(triton_forms.sum_to_rows)}
+B_FORMS: Mapping[str, Form] = {ANYWHERE: sum_to_columns, FUSABLE: add_to_columns, **on_accelerators(triton_forms.sum_to_columns)}
+C_FORMS: Mapping[str, Form] = {ANYWHERE: product_of_ends, FUSABLE: multiply_ends, **on_accelerators(triton_forms.product_of_ends)}
 
 
 def _trilinear(per_channel: bool) -> Family:
     """A, B and C with one kind of weight, each the derivative of the others."""
-    product = {name: partial(form, per_channel=per_channel) for name, form in PRODUCTS.items()}
+    products = {name: partial(form, per_channel=per_channel) for name, form in C_FORMS.items()}
     return Family(
         {
-            "A": Member(forms=ROW_SUMS, derivatives=(("B", (INCOMING, 1)), ("C", (0, INCOMING)))),
-            "B": Member(forms=COLUMN_SUMS, derivatives=(("A", (INCOMING, 1)), ("C", (INCOMING, 0)))),
-            "C": Member(forms=product, derivatives=(("B", (1, INCOMING)), ("A", (0, INCOMING)))),
+            "A": Member(forms=A_FORMS, derivatives=(("B", (INCOMING, 1)), ("C", (0, INCOMING)))),
+            "B": Member(forms=B_FORMS, derivatives=(("A", (INCOMING, 1)), ("C", (INCOMING, 0)))),
+            "C": Member(forms=products, derivatives=(("B", (1, INCOMING)), ("A", (0, INCOMING)))),
         }
     )
 
@@ -146,7 +169,11 @@ def _trilinear(per_channel: bool) -> Family:
 PER_EDGE, PER_CHANNEL = _trilinear(per_channel=False), _trilinear(per_channel=True)
 PLAIN = Family(
     {
-        "A": Member(forms=_without_weight(ROW_SUMS), derivatives=(("B", (INCOMING,)),)),
-        "B": Member(forms=_without_weight(COLUMN_SUMS), derivatives=(("A", (INCOMING,)),)),
+        "A": Member(
+            forms={name: _without_weight(form) for name, form in A_FORMS.items()}, derivatives=(("B", (INCOMING,)),)
+        ),
+        "B": Member(
+            forms={name: _without_weight(form) for name, form in B_FORMS.items()}, derivatives=(("A", (INCOMING,)),)
+        ),
     }
 )

@@ -10,7 +10,7 @@ from torch import Tensor
 import hydragnn.kernels
 from hydragnn.graphs.topology import relation_topology
 from hydragnn.kernels import OPS, Case, gather_multiply_sum, segment_max, segment_min, segment_variance
-from hydragnn.kernels.family import ANYWHERE, INCOMING, Family, Member
+from hydragnn.kernels.family import ANYWHERE, INCOMING, Family, Member, plain_forms
 from hydragnn.kernels.ops import case_graphs
 
 GRAPHS = case_graphs()
@@ -42,6 +42,13 @@ def test_every_op_of_the_room_is_in_the_registry() -> None:
 def test_an_op_and_its_derivatives_equal_the_reference(name: str, case: str, dtype: torch.dtype) -> None:
     errors = OPS[name].compare(CASES[name, case], dtype=dtype)
     assert OPS[name].within(errors, dtype), errors
+
+
+@every_case
+def test_what_a_compiler_sees_of_an_op_equals_the_reference(name: str, case: str) -> None:
+    with plain_forms():
+        errors = OPS[name].compare(CASES[name, case])
+    assert OPS[name].within(errors), errors
 
 
 @pytest.mark.parametrize("name", OPS)
@@ -107,6 +114,17 @@ def test_a_device_with_a_form_of_its_own_gets_it() -> None:
     family = Family({"double": double})
     assert family("double", (torch.ones(2),), None).tolist() == [2.0, 2.0]
     assert family("double", (torch.ones(2, device="meta"),), None).shape == (7,)
+
+
+def test_within_plain_forms_no_device_has_one_of_its_own() -> None:
+    forms = {ANYWHERE: lambda x, _: 2 * x, "cpu": lambda x, _: x.new_empty(7)}
+    family = Family({"double": Member(forms=forms, derivatives=(("double", (INCOMING,)),))})
+    with plain_forms():
+        x = torch.ones(2, requires_grad=True)
+        value = family("double", (x,), None)
+        (gradient,) = torch.autograd.grad(value.sum(), x)
+    assert value.tolist() == gradient.tolist() == [2.0, 2.0]
+    assert family("double", (x,), None).shape == (7,)
 
 
 def test_a_family_that_is_not_closed_is_refused() -> None:
