@@ -6,18 +6,17 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from hydragnn.errors import InputError
-from hydragnn.graphs.topology import Topology
 from hydragnn.kernels import triton_forms
 from hydragnn.kernels.family import taken_for
-from hydragnn.kernels.op import Case, numbers
+from hydragnn.kernels.op import Case
 from hydragnn.kernels.ops import OPS, random_graph
 
 ARCHITECTURES = ("gfx90a", "gfx942", "gfx950", "sm_80", "sm_90")
@@ -74,7 +73,9 @@ def compiled(
 
 def _collector(architecture: str) -> _Collector:
     if architecture not in ARCHITECTURES:
-        raise InputError(f"unknown architecture {architecture}; Triton kernels are compiled for {', '.join(ARCHITECTURES)}")
+        raise InputError(
+            f"unknown architecture {architecture}; Triton kernels are compiled for {', '.join(ARCHITECTURES)}"
+        )
     try:
         return _Collector(architecture)
     except ImportError as error:
@@ -113,3 +114,78 @@ class _Collector(triton_forms.Launcher):
             parts = value if isinstance(value, tuple) else (value,)
             torch.autograd.grad([part.sum() for part in parts], tensors)
         return self.new
+
+
+class _Driver:
+    """What Triton asks of the driver of a device, answered for one that is not here."""
+
+    def __init__(self, architecture: str) -> None:
+        from triton.backends.compiler import GPUTarget
+
+        nvidia = architecture.startswith("sm_")
+        self.target = GPUTarget("cuda", int(architecture[3:]), 32) if nvidia else GPUTarget("hip", architecture, 64)
+        self.device = ARCHITECTURES.index(architecture)  # each architecture has its own kernels in the process
+
+    def get_current_target(self) -> Any:
+        return self.target
+
+    def get_current_device(self) -> int:
+        return self.device
+
+    def get_current_stream(self, device: int | None = None) -> int:
+        return 0
+
+
+LOADED = re.compile(r"^\s+(?:global|buffer|flat)_load_(?:(\w*)dword(?:x(\d))?|[su](byte|short)\w*)", re.MULTILINE)
+LOADED_PTX = re.compile(r"\bld\.global(?:\.\w+)*?(?:\.v(\d))?\.[bufs](\d+)")
+
+
+def _read(binary: Any, kernel: str, architecture: str, options: Mapping[str, Any]) -> Compiled:
+    """What the assembler text, or for NVIDIA the object file, says of a kernel."""
+    about = _read_amd(binary.asm["amdgcn"]) if "amdgcn" in binary.asm else _read_nvidia(binary, options["num_warps"])
+    constants = {key: value for key, value in options.items() if key != "enable_fp_fusion"}
+    return Compiled(kernel=kernel, constants=constants, architecture=architecture, **about)
+
+
+def _read_amd(text: str) -> dict[str, Any]:
+    def number(pattern: str) -> int:
+        found = re.search(pattern + r":\s+(\d+)", text)
+        return int(found[1]) if found else 0
+
+    loads: dict[int, int] = {}
+    for _, words, narrow in LOADED.findall(text):
+        size = {"byte": 1, "short": 2}.get(narrow) or 4 * int(words or 1)
+        loads[size] = loads.get(size, 0) + 1
+    return {
+        "registers": number(r"\.vgpr_count"),
+        "spilled": number(r"\.vgpr_spill_count") + number(r"\.sgpr_spill_count"),
+        "shared": number(r"\.group_segment_fixed_size"),
+        "occupancy": f"{number('; Occupancy')}/8",
+        "loads": loads,
+        "swaps": len(re.findall(r"_cmpswap|_cmpst", text)),
+    }
+
+
+def _read_nvidia(binary: Any, warps: int) -> dict[str, Any]:
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(binary.asm["cubin"])
+        file.flush()
+        said = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    registers, local = (int(re.search(rf"{name}:(\d+)", said)[1]) for name in ("REG", "LOCAL"))  # type: ignore[index]
+    loads: dict[int, int] = {}
+    for vector, bits in LOADED_PTX.findall(binary.asm["ptx"]):
+        size = int(vector or 1) * int(bits) // 8
+        loads[size] = loads.get(size, 0) + 1
+    # 65536 registers in blocks of 256 per warp, 64 warps and 32 programs per SM
+    held = min(64, 65536 // (-(-registers // 8) * 256), 32 * warps)
+    return {
+        "registers": registers,
+        "spilled": local,
+        "shared": binary.metadata.shared,
+        "occupancy": f"{held}/64",
+        "loads": loads,
+        "swaps": len(re.findall(r"\batom\S*\.cas", binary.asm["ptx"])),
+    }

@@ -86,9 +86,17 @@ def multiply_along_channels(messages: Tensor, vectors: Tensor, topology: Topolog
     return (vectors.index_select(0, topology.receivers) * messages.unsqueeze(1)).sum(2)
 
 
-S_FORMS = {ANYWHERE: sum_of_outer_products, FUSABLE: add_outer_products, **on_accelerators(triton_forms.sum_of_outer_products)}
+S_FORMS = {
+    ANYWHERE: sum_of_outer_products,
+    FUSABLE: add_outer_products,
+    **on_accelerators(triton_forms.sum_of_outer_products),
+}
 T_FORMS = {ANYWHERE: sum_over_axes, FUSABLE: multiply_along_directions, **on_accelerators(triton_forms.sum_over_axes)}
-R_FORMS = {ANYWHERE: sum_over_channels, FUSABLE: multiply_along_channels, **on_accelerators(triton_forms.sum_over_channels)}
+R_FORMS = {
+    ANYWHERE: sum_over_channels,
+    FUSABLE: multiply_along_channels,
+    **on_accelerators(triton_forms.sum_over_channels),
+}
 OUTER = Family(
     {
         "S": Member(forms=S_FORMS, derivatives=(("T", (1, INCOMING)), ("R", (0, INCOMING)))),

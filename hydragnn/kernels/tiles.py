@@ -32,7 +32,7 @@ def tile_shape(tile: Tile, channels: int, axes: int) -> tuple[int, int]:
     ((2, 128), (64, 1))
     """
     wide = min(WIDEST, 1 << (channels - 1).bit_length())
-    return max(1, min(64, 1 << (tile.numbers // (wide * axes)).bit_length() - 1)), wide
+    return max(2, min(64, 1 << (tile.numbers // (wide * axes)).bit_length() - 1)), wide
 
 
 def tile_of(group: str, architecture: str) -> Tile:

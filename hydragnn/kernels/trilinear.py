@@ -150,8 +150,16 @@ def _without_weight(form: Form) -> Form:
 
 
 A_FORMS: Mapping[str, Form] = {ANYWHERE: sum_to_rows, FUSABLE: add_to_rows, **on_accelerators(triton_forms.sum_to_rows)}
-B_FORMS: Mapping[str, Form] = {ANYWHERE: sum_to_columns, FUSABLE: add_to_columns, **on_accelerators(triton_forms.sum_to_columns)}
-C_FORMS: Mapping[str, Form] = {ANYWHERE: product_of_ends, FUSABLE: multiply_ends, **on_accelerators(triton_forms.product_of_ends)}
+B_FORMS: Mapping[str, Form] = {
+    ANYWHERE: sum_to_columns,
+    FUSABLE: add_to_columns,
+    **on_accelerators(triton_forms.sum_to_columns),
+}
+C_FORMS: Mapping[str, Form] = {
+    ANYWHERE: product_of_ends,
+    FUSABLE: multiply_ends,
+    **on_accelerators(triton_forms.product_of_ends),
+}
 
 
 def _trilinear(per_channel: bool) -> Family:

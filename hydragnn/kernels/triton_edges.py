@@ -21,11 +21,13 @@ def multiply_ends(senders, receivers, left, right, out, units, num_edges,
     mask = known[:, None] & (f < C)[None, :]
     i = tl.load(receivers + e, mask=known, other=0).to(OFF)
     j = tl.load(senders + e, mask=known, other=0).to(OFF) if GATHER else e.to(OFF)
-    acc = tl.zeros([BE, BF], ACC)
+    acc = tl.full([BE, BF], 0.0, ACC)
     for axis in tl.static_range(AXES):
         held = tl.load(right + (i[:, None] * (C * AXES) + axis * C + f[None, :]), mask=mask, other=0.0).to(ACC)
         if GATHER:
-            acc += held * tl.load(left + (j[:, None] * (C * AXES) + axis * C + f[None, :]), mask=mask, other=0.0).to(ACC)
+            acc += held * tl.load(left + (j[:, None] * (C * AXES) + axis * C + f[None, :]), mask=mask, other=0.0).to(
+                ACC
+            )
         else:
             acc += held * tl.load(left + j * AXES + axis, mask=known, other=0.0).to(ACC)[:, None]
     tl.store(out + (e.to(OFF)[:, None] * C + f[None, :]), acc.to(out.dtype.element_ty), mask=mask)
@@ -42,10 +44,12 @@ def dot_ends(senders, receivers, left, right, out, units, num_edges,
     i = tl.load(receivers + e, mask=known, other=0).to(OFF)
     j = tl.load(senders + e, mask=known, other=0).to(OFF) if GATHER else e.to(OFF)
     for axis in tl.static_range(AXES):
-        acc = tl.zeros([BE, BF], ACC)
+        acc = tl.full([BE, BF], 0.0, ACC)
         for start in range(0, C, BF):
             f = start + tl.arange(0, BF)
             mask = known[:, None] & (f < C)[None, :]
             one = tl.load(left + (j[:, None] * C + f[None, :]), mask=mask, other=0.0).to(ACC)
-            acc += one * tl.load(right + (i[:, None] * (C * AXES) + axis * C + f[None, :]), mask=mask, other=0.0).to(ACC)
+            acc += one * tl.load(right + (i[:, None] * (C * AXES) + axis * C + f[None, :]), mask=mask, other=0.0).to(
+                ACC
+            )
         tl.store(out + e.to(OFF) * AXES + axis, tl.sum(acc, 1).to(out.dtype.element_ty), mask=known)

@@ -98,9 +98,60 @@ def sum_over_channels(messages: Tensor, vectors: Tensor, topology: Topology) -> 
     return out
 
 
-def sum_in_order(messages: Tensor, offsets: Tensor, owners: Tensor, order: Tensor) -> Tensor:
+def sum_in_order(messages: Tensor, order: Tensor, owners: Tensor, offsets: Tensor) -> Tensor:
     """Each row's sum of messages, where ``order`` sorts them by row."""
     return _sum(messages, None, offsets, owners, order, None)
+
+
+Pair = tuple[Tensor, Tensor] | None
+
+
+def reductions(
+    x: Tensor, order: Tensor, owners: Tensor, offsets: Tensor, *, moments: bool, low: bool, high: bool
+) -> tuple[Pair, Pair, Pair]:
+    """Mean and variance, smallest values and their edges, largest and theirs, per row: those asked for, in one pass."""
+    from hydragnn.kernels import triton_segments as kernels
+
+    def results(asked: bool, second: torch.dtype) -> Pair:
+        shape = (offsets.shape[0] - 1, *x.shape[1:])
+        return (x.new_empty(shape), x.new_empty(shape, dtype=second)) if asked else None
+
+    pairs = results(moments, x.dtype), results(low, torch.int64), results(high, torch.int64)
+    (mean, variance), (least, least_at), (most, most_at) = ((x, x) if pair is None else pair for pair in pairs)
+    given = (offsets, order, x.contiguous(), mean, variance, least, most, least_at, most_at)
+    asked = {"MOMENTS": moments, "LOW": low, "HIGH": high}
+    _launch_rows(kernels.reduce_rows, given, asked, none=x.shape[0])
+    return pairs
+
+
+def reductions_gradient(x: Tensor, order: Tensor, owners: Tensor, offsets: Tensor, *rest: Tensor) -> Tensor:
+    """What messages receive from mean, variance, smallest and largest; ``rest``: the mean, what these received, the edges."""
+    from hydragnn.kernels import triton_segments as kernels
+
+    mean, to_mean, to_variance, to_low, to_high, low_edge, high_edge = (tensor.contiguous() for tensor in rest)
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    edges, incoming = (mean, low_edge, high_edge), (to_mean, to_variance, to_low, to_high)
+    _launch_rows(kernels.reduce_rows_gradient, (offsets, order, x.contiguous(), *edges, *incoming, out), {})
+    return out
+
+
+def softmax(x: Tensor, order: Tensor, owners: Tensor, offsets: Tensor) -> Tensor:
+    """Shares of the exponentials of a row."""
+    from hydragnn.kernels import triton_segments as kernels
+
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    _launch_rows(kernels.softmax_rows, (offsets, order, x.contiguous(), out), {})
+    return out
+
+
+def _launch_rows(kernel: Any, given: tuple[Tensor, ...], constants: dict[str, Any], **sizes: int) -> None:
+    """A kernel with one program per row of messages, the third of ``given``."""
+    offsets, _, x = given[:3]
+    rows, channels = offsets.shape[0] - 1, x.shape[1:].numel()
+    if rows and channels:
+        options, tiles = _options("segments", (x,), channels, 1)
+        units = channels // options["VEC"]
+        _launcher[-1](kernel, (rows, tiles), (*given, units, *sizes.values()), {**options, **constants})
 
 
 def _sum(
@@ -134,7 +185,7 @@ def _launch_sums(
         **options,
         "SPLIT": LONG,
         "GATHER": index is not None,
-        "ORDER": order is not None,
+        "ORDER": order is not None and weight is not None,
         "WEIGHT": weight_kind,
         "AXES": axes,
         "GROUP": group,
@@ -147,7 +198,9 @@ def _launch_sums(
         return
     windows = -(-edges // LONG)
     partial = out.new_empty(windows, 2, channels * axes, dtype=_sum_dtype(x, weight))
-    _launcher[-1](kernels.sum_windows, (windows, tiles, groups), (offsets, owners, *read, partial, units, edges), constants)
+    _launcher[-1](
+        kernels.sum_windows, (windows, tiles, groups), (offsets, owners, *read, partial, units, edges), constants
+    )
     join, tiles = _options("sums", (partial, out), channels * axes, 1)
     units = channels * axes // join["VEC"]
     _launcher[-1](kernels.join_windows, (rows, tiles), (offsets, partial, out, units), {**join, "SPLIT": LONG})
@@ -183,9 +236,7 @@ def _sum_dtype(*tensors: Tensor | None) -> torch.dtype:
     return torch.float64 if double else torch.float32
 
 
-def _options(
-    group: str, tensors: Sequence[Tensor | None], channels: int, axes: int
-) -> tuple[dict[str, Any], int]:
+def _options(group: str, tensors: Sequence[Tensor | None], channels: int, axes: int) -> tuple[dict[str, Any], int]:
     """The constants that all kernels have, and how many tiles the channels are."""
     import triton.language as tl
 

@@ -25,9 +25,9 @@ def reduce_rows(offsets, order, x, mean, variance, low, high, low_edge, high_edg
     f = tl.program_id(1) * BF + tl.arange(0, BF)
     first = tl.load(offsets + row).to(tl.int32)
     last = tl.load(offsets + row + 1).to(tl.int32)
-    centre = tl.zeros([BE, BF], ACC)
-    squares = tl.zeros([BE, BF], ACC)
-    count = tl.zeros([BE], ACC)
+    centre = tl.full([BE, BF], 0.0, ACC)
+    squares = tl.full([BE, BF], 0.0, ACC)
+    count = tl.full([BE], 0.0, ACC)
     least = tl.full([BE, BF], float("inf"), ACC)
     most = tl.full([BE, BF], float("-inf"), ACC)
     least_at = tl.full([BE, BF], NOWHERE, tl.int32)
@@ -121,7 +121,7 @@ def softmax_rows(offsets, order, x, out, units, VEC: tl.constexpr,
     first = tl.load(offsets + row).to(tl.int32)
     last = tl.load(offsets + row + 1).to(tl.int32)
     most = tl.full([BE, BF], -3.0e38, ACC)
-    total = tl.zeros([BE, BF], ACC)
+    total = tl.full([BE, BF], 0.0, ACC)
     for start in range(first, last, BE):
         p = start + tl.arange(0, BE)
         known = p < last

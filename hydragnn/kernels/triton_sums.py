@@ -21,10 +21,10 @@ def _sum_edges(first, last, index, order, weight, x, f, C, axis,
                GATHER: tl.constexpr, ORDER: tl.constexpr, WEIGHT: tl.constexpr,
                AXES: tl.constexpr, GROUP: tl.constexpr, X_AXES: tl.constexpr,
                ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
-    """Sums over the edges first to last, one per axis of a group that begins at ``axis``."""
-    acc0 = tl.zeros([BE, BF], ACC)
-    acc1 = tl.zeros([BE, BF], ACC)
-    acc2 = tl.zeros([BE, BF], ACC)
+    """Sums over the edges first to last per place of the tile, one per axis of a group that begins at ``axis``."""
+    acc0 = tl.full([BE, BF], 0.0, ACC)
+    acc1 = acc0
+    acc2 = acc0
     for start in range(first, last, BE):
         e = start + tl.arange(0, BE)
         known = e < last
@@ -53,18 +53,18 @@ def _sum_edges(first, last, index, order, weight, x, f, C, axis,
             acc1 += v1
         if GROUP > 2:
             acc2 += v2
-    return tl.sum(acc0, 0), tl.sum(acc1, 0), tl.sum(acc2, 0)
+    return acc0, acc1, acc2
 
 
 @triton.jit
-def _store_axes(out, at, sum0, sum1, sum2, f, C, GROUP: tl.constexpr):
-    """One row of sums, axis after axis."""
+def _store_axes(out, at, acc0, acc1, acc2, f, C, GROUP: tl.constexpr):
+    """One row, axis after axis, from its sums per place."""
     kind = out.dtype.element_ty
-    tl.store(out + at + f, sum0.to(kind), mask=f < C)
+    tl.store(out + at + f, tl.sum(acc0, 0).to(kind), mask=f < C)
     if GROUP > 1:
-        tl.store(out + at + C + f, sum1.to(kind), mask=f < C)
+        tl.store(out + at + C + f, tl.sum(acc1, 0).to(kind), mask=f < C)
     if GROUP > 2:
-        tl.store(out + at + 2 * C + f, sum2.to(kind), mask=f < C)
+        tl.store(out + at + 2 * C + f, tl.sum(acc2, 0).to(kind), mask=f < C)
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -81,9 +81,9 @@ def sum_rows(offsets, index, order, weight, x, out, units,
     first = tl.load(offsets + row).to(tl.int32)
     last = tl.load(offsets + row + 1).to(tl.int32)
     last = tl.where(last - first > SPLIT, first, last)
-    sum0, sum1, sum2 = _sum_edges(first, last, index, order, weight, x, f, C, axis,
+    acc0, acc1, acc2 = _sum_edges(first, last, index, order, weight, x, f, C, axis,
                                   GATHER, ORDER, WEIGHT, AXES, GROUP, X_AXES, ACC, OFF, BE, BF)  # fmt: skip
-    _store_axes(out, row.to(OFF) * (C * AXES) + axis * C, sum0, sum1, sum2, f, C, GROUP)
+    _store_axes(out, row.to(OFF) * (C * AXES) + axis * C, acc0, acc1, acc2, f, C, GROUP)
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -104,15 +104,15 @@ def sum_windows(offsets, owners, index, order, weight, x, partial, units, num_ed
     head_first = tl.load(offsets + head).to(tl.int32)
     head_last = tl.load(offsets + head + 1).to(tl.int32)
     if head_last - head_first > SPLIT:
-        sum0, sum1, sum2 = _sum_edges(first, tl.minimum(head_last, last), index, order, weight, x, f, C, axis,
+        acc0, acc1, acc2 = _sum_edges(first, tl.minimum(head_last, last), index, order, weight, x, f, C, axis,
                                       GATHER, ORDER, WEIGHT, AXES, GROUP, X_AXES, ACC, OFF, BE, BF)  # fmt: skip
-        _store_axes(partial, (2 * window).to(OFF) * (C * AXES) + axis * C, sum0, sum1, sum2, f, C, GROUP)
+        _store_axes(partial, (2 * window).to(OFF) * (C * AXES) + axis * C, acc0, acc1, acc2, f, C, GROUP)
     tail_first = tl.load(offsets + tail).to(tl.int32)
     tail_last = tl.load(offsets + tail + 1).to(tl.int32)
     if (tail != head) & (tail_last - tail_first > SPLIT):
-        sum0, sum1, sum2 = _sum_edges(tail_first, last, index, order, weight, x, f, C, axis,
+        acc0, acc1, acc2 = _sum_edges(tail_first, last, index, order, weight, x, f, C, axis,
                                       GATHER, ORDER, WEIGHT, AXES, GROUP, X_AXES, ACC, OFF, BE, BF)  # fmt: skip
-        _store_axes(partial, (2 * window + 1).to(OFF) * (C * AXES) + axis * C, sum0, sum1, sum2, f, C, GROUP)
+        _store_axes(partial, (2 * window + 1).to(OFF) * (C * AXES) + axis * C, acc0, acc1, acc2, f, C, GROUP)
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -126,7 +126,7 @@ def join_windows(offsets, partial, out, units,
     first = tl.load(offsets + row).to(tl.int32)
     last = tl.load(offsets + row + 1).to(tl.int32)
     if last - first > SPLIT:
-        acc = tl.zeros([BE, BF], ACC)
+        acc = tl.full([BE, BF], 0.0, ACC)
         end = (last - 1) // SPLIT + 1
         for start in range(first // SPLIT, end, BE):
             window = start + tl.arange(0, BE)
