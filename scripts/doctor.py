@@ -15,6 +15,8 @@ class Installation:
     """Version, threads and the backends of torch.distributed."""
     gpus: tuple[str, ...]
     """Names of the devices that torch sees."""
+    compiled_kernels: str
+    """Whether the loops for CPUs were compiled at installation."""
     triton: str
     mpi: str
     adios2: str
@@ -42,6 +44,7 @@ def installation() -> Installation:
         hydragnn=metadata.version("hydragnn-ensemble") if _installed("hydragnn-ensemble") else "bare checkout",
         torch=f"{torch.__version__}, {torch.get_num_threads()} threads, distributed: {_backends(torch)}",
         gpus=tuple(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())),
+        compiled_kernels=_compiled_kernels(),
         triton=_version_of("triton"),
         mpi=_mpi(),
         adios2=_adios2(),
@@ -84,6 +87,16 @@ def _adios2() -> str:
     except ImportError as error:
         return f"not usable ({error}); pip install adios2"
     return f"{adios2.__version__}, MPI {'on' if adios2.is_built_with_mpi else 'off (one part file per writer)'}"
+
+
+def _compiled_kernels() -> str:
+    from hydragnn.kernels import compiled
+
+    try:
+        compiled.load(compiled.LIBRARY)
+    except compiled.UNUSABLE as error:
+        return f"none: {compiled.reason(error)}"
+    return f"built: {compiled.LIBRARY.name}"
 
 
 def _scheduler() -> str:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from hydragnn.graphs.topology import Topology
-from hydragnn.kernels import outer, reference, segments, trilinear
-from hydragnn.kernels.family import ANYWHERE
+from hydragnn.kernels import outer, per_receiver, reference, segments, trilinear
+from hydragnn.kernels.family import ANYWHERE, Form
 from hydragnn.kernels.op import TOLERANCE, Case, Make, Op
 
 
@@ -109,31 +109,34 @@ def _scores(edges: Topology, channels: int, normal: Normal) -> Case:
 
 def _op(
     call: Callable[..., Any],
-    form: Callable[..., Any],
+    forms: Mapping[str, Form],
     variants: Mapping[str, Make],
 ) -> Op:
     name = call.__name__
     specification = getattr(reference, name)
-    return Op(
-        name=name, call=call, reference=specification, forms={ANYWHERE: form}, variants=variants, tolerance=TOLERANCE
-    )
+    return Op(name=name, call=call, reference=specification, forms=forms, variants=variants, tolerance=TOLERANCE)
 
 
-def _segment_op(call: Callable[..., Any]) -> Op:
+def _segment_op(call: Callable[..., Any], forms: Mapping[str, Form] | None = None) -> Op:
+    """An op of messages and receivers; its ``forms`` take (receivers, nodes) as one, plain torch is ``call`` where there are none."""
     variants = {"channels": _messages, "heads": _heads, "numbers": _scores, "equal numbers": _equal_messages}
-    return _op(call, call, variants)
+    return _op(call, {name: _of_segments(form) for name, form in (forms or {}).items()} or {ANYWHERE: call}, variants)
+
+
+def _of_segments(form: Form) -> Form:
+    return lambda messages, receivers, num_nodes: form(messages, (receivers, num_nodes))
 
 
 OPS: Mapping[str, Op] = {
     op.name: op
     for op in (
-        _op(trilinear.gather_multiply_sum, trilinear.sum_to_rows, _sums(from_rows=False)),
-        _op(trilinear.scatter_multiply_sum, trilinear.sum_to_columns, _sums(from_rows=True)),
-        _op(trilinear.edge_product, trilinear.product_of_ends, _products()),
-        _op(outer.outer_sum, outer.sum_of_outer_products, {"directions": _outer_sums}),
-        _op(outer.along_directions, outer.sum_over_axes, {"directions": _along_directions}),
-        _op(outer.along_channels, outer.sum_over_channels, {"directions": _along_channels}),
-        _segment_op(segments.segment_sum),
+        _op(trilinear.gather_multiply_sum, trilinear.A_FORMS, _sums(from_rows=False)),
+        _op(trilinear.scatter_multiply_sum, trilinear.B_FORMS, _sums(from_rows=True)),
+        _op(trilinear.edge_product, trilinear.C_FORMS, _products()),
+        _op(outer.outer_sum, outer.S_FORMS, {"directions": _outer_sums}),
+        _op(outer.along_directions, outer.T_FORMS, {"directions": _along_directions}),
+        _op(outer.along_channels, outer.R_FORMS, {"directions": _along_channels}),
+        _segment_op(segments.segment_sum, per_receiver.SUM_FORMS),
         _segment_op(segments.segment_mean),
         _segment_op(segments.segment_max),
         _segment_op(segments.segment_min),

@@ -12,9 +12,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd import Function
 
-from hydragnn.kernels import ordered
+from hydragnn.kernels import one_pass
 from hydragnn.kernels.family import is_accelerated
-from hydragnn.kernels.winners import WINNERS
+from hydragnn.kernels.per_receiver import SUMS, WINNERS, counts_in_order
 
 
 def segment_sum(
@@ -27,9 +27,7 @@ def segment_sum(
     >>> segment_sum(torch.ones(3, 1), torch.tensor([0, 0, 2]), num_nodes=3).squeeze(1)
     tensor([2., 0., 1.])
     """
-    if is_accelerated(messages.device.type):
-        return ordered.total(messages, receivers, num_nodes)
-    return messages.new_zeros(num_nodes, *messages.shape[1:]).index_add(0, receivers, messages)
+    return SUMS("sum", (messages,), (receivers, num_nodes))
 
 
 def segment_mean(
@@ -99,7 +97,7 @@ def segment_statistics(
     Atomics: none, and the same bits again.
     """
     if is_accelerated(messages.device.type):
-        mean, variance, low, high = ordered.statistics(messages, receivers, num_nodes)
+        mean, variance, low, high = one_pass.statistics(messages, receivers, num_nodes)
         return mean, low, high, (variance + floor).sqrt()
     mean, variance = _centre(messages, receivers, num_nodes)
     low = segment_min(messages, receivers, num_nodes)
@@ -118,7 +116,7 @@ def segment_softmax(
     tensor([0.5000, 0.5000, 1.0000])
     """
     if is_accelerated(scores.device.type):
-        return ordered.softmax(scores, receivers, num_nodes)
+        return one_pass.softmax(scores, receivers, num_nodes)
     highest = segment_max(scores.detach(), receivers, num_nodes)  # [nodes, *features]
     shares = (scores - highest.index_select(0, receivers)).exp()
     return shares / segment_sum(shares, receivers, num_nodes).index_select(0, receivers)
@@ -127,7 +125,7 @@ def segment_softmax(
 def _counts(receivers: Tensor, num_nodes: int, like: Tensor) -> Tensor:
     """Incoming edges per node, at least 1, shaped to divide ``like``."""
     if is_accelerated(receivers.device.type):
-        return ordered.counts(receivers, num_nodes, like)
+        return counts_in_order(receivers, num_nodes, like)
     ones = receivers.new_ones(1).expand(receivers.shape[0])
     # integers: float32 stops counting at 2^24
     counts = receivers.new_zeros(num_nodes).index_add_(0, receivers, ones).clamp_min(1).to(like.dtype)
@@ -137,7 +135,7 @@ def _counts(receivers: Tensor, num_nodes: int, like: Tensor) -> Tensor:
 def _centre(messages: Tensor, receivers: Tensor, num_nodes: int) -> tuple[Tensor, Tensor]:
     """Mean and variance; the second pass over centred values is what keeps the digits."""
     if is_accelerated(messages.device.type):
-        return ordered.statistics(messages, receivers, num_nodes)[:2]
+        return one_pass.statistics(messages, receivers, num_nodes)[:2]
     total = segment_sum(messages, receivers, num_nodes)
     counts = _counts(receivers, num_nodes, total)
     mean = total / counts
@@ -150,7 +148,7 @@ class _Extreme(Function):
 
     @staticmethod
     def forward(ctx: Any, messages: Tensor, receivers: Tensor, num_nodes: int, which: str) -> Tensor:
-        form = ordered.extreme if is_accelerated(messages.device.type) else scattered_extreme
+        form = one_pass.extreme if is_accelerated(messages.device.type) else scattered_extreme
         value, winner = form(messages, receivers, num_nodes, which)
         ctx.save_for_backward(winner)
         ctx.edges = messages.shape[0]

@@ -20,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hydragnn.graphs.topology import Topology
-from hydragnn.kernels import triton_forms
+from hydragnn.kernels import cpu, triton_forms
 from hydragnn.kernels.family import ANYWHERE, FUSABLE, INCOMING, Family, Form, Member, on_accelerators
 
 
@@ -149,15 +149,22 @@ def _without_weight(form: Form) -> Form:
     return lambda x, topology: form(x, None, topology)
 
 
-A_FORMS: Mapping[str, Form] = {ANYWHERE: sum_to_rows, FUSABLE: add_to_rows, **on_accelerators(triton_forms.sum_to_rows)}
+A_FORMS: Mapping[str, Form] = {
+    ANYWHERE: sum_to_rows,
+    FUSABLE: add_to_rows,
+    "cpu": cpu.or_plain(cpu.sum_to_rows, sum_to_rows),
+    **on_accelerators(triton_forms.sum_to_rows),
+}
 B_FORMS: Mapping[str, Form] = {
     ANYWHERE: sum_to_columns,
     FUSABLE: add_to_columns,
+    "cpu": cpu.or_plain(cpu.sum_to_columns, sum_to_columns),
     **on_accelerators(triton_forms.sum_to_columns),
 }
 C_FORMS: Mapping[str, Form] = {
     ANYWHERE: product_of_ends,
     FUSABLE: multiply_ends,
+    "cpu": cpu.or_plain(cpu.product_of_ends, product_of_ends),
     **on_accelerators(triton_forms.product_of_ends),
 }
 

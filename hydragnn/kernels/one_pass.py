@@ -1,84 +1,17 @@
-"""Reductions per receiver where edges have been sorted by it, in Triton on ROCm and CUDA; every result is differentiable twice.
+"""Reductions per receiver in one pass over the messages, in Triton on ROCm and CUDA; each is differentiable twice.
 
-y_i = sum of m_e over the edges that i receives     dy: m' = u_receiver
-mean, variance, smallest and largest in one pass    dm: one pass too; its own derivative is made of sums and gathers
-softmax                                             ds = y (u - sum of u y over the receiver's edges)
+    mean, variance, smallest and largest     dm: one pass too; its own derivative is made of sums and gathers
+    softmax                                  ds = y (u - sum of u y over the receiver's edges)
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from hydragnn.kernels import triton_forms
-from hydragnn.kernels.family import ANYWHERE, INCOMING, Family, Member, on_accelerators
-from hydragnn.kernels.winners import WINNERS
-
-
-class SegmentOrder(NamedTuple):
-    """Edges by receiver: their numbers, their receivers and where each node's begin."""
-
-    order: Tensor
-    owners: Tensor
-    offsets: Tensor
-
-
-_orders: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-"""Orders by array of receivers, for as long as it lives: all layers of a model share one sort."""
-
-
-def segment_order(receivers: Tensor, num_nodes: int) -> SegmentOrder:
-    """The stable order of edges by receiver; made once for an array of receivers."""
-    made: tuple[int, int, SegmentOrder] | None = _orders.get(receivers)
-    if made is not None and made[:2] == (num_nodes, receivers._version):
-        return made[2]
-    owners, order = torch.sort(receivers, stable=True)
-    offsets = torch.searchsorted(owners, torch.arange(num_nodes + 1, device=receivers.device))
-    _orders[receivers] = (num_nodes, receivers._version, SegmentOrder(order, owners, offsets))
-    return _orders[receivers][2]
-
-
-Segments = tuple[Tensor, int]
-"""Receivers and the number of nodes."""
-
-
-def add_to_nodes(messages: Tensor, segments: Segments) -> Tensor:
-    """Each node's sum of messages in plain torch."""
-    receivers, nodes = segments
-    return messages.new_zeros(nodes, *messages.shape[1:]).index_add(0, receivers, messages)
-
-
-def add_in_order(messages: Tensor, segments: Segments) -> Tensor:
-    """Each node's sum of messages, edge after edge."""
-    return triton_forms.sum_in_order(messages, *segment_order(*segments))
-
-
-def give_to_edges(held: Tensor, segments: Segments) -> Tensor:
-    """What each edge's receiver holds."""
-    return held.index_select(0, segments[0])
-
-
-SUMS = Family(
-    {
-        "total": Member(
-            forms={ANYWHERE: add_to_nodes, **on_accelerators(add_in_order)}, derivatives=(("share", (INCOMING,)),)
-        ),
-        "share": Member(forms={ANYWHERE: give_to_edges}, derivatives=(("total", (INCOMING,)),)),
-    }
-)
-
-
-def total(messages: Tensor, receivers: Tensor, num_nodes: int) -> Tensor:
-    """Each node's sum of messages."""
-    return SUMS("total", (messages,), (receivers, num_nodes))
-
-
-def counts(receivers: Tensor, num_nodes: int, like: Tensor) -> Tensor:
-    """Incoming edges per node, at least 1, shaped to divide ``like``."""
-    degrees = segment_order(receivers, num_nodes).offsets.diff().clamp_min(1)
-    return degrees.to(like.dtype).view(-1, *[1] * (like.dim() - 1))
+from hydragnn.kernels.per_receiver import SUMS, WINNERS, counts_in_order
+from hydragnn.kernels.segment_order import segment_order
 
 
 def extreme(messages: Tensor, receivers: Tensor, num_nodes: int, which: str) -> tuple[Tensor, Tensor]:
@@ -126,15 +59,15 @@ class _StatisticsGradient(Function):
     def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
         messages, mean, to_variance, low_edge, high_edge = ctx.saved_tensors
         segments, edges = ctx.segments, messages.shape[0]
-        share = 1 / counts(*segments, mean)
+        share = 1 / counts_in_order(*segments, mean)
         slope = 2 * share * to_variance
-        sums = SUMS("total", (v,), segments)
-        away = messages - SUMS("share", (mean,), segments)
+        sums = SUMS("sum", (v,), segments)
+        away = messages - SUMS("spread", (mean,), segments)
         return (
-            v * SUMS("share", (slope,), segments),
+            v * SUMS("spread", (slope,), segments),
             -sums * slope,
             sums * share,
-            SUMS("total", (v * away,), segments) * 2 * share,
+            SUMS("sum", (v * away,), segments) * 2 * share,
             WINNERS("from winner", (v,), (low_edge, edges)),
             WINNERS("from winner", (v,), (high_edge, edges)),
             None,
@@ -160,5 +93,5 @@ class _Softmax(Function):
     def backward(ctx: Any, u: Tensor) -> tuple[Tensor | None, ...]:
         (shares,) = ctx.saved_tensors
         weighted = shares * u
-        sums = SUMS("total", (weighted,), ctx.segments)
-        return weighted - shares * SUMS("share", (sums,), ctx.segments), None, None
+        sums = SUMS("sum", (weighted,), ctx.segments)
+        return weighted - shares * SUMS("spread", (sums,), ctx.segments), None, None

@@ -1,0 +1,86 @@
+"""The compiled loops of ``csr.cpp``: found beside this file, loaded when first asked for, called with tensors.
+
+They serve dense CPU tensors of one dtype, fp32 or fp64. Where they are not built, or built from another version, one
+sentence on stderr says so, once, and plain torch serves. Only the installed package is looked into, never the current folder.
+"""
+
+import ctypes
+import functools
+import sys
+import sysconfig
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+LIBRARY = Path(__file__).resolve().with_name(f"csr.{sysconfig.get_platform()}.so")
+VERSION = 1
+"""That of ``csr.cpp``, which this module calls."""
+FUNCTIONS = {
+    "sum_rows": (6, 4),
+    "edge_product": (5, 4),
+    "edge_dot": (5, 3),
+    "outer_sum": (4, 4),
+    "along_directions": (4, 4),
+    "along_channels": (4, 4),
+    "scatter_sum": (3, 4),
+}
+"""How many arrays and how many integers each takes."""
+UNUSABLE = (OSError, AttributeError, ValueError)
+"""What ``load`` raises where there is no library that fits."""
+DTYPES = (torch.float32, torch.float64)
+
+
+def serves(*tensors: Tensor | None) -> bool:
+    """Return True where the compiled loops take these tensors: on a CPU, all of one dtype, fp32 or fp64, and built at all."""
+    dtype = next(tensor.dtype for tensor in tensors if tensor is not None)
+    return (
+        dtype in DTYPES
+        and all(
+            tensor is None or (tensor.dtype == dtype and tensor.is_cpu and type(tensor) in (Tensor, torch.nn.Parameter))
+            for tensor in tensors
+        )
+        and library() is not None
+    )
+
+
+def call(name: str, arrays: tuple[Tensor | None, ...], integers: tuple[int, ...], out: Tensor) -> bool:
+    """Call the loop ``name``, which writes ``out``; its arrays are made dense first. False where it does not serve its input."""
+    loaded = library()
+    assert loaded is not None
+    dense = [None if array is None else array.contiguous() for array in arrays]  # kept alive until the call is over
+    pointers = [None if array is None else array.data_ptr() for array in dense]
+    status: int = getattr(loaded, name)(*pointers, out.data_ptr(), *integers, out.element_size())
+    return status == 0
+
+
+@functools.cache
+def library() -> ctypes.CDLL | None:
+    """The compiled loops; None, which is said once, where there are none that fit."""
+    try:
+        return load(LIBRARY)
+    except UNUSABLE as error:
+        print(f"note: {reason(error)}; plain torch is used instead", file=sys.stderr, flush=True)
+        return None
+
+
+def reason(error: Exception) -> str:
+    """Why there are no compiled loops, and the way to get them."""
+    way = "install the package again where there is a C++ compiler"
+    if isinstance(error, FileNotFoundError):
+        return f"the compiled kernels for CPUs are not built; {way}"
+    return f"the compiled kernels for CPUs cannot be used ({error}); {way}"
+
+
+def load(path: Path) -> ctypes.CDLL:
+    """The library at a path, its functions declared. OSError without it, AttributeError or ValueError where it is another."""
+    if not path.exists():
+        raise FileNotFoundError(path)
+    loaded = ctypes.CDLL(str(path))
+    if loaded.version() != VERSION:
+        raise ValueError(f"{path.name} was built from another version")
+    for name, (arrays, integers) in FUNCTIONS.items():
+        function = getattr(loaded, name)
+        function.argtypes = [*[ctypes.c_void_p] * arrays, *[ctypes.c_int64] * integers]
+        function.restype = ctypes.c_int64
+    return loaded

@@ -1,0 +1,33 @@
+"""The one compiled part of the package; everything else of the installation is in pyproject.toml.
+
+    python setup.py build_ext --inplace     # into this checkout; pip install does the same
+
+Without a C++ compiler the installation goes on, and plain torch serves.
+"""
+
+import sysconfig
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+LOOPS = Extension(
+    "hydragnn.kernels.csr",
+    ["hydragnn/kernels/csr.cpp"],
+    extra_compile_args=["-O3", "-std=c++17", "-Wall", "-Wextra", "-ffp-contract=off"],
+    optional=True,
+)
+
+
+class BuildLibrary(build_ext):
+    """Builds a library with a plain C interface, which is no module of Python and needs no headers of it."""
+
+    def get_ext_filename(self, fullname: str) -> str:
+        """Beside the sources, named after the machine, with dots that no name of a module has."""
+        return f"{fullname.replace('.', '/')}.{sysconfig.get_platform()}.so"
+
+    def get_export_symbols(self, ext: Extension) -> list[str]:
+        """None beside those of the sources; a module would have PyInit."""
+        return list(ext.export_symbols)
+
+
+setup(ext_modules=[LOOPS], cmdclass={"build_ext": BuildLibrary})

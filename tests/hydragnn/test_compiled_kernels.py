@@ -1,0 +1,180 @@
+"""The compiled loops for CPUs: what they give, what they leave to plain torch, and what happens where they are not built."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from hydragnn.kernels import OPS, Topology, compiled, gather_multiply_sum, segment_sum
+from hydragnn.kernels.family import ANYWHERE
+from hydragnn.kernels.ops import case_graphs, graph, random_graph
+
+GRAPHS = case_graphs() | {
+    "senders backwards": graph(9, 9, [(8 - e % 9, e // 3) for e in range(27)]),
+    "all from one": graph(7, 7, [(3, e // 2) for e in range(14)]),
+    "random": random_graph(11, 4, seed=3),
+}
+built = pytest.mark.skipif(compiled.library() is None, reason="the compiled kernels are not built")
+with_forms_of_their_own = pytest.mark.parametrize("name", [name for name, op in OPS.items() if "cpu" in op.forms])
+
+
+@pytest.fixture
+def without_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.setattr(compiled, "LIBRARY", tmp_path / "csr.so")
+    compiled.library.cache_clear()
+    yield
+    monkeypatch.undo()
+    compiled.library.cache_clear()
+
+
+@built
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("width", [1, 20, 48, 130])
+@with_forms_of_their_own
+def test_every_width_equals_plain_torch(name: str, width: int, dtype: torch.dtype) -> None:
+    op = OPS[name]
+    for case, given in op.cases(GRAPHS, width):
+        moved = given.to(dtype=dtype)
+        value, expected = (op.forms[form](*moved.tensors, *moved.rest) for form in ("cpu", ANYWHERE))
+        for actual, plain in zip(in_a_tuple(value), in_a_tuple(expected)):
+            assert actual.shape == plain.shape and actual.dtype == plain.dtype, case
+            # sums over channels have other orders
+            torch.testing.assert_close(actual, plain, rtol=0, atol=float(plain.numel() and plain.abs().max()) * 1e-6)
+
+
+def in_a_tuple(value: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+@built
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_sums_over_edges_have_the_bits_of_plain_torch(dtype: torch.dtype) -> None:
+    for name in ("gather_multiply_sum", "scatter_multiply_sum", "segment_sum"):
+        op = OPS[name]
+        for case, given in op.cases({"many edges": random_graph(40, 25)}, 33):
+            if case.endswith(("weight per channel", "channels")):
+                moved = given.to(dtype=dtype)
+                value, expected = (op.forms[form](*moved.tensors, *moved.rest) for form in ("cpu", ANYWHERE))
+                assert torch.equal(value, expected), case
+
+
+@built
+@with_forms_of_their_own
+def test_infinities_and_nan_go_where_the_reference_has_them(name: str) -> None:
+    op = OPS[name]
+    for case, given in op.cases(GRAPHS):
+        for place in range(len(given.tensors)):
+            tensors = [tensor.clone() for tensor in given.tensors]
+            for bad, value in enumerate((float("nan"), float("inf"), -float("inf"))):
+                tensors[place].view(-1)[bad::7] = value
+            broken = replace(given, tensors=tuple(tensors))
+            value, expected = (f(*broken.tensors, *broken.rest) for f in (op.forms["cpu"], op.reference))
+            for actual, exact in zip(in_a_tuple(value), in_a_tuple(expected)):
+                torch.testing.assert_close(actual, exact, equal_nan=True, msg=f"{case}, tensor {place}")
+
+
+@built
+@with_forms_of_their_own
+def test_tensors_that_are_not_dense_give_the_same(name: str) -> None:
+    op = OPS[name]
+    for case, given in op.cases(GRAPHS):
+        strided = tuple(tensor.repeat_interleave(2, dim=-1)[..., ::2] for tensor in given.tensors)
+        turned = tuple(tensor.transpose(0, -1).contiguous().transpose(0, -1) for tensor in given.tensors)
+        for tensors in (strided, turned):
+            value, expected = (
+                op.forms["cpu"](*given_tensors, *given.rest) for given_tensors in (tensors, given.tensors)
+            )
+            assert all(torch.equal(*pair) for pair in zip(in_a_tuple(value), in_a_tuple(expected))), case
+
+
+@built
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@with_forms_of_their_own
+def test_half_precision_is_left_to_plain_torch(name: str, dtype: torch.dtype) -> None:
+    op = OPS[name]
+    for _, given in op.cases(GRAPHS):
+        moved = given.to(dtype=dtype)
+        value, expected = (op.forms[form](*moved.tensors, *moved.rest) for form in ("cpu", ANYWHERE))
+        assert all(torch.equal(*pair) for pair in zip(in_a_tuple(value), in_a_tuple(expected)))
+
+
+@built
+def test_tensors_of_two_dtypes_are_left_to_plain_torch() -> None:
+    edges = GRAPHS["many"]
+    x, weight = torch.ones(6, 3, dtype=torch.float64), torch.ones(20, 3)
+    assert gather_multiply_sum(x, weight, edges).dtype == torch.float64
+
+
+@built
+def test_a_receiver_that_is_no_node_is_refused() -> None:
+    with pytest.raises((IndexError, RuntimeError), match=r"out of (range|bounds)"):
+        segment_sum(torch.ones(2, 3), torch.tensor([0, 2]), 2)
+
+
+@pytest.mark.usefixtures("without_library")
+@pytest.mark.parametrize("name", OPS)
+def test_without_the_library_every_op_equals_its_reference(name: str) -> None:
+    op = OPS[name]
+    for case, given in op.cases({name: GRAPHS[name] for name in ("no edges", "many")}):
+        assert op.within(op.compare(given)), case
+
+
+@pytest.mark.usefixtures("without_library")
+def test_without_the_library_one_sentence_says_so_once(capsys: pytest.CaptureFixture[str]) -> None:
+    edges = Topology.square(torch.tensor([0]), torch.tensor([0]), 1)
+    for _ in range(2):
+        assert gather_multiply_sum(torch.ones(1, 1), torch.ones(1, 1), edges).tolist() == [[1.0]]
+    assert capsys.readouterr().err == (
+        "note: the compiled kernels for CPUs are not built; install the package again where there is a C++ compiler; "
+        "plain torch is used instead\n"
+    )
+
+
+@pytest.mark.usefixtures("without_library")
+def test_what_is_no_library_or_one_of_another_version_is_not_used(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled.LIBRARY.write_bytes(b"not a library")
+    assert compiled.library() is None
+    assert "cannot be used" in capsys.readouterr().err
+    monkeypatch.undo()
+    if compiled.LIBRARY.exists():
+        monkeypatch.setattr(compiled, "VERSION", compiled.VERSION + 1)
+        compiled.library.cache_clear()
+        assert compiled.library() is None
+        assert "was built from another version" in capsys.readouterr().err
+
+
+def test_the_library_of_the_current_folder_is_not_loaded(root: Path, tmp_path: Path) -> None:
+    assert compiled.LIBRARY.parent == Path(compiled.__file__).resolve().parent
+    (tmp_path / compiled.LIBRARY.name).write_bytes(b"not a library")
+    code = "from hydragnn.kernels import compiled; compiled.library(); print(compiled.LIBRARY.parent)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "cannot be used" not in done.stderr
+    assert Path(done.stdout.strip()) != tmp_path
+
+
+def build(root: Path, out: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "setup.py", "build_ext", "--build-lib", str(out), "--build-temp", str(out / "temporary")]
+    return subprocess.run(
+        command, cwd=root, env={"PATH": "/usr/bin:/bin"} | environment, capture_output=True, text=True
+    )
+
+
+def test_an_installation_without_a_compiler_goes_on(root: Path, tmp_path: Path) -> None:
+    done = build(root, tmp_path, CC="/nowhere/cc", CXX="/nowhere/c++")
+    assert done.returncode == 0, done.stderr
+    assert not list(tmp_path.rglob("*.so"))
+
+
+@pytest.mark.slow
+@built
+def test_the_sources_compile_without_a_warning_to_what_is_installed(root: Path, tmp_path: Path) -> None:
+    done = build(root, tmp_path)
+    assert done.returncode == 0 and "csr.cpp:" not in done.stdout + done.stderr
+    assert [path.name for path in tmp_path.rglob("*.so")] == [compiled.LIBRARY.name]
