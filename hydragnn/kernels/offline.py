@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,20 +38,44 @@ class Compiled:
     occupancy: str
     loads: Mapping[int, int]
     """Load instructions from memory by bytes per thread."""
+    expected: tuple[int, int]
+    """So many loads of so many bytes carry the numbers of a tile: 16 bytes each where width, dtype and tile allow."""
     swaps: int
     """Compare-and-swap instructions: what float atomics become where the architecture has none."""
 
     @property
-    def name(self) -> str:
-        """The kernel and what distinguishes its variant."""
-        shown = ((key.lower(), value) for key, value in self.constants.items() if key not in ("SPLIT", "OFF"))
-        return f"{self.kernel}({', '.join(f'{key}={value}' for key, value in shown)})"
+    def faults(self) -> list[str]:
+        """What must not be: registers that do not fit, loads that are narrower than they could be, compare-and-swap."""
+        loads, size = self.expected
+        wide = sum(count for width, count in self.loads.items() if width >= size)
+        found = {
+            f"{self.spilled} registers spilled": self.spilled > 0,
+            f"{wide} loads of {size} bytes instead of {loads}": wide < loads,
+            "atomics by compare-and-swap": self.swaps > 0,
+        }
+        return [fault for fault, present in found.items() if present]
 
-    @property
-    def vector_share(self) -> float:
-        """Share of bytes that are loaded 16 bytes at a time."""
-        total = sum(size * count for size, count in self.loads.items())
-        return 16 * self.loads.get(16, 0) / total if total else 1.0
+
+READS: Mapping[str, Callable[[Mapping[str, Any]], int]] = {
+    "sum_rows": lambda c: (c["GROUP"] if c["X_AXES"] else 1) + (c["WEIGHT"] == 2),
+    "sum_windows": lambda c: 2 * ((c["GROUP"] if c["X_AXES"] else 1) + (c["WEIGHT"] == 2)),
+    "join_windows": lambda c: 1,
+    "multiply_ends": lambda c: c["AXES"] * (1 + c["GATHER"]),
+    "dot_ends": lambda c: 2 * c["AXES"],
+    "reduce_rows": lambda c: 1,
+    "reduce_rows_gradient": lambda c: 1,
+    "softmax_rows": lambda c: 2,
+}
+"""How many tiles of numbers a kernel reads in each turn of its loops."""
+
+
+def _expected(kernel: str, constants: Mapping[str, Any], number: int, lanes: int) -> tuple[int, int]:
+    """How many loads of how many bytes read these tiles, of numbers of so many bytes; the widest load has 16."""
+    share = (
+        constants["BE"] * constants["BF"] * number // (constants["num_warps"] * lanes)
+    )  # bytes of a thread in a tile
+    size = max(number, min(16, constants["VEC"] * number, share))
+    return READS[kernel](constants) * max(1, share // size), size
 
 
 def compiled(
@@ -64,7 +88,6 @@ def compiled(
     collector = _collector(architecture)
     for width in channels:
         for dtype in dtypes:
-            collector.kind = str(dtype).removeprefix("torch.")
             for name, op in OPS.items():
                 if only in name:
                     for _, case in op.cases({"random": random_graph(64, 10)}, width):
@@ -103,7 +126,15 @@ class _Collector(triton_forms.Launcher):
             return
         self.seen.add(key)
         binary = kernel.warmup(*arguments, grid=(1,), **options)
-        self.new.append(_read(binary, kernel.__name__, self.name, options))
+        named = dict(zip(kernel.arg_names, given))
+        number = next(named[name].itemsize for name in ("x", "right", "partial") if name in named)
+        expected = _expected(kernel.__name__, options, number, 32 if self.name.startswith("sm_") else 64)
+        about = (
+            _read_amd(binary.asm["amdgcn"]) if "amdgcn" in binary.asm else _read_nvidia(binary, options["num_warps"])
+        )
+        constants = {key: str(v) for key, v in options.items() if key not in ("enable_fp_fusion", "SPLIT")}
+        found = {"kernel": kernel.__name__, "constants": constants, "architecture": self.name, "expected": expected}
+        self.new.append(Compiled(**found, **about))
 
     def launched_in(self, call: Any, case: Case) -> list[Compiled]:
         """What a call and its derivative launch and no earlier one did."""
@@ -138,13 +169,6 @@ class _Driver:
 
 LOADED = re.compile(r"^\s+(?:global|buffer|flat)_load_(?:(\w*)dword(?:x(\d))?|[su](byte|short)\w*)", re.MULTILINE)
 LOADED_PTX = re.compile(r"\bld\.global(?:\.\w+)*?(?:\.v(\d))?\.[bufs](\d+)")
-
-
-def _read(binary: Any, kernel: str, architecture: str, options: Mapping[str, Any]) -> Compiled:
-    """What the assembler text, or for NVIDIA the object file, says of a kernel."""
-    about = _read_amd(binary.asm["amdgcn"]) if "amdgcn" in binary.asm else _read_nvidia(binary, options["num_warps"])
-    constants = {key: value for key, value in options.items() if key != "enable_fp_fusion"}
-    return Compiled(kernel=kernel, constants=constants, architecture=architecture, **about)
 
 
 def _read_amd(text: str) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Reductions per receiver in one pass over the messages, in Triton on ROCm and CUDA; each is differentiable twice.
 
-    mean, variance, smallest and largest     dm: one pass too; its own derivative is made of sums and gathers
-    softmax                                  ds = y (u - sum of u y over the receiver's edges)
+mean, variance, smallest and largest     dm: one pass too; its own derivative is made of sums and gathers
+softmax                                  ds = y (u - sum of u y over the receiver's edges)
 """
 
 from typing import Any
@@ -59,7 +59,7 @@ class _StatisticsGradient(Function):
     def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
         messages, mean, to_variance, low_edge, high_edge = ctx.saved_tensors
         segments, edges = ctx.segments, messages.shape[0]
-        share = 1 / counts_in_order(*segments, mean)
+        share = 1 / counts_in_order(segments[0], segments[1], mean)
         slope = 2 * share * to_variance
         sums = SUMS("sum", (v,), segments)
         away = messages - SUMS("spread", (mean,), segments)

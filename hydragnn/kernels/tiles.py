@@ -8,7 +8,7 @@ import torch
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tile:
-    """Numbers that one program handles at once (edges x channels x axes), in how many warps or waves."""
+    """Numbers of four bytes that one program handles at once (edges x channels x axes), in how many warps or waves."""
 
     numbers: int
     warps: int
@@ -18,6 +18,7 @@ TILES: Mapping[str, Mapping[str, Tile]] = {
     "sums": {"gfx": Tile(numbers=1024, warps=1), "sm_": Tile(numbers=512, warps=1)},
     "edges": {"gfx": Tile(numbers=2048, warps=4), "sm_": Tile(numbers=2048, warps=4)},
     "segments": {"gfx": Tile(numbers=512, warps=1), "sm_": Tile(numbers=256, warps=1)},
+    "statistics": {"gfx": Tile(numbers=256, warps=1), "sm_": Tile(numbers=256, warps=1)},
 }
 """By group of kernels, then by how the name of the architecture begins; the longest that fits counts."""
 

@@ -120,7 +120,8 @@ def reductions(
     (mean, variance), (least, least_at), (most, most_at) = ((x, x) if pair is None else pair for pair in pairs)
     given = (offsets, order, x.contiguous(), mean, variance, least, most, least_at, most_at)
     asked = {"MOMENTS": moments, "LOW": low, "HIGH": high}
-    _launch_rows(kernels.reduce_rows, given, asked, none=x.shape[0])
+    group = "statistics" if moments else "segments"
+    _launch_rows(kernels.reduce_rows, given, asked, group, x.shape[0])
     return pairs
 
 
@@ -131,7 +132,9 @@ def reductions_gradient(x: Tensor, order: Tensor, owners: Tensor, offsets: Tenso
     mean, to_mean, to_variance, to_low, to_high, low_edge, high_edge = (tensor.contiguous() for tensor in rest)
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     edges, incoming = (mean, low_edge, high_edge), (to_mean, to_variance, to_low, to_high)
-    _launch_rows(kernels.reduce_rows_gradient, (offsets, order, x.contiguous(), *edges, *incoming, out), {})
+    _launch_rows(
+        kernels.reduce_rows_gradient, (offsets, order, x.contiguous(), *edges, *incoming, out), {}, "statistics"
+    )
     return out
 
 
@@ -140,18 +143,18 @@ def softmax(x: Tensor, order: Tensor, owners: Tensor, offsets: Tensor) -> Tensor
     from hydragnn.kernels import triton_segments as kernels
 
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
-    _launch_rows(kernels.softmax_rows, (offsets, order, x.contiguous(), out), {})
+    _launch_rows(kernels.softmax_rows, (offsets, order, x.contiguous(), out), {}, "segments")
     return out
 
 
-def _launch_rows(kernel: Any, given: tuple[Tensor, ...], constants: dict[str, Any], **sizes: int) -> None:
+def _launch_rows(kernel: Any, given: tuple[Tensor, ...], constants: dict[str, Any], group: str, *sizes: int) -> None:
     """A kernel with one program per row of messages, the third of ``given``."""
     offsets, _, x = given[:3]
     rows, channels = offsets.shape[0] - 1, x.shape[1:].numel()
     if rows and channels:
-        options, tiles = _options("segments", (x,), channels, 1)
+        options, tiles = _options(group, (x,), channels, 1)
         units = channels // options["VEC"]
-        _launcher[-1](kernel, (rows, tiles), (*given, units, *sizes.values()), {**options, **constants})
+        _launcher[-1](kernel, (rows, tiles), (*given, units, *sizes), {**options, **constants})
 
 
 def _sum(
@@ -242,10 +245,11 @@ def _options(group: str, tensors: Sequence[Tensor | None], channels: int, axes: 
 
     known = [tensor for tensor in tensors if tensor is not None]
     tile = tile_of(group, _launcher[-1].architecture(known[0].device))
-    edges, wide = tile_shape(tile, channels, axes)
+    double = _sum_dtype(*known) == torch.float64
+    edges, wide = tile_shape(tile, channels, 2 * axes if double else axes)
     options = {
         "VEC": math.gcd(channels, 16),
-        "ACC": tl.float64 if _sum_dtype(*known) == torch.float64 else tl.float32,
+        "ACC": tl.float64 if double else tl.float32,
         "OFF": tl.int64 if any(tensor.numel() >= 2**31 for tensor in known) else tl.int32,
         "BE": edges,
         "BF": wide,

@@ -132,7 +132,8 @@ def softmax_rows(offsets, order, x, out, units, VEC: tl.constexpr,
         total = total * tl.exp(most - higher) + tl.exp(v - higher)
         most = higher
     largest = tl.max(most, 0)
-    scale = 1.0 / tl.sum(total * tl.exp(most - largest[None, :]), 0)
+    sums = tl.sum(total * tl.exp(most - largest[None, :]), 0)
+    scale = 1.0 / tl.where(last > first, sums, 1.0)
     for start in range(first, last, BE):
         p = start + tl.arange(0, BE)
         known = p < last
