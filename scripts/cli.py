@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from hydragnn.allocator import keep_memory
 from hydragnn.errors import InputError, Interrupted
 from hydragnn.record import RunRecord
 from hydragnn.scripts import api
@@ -378,6 +379,7 @@ def _exit(code: int) -> NoReturn:
 
 def main() -> None:
     """Run the command line: 0 on success, 2 with one sentence on bad input, 3 on a failed run or prediction, 130 on Ctrl-C, 75 at the end of an allocation."""
+    keep_memory()
     try:
         app()
     except InputError as error:

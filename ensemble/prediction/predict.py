@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from hydragnn.allocator import keep_memory
 from hydragnn.datasets import BatchSettings
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.plan import Chunk, chunks_of, default_budget, units_of
@@ -188,6 +189,7 @@ def _schedule(job: Job, ensemble: Ensemble, chunks: Sequence[Chunk], opening: di
 
 def _predict_as_child(rank: int, size: int, threads: int, opening: dict[str, Any], folder: Path, job: Job) -> None:
     """A local worker's whole life."""
+    keep_memory()
     torch.set_num_threads(threads)
     ended = contextlib.suppress(KeyboardInterrupt)
     with ended, interruptible(signal.SIGINT, signal.SIGHUP) as check, at_work(ChildGroup(rank, size, opening)) as group:

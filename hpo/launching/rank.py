@@ -22,8 +22,6 @@ LOCAL_RANKS = (
 )
 VISIBLE = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-MALLOC = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=17179869184:glibc.malloc.top_pad=67108864"
-"""Large tensors stay with the process instead of being mapped and faulted in anew at every allocation; docs/benchmarks.md."""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -38,7 +36,7 @@ def main(arguments: Sequence[str]) -> None:
     cores = share(own_cores(), part, options.parts)
     with suppress(OSError, AttributeError):  # some systems cannot bind; then the threads still are as many as the cores
         os.sched_setaffinity(0, with_siblings(cores))
-    environment = {**os.environ, **thread_variables(len(cores), os.environ, options.gpus)}
+    environment = {**os.environ, **dict.fromkeys(THREADS, str(len(cores)))}
     for name, value in gpu_variables(os.environ, part, options.parts, options.gpus).items():
         environment.pop(name, None)
         if value is not None:
@@ -84,14 +82,6 @@ def siblings(cpu: int) -> set[int]:
 def with_siblings(cores: Sequence[int]) -> set[int]:
     """Cores with all their hardware threads."""
     return {thread for core in cores for thread in siblings(core)}
-
-
-def thread_variables(threads: int, environment: Mapping[str, str], gpus: int) -> dict[str, str]:
-    """As many threads as cores, and on the CPU a memory allocator that keeps what it has; what the user set stays."""
-    variables = dict.fromkeys(THREADS, str(threads))
-    if not gpus and "GLIBC_TUNABLES" not in environment:
-        variables["GLIBC_TUNABLES"] = MALLOC
-    return variables
 
 
 def gpu_variables(environment: Mapping[str, str], part: int, parts: int, gpus: int) -> dict[str, str | None]:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from hydragnn.allocator import keep_memory
 from hydragnn.config import RunConfig, stored_config
 from hydragnn.datasets import GraphStore, open_store
 from hydragnn.distributed.launch import LaunchError, this_launch
@@ -34,6 +35,7 @@ BAD_INPUT, FAILED, FENCED = 2, 3, 4
 def main(arguments: list[str] | None = None) -> int:
     """Train as the command line says; gives the exit code."""
     options = parse(arguments)
+    keep_memory()
     torch.set_num_threads(options.threads)
     attempt = Attempt(folder=options.folder, number=options.attempt)
     try:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from hydragnn.allocator import keep_memory
 from hydragnn.errors import InputError, nearest
 
 NAMES = ("acac", "cantilever", "fept", "mlearn", "terfenol")
@@ -29,6 +30,7 @@ def recipe(
 
 
 if __name__ == "__main__":
+    keep_memory()
     try:
         typer.run(recipe)
     except InputError as error:

@@ -5,7 +5,7 @@
 OTHER is the folder of a checkout, with its own ``.venv`` if it has one. Both serve steps of ``bench_models.py`` as it stands in
 their checkout; in every round each takes some, the first in turn. The ratio is their time over ours, the median over rounds
 and over fresh pairs of processes, since a process keeps the luck of its memory for life: above 1 ours is faster. CPU time is
-disturbed less by a busy machine than time on the wall. Memory is kept as ``hpo/launching/rank.py`` has it kept.
+disturbed less by a busy machine than time on the wall. Both keep freed memory (``hydragnn/allocator.py``).
 """
 
 import argparse
@@ -18,8 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from hydragnn.hpo.launching.rank import MALLOC
-
+MALLOC = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=17179869184:glibc.malloc.top_pad=67108864"
 STEPS = 4
 HERE = Path(__file__).resolve().parent.parent.parent
 KINDS = ("schnet", "painn", "egnn", "pna", "relational")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hydragnn.errors import InputError
 from hydragnn.hpo.launching.allocation import Allocation, hosts, own_gpus, read_allocation
-from hydragnn.hpo.launching.rank import gpu_variables, local_rank, share, thread_variables
+from hydragnn.hpo.launching.rank import gpu_variables, local_rank, share
 from hydragnn.hpo.launching.sites import Evidence, Flux, Mpiexec, Slurm, Step, site_of
 
 SCONTROL = "JobId=7 JobName=pilot TimeLimit={limit} EndTime={end} NumNodes=3 TresPerNode=gres/gpu:8 StepMgrEnabled=Yes"
@@ -163,12 +163,7 @@ def test_every_rank_sees_its_own_gpu_through_one_variable_only() -> None:
     assert [list(gpu_variables({}, part, 16, 8).values()).count(None) for part in (0, 15)] == [2, 2]
 
 
-def test_threads_follow_the_cores_and_what_the_user_set_for_malloc_stays() -> None:
-    assert thread_variables(7, {}, gpus=8) == dict.fromkeys(
-        ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "7"
-    )
-    assert "mmap_max=0" in thread_variables(1, {}, gpus=0)["GLIBC_TUNABLES"]
-    assert "GLIBC_TUNABLES" not in thread_variables(1, {"GLIBC_TUNABLES": "x"}, gpus=0)
+def test_the_number_of_a_rank_on_its_node_is_that_of_its_launcher() -> None:
     assert local_rank({"SLURM_LOCALID": "3"}) == local_rank({"FLUX_TASK_LOCAL_ID": "3", "SLURM_LOCALID": "0"}) == 3
 
 
