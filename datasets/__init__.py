@@ -19,7 +19,7 @@ from hydragnn.datasets.normalisation import (
     normalise,
     reference_sums,
 )
-from hydragnn.datasets.packing import Budget, pack, shard
+from hydragnn.datasets.packing import Budget, pack, share_of
 from hydragnn.datasets.settings import BatchSettings, DataSettings, SplitSettings
 from hydragnn.datasets.shared import load_into_memory
 from hydragnn.datasets.split import Split, make_split

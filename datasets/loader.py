@@ -7,7 +7,7 @@ from jaxtyping import Int64
 from numpy import ndarray
 
 from hydragnn.datasets.memory import MemoryStore
-from hydragnn.datasets.packing import Budget, pack, shard
+from hydragnn.datasets.packing import Budget, pack, share_of
 from hydragnn.datasets.store import GraphStore
 from hydragnn.graphs.batch import GraphBatch
 
@@ -60,15 +60,18 @@ class Loader:
         """This rank's share of every batch of an epoch from step ``start`` on; a share may have no graphs."""
         step = 0
         for window in self._windows(number):
-            shares = [shard(batch, self.sizes, self.ranks)[self.rank] for batch in window[max(0, start - step) :]]
+            rest = window[max(0, start - step) :]
             step = max(step, min(start, step + len(window)))
-            for share in self._read(shares):
+            for share in self._read(share_of(batch, self.sizes, self.ranks, self.rank) for batch in rest):
                 yield step, share
                 step += 1
 
-    def _read(self, shares: list[Int64[ndarray, " _"]]) -> Iterator[GraphBatch]:
-        if self.window is None or not shares:
-            yield from (self.store.read(share, self.fields) for share in shares)
+    def _read(self, planned: Iterator[Int64[ndarray, " _"]]) -> Iterator[GraphBatch]:
+        if self.window is None:
+            yield from (self.store.read(share, self.fields) for share in planned)
+            return
+        shares = [*planned]
+        if not shares:
             return
         graphs_of_all = np.unique(np.concatenate(shares))
         held = MemoryStore(self.store.read(graphs_of_all, self.fields))

@@ -1,8 +1,9 @@
-"""Batches within a budget, and their shares of equal cost for several ranks."""
+"""Batches within a budget, and what each of several ranks does of them, at equal cost."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from heapq import heapify, heapreplace
+from heapq import heapreplace
+from itertools import pairwise
 
 import numpy as np
 from jaxtyping import Int64
@@ -12,6 +13,9 @@ from hydragnn.datasets.store import Sizes
 from hydragnn.errors import InputError
 
 NODE_COST = 8  # measured: one node costs about as much as eight edges
+TEAM = 16  # ranks whose shares are balanced one by one
+BLOCK = 1024  # ranks among whose teams graphs are dealt
+CLASSES = 65_535  # of costs, when they are dealt
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,14 +39,25 @@ def pack(sizes: Sizes, indices: Int64[ndarray, " chosen"], budget: Budget) -> li
     nodes, edges = sizes.nodes[indices], sizes.edges[indices]
     check_budget(indices, nodes, budget.max_nodes, "nodes")
     check_budget(indices, edges, budget.max_edges, "edges")
-    limits = (budget.max_graphs or np.inf, budget.max_nodes or np.inf, budget.max_edges or np.inf)
-    cuts, graphs, node_sum, edge_sum = [0], 0, 0, 0
-    for position, (node_count, edge_count) in enumerate(zip(nodes.tolist(), edges.tolist())):
-        graphs, node_sum, edge_sum = graphs + 1, node_sum + node_count, edge_sum + edge_count
-        if graphs > limits[0] or node_sum > limits[1] or edge_sum > limits[2]:
-            cuts.append(position)
-            graphs, node_sum, edge_sum = 1, node_count, edge_count
-    return [indices[a:b] for a, b in zip(cuts, [*cuts[1:], len(indices)]) if b > a]
+    end_of = _ends(nodes, edges, budget).tolist()  # of a batch that begins at this position
+    cuts = [0]
+    while cuts[-1] < len(indices):
+        cuts.append(end_of[cuts[-1]])
+    return [indices[a:b] for a, b in pairwise(cuts)]
+
+
+def _ends(
+    nodes: Int64[ndarray, " chosen"], edges: Int64[ndarray, " chosen"], budget: Budget
+) -> Int64[ndarray, " chosen"]:
+    """Where a batch ends that begins at each position: one past its last graph."""
+    ends = np.full(len(nodes), len(nodes), dtype=np.int64)
+    if budget.max_graphs:
+        ends = np.minimum(np.arange(len(nodes)) + budget.max_graphs, ends)
+    for counts, limit in ((nodes, budget.max_nodes), (edges, budget.max_edges)):
+        if limit:
+            before = np.concatenate([[0], counts.cumsum()])
+            ends = np.minimum(np.searchsorted(before, before[:-1] + limit, side="right") - 1, ends)
+    return ends
 
 
 def check_budget(indices: Int64[ndarray, " chosen"], counts: Int64[ndarray, " graphs"], limit: int, what: str) -> None:
@@ -59,26 +74,58 @@ def graph_costs(sizes: Sizes, indices: Int64[ndarray, " chosen"]) -> Int64[ndarr
     return sizes.edges[indices] + NODE_COST * sizes.nodes[indices]
 
 
-def shard(batch: Int64[ndarray, " chosen"], sizes: Sizes, ranks: int) -> list[Int64[ndarray, " _"]]:
-    """The batch as one share per rank, of nearly equal cost: longest processing time first (Graham 1969).
+def share_of(batch: Int64[ndarray, " chosen"], sizes: Sizes, ranks: int, rank: int) -> Int64[ndarray, " _"]:
+    """What one rank does of a batch; the costs of all ranks are nearly equal.
 
-    A rank has an empty share where there are fewer graphs than ranks. The order inside a share is that of the batch.
+    A rank plans only for its team: blocks of at most ``BLOCK`` ranks take consecutive parts of the batch, whose graphs are dealt by cost to
+    teams of at most ``TEAM`` ranks, and inside a team the longest comes first (Graham 1969). So planning hardly grows with the
+    number of ranks. A share is empty where there are fewer graphs than ranks. Its order is that of the batch.
 
     >>> sizes = Sizes(nodes=np.array([1, 1, 1]), edges=np.array([90, 50, 40]))
-    >>> shard(np.array([1, 2, 0]), sizes, ranks=2)
+    >>> [share_of(np.array([1, 2, 0]), sizes, ranks=2, rank=rank) for rank in range(2)]
     [array([0]), array([1, 2])]
     """
     if ranks == 1:
-        return [batch]
-    costs = graph_costs(sizes, batch)
+        return batch
+    blocks = -(-ranks // BLOCK)
+    block = rank * blocks // ranks
+    first, last = (-(-number * ranks // blocks) for number in (block, block + 1))  # its ranks
+    part = batch[len(batch) * first // ranks : len(batch) * last // ranks]
+    costs = graph_costs(sizes, part)
+    ranks, rank = last - first, rank - first
+    teams = -(-ranks // TEAM)
+    dealt = dealt_to(rank % teams, costs, teams, ranks)
+    owner = longest_first(costs[dealt], len(range(rank % teams, ranks, teams)))
+    return part[dealt[owner == rank // teams]]
+
+
+def dealt_to(team: int, costs: Int64[ndarray, " chosen"], teams: int, ranks: int) -> Int64[ndarray, " _"]:
+    """Positions of the graphs that a team gets, in ascending order: dealt like cards, the dearest first and every other round backwards.
+
+    Every round has a card for each of the ranks; those of a team are ``teams`` apart, so that all teams get some of the dearest.
+    """
+    if teams == 1:
+        return np.arange(len(costs))
+    width = int(costs.max(initial=1)) // CLASSES + 1
+    order = np.argsort((CLASSES - costs // width).astype(np.uint16), kind="stable")  # by counting, as two bytes allow
+    rounds, over = divmod(len(order), ranks)
+    table = order[: rounds * ranks].reshape(rounds, ranks)
+    last = order[rounds * ranks :]
+    seats = np.arange(over) if rounds % 2 == 0 else ranks - 1 - np.arange(over)
+    dealt = [table[0::2, team::teams], table[1::2, ::-1][:, team::teams], last[seats % teams == team]]
+    return np.sort(np.concatenate([one.ravel() for one in dealt]))
+
+
+def longest_first(costs: Int64[ndarray, " chosen"], ranks: int) -> Int64[ndarray, " chosen"]:
+    """The rank of every graph: in the order of falling cost each goes to the rank that has least to do."""
     loads = [(0, rank) for rank in range(ranks)]
-    heapify(loads)
-    owner = np.empty(len(batch), dtype=np.int64)
+    owner = np.empty(len(costs), dtype=np.int64)
+    values = costs.tolist()
     for position in np.argsort(-costs, kind="stable").tolist():
         load, rank = loads[0]
         owner[position] = rank
-        heapreplace(loads, (load + int(costs[position]), rank))
-    return [batch[owner == rank] for rank in range(ranks)]
+        heapreplace(loads, (load + values[position], rank))
+    return owner
 
 
 def loads_of(shares: Iterable[Int64[ndarray, " _"]], sizes: Sizes) -> list[int]:

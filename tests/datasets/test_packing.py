@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hydragnn.datasets import Budget, Sizes, pack, shard
-from hydragnn.datasets.packing import graph_costs, loads_of
+from hydragnn.datasets import Budget, Sizes, pack, share_of
+from hydragnn.datasets.packing import BLOCK, TEAM, graph_costs, loads_of
 from hydragnn.errors import InputError
 
 COUNTS = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 300)), min_size=1, max_size=120)
@@ -49,6 +49,10 @@ def test_a_batch_is_closed_only_when_the_next_graph_would_not_fit(counts: list[t
         assert sizes.nodes[batch].sum() + sizes.nodes[following[0]] > budget
 
 
+def shares_of(batch: np.ndarray, sizes: Sizes, ranks: int) -> list[np.ndarray]:
+    return [share_of(batch, sizes, ranks, rank) for rank in range(ranks)]
+
+
 @settings(deadline=None, max_examples=80)
 @given(COUNTS, st.integers(1, 9))
 def test_sharding_loses_nothing_and_stays_within_the_bound_of_longest_first(
@@ -56,7 +60,7 @@ def test_sharding_loses_nothing_and_stays_within_the_bound_of_longest_first(
 ) -> None:
     sizes = sizes_of(counts)
     batch = np.arange(len(counts))[::-1].copy()
-    shares = shard(batch, sizes, ranks)
+    shares = shares_of(batch, sizes, ranks)
     assert len(shares) == ranks
     assert sorted(np.concatenate(shares).tolist()) == sorted(batch.tolist())
     costs = graph_costs(sizes, batch)
@@ -69,12 +73,36 @@ def test_sharding_loses_nothing_and_stays_within_the_bound_of_longest_first(
 
 def test_equal_graphs_are_dealt_out_evenly() -> None:
     sizes = sizes_of([(5, 20)] * 12)
-    assert [len(share) for share in shard(np.arange(12), sizes, 4)] == [3, 3, 3, 3]
+    assert [len(share) for share in shares_of(np.arange(12), sizes, 4)] == [3, 3, 3, 3]
 
 
 def test_more_ranks_than_graphs_leave_some_ranks_idle() -> None:
     sizes = sizes_of([(5, 20)] * 2)
-    assert sorted(len(share) for share in shard(np.arange(2), sizes, 5)) == [0, 0, 0, 1, 1]
+    assert sorted(len(share) for share in shares_of(np.arange(2), sizes, 5)) == [0, 0, 0, 1, 1]
+
+
+@settings(deadline=None, max_examples=8)
+@given(COUNTS, st.sampled_from([TEAM + 1, 3 * TEAM, 50, BLOCK + 1, 2 * BLOCK + 7]))
+def test_teams_and_blocks_of_ranks_lose_nothing_and_repeat_nothing(counts: list[tuple[int, int]], ranks: int) -> None:
+    sizes = sizes_of(counts * 5)
+    batch = np.arange(len(counts) * 5)[::-1].copy()
+    shares = shares_of(batch, sizes, ranks)
+    assert sorted(np.concatenate(shares).tolist()) == sorted(batch.tolist())
+    for share in shares:
+        assert (np.diff(share) < 0).all()
+
+
+@pytest.mark.parametrize("ranks", [TEAM, 100, BLOCK + 300])
+@pytest.mark.parametrize("spread", [0.5, 1.2])
+def test_shares_stay_balanced_with_many_ranks_and_with_some_graphs_that_are_much_larger(
+    ranks: int, spread: float
+) -> None:
+    """Within 2 % of the mean, or of the largest graph where that is more."""
+    random = np.random.default_rng(0)
+    edges = np.exp(random.normal(6, spread, 24 * ranks)).astype(np.int64)
+    sizes = Sizes(nodes=edges // 20 + 1, edges=edges)
+    loads = loads_of(shares_of(random.permutation(len(edges)), sizes, ranks), sizes)
+    assert max(loads) <= 1.02 * max(np.mean(loads), graph_costs(sizes, np.arange(len(edges))).max())
 
 
 @pytest.mark.parametrize(("what", "limit"), [("nodes", 8), ("edges", 30)])
