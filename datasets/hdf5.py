@@ -81,7 +81,7 @@ class ChunkPlaces:
 
     def fill(self, file: int, out: Array, start: int) -> None:
         """Put the rows from ``start`` on into ``out``; OSError where the file ends too early."""
-        target = memoryview(out.reshape(-1).view(np.uint8))
+        target = out.reshape(-1).view(np.uint8).data
         row, stop = start, min(start + len(out), self.rows)
         while row < stop:
             number, first = divmod(row, self.chunk)
