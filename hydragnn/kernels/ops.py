@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hydragnn.graphs.topology import Topology
-from hydragnn.kernels import ends, outer, reference, segments, sums, trilinear
+from hydragnn.kernels import ends, outer, per_receiver, reference, segments, trilinear
 from hydragnn.kernels.family import ANYWHERE, Form
 from hydragnn.kernels.op import TOLERANCE, Case, Make, Op
 
@@ -175,7 +175,7 @@ OPS: Mapping[str, Op] = {
         _op(outer.outer_sum, outer.S_FORMS, {"directions": _outer_sums}),
         _op(outer.along_directions, outer.T_FORMS, {"directions": _along_directions}),
         _op(outer.along_channels, outer.R_FORMS, {"directions": _along_channels}),
-        _segment_op(segments.segment_sum, sums.SUM_FORMS),
+        _segment_op(segments.segment_sum, per_receiver.SUM_FORMS),
         _segment_op(segments.segment_mean),
         _segment_op(segments.segment_max),
         _segment_op(segments.segment_min),

@@ -10,7 +10,7 @@ from torch import Tensor
 from hydragnn.graphs.topology import Topology
 from hydragnn.kernels import cpu
 from hydragnn.kernels.family import ANYWHERE, form_on
-from hydragnn.kernels.sums import SUMS
+from hydragnn.kernels.per_receiver import SUMS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

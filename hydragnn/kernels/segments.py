@@ -1,15 +1,17 @@
 """Reductions of edge messages to their receivers, each in one documented, twice differentiable form.
 
-Atomics: all sums are ``index_add``, which adds atomically on CUDA and ROCm, so that the last bits of a sum differ from run
-to run unless ``torch.use_deterministic_algorithms(True)``; on a CPU the order is that of the edges. Counts, largest and
-smallest values are atomic there too, but do not depend on the order. Receivers may come in any order.
+Receivers may come in any order. On CUDA and ROCm the edges of a node are found by one sort per array of receivers
+(``ordered``): no atomics, and the same bits again. Without Triton there sums are ``index_add``, which adds atomically, so
+that last bits differ from run to run unless ``torch.use_deterministic_algorithms(True)``.
 """
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from hydragnn.kernels.statistics import HIGH, LOW, MOMENTS, statistics
-from hydragnn.kernels.sums import SUMS, counts_of
+from hydragnn.kernels import one_pass
+from hydragnn.kernels.family import is_accelerated
+from hydragnn.kernels.per_receiver import SUMS
+from hydragnn.kernels.statistics import HIGH, LOW, MOMENTS, counts_of, statistics
 
 
 def segment_sum(
@@ -17,7 +19,7 @@ def segment_sum(
 ) -> Float[Tensor, "{num_nodes} *features"]:
     """Sum each node's incoming messages; a node without edges receives zeros.
 
-    Atomics: ``index_add`` on CUDA and ROCm; last bits of sums may differ from run to run there.
+    Atomics: none, and the same bits again.
 
     >>> import torch
     >>> segment_sum(torch.ones(3, 1), torch.tensor([0, 0, 2]), num_nodes=3).squeeze(1)
@@ -31,7 +33,7 @@ def segment_mean(
 ) -> Float[Tensor, "{num_nodes} *features"]:
     """Mean of each node's incoming messages; a node without edges receives zeros.
 
-    Atomics: ``index_add`` on CUDA and ROCm; last bits of sums may differ from run to run there.
+    Atomics: none, and the same bits again.
 
     >>> import torch
     >>> segment_mean(torch.tensor([[1.0], [3.0]]), torch.tensor([1, 1]), num_nodes=2).squeeze(1)
@@ -46,7 +48,7 @@ def segment_max(
 ) -> Float[Tensor, "{num_nodes} *features"]:
     """Largest incoming message per feature; zeros without edges. The gradient goes to one edge: the first among equals.
 
-    Atomics: on CUDA and ROCm, of largest and smallest values, whose order does not matter: the same bits again.
+    Atomics: none, and the same bits again.
 
     >>> import torch
     >>> segment_max(torch.tensor([[1.0], [3.0]]), torch.tensor([1, 1]), num_nodes=2).squeeze(1)
@@ -60,7 +62,7 @@ def segment_min(
 ) -> Float[Tensor, "{num_nodes} *features"]:
     """Smallest incoming message per feature; zeros without edges. The gradient goes to one edge: the first among equals.
 
-    Atomics: on CUDA and ROCm, of largest and smallest values, whose order does not matter: the same bits again.
+    Atomics: none, and the same bits again.
     """
     return statistics(messages, receivers, num_nodes, LOW)[0]
 
@@ -70,7 +72,7 @@ def segment_variance(
 ) -> Float[Tensor, "{num_nodes} *features"]:
     """Population variance of each node's incoming messages, from centred values; zeros without edges.
 
-    Atomics: ``index_add`` on CUDA and ROCm; last bits of sums may differ from run to run there.
+    Atomics: none, and the same bits again.
 
     Mean 1e3 with deviation 1e-2 keeps its digits in float32, which E[x^2] - E[x]^2 does not.
     """
@@ -82,7 +84,7 @@ def segment_std(
 ) -> Float[Tensor, "{num_nodes} *features"]:
     """sqrt(variance + floor) of the incoming messages; the floor keeps both derivatives finite where all are equal.
 
-    Atomics: ``index_add`` on CUDA and ROCm; last bits of sums may differ from run to run there.
+    Atomics: none, and the same bits again.
     """
     return (segment_variance(messages, receivers, num_nodes) + floor).sqrt()
 
@@ -92,7 +94,7 @@ def segment_statistics(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Mean, min, max and std of each node's incoming messages; on a CPU in one compiled pass where receivers ascend.
 
-    Atomics: ``index_add`` on CUDA and ROCm; last bits of sums may differ from run to run there.
+    Atomics: none, and the same bits again.
     """
     mean, variance, low, high = statistics(messages, receivers, num_nodes, (*MOMENTS, *LOW, *HIGH))
     return mean, low, high, (variance + floor).sqrt()
@@ -103,12 +105,14 @@ def segment_softmax(
 ) -> Float[Tensor, "edges *features"]:
     """exp(s_e) / sum of exp(s_f) over the edges f with the receiver of e: positive, summing to one per node; safe for scores of any size.
 
-    Atomics: ``index_add`` on CUDA and ROCm; last bits of sums may differ from run to run there.
+    Atomics: none, and the same bits again.
 
     >>> import torch
     >>> segment_softmax(torch.tensor([1e4, 1e4, -5.0]), torch.tensor([0, 0, 1]), num_nodes=2)
     tensor([0.5000, 0.5000, 1.0000])
     """
+    if is_accelerated(scores.device.type):
+        return one_pass.softmax(scores, receivers, num_nodes)
     highest = segment_max(scores.detach(), receivers, num_nodes)  # [nodes, *features]
     shares = (scores - highest.index_select(0, receivers)).exp()
     return shares / segment_sum(shares, receivers, num_nodes).index_select(0, receivers)

@@ -1,6 +1,6 @@
-"""Mean, variance, smallest and largest message per receiver: composed in plain torch, or in one compiled pass.
+"""Mean, variance, smallest and largest message per receiver: composed in plain torch, or in one compiled pass (CPU, Triton).
 
-The compiled pass needs receivers that ascend, as those of a ``Topology`` do. It keeps no array of edges beside the messages:
+The compiled pass for CPUs needs receivers that ascend, as those of a ``Topology`` do. It keeps no array of edges beside the messages:
 which edge holds an extreme is found again where its gradient is wanted. With n messages m_e, mean c and variance v,
 
     dm_e = c' / n + 2 v' (m_e - c) / n + low' where e is the first to hold the smallest + high' likewise.
@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from hydragnn.kernels import cpu
-from hydragnn.kernels.family import ANYWHERE, INCOMING, Family, Form, Member, form_on
-from hydragnn.kernels.sums import SUMS, counts_of
+from hydragnn.kernels import cpu, one_pass
+from hydragnn.kernels.family import ANYWHERE, form_on, is_accelerated, on_accelerators
+from hydragnn.kernels.per_receiver import SUMS, WINNERS, counts_in_order
 
 MOMENTS, LOW, HIGH = ("mean", "variance"), ("low",), ("high",)
 
@@ -52,7 +52,25 @@ def in_one_pass(messages: Tensor, receivers: Tensor, num_nodes: int, names: tupl
     return values
 
 
-STATISTICS: Mapping[str, Form] = {ANYWHERE: composed, "cpu": in_one_pass}  # type: ignore[dict-item]
+def in_triton(messages: Tensor, receivers: Tensor, num_nodes: int, names: tuple[str, ...]) -> tuple[Tensor, ...]:
+    """All of them in one pass, or extremes alone."""
+    if MOMENTS[0] not in names:
+        return composed(messages, receivers, num_nodes, names)
+    values = dict(zip((*MOMENTS, *LOW, *HIGH), one_pass.statistics(messages, receivers, num_nodes)))
+    return tuple(values[name] for name in names)
+
+
+STATISTICS: Mapping[str, Any] = {ANYWHERE: composed, "cpu": in_one_pass, **on_accelerators(in_triton)}  # type: ignore[arg-type]
+
+
+def counts_of(receivers: Tensor, num_nodes: int, like: Tensor) -> Tensor:
+    """Incoming edges per node, at least 1, shaped to divide ``like``."""
+    if is_accelerated(receivers.device.type):
+        return counts_in_order(receivers, num_nodes, like)
+    ones = receivers.new_ones(1).expand(receivers.shape[0])
+    # integers: float32 stops counting at 2^24
+    counts = receivers.new_zeros(num_nodes).index_add_(0, receivers, ones).clamp_min(1).to(like.dtype)
+    return counts.view(-1, *[1] * (like.dim() - 1))
 
 
 class _OnePass(Function):
@@ -121,20 +139,14 @@ class _Extreme(Function):
 
     @staticmethod
     def forward(ctx: Any, messages: Tensor, receivers: Tensor, num_nodes: int, which: str, recorded: bool) -> Tensor:
-        edges = messages.shape[0]
-        rows = receivers.view(-1, *[1] * (messages.dim() - 1)).expand_as(messages)  # [edges, *features]
-        value = messages.new_zeros(num_nodes, *messages.shape[1:])
-        value.scatter_reduce_(0, rows, messages, which, include_self=False)
-        if not recorded:
-            return value
-        numbers = torch.arange(edges, device=messages.device).view(-1, *[1] * (messages.dim() - 1))
-        # [edges, *features]: an edge's number where it holds its receiver's extreme, else one past the last
-        hit = torch.where(messages == value.index_select(0, receivers), numbers, edges)
-        # [nodes, *features]: the first such edge; one past the last for a node without edges
-        winner = torch.full_like(value, edges, dtype=torch.int64).scatter_reduce_(0, rows, hit, "amin")
-        ctx.save_for_backward(winner)
-        ctx.edges = edges
-        ctx.mark_non_differentiable(winner)
+        if is_accelerated(messages.device.type):
+            value, winner = one_pass.extreme(messages, receivers, num_nodes, which)
+            ctx.save_for_backward(winner)
+        else:
+            value = scattered_extreme(messages, receivers, num_nodes, which)
+            if recorded:
+                ctx.save_for_backward(first_holders(messages, receivers, value))
+        ctx.edges = messages.shape[0]
         return value
 
     @staticmethod
@@ -143,21 +155,19 @@ class _Extreme(Function):
         return WINNERS("to winner", (u,), (winner, ctx.edges)), None, None, None, None
 
 
-def to_winner(u: Tensor, winners: tuple[Tensor, int]) -> Tensor:
-    """Each node's number put on its winning edge; numbers of nodes without edges go nowhere."""
-    winner, edges = winners
-    return u.new_zeros(edges + 1, *u.shape[1:]).scatter_(0, winner, u)[:edges]
+def scattered_extreme(messages: Tensor, receivers: Tensor, num_nodes: int, which: str) -> Tensor:
+    """Each node's extreme in plain torch, ``amin`` or ``amax``; zeros without edges."""
+    rows = receivers.view(-1, *[1] * (messages.dim() - 1)).expand_as(messages)  # [edges, *features]
+    value = messages.new_zeros(num_nodes, *messages.shape[1:])
+    return value.scatter_reduce_(0, rows, messages, which, include_self=False)
 
 
-def from_winner(v: Tensor, winners: tuple[Tensor, int]) -> Tensor:
-    """What each node's winning edge holds; zero for a node without edges."""
-    padded = torch.cat([v, v.new_zeros(1, *v.shape[1:])])
-    return padded.gather(0, winners[0])
-
-
-WINNERS = Family(
-    {
-        "to winner": Member(forms={ANYWHERE: to_winner}, derivatives=(("from winner", (INCOMING,)),)),
-        "from winner": Member(forms={ANYWHERE: from_winner}, derivatives=(("to winner", (INCOMING,)),)),
-    }
-)
+def first_holders(messages: Tensor, receivers: Tensor, value: Tensor) -> Tensor:
+    """The first edge of each node whose message is ``value``, one past the last without edges; in plain torch."""
+    edges = messages.shape[0]
+    rows = receivers.view(-1, *[1] * (messages.dim() - 1)).expand_as(messages)  # [edges, *features]
+    numbers = torch.arange(edges, device=messages.device).view(-1, *[1] * (messages.dim() - 1))
+    # [edges, *features]: an edge's number where it holds its receiver's extreme, else one past the last
+    hit = torch.where(messages == value.index_select(0, receivers), numbers, edges)
+    # [nodes, *features]: the first such edge
+    return torch.full_like(value, edges, dtype=torch.int64).scatter_reduce_(0, rows, hit, "amin")

@@ -148,6 +148,10 @@ def measure_engines(graphs: int, repeats: int) -> list[dict[str, object]]:
                 store.read(range(first, first + 1024))
             block = (time.process_time() - start) / repeats / 1024
             start = time.process_time()
+            for _ in range(repeats):
+                store.read(rng.permutation(graphs)[:128])
+            scattered = (time.process_time() - start) / repeats / 128
+            start = time.process_time()
             load_into_memory(open_store(path))
             load = time.process_time() - start
             bytes_ = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
@@ -156,6 +160,7 @@ def measure_engines(graphs: int, repeats: int) -> list[dict[str, object]]:
                     "engine": suffix,
                     "write_us": write / graphs * 1e6,
                     "block_us": block * 1e6,
+                    "random_us": scattered * 1e6,
                     "load_us": load / graphs * 1e6,
                     "mb": bytes_ / 1e6,
                 }
@@ -178,10 +183,10 @@ def main() -> None:
     print("batch size   list + from_data_list   MemoryStore.read   ratio")
     for row in batching:
         print(f"{row['batch']:10.0f}   {row['list_us']:18.2f} us   {row['store_us']:13.2f} us   {row['ratio']:4.1f}x")
-    print("\nengine   write us/graph   block read us/graph   load us/graph   MB on disk")
+    print("\nengine   write us/graph   block read us/graph   random batch us/graph   load us/graph   MB on disk")
     for entry in engines:
         print(
-            f"{entry['engine']:6}   {entry['write_us']:14.1f}   {entry['block_us']:19.2f}   {entry['load_us']:13.2f}   {entry['mb']:10.1f}"
+            f"{entry['engine']:6}   {entry['write_us']:14.1f}   {entry['block_us']:19.2f}   {entry['random_us']:21.1f}   {entry['load_us']:13.2f}   {entry['mb']:10.1f}"
         )
 
 
