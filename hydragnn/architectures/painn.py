@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hydragnn.architectures.base import Architecture, GeometricSettings, GraphSpec, radial_basis
-from hydragnn.kernels import Topology, gather_multiply_sum, outer_sum
+from hydragnn.kernels import Topology, gather_multiply_sum, gather_outer_sum
 from hydragnn.layers import MessageGraph, States, mlp
 
 EPSILON = 1e-8
@@ -80,8 +80,8 @@ class PaiNNMessage(nn.Module):
         """
         projections = self.states(scalars).split(self.channels, dim=-1)  # 2 or 3 x [nodes, channels]
         d_scalars = gather_multiply_sum(projections[0], filters[0], topology)  # eq. 7
-        along = projections[1].index_select(0, topology.senders) * filters[1]  # [edges, channels]
-        d_vectors = outer_sum(along, directions, topology)  # eq. 8, second term; [nodes, dim, channels]
+        # eq. 8, second term; [nodes, dim, channels]
+        d_vectors = gather_outer_sum(projections[1], filters[1], directions, topology)
         if vectors is not None:
             d_vectors = d_vectors + gather_multiply_sum(projections[2].unsqueeze(-2) * vectors, filters[2], topology)
         return d_scalars, d_vectors

@@ -2,6 +2,7 @@
 
 from hydragnn.graphs.topology import Topology, relation_topology
 from hydragnn.kernels.ends import gather_add
+from hydragnn.kernels.gathered_outer import gather_outer_sum
 from hydragnn.kernels.op import Case, Op
 from hydragnn.kernels.ops import OPS
 from hydragnn.kernels.outer import along_channels, along_directions, outer_sum
@@ -29,6 +30,7 @@ __all__ = [
     "edge_product",
     "gather_add",
     "gather_multiply_sum",
+    "gather_outer_sum",
     "outer_sum",
     "pairs_of",
     "relation_topology",

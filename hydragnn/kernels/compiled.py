@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 LIBRARY = Path(__file__).resolve().with_name(f"csr.{sysconfig.get_platform()}.so")
-VERSION = 2
+VERSION = 3
 """That of ``csr.cpp``, which this module calls."""
 FUNCTIONS = {
     "sum_rows": (6, 4),
@@ -24,6 +24,10 @@ FUNCTIONS = {
     "outer_sum": (4, 4),
     "along_directions": (4, 4),
     "along_channels": (4, 4),
+    "sum_along": (6, 4),
+    "collect_along": (7, 4),
+    "multiply_along": (6, 4),
+    "contract_along": (6, 4),
     "gather_add": (6, 3),
     "scatter_sum": (3, 4),
     "ascends": (1, 3),

@@ -97,6 +97,47 @@ def sum_over_channels(messages: Tensor, vectors: Tensor, topology: Topology) -> 
     return out
 
 
+def sum_along(x: Tensor, weight: Tensor, directions: Tensor, topology: Topology) -> Tensor | None:
+    """V: row by row."""
+    if not serves(x, weight, directions):
+        return None
+    sizes = (topology.num_rows, directions.shape[1], x.shape[1])
+    out = x.new_empty(sizes)
+    call("sum_along", (x, weight, directions, topology.senders, topology.row_offsets), sizes, out)
+    return out
+
+
+def collect_along(weight: Tensor, directions: Tensor, vectors: Tensor, topology: Topology) -> Tensor | None:
+    """X: column by column."""
+    if not serves(weight, directions, vectors):
+        return None
+    sizes = (topology.num_columns, directions.shape[1], weight.shape[1])
+    out = weight.new_empty(sizes[0], sizes[2])
+    structure = (topology.receivers_by_sender, topology.column_offsets, topology.by_sender)
+    call("collect_along", (weight, directions, vectors, *structure), sizes, out)
+    return out
+
+
+def multiply_along(x: Tensor, directions: Tensor, vectors: Tensor, topology: Topology) -> Tensor | None:
+    """W: edge by edge."""
+    if not serves(x, directions, vectors):
+        return None
+    sizes = (topology.num_edges, directions.shape[1], x.shape[1])
+    out = x.new_empty(sizes[0], sizes[2])
+    call("multiply_along", (x, directions, vectors, topology.senders, topology.receivers), sizes, out)
+    return out
+
+
+def contract_along(x: Tensor, weight: Tensor, vectors: Tensor, topology: Topology) -> Tensor | None:
+    """U: edge by edge."""
+    if not serves(x, weight, vectors):
+        return None
+    sizes = (topology.num_edges, vectors.shape[1], x.shape[1])
+    out = x.new_empty(sizes[:2])
+    call("contract_along", (x, weight, vectors, topology.senders, topology.receivers), sizes, out)
+    return out
+
+
 def add_ends(received: Tensor | None, sent: Tensor, edges: Tensor | None, topology: Topology) -> Tensor | None:
     """J: edge by edge, one array of edges x channels, the result."""
     if not serves(received, sent, edges):

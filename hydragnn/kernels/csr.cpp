@@ -6,59 +6,7 @@
 // (-ffp-contract=off), so that every machine, vectorised or not, gives the bits of torch's index_add.
 // Sums over channels run in LANES strands, whatever the machine.
 
-#include <cstdint>
-
-#if defined(__x86_64__) && defined(__GLIBC__)  // the loader chooses the instructions that the machine has
-#define EXPORT extern "C" __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define EXPORT extern "C"
-#endif
-#define INLINE static inline __attribute__((always_inline))  // into every clone
-
-// Do CALL with T = float or T = double.
-#define WITH_TYPE(CALL)            \
-  if (bytes == sizeof(float)) {    \
-    using T = float;               \
-    CALL;                          \
-  } else {                         \
-    using T = double;              \
-    CALL;                          \
-  }
-
-using Int = int64_t;
-
-template <typename T>
-INLINE void clear(T* out, Int count) {
-  for (Int c = 0; c < count; ++c) out[c] = 0;
-}
-
-template <typename T>
-INLINE void add(T* __restrict out, const T* __restrict x, Int count) {
-  for (Int c = 0; c < count; ++c) out[c] += x[c];
-}
-
-template <typename T>
-INLINE void add_scaled(T* __restrict out, const T* __restrict x, T factor, Int count) {
-  for (Int c = 0; c < count; ++c) out[c] += factor * x[c];
-}
-
-template <typename T>
-INLINE void add_product(T* __restrict out, const T* __restrict x, const T* __restrict y, Int count) {
-  for (Int c = 0; c < count; ++c) out[c] += x[c] * y[c];
-}
-
-template <typename T>
-INLINE T dot(const T* __restrict x, const T* __restrict y, Int count) {
-  constexpr Int LANES = 16;
-  T strands[LANES] = {};
-  Int c = 0;
-  for (; c + LANES <= count; c += LANES)
-    for (Int lane = 0; lane < LANES; ++lane) strands[lane] += x[c + lane] * y[c + lane];
-  for (Int lane = 0; c < count; ++c, ++lane) strands[lane] += x[c] * y[c];
-  for (Int half = LANES / 2; half; half /= 2)
-    for (Int lane = 0; lane < half; ++lane) strands[lane] += strands[lane + half];
-  return strands[0];
-}
+#include "vectors.h"
 
 // out[i, a, c] = sum over k of row i of weight[order[k], c] * x[index[k], a, c]; order[k] = k where there is none
 template <typename T>
@@ -129,6 +77,70 @@ INLINE void along_channels_of(const T* messages, const T* vectors, const Int* re
       out[e * dim + a] = dot(messages + e * channels, vectors + (receivers[e] * dim + a) * channels, channels);
 }
 
+// out[i, a, c] = sum over the edges e of row i of x[senders[e], c] * weight[e, c] * directions[e, a]
+template <typename T>
+INLINE void sum_along_of(const T* x, const T* weight, const T* directions, const Int* senders, const Int* offsets,
+                         T* out, Int rows, Int dim, Int channels) {
+  T product[BLOCK];
+  for (Int i = 0; i < rows; ++i) {
+    T* mine = out + i * dim * channels;
+    clear(mine, dim * channels);
+    for (Int e = offsets[i]; e < offsets[i + 1]; ++e)
+      for (Int begin = 0; begin < channels; begin += BLOCK) {
+        const Int count = block_at(begin, channels);
+        multiply(product, x + senders[e] * channels + begin, weight + e * channels + begin, count);
+        for (Int a = 0; a < dim; ++a)
+          add_scaled(mine + a * channels + begin, product, directions[e * dim + a], count);
+      }
+  }
+}
+
+// out[j, c] = sum over k of column j, e = order[k], of weight[e, c] * sum over a of directions[e, a] * vectors[index[k], a, c]
+template <typename T>
+INLINE void collect_along_of(const T* weight, const T* directions, const T* vectors, const Int* index,
+                             const Int* offsets, const Int* order, T* out, Int columns, Int dim, Int channels) {
+  T along[BLOCK];
+  for (Int j = 0; j < columns; ++j) {
+    T* mine = out + j * channels;
+    clear(mine, channels);
+    for (Int k = offsets[j]; k < offsets[j + 1]; ++k)
+      for (Int begin = 0; begin < channels; begin += BLOCK) {
+        const Int e = order[k], count = block_at(begin, channels);
+        project(along, directions + e * dim, vectors + index[k] * dim * channels + begin, dim, channels, count);
+        add_product(mine + begin, along, weight + e * channels + begin, count);
+      }
+  }
+}
+
+// out[e, c] = x[senders[e], c] * sum over a of directions[e, a] * vectors[receivers[e], a, c]
+template <typename T>
+INLINE void multiply_along_of(const T* x, const T* directions, const T* vectors, const Int* senders,
+                              const Int* receivers, T* out, Int edges, Int dim, Int channels) {
+  T along[BLOCK];
+  for (Int e = 0; e < edges; ++e)
+    for (Int begin = 0; begin < channels; begin += BLOCK) {
+      const Int count = block_at(begin, channels);
+      project(along, directions + e * dim, vectors + receivers[e] * dim * channels + begin, dim, channels, count);
+      multiply(out + e * channels + begin, x + senders[e] * channels + begin, along, count);
+    }
+}
+
+// out[e, a] = sum over c of x[senders[e], c] * weight[e, c] * vectors[receivers[e], a, c]
+template <typename T>
+INLINE void contract_along_of(const T* x, const T* weight, const T* vectors, const Int* senders, const Int* receivers,
+                              T* out, Int edges, Int dim, Int channels) {
+  T product[BLOCK];
+  for (Int e = 0; e < edges; ++e) {
+    clear(out + e * dim, dim);
+    for (Int begin = 0; begin < channels; begin += BLOCK) {
+      const Int count = block_at(begin, channels);
+      multiply(product, x + senders[e] * channels + begin, weight + e * channels + begin, count);
+      for (Int a = 0; a < dim; ++a)
+        out[e * dim + a] += dot(product, vectors + (receivers[e] * dim + a) * channels + begin, count);
+    }
+  }
+}
+
 // out[e, c] = received[receivers[e], c] + sent[senders[e], c] + given[e, c], without those that are null
 template <typename T>
 INLINE void gather_add_of(const T* received, const T* sent, const T* given, const Int* senders, const Int* receivers,
@@ -155,35 +167,6 @@ INLINE Int scatter_sum_of(const T* messages, const Int* receivers, T* out, Int e
     add(out + receivers[e] * width, messages + e * width, width);
   }
   return 0;
-}
-
-// out[c] = the message that comes before all others, of those from begin to end; zero without any, NaN where one is NaN
-template <typename T, typename Before>
-INLINE void extreme(const T* messages, T* __restrict out, Int begin, Int end, Int width, Before before) {
-  for (Int c = 0; c < width; ++c) out[c] = begin < end ? messages[begin * width + c] : 0;
-  for (Int e = begin + 1; e < end; ++e) {
-    const T* __restrict message = messages + e * width;
-    for (Int c = 0; c < width; ++c) {
-      const T x = message[c];
-      out[c] = before(x, out[c]) || x != x ? x : out[c];
-    }
-  }
-}
-
-// Adds gradient[c] to the first message that equals value[c], of those from begin to end.
-template <typename T>
-INLINE void add_to_first(const T* messages, const T* __restrict value, const T* gradient, T* __restrict left, T* out,
-                         Int begin, Int end, Int width) {
-  for (Int c = 0; c < width; ++c) left[c] = gradient[c];
-  for (Int e = begin; e < end; ++e) {
-    const T* __restrict message = messages + e * width;
-    T* __restrict mine = out + e * width;
-    for (Int c = 0; c < width; ++c) {
-      const bool holds = message[c] == value[c];
-      mine[c] += holds ? left[c] : 0;
-      left[c] = holds ? 0 : left[c];
-    }
-  }
 }
 
 // The edge behind the last that row i receives, from the first on; receivers ascend.
@@ -336,6 +319,32 @@ EXPORT Int along_channels(const void* messages, const void* vectors, const Int* 
   return 0;
 }
 
+EXPORT Int sum_along(const void* x, const void* weight, const void* directions, const Int* senders, const Int* offsets,
+                     void* out, Int rows, Int dim, Int channels, Int bytes) {
+  WITH_TYPE(sum_along_of(IN(x), IN(weight), IN(directions), senders, offsets, OUT(out), rows, dim, channels))
+  return 0;
+}
+
+EXPORT Int collect_along(const void* weight, const void* directions, const void* vectors, const Int* index,
+                         const Int* offsets, const Int* order, void* out, Int columns, Int dim, Int channels,
+                         Int bytes) {
+  WITH_TYPE(collect_along_of(IN(weight), IN(directions), IN(vectors), index, offsets, order, OUT(out), columns, dim,
+                             channels))
+  return 0;
+}
+
+EXPORT Int multiply_along(const void* x, const void* directions, const void* vectors, const Int* senders,
+                          const Int* receivers, void* out, Int edges, Int dim, Int channels, Int bytes) {
+  WITH_TYPE(multiply_along_of(IN(x), IN(directions), IN(vectors), senders, receivers, OUT(out), edges, dim, channels))
+  return 0;
+}
+
+EXPORT Int contract_along(const void* x, const void* weight, const void* vectors, const Int* senders,
+                          const Int* receivers, void* out, Int edges, Int dim, Int channels, Int bytes) {
+  WITH_TYPE(contract_along_of(IN(x), IN(weight), IN(vectors), senders, receivers, OUT(out), edges, dim, channels))
+  return 0;
+}
+
 EXPORT Int gather_add(const void* received, const void* sent, const void* given, const Int* senders,
                       const Int* receivers, void* out, Int edges, Int width, Int bytes) {
   WITH_TYPE(gather_add_of(IN(received), IN(sent), IN(given), senders, receivers, OUT(out), edges, width))
@@ -382,4 +391,4 @@ EXPORT Int pair_edges(const void* vectors, const Int* senders, const Int* receiv
 }
 
 // Raised with every change of a signature or a meaning: a library built from another version is not used.
-extern "C" Int version() { return 2; }
+extern "C" Int version() { return 3; }

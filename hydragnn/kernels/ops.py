@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hydragnn.graphs.topology import Topology
-from hydragnn.kernels import ends, outer, per_receiver, reference, segments, trilinear
+from hydragnn.kernels import ends, gathered_outer, outer, per_receiver, reference, segments, trilinear
 from hydragnn.kernels.family import ANYWHERE, Form
 from hydragnn.kernels.op import TOLERANCE, Case, Make, Op
 
@@ -119,6 +119,11 @@ def _outer_sums(edges: Topology, channels: int, normal: Normal) -> Case:
     return Case(tensors=(normal(edges.num_edges, channels), normal(edges.num_edges, 3)), rest=(edges,))
 
 
+def _gathered_outer(edges: Topology, channels: int, normal: Normal) -> Case:
+    x, weight = normal(edges.num_columns, channels), normal(edges.num_edges, channels)
+    return Case(tensors=(x, weight, normal(edges.num_edges, 3)), rest=(edges,))
+
+
 def _along_directions(edges: Topology, channels: int, normal: Normal) -> Case:
     return Case(tensors=(normal(edges.num_edges, 3), normal(edges.num_rows, 3, channels)), rest=(edges,))
 
@@ -172,6 +177,7 @@ OPS: Mapping[str, Op] = {
         _op(trilinear.scatter_multiply_sum, trilinear.B_FORMS, _sums(from_rows=True)),
         _op(trilinear.edge_product, trilinear.C_FORMS, _products()),
         GATHER_ADD,
+        _op(gathered_outer.gather_outer_sum, gathered_outer.V_FORMS, {"directions": _gathered_outer}),
         _op(outer.outer_sum, outer.S_FORMS, {"directions": _outer_sums}),
         _op(outer.along_directions, outer.T_FORMS, {"directions": _along_directions}),
         _op(outer.along_channels, outer.R_FORMS, {"directions": _along_channels}),

@@ -59,6 +59,14 @@ def outer_sum(messages: Tensor, directions: Tensor, topology: Topology) -> Tenso
     return torch.stack(total)
 
 
+def gather_outer_sum(x: Tensor, weight: Tensor, directions: Tensor, topology: Topology) -> Tensor:
+    """y_iac = sum of w_ec x_jc u_ea over the edges e = (j -> i)."""
+    total = [x.new_zeros(directions.shape[1], x.shape[1]) for _ in range(topology.num_rows)]
+    for edge, sender, receiver in edges_of(topology):
+        total[receiver] = total[receiver] + torch.outer(directions[edge], weight[edge] * x[sender])
+    return torch.stack(total)
+
+
 def along_directions(directions: Tensor, vectors: Tensor, topology: Topology) -> Tensor:
     """y_ec = sum of u_ea v_iac over the axes a."""
     result = vectors.new_zeros(topology.num_edges, vectors.shape[-1])

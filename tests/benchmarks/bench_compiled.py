@@ -4,8 +4,8 @@
 
 Steps are forward, forces, backward (energies alone for PNA) and AdamW, on a batch of 32 rattled fcc alloys of 8 to 64 atoms,
 seven of ten periodic, within 5 A; hidden 64, 3 layers, fp32, one thread. Figures are CPU times, medians over the repeats;
-ratios are plain over compiled, the median over turns. Memory is kept as ``hpo/launching/rank.py`` has it kept where
-``GLIBC_TUNABLES`` says so; without, plain torch pays for fresh pages of every large array.
+ratios are plain over compiled, the median over turns. Freed memory is kept as in every command that trains
+(``hydragnn/allocator.py``): without, plain torch also pays for fresh pages of every large array.
 """
 
 import argparse
@@ -18,6 +18,7 @@ import ase.build
 import numpy as np
 import torch
 
+from hydragnn.allocator import keep_memory
 from hydragnn.architectures.egnn import EGNNSettings
 from hydragnn.architectures.painn import PaiNNSettings
 from hydragnn.architectures.pna import PNASettings
@@ -100,6 +101,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=20)
     options = parser.parse_args()
     torch.set_num_threads(1)
+    keep_memory()
     title = f"{'':52} {'plain ms':>9} {'ours ms':>9} {'ratio':>6}"
     if options.ops or not options.steps:
         for nodes, degree, channels in SIZES:

@@ -1,0 +1,79 @@
+"""Messages of senders along directions: sum of (w_e x_sender) (x) u_e at each receiver, in a family closed under differentiation.
+
+All four are partial maps of T(x, w, u, G) = sum over edges, axes and channels of x_sender,c w_ec u_ea G_receiver,ac, so the
+derivative of each with respect to a tensor is the one that leaves this tensor out, with the incoming gradient in its own place:
+
+    V(x, w, u)_iac    X(w, u, G)_jc    W(x, u, G)_ec    U(x, w, G)_ea
+
+On a CPU each is one compiled loop, and no array of edges x channels is made but by W, whose value is one.
+"""
+
+from collections.abc import Mapping
+
+from jaxtyping import Float
+from torch import Tensor
+
+from hydragnn.graphs.topology import Topology
+from hydragnn.kernels import cpu
+from hydragnn.kernels.ends import sum_to_senders
+from hydragnn.kernels.family import ANYWHERE, INCOMING, Family, Form, Member, form_on
+from hydragnn.kernels.outer import R_FORMS, S_FORMS, T_FORMS
+
+
+def gather_outer_sum(
+    x: Float[Tensor, "columns channels"],
+    weight: Float[Tensor, "edges channels"],
+    directions: Float[Tensor, "edges dim"],
+    topology: Topology,
+) -> Float[Tensor, "rows dim channels"]:
+    """Each node's sum of what its senders hold, times a weight and the direction of the edge; zeros without edges.
+
+    Atomics: none; the derivative with respect to x is ``index_add`` on CUDA and ROCm, where last bits may differ.
+    """
+    return GATHERED_OUTER("V", (x, weight, directions), topology)
+
+
+def sum_along(x: Tensor, weight: Tensor, directions: Tensor, topology: Topology) -> Tensor:
+    """V: weighted states of senders, then their outer products."""
+    along = x.index_select(0, topology.senders) * weight  # [edges, channels]
+    return form_on(S_FORMS, x.device.type)(along, directions, topology)
+
+
+def collect_along(weight: Tensor, directions: Tensor, vectors: Tensor, topology: Topology) -> Tensor:
+    """X: what receivers hold along the edge, weighed and summed at the senders."""
+    along = form_on(T_FORMS, weight.device.type)(directions, vectors, topology)  # [edges, channels]
+    return sum_to_senders(along * weight, topology)
+
+
+def multiply_along(x: Tensor, directions: Tensor, vectors: Tensor, topology: Topology) -> Tensor:
+    """W: what senders hold times what receivers hold along the edge."""
+    along = form_on(T_FORMS, x.device.type)(directions, vectors, topology)  # [edges, channels]
+    return x.index_select(0, topology.senders) * along
+
+
+def contract_along(x: Tensor, weight: Tensor, vectors: Tensor, topology: Topology) -> Tensor:
+    """U: weighted states of senders times what receivers hold, summed over channels."""
+    along = x.index_select(0, topology.senders) * weight  # [edges, channels]
+    return form_on(R_FORMS, x.device.type)(along, vectors, topology)
+
+
+V_FORMS: Mapping[str, Form] = {ANYWHERE: sum_along, "cpu": cpu.or_plain(cpu.sum_along, sum_along)}
+X_FORMS: Mapping[str, Form] = {ANYWHERE: collect_along, "cpu": cpu.or_plain(cpu.collect_along, collect_along)}
+W_FORMS: Mapping[str, Form] = {ANYWHERE: multiply_along, "cpu": cpu.or_plain(cpu.multiply_along, multiply_along)}
+U_FORMS: Mapping[str, Form] = {ANYWHERE: contract_along, "cpu": cpu.or_plain(cpu.contract_along, contract_along)}
+GATHERED_OUTER = Family(
+    {
+        "V": Member(
+            forms=V_FORMS, derivatives=(("X", (1, 2, INCOMING)), ("W", (0, 2, INCOMING)), ("U", (0, 1, INCOMING)))
+        ),
+        "X": Member(
+            forms=X_FORMS, derivatives=(("W", (INCOMING, 1, 2)), ("U", (INCOMING, 0, 2)), ("V", (INCOMING, 0, 1)))
+        ),
+        "W": Member(
+            forms=W_FORMS, derivatives=(("X", (INCOMING, 1, 2)), ("U", (0, INCOMING, 2)), ("V", (0, INCOMING, 1)))
+        ),
+        "U": Member(
+            forms=U_FORMS, derivatives=(("X", (1, INCOMING, 2)), ("W", (0, INCOMING, 2)), ("V", (0, 1, INCOMING)))
+        ),
+    }
+)
