@@ -15,17 +15,17 @@ import torch
 from torch import Tensor
 
 LIBRARY = Path(__file__).resolve().with_name(f"csr.{sysconfig.get_platform()}.so")
-VERSION = 3
+VERSION = 4
 """That of ``csr.cpp``, which this module calls."""
 FUNCTIONS = {
-    "sum_rows": (6, 4),
+    "weighted_sum": (5, 5),
     "edge_product": (5, 4),
     "edge_dot": (5, 3),
     "outer_sum": (4, 4),
     "along_directions": (4, 4),
     "along_channels": (4, 4),
     "sum_along": (6, 4),
-    "collect_along": (7, 4),
+    "collect_along": (6, 5),
     "multiply_along": (6, 4),
     "contract_along": (6, 4),
     "gather_add": (6, 3),

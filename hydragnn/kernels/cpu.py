@@ -26,29 +26,20 @@ def or_plain(compiled: Callable[..., Tensor | None], plain: Form) -> Form:
 
 
 def sum_to_rows(x: Tensor, weight: Tensor | None, topology: Topology) -> Tensor | None:
-    """A: row by row; None without weights per channel, where ``embedding_bag`` is as fast."""
-    if not _per_channel(x, weight):
-        return None
-    index, offsets = topology.senders, topology.row_offsets
-    return _sum_rows(x, weight, index, offsets, None)
+    """A: edge by edge; None without weights per channel, where ``embedding_bag`` is as fast."""
+    return _weighted_sum(x, weight, topology.senders, topology.receivers, topology.num_rows)
 
 
 def sum_to_columns(g: Tensor, weight: Tensor | None, topology: Topology) -> Tensor | None:
-    """B: column by column, the weights read where they lie; None without weights per channel, as in A."""
-    if not _per_channel(g, weight):
+    """B: edge by edge, so that weights are read in their order; None without weights per channel, as in A."""
+    return _weighted_sum(g, weight, topology.receivers, topology.senders, topology.num_columns)
+
+
+def _weighted_sum(x: Tensor, weight: Tensor | None, index: Tensor, into: Tensor, rows: int) -> Tensor | None:
+    if weight is None or weight.dim() != 2 or weight.shape[-1] != x.shape[-1] or not serves(x, weight):
         return None
-    index, offsets = topology.receivers_by_sender, topology.column_offsets
-    return _sum_rows(g, weight, index, offsets, topology.by_sender)
-
-
-def _per_channel(x: Tensor, weight: Tensor | None) -> bool:
-    return weight is not None and weight.dim() == 2 and weight.shape[-1] == x.shape[-1] and serves(x, weight)
-
-
-def _sum_rows(x: Tensor, weight: Tensor | None, index: Tensor, offsets: Tensor, order: Tensor | None) -> Tensor:
-    rows, dim, channels = offsets.shape[0] - 1, x.shape[1:-1].numel(), x.shape[-1]
     out = x.new_empty(rows, *x.shape[1:])
-    call("sum_rows", (x, weight, index, offsets, order), (rows, dim, channels), out)
+    call("weighted_sum", (x, weight, index, into), (weight.shape[0], rows, x.shape[1:-1].numel(), x.shape[-1]), out)
     return out
 
 
@@ -108,13 +99,12 @@ def sum_along(x: Tensor, weight: Tensor, directions: Tensor, topology: Topology)
 
 
 def collect_along(weight: Tensor, directions: Tensor, vectors: Tensor, topology: Topology) -> Tensor | None:
-    """X: column by column."""
+    """X: edge by edge."""
     if not serves(weight, directions, vectors):
         return None
-    sizes = (topology.num_columns, directions.shape[1], weight.shape[1])
-    out = weight.new_empty(sizes[0], sizes[2])
-    structure = (topology.receivers_by_sender, topology.column_offsets, topology.by_sender)
-    call("collect_along", (weight, directions, vectors, *structure), sizes, out)
+    out = weight.new_empty(topology.num_columns, weight.shape[1])
+    arrays = (weight, directions, vectors, topology.senders, topology.receivers)
+    call("collect_along", arrays, (topology.num_edges, topology.num_columns, directions.shape[1], weight.shape[1]), out)
     return out
 
 

@@ -8,19 +8,15 @@
 
 #include "vectors.h"
 
-// out[i, a, c] = sum over k of row i of weight[order[k], c] * x[index[k], a, c]; order[k] = k where there is none
+// out[receivers[e], a, c] = sum of weight[e, c] * x[senders[e], a, c] over the edges e; the two kinds of ends may change places
 template <typename T>
-INLINE void sum_rows_of(const T* x, const T* weight, const Int* index, const Int* offsets, const Int* order, T* out,
-                        Int rows, Int dim, Int channels) {
-  for (Int i = 0; i < rows; ++i) {
-    T* mine = out + i * dim * channels;
-    clear(mine, dim * channels);
-    for (Int k = offsets[i]; k < offsets[i + 1]; ++k) {
-      const T* other = x + index[k] * dim * channels;
-      const T* factors = weight + (order ? order[k] : k) * channels;
-      for (Int a = 0; a < dim; ++a) add_product(mine + a * channels, other + a * channels, factors, channels);
-    }
-  }
+INLINE void weighted_sum_of(const T* x, const T* weight, const Int* senders, const Int* receivers, T* out, Int edges,
+                            Int rows, Int dim, Int channels) {
+  clear(out, rows * dim * channels);
+  for (Int e = 0; e < edges; ++e)
+    for (Int a = 0; a < dim; ++a)
+      add_product(out + (receivers[e] * dim + a) * channels, x + (senders[e] * dim + a) * channels,
+                  weight + e * channels, channels);
 }
 
 // out[e, c] = sum over a of x[senders[e], a, c] * g[receivers[e], a, c]
@@ -95,21 +91,18 @@ INLINE void sum_along_of(const T* x, const T* weight, const T* directions, const
   }
 }
 
-// out[j, c] = sum over k of column j, e = order[k], of weight[e, c] * sum over a of directions[e, a] * vectors[index[k], a, c]
+// out[senders[e], c] = sum of weight[e, c] * sum over a of directions[e, a] * vectors[receivers[e], a, c] over the edges e
 template <typename T>
-INLINE void collect_along_of(const T* weight, const T* directions, const T* vectors, const Int* index,
-                             const Int* offsets, const Int* order, T* out, Int columns, Int dim, Int channels) {
+INLINE void collect_along_of(const T* weight, const T* directions, const T* vectors, const Int* senders,
+                             const Int* receivers, T* out, Int edges, Int columns, Int dim, Int channels) {
   T along[BLOCK];
-  for (Int j = 0; j < columns; ++j) {
-    T* mine = out + j * channels;
-    clear(mine, channels);
-    for (Int k = offsets[j]; k < offsets[j + 1]; ++k)
-      for (Int begin = 0; begin < channels; begin += BLOCK) {
-        const Int e = order[k], count = block_at(begin, channels);
-        project(along, directions + e * dim, vectors + index[k] * dim * channels + begin, dim, channels, count);
-        add_product(mine + begin, along, weight + e * channels + begin, count);
-      }
-  }
+  clear(out, columns * channels);
+  for (Int e = 0; e < edges; ++e)
+    for (Int begin = 0; begin < channels; begin += BLOCK) {
+      const Int count = block_at(begin, channels);
+      project(along, directions + e * dim, vectors + receivers[e] * dim * channels + begin, dim, channels, count);
+      add_product(out + senders[e] * channels + begin, along, weight + e * channels + begin, count);
+    }
 }
 
 // out[e, c] = x[senders[e], c] * sum over a of directions[e, a] * vectors[receivers[e], a, c]
@@ -283,9 +276,9 @@ INLINE Int pair_edges_of(const T* vectors, const Int* senders, const Int* receiv
 #define IN(array) static_cast<const T*>(array)
 #define OUT(array) static_cast<T*>(array)
 
-EXPORT Int sum_rows(const void* x, const void* weight, const Int* index, const Int* offsets, const Int* order,
-                    void* out, Int rows, Int dim, Int channels, Int bytes) {
-  WITH_TYPE(sum_rows_of(IN(x), IN(weight), index, offsets, order, OUT(out), rows, dim, channels))
+EXPORT Int weighted_sum(const void* x, const void* weight, const Int* senders, const Int* receivers, void* out,
+                        Int edges, Int rows, Int dim, Int channels, Int bytes) {
+  WITH_TYPE(weighted_sum_of(IN(x), IN(weight), senders, receivers, OUT(out), edges, rows, dim, channels))
   return 0;
 }
 
@@ -325,10 +318,9 @@ EXPORT Int sum_along(const void* x, const void* weight, const void* directions, 
   return 0;
 }
 
-EXPORT Int collect_along(const void* weight, const void* directions, const void* vectors, const Int* index,
-                         const Int* offsets, const Int* order, void* out, Int columns, Int dim, Int channels,
-                         Int bytes) {
-  WITH_TYPE(collect_along_of(IN(weight), IN(directions), IN(vectors), index, offsets, order, OUT(out), columns, dim,
+EXPORT Int collect_along(const void* weight, const void* directions, const void* vectors, const Int* senders,
+                         const Int* receivers, void* out, Int edges, Int columns, Int dim, Int channels, Int bytes) {
+  WITH_TYPE(collect_along_of(IN(weight), IN(directions), IN(vectors), senders, receivers, OUT(out), edges, columns, dim,
                              channels))
   return 0;
 }
@@ -391,4 +383,4 @@ EXPORT Int pair_edges(const void* vectors, const Int* senders, const Int* receiv
 }
 
 // Raised with every change of a signature or a meaning: a library built from another version is not used.
-extern "C" Int version() { return 3; }
+extern "C" Int version() { return 4; }
