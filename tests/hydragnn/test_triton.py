@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from hydragnn.kernels import OPS
 from hydragnn.kernels.offline import Compiled, read_amd
@@ -29,6 +30,20 @@ def test_every_op_in_triton_equals_its_reference(suite: str, root: Path) -> None
     run = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=root)
     assert run.returncode == 0, run.stderr
     assert json.loads(run.stdout) == {"checks": CHECKS[suite], "failures": []}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU of NVIDIA or AMD")
+@pytest.mark.parametrize("name", OPS)
+def test_every_op_on_a_gpu_equals_its_reference_and_gives_the_same_bits_again(name: str) -> None:
+    op = OPS[name]
+    for dtype in op.tolerance:
+        for channels in (3, 64):
+            for case, given in op.cases(case_graphs(), channels):
+                assert op.within(op.compare(given, dtype=dtype, device="cuda"), dtype), (case, dtype)
+                there = given.to("cuda", dtype)
+                first, second = (op.call(*there.tensors, *there.rest) for _ in range(2))
+                for one, other in zip(*(v if isinstance(v, tuple) else (v,) for v in (first, second))):
+                    assert torch.equal(one, other)
 
 
 SAMPLES = [
