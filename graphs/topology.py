@@ -57,6 +57,11 @@ class Topology:
         return self._derive("by_sender", lambda: self._sort_by_sender()[1])
 
     @property
+    def sorted_senders(self) -> Int[Tensor, " edges"]:
+        """Senders in the order ``by_sender``: the row of every entry of the transposed matrix."""
+        return self._derive("sorted_senders", lambda: self._sort_by_sender()[0])
+
+    @property
     def column_offsets(self) -> Int[Tensor, " columns_plus_one"]:
         """Row pointer of the transposed matrix, whose entries come in the order ``by_sender``."""
         return self._derive("column_offsets", lambda: _row_pointer(self._sort_by_sender()[0], self.num_columns))

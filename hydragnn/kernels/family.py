@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 from torch import Tensor
@@ -17,6 +18,9 @@ ANYWHERE = "any"
 
 FUSABLE = "fusable"
 """The name of the form in plain torch that a compiler fuses with what stands around it; slower than others on its own."""
+
+ACCELERATORS = frozenset({"cuda"} if find_spec("triton") else ())
+"""Kinds of devices with forms in Triton, which torch brings along on them; torch calls ROCm devices ``cuda`` too."""
 
 _open_blocks: list[None] = []  # no ContextVar: gradients are computed in threads of their own
 
@@ -38,7 +42,30 @@ def form_on(forms: Mapping[str, Form], device: str) -> Form:
     """
     if _open_blocks:
         return forms.get(FUSABLE, forms[ANYWHERE])
-    return forms.get(device, forms[ANYWHERE])
+    return forms.get(_taken_for.get(device, device), forms[ANYWHERE])
+
+
+def on_accelerators(form: Form) -> dict[str, Form]:
+    """A form in Triton, by kind of device; none where Triton is not installed."""
+    return dict.fromkeys(ACCELERATORS, form)
+
+
+def is_accelerated(device: str) -> bool:
+    """Return True where ops have forms in Triton that are to be used."""
+    return not _open_blocks and _taken_for.get(device, device) in ACCELERATORS
+
+
+_taken_for: dict[str, str] = {}
+
+
+@contextmanager
+def taken_for(device: str, kind: str) -> Iterator[None]:
+    """Within it a kind of device has the forms of another: Triton's in its interpreter on a CPU, or compiled without values."""
+    _taken_for[device] = kind
+    try:
+        yield
+    finally:
+        del _taken_for[device]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -85,14 +112,15 @@ def _shell(name: str, member: Member, shells: Mapping[str, type[Function]]) -> t
     """The autograd function of a member; ``shells`` will hold those of all members when a derivative is asked for."""
     plain = member.forms[ANYWHERE] if len(member.forms) == 1 else None
     table = tuple(enumerate(member.derivatives))
-    keeps = len(table) > 1  # the derivative of an op that is linear in its one tensor does not read it
+    # the derivative of an op that is linear in all its tensors together reads none of them
+    keeps = any(argument != INCOMING for _, arguments in member.derivatives for argument in arguments)
 
     class Shell(Function):
         @staticmethod
         def forward(ctx: Any, structure: Any, *tensors: Tensor) -> Tensor:
             if keeps:
                 ctx.save_for_backward(*tensors)
-            ctx.structure = structure
+            ctx.structure, ctx.dtypes = structure, [tensor.dtype for tensor in tensors]
             form = plain or form_on(member.forms, tensors[0].device.type)
             return form(*tensors, structure)
 
@@ -105,7 +133,7 @@ def _shell(name: str, member: Member, shells: Mapping[str, type[Function]]) -> t
                     gradients.append(None)
                     continue
                 gradient = shells[derivative].apply(ctx.structure, *[known[argument] for argument in arguments])
-                gradients.append(gradient.to(known[place].dtype))
+                gradients.append(gradient.to(ctx.dtypes[place]))
             return tuple(gradients)
 
     Shell.__name__ = Shell.__qualname__ = name  # what profilers and grad_fn show

@@ -10,7 +10,12 @@ from torch import Tensor
 from hydragnn.graphs.topology import Topology
 from hydragnn.kernels.family import Form
 
-TOLERANCE: Mapping[torch.dtype, float] = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.05}
+TOLERANCE: Mapping[torch.dtype, float] = {
+    torch.float64: 1e-12,
+    torch.float32: 1e-5,
+    torch.float16: 0.006,
+    torch.bfloat16: 0.05,
+}
 """Some tens of roundings in a row."""
 
 

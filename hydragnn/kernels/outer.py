@@ -12,8 +12,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hydragnn.graphs.topology import Topology
-from hydragnn.kernels import cpu
-from hydragnn.kernels.family import ANYWHERE, FUSABLE, INCOMING, Family, Member
+from hydragnn.kernels import cpu, triton_forms
+from hydragnn.kernels.family import ANYWHERE, FUSABLE, INCOMING, Family, Member, on_accelerators
 from hydragnn.kernels.trilinear import segment_bag
 
 
@@ -90,16 +90,19 @@ S_FORMS = {
     ANYWHERE: sum_of_outer_products,
     FUSABLE: add_outer_products,
     "cpu": cpu.or_plain(cpu.sum_of_outer_products, sum_of_outer_products),
+    **on_accelerators(triton_forms.sum_of_outer_products),
 }
 T_FORMS = {
     ANYWHERE: sum_over_axes,
     FUSABLE: multiply_along_directions,
     "cpu": cpu.or_plain(cpu.sum_over_axes, sum_over_axes),
+    **on_accelerators(triton_forms.sum_over_axes),
 }
 R_FORMS = {
     ANYWHERE: sum_over_channels,
     FUSABLE: multiply_along_channels,
     "cpu": cpu.or_plain(cpu.sum_over_channels, sum_over_channels),
+    **on_accelerators(triton_forms.sum_over_channels),
 }
 OUTER = Family(
     {

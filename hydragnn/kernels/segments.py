@@ -1,19 +1,17 @@
 """Reductions of edge messages to their receivers, each in one documented, twice differentiable form.
 
-Atomics: all sums are ``index_add``, which adds atomically on CUDA and ROCm, so that the last bits of a sum differ from run
-to run unless ``torch.use_deterministic_algorithms(True)``; on a CPU the order is that of the edges. Counts, largest and
-smallest values are atomic there too, but do not depend on the order. Receivers may come in any order.
+Receivers may come in any order. On CUDA and ROCm the edges of a node are found by one sort per array of receivers
+(``ordered``): no atomics, and the same bits again. Without Triton there sums are ``index_add``, which adds atomically, so
+that last bits differ from run to run unless ``torch.use_deterministic_algorithms(True)``.
 """
 
-from typing import Any
-
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.autograd import Function
 
-from hydragnn.kernels import cpu
-from hydragnn.kernels.family import ANYWHERE, INCOMING, Family, Member
+from hydragnn.kernels import one_pass
+from hydragnn.kernels.family import is_accelerated
+from hydragnn.kernels.per_receiver import SUMS
+from hydragnn.kernels.statistics import HIGH, LOW, MOMENTS, counts_of, statistics
 
 
 def segment_sum(
@@ -21,8 +19,9 @@ def segment_sum(
 ) -> Float[Tensor, "{num_nodes} *features"]:
     """Sum each node's incoming messages; a node without edges receives zeros.
 
-    Atomics: ``index_add`` on CUDA and ROCm; last bits of sums may differ from run to run there.
+    Atomics: none, and the same bits again.
 
+    >>> import torch
     >>> segment_sum(torch.ones(3, 1), torch.tensor([0, 0, 2]), num_nodes=3).squeeze(1)
     tensor([2., 0., 1.])
     """
@@ -34,13 +33,14 @@ def segment_mean(
 ) -> Float[Tensor, "{num_nodes} *features"]:
     """Mean of each node's incoming messages; a node without edges receives zeros.
 
-    Atomics: ``index_add`` on CUDA and ROCm; last bits of sums may differ from run to run there.
+    Atomics: none, and the same bits again.
 
+    >>> import torch
     >>> segment_mean(torch.tensor([[1.0], [3.0]]), torch.tensor([1, 1]), num_nodes=2).squeeze(1)
     tensor([0., 2.])
     """
     total = segment_sum(messages, receivers, num_nodes)
-    return total / _counts(receivers, num_nodes, total)
+    return total / counts_of(receivers, num_nodes, total)
 
 
 def segment_max(
@@ -48,12 +48,13 @@ def segment_max(
 ) -> Float[Tensor, "{num_nodes} *features"]:
     """Largest incoming message per feature; zeros without edges. The gradient goes to one edge: the first among equals.
 
-    Atomics: on CUDA and ROCm, of largest and smallest values, whose order does not matter: the same bits again.
+    Atomics: none, and the same bits again.
 
+    >>> import torch
     >>> segment_max(torch.tensor([[1.0], [3.0]]), torch.tensor([1, 1]), num_nodes=2).squeeze(1)
     tensor([0., 3.])
     """
-    return _Extreme.apply(messages, receivers, num_nodes, "amax")
+    return statistics(messages, receivers, num_nodes, HIGH)[0]
 
 
 def segment_min(
@@ -61,9 +62,9 @@ def segment_min(
 ) -> Float[Tensor, "{num_nodes} *features"]:
     """Smallest incoming message per feature; zeros without edges. The gradient goes to one edge: the first among equals.
 
-    Atomics: on CUDA and ROCm, of largest and smallest values, whose order does not matter: the same bits again.
+    Atomics: none, and the same bits again.
     """
-    return _Extreme.apply(messages, receivers, num_nodes, "amin")
+    return statistics(messages, receivers, num_nodes, LOW)[0]
 
 
 def segment_variance(
@@ -71,11 +72,11 @@ def segment_variance(
 ) -> Float[Tensor, "{num_nodes} *features"]:
     """Population variance of each node's incoming messages, from centred values; zeros without edges.
 
-    Atomics: ``index_add`` on CUDA and ROCm; last bits of sums may differ from run to run there.
+    Atomics: none, and the same bits again.
 
     Mean 1e3 with deviation 1e-2 keeps its digits in float32, which E[x^2] - E[x]^2 does not.
     """
-    return _centre(messages, receivers, num_nodes)[1]
+    return statistics(messages, receivers, num_nodes, MOMENTS)[1]
 
 
 def segment_std(
@@ -83,7 +84,7 @@ def segment_std(
 ) -> Float[Tensor, "{num_nodes} *features"]:
     """sqrt(variance + floor) of the incoming messages; the floor keeps both derivatives finite where all are equal.
 
-    Atomics: ``index_add`` on CUDA and ROCm; last bits of sums may differ from run to run there.
+    Atomics: none, and the same bits again.
     """
     return (segment_variance(messages, receivers, num_nodes) + floor).sqrt()
 
@@ -91,13 +92,11 @@ def segment_std(
 def segment_statistics(
     messages: Float[Tensor, "edges *features"], receivers: Int[Tensor, " edges"], num_nodes: int, floor: float = 1e-5
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Mean, min, max and std of each node's incoming messages, sharing what they have in common.
+    """Mean, min, max and std of each node's incoming messages; on a CPU in one compiled pass where receivers ascend.
 
-    Atomics: ``index_add`` on CUDA and ROCm; last bits of sums may differ from run to run there.
+    Atomics: none, and the same bits again.
     """
-    mean, variance = _centre(messages, receivers, num_nodes)
-    low = segment_min(messages, receivers, num_nodes)
-    high = segment_max(messages, receivers, num_nodes)
+    mean, variance, low, high = statistics(messages, receivers, num_nodes, (*MOMENTS, *LOW, *HIGH))
     return mean, low, high, (variance + floor).sqrt()
 
 
@@ -106,93 +105,14 @@ def segment_softmax(
 ) -> Float[Tensor, "edges *features"]:
     """exp(s_e) / sum of exp(s_f) over the edges f with the receiver of e: positive, summing to one per node; safe for scores of any size.
 
-    Atomics: ``index_add`` on CUDA and ROCm; last bits of sums may differ from run to run there.
+    Atomics: none, and the same bits again.
 
+    >>> import torch
     >>> segment_softmax(torch.tensor([1e4, 1e4, -5.0]), torch.tensor([0, 0, 1]), num_nodes=2)
     tensor([0.5000, 0.5000, 1.0000])
     """
+    if is_accelerated(scores.device.type):
+        return one_pass.softmax(scores, receivers, num_nodes)
     highest = segment_max(scores.detach(), receivers, num_nodes)  # [nodes, *features]
     shares = (scores - highest.index_select(0, receivers)).exp()
     return shares / segment_sum(shares, receivers, num_nodes).index_select(0, receivers)
-
-
-def sum_to_receivers(messages: Tensor, segments: tuple[Tensor, int]) -> Tensor:
-    """``index_add``."""
-    receivers, num_nodes = segments
-    return messages.new_zeros(num_nodes, *messages.shape[1:]).index_add(0, receivers, messages)
-
-
-def spread_to_edges(received: Tensor, segments: tuple[Tensor, int]) -> Tensor:
-    """What each edge's receiver holds."""
-    return received.index_select(0, segments[0])
-
-
-SUM_FORMS = {ANYWHERE: sum_to_receivers, "cpu": cpu.or_plain(cpu.sum_to_receivers, sum_to_receivers)}
-SUMS = Family(
-    {
-        "sum": Member(forms=SUM_FORMS, derivatives=(("spread", (INCOMING,)),)),
-        "spread": Member(forms={ANYWHERE: spread_to_edges}, derivatives=(("sum", (INCOMING,)),)),
-    }
-)
-
-
-def _counts(receivers: Tensor, num_nodes: int, like: Tensor) -> Tensor:
-    """Incoming edges per node, at least 1, shaped to divide ``like``."""
-    ones = receivers.new_ones(1).expand(receivers.shape[0])
-    # integers: float32 stops counting at 2^24
-    counts = receivers.new_zeros(num_nodes).index_add_(0, receivers, ones).clamp_min(1).to(like.dtype)
-    return counts.view(-1, *[1] * (like.dim() - 1))
-
-
-def _centre(messages: Tensor, receivers: Tensor, num_nodes: int) -> tuple[Tensor, Tensor]:
-    """Mean and variance; the second pass over centred values is what keeps the digits."""
-    total = segment_sum(messages, receivers, num_nodes)
-    counts = _counts(receivers, num_nodes, total)
-    mean = total / counts
-    centred = messages - mean.index_select(0, receivers)  # [edges, *features]
-    return mean, segment_sum(centred.square(), receivers, num_nodes) / counts
-
-
-class _Extreme(Function):
-    """y_i = max (or min) of m_e over the edges that i receives; dy_i / dm_e = 1 for the first edge that holds it, else 0."""
-
-    @staticmethod
-    def forward(ctx: Any, messages: Tensor, receivers: Tensor, num_nodes: int, which: str) -> Tensor:
-        edges = messages.shape[0]
-        rows = receivers.view(-1, *[1] * (messages.dim() - 1)).expand_as(messages)  # [edges, *features]
-        value = messages.new_zeros(num_nodes, *messages.shape[1:])
-        value.scatter_reduce_(0, rows, messages, which, include_self=False)
-        numbers = torch.arange(edges, device=messages.device).view(-1, *[1] * (messages.dim() - 1))
-        # [edges, *features]: an edge's number where it holds its receiver's extreme, else one past the last
-        hit = torch.where(messages == value.index_select(0, receivers), numbers, edges)
-        # [nodes, *features]: the first such edge; one past the last for a node without edges
-        winner = torch.full_like(value, edges, dtype=torch.int64).scatter_reduce_(0, rows, hit, "amin")
-        ctx.save_for_backward(winner)
-        ctx.edges = edges
-        ctx.mark_non_differentiable(winner)
-        return value
-
-    @staticmethod
-    def backward(ctx: Any, u: Tensor) -> tuple[Tensor | None, ...]:
-        (winner,) = ctx.saved_tensors
-        return WINNERS("to winner", (u,), (winner, ctx.edges)), None, None, None
-
-
-def to_winner(u: Tensor, winners: tuple[Tensor, int]) -> Tensor:
-    """Each node's number put on its winning edge; numbers of nodes without edges go nowhere."""
-    winner, edges = winners
-    return u.new_zeros(edges + 1, *u.shape[1:]).scatter_(0, winner, u)[:edges]
-
-
-def from_winner(v: Tensor, winners: tuple[Tensor, int]) -> Tensor:
-    """What each node's winning edge holds; zero for a node without edges."""
-    padded = torch.cat([v, v.new_zeros(1, *v.shape[1:])])
-    return padded.gather(0, winners[0])
-
-
-WINNERS = Family(
-    {
-        "to winner": Member(forms={ANYWHERE: to_winner}, derivatives=(("from winner", (INCOMING,)),)),
-        "from winner": Member(forms={ANYWHERE: from_winner}, derivatives=(("to winner", (INCOMING,)),)),
-    }
-)

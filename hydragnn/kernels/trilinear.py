@@ -20,8 +20,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hydragnn.graphs.topology import Topology
-from hydragnn.kernels import cpu
-from hydragnn.kernels.family import ANYWHERE, FUSABLE, INCOMING, Family, Form, Member
+from hydragnn.kernels import cpu, triton_forms
+from hydragnn.kernels.family import ANYWHERE, FUSABLE, INCOMING, Family, Form, Member, on_accelerators
 
 
 def gather_multiply_sum(
@@ -29,8 +29,7 @@ def gather_multiply_sum(
 ) -> Float[Tensor, "rows *features"]:
     """Each node's sum of what its senders hold, times a weight per edge; a node without edges receives zeros.
 
-    Atomics: none without a weight and with one per edge. A weight with channels is summed by ``index_add_``, which adds
-    atomically on CUDA and ROCm: the last bits differ from run to run, unless ``torch.use_deterministic_algorithms(True)``.
+    Atomics: none, and the same bits again; on CUDA and ROCm long rows are split and their parts joined in one order.
 
     >>> edges = Topology.square(torch.tensor([1, 2]), torch.tensor([0, 0]), 3)
     >>> gather_multiply_sum(torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([10.0, 1.0]), edges).squeeze(1)
@@ -154,16 +153,19 @@ A_FORMS: Mapping[str, Form] = {
     ANYWHERE: sum_to_rows,
     FUSABLE: add_to_rows,
     "cpu": cpu.or_plain(cpu.sum_to_rows, sum_to_rows),
+    **on_accelerators(triton_forms.sum_to_rows),
 }
 B_FORMS: Mapping[str, Form] = {
     ANYWHERE: sum_to_columns,
     FUSABLE: add_to_columns,
     "cpu": cpu.or_plain(cpu.sum_to_columns, sum_to_columns),
+    **on_accelerators(triton_forms.sum_to_columns),
 }
 C_FORMS: Mapping[str, Form] = {
     ANYWHERE: product_of_ends,
     FUSABLE: multiply_ends,
     "cpu": cpu.or_plain(cpu.product_of_ends, product_of_ends),
+    **on_accelerators(triton_forms.product_of_ends),
 }
 
 

@@ -1,0 +1,215 @@
+"""Triton kernels compiled for architectures that are not here, as calls on them would: for the cache of a login node, and to see
+what the compilers make of them. No GPU, driver or ROCm is needed."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hydragnn.errors import InputError
+from hydragnn.kernels import triton_forms
+from hydragnn.kernels.family import taken_for
+from hydragnn.kernels.op import Case
+from hydragnn.kernels.ops import OPS, random_graph
+
+ARCHITECTURES = ("gfx90a", "gfx942", "gfx950", "sm_80", "sm_90")
+"""MI200, MI300, MI350, A100, H100 and H200."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Compiled:
+    """One kernel on one architecture: registers of a thread, bytes, waves (or warps) that a SIMD (or SM) holds at once."""
+
+    kernel: str
+    constants: Mapping[str, Any]
+    architecture: str
+    registers: int
+    spilled: int
+    """Registers, or on NVIDIA bytes of local memory, that do not fit."""
+    shared: int
+    """Bytes of LDS or shared memory."""
+    occupancy: str
+    loads: Mapping[int, int]
+    """Load instructions from memory by bytes per thread."""
+    expected: tuple[int, int]
+    """So many loads of so many bytes carry the numbers of a tile: 16 bytes each where width, dtype and tile allow."""
+    swaps: int
+    """Compare-and-swap instructions: what float atomics become where the architecture has none."""
+
+    @property
+    def faults(self) -> list[str]:
+        """What must not be: registers that do not fit, loads that are narrower than they could be, compare-and-swap."""
+        loads, size = self.expected
+        wide = sum(count for width, count in self.loads.items() if width >= size)
+        found = {
+            f"{self.spilled} registers spilled": self.spilled > 0,
+            f"{wide} loads of {size} bytes instead of {loads}": wide < loads,
+            "atomics by compare-and-swap": self.swaps > 0,
+        }
+        return [fault for fault, present in found.items() if present]
+
+
+READS: Mapping[str, Callable[[Mapping[str, Any]], int]] = {
+    "sum_rows": lambda c: (c["GROUP"] if c["X_AXES"] else 1) + (c["WEIGHT"] == 2),
+    "sum_windows": lambda c: 2 * ((c["GROUP"] if c["X_AXES"] else 1) + (c["WEIGHT"] == 2)),
+    "join_windows": lambda c: 1,
+    "multiply_ends": lambda c: c["AXES"] * (1 + c["GATHER"]),
+    "dot_ends": lambda c: 2 * c["AXES"],
+    "reduce_rows": lambda c: 1,
+    "reduce_rows_gradient": lambda c: 1,
+    "softmax_rows": lambda c: 2,
+}
+"""How many tiles of numbers a kernel reads in each turn of its loops."""
+
+
+def _expected(kernel: str, constants: Mapping[str, Any], number: int, lanes: int) -> tuple[int, int]:
+    """How many loads of how many bytes read these tiles, of numbers of so many bytes; the widest load has 16."""
+    share = (
+        constants["BE"] * constants["BF"] * number // (constants["num_warps"] * lanes)
+    )  # bytes of a thread in a tile
+    size = max(number, min(16, constants["VEC"] * number, share))
+    return READS[kernel](constants) * max(1, share // size), size
+
+
+def compiled(
+    architecture: str, channels: Sequence[int], dtypes: Sequence[torch.dtype], only: str = ""
+) -> Iterator[Compiled]:
+    """Every kernel that ops launch with these widths and dtypes, forward and backward; those in Triton's cache are read there.
+
+    The architecture is checked when the first is asked for. InputError where it is unknown or Triton is missing.
+    """
+    collector = _collector(architecture)
+    for width in channels:
+        for dtype in dtypes:
+            for name, op in OPS.items():
+                if only in name:
+                    for _, case in op.cases({"random": random_graph(64, 10)}, width):
+                        yield from collector.launched_in(op.call, case.to("meta", dtype))
+
+
+def _collector(architecture: str) -> _Collector:
+    if architecture not in ARCHITECTURES:
+        raise InputError(
+            f"unknown architecture {architecture}; Triton kernels are compiled for {', '.join(ARCHITECTURES)}"
+        )
+    try:
+        return _Collector(architecture)
+    except ImportError as error:
+        raise InputError(f"Triton is not installed ({error}): pip install 'hydragnn-ensemble[kernels]'") from None
+
+
+class _Collector(triton_forms.Launcher):
+    """Takes kernels instead of a device, and compiles each variant once."""
+
+    def __init__(self, name: str) -> None:
+        from triton.runtime import driver
+
+        self.name = name
+        self.seen: set[Any] = set()
+        self.new: list[Compiled] = []
+        driver.set_active(_Driver(name))
+
+    def architecture(self, device: torch.device) -> str:
+        return self.name
+
+    def __call__(self, kernel: Any, grid: tuple[int, ...], given: Sequence[Any], options: Mapping[str, Any]) -> None:
+        arguments = [value.dtype if isinstance(value, torch.Tensor) else value for value in given]
+        key = (kernel.__name__, *(str(a) for a in arguments if isinstance(a, torch.dtype)), *map(str, options.values()))
+        if key in self.seen:
+            return
+        self.seen.add(key)
+        binary = kernel.warmup(*arguments, grid=(1,), **options)
+        named = dict(zip(kernel.arg_names, given))
+        number = next(named[name].itemsize for name in ("x", "right", "partial") if name in named)
+        expected = _expected(kernel.__name__, options, number, 32 if self.name.startswith("sm_") else 64)
+        about = (
+            _read_amd(binary.asm["amdgcn"]) if "amdgcn" in binary.asm else _read_nvidia(binary, options["num_warps"])
+        )
+        constants = {key: str(v) for key, v in options.items() if key not in ("enable_fp_fusion", "SPLIT")}
+        found = {"kernel": kernel.__name__, "constants": constants, "architecture": self.name, "expected": expected}
+        self.new.append(Compiled(**found, **about))
+
+    def launched_in(self, call: Any, case: Case) -> list[Compiled]:
+        """What a call and its derivative launch and no earlier one did."""
+        tensors = tuple(tensor.requires_grad_() for tensor in case.tensors)
+        self.new = []
+        with taken_for("meta", "cuda"), triton_forms.launched_by(self):
+            value = call(*tensors, *case.rest)
+            parts = value if isinstance(value, tuple) else (value,)
+            torch.autograd.grad([part.sum() for part in parts], tensors)
+        return self.new
+
+
+class _Driver:
+    """What Triton asks of the driver of a device, answered for one that is not here."""
+
+    def __init__(self, architecture: str) -> None:
+        from triton.backends.compiler import GPUTarget
+
+        nvidia = architecture.startswith("sm_")
+        self.target = GPUTarget("cuda", int(architecture[3:]), 32) if nvidia else GPUTarget("hip", architecture, 64)
+        self.device = ARCHITECTURES.index(architecture)  # each architecture has its own kernels in the process
+
+    def get_current_target(self) -> Any:
+        return self.target
+
+    def get_current_device(self) -> int:
+        return self.device
+
+    def get_current_stream(self, device: int | None = None) -> int:
+        return 0
+
+
+LOADED = re.compile(r"^\s+(?:global|buffer|flat)_load_(?:(\w*)dword(?:x(\d))?|[su](byte|short)\w*)", re.MULTILINE)
+LOADED_PTX = re.compile(r"\bld\.global(?:\.\w+)*?(?:\.v(\d))?\.[bufs](\d+)")
+
+
+def _read_amd(text: str) -> dict[str, Any]:
+    def number(pattern: str) -> int:
+        found = re.search(pattern + r":\s+(\d+)", text)
+        return int(found[1]) if found else 0
+
+    loads: dict[int, int] = {}
+    for _, words, narrow in LOADED.findall(text):
+        size = {"byte": 1, "short": 2}.get(narrow) or 4 * int(words or 1)
+        loads[size] = loads.get(size, 0) + 1
+    return {
+        "registers": number(r"\.vgpr_count"),
+        "spilled": number(r"\.vgpr_spill_count") + number(r"\.sgpr_spill_count"),
+        "shared": number(r"\.group_segment_fixed_size"),
+        "occupancy": f"{number('; Occupancy')}/8",
+        "loads": loads,
+        "swaps": len(re.findall(r"_cmpswap|_cmpst", text)),
+    }
+
+
+def _read_nvidia(binary: Any, warps: int) -> dict[str, Any]:
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(binary.asm["cubin"])
+        file.flush()
+        said = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    registers, local = (int(re.search(rf"{name}:(\d+)", said)[1]) for name in ("REG", "LOCAL"))  # type: ignore[index]
+    loads: dict[int, int] = {}
+    for vector, bits in LOADED_PTX.findall(binary.asm["ptx"]):
+        size = int(vector or 1) * int(bits) // 8
+        loads[size] = loads.get(size, 0) + 1
+    # 65536 registers in blocks of 256 per warp, 64 warps and 32 programs per SM
+    held = min(64, 65536 // (-(-registers // 8) * 256), 32 * warps)
+    return {
+        "registers": registers,
+        "spilled": local,
+        "shared": binary.metadata.shared,
+        "occupancy": f"{held}/64",
+        "loads": loads,
+        "swaps": len(re.findall(r"\batom\S*\.cas", binary.asm["ptx"])),
+    }

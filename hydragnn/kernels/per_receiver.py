@@ -1,0 +1,63 @@
+"""What reductions per receiver are made of: sums and their spreading, winners; families of two, each the other's derivative."""
+
+import torch
+from torch import Tensor
+
+from hydragnn.kernels import cpu, triton_forms
+from hydragnn.kernels.family import ANYWHERE, INCOMING, Family, Member, on_accelerators
+from hydragnn.kernels.segment_order import segment_order
+
+
+def sum_to_receivers(messages: Tensor, segments: tuple[Tensor, int]) -> Tensor:
+    """``index_add``."""
+    receivers, num_nodes = segments
+    return messages.new_zeros(num_nodes, *messages.shape[1:]).index_add(0, receivers, messages)
+
+
+def sum_in_order(messages: Tensor, segments: tuple[Tensor, int]) -> Tensor:
+    """Edge after edge of every node."""
+    return triton_forms.sum_in_order(messages, *segment_order(*segments))
+
+
+def spread_to_edges(received: Tensor, segments: tuple[Tensor, int]) -> Tensor:
+    """What each edge's receiver holds."""
+    return received.index_select(0, segments[0])
+
+
+SUM_FORMS = {
+    ANYWHERE: sum_to_receivers,
+    "cpu": cpu.or_plain(cpu.sum_to_receivers, sum_to_receivers),
+    **on_accelerators(sum_in_order),
+}
+SUMS = Family(
+    {
+        "sum": Member(forms=SUM_FORMS, derivatives=(("spread", (INCOMING,)),)),
+        "spread": Member(forms={ANYWHERE: spread_to_edges}, derivatives=(("sum", (INCOMING,)),)),
+    }
+)
+
+
+def counts_in_order(receivers: Tensor, num_nodes: int, like: Tensor) -> Tensor:
+    """Incoming edges per node, at least 1, shaped to divide ``like``."""
+    degrees = segment_order(receivers, num_nodes).offsets.diff().clamp_min(1)
+    return degrees.to(like.dtype).view(-1, *[1] * (like.dim() - 1))
+
+
+def to_winner(u: Tensor, winners: tuple[Tensor, int]) -> Tensor:
+    """Each node's number put on its winning edge; numbers of nodes without edges go nowhere."""
+    winner, edges = winners
+    return u.new_zeros(edges + 1, *u.shape[1:]).scatter_(0, winner, u)[:edges]
+
+
+def from_winner(v: Tensor, winners: tuple[Tensor, int]) -> Tensor:
+    """What each node's winning edge holds; zero for a node without edges."""
+    padded = torch.cat([v, v.new_zeros(1, *v.shape[1:])])
+    return padded.gather(0, winners[0])
+
+
+WINNERS = Family(
+    {
+        "to winner": Member(forms={ANYWHERE: to_winner}, derivatives=(("from winner", (INCOMING,)),)),
+        "from winner": Member(forms={ANYWHERE: from_winner}, derivatives=(("to winner", (INCOMING,)),)),
+    }
+)

@@ -1,0 +1,30 @@
+"""Edges in the order of their receivers, found once for an array of receivers."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+
+class SegmentOrder(NamedTuple):
+    """Edges by receiver: their numbers, their receivers and where each node's begin."""
+
+    order: Tensor
+    owners: Tensor
+    offsets: Tensor
+
+
+_orders: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+"""Orders by array of receivers, for as long as it lives: all layers of a model share one sort."""
+
+
+def segment_order(receivers: Tensor, num_nodes: int) -> SegmentOrder:
+    """The stable order of edges by receiver; made once for an array of receivers."""
+    made: tuple[int, int, SegmentOrder] | None = _orders.get(receivers)
+    if made is not None and made[:2] == (num_nodes, receivers._version):
+        return made[2]
+    owners, order = torch.sort(receivers, stable=True)
+    offsets = torch.searchsorted(owners, torch.arange(num_nodes + 1, device=receivers.device))
+    _orders[receivers] = (num_nodes, receivers._version, SegmentOrder(order, owners, offsets))
+    return _orders[receivers][2]

@@ -1,0 +1,144 @@
+"""Triton kernels of reductions per receiver, for ROCm and CUDA: one program per row and tile of channels, no atomics.
+
+Names as in ``triton_sums``; ``order[p]`` is the edge at position p where edges are sorted by receiver.
+"""
+
+import triton
+import triton.language as tl
+
+from hydragnn.kernels.triton_sums import SIZES
+
+NOWHERE = tl.constexpr(2147483647)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def reduce_rows(offsets, order, x, mean, variance, low, high, low_edge, high_edge, units, none,
+                MOMENTS: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, VEC: tl.constexpr,
+                ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
+    """Mean and population variance, smallest and largest value with their first edge, in one pass over the messages.
+
+    Every place of the tile keeps a mean and a sum of squares of its own, which are merged at the end (Chan, Golub and LeVeque
+    1983): no difference of large squares. Rows without edges get zeros and the edge ``none``.
+    """
+    row = tl.program_id(0)
+    C = (units * VEC).to(OFF)
+    f = tl.program_id(1) * BF + tl.arange(0, BF)
+    first = tl.load(offsets + row).to(tl.int32)
+    last = tl.load(offsets + row + 1).to(tl.int32)
+    centre = tl.full([BE, BF], 0.0, ACC)
+    squares = tl.full([BE, BF], 0.0, ACC)
+    count = tl.full([BE], 0.0, ACC)
+    least = tl.full([BE, BF], float("inf"), ACC)
+    most = tl.full([BE, BF], float("-inf"), ACC)
+    least_at = tl.full([BE, BF], NOWHERE, tl.int32)
+    most_at = tl.full([BE, BF], NOWHERE, tl.int32)
+    for start in range(first, last, BE):
+        p = start + tl.arange(0, BE)
+        known = p < last
+        e = tl.load(order + p, mask=known, other=0).to(tl.int32)
+        mask = known[:, None] & (f < C)[None, :]
+        v = tl.load(x + (e.to(OFF)[:, None] * C + f[None, :]), mask=mask, other=0.0).to(ACC)
+        if MOMENTS:
+            count += known.to(ACC)
+            away = tl.where(mask, v - centre, 0.0)
+            centre += away / tl.maximum(count, 1.0)[:, None]
+            squares += away * tl.where(mask, v - centre, 0.0)
+        if LOW:
+            lower = mask & ((v < least) | (least_at == NOWHERE))
+            least = tl.where(lower, v, least)
+            least_at = tl.where(lower, e[:, None], least_at)
+        if HIGH:
+            higher = mask & ((v > most) | (most_at == NOWHERE))
+            most = tl.where(higher, v, most)
+            most_at = tl.where(higher, e[:, None], most_at)
+    at = row.to(OFF) * C + f
+    if MOMENTS:
+        _store_moments(mean, variance, at, centre, squares, count, (last - first).to(ACC), f < C)
+    if LOW:
+        _store_extreme(low, low_edge, at, tl.min(least, 0), least, least_at, last > first, none, f < C)
+    if HIGH:
+        _store_extreme(high, high_edge, at, tl.max(most, 0), most, most_at, last > first, none, f < C)
+
+
+@triton.jit
+def _store_moments(mean, variance, at, centre, squares, count, edges, mask):
+    edges = tl.maximum(edges, 1.0)
+    middle = tl.sum(centre * count[:, None], 0) / edges
+    away = centre - middle[None, :]
+    spread = tl.sum(squares + away * away * count[:, None], 0) / edges
+    tl.store(mean + at, middle.to(mean.dtype.element_ty), mask=mask)
+    tl.store(variance + at, spread.to(variance.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _store_extreme(value, edge, at, extreme, held, held_at, exists, none, mask):
+    winner = tl.min(tl.where(held == extreme[None, :], held_at, NOWHERE), 0)
+    winner = tl.where(winner == NOWHERE, none, winner)
+    tl.store(value + at, tl.where(exists, extreme, 0.0).to(value.dtype.element_ty), mask=mask)
+    tl.store(edge + at, winner.to(edge.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def reduce_rows_gradient(offsets, order, x, mean, low_edge, high_edge, to_mean, to_variance, to_low, to_high, out, units,
+                         VEC: tl.constexpr,
+                         ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
+    """What the messages receive from the results of ``reduce_rows``: one read and one write per message."""
+    row = tl.program_id(0)
+    C = (units * VEC).to(OFF)
+    f = tl.program_id(1) * BF + tl.arange(0, BF)
+    column = f < C
+    first = tl.load(offsets + row).to(tl.int32)
+    last = tl.load(offsets + row + 1).to(tl.int32)
+    share = 1.0 / tl.maximum(last - first, 1).to(ACC)
+    at = row.to(OFF) * C + f
+    middle = tl.load(mean + at, mask=column, other=0.0).to(ACC)
+    level = tl.load(to_mean + at, mask=column, other=0.0).to(ACC) * share
+    slope = tl.load(to_variance + at, mask=column, other=0.0).to(ACC) * (2.0 * share)
+    least = tl.load(to_low + at, mask=column, other=0.0).to(ACC)
+    most = tl.load(to_high + at, mask=column, other=0.0).to(ACC)
+    least_at = tl.load(low_edge + at, mask=column, other=-1).to(tl.int32)
+    most_at = tl.load(high_edge + at, mask=column, other=-1).to(tl.int32)
+    for start in range(first, last, BE):
+        p = start + tl.arange(0, BE)
+        known = p < last
+        e = tl.load(order + p, mask=known, other=0).to(tl.int32)
+        mask = known[:, None] & column[None, :]
+        place = e.to(OFF)[:, None] * C + f[None, :]
+        v = tl.load(x + place, mask=mask, other=0.0).to(ACC)
+        gradient = level[None, :] + (v - middle[None, :]) * slope[None, :]
+        gradient += tl.where(e[:, None] == least_at[None, :], least[None, :], 0.0)
+        gradient += tl.where(e[:, None] == most_at[None, :], most[None, :], 0.0)
+        tl.store(out + place, gradient.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def softmax_rows(offsets, order, x, out, units, VEC: tl.constexpr,
+                 ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
+    """exp(x - largest) / sum of the same per row; the second read finds the row in the cache."""
+    row = tl.program_id(0)
+    C = (units * VEC).to(OFF)
+    f = tl.program_id(1) * BF + tl.arange(0, BF)
+    first = tl.load(offsets + row).to(tl.int32)
+    last = tl.load(offsets + row + 1).to(tl.int32)
+    most = tl.full([BE, BF], -3.0e38, ACC)
+    total = tl.full([BE, BF], 0.0, ACC)
+    for start in range(first, last, BE):
+        p = start + tl.arange(0, BE)
+        known = p < last
+        e = tl.load(order + p, mask=known, other=0).to(OFF)
+        mask = known[:, None] & (f < C)[None, :]
+        v = tl.load(x + (e[:, None] * C + f[None, :]), mask=mask, other=float("-inf")).to(ACC)
+        higher = tl.maximum(most, v)
+        total = total * tl.exp(most - higher) + tl.exp(v - higher)
+        most = higher
+    largest = tl.max(most, 0)
+    sums = tl.sum(total * tl.exp(most - largest[None, :]), 0)
+    scale = 1.0 / tl.where(last > first, sums, 1.0)
+    for start in range(first, last, BE):
+        p = start + tl.arange(0, BE)
+        known = p < last
+        e = tl.load(order + p, mask=known, other=0).to(OFF)
+        mask = known[:, None] & (f < C)[None, :]
+        place = e[:, None] * C + f[None, :]
+        v = tl.load(x + place, mask=mask, other=float("-inf")).to(ACC)
+        tl.store(out + place, (tl.exp(v - largest[None, :]) * scale[None, :]).to(out.dtype.element_ty), mask=mask)

@@ -1,0 +1,136 @@
+"""Triton kernels of sums over the edges of a row, for ROCm and CUDA: one program per row and tile of channels, no atomics.
+
+Rows of more than ``SPLIT`` edges are left out by ``sum_rows``: ``sum_windows`` sums them in windows of ``SPLIT`` edges, and
+``join_windows`` adds the windows in their order. Every sum has one order, so that the same numbers give the same bits.
+
+Names: C channels of one axis = ``units * VEC``, so that the compiler knows what divides C; BE x BF edges x channels of a
+tile; ACC the dtype of sums; OFF that of offsets, int64 where a tensor has 2^31 elements. ``WEIGHT``: 0 none, 1 per edge,
+2 per edge and channel, 3 per edge and axis. There is one sum per axis, of x by axes where
+``X_AXES``; a program holds those of a ``GROUP`` of at most three axes.
+"""
+
+import triton
+import triton.language as tl
+
+SIZES = ("units", "edges", "num_edges", "none")
+"""Arguments on whose values no kernel is specialised: one binary serves all sizes."""
+
+
+@triton.jit
+def _sum_edges(first, last, index, order, weight, x, f, C, axis,
+               GATHER: tl.constexpr, ORDER: tl.constexpr, WEIGHT: tl.constexpr,
+               AXES: tl.constexpr, GROUP: tl.constexpr, X_AXES: tl.constexpr,
+               ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
+    """Sums over the edges first to last per place of the tile, one per axis of a group that begins at ``axis``."""
+    acc0 = tl.full([BE, BF], 0.0, ACC)
+    acc1 = acc0
+    acc2 = acc0
+    for start in range(first, last, BE):
+        e = start + tl.arange(0, BE)
+        known = e < last
+        mask = known[:, None] & (f < C)[None, :]
+        j = tl.load(index + e, mask=known, other=0).to(OFF) if GATHER else e.to(OFF)
+        at = x + (j[:, None] * (C * AXES) + axis * C + f[None, :] if X_AXES else j[:, None] * C + f[None, :])
+        v0 = tl.load(at, mask=mask, other=0.0).to(ACC)
+        v1 = tl.load(at + C, mask=mask, other=0.0).to(ACC) if X_AXES and GROUP > 1 else v0
+        v2 = tl.load(at + 2 * C, mask=mask, other=0.0).to(ACC) if X_AXES and GROUP > 2 else v0
+        if WEIGHT > 0:
+            k = tl.load(order + e, mask=known, other=0).to(OFF) if ORDER else e.to(OFF)
+        if WEIGHT == 1:
+            w = tl.load(weight + k, mask=known, other=0.0).to(ACC)[:, None]
+            v0, v1, v2 = v0 * w, v1 * w, v2 * w
+        if WEIGHT == 2:
+            w = tl.load(weight + (k[:, None] * C + f[None, :]), mask=mask, other=0.0).to(ACC)
+            v0, v1, v2 = v0 * w, v1 * w, v2 * w
+        if WEIGHT == 3:
+            v0 = v0 * tl.load(weight + k * AXES + axis, mask=known, other=0.0).to(ACC)[:, None]
+            if GROUP > 1:
+                v1 = v1 * tl.load(weight + k * AXES + axis + 1, mask=known, other=0.0).to(ACC)[:, None]
+            if GROUP > 2:
+                v2 = v2 * tl.load(weight + k * AXES + axis + 2, mask=known, other=0.0).to(ACC)[:, None]
+        acc0 += v0
+        if GROUP > 1:
+            acc1 += v1
+        if GROUP > 2:
+            acc2 += v2
+    return acc0, acc1, acc2
+
+
+@triton.jit
+def _store_axes(out, at, acc0, acc1, acc2, f, C, GROUP: tl.constexpr):
+    """One row, axis after axis, from its sums per place."""
+    kind = out.dtype.element_ty
+    tl.store(out + at + f, tl.sum(acc0, 0).to(kind), mask=f < C)
+    if GROUP > 1:
+        tl.store(out + at + C + f, tl.sum(acc1, 0).to(kind), mask=f < C)
+    if GROUP > 2:
+        tl.store(out + at + 2 * C + f, tl.sum(acc2, 0).to(kind), mask=f < C)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def sum_rows(offsets, index, order, weight, x, out, units,
+             SPLIT: tl.constexpr, VEC: tl.constexpr,
+             GATHER: tl.constexpr, ORDER: tl.constexpr, WEIGHT: tl.constexpr,
+             AXES: tl.constexpr, GROUP: tl.constexpr, X_AXES: tl.constexpr,
+             ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
+    """The sum of every row that is not long; zeros for the others, which ``join_windows`` overwrites."""
+    row = tl.program_id(0)
+    C = (units * VEC).to(OFF)
+    f = tl.program_id(1) * BF + tl.arange(0, BF)
+    axis = tl.program_id(2) * GROUP
+    first = tl.load(offsets + row).to(tl.int32)
+    last = tl.load(offsets + row + 1).to(tl.int32)
+    last = tl.where(last - first > SPLIT, first, last)
+    acc0, acc1, acc2 = _sum_edges(first, last, index, order, weight, x, f, C, axis,
+                                  GATHER, ORDER, WEIGHT, AXES, GROUP, X_AXES, ACC, OFF, BE, BF)  # fmt: skip
+    _store_axes(out, row.to(OFF) * (C * AXES) + axis * C, acc0, acc1, acc2, f, C, GROUP)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def sum_windows(offsets, owners, index, order, weight, x, partial, units, num_edges,
+                SPLIT: tl.constexpr, VEC: tl.constexpr,
+                GATHER: tl.constexpr, ORDER: tl.constexpr, WEIGHT: tl.constexpr,
+                AXES: tl.constexpr, GROUP: tl.constexpr, X_AXES: tl.constexpr,
+                ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
+    """A window's part of long rows: slot 0 for the row that owns its first edge, slot 1 for another that owns its last."""
+    window = tl.program_id(0)
+    C = (units * VEC).to(OFF)
+    f = tl.program_id(1) * BF + tl.arange(0, BF)
+    axis = tl.program_id(2) * GROUP
+    first = window * SPLIT
+    last = tl.minimum(first + SPLIT, num_edges)
+    head = tl.load(owners + first)
+    tail = tl.load(owners + last - 1)
+    head_first = tl.load(offsets + head).to(tl.int32)
+    head_last = tl.load(offsets + head + 1).to(tl.int32)
+    if head_last - head_first > SPLIT:
+        acc0, acc1, acc2 = _sum_edges(first, tl.minimum(head_last, last), index, order, weight, x, f, C, axis,
+                                      GATHER, ORDER, WEIGHT, AXES, GROUP, X_AXES, ACC, OFF, BE, BF)  # fmt: skip
+        _store_axes(partial, (2 * window).to(OFF) * (C * AXES) + axis * C, acc0, acc1, acc2, f, C, GROUP)
+    tail_first = tl.load(offsets + tail).to(tl.int32)
+    tail_last = tl.load(offsets + tail + 1).to(tl.int32)
+    if (tail != head) & (tail_last - tail_first > SPLIT):
+        acc0, acc1, acc2 = _sum_edges(tail_first, last, index, order, weight, x, f, C, axis,
+                                      GATHER, ORDER, WEIGHT, AXES, GROUP, X_AXES, ACC, OFF, BE, BF)  # fmt: skip
+        _store_axes(partial, (2 * window + 1).to(OFF) * (C * AXES) + axis * C, acc0, acc1, acc2, f, C, GROUP)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def join_windows(offsets, partial, out, units,
+                 SPLIT: tl.constexpr, VEC: tl.constexpr,
+                 ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
+    """Long rows from their windows; here C counts the channels of all axes."""
+    row = tl.program_id(0)
+    C = (units * VEC).to(OFF)
+    f = tl.program_id(1) * BF + tl.arange(0, BF)
+    first = tl.load(offsets + row).to(tl.int32)
+    last = tl.load(offsets + row + 1).to(tl.int32)
+    if last - first > SPLIT:
+        acc = tl.full([BE, BF], 0.0, ACC)
+        end = (last - 1) // SPLIT + 1
+        for start in range(first // SPLIT, end, BE):
+            window = start + tl.arange(0, BE)
+            slot = 2 * window + (window * SPLIT < first).to(tl.int32)
+            mask = (window < end)[:, None] & (f < C)[None, :]
+            acc += tl.load(partial + (slot.to(OFF)[:, None] * C + f[None, :]), mask=mask, other=0.0)
+        tl.store(out + row.to(OFF) * C + f, tl.sum(acc, 0).to(out.dtype.element_ty), mask=f < C)

@@ -1,0 +1,120 @@
+"""Runs the Triton forms of ops in Triton's interpreter and prints what differs from the references, as JSON.
+
+TRITON_INTERPRET=1 python tests/hydragnn/triton_interpreted.py derivatives|corners|widths|long
+A process of its own, since Triton decides when it is imported whether it interprets.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from hydragnn.kernels import OPS, Case, Op, triton_forms
+from hydragnn.kernels.family import taken_for
+from hydragnn.kernels.op import numbers
+from hydragnn.kernels.ops import case_graphs, graph
+
+GRAPHS = case_graphs()
+WIDTHS = [(1, torch.float32), (20, torch.float16), (48, torch.bfloat16), (130, torch.float32)]
+
+
+class Interpreter(triton_forms.Launcher):
+    """Tensors on a CPU, tiles of a GPU."""
+
+    def architecture(self, device: torch.device) -> str:
+        return "gfx90a"
+
+
+def parts(value: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def forward(op: Op, case: Case, dtype: torch.dtype) -> float:
+    """The difference of values from the reference in fp64, as a share of its largest number where that exceeds 1."""
+    given = case.to(dtype=dtype)
+    exact = given.to(dtype=torch.float64)
+    worst = 0.0
+    values = parts(op.call(*given.tensors, *given.rest)), parts(op.reference(*exact.tensors, *exact.rest))
+    for ours, theirs in zip(*values):
+        assert ours.shape == theirs.shape and ours.dtype == dtype
+        if theirs.numel():
+            assert ours.isfinite().all()
+            worst = max(worst, float((ours.double() - theirs).abs().max() / theirs.abs().max().clamp_min(1)))
+    return worst
+
+
+def derivatives() -> Iterator[tuple[str, float, float]]:
+    """Values, gradients and gradients of gradients in fp64."""
+    for name, op in OPS.items():
+        for case, given in op.cases({"many": GRAPHS["many"]}):
+            yield f"{name} {case}", max(op.compare(given)), op.tolerance[torch.float64]
+
+
+def corners() -> Iterator[tuple[str, float, float]]:
+    """Values on every graph: no edges, empty rows, one row with all."""
+    for name, op in OPS.items():
+        for case, given in op.cases(GRAPHS):
+            yield f"{name} {case}", forward(op, given, torch.float64), op.tolerance[torch.float64]
+
+
+def widths() -> Iterator[tuple[str, float, float]]:
+    """Values with channels that no vector divides, fit in one, or take two tiles, in all dtypes."""
+    for channels, dtype in WIDTHS:
+        for name, op in OPS.items():
+            for case, given in op.cases({"many": GRAPHS["many"]}, channels):
+                yield f"{name} {case} {channels} {dtype}", forward(op, given, dtype), op.tolerance[dtype]
+
+
+def long() -> Iterator[tuple[str, float, float]]:
+    """Rows that are split, at beginnings, middles and ends of windows; and the same bits again."""
+    with rows_longer_than(4):
+        for name, op in OPS.items():
+            for case, given in op.cases({key: GRAPHS[key] for key in ("many", "all to the last")}):
+                yield f"{name} {case}", forward(op, given, torch.float64), op.tolerance[torch.float64]
+    for split in (triton_forms.LONG, 100):
+        star = graph(7, 3, [((7 * e + e * e) % 7, 1) for e in range(600)])
+        with rows_longer_than(split):
+            op = OPS["gather_multiply_sum"]
+            given = dict(op.cases({"star": star}, 5))["star, channels, weight per channel"].to(dtype=torch.float32)
+            first, second = (op.call(*given.tensors, *given.rest) for _ in range(2))
+            yield f"star split at {split}", forward(op, given, torch.float32), op.tolerance[torch.float32]
+            yield f"star again at {split}", 0.0 if torch.equal(first, second) else 1.0, 0.0
+    yield from axes()
+
+
+def axes() -> Iterator[tuple[str, float, float]]:
+    """Tensors of nine components, which take several programs per row."""
+    normal, op, edges = numbers(1), OPS["gather_multiply_sum"], GRAPHS["many"]
+    for axes in ((3, 3), (5,), (4,)):
+        case = Case(tensors=(normal(edges.num_columns, *axes, 4), normal(edges.num_edges, 4)), rest=(edges,))
+        given = (case.tensors[0].flatten(1, -2), case.tensors[1], edges)
+        difference = op.call(*case.tensors, edges).flatten(1, -2) - op.reference(*given)
+        yield f"{axes} axes", float(difference.abs().max()), op.tolerance[torch.float64]
+
+
+@contextmanager
+def rows_longer_than(edges: int) -> Iterator[None]:
+    before = triton_forms.LONG
+    triton_forms.LONG = edges
+    try:
+        yield
+    finally:
+        triton_forms.LONG = before
+
+
+SUITES = {"derivatives": derivatives, "corners": corners, "widths": widths, "long": long}
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    with taken_for("cpu", "cuda"), triton_forms.launched_by(Interpreter()):
+        checks = list(SUITES[sys.argv[1]]())
+    failures = [check for check in checks if not check[1] <= check[2]]
+    print(json.dumps({"checks": len(checks), "failures": failures}))
+
+
+if __name__ == "__main__":
+    main()
