@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from hydragnn.architectures.base import Architecture, GeometricSettings, GraphSpec, radial_basis
-from hydragnn.kernels import segment_sum
+from hydragnn.kernels import gather_add, segment_sum
 from hydragnn.layers import MessageGraph, States
 
 
@@ -32,10 +32,9 @@ class CGCNNLayer(nn.Module):
         """New states of degree 0."""
         topology = graph.topology
         features, envelope = graph.edge_inputs  # [edges, width], [edges, 1]
-        joined = self.from_receiver(states[0]).index_select(0, topology.receivers)  # [edges, 2 channels]
-        joined = joined + self.from_sender(states[0]).index_select(0, topology.senders)
-        if self.from_edge is not None and features is not None:
-            joined = joined + self.from_edge(features)
+        edges = None if self.from_edge is None or features is None else self.from_edge(features)
+        received, sent = self.from_receiver(states[0]), self.from_sender(states[0])  # [nodes, 2 channels]
+        joined = gather_add(received, sent, edges, topology)  # [edges, 2 channels]
         gate, core = joined.chunk(2, dim=-1)  # [edges, channels] each
         messages = torch.sigmoid(gate) * nn.functional.softplus(core)  # [edges, channels]
         messages = messages if envelope is None else messages * envelope

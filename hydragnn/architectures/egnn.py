@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hydragnn.architectures.base import Architecture, GeometricSettings, GraphSpec, radial_basis
-from hydragnn.kernels import Topology, outer_sum, segment_sum
+from hydragnn.kernels import Topology, gather_add, outer_sum, segment_sum
 from hydragnn.layers import MessageGraph, States, mlp
 
 
@@ -64,9 +64,8 @@ class EGNNLayer(nn.Module):
         topology: Topology,
     ) -> Float[Tensor, "edges channels"]:
         """Equation 3: what each edge carries, weighed by its gate where attention is on."""
-        receiver = self.from_receiver(scalars).index_select(0, topology.receivers)  # [edges, channels]
-        sender = self.from_sender(scalars).index_select(0, topology.senders)
-        hidden = nn.functional.silu(receiver + sender + self.from_edge(features))
+        received, sent = self.from_receiver(scalars), self.from_sender(scalars)  # [nodes, channels]
+        hidden = nn.functional.silu(gather_add(received, sent, self.from_edge(features), topology))
         messages = nn.functional.silu(self.second(hidden))  # [edges, channels]; the gate is [edges, 1]
         return messages if self.gate is None else messages * torch.sigmoid(self.gate(messages))
 

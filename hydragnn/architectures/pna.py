@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hydragnn.architectures.base import Architecture, GeometricSettings, GraphSpec, radial_basis
-from hydragnn.kernels import Topology, segment_statistics
+from hydragnn.kernels import Topology, gather_add, segment_statistics
 from hydragnn.layers import MessageGraph, States
 
 
@@ -63,9 +63,8 @@ class PNALayer(nn.Module):
         topology: Topology,
     ) -> Float[Tensor, "nodes channels"]:
         """Equations 5 to 8 on linear messages."""
-        messages = self.from_sender(states).index_select(0, topology.senders)  # [edges, channels]
-        if self.from_edge is not None and features is not None:
-            messages = messages + self.from_edge(features)
+        edges = None if self.from_edge is None or features is None else self.from_edge(features)  # [edges, channels]
+        messages = gather_add(None, self.from_sender(states), edges, topology)  # [edges, channels]
         if envelope is not None:
             messages = messages * envelope
         mean, low, high, std = segment_statistics(messages, topology.receivers, topology.num_rows)  # [nodes, channels]

@@ -50,9 +50,11 @@ class SchNetLayer(nn.Module):
 
     def forward(self, states: States, graph: MessageGraph) -> States:
         """New states of degree 0."""
-        features, envelope = graph.edge_inputs  # [edges, width], [edges, 1]
-        filters = self.filters(features)  # [edges, channels]
-        filters = filters if envelope is None else filters * envelope
+        features, envelope = (
+            graph.paired_inputs
+        )  # [items, width], [items, 1]; both directions of an edge have one filter
+        filters = self.filters(features)  # [items, channels]
+        filters = graph.to_edges(filters if envelope is None else filters * envelope)  # [edges, channels]
         return {0: states[0] + self.dropout(self.interaction(states[0], filters, graph.topology))}
 
 

@@ -1,9 +1,11 @@
 """Gather and scatter: a family of ops closed under differentiation, and reductions per receiver."""
 
 from hydragnn.graphs.topology import Topology, relation_topology
+from hydragnn.kernels.ends import gather_add
 from hydragnn.kernels.op import Case, Op
 from hydragnn.kernels.ops import OPS
 from hydragnn.kernels.outer import along_channels, along_directions, outer_sum
+from hydragnn.kernels.pairs import Pairs, pairs_of
 from hydragnn.kernels.segments import (
     segment_max,
     segment_mean,
@@ -20,12 +22,15 @@ __all__ = [
     "OPS",
     "Case",
     "Op",
+    "Pairs",
     "Topology",
     "along_channels",
     "along_directions",
     "edge_product",
+    "gather_add",
     "gather_multiply_sum",
     "outer_sum",
+    "pairs_of",
     "relation_topology",
     "scatter_multiply_sum",
     "segment_max",

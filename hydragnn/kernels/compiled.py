@@ -8,13 +8,14 @@ import ctypes
 import functools
 import sys
 import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 LIBRARY = Path(__file__).resolve().with_name(f"csr.{sysconfig.get_platform()}.so")
-VERSION = 1
+VERSION = 2
 """That of ``csr.cpp``, which this module calls."""
 FUNCTIONS = {
     "sum_rows": (6, 4),
@@ -23,7 +24,13 @@ FUNCTIONS = {
     "outer_sum": (4, 4),
     "along_directions": (4, 4),
     "along_channels": (4, 4),
+    "gather_add": (6, 3),
     "scatter_sum": (3, 4),
+    "ascends": (1, 3),
+    "pair_edges": (6, 3),
+    "statistics": (6, 4),
+    "statistics_gradient": (11, 4),
+    "holders": (4, 4),
 }
 """How many arrays and how many integers each takes."""
 UNUSABLE = (OSError, AttributeError, ValueError)
@@ -44,13 +51,14 @@ def serves(*tensors: Tensor | None) -> bool:
     )
 
 
-def call(name: str, arrays: tuple[Tensor | None, ...], integers: tuple[int, ...], out: Tensor) -> bool:
-    """Call the loop ``name``, which writes ``out``; its arrays are made dense first. False where it does not serve its input."""
+def call(name: str, arrays: Sequence[Tensor | None], integers: Sequence[int], *outs: Tensor | None) -> bool:
+    """Call the loop ``name``, which writes ``outs``; arrays are made dense first. False where it does not serve its input."""
     loaded = library()
     assert loaded is not None
     dense = [None if array is None else array.contiguous() for array in arrays]  # kept alive until the call is over
-    pointers = [None if array is None else array.data_ptr() for array in dense]
-    status: int = getattr(loaded, name)(*pointers, out.data_ptr(), *integers, out.element_size())
+    pointers = [None if array is None else array.data_ptr() for array in (*dense, *outs)]
+    number = next(array.element_size() for array in arrays if array is not None)
+    status: int = getattr(loaded, name)(*pointers, *integers, number)
     return status == 0
 
 

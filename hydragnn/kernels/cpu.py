@@ -4,9 +4,10 @@ No array of edges x channels is made on the way to nodes. Sums run in the order 
 every machine and with any number of threads (the loops use one).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from hydragnn.graphs.topology import Topology
@@ -96,11 +97,75 @@ def sum_over_channels(messages: Tensor, vectors: Tensor, topology: Topology) -> 
     return out
 
 
+def add_ends(received: Tensor | None, sent: Tensor, edges: Tensor | None, topology: Topology) -> Tensor | None:
+    """J: edge by edge, one array of edges x channels, the result."""
+    if not serves(received, sent, edges):
+        return None
+    out = sent.new_empty(topology.num_edges, *sent.shape[1:])
+    ends = (received, sent, edges, topology.senders, topology.receivers)
+    call("gather_add", ends, (topology.num_edges, _width(sent)), out)
+    return out
+
+
 def sum_to_receivers(messages: Tensor, segments: tuple[Tensor, int]) -> Tensor | None:
     """Messages added one by one to their receivers, which come in any order."""
     if not serves(messages):
         return None
     receivers, num_nodes = segments
     out = messages.new_empty(num_nodes, *messages.shape[1:])
-    sizes = (receivers.shape[0], num_nodes, messages.shape[1:].numel())
-    return out if call("scatter_sum", (messages, receivers), sizes, out) else None
+    return out if call("scatter_sum", (messages, receivers), _sizes(messages, num_nodes), out) else None
+
+
+def pair_edges(vectors: Tensor, topology: Topology) -> tuple[Tensor, Tensor] | None:
+    """The first edge of every pair of reverse edges, and the pair of every edge; None where an edge has no reverse."""
+    edges = topology.num_edges
+    if not edges or topology.num_rows != topology.num_columns or not serves(vectors):
+        return None
+    first, pair = (topology.senders.new_empty(count) for count in (edges + 1, edges))
+    arrays = (vectors, topology.senders, topology.receivers, topology.row_offsets)
+    if not call("pair_edges", arrays, (edges, vectors.shape[1]), first, pair):
+        return None
+    return first[: int(first[edges])], pair
+
+
+def serves_segments(messages: Tensor, receivers: Tensor, num_nodes: int) -> bool:
+    """Return True where the compiled passes over rows take these messages: receivers ascend and are nodes."""
+    return serves(messages) and call("ascends", (receivers,), (receivers.shape[0], num_nodes))
+
+
+def statistics(messages: Tensor, receivers: Tensor, num_nodes: int, names: tuple[str, ...]) -> tuple[Tensor, ...]:
+    """The named ones of mean, variance, low and high of each node's messages."""
+    values = {name: messages.new_empty(num_nodes, *messages.shape[1:]) for name in names}
+    outs = [values.get(name) for name in ("mean", "variance", "low", "high")]
+    call("statistics", (messages, receivers), _sizes(messages, num_nodes), *outs)
+    return tuple(values.values())
+
+
+def statistics_gradient(
+    messages: Tensor, receivers: Tensor, known: Mapping[str, Tensor], incoming: Mapping[str, Tensor | None]
+) -> Tensor:
+    """What every message receives from what its receiver's statistics received."""
+    out, spare = (
+        torch.empty_like(messages, memory_format=torch.contiguous_format),
+        messages.new_empty(2, _width(messages)),
+    )
+    arrays = [known.get(name) for name in ("mean", "low", "high")]
+    arrays += [incoming.get(name) for name in ("mean", "variance", "low", "high")]
+    num_nodes = next(iter(known.values())).shape[0]
+    call("statistics_gradient", (messages, receivers, *arrays), _sizes(messages, num_nodes), spare, out)
+    return out
+
+
+def holders(messages: Tensor, receivers: Tensor, value: Tensor) -> Tensor:
+    """The first edge of every node whose message is ``value``; the number of edges where there is none."""
+    out = torch.empty_like(value, dtype=torch.int64)
+    call("holders", (messages, receivers, value), _sizes(messages, value.shape[0]), out)
+    return out
+
+
+def _sizes(messages: Tensor, num_nodes: int) -> tuple[int, int, int]:
+    return messages.shape[0], num_nodes, _width(messages)
+
+
+def _width(messages: Tensor) -> int:
+    return messages.shape[1:].numel()

@@ -129,6 +129,23 @@ INLINE void along_channels_of(const T* messages, const T* vectors, const Int* re
       out[e * dim + a] = dot(messages + e * channels, vectors + (receivers[e] * dim + a) * channels, channels);
 }
 
+// out[e, c] = received[receivers[e], c] + sent[senders[e], c] + given[e, c], without those that are null
+template <typename T>
+INLINE void gather_add_of(const T* received, const T* sent, const T* given, const Int* senders, const Int* receivers,
+                          T* out, Int edges, Int width) {
+  for (Int e = 0; e < edges; ++e) {
+    const T* __restrict from = sent + senders[e] * width;
+    T* __restrict mine = out + e * width;
+    if (received) {
+      const T* __restrict to = received + receivers[e] * width;
+      for (Int c = 0; c < width; ++c) mine[c] = to[c] + from[c];
+    } else {
+      for (Int c = 0; c < width; ++c) mine[c] = from[c];
+    }
+    if (given) add(mine, given + e * width, width);
+  }
+}
+
 // out[receivers[e], c] = sum of messages[e, c], receivers in any order; returns 1 where one is not below nodes
 template <typename T>
 INLINE Int scatter_sum_of(const T* messages, const Int* receivers, T* out, Int edges, Int nodes, Int width) {
@@ -137,6 +154,146 @@ INLINE Int scatter_sum_of(const T* messages, const Int* receivers, T* out, Int e
     if (receivers[e] < 0 || receivers[e] >= nodes) return 1;
     add(out + receivers[e] * width, messages + e * width, width);
   }
+  return 0;
+}
+
+// out[c] = the message that comes before all others, of those from begin to end; zero without any, NaN where one is NaN
+template <typename T, typename Before>
+INLINE void extreme(const T* messages, T* __restrict out, Int begin, Int end, Int width, Before before) {
+  for (Int c = 0; c < width; ++c) out[c] = begin < end ? messages[begin * width + c] : 0;
+  for (Int e = begin + 1; e < end; ++e) {
+    const T* __restrict message = messages + e * width;
+    for (Int c = 0; c < width; ++c) {
+      const T x = message[c];
+      out[c] = before(x, out[c]) || x != x ? x : out[c];
+    }
+  }
+}
+
+// Adds gradient[c] to the first message that equals value[c], of those from begin to end.
+template <typename T>
+INLINE void add_to_first(const T* messages, const T* __restrict value, const T* gradient, T* __restrict left, T* out,
+                         Int begin, Int end, Int width) {
+  for (Int c = 0; c < width; ++c) left[c] = gradient[c];
+  for (Int e = begin; e < end; ++e) {
+    const T* __restrict message = messages + e * width;
+    T* __restrict mine = out + e * width;
+    for (Int c = 0; c < width; ++c) {
+      const bool holds = message[c] == value[c];
+      mine[c] += holds ? left[c] : 0;
+      left[c] = holds ? 0 : left[c];
+    }
+  }
+}
+
+// The edge behind the last that row i receives, from the first on; receivers ascend.
+INLINE Int end_of(const Int* receivers, Int begin, Int edges, Int i) {
+  Int end = begin;
+  while (end < edges && receivers[end] == i) ++end;
+  return end;
+}
+
+// mean, population variance, smallest and largest of the messages of every row, each where its array is given; NaN stays NaN.
+// The variance is that of centred values: a second pass over a row whose messages are still near.
+template <typename T>
+INLINE void statistics_of(const T* messages, const Int* receivers, T* mean, T* variance, T* low, T* high, Int edges,
+                          Int nodes, Int width) {
+  for (Int i = 0, begin = 0; i < nodes; ++i) {
+    const Int end = end_of(receivers, begin, edges, i);
+    const T count = static_cast<T>(end > begin ? end - begin : 1);
+    if (mean) {
+      T* __restrict middle = mean + i * width;
+      T* __restrict spread = variance + i * width;
+      clear(middle, width);
+      clear(spread, width);
+      for (Int e = begin; e < end; ++e) add(middle, messages + e * width, width);
+      for (Int c = 0; c < width; ++c) middle[c] /= count;
+      for (Int e = begin; e < end; ++e) {
+        const T* __restrict message = messages + e * width;
+        for (Int c = 0; c < width; ++c) {
+          const T centred = message[c] - middle[c];
+          spread[c] += centred * centred;
+        }
+      }
+      for (Int c = 0; c < width; ++c) spread[c] /= count;
+    }
+    if (low) extreme(messages, low + i * width, begin, end, width, [](T x, T y) { return x < y; });
+    if (high) extreme(messages, high + i * width, begin, end, width, [](T x, T y) { return x > y; });
+    begin = end;
+  }
+}
+
+// out[e, c], the derivative of the statistics with respect to the messages, times what arrived for each (null: nothing did).
+// The gradient of an extreme goes to the first message that equals it.
+template <typename T>
+INLINE void statistics_gradient_of(const T* messages, const Int* receivers, const T* mean, const T* low, const T* high,
+                                   const T* for_mean, const T* for_variance, const T* for_low, const T* for_high,
+                                   T* spare, T* out, Int edges, Int nodes, Int width) {
+  for (Int i = 0, begin = 0; i < nodes; ++i) {
+    const Int end = end_of(receivers, begin, edges, i);
+    const T count = static_cast<T>(end > begin ? end - begin : 1);
+    T* __restrict constant = spare;
+    T* __restrict slope = spare + width;
+    for (Int c = 0; c < width; ++c) {
+      constant[c] = for_mean ? for_mean[i * width + c] / count : 0;
+      slope[c] = for_variance ? 2 * for_variance[i * width + c] / count : 0;
+    }
+    for (Int e = begin; e < end; ++e) {
+      const T* __restrict message = messages + e * width;
+      T* __restrict mine = out + e * width;
+      if (for_variance) {
+        const T* __restrict middle = mean + i * width;
+        for (Int c = 0; c < width; ++c) mine[c] = constant[c] + slope[c] * (message[c] - middle[c]);
+      } else {
+        for (Int c = 0; c < width; ++c) mine[c] = constant[c];
+      }
+    }
+    if (for_low) add_to_first(messages, low + i * width, for_low + i * width, slope, out, begin, end, width);
+    if (for_high) add_to_first(messages, high + i * width, for_high + i * width, slope, out, begin, end, width);
+    begin = end;
+  }
+}
+
+// out[i, c] = the first edge of row i whose message is value[i, c], or edges where there is none
+template <typename T>
+INLINE void holders_of(const T* messages, const Int* receivers, const T* value, Int* out, Int edges, Int nodes,
+                       Int width) {
+  for (Int i = 0, begin = 0; i < nodes; ++i) {
+    const Int end = end_of(receivers, begin, edges, i);
+    Int* __restrict mine = out + i * width;
+    for (Int c = 0; c < width; ++c) mine[c] = edges;
+    for (Int e = end - 1; e >= begin; --e)
+      for (Int c = 0; c < width; ++c) mine[c] = messages[e * width + c] == value[i * width + c] ? e : mine[c];
+    begin = end;
+  }
+}
+
+// pair[e], the number of e and its reverse, whose vector is opposite but for rounding; first[p], the first edge of pair p,
+// and first[edges], how many there are. Returns 1 where an edge has no reverse.
+template <typename T>
+INLINE Int pair_edges_of(const T* vectors, const Int* senders, const Int* receivers, const Int* offsets, Int* first,
+                         Int* pair, Int edges, Int dim) {
+  constexpr T CLOSE = static_cast<T>(1e-6);  // of squares; images are whole cells apart
+  for (Int e = 0; e < edges; ++e) pair[e] = -1;
+  Int count = 0;
+  for (Int e = 0; e < edges; ++e) {
+    if (pair[e] >= 0) continue;
+    Int reverse = -1;
+    for (Int k = offsets[senders[e]]; k < offsets[senders[e] + 1] && reverse < 0; ++k) {
+      if (senders[k] != receivers[e] || pair[k] >= 0) continue;
+      T square = 0, difference = 0;
+      for (Int a = 0; a < dim; ++a) {
+        const T sum = vectors[k * dim + a] + vectors[e * dim + a];
+        square += vectors[e * dim + a] * vectors[e * dim + a];
+        difference += sum * sum;
+      }
+      if (difference <= CLOSE * square) reverse = k;
+    }
+    if (reverse < 0) return 1;
+    pair[e] = pair[reverse] = count;
+    first[count++] = e;
+  }
+  first[edges] = count;
   return 0;
 }
 
@@ -179,10 +336,50 @@ EXPORT Int along_channels(const void* messages, const void* vectors, const Int* 
   return 0;
 }
 
+EXPORT Int gather_add(const void* received, const void* sent, const void* given, const Int* senders,
+                      const Int* receivers, void* out, Int edges, Int width, Int bytes) {
+  WITH_TYPE(gather_add_of(IN(received), IN(sent), IN(given), senders, receivers, OUT(out), edges, width))
+  return 0;
+}
+
 EXPORT Int scatter_sum(const void* messages, const Int* receivers, void* out, Int edges, Int nodes, Int width,
                        Int bytes) {
   WITH_TYPE(return scatter_sum_of(IN(messages), receivers, OUT(out), edges, nodes, width))
 }
 
+// 0 where receivers ascend and are nodes, as the next three trust
+EXPORT Int ascends(const Int* receivers, Int edges, Int nodes, Int) {
+  Int wrong = 0;
+  for (Int e = 0; e + 1 < edges; ++e) wrong |= receivers[e] > receivers[e + 1];
+  return wrong || (edges && (receivers[0] < 0 || receivers[edges - 1] >= nodes));
+}
+
+EXPORT Int statistics(const void* messages, const Int* receivers, void* mean, void* variance, void* low, void* high,
+                      Int edges, Int nodes, Int width, Int bytes) {
+  WITH_TYPE(statistics_of(IN(messages), receivers, OUT(mean), OUT(variance), OUT(low), OUT(high), edges, nodes, width))
+  return 0;
+}
+
+EXPORT Int statistics_gradient(const void* messages, const Int* receivers, const void* mean, const void* low,
+                               const void* high, const void* for_mean, const void* for_variance, const void* for_low,
+                               const void* for_high, void* spare, void* out, Int edges, Int nodes, Int width,
+                               Int bytes) {
+  WITH_TYPE(statistics_gradient_of(IN(messages), receivers, IN(mean), IN(low), IN(high), IN(for_mean),
+                                   IN(for_variance), IN(for_low), IN(for_high), OUT(spare), OUT(out), edges, nodes,
+                                   width))
+  return 0;
+}
+
+EXPORT Int holders(const void* messages, const Int* receivers, const void* value, Int* out, Int edges, Int nodes,
+                   Int width, Int bytes) {
+  WITH_TYPE(holders_of(IN(messages), receivers, IN(value), out, edges, nodes, width))
+  return 0;
+}
+
+EXPORT Int pair_edges(const void* vectors, const Int* senders, const Int* receivers, const Int* offsets, Int* first,
+                      Int* pair, Int edges, Int dim, Int bytes) {
+  WITH_TYPE(return pair_edges_of(IN(vectors), senders, receivers, offsets, first, pair, edges, dim))
+}
+
 // Raised with every change of a signature or a meaning: a library built from another version is not used.
-extern "C" Int version() { return 1; }
+extern "C" Int version() { return 2; }

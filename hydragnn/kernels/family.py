@@ -112,14 +112,15 @@ def _shell(name: str, member: Member, shells: Mapping[str, type[Function]]) -> t
     """The autograd function of a member; ``shells`` will hold those of all members when a derivative is asked for."""
     plain = member.forms[ANYWHERE] if len(member.forms) == 1 else None
     table = tuple(enumerate(member.derivatives))
-    keeps = len(table) > 1  # the derivative of an op that is linear in its one tensor does not read it
+    # the derivative of an op that is linear in all its tensors together reads none of them
+    keeps = any(argument != INCOMING for _, arguments in member.derivatives for argument in arguments)
 
     class Shell(Function):
         @staticmethod
         def forward(ctx: Any, structure: Any, *tensors: Tensor) -> Tensor:
             if keeps:
                 ctx.save_for_backward(*tensors)
-            ctx.structure = structure
+            ctx.structure, ctx.dtypes = structure, [tensor.dtype for tensor in tensors]
             form = plain or form_on(member.forms, tensors[0].device.type)
             return form(*tensors, structure)
 
@@ -132,7 +133,7 @@ def _shell(name: str, member: Member, shells: Mapping[str, type[Function]]) -> t
                     gradients.append(None)
                     continue
                 gradient = shells[derivative].apply(ctx.structure, *[known[argument] for argument in arguments])
-                gradients.append(gradient.to(known[place].dtype))
+                gradients.append(gradient.to(ctx.dtypes[place]))
             return tuple(gradients)
 
     Shell.__name__ = Shell.__qualname__ = name  # what profilers and grad_fn show

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hydragnn.graphs.topology import Topology
-from hydragnn.kernels import outer, per_receiver, reference, segments, trilinear
+from hydragnn.kernels import ends, outer, per_receiver, reference, segments, trilinear
 from hydragnn.kernels.family import ANYWHERE, Form
 from hydragnn.kernels.op import TOLERANCE, Case, Make, Op
 
@@ -77,6 +77,44 @@ def _products() -> dict[str, Make]:
     }
 
 
+def _ends() -> dict[str, Make]:
+    """Of three tensors, those that a call gives; the others are None."""
+
+    def make(received: bool, on_edges: bool, edges: Topology, channels: int, normal: Normal) -> Case:
+        g, x, e = (normal(count, channels) for count in (edges.num_rows, edges.num_columns, edges.num_edges))
+        tensors = (*[g] * received, x, *[e] * on_edges)
+        return Case(tensors=tensors, rest=(received, on_edges, edges))
+
+    return {
+        "both ends and edges": partial(make, True, True),
+        "both ends": partial(make, True, False),
+        "senders and edges": partial(make, False, True),
+        "senders": partial(make, False, False),
+    }
+
+
+def _with_absent(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function of three tensors, called with those that are there and which these are."""
+
+    def call(*given: Any) -> Any:
+        *tensors, received, on_edges, topology = given
+        left = iter(tensors)
+        g, x = next(left) if received else None, next(left)
+        return function(g, x, next(left) if on_edges else None, topology)
+
+    return call
+
+
+GATHER_ADD = Op(
+    name="gather_add",
+    call=_with_absent(ends.gather_add),
+    reference=_with_absent(reference.gather_add),
+    forms={name: _with_absent(form) for name, form in ends.ADD_FORMS.items()},
+    variants=_ends(),
+    tolerance=TOLERANCE,
+)
+
+
 def _outer_sums(edges: Topology, channels: int, normal: Normal) -> Case:
     return Case(tensors=(normal(edges.num_edges, channels), normal(edges.num_edges, 3)), rest=(edges,))
 
@@ -133,6 +171,7 @@ OPS: Mapping[str, Op] = {
         _op(trilinear.gather_multiply_sum, trilinear.A_FORMS, _sums(from_rows=False)),
         _op(trilinear.scatter_multiply_sum, trilinear.B_FORMS, _sums(from_rows=True)),
         _op(trilinear.edge_product, trilinear.C_FORMS, _products()),
+        GATHER_ADD,
         _op(outer.outer_sum, outer.S_FORMS, {"directions": _outer_sums}),
         _op(outer.along_directions, outer.T_FORMS, {"directions": _along_directions}),
         _op(outer.along_channels, outer.R_FORMS, {"directions": _along_channels}),

@@ -42,6 +42,15 @@ def edge_product(x: Tensor, g: Tensor, topology: Topology, per_channel: bool) ->
     return products
 
 
+def gather_add(received: Tensor | None, sent: Tensor, edges: Tensor | None, topology: Topology) -> Tensor:
+    """y_e = g_i + x_j + e_e for e = (j -> i)."""
+    result = sent.new_zeros(topology.num_edges, *sent.shape[1:])
+    for edge, sender, receiver in edges_of(topology):
+        value = sent[sender] if received is None else sent[sender] + received[receiver]
+        result = result.index_put((torch.tensor(edge),), value if edges is None else value + edges[edge])
+    return result
+
+
 def outer_sum(messages: Tensor, directions: Tensor, topology: Topology) -> Tensor:
     """y_iac = sum of m_ec u_ea over the edges e = (j -> i)."""
     total = [messages.new_zeros(directions.shape[1], messages.shape[1]) for _ in range(topology.num_rows)]

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from hydragnn.kernels import Topology
+from hydragnn.kernels import Pairs, Topology, pairs_of
 from hydragnn.layers.radial import RadialFeatures
 
 States = dict[int, Tensor]
@@ -58,7 +58,7 @@ class MessageGraph:
         """Make the geometry now, so that layers which are computed twice find it made both times."""
         if self.vectors is not None:
             _ = self._geometry
-        _ = self.edge_inputs
+        _ = self.edge_inputs, self.paired_inputs
 
     def once(self, key: Any, make: Callable[[], T]) -> T:
         """What ``make`` gives, made at the first call with this key and shared by all layers."""
@@ -101,6 +101,27 @@ class MessageGraph:
         if basis is None or self.vectors is None:
             return self.edge_features, None
         return self.once("edge inputs", lambda: basis(self.lengths, self.edge_features))
+
+    @property
+    def pairs(self) -> Pairs | None:
+        """Edges and their reverses; None where edges say more than their length, or one has no reverse."""
+        vectors = self.vectors
+        if vectors is None or self.basis is None or self.edge_features is not None:
+            return None
+        return self.once("pairs", lambda: pairs_of(vectors, self.topology))
+
+    @property
+    def paired_inputs(self) -> tuple[Float[Tensor, "items width"] | None, Float[Tensor, "items 1"] | None]:
+        """``edge_inputs`` of the first edge of every pair; of all edges where there are no pairs."""
+        pairs, basis = self.pairs, self.basis
+        if pairs is None or basis is None:
+            return self.edge_inputs
+        return self.once("paired inputs", lambda: basis(self.lengths.index_select(0, pairs.first), None))
+
+    def to_edges(self, values: Float[Tensor, "items features"]) -> Float[Tensor, "edges features"]:
+        """What was computed from ``paired_inputs``, for every edge."""
+        pairs = self.pairs
+        return values if pairs is None else pairs.spread(values)
 
 
 def triplets_of(topology: Topology) -> tuple[Int[Tensor, " triplets"], Int[Tensor, " triplets"]]:

@@ -1,0 +1,127 @@
+"""Compiled kernels against plain torch: ops, and training steps of architectures on rattled alloys; in turns, in one process.
+
+    python -m tests.benchmarks.bench_compiled [--ops] [--steps] [--repeats 20]
+
+Steps are forward, forces, backward (energies alone for PNA) and AdamW, on a batch of 32 rattled fcc alloys of 8 to 64 atoms,
+seven of ten periodic, within 5 A; hidden 64, 3 layers, fp32, one thread. Figures are CPU times, medians over the repeats;
+ratios are plain over compiled, the median over turns. Memory is kept as ``hpo/launching/rank.py`` has it kept where
+``GLIBC_TUNABLES`` says so; without, plain torch pays for fresh pages of every large array.
+"""
+
+import argparse
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from statistics import median
+
+import ase.build
+import numpy as np
+import torch
+
+from hydragnn.architectures.egnn import EGNNSettings
+from hydragnn.architectures.painn import PaiNNSettings
+from hydragnn.architectures.pna import PNASettings
+from hydragnn.architectures.schnet import SchNetSettings
+from hydragnn.graphs import atomic
+from hydragnn.graphs.batch import GraphBatch, concatenate
+from hydragnn.kernels import OPS, compiled
+from hydragnn.kernels.ops import random_graph
+from tests.benchmarks.bench_kernels import derivatives, outputs
+from tests.benchmarks.bench_models import Step, our_step, parse_head
+
+SIZES = ((600, 28, 64), (2000, 30, 128))
+"""Nodes, edges per node, channels."""
+KINDS = {"painn": PaiNNSettings, "schnet": SchNetSettings, "egnn": EGNNSettings, "pna": PNASettings}
+
+
+@contextmanager
+def plain_torch() -> Iterator[None]:
+    """Within the block no kernel is compiled."""
+    library = compiled.library
+    compiled.library = lambda: None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        compiled.library = library
+
+
+def in_turns(work: Callable[[], object], repeats: int) -> tuple[float, float, float]:
+    """Milliseconds of CPU time in plain torch and compiled, and their ratio."""
+    turns = []
+    for number in range(repeats + 2):
+        with plain_torch():
+            plain = seconds(work)
+        turns.append((plain, seconds(work)))
+        if number == 1:
+            turns.clear()  # the first two warm up
+    return (
+        median(plain for plain, _ in turns) * 1e3,
+        median(ours for _, ours in turns) * 1e3,
+        median(plain / ours for plain, ours in turns),
+    )
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """CPU time of one call."""
+    began = time.process_time()
+    work()
+    return time.process_time() - began
+
+
+def alloys(count: int, seed: int = 0) -> GraphBatch:
+    """Rattled fcc supercells of two or three metals, seven of ten periodic."""
+    random = np.random.default_rng(seed)
+    graphs = []
+    for number in range(count):
+        repeats = random.choice(
+            [(2, 2, 2), (3, 2, 2), (3, 3, 2), (3, 3, 3), (4, 4, 4)], p=[0.35, 0.25, 0.2, 0.15, 0.05]
+        )
+        atoms = ase.build.bulk("Au", "fcc", a=4.0).repeat(tuple(repeats))
+        atoms.numbers = random.choice([13, 28, 29, 46, 47, 78, 79], len(atoms))
+        atoms.rattle(0.05, rng=random)
+        atoms.pbc = number % 10 < 7
+        graphs.append(atomic.from_ase(atoms, cutoff=5.0))
+    return concatenate(graphs).to(dtype=torch.float32)
+
+
+def step_of(kind: str, batch: GraphBatch) -> Step:
+    """A training step of an architecture."""
+    settings = KINDS[kind](hidden_dim=64, num_layers=3, num_radial=20, cutoff=5.0)
+    forces = {} if kind == "pna" else {"forces": "forces"}
+    head = parse_head({"kind": "energy", "field": "energy", **forces})
+    return our_step(settings, head, batch, ["atomic_numbers"])
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ops", action="store_true")
+    parser.add_argument("--steps", action="store_true")
+    parser.add_argument("--repeats", type=int, default=20)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    title = f"{'':52} {'plain ms':>9} {'ours ms':>9} {'ratio':>6}"
+    if options.ops or not options.steps:
+        for nodes, degree, channels in SIZES:
+            print(f"{nodes} nodes, {nodes * degree} edges, {channels} channels, fp32\n{title}")
+            edges = random_graph(nodes, degree)
+            for op in OPS.values():
+                for name, case in op.cases({"random": edges}, channels):
+                    given = case.to(dtype=torch.float32)
+                    if not case.smooth:
+                        continue
+                    for what, work in (
+                        ("forward", lambda: outputs(op.call, given)),  # noqa: B023
+                        ("and backward", lambda: derivatives(op.call, given, 1)),  # noqa: B023
+                    ):
+                        label = f"{op.name}, {name.removeprefix('random, ')}, {what}"
+                        print(f"{label:52}" + " {:9.2f} {:9.2f} {:6.2f}".format(*in_turns(work, options.repeats)))
+    if options.steps or not options.ops:
+        batch = alloys(32)
+        print(f"steps on {batch.num_nodes} atoms, {batch.num_edges} edges\n{title}")
+        for kind in KINDS:
+            print(f"{kind:52}" + " {:9.2f} {:9.2f} {:6.2f}".format(*in_turns(step_of(kind, batch), options.repeats)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""Both directions of an edge have one filter: who pairs with whom, and that nothing else changes."""
+
+from collections.abc import Callable
+
+import ase.build
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import hydragnn.layers.message_graph
+from hydragnn.architectures.schnet import SchNetSettings
+from hydragnn.graphs import Field, GraphBatch
+from hydragnn.graphs.atomic import from_ase
+from hydragnn.graphs.batch import concatenate, edge_vectors
+from hydragnn.kernels import Pairs, Topology, compiled, pairs_of
+from hydragnn.kernels.family import plain_forms
+from hydragnn.models import build_model, parse_head
+
+pytestmark = pytest.mark.skipif(compiled.library() is None, reason="the compiled kernels are not built")
+
+FIELDS = [
+    Field(name="atomic_numbers", on="node", classes=119, dtype="int64"),
+    Field(name="energy", on="graph", role="target"),
+    Field(name="forces", on="node", shape=(3,), parity="vector", role="target"),
+    Field(name="stress", on="graph", shape=(3, 3), parity="tensor", role="target"),
+]
+
+
+def alloys(**options: int) -> GraphBatch:
+    """A rattled cell with images of every atom as neighbours of itself, a skew one, a cluster and a lone atom."""
+    random = np.random.default_rng(0)
+    structures = [
+        ase.build.bulk("Cu", "fcc", a=3.6, cubic=True),
+        ase.build.bulk("Ni", "fcc", a=3.5).repeat((2, 1, 1)),
+        ase.build.molecule("C6H6"),
+        ase.Atoms("Au"),
+    ]
+    for atoms in structures:
+        atoms.rattle(0.05, rng=random)
+    return concatenate([from_ase(atoms, cutoff=4.5, **options) for atoms in structures])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_an_edge_and_its_reverse_are_a_pair(dtype: torch.dtype) -> None:
+    batch = alloys().to(dtype=dtype)
+    vectors = edge_vectors(batch)
+    pairs = pairs_of(vectors, batch.topology)
+    assert pairs is not None and len(pairs.first) == batch.num_edges // 2
+    second = torch.full_like(pairs.first, -1)
+    for edge, pair in enumerate(pairs.pair.tolist()):
+        if edge != pairs.first[pair]:
+            second[pair] = edge
+    assert torch.equal(batch.senders[pairs.first], batch.receivers[second])
+    assert torch.equal(batch.receivers[pairs.first], batch.senders[second])
+    torch.testing.assert_close(vectors[pairs.first], -vectors[second])
+
+
+def test_repeated_edges_are_pairs_of_their_own_and_a_self_loop_is_one_alone() -> None:
+    edges = Topology.square(torch.tensor([1, 1, 0, 0, 2]), torch.tensor([0, 0, 1, 1, 2]), 3)
+    vectors = torch.tensor([[1.0], [1.0], [-1.0], [-1.0], [0.0]])
+    pairs = pairs_of(vectors, edges)
+    assert pairs is not None
+    assert pairs.pair.tolist() == [0, 1, 0, 1, 2] and pairs.first.tolist() == [0, 1, 4]
+    assert pairs.spread(torch.tensor([[5.0], [6.0], [7.0]])).squeeze(1).tolist() == [5.0, 6.0, 5.0, 6.0, 7.0]
+
+
+def test_where_an_edge_has_no_reverse_there_are_no_pairs() -> None:
+    one_way = Topology.square(torch.tensor([1, 2]), torch.tensor([0, 1]), 3)
+    assert pairs_of(torch.ones(2, 3), one_way) is None
+    other_image = Topology.square(torch.tensor([1, 0]), torch.tensor([0, 1]), 2)
+    assert pairs_of(torch.tensor([[1.0], [-1.1]]), other_image) is None
+    batch = alloys(max_neighbours=3)
+    assert pairs_of(edge_vectors(batch), batch.topology) is None
+
+
+def test_a_compiler_sees_no_pairs() -> None:
+    batch = alloys()
+    with plain_forms():
+        assert pairs_of(edge_vectors(batch), batch.topology) is None
+
+
+def test_energy_forces_stress_and_gradients_are_those_of_filters_for_every_edge(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    batch = alloys().to(dtype=torch.float64)
+    head = parse_head({"kind": "energy", "field": "energy", "forces": "forces", "stress": "stress"})
+    settings = SchNetSettings(hidden_dim=8, num_layers=2, num_radial=6, cutoff=4.5)
+    model = build_model(settings, [head], FIELDS, inputs=["atomic_numbers"], dim=3, seed=0).to(torch.float64)
+
+    def numbers() -> list[Tensor]:
+        predictions = {name: value.mean for name, value in model(batch).items()}
+        loss = sum((value.square().sum() for value in predictions.values()), torch.zeros(()))
+        return [*predictions.values(), *torch.autograd.grad(loss, list(model.parameters()), materialize_grads=True)]
+
+    sought: list[bool] = []
+
+    def seek(find: Callable[..., Pairs | None]) -> Callable[..., Pairs | None]:
+        def found(vectors: Tensor, topology: Topology) -> Pairs | None:
+            pairs = find(vectors, topology)
+            sought.append(pairs is not None)
+            return pairs
+
+        return found
+
+    for find in (pairs_of, lambda *_: None):
+        monkeypatch.setattr(hydragnn.layers.message_graph, "pairs_of", seek(find))
+        if find is pairs_of:
+            halved = numbers()
+    for ours, full in zip(halved, numbers()):
+        torch.testing.assert_close(ours, full, rtol=1e-9, atol=1e-11)
+    assert sought == [True, False]
