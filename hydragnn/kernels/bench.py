@@ -65,14 +65,14 @@ def bench_rows(settings: BenchSettings, bandwidth: float) -> Iterator[BenchRow]:
 def _row(
     op: str, variant: str, call: Callable[..., object], given: Case, settings: BenchSettings, bandwidth: float
 ) -> BenchRow:
-    moved = sum(tensor.nbytes for tensor in (*given.tensors, *_outputs(call, given)))
-    forward = milliseconds(lambda: _outputs(call, given), settings)
+    moved = sum(tensor.nbytes for tensor in (*given.tensors, *outputs(call, given)))
+    forward = milliseconds(lambda: outputs(call, given), settings)
     return BenchRow(
         op=op,
         variant=variant,
         forward=forward,
-        with_gradient=milliseconds(lambda: _derivatives(call, given, 1), settings),
-        twice=milliseconds(lambda: _derivatives(call, given, 2), settings),
+        with_gradient=milliseconds(lambda: derivatives(call, given, 1), settings),
+        twice=milliseconds(lambda: derivatives(call, given, 2), settings),
         copy_share=1e3 * moved / forward / bandwidth,
         baselines=_baselines(call, given, settings) if settings.baselines else {},
     )
@@ -82,18 +82,19 @@ def _baselines(call: Callable[..., object], given: Case, settings: BenchSettings
     with plain_forms():
         torch._dynamo.reset()  # every case is compiled for itself
         calls = {"torch": call, "torch.compile": torch.compile(call)}
-        return {name: milliseconds(lambda: _derivatives(one, given, 1), settings) for name, one in calls.items()}  # noqa: B023
+        return {name: milliseconds(lambda: derivatives(one, given, 1), settings) for name, one in calls.items()}  # noqa: B023
 
 
-def _outputs(call: Callable[..., object], case: Case) -> tuple[Tensor, ...]:
+def outputs(call: Callable[..., object], case: Case) -> tuple[Tensor, ...]:
+    """What an op gives, always as a tuple."""
     value = call(*case.tensors, *case.rest)
     return value if isinstance(value, tuple) else (value,)
 
 
-def _derivatives(call: Callable[..., object], case: Case, order: int) -> None:
+def derivatives(call: Callable[..., object], case: Case, order: int) -> None:
     """The value and its gradients up to an order, as training on forces takes them."""
     tensors = tuple(tensor.detach().requires_grad_() for tensor in case.tensors)
-    values = _outputs(call, Case(tensors=tensors, rest=case.rest))
+    values = outputs(call, Case(tensors=tensors, rest=case.rest))
     scalar = sum((part.square().sum() for part in values), tensors[0].new_zeros(()))
     for left in reversed(range(order)):
         gradients = torch.autograd.grad(scalar, tensors, create_graph=left > 0)
