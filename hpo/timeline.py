@@ -10,8 +10,8 @@ from typing import Literal
 
 from hydragnn.hpo.costs import Sized, seconds_on
 from hydragnn.hpo.scheduling.events import Event, Failed, Opened, Reached, node_of
+from hydragnn.hpo.scheduling.node_health import NodeStatus
 from hydragnn.hpo.scheduling.scheduler import MACHINE_FAULTS, State, Trial, transition
-from hydragnn.hpo.scheduling.state import NodeStatus
 from hydragnn.record import FailureKind
 
 Outcome = Literal["running", "reached", "finished", "saved", "cut"] | FailureKind

@@ -14,6 +14,7 @@ from hydragnn.allocator import keep_memory
 from hydragnn.errors import InputError, Interrupted
 from hydragnn.record import RunRecord
 from hydragnn.scripts import api
+from hydragnn.scripts.kernel_commands import bench, kernels
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -30,6 +31,8 @@ app = typer.Typer(
 )
 data = typer.Typer(no_args_is_help=True, help="Make, look at, check and convert stores of graphs.")
 app.add_typer(data, name="data")
+app.add_typer(kernels, name="kernels")
+app.add_typer(bench, name="bench")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON value instead of text.")]
 Set = Annotated[

@@ -7,11 +7,10 @@ stays out for a time that doubles. What one bad node explains is not held agains
 import math
 from collections.abc import Iterable
 
-from immutables import Map
-
 from hydragnn.hpo.scheduling.events import Action, Probe, Probed, node_of
+from hydragnn.hpo.scheduling.node_health import Node, NodeHealth, Strike
 from hydragnn.hpo.scheduling.pool import Pool
-from hydragnn.hpo.scheduling.state import Node, State, Strike, Trial
+from hydragnn.hpo.scheduling.state import State, Trial
 from hydragnn.hpo.scheduling.values import replace
 
 STRIKES = 2
@@ -86,8 +85,8 @@ def clear_strikes(state: State, slots: tuple[str, ...]) -> State:
         node = state.health.get(name)
         if node is not None and node.status == "pool":
             strikes = tuple(strike for strike in node.strikes if done.isdisjoint(strike.slots))
-            health = state.health.set(name, replace(node, strikes=strikes)) if strikes else state.health.delete(name)
-            state = replace(state, health=health)
+            kept = replace(node, strikes=strikes)
+            state = replace(state, health=state.health.with_node(name, kept) if strikes else state.health.without(name))
     return state
 
 
@@ -129,7 +128,7 @@ def revisit_nodes(state: State, now: float) -> tuple[State, list[Action]]:
 def reopen_nodes(state: State, now: float) -> tuple[State, list[Action]]:
     """The health of the nodes that a new controller has: strikes stay, and whatever was out is probed at once."""
     before = sorted((name, node) for name, node in state.health.items() if name in state.nodes)
-    state = replace(state, health=Map(), free=Pool())
+    state = replace(state, health=NodeHealth(), free=Pool())
     actions: list[Action] = []
     for name, node in before:
         held = () if node.status == "pool" else state.nodes[name]
@@ -144,9 +143,7 @@ def reopen_nodes(state: State, now: float) -> tuple[State, list[Action]]:
 
 def all_out(state: State) -> bool:
     """True where every node is in quarantine."""
-    if not state.nodes or len(state.health) < len(state.nodes):
-        return False
-    return all(node.status == "quarantined" for node in state.health.values())
+    return bool(state.nodes) and state.health.counts.get("quarantined", 0) == len(state.nodes)
 
 
 def next_visit(state: State) -> float:
@@ -181,32 +178,30 @@ def _readmit(state: State, name: str) -> State:
 
 def _clear_partners(state: State, culprit: str) -> State:
     """Forget the strikes that other nodes have from attempts in which the culprit took part."""
-    shared = {(strike.trial, strike.attempt) for strike in state.health[culprit].strikes}
-    for name, node in sorted(state.health.items()) if shared else ():
-        strikes = tuple(strike for strike in node.strikes if (strike.trial, strike.attempt) not in shared)
-        if name != culprit and node.status != "quarantined" and len(strikes) < len(node.strikes):
+    shared = {strike.fault for strike in state.health[culprit].strikes}
+    for name in sorted({name for fault in shared for name in state.health.partners(culprit, fault)}):
+        node = state.health[name]
+        if node.status != "quarantined":
+            strikes = tuple(strike for strike in node.strikes if strike.fault not in shared)
             state = _with(state, name, replace(node, strikes=strikes))
     return state
 
 
 def _has_to_wait(state: State, name: str) -> bool:
     """True while another node that failed with this one is idle: in one attempt again, a second fault would not tell which is bad."""
-    faults = {(strike.trial, strike.attempt) for strike in state.health[name].strikes}
-    partners = [
-        partner
-        for partner, other in state.health.items()
-        if partner != name and any((strike.trial, strike.attempt) in faults for strike in other.strikes)
-    ]
-    if len(partners) >= FEW:
-        return False
+    partners: set[str] = set()
+    for strike in state.health[name].strikes:
+        for partner in state.health.partners(name, strike.fault):
+            partners.add(partner)
+            if len(partners) >= FEW:
+                return False
     return any(slot in state.free for partner in partners for slot in state.nodes[partner])
 
 
 def _is_starved(state: State) -> bool:
     """True where so many nodes are out that no attempt could start, or more than half: then a good probe is believed."""
-    out = sum(node.status != "pool" for node in state.health.values())
-    return 2 * out > len(state.nodes) or state.healthy < state.least
+    return 2 * state.health.out > len(state.nodes) or state.healthy < state.least
 
 
 def _with(state: State, name: str, node: Node) -> State:
-    return replace(state, health=state.health.set(name, node))
+    return replace(state, health=state.health.with_node(name, node))

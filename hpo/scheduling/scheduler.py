@@ -39,10 +39,9 @@ from hydragnn.hpo.scheduling.health import (
     reopen_nodes,
     revisit_nodes,
 )
+from hydragnn.hpo.scheduling.node_health import Node, NodeStatus
 from hydragnn.hpo.scheduling.sizing import loss
 from hydragnn.hpo.scheduling.state import (
-    Node,
-    NodeStatus,
     Rung,
     State,
     Trial,

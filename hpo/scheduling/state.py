@@ -9,6 +9,7 @@ from typing import Any, Literal
 from immutables import Map
 
 from hydragnn.hpo.scheduling.events import Ending, Origin, Plan
+from hydragnn.hpo.scheduling.node_health import NodeHealth
 from hydragnn.hpo.scheduling.pool import Pool
 from hydragnn.hpo.scheduling.ranking import Ranking
 from hydragnn.hpo.scheduling.sizing import Load, Mean
@@ -16,7 +17,6 @@ from hydragnn.hpo.scheduling.values import replace
 from hydragnn.record import Failure
 
 TrialStatus = Literal["asked", "waiting", "running", "paused", "finished", "failed", "lost"]
-NodeStatus = Literal["pool", "probing", "quarantined"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,32 +91,6 @@ class Target:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Strike:
-    """An attempt that a fault of the machine ended while it used the node."""
-
-    trial: int
-    attempt: int
-    slots: tuple[str, ...]
-    """The node's slots that it used."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Node:
-    """What speaks against a node; a node without an entry is in good health."""
-
-    status: NodeStatus = "pool"
-    """pool: in use, on probation; probing: waits for its probe; quarantined: out until its next probe."""
-    strikes: tuple[Strike, ...] = ()
-    held: tuple[str, ...] = ()
-    """Its slots that are kept back."""
-    until: float = 0.0
-    """When the quarantine ends, or a probe counts as failed."""
-    spells: int = 0
-    """Quarantines so far; each is twice as long as the one before."""
-    message: str = ""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class State:
     """The whole campaign; made by ``transition`` only."""
 
@@ -125,8 +99,7 @@ class State:
     nodes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The slots of every node."""
     free: Pool = field(default_factory=Pool)
-    health: Map[str, Node] = field(default_factory=Map)
-    """Nodes with something against them."""
+    health: NodeHealth = field(default_factory=NodeHealth)
     trials: Map[int, Trial] = field(default_factory=Map)
     """All trials by number; in no order."""
     active: Map[int, int] = field(default_factory=Map)
@@ -181,7 +154,7 @@ class State:
     @property
     def healthy(self) -> int:
         """Slots that are free or in use, those kept back left out."""
-        return len(self.slots) - sum(len(node.held) for node in self.health.values())
+        return len(self.slots) - self.health.held
 
     @property
     def least(self) -> int:

@@ -11,8 +11,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hydragnn.graphs.topology import Topology
-from hydragnn.kernels import cpu
-from hydragnn.kernels.family import ANYWHERE, INCOMING, Family, Form, Member
+from hydragnn.kernels import cpu, triton_forms
+from hydragnn.kernels.family import ANYWHERE, INCOMING, Family, Form, Member, on_accelerators
 
 
 def gather_add(
@@ -23,7 +23,7 @@ def gather_add(
 ) -> Float[Tensor, "edges *features"]:
     """What each edge's receiver and sender hold, and the edge itself, added; None is left out.
 
-    Atomics: none; its derivatives are ``index_add`` on CUDA and ROCm, where last bits may differ from run to run.
+    Atomics: none, and the same bits again.
 
     >>> import torch
     >>> pair = Topology.square(torch.tensor([1, 0]), torch.tensor([0, 1]), 2)
@@ -83,11 +83,19 @@ ENDS = Family(
         "receivers": Member(forms={ANYWHERE: lambda g, t: g.index_select(0, t.receivers)}, derivatives=(RECEIVED,)),
         "edges": Member(forms={ANYWHERE: lambda e, _: e}, derivatives=(EDGES,)),
         "to receivers": Member(
-            forms={ANYWHERE: sum_to_receivers, "cpu": cpu.or_plain(_compiled_sum_to_receivers, sum_to_receivers)},
+            forms={
+                ANYWHERE: sum_to_receivers,
+                "cpu": cpu.or_plain(_compiled_sum_to_receivers, sum_to_receivers),
+                **on_accelerators(triton_forms.sum_to_receivers),
+            },
             derivatives=(("receivers", (INCOMING,)),),
         ),
         "to senders": Member(
-            forms={ANYWHERE: sum_to_senders, "cpu": cpu.or_plain(_compiled_sum_to_senders, sum_to_senders)},
+            forms={
+                ANYWHERE: sum_to_senders,
+                "cpu": cpu.or_plain(_compiled_sum_to_senders, sum_to_senders),
+                **on_accelerators(triton_forms.sum_to_senders),
+            },
             derivatives=(("senders", (INCOMING,)),),
         ),
     }

@@ -7,7 +7,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,10 @@ class Compiled:
         }
         return [fault for fault, present in found.items() if present]
 
+    def to_json(self) -> dict[str, Any]:
+        """The same as plain JSON, with its faults."""
+        return {**asdict(self), "constants": dict(self.constants), "loads": dict(self.loads), "faults": self.faults}
+
 
 READS: Mapping[str, Callable[[Mapping[str, Any]], int]] = {
     "sum_rows": lambda c: (c["GROUP"] if c["X_AXES"] else 1) + (c["WEIGHT"] == 2),
@@ -94,6 +98,13 @@ def compiled(
                         yield from collector.launched_in(op.call, case.to("meta", dtype))
 
 
+def cache_folder() -> Path:
+    """Where Triton keeps what it has compiled: TRITON_CACHE_DIR, or a folder at home."""
+    from triton import knobs
+
+    return Path(knobs.cache.dir)
+
+
 def _collector(architecture: str) -> _Collector:
     if architecture not in ARCHITECTURES:
         raise InputError(
@@ -129,9 +140,7 @@ class _Collector(triton_forms.Launcher):
         named = dict(zip(kernel.arg_names, given))
         number = next(named[name].itemsize for name in ("x", "right", "partial") if name in named)
         expected = _expected(kernel.__name__, options, number, 32 if self.name.startswith("sm_") else 64)
-        about = (
-            _read_amd(binary.asm["amdgcn"]) if "amdgcn" in binary.asm else _read_nvidia(binary, options["num_warps"])
-        )
+        about = read_amd(binary.asm["amdgcn"]) if "amdgcn" in binary.asm else _read_nvidia(binary, options["num_warps"])
         constants = {key: str(v) for key, v in options.items() if key not in ("enable_fp_fusion", "SPLIT")}
         found = {"kernel": kernel.__name__, "constants": constants, "architecture": self.name, "expected": expected}
         self.new.append(Compiled(**found, **about))
@@ -171,7 +180,9 @@ LOADED = re.compile(r"^\s+(?:global|buffer|flat)_load_(?:(\w*)dword(?:x(\d))?|[s
 LOADED_PTX = re.compile(r"\bld\.global(?:\.\w+)*?(?:\.v(\d))?\.[bufs](\d+)")
 
 
-def _read_amd(text: str) -> dict[str, Any]:
+def read_amd(text: str) -> dict[str, Any]:
+    """What assembler text for AMD says of a kernel."""
+
     def number(pattern: str) -> int:
         found = re.search(pattern + r":\s+(\d+)", text)
         return int(found[1]) if found else 0

@@ -43,7 +43,7 @@ def random_graph(nodes: int, degree: int, seed: int = 0) -> Topology:
 
 
 Normal = Callable[..., Tensor]
-AXES = {"channels": (), "vectors": (2,)}
+AXES = {"channels": (), "vectors": (3,)}
 
 
 def _sums(from_rows: bool) -> dict[str, Make]:

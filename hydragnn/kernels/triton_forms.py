@@ -98,6 +98,16 @@ def sum_over_channels(messages: Tensor, vectors: Tensor, topology: Topology) -> 
     return out
 
 
+def sum_to_receivers(messages: Tensor, topology: Topology) -> Tensor:
+    """Each row's sum of the messages it receives."""
+    return _sum(messages, None, topology.row_offsets, topology.receivers, None, None)
+
+
+def sum_to_senders(messages: Tensor, topology: Topology) -> Tensor:
+    """Each column's sum of the messages it sends."""
+    return _sum(messages, None, topology.column_offsets, topology.sorted_senders, topology.by_sender, None)
+
+
 def sum_in_order(messages: Tensor, order: Tensor, owners: Tensor, offsets: Tensor) -> Tensor:
     """Each row's sum of messages, where ``order`` sorts them by row."""
     return _sum(messages, None, offsets, owners, order, None)

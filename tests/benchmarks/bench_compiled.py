@@ -26,8 +26,8 @@ from hydragnn.architectures.schnet import SchNetSettings
 from hydragnn.graphs import atomic
 from hydragnn.graphs.batch import GraphBatch, concatenate
 from hydragnn.kernels import OPS, compiled
+from hydragnn.kernels.bench import derivatives, outputs
 from hydragnn.kernels.ops import random_graph
-from tests.benchmarks.bench_kernels import derivatives, outputs
 from tests.benchmarks.bench_models import Step, our_step, parse_head
 
 SIZES = ((600, 28, 64), (2000, 30, 128))

@@ -5,10 +5,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from hydragnn.kernels import OPS
+from hydragnn.kernels.offline import Compiled, read_amd
 from hydragnn.kernels.ops import case_graphs
 
 VARIANTS = sum(len(op.variants) for op in OPS.values())
@@ -27,3 +30,91 @@ def test_every_op_in_triton_equals_its_reference(suite: str, root: Path) -> None
     run = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=root)
     assert run.returncode == 0, run.stderr
     assert json.loads(run.stdout) == {"checks": CHECKS[suite], "failures": []}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU of NVIDIA or AMD")
+@pytest.mark.parametrize("name", OPS)
+def test_every_op_on_a_gpu_equals_its_reference_and_gives_the_same_bits_again(name: str) -> None:
+    op = OPS[name]
+    for dtype in op.tolerance:
+        for channels in (3, 64):
+            for case, given in op.cases(case_graphs(), channels):
+                assert op.within(op.compare(given, dtype=dtype, device="cuda"), dtype), (case, dtype)
+                there = given.to("cuda", dtype)
+                first, second = (op.call(*there.tensors, *there.rest) for _ in range(2))
+                for one, other in zip(*(v if isinstance(v, tuple) else (v,) for v in (first, second))):
+                    assert torch.equal(one, other)
+
+
+SAMPLES = [
+    ("gfx90a", "gather_multiply_sum", "float32", 20),
+    ("gfx942", "outer", "bfloat16", 64),
+    ("gfx950", "edge_product", "float32", 64),
+    ("sm_90", "segment_std", "bfloat16", 40),
+    ("gfx90a", "segment_softmax", "float32", 128),
+]
+"""A few of what `hydragnn kernels compile` compiles; all of it takes minutes."""
+
+
+@pytest.mark.parametrize(("architecture", "op", "dtype", "channels"), SAMPLES)
+def test_kernels_compile_for_machines_that_are_not_here(
+    architecture: str, op: str, dtype: str, channels: int, root: Path, tmp_path: Path
+) -> None:
+    """Without spills, without compare-and-swap, with loads as wide as width, dtype and tile allow."""
+    options = ("--arch", architecture, "--only", op, "--dtype", dtype, "--channels", str(channels), "--json")
+    code, said = kernels_compile(options, root, tmp_path)
+    assert code == 0, said
+    found = json.loads(said)
+    assert found["cache"] == str(tmp_path) and any(tmp_path.iterdir())
+    assert found["kernels"] and {one["architecture"] for one in found["kernels"]} == {architecture}
+    for one in found["kernels"]:
+        assert one["registers"] > 0 and one["spilled"] == one["swaps"] == 0 and not one["faults"], one
+    assert any("16" in one["loads"] for one in found["kernels"])
+
+
+def kernels_compile(options: tuple[str, ...], root: Path, cache: Path) -> tuple[int, str]:
+    command = [sys.executable, "-m", "hydragnn.scripts", "kernels", "compile", *options]
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(cache)}
+    run = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=root)
+    return run.returncode, run.stdout or run.stderr
+
+
+def compiled(**changes: Any) -> Compiled:
+    facts: dict[str, Any] = {
+        "kernel": "sum_rows",
+        "constants": {},
+        "architecture": "gfx90a",
+        "registers": 40,
+        "spilled": 0,
+        "shared": 0,
+        "occupancy": "8/8",
+        "loads": {8: 4, 16: 4},
+        "expected": (4, 16),
+        "swaps": 0,
+    }
+    return Compiled(**{**facts, **changes})
+
+
+def test_faults_of_a_compiled_kernel_are_named() -> None:
+    assert compiled().faults == []
+    assert compiled(spilled=3).faults == ["3 registers spilled"]
+    assert compiled(loads={4: 16, 8: 4}).faults == ["0 loads of 16 bytes instead of 4"]
+    assert compiled(swaps=1).faults == ["atomics by compare-and-swap"]
+
+
+def test_what_assembler_text_says_is_read() -> None:
+    text = """
+\tbuffer_load_dwordx4 v[0:3], v4, s[0:3], 0 offen
+\tglobal_load_dword v1, v2, s[0:1]
+\tglobal_load_ushort v1, v2, s[0:1]
+\tglobal_atomic_cmpswap v1, v[2:3], v[4:5], off glc
+    .vgpr_count:     43
+    .vgpr_spill_count: 2
+    .sgpr_spill_count: 1
+    .group_segment_fixed_size: 128
+; Occupancy: 7
+"""
+    about = read_amd(text)
+    assert about["loads"] == {16: 1, 4: 1, 2: 1}
+    assert (about["registers"], about["spilled"], about["shared"], about["occupancy"]) == (43, 3, 128, "7/8")
+    assert about["swaps"] == 1

@@ -1,6 +1,7 @@
 """The command line: what bad input gets is one sentence, exit code 2 and nothing half-written."""
 
 import json
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from hydragnn.datasets import StoreWriter
 from hydragnn.errors import InputError
 from hydragnn.files import write_json
 from hydragnn.graphs import Field, graph_from_arrays
+from hydragnn.kernels import OPS
 from hydragnn.scripts import cli
 
 FIELDS = (
@@ -185,11 +187,16 @@ def test_a_run_trains_predicts_and_reports_for_machines(
     assert Path(json.loads(out)["report"]).read_text().lower().startswith("<!doctype html>")
 
 
+GROUPS = ("data", "kernels", "bench")
+
+
 def test_every_command_teaches(run: Callable[..., tuple[int, str, str]]) -> None:
-    for command in ("quickstart", "train", "search", "status", "ensemble", "predict", "report", "doctor", "data"):
+    for command in ("quickstart", "train", "search", "status", "ensemble", "predict", "report", "doctor", *GROUPS):
         code, out, _ = run(command, "--help")
         assert code == 0
-        assert "--json" in out or command == "data"
+        assert "--json" in out or command in GROUPS
+    for group, command in (("kernels", "compile"), ("bench", "kernels")):
+        assert "--json" in run(group, command, "--help")[1]
 
 
 def test_doctor_names_what_is_here(run: Callable[..., tuple[int, str, str]]) -> None:
@@ -216,3 +223,42 @@ def test_a_result_below_a_file_is_refused_in_one_sentence(tmp_path: Path) -> Non
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match=r"cannot write .*out\.json: .*; free space or choose another place"):
         write_json(tmp_path / "file" / "folder" / "out.json", {})
+
+
+@pytest.mark.parametrize("more", [(), ("--no-baselines", "--json")], ids=["text", "json"])
+def test_every_op_is_timed_beside_a_copy(run: Callable[..., tuple[int, str, str]], more: tuple[str, ...]) -> None:
+    small = ("--device", "cpu", "--nodes", "20", "--degree", "3", "--channels", "4", "--repeats", "1")
+    code, out, err = run("bench", "kernels", *small, *more)
+    assert code == 0, err
+    assert all(name in out for name in OPS)
+    if more:
+        said = json.loads(out)
+        assert said["copy_bytes_per_second"] > 0
+        assert all(row["forward"] > 0 and row["twice"] > 0 and row["copy_share"] > 0 for row in said["rows"])
+
+
+def test_baselines_of_torch_are_timed_beside_an_op() -> None:
+    """In a process of its own: torch's compiler does not see through the checks of annotations here."""
+    small = ("--device", "cpu", "--nodes", "5", "--degree", "2", "--channels", "2", "--repeats", "1", "--baselines")
+    command = [
+        sys.executable,
+        "-m",
+        "hydragnn.scripts",
+        "bench",
+        "kernels",
+        *small,
+        "--only",
+        "along_channels",
+        "--json",
+    ]
+    said = subprocess.run(command, capture_output=True, text=True)
+    assert said.returncode == 0, said.stderr
+    (row,) = json.loads(said.stdout)["rows"]
+    assert set(row["baselines"]) == {"torch", "torch.compile"} and min(row["baselines"].values()) > 0
+
+
+def test_kernels_for_an_unknown_machine_or_dtype_are_refused(run: Callable[..., tuple[int, str, str]]) -> None:
+    code, _, err = run("kernels", "compile", "--arch", "gfx9000")
+    assert code == 2 and "unknown architecture gfx9000; Triton kernels are compiled for gfx90a" in err
+    code, _, err = run("kernels", "compile", "--arch", "gfx90a", "--dtype", "int8")
+    assert code == 2 and "unknown dtype int8; choose among float32" in err

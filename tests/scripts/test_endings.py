@@ -12,7 +12,8 @@ from immutables import Map
 import hydragnn.hpo
 from hydragnn.hpo.campaign import result_of
 from hydragnn.hpo.scheduling.events import Ending
-from hydragnn.hpo.scheduling.state import Node, State, Trial
+from hydragnn.hpo.scheduling.node_health import Node, NodeHealth
+from hydragnn.hpo.scheduling.state import State, Trial
 from hydragnn.record import Failure
 from hydragnn.scripts import api, cli, final
 
@@ -44,7 +45,7 @@ def ended(ending: Ending, *trials: Trial, **members: Any) -> State:
     return State(ending=ending, closed=True, trials=Map({t.number: t for t in trials}), leader=leader, **members)
 
 
-OUT_OF_ORDER = {"health": Map({"n1": Node(status="quarantined", message="the probe failed")})}
+OUT_OF_ORDER = {"health": NodeHealth().with_node("n1", Node(status="quarantined", message="the probe failed"))}
 ENDINGS: list[tuple[State, int, str]] = [
     (ended("finished", RESULT, BROKEN), 0, ""),
     (ended("finished", BROKEN), 2, "all 1 trials failed; trial 2: defect: it broke"),

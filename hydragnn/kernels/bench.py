@@ -1,0 +1,121 @@
+"""Every op of the registry at work on this machine: times, and its share of the speed of a plain copy in the same run."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from hydragnn.kernels.family import plain_forms
+from hydragnn.kernels.op import Case
+from hydragnn.kernels.ops import OPS, random_graph
+
+FLUSHED = 2**29
+"""Bytes written between repeats on an accelerator: more than its caches hold."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BenchSettings:
+    """Graph, numbers and effort of a measurement; ``baselines`` adds torch's own scatters, eager and compiled."""
+
+    device: str = "cpu"
+    nodes: int = 2000
+    degree: int = 20
+    channels: int = 64
+    dtype: torch.dtype = torch.float32
+    repeats: int = 10
+    only: str = ""
+    baselines: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BenchRow:
+    """One variant of an op; times in milliseconds."""
+
+    op: str
+    variant: str
+    forward: float
+    with_gradient: float
+    twice: float
+    copy_share: float
+    """Bytes of tensors in and out per second of the forward pass, as a share of a copy's."""
+    baselines: Mapping[str, float]
+    """Forward and gradient by torch's gathers and scatters: as they are, and compiled."""
+
+
+def copy_bandwidth(settings: BenchSettings) -> float:
+    """Bytes per second, read and written, of a copy as large as the messages of the graph."""
+    edges = settings.nodes * settings.degree
+    source = torch.randn(edges, settings.channels).to(settings.device, settings.dtype)
+    return 2e3 * source.nbytes / milliseconds(source.clone, settings)
+
+
+def bench_rows(settings: BenchSettings, bandwidth: float) -> Iterator[BenchRow]:
+    """Times of every op and variant."""
+    edges = random_graph(settings.nodes, settings.degree)
+    for op in OPS.values():
+        if settings.only in op.name:
+            for name, case in op.cases({"random": edges}, settings.channels):
+                given = case.to(settings.device, settings.dtype)
+                yield _row(op.name, name.removeprefix("random, "), op.call, given, settings, bandwidth)
+
+
+def _row(
+    op: str, variant: str, call: Callable[..., object], given: Case, settings: BenchSettings, bandwidth: float
+) -> BenchRow:
+    moved = sum(tensor.nbytes for tensor in (*given.tensors, *outputs(call, given)))
+    forward = milliseconds(lambda: outputs(call, given), settings)
+    return BenchRow(
+        op=op,
+        variant=variant,
+        forward=forward,
+        with_gradient=milliseconds(lambda: derivatives(call, given, 1), settings),
+        twice=milliseconds(lambda: derivatives(call, given, 2), settings),
+        copy_share=1e3 * moved / forward / bandwidth,
+        baselines=_baselines(call, given, settings) if settings.baselines else {},
+    )
+
+
+def _baselines(call: Callable[..., object], given: Case, settings: BenchSettings) -> dict[str, float]:
+    with plain_forms():
+        torch._dynamo.reset()  # every case is compiled for itself
+        calls = {"torch": call, "torch.compile": torch.compile(call)}
+        return {name: milliseconds(lambda: derivatives(one, given, 1), settings) for name, one in calls.items()}  # noqa: B023
+
+
+def outputs(call: Callable[..., object], case: Case) -> tuple[Tensor, ...]:
+    """What an op gives, always as a tuple."""
+    value = call(*case.tensors, *case.rest)
+    return value if isinstance(value, tuple) else (value,)
+
+
+def derivatives(call: Callable[..., object], case: Case, order: int) -> None:
+    """The value and its gradients up to an order, as training on forces takes them."""
+    tensors = tuple(tensor.detach().requires_grad_() for tensor in case.tensors)
+    values = outputs(call, Case(tensors=tensors, rest=case.rest))
+    scalar = sum((part.square().sum() for part in values), tensors[0].new_zeros(()))
+    for left in reversed(range(order)):
+        gradients = torch.autograd.grad(scalar, tensors, create_graph=left > 0)
+        scalar = sum((gradient.square().sum() for gradient in gradients), tensors[0].new_zeros(()))
+
+
+def milliseconds(work: Callable[[], object], settings: BenchSettings) -> float:
+    """Median time of one call, after a first that is not counted."""
+    work()
+    return median(_once(work, settings.device) for _ in range(settings.repeats))
+
+
+def _once(work: Callable[[], object], device: str) -> float:
+    if device == "cpu":
+        began = time.perf_counter()
+        work()
+        return 1e3 * (time.perf_counter() - began)
+    torch.empty(FLUSHED, dtype=torch.uint8, device=device).zero_()
+    first, last = (torch.Event(device, enable_timing=True) for _ in range(2))
+    first.record()
+    work()
+    last.record()
+    last.synchronize()
+    return float(first.elapsed_time(last))
