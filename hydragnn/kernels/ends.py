@@ -65,6 +65,11 @@ def _compiled_sum_to_senders(messages: Tensor, topology: Topology) -> Tensor | N
 
 
 ADD_FORMS: Mapping[str, Form] = {ANYWHERE: add_ends, "cpu": cpu.or_plain(cpu.add_ends, add_ends)}
+TO_SENDERS: Mapping[str, Form] = {
+    ANYWHERE: sum_to_senders,
+    "cpu": cpu.or_plain(_compiled_sum_to_senders, sum_to_senders),
+    **on_accelerators(triton_forms.sum_to_senders),
+}
 RECEIVED = ("to receivers", (INCOMING,))
 SENT = ("to senders", (INCOMING,))
 EDGES = ("edges", (INCOMING,))
@@ -90,13 +95,6 @@ ENDS = Family(
             },
             derivatives=(("receivers", (INCOMING,)),),
         ),
-        "to senders": Member(
-            forms={
-                ANYWHERE: sum_to_senders,
-                "cpu": cpu.or_plain(_compiled_sum_to_senders, sum_to_senders),
-                **on_accelerators(triton_forms.sum_to_senders),
-            },
-            derivatives=(("senders", (INCOMING,)),),
-        ),
+        "to senders": Member(forms=TO_SENDERS, derivatives=(("senders", (INCOMING,)),)),
     }
 )

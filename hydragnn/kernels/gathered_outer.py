@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hydragnn.graphs.topology import Topology
 from hydragnn.kernels import cpu
-from hydragnn.kernels.ends import sum_to_senders
+from hydragnn.kernels.ends import TO_SENDERS
 from hydragnn.kernels.family import ANYWHERE, INCOMING, Family, Form, Member, form_on
 from hydragnn.kernels.outer import R_FORMS, S_FORMS, T_FORMS
 
@@ -28,7 +28,7 @@ def gather_outer_sum(
 ) -> Float[Tensor, "rows dim channels"]:
     """Each node's sum of what its senders hold, times a weight and the direction of the edge; zeros without edges.
 
-    Atomics: none; the derivative with respect to x is ``index_add`` on CUDA and ROCm, where last bits may differ.
+    Atomics: none, and the same bits again.
     """
     return GATHERED_OUTER("V", (x, weight, directions), topology)
 
@@ -42,7 +42,7 @@ def sum_along(x: Tensor, weight: Tensor, directions: Tensor, topology: Topology)
 def collect_along(weight: Tensor, directions: Tensor, vectors: Tensor, topology: Topology) -> Tensor:
     """X: what receivers hold along the edge, weighed and summed at the senders."""
     along = form_on(T_FORMS, weight.device.type)(directions, vectors, topology)  # [edges, channels]
-    return sum_to_senders(along * weight, topology)
+    return form_on(TO_SENDERS, weight.device.type)(along * weight, topology)
 
 
 def multiply_along(x: Tensor, directions: Tensor, vectors: Tensor, topology: Topology) -> Tensor:
