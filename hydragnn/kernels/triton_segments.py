@@ -133,7 +133,7 @@ def softmax_rows(offsets, order, x, out, units, VEC: tl.constexpr,
         most = higher
     largest = tl.max(most, 0)
     sums = tl.sum(total * tl.exp(most - largest[None, :]), 0)
-    scale = 1.0 / tl.where(last > first, sums, 1.0)
+    scale = 1.0 / tl.where(sums == 0.0, 1.0, sums)  # no edges, or no channel of this number
     for start in range(first, last, BE):
         p = start + tl.arange(0, BE)
         known = p < last
