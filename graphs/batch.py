@@ -300,7 +300,8 @@ def edge_vectors(batch: GraphBatch) -> Float[Tensor, "edges dim"]:
 
 def volumes(batch: GraphBatch) -> Float[Tensor, " graphs"]:
     """Volume of every cell; zero where a graph has none."""
-    return torch.linalg.det(batch.cell).abs()
+    known: Tensor | None = batch._derived.get(("volume", "graph"))
+    return torch.linalg.det(batch.cell).abs() if known is None else known
 
 
 def concatenate(batches: Sequence[GraphBatch]) -> GraphBatch:

@@ -17,7 +17,7 @@ from hydragnn.settings import Settings, read_toml, with_overrides
 class TrainSettings(Settings):
     """Optimiser, schedule and length of one training run."""
 
-    before: ClassVar = {"stage_two": 1.0}
+    before: ClassVar = {"stage_two": 1.0, "compile": "off"}
 
     epochs: int = Field(default=100, ge=1)
     """Full budget in epochs; schedules span it, whatever the segments."""
@@ -51,6 +51,10 @@ class TrainSettings(Settings):
 
     precision: Literal["fp64", "fp32", "bf16"] = "fp32"
     """Arithmetic of the step; bf16 keeps weights in fp32 (autocast)."""
+
+    compile: Literal["off", "on"] = "off"
+    """on: the step is compiled before the first one, for batches of all sizes: half a minute to some minutes, then faster steps with the
+    same results to rounding; what cannot be compiled runs as it is, and the record says why."""
 
     patience: int = Field(default=0, ge=0)
     """Stop after this many epochs without a better validation loss, those before a second stage not counted; 0 never stops early."""

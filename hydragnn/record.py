@@ -39,6 +39,8 @@ class Cost:
     """Wall time."""
     cpu_seconds: float = 0.0
     """Time of all cores together."""
+    compile_seconds: float = 0.0
+    """Of the wall time, what compiling the step took."""
     peak_memory_mb: float = 0.0
     """The most memory that one process held, in MB."""
     graphs_per_second: float = 0.0
@@ -65,7 +67,8 @@ class RunRecord:
     ``valid/<field>/mae`` and so on; forces: zero). ``test`` is filled only by an explicit evaluation. Status ``paused`` is the end of a segment.
     ``attempt`` is the attempt that wrote the record, as its starter counts; 0 where nobody counts. ``unseen_inputs`` are fields
     of the store with role input that the architecture does not see, and that were left out therefore. ``notes`` are sentences
-    on what else limits the result, such as forces that are not smooth and edges that an envelope silences. ``branches`` says what
+    on what else limits the result, such as forces that are not smooth and edges that an envelope silences. ``compiled`` says that steps
+    were taken by a compiled function. ``branches`` says what
     belongs to each data set where there are several; ``data_hash`` is then the hash of all theirs, ``parts`` are their sums, and
     curves have names such as ``valid/energy@metals/mae``.
     """
@@ -78,6 +81,7 @@ class RunRecord:
     status: Status = "running"
     epochs: int = 0
     parameters: int = 0
+    compiled: bool = False
     parts: dict[str, int] = member(default_factory=dict)
     curves: dict[str, list[float | None]] = member(default_factory=dict)
     best: dict[str, float] = member(default_factory=dict)

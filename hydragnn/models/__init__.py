@@ -3,6 +3,7 @@
 from hydragnn.architectures import GraphStatistics, ModelSettings
 from hydragnn.models.branched import BranchedModel, build_branched, check_shared
 from hydragnn.models.build import build_from_description, build_model
+from hydragnn.models.compiled import CompiledModel, NotCompiled, compiled_model
 from hydragnn.models.description import (
     ModelDescription,
     degree_statistics,
@@ -27,6 +28,7 @@ from hydragnn.models.trained import TrainedModel, load_model
 __all__ = [
     "BranchedModel",
     "Categorical",
+    "CompiledModel",
     "Distribution",
     "GraphModel",
     "GraphStatistics",
@@ -34,6 +36,7 @@ __all__ = [
     "ModelDescription",
     "ModelSettings",
     "Normal",
+    "NotCompiled",
     "Number",
     "Point",
     "Target",
@@ -42,6 +45,7 @@ __all__ = [
     "build_from_description",
     "build_model",
     "check_shared",
+    "compiled_model",
     "concatenate_distributions",
     "degree_statistics",
     "make_description",

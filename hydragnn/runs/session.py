@@ -71,6 +71,7 @@ def train(
             checkpoint = latest_checkpoint(out / "checkpoints")
             if checkpoint:
                 load_checkpoint(checkpoint, run.state, ranks, identity(run.record))
+        stopwatch.compile_seconds = sum(one.seconds for one in run.context.compiled)
         with trap_signals() as signals:
             callback = RunCallback(run, ranks, stopwatch, signals, heart, progress)
             callback.begin(run.state, run.data.steps(run.state.epoch))
@@ -107,10 +108,11 @@ def train_to_end(run: Assembly, callback: RunCallback, until: int) -> RunRecord:
 
 def sentence_of(record: RunRecord) -> str:
     """How a run stands, in one line."""
+    compiled = f", {record.cost.compile_seconds:,.0f} of them to compile" if record.compiled else ""
     best = (
         f"; best valid loss {record.best['valid/loss']:.4g} in epoch {record.best['epoch']:.0f}" if record.best else ""
     )
-    return f"{record.status} after {record.epochs} epochs in {record.cost.seconds:,.0f} s{best}"
+    return f"{record.status} after {record.epochs} epochs in {record.cost.seconds:,.0f} s{compiled}{best}"
 
 
 def select_device(device: torch.device | str | None) -> torch.device:

@@ -12,7 +12,8 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from hydragnn.config import TrainSettings
-from hydragnn.models import Target
+from hydragnn.graphs.batch import GraphBatch
+from hydragnn.models import CompiledModel, Distribution, Target
 from hydragnn.training.state import TrainState
 
 
@@ -82,6 +83,8 @@ class TrainingContext:
     """Tells the random numbers of this process from those of its peers."""
     reduce: Callable[[Tensor], Tensor] = alone
     """Sums a tensor over all processes that train together, in place, and gives it back; the same bits on each."""
+    compiled: tuple[CompiledModel, ...] = ()
+    """What computes the batches of each branch; empty where the model itself does."""
 
     @property
     def device(self) -> torch.device:
@@ -93,6 +96,10 @@ class TrainingContext:
         if self.settings.precision == "bf16":
             return torch.autocast(self.device.type, dtype=torch.bfloat16)
         return nullcontext()
+
+    def predictor(self, state: TrainState, branch: int) -> Callable[[GraphBatch], dict[str, Distribution]]:
+        """Return what predicts the targets of a branch with the weights of the state."""
+        return self.compiled[branch] if self.compiled else state.of_branch(branch)
 
     def weights_in(self, epoch: int) -> Float64[Tensor, " fields"]:
         """Return the loss weights of the epoch after so many finished ones."""

@@ -80,7 +80,7 @@ def take_step(state: TrainState, share: Share, context: TrainingContext, rate: f
     up, over parts and over ranks.
     """
     own = context.branches[share.branch]
-    model, targets = state.of_branch(share.branch), context.targets[own]
+    predict, targets = context.predictor(state, share.branch), context.targets[own]
     weights = context.weights_in(state.epoch)
     here = torch.zeros_like(weights)
     for part in share.parts:
@@ -93,7 +93,7 @@ def take_step(state: TrainState, share: Share, context: TrainingContext, rate: f
     seed_step(context.settings.seed, state.epoch, state.step, context.rank, context.device)
     for part in share.parts:
         with context.autocast():
-            predictions = model(part)
+            predictions = predict(part)
         sums = loss_sums(targets, predictions, part)
         total = (sums * scale[own].to(sums.dtype)).sum()
         total.backward(inputs=list(state.model.parameters()))  # not edge vectors, whose gradient nobody reads
@@ -118,11 +118,11 @@ def validate(state: TrainState, data: RunData, context: TrainingContext, callbac
     state.model.eval()
     with torch.no_grad(), state.parameters.swap_in_eval_parameters():
         for number, branch in enumerate(data.branches):
-            own, model = context.branches[number], state.of_branch(number)
+            own, predict = context.branches[number], context.predictor(state, number)
             for batch in branch.valid:
                 callback.heartbeat()
                 with context.autocast():
-                    predictions = model(batch)
+                    predictions = predict(batch)
                 sums = loss_sums(branch.targets, predictions, batch).to(torch.float64)
                 totals[:, own] += torch.stack([sums, label_counts(branch.targets, batch)])
                 for target in branch.targets:

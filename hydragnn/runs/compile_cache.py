@@ -1,0 +1,65 @@
+"""Where compiled steps are kept, for all runs of a user: the second run of a model takes seconds to compile.
+
+torch keeps them as shared libraries and pickles, and what is read there is run. The folder is therefore private, and never one
+of a run or a campaign, which may be given to others. Processes may share it: files appear whole or not at all.
+"""
+
+import os
+import platform
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from hydragnn.errors import InputError
+from hydragnn.files import digest
+
+VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+"""The one way that torch offers to say where; what the user set stays."""
+
+
+def cache_folder(environment: Mapping[str, str], processor: str) -> Path:
+    """The folder for steps that were compiled for a kind of processor: code for one may stop another.
+
+    >>> cache_folder({"XDG_CACHE_HOME": "/home/ada/.cache"}, "") == cache_folder({"HOME": "/home/ada"}, "")
+    True
+    """
+    given = environment.get(VARIABLE)
+    if given:
+        return Path(given)
+    caches = environment.get("XDG_CACHE_HOME") or Path(environment.get("HOME") or Path.home()) / ".cache"
+    return Path(caches) / "hydragnn" / f"compiled-{digest(processor)}"
+
+
+def this_processor() -> str:
+    """What this machine's processor is and can do, as the system says it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    return "\n".join(dict.fromkeys(line for line in lines if line.startswith(("model name", "flags", "Features"))))
+
+
+@contextmanager
+def compile_cache() -> Iterator[None]:
+    """For the length of the block, torch keeps what it compiles in the user's folder; InputError where others could write there."""
+    folder = cache_folder(os.environ, this_processor())
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.stat()
+    except OSError as error:
+        raise InputError(
+            f"cannot keep compiled steps in {folder}: {error.strerror or error}; set {VARIABLE}"
+        ) from error
+    if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o022:
+        raise InputError(
+            f"others can write to {folder}, and what lies there is run; chmod 700 it, or set {VARIABLE} to a folder of yours"
+        )
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = str(folder)
+    try:
+        yield
+    finally:
+        os.environ.pop(VARIABLE)
+        if before is not None:
+            os.environ[VARIABLE] = before

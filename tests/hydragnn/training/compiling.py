@@ -1,0 +1,167 @@
+"""A process that traces and compiles models; started by the tests, since shapes are not checked in it: sizes are symbols there.
+
+``python compiling.py traced|compiled KIND ...`` prints, for every architecture, how far values and gradients are from those of
+the model itself, as JSON; ``trap`` what is wrong where detach nodes stay. ``runs FOLDER TABLE.json [--traced] [--resume] [--until N]`` trains.
+
+The long row, of all architectures as compiled and in single precision too (about a quarter of an hour):
+``python tests/hydragnn/training/compiling.py compiled cgcnn egnn gatv2 gin painn pna relational schnet``
+"""
+
+import argparse
+import importlib.util
+import json
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hydragnn.architectures import architecture_of, architectures
+from hydragnn.conformance_cases import CORNERS, FORCES, INPUTS, SCALARS, STRESS, make_graph, make_model, small_settings
+from hydragnn.graphs.batch import GraphBatch, concatenate
+from hydragnn.graphs.field import Field
+from hydragnn.models import (
+    CompiledModel,
+    GraphModel,
+    build_model,
+    compiled,
+    compiled_model,
+    degree_statistics,
+    parse_head,
+)
+
+HEADS: dict[str, dict[str, Any]] = {
+    "energy": {"kind": "energy", "field": "energy"},
+    "charge": {"kind": "scalar", "field": "charge", "hidden_dims": []},
+}
+
+
+def batches() -> dict[str, GraphBatch]:
+    """Batches of many sizes, the corners among them; one has a field that no model reads."""
+    several = {f"{number} graphs": concatenate([make_graph(s, 3 + s) for s in range(number)]) for number in (2, 3, 5)}
+    extra = Field(name="note", on="node")
+    noted = several["3 graphs"].with_fields({"note": torch.zeros(several["3 graphs"].num_nodes)}, fields=[extra])
+    return {**several, "noted": noted, **{name: make() for name, make in CORNERS.items()}}
+
+
+def small_model(kind: str, dtype: torch.dtype, **changes: Any) -> GraphModel:
+    """A model with few channels that gives energies, charges and, where it can, forces and stress."""
+    sees = architecture_of(kind).sees_positions()
+    derivatives = {"forces": "forces", "stress": "stress"} if sees else {}
+    heads = [parse_head({**HEADS["energy"], **derivatives}), parse_head(HEADS["charge"])]
+    fields = [*INPUTS, *SCALARS, *((FORCES, STRESS) if sees else ())]
+    settings = small_settings(kind, num_layers=1, hidden_dim=4, **changes)
+    inputs = ["species", "relation"] if kind == "relational" else ["species"]
+    statistics = degree_statistics([make_graph(1, 5)])
+    return build_model(settings, heads, fields, inputs=inputs, dim=3, seed=0, statistics=statistics).to(dtype)
+
+
+def numbers(predict: Any, model: GraphModel, batch: GraphBatch) -> tuple[Tensor, Tensor]:
+    """All values, and the gradient of a weighted sum of them in all weights."""
+    predictions = predict(batch)
+    values = torch.cat([part.flatten() for one in predictions.values() for part in one.tensors().values()])
+    weights = torch.arange(len(values), dtype=values.dtype).cos()
+    gradients = torch.autograd.grad(
+        (values * weights).sum(), list(model.parameters()), allow_unused=True, materialize_grads=True
+    )
+    return values.detach(), torch.cat([one.flatten() for one in gradients])
+
+
+def difference(one: CompiledModel, dtype: torch.dtype) -> dict[str, list[float]]:
+    """The largest errors of values and gradients, relative to their size, over all batches."""
+    result = {}
+    for name, batch in batches().items():
+        batch = batch.to(dtype=dtype)
+        pairs = zip(numbers(one, one.model, batch), numbers(one.model, one.model, batch))
+        result[name] = [float((a - b).norm() / b.norm().clamp_min(1e-300)) for a, b in pairs]
+    return result
+
+
+def trap() -> dict[str, float]:
+    """How wrong values and gradients of a traced model are where detach nodes are left in it."""
+    model = small_model("painn", torch.float64)
+    flat = compiled.flat_tensors(model.description.input_fields)
+    batch = compiled.random_batch(model.description.input_fields, 3, 9.0, compiled.SIZES, torch.float64)
+    traced = compiled.traced_model(model, flat, batch, nullcontext, strip=False)
+    left = CompiledModel(
+        model=model, flat=flat, traced=traced, training=traced.module, evaluation=traced.module, seconds=0.0
+    )
+    (values, gradient), (true_values, true_gradient) = numbers(left, model, batch), numbers(model, model, batch)
+    try:
+        compiled.check_equal(left, batch, nullcontext, training=True)
+        refused = 0.0
+    except compiled.NotCompiled:
+        refused = 1.0
+    return {
+        "values": float((values - true_values).norm() / true_values.norm()),
+        "gradient": float((gradient - true_gradient).norm() / true_gradient.norm()),
+        "refused": refused,
+    }
+
+
+def traced_only() -> None:
+    """Take what was traced as it is, without a compiler."""
+    compiled.compiled_function = lambda module: module
+
+
+def parity(how: str, kinds: list[str]) -> dict[str, Any]:
+    """Errors by architecture and batch, and how many functions were compiled for all batches."""
+    result = {}
+    for kind in kinds or list(architectures()):
+        if how == "traced":
+            traced_only()
+            result[kind] = difference(compiled_model(make_model(kind)), torch.float64)
+        from torch._dynamo.utils import counters
+
+        for dtype in (torch.float64, torch.float32) if how == "compiled" else ():
+            counters.clear()
+            one = compiled_model(small_model(kind, dtype))
+            result[f"{kind} {dtype}"] = {**difference(one, dtype), "functions": counters["stats"]["unique_graphs"]}
+    return result
+
+
+def runs(folder: Path, table: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Train a run; gives what its record says."""
+    from hydragnn.config import parse_config
+    from hydragnn.runs import train
+
+    spec = importlib.util.spec_from_file_location("training_worker", Path(__file__).with_name("worker.py"))
+    assert spec and spec.loader
+    worker = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(worker)
+    if options.traced:
+        traced_only()
+    store, config = worker.clusters(40), parse_config(json.loads(table.read_text()))
+    stores = store if len(config.branches) == 1 else dict.fromkeys([one.name for one in config.branches], store)
+    how = {"until": options.until, "resume": options.resume, "micro_batches": options.micro_batches}
+    record = train(config, folder, store=stores, **how)
+    return {
+        "compiled": record.compiled,
+        "notes": record.notes,
+        "curves": record.curves,
+        "cost": record.cost.compile_seconds,
+    }
+
+
+def main() -> None:
+    """Print one JSON value."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("what", choices=("traced", "compiled", "trap", "runs"))
+    parser.add_argument("words", nargs="*")
+    parser.add_argument("--traced", action="store_true")
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--until", type=int)
+    parser.add_argument("--micro-batches", type=int, default=1)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if options.what == "runs":
+        result: Any = runs(Path(options.words[0]), Path(options.words[1]), options)
+    else:
+        result = trap() if options.what == "trap" else parity(options.what, options.words)
+    json.dump(result, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
