@@ -16,7 +16,7 @@ from hydragnn.scripts.recipes.training import model_of, recipe_table, train_reci
 from hydragnn.settings import read_toml
 
 MEMBERS = 2
-ATOMS = 424_000  # that a member sees in all its epochs
+ATOMS = 2_000_000  # that a member sees in all its epochs
 STORE = "frames.h5"
 PUBLISHED = {
     "Mo": (0.91, 0.184),
