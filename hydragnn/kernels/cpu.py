@@ -156,7 +156,8 @@ def pair_edges(vectors: Tensor, topology: Topology) -> tuple[Tensor, Tensor] | N
     arrays = (vectors, topology.senders, topology.receivers, topology.row_offsets)
     if not call("pair_edges", arrays, (edges, vectors.shape[1]), first, pair):
         return None
-    return first[: int(first[edges])], pair
+    count = int(first.numpy()[edges])  # not an operation on a device, which would be waited for
+    return first[:count], pair
 
 
 def serves_segments(messages: Tensor, receivers: Tensor, num_nodes: int) -> bool:

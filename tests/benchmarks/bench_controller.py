@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from hydragnn.files import digest
+from hydragnn.config import hash_of
 from hydragnn.hpo import CampaignView, campaign_settings, controller, journal
 from hydragnn.hpo.controller import Controller
 from hydragnn.hpo.journal import NAME, Journal
@@ -121,7 +121,7 @@ def write_record(task: Task, chance: random.Random) -> None:
     record = {
         "version": 1,
         "config": config,
-        "config_hash": digest(config),
+        "config_hash": hash_of(config),
         "data_hash": "d",
         "seed": 0,
         "attempt": task.attempt,

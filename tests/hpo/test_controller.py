@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from hydragnn.config import hash_of
 from hydragnn.errors import InputError
-from hydragnn.files import digest
 from hydragnn.hpo import CampaignSettings, CostModel, Exit, Task, campaign_history, controller, run_search
 from hydragnn.hpo.controller import steady_clock
 from hydragnn.hpo.journal import read_journal
@@ -69,7 +69,7 @@ class Instant:
         status: Any = "finished" if task.until == config["train"]["epochs"] else "paused"
         record = RunRecord(
             config=config,
-            config_hash=digest(config),
+            config_hash=hash_of(config),
             data_hash="",
             seed=0,
             attempt=task.attempt,
