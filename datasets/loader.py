@@ -48,6 +48,11 @@ class Loader:
         self.sizes = store.sizes()
         self._length = len(self.batches(0))
 
+    def with_budget(self, budget: Budget) -> "Loader":
+        """The same graphs in the same order, in batches of another budget."""
+        same = {name: getattr(self, name) for name in ("seed", "shuffle", "rank", "ranks", "fields", "window")}
+        return Loader(self.store, self.indices, budget, **same)
+
     def __len__(self) -> int:
         """Batches of epoch 0; epochs differ only under a node or edge budget, see ``batches``."""
         return self._length

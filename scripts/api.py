@@ -47,15 +47,19 @@ def train(
     *,
     resume: bool = False,
     overrides: Sequence[str] = (),
+    memory: str | None = None,
     quiet: bool = True,
 ) -> RunRecord:
-    """Train one model into the folder ``out``; with ``resume`` continue a run that was interrupted."""
+    """Train one model into the folder ``out``; with ``resume`` continue a run that was interrupted.
+
+    ``memory`` (``"4 GB"``) is what a rank may take; it goes before ``batch.memory`` of the configuration.
+    """
     from hydragnn.runs import console_progress
     from hydragnn.runs import train as run
 
     if not isinstance(config, AnyConfig):
         config = config_from_table(*_table(config, overrides))
-    return run(config, Path(out), resume=resume, progress=None if quiet else console_progress())
+    return run(config, Path(out), resume=resume, memory=memory, progress=None if quiet else console_progress())
 
 
 def search(

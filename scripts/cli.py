@@ -114,10 +114,16 @@ def train(
     out: Out,
     resume: Resume = False,
     assignments: Set = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            help='Memory of a rank, such as "4 GB": a batch that takes more is computed in parts, as batch.memory says.'
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train one model; Ctrl-C saves, `--resume` continues with the same bits. Runs under torchrun, mpirun or srun too."""
-    record = api.train(config, out, resume=resume, overrides=assignments or [], quiet=as_json)
+    record = api.train(config, out, resume=resume, overrides=assignments or [], memory=memory, quiet=as_json)
     from hydragnn.distributed import leave, this_launch
 
     if this_launch().rank == 0:

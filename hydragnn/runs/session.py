@@ -1,6 +1,7 @@
 """One run in its folder: begin or resume, train to the end of a segment, leave a record that says how it ended."""
 
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -14,7 +15,8 @@ from hydragnn.runs.attempt import Attempt, Fenced, Heartbeat
 from hydragnn.runs.callback import RunCallback
 from hydragnn.runs.checkpoint import latest_checkpoint, load_checkpoint
 from hydragnn.runs.failures import failure_of, first_failure, forget_failures, propagate_failure
-from hydragnn.runs.folder import as_begun, check_folder, earlier_cost, identity
+from hydragnn.runs.folder import as_begun, check_folder, earlier_budget, earlier_cost, identity
+from hydragnn.runs.memory import within_memory
 from hydragnn.runs.plan import Stores, plan_run
 from hydragnn.runs.progress import Progress
 from hydragnn.runs.signals import interrupt_at_once, trap_signals
@@ -35,13 +37,15 @@ def train(
     store: Stores | None = None,
     device: torch.device | str | None = None,
     micro_batches: int = 1,
+    memory: str | None = None,
     attempt: int | None = None,
 ) -> RunRecord:
     """Train the model that ``config`` describes into the folder ``out``, up to epoch ``until`` (all epochs if absent).
 
     The record ends as ``finished``, ``stopped`` (early), ``paused`` (end of a segment) or ``failed`` with a typed reason.
     Started by torchrun, mpirun or srun, all ranks train together and each gets the record. ``store`` saves opening it (a mapping by name, where there are branches).
-    ``micro_batches`` computes every batch in so many parts, which needs less memory and takes the same steps. ``attempt`` is
+    ``micro_batches`` computes every batch in so many parts, which needs less memory and takes the same steps; ``memory`` (``"4 GB"``)
+    in as many as a rank needs for it, and goes before ``batch.memory`` of the configuration. ``attempt`` is
     this attempt's number in ``out/attempt.json``: once another one stands there, nothing more is written.
 
     Raises InputError for bad input and for an ``out`` that holds a run already (unless ``resume``), Interrupted after
@@ -66,8 +70,10 @@ def train(
                 heart.beat()
 
             plan = plan_run(config, store, heartbeat, begun=resume)
+            plan = plan if memory is None else replace(plan, memory=memory)
             placement = DevicePlacement(device=here, dtype=DTYPES[plan.training.precision], micro_batches=micro_batches)
             run = assemble(plan, placement, ranks, heartbeat)
+            run = within_memory(run, plan, ranks, earlier_budget(out), heartbeat)
             checkpoint = latest_checkpoint(out / "checkpoints")
             if checkpoint:
                 load_checkpoint(checkpoint, run.state, ranks, identity(run.record))

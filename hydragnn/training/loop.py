@@ -1,12 +1,15 @@
 """The training loop: epochs of steps, each epoch followed by validation."""
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from hydragnn.errors import Interrupted
+from hydragnn.graphs.batch import GraphBatch
+from hydragnn.models import Distribution, Target
 from hydragnn.training.context import Callback, Diverged, StepResult, TrainingContext
 from hydragnn.training.data import RunData, Share
 from hydragnn.training.evaluate import flat_metrics
@@ -92,13 +95,11 @@ def take_step(state: TrainState, share: Share, context: TrainingContext, rate: f
     loss = torch.zeros_like(counts[0])
     seed_step(context.settings.seed, state.epoch, state.step, context.rank, context.device)
     for part in share.parts:
-        with context.autocast():
-            predictions = predict(part)
-        sums = loss_sums(targets, predictions, part)
-        total = (sums * scale[own].to(sums.dtype)).sum()
-        total.backward(inputs=list(state.model.parameters()))  # not edge vectors, whose gradient nobody reads
-        loss += total.detach()
-        state.totals[0, own] += sums.detach().to(torch.float64)
+        sums, part_loss = add_gradient(state, predict, targets, part, context, scale[own])
+        loss += part_loss
+        state.totals[0, own] += sums.to(torch.float64)
+        if len(share.parts) > 1:
+            part.forget_derived()  # so that the next part has the memory
     state.totals[1] += here
 
     state.parameters.sum_gradient()
@@ -108,6 +109,26 @@ def take_step(state: TrainState, share: Share, context: TrainingContext, rate: f
     state.steps += 1
     state.parameters.average(state.steps)
     return StepResult(step=state.step, loss=loss, norm=norm, counts=counts)
+
+
+def add_gradient(
+    state: TrainState,
+    predict: Callable[[GraphBatch], dict[str, Distribution]],
+    targets: Sequence[Target],
+    part: GraphBatch,
+    context: TrainingContext,
+    scale: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Add what a part of a batch means for the weights to their gradient; gives its summed errors and its part of the loss.
+
+    ``scale`` is the weight of every target over the number of its labels ``[targets]``. All that a step needs of memory it needs here.
+    """
+    with context.autocast():
+        predictions = predict(part)
+    sums = loss_sums(targets, predictions, part)
+    total = (sums * scale.to(sums.dtype)).sum()
+    total.backward(inputs=list(state.model.parameters()))  # not edge vectors, whose gradient nobody reads
+    return sums.detach(), total.detach()
 
 
 def validate(state: TrainState, data: RunData, context: TrainingContext, callback: Callback) -> dict[str, float | None]:
