@@ -72,7 +72,8 @@ def train(
             plan = plan_run(config, store, heartbeat, begun=resume)
             plan = plan if memory is None else replace(plan, memory=memory)
             placement = DevicePlacement(device=here, dtype=DTYPES[plan.training.precision], micro_batches=micro_batches)
-            run = assemble(plan, placement, ranks, heartbeat)
+            # trials and ranks have neighbours on their node that read the same graphs
+            run = assemble(plan, placement, ranks, heartbeat, shared=ranks.size > 1 or attempt is not None)
             run = within_memory(run, plan, ranks, earlier_budget(out), heartbeat)
             checkpoint = latest_checkpoint(out / "checkpoints")
             if checkpoint:
