@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from dataclasses import field as member
 
+import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
@@ -75,6 +76,33 @@ class Topology:
     def edge_numbers(self) -> Int[Tensor, " edges"]:
         """0 to num_edges - 1."""
         return self._derive("edge_numbers", lambda: torch.arange(self.num_edges, device=self.senders.device))
+
+    @property
+    def largest_ends(self) -> Int[Tensor, " 2"]:
+        """The largest sender and receiver, -1 without edges, on a CPU, where the host need not wait to look at them.
+
+        Raises IndexError where an edge joins what is not there, ValueError where receivers do not ascend or numbers are no int64.
+        """
+        return self._derive("largest_ends", self._check_ends)
+
+    def _check_ends(self) -> Tensor:
+        """Both ends of all edges, looked at once."""
+        if not self.num_edges:
+            return torch.tensor([-1, -1])
+        ends = (("sender", self.senders, self.num_columns), ("receiver", self.receivers, self.num_rows))
+        largest = []
+        for name, tensor, count in ends:
+            if tensor.dtype != torch.int64:
+                raise ValueError(f"{name}s of {self} are {tensor.dtype}; make them torch.int64")
+            values = tensor.numpy()
+            largest.append(int(values.view(np.uint64).max()))  # a negative number is a huge one here
+            if largest[-1] >= count:
+                wrong = values[(values < 0) | (values >= count)][0]
+                raise IndexError(f"{name} {wrong} of {self} does not exist; {name}s are numbered from 0 to {count - 1}")
+        received = self.receivers.numpy()
+        if (received[1:] < received[:-1]).any():
+            raise ValueError(f"the receivers of {self} do not ascend; sort the edges by receiver")
+        return torch.tensor(largest)
 
     def _sort_by_sender(self) -> tuple[Tensor, Tensor]:
         """The sorted senders and their order, from one sort."""

@@ -60,7 +60,7 @@ def product_of_ends(x: Tensor, g: Tensor, topology: Topology, per_channel: bool)
 
 def sum_of_outer_products(messages: Tensor, directions: Tensor, topology: Topology) -> Tensor | None:
     """S: row by row, all axes at once."""
-    if not serves(messages, directions):
+    if not serves(messages, directions) or messages.dim() != 2 or directions.dim() != 2:
         return None
     rows, dim, channels = topology.num_rows, directions.shape[1], messages.shape[1]
     out = messages.new_empty(rows, dim, channels)
@@ -70,7 +70,7 @@ def sum_of_outer_products(messages: Tensor, directions: Tensor, topology: Topolo
 
 def sum_over_axes(directions: Tensor, vectors: Tensor, topology: Topology) -> Tensor | None:
     """T: edge by edge."""
-    if not serves(directions, vectors):
+    if not serves(directions, vectors) or directions.shape[1:] != vectors.shape[1:-1]:
         return None
     edges, dim, channels = topology.num_edges, directions.shape[1], vectors.shape[2]
     out = vectors.new_empty(edges, channels)
@@ -80,7 +80,7 @@ def sum_over_axes(directions: Tensor, vectors: Tensor, topology: Topology) -> Te
 
 def sum_over_channels(messages: Tensor, vectors: Tensor, topology: Topology) -> Tensor | None:
     """R: edge by edge."""
-    if not serves(messages, vectors):
+    if not serves(messages, vectors) or messages.shape[1:] != vectors.shape[2:]:
         return None
     edges, dim, channels = topology.num_edges, vectors.shape[1], messages.shape[1]
     out = vectors.new_empty(edges, dim)
@@ -90,7 +90,7 @@ def sum_over_channels(messages: Tensor, vectors: Tensor, topology: Topology) -> 
 
 def sum_along(x: Tensor, weight: Tensor, directions: Tensor, topology: Topology) -> Tensor | None:
     """V: row by row."""
-    if not serves(x, weight, directions):
+    if not serves(x, weight, directions) or x.shape[1:] != weight.shape[1:]:
         return None
     sizes = (topology.num_rows, directions.shape[1], x.shape[1])
     out = x.new_empty(sizes)
@@ -100,7 +100,7 @@ def sum_along(x: Tensor, weight: Tensor, directions: Tensor, topology: Topology)
 
 def collect_along(weight: Tensor, directions: Tensor, vectors: Tensor, topology: Topology) -> Tensor | None:
     """X: edge by edge."""
-    if not serves(weight, directions, vectors):
+    if not serves(weight, directions, vectors) or vectors.shape[1:] != (*directions.shape[1:], *weight.shape[1:]):
         return None
     out = weight.new_empty(topology.num_columns, weight.shape[1])
     arrays = (weight, directions, vectors, topology.senders, topology.receivers)
@@ -110,7 +110,7 @@ def collect_along(weight: Tensor, directions: Tensor, vectors: Tensor, topology:
 
 def multiply_along(x: Tensor, directions: Tensor, vectors: Tensor, topology: Topology) -> Tensor | None:
     """W: edge by edge."""
-    if not serves(x, directions, vectors):
+    if not serves(x, directions, vectors) or vectors.shape[1:] != (*directions.shape[1:], *x.shape[1:]):
         return None
     sizes = (topology.num_edges, directions.shape[1], x.shape[1])
     out = x.new_empty(sizes[0], sizes[2])
@@ -120,7 +120,7 @@ def multiply_along(x: Tensor, directions: Tensor, vectors: Tensor, topology: Top
 
 def contract_along(x: Tensor, weight: Tensor, vectors: Tensor, topology: Topology) -> Tensor | None:
     """U: edge by edge."""
-    if not serves(x, weight, vectors):
+    if not serves(x, weight, vectors) or not x.shape[1:] == weight.shape[1:] == vectors.shape[2:]:
         return None
     sizes = (topology.num_edges, vectors.shape[1], x.shape[1])
     out = x.new_empty(sizes[:2])
@@ -130,7 +130,9 @@ def contract_along(x: Tensor, weight: Tensor, vectors: Tensor, topology: Topolog
 
 def add_ends(received: Tensor | None, sent: Tensor, edges: Tensor | None, topology: Topology) -> Tensor | None:
     """J: edge by edge, one array of edges x channels, the result."""
-    if not serves(received, sent, edges):
+    if not serves(received, sent, edges) or any(
+        end is not None and end.shape[1:] != sent.shape[1:] for end in (received, edges)
+    ):
         return None
     out = sent.new_empty(topology.num_edges, *sent.shape[1:])
     ends = (received, sent, edges, topology.senders, topology.receivers)

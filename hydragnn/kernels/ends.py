@@ -75,18 +75,26 @@ SENT = ("to senders", (INCOMING,))
 EDGES = ("edges", (INCOMING,))
 ENDS = Family(
     {
-        "both ends and edges": Member(forms=ADD_FORMS, derivatives=(RECEIVED, SENT, EDGES)),
+        "both ends and edges": Member(
+            forms=ADD_FORMS, derivatives=(RECEIVED, SENT, EDGES), items=("rows", "columns", "edges")
+        ),
         "both ends": Member(
             forms={name: lambda g, x, t, add=add: add(g, x, None, t) for name, add in ADD_FORMS.items()},
             derivatives=(RECEIVED, SENT),
+            items=("rows", "columns"),
         ),
         "senders and edges": Member(
             forms={name: lambda x, e, t, add=add: add(None, x, e, t) for name, add in ADD_FORMS.items()},
             derivatives=(SENT, EDGES),
+            items=("columns", "edges"),
         ),
-        "senders": Member(forms={ANYWHERE: lambda x, t: x.index_select(0, t.senders)}, derivatives=(SENT,)),
-        "receivers": Member(forms={ANYWHERE: lambda g, t: g.index_select(0, t.receivers)}, derivatives=(RECEIVED,)),
-        "edges": Member(forms={ANYWHERE: lambda e, _: e}, derivatives=(EDGES,)),
+        "senders": Member(
+            forms={ANYWHERE: lambda x, t: x.index_select(0, t.senders)}, derivatives=(SENT,), items=("columns",)
+        ),
+        "receivers": Member(
+            forms={ANYWHERE: lambda g, t: g.index_select(0, t.receivers)}, derivatives=(RECEIVED,), items=("rows",)
+        ),
+        "edges": Member(forms={ANYWHERE: lambda e, _: e}, derivatives=(EDGES,), items=("edges",)),
         "to receivers": Member(
             forms={
                 ANYWHERE: sum_to_receivers,
@@ -94,7 +102,8 @@ ENDS = Family(
                 **on_accelerators(triton_forms.sum_to_receivers),
             },
             derivatives=(("receivers", (INCOMING,)),),
+            items=("edges",),
         ),
-        "to senders": Member(forms=TO_SENDERS, derivatives=(("senders", (INCOMING,)),)),
+        "to senders": Member(forms=TO_SENDERS, derivatives=(("senders", (INCOMING,)),), items=("edges",)),
     }
 )

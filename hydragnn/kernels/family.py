@@ -78,9 +78,26 @@ class Member:
 
     forms: Mapping[str, Form]
     derivatives: tuple[tuple[str, tuple[int, ...]], ...]
+    items: tuple[str, ...] = ()
+    """What each tensor has one of: ``rows`` (receivers), ``columns`` (senders) or ``edges`` of its topology; () without one."""
 
 
 INCOMING = -1
+
+
+def check_items(items: Sequence[str], tensors: Sequence[Tensor], structure: Any) -> None:
+    """Compare tensors with the topology that they come with; forms of a device read them unseen, and beyond their end.
+
+    Raises ValueError, which shows the shape, and IndexError where an edge joins what is not there.
+    """
+    for what, tensor in zip(items, tensors, strict=True):
+        count = getattr(structure, f"num_{what}")
+        if tensor.shape[0] != count:
+            raise ValueError(
+                f"a tensor of shape {list(tensor.shape)} goes with {count} {what} of {structure}; it needs one item for each"
+            )
+    if structure.senders.is_cpu:
+        _ = structure.largest_ends
 
 
 class Family:
@@ -122,6 +139,8 @@ def _shell(name: str, member: Member, shells: Mapping[str, type[Function]]) -> t
                 ctx.save_for_backward(*tensors)
             ctx.structure, ctx.dtypes = structure, [tensor.dtype for tensor in tensors]
             form = plain or form_on(member.forms, tensors[0].device.type)
+            if member.items and not _open_blocks:
+                check_items(member.items, tensors, structure)
             return form(*tensors, structure)
 
         @staticmethod

@@ -64,16 +64,24 @@ U_FORMS: Mapping[str, Form] = {ANYWHERE: contract_along, "cpu": cpu.or_plain(cpu
 GATHERED_OUTER = Family(
     {
         "V": Member(
-            forms=V_FORMS, derivatives=(("X", (1, 2, INCOMING)), ("W", (0, 2, INCOMING)), ("U", (0, 1, INCOMING)))
+            forms=V_FORMS,
+            derivatives=(("X", (1, 2, INCOMING)), ("W", (0, 2, INCOMING)), ("U", (0, 1, INCOMING))),
+            items=("columns", "edges", "edges"),
         ),
         "X": Member(
-            forms=X_FORMS, derivatives=(("W", (INCOMING, 1, 2)), ("U", (INCOMING, 0, 2)), ("V", (INCOMING, 0, 1)))
+            forms=X_FORMS,
+            derivatives=(("W", (INCOMING, 1, 2)), ("U", (INCOMING, 0, 2)), ("V", (INCOMING, 0, 1))),
+            items=("edges", "edges", "rows"),
         ),
         "W": Member(
-            forms=W_FORMS, derivatives=(("X", (INCOMING, 1, 2)), ("U", (0, INCOMING, 2)), ("V", (0, INCOMING, 1)))
+            forms=W_FORMS,
+            derivatives=(("X", (INCOMING, 1, 2)), ("U", (0, INCOMING, 2)), ("V", (0, INCOMING, 1))),
+            items=("columns", "edges", "rows"),
         ),
         "U": Member(
-            forms=U_FORMS, derivatives=(("X", (1, INCOMING, 2)), ("W", (0, INCOMING, 2)), ("V", (0, 1, INCOMING)))
+            forms=U_FORMS,
+            derivatives=(("X", (1, INCOMING, 2)), ("W", (0, INCOMING, 2)), ("V", (0, 1, INCOMING))),
+            items=("columns", "edges", "rows"),
         ),
     }
 )

@@ -106,8 +106,8 @@ R_FORMS = {
 }
 OUTER = Family(
     {
-        "S": Member(forms=S_FORMS, derivatives=(("T", (1, INCOMING)), ("R", (0, INCOMING)))),
-        "T": Member(forms=T_FORMS, derivatives=(("R", (INCOMING, 1)), ("S", (INCOMING, 0)))),
-        "R": Member(forms=R_FORMS, derivatives=(("T", (INCOMING, 1)), ("S", (0, INCOMING)))),
+        "S": Member(forms=S_FORMS, derivatives=(("T", (1, INCOMING)), ("R", (0, INCOMING))), items=("edges", "edges")),
+        "T": Member(forms=T_FORMS, derivatives=(("R", (INCOMING, 1)), ("S", (INCOMING, 0))), items=("edges", "rows")),
+        "R": Member(forms=R_FORMS, derivatives=(("T", (INCOMING, 1)), ("S", (0, INCOMING))), items=("edges", "rows")),
     }
 )

@@ -174,9 +174,15 @@ def _trilinear(per_channel: bool) -> Family:
     products = {name: partial(form, per_channel=per_channel) for name, form in C_FORMS.items()}
     return Family(
         {
-            "A": Member(forms=A_FORMS, derivatives=(("B", (INCOMING, 1)), ("C", (0, INCOMING)))),
-            "B": Member(forms=B_FORMS, derivatives=(("A", (INCOMING, 1)), ("C", (INCOMING, 0)))),
-            "C": Member(forms=products, derivatives=(("B", (1, INCOMING)), ("A", (0, INCOMING)))),
+            "A": Member(
+                forms=A_FORMS, derivatives=(("B", (INCOMING, 1)), ("C", (0, INCOMING))), items=("columns", "edges")
+            ),
+            "B": Member(
+                forms=B_FORMS, derivatives=(("A", (INCOMING, 1)), ("C", (INCOMING, 0))), items=("rows", "edges")
+            ),
+            "C": Member(
+                forms=products, derivatives=(("B", (1, INCOMING)), ("A", (0, INCOMING))), items=("columns", "rows")
+            ),
         }
     )
 
@@ -185,10 +191,14 @@ PER_EDGE, PER_CHANNEL = _trilinear(per_channel=False), _trilinear(per_channel=Tr
 PLAIN = Family(
     {
         "A": Member(
-            forms={name: _without_weight(form) for name, form in A_FORMS.items()}, derivatives=(("B", (INCOMING,)),)
+            forms={name: _without_weight(form) for name, form in A_FORMS.items()},
+            derivatives=(("B", (INCOMING,)),),
+            items=("columns",),
         ),
         "B": Member(
-            forms={name: _without_weight(form) for name, form in B_FORMS.items()}, derivatives=(("A", (INCOMING,)),)
+            forms={name: _without_weight(form) for name, form in B_FORMS.items()},
+            derivatives=(("A", (INCOMING,)),),
+            items=("rows",),
         ),
     }
 )

@@ -1,0 +1,83 @@
+"""Tensors and edges that do not belong together: an error, never memory behind the end of an array."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import jaxtyping
+import pytest
+import torch
+from torch import Tensor
+
+from hydragnn.graphs.topology import Topology
+from hydragnn.kernels import OPS, gather_add, gather_multiply_sum, gather_outer_sum, outer_sum
+from hydragnn.kernels.op import Op
+from hydragnn.kernels.ops import random_graph
+
+GRAPHS = {"random": random_graph(7, 3)}
+WITH_TOPOLOGY = [name for name, op in OPS.items() if not name.startswith("segment")]
+
+
+@pytest.fixture(autouse=True)
+def as_users_run() -> Iterator[None]:
+    """Without the types that only these tests check."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.mark.parametrize("items", [-1, 1], ids=["one item less", "one item more"])
+@pytest.mark.parametrize("name", WITH_TOPOLOGY)
+def test_a_tensor_of_other_items_is_refused(name: str, items: int) -> None:
+    op: Op = OPS[name]
+    for case, given in op.cases(GRAPHS, 5):
+        for place, tensor in enumerate(given.tensors):
+            other = torch.cat([tensor, tensor[:1]]) if items > 0 else tensor[:-1]
+            tensors = [*given.tensors[:place], other, *given.tensors[place + 1 :]]
+            with pytest.raises(ValueError, match=r"needs one item for each") as refusal:
+                op.call(*tensors, *given.rest)
+            assert str(list(other.shape)) in str(refusal.value), case
+
+
+@pytest.mark.parametrize("name", WITH_TOPOLOGY)
+def test_a_tensor_of_other_channels_is_refused(name: str) -> None:
+    op: Op = OPS[name]
+    for case, given in op.cases(GRAPHS, 5):
+        wide = [place for place, tensor in enumerate(given.tensors) if tensor.shape[-1] == 5 and tensor.dim() > 1]
+        if len(wide) < 2:  # nothing to compare with
+            continue
+        for place in wide:
+            tensors = [*given.tensors[:place], given.tensors[place][..., :-1], *given.tensors[place + 1 :]]
+            with pytest.raises((RuntimeError, ValueError)):
+                print(case, op.call(*tensors, *given.rest))
+
+
+@pytest.mark.parametrize("end, number", [("senders", 7), ("senders", -1), ("receivers", 7), ("receivers", -1)])
+def test_an_edge_that_joins_what_is_not_there_is_refused(end: str, number: int) -> None:
+    whole = GRAPHS["random"]
+    numbers = getattr(whole, end).clone()
+    numbers[-1 if number > 0 else 0] = number
+    broken = replace(whole, **{end: numbers})
+    with pytest.raises(IndexError, match=rf"{end[:-1]} {number} of .* numbered from 0 to 6"):
+        gather_multiply_sum(torch.ones(7, 4), torch.ones(21, 4), broken)
+
+
+def test_receivers_that_do_not_ascend_are_refused() -> None:
+    with pytest.raises(ValueError, match="sort the edges by receiver"):
+        outer_sum(torch.ones(2, 4), torch.ones(2, 3), Topology.square(torch.tensor([0, 1]), torch.tensor([1, 0]), 2))
+
+
+def test_narrow_indices_are_refused() -> None:
+    edges = Topology.square(torch.tensor([1, 0], dtype=torch.int32), torch.tensor([0, 1], dtype=torch.int32), 2)
+    with pytest.raises(ValueError, match=r"make them torch\.int64"):
+        gather_add(None, torch.ones(2, 3), None, edges)
+
+
+def test_gradients_of_a_broken_graph_are_not_reached() -> None:
+    """The first op refuses; nothing is computed with what was read."""
+
+    def energy(x: Tensor) -> Tensor:
+        broken = replace(GRAPHS["random"], senders=torch.full((21,), 8))
+        return gather_outer_sum(x, torch.ones(21, 4), torch.ones(21, 3), broken).square().sum()
+
+    with pytest.raises(IndexError, match="sender 8"):
+        energy(torch.ones(7, 4, requires_grad=True))
