@@ -32,10 +32,8 @@ class StackedLinear(nn.Linear):
         """The outputs of all members, one after the other."""
         weight = self.weight.transpose(1, 2)  # [members, inputs, outputs]
         rows = by_member(values, weight.shape[0]).flatten(1, -2)  # [members, rows of each, inputs]
-        if self.bias is None:
-            result = torch.bmm(rows, weight)
-        else:
-            result = torch.baddbmm(self.bias.unsqueeze(1), rows, weight)
+        bias = self._parameters["bias"]  # what nn.Linear says of its type leaves out None
+        result = torch.bmm(rows, weight) if bias is None else torch.baddbmm(bias.unsqueeze(1), rows, weight)
         return result.view(*values.shape[:-1], weight.shape[-1])
 
 

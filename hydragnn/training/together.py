@@ -20,6 +20,7 @@ from hydragnn.training.stack import Stack, stackable
 from hydragnn.training.state import TrainState
 
 Way = Literal["stacked", "loop"]
+WAYS: tuple[Way, ...] = ("stacked", "loop")
 TRIALS = 4
 """Steps that each way is timed for; the first, in which memory is found, does not count."""
 CLOSE = {torch.float32: 1e-3, torch.float64: 1e-9}
@@ -53,10 +54,13 @@ class Group:
         """One step of every member, with what each gave or raised; whoever raised did not move."""
         if self.way is None and self.stack is None:
             self.begin(requests)
-        way = self.way or min(self.seconds, key=lambda one: len(self.seconds[one]))
+        fewest: Way = min(WAYS, key=lambda one: len(self.seconds[one]))
+        way = self.way or fewest
         start = time.perf_counter()
         outcomes = self.take_stacked(requests) if way == "stacked" else self.take_each(requests)
         if self.way is None:
+            if self.members[0].context.device.type == "cuda":
+                torch.cuda.synchronize(self.members[0].context.device)
             self.note(way, time.perf_counter() - start)
         return outcomes
 
@@ -64,17 +68,16 @@ class Group:
         """Stack the models and compare them with themselves on the first batches; the loop is the way where that fails."""
         try:
             self.stack = stack_of(self.members, requests)
-        except NotStackable as reason:
+        except Exception as reason:
+            # not only NotStackable: without memory for all at once, steps one after the other show whose fault it is
             self.settle("loop", str(reason))
 
     def note(self, way: Way, seconds: float) -> None:
         """Remember what a step took; the faster way is the one from then on when both are known."""
-        if self.members[0].context.device.type == "cuda":
-            torch.cuda.synchronize(self.members[0].context.device)
         self.seconds[way].append(seconds)
         if min(map(len, self.seconds.values())) < TRIALS:
             return
-        stacked, loop = (median(self.seconds[one][1:]) for one in ("stacked", "loop"))
+        stacked, loop = (median(self.seconds[one][1:]) for one in WAYS)
         reason = f"a step of all took {1e3 * stacked:.3g} ms as one and {1e3 * loop:.3g} ms one after the other"
         self.settle("stacked" if stacked < loop else "loop", reason)
 
