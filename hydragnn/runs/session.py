@@ -90,7 +90,8 @@ def ready_run(
 
         plan = plan_run(config, store, heartbeat, begun=resume)
         placement = DevicePlacement(device=device, dtype=DTYPES[plan.training.precision], micro_batches=parts)
-        run = assemble(plan, placement, ranks, heartbeat)
+        # trials and ranks have neighbours on their node that read the same graphs
+        run = assemble(plan, placement, ranks, heartbeat, shared=ranks.size > 1 or this.number is not None)
         checkpoint = latest_checkpoint(out / "checkpoints")
         if checkpoint:
             load_checkpoint(checkpoint, run.state, ranks, identity(run.record))
