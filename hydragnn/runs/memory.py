@@ -31,11 +31,17 @@ BALANCED = 0.97
 
 
 def within_memory(
-    run: Assembly, plan: RunPlan, ranks: Ranks, earlier: dict[str, Any], heartbeat: Callable[[], None]
+    run: Assembly,
+    plan: RunPlan,
+    ranks: Ranks,
+    earlier: dict[str, Any],
+    heartbeat: Callable[[], None],
+    members: int = 1,
 ) -> Assembly:
     """The run with batches, where the plan lets them fill memory, and parts of batches that fit; all ranks call it together.
 
-    ``earlier`` are the batches that the run began with. InputError names a graph that does not fit.
+    ``earlier`` are the batches that the run began with; a process that trains several ``members`` computes parts that leave each its
+    share, and its batches are those of separate runs. InputError names a graph that does not fit.
     """
     device = run.context.device
     limit = memory_of(plan, device)
@@ -48,11 +54,11 @@ def within_memory(
         with about(f"branch {branch.name}" if branch.name else ""):
             value = first_ranks_value(partial(footprint_in_training, run, number), ranks, device)
             here = MemoryLimit(footprint=with_fixed(footprint_from_json(value), fixed), size=limit)
-            filled = None
+            filled, shared = None, replace(here, size=limit // members)
             if plan.fills_memory:
                 filled = filling(here, ranks.size, earlier.get(branch.name))
                 budgets[branch.name] = {"size": filled.size, **filled.footprint.to_json()}
-            branches.append(fitted(branch, here, filled, ranks.size))
+            branches.append(fitted(branch, shared, filled, ranks.size))
     return replace(
         run, data=replace(run.data, branches=tuple(branches)), record=replace(run.record, memory_budget=budgets)
     )
