@@ -116,9 +116,7 @@ def train(
     assignments: Set = None,
     memory: Annotated[
         str | None,
-        typer.Option(
-            help='Memory of a rank, such as "4 GB": a batch that takes more is computed in parts, as batch.memory says.'
-        ),
+        typer.Option(help='Memory of a rank, such as "4 GB"; larger batches are computed in parts (batch.memory).'),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
