@@ -27,15 +27,11 @@ def cache_folder(environment: Mapping[str, str], processor: str) -> Path:
     given = environment.get(VARIABLE)
     if given:
         return Path(given)
-    return _user_cache(environment) / f"compiled-{digest(processor)}"
+    return user_cache(environment) / f"compiled-{digest(processor)}"
 
 
-def user_cache() -> Path:
+def user_cache(environment: Mapping[str, str] = os.environ) -> Path:
     """The folder for what this program keeps for all runs of a user."""
-    return _user_cache(os.environ)
-
-
-def _user_cache(environment: Mapping[str, str]) -> Path:
     caches = environment.get("XDG_CACHE_HOME") or Path(environment.get("HOME") or Path.home()) / ".cache"
     return Path(caches) / "hydragnn"
 

@@ -56,8 +56,8 @@ def shares_of_seed(folder: Path, path: Path, draws: int, seed: int) -> dict[str,
     channels = channels_of(domain.detectors)
     held_out, test = channel_values(ensemble, path)
 
-    def share(thresholds: Array, judged: Array) -> float:
-        return float((fitted_limits(thresholds, channels).scores(judged) > 1).any(axis=1).mean())
+    def share(thresholds: Array, graphs: Array) -> float:
+        return float((fitted_limits(thresholds, channels).scores(graphs) > 1).any(axis=1).mean())
 
     pool, generator = np.concatenate([held_out, test]), np.random.default_rng(seed)
     anew = []
