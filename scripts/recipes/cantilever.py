@@ -27,11 +27,14 @@ SPACING, LEVELS, SECTORS = 0.025, 5, 8
 ROWS, COLUMNS = 41, 121  # vertices of the published mesh
 BROKEN = 0.1  # root mean square displacement above which a density does not carry the load
 MEMBERS = 3
-TRAIN_RUNS, CHOOSING_RUNS, CALIBRATING_RUNS, TRAIN_RANDOM = 40, 4, 6, 150
+TRAIN_RUNS, CHOOSING_RUNS, CALIBRATING_RUNS, TRAIN_RANDOM = 40, 12, 24, 150
 EARLY, EARLY_RUNS, EARLY_STATES = 10, 100, 4  # iterations that are early; runs that end there, and what is kept of each
 STARTS = (0, 0, 1, 2)  # of the runs, in turn; see first_density
-STATES, ITERATIONS = 20, (20, 90)  # kept per run, closer together at its start; length of a run
-TEST_ITERATIONS = 80
+STATES, ITERATIONS = 20, (20, 90)  # kept per training run, closer together at its start; length of such a run
+TEST_ITERATIONS, DRAWN = (
+    80,
+    5,
+)  # length of runs that choose, calibrate or judge; states drawn from each that chooses or calibrates
 TEST_RUNS = (
     (0, Optimiser(volume=0.5, radius=0.003, move=0.2)),
     (0, Optimiser(volume=0.504, radius=0.005, move=0.05)),
@@ -178,25 +181,37 @@ def published_samples(raw: Path) -> Iterator[Sample]:
 def fresh_samples(cantilever: Cantilever, seed: int) -> Iterator[Sample]:
     """Our own solves: runs and random densities for training, runs that choose, that calibrate, and five that judge."""
     generator = np.random.default_rng(seed)
-    parts = [0] * TRAIN_RUNS + [1] * CHOOSING_RUNS + [3] * CALIBRATING_RUNS
-    for run, part in enumerate(parts):
-        optimiser = random_optimiser(generator)
+    for run in range(TRAIN_RUNS):
         length = int(generator.integers(*ITERATIONS))
         iterations = set(np.round(np.geomspace(1, length, STATES + 4) - 1).astype(int).tolist())
-        start = first_density(STARTS[run % len(STARTS)], cantilever, optimiser.volume, generator)
-        for iteration, (w, u) in zip(range(length), cantilever.optimise(start, optimiser)):
-            if iteration in iterations:
-                yield Sample(density=w, displacement=u, part=part, origin=TRAINING, iteration=iteration)
+        yield from run_samples(cantilever, generator, run, iterations)
     for _ in range(TRAIN_RANDOM):
         w = random_density(cantilever, generator)
         yield Sample(density=w, displacement=cantilever.displacement(w), part=0, origin=TRAINING)
-    yield from early_samples(cantilever, generator)
+    for run in range(EARLY_RUNS):  # there densities differ most from run to run, so that many starts are needed
+        iterations = set(generator.choice(EARLY, EARLY_STATES, replace=False).tolist())
+        yield from run_samples(cantilever, generator, run, iterations)
+    for part, runs in ((1, CHOOSING_RUNS), (3, CALIBRATING_RUNS)):
+        for run in range(runs):  # few states of many runs, early ones as rare as among those that judge
+            iterations = set(generator.choice(TEST_ITERATIONS, DRAWN, replace=False).tolist())
+            yield from run_samples(cantilever, generator, run, iterations, part)
     judge = np.random.default_rng(seed + 999)
     for number, (kind, optimiser) in enumerate(TEST_RUNS):
         start = first_density(kind, cantilever, optimiser.volume, judge)
         for iteration, (w, u) in zip(range(TEST_ITERATIONS), cantilever.optimise(start, optimiser)):
             if iteration % 4 == 0 or iteration < EARLY:
                 yield Sample(density=w, displacement=u, part=2, origin=1 + number, iteration=iteration)
+
+
+def run_samples(
+    cantilever: Cantilever, generator: np.random.Generator, run: int, iterations: set[int], part: int = 0
+) -> Iterator[Sample]:
+    """These iterations of a run with an optimiser and a start of its own; kinds of starts in turn."""
+    optimiser = random_optimiser(generator)
+    start = first_density(STARTS[run % len(STARTS)], cantilever, optimiser.volume, generator)
+    for iteration, (w, u) in zip(range(max(iterations) + 1), cantilever.optimise(start, optimiser)):
+        if iteration in iterations:
+            yield Sample(density=w, displacement=u, part=part, origin=TRAINING, iteration=iteration)
 
 
 def random_optimiser(generator: np.random.Generator) -> Optimiser:
@@ -206,17 +221,6 @@ def random_optimiser(generator: np.random.Generator) -> Optimiser:
         radius=np.exp(generator.uniform(np.log(0.003), np.log(0.05))),
         move=np.exp(generator.uniform(np.log(0.02), np.log(0.3))),
     )
-
-
-def early_samples(cantilever: Cantilever, generator: np.random.Generator) -> Iterator[Sample]:
-    """Training runs that end early: there densities differ most from run to run, so that many starts are needed."""
-    for run in range(EARLY_RUNS):
-        optimiser = random_optimiser(generator)
-        iterations = set(generator.choice(EARLY, EARLY_STATES, replace=False).tolist())
-        start = first_density(STARTS[run % len(STARTS)], cantilever, optimiser.volume, generator)
-        for iteration, (w, u) in zip(range(max(iterations) + 1), cantilever.optimise(start, optimiser)):
-            if iteration in iterations:
-                yield Sample(density=w, displacement=u, part=0, origin=TRAINING, iteration=iteration)
 
 
 def read_mesh(raw: Path) -> tuple[Mesh, Cantilever]:

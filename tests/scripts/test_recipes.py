@@ -251,17 +251,27 @@ def test_cantilevers_that_carry_nothing_are_judged_but_not_trained_on(real_data:
     assert carries.tolist() == [True, False, True]
 
 
-def test_runs_that_end_early_are_trained_at_early_iterations_only(
+def test_many_runs_train_at_early_iterations_and_few_states_of_others_choose_and_calibrate(
     real_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cantilever, "EARLY_RUNS", 2)
+    sizes = {
+        "TRAIN_RUNS": 0,
+        "TRAIN_RANDOM": 0,
+        "EARLY_RUNS": 2,
+        "CHOOSING_RUNS": 1,
+        "CALIBRATING_RUNS": 2,
+        "TEST_RUNS": (),
+    }
+    for name, value in {**sizes, "TEST_ITERATIONS": 13}.items():
+        monkeypatch.setattr(cantilever, name, value)
     _, solver = cantilever.read_mesh(real_data / "cantilever" / "cantilever_196.npz")
-    samples = [*cantilever.early_samples(solver, np.random.default_rng(0))]
-    assert len(samples) == 2 * cantilever.EARLY_STATES
-    assert all(sample.part == 0 and sample.iteration < cantilever.EARLY for sample in samples)
-    assert all(
-        len({sample.iteration for sample in half}) == cantilever.EARLY_STATES for half in (samples[:4], samples[4:])
-    )
+    samples = [*cantilever.fresh_samples(solver, seed=0)]
+    assert [sample.part for sample in samples] == [0] * 2 * cantilever.EARLY_STATES + [1] * 5 + [3] * 2 * 5
+    early, drawn = samples[: 2 * cantilever.EARLY_STATES], samples[2 * cantilever.EARLY_STATES :]
+    assert all(sample.iteration < cantilever.EARLY for sample in early)
+    assert all(len({sample.iteration for sample in half}) == cantilever.EARLY_STATES for half in (early[:4], early[4:]))
+    assert all(len({sample.iteration for sample in drawn[of : of + 5]}) == 5 for of in (0, 5, 10))
+    assert max(sample.iteration for sample in drawn) < 13
     for sample in samples[::3]:
         assert np.abs(solver.displacement(sample.density) - sample.displacement).max() < 1e-12
 
