@@ -17,7 +17,7 @@ from hydragnn.models import load_model
 from hydragnn.record import read_record
 from hydragnn.runs import train
 from hydragnn.runs.folder import decisive
-from hydragnn.scripts.cli import run_summary
+from hydragnn.scripts.showing import run_summary
 
 Config = Callable[..., RunConfig]
 
