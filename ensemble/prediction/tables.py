@@ -37,7 +37,8 @@ class CsvSink(Sink):
         self.files: dict[str, BinaryIO] = {
             place: path.open("wb") for place, path in zip(("graph", *self.places), self.temporaries)
         }
-        first: dict[str, tuple[str, ...]] = {"graph": ("status", "domain", "domain_score", "nodes"), **KEYS}
+        first: dict[str, tuple[str, ...]] = {place: KEYS[place] for place in self.places}
+        first["graph"] = ("status", "domain", "domain_score", "nodes")
         for place, file in self.files.items():
             file.write(_lines([["graph", *first[place], *_titles(self._on(place))]]).tobytes())
 
