@@ -197,6 +197,15 @@ def holders(messages: Tensor, receivers: Tensor, value: Tensor) -> Tensor:
     return out
 
 
+def silu_curvature(x: Tensor, g: Tensor, u: Tensor) -> Tensor | None:
+    """K: g u silu''(x) in one pass."""
+    if not serves(x, g, u):
+        return None
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    call("silu_curvature", (x, g, u), (out.numel(),), out)
+    return out
+
+
 def _sizes(messages: Tensor, num_nodes: int) -> tuple[int, int, int]:
     return messages.shape[0], num_nodes, _width(messages)
 
