@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
 
+from hydragnn.datasets.footprint import MemoryLimit, amounts_of
 from hydragnn.datasets.store import Sizes
 from hydragnn.errors import InputError
 
@@ -16,6 +17,7 @@ NODE_COST = 8  # measured: one node costs about as much as eight edges
 TEAM = 16  # ranks whose shares are balanced one by one
 BLOCK = 1024  # ranks among whose teams graphs are dealt
 CLASSES = 65_535  # of costs, when they are dealt
+ROUNDING = 1e-6  # of sums of bytes over many graphs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,6 +27,8 @@ class Budget:
     max_graphs: int = 0
     max_nodes: int = 0
     max_edges: int = 0
+    memory: MemoryLimit | None = None
+    """What computing it may take."""
 
 
 def pack(sizes: Sizes, indices: Int64[ndarray, " chosen"], budget: Budget) -> list[Int64[ndarray, " _"]]:
@@ -39,7 +43,11 @@ def pack(sizes: Sizes, indices: Int64[ndarray, " chosen"], budget: Budget) -> li
     nodes, edges = sizes.nodes[indices], sizes.edges[indices]
     check_budget(indices, nodes, budget.max_nodes, "nodes")
     check_budget(indices, edges, budget.max_edges, "edges")
-    end_of = _ends(nodes, edges, budget).tolist()  # of a batch that begins at this position
+    ends = _ends(nodes, edges, budget)
+    if budget.memory is not None:
+        budget.memory.check(sizes, indices)
+        ends = np.minimum(ends, _ends_in_memory(sizes, indices, budget.memory))
+    end_of = ends.tolist()  # of a batch that begins at this position
     cuts = [0]
     while cuts[-1] < len(indices):
         cuts.append(end_of[cuts[-1]])
@@ -58,6 +66,17 @@ def _ends(
             before = np.concatenate([[0], counts.cumsum()])
             ends = np.minimum(np.searchsorted(before, before[:-1] + limit, side="right") - 1, ends)
     return ends
+
+
+def _ends_in_memory(sizes: Sizes, indices: Int64[ndarray, " chosen"], memory: MemoryLimit) -> Int64[ndarray, " chosen"]:
+    """The same for the limit that memory sets; every graph fits alone."""
+    amounts, first = amounts_of(sizes, indices), np.arange(len(indices))
+    ends = np.full(len(indices), len(indices), dtype=np.int64)
+    for form in memory.footprint.forms:
+        before = np.concatenate([[0.0], (amounts @ np.array(form[1:])).cumsum()])
+        limit = (memory.size - form[0]) * (1 - ROUNDING)
+        ends = np.minimum(np.searchsorted(before, before[:-1] + limit, side="right") - 1, ends)
+    return np.maximum(ends, first + 1)
 
 
 def check_budget(indices: Int64[ndarray, " chosen"], counts: Int64[ndarray, " graphs"], limit: int, what: str) -> None:

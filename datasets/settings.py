@@ -5,6 +5,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from hydragnn.datasets.footprint import bytes_of
 from hydragnn.datasets.packing import Budget
 from hydragnn.settings import Settings
 
@@ -66,6 +67,16 @@ class SplitSettings(Settings):
 class BatchSettings(Settings):
     """Budget of one optimisation step, over all ranks together; 0 means no limit."""
 
+    before: ClassVar = {"budget": "given", "memory": ""}
+
+    budget: Literal["given", "auto"] = "given"
+    """given: batches hold what the limits below say; auto: as much as the memory of all ranks that begin the run, measured before
+    the first step and kept for the whole run (max_graphs does not count then)."""
+
+    memory: str = ""
+    """What a rank may take for weights, optimizer and the tensors of a step, such as ``"4 GB"``: a batch that takes more is computed
+    in parts, with the same result. Absent: all of an accelerator under ``budget = "auto"``, otherwise no limit."""
+
     max_graphs: int = Field(default=32, ge=0)
     """Graphs per step."""
 
@@ -77,11 +88,13 @@ class BatchSettings(Settings):
 
     @model_validator(mode="after")
     def _check(self) -> "BatchSettings":
+        if self.memory:
+            bytes_of(self.memory)
         if not (self.max_graphs or self.max_nodes or self.max_edges):
             raise ValueError("a batch without any limit is the whole data set; set max_graphs, max_nodes or max_edges")
         return self
 
     @property
-    def budget(self) -> Budget:
-        """What a batch holds at most."""
+    def limits(self) -> Budget:
+        """What a batch holds at most, as far as it is given."""
         return Budget(max_graphs=self.max_graphs, max_nodes=self.max_nodes, max_edges=self.max_edges)

@@ -14,7 +14,7 @@ from jaxtyping import Int
 from numpy.typing import NDArray
 
 from hydragnn.config import parse_config, stored_config
-from hydragnn.datasets import GraphStore, Split, WithoutEdges, open_store
+from hydragnn.datasets import GraphStore, Split, open_store
 from hydragnn.ensemble.basis import validated
 from hydragnn.ensemble.ensemble import Ensemble, ensemble_of
 from hydragnn.ensemble.evaluation import HELD_OUT, Evaluation, Parts, joint_evaluation, part_evaluation
@@ -29,6 +29,7 @@ from hydragnn.errors import InputError, Interrupted, nearest
 from hydragnn.files import flush_directory, is_free, kind_of_folder, replace_atomically, write_sealed
 from hydragnn.record import FINISHED, read_record
 from hydragnn.runs.folder import decisive, differences
+from hydragnn.runs.moved import is_data
 from hydragnn.runs.signals import STOPPING, raise_signals
 
 MEMBER_FILES = ("model.json", "weights.safetensors", "record.json", "config.json")
@@ -164,16 +165,15 @@ def _store_of(member: Member) -> GraphStore:
     path = member.config.data.store
     if not path.exists():
         raise InputError(
-            f"the store {path}, which member {member.name} was trained on, is not there any more; put it back, since its "
-            "graphs calibrate and judge the ensemble"
+            f"the store {path}, which member {member.name} was trained on, is not there any more; its graphs calibrate and "
+            "judge the ensemble: put it back, or say where it or a copy lies (--store PATH)"
         )
     return open_store(path)
 
 
 def _check_store(member: Member, store: GraphStore) -> None:
     """InputError where the store is not the one that the member was trained on."""
-    known = {store.fingerprint, WithoutEdges(store).fingerprint}
-    if member.record.data_hash not in known:
+    if not is_data(store, member.record.data_hash):
         raise InputError(
             f"the store {member.config.data.store} is not what member {member.name} was trained on (fingerprint "
             f"{store.fingerprint}, trained on {member.record.data_hash}); give the original store"

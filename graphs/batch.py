@@ -87,6 +87,14 @@ class GraphBatch:
         """Nodes, edges or graphs of the batch."""
         return {"node": self.num_nodes, "edge": self.num_edges, "graph": self.num_graphs}[location]
 
+    @property
+    def size(self) -> int:
+        """Bytes of its tensors, without what follows from them."""
+        tensors = [self.positions, self.senders, self.receivers, self.edge_shifts, self.cell, self.periodic]
+        tensors += [self.node_offsets, self.edge_offsets, *self.masks.values()]
+        tensors += [value for location in LOCATIONS for value in self.on(location).values()]
+        return sum(tensor.nbytes for tensor in tensors)
+
     def counts(self, location: Location) -> Int[Tensor, " graphs"]:
         """How many nodes or edges every graph has; ones for ``"graph"``."""
         return self._derive("counts", location, lambda: _offsets(self, location).diff())
@@ -103,6 +111,11 @@ class GraphBatch:
         shift is its own reverse. InputError names an edge that has none.
         """
         return self._derive("reverse", "edge", lambda: reverse_of(self.topology, self.edge_shifts))
+
+    def forget_derived(self) -> None:
+        """Free what follows from offsets and edges; it is made again where it is asked for."""
+        self._derived.clear()
+        self.topology._derived.clear()
 
     def _derive(self, what: str, location: Location, make: Callable[[], Any]) -> Any:
         key = (what, location)

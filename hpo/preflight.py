@@ -17,10 +17,13 @@ from hydragnn.hpo.objective import check_objective
 from hydragnn.hpo.scheduling.events import Plan, node_of
 from hydragnn.hpo.settings import VERSION, CampaignSettings, campaign_settings
 from hydragnn.hpo.space import Point, Space, check_space, ends_of, random_point, trial_config
+from hydragnn.hpo.stores import check_stores, fingerprints_of, follow_stores, without_places
 from hydragnn.hpo.warm import warm_points
 from hydragnn.runs.cutoff import check_cutoff
 
 NAME = "campaign.json"
+OWN = ("version", "enqueued", "stores")
+"""Members of campaign.json that are no settings: its version, configurations of earlier campaigns, fingerprints of the stores."""
 LEFTOVERS = ("journal.lock", "journal.jsonl", "jobs")
 """What a search leaves that is killed in its very first moment, or that waits in a queue."""
 EXTENSIBLE = (
@@ -158,7 +161,9 @@ def check_folder(settings: CampaignSettings, space: Space, out: Path, *, resume:
     if not resume:
         raise InputError(f"{out} holds a campaign; continue it with --resume, or choose another folder")
     saved = read_sealed(path)
-    _check_unchanged(settings, _saved_settings(saved, path))
+    begun = _saved_settings(saved, path)
+    _check_unchanged(settings, begun)
+    check_stores(settings, begun, saved.get("stores", {}), out)
     enqueued: list[Point] = saved["enqueued"]
     return enqueued
 
@@ -171,8 +176,11 @@ def as_begun(settings: CampaignSettings, out: Path) -> CampaignSettings:
 
 
 def write_settings(settings: CampaignSettings, enqueued: list[Point], out: Path) -> None:
-    """Write ``campaign.json``; only the holder of the journal's lock may."""
-    write_sealed(out / NAME, {"version": settings.version, **settings.to_json(), "enqueued": enqueued})
+    """Write ``campaign.json``, and where the stores lie into the configurations of trials; only the holder of the journal's lock may."""
+    if (out / NAME).is_file():
+        follow_stores(settings, open_campaign(out), out)
+    own = {"version": settings.version, "enqueued": enqueued, "stores": fingerprints_of(settings)}
+    write_sealed(out / NAME, {**settings.to_json(), **own})
 
 
 def open_campaign(out: Path) -> CampaignSettings:
@@ -190,12 +198,12 @@ def _saved_settings(saved: Any, path: Path) -> CampaignSettings:
         raise InputError(
             f"{path} has version {saved['version']}, this program reads up to {VERSION}; update the program"
         )
-    settings = campaign_settings({key: v for key, v in saved.items() if key not in ("version", "enqueued")}, path)
+    settings = campaign_settings({key: v for key, v in saved.items() if key not in OWN}, path)
     return replace(settings, version=saved["version"])
 
 
 def _check_unchanged(settings: CampaignSettings, saved: CampaignSettings) -> None:
-    now, before = settings.to_json(), saved.to_json()
+    now, before = without_places(settings), without_places(saved)
     for one in (now, before):
         one.pop("job", None)
         one["runs"] = [run["config"] for run in one.get("runs", [])]

@@ -240,7 +240,13 @@ def hash_of(config: Mapping[str, Any]) -> str:
 
 def _without_later_keys(config: Mapping[str, Any]) -> dict[str, Any]:
     result = dict(config)
-    for name, kind in (("model", ArchitectureSettings), ("split", SplitSettings), ("train", TrainSettings)):
+    kinds: dict[str, type[Settings]] = {
+        "model": ArchitectureSettings,
+        "split": SplitSettings,
+        "batch": BatchSettings,
+        "train": TrainSettings,
+    }
+    for name, kind in kinds.items():
         if name in result:
             result[name] = kind.without_later_keys(result[name])
     if "heads" in result:

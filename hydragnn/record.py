@@ -68,7 +68,8 @@ class RunRecord:
     ``attempt`` is the attempt that wrote the record, as its starter counts; 0 where nobody counts. ``unseen_inputs`` are fields
     of the store with role input that the architecture does not see, and that were left out therefore. ``notes`` are sentences
     on what else limits the result, such as forces that are not smooth and edges that an envelope silences. ``compiled`` says that steps
-    were taken by a compiled function. ``branches`` says what
+    were taken by a compiled function. ``memory_budget`` is what batches that fill memory hold at most: bytes, and by branch what they
+    are counted by (``datasets/footprint.py``). ``branches`` says what
     belongs to each data set where there are several; ``data_hash`` is then the hash of all theirs, ``parts`` are their sums, and
     curves have names such as ``valid/energy@metals/mae``.
     """
@@ -82,6 +83,7 @@ class RunRecord:
     epochs: int = 0
     parameters: int = 0
     compiled: bool = False
+    memory_budget: dict[str, Any] = member(default_factory=dict)
     parts: dict[str, int] = member(default_factory=dict)
     curves: dict[str, list[float | None]] = member(default_factory=dict)
     best: dict[str, float] = member(default_factory=dict)

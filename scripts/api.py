@@ -47,15 +47,19 @@ def train(
     *,
     resume: bool = False,
     overrides: Sequence[str] = (),
+    memory: str | None = None,
     quiet: bool = True,
 ) -> RunRecord:
-    """Train one model into the folder ``out``; with ``resume`` continue a run that was interrupted."""
+    """Train one model into the folder ``out``; with ``resume`` continue a run that was interrupted.
+
+    ``memory`` (``"4 GB"``) is what a rank may take; it goes before ``batch.memory`` of the configuration.
+    """
     from hydragnn.runs import console_progress
     from hydragnn.runs import train as run
 
     if not isinstance(config, AnyConfig):
         config = config_from_table(*_table(config, overrides))
-    return run(config, Path(out), resume=resume, progress=None if quiet else console_progress())
+    return run(config, Path(out), resume=resume, memory=memory, progress=None if quiet else console_progress())
 
 
 def search(
@@ -151,22 +155,28 @@ def build_ensemble(
     workers: int | None = None,
     quiet: bool = True,
     branch: str = "",
+    store: Path | str | None = None,
 ) -> "Evaluation":
     """One calibrated ensemble of the best runs of a campaign, or of given finished runs, of several branches for the one named.
 
     Gives its evaluation. Of a campaign ``top_k`` (5) trials are chosen by ``method`` ("top-k"); with ``train``, ``final_seeds`` or
     ``epochs`` they are first trained anew, all at once. Given runs all become members with equal weights, and none of
     these means anything: InputError. So it is for runs that did not finish or do not fit together. Interrupted by a signal.
+    ``store`` says where the store of the runs lies now, if it or they were moved; their configurations then name this place.
     """
     from hydragnn.ensemble import build_ensemble as ensemble_of_runs
     from hydragnn.ensemble import ensemble_from_runs
     from hydragnn.ensemble.build import check_out
-    from hydragnn.hpo import finished_runs
+    from hydragnn.hpo import campaign_records, finished_runs
+    from hydragnn.runs.moved import name_store
     from hydragnn.scripts.final import trained_ensemble
     from hydragnn.scripts.members import campaign_or_runs, check_no_options
 
     check_out(Path(out))
     campaign = campaign_or_runs([Path(source)] if isinstance(source, Path | str) else [Path(one) for one in source])
+    if store is not None:
+        runs = campaign if isinstance(campaign, list) else [folder for _, _, folder in campaign_records(campaign)]
+        name_store(runs, Path(store), branch)
     if isinstance(campaign, list):
         check_no_options(
             {

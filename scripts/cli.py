@@ -4,17 +4,16 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from hydragnn.allocator import keep_memory
 from hydragnn.errors import InputError, Interrupted
-from hydragnn.record import RunRecord
 from hydragnn.scripts import api
 from hydragnn.scripts.kernel_commands import bench, kernels
+from hydragnn.scripts.showing import run_summary, show_value
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -73,13 +72,13 @@ def data_build(
     as_json: AsJson = False,
 ) -> None:
     """Make a store from extended XYZ or any ASE format, PyTorch Geometric lists, npz arrays, meshes or grain tables."""
-    _show(api.build_store(source, out, overrides=assignments or []).to_json(), as_json)
+    show_value(api.build_store(source, out, overrides=assignments or []).to_json(), as_json)
 
 
 @data.command("info")
 def data_info(store: Path, as_json: AsJson = False) -> None:
     """What a store holds: fields with units, sizes, attributes, backend."""
-    _show(api.store_info(store).to_json(), as_json)
+    show_value(api.store_info(store).to_json(), as_json)
 
 
 @data.command("check")
@@ -88,7 +87,7 @@ def data_check(store: Path, as_json: AsJson = False) -> None:
     from hydragnn.datasets import check_store
 
     problems = check_store(store)
-    _show({"store": str(store), "problems": problems}, as_json)
+    show_value({"store": str(store), "problems": problems}, as_json)
     if problems:
         raise typer.Exit(2)
 
@@ -103,7 +102,7 @@ def data_convert(
     from hydragnn.datasets import convert_store
 
     convert_store(source, target)
-    _show(api.store_info(target).to_json(), as_json)
+    show_value(api.store_info(target).to_json(), as_json)
 
 
 @app.command()
@@ -114,14 +113,18 @@ def train(
     out: Out,
     resume: Resume = False,
     assignments: Set = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(help='Memory of a rank, such as "4 GB"; larger batches are computed in parts (batch.memory).'),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train one model; Ctrl-C saves, `--resume` continues with the same bits. Runs under torchrun, mpirun or srun too."""
-    record = api.train(config, out, resume=resume, overrides=assignments or [], quiet=as_json)
+    record = api.train(config, out, resume=resume, overrides=assignments or [], memory=memory, quiet=as_json)
     from hydragnn.distributed import leave, this_launch
 
     if this_launch().rank == 0:
-        _show(run_summary(record, out), as_json)
+        show_value(run_summary(record, out), as_json)
     leave(3 if record.status == "failed" else 0)
 
 
@@ -146,11 +149,11 @@ def search(
         if dry_run and not as_json:
             print(submission.text, end="")
             return
-        _show({**submission.to_json(), **({"text": submission.text} if dry_run else {})}, as_json)
+        show_value({**submission.to_json(), **({"text": submission.text} if dry_run else {})}, as_json)
         return
     _tell_new(out, out, resume)
     result = api.search(campaign, out, resume=resume, workers=workers, overrides=assignments or [], quiet=as_json)
-    _show(result.to_json(), as_json)
+    show_value(result.to_json(), as_json)
 
 
 @app.command()
@@ -248,6 +251,12 @@ def ensemble(
     epochs: Annotated[int | None, typer.Option(min=1, help="As --train, for so many epochs.")] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="With --train: runs at once, one thread each.")] = None,
     branch: Branch = "",
+    store: Annotated[
+        Path | None,
+        typer.Option(
+            "--store", help="Where the store lies now, if it or the runs were moved; their files remember it."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Turn the best configurations of a campaign, or given runs, into one calibrated ensemble, evaluated on the test part.
@@ -267,6 +276,7 @@ def ensemble(
         workers=workers,
         quiet=as_json,
         branch=branch,
+        store=store,
     )
     if as_json:
         print(json.dumps(result.to_json()))
@@ -298,7 +308,7 @@ def predict(
     _tell_new(out, out.with_name(out.name + ".parts"), resume)
     result = api.predict(model, source, out, resume=resume, workers=workers, quiet=as_json, branch=branch)
     if result:
-        _show(result.to_json(), as_json)
+        show_value(result.to_json(), as_json)
     from hydragnn.distributed import leave
 
     leave(3 if result and result.failed == result.graphs > 0 else 0)
@@ -311,32 +321,13 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """One self-contained HTML page: data, search, members, parity, calibration, worst cases, how to reproduce."""
-    _show({"report": str(api.report(source, out))}, as_json)
+    show_value({"report": str(api.report(source, out))}, as_json)
 
 
 @app.command()
 def doctor(as_json: AsJson = False) -> None:
     """What this machine has: Python packages, MPI, GPUs, Triton, ADIOS2, scheduler."""
-    _show(api.doctor().to_json(), as_json)
-
-
-def run_summary(record: RunRecord, out: Path) -> dict[str, Any]:
-    """A run in a few lines: how it ended, its best validation errors and the trivial predictor's."""
-    errors = {name: value for name, value in record.best.items() if name.startswith("valid/")}
-    return {
-        "run": str(out),
-        "status": record.status,
-        "failure": None if record.failure is None else f"{record.failure.kind}: {record.failure.message}",
-        "epochs": record.epochs,
-        "parameters": record.parameters,
-        **({"inputs that the model does not see": ", ".join(record.unseen_inputs)} if record.unseen_inputs else {}),
-        **({"notes": "; ".join(record.notes)} if record.notes else {}),
-        "best epoch": record.best.get("epoch"),
-        "best": errors,
-        "trivial predictor": record.trivial,
-        "graphs per second": record.cost.graphs_per_second,
-        "seconds": record.cost.seconds,
-    }
+    show_value(api.doctor().to_json(), as_json)
 
 
 def _tell_new(out: Path, folder: Path, resume: bool) -> None:
@@ -347,28 +338,6 @@ def _tell_new(out: Path, folder: Path, resume: bool) -> None:
 
     if this_launch().rank == 0:
         print(f"nothing to resume in {out}: beginning anew", file=sys.stderr, flush=True)
-
-
-def _show(value: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(value, allow_nan=False))
-        return
-    table = Table(show_header=False, box=None, pad_edge=False)
-    for key, item in value.items():
-        table.add_row(f"[bold]{key}[/bold]", _text(item))
-    Console().print(table)
-
-
-def _text(item: Any) -> str:
-    if item is None:
-        return "none"
-    if isinstance(item, float):
-        return f"{item:.6g}"
-    if isinstance(item, dict):
-        return "\n".join(f"{key}: {_text(inner)}" for key, inner in item.items())
-    if isinstance(item, list):
-        return "\n".join(_text(inner) for inner in item) or "none"
-    return str(item)
 
 
 def _exit(code: int) -> NoReturn:

@@ -91,7 +91,7 @@ def _predict_opened(
     ensemble = Ensemble.load(job.model, held=opening["held"], branch=job.branch)
     graphs = source_of(job, ensemble, group, check, fresh=opening["fresh"])
     sizes = graphs.store.sizes()
-    chunks = chunks_of(sizes, graphs.numbers, job.batch.budget if job.batch else default_budget(sizes), graphs.failures)
+    chunks = chunks_of(sizes, graphs.numbers, job.batch.limits if job.batch else default_budget(sizes), graphs.failures)
     schedule = _schedule(job, ensemble, chunks, opening, group.size)
     worker = Worker(group, ensemble, graphs, ensemble.needed(graphs.store), chunks, job.parts, check)
     if group.rank == 0:

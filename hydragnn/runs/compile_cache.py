@@ -27,8 +27,13 @@ def cache_folder(environment: Mapping[str, str], processor: str) -> Path:
     given = environment.get(VARIABLE)
     if given:
         return Path(given)
+    return user_cache(environment) / f"compiled-{digest(processor)}"
+
+
+def user_cache(environment: Mapping[str, str] = os.environ) -> Path:
+    """The folder for what this program keeps for all runs of a user."""
     caches = environment.get("XDG_CACHE_HOME") or Path(environment.get("HOME") or Path.home()) / ".cache"
-    return Path(caches) / "hydragnn" / f"compiled-{digest(processor)}"
+    return Path(caches) / "hydragnn"
 
 
 def this_processor() -> str:

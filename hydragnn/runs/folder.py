@@ -6,7 +6,7 @@ from typing import Any
 
 from hydragnn.config import AnyConfig, hash_of, stored_config
 from hydragnn.errors import InputError
-from hydragnn.files import check_no_link, kind_of_folder
+from hydragnn.files import check_no_link, digest, kind_of_folder
 from hydragnn.record import Cost, RunRecord, read_record
 from hydragnn.settings import Settings
 
@@ -16,10 +16,11 @@ FIRST_FILES = ("config.json", "attempt.json", "heartbeat")
 INDIFFERENT = {
     "data": ("store",),
     "split": ("calibration",),
+    "batch": ("memory",),
     "train": ("checkpoint_epochs", "checkpoint_seconds", "tensorboard"),
 }
 """Settings that no training depends on: where the store lies (its content is compared), which of the graphs that it never
-sees calibrate an ensemble, and what else is written when."""
+sees calibrate an ensemble, how much memory a step may take, and what else is written when."""
 
 
 def as_begun(config: AnyConfig, out: Path) -> AnyConfig:
@@ -96,7 +97,8 @@ def is_left_behind(name: str) -> bool:
 
 def identity(record: RunRecord) -> dict[str, Any]:
     """Whose checkpoint it is."""
-    return {"configuration_hash": hash_of(decisive(record.config)), "data_hash": record.data_hash}
+    budget = {"memory_budget_hash": digest(record.memory_budget)} if record.memory_budget else {}
+    return {"configuration_hash": hash_of(decisive(record.config)), "data_hash": record.data_hash, **budget}
 
 
 def decisive(config: dict[str, Any]) -> dict[str, Any]:
@@ -131,6 +133,13 @@ def differences(before: object, now: object, path: str = "") -> list[str]:
             for entry in differences(before.get(key), now.get(key), f"{path}.{key}" if path else str(key))
         ]
     return [] if before == now else [f"{path}: {before}, now {now}"]
+
+
+def earlier_budget(out: Path) -> dict[str, Any]:
+    """The batches that the run in ``out`` began with, where they fill memory; empty where there is no such run yet."""
+    if not (out / "record.json").exists():
+        return {}
+    return read_record(out).memory_budget
 
 
 def earlier_cost(out: Path) -> Cost:

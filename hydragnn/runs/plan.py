@@ -52,8 +52,12 @@ class RunPlan:
     table: dict[str, Any]
     branches: tuple[BranchPlan, ...]
     budget: Budget
-    """Of a batch, over all ranks."""
+    """Of a batch, over all ranks, as far as it is given."""
     training: TrainSettings
+    fills_memory: bool = False
+    """True where batches hold what memory allows; the budget has its other limits."""
+    memory: str = ""
+    """What a rank may take of it; empty: all of an accelerator for batches that fill it, otherwise no limit."""
 
 
 def plan_run(
@@ -109,7 +113,14 @@ def plan_run(
                     unseen_inputs=left_out,
                 )
             )
-    return RunPlan(table=config.to_json(), branches=tuple(plans), budget=config.batch.budget, training=config.train)
+    return RunPlan(
+        table=config.to_json(),
+        branches=tuple(plans),
+        budget=config.batch.limits,
+        training=config.train,
+        fills_memory=config.batch.budget == "auto",
+        memory=config.batch.memory,
+    )
 
 
 def _subject(name: str) -> str:

@@ -58,6 +58,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--micro-batches", type=int, default=1, help="parts in which a batch is computed, to save memory"
     )
+    parser.add_argument(
+        "--memory", default=None, help="memory of a rank, such as 4GB: batches are computed in as many parts as need it"
+    )
     parser.add_argument("--ranks", type=int, default=None, help="how many ranks there must be (default: any number)")
     parser.add_argument("--attempt", type=int, default=None, help="write only while RUN/attempt.json has this number")
     return parser.parse_args(arguments)
@@ -76,6 +79,7 @@ def _train(options: argparse.Namespace, attempt: Attempt) -> int:
         progress=console_progress(),
         device=options.device,
         micro_batches=options.micro_batches,
+        memory=options.memory,
         attempt=attempt.number,
         store=local_copy_of_store(attempt) if isinstance(config, RunConfig) else None,
     )

@@ -1,6 +1,6 @@
 """What the loop takes: batches in parts, normalised, cast and on the device; and what a run knows of its data."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import islice
@@ -11,11 +11,12 @@ import torch
 from numpy.typing import NDArray
 
 from hydragnn.datasets import GraphStore, Loader, Normalisation, Split, normalise
+from hydragnn.datasets.footprint import MemoryLimit
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
 from hydragnn.models import Target
 from hydragnn.training.metrics import RunningMoments
-from hydragnn.training.micro_batches import micro_batches
+from hydragnn.training.micro_batches import micro_batches, parts_within
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,10 +27,15 @@ class DevicePlacement:
     dtype: torch.dtype
     micro_batches: int = 1
     """Parts in which a batch is computed, one after the other, so that only one needs memory."""
+    memory: MemoryLimit | None = None
+    """What a part may take; more parts are made where they take more."""
 
     def parts(self, batch: GraphBatch) -> tuple[GraphBatch, ...]:
         """The batch in parts, in place; cut where it is, so that nobody waits for the device. Without graphs, no part."""
-        return tuple(part.to(self.device, self.dtype) for part in micro_batches(batch, self.micro_batches))
+        pieces = micro_batches(batch, self.micro_batches)
+        if self.memory is not None:
+            pieces = parts_within(pieces, batch, self.memory)
+        return tuple(part.to(self.device, self.dtype) for part in pieces)
 
 
 class Feed:
@@ -48,7 +54,7 @@ class Feed:
     def steps(self, epoch: int) -> int:
         """Batches of an epoch, over all ranks."""
         budget = self.loader.budget
-        if not (budget.max_nodes or budget.max_edges):
+        if not (budget.max_nodes or budget.max_edges or budget.memory):
             return len(self.loader)
         if self._counted[0] != epoch:
             self._counted = (epoch, len(self.loader.batches(epoch)))
@@ -76,7 +82,7 @@ class BranchData:
     split: Split
     normalisation: Normalisation
     train: Feed
-    valid: tuple[GraphBatch, ...]
+    valid: Iterable[GraphBatch]
     """This rank's shares of the validation part, in the parts in which they are computed."""
     valid_moments: Mapping[str, RunningMoments]
     """Moments of the whole validation part's labels, in the fields' units."""

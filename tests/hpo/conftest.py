@@ -41,7 +41,8 @@ pause = float(os.environ.get("FAKE_PAUSE", "0"))
 def record(status, failure=None):
     curve = [abs(math.log10(rate) + 3) + abs(width - 48) / 48 + 1 / (epoch + 1) for epoch in range(len(weights))]
     curves = {"valid/loss": curve, "valid/energy/mae": [2 * c for c in curve], "valid/energy/rmse": [3 * c for c in curve]}
-    meant = {**config, "train": {key: value for key, value in config["train"].items() if key != "compile"}}  # as hash_of, without torch
+    later = {"train": ("compile",), "batch": ("budget", "memory")}  # as hash_of, without torch
+    meant = {**config, **{at: {key: value for key, value in config[at].items() if key not in later[at]} for at in later if at in config}}
     write_record(RunRecord(config=config, config_hash=digest(meant), data_hash="d", seed=seed,
         status=status, attempt=options.attempt, epochs=len(weights), curves=curves, trivial={"valid/energy/mae": 10.0}, failure=failure,
         cost=Cost(seconds=0.1 * len(weights), graphs_per_second=100.0)), folder)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rings import write_rings
 
 from hydragnn.errors import InputError
 from hydragnn.files import read_json, write_json
@@ -159,7 +160,8 @@ def test_a_small_discrete_space_is_counted_with_its_conditions() -> None:
 def test_trials_of_an_earlier_campaign_mean_what_they_meant_where_a_key_is_left_out(tmp_path: Path) -> None:
     heads = [{"kind": "energy", "field": "energy", "forces": "forces"}]
     meant = ("per_node", "loss", "stage_two_factor", "stress_per_node")
-    table = {"data": {"store": "a.h5"}, "model": {"kind": "painn"}, "heads": heads}
+    write_rings(tmp_path / "a.h5", 1)
+    table = {"data": {"store": str(tmp_path / "a.h5")}, "model": {"kind": "painn"}, "heads": heads}
     space = {"model.hidden_dim": {"type": "int", "low": 8, "high": 16}}
     now = campaign_settings({**table, "search": {"space": space}}, SOURCE)
     meanings = {}

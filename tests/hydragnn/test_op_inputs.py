@@ -72,6 +72,26 @@ def test_narrow_indices_are_refused() -> None:
         gather_add(None, torch.ones(2, 3), None, edges)
 
 
+SEGMENTS = [name for name in OPS if name.startswith("segment")]
+
+
+@pytest.mark.parametrize("name", SEGMENTS)
+def test_receivers_in_int32_give_what_int64_gives(name: str) -> None:
+    op: Op = OPS[name]
+    for case, given in op.cases(GRAPHS, 5):
+        receivers, nodes = given.rest
+        value, narrow = (op.call(*given.tensors, kind, nodes) for kind in (receivers, receivers.int()))
+        torch.testing.assert_close(narrow, value, msg=case)
+
+
+@pytest.mark.parametrize("name", SEGMENTS)
+def test_fewer_receivers_than_messages_are_refused(name: str) -> None:
+    op: Op = OPS[name]
+    for case, given in op.cases(GRAPHS, 5):
+        with pytest.raises((RuntimeError, IndexError)):
+            print(case, op.call(*given.tensors, given.rest[0][:-1], given.rest[1]))
+
+
 def test_gradients_of_a_broken_graph_are_not_reached() -> None:
     """The first op refuses; nothing is computed with what was read."""
 

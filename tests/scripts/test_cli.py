@@ -16,6 +16,7 @@ from hydragnn.files import write_json
 from hydragnn.graphs import Field, graph_from_arrays
 from hydragnn.kernels import OPS
 from hydragnn.scripts import cli
+from hydragnn.scripts.showing import show_value
 
 FIELDS = (
     Field(name="charge", on="node"),
@@ -215,7 +216,7 @@ def test_data_commands_answer_for_machines(
 
 
 def test_what_there_is_not_is_none_in_words(capsys: pytest.CaptureFixture[str]) -> None:
-    cli._show({"best trial": None}, as_json=False)
+    show_value({"best trial": None}, as_json=False)
     assert capsys.readouterr().out.split() == ["best", "trial", "none"]
 
 

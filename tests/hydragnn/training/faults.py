@@ -70,12 +70,12 @@ def after(owner: Any, name: str, calls: int, fault: Callable[[], object]) -> Non
     """Let the fault happen at one call of a function."""
     function, count = getattr(owner, name), 0
 
-    def counted(*arguments: Any) -> Any:
+    def counted(*arguments: Any, **options: Any) -> Any:
         nonlocal count
         count += 1
         if count == calls:
             fault()
-        return function(*arguments)
+        return function(*arguments, **options)
 
     setattr(owner, name, counted)
 

@@ -20,7 +20,7 @@ from hydragnn.hpo.space import space_of
 from hydragnn.models import load_model
 from hydragnn.runs import train
 from hydragnn.runs.plan import plan_run
-from hydragnn.scripts.cli import run_summary
+from hydragnn.scripts.showing import run_summary
 
 CUTOFF = 4.2
 LABELS = (

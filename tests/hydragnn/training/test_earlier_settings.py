@@ -17,17 +17,18 @@ from hydragnn.models import load_model
 from hydragnn.record import read_record
 from hydragnn.runs import train
 from hydragnn.runs.folder import decisive
-from hydragnn.scripts.cli import run_summary
+from hydragnn.scripts.showing import run_summary
 
 Config = Callable[..., RunConfig]
 
 
 def without_stages(table: dict[str, Any]) -> dict[str, Any]:
-    """A configuration or a model as it was written before there were stages and compiled steps, and stresses counted per node."""
+    """A configuration or a model as it was written before there were stages, compiled steps and limits of memory, and stresses counted per node."""
     later = ("stage_two_factor", "stress_per_node")
     heads = [{key: value for key, value in head.items() if key not in later} for head in table["heads"]]
     train = {key: value for key, value in table.get("train", {}).items() if key not in ("stage_two", "compile")}
-    return {**table, "heads": heads, **({"train": train} if train else {})}
+    batch = {key: value for key, value in table.get("batch", {}).items() if key not in ("budget", "memory")}
+    return {**table, "heads": heads, **({"train": train} if train else {}), **({"batch": batch} if batch else {})}
 
 
 def without_norm(table: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,52 @@
+"""What commands print of their results."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from hydragnn.record import RunRecord
+
+
+def run_summary(record: RunRecord, out: Path) -> dict[str, Any]:
+    """A run in a few lines: how it ended, its best validation errors and the trivial predictor's."""
+    errors = {name: value for name, value in record.best.items() if name.startswith("valid/")}
+    return {
+        "run": str(out),
+        "status": record.status,
+        "failure": None if record.failure is None else f"{record.failure.kind}: {record.failure.message}",
+        "epochs": record.epochs,
+        "parameters": record.parameters,
+        **({"inputs that the model does not see": ", ".join(record.unseen_inputs)} if record.unseen_inputs else {}),
+        **({"notes": "; ".join(record.notes)} if record.notes else {}),
+        "best epoch": record.best.get("epoch"),
+        "best": errors,
+        "trivial predictor": record.trivial,
+        "graphs per second": record.cost.graphs_per_second,
+        "seconds": record.cost.seconds,
+    }
+
+
+def show_value(value: dict[str, Any], as_json: bool) -> None:
+    """Print a result as a table of names and values, or as one JSON value."""
+    if as_json:
+        print(json.dumps(value, allow_nan=False))
+        return
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for key, item in value.items():
+        table.add_row(f"[bold]{key}[/bold]", _text(item))
+    Console().print(table)
+
+
+def _text(item: Any) -> str:
+    if item is None:
+        return "none"
+    if isinstance(item, float):
+        return f"{item:.6g}"
+    if isinstance(item, dict):
+        return "\n".join(f"{key}: {_text(inner)}" for key, inner in item.items())
+    if isinstance(item, list):
+        return "\n".join(_text(inner) for inner in item) or "none"
+    return str(item)

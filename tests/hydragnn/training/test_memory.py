@@ -1,0 +1,158 @@
+"""What a batch takes of memory is known before it is computed, and no step takes more than it may."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hydragnn.config import RunConfig
+from hydragnn.conformance_cases import loss_of, make_graph, make_model
+from hydragnn.datasets import Budget, MemoryStore, Sizes, pack
+from hydragnn.datasets.footprint import Footprint, MemoryLimit, bytes_of, footprint_from_json
+from hydragnn.distributed import Ranks
+from hydragnn.errors import InputError
+from hydragnn.graphs.batch import GraphBatch, concatenate
+from hydragnn.record import read_record
+from hydragnn.runs import train
+from hydragnn.runs.assembly import Assembly, assemble
+from hydragnn.runs.memory import size_of_state, within_memory
+from hydragnn.runs.plan import plan_run
+from hydragnn.training.data import DevicePlacement, Share
+from hydragnn.training.loop import take_step
+from hydragnn.training.memory import allocations, footprint_of, probe_batch
+
+Configs = Callable[..., RunConfig]
+CPU = torch.device("cpu")
+CURVE = Footprint(forms=((10.0, 1.0, 2.0, 3.0, 0.0), (0.0, 5.0, 0.0, 1.0, 0.5)), kept=(0.0, 1.0, 1.0, 1.0, 0.0))
+
+
+def peak(compute: Callable[[], object]) -> int:
+    return int(np.concatenate([[0], allocations(compute, CPU)]).cumsum().max())
+
+
+def test_allocations_are_those_of_the_tensors_that_were_made() -> None:
+    changes = allocations(lambda: torch.empty(1000) + torch.empty(1000), CPU)
+    assert changes[changes > 0].tolist() == [4000, 4000, 4000]
+    assert changes.sum() == 0 and peak(lambda: torch.empty(5, dtype=torch.float64)) == 40
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        ("painn", {}),
+        ("schnet", {"global_attention": {"kind": "multihead", "heads": 2}}),
+        ("pna", {"checkpoint_activations": True}),
+    ],
+    ids=["double backward", "attention, quadratic in nodes", "activations computed twice"],
+)
+def test_the_peak_of_a_step_is_known_for_batches_of_every_size(kind: str, more: dict[str, Any]) -> None:
+    model = make_model(kind, dtype=torch.float32, **more)
+    weights = list(model.parameters())
+    for weight in weights:
+        weight.grad = torch.zeros_like(weight)
+
+    def step(batch: GraphBatch) -> None:
+        loss_of(model(batch)).backward(inputs=weights)
+
+    like = concatenate([probe_batch(make_graph(seed, 3 + seed), (1, 3 + seed, 20)) for seed in range(4)])
+    like = like.to(dtype=torch.float32)
+    footprint = footprint_of(step, like)
+    mixed = concatenate([probe_batch(like, (1, nodes, 2 * nodes)) for nodes in (3, 50, 3, 1)])
+    for batch in (probe_batch(like, (40, 2, 2)), probe_batch(like, (1, 120, 3000)), mixed):
+        measured = batch.size + peak(partial(step, replace(batch)))
+        sizes = Sizes(nodes=batch.counts("node").numpy(), edges=batch.counts("edge").numpy())
+        assert 0.98 * measured <= footprint.bytes(sizes, np.arange(len(sizes))) <= 1.1 * measured
+
+
+def within(config: RunConfig, store: MemoryStore) -> Assembly:
+    plan = plan_run(config, store)
+    run = assemble(plan, DevicePlacement(device=CPU, dtype=torch.float64), Ranks(), lambda: None)
+    return within_memory(run, plan, Ranks(), {}, lambda: None)
+
+
+def peak_of_step(run: Assembly, share: Share) -> int:
+    beside = size_of_state(run) + sum(part.size for part in share.parts)
+    return beside + peak(lambda: take_step(run.state, share, run.context, 0.0))
+
+
+@pytest.mark.parametrize("budget", [{"max_graphs": 28}, {"budget": "auto"}], ids=["parts", "batches that fill"])
+def test_no_step_takes_more_than_the_limit(budget: dict[str, Any], store: MemoryStore, make_config: Configs) -> None:
+    config = make_config("painn", **{f"batch__{key}": value for key, value in budget.items()})
+    run = within(config.model_copy(update={"batch": config.batch.model_copy(update={"memory": "1 MB"})}), store)
+    shares = list(run.data.epoch(0))
+    assert sum(part.num_graphs for share in shares for part in share.parts) == 28
+    peaks = [peak_of_step(run, share) for share in shares]
+    assert max(peaks) <= 1_000_000
+    if "budget" in budget:
+        assert all(len(share.parts) == 1 for share in shares) and len(shares) > 1
+    else:
+        assert len(shares) == 1 and len(shares[0].parts) > 1
+
+
+def test_parts_that_fit_take_the_same_steps(store: MemoryStore, make_config: Configs, tmp_path: Path) -> None:
+    config = make_config("schnet", batch__max_graphs=28, train__epochs=2)
+    whole = train(config, tmp_path / "whole", store=store)
+    parts = train(config, tmp_path / "parts", store=store, memory="500 kB")
+    assert parts.config == whole.config
+    np.testing.assert_allclose(parts.curves["train/loss"], whole.curves["train/loss"], rtol=1e-9)
+    assert parts.curves != whole.curves  # the order of sums is another: they were parts
+
+
+def test_batches_that_fill_memory_stay_when_a_run_resumes_with_less(
+    store: MemoryStore, make_config: Configs, tmp_path: Path
+) -> None:
+    config = make_config("schnet", batch__budget="auto", batch__memory="900 kB")
+    whole = train(config, tmp_path / "whole", store=store)
+    train(config, tmp_path / "cut", store=store, until=1)
+    begun = read_record(tmp_path / "cut").memory_budget
+    again = train(config, tmp_path / "cut", store=store, until=2, resume=True)
+    assert again.curves["train/loss"] == whole.curves["train/loss"][:2]  # the same bits
+    less = train(config, tmp_path / "cut", store=store, resume=True, memory="450 kB")
+    assert less.memory_budget == begun == whole.memory_budget and less.memory_budget[""]["size"] == 900_000
+    np.testing.assert_allclose(less.curves["train/loss"], whole.curves["train/loss"], rtol=1e-9)
+
+
+def test_a_graph_that_does_not_fit_is_named_before_training(store: MemoryStore, make_config: Configs) -> None:
+    for batch in ({"batch__memory": "230 kB"}, {"batch__memory": "230 kB", "batch__budget": "auto"}):
+        with pytest.raises(
+            InputError, match=r"graph \d+ \(\d+ nodes, \d+ edges\) takes .* more than the limit of 230 kB"
+        ):
+            within(make_config("painn", **batch), store)
+
+
+def test_batches_that_fill_memory_need_to_know_how_much_there_is(store: MemoryStore, make_config: Configs) -> None:
+    with pytest.raises(InputError, match=r"set batch.memory"):
+        within(make_config(batch__budget="auto"), store)
+
+
+@pytest.mark.parametrize("text", ["", "4 parsecs", "-1 GB", "0", "1e9"])
+def test_an_amount_of_memory_is_a_number_and_a_unit(text: str) -> None:
+    with pytest.raises(InputError, match="no amount of memory"):
+        bytes_of(text)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    graphs=st.lists(st.tuples(st.integers(0, 30), st.integers(0, 60)), max_size=30),
+    limit=st.integers(700, 3000),
+)
+def test_batches_within_memory_are_as_full_as_it_allows(graphs: list[tuple[int, int]], limit: int) -> None:
+    nodes, edges = (np.array([graph[side] for graph in graphs], dtype=np.int64) for side in (0, 1))
+    sizes, memory = Sizes(nodes=nodes, edges=edges), MemoryLimit(footprint=CURVE, size=limit)
+    batches = pack(sizes, np.arange(len(graphs)), Budget(memory=memory))
+    assert [graph for batch in batches for graph in batch.tolist()] == list(range(len(graphs)))
+    for number, batch in enumerate(batches):
+        assert CURVE.bytes(sizes, batch) <= limit
+        if number + 1 < len(batches):
+            assert CURVE.bytes(sizes, np.append(batch, batches[number + 1][0])) > limit * (1 - 1e-5)
+
+
+def test_a_footprint_survives_being_written() -> None:
+    assert footprint_from_json(CURVE.to_json()) == CURVE
