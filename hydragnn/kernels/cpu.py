@@ -202,7 +202,7 @@ def holders(messages: Tensor, receivers: Tensor, value: Tensor) -> Tensor:
 
 def silu_curvature(x: Tensor, g: Tensor, u: Tensor) -> Tensor | None:
     """K: g u silu''(x) in one pass."""
-    if not serves(x, g, u):
+    if not serves(x, g, u) or not x.shape == g.shape == u.shape:
         return None
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     call("silu_curvature", (x, g, u), (out.numel(),), out)
