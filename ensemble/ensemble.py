@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from hydragnn.datasets import GraphStore, MemoryStore
 from hydragnn.ensemble.domain import GraphView, graph_doubts, state_doubts
+from hydragnn.ensemble.edges import check_edges
 from hydragnn.ensemble.manifest import NAME, Manifest, MemberEntry, checksum, read_manifest
 from hydragnn.ensemble.member_cache import MemberCache
 from hydragnn.ensemble.members import (
@@ -112,7 +113,7 @@ class Ensemble:
         return training_attributes(self.members, self.manifest)
 
     def needed(self, store: GraphStore) -> list[str]:
-        """The fields to read from a store; InputError where it lacks one that members read."""
+        """The fields to read from a store; InputError where it lacks one that members read, or nodes have other neighbours in it."""
         there = {field.name: field for field in store.fields()}
         if store.dim != self.manifest.dim:
             raise InputError(
@@ -131,6 +132,7 @@ class Ensemble:
                 raise InputError(
                     f"the store means something else by {field.name}: {actual}; the ensemble reads {field}"
                 )
+        check_edges((member.model.settings for member in self.members), self.training_attributes, store.attributes)
         return self._read_by_members(there)
 
     def _read_by_members(self, there: Collection[str]) -> list[str]:

@@ -19,6 +19,7 @@ from hydragnn.hpo.launching.steps import launcher_for
 from hydragnn.hpo.preflight import as_begun, check_campaign, check_folder, plan_on, write_settings
 from hydragnn.hpo.scheduling.events import Ending
 from hydragnn.hpo.scheduling.scheduler import State, Trial
+from hydragnn.hpo.scheduling.trouble import LONGEST
 from hydragnn.hpo.settings import CampaignSettings
 from hydragnn.hpo.space import space_of
 from hydragnn.runs.checkpoint import is_pickled
@@ -166,6 +167,15 @@ def _without_success(state: State, failures: list[Trial], out: Path) -> str:
             f"{first.failure.message} (log: {log})"
         )
     out_of_order = sorted(name for name, node in state.health.items() if node.status == "quarantined")
+    tried = sorted(trial.number for trial in state.trials.values() if trial.failure)
+    if tried and len(out_of_order) < len(state.nodes):
+        last = state.trials[tried[-1]]
+        assert last.failure is not None
+        log = trial_folder(out, last.number) / "log.txt"
+        return (
+            f"for {LONGEST / 60:.0f} minutes nothing that was started came to anything, on any node; trial {last.number}: "
+            f"{last.failure.kind}: {last.failure.message} (log: {log}); find out what all nodes share, then continue with --resume"
+        )
     if out_of_order:
         reason = state.health[out_of_order[0]].message or "unknown"
         return (

@@ -15,17 +15,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hydragnn.ensemble.prediction.sinks import Block, Sink, texts
+from hydragnn.ensemble.prediction.sinks import Block, Piece, Sink, joined, texts
 
 
-def block_arrays(block: Block) -> dict[str, Any]:
+def block_arrays(block: Block) -> dict[str, NDArray[Any]]:
     """The arrays of a block by name."""
     return {
         "graph": block.numbers,
         "nodes": block.predictions.nodes_per_graph,
         **edge_arrays(block),
-        "status": texts(block.predictions.status),
-        "domain": texts(block.predictions.domain),
+        "status": np.array(texts(block.predictions.status), dtype=np.str_),
+        "domain": np.array(texts(block.predictions.domain), dtype=np.str_),
         "domain_score": block.predictions.domain_score,
         **estimate_arrays(block),
     }
@@ -48,8 +48,16 @@ def estimate_arrays(block: Block) -> dict[str, NDArray[Any]]:
     }
 
 
-class Hdf5Sink(Sink):
-    """HDF5, appended block by block."""
+class ArraySink(Sink):
+    """A file of the arrays above."""
+
+    def piece(self, block: Block) -> Piece:
+        """The arrays of the block."""
+        return block_arrays(block)
+
+
+class Hdf5Sink(ArraySink):
+    """HDF5, appended piece by piece."""
 
     def open(self) -> None:
         """Begin the file with its heading."""
@@ -58,25 +66,25 @@ class Hdf5Sink(Sink):
         self.file = h5py.File(self.temporary, "w")
         self.file.attrs["heading"] = json.dumps(self.heading.to_json())
 
-    def write(self, block: Block) -> None:
+    def write(self, piece: Piece) -> None:
         """Append some graphs."""
         import h5py
 
-        for name, values in block_arrays(block).items():
+        for name, values in piece.items():
+            text = values.dtype.kind == "U"
             if name not in self.file:
-                text = isinstance(values, list)
                 self.file.create_dataset(
                     name,
-                    shape=(0, *np.shape(values)[1:]),
-                    maxshape=(None, *np.shape(values)[1:]),
-                    chunks=(4096, *np.shape(values)[1:]),
+                    shape=(0, *values.shape[1:]),
+                    maxshape=(None, *values.shape[1:]),
+                    chunks=(4096, *values.shape[1:]),
                     dtype=h5py.string_dtype() if text else values.dtype,
                 )
             data = self.file[name]
             start = len(data)
             data.resize(start + len(values), axis=0)
             if len(values):
-                data[start:] = values
+                data[start:] = values.tolist() if text else values
 
     def close(self, *, complete: bool) -> None:
         """Flush and close."""
@@ -86,30 +94,30 @@ class Hdf5Sink(Sink):
         self.file.close()
 
 
-class NpzSink(Sink):
+class NpzSink(ArraySink):
     """A numpy archive; kept in memory until the end, since the format has no way to append."""
 
     def open(self) -> None:
         """Nothing yet."""
-        self.blocks: list[dict[str, Any]] = []
+        self.pieces: list[Piece] = []
 
-    def write(self, block: Block) -> None:
+    def write(self, piece: Piece) -> None:
         """Keep some graphs."""
-        self.blocks.append(block_arrays(block))
+        self.pieces.append(piece)
 
     def close(self, *, complete: bool) -> None:
         """Write everything at once."""
         if not complete:
             return
-        arrays = {name: np.concatenate([block[name] for block in self.blocks]) for name in self.blocks[0]}
+        arrays = joined(self.pieces)
         with self.temporary.open("wb") as file:
             np.savez(file, allow_pickle=False, heading=np.array(json.dumps(self.heading.to_json())), **arrays)
             file.flush()
             os.fsync(file.fileno())
 
 
-class BpSink(Sink):
-    """ADIOS2 BP: one step per block, arrays of a step end to end; texts as JSON lists."""
+class BpSink(ArraySink):
+    """ADIOS2 BP: one step per piece, arrays of a step end to end; texts as JSON lists."""
 
     def open(self) -> None:
         """Begin the folder with its heading."""
@@ -119,15 +127,15 @@ class BpSink(Sink):
         self.stream = adios2.Stream(str(self.temporary), "w")
         self.started = False
 
-    def write(self, block: Block) -> None:
+    def write(self, piece: Piece) -> None:
         """Append some graphs as one step."""
         self.stream.begin_step()
         if not self.started:
             self.stream.write_attribute("heading", json.dumps(self.heading.to_json()))
             self.started = True
-        for name, values in block_arrays(block).items():
-            if isinstance(values, list):
-                self.stream.write(name, json.dumps(values))
+        for name, values in piece.items():
+            if values.dtype.kind == "U":
+                self.stream.write(name, json.dumps(values.tolist()))
             else:
                 shape = list(values.shape)
                 self.stream.write(name, np.ascontiguousarray(values), shape, [0] * len(shape), shape)

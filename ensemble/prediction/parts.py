@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 from hydragnn.ensemble.members import Outcome
 from hydragnn.ensemble.plan import Unit
 from hydragnn.ensemble.prediction.claims import unique_name
+from hydragnn.ensemble.prediction.sinks import Piece
 from hydragnn.errors import InputError
 from hydragnn.files import DAMAGED_ARRAYS, lock_file, read_json, write_json
 from hydragnn.models import distribution_from_arrays
 
-LOCK = "lock"
+LOCK, PIECE = "lock", "piece-"
 PLAN = {"planned", "measured"}
 """What the plan beside a prediction holds."""
 
@@ -138,20 +139,41 @@ class Parts:
             for tensor, values in prediction.to_arrays().items()
         }
         arrays |= {"reasons": np.array(outcome.reasons, dtype=np.str_), "distances": outcome.distances}
-        path = self.path(unit)
-        temporary = path.with_name(f".{path.name}.{unique_name()}")
+        _save(self.path(unit), arrays)
+
+    def _piece_path(self, number: int) -> Path:
+        return self.folder / f"{PIECE}{number:07d}.npz"
+
+    def pieces(self) -> set[int]:
+        """The numbers of the pieces of the file that are there, whole or torn."""
         try:
-            with temporary.open("wb") as file:
-                np.savez(file, allow_pickle=False, **arrays)
-            temporary.replace(path)
-        except OSError as error:
-            temporary.unlink(missing_ok=True)
-            raise InputError(f"cannot write {path}: {error.strerror or error}; free space, then --resume") from error
+            names = [entry.name for entry in os.scandir(self.folder) if entry.name.startswith(PIECE)]
+        except FileNotFoundError:
+            return set()
+        return {int(name.removeprefix(PIECE).removesuffix(".npz")) for name in names}
+
+    def write_piece(self, number: int, counts: Mapping[str, int], piece: Piece) -> None:
+        """Keep a piece of the file; complete or absent once this process ends, as the outcome of a unit."""
+        _save(
+            self._piece_path(number),
+            {f"count/{name}": np.array(count) for name, count in counts.items()}
+            | {f"piece/{name}": values for name, values in piece.items()},
+        )
+
+    def piece(self, number: int) -> tuple[dict[str, int], Piece] | None:
+        """Counts of graphs and what they become in the file; None where the piece is not there or torn."""
+        try:
+            arrays = _load(self._piece_path(number))
+        except (FileNotFoundError, *DAMAGED_ARRAYS):
+            return None
+        counts = {
+            name.removeprefix("count/"): int(value) for name, value in arrays.items() if name.startswith("count/")
+        }
+        return counts, {name.removeprefix("piece/"): v for name, v in arrays.items() if name.startswith("piece/")}
 
     def read(self, unit: Unit) -> Outcome:
         """The outcome of a finished unit, bit for bit."""
-        with self.path(unit).open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
+        arrays = _load(self.path(unit))
         reasons, distances = tuple(arrays.pop("reasons").tolist()), arrays.pop("distances")
         tensors_of: dict[tuple[str, str], dict[str, NDArray[Any]]] = {}
         for path, values in arrays.items():
@@ -163,3 +185,19 @@ class Parts:
     def delete(self) -> None:
         """Remove the folder once everything has been merged."""
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _save(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+    temporary = path.with_name(f".{path.name}.{unique_name()}")
+    try:
+        with temporary.open("wb") as file:
+            np.savez(file, allow_pickle=False, **arrays)
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise InputError(f"cannot write {path}: {error.strerror or error}; free space, then --resume") from error
+
+
+def _load(path: Path) -> dict[str, NDArray[Any]]:
+    with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
+        return {name: file[name] for name in file.files}

@@ -20,7 +20,7 @@ from hydragnn.ensemble.prediction.formats import sink_for
 from hydragnn.ensemble.prediction.group import ChildGroup, Group, at_work
 from hydragnn.ensemble.prediction.job import Job, begin, branch_for, member_costs, source_of
 from hydragnn.ensemble.prediction.joining import worker_group
-from hydragnn.ensemble.prediction.merge import merge
+from hydragnn.ensemble.prediction.merge import Merger
 from hydragnn.ensemble.prediction.order import Bundle, learned_rates
 from hydragnn.ensemble.prediction.queues import LOOK
 from hydragnn.ensemble.prediction.reporting import PredictionResult, moving_bar, plan_line, prediction_result
@@ -30,6 +30,8 @@ from hydragnn.ensemble.prediction.work import Worker
 from hydragnn.errors import InputError, Interrupted
 from hydragnn.files import write_json
 from hydragnn.runs.signals import raise_signals
+
+STAGES_OF_TIME = ("preparing", "predicting", "combining", "writing")
 
 
 def predict_to_file(
@@ -107,7 +109,7 @@ def _predict_opened(
     def write() -> None:
         # now, because all leave once the file is there
         lost = sum(group.gone(rank) for rank in range(group.size) if rank != group.rank)
-        counts.update(merge(worker, schedule.units, sink_for(job.out, ensemble)), ranks_lost=lost)
+        counts.update(merger.write(), ranks_lost=lost)
 
     def written() -> bool:
         check()
@@ -117,6 +119,10 @@ def _predict_opened(
     try:
         work_through(worker, schedule, job, show=group.rank == 0 and not quiet)
         worked = time.perf_counter()
+        merger = Merger(worker, schedule.units, sink_for(job.out, ensemble))
+        if group.size > 1:
+            merger.prepare()
+        prepared = time.perf_counter()
         wrote = once(group, "merge", written, write)
     except (InputError, FileNotFoundError):
         if not job.out.exists():
@@ -124,7 +130,8 @@ def _predict_opened(
     if not wrote:
         return None
     group.speaks = True
-    spent = {"preparing": ready - started, "predicting": worked - ready, "writing": time.perf_counter() - worked}
+    moments = (started, ready, worked, prepared, time.perf_counter())
+    spent = {name: after - before for name, before, after in zip(STAGES_OF_TIME, moments, moments[1:])}
     result = prediction_result(job, schedule, counts, group.notes("done"), spent)
     job.parts.delete()
     return result

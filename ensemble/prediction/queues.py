@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Protocol, runtime_checkable
 
-BLOCKS, LOOK, LANES = 0, 1, 2
-"""The first numbers of queues: for structures to be built, for parts to be looked at, for stages of the lanes."""
+BLOCKS, LOOK, PIECES, LANES = 0, 1, 2, 3
+"""The first numbers of queues: for structures to be built, for parts to be looked at, for pieces of the file, for stages of the lanes."""
 
 RELAY = 64
 """Ranks that share a relay, a counter of their own, once there are too many for one."""

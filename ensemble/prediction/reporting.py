@@ -50,7 +50,7 @@ class PredictionResult:
     seconds: float
     """Time of the whole prediction."""
     seconds_of: Mapping[str, float]
-    """Time by stage: preparing, predicting, writing."""
+    """Time by stage: preparing, predicting, combining (members' words become pieces of the file, on all ranks), writing."""
     graphs_per_second: float
 
     def to_json(self) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""Predictions on disk: one format per suffix, streamed block by block, complete or absent."""
+"""Predictions on disk: one format per suffix, streamed piece by piece, complete or absent.
+
+What graphs become in a file, a ``Piece``, is made by any rank; whoever writes the file only appends.
+"""
 
 import shutil
 from abc import ABC, abstractmethod
@@ -17,6 +20,9 @@ from hydragnn.ensemble.screening import Screened
 from hydragnn.errors import InputError
 from hydragnn.files import flush_directory
 from hydragnn.models import Target
+
+Piece = Mapping[str, NDArray[Any]]
+"""Arrays that are appended to a file, by name: values, texts (of numpy's kind U), or the bytes of lines (uint8)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -81,7 +87,11 @@ class Sink(ABC):
         """Begin the file."""
 
     @abstractmethod
-    def write(self, block: Block) -> None:
+    def piece(self, block: Block) -> Piece:
+        """What these graphs become in the file; the same whoever makes it, and nothing is written."""
+
+    @abstractmethod
+    def write(self, piece: Piece) -> None:
         """Append some graphs."""
 
     @abstractmethod
@@ -93,6 +103,7 @@ class Sink(ABC):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.open()
         except OSError as error:
+            self._discard()
             raise self.refusal(error) from error
         return self
 
@@ -108,10 +119,13 @@ class Sink(ABC):
         except OSError as problem:
             raise self.refusal(problem) from problem
         finally:
-            for temporary in self.temporaries:
-                shutil.rmtree(temporary) if temporary.is_dir() else temporary.unlink(missing_ok=True)
+            self._discard()
         if isinstance(error, OSError):
             raise self.refusal(error) from error
+
+    def _discard(self) -> None:
+        for temporary in self.temporaries:
+            shutil.rmtree(temporary) if temporary.is_dir() else temporary.unlink(missing_ok=True)
 
     def refusal(self, error: OSError) -> InputError:
         """What the user reads where the file system says no."""
@@ -120,6 +134,16 @@ class Sink(ABC):
         )
 
 
+def joined(pieces: Sequence[Piece]) -> Piece:
+    """Pieces of consecutive graphs as one."""
+    return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
+
+
 def texts(values: Sequence[str]) -> list[str]:
     """Texts on one line each."""
     return [" ".join(value.split()) for value in values]
+
+
+def lines_array(text: str) -> NDArray[np.uint8]:
+    """The bytes of lines."""
+    return np.frombuffer(text.encode(), dtype=np.uint8)

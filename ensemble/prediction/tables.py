@@ -2,16 +2,18 @@
 
 import csv
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from ase import Atoms
 from ase.calculators.singlepoint import SinglePointCalculator
+from numpy.typing import NDArray
 
 from hydragnn.ensemble.estimates import Estimate
-from hydragnn.ensemble.prediction.sinks import Block, Sink, texts
+from hydragnn.ensemble.prediction.sinks import Block, Piece, Sink, lines_array, texts
 from hydragnn.ensemble.predictions import estimates_of
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Location
@@ -27,42 +29,58 @@ class CsvSink(Sink):
     @property
     def temporaries(self) -> Mapping[Path, Path]:
         """The table of graphs, and of nodes and of edges where a field lives there."""
-        finals = [self.path, *(self.path.with_suffix(f".{place}s.csv") for place in KEYS if self._on(place))]
+        finals = [self.path, *(self.path.with_suffix(f".{place}s.csv") for place in self.places)]
         return {final.with_name(f".{final.name}.part"): final for final in finals}
 
     def open(self) -> None:
         """Write the headings."""
-        self.files = [path.open("w", newline="", encoding="utf-8") for path in self.temporaries]
-        self.tables = [csv.writer(file) for file in self.files]
-        self.tables[0].writerow(["graph", "status", "domain", "domain_score", "nodes", *_titles(self._on("graph"))])
-        self.places = [place for place in KEYS if self._on(place)]
-        for table, place in zip(self.tables[1:], self.places):
-            table.writerow(["graph", *KEYS[place], *_titles(self._on(place))])
+        self.files: dict[str, BinaryIO] = {
+            place: path.open("wb") for place, path in zip(("graph", *self.places), self.temporaries)
+        }
+        first: dict[str, tuple[str, ...]] = {place: KEYS[place] for place in self.places}
+        first["graph"] = ("status", "domain", "domain_score", "nodes")
+        for place, file in self.files.items():
+            file.write(_lines([["graph", *first[place], *_titles(self._on(place))]]).tobytes())
 
-    def write(self, block: Block) -> None:
-        """Append some graphs, their nodes and their edges."""
+    def piece(self, block: Block) -> Piece:
+        """The lines of graphs, of their nodes and of their edges."""
         predictions = block.predictions
         scores = ["" if math.isnan(score) else score for score in predictions.domain_score.tolist()]
         sizes = predictions.nodes_per_graph.tolist()
         fixed = zip(block.numbers.tolist(), texts(predictions.status), texts(predictions.domain), scores, sizes)
         values = _numbers([predictions[target.name] for target in self._on("graph")], len(predictions))
-        self.tables[0].writerows([*start, *row] for start, row in zip(fixed, values))
-        for table, place in zip(self.tables[1:], self.places):
+        piece = {"graph": _lines([*start, *row] for start, row in zip(fixed, values))}
+        for place in self.places:
             targets = self._on(place)
             estimates = [predictions[target.name] for target in targets]
             owners = block.numbers[predictions.graph_of_item(targets[0].name)].tolist()
-            keys = _keys(block, place)
-            table.writerows(
-                [owner, *key, *row] for owner, key, row in zip(owners, keys, _numbers(estimates, len(owners)))
-            )
+            rows = zip(owners, _keys(block, place), _numbers(estimates, len(owners)))
+            piece[place] = _lines([owner, *key, *row] for owner, key, row in rows)
+        return piece
+
+    def write(self, piece: Piece) -> None:
+        """Append lines."""
+        for place, lines in piece.items():
+            self.files[place].write(lines.tobytes())
 
     def close(self, *, complete: bool) -> None:
-        """Close both files."""
-        for file in self.files:
+        """Close the files."""
+        for file in self.files.values():
             file.close()
+
+    @property
+    def places(self) -> list[Location]:
+        """Where fields live apart from graphs: each such place has a table of its own."""
+        return [place for place in KEYS if self._on(place)]
 
     def _on(self, place: str) -> list[Target]:
         return [target for target in self.heading.targets if target.field.on == place]
+
+
+def _lines(rows: Iterable[Sequence[Any]]) -> NDArray[np.uint8]:
+    text = StringIO(newline="")
+    csv.writer(text).writerows(rows)
+    return lines_array(text.getvalue())
 
 
 def _keys(block: Block, place: Location) -> list[tuple[int, ...]]:
@@ -102,14 +120,20 @@ class XyzSink(Sink):
 
     def open(self) -> None:
         """Begin the file."""
-        self.file = self.temporary.open("w", encoding="utf-8")
+        self.file = self.temporary.open("wb")
 
-    def write(self, block: Block) -> None:
-        """Append some structures."""
+    def piece(self, block: Block) -> Piece:
+        """The lines of structures."""
         from ase.io import write
 
+        text = StringIO()
         for row in range(len(block.predictions)):
-            write(self.file, _frame(block, row), format="extxyz", parallel=False)
+            write(text, _frame(block, row), format="extxyz", parallel=False)
+        return {"structures": lines_array(text.getvalue())}
+
+    def write(self, piece: Piece) -> None:
+        """Append some structures."""
+        self.file.write(piece["structures"].tobytes())
 
     def close(self, *, complete: bool) -> None:
         """Close the file."""

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 from hydragnn.hpo.scheduling.events import Action, Cancel, Start
+from hydragnn.hpo.scheduling.pool import Pool
 from hydragnn.hpo.scheduling.sizing import Load, common_ending, fewest_slots, loss
 from hydragnn.hpo.scheduling.state import State, Target, Trial, remaining, with_trial, without_entry
 from hydragnn.hpo.scheduling.values import replace
@@ -39,7 +40,7 @@ class Reservation:
 
 def start_attempt(state: State, trial: Trial, size: int, now: float) -> tuple[State, Start]:
     """The state in which a trial that was ready has its next attempt on the first free slots."""
-    slots, free = state.free.take(size)
+    slots, free = _take_elsewhere(state, trial, size)
     if trial.status == "paused":
         state = without_entry(state, trial)
     trial = replace(
@@ -49,6 +50,7 @@ def start_attempt(state: State, trial: Trial, size: int, now: float) -> tuple[St
         slots=slots,
         begun=trial.begun or now,
         started=now,
+        turn=state.starts,
         shown=(),
         identity=None,
         cancelled="",
@@ -65,7 +67,14 @@ def start_attempt(state: State, trial: Trial, size: int, now: float) -> tuple[St
         slots=slots,
         micro_batches=trial.micro_batches,
     )
-    return replace(with_trial(state, trial), free=free, waiting=waiting, due=due), start
+    state = replace(with_trial(state, trial), free=free, waiting=waiting, due=due, starts=state.starts + 1)
+    return state, start
+
+
+def disturbing_nodes(state: State, trial: Trial) -> list[str]:
+    """The nodes that have a strike from the latest attempts of a trial."""
+    latest = range(max(1, trial.attempt - trial.faults), trial.attempt + 1)
+    return [name for attempt in latest for name in state.health.together.get((trial.number, attempt), ())]
 
 
 def in_time(state: State, trial: Trial, slots: int, now: float) -> bool:
@@ -129,6 +138,16 @@ def enlarge_attempt(state: State, now: float) -> tuple[State, list[Action]]:
         return state, []
     state = with_trial(state, replace(trial, cancelled="more slots"))
     return state, [Cancel(trial=trial.number, attempt=trial.attempt, reason="more slots")]
+
+
+def _take_elsewhere(state: State, trial: Trial, size: int) -> tuple[tuple[str, ...], Pool]:
+    """The first free slots and the rest, where there are enough on nodes that have not just disturbed this very trial; else the first of all."""
+    if trial.faults:
+        others = state.free.without(slot for name in disturbing_nodes(state, trial) for slot in state.nodes[name])
+        if len(state.free) > len(others) >= size:
+            slots = others.take(size)[0]
+            return slots, state.free.without(slots)
+    return state.free.take(size)
 
 
 def _gain(state: State, trial: Trial, work: float, now: float) -> float:

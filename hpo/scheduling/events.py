@@ -10,6 +10,8 @@ from hydragnn.record import FailureKind
 Origin = Literal["sampler", "warm start"]
 Identity = dict[str, Any]
 """What names a started process beyond doubt, for example host, process id and start time."""
+MACHINE_FAULTS: frozenset[FailureKind] = frozenset({"lost_node", "launch", "preempted"})
+"""Faults that say nothing about the configuration: retried, never told to the sampler."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

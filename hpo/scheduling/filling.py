@@ -1,14 +1,23 @@
 """Free slots get their next work: who is ready, the longest first, on how many slots, and what may jump the line.
 
 In order: trials that wait, trials that a rung lets through (highest rung first), new trials, finalists. Nothing starts that
-could not save its first epoch before the budgets end.
+could not save its first epoch before the budgets end, and on a machine in trouble only what tries whether it works again.
 """
 
+import math
 from collections.abc import Iterator
 
-from hydragnn.hpo.scheduling.balance import enlarge_attempt, in_time, probing_slots, start_attempt, start_balanced
+from hydragnn.hpo.scheduling.balance import (
+    disturbing_nodes,
+    enlarge_attempt,
+    in_time,
+    probing_slots,
+    start_attempt,
+    start_balanced,
+)
 from hydragnn.hpo.scheduling.events import Action, Propose
 from hydragnn.hpo.scheduling.state import State, Trial, segment, with_trial
+from hydragnn.hpo.scheduling.trouble import num_startable
 from hydragnn.hpo.scheduling.values import replace
 
 LOOK = 64
@@ -17,7 +26,7 @@ LOOK = 64
 
 def fill_slots(state: State, now: float) -> tuple[State, list[Action], bool]:
     """The state after every slot that can be used is; and whether something was left only because time is short."""
-    room = len(state.free) // state.least - state.asked
+    room = min(len(state.free) // state.least, num_startable(state, now)) - state.asked
     if room <= 0:
         return state, [], False
     together = state.most > state.least and pending(state) * state.least <= len(state.free) + sum(probing_slots(state))
@@ -26,10 +35,12 @@ def fill_slots(state: State, now: float) -> tuple[State, list[Action], bool]:
     selection: list[Trial] = []
     actions: list[Action] = []
     late = 0
-    for number in ready_trials(state):
+    for number in untried_first(state) if state.trouble.since < math.inf else ready_trials(state):
         if len(selection) + len(actions) >= room or late >= LOOK:
             break
         trial = Trial(number=len(state.trials)) if number is None else state.trials[number]
+        if awaits_other_nodes(state, trial):
+            continue
         if not in_time(state, trial, state.most if together else state.least, now):
             late += 1
         elif number is None:
@@ -41,7 +52,7 @@ def fill_slots(state: State, now: float) -> tuple[State, list[Action], bool]:
         return state, actions, False
     if together:
         state, launches = start_balanced(state, selection, now)
-        if not selection:
+        if not selection and state.trouble.since == math.inf:
             state, launches = enlarge_attempt(state, now)
         late += bool(selection) and not launches
         return state, [*actions, *launches], late > 0 and not probing_slots(state)
@@ -49,6 +60,14 @@ def fill_slots(state: State, now: float) -> tuple[State, list[Action], bool]:
         state, start = start_attempt(state, trial, state.least, now)
         actions.append(start)
     return state, actions, late > 0
+
+
+def awaits_other_nodes(state: State, trial: Trial) -> bool:
+    """Return True where the only free nodes are those that just disturbed this very trial, and others will be free: one more failure there says nothing."""
+    if not (trial.faults and state.active):
+        return False
+    own = {slot for name in disturbing_nodes(state, trial) for slot in state.nodes[name]}
+    return sum(slot in state.free for slot in own) > len(state.free) - state.least
 
 
 def ready_trials(state: State) -> Iterator[int | None]:
@@ -65,6 +84,13 @@ def ready_trials(state: State) -> Iterator[int | None]:
         for _, number in rung.paused[count : count + max(0, short)]:
             short -= 1
             yield number
+
+
+def untried_first(state: State) -> Iterator[int | None]:
+    """The trials that can go on, those last whose failures began the trouble of the machine, or that tried it since."""
+    tried = {number for number in state.waiting if state.trials[number].trouble == state.trouble.number}
+    yield from (number for number in ready_trials(state) if number not in tried)
+    yield from (number for number in state.waiting if number in tried)
 
 
 def pending(state: State) -> int:

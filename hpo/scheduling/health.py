@@ -159,7 +159,8 @@ def _probing(state: State, name: str, now: float) -> State:
 def _quarantine(state: State, name: str, now: float, message: str, earliest: float = 0.0) -> State:
     node = state.health.get(name, Node())
     until = max(earliest, now + min(LONGEST, BACK_OFF * 2.0 ** min(node.spells, 10)))
-    node = replace(node, status="quarantined", until=until, spells=node.spells + 1, message=message)
+    spells = node.spells + (state.trouble.since == math.inf)  # a probe that fails on a machine in trouble says nothing
+    node = replace(node, status="quarantined", until=until, spells=spells, message=message)
     return _hold_back(state, name, node)
 
 

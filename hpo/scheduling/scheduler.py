@@ -8,6 +8,7 @@ back the state, and a simulator can drive the same decisions on a virtual clock.
 import math
 
 from hydragnn.hpo.scheduling.events import (
+    MACHINE_FAULTS,
     Action,
     Cancel,
     Close,
@@ -45,6 +46,7 @@ from hydragnn.hpo.scheduling.state import (
     State,
     Trial,
     TrialStatus,
+    Trouble,
     in_line,
     nodes_of,
     with_entry,
@@ -52,16 +54,22 @@ from hydragnn.hpo.scheduling.state import (
     with_waiting,
     without_trial,
 )
+from hydragnn.hpo.scheduling.trouble import (
+    begin_trouble,
+    excused,
+    follow_trouble,
+    is_beyond_hope,
+    next_look,
+    note_failure,
+    note_life,
+)
 from hydragnn.hpo.scheduling.values import replace
 from hydragnn.record import Failure, FailureKind
 
 __all__ = ["HOPELESS", "MACHINE_FAULTS", "Node", "NodeStatus", "Rung", "State", "Trial", "TrialStatus", "transition"]
 
-MACHINE_FAULTS: frozenset[FailureKind] = frozenset({"lost_node", "launch", "preempted"})
-"""Faults that say nothing about the configuration: retried, never told to the sampler."""
-
 HOPELESS = 5
-"""So many trials that come to nothing before the first success, and as many as still run, end the campaign: the fault is in what all share."""
+"""So many trials that come to nothing by themselves before the first success, and as many as still run, end the campaign: the fault is in what all share."""
 
 MOST_PARTS = 16
 """A batch is computed in so many parts at most; a trial that runs out of memory even so has failed."""
@@ -105,7 +113,7 @@ def _dispatch(state: State, event: Event, now: float) -> tuple[State, list[Actio
         case Failed():
             return _on_failed(state, event, now)
         case Probed():
-            return _stop_if_hopeless(*apply_probe(state, event, now))
+            return _stop_if_hopeless(*apply_probe(state, event, now), now)
         case Stopping():
             return _stop(state, event.ending, event.reason)
         case Tick():
@@ -127,6 +135,7 @@ def _on_opened(state: State, event: Opened, now: float) -> tuple[State, list[Act
         nodes=nodes,
         rungs=state.rungs or (Rung(),) * len(event.plan.rungs),
         failures=0,
+        trouble=Trouble(number=state.trouble.number),
         ending=None,
         closed=False,
         session_start=now,
@@ -190,7 +199,7 @@ def _on_progress(state: State, event: Progressed, now: float) -> State:
     trial = _current(state, event.trial, event.attempt)
     if trial is None or trial.cancelled:
         return state
-    return with_trial(state, replace(trial, shown=(*trial.shown[:1], (now, event.epochs))))
+    return note_life(with_trial(state, replace(trial, shown=(*trial.shown[:1], (now, event.epochs)))), trial)
 
 
 def _on_reached(state: State, event: Reached, now: float) -> tuple[State, list[Action]]:
@@ -199,7 +208,7 @@ def _on_reached(state: State, event: Reached, now: float) -> tuple[State, list[A
         return state, []
     level = len(trial.results)
     over = event.over or level == len(state.plan.rungs) - 1
-    state = _with_measurement(state, trial, event, now)
+    state = _with_measurement(note_life(state, trial), trial, event, now)
     slots, trial = trial.slots, state.trials[trial.number]
     trial = replace(
         trial,
@@ -210,6 +219,7 @@ def _on_reached(state: State, event: Reached, now: float) -> tuple[State, list[A
         seconds=event.seconds,
         memory_mb=event.memory_mb or trial.memory_mb,
         faults=trial.faults if state.simple else 0,
+        trouble=0,
         failure=None,
         slots=(),
         identity=None,
@@ -232,27 +242,41 @@ def _with_measurement(state: State, trial: Trial, event: Reached, now: float) ->
 
 
 def _on_failed(state: State, event: Failed, now: float) -> tuple[State, list[Action]]:
-    """A machine fault is retried, a cancelled attempt waits for the next controller, the rest is the trial's own."""
+    """A machine fault is retried, a cancelled attempt waits for the next controller, the rest is the trial's own.
+
+    What is known of a node is held against that node, what nobody can explain against the machine where others fail as well, and
+    else against all nodes of the attempt and the trial.
+    """
     trial = _current(state, event.trial, event.attempt)
     if trial is None:
         return state, []
     kind: FailureKind = "timeout" if trial.cancelled == "timeout" else event.kind
     slots = trial.slots
     actions: list[Action] = []
-    if event.kind in ("lost_node", "launch"):
+    state, in_trouble = note_failure(state, trial, event, now)
+    if event.kind in ("lost_node", "launch") and not in_trouble:
         state, actions = add_strikes(state, trial, event.suspects, now)
-    failure = Failure(kind=kind, message=event.message)
+    gained = event.epochs > trial.epochs and not state.simple
     trial = replace(
-        trial, failure=failure, epochs=event.epochs or trial.epochs, slots=(), identity=None, status="waiting"
+        trial,
+        failure=Failure(kind=kind, message=event.message),
+        epochs=event.epochs or trial.epochs,
+        faults=0 if gained else trial.faults,
+        trouble=0 if gained else trial.trouble,
+        slots=(),
+        identity=None,
+        status="waiting",
     )
-    state, more = _fate(state, trial, kind)
-    state, hopeless = _stop_if_hopeless(release_slots(state, slots), [])
+    state, more = _fate(state, trial, kind, in_trouble)
+    state, hopeless = _stop_if_hopeless(release_slots(state, slots), [], now)
     return state, [*actions, *more, *hopeless]
 
 
-def _fate(state: State, trial: Trial, kind: FailureKind) -> tuple[State, list[Action]]:
-    """What becomes of a trial whose attempt failed."""
+def _fate(state: State, trial: Trial, kind: FailureKind, in_trouble: bool) -> tuple[State, list[Action]]:
+    """What becomes of a trial whose attempt failed; ``in_trouble``: because the machine is."""
     stopped = bool(trial.cancelled)
+    if in_trouble:
+        return with_waiting(state, excused(state, trial)), []
     if kind in MACHINE_FAULTS and (stopped or trial.faults < state.plan.retries):
         return with_waiting(state, replace(trial, faults=trial.faults + (not stopped))), []
     if kind == "out_of_memory" and trial.micro_batches < MOST_PARTS and not state.simple:
@@ -264,16 +288,20 @@ def _fate(state: State, trial: Trial, kind: FailureKind) -> tuple[State, list[Ac
     return state, [Settle(trial=trial.number, outcome="lost" if lost else "failed")]
 
 
-def _stop_if_hopeless(state: State, actions: list[Action]) -> tuple[State, list[Action]]:
-    """End a campaign in which nothing ever succeeded, where too much has failed to believe that something will."""
+def _stop_if_hopeless(state: State, actions: list[Action], now: float) -> tuple[State, list[Action]]:
+    """End a campaign in which nothing ever succeeded, where too much has failed to believe that something will.
+
+    That all of several nodes are out says something about the machine, whose troubles pass.
+    """
     if state.succeeded or state.ending is not None:
         return state, actions
+    cancels: list[Action] = []
     if state.failures >= max(HOPELESS, len(state.active)):
         state, cancels = _stop(state, "hopeless", "every trial fails")
-    elif all_out(state):
-        state, cancels = _stop(state, "hopeless", "every node is out of order")
-    else:
-        cancels = []
+    elif (all_out(state) and len(state.nodes) == 1) or is_beyond_hope(state, now):
+        state, cancels = _stop(state, "hopeless", "no node works")
+    elif all_out(state) and state.trouble.since == math.inf:
+        state = begin_trouble(state, now)
     return state, [*actions, *cancels]
 
 
@@ -293,8 +321,8 @@ def _on_tick(state: State, now: float) -> tuple[State, list[Action]]:
     actions: list[Action] = []
     if now >= state.due:
         state, actions = _cancel_overdue(state, now)
-        state, probes = revisit_nodes(state, now)
-        state, actions = _stop_if_hopeless(replace(state, due=_next_due(state)), [*actions, *probes])
+        state, probes = revisit_nodes(follow_trouble(state, now), now)
+        state, actions = _stop_if_hopeless(replace(state, due=_next_due(state, now)), [*actions, *probes], now)
     return (replace(state, last=now) if now - state.last >= PULSE else state), actions
 
 
@@ -309,10 +337,10 @@ def _cancel_overdue(state: State, now: float) -> tuple[State, list[Action]]:
     return state, cancels
 
 
-def _next_due(state: State) -> float:
-    limit = state.plan.timeout
+def _next_due(state: State, now: float) -> float:
+    visit, limit = min(next_visit(state), next_look(state, now)), state.plan.timeout
     begun = (trial.started for trial in state.running if not trial.cancelled)
-    return min(next_visit(state), math.inf if limit is None else min(begun, default=math.inf) + limit)
+    return visit if limit is None else min(visit, min(begun, default=math.inf) + limit)
 
 
 def _fill_or_close(state: State, now: float) -> tuple[State, list[Action]]:

@@ -40,13 +40,17 @@ class Trial:
     """Training time up to the last rung passed."""
     attempt: int = 0
     faults: int = 0
-    """Faults of the machine since the last rung passed."""
+    """Faults of the machine since it last gained an epoch or passed a rung."""
     failure: Failure | None = None
     slots: tuple[str, ...] = ()
     begun: float = 0.0
     """When the first attempt started."""
     started: float = 0.0
     """When the latest attempt started."""
+    turn: int = 0
+    """How many attempts of the campaign had started before it."""
+    trouble: int = 0
+    """The latest trouble of the machine that it met since it last gained an epoch or passed a rung; 0: none."""
     shown: tuple[tuple[float, float], ...] = ()
     """(time, epochs) at which the latest attempt first and last showed its progress."""
     identity: dict[str, Any] | None = None
@@ -94,6 +98,41 @@ class Target:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class VainAttempt:
+    """An attempt that a fault of the machine ended before it gained an epoch, for no reason that is known."""
+
+    trial: int
+    attempt: int
+    turn: int
+    node: str
+    """The first of its nodes."""
+    seconds: float
+    """How long it took to fail."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trouble:
+    """What speaks against the machine as a whole."""
+
+    latest: tuple[VainAttempt, ...] = ()
+    """The latest attempts in vain, each of another trial and on another node; empty while there is trouble."""
+    number: int = 0
+    """How many troubles there were, this one included."""
+    since: float = math.inf
+    """When it began; infinite where the machine is in order."""
+    spells: int = 0
+    """Troubles in a row, this one included, without an attempt in between that was seen to work."""
+    first: int = 0
+    """The turn of the first attempt that tries the machine again."""
+    vain: int = 0
+    """How many of those that try it again came to nothing."""
+    until: float = -math.inf
+    """Nothing starts before."""
+    proof: float = math.inf
+    """Seconds that an attempt has to live to show that the machine works."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class State:
     """The whole campaign; made by ``transition`` only."""
 
@@ -132,6 +171,9 @@ class State:
     """When the first budget, or the allocation, is used up."""
     ends_by: Ending = "walltime"
     """Which one it is."""
+    starts: int = 0
+    """Attempts so far."""
+    trouble: Trouble = field(default_factory=Trouble)
     due: float = math.inf
     """Before this moment the clock alone changes nothing about attempts and nodes."""
     leader: int | None = None

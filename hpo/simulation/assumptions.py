@@ -41,6 +41,21 @@ class Assumptions(Settings):
     transient: float = Field(default=0.5, ge=0, le=1)
     """Part of the node failures after which the node works again; the rest is dead until the allocation ends."""
 
+    cabinet_nodes: int = Field(default=64, ge=1)
+    """Nodes of a cabinet, which fail together."""
+
+    cabinet_minutes: float = Field(default=0.0, ge=0)
+    """Mean time between losses of a cabinet, on the whole machine; 0: none."""
+
+    cabinet_back_minutes: float = Field(default=30.0, ge=0)
+    """After so long the nodes of a lost cabinet work again."""
+
+    late_failures: float = Field(default=0.0, ge=0, le=1)
+    """Part of the nodes on which every attempt fails late, and whose probes find nothing."""
+
+    late_failure_minutes: float = Field(default=20.0, ge=0)
+    """From the start of an attempt on such a node to its failure."""
+
     notice_seconds: float = Field(default=30.0, ge=0)
     """From a node's failure to the end of the job step; measured on Slurm: 25 to 33 s."""
 
@@ -52,6 +67,18 @@ class Assumptions(Settings):
 
     launch_failure_seconds: float = Field(default=60.0, ge=0)
     """From a failing launch to its report."""
+
+    storm_minutes: float = Field(default=0.0, ge=0)
+    """Length of a storm, in which every launch fails; 0: there are none."""
+
+    storm_first_hours: float = Field(default=1.0, ge=0)
+    """From the beginning of an allocation to its first storm."""
+
+    storm_every_hours: float = Field(default=6.0, gt=0)
+    """From the beginning of one storm to that of the next."""
+
+    storm_probes: float = Field(default=1.0, ge=0, le=1)
+    """Probability that a probe fails in a storm; it is a launch, too."""
 
     black_holes: float = Field(default=0.001, ge=0, le=1)
     """Part of the nodes on which every launch fails."""
@@ -76,6 +103,18 @@ class Assumptions(Settings):
 
     preemptions: float = Field(default=0.0, ge=0)
     """Attempts that are told to leave by the machine, per 1,000 node-hours of training."""
+
+    late_reports: float = Field(default=0.0, ge=0, le=1)
+    """Part of the attempts whose end is reported late."""
+
+    late_report_minutes: float = Field(default=10.0, ge=0)
+    """How late."""
+
+    double_reports: float = Field(default=0.0, ge=0, le=1)
+    """Part of the attempts whose end is reported twice, the second time up to ``late_report_minutes`` later."""
+
+    proposal_seconds: float = Field(default=0.0, ge=0)
+    """What the sampler takes for one configuration; it makes one after the other."""
 
     diverged: float = Field(default=0.03, ge=0, le=1)
     """Part of the configurations that diverge, at an epoch drawn uniformly."""

@@ -51,6 +51,8 @@ class VirtualCampaign:
     """Wall time of every decision."""
     _offset: float = 0.0
     _measured: int = 0
+    _sampler_free: float = 0.0
+    """When the sampler has made what it was asked for."""
 
     def run(self, hours: float) -> None:
         """Work until the plan is done or so many hours of allocations are used up."""
@@ -70,6 +72,7 @@ class VirtualCampaign:
     def _allocation(self, number: int, start: float, deadline: float, used: float) -> None:
         world = self.world
         slots = world.open(number, start, used)
+        self._sampler_free = start
         self._feed(Opened(plan=self.plan, slots=slots, deadline=deadline))
         while not self.state.closed and world.next_time() < deadline:
             for event in world.advance():
@@ -85,7 +88,8 @@ class VirtualCampaign:
         events = deque([event])
         while events:
             event = events.popleft()
-            if isinstance(event, Reached):
+            known = self.state.trials.get(event.trial) if isinstance(event, Reached) else None
+            if isinstance(event, Reached) and known is not None and event.epochs > known.passed:
                 self._note(event)
             begin = perf_counter()
             self.state, actions = transition(self.state, event, self.world.now)
@@ -98,7 +102,7 @@ class VirtualCampaign:
     def _act(self, action: Action) -> Event | None:
         match action:
             case Propose():
-                return self._proposal(action.trial)
+                return self._ask(action.trial)
             case Start():
                 self.world.start(action)
             case Cancel():
@@ -107,6 +111,15 @@ class VirtualCampaign:
                 self.world.probe(action)
             case Settle():
                 self._settle(action)
+        return None
+
+    def _ask(self, trial: int) -> Proposed | None:
+        """A configuration, at once or after what the sampler takes for it and for those before it."""
+        seconds, proposal = self.world.assumptions.proposal_seconds, self._proposal(trial)
+        if seconds <= 0:
+            return proposal
+        self._sampler_free = max(self.world.now, self._sampler_free) + seconds
+        self.world.report(self._sampler_free, proposal)
         return None
 
     def _proposal(self, trial: int) -> Proposed:

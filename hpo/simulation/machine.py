@@ -1,5 +1,6 @@
 """What befalls a simulated machine: a function of the seed, and the same for every policy."""
 
+import heapq
 import math
 import random
 from collections.abc import Iterator
@@ -21,22 +22,28 @@ class Fate:
     preempted_after: float
     """Node-seconds of training."""
     suspect_known: bool
+    report_delay: float
+    """Seconds by which its end is reported late."""
+    again_after: float
+    """Seconds after which its end is reported once more; infinite where it is not."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeFault:
-    """A node fails; it may work again at once."""
+    """Nodes fail together: one, or those of a cabinet."""
 
     time: float
     """Seconds since the allocation began."""
-    node: int
-    transient: bool
+    nodes: tuple[int, ...]
+    seconds: float
+    """After so long they work again; 0: at once, infinite: never."""
 
 
 def fate_of(assumptions: Assumptions, seed: int, trial: int, attempt: int) -> Fate:
     """The fate of an attempt; equal arguments give equal fates."""
     draw = random.Random(f"fate {seed} {trial} {attempt}")
     spread = 0.5 + draw.random()
+    late = 60 * assumptions.late_report_minutes
     return Fate(
         startup=assumptions.startup_seconds * spread,
         save=assumptions.save_seconds * spread,
@@ -45,23 +52,60 @@ def fate_of(assumptions: Assumptions, seed: int, trial: int, attempt: int) -> Fa
         hangs_after=_exponential(draw, assumptions.hangs / 3.6e6),
         preempted_after=_exponential(draw, assumptions.preemptions / 3.6e6),
         suspect_known=draw.random() < assumptions.suspect_known,
+        report_delay=late if draw.random() < assumptions.late_reports else 0.0,
+        again_after=late * draw.random() if draw.random() < assumptions.double_reports else math.inf,
     )
 
 
 def node_faults(assumptions: Assumptions, nodes: int, seed: int, allocation: int) -> Iterator[NodeFault]:
-    """The failures of an allocation's nodes in order of time, without end."""
+    """The failures of an allocation's nodes and cabinets in order of time, without end."""
+    single = _single_faults(assumptions, nodes, seed, allocation)
+    return heapq.merge(single, _cabinet_faults(assumptions, nodes, seed, allocation), key=lambda fault: fault.time)
+
+
+def _single_faults(assumptions: Assumptions, nodes: int, seed: int, allocation: int) -> Iterator[NodeFault]:
     draw = random.Random(f"faults {seed} {allocation}")
     rate = nodes / (assumptions.node_mtbf_hours * 3600) if assumptions.node_mtbf_hours else 0.0
     time = 0.0
     while rate > 0:
         time += draw.expovariate(rate)
-        yield NodeFault(time=time, node=draw.randrange(nodes), transient=draw.random() < assumptions.transient)
+        node, transient = draw.randrange(nodes), draw.random() < assumptions.transient
+        yield NodeFault(time=time, nodes=(node,), seconds=0.0 if transient else math.inf)
+
+
+def _cabinet_faults(assumptions: Assumptions, nodes: int, seed: int, allocation: int) -> Iterator[NodeFault]:
+    draw = random.Random(f"cabinets {seed} {allocation}")
+    size, time = min(assumptions.cabinet_nodes, nodes), 0.0
+    while assumptions.cabinet_minutes > 0:
+        time += draw.expovariate(1 / (60 * assumptions.cabinet_minutes))
+        first = size * draw.randrange(nodes // size)
+        back = 60 * assumptions.cabinet_back_minutes
+        yield NodeFault(time=time, nodes=tuple(range(first, first + size)), seconds=back)
+
+
+def is_storm(assumptions: Assumptions, seconds: float) -> bool:
+    """Return True where every launch fails, so many seconds after the beginning of the allocation.
+
+    >>> [is_storm(Assumptions(storm_minutes=10), 60 * minutes) for minutes in (59, 60, 69, 70, 420)]
+    [False, True, True, False, True]
+    """
+    since = seconds - 3600 * assumptions.storm_first_hours
+    return since >= 0 and since % (3600 * assumptions.storm_every_hours) < 60 * assumptions.storm_minutes
 
 
 def black_holes(assumptions: Assumptions, nodes: int, seed: int, allocation: int) -> frozenset[int]:
     """The nodes on which every launch fails."""
-    draw = random.Random(f"holes {seed} {allocation}")
-    exact = nodes * assumptions.black_holes
+    return _some(nodes, assumptions.black_holes, f"holes {seed} {allocation}")
+
+
+def late_nodes(assumptions: Assumptions, nodes: int, seed: int, allocation: int) -> frozenset[int]:
+    """The nodes on which every attempt fails late."""
+    return _some(nodes, assumptions.late_failures, f"late {seed} {allocation}")
+
+
+def _some(nodes: int, part: float, key: str) -> frozenset[int]:
+    draw = random.Random(key)
+    exact = nodes * part
     count = int(exact) + (draw.random() < exact - int(exact))
     return frozenset(draw.sample(range(nodes), count))
 

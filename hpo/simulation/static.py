@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from hydragnn.hpo.simulation.assumptions import Assumptions
 from hydragnn.hpo.simulation.campaign import Finish
 from hydragnn.hpo.simulation.ledger import Ledger
-from hydragnn.hpo.simulation.machine import Fate, black_holes, fate_of, node_faults
+from hydragnn.hpo.simulation.machine import Fate, black_holes, fate_of, is_storm, late_nodes, node_faults
 from hydragnn.hpo.simulation.population import Course, Population
 
 MACHINE = "lost to machine faults"
@@ -61,6 +61,7 @@ class StaticPractice:
     _heap: list[tuple[float, int, Job]] = field(default_factory=list)
     _died: dict[int, float] = field(default_factory=dict)
     _holes: frozenset[int] = frozenset()
+    _late: frozenset[int] = frozenset()
     _faulty: list[tuple[float, int]] = field(default_factory=list)
     """(time, node) of every node failure of the allocation."""
 
@@ -80,6 +81,7 @@ class StaticPractice:
     def _allocation(self, number: int, length: float, offset: float) -> None:
         self._queue, self._heap, self._died = deque(range(self.nodes)), [], {}
         self._holes = black_holes(self.assumptions, self.nodes, self.seed, number)
+        self._late = late_nodes(self.assumptions, self.nodes, self.seed, number)
         self._draw_node_faults(number, length)
         self._launch(0.0)
         while self._heap and self._heap[0][0] < length:
@@ -99,10 +101,11 @@ class StaticPractice:
         for fault in node_faults(self.assumptions, self.nodes, self.seed, number):
             if fault.time > length:
                 return
-            self._faulty.append((fault.time, fault.node))
-            self._count("node")
-            if not fault.transient:
-                self._died.setdefault(fault.node, fault.time)
+            for node in fault.nodes:
+                self._faulty.append((fault.time, node))
+                self._count("node")
+                if fault.seconds == math.inf:  # those that come back do so at once, in favour of this practice
+                    self._died.setdefault(node, fault.time)
 
     def _launch(self, now: float) -> None:
         while len(self._queue) >= self.width:
@@ -119,7 +122,10 @@ class StaticPractice:
         stops, reported, cause = self._ending(course, fate, trains)
         held = set(nodes)
         lost = next((time for time, node in self._faulty if node in held and starts < time < stops), None)
-        if dead or fate.launch_fails or held & self._holes:
+        if held & self._late:
+            lost = min(starts + 60 * a.late_failure_minutes, math.inf if lost is None else lost)
+            lost = lost if lost < stops else None
+        if dead or fate.launch_fails or held & self._holes or is_storm(a, starts):
             trains, stops, reported, cause = math.inf, starts, starts + a.launch_failure_seconds, "launch"
         elif lost is not None:
             stops, reported, cause = lost, lost + a.notice_seconds, "lost_node"

@@ -5,7 +5,7 @@ import math
 import random
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from hydragnn.hpo.progress import FIRST_LOOK
@@ -24,62 +24,21 @@ from hydragnn.hpo.scheduling.events import (
 )
 from hydragnn.hpo.scheduling.scheduler import MACHINE_FAULTS
 from hydragnn.hpo.simulation.assumptions import Assumptions
+from hydragnn.hpo.simulation.attempt import Attempt, Outcome
 from hydragnn.hpo.simulation.ledger import Ledger
-from hydragnn.hpo.simulation.machine import Fate, NodeFault, black_holes, fate_of, node_faults
-from hydragnn.hpo.simulation.population import Course, Population
+from hydragnn.hpo.simulation.machine import (
+    NodeFault,
+    black_holes,
+    fate_of,
+    is_storm,
+    late_nodes,
+    node_faults,
+)
+from hydragnn.hpo.simulation.population import Population
 from hydragnn.record import FailureKind
 
 TICK = 1.0  # seconds between looks at the clock; the real controller looks twice a second
 OOM_SECONDS = 5.0  # of training, until the first batches did not fit
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
-    """How an attempt will end, unless something happens before."""
-
-    stops: float
-    """When training stops."""
-    reported: float
-    """When the launcher notices."""
-    kind: FailureKind | None = None
-    """None: the segment is done."""
-    saved: bool = False
-    """True where the step reached is saved; else the last whole epoch is what remains."""
-    suspects: tuple[str, ...] = ()
-
-
-@dataclass(slots=True)
-class Attempt:
-    """One attempt at one segment, on its slots."""
-
-    action: Start
-    course: Course
-    fate: Fate
-    assigned: float
-    base: float
-    """Epochs, with a fraction, from which it continues."""
-    began: float = math.inf
-    """When its processes exist."""
-    trains: float = math.inf
-    """When its first step is."""
-    epoch_seconds: float = 0.0
-    outcome: Outcome | None = None
-    asked: bool = False
-    """True where the scheduler wanted it to leave."""
-    over: bool = False
-
-    @property
-    def nodes(self) -> set[str]:
-        """The nodes it runs on."""
-        return {node_of(slot) for slot in self.action.slots}
-
-    def progress(self, outcome: Outcome) -> float:
-        """Epochs that the checkpoint holds after ``outcome``."""
-        trained = max(0.0, outcome.stops - self.trains) if self.trains < math.inf else 0.0
-        if outcome.kind is None:
-            return float(self.action.until)
-        reached = min(self.base + trained / self.epoch_seconds, self.action.until) if trained else self.base
-        return reached if outcome.saved else max(self.base, float(math.floor(reached + 1e-9)))
 
 
 class World:
@@ -115,6 +74,7 @@ class World:
         self._prefix, self._allocation = "n", 0
         self._node_faults: Iterator[NodeFault] = iter(())
         self._holes: frozenset[str] = frozenset()
+        self._late: frozenset[str] = frozenset()
         self._dead: dict[str, float] = {}
         self._on_node: dict[str, set[int]] = defaultdict(set)
 
@@ -126,10 +86,11 @@ class World:
         self._offset, self._allocation = offset, allocation
         self._prefix = f"n{allocation}-" if allocation else "n"
         names = [f"{self._prefix}{i}" for i in range(self.num_nodes)]
-        holes = black_holes(self.assumptions, self.num_nodes, self.seed, allocation)
-        self._holes = frozenset(names[i] for i in holes)
+        machine = (self.assumptions, self.num_nodes, self.seed, allocation)
+        self._holes = frozenset(names[i] for i in black_holes(*machine))
+        self._late = frozenset(names[i] for i in late_nodes(*machine))
         self._dead, self._heap = {}, []
-        self._node_faults = node_faults(self.assumptions, self.num_nodes, self.seed, allocation)
+        self._node_faults = node_faults(*machine)
         self._push_next_fault()
         self._push(start + TICK, "tick", None)
         shares = self.ledger.shares
@@ -211,10 +172,18 @@ class World:
             case "look":
                 return self._on_look(*what)
             case "fault":
-                self._node_fails(what)
+                self._nodes_fail(what)
+            case "back":
+                self._nodes_come_back(what)
+            case "report":
+                return [what]
             case "probe":
                 return [Probed(node=what, healthy=self._seems_healthy(what))]
         return []
+
+    def report(self, time: float, event: Event) -> None:
+        """Let something be reported at a time."""
+        self._push(time, "report", event)
 
     def _push(self, time: float, kind: str, what: Any) -> None:
         self._count += 1
@@ -232,7 +201,10 @@ class World:
     def _seems_healthy(self, node: str) -> bool:
         if node in self._dead:
             return False
-        chance = random.Random(f"probe {self.seed} {node} {self.now}").random()
+        draw = random.Random(f"probe {self.seed} {node} {self.now}")
+        chance = draw.random()
+        if is_storm(self.assumptions, self.now - self._begin) and draw.random() < self.assumptions.storm_probes:
+            return False
         return node not in self._holes or chance < self.assumptions.probe_misses
 
     # Attempts
@@ -248,7 +220,8 @@ class World:
             attempt.trains = self.now + attempt.fate.startup
             seconds = attempt.course.epoch_seconds(len(attempt.action.slots)) * attempt.fate.slowness
             attempt.epoch_seconds = seconds + self.assumptions.checkpoint_seconds
-            self._plan(attempt, min(self._endings(attempt), key=lambda outcome: outcome.stops))
+            outcome = min(self._endings(attempt), key=lambda outcome: outcome.stops)
+            self._plan(attempt, replace(outcome, reported=outcome.reported + attempt.fate.report_delay))
             self._push(self.now + FIRST_LOOK, "look", (attempt, FIRST_LOOK))
         identity = {"simulated": attempt.action.trial}
         return [Launched(trial=attempt.action.trial, attempt=attempt.action.attempt, identity=identity)]
@@ -265,7 +238,8 @@ class World:
 
     def _failing_launch(self, attempt: Attempt) -> Outcome | None:
         dead = tuple(sorted(attempt.nodes & self._dead.keys()))
-        if not (dead or attempt.nodes & self._holes or attempt.fate.launch_fails):
+        storm = is_storm(self.assumptions, self.now - self._begin)
+        if not (storm or dead or attempt.nodes & self._holes or attempt.fate.launch_fails):
             return None
         after = self.now + self.assumptions.launch_failure_seconds
         named = dead if attempt.fate.suspect_known else ()
@@ -285,26 +259,46 @@ class World:
             yield Outcome(stops=at, reported=at, kind=course.failure)
         hang = begin + fate.hangs_after / nodes
         yield Outcome(stops=hang, reported=hang + self.hang_seconds, kind="lost_node")
+        if late := tuple(sorted(attempt.nodes & self._late)):
+            at = attempt.began + 60 * self.assumptions.late_failure_minutes
+            noticed, named = at + self.assumptions.notice_seconds, late if fate.suspect_known else ()
+            yield Outcome(stops=at, reported=noticed, kind="lost_node", suspects=named)
         leave = begin + fate.preempted_after / nodes
         yield Outcome(stops=leave, reported=leave + fate.save, kind="preempted", saved=True)
 
-    def _node_fails(self, fault: NodeFault) -> None:
+    def _nodes_fail(self, fault: NodeFault) -> None:
         self._push_next_fault()
-        node = f"{self._prefix}{fault.node}"
-        self.faults["node"] += 1
-        if not fault.transient:
-            self._dead.setdefault(node, self.now)
-        for trial in self._on_node[node]:
+        nodes = {f"{self._prefix}{number}" for number in fault.nodes}
+        self.faults["node"] += len(nodes)
+        if fault.seconds > 0:
+            for node in nodes - self._dead.keys():
+                self._dead[node] = self.now
+        if 0 < fault.seconds < math.inf:
+            self._push(self.now + fault.seconds, "back", nodes)
+        for trial in sorted({trial for node in nodes for trial in self._on_node[node]}):
             attempt = self.attempts[trial]
             if attempt.outcome is not None and attempt.outcome.stops > self.now:
-                named = (node,) if attempt.fate.suspect_known else ()
-                noticed = self.now + self.assumptions.notice_seconds
+                named = tuple(sorted(nodes & attempt.nodes)) if attempt.fate.suspect_known else ()
+                noticed = self.now + self.assumptions.notice_seconds + attempt.fate.report_delay
                 self._plan(attempt, Outcome(stops=self.now, reported=noticed, kind="lost_node", suspects=named))
+
+    def _nodes_come_back(self, nodes: set[str]) -> None:
+        for node in nodes & self._dead.keys():
+            since = self._dead.pop(node)
+            self.ledger.waste("dead nodes", self.ledger.shares * (self.now - since))
+            for trial in self._on_node[node]:
+                attempt = self.attempts[trial]
+                self._count_as_used(attempt, node, since)
+
+    def _count_as_used(self, attempt: Attempt, node: str, dead_since: float) -> None:
+        """Time of a dead node that an attempt held is booked with the attempt."""
+        held = sum(node_of(slot) == node for slot in attempt.action.slots)
+        self.ledger.wasted["dead nodes"] -= held * (self.now - max(attempt.assigned, dead_since))
 
     def _end(self, attempt: Attempt, outcome: Outcome) -> list[Event]:
         """Free what an attempt held, keep what it saved, and report it."""
         attempt.over = True
-        trial, number = attempt.action.trial, attempt.action.attempt
+        trial = attempt.action.trial
         del self.attempts[trial]
         for node in attempt.nodes:
             self._on_node[node].discard(trial)
@@ -312,32 +306,34 @@ class World:
         self._book(attempt, outcome, epochs_left)
         self._seconds[trial] += (epochs_left - attempt.base) * attempt.epoch_seconds
         self._saved[trial] = epochs_left
+        event = self._report_of(attempt, outcome, epochs_left)
+        if attempt.fate.again_after < math.inf:
+            self.report(self.now + attempt.fate.again_after, event)
+        return [event]
+
+    def _report_of(self, attempt: Attempt, outcome: Outcome, epochs_left: float) -> Event:
+        trial, number = attempt.action.trial, attempt.action.attempt
         if outcome.kind is None:
-            value = attempt.course.curve[attempt.action.until - 1]
-            seconds = self._seconds[trial]
-            epochs = attempt.action.until
-            return [Reached(trial=trial, attempt=number, epochs=epochs, value=value, seconds=seconds)]
+            value, epochs = attempt.course.curve[attempt.action.until - 1], attempt.action.until
+            return Reached(trial=trial, attempt=number, epochs=epochs, value=value, seconds=self._seconds[trial])
         if outcome.kind in MACHINE_FAULTS and not attempt.asked:
             self.faults[outcome.kind] += 1
         self.last_fault[trial] = outcome.kind
-        return [
-            Failed(
-                trial=trial,
-                attempt=number,
-                kind=outcome.kind,
-                message="simulated",
-                epochs=math.floor(epochs_left + 1e-9),
-                suspects=outcome.suspects,
-            )
-        ]
+        return Failed(
+            trial=trial,
+            attempt=number,
+            kind=outcome.kind,
+            message="simulated",
+            epochs=math.floor(epochs_left + 1e-9),
+            suspects=outcome.suspects,
+        )
 
     def _book(self, attempt: Attempt, outcome: Outcome, epochs_left: float) -> None:
         """Write an attempt's slot-seconds into the ledger, cause by cause."""
         ledger, course, slots = self.ledger, attempt.course, len(attempt.action.slots)
         ledger.occupied += slots * (self.now - attempt.assigned)
-        for node in attempt.nodes & self._dead.keys():  # counted here, not as dead
-            held = sum(node_of(slot) == node for slot in attempt.action.slots)
-            ledger.wasted["dead nodes"] -= held * (self.now - max(attempt.assigned, self._dead[node]))
+        for node in attempt.nodes & self._dead.keys():
+            self._count_as_used(attempt, node, self._dead[node])
         own = outcome.kind is not None and outcome.kind not in MACHINE_FAULTS
         lost = "own failures" if own else "lost to machine faults"
         after = "saving" if outcome.kind == "preempted" else lost

@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hydragnn.architectures.base import Architecture, GeometricSettings, GraphSpec, radial_basis
-from hydragnn.kernels import Topology, gather_add, outer_sum, segment_sum
+from hydragnn.kernels import Topology, gather_add, outer_sum, segment_sum, silu
 from hydragnn.layers import MessageGraph, States, mlp
 
 
@@ -46,12 +46,15 @@ class EGNNLayer(nn.Module):
         features, envelope = graph.edge_inputs  # [edges, width], [edges, 1]
         assert features is not None
         messages = self.messages(scalars, features, topology)
-        messages = messages if envelope is None else messages * envelope
-        received = segment_sum(messages, topology.receivers, topology.num_rows)  # eq. 5; [nodes, channels]
+        if envelope is None:
+            received = segment_sum(messages, topology.receivers, topology.num_rows)  # eq. 5; [nodes, channels]
+        else:  # the same of messages * envelope, which is not made
+            received = outer_sum(messages, envelope, topology).squeeze(1)
         increment = self.nodes(torch.cat([scalars, received], dim=-1))  # eq. 6
         new = {0: scalars + self.dropout(increment)}
         if self.coordinates is not None:
-            along = self.coordinates(messages)  # [edges, channels]
+            weighed = messages if envelope is None else messages * envelope
+            along = self.coordinates(weighed)  # [edges, channels]
             along = along if envelope is None else along * envelope
             vectors = outer_sum(along, graph.directions, topology)  # eq. 4; [nodes, dim, channels]
             new[1] = states[1] + vectors if 1 in states else vectors
@@ -65,8 +68,8 @@ class EGNNLayer(nn.Module):
     ) -> Float[Tensor, "edges channels"]:
         """Equation 3: what each edge carries, weighed by its gate where attention is on."""
         received, sent = self.from_receiver(scalars), self.from_sender(scalars)  # [nodes, channels]
-        hidden = nn.functional.silu(gather_add(received, sent, self.from_edge(features), topology))
-        messages = nn.functional.silu(self.second(hidden))  # [edges, channels]; the gate is [edges, 1]
+        hidden = silu(gather_add(received, sent, self.from_edge(features), topology))
+        messages = silu(self.second(hidden))  # [edges, channels]; the gate is [edges, 1]
         return messages if self.gate is None else messages * torch.sigmoid(self.gate(messages))
 
 

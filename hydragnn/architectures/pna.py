@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hydragnn.architectures.base import Architecture, GeometricSettings, GraphSpec, radial_basis
-from hydragnn.kernels import Topology, gather_add, segment_statistics
+from hydragnn.kernels import Topology, gather_add, segment_statistics, silu
 from hydragnn.layers import MessageGraph, States
 
 
@@ -53,7 +53,7 @@ class PNALayer(nn.Module):
         """New states of degree 0."""
         features, envelope = graph.edge_inputs  # [edges, width], [edges, 1]
         received = self.received(self.norm(states[0]), features, envelope, graph.topology)
-        return {0: states[0] + self.dropout(nn.functional.silu(received))}
+        return {0: states[0] + self.dropout(silu(received))}
 
     def received(
         self,

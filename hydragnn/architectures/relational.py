@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from hydragnn.architectures.base import Architecture, ArchitectureSettings, GraphSpec
 from hydragnn.errors import InputError
-from hydragnn.kernels import Topology, gather_multiply_sum, relation_topology, segment_mean
+from hydragnn.kernels import Topology, gather_multiply_sum, relation_topology, segment_mean, silu
 from hydragnn.layers import MessageGraph, States
 
 Reduce = Literal["sum", "mean", "sqrt"]
@@ -133,7 +133,7 @@ class RelationalLayer(nn.Module):
         states = self.norm(states)
         # a row of sums per (receiver, relation), so that all W_r are one matrix: [level_nodes, relations * channels]
         sums = gather_multiply_sum(states, level.weight, level.keyed).reshape(states.shape[0], self.told.in_features)
-        return self.out(nn.functional.silu(self.own(states) + self.told(sums)))
+        return self.out(silu(self.own(states) + self.told(sums)))
 
     def level_in(self, graph: MessageGraph, dtype: torch.dtype) -> Level:
         """The layer's level of a graph, with weights in ``dtype``."""

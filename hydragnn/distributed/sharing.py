@@ -35,10 +35,21 @@ def first_ranks_value(make: Callable[[], Any], ranks: Ranks, device: torch.devic
     """
     if ranks.size == 1:
         return make()
-    outcome = json.loads(_first_ranks_text(_outcome(make) if ranks.first else "", ranks, device))
+    outcome = json.loads(_only_text(_outcome(make) if ranks.first else "", ranks, device))
     if outcome["error"] is not None:
         raise InputError(outcome["error"])
     return outcome["value"]
+
+
+def shared_problem(problem: str | None, ranks: Ranks, device: torch.device) -> str | None:
+    """Return on all ranks the problem of the first that has one, with its number; None where none has. All ranks call it together."""
+    if ranks.size == 1:
+        return problem
+    failed = ranks.gather(torch.tensor(int(problem is not None), device=device))  # [ranks]
+    if not failed.any():
+        return None
+    first = int(failed.argmax())
+    return f"rank {first} of {ranks.size}: " + _only_text((problem or "") if ranks.rank == first else "", ranks, device)
 
 
 def _outcome(make: Callable[[], Any]) -> str:
@@ -48,8 +59,8 @@ def _outcome(make: Callable[[], Any]) -> str:
         return json.dumps({"error": str(error)})
 
 
-def _first_ranks_text(text: str, ranks: Ranks, device: torch.device) -> str:
-    """Bytes travel as a sum to which the other ranks add zeros."""
+def _only_text(text: str, ranks: Ranks, device: torch.device) -> str:
+    """The text of the one rank that has any; its bytes travel as a sum to which the other ranks add zeros."""
     encoded = bytearray(text.encode())
     length = int(ranks.sum_in_place(torch.tensor(len(encoded), device=device)))
     letters = torch.frombuffer(encoded, dtype=torch.uint8) if encoded else torch.zeros(length, dtype=torch.uint8)

@@ -1,6 +1,7 @@
 """Gather and scatter: a family of ops closed under differentiation, and reductions per receiver."""
 
 from hydragnn.graphs.topology import Topology, relation_topology
+from hydragnn.kernels.activation import SiLU, silu
 from hydragnn.kernels.ends import gather_add
 from hydragnn.kernels.gathered_outer import gather_outer_sum
 from hydragnn.kernels.op import Case, Op
@@ -24,6 +25,7 @@ __all__ = [
     "Case",
     "Op",
     "Pairs",
+    "SiLU",
     "Topology",
     "along_channels",
     "along_directions",
@@ -43,4 +45,5 @@ __all__ = [
     "segment_std",
     "segment_sum",
     "segment_variance",
+    "silu",
 ]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 LIBRARY = Path(__file__).resolve().with_name(f"csr.{sysconfig.get_platform()}.so")
-VERSION = 4
+VERSION = 5
 """That of ``csr.cpp``, which this module calls."""
 FUNCTIONS = {
     "weighted_sum": (5, 5),
@@ -35,6 +35,7 @@ FUNCTIONS = {
     "statistics": (6, 4),
     "statistics_gradient": (11, 4),
     "holders": (4, 4),
+    "silu_curvature": (4, 2),
 }
 """How many arrays and how many integers each takes."""
 UNUSABLE = (OSError, AttributeError, ValueError)

@@ -200,6 +200,15 @@ def holders(messages: Tensor, receivers: Tensor, value: Tensor) -> Tensor:
     return out
 
 
+def silu_curvature(x: Tensor, g: Tensor, u: Tensor) -> Tensor | None:
+    """K: g u silu''(x) in one pass."""
+    if not serves(x, g, u) or not x.shape == g.shape == u.shape:
+        return None
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    call("silu_curvature", (x, g, u), (out.numel(),), out)
+    return out
+
+
 def _indexes(receivers: Tensor, messages: Tensor) -> bool:
     """Return True where there is an int64 receiver for every message, as loops read them."""
     return receivers.dtype == torch.int64 and receivers.shape == messages.shape[:1]

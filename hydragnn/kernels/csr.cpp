@@ -6,6 +6,7 @@
 // (-ffp-contract=off), so that every machine, vectorised or not, gives the bits of torch's index_add.
 // Sums over channels run in LANES strands, whatever the machine.
 
+#include "elementwise.h"
 #include "vectors.h"
 
 // out[receivers[e], a, c] = sum of weight[e, c] * x[senders[e], a, c] over the edges e; the two kinds of ends may change places
@@ -382,5 +383,10 @@ EXPORT Int pair_edges(const void* vectors, const Int* senders, const Int* receiv
   WITH_TYPE(return pair_edges_of(IN(vectors), senders, receivers, offsets, first, pair, edges, dim))
 }
 
+EXPORT Int silu_curvature(const void* x, const void* g, const void* u, void* out, Int count, Int bytes) {
+  WITH_TYPE(silu_curvature_of(IN(x), IN(g), IN(u), OUT(out), count))
+  return 0;
+}
+
 // Raised with every change of a signature or a meaning: a library built from another version is not used.
-extern "C" Int version() { return 4; }
+extern "C" Int version() { return 5; }

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hydragnn.graphs.topology import Topology
-from hydragnn.kernels import ends, gathered_outer, outer, per_receiver, reference, segments, trilinear
+from hydragnn.kernels import activation, ends, gathered_outer, outer, per_receiver, reference, segments, trilinear
 from hydragnn.kernels.family import ANYWHERE, Form
 from hydragnn.kernels.op import TOLERANCE, Case, Make, Op
 
@@ -132,6 +132,10 @@ def _along_channels(edges: Topology, channels: int, normal: Normal) -> Case:
     return Case(tensors=(normal(edges.num_edges, channels), normal(edges.num_rows, 3, channels)), rest=(edges,))
 
 
+def _numbers_of_edges(edges: Topology, channels: int, normal: Normal) -> Case:
+    return Case(tensors=(3 * normal(edges.num_edges, channels),), rest=())
+
+
 def _messages(edges: Topology, channels: int, normal: Normal) -> Case:
     return Case(tensors=(normal(edges.num_edges, channels),), rest=(edges.receivers, edges.num_rows))
 
@@ -189,6 +193,7 @@ OPS: Mapping[str, Op] = {
         _segment_op(segments.segment_std),
         _segment_op(segments.segment_statistics),
         _segment_op(segments.segment_softmax),
+        _op(activation.silu, activation.SILU_FORMS, {"numbers": _numbers_of_edges}),
     )
 }
 """Every op by its name."""

@@ -17,6 +17,13 @@ def edges_of(topology: Topology) -> Iterator[tuple[int, int, int]]:
     yield from zip(range(topology.num_edges), topology.senders.tolist(), topology.receivers.tolist())
 
 
+def silu(x: Tensor) -> Tensor:
+    """y = x / (1 + exp(-x)), number by number."""
+    return torch.stack([value / (1 + torch.exp(-value)) for value in x.flatten()] or [x.sum()])[: x.numel()].view(
+        x.shape
+    )
+
+
 def gather_multiply_sum(x: Tensor, weight: Tensor | None, topology: Topology) -> Tensor:
     """y_i = sum of w_e x_j over the edges e = (j -> i)."""
     total = [x.new_zeros(x.shape[1:]) for _ in range(topology.num_rows)]

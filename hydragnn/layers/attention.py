@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hydragnn.kernels import segment_sum
+from hydragnn.kernels import SiLU, segment_sum
 from hydragnn.layers.message_graph import MessageGraph, States
 
 
@@ -97,7 +97,7 @@ class GPSLayer(nn.Module):
         self.norms = nn.ModuleList(nn.LayerNorm(channels) for _ in range(3))
         self.network = nn.Sequential(
             nn.Linear(channels, 2 * channels),
-            nn.SiLU(),
+            SiLU(),
             nn.Dropout(dropout),
             nn.Linear(2 * channels, channels),
             nn.Dropout(dropout),

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from hydragnn.kernels import SiLU
+
 
 def mlp(widths: Sequence[int], *, last_bias: bool = True) -> nn.Sequential:
     """Linear layers from ``widths[0]`` to ``widths[-1]``, SiLU between them and none after the last.
@@ -18,5 +20,5 @@ def mlp(widths: Sequence[int], *, last_bias: bool = True) -> nn.Sequential:
         last = number == len(pairs) - 1
         layers.append(nn.Linear(wide, narrow, bias=last_bias or not last))
         if not last:
-            layers.append(nn.SiLU())
+            layers.append(SiLU())
     return nn.Sequential(*layers)

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from hydragnn.kernels import segment_max, segment_mean, segment_sum
+from hydragnn.kernels import segment_max, segment_mean, segment_sum, silu
 from hydragnn.layers.mlp import mlp
 
 Pool = Literal["sum", "mean", "max"]
@@ -40,7 +40,7 @@ class GatedVectors(nn.Module):
     ) -> Float[Tensor, "nodes outputs dim"]:
         """Vectors with the parity of the positions."""
         scalars, vectors = self.first(scalars, vectors)  # [nodes, hidden], [nodes, dim, hidden]
-        _, vectors = self.second(nn.functional.silu(scalars), vectors)
+        _, vectors = self.second(silu(scalars), vectors)
         return vectors.transpose(-1, -2)  # [nodes, dim, outputs] -> [nodes, outputs, dim]
 
 
@@ -64,7 +64,7 @@ class GatedProducts(nn.Module):
     ) -> Float[Tensor, "nodes outputs dim dim"]:
         """Symmetric tensors that do not change when all positions change their sign."""
         scalars, vectors = self.first(scalars, vectors)
-        gates = self.gates(nn.functional.silu(scalars)).unsqueeze(-2)  # [nodes, 1, hidden]
+        gates = self.gates(silu(scalars)).unsqueeze(-2)  # [nodes, 1, hidden]
         left = (gates * self.left(vectors)).unsqueeze(1) * self.mix.weight.unsqueeze(1)  # [nodes, outputs, dim, hidden]
         # [nodes, outputs, dim, dim]
         tensors = left @ self.right(vectors).transpose(-1, -2).unsqueeze(1)

@@ -9,6 +9,7 @@ from torch import nn
 from hydragnn.errors import InputError
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
+from hydragnn.kernels import silu
 from hydragnn.layers import MessageGraph, Pool, States, mlp, pool_nodes
 from hydragnn.models.convolved import ConvolvedHead
 from hydragnn.models.distributions import Distribution, Number
@@ -54,7 +55,7 @@ class IndexedNodeHead(nn.Module):
         # [nodes, graphs, channels], nodes of one graph first: the axis of the networks
         values = states[0].reshape(batch.num_graphs, self.nodes, states[0].shape[-1]).transpose(0, 1)
         for number, (weight, bias) in enumerate(zip(self.weights, self.biases)):
-            values = nn.functional.silu(values) if number else values
+            values = silu(values) if number else values
             values = torch.baddbmm(bias.unsqueeze(1), values, weight)  # [nodes, graphs, width]
         prediction: Distribution = self.output(values.transpose(0, 1).reshape(batch.num_nodes, self.output.width))
         return prediction

@@ -1,24 +1,14 @@
 """From the plan of a run to everything that its loop takes, ready for the first step."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 from hydragnn.architectures import GraphStatistics
 from hydragnn.distributed.parallelize import parallelize
 from hydragnn.distributed.ranks import Ranks
-from hydragnn.errors import InputError
-from hydragnn.models import (
-    BranchedModel,
-    CompiledModel,
-    GraphModel,
-    NotCompiled,
-    build_branched,
-    build_from_description,
-    compiled_model,
-)
+from hydragnn.models import BranchedModel, GraphModel, build_branched, build_from_description
 from hydragnn.record import RunRecord
-from hydragnn.runs.compile_cache import compile_cache
+from hydragnn.runs.compilation import compiled_on_all
 from hydragnn.runs.plan import RunPlan
 from hydragnn.runs.preparation import prepare_data, training_degrees
 from hydragnn.runs.provenance import first_record, notes_on
@@ -60,7 +50,7 @@ def assemble(
     context = training_context(plan.training, by_branch, placement.device, ranks.rank, ranks.sum_in_place)
     notes = notes_on(plan, ranks, device, heartbeat)
     if plan.training.compile == "on":
-        compiled, reasons = compiled_branches(model, context.autocast, heartbeat)
+        compiled, reasons = compiled_on_all(model, context.autocast, ranks, device, heartbeat)
         context, notes = replace(context, compiled=compiled), [*notes, *reasons]
     record = first_record(plan, data, parameters.count, placement.device, notes)
     return Assembly(
@@ -69,24 +59,6 @@ def assemble(
         context=context,
         record=replace(record, compiled=bool(context.compiled)),
     )
-
-
-def compiled_branches(
-    model: GraphModel | BranchedModel,
-    autocast: Callable[[], AbstractContextManager[object]],
-    heartbeat: Callable[[], None],
-) -> tuple[tuple[CompiledModel, ...], list[str]]:
-    """The branches of a model, compiled; or none, and the sentence that says why."""
-    compiled = []
-    try:
-        with compile_cache():
-            for branch in model.views if isinstance(model, BranchedModel) else (model,):
-                heartbeat()
-                compiled.append(compiled_model(branch, autocast))
-    except (NotCompiled, InputError) as reason:
-        return (), [f"steps are not compiled: {reason}"]
-    heartbeat()
-    return tuple(compiled), []
 
 
 def build(plan: RunPlan, statistics: GraphStatistics | None) -> GraphModel | BranchedModel:

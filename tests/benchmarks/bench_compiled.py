@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from statistics import median
 
+import ase
 import ase.build
 import numpy as np
 import torch
@@ -69,10 +70,10 @@ def seconds(work: Callable[[], object]) -> float:
     return time.process_time() - began
 
 
-def alloys(count: int, seed: int = 0) -> GraphBatch:
+def structures(count: int, seed: int = 0) -> list[ase.Atoms]:
     """Rattled fcc supercells of two or three metals, seven of ten periodic."""
     random = np.random.default_rng(seed)
-    graphs = []
+    cells = []
     for number in range(count):
         repeats = random.choice(
             [(2, 2, 2), (3, 2, 2), (3, 3, 2), (3, 3, 3), (4, 4, 4)], p=[0.35, 0.25, 0.2, 0.15, 0.05]
@@ -81,7 +82,13 @@ def alloys(count: int, seed: int = 0) -> GraphBatch:
         atoms.numbers = random.choice([13, 28, 29, 46, 47, 78, 79], len(atoms))
         atoms.rattle(0.05, rng=random)
         atoms.pbc = number % 10 < 7
-        graphs.append(atomic.from_ase(atoms, cutoff=5.0))
+        cells.append(atoms)
+    return cells
+
+
+def alloys(count: int, seed: int = 0) -> GraphBatch:
+    """``structures`` as a batch, all neighbours within 5 A."""
+    graphs = [atomic.from_ase(atoms, cutoff=5.0) for atoms in structures(count, seed)]
     return concatenate(graphs).to(dtype=torch.float32)
 
 

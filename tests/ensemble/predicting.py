@@ -1,8 +1,8 @@
 """A rank that predicts and may dawdle or die on the way; started by the tests by mpirun, srun, torchrun or alone.
 
-``python predicting.py MODEL SOURCE OUT [--resume] [--workers N] [--faulty-rank R --after N [--seconds S]]``: the faulty rank
-does its N-th unit (from 0) for S seconds longer, or without S it is gone before that unit, by SIGKILL. The others do not
-begin their N-th unit before, so that there is an N-th unit for the faulty one however much later it began.
+``python predicting.py MODEL SOURCE OUT [--resume] [--workers N] [--faulty-rank R --after N [--at piece] [--seconds S]]``: the
+faulty rank does its N-th unit (from 0), or piece of the file, for S seconds longer, or without S it is gone before that, by SIGKILL. The
+others do not begin their N-th before, so that there is an N-th for the faulty one however much later it began.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import torch
 
 from hydragnn.datasets import BatchSettings
 from hydragnn.distributed import leave, this_launch
-from hydragnn.ensemble.prediction import counting, together, work
+from hydragnn.ensemble.prediction import counting, merge, together, work
 from hydragnn.ensemble.prediction.predict import predict_to_file
 from hydragnn.errors import InputError, Interrupted
 from hydragnn.graphs import GraphBatch
@@ -37,6 +37,21 @@ def before_unit(number: int, act: Callable[[], None]) -> None:
         return original(member, batch)
 
     work.outcome_of = acting
+
+
+def before_piece(number: int, act: Callable[[], None]) -> None:
+    """This rank acts before it makes its piece of this number."""
+    original, done = merge.Merger._make, count()
+
+    def acting(merger: merge.Merger, span: int) -> Any:
+        if next(done) == number:
+            act()
+        return original(merger, span)
+
+    merge.Merger._make = acting
+
+
+BEFORE = {"unit": before_unit, "piece": before_piece}
 
 
 def falter(note: Path, seconds: float) -> None:
@@ -64,18 +79,20 @@ def main() -> tuple[int, bool]:
     parser.add_argument("--held", type=int, default=None)
     parser.add_argument("--faulty-rank", type=int, default=-1)
     parser.add_argument("--after", type=int, default=0)
+    parser.add_argument("--at", choices=list(BEFORE), default="unit")
     parser.add_argument("--seconds", type=float, default=0.0)
     parser.add_argument("--farewell", type=float, default=counting.FAREWELL)
     parser.add_argument("--hesitation", type=float, default=together.HESITATION)
     parser.add_argument("--fall-off", action="store_true", help="end as a script does that knows nothing of ranks")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    merge.GRAPHS = 8  # many pieces of few graphs
     counting.FAREWELL, together.HESITATION = options.farewell, options.hesitation
     note = options.out.with_name(options.out.name + ".faltered")
     if this_launch().rank == options.faulty_rank:
-        before_unit(options.after, partial(falter, note, options.seconds))
+        BEFORE[options.at](options.after, partial(falter, note, options.seconds))
     elif options.faulty_rank >= 0:
-        before_unit(options.after, partial(wait_for, note))
+        BEFORE[options.at](options.after, partial(wait_for, note))
     try:
         result = predict_to_file(
             options.model,

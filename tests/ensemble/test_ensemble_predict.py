@@ -15,7 +15,7 @@ from ase.io import read, write
 
 from hydragnn.datasets import BatchSettings, MemoryStore, StoreWriter
 from hydragnn.ensemble.ensemble import Ensemble
-from hydragnn.ensemble.prediction import predict, work
+from hydragnn.ensemble.prediction import merge, work
 from hydragnn.ensemble.prediction.predict import predict_to_file
 from hydragnn.errors import InputError, Interrupted
 from hydragnn.graphs import Field, GraphBatch
@@ -259,7 +259,7 @@ def test_a_part_torn_by_a_power_cut_is_made_again(
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(predict, "merge", dying)
+        patch.setattr(merge.Merger, "write", dying)
         with pytest.raises(Killed):
             predict_to_file(ensemble, stored, tmp_path / "out.npz", batch=BATCH)
     parts = sorted((tmp_path / "out.npz.parts").glob("chunk-*"))
@@ -270,6 +270,26 @@ def test_a_part_torn_by_a_power_cut_is_made_again(
     parts[2].write_bytes(bytes(torn))
     result = predict_to_file(ensemble, stored, tmp_path / "out.npz", batch=BATCH, resume=True)
     assert result.units - result.units_resumed == 3
+    assert (tmp_path / "out.npz").read_bytes() == (tmp_path / "whole.npz").read_bytes()
+
+
+def test_a_torn_piece_of_the_file_is_made_again(
+    ensemble: Path, stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    predict_to_file(ensemble, stored, tmp_path / "whole.npz", batch=BATCH)
+    monkeypatch.setattr(merge, "GRAPHS", 5)
+    original = merge.Merger.write
+
+    def torn(merger: merge.Merger) -> dict[str, int]:
+        merger.prepare()
+        pieces = sorted((tmp_path / "out.npz.parts").glob("piece-*"))
+        for path, content in zip(pieces, (b"", pieces[1].read_bytes()[:100])):
+            path.write_bytes(content)
+        assert len(pieces) > 3
+        return original(merger)
+
+    monkeypatch.setattr(merge.Merger, "write", torn)
+    predict_to_file(ensemble, stored, tmp_path / "out.npz", batch=BATCH)
     assert (tmp_path / "out.npz").read_bytes() == (tmp_path / "whole.npz").read_bytes()
 
 

@@ -143,6 +143,27 @@ def test_the_work_of_a_killed_job_step_rank_is_done_by_the_others(
     assert not list(tmp_path.glob("*.parts"))
 
 
+def test_pieces_that_a_killed_rank_did_not_make_are_made_by_the_others(
+    ensemble: Path, structures: Path, whole: dict[str, bytes], tmp_path: Path
+) -> None:
+    processes = steps(ensemble, structures, tmp_path / "out.npz", "--faulty-rank", 0, "--after", 1, "--at", "piece")
+    processes[0].communicate(timeout=300)
+    assert processes[0].returncode == -signal.SIGKILL
+    assert counts(finish(processes[1]))["ranks_lost"] == 1
+    assert (tmp_path / "out.npz").read_bytes() == whole["structures"]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".xyz"])
+def test_lines_that_ranks_make_are_those_of_one_process(
+    suffix: str, ensemble: Path, structures: Path, tmp_path: Path
+) -> None:
+    for process in steps(ensemble, structures, tmp_path / f"two{suffix}"):
+        finish(process)
+    predict_to_file(ensemble, structures, tmp_path / f"one{suffix}", batch=BATCH)
+    made = {path.name: path.read_bytes() for path in tmp_path.glob(f"*{suffix}")}
+    assert {name: made[name.replace("two", "one")] for name in made} == made
+
+
 def test_torchrun_makes_the_same_file(ensemble: Path, stored: Path, whole: dict[str, bytes], tmp_path: Path) -> None:
     output = finish(started(ensemble, stored, tmp_path / "out.npz", launcher=TORCHRUN))
     assert (counts(output)["ranks"], counts(output)["ranks_lost"]) == (2, 0)

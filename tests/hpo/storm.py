@@ -95,6 +95,8 @@ class Storm(World):
         self.must_end: dict[int, float] = {}
         self.late: set[int] = set()
         self.untrusted: set[str] = set()
+        self.latest: Event = Tick()
+        """The latest end of an attempt that was reported."""
         self.faults: Counter[int] = Counter()
         self.shortages: Counter[int] = Counter()
         self.own: dict[int, str] = {}
@@ -129,6 +131,7 @@ class Storm(World):
 
     def feed(self, event: Event) -> None:
         self.left = self.now
+        self.latest = event if isinstance(event, Reached | Failed) else self.latest
         super().feed(event)
 
     def wait(self, seconds: float) -> None:
@@ -148,18 +151,23 @@ class Storm(World):
         super().reach(number, value, over, seconds)
 
     def fail(self, number: int, kind: Any, epochs: int = 0, suspects: tuple[str, ...] = ()) -> None:
+        trial, before = self.state.trials[number], set(self.untrusted)
+        gained = epochs > trial.epochs
         if number in self.late:
             self.own[number] = "timeout"
         elif kind in MACHINE_FAULTS:
-            self.faults[number] += not self.state.trials[number].cancelled
+            self.faults[number] = self.faults[number] * (not gained) + (not trial.cancelled)
         elif kind == "out_of_memory":
             self.shortages[number] += 1
         else:
             self.own[number] = kind
-        if kind in STRIKING:
+        vain = not (suspects or gained or trial.cancelled)
+        if kind in STRIKING and not (vain and self.state.trouble.since < math.inf):
             self.untrusted |= set(suspects or (node_of(slot) for slot in self.running[number].slots))
         self.injected += 1
         super().fail(number, kind, epochs, suspects)
+        if vain and self.state.trouble.since < math.inf:
+            self.untrusted &= before  # it is put down to the machine
 
     def probe(self, healthy: bool = True) -> None:
         self._found(self.oldest_probe(), healthy)
@@ -225,7 +233,7 @@ class Storm(World):
                 self._pass_time()
 
     def _pass_time(self) -> None:
-        match self.choose(["short"] * 6 + ["long", "due", "kill", "kill", "stop", "stale", "found", "found"]):
+        match self.choose(["short"] * 6 + ["long", "due", "kill", "kill", "stop", "stale", "found", "found", "storm"]):
             case "short":
                 self.wait(self.choose([0.0, 0.5, 5.0]))
             case "long":
@@ -239,7 +247,10 @@ class Storm(World):
                 self.open()
             case "stop":
                 self.feed(Stopping(reason="SIGINT"))
+            case "storm":
+                self._storm()
             case "stale":
+                self.feed(self.latest)  # reported once more
                 self.feed(Reached(trial=0, attempt=0, epochs=1, value=0.0))
                 self.feed(Failed(trial=0, attempt=0, kind="defect", message=""))
                 self.feed(Probed(node="never heard of", healthy=False))
@@ -274,6 +285,16 @@ class Storm(World):
         nodes = sorted({node_of(slot) for slot in start.slots})
         suspects = (self.choose(nodes),) if kind in STRIKING and self.choose([True, False]) else ()
         self.fail(number, kind, self.choose([0, trial.epochs, max(trial.epochs, start.until - 1)]), suspects)
+
+    def _storm(self) -> None:
+        """Whatever runs or starts comes to nothing, for some time."""
+        kind, end = self.choose(STRIKING), self.now + self.choose([30.0, 300.0, 1500.0])
+        while self.now < end and self.closed is None:
+            for number in sorted(self.running):
+                if number in self.running and self.closed is None:
+                    self.fail(number, kind)
+            self.seen["trouble begun"] += self.state.trouble.since < math.inf
+            self.wait(min(60.0, max(1.0, self.state.due - self.now)))
 
     def _answer(self) -> None:
         if self.choose([False] * 40 + [True]):
@@ -342,6 +363,8 @@ class Storm(World):
     def begin(self, action: Start) -> None:
         super().begin(action)
         assert self.now <= self.ends - self.plan.grace, "started when time was up"
+        trouble = self.state.trouble
+        assert trouble.since == math.inf or self.now >= trouble.until, "started on a machine in trouble"
         assert action.micro_batches == min(MOST_PARTS, 2 ** self.shortages[action.trial])
         assert self.untrusted.isdisjoint(map(node_of, action.slots)), "a node was used that has not been probed"
 
@@ -355,7 +378,7 @@ class Storm(World):
             assert shortage or kind == self.own[number]
             assert not shortage or self.shortages[number] > math.log2(MOST_PARTS), "out of memory was told too early"
         if action.outcome == "lost":
-            assert self.faults[number] == self.plan.retries + 1, "given up with retries left"
+            assert self.faults[number] > self.plan.retries, "given up with retries left"
 
     def watch(self) -> None:
         super().watch()

@@ -118,6 +118,29 @@ def test_no_machine_fault_of_a_storm_reaches_the_sampler_and_no_trial_gets_lost_
     assert " 0 told, 0 violations" in done.stdout.splitlines()[-1]
 
 
+TROUBLED: dict[str, dict[str, float]] = {
+    "cabinets": {"cabinet_minutes": 10, "cabinet_nodes": 16},
+    "a storm": {"storm_minutes": 10, "storm_first_hours": 0.5},
+    "a storm at the beginning": {"storm_minutes": 10, "storm_first_hours": 0.0},
+    "nodes that fail late": {"late_failures": 0.03},
+    "late and doubled reports": {"late_reports": 0.05, "double_reports": 0.3},
+    "a slow sampler": {"proposal_seconds": 10},
+}
+
+
+@pytest.mark.parametrize("troubles", TROUBLED.values(), ids=list(TROUBLED))
+def test_troubles_that_come_together_lose_no_trial_and_tell_the_sampler_nothing(troubles: dict[str, float]) -> None:
+    assumptions = Assumptions(median_node_hours=1.0, best_of=1).model_copy(update=troubles)
+    busy = scenario(assumptions, nodes=96, retries=3)
+    campaign = VirtualCampaign(plan=busy.plan, world=world_of(busy))
+    campaign.run(1.0)
+    result = adaptive_result("adaptive", campaign, math.inf)
+    assert (result.lost, result.false_failures, result.violations) == (0, 0, [])
+    assert result.finished > 0
+    assert sum(result.node_hours.values()) == pytest.approx(96)
+    assert all(hours >= -1e-6 for hours in result.node_hours.values()), result.node_hours
+
+
 def test_a_campaign_goes_on_in_the_next_allocation_until_its_trials_are_done() -> None:
     storm = STORM.model_copy(update={"walltime_hours": 0.25})
     campaign = VirtualCampaign(plan=Plan(trials=20, rungs=(3, 9)), world=world_of(scenario(storm, nodes=8)))

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from hydragnn.kernels import OPS, Topology, compiled, gather_multiply_sum, segment_statistics, segment_sum
+from hydragnn.kernels import OPS, Topology, compiled, gather_multiply_sum, segment_statistics, segment_sum, silu
+from hydragnn.kernels.activation import CURVATURE_FORMS
 from hydragnn.kernels.family import ANYWHERE, plain_forms
 from hydragnn.kernels.ops import case_graphs, graph, random_graph
 
@@ -46,6 +47,27 @@ def test_every_width_equals_plain_torch(name: str, width: int, dtype: torch.dtyp
             # sums over channels have other orders
             largest = max(1.0, float(plain.abs().max())) if plain.numel() else 1.0
             torch.testing.assert_close(actual, plain, rtol=0, atol=largest * op.tolerance[dtype], msg=case)
+
+
+@built
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_the_second_derivative_of_silu_is_exact_to_roundings_everywhere(dtype: torch.dtype) -> None:
+    """Also where exp(-x) goes beyond the dtype; NaN stays NaN."""
+    far = torch.tensor([-1e4, -800.0, -100.0, -88.0, 88.0, 100.0, 800.0, 1e4])
+    x = torch.cat([torch.linspace(-40, 40, 4001), far]).to(dtype)
+    exact, ones = x.double(), torch.ones_like(x)
+    s = torch.sigmoid(exact)
+    expected = s * (1 - s) * (2 + exact * (1 - 2 * s))
+    value = CURVATURE_FORMS["cpu"](x, ones, ones)
+    # 1 - s is exact to half an epsilon, and multiplied by x, up to 37 where s rounds to 1 in fp64
+    assert float((value.double() - expected).abs().max()) < 20 * torch.finfo(dtype).eps
+    assert CURVATURE_FORMS["cpu"](ones * torch.nan, ones, ones).isnan().all()
+
+
+def test_silu_takes_tensors_of_every_layout() -> None:
+    x = torch.randn(4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    for view in (x.t(), x[:, ::2], x[1], x[:0]):
+        assert torch.autograd.gradcheck(silu, (view,)) and torch.autograd.gradgradcheck(silu, (view,))
 
 
 def in_a_tuple(value: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:

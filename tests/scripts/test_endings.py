@@ -21,6 +21,7 @@ Call = Callable[..., tuple[int, str]]
 
 RESULT = Trial(number=0, status="finished", results=(1.0,))
 WAITING = Trial(number=1, status="waiting")
+REFUSED = Trial(number=3, status="waiting", failure=Failure(kind="launch", message="no answer"))
 BROKEN = Trial(number=2, status="failed", failure=Failure(kind="defect", message="it broke"))
 
 
@@ -56,6 +57,7 @@ ENDINGS: list[tuple[State, int, str]] = [
     (ended("node_hours", BROKEN, WAITING), 2, "max_node_hours spent; raise it and continue with --resume"),
     (ended("hopeless", BROKEN, WAITING), 2, "all 1 trials failed"),
     (ended("hopeless", WAITING, **OUT_OF_ORDER), 2, "all 1 nodes are out of order before any trial succeeded; n1: the"),
+    (ended("hopeless", REFUSED, nodes={"n1": ("n1",)}), 2, "for 20 minutes nothing that was started came to anything"),
     (ended("walltime", RESULT, WAITING), 75, "the allocation has ended; 1 of 2 trials are done"),
     (ended("walltime", WAITING), 75, "continues with --resume in a new one"),
     (ended("stopped", RESULT, WAITING), 130, "1 of 2 trials are done"),

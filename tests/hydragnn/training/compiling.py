@@ -1,7 +1,7 @@
 """A process that traces and compiles models; started by the tests, since shapes are not checked in it: sizes are symbols there.
 
 ``python compiling.py traced|compiled KIND ...`` prints, for every architecture, how far values and gradients are from those of
-the model itself, as JSON; ``trap`` what is wrong where detach nodes stay. ``runs FOLDER TABLE.json [--traced] [--resume] [--until N]`` trains.
+the model itself, as JSON; ``trap`` what is wrong where detach nodes stay. ``runs FOLDER TABLE.json [--traced] [--broken] [--resume] [--until N]`` trains.
 
 The long row, of all architectures as compiled and in single precision too (about a quarter of an hour):
 ``python tests/hydragnn/training/compiling.py compiled cgcnn egnn gatv2 gin painn pna relational schnet``
@@ -106,7 +106,16 @@ def traced_only() -> None:
     compiled.compiled_function = lambda module: module
 
 
-def parity(how: str, kinds: list[str]) -> dict[str, Any]:
+def broken() -> None:
+    """Let no function be compiled, as on a node whose disk is full."""
+
+    def fail(module: object) -> object:
+        raise OSError("No space left on device")
+
+    compiled.compiled_function = fail
+
+
+def parity(how: str, kinds: list[str], single: bool) -> dict[str, Any]:
     """Errors by architecture and batch, and how many functions were compiled for all batches."""
     result = {}
     for kind in kinds or list(architectures()):
@@ -115,7 +124,8 @@ def parity(how: str, kinds: list[str]) -> dict[str, Any]:
             result[kind] = difference(compiled_model(make_model(kind)), torch.float64)
         from torch._dynamo.utils import counters
 
-        for dtype in (torch.float64, torch.float32) if how == "compiled" else ():
+        dtypes = (torch.float32,) if single else (torch.float64, torch.float32)
+        for dtype in dtypes if how == "compiled" else ():
             counters.clear()
             one = compiled_model(small_model(kind, dtype))
             result[f"{kind} {dtype}"] = {**difference(one, dtype), "functions": counters["stats"]["unique_graphs"]}
@@ -133,6 +143,8 @@ def runs(folder: Path, table: Path, options: argparse.Namespace) -> dict[str, An
     spec.loader.exec_module(worker)
     if options.traced:
         traced_only()
+    if options.broken:
+        broken()
     store, config = worker.clusters(40), parse_config(json.loads(table.read_text()))
     stores = store if len(config.branches) == 1 else dict.fromkeys([one.name for one in config.branches], store)
     how = {"until": options.until, "resume": options.resume, "micro_batches": options.micro_batches}
@@ -150,7 +162,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("what", choices=("traced", "compiled", "trap", "runs"))
     parser.add_argument("words", nargs="*")
+    parser.add_argument("--single", action="store_true", help="compile for single precision alone")
     parser.add_argument("--traced", action="store_true")
+    parser.add_argument("--broken", action="store_true", help="compile nothing")
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--until", type=int)
     parser.add_argument("--micro-batches", type=int, default=1)
@@ -159,7 +173,7 @@ def main() -> None:
     if options.what == "runs":
         result: Any = runs(Path(options.words[0]), Path(options.words[1]), options)
     else:
-        result = trap() if options.what == "trap" else parity(options.what, options.words)
+        result = trap() if options.what == "trap" else parity(options.what, options.words, options.single)
     json.dump(result, sys.stdout)
 
 

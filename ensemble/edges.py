@@ -1,0 +1,39 @@
+"""Whether the edges of a store came about as those of training did: others would be predicted in silence, and wrongly."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from hydragnn.architectures import ArchitectureSettings, GeometricSettings
+from hydragnn.errors import InputError
+from hydragnn.runs.cutoff import ROUNDING, cutoff_of
+
+
+def check_edges(
+    settings: Iterable[ArchitectureSettings], training: Mapping[str, Any], given: Mapping[str, Any]
+) -> None:
+    """InputError where the attributes of a store say that its edges end earlier, or were chosen otherwise, than those of training.
+
+    ``settings`` are those of the members. A larger cutoff is as good where every member's messages end smoothly before it. Nothing is known of edges that come from no cutoff.
+    """
+    trained, cutoff = cutoff_of(training), cutoff_of(given)
+    if trained is None or cutoff is None:
+        return
+    for name in ("max_neighbours", "cutoff"):
+        before, now = training.get(name), given.get(name)
+        if before != now and not (name == "cutoff" and all(_reaches(one, trained, cutoff) for one in settings)):
+            raise InputError(
+                f"the store was built with {_said(name, now)}, the graphs of training with {_said(name, before)}, so that nodes have other "
+                "neighbours than members learned from; build it in the same way (hydragnn predict makes such graphs of files by itself)"
+            )
+
+
+def _reaches(settings: ArchitectureSettings, trained: float, cutoff: float) -> bool:
+    """Return True where a member sees in edges up to ``cutoff`` what it saw in those up to ``trained``."""
+    own = getattr(settings, "cutoff", None) or trained
+    smooth = isinstance(settings, GeometricSettings) and settings.envelope != "none" and not settings.kinks
+    least, most = (own, float("inf")) if smooth else (trained, trained)
+    return least <= cutoff * ROUNDING and cutoff <= most * ROUNDING
+
+
+def _said(name: str, value: Any) -> str:
+    return f"{name} = {value:g}" if value is not None else f"no {name}"

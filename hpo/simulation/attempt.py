@@ -1,0 +1,58 @@
+"""A simulated attempt at a segment: where it runs, how it will end, and how far it has come then."""
+
+import math
+from dataclasses import dataclass
+
+from hydragnn.hpo.scheduling.events import Start, node_of
+from hydragnn.hpo.simulation.machine import Fate
+from hydragnn.hpo.simulation.population import Course
+from hydragnn.record import FailureKind
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """How an attempt will end, unless something happens before."""
+
+    stops: float
+    """When training stops."""
+    reported: float
+    """When the launcher notices."""
+    kind: FailureKind | None = None
+    """None: the segment is done."""
+    saved: bool = False
+    """True where the step reached is saved; else the last whole epoch is what remains."""
+    suspects: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One attempt at one segment, on its slots."""
+
+    action: Start
+    course: Course
+    fate: Fate
+    assigned: float
+    base: float
+    """Epochs, with a fraction, from which it continues."""
+    began: float = math.inf
+    """When its processes exist."""
+    trains: float = math.inf
+    """When its first step is."""
+    epoch_seconds: float = 0.0
+    outcome: Outcome | None = None
+    asked: bool = False
+    """True where the scheduler wanted it to leave."""
+    over: bool = False
+
+    @property
+    def nodes(self) -> set[str]:
+        """The nodes it runs on."""
+        return {node_of(slot) for slot in self.action.slots}
+
+    def progress(self, outcome: Outcome) -> float:
+        """Epochs that the checkpoint holds after ``outcome``."""
+        trained = max(0.0, outcome.stops - self.trains) if self.trains < math.inf else 0.0
+        if outcome.kind is None:
+            return float(self.action.until)
+        reached = min(self.base + trained / self.epoch_seconds, self.action.until) if trained else self.base
+        return reached if outcome.saved else max(self.base, float(math.floor(reached + 1e-9)))

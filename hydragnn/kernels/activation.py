@@ -1,0 +1,108 @@
+"""SiLU, closed under differentiation: few passes over an array where torch's derivative of its derivative makes a dozen.
+
+torch has one pass for silu and one for its derivative, but as soon as a gradient is itself recorded, as that of an energy is for
+forces, it takes the derivative apart into sigmoids, products and differences, each an array that is kept. Here
+
+    L(x) = x s(x), s the sigmoid      dL: x' = D(x, u)
+    D(x, g) = g silu'(x)              dD: g' = D(x, u), x' = K(x, g, u)
+    K(x, g, u) = g u silu''(x)        dK: g' = K(x, v, u), u' = K(x, g, v), x' = v g u silu'''(x) in plain torch
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.autograd import Function
+
+from hydragnn.kernels import cpu
+from hydragnn.kernels.family import ANYWHERE, FUSABLE, Form, form_on
+
+
+def silu(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """x times its sigmoid, element by element.
+
+    >>> silu(torch.tensor([0.0, 20.0]))
+    tensor([ 0., 20.])
+    """
+    return form_on(SILU_FORMS, x.device.type)(x)
+
+
+class SiLU(nn.Module):
+    """``silu`` as a layer."""
+
+    def forward(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """x times its sigmoid."""
+        return silu(x)
+
+
+class _Value(Function):
+    """L."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return nn.functional.silu(x)
+
+    @staticmethod
+    def backward(ctx: Any, incoming: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        slope: Tensor = _Slope.apply(x, incoming)
+        return slope
+
+
+class _Slope(Function):
+    """D."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, g: Tensor) -> Tensor:
+        ctx.save_for_backward(x, g)
+        slope: Tensor = torch.ops.aten.silu_backward(g, x)
+        return slope
+
+    @staticmethod
+    def backward(ctx: Any, incoming: Tensor) -> tuple[Tensor | None, ...]:
+        x, g = ctx.saved_tensors
+        for_x, for_g = ctx.needs_input_grad
+        return (
+            _Curvature.apply(x, g, incoming) if for_x else None,
+            _Slope.apply(x, incoming) if for_g else None,
+        )
+
+
+class _Curvature(Function):
+    """K."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, g: Tensor, u: Tensor) -> Tensor:
+        ctx.save_for_backward(x, g, u)
+        return form_on(CURVATURE_FORMS, x.device.type)(x, g, u)
+
+    @staticmethod
+    def backward(ctx: Any, incoming: Tensor) -> tuple[Tensor | None, ...]:
+        x, g, u = ctx.saved_tensors
+        for_x, for_g, for_u = ctx.needs_input_grad
+        return (
+            incoming * g * u * _third(x) if for_x else None,
+            _Curvature.apply(x, incoming, u) if for_g else None,
+            _Curvature.apply(x, g, incoming) if for_u else None,
+        )
+
+
+def curvature(x: Tensor, g: Tensor, u: Tensor) -> Tensor:
+    """K in plain torch."""
+    s = torch.sigmoid(x)
+    bend = (s * -2).add_(1).mul_(x).add_(2)  # silu'' = s (1 - s) (2 + x (1 - 2 s))
+    return bend.mul_(s.addcmul_(s, s, value=-1)).mul_(g).mul_(u)
+
+
+def _third(x: Tensor) -> Tensor:
+    """The third derivative, in operations that torch differentiates."""
+    s = torch.sigmoid(x)
+    p, odd = s * (1 - s), 1 - 2 * s  # s' and s'' / s'
+    return p * (odd * (3 + x * odd) - 2 * x * p)
+
+
+CURVATURE_FORMS: Mapping[str, Form] = {ANYWHERE: curvature, "cpu": cpu.or_plain(cpu.silu_curvature, curvature)}
+SILU_FORMS: Mapping[str, Form] = {ANYWHERE: _Value.apply, FUSABLE: nn.functional.silu}

@@ -1,0 +1,125 @@
+"""This project, now or at an older commit, as a peer of ``bench_peers``.
+
+    python peer_ours.py KIND FOLDER [past] [write] [plain] [keep] [compiled]
+
+``past``: the modules of commit 57a3d48, found by PYTHONPATH. ``write``: its weights are those of all. ``plain``: no compiled
+kernels. ``keep``: freed memory is kept, as in every command that trains. ``compiled``: by ``train.compile``'s function.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import ase
+import numpy as np
+import torch
+from peer_worker import CUTOFF, FORCES, HIDDEN, LAYERS, RADIAL, arguments, serve, tensors, weights
+from torch import Tensor
+
+from hydragnn.graphs.atomic import from_ase
+from hydragnn.graphs.batch import concatenate
+from hydragnn.graphs.field import Field
+from hydragnn.models import build_model, degree_statistics
+
+FIELDS = [
+    Field(name="atomic_numbers", on="node", classes=119, dtype="int64"),
+    Field(name="energy", on="graph", role="target"),
+    Field(name="forces", on="node", shape=(3,), parity="vector", role="target"),
+]
+
+
+def batch_of(folder: Path) -> Any:
+    """The driver's structures as one batch, with neighbour lists of this commit."""
+    given = {name: tensor.numpy() for name, tensor in tensors(folder).items()}
+    graphs = []
+    for number, (begin, end) in enumerate(zip(given["offsets"], given["offsets"][1:])):
+        atoms = ase.Atoms(given["numbers"][begin:end], given["exact_positions"][begin:end])
+        atoms.cell, atoms.pbc = given["cells"][number], given["periodic"][number]
+        graphs.append(from_ase(atoms, cutoff=CUTOFF))
+    return concatenate(graphs)
+
+
+def present(kind: str, folder: Path) -> tuple[Any, Any]:
+    """Model and batch as the project is now."""
+    from hydragnn.architectures import architecture_of
+    from hydragnn.models import parse_head
+
+    batch = batch_of(folder).to(dtype=torch.float32)
+    settings = architecture_of(kind).Settings.parse({"kind": kind, **settings_of(kind, norm="paper")})
+    return built(settings, parse_head(head_of(kind)), batch), batch
+
+
+def past(kind: str, folder: Path) -> tuple[Any, Any]:
+    """Model and batch at commit 57a3d48."""
+    from hydragnn.graphs.batch import to
+    from hydragnn.models import HeadSettings
+    from hydragnn.models import settings as classes
+
+    batch = to(batch_of(folder), dtype=torch.float32)
+    names = {"painn": "PaiNN", "schnet": "SchNet", "egnn": "EGNN", "pna": "PNA"}
+    settings = getattr(classes, names[kind] + "Settings")(**settings_of(kind))
+    given = {**head_of(kind), "kind": None, "pool": "sum"}
+    head = HeadSettings(**{name: value for name, value in given.items() if value})
+    return built(settings, head, batch), batch
+
+
+def settings_of(kind: str, **painn: str) -> dict[str, Any]:
+    """Sizes, and functions of lengths that schnetpack has as well (no Gaussians: their tails are numbers below 1e-38, which
+    processors multiply several times slower on both sides)."""
+    sizes = {"hidden_dim": HIDDEN, "num_layers": LAYERS, "num_radial": RADIAL, "cutoff": CUTOFF}
+    return {**sizes, "radial": "bessel", "envelope": "cosine", **(painn if kind == "painn" else {})}
+
+
+def head_of(kind: str) -> dict[str, str]:
+    """Energies, with forces where these are trained."""
+    return {"kind": "energy", "field": "energy", **({"forces": "forces"} if FORCES[kind] else {})}
+
+
+def built(settings: Any, head: Any, batch: Any) -> Any:
+    """The model of these settings."""
+    return build_model(
+        settings, [head], FIELDS, inputs=["atomic_numbers"], dim=3, seed=0, statistics=degree_statistics([batch])
+    )
+
+
+def renamed(kind: str, name: str) -> str:
+    """Today's name of a weight of 57a3d48."""
+    from hydragnn.architectures import architecture_of
+
+    start = "encoder."
+    return start + architecture_of(kind).renamed(name.removeprefix(start)) if name.startswith(start) else name
+
+
+def share_weights(kind: str, folder: Path, model: Any, options: list[str]) -> None:
+    """Take the weights that are there, if ``write`` does not make them, and leave them by this commit's names if it is not past."""
+    own: dict[str, Tensor] = model.state_dict()
+    if "write" not in options:
+        given = weights(folder, kind)
+        model.load_state_dict({name if name in own else renamed(kind, name): value for name, value in given.items()})
+    if "write" in options or "past" not in options:
+        np.savez(folder / f"{kind}.npz", **{name: tensor.numpy() for name, tensor in model.state_dict().items()})
+
+
+def main() -> None:
+    """Serve."""
+    kind, folder, options = arguments()
+    if "keep" in options:
+        from hydragnn.allocator import keep_memory
+
+        keep_memory()
+    if "plain" in options:
+        from hydragnn.kernels import compiled
+
+        compiled.library = lambda: None
+    model, batch = (past if "past" in options else present)(kind, folder)
+    share_weights(kind, folder, model, options)
+    call = model
+    if "compiled" in options:
+        from hydragnn.models import compiled_model
+
+        call = compiled_model(model)
+    serve(model, lambda: [prediction.mean for prediction in call(batch).values()], recorded=False)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

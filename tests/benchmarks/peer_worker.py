@@ -1,0 +1,82 @@
+"""The end of a peer process in ``bench_peers``: it takes a step whenever it is asked to, and says what it cost.
+
+Imports torch and numpy alone, since it runs in environments of others.
+"""
+
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+HIDDEN, LAYERS, RADIAL, CUTOFF = 64, 3, 20, 5.0
+FORCES = {"painn": True, "schnet": True, "egnn": True, "pna": False}
+"""Architectures, and whether forces are trained with the energies."""
+
+Predict = Callable[[], Iterable[Tensor]]
+
+
+def tensors(folder: Path) -> dict[str, Tensor]:
+    """What the driver wrote: numbers, positions, senders, receivers, shifts (Angstrom), graph of every node."""
+    with np.load(folder / "graphs.npz") as arrays:
+        return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
+
+
+def weights(folder: Path, kind: str) -> dict[str, Tensor]:
+    """The weights that all of one form share, by this project's names."""
+    with np.load(folder / f"{kind}.npz") as arrays:
+        return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
+
+
+def training_step(model: nn.Module, predict: Predict) -> Callable[[], float]:
+    """Forward, forces, backward and AdamW; gives the loss."""
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+
+    def step() -> float:
+        model.train()
+        optimizer.zero_grad()
+        loss = torch.stack([value.square().mean() for value in predict()]).sum()
+        loss.backward()
+        optimizer.step()
+        return float(loss.detach())
+
+    return step
+
+
+def inference(model: nn.Module, predict: Predict, recorded: bool) -> Callable[[], float]:
+    """Energies and forces; ``recorded`` where a model needs gradients to be on for its forces."""
+
+    def step() -> float:
+        model.eval()
+        with torch.set_grad_enabled(recorded):
+            return float(sum(value.detach().square().mean() for value in predict()))
+
+    return step
+
+
+def serve(model: nn.Module, predict: Predict, recorded: bool = True) -> None:
+    """Answer lines ``values``, ``train`` and ``infer`` on stdin until it ends, each by one line of JSON."""
+    steps = {"train": training_step(model, predict), "infer": inference(model, predict, recorded)}
+    model.eval()
+    print(json.dumps({"parameters": sum(parameter.numel() for parameter in model.parameters())}), flush=True)
+    for line in sys.stdin:
+        request = line.strip()
+        if request == "values":
+            answer: dict[str, object] = {"values": [value.detach().flatten().tolist() for value in predict()]}
+        else:
+            begin = time.process_time()
+            steps[request]()
+            answer = {"seconds": time.process_time() - begin}
+            answer["peak"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        print(json.dumps(answer), flush=True)
+
+
+def arguments() -> tuple[str, Path, list[str]]:
+    """Architecture, folder and options of this process; torch takes one thread."""
+    torch.set_num_threads(1)
+    return sys.argv[1], Path(sys.argv[2]), sys.argv[3:]

@@ -1,0 +1,12 @@
+#!/bin/bash
+# An environment of its own for the peers of bench_peers: bash tests/benchmarks/peers.sh DIRECTORY
+# It borrows torch and what lies beside it from the Python that runs this project; nothing is installed into that one.
+set -e
+python -m venv "$1"
+here=$(python -c "import torch, pathlib; print(pathlib.Path(torch.__file__).parent.parent)")
+there=$("$1/bin/python" -c "import sysconfig; print(sysconfig.get_paths()['purelib'])")
+echo "$here" > "$there/borrowed.pth"
+"$1/bin/pip" install --quiet hydra-core hydra-colorlog pytorch-lightning torchmetrics fasteners dirsync torch-ema matscipy \
+    tensorboard tensorboardX tqdm psutil
+# schnetpack wants sympy 1.12, and with it a torch of years ago; HydraGNN wants torch-scatter, which its layers do not import
+"$1/bin/pip" install --quiet --no-deps schnetpack==2.1.1 HydraGNN==3.0

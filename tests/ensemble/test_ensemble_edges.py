@@ -1,0 +1,78 @@
+"""Stores whose edges came about otherwise than those of training are refused; those in which members see the same are not."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from ase import Atoms
+
+from hydragnn.architectures import ArchitectureSettings, architecture_of
+from hydragnn.datasets import MemoryStore, StoreWriter
+from hydragnn.ensemble import Ensemble
+from hydragnn.ensemble.edges import check_edges
+from hydragnn.ensemble.prediction.predict import predict_to_file
+from hydragnn.errors import InputError
+from hydragnn.graphs.atomic import from_ase
+from tests.ensemble.conftest import CUTOFF
+
+
+def settings(kind: str, **changes: Any) -> ArchitectureSettings:
+    """Those of a member that looks 4 Angstrom far."""
+    table = {"kind": kind, "cutoff": 4.0, "envelope": "polynomial", **changes}
+    return architecture_of(kind).Settings.parse(table)
+
+
+SMOOTH, COUNTING, OPEN = settings("painn"), settings("pna"), settings("schnet", envelope="none")
+
+
+@pytest.mark.parametrize(
+    ("members", "given"),
+    [
+        ([SMOOTH, COUNTING], {"cutoff": 5.0}),
+        ([SMOOTH], {"cutoff": 4.0}),  # as far as it looks
+        ([SMOOTH], {"cutoff": 9.0}),  # messages end smoothly before
+        ([COUNTING], {}),  # nothing is known
+    ],
+)
+def test_stores_in_which_members_see_what_they_saw(
+    members: list[ArchitectureSettings], given: Mapping[str, Any]
+) -> None:
+    check_edges(members, {"cutoff": 5.0}, given)
+    check_edges(members, {}, {"cutoff": 5.0, **given})
+
+
+@pytest.mark.parametrize(
+    ("members", "given"),
+    [
+        ([SMOOTH], {"cutoff": 3.9}),
+        ([SMOOTH, COUNTING], {"cutoff": 9.0}),  # counts what is beyond, too
+        ([OPEN], {"cutoff": 9.0}),
+        ([OPEN], {"cutoff": 4.5}),
+        ([SMOOTH], {"cutoff": 5.0, "max_neighbours": 12}),
+    ],
+)
+def test_stores_with_other_neighbours_are_refused(
+    members: list[ArchitectureSettings], given: Mapping[str, Any]
+) -> None:
+    with pytest.raises(InputError, match=r"built with (cutoff|max_neighbours) = .*; build it in the same way"):
+        check_edges(members, {"cutoff": 5.0}, given)
+
+
+def test_a_prediction_and_an_evaluation_on_shorter_edges_are_refused_at_the_door(
+    ensemble: Path, frames: list[Atoms], tmp_path: Path
+) -> None:
+    graphs = [from_ase(atoms, 3.0) for atoms in frames[:3]]
+    short, loaded = MemoryStore(graphs, {"cutoff": 3.0}), Ensemble.load(ensemble)
+    with pytest.raises(InputError, match=r"cutoff = 3, the graphs of training with cutoff = 4\.5"):
+        loaded.predict(short)
+    with StoreWriter(tmp_path / "short.h5", short.fields(), dim=3, attributes=short.attributes) as writer:
+        writer.write(short.read(np.arange(3)))
+    with pytest.raises(InputError, match="build it in the same way"):
+        predict_to_file(ensemble, tmp_path / "short.h5", tmp_path / "out.npz")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["short.h5"]
+    wide = MemoryStore([from_ase(atoms, 6.0) for atoms in frames[:3]], {"cutoff": 6.0})
+    same = MemoryStore([from_ase(atoms, CUTOFF) for atoms in frames[:3]], {"cutoff": CUTOFF})
+    said = [loaded.predict(one)["energy"].mean for one in (wide, same)]
+    np.testing.assert_allclose(*said, rtol=1e-5)
