@@ -86,7 +86,7 @@ def _cabinet_faults(assumptions: Assumptions, nodes: int, seed: int, allocation:
 def is_storm(assumptions: Assumptions, seconds: float) -> bool:
     """Return True where every launch fails, so many seconds after the beginning of the allocation.
 
-    >>> [is_storm(Assumptions(storm_minutes=10), 60 * minutes) for minutes in (59, 60, 69, 70, 420)]
+    >>> [is_storm(Assumptions(storm_minutes=10), 60.0 * minutes) for minutes in (59, 60, 69, 70, 420)]
     [False, True, True, False, True]
     """
     since = seconds - 3600 * assumptions.storm_first_hours

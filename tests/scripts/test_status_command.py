@@ -6,18 +6,22 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 from rich.console import Console
 
 import hydragnn
+from hydragnn.datasets import StoreWriter
 from hydragnn.errors import InputError
+from hydragnn.graphs import Field, graph_from_arrays
 from hydragnn.hpo import campaign_settings
 from hydragnn.hpo.preflight import write_settings
 from hydragnn.hpo.scheduling.events import Plan
 from hydragnn.scripts.status import show_status
 
+ENERGY = Field(name="energy", on="graph", role="target")
 TABLE = {
-    "data": {"store": "nowhere.h5"},
+    "data": {"store": "few.h5"},
     "model": {"kind": "schnet"},
     "heads": [{"field": "energy"}],
     "train": {"epochs": 18},
@@ -36,11 +40,13 @@ Campaign = Callable[[tuple[str, ...]], Path]
 
 @pytest.fixture
 def campaign(played: ModuleType, tmp_path: Path) -> Campaign:
-    """A maker of campaign folders on the given slots; the store is not needed to see how they stand."""
+    """A maker of campaign folders on the given slots."""
 
     def make_campaign(slots: tuple[str, ...]) -> Path:
         folder = tmp_path / "campaign"
         folder.mkdir()
+        with StoreWriter(folder / "few.h5", [ENERGY], dim=3) as writer:
+            writer.write(graph_from_arrays(np.eye(3), [0], [1], fields=[ENERGY], graphs={"energy": np.float32(0)}))
         write_settings(campaign_settings(TABLE, folder / "CAMPAIGN.toml"), [], folder)
         plan = Plan(trials=40, rungs=(2, 6, 18), finalists=2, max_slots=2)
         player = played.Player(plan, slots, seed=3, own=0.1, machine=0.08, bad=frozenset(slots[2:3]), work=30.0)

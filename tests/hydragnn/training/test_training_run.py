@@ -43,7 +43,7 @@ def test_a_run_leaves_its_record_its_configuration_and_a_model_that_predicts(
 def test_the_best_epoch_is_kept_as_the_model_even_if_later_ones_are_worse(
     store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
-    config = make_config(train__epochs=8, train__schedule="constant", train__learning_rate=0.15)
+    config = make_config(train__epochs=8, train__schedule="constant", train__learning_rate=0.2)
     record = train(config, tmp_path / "run", store=store)
     losses = record.curves["valid/loss"]
     assert record.best["epoch"] == losses.index(min(losses)) + 1 < 8, "choose a rate at which later epochs are worse"
