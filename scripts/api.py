@@ -167,16 +167,15 @@ def build_ensemble(
     from hydragnn.ensemble import build_ensemble as ensemble_of_runs
     from hydragnn.ensemble import ensemble_from_runs
     from hydragnn.ensemble.build import check_out
-    from hydragnn.hpo import campaign_records, finished_runs
+    from hydragnn.hpo import finished_runs
     from hydragnn.runs.moved import name_store
     from hydragnn.scripts.final import trained_ensemble
-    from hydragnn.scripts.members import campaign_or_runs, check_no_options
+    from hydragnn.scripts.members import campaign_or_runs, check_no_options, recorded_runs
 
     check_out(Path(out))
     campaign = campaign_or_runs([Path(source)] if isinstance(source, Path | str) else [Path(one) for one in source])
     if store is not None:
-        runs = campaign if isinstance(campaign, list) else [folder for _, _, folder in campaign_records(campaign)]
-        name_store(runs, Path(store), branch)
+        name_store(campaign if isinstance(campaign, list) else recorded_runs(campaign), Path(store), branch)
     if isinstance(campaign, list):
         check_no_options(
             {
@@ -202,9 +201,8 @@ def build_ensemble(
             quiet=quiet,
             branch=branch,
         )
-    return ensemble_from_runs(
-        finished_runs(campaign), Path(out), top_k=top_k, method=method, campaign=campaign, branch=branch
-    )
+    runs = finished_runs(campaign)
+    return ensemble_from_runs(runs, Path(out), top_k=top_k, method=method, campaign=campaign, branch=branch)
 
 
 def predict(

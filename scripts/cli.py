@@ -42,6 +42,16 @@ Resume = Annotated[bool, typer.Option("--resume", help="Continue what an interru
 Branch = Annotated[
     str, typer.Option("--branch", metavar="NAME", help="Which branch, where runs have several data sets.")
 ]
+TrainAnew = Annotated[
+    bool, typer.Option("--train", help="Train the chosen configurations anew to the full budget, as one balanced job.")
+]
+FinalSeeds = Annotated[
+    int, typer.Option(min=0, help="As --train, every configuration with so many seeds; 0 keeps the trials.")
+]
+Store = Annotated[
+    Path | None,
+    typer.Option("--store", help="Where the store lies now, if it or the runs were moved; their files remember it."),
+]
 Out = Annotated[Path, typer.Option("--out", help="Where the result goes; must not exist yet, unless resuming.")]
 
 
@@ -241,13 +251,8 @@ def ensemble(
             show_default="top-k",
         ),
     ] = None,
-    train: Annotated[
-        bool,
-        typer.Option("--train", help="Train the chosen configurations anew to the full budget, as one balanced job."),
-    ] = False,
-    final_seeds: Annotated[
-        int, typer.Option(min=0, help="As --train, every configuration with so many seeds; 0 keeps the trials.")
-    ] = 0,
+    train: TrainAnew = False,
+    final_seeds: FinalSeeds = 0,
     epochs: Annotated[int | None, typer.Option(min=1, help="As --train, for so many epochs.")] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="With --train: runs at once, one thread each.")] = None,
     branch: Branch = "",

@@ -7,6 +7,7 @@ from typing import Any
 from hydragnn.ensemble.build import check_finished
 from hydragnn.errors import InputError
 from hydragnn.files import kind_of_folder
+from hydragnn.hpo import campaign_records
 
 
 def campaign_or_runs(sources: Sequence[Path]) -> Path | list[Path]:
@@ -27,6 +28,11 @@ def campaign_or_runs(sources: Sequence[Path]) -> Path | list[Path]:
             f"runs alone, which all become members (those of a campaign lie in {campaigns[0]}/trials)"
         )
     return campaigns[0]
+
+
+def recorded_runs(campaign: Path) -> list[Path]:
+    """The run folders of all trials of a campaign that left a record."""
+    return [folder for _, _, folder in campaign_records(campaign)]
 
 
 def check_no_options(options: Mapping[str, Any]) -> None:
