@@ -142,9 +142,9 @@ def add_ends(received: Tensor | None, sent: Tensor, edges: Tensor | None, topolo
 
 def sum_to_receivers(messages: Tensor, segments: tuple[Tensor, int]) -> Tensor | None:
     """Messages added one by one to their receivers, which come in any order."""
-    if not serves(messages):
-        return None
     receivers, num_nodes = segments
+    if receivers.dtype != torch.int64 or not serves(messages):
+        return None
     out = messages.new_empty(num_nodes, *messages.shape[1:])
     return out if call("scatter_sum", (messages, receivers), _sizes(messages, num_nodes), out) else None
 
@@ -152,7 +152,8 @@ def sum_to_receivers(messages: Tensor, segments: tuple[Tensor, int]) -> Tensor |
 def pair_edges(vectors: Tensor, topology: Topology) -> tuple[Tensor, Tensor] | None:
     """The first edge of every pair of reverse edges, and the pair of every edge; None where an edge has no reverse."""
     edges = topology.num_edges
-    if not edges or topology.num_rows != topology.num_columns or not serves(vectors):
+    wide = topology.senders.dtype == topology.receivers.dtype == torch.int64
+    if not edges or not wide or topology.num_rows != topology.num_columns or not serves(vectors):
         return None
     first, pair = (topology.senders.new_empty(count) for count in (edges + 1, edges))
     arrays = (vectors, topology.senders, topology.receivers, topology.row_offsets)
@@ -163,8 +164,10 @@ def pair_edges(vectors: Tensor, topology: Topology) -> tuple[Tensor, Tensor] | N
 
 
 def serves_segments(messages: Tensor, receivers: Tensor, num_nodes: int) -> bool:
-    """Return True where the compiled passes over rows take these messages: receivers ascend and are nodes."""
-    return serves(messages) and call("ascends", (receivers,), (receivers.shape[0], num_nodes))
+    """Return True where the compiled passes over rows take these messages: receivers are int64, ascend and are nodes."""
+    if receivers.dtype != torch.int64 or not serves(messages):
+        return False
+    return call("ascends", (receivers,), (receivers.shape[0], num_nodes))
 
 
 def statistics(messages: Tensor, receivers: Tensor, num_nodes: int, names: tuple[str, ...]) -> tuple[Tensor, ...]:

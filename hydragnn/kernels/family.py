@@ -68,6 +68,19 @@ def taken_for(device: str, kind: str) -> Iterator[None]:
         del _taken_for[device]
 
 
+_callers: list[Callable[..., Tensor]] = []
+
+
+@contextmanager
+def called_by(caller: Callable[..., Tensor]) -> Iterator[None]:
+    """Within it ``caller`` gets every call of a family, with this family before its arguments."""
+    _callers.append(caller)
+    try:
+        yield
+    finally:
+        _callers.pop()
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Member:
     """An op that is linear in each of its tensors.
@@ -96,7 +109,7 @@ def check_items(items: Sequence[str], tensors: Sequence[Tensor], structure: Any)
             raise ValueError(
                 f"a tensor of shape {list(tensor.shape)} goes with {count} {what} of {structure}; it needs one item for each"
             )
-    if structure.senders.is_cpu:
+    if structure.senders.is_cpu and not is_accelerated("cpu"):
         _ = structure.largest_ends
 
 
@@ -115,12 +128,15 @@ class Family:
                     raise ValueError(f"a derivative of {name} is {derivative}, which is no member; add it to the table")
                 if len(arguments) != len(members[derivative].derivatives):
                     raise ValueError(f"a derivative of {name} calls {derivative} with {len(arguments)} tensors")
+        self.members = members
         self._shells: dict[str, type[Function]] = {}
         for name, member in members.items():
             self._shells[name] = _shell(name, member, self._shells)
 
     def __call__(self, name: str, tensors: Sequence[Tensor], structure: Any) -> Tensor:
         """The op ``name`` of the tensors, differentiable as often as one likes."""
+        if _callers:
+            return _callers[-1](self, name, tensors, structure)
         value: Tensor = self._shells[name].apply(structure, *tensors)
         return value
 

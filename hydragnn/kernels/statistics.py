@@ -157,7 +157,7 @@ class _Extreme(Function):
 
 def scattered_extreme(messages: Tensor, receivers: Tensor, num_nodes: int, which: str) -> Tensor:
     """Each node's extreme in plain torch, ``amin`` or ``amax``; zeros without edges."""
-    rows = receivers.view(-1, *[1] * (messages.dim() - 1)).expand_as(messages)  # [edges, *features]
+    rows = receivers.long().view(-1, *[1] * (messages.dim() - 1)).expand_as(messages)  # [edges, *features]
     value = messages.new_zeros(num_nodes, *messages.shape[1:])
     return value.scatter_reduce_(0, rows, messages, which, include_self=False)
 
@@ -165,7 +165,7 @@ def scattered_extreme(messages: Tensor, receivers: Tensor, num_nodes: int, which
 def first_holders(messages: Tensor, receivers: Tensor, value: Tensor) -> Tensor:
     """The first edge of each node whose message is ``value``, one past the last without edges; in plain torch."""
     edges = messages.shape[0]
-    rows = receivers.view(-1, *[1] * (messages.dim() - 1)).expand_as(messages)  # [edges, *features]
+    rows = receivers.long().view(-1, *[1] * (messages.dim() - 1)).expand_as(messages)  # [edges, *features]
     numbers = torch.arange(edges, device=messages.device).view(-1, *[1] * (messages.dim() - 1))
     # [edges, *features]: an edge's number where it holds its receiver's extreme, else one past the last
     hit = torch.where(messages == value.index_select(0, receivers), numbers, edges)

@@ -72,6 +72,15 @@ def test_narrow_indices_are_refused() -> None:
         gather_add(None, torch.ones(2, 3), None, edges)
 
 
+@pytest.mark.parametrize("name", [name for name in OPS if name.startswith("segment")])
+def test_narrow_receivers_of_messages_give_what_wide_ones_give(name: str) -> None:
+    """Compiled loops take int64 alone, and would read twice as far."""
+    op: Op = OPS[name]
+    for case, given in op.cases(GRAPHS, 5):
+        narrow = replace(given, rest=(given.rest[0].int(), *given.rest[1:]))
+        assert op.within(op.compare(narrow)), case
+
+
 def test_gradients_of_a_broken_graph_are_not_reached() -> None:
     """The first op refuses; nothing is computed with what was read."""
 

@@ -1,0 +1,192 @@
+"""The members of all families as operators that torch knows by name: ``torch.ops.hydragnn.*``, for graphs that are traced and compiled.
+
+Each is made from its table in ``family.py``: its kernel takes the form of the device, its fake kernel tells shapes by the form that
+compilers see, its derivatives are operators of the same family. A topology becomes flat arguments (``TOPOLOGY``), a pair of indices
+and a number two (``INDICES``). Without ``operators`` nothing goes this way: torch's dispatcher costs a small step more than the ops do.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hydragnn.graphs.topology import Topology, searched_offsets
+from hydragnn.kernels import ends, family, gathered_outer, outer, per_receiver, trilinear
+from hydragnn.kernels.family import ANYWHERE, FUSABLE, INCOMING, Family, Member, check_items, form_on, plain_forms
+
+ROWS = ("row_offsets", "largest_ends")
+COLUMNS = ("sorted_senders", "by_sender", "column_offsets", "receivers_by_sender")
+"""What follows from the edges of a topology and is given along, so that it is made once for all operators of a graph."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Structure:
+    """A structure as flat arguments: their schema, what makes them, and what makes it of them again."""
+
+    schema: str
+    flatten: Callable[[Any], tuple[Any, ...]]
+    rebuild: Callable[..., Any]
+
+
+def _flatten_topology(topology: Topology, transposed: bool) -> tuple[Any, ...]:
+    derived = _derive(topology, transposed or not topology.senders.is_cpu)
+    known = [derived.get(name) for name in (*ROWS, *COLUMNS)]
+    return topology.senders, topology.receivers, *known, topology.num_columns, topology.num_rows
+
+
+def _derive(topology: Topology, transposed: bool) -> Mapping[str, Tensor]:
+    """What follows from the edges, by operations whose shapes a tracer knows; kept with the topology."""
+    senders, receivers, derived = topology.senders, topology.receivers, topology.derived
+    if "row_offsets" not in derived:
+        derived["row_offsets"] = searched_offsets(receivers, topology.num_rows)
+    if senders.is_cpu and "largest_ends" not in derived:
+        sizes = topology.num_columns, topology.num_rows
+        derived["largest_ends"] = torch.ops.hydragnn.largest_ends(senders, receivers, *sizes)
+    if transposed and "column_offsets" not in derived:
+        derived["sorted_senders"], derived["by_sender"] = torch.sort(senders, stable=True)
+        derived["column_offsets"] = searched_offsets(derived["sorted_senders"], topology.num_columns)
+    if transposed:
+        _ = topology.receivers_by_sender
+    return derived
+
+
+def _topology(senders: Tensor, receivers: Tensor, *rest: Any) -> Topology:
+    *known, num_columns, num_rows = rest
+    topology = Topology(senders=senders, receivers=receivers, num_columns=num_columns, num_rows=num_rows)
+    topology.derived.update({name: value for name, value in zip((*ROWS, *COLUMNS), known) if value is not None})
+    return topology
+
+
+TOPOLOGY_SCHEMA = (
+    "Tensor senders, Tensor receivers, "
+    + "".join(f"Tensor? {name}, " for name in (*ROWS, *COLUMNS))
+    + "SymInt num_columns, SymInt num_rows"
+)
+BY_ROW, BY_COLUMN = (
+    Structure(
+        schema=TOPOLOGY_SCHEMA,
+        flatten=lambda topology, transposed=transposed: _flatten_topology(topology, transposed),
+        rebuild=_topology,
+    )
+    for transposed in (False, True)
+)
+"""A topology; where forms of the family in plain torch read it by its columns, with the order of these."""
+INDICES = Structure(
+    schema="Tensor index, SymInt count", flatten=lambda given: given, rebuild=lambda index, count: (index, count)
+)
+FAMILIES: Mapping[str, tuple[Family, Structure]] = {
+    "plain": (trilinear.PLAIN, BY_COLUMN),
+    "per_edge": (trilinear.PER_EDGE, BY_COLUMN),
+    "per_channel": (trilinear.PER_CHANNEL, BY_ROW),
+    "ends": (ends.ENDS, BY_ROW),
+    "outer": (outer.OUTER, BY_ROW),
+    "gathered_outer": (gathered_outer.GATHERED_OUTER, BY_ROW),
+    "sums": (per_receiver.SUMS, INDICES),
+    "winners": (per_receiver.WINNERS, INDICES),
+}
+"""All families by the name that their operators begin with."""
+
+
+@contextmanager
+def operators() -> Iterator[None]:
+    """Compute all members of families as operators within the block, so that a traced graph has them, and with them the form of its device."""
+    with family.called_by(_call):
+        yield
+
+
+def operator_name(prefix: str, member: str) -> str:
+    """The name of a member's operator, without its namespace."""
+    return f"{prefix}_{member.replace(' ', '_')}"
+
+
+def _call(caller: Family, name: str, tensors: tuple[Tensor, ...], structure: Any) -> Tensor:
+    prefix, flattening = _PREFIXES[caller]
+    value: Tensor = getattr(torch.ops.hydragnn, operator_name(prefix, name))(*tensors, *flattening.flatten(structure))
+    return value
+
+
+def _register(library: torch.library.Library, prefix: str, name: str, members: Mapping[str, Member]) -> None:
+    """Define the operator of a member: what it takes, computes, gives as shapes, and its derivatives."""
+    member, structure = members[name], FAMILIES[prefix][1]
+    count, operator = len(member.derivatives), operator_name(prefix, name)
+    tensors = ", ".join(f"Tensor tensor{place}" for place in range(count))
+    library.define(f"{operator}({tensors}, {structure.schema}) -> Tensor", tags=(torch.Tag.needs_fixed_stride_order,))
+
+    def kernel(*given: Any) -> Tensor:
+        rebuilt = structure.rebuild(*given[count:])
+        if member.items:
+            check_items(member.items, given[:count], rebuilt)
+        value = form_on(member.forms, given[0].device.type)(*given[:count], rebuilt)
+        return (
+            value.clone() if any(value is tensor for tensor in given) else value
+        )  # what is given belongs to the caller
+
+    def fake(*given: Any) -> Tensor:
+        with plain_forms():
+            form = member.forms.get(FUSABLE, member.forms[ANYWHERE])
+            return torch.empty_like(
+                form(*given[:count], structure.rebuild(*given[count:])), memory_format=torch.contiguous_format
+            )
+
+    library.impl(operator, kernel, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"hydragnn::{operator}", fake, lib=library)
+    setup, backward = _derivatives(prefix, member, count)
+    torch.library.register_autograd(f"hydragnn::{operator}", backward, setup_context=setup, lib=library)
+
+
+def _derivatives(prefix: str, member: Member, count: int) -> tuple[Callable[..., None], Callable[..., Any]]:
+    """What is kept of a call, and the gradients made of it by operators of the family."""
+    kept = {place for _, arguments in member.derivatives for place in arguments if place != INCOMING}
+
+    def setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        saved = {
+            place: value
+            for place, value in enumerate(inputs)
+            if isinstance(value, Tensor) and (place in kept or place >= count)
+        }
+        ctx.rest = [None if isinstance(value, Tensor) else value for value in inputs]
+        ctx.places = list(saved)
+        ctx.save_for_backward(*saved.values())
+        ctx.dtypes = [tensor.dtype for tensor in inputs[:count]]
+
+    def backward(ctx: Any, incoming: Tensor) -> tuple[Tensor | None, ...]:
+        known = list(ctx.rest)
+        for place, tensor in zip(ctx.places, ctx.saved_tensors):
+            known[place] = tensor
+        structure, known = known[count:], [*known[:count], incoming]
+        gradients: list[Tensor | None] = []
+        for place, (derivative, arguments) in enumerate(member.derivatives):
+            if not ctx.needs_input_grad[place]:
+                gradients.append(None)
+                continue
+            operator = getattr(torch.ops.hydragnn, operator_name(prefix, derivative))
+            gradient = operator(*[known[argument] for argument in arguments], *structure)
+            gradients.append(gradient.to(ctx.dtypes[place]))
+        return *gradients, *[None] * len(structure)
+
+    return setup, backward
+
+
+def _largest_ends(senders: Tensor, receivers: Tensor, num_columns: int, num_rows: int) -> Tensor:
+    return Topology(senders=senders, receivers=receivers, num_columns=num_columns, num_rows=num_rows).largest_ends
+
+
+def _register_all() -> torch.library.Library:
+    library = torch.library.Library("hydragnn", "DEF")
+    library.define("largest_ends(Tensor senders, Tensor receivers, SymInt num_columns, SymInt num_rows) -> Tensor")
+    library.impl("largest_ends", _largest_ends, "CompositeExplicitAutograd")
+    torch.library.register_fake("hydragnn::largest_ends", lambda senders, *_: senders.new_empty(2), lib=library)
+    for prefix, (caller, _) in FAMILIES.items():
+        for name in caller.members:
+            _register(library, prefix, name, caller.members)
+    return library
+
+
+_PREFIXES: Mapping[Family, tuple[str, Structure]] = {
+    caller: (prefix, structure) for prefix, (caller, structure) in FAMILIES.items()
+}
+LIBRARY = _register_all()
+"""Keeps the operators registered for as long as this module is loaded."""
