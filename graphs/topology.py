@@ -116,7 +116,7 @@ class Topology:
         return self._derived[name]
 
     @property
-    def derived(self) -> dict[str, Tensor]:
+    def index_arrays(self) -> dict[str, Tensor]:
         """What was derived so far, by the name of its property; what a caller puts there is taken for it."""
         return self._derived
 

@@ -8,6 +8,7 @@ and a number two (``INDICES``). Without ``operators`` nothing goes this way: tor
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,32 +32,32 @@ class Structure:
     rebuild: Callable[..., Any]
 
 
-def _flatten_topology(topology: Topology, transposed: bool) -> tuple[Any, ...]:
-    derived = _derive(topology, transposed or not topology.senders.is_cpu)
-    known = [derived.get(name) for name in (*ROWS, *COLUMNS)]
+def _flatten_topology(topology: Topology, *, transposed: bool) -> tuple[Any, ...]:
+    arrays = _derive(topology, transposed or not topology.senders.is_cpu)
+    known = [arrays.get(name) for name in (*ROWS, *COLUMNS)]
     return topology.senders, topology.receivers, *known, topology.num_columns, topology.num_rows
 
 
 def _derive(topology: Topology, transposed: bool) -> Mapping[str, Tensor]:
     """What follows from the edges, by operations whose shapes a tracer knows; kept with the topology."""
-    senders, receivers, derived = topology.senders, topology.receivers, topology.derived
-    if "row_offsets" not in derived:
-        derived["row_offsets"] = searched_offsets(receivers, topology.num_rows)
-    if senders.is_cpu and "largest_ends" not in derived:
+    senders, receivers, arrays = topology.senders, topology.receivers, topology.index_arrays
+    if "row_offsets" not in arrays:
+        arrays["row_offsets"] = searched_offsets(receivers, topology.num_rows)
+    if senders.is_cpu and "largest_ends" not in arrays:
         sizes = topology.num_columns, topology.num_rows
-        derived["largest_ends"] = torch.ops.hydragnn.largest_ends(senders, receivers, *sizes)
-    if transposed and "column_offsets" not in derived:
-        derived["sorted_senders"], derived["by_sender"] = torch.sort(senders, stable=True)
-        derived["column_offsets"] = searched_offsets(derived["sorted_senders"], topology.num_columns)
+        arrays["largest_ends"] = torch.ops.hydragnn.largest_ends(senders, receivers, *sizes)
+    if transposed and "column_offsets" not in arrays:
+        arrays["sorted_senders"], arrays["by_sender"] = torch.sort(senders, stable=True)
+        arrays["column_offsets"] = searched_offsets(arrays["sorted_senders"], topology.num_columns)
     if transposed:
         _ = topology.receivers_by_sender
-    return derived
+    return arrays
 
 
 def _topology(senders: Tensor, receivers: Tensor, *rest: Any) -> Topology:
     *known, num_columns, num_rows = rest
     topology = Topology(senders=senders, receivers=receivers, num_columns=num_columns, num_rows=num_rows)
-    topology.derived.update({name: value for name, value in zip((*ROWS, *COLUMNS), known) if value is not None})
+    topology.index_arrays.update({name: value for name, value in zip((*ROWS, *COLUMNS), known) if value is not None})
     return topology
 
 
@@ -68,7 +69,7 @@ TOPOLOGY_SCHEMA = (
 BY_ROW, BY_COLUMN = (
     Structure(
         schema=TOPOLOGY_SCHEMA,
-        flatten=lambda topology, transposed=transposed: _flatten_topology(topology, transposed),
+        flatten=partial(_flatten_topology, transposed=transposed),
         rebuild=_topology,
     )
     for transposed in (False, True)

@@ -11,7 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hydragnn.graphs.topology import Topology
-from hydragnn.kernels import OPS, edge_product, gather_multiply_sum, outer_sum, segment_statistics
+from hydragnn.kernels import OPS, edge_product, gather_multiply_sum, outer_sum
 from hydragnn.kernels.family import plain_forms
 from hydragnn.kernels.library import FAMILIES, operator_name, operators
 from hydragnn.kernels.ops import case_graphs, random_graph
@@ -79,9 +79,7 @@ def forces_and_their_gradient(x: Tensor, weight: Tensor, senders: Tensor, receiv
     edges = Topology.square(senders, receivers, x.shape[0])
     value = gather_multiply_sum(x, weight, edges).pow(2) + gather_multiply_sum(x, weight[:, 0], edges).sin()
     directions = edge_product(x, value, edges, per_channel=True)[:, :3]
-    energy = (
-        outer_sum(weight, directions, edges).pow(2).sum() + segment_statistics(weight, receivers, x.shape[0])[3].sum()
-    )
+    energy = outer_sum(weight, directions, edges).pow(2).sum()
     (force,) = torch.autograd.grad(energy, x, create_graph=True)
     return energy, force, *torch.autograd.grad(force.square().sum(), (x, weight))
 
@@ -99,7 +97,7 @@ def test_a_traced_graph_has_the_operators_and_serves_batches_of_all_sizes() -> N
     with operators():
         module = make_fx(forces_and_their_gradient, tracing_mode="symbolic")(*given(11, 4))
     called = {str(node.target) for node in module.graph.nodes}
-    assert {"hydragnn.per_channel_A.default", "hydragnn.outer_S.default", "hydragnn.sums_sum.default"} <= called
+    assert {"hydragnn.per_channel_A.default", "hydragnn.outer_S.default"} <= called
     assert sum(str(node.target) == "hydragnn.largest_ends.default" for node in module.graph.nodes) == 1
     for nodes, degree in ((11, 4), (29, 3)):
         for actual, expected in zip(module(*given(nodes, degree)), forces_and_their_gradient(*given(nodes, degree))):
