@@ -24,8 +24,16 @@ from hydragnn.datasets.settings import BatchSettings, DataSettings, SplitSetting
 from hydragnn.datasets.shared import load_into_memory
 from hydragnn.datasets.split import Split, make_split
 from hydragnn.datasets.store import Column, GraphStore, Sizes, changed_sentence, read_checked
-from hydragnn.datasets.survey import Survey
+from hydragnn.datasets.survey import FieldSummary, Survey
 from hydragnn.datasets.tables import find_files
-from hydragnn.datasets.tools import SizeSummary, StoreInfo, check_graphs, check_store, convert_store, store_info
+from hydragnn.datasets.tools import (
+    SizeSummary,
+    StoreInfo,
+    check_graphs,
+    check_store,
+    convert_store,
+    files_are_whole,
+    store_info,
+)
 from hydragnn.datasets.views import WithoutEdges, without_edges
 from hydragnn.datasets.writer import StoreWriter, finish_store

@@ -9,6 +9,7 @@ from typing import Any
 
 import adios2
 import numpy as np
+from numpy.typing import NDArray
 
 from hydragnn.datasets.arrays import Array
 from hydragnn.datasets.manifest import Layout, PartInfo
@@ -82,6 +83,11 @@ class AdiosPartReader:
         except RuntimeError as error:
             raise InputError(f"{path} cannot be read as ADIOS2 BP5; copy the store again") from error
 
+    @property
+    def direct(self) -> bool:
+        """Return False: every run is a call of the engine."""
+        return False
+
     def check(self, layout: Mapping[str, Layout]) -> None:
         """Raise InputError where an array is missing or has other rows, another shape or another dtype in some block."""
         for name, expected in layout.items():
@@ -106,6 +112,12 @@ class AdiosPartReader:
             if last > first and block in steps:
                 rows = self._rows(name, steps[block], first - starts[block], last - first, out.shape[1:])
                 out[first - start : last - start] = rows
+
+    def joined(
+        self, name: str, dtype: np.dtype[Any], starts: NDArray[np.int64], stops: NDArray[np.int64]
+    ) -> bytearray | None:
+        """None: blocks are read by the engine."""
+        return None
 
     def _rows(self, name: str, step: int, first: int, count: int, shape: tuple[int, ...]) -> Array:
         try:

@@ -20,7 +20,8 @@ from hydragnn.errors import InputError
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
 
-GAP = 16  # graphs between two wanted ones that are cheaper to read than to skip
+GAP = 16
+"""Graphs between two wanted ones that are cheaper to read than to skip, where an engine has to be called for every run."""
 
 
 @runtime_checkable
@@ -30,8 +31,17 @@ class PartReader(Protocol):
     def check(self, layout: Mapping[str, Layout]) -> None:
         """Raise InputError where an array is missing or has other rows, another shape or another dtype."""
 
+    @property
+    def direct(self) -> bool:
+        """Return True where runs of rows are copied out of memory, so that short ones cost little."""
+
     def fill(self, name: str, out: Array, start: int) -> None:
         """Put rows of an array, from ``start`` on, into ``out``, which is zero."""
+
+    def joined(
+        self, name: str, dtype: np.dtype[Any], starts: NDArray[np.int64], stops: NDArray[np.int64]
+    ) -> bytearray | None:
+        """The bytes of runs of rows end to end; None where they have to be filled."""
 
     def close(self) -> None:
         """Let go of the files."""
@@ -107,11 +117,16 @@ class Part:
 
     def rows(self, name: str, start: int, stop: int) -> Array:
         """The rows ``start`` to ``stop`` of an array, in the dtype that it has in memory."""
-        return self.runs(name, [(start, stop)])
+        return self.runs(name, np.array([start]), np.array([stop]))
 
-    def runs(self, name: str, runs: Sequence[tuple[int, int]]) -> Array:
+    def runs(self, name: str, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> Array:
         """Several runs of rows of an array, end to end."""
         spec = self.specs[name]
+        if 0 not in spec.shape:
+            joined = self.reader.joined(name, spec.dtype, starts, stops)
+            if joined is not None:
+                return np.frombuffer(joined, dtype=spec.dtype).reshape(-1, *spec.shape)
+        runs = list(zip(starts.tolist(), stops.tolist()))
         out = np.zeros((sum(stop - start for start, stop in runs), *spec.shape), dtype=spec.dtype)
         place = 0
         for start, stop in runs:
@@ -127,30 +142,30 @@ class Part:
     def read(self, graphs: Int64[ndarray, " chosen"], fields: Sequence[Field]) -> FlatGraphs:
         """The graphs with these ascending numbers inside the part."""
         nodes, edges = self.offsets
-        breaks = np.flatnonzero(np.diff(graphs) > GAP) + 1
+        breaks = np.flatnonzero(np.diff(graphs) > (1 if self.reader.direct else GAP)) + 1
         heads = graphs[np.r_[0, breaks]]
         tails = graphs[np.r_[breaks, len(graphs)] - 1] + 1
         spans = {
-            "graph": list(zip(heads.tolist(), tails.tolist())),
-            "node": list(zip(nodes[heads].tolist(), nodes[tails].tolist())),
-            "edge": list(zip(edges[heads].tolist(), edges[tails].tolist())),
+            "graph": (heads, tails),
+            "node": (nodes[heads], nodes[tails]),
+            "edge": (edges[heads], edges[tails]),
         }
         arrays = {
-            name: self.runs(name, spans[spec.location])
+            name: self.runs(name, *spans[spec.location])
             for name, spec in array_specs(self._manifest.dim, fields).items()
             if self.stores(name)
         }
         for field in fields:
             if field.name in self.info.masked:
-                arrays[mask_name(field)] = self.runs(mask_name(field), spans["graph"]) != 0
+                arrays[mask_name(field)] = self.runs(mask_name(field), heads, tails) != 0
         if "periodic" in arrays:
             arrays["periodic"] = arrays["periodic"] != 0
-        read = np.concatenate([np.arange(a, b) for a, b in spans["graph"]])
+        read = graphs if self.reader.direct else np.concatenate([np.arange(a, b) for a, b in zip(heads, tails)])
         flat = FlatGraphs(
             dim=self._manifest.dim,
             fields=tuple(fields),
-            node_offsets=offsets_of(np.diff(nodes)[read]),
-            edge_offsets=offsets_of(np.diff(edges)[read]),
+            node_offsets=offsets_of(nodes[read + 1] - nodes[read]),
+            edge_offsets=offsets_of(edges[read + 1] - edges[read]),
             arrays=arrays,
         )
         return flat if len(read) == len(graphs) else take_graphs(flat, np.searchsorted(read, graphs))
@@ -235,6 +250,7 @@ class DiskStore:
         self.parts = [Part(path, info, self.manifest) for info in self.manifest.parts]
         for part in self.parts:
             part.check_files()
+        self._sizes: Sizes | None = None
         self._first = offsets_of(np.array([part.info.graphs for part in self.parts], dtype=np.int64))
 
     @property
@@ -259,10 +275,18 @@ class DiskStore:
         """What the store holds beside the graphs themselves."""
         return self.manifest.fields
 
+    @property
+    def direct(self) -> bool:
+        """Return True where graphs are copied out of the files as the system keeps them in memory, once for all processes."""
+        return all(part.reader.direct for part in self.parts)
+
     def sizes(self) -> Sizes:
         """Nodes and edges of every graph."""
-        counts = [[np.diff(offsets) for offsets in part.offsets] for part in self.parts]
-        return Sizes(nodes=np.concatenate([c[0] for c in counts]), edges=np.concatenate([c[1] for c in counts]))
+        if self._sizes is None:
+            counts = [[np.diff(offsets) for offsets in part.offsets] for part in self.parts]
+            nodes, edges = (np.concatenate([count[column] for count in counts]) for column in range(2))
+            self._sizes = Sizes(nodes=nodes, edges=edges)
+        return self._sizes
 
     def read(
         self, indices: Sequence[int] | Int64[ndarray, " chosen"], fields: Collection[str] | None = None

@@ -94,9 +94,9 @@ def _known(known: dict[str, Field], name: str) -> Field:
     return known[name]
 
 
-def joint_scale(surveys: Sequence[Survey], field: Field) -> Scale:
-    """The scale of an input that several data sets have, from the training parts of all."""
-    return _scale_of(merge_summaries([survey.summary(field) for survey in surveys]), field)
+def joint_scale(summaries: Sequence[FieldSummary], field: Field) -> Scale:
+    """The scale of an input that several data sets have, from the summaries of the training parts of all."""
+    return _scale_of(merge_summaries(summaries), field)
 
 
 def _scale(survey: Survey, field: Field, *, centred: bool = True) -> Scale:
@@ -146,11 +146,12 @@ def _references(survey: Survey, field: Field) -> dict[int, float]:
         """One number per species, NaN for those that the training part does not hold."""
         column = survey.store.column(field.name)
         used = survey.train & column.present
-        counts = species_counts(survey.store)[used]
-        species = np.flatnonzero(counts.any(axis=0))
+        counts, species = species_counts(survey.store)
+        counts = counts[used]
+        present = counts.any(axis=0)
         values = column.values[used].reshape(-1).astype(np.float64)
         fitted = np.full(SPECIES, np.nan)
-        fitted[species] = np.linalg.lstsq(counts[:, species].astype(np.float64), values, rcond=None)[0]
+        fitted[species[present]] = np.linalg.lstsq(counts[:, present].astype(np.float64), values, rcond=None)[0]
         return fitted
 
     fitted = survey.rows(1, SPECIES, solution)[0]
@@ -184,7 +185,8 @@ def _rms_per_node(survey: Survey, field: Field, references: dict[int, float]) ->
         if references:
             per_species = np.zeros(SPECIES)
             per_species[list(references)] = list(references.values())
-            values = values - (species_counts(survey.store)[used] @ per_species)[:, None]
+            counts, species = species_counts(survey.store)
+            values = values - (counts[used] @ per_species[species])[:, None]
         nodes = np.maximum(survey.store.sizes().nodes[used], 1)
         return np.array([np.sqrt(np.square(values / nodes[:, None]).mean())])
 

@@ -1,6 +1,7 @@
 """Parts of a store as HDF5 files: one resizable dataset per flat array."""
 
 import math
+import mmap
 import os
 import weakref
 from collections.abc import Iterator, Mapping
@@ -11,6 +12,7 @@ from typing import Any
 
 import h5py
 import numpy as np
+from numpy.typing import NDArray
 
 from hydragnn.datasets.arrays import Array
 from hydragnn.datasets.manifest import Layout, PartInfo
@@ -76,8 +78,8 @@ class ChunkPlaces:
     chunk: int
     """Rows of a chunk."""
     row_bytes: int
-    offsets: dict[int, int]
-    """First byte of a chunk, by its number; chunks that are absent were never written and hold zeros."""
+    offsets: NDArray[np.int64]
+    """First byte of every chunk; -1 where it was never written and holds zeros."""
 
     def fill(self, file: int, out: Array, start: int) -> None:
         """Put the rows from ``start`` on into ``out``; OSError where the file ends too early."""
@@ -86,11 +88,35 @@ class ChunkPlaces:
         while row < stop:
             number, first = divmod(row, self.chunk)
             last = min(stop, (number + 1) * self.chunk)
-            if number in self.offsets:
+            if self.offsets[number] >= 0:
                 piece = target[(row - start) * self.row_bytes : (last - start) * self.row_bytes]
-                if os.preadv(file, [piece], self.offsets[number] + first * self.row_bytes) < len(piece):
+                if os.preadv(file, [piece], int(self.offsets[number]) + first * self.row_bytes) < len(piece):
                     raise OSError("the file ends too early")
             row = last
+
+    def joined(self, file: memoryview, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> bytearray | None:
+        """The bytes of runs of rows end to end, copied out of the mapped file; None where some lie after the last one."""
+        some = stops > starts
+        starts, stops = starts[some], stops[some]
+        if not len(starts):
+            return bytearray()
+        if int(stops.max()) > self.rows:
+            return None
+        first, last = starts // self.chunk, (stops - 1) // self.chunk
+        pieces = last - first + 1
+        if int(pieces.max()) > 1:  # cut runs where chunks end
+            number = np.arange(int(pieces.sum())) - np.repeat(np.cumsum(pieces) - pieces, pieces) + first.repeat(pieces)
+            starts = np.maximum(starts.repeat(pieces), number * self.chunk)
+            stops = np.minimum(stops.repeat(pieces), (number + 1) * self.chunk)
+            first = number
+        origin = self.offsets[first]
+        begin = origin + (starts - first * self.chunk) * self.row_bytes
+        end = begin + (stops - starts) * self.row_bytes
+        runs = map(file.__getitem__, map(slice, begin.tolist(), end.tolist()))
+        if int(origin.min()) >= 0:
+            return bytearray().join(runs)
+        zeros = np.where(origin < 0, end - begin, 0).tolist()
+        return bytearray().join(bytes(length) if length else run for run, length in zip(runs, zeros))
 
 
 def chunk_places(data: Any) -> ChunkPlaces | None:
@@ -98,7 +124,7 @@ def chunk_places(data: Any) -> ChunkPlaces | None:
     plain = data.chunks and not data.id.get_create_plist().get_nfilters() and data.chunks[1:] == data.shape[1:]
     if not plain or data.dtype.byteorder == ">" or data.dtype.hasobject or not POSITIONED:
         return None
-    offsets: dict[int, int] = {}
+    offsets = np.full(-(-len(data) // data.chunks[0]), -1, dtype=np.int64)
 
     def note(chunk: Any) -> None:
         offsets[chunk.chunk_offset[0] // data.chunks[0]] = chunk.byte_offset
@@ -121,6 +147,13 @@ class Hdf5PartReader:
             raise InputError(f"{path} cannot be read as HDF5 ({error}); copy the store again") from error
         self._bytes = os.open(path, os.O_RDONLY)
         self._closing = weakref.finalize(self, os.close, self._bytes)  # also where nobody closes the store
+        self._written = _state_of(self._bytes)
+        self._mapped: memoryview | None = None
+
+    @property
+    def direct(self) -> bool:
+        """Return True: short runs cost little."""
+        return POSITIONED
 
     def check(self, layout: Mapping[str, Layout]) -> None:
         """Raise InputError where an array is missing or has other rows, another shape or another dtype."""
@@ -135,9 +168,7 @@ class Hdf5PartReader:
     def fill(self, name: str, out: Array, start: int) -> None:
         """Put the rows from ``start`` on into ``out``; rows after the last stored one stay as they are."""
         with self._reading(name):
-            if name not in self._places:
-                self._places[name] = chunk_places(self._dataset(name))
-            places = self._places[name]
+            places = self._places_of(name)
             if places is not None and places.dtype == out.dtype and out.flags.c_contiguous:
                 places.fill(self._bytes, out, start)
                 return
@@ -145,6 +176,28 @@ class Hdf5PartReader:
             rows = min(len(out), len(data) - start)
             if rows > 0:
                 data.read_direct(out[:rows], np.s_[start : start + rows])
+
+    def joined(
+        self, name: str, dtype: np.dtype[Any], starts: NDArray[np.int64], stops: NDArray[np.int64]
+    ) -> bytearray | None:
+        """The bytes of runs of rows end to end, copied out of the file as it lies in the memory of the system.
+
+        That memory is one for all processes of a node, and the system takes it back by itself. None where ``fill`` has to read.
+        """
+        with self._reading(name):
+            places = self._places_of(name)
+            if places is None or places.dtype != dtype:
+                return None
+            if _state_of(self._bytes) != self._written:  # also since reading beyond its end would stop the process
+                raise OSError("the file was changed while it was read")
+            if self._mapped is None:
+                self._mapped = memoryview(mmap.mmap(self._bytes, 0, access=mmap.ACCESS_READ))
+            return places.joined(self._mapped, starts, stops)
+
+    def _places_of(self, name: str) -> ChunkPlaces | None:
+        if name not in self._places:
+            self._places[name] = chunk_places(self._dataset(name))
+        return self._places[name]
 
     @contextmanager
     def _reading(self, name: str) -> Iterator[None]:
@@ -174,5 +227,12 @@ class Hdf5PartReader:
 
     def close(self) -> None:
         """Let go of the file."""
+        self._mapped = None
         self._file.close()
         self._closing()
+
+
+def _state_of(file: int) -> tuple[int, int, int]:
+    """What tells that an open file was written to."""
+    status = os.fstat(file)
+    return status.st_ino, status.st_size, status.st_mtime_ns

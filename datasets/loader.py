@@ -67,15 +67,27 @@ class Loader:
                 step += 1
 
     def _read(self, planned: Iterator[Int64[ndarray, " _"]]) -> Iterator[GraphBatch]:
-        if self.window is None:
+        if isinstance(self.store, MemoryStore) and self.window is None:
             yield from (self.store.read(share, self.fields) for share in planned)
             return
-        shares = [*planned]
-        if not shares:
-            return
-        graphs_of_all = np.unique(np.concatenate(shares))
-        held = MemoryStore(self.store.read(graphs_of_all, self.fields))
-        yield from (held.read(np.searchsorted(graphs_of_all, share)) for share in shares)
+        for shares in [[*planned]] if self.window is not None else self._groups(planned):
+            graphs_of_all = np.unique(np.concatenate([np.zeros(0, dtype=np.int64), *shares]))
+            if shares:
+                held = MemoryStore(self.store.read(graphs_of_all, self.fields))
+                yield from (held.read(np.searchsorted(graphs_of_all, share)) for share in shares)
+
+    def _groups(self, planned: Iterator[Int64[ndarray, " _"]]) -> Iterator[list[Int64[ndarray, " _"]]]:
+        """Shares that are read at once, since a read of few graphs costs as much as one of hundreds."""
+        group: list[Int64[ndarray, " _"]] = []
+        graphs = items = 0
+        for share in planned:
+            group.append(share)
+            graphs += len(share)
+            items += int(self.sizes.nodes[share].sum() + self.sizes.edges[share].sum())
+            if graphs >= GRAPHS_AHEAD or items >= ITEMS_AHEAD:
+                yield group
+                group, graphs, items = [], 0, 0
+        yield group
 
     def _windows(self, epoch: int) -> Iterator[list[Int64[ndarray, " _"]]]:
         generator = np.random.default_rng([self.seed, epoch])
@@ -99,3 +111,7 @@ class Loader:
 
 
 BLOCKS_PER_WINDOW = 16
+GRAPHS_AHEAD = 1024
+"""Graphs of this rank that are read at once where batches come from a disk without a window."""
+ITEMS_AHEAD = 200_000
+"""Nodes and edges that end such a read sooner."""

@@ -73,6 +73,8 @@ class ByLabel(SplitKind):
     def split(self, store: GraphStore, field: str, cuts: Cuts) -> Split:
         """Cut the shuffled labels; every graph follows its label."""
         rows = self._labels(store, field)
+        if rows.ndim == 1 and (np.diff(rows) > 0).all():
+            return _by_label(np.arange(len(rows)), cuts)  # as they are: sorting millions takes seconds
         _, labels = np.unique(rows.reshape(len(store), -1), axis=0, return_inverse=True)
         return _by_label(np.asarray(labels, dtype=np.int64).reshape(-1), cuts)
 
@@ -167,8 +169,8 @@ def graph_values(store: GraphStore, name: str) -> Float64[ndarray, "graphs ..."]
     return column.values.astype(np.float64)
 
 
-def species_counts(store: GraphStore) -> Int64[ndarray, "graphs species"]:
-    """How many nodes of each atomic number every graph has: ``[graphs, 119]``.
+def species_counts(store: GraphStore) -> tuple[Int64[ndarray, "graphs species"], Int64[ndarray, " species"]]:
+    """How many nodes of each atomic number every graph has, and which numbers these are: those of the store, ascending.
 
     InputError without that field, and for a number that is none.
     """
@@ -179,12 +181,17 @@ def species_counts(store: GraphStore) -> Int64[ndarray, "graphs species"]:
         raise InputError(
             f"graph {graphs[wrong[0]]}, field {ATOMIC_NUMBERS}: class {numbers.values[wrong[0]]} is out of range; use 0 to 118"
         )
-    return np.bincount(graphs * 119 + numbers.values, minlength=len(store) * 119).reshape(len(store), 119)
+    species = np.flatnonzero(np.bincount(numbers.values, minlength=119))
+    width = max(len(species), 1)
+    column = np.zeros(119, dtype=np.int64)
+    column[species] = np.arange(len(species))
+    counts = np.bincount(graphs * width + column[numbers.values], minlength=len(store) * width)
+    return counts.reshape(len(store), width)[:, : len(species)], species
 
 
 def reduced_compositions(store: GraphStore) -> Int64[ndarray, "graphs species"]:
     """Species counts divided by their greatest common divisor, so that Fe2Pt2 and FePt are one composition."""
-    counts = species_counts(store)
+    counts, _ = species_counts(store)
     return counts // np.maximum(np.gcd.reduce(counts, axis=1, keepdims=True), 1)
 
 

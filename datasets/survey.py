@@ -4,8 +4,9 @@ A pass goes block by block. Several processes share the blocks and merge them in
 bits however many there are.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float64, Int64
@@ -43,6 +44,16 @@ class FieldSummary:
     """Summed squared deviations from the mean; zeros for vectors, whose mean is not asked for."""
     squares: float
     """Sum of all squares over items and components."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON; ``summary_from_json`` gives the same bits back."""
+        return {**asdict(self), "mean": self.mean.tolist(), "deviations": self.deviations.tolist()}
+
+
+def summary_from_json(value: Mapping[str, Any]) -> FieldSummary:
+    """The summary that ``FieldSummary.to_json`` wrote."""
+    arrays = {name: np.array(value[name], dtype=np.float64) for name in ("mean", "deviations")}
+    return FieldSummary(items=int(value["items"]), squares=float(value["squares"]), **arrays)
 
 
 class Survey:

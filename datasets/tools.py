@@ -168,6 +168,19 @@ def check_graphs(
         raise InputError(collected[0])
 
 
+def files_are_whole(store: DiskStore, parts: slice, alive: Callable[[], None] = lambda: None) -> bool:
+    """Return True where every bit of some part files is as it was written, which says the same of each of their graphs.
+
+    One hash of a file takes a small part of the time of a digest of every graph.
+    """
+    return all(
+        checksum(file, alive) == part.info.files.get(name)
+        for part in store.parts[parts]
+        for name, file in part_files(part.path).items()
+        if name in part.info.files
+    )
+
+
 def _broken_files(part: Part) -> Iterator[str]:
     try:
         part.check_files()

@@ -20,51 +20,51 @@ class WithoutEdges:
 
     def __init__(self, store: GraphStore) -> None:
         """A view of ``store``; nothing is copied."""
-        self._store = store
+        self.store = store
 
     @property
     def attributes(self) -> Mapping[str, Any]:
         """Those of the store."""
-        return self._store.attributes
+        return self.store.attributes
 
     @property
     def dim(self) -> int:
         """That of the store."""
-        return self._store.dim
+        return self.store.dim
 
     @property
     def fingerprint(self) -> str:
         """Differs from that of the store."""
-        return digest({"without_edges": self._store.fingerprint})
+        return digest({"without_edges": self.store.fingerprint})
 
     def __len__(self) -> int:
-        return len(self._store)
+        return len(self.store)
 
     def fields(self) -> tuple[Field, ...]:
         """Those of the store."""
-        return self._store.fields()
+        return self.store.fields()
 
     def sizes(self) -> Sizes:
         """Nodes of every graph, and no edges."""
-        sizes = self._store.sizes()
+        sizes = self.store.sizes()
         return Sizes(nodes=sizes.nodes, edges=np.zeros_like(sizes.edges))
 
     def read(
         self, indices: Sequence[int] | Int64[ndarray, " chosen"], fields: Collection[str] | None = None
     ) -> GraphBatch:
         """The graphs with these numbers, without edges."""
-        return without_edges(self._store.read(indices, fields))
+        return without_edges(self.store.read(indices, fields))
 
     def read_checked(
         self, indices: Sequence[int] | Int64[ndarray, " chosen"], fields: Collection[str] | None = None
     ) -> tuple[GraphBatch, Bool[ndarray, " chosen"]]:
         """The graphs without edges; a changed edge counts all the same."""
-        batch, changed = read_checked(self._store, np.asarray(indices, dtype=np.int64), fields)
+        batch, changed = read_checked(self.store, np.asarray(indices, dtype=np.int64), fields)
         return without_edges(batch), changed
 
     def column(self, name: str, start: int = 0, stop: int | None = None) -> Column:
         """A field; no values where it is one of edges."""
-        column = self._store.column(name, start, stop)
+        column = self.store.column(name, start, stop)
         of_edges = any(field.name == name and field.on == "edge" for field in self.fields())
         return replace(column, values=column.values[:0]) if of_edges else column
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from hydragnn.architectures import GraphStatistics
 from hydragnn.distributed.parallelize import parallelize
 from hydragnn.distributed.ranks import Ranks
-from hydragnn.distributed.sharing import shared_rows
 from hydragnn.errors import InputError
 from hydragnn.models import (
     BranchedModel,
@@ -39,16 +38,27 @@ class Assembly:
     """What is known before the first step."""
 
 
-def assemble(plan: RunPlan, placement: DevicePlacement, ranks: Ranks, heartbeat: Callable[[], None]) -> Assembly:
-    """Read the data, build the model and spread it over the ranks; all ranks call it together."""
-    data = prepare_data(plan, placement, ranks, heartbeat)
+def assemble(
+    plan: RunPlan,
+    placement: DevicePlacement,
+    ranks: Ranks,
+    heartbeat: Callable[[], None],
+    *,
+    shared: bool = False,
+) -> Assembly:
+    """Read the data, build the model and spread it over the ranks; all ranks call it together.
+
+    ``shared`` says that other processes of the node read the same stores (``prepare_data``).
+    """
+    data = prepare_data(plan, placement, ranks, heartbeat, shared=shared)
     architecture = plan.branches[0].model.architecture
-    rows = shared_rows(ranks, placement.device)
-    model = build(plan, training_degrees(data, rows, heartbeat) if "degrees" in architecture.needs else None)
+    device = placement.device
+    degrees = training_degrees(data, ranks, device, heartbeat) if "degrees" in architecture.needs else None
+    model = build(plan, degrees)
     parameters = parallelize(model, ranks, placement, plan.training)
     by_branch = [branch.targets for branch in data.branches]
     context = training_context(plan.training, by_branch, placement.device, ranks.rank, ranks.sum_in_place)
-    notes = notes_on(plan, rows, heartbeat)
+    notes = notes_on(plan, ranks, device, heartbeat)
     if plan.training.compile == "on":
         compiled, reasons = compiled_branches(model, context.autocast, heartbeat)
         context, notes = replace(context, compiled=compiled), [*notes, *reasons]

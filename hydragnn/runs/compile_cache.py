@@ -27,8 +27,17 @@ def cache_folder(environment: Mapping[str, str], processor: str) -> Path:
     given = environment.get(VARIABLE)
     if given:
         return Path(given)
+    return _user_cache(environment) / f"compiled-{digest(processor)}"
+
+
+def user_cache() -> Path:
+    """The folder for what this program keeps for all runs of a user."""
+    return _user_cache(os.environ)
+
+
+def _user_cache(environment: Mapping[str, str]) -> Path:
     caches = environment.get("XDG_CACHE_HOME") or Path(environment.get("HOME") or Path.home()) / ".cache"
-    return Path(caches) / "hydragnn" / f"compiled-{digest(processor)}"
+    return Path(caches) / "hydragnn"
 
 
 def this_processor() -> str:

@@ -1,10 +1,12 @@
 """From the plan of a run to the data that its loop takes: checked values, normalisation, feeds.
 
-Whatever is measured on the data is read once and shared by the ranks; each rank keeps the training part and its shares of
-the validation part.
+Whatever is measured on the data is read once, shared by the ranks and, of large stores, kept for later runs
+(``statistics_cache``). Each rank keeps the training part and its shares of the validation part in memory, or reads them batch by
+batch where a window bounds memory, or where several processes of a node read one store: what the system keeps of a file in
+memory is there once.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
@@ -18,29 +20,34 @@ from torch import Tensor
 from hydragnn.architectures import GraphStatistics
 from hydragnn.datasets import (
     Budget,
+    FieldSummary,
     GraphStore,
     Loader,
     MemoryStore,
     Normalisation,
     Survey,
     check_graphs,
+    files_are_whole,
     fit_normalisation,
     joint_scale,
+    normalisation_from_json,
     normalise,
 )
 from hydragnn.datasets.arrays import array_name, flat_graphs
-from hydragnn.datasets.survey import Rows
+from hydragnn.datasets.survey import BLOCK, summary_from_json
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.distributed.sharing import first_ranks_value, shared_rows
 from hydragnn.errors import InputError, about
+from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS
 from hydragnn.models import Target
 from hydragnn.models.description import degree_sums, merged_degrees
 from hydragnn.runs.plan import BranchPlan, RunPlan
+from hydragnn.runs.statistics_cache import LEAST_GRAPHS, StatisticsCache, digest_of, disk_store
 from hydragnn.training.class_metrics import balanced_weights
 from hydragnn.training.data import BranchData, DevicePlacement, Feed, RunData
 from hydragnn.training.evaluate import errors_on, flat_metrics, trivial_predictor
-from hydragnn.training.metrics import RunningMoments, target_moments
+from hydragnn.training.metrics import RunningMoments, moments_of
 
 DEGREE_BLOCK = 4096
 """Graphs whose edges are read at once to count them."""
@@ -53,16 +60,25 @@ class Draft:
     plan: BranchPlan
     targets: tuple[Target, ...]
     """With class weights in numbers."""
-    survey: Survey
+    summaries: Mapping[str, FieldSummary]
+    """Of the inputs that have a scale."""
     normalisation: Normalisation
+    valid: Mapping[str, Any]
+    """Moments of the validation part's labels and the trivial predictor's errors there, as JSON."""
 
 
 def prepare_data(
-    plan: RunPlan, placement: DevicePlacement, ranks: Ranks, heartbeat: Callable[[], None] = lambda: None
+    plan: RunPlan,
+    placement: DevicePlacement,
+    ranks: Ranks,
+    heartbeat: Callable[[], None] = lambda: None,
+    *,
+    shared: bool = False,
 ) -> RunData:
     """Normalisation and feeds of a run; InputError where a graph is not valid or a field has no value.
 
-    All ranks call it together. ``heartbeat`` is called between reads, for whoever watches.
+    All ranks call it together. ``heartbeat`` is called between reads, for whoever watches. ``shared`` says that other processes
+    of the node read the same stores, so that large ones are not copied into the memory of this one.
     """
     heartbeat()
     drafts = []
@@ -74,29 +90,105 @@ def prepare_data(
     branches = []
     for each in drafts:
         with about(each.plan.subject):
-            branches.append(branch_data(each, batches, placement, ranks, heartbeat))
+            branches.append(branch_data(each, batches, placement, heartbeat, shared=shared))
     return RunData(branches=tuple(branches), seed=plan.training.seed)
 
 
 def make_draft(plan: BranchPlan, device: torch.device, ranks: Ranks, heartbeat: Callable[[], None]) -> Draft:
     """Check the values of a data set and fit its normalisation."""
-    store, model, train = plan.store, plan.model, plan.split.train
-    used = np.concatenate([train, plan.split.valid])
-    check_values(store, used, [*model.fields], model.inputs, ranks, device, heartbeat)
-    targets = with_class_weights(model.targets, store, train, ranks, device)
-    survey = Survey(store, train, shared_rows(ranks, device), heartbeat)
-    normalisation = fit_normalisation(store, train, inputs=model.input_fields, targets=targets, survey=survey)
+    store, model, split = plan.store, plan.model, plan.split
+    cache = StatisticsCache(store=store, ranks=ranks, device=device, heartbeat=heartbeat)
+    check_once(plan, cache)
+    of = {
+        "what": "normalisation",
+        "train": digest_of(split.train),
+        "valid": digest_of(split.valid),
+        "inputs": [field.to_json() for field in model.input_fields],
+        "targets": [without_weights(target) for target in model.targets],
+    }
+    found = cache.value(of, lambda: measure(plan, cache))
     heartbeat()
-    return Draft(plan=plan, targets=targets, survey=survey, normalisation=normalisation)
+    weights = [None if numbers is None else tuple(numbers) for numbers in found["class_weights"]]
+    return Draft(
+        plan=plan,
+        targets=tuple(replace(target, class_weights=own) for target, own in zip(model.targets, weights)),
+        summaries={name: summary_from_json(value) for name, value in found["summaries"].items()},
+        normalisation=normalisation_from_json(found["normalisation"]),
+        valid=found["valid"],
+    )
+
+
+WEIGHTS = ("weight", "stage_two_factor", "per_node")
+"""What a target has that nothing measured depends on."""
+
+
+def without_weights(target: Target) -> dict[str, Any]:
+    """A target as JSON, as far as something that is measured depends on it."""
+    return {name: value for name, value in target.to_json().items() if name not in WEIGHTS}
+
+
+def measure(plan: BranchPlan, cache: StatisticsCache) -> dict[str, Any]:
+    """What a run needs to know of its training and validation part, as JSON; the ranks share the reading."""
+    store, model, train, valid = plan.store, plan.model, plan.split.train, plan.split.valid
+    ranks, device = cache.ranks, cache.device
+    targets = with_class_weights(model.targets, store, train, ranks, device)
+    survey = Survey(store, train, shared_rows(ranks, device), cache.heartbeat)
+    normalisation = fit_normalisation(store, train, inputs=model.input_fields, targets=targets, survey=survey)
+    cache.heartbeat()
+    scaled = [field for field in model.input_fields if field.name in normalisation.scales]
+    return {
+        "class_weights": [target.class_weights for target in targets],
+        "normalisation": normalisation.to_json(),
+        "summaries": {field.name: survey.summary(field).to_json() for field in scaled},
+        "valid": first_ranks_value(
+            lambda: valid_statistics(store, train, valid, targets, normalisation), ranks, device
+        ),
+    }
+
+
+def check_once(plan: BranchPlan, cache: StatisticsCache) -> None:
+    """InputError where a graph that is used is not valid, or not as it was written.
+
+    Values are looked at once per store; later runs make sure that its files are those that were looked at.
+    """
+    store, model = plan.store, plan.model
+    used = np.concatenate([plan.split.train, plan.split.valid])
+    looked = False
+
+    def look() -> bool:
+        nonlocal looked
+        looked = True
+        check_values(store, used, [*model.fields], model.inputs, cache.ranks, cache.device, cache.heartbeat)
+        return True
+
+    of = {"what": "valid graphs", "graphs": digest_of(used), "fields": sorted(model.fields), "needed": [*model.inputs]}
+    cache.value(of, look)
+    if not looked and not as_written(store, cache):
+        look()
+
+
+def as_written(store: GraphStore, cache: StatisticsCache) -> bool:
+    """Return True on all ranks where every part file of a store on disk has the hash that was written; the ranks share the files.
+
+    Where there are many more ranks than files, their shares of the graphs' digests are compared sooner.
+    """
+    disk, ranks = disk_store(store), cache.ranks
+    if disk is None or ranks.size > RANKS_PER_FILE * len(disk.parts):
+        return False
+    whole = files_are_whole(disk, slice(ranks.rank, None, ranks.size), cache.heartbeat)
+    return not float(ranks.sum_in_place(torch.tensor(0.0 if whole else 1.0, device=cache.device)))
+
+
+RANKS_PER_FILE = 4
 
 
 def with_joint_inputs(drafts: Sequence[Draft]) -> list[Draft]:
     """The drafts with one scale for every input, from the training parts of all: equal values look equal to the trunk."""
     if len(drafts) == 1:
         return list(drafts)
-    first, surveys = drafts[0], [each.survey for each in drafts]
+    first = drafts[0]
     scaled = [field for field in first.plan.model.input_fields if field.name in first.normalisation.scales]
-    joint = {field.name: joint_scale(surveys, field) for field in scaled}
+    joint = {field.name: joint_scale([each.summaries[field.name] for each in drafts], field) for field in scaled}
     return [
         replace(one, normalisation=replace(one.normalisation, scales={**one.normalisation.scales, **joint}))
         for one in drafts
@@ -107,27 +199,26 @@ def branch_data(
     draft: Draft,
     batches: Callable[..., Loader],
     placement: DevicePlacement,
-    ranks: Ranks,
     heartbeat: Callable[[], None],
+    *,
+    shared: bool,
 ) -> BranchData:
     """Feeds of the training and the validation part, and what is known of the latter; ``batches`` makes this rank's loaders."""
     plan, normalisation = draft.plan, draft.normalisation
     store, split, names = plan.store, plan.split, [*plan.model.fields]
-    measured = first_ranks_value(
-        lambda: valid_statistics(store, split.train, split.valid, draft.targets, normalisation), ranks, placement.device
-    )
-    heartbeat()
-    needed = with_elements(names, normalisation)
-    if plan.window:
-        train = Feed(batches(store, split.train, fields=needed, window=plan.window), normalisation, placement)
+    needed, window = with_elements(names, normalisation), plan.window or None
+    if plan.window or (shared and is_in_page_cache(store)):
+        train = Feed(batches(store, split.train, fields=needed, window=window), normalisation, placement)
+        shares = batches(store, split.valid, shuffle=False, fields=needed, window=window)
+        valid: Iterable[GraphBatch] = ValidationParts(Feed(shares, normalisation, placement))
     else:
         memory = normalise_store(store, split.train, names, normalisation, placement.dtype)
         train = Feed(batches(memory, np.arange(len(memory))), None, placement)
+        heartbeat()
+        # all shares of this rank in one read
+        shares = batches(store, split.valid, shuffle=False, fields=needed, window=max(1, len(split.valid)))
+        valid = tuple(ValidationParts(Feed(shares, normalisation, placement)))
     check_weight(plan.weight, train.steps(0))
-    heartbeat()
-    # all shares of this rank in one read
-    shares = batches(store, split.valid, shuffle=False, fields=needed, window=plan.window or max(1, len(split.valid)))
-    valid = tuple(part for parts in Feed(shares, normalisation, placement).epoch(0) for part in parts)
     heartbeat()
     return BranchData(
         name=plan.name,
@@ -140,9 +231,26 @@ def branch_data(
         normalisation=normalisation,
         train=train,
         valid=valid,
-        valid_moments={name: moments_from(value) for name, value in measured["moments"].items()},
-        trivial=measured["trivial"],
+        valid_moments={name: moments_from(value) for name, value in draft.valid["moments"].items()},
+        trivial=draft.valid["trivial"],
     )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ValidationParts:
+    """This rank's shares of a validation part, read anew whenever they are gone through."""
+
+    feed: Feed
+
+    def __iter__(self) -> Iterator[GraphBatch]:
+        """The shares in the parts in which they are computed."""
+        return (part for parts in self.feed.epoch(0) for part in parts)
+
+
+def is_in_page_cache(store: GraphStore) -> bool:
+    """Return True for a large store whose graphs are copied out of its files as they lie in the system's memory."""
+    disk = disk_store(store)
+    return disk is not None and len(disk) >= LEAST_GRAPHS and disk.direct
 
 
 def check_weight(weight: Fraction, batches: int) -> None:
@@ -231,15 +339,28 @@ def valid_statistics(
     targets: Sequence[Target],
     normalisation: Normalisation,
 ) -> dict[str, Any]:
-    """Moments of the validation part's labels and the trivial predictor's errors there, as JSON; the part is read once."""
-    batch = store.read(valid, with_elements([target.field.name for target in targets], normalisation))
+    """Moments of the validation part's labels and the trivial predictor's errors there, as JSON."""
     predict = trivial_predictor(store, train, targets, normalisation)
-    trivial = errors_on(predict, MemoryStore(batch), np.arange(len(valid)), targets, Budget(max_graphs=1024))
+    trivial = errors_on(predict, store, valid, targets, Budget(max_graphs=1024))
+    labels = {target.name: labels_of(store, valid, target) for target in targets if not target.field.classes}
     moments = {
         name: [value.count.item(), value.mean.tolist(), value.squares.tolist()]
-        for name, value in target_moments(targets, batch).items()
+        for name, value in ((name, moments_of(values)) for name, values in labels.items())
     }
     return {"moments": moments, "trivial": flat_metrics(trivial, "valid")}
+
+
+def labels_of(store: GraphStore, graphs: NDArray[np.int64], target: Target) -> Tensor:
+    """The labels that are present in graphs with ascending numbers ``[items, components]``, read block by block."""
+    sizes, chosen = store.sizes(), np.zeros(len(store), dtype=np.bool_)
+    chosen[graphs] = True
+    counts = {"node": sizes.nodes, "edge": sizes.edges, "graph": np.ones(len(store), dtype=np.int64)}[target.field.on]
+    blocks = []
+    for start in range(0, len(store), BLOCK):
+        stop = min(start + BLOCK, len(store))
+        column = store.column(target.field.name, start, stop)
+        blocks.append(column.values[np.repeat(column.present & chosen[start:stop], counts[start:stop])])
+    return torch.from_numpy(np.concatenate(blocks).reshape(-1, target.field.width))
 
 
 def moments_from(value: Sequence[Any]) -> RunningMoments:
@@ -248,18 +369,28 @@ def moments_from(value: Sequence[Any]) -> RunningMoments:
     return RunningMoments(count=count, mean=mean, squares=squares)
 
 
-def training_degrees(data: RunData, rows: Rows, heartbeat: Callable[[], None]) -> GraphStatistics:
+def training_degrees(
+    data: RunData, ranks: Ranks, device: torch.device, heartbeat: Callable[[], None]
+) -> GraphStatistics:
     """Degree statistics of the training parts of all branches, read in blocks that the ranks share."""
-    return merged_degrees(sums for branch in data.branches for sums in _degrees_of(branch, rows, heartbeat))
+    caches = [
+        StatisticsCache(store=one.store, ranks=ranks, device=device, heartbeat=heartbeat) for one in data.branches
+    ]
+    return merged_degrees(sums for one in map(_degrees_of, data.branches, caches) for sums in one)
 
 
-def _degrees_of(branch: BranchData, rows: Rows, heartbeat: Callable[[], None]) -> list[tuple[float, int, int]]:
+def _degrees_of(branch: BranchData, cache: StatisticsCache) -> list[tuple[float, int, int]]:
+    of = {"what": "degrees", "train": digest_of(branch.split.train)}
+    table = cache.value(of, lambda: _degree_table(branch, cache).tolist())
+    return [(float(total), int(nodes), int(edges)) for total, nodes, edges in table]
+
+
+def _degree_table(branch: BranchData, cache: StatisticsCache) -> NDArray[np.float64]:
     indices = branch.split.train
 
     def sums(block: int) -> NDArray[np.float64]:
-        heartbeat()
+        cache.heartbeat()
         graphs = indices[block * DEGREE_BLOCK : (block + 1) * DEGREE_BLOCK]
         return np.array(degree_sums(branch.store.read(graphs, [])))
 
-    table = rows(-(-len(indices) // DEGREE_BLOCK), 3, sums).tolist()
-    return [(float(total), int(nodes), int(edges)) for total, nodes, edges in table]
+    return shared_rows(cache.ranks, cache.device)(-(-len(indices) // DEGREE_BLOCK), 3, sums)

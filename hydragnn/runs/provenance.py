@@ -6,15 +6,18 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from hydragnn.architectures import GeometricSettings
 from hydragnn.config import hash_of
-from hydragnn.datasets.survey import Rows
 from hydragnn.distributed.launch import host_name
+from hydragnn.distributed.ranks import Ranks
+from hydragnn.distributed.sharing import shared_rows
 from hydragnn.files import digest
 from hydragnn.record import BranchRecord, RunRecord
 from hydragnn.runs.cutoff import can_be_silenced, sentence_on, silenced_edges, without_envelope
 from hydragnn.runs.plan import RunPlan
+from hydragnn.runs.statistics_cache import StatisticsCache, digest_of
 from hydragnn.training.data import RunData
 
 
@@ -41,7 +44,7 @@ def first_record(
     )
 
 
-def notes_on(plan: RunPlan, rows: Rows, heartbeat: Callable[[], None]) -> list[str]:
+def notes_on(plan: RunPlan, ranks: Ranks, device: torch.device, heartbeat: Callable[[], None]) -> list[str]:
     """Sentences on what limits the results of a run; all ranks call it together."""
     notes = []
     for branch in plan.branches:
@@ -55,9 +58,18 @@ def notes_on(plan: RunPlan, rows: Rows, heartbeat: Callable[[], None]) -> list[s
         if derived and encoder.envelope == "none":
             notes.append(of + without_envelope(store.attributes))
         if encoder.envelope != "none" and can_be_silenced(store.attributes, encoder.cutoff):
-            silenced, edges = silenced_edges(store, branch.split.train, encoder.cutoff, rows, heartbeat)
+            cache = StatisticsCache(store=store, ranks=ranks, device=device, heartbeat=heartbeat)
+            silenced, edges = _silenced(cache, branch.split.train, encoder.cutoff)
             notes += [of + sentence_on(silenced, edges, encoder.cutoff)] if silenced else []
     return notes
+
+
+def _silenced(cache: StatisticsCache, train: NDArray[np.int64], cutoff: float) -> list[int]:
+    """How many edges of the training part are as long as the cutoff or longer, and how many there are."""
+    of = {"what": "silenced edges", "train": digest_of(train), "cutoff": cutoff}
+    rows = shared_rows(cache.ranks, cache.device)
+    counts: list[int] = cache.value(of, lambda: silenced_edges(cache.store, train, cutoff, rows, cache.heartbeat))
+    return counts
 
 
 def versions() -> dict[str, str]:

@@ -67,7 +67,8 @@ def train(
 
             plan = plan_run(config, store, heartbeat, begun=resume)
             placement = DevicePlacement(device=here, dtype=DTYPES[plan.training.precision], micro_batches=micro_batches)
-            run = assemble(plan, placement, ranks, heartbeat)
+            # trials and ranks have neighbours on their node that read the same graphs
+            run = assemble(plan, placement, ranks, heartbeat, shared=ranks.size > 1 or attempt is not None)
             checkpoint = latest_checkpoint(out / "checkpoints")
             if checkpoint:
                 load_checkpoint(checkpoint, run.state, ranks, identity(run.record))

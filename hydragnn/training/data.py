@@ -1,6 +1,6 @@
 """What the loop takes: batches in parts, normalised, cast and on the device; and what a run knows of its data."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import islice
@@ -76,7 +76,7 @@ class BranchData:
     split: Split
     normalisation: Normalisation
     train: Feed
-    valid: tuple[GraphBatch, ...]
+    valid: Iterable[GraphBatch]
     """This rank's shares of the validation part, in the parts in which they are computed."""
     valid_moments: Mapping[str, RunningMoments]
     """Moments of the whole validation part's labels, in the fields' units."""

@@ -1,0 +1,138 @@
+"""What follows from a store and its split, computed once: small values in files beside the graphs, found by what they follow from.
+
+They lie in the folder ``statistics`` of the store, or of the user where the store cannot be written. A file is complete or absent
+and has a checksum; one that is damaged, or of another version, is computed anew. What follows from a store without a folder, or
+from few graphs, is not written down.
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+import hydragnn
+from hydragnn.datasets import DiskStore, GraphStore, WithoutEdges
+from hydragnn.distributed.ranks import Ranks
+from hydragnn.distributed.sharing import first_ranks_value
+from hydragnn.errors import InputError
+from hydragnn.files import digest, lock_file, read_sealed, write_sealed
+from hydragnn.runs.compile_cache import user_cache
+
+FORMAT = "hydragnn-statistics"
+LEAST_GRAPHS = 10_000
+"""Below, computing takes less than a second."""
+MOST_FILES = 256
+"""Values that are kept of a store: those that were used last."""
+PATIENCE = 300.0
+"""Seconds to wait for another process that computes the same value, before both do it."""
+
+
+def disk_store(store: GraphStore) -> DiskStore | None:
+    """The store on disk that a store is, or is a view of; None where there is none."""
+    under = store.store if isinstance(store, WithoutEdges) else store
+    return under if isinstance(under, DiskStore) else None
+
+
+def digest_of(graphs: NDArray[np.int64]) -> str:
+    """A hash of graph numbers in their order."""
+    return blake2b(np.ascontiguousarray(graphs, dtype="<i8").tobytes(), digest_size=16).hexdigest()
+
+
+def cache_folder(store: GraphStore) -> Path | None:
+    """Where values of a store are kept; None where they are not."""
+    disk = disk_store(store)
+    if disk is None or len(disk) < LEAST_GRAPHS:
+        return None
+    if os.access(disk.path, os.W_OK):
+        return disk.path / "statistics"
+    return user_cache() / f"statistics-{disk.fingerprint}"
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class StatisticsCache:
+    """The values of a store, for all ranks of a run, which ask for them together and in one order."""
+
+    store: GraphStore
+    ranks: Ranks = field(default_factory=Ranks)
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    heartbeat: Callable[[], None] = lambda: None
+
+    def value(self, of: Mapping[str, Any], make: Callable[[], Any]) -> Any:
+        """What ``make`` gives, a JSON value that follows from the store and ``of`` alone; read where it was computed before.
+
+        Trials that ask at once wait for the first of them. ``make`` is called on all ranks or on none.
+        """
+        folder, table = cache_folder(self.store), {**of, "store": self.store.fingerprint, "by": hydragnn.__version__}
+        path = None if folder is None else folder / f"{digest(table)}.json"
+        locks: list[int] = []
+        try:
+            known = first_ranks_value(lambda: self._look(path, table, locks), self.ranks, self.device)
+            if known is not None:
+                return known["value"]
+            value = json.loads(json.dumps(make()))
+            if path is not None and self.ranks.first:
+                _write(path, table, value)
+            return value
+        finally:
+            _unlock(path, locks)
+
+    def _look(self, path: Path | None, table: dict[str, Any], locks: list[int]) -> dict[str, Any] | None:
+        """The value with its key, or None with a lock where this run is to compute it."""
+        if path is None:
+            return None
+        end = time.monotonic() + PATIENCE
+        while True:
+            known = _read(path, table)
+            if known is not None or locks:
+                return known
+            try:
+                path.parent.mkdir(mode=0o777, parents=True, exist_ok=True)
+                lock = lock_file(path.with_suffix(".lock"))
+            except OSError:
+                return None  # no place, or no locks there
+            if lock is not None:
+                locks.append(lock)  # and look again: the one who had it has written
+            elif time.monotonic() > end:
+                return None
+            else:
+                self.heartbeat()
+                time.sleep(0.1)
+
+
+def _read(path: Path, table: dict[str, Any]) -> dict[str, Any] | None:
+    """The value of a file; None where there is none, or not that of ``table``."""
+    try:
+        there = read_sealed(path)
+    except InputError:
+        return None
+    plain = json.loads(json.dumps(table))
+    if not isinstance(there, dict) or there.get("format") != FORMAT or there.get("of") != plain or "value" not in there:
+        return None
+    with suppress(OSError):
+        os.utime(path)
+    return {"value": there["value"]}
+
+
+def _write(path: Path, table: dict[str, Any], value: Any) -> None:
+    """Keep a value; who cannot write computes it again the next time."""
+    with suppress(InputError, ValueError):  # no space; a number that is not finite
+        write_sealed(path, {"format": FORMAT, "of": table, "value": value})
+    with suppress(OSError):
+        files = sorted(path.parent.glob("*.json"), key=lambda file: file.stat().st_mtime, reverse=True)
+        for file in files[MOST_FILES:]:
+            file.unlink()
+
+
+def _unlock(path: Path | None, locks: list[int]) -> None:
+    if path is not None and locks:
+        path.with_suffix(".lock").unlink(missing_ok=True)
+        os.close(locks[0])

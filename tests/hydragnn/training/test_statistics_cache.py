@@ -1,0 +1,215 @@
+"""What follows from a store and its split: computed once, the bits of computing anew, and never taken from a damaged file."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hydragnn.config import RunConfig
+from hydragnn.datasets import DiskStore, MemoryStore, StoreWriter, WithoutEdges, loader
+from hydragnn.distributed import Ranks
+from hydragnn.errors import InputError
+from hydragnn.runs import preparation, statistics_cache
+from hydragnn.runs.assembly import Assembly, assemble
+from hydragnn.runs.plan import plan_run
+from hydragnn.runs.statistics_cache import StatisticsCache
+from hydragnn.training.data import DevicePlacement
+
+Configs = Callable[..., RunConfig]
+CPU = DevicePlacement(device=torch.device("cpu"), dtype=torch.float32)
+
+
+@pytest.fixture
+def disk(store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DiskStore]:
+    """The store on disk, where even so few graphs are worth a file."""
+    monkeypatch.setattr(statistics_cache, "LEAST_GRAPHS", 1)
+    monkeypatch.setattr(preparation, "LEAST_GRAPHS", 1)
+    monkeypatch.setattr(loader, "GRAPHS_AHEAD", 8)
+    with StoreWriter(tmp_path / "store.h5", store.fields(), dim=store.dim, attributes=store.attributes) as writer:
+        writer.write(store.read(range(len(store))))
+    yield DiskStore(tmp_path / "store.h5")
+
+
+def assembled(config: RunConfig, store: DiskStore | MemoryStore, *, shared: bool = True) -> Assembly:
+    return assemble(
+        plan_run(config, DiskStore(store.path) if isinstance(store, DiskStore) else store),
+        CPU,
+        Ranks(),
+        lambda: None,
+        shared=shared,
+    )
+
+
+def known(run: Assembly) -> list[Any]:
+    (branch,) = run.data.branches
+    moments = {
+        name: [value.count, value.mean.tolist(), value.squares.tolist()] for name, value in branch.valid_moments.items()
+    }
+    return [branch.normalisation.to_json(), dict(branch.trivial), moments, list(run.record.notes)]
+
+
+def batches(run: Assembly) -> list[dict[str, torch.Tensor]]:
+    (branch,) = run.data.branches
+    shares = [share for step in run.data.epoch(0) for share in step.parts] + list(branch.valid)
+    own = [*branch.fields]
+    return [
+        {
+            "positions": one.positions,
+            "senders": one.senders,
+            "receivers": one.receivers,
+            **{name: one[name] for name in own},
+        }
+        for one in shares
+    ]
+
+
+def forbid(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: Any, **__: Any) -> None:
+        raise AssertionError(f"{name} was called again")
+
+    monkeypatch.setattr(preparation, name, never)
+
+
+@pytest.mark.parametrize("model", ["pna", "schnet"])
+def test_a_second_run_measures_nothing_and_knows_the_same_bits(
+    model: str, store: MemoryStore, disk: DiskStore, make_config: Configs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(model)
+    anew, first = assembled(config, store), assembled(config, disk)
+    for name in ("check_graphs", "fit_normalisation", "valid_statistics", "degree_sums"):
+        forbid(name, monkeypatch)
+    second = assembled(config, disk)
+    assert known(first) == known(second) == known(anew)
+    for one, other, third in zip(batches(anew), batches(first), batches(second), strict=True):
+        assert all(torch.equal(one[name], other[name]) and torch.equal(one[name], third[name]) for name in one)
+
+
+def test_other_loss_weights_need_no_new_statistics(
+    disk: DiskStore, make_config: Configs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config("schnet")
+    assembled(config, disk)
+    forbid("measure", monkeypatch)
+    heads = [{**head, "weight": 3.0} for head in config.to_json()["heads"]]
+    assembled(RunConfig.parse({**config.to_json(), "heads": heads}, stored=True), disk)
+
+
+@pytest.mark.parametrize("damage", ["a digit", "half", "nothing", "another key"])
+def test_a_damaged_file_is_computed_anew(damage: str, disk: DiskStore, make_config: Configs) -> None:
+    config = make_config("schnet")
+    expected = known(assembled(config, disk))
+    for path in (disk.path / "statistics").glob("*.json"):
+        text = path.read_text()
+        if damage == "another key":
+            table = json.loads(text)
+            statistics_cache.write_sealed(path, {**table, "of": {**table["of"], "store": "another"}})
+            continue
+        spoilt = (
+            text.replace("0.", "1.", 1) if damage == "a digit" else text[: len(text) // 2 if damage == "half" else 0]
+        )
+        path.write_text(spoilt)
+    assert known(assembled(config, disk)) == expected
+    again = known(assembled(config, disk))
+    assert again == expected
+
+
+def test_a_bit_that_changed_since_is_found_by_the_next_run(disk: DiskStore, make_config: Configs) -> None:
+    config = make_config("schnet")
+    plan = plan_run(config, disk)
+    assembled(config, disk)
+    energies = disk.read(plan.branches[0].split.train[:1])["energy"].numpy().tobytes()
+    part = next(disk.path.glob("part-*"))
+    content = bytearray(part.read_bytes())
+    place = content.index(energies)
+    content[place] ^= 1
+    part.write_bytes(content)
+    with pytest.raises(InputError, match=f"graph {plan.branches[0].split.train[0]} is not as it was written"):
+        assembled(config, disk)
+
+
+def test_a_file_that_is_written_to_while_it_is_read_ends_the_run(disk: DiskStore) -> None:
+    disk.read([0])
+    part = next(disk.path.glob("part-*"))
+    part.write_bytes(part.read_bytes()[:-1])
+    with pytest.raises(InputError, match="was changed while it was read"):
+        disk.read([1])
+
+
+def test_views_of_a_store_have_values_of_their_own(disk: DiskStore) -> None:
+    for store, value in ((disk, 1), (WithoutEdges(disk), 2)):
+        assert StatisticsCache(store=store).value({"what": "x"}, lambda: value) == value  # noqa: B023
+    assert StatisticsCache(store=disk).value({"what": "x"}, lambda: 3) == 1
+
+
+def test_of_several_that_ask_at_once_one_computes(disk: DiskStore) -> None:
+    calls: list[int] = []
+
+    def make() -> int:
+        calls.append(1)
+        time.sleep(0.3)
+        return 7
+
+    found: list[int] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(StatisticsCache(store=disk).value({"what": "x"}, make)))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (found, len(calls)) == ([7] * 4, 1)
+    assert not [*(disk.path / "statistics").glob("*.lock")]
+
+
+def test_an_error_leaves_no_value_and_no_lock(disk: DiskStore) -> None:
+    def fail() -> None:
+        raise InputError("no")
+
+    with pytest.raises(InputError, match="no"):
+        StatisticsCache(store=disk).value({"what": "x"}, fail)
+    assert not [*(disk.path / "statistics").iterdir()]
+
+
+def test_only_the_values_used_last_stay(disk: DiskStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statistics_cache, "MOST_FILES", 3)
+    for number in range(5):
+        StatisticsCache(store=disk).value({"what": number}, lambda: number)  # noqa: B023
+        time.sleep(0.01)
+    assert len([*(disk.path / "statistics").glob("*.json")]) == 3
+    assert StatisticsCache(store=disk).value({"what": 4}, lambda: "anew") == 4
+
+
+def test_a_store_in_memory_and_a_small_one_keep_nothing(
+    store: MemoryStore, disk: DiskStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(statistics_cache, "LEAST_GRAPHS", len(disk) + 1)
+    for one in (store, disk):
+        assert [StatisticsCache(store=one).value({"what": "x"}, lambda: number) for number in (1, 2)] == [1, 2]  # noqa: B023
+    assert not (disk.path / "statistics").exists()
+
+
+def test_a_window_reads_the_validation_part_in_pieces(
+    disk: DiskStore, make_config: Configs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config("schnet", data__window=8)
+    run = assembled(config, disk, shared=False)
+    (branch,) = run.data.branches
+    sizes: list[int] = []
+    read = DiskStore.read
+
+    def noted(self: DiskStore, indices: Any, fields: Any = None) -> object:
+        sizes.append(len(indices))
+        return read(self, indices, fields)
+
+    monkeypatch.setattr(DiskStore, "read", noted)
+    graphs = sum(len(part) for part in branch.valid)
+    assert graphs == len(branch.split.valid) == sum(sizes)
+    assert max(sizes) <= 8
+    assert np.all(np.array(sizes) > 0)
