@@ -10,6 +10,7 @@ from ase.stress import full_3x3_to_voigt_6_stress
 
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.errors import InputError
+from hydragnn.graphs.skin import SkinList
 
 EV = ("", "eV")
 
@@ -19,7 +20,8 @@ class EnsembleCalculator(Calculator):
 
     ``results`` also has ``energy_std``, ``forces_std`` and ``stress_std`` (calibrated standard deviations), ``forces_lower``
     and ``forces_upper`` and so on (intervals, where the ensemble is calibrated), ``domain``: empty, or what about the
-    structure the training data never showed, and ``domain_score``, above 1 where there is something. The mean of the members' forces is minus the gradient of their mean energy.
+    structure the training data never showed, and ``domain_score``, above 1 where there is something. Neighbours are searched anew
+    only when atoms have moved far enough for new ones (``SkinList``); results do not depend on it. The mean of the members' forces is minus the gradient of their mean energy.
     """
 
     def __init__(self, ensemble: Ensemble) -> None:
@@ -28,6 +30,7 @@ class EnsembleCalculator(Calculator):
         self.ensemble = ensemble
         self.names = _names(ensemble)
         self.structures = ensemble.structures
+        self.neighbours = SkinList()
         self.implemented_properties: list[str] = ["free_energy", *self.names]
 
     def calculate(
@@ -35,7 +38,7 @@ class EnsembleCalculator(Calculator):
     ) -> None:
         """Predict one structure; InputError where it cannot be predicted."""
         super().calculate(atoms, properties, system_changes)
-        predictions = self.ensemble.predict(self.structures.graph(self.atoms, name="the structure"))
+        predictions = self.ensemble.predict(self.structures.graph(self.atoms, "the structure", self.neighbours))
         if predictions.status[0] != "ok":
             raise InputError(f"the structure cannot be predicted: {predictions.status[0]}")
         for name, field in self.names.items():

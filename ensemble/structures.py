@@ -16,6 +16,7 @@ from hydragnn.graphs.atomic import from_ase
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.encodings import ENCODINGS, with_encodings
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
+from hydragnn.graphs.skin import SkinList
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,9 +32,16 @@ class Structures:
     encodings: Mapping[str, int] = member(default_factory=dict)
     """Structural encodings that members read, made anew for every structure: numbers per node by name."""
 
-    def graph(self, atoms: Atoms, name: str) -> GraphBatch:
-        """The graph of one structure; InputError where it cannot be built."""
-        graph = from_ase(atoms, self.cutoff, fields=self.fields, max_neighbours=self.max_neighbours, name=name)
+    def graph(self, atoms: Atoms, name: str, neighbours: SkinList | None = None) -> GraphBatch:
+        """The graph of one structure; InputError where it cannot be built. ``neighbours`` finds them where atoms move step by step."""
+        graph = from_ase(
+            atoms,
+            self.cutoff,
+            fields=self.fields,
+            max_neighbours=self.max_neighbours,
+            name=name,
+            neighbours=neighbours,
+        )
         return with_encodings(graph, self.encodings)
 
     def makers(self, frames: Iterable[Atoms], first: int = 0) -> Iterator[Make]:

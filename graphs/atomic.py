@@ -1,6 +1,6 @@
 """Atoms: nodes are atoms, edges the pairs within a cutoff through every periodic image."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -28,11 +28,13 @@ def from_ase(
     optional: Iterable[str] = (),
     max_neighbours: int | None = None,
     name: str = "structure",
+    neighbours: Callable[..., tuple[ndarray, ndarray, ndarray]] | None = None,
 ) -> GraphBatch:
     """The graph of one structure; atoms without neighbours are legal, periodic images are neighbours of their own.
 
     ``cutoff`` is in Angstrom and may exceed the cell. ``max_neighbours`` keeps, at every receiver, its nearest
     neighbours (equal distances in the order of the image and then of the sender), so that edges need no longer come in pairs.
+    ``neighbours`` finds them in place of ``neighbour_list``, with its arguments and result (``SkinList`` for atoms that move).
 
     Every structure has the field ``atomic_numbers``. Values of other ``fields`` are taken, under their name or the name
     that ``keys`` gives, from the calculator's stored results (nothing is computed), from ``atoms.info`` (graph fields)
@@ -56,7 +58,8 @@ def from_ase(
     positions = np.asarray(atoms.positions, dtype=np.float64)
     if not np.isfinite(positions).all():
         raise InputError(f"{name}, positions: NaN or infinite; remove the structure")
-    senders, receivers, shifts = neighbour_list(positions, cell, periodic, cutoff, max_neighbours, name=name)
+    search = neighbours or neighbour_list
+    senders, receivers, shifts = search(positions, cell, periodic, cutoff, max_neighbours, name=name)
     labels = _labels(atoms, fields, keys or {}, set(optional), name)
     return graph_from_arrays(
         positions,

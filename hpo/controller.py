@@ -19,11 +19,12 @@ from hydragnn.errors import InputError
 from hydragnn.files import write_atomically
 from hydragnn.hpo.estimates import Estimates
 from hydragnn.hpo.journal import NAME as JOURNAL
-from hydragnn.hpo.journal import Journal, replay
+from hydragnn.hpo.journal import Entry, Journal, replay
 from hydragnn.hpo.launch_queue import LaunchQueue
 from hydragnn.hpo.launching.launcher import Begun, Exit, Launcher, Report, Revoked, Task, verdict
 from hydragnn.hpo.progress import AttemptProgress
 from hydragnn.hpo.proposals import Proposals
+from hydragnn.hpo.scheduling.changes import Changes, changes_between, whole_state
 from hydragnn.hpo.scheduling.events import (
     Action,
     Cancel,
@@ -76,7 +77,7 @@ class Controller:
         self._clock = steady_clock()
         self._next_tick = 0.0
         self._decisions: list[tuple[float, Event, State]] = []
-        self._unwritten: list[tuple[float, Event]] = []
+        self._unwritten: list[Entry] = []
         self._actions: list[Action] = []
         self._estimates = Estimates(space)
         self.state = replay(out / JOURNAL, self._estimates.follow)
@@ -144,11 +145,17 @@ class Controller:
         now = self._clock()
         state, actions = transition(self.state, event, now)
         if state is not self.state or actions:
-            self._unwritten.append((now, event))
+            self._unwritten.append(Entry(now, event, self._changes(event, state)))
             self._estimates.follow(self.state, event, state)
         self.state = state
         self._actions += actions
         self._decisions.append((now, event, state))
+
+    def _changes(self, event: Event, after: State) -> Changes:
+        """What an event changed; the whole state at the opening of a journal whose lines only a program with their rules can read."""
+        if isinstance(event, Opened) and self._journal.undecided:
+            return whole_state(event, after)
+        return changes_between(self.state, event, after)
 
     def _commit(self) -> None:
         """Write down what was decided, then do what follows from it."""

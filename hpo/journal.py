@@ -1,28 +1,55 @@
-"""The campaign's memory: an append-only file of events, one JSON object per line, written by one process at a time.
+"""The campaign's memory: an append-only file of events and what was decided about them, one JSON object per line, written by one process at a time.
 
-A line is on disk before its consequences happen. The last line may be torn by a kill or a full disk and is then dropped;
-damage anywhere else is an error, because what follows it cannot be trusted.
+A line is on disk before its consequences happen. Reading applies decisions and makes none, so that every version reads what another
+wrote: ``then`` holds what an event changed (``scheduling/changes.py``), ``line`` counts lines, and every opening says format and program.
+Lines of the first format have the event alone; they are decided again, and the next opening writes the whole state down. The last
+line may be torn by a kill or a full disk and is then dropped; damage anywhere else is an error, because what follows it cannot be trusted.
 """
 
 import json
 import os
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
+from hydragnn import __version__
 from hydragnn.errors import Busy, InputError
 from hydragnn.files import flush_directory, lock_file
-from hydragnn.hpo.scheduling.events import Event, event_from_json, event_to_json
+from hydragnn.hpo.scheduling.changes import Changes, apply_changes
+from hydragnn.hpo.scheduling.events import Event, Opened, event_from_json, event_to_json
 from hydragnn.hpo.scheduling.scheduler import State, transition
 
 NAME = "journal.jsonl"
 
 
+FORMAT = 2
+
+
+class Entry(NamedTuple):
+    """An event, when it happened, and what it changed; None in the first format."""
+
+    time: float
+    event: Event
+    then: Changes | None = None
+
+
 def read_journal(path: Path) -> list[tuple[float, Event]]:
     """(time, event) of every complete line; an absent file is an empty journal, a torn last line is left out."""
-    return [(float(value["time"]), event_from_json(value)) for value, _ in _lines(path)]
+    return [(entry.time, entry.event) for entry in read_entries(path)]
+
+
+def read_entries(path: Path) -> list[Entry]:
+    """Every complete line, with its decisions; an absent file is an empty journal, a torn last line is left out."""
+    return [entry_of(value, f"{path}: line {number}") for number, (value, _) in enumerate(_lines(path), start=1)]
+
+
+def entry_of(value: dict[str, Any], where: str) -> Entry:
+    """The entry that a line's object describes; InputError where a newer program wrote it."""
+    if value.get("format", FORMAT) > FORMAT:
+        raise InputError(f"{where} was written by a newer program ({value.get('program')}); update this one to read it")
+    return Entry(float(value["time"]), event_from_json(value), value.get("then"))
 
 
 def replay(path: Path, follow: Callable[[State, Event, State], None] | None = None) -> State:
@@ -31,14 +58,35 @@ def replay(path: Path, follow: Callable[[State, Event, State], None] | None = No
     ``follow`` is told every event with the states before and after it.
     """
     state = State()
-    for number, (now, event) in enumerate(read_journal(path), start=1):
-        after, actions = transition(state, event, now)
-        if after is state and not actions:
-            raise gap(path, f"line {number}")
+    for before, entry, after in courses(path, read_entries(path)):
         if follow is not None:
-            follow(state, event, after)
+            follow(before, entry.event, after)
         state = after
     return state
+
+
+def courses(path: Path, entries: Sequence[Entry]) -> Iterator[tuple[State, Entry, State]]:
+    """Every entry with the states before and after it; those that today's rules cannot follow are left out where a whole state comes later."""
+    wholes = [number for number, entry in enumerate(entries) if entry.then is not None and entry.then.get("whole")]
+    state = State()
+    for number, entry in enumerate(entries):
+        after = state_after(state, entry, f"{path}: line {number + 1}")
+        if after is None and not any(whole > number for whole in wholes):
+            raise gap(path, f"line {number + 1}")
+        if after is not None:
+            yield state, entry, after
+            state = after
+
+
+def state_after(state: State, entry: Entry, where: str) -> State | None:
+    """The state in which an entry leaves a campaign; None where it does not follow from those before it."""
+    if entry.then is None:
+        after, actions = transition(state, entry.event, entry.time)
+        return None if after is state and not actions else after
+    try:
+        return apply_changes(state, entry.event, entry.then)
+    except InputError as error:
+        raise InputError(f"{where}: {error}; restore the file from a copy") from error
 
 
 def gap(path: Path, where: str) -> InputError:
@@ -52,14 +100,18 @@ def gap(path: Path, where: str) -> InputError:
 class Journal:
     """The one writer of a journal; use as a context manager.
 
-    InputError where another process writes it, where it is damaged, or where the disk takes no more.
+    InputError where another process writes it, where it is damaged, or where the disk takes no more. ``undecided`` is true
+    where lines have no decisions and no whole state came later.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lock = acquire_lock(path.with_suffix(".lock"))
         try:
-            self._length = max((end for _, end in _lines(path)), default=0)
+            self.undecided, self._count, self._length = False, 0, 0
+            for value, self._length in _lines(path):
+                self._count += 1
+                self.undecided = "then" not in value or (self.undecided and not value["then"].get("whole"))
             self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
             os.ftruncate(self._file, self._length)
             os.lseek(self._file, 0, os.SEEK_END)
@@ -71,13 +123,14 @@ class Journal:
             os.close(self._lock)
             raise
 
-    def append(self, event: Event, now: float) -> None:
-        """Put an event on disk; once this returns, the event survives a kill and a power cut."""
-        self.extend([(now, event)])
+    def append(self, event: Event, now: float, then: Changes | None = None) -> None:
+        """Put an event on disk, with what was decided; once this returns, it survives a kill and a power cut."""
+        self.extend([Entry(now, event, then)])
 
-    def extend(self, lines: Iterable[tuple[float, Event]]) -> None:
-        """Put several (time, event) on disk with one flush; a kill in between keeps the first ones of them."""
-        data = memoryview(b"".join(_encode_line({"time": now, **event_to_json(event)}) for now, event in lines))
+    def extend(self, entries: Iterable[Entry]) -> None:
+        """Put several entries on disk with one flush; a kill in between keeps the first ones of them."""
+        lines = [self._encode(number, entry) for number, entry in enumerate(entries, start=self._count + 1)]
+        data = memoryview(b"".join(lines))
         try:
             while data:
                 data = data[os.write(self._file, data) :]
@@ -86,6 +139,15 @@ class Journal:
             raise InputError(
                 f"cannot write {self._path}: {error.strerror or error}; free space, then continue with --resume"
             ) from error
+        self._count += len(lines)
+
+    def _encode(self, number: int, entry: Entry) -> bytes:
+        value = {"time": entry.time, **event_to_json(entry.event), "line": number}
+        if entry.then is not None:
+            value["then"] = entry.then
+        if isinstance(entry.event, Opened):
+            value |= {"format": FORMAT, "program": __version__}
+        return _encode_line(value)
 
     def close(self) -> None:
         """Give the journal free for another process."""
@@ -131,7 +193,16 @@ def _lines(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
             raise InputError(
                 f"{path} is damaged in line {number}; restore the file from a copy, or begin a new campaign"
             )
+        check_number(value, number, path)
         yield value, position
+
+
+def check_number(value: dict[str, Any], number: int, path: Path) -> None:
+    """InputError where a line's object was written as another line than the one that it is now."""
+    if value.get("line", number) != number:
+        raise InputError(
+            f"{path}: line {number} was number {value['line']} when it was written; lines are missing, restore the file from a copy"
+        )
 
 
 def _encode_line(value: dict[str, Any]) -> bytes:

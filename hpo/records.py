@@ -8,7 +8,7 @@ import optuna
 
 from hydragnn.errors import InputError
 from hydragnn.hpo.journal import NAME as JOURNAL
-from hydragnn.hpo.journal import read_journal
+from hydragnn.hpo.journal import courses, read_entries
 from hydragnn.hpo.preflight import open_campaign
 from hydragnn.hpo.sampler import study_of, valued_trial
 from hydragnn.hpo.scheduling.events import Origin
@@ -115,12 +115,8 @@ def campaign_history(out: Path) -> CampaignHistory:
 def _timeline_builder(path: Path) -> TimelineBuilder:
     """The whole course of a campaign; InputError where a line of its journal does not follow from those before it."""
     builder = TimelineBuilder()
-    for number, (now, event) in enumerate(read_journal(path), start=1):
-        if not builder.feed(event, now):
-            raise InputError(
-                f"{path}: line {number} does not follow from the lines before it; read it with the version of this "
-                "program that wrote it"
-            )
+    for before, entry, after in courses(path, read_entries(path)):
+        builder.observe(before, entry.event, after, entry.time)
     return builder
 
 

@@ -9,9 +9,9 @@ from typing import Any
 from hydragnn.errors import InputError
 from hydragnn.hpo.costs import CostModel, scaling_of, work_of
 from hydragnn.hpo.journal import NAME as JOURNAL
-from hydragnn.hpo.journal import decode_line, gap
+from hydragnn.hpo.journal import check_number, decode_line, entry_of, gap, state_after
 from hydragnn.hpo.preflight import open_campaign
-from hydragnn.hpo.scheduling.events import event_from_json, node_of
+from hydragnn.hpo.scheduling.events import node_of
 from hydragnn.hpo.scheduling.scheduler import State
 from hydragnn.hpo.space import Point, space_of
 from hydragnn.hpo.timeline import FaultRow, NodeHours, TimelineBuilder, local_nodes
@@ -142,6 +142,7 @@ class Follower:
         self._space = space_of(open_campaign(folder).search.space)
         self._timeline_builder = TimelineBuilder()
         self._position, self._last = 0, 0.0
+        self._count, self._gap = 0, ""
         self._costs = CostModel()
 
     @property
@@ -167,11 +168,24 @@ class Follower:
                 raise InputError(f"{path} is damaged at byte {self._position}; restore the file from a copy")
             if value is None:
                 break
+            self._count += 1
+            check_number(value, self._count, path)
             self._last = float(value["time"])
-            if not self._timeline_builder.feed(event_from_json(value), self._last):
-                raise gap(path, f"the line at byte {self._position}")
+            self._take(value, f"the line at byte {self._position}")
             self._position += len(line)
+        if self._gap:
+            raise gap(path, self._gap)
         return self._position > before
+
+    def _take(self, value: dict[str, Any], where: str) -> None:
+        """One line; the first that does not follow from those before it is remembered until the whole state comes."""
+        entry, builder = entry_of(value, where), self._timeline_builder
+        after = state_after(builder.state, entry, where)
+        if after is None:
+            self._gap = self._gap or where
+            return
+        self._gap = "" if (entry.then or {}).get("whole") else self._gap
+        builder.observe(builder.state, entry.event, after, entry.time)
 
     def status(self) -> CampaignStatus:
         """How the campaign stands, as far as it was read."""

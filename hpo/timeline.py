@@ -170,7 +170,7 @@ class TimelineBuilder:
         self._since, self._held = 0.0, 0
 
     def feed(self, event: Event, now: float) -> bool:
-        """Let an event happen; False where it does not follow from those before it."""
+        """Let the scheduler decide on an event; False where it does not follow from those before it."""
         after, actions = transition(self.state, event, now)
         follows = after is not self.state or bool(actions)
         self.observe(self.state, event, after, now)

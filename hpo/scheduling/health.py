@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from hydragnn.hpo.scheduling.events import Action, Probe, Probed, node_of
 from hydragnn.hpo.scheduling.node_health import Node, NodeHealth, Strike
 from hydragnn.hpo.scheduling.pool import Pool
-from hydragnn.hpo.scheduling.state import State, Trial
+from hydragnn.hpo.scheduling.state import State, Trial, with_node, without_node
 from hydragnn.hpo.scheduling.values import replace
 
 STRIKES = 2
@@ -43,7 +43,7 @@ def add_strikes(state: State, trial: Trial, suspects: Iterable[str], now: float)
         node = state.health.get(name, Node())
         strike = Strike(trial=trial.number, attempt=trial.attempt, slots=used.get(name, state.nodes[name]))
         node = replace(node, strikes=(*node.strikes, strike))
-        state = _with(state, name, node)
+        state = with_node(state, name, node)
         if len(node.strikes) >= STRIKES and node.status != "quarantined":
             out.append(name)
         elif node.status == "pool":
@@ -56,7 +56,7 @@ def add_strikes(state: State, trial: Trial, suspects: Iterable[str], now: float)
             len(out) > 1 and not named
         ):  # one of them is bad, the others shall come back: the next fault tells them apart
             node = state.health[name]
-            state = _with(state, name, replace(node, strikes=node.strikes[-1:]))
+            state = with_node(state, name, replace(node, strikes=node.strikes[-1:]))
     for name in out if len(out) <= FEW or named else ():
         state = _clear_partners(state, name)
     return state, actions
@@ -72,7 +72,7 @@ def release_slots(state: State, slots: tuple[str, ...]) -> State:
         if node is None or node.status == "pool":
             good.append(slot)
         else:
-            state = _with(state, node_of(slot), replace(node, held=(*node.held, slot)))
+            state = with_node(state, node_of(slot), replace(node, held=(*node.held, slot)))
     return replace(state, free=state.free.with_slots(good))
 
 
@@ -86,7 +86,7 @@ def clear_strikes(state: State, slots: tuple[str, ...]) -> State:
         if node is not None and node.status == "pool":
             strikes = tuple(strike for strike in node.strikes if done.isdisjoint(strike.slots))
             kept = replace(node, strikes=strikes)
-            state = replace(state, health=state.health.with_node(name, kept) if strikes else state.health.without(name))
+            state = with_node(state, name, kept) if strikes else without_node(state, name)
     return state
 
 
@@ -110,7 +110,7 @@ def apply_probe(state: State, event: Probed, now: float) -> tuple[State, list[Ac
         return _quarantine(state, event.node, now, "attempts keep failing on it"), []
     message = "it waits until a node that failed with it is in use"
     waits = replace(node, status="quarantined", until=now + BACK_OFF, message=message)
-    return replace(_with(state, event.node, waits), due=min(state.due, waits.until)), []
+    return replace(with_node(state, event.node, waits), due=min(state.due, waits.until)), []
 
 
 def revisit_nodes(state: State, now: float) -> tuple[State, list[Action]]:
@@ -132,7 +132,7 @@ def reopen_nodes(state: State, now: float) -> tuple[State, list[Action]]:
     actions: list[Action] = []
     for name, node in before:
         held = () if node.status == "pool" else state.nodes[name]
-        state = _with(state, name, replace(node, held=held))
+        state = with_node(state, name, replace(node, held=held))
         if node.status != "pool":
             state = _probing(state, name, now)
             actions.append(Probe(node=name))
@@ -167,13 +167,13 @@ def _hold_back(state: State, name: str, node: Node) -> State:
     """The state in which a node's idle slots wait with it; those in use follow when their attempts end."""
     idle = tuple(slot for slot in state.nodes[name] if slot in state.free)
     state = replace(state, free=state.free.without(idle), due=min(state.due, node.until))
-    return _with(state, name, replace(node, held=(*node.held, *idle)))
+    return with_node(state, name, replace(node, held=(*node.held, *idle)))
 
 
 def _readmit(state: State, name: str) -> State:
     node = state.health[name]
     state = replace(state, free=state.free.with_slots(node.held))
-    return _with(state, name, replace(node, status="pool", held=(), until=0.0, message=""))
+    return with_node(state, name, replace(node, status="pool", held=(), until=0.0, message=""))
 
 
 def _clear_partners(state: State, culprit: str) -> State:
@@ -183,7 +183,7 @@ def _clear_partners(state: State, culprit: str) -> State:
         node = state.health[name]
         if node.status != "quarantined":
             strikes = tuple(strike for strike in node.strikes if strike.fault not in shared)
-            state = _with(state, name, replace(node, strikes=strikes))
+            state = with_node(state, name, replace(node, strikes=strikes))
     return state
 
 
@@ -201,7 +201,3 @@ def _has_to_wait(state: State, name: str) -> bool:
 def _is_starved(state: State) -> bool:
     """True where so many nodes are out that no attempt could start, or more than half: then a good probe is believed."""
     return 2 * state.health.out > len(state.nodes) or state.healthy < state.least
-
-
-def _with(state: State, name: str, node: Node) -> State:
-    return replace(state, health=state.health.with_node(name, node))

@@ -6,6 +6,8 @@ from typing import Literal
 
 from immutables import Map
 
+from hydragnn.hpo.scheduling.values import with_count
+
 NodeStatus = Literal["pool", "probing", "quarantined"]
 Fault = tuple[int, int]
 """A trial and its attempt."""
@@ -80,8 +82,8 @@ class NodeHealth(Mapping[str, Node]):
         counts = self.counts
         if before is None or before.status != node.status:
             if before is not None:
-                counts = counts.set(before.status, counts[before.status] - 1)
-            counts = counts.set(node.status, counts.get(node.status, 0) + 1)
+                counts = with_count(counts, before.status, -1)
+            counts = with_count(counts, node.status, 1)
         return NodeHealth(
             self.nodes.set(name, node),
             counts,
@@ -94,7 +96,7 @@ class NodeHealth(Mapping[str, Node]):
         before = self.nodes[name]
         return NodeHealth(
             self.nodes.delete(name),
-            self.counts.set(before.status, self.counts[before.status] - 1),
+            with_count(self.counts, before.status, -1),
             self.held - len(before.held),
             _indexed(self.together, name, before.strikes, ()),
         )

@@ -49,6 +49,15 @@ class Pool:
                 del at[seat.pop(slot)]
         return replace(self, at=at.finish(), seat=seat.finish())
 
+    def moved(self, gone: Iterable[str], came: Iterable[tuple[int, str]], head: int, tail: int) -> "Pool":
+        """The pool without some slots and with others in seats of their own, its ends where they are said to be; KeyError for a slot that is not in it."""
+        at, seat = self.at.mutate(), self.seat.mutate()
+        for slot in gone:
+            del at[seat.pop(slot)]
+        for place, slot in came:
+            at[place], seat[slot] = slot, place
+        return Pool(at.finish(), seat.finish(), head, tail)
+
     def take(self, count: int) -> tuple[tuple[str, ...], "Pool"]:
         """The first ``count`` slots, and the pool without them.
 

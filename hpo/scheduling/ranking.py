@@ -4,6 +4,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
+from operator import eq
 from typing import overload
 
 RankingEntry = tuple[float, int]
@@ -13,15 +14,20 @@ WIDTH = 128
 """A chunk of twice this length is divided."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Ranking:
-    """Ranking, best first; no chunk is empty."""
+    """Ranking, best first; no chunk is empty. Two are equal where their entries are, however these are divided."""
 
     chunks: tuple[tuple[RankingEntry, ...], ...] = ()
     size: int = 0
 
     def __len__(self) -> int:
         return self.size
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Ranking) and self.size == other.size and all(map(eq, self, other))
+
+    __hash__ = None  # type: ignore[assignment]
 
     def __iter__(self) -> Iterator[RankingEntry]:
         return chain.from_iterable(self.chunks)

@@ -26,7 +26,6 @@ from hydragnn.hpo.scheduling.events import (
     Settle,
     Stopping,
     Tick,
-    node_of,
 )
 from hydragnn.hpo.scheduling.filling import fill_slots, pending
 from hydragnn.hpo.scheduling.health import (
@@ -47,6 +46,7 @@ from hydragnn.hpo.scheduling.state import (
     Trial,
     TrialStatus,
     in_line,
+    nodes_of,
     with_entry,
     with_trial,
     with_waiting,
@@ -80,8 +80,9 @@ def transition(state: State, event: Event, now: float) -> tuple[State, tuple[Act
     """The state after an event, and what is to be done about it; an event that no longer matters changes nothing."""
     if state.closed and not isinstance(event, Opened):
         return state, ()
-    after, actions = _dispatch(state, event, now)
-    if after is state and not actions and not (state.ending is None and _time_is_up(state, now)):
+    begun = replace(state, touched=None) if state.touched else state
+    after, actions = _dispatch(begun, event, now)
+    if after is begun and not actions and not (state.ending is None and _time_is_up(state, now)):
         return state, ()
     after = replace(after, last=max(now, after.last))
     after, more = _fill_or_close(after, now)
@@ -113,9 +114,7 @@ def _dispatch(state: State, event: Event, now: float) -> tuple[State, list[Actio
 
 def _on_opened(state: State, event: Opened, now: float) -> tuple[State, list[Action]]:
     """Take over from an earlier controller: what ran waits for a new attempt, open requests are made again."""
-    nodes: dict[str, tuple[str, ...]] = {}
-    for slot in event.slots:
-        nodes[node_of(slot)] = (*nodes.get(node_of(slot), ()), slot)
+    nodes = nodes_of(event.slots)
     lost = [replace(trial, status="waiting", slots=(), cancelled="") for trial in state.running]
     asked = sorted(number for number, trial in state.trials.items() if trial.status == "asked") if state.asked else []
     before = max(0.0, _previous_end(state, now) - state.session_start)

@@ -8,13 +8,16 @@ from typing import Any, Literal
 
 from immutables import Map
 
-from hydragnn.hpo.scheduling.events import Ending, Origin, Plan
-from hydragnn.hpo.scheduling.node_health import NodeHealth
+from hydragnn.hpo.scheduling.events import Ending, Origin, Plan, node_of
+from hydragnn.hpo.scheduling.node_health import Node, NodeHealth
 from hydragnn.hpo.scheduling.pool import Pool
 from hydragnn.hpo.scheduling.ranking import Ranking
 from hydragnn.hpo.scheduling.sizing import Load, Mean
-from hydragnn.hpo.scheduling.values import replace
+from hydragnn.hpo.scheduling.values import replace, with_count
 from hydragnn.record import Failure
+
+Touched = tuple[int | str, Any] | None
+"""A list of trials by number and nodes by name: the latest, and the list before it."""
 
 TrialStatus = Literal["asked", "waiting", "running", "paused", "finished", "failed", "lost"]
 
@@ -140,6 +143,8 @@ class State:
     """Seconds from a start to the first step."""
     work: Mean = field(default_factory=Mean)
     """Seconds per epoch on one slot, as measured."""
+    touched: Touched = field(default=None, compare=False)
+    """What the last event changed, some perhaps more than once."""
 
     @property
     def running(self) -> list[Trial]:
@@ -191,20 +196,57 @@ def with_trial(state: State, trial: Trial) -> State:
         active = state.active
         if trial.status == "running" and before.attempt != trial.attempt:
             active = active.set(trial.number, trial.attempt)
-        return replace(state, trials=state.trials.set(trial.number, trial), active=active)
+        return replace(
+            state, trials=state.trials.set(trial.number, trial), active=active, touched=(trial.number, state.touched)
+        )
     counts, active = state.counts, state.active
     if before is not None:
-        counts = counts.set(before.status, counts[before.status] - 1)
+        counts = with_count(counts, before.status, -1)
         active = active.delete(trial.number) if before.status == "running" else active
-    counts = counts.set(trial.status, counts.get(trial.status, 0) + 1)
+    counts = with_count(counts, trial.status, 1)
     active = active.set(trial.number, trial.attempt) if trial.status == "running" else active
-    return replace(state, trials=state.trials.set(trial.number, trial), counts=counts, active=active)
+    return replace(
+        state,
+        trials=state.trials.set(trial.number, trial),
+        counts=counts,
+        active=active,
+        touched=(trial.number, state.touched),
+    )
 
 
 def without_trial(state: State, number: int) -> State:
     """The state without a trial that was asked for only."""
-    counts = state.counts.set("asked", state.counts["asked"] - 1)
-    return replace(state, trials=state.trials.delete(number), counts=counts)
+    counts = with_count(state.counts, "asked", -1)
+    return replace(state, trials=state.trials.delete(number), counts=counts, touched=(number, state.touched))
+
+
+def with_node(state: State, name: str, node: Node) -> State:
+    """The state in which this is what speaks against a node."""
+    return replace(state, health=state.health.with_node(name, node), touched=(name, state.touched))
+
+
+def without_node(state: State, name: str) -> State:
+    """The state in which nothing speaks against a node any more."""
+    return replace(state, health=state.health.without(name), touched=(name, state.touched))
+
+
+def nodes_of(slots: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """The slots of every node.
+
+    >>> nodes_of(["a/0", "b", "a/1"])
+    {'a': ('a/0', 'a/1'), 'b': ('b',)}
+    """
+    nodes: dict[str, list[str]] = {}
+    for slot in slots:
+        nodes.setdefault(node_of(slot), []).append(slot)
+    return {name: tuple(of_node) for name, of_node in nodes.items()}
+
+
+def resting_entry(trial: Trial) -> tuple[int, tuple[float, int]] | None:
+    """The rung on which a paused trial rests, and its entry there; None for others."""
+    if trial.status != "paused":
+        return None
+    return len(trial.results) - 1, (trial.results[-1], trial.number)
 
 
 def with_waiting(state: State, trial: Trial) -> State:

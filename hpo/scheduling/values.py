@@ -9,6 +9,8 @@ from itertools import repeat
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from immutables import Map
+
 if TYPE_CHECKING:
     from dataclasses import replace
 else:
@@ -25,6 +27,16 @@ else:
         any(map(object.__setattr__, repeat(new), names, members(value)))  # None each time: runs through all of them
         any(map(object.__setattr__, repeat(new), changes, changes.values()))
         return new
+
+
+def with_count(counts: Map[Any, int], key: Any, more: int) -> Map[Any, int]:
+    """Counts with one of them changed; what is counted no more is left out.
+
+    >>> dict(with_count(Map({"a": 1}), "a", -1))
+    {}
+    """
+    count = counts.get(key, 0) + more
+    return counts.set(key, count) if count else counts.delete(key)
 
 
 @cache

@@ -69,13 +69,19 @@ def test_a_moved_atom_is_calculated_anew(folder: Path, frames: list[Atoms]) -> N
     assert atoms.get_potential_energy() != before
 
 
-def test_dynamics_run(folder: Path, frames: list[Atoms]) -> None:
+def test_dynamics_have_the_energies_of_neighbours_that_are_searched_anew(folder: Path, frames: list[Atoms]) -> None:
     from ase.md.verlet import VelocityVerlet
 
     atoms = frames[6].copy()
-    atoms.calc = calculator(folder)
-    VelocityVerlet(atoms, timestep=0.1).run(2)
-    assert np.isfinite(atoms.get_potential_energy())
+    ensemble = Ensemble.load(folder)
+    atoms.calc = EnsembleCalculator(ensemble)
+    dynamics = VelocityVerlet(atoms, timestep=0.1)
+    for _ in range(6):
+        dynamics.run(1)
+        fresh = ensemble.predict(atoms)
+        assert atoms.get_potential_energy() == fresh["energy"].mean[0]
+        np.testing.assert_array_equal(atoms.get_forces(), fresh["forces"].mean)
+    assert atoms.calc.neighbours.searches == 1
 
 
 def test_a_structure_that_cannot_be_predicted_is_refused(folder: Path, frames: list[Atoms]) -> None:

@@ -67,9 +67,9 @@ class Player(Virtual):
                 self.later(60.0, Tick())
 
     def write(self, path: Path) -> None:
-        """Put the events into a journal."""
+        """Put the events and what was decided into a journal."""
         with Journal(path) as journal:
-            journal.extend(self.events)
+            journal.extend(self.entries)
 
     def propose(self, trial: int) -> None:
         self.happen(Proposed(trial=trial, values=self._point(trial)))

@@ -5,7 +5,7 @@ from operator import eq
 from pathlib import Path
 
 from hydragnn.hpo import CampaignSettings
-from hydragnn.hpo.journal import Journal, read_journal
+from hydragnn.hpo.journal import Entry, Journal, read_journal
 from hydragnn.hpo.preflight import NAME, open_campaign, write_settings
 from hydragnn.hpo.scheduling.events import Reached
 from tests.flips import FLIPS, silent
@@ -24,6 +24,6 @@ def test_a_flipped_bit_of_a_journal_changes_no_event(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     events = [(float(k), Reached(trial=k, attempt=1, epochs=3, value=0.5 + k / 7)) for k in range(12)]
     with Journal(path) as journal:
-        journal.extend(events)
+        journal.extend(Entry(*event) for event in events)
     found, refused = silent(path, lambda: read_journal(path), lambda before, after: after in (before, before[:-1]))
     assert not found and refused > FLIPS / 2

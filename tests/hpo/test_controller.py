@@ -146,7 +146,7 @@ def test_reports_of_one_look_share_one_flush(
     extend = controller.Journal.extend
 
     def counted(self: Any, lines: Any) -> None:
-        batches.append([type(event).__name__ for _, event in lines])
+        batches.append([type(entry.event).__name__ for entry in lines])
         extend(self, lines)
 
     monkeypatch.setattr(controller.Journal, "extend", counted)

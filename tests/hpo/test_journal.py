@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hydragnn.errors import InputError
-from hydragnn.hpo.journal import Journal, read_journal, replay
+from hydragnn.hpo.journal import Entry, Journal, read_journal, replay
 from hydragnn.hpo.scheduling.events import Event, Exhausted, Failed, Launched, Opened, Plan, Proposed, Reached, Stopping
 
 EVENTS: list[Event] = [
@@ -24,7 +24,7 @@ EVENTS: list[Event] = [
 def written(path: Path) -> bytes:
     with Journal(path) as journal:
         journal.append(EVENTS[0], 0.0)
-        journal.extend((float(second), event) for second, event in enumerate(EVENTS[1:], start=1))
+        journal.extend(Entry(float(second), event) for second, event in enumerate(EVENTS[1:], start=1))
     return path.read_bytes()
 
 
@@ -40,7 +40,7 @@ def test_many_events_need_one_flush(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with Journal(tmp_path / "journal.jsonl") as journal:
         with monkeypatch.context() as patch:
             patch.setattr(os, "fsync", flushed.append)
-            journal.extend((0.0, Exhausted(trial=number)) for number in range(1000))
+            journal.extend(Entry(0.0, Exhausted(trial=number)) for number in range(1000))
         assert len(flushed) == 1
     assert len(read_journal(tmp_path / "journal.jsonl")) == 1000
 

@@ -114,7 +114,7 @@ def test_a_line_that_is_missing_from_the_journal_is_noticed(folder: Path) -> Non
     gone = next(number for number, line in enumerate(lines) if b'"proposed"' in line)
     path.write_bytes(b"".join(lines[:gone] + lines[gone + 1 :]))
     with pytest.raises(
-        InputError, match=r"the line at byte \d+ does not follow from the lines before it; lines are missing"
+        InputError, match=r"line \d+ was number \d+ when it was written; lines are missing, restore the file"
     ):
         campaign_status(folder)
 

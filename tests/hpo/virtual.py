@@ -5,6 +5,8 @@ import math
 from dataclasses import dataclass, field
 from itertools import count
 
+from hydragnn.hpo.journal import Entry
+from hydragnn.hpo.scheduling.changes import changes_between
 from hydragnn.hpo.scheduling.events import (
     Action,
     Cancel,
@@ -21,13 +23,14 @@ from hydragnn.hpo.scheduling.scheduler import State, transition
 
 @dataclass
 class Virtual:
-    """Who inherits from it says what is proposed, how attempts end, and which nodes are well; ``events`` is what a journal would hold."""
+    """Who inherits from it says what is proposed, how attempts end, and which nodes are well; ``entries`` is what a journal would hold."""
 
     plan: Plan
     slots: tuple[str, ...]
     now: float = field(default=0.0, kw_only=True)
     state: State = field(default_factory=State, init=False)
     events: list[tuple[float, Event]] = field(default_factory=list, init=False)
+    entries: list[Entry] = field(default_factory=list, init=False)
     settled: dict[int, str] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -57,6 +60,7 @@ class Virtual:
         after, actions = transition(self.state, event, self.now)
         if after is not self.state or actions:
             self.events.append((self.now, event))
+            self.entries.append(Entry(self.now, event, changes_between(self.state, event, after)))
         self.state = after
         for action in actions:
             self._answer(action)

@@ -1,9 +1,11 @@
 """A campaign by hand: whoever plays it says what happens next, the scheduler's actions are carried out, and the invariants are under watch."""
 
+import json
 import math
 from collections import Counter
 from typing import Any
 
+from hydragnn.hpo.scheduling.changes import Changes, apply_changes, changes_between
 from hydragnn.hpo.scheduling.events import (
     Action,
     Cancel,
@@ -45,7 +47,7 @@ class World:
         """Trial and epoch of every segment, in order."""
         self.settled: dict[int, str] = {}
         self.closed: str | None = "not yet open"
-        self.journal: list[tuple[float, Event]] = []
+        self.journal: list[tuple[float, Event, Changes]] = []
 
     # what a controller does
 
@@ -63,7 +65,7 @@ class World:
         if self.state is before:
             assert not actions
             return
-        self.journal.append((self.now, event))
+        self.journal.append((self.now, event, changes_between(before, event, self.state)))
         for action in actions:
             self.obey(action)
         self.watch()
@@ -139,10 +141,12 @@ class World:
             assert trials[number].status == expected
 
     def check_journal(self) -> None:
-        """The journal gives the state back."""
-        replayed = State()
-        for now, event in self.journal:
-            replayed, _ = transition(replayed, event, now)
+        """The journal gives the state back, by its decisions and by deciding again."""
+        decided = replayed = State()
+        for now, event, changes in self.journal:
+            decided, _ = transition(decided, event, now)
+            replayed = apply_changes(replayed, event, json.loads(json.dumps(changes, allow_nan=False)))
+            assert replayed == decided, f"what {event} changed is not all written"
         assert replayed == self.state, "the journal does not give the state back"
 
     # what must hold

@@ -1,0 +1,150 @@
+"""The ASE calculator in molecular dynamics: CPU time per step, here and in another checkout, in turns of two processes.
+
+    python tests/benchmarks/bench_calculator.py [--atoms 64] [--kind painn] [--turns 7] [--steps 10] [--against CHECKOUT]
+
+Rattled copper, all neighbours within 5 Angstrom, hidden 64, 3 layers, energy and forces of a run in fp32, one thread; velocity Verlet with
+2 fs at 300 K. Each side trains its own run for an epoch on a few cells first: weights do not change the time of a step. CPU
+milliseconds per step, medians over the turns; the ratio is the median over turns of the other over this one.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+HERE = Path(__file__).resolve().parents[2]
+
+
+def trained(kind: str, folder: Path) -> None:
+    """Train a run on rattled cells of copper."""
+    import numpy as np
+    from ase.build import bulk
+    from ase.calculators.emt import EMT
+
+    from hydragnn.config import RunConfig
+    from hydragnn.datasets import StoreWriter
+    from hydragnn.graphs import Field, concatenate
+    from hydragnn.graphs.atomic import from_ase
+
+    try:
+        from hydragnn.runs import train
+    except ImportError:  # a checkout from before there was that room
+        from hydragnn.training import train
+
+    random = np.random.default_rng(0)
+    fields = (
+        Field(name="energy", on="graph", unit="eV", role="target", dtype="float64"),
+        Field(name="forces", on="node", shape=(3,), unit="eV/Angstrom", parity="vector", role="target"),
+    )
+    graphs = []
+    for _ in range(12):
+        atoms = bulk("Cu", cubic=True)
+        atoms.rattle(0.1, rng=random)
+        atoms.calc = EMT()
+        atoms.get_forces()
+        graphs.append(from_ase(atoms, 5.0, fields=fields))
+    store = folder / "copper.h5"
+    with StoreWriter(store, tuple(graphs[0].fields.values()), dim=3, attributes={"cutoff": 5.0}) as writer:
+        writer.write(concatenate(graphs))
+    head = {"field": "energy", "pool": "sum", "forces": "forces"}
+    shape = {"kind": kind, "hidden_dim": 64, "num_layers": 3, "num_radial": 20, "cutoff": 5.0}
+    table = {"data": {"store": str(store)}, "split": {"train": 0.6, "valid": 0.2}, "model": shape, "heads": [head]}
+    train(RunConfig.parse({**table, "train": {"epochs": 1}}), folder / "run")
+
+
+def simulate(kind: str, count: int, steps: int) -> None:
+    """Take so many steps for every line that comes in; write the CPU seconds of each turn."""
+    import torch
+    from ase import units
+    from ase.build import bulk
+    from ase.md.verlet import VelocityVerlet
+
+    from hydragnn.ensemble import calculator
+
+    try:
+        from hydragnn.allocator import keep_memory
+
+        keep_memory()
+    except ImportError:  # a checkout from before
+        pass
+    torch.set_num_threads(1)
+    import numpy as np
+
+    atoms = bulk("Cu").repeat({8: (2, 2, 2), 64: (4, 4, 4), 512: (8, 8, 8)}[count])
+    atoms.rattle(0.05, seed=0)
+    velocities = (
+        np.random.default_rng(0).normal(size=(count, 3)) * np.sqrt(units.kB * 300 / atoms.get_masses())[:, None]
+    )
+    atoms.set_velocities(velocities)
+    with tempfile.TemporaryDirectory() as folder:
+        trained(kind, Path(folder))
+        atoms.calc = calculator(Path(folder) / "run")
+        dynamics = VelocityVerlet(atoms, timestep=2 * units.fs)
+        dynamics.run(5)
+        print("ready", flush=True)
+        for _ in sys.stdin:
+            start = time.process_time()
+            dynamics.run(steps)
+            print(time.process_time() - start, flush=True)
+
+
+def worker(checkout: Path, options: argparse.Namespace) -> subprocess.Popen[str]:
+    """A process that simulates with the package of a checkout."""
+    words = ["--atoms", str(options.atoms), "--kind", options.kind, "--steps", str(options.steps)]
+    # freed memory is kept by all, as in commands that predict
+    environment = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    script = [sys.executable, str(Path(__file__).resolve()), "--simulate", *words]
+    return subprocess.Popen(script, env=environment, cwd=checkout, **pipes)
+
+
+def turn(process: subprocess.Popen[str]) -> float:
+    """CPU seconds of one turn."""
+    assert process.stdin and process.stdout
+    process.stdin.write("\n")
+    process.stdin.flush()
+    return float(process.stdout.readline())
+
+
+def ready(process: subprocess.Popen[str]) -> None:
+    """Wait until the process can simulate."""
+    assert process.stdout
+    for line in process.stdout:
+        if line.strip() == "ready":
+            return
+    raise RuntimeError("a process ended before it could simulate; its error is above")
+
+
+def main() -> None:
+    """Print the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--atoms", type=int, choices=(8, 64, 512), default=64)
+    parser.add_argument("--kind", default="painn")
+    parser.add_argument("--turns", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--against", type=Path)
+    parser.add_argument("--simulate", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.simulate:
+        simulate(options.kind, options.atoms, options.steps)
+        return
+    processes = []
+    for place in (HERE, options.against.resolve()) if options.against else (HERE,):
+        processes.append(worker(place, options))
+        ready(processes[-1])
+    turns = [[turn(process) for process in processes] for _ in range(options.turns)]
+    for process in processes:
+        process.communicate()
+    milliseconds = [1e3 * median(times) / options.steps for times in zip(*turns)]
+    ratio = f", {median(one[1] / one[0] for one in turns):.2f} times as fast" if options.against else ""
+    figures = " against ".join(f"{value:.1f}" for value in milliseconds)
+    print(f"{options.kind}, {options.atoms} atoms: {figures} ms per step{ratio}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""A neighbour list with a skin is the neighbour list, whatever atoms and cells do, and is seldom searched."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from ase import Atoms
+from ase.build import bulk, molecule
+
+from hydragnn.errors import InputError
+from hydragnn.graphs.atomic import from_ase
+from hydragnn.graphs.skin import SkinList
+
+CUTOFF = 3.2
+
+
+def vibrating(atoms: Atoms, steps: int, size: float) -> Iterator[Atoms]:
+    """The structure, whose atoms walk about."""
+    random = np.random.default_rng(0)
+    for _ in range(steps):
+        atoms.positions += size * random.normal(size=atoms.positions.shape)
+        yield atoms
+
+
+def strained(atoms: Atoms, steps: int, size: float) -> Iterator[Atoms]:
+    """The structure in a cell that changes its lengths and angles, as under a barostat."""
+    random = np.random.default_rng(1)
+    for one in vibrating(atoms, steps, size):
+        one.set_cell(one.cell.array @ (np.eye(3) + size * random.normal(size=(3, 3))), scale_atoms=True)
+        yield one
+
+
+def meeting(steps: int) -> Iterator[Atoms]:
+    """Two molecules that pass each other: pairs enter the cutoff and leave it."""
+    water, other = molecule("H2O"), molecule("CH4")
+    for shift in np.linspace(-8, 8, steps):
+        moved = other.copy()
+        moved.positions += (shift, 0.0, 2.5)
+        yield water + moved
+
+
+def same(skin: SkinList, atoms: Atoms) -> int:
+    """Compare the graph with that of a fresh search; gives its number of edges."""
+    ours, fresh = from_ase(atoms, CUTOFF, neighbours=skin), from_ase(atoms, CUTOFF)
+    for name in ("senders", "receivers", "edge_shifts", "positions"):
+        np.testing.assert_array_equal(getattr(ours, name), getattr(fresh, name), err_msg=name)
+    return fresh.num_edges
+
+
+def slab() -> Atoms:
+    atoms = bulk("Cu", cubic=True).repeat((2, 2, 1))
+    atoms.center(vacuum=2.0, axis=2)
+    atoms.pbc = (True, True, False)
+    return atoms
+
+
+@pytest.mark.parametrize(
+    "course",
+    [
+        vibrating(bulk("Cu", cubic=True).repeat(2), 60, 0.01),
+        vibrating(bulk("Cu"), 30, 0.02),
+        strained(bulk("Cu", cubic=True).repeat(2), 60, 0.003),
+        strained(slab(), 40, 0.003),
+        meeting(200),
+    ],
+    ids=["crystal", "one atom", "changing cell", "slab", "molecules that meet"],
+)
+def test_every_list_is_that_of_a_fresh_search_and_few_are_searched(course: Iterator[Atoms]) -> None:
+    skin = SkinList()
+    edges = [same(skin, atoms) for atoms in course]
+    assert 1 <= skin.searches <= len(edges) / 3
+    assert len(edges) < 100 or len(set(edges)) > 3  # molecules: pairs came and went
+
+
+def test_pairs_come_and_go_without_a_search() -> None:
+    skin, edges = SkinList(), set()
+    for length in (3.1, 3.19, 3.21, 3.3, 3.19):  # an atom crosses the cutoff of 3.2 by less than half a skin
+        edges.add(same(skin, Atoms("Cu2", [(0, 0, 0), (length, 0, 0)])))
+    assert (skin.searches, edges) == (1, {0, 2})
+
+
+def test_another_structure_is_searched_anew() -> None:
+    skin, cell = SkinList(), bulk("Cu", cubic=True)
+    open_cell, wrapped, far = cell.copy(), cell.copy(), cell.copy()
+    open_cell.pbc = False
+    wrapped.positions[1] += wrapped.cell[0]
+    far.positions[0] += 0.3  # more than half a skin
+    for atoms in (cell, cell.repeat(2), cell, open_cell, far, wrapped, Atoms("H"), molecule("H2O")):
+        same(skin, atoms)
+    for scale in (0.6, 1.0, 2.0, 0.8):  # images beyond the first list come in
+        squeezed = cell.copy()
+        squeezed.set_cell(cell.cell.array * scale, scale_atoms=True)
+        same(skin, squeezed)
+
+
+def test_a_pair_at_the_cutoff_is_left_to_the_search() -> None:
+    skin = SkinList()
+    for length in np.nextafter(CUTOFF, [0.0, CUTOFF, 9.0]):
+        same(skin, Atoms("Cu2", [(0, 0, 0), (length, 0, 0)]))
+
+
+def test_the_nearest_neighbours_alone_are_those_of_a_fresh_search() -> None:
+    skin = SkinList()
+    for atoms in vibrating(bulk("Cu", cubic=True), 5, 0.02):
+        ours = from_ase(atoms, CUTOFF, max_neighbours=5, neighbours=skin)
+        np.testing.assert_array_equal(ours.senders, from_ase(atoms, CUTOFF, max_neighbours=5).senders)
+
+
+def test_atoms_that_meet_are_refused_between_searches() -> None:
+    skin = SkinList()
+    same(skin, Atoms("Cu2", [(0, 0, 0), (0.2, 0, 0)]))
+    with pytest.raises(InputError, match="apart; remove the duplicate"):
+        from_ase(Atoms("Cu2", [(0, 0, 0), (0.0001, 0, 0)]), CUTOFF, neighbours=skin)
