@@ -48,7 +48,7 @@ class NodeInputs(nn.Module):
 
     def forward(self, batch: GraphBatch) -> Float[Tensor, "nodes channels"]:
         """The states, in the dtype of the weights."""
-        states = self.origin.expand(batch.num_nodes, -1)  # [nodes, channels]
+        states = self.origins(batch.num_nodes)  # [nodes, channels]
         for field, table in zip(self.node_classes, self.node_tables):
             states = states + table(batch.nodes[field.name])
         for field, table in zip(self.graph_classes, self.graph_tables):
@@ -60,6 +60,10 @@ class NodeInputs(nn.Module):
             broadcast = [values.index_select(0, batch.owner("node")) for values in graph]
             states = states + self.network(torch.cat([*node, *broadcast], dim=-1))
         return states
+
+    def origins(self, nodes: int) -> Float[Tensor, "nodes channels"]:
+        """The state from which every node starts."""
+        return self.origin.expand(nodes, -1)
 
 
 class EdgeInputs(nn.Module):

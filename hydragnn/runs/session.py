@@ -20,7 +20,7 @@ from hydragnn.runs.progress import Progress
 from hydragnn.runs.signals import interrupt_at_once, trap_signals
 from hydragnn.runs.stopwatch import Stopwatch
 from hydragnn.training.data import DevicePlacement
-from hydragnn.training.loop import train_epochs
+from hydragnn.training.loop import Steps, take_step, take_steps, train_epochs
 
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.float32}
 
@@ -54,36 +54,58 @@ def train(
     config = as_begun(config, out) if resume else config
     with join_ranks(out, asked) as ranks:
         here = own_device(asked, ranks)
-        check_folder(config.to_json(), out, resume)
-        if ranks.first:
-            forget_failures(out)
-        ranks.wait()
-        heart, stopwatch = Heartbeat(this, first=ranks.first), Stopwatch(earlier_cost(out), ranks, here)
-        with propagate_failure(this, ranks), interrupt_at_once() as check:
-
-            def heartbeat() -> None:
-                check()
-                heart.beat()
-
-            plan = plan_run(config, store, heartbeat, begun=resume)
-            placement = DevicePlacement(device=here, dtype=DTYPES[plan.training.precision], micro_batches=micro_batches)
-            # trials and ranks have neighbours on their node that read the same graphs
-            run = assemble(plan, placement, ranks, heartbeat, shared=ranks.size > 1 or attempt is not None)
-            checkpoint = latest_checkpoint(out / "checkpoints")
-            if checkpoint:
-                load_checkpoint(checkpoint, run.state, ranks, identity(run.record))
-        stopwatch.compile_seconds = sum(one.seconds for one in run.context.compiled)
+        run, heart, stopwatch = ready_run(config, this, ranks, here, resume=resume, store=store, parts=micro_batches)
         with trap_signals() as signals:
             callback = RunCallback(run, ranks, stopwatch, signals, heart, progress)
-            callback.begin(run.state, run.data.steps(run.state.epoch))
-            return train_to_end(run, callback, until or plan.training.epochs)
+            steps = steps_to_end(run, callback, until)
+            return take_steps(steps, lambda asked: take_step(run.state, asked.share, run.context, asked.rate))
 
 
-def train_to_end(run: Assembly, callback: RunCallback, until: int) -> RunRecord:
+def ready_run(
+    config: AnyConfig,
+    this: Attempt,
+    ranks: Ranks,
+    device: torch.device,
+    *,
+    resume: bool,
+    store: Stores | None = None,
+    parts: int = 1,
+    members: int = 1,
+) -> tuple[Assembly, Heartbeat, Stopwatch]:
+    """The run of this attempt, before its first step or where its last checkpoint left it, with its heart and its clock.
+
+    Batches are computed in so many ``parts``, by a process that trains so many ``members``. InputError for a folder that is no place for it.
+    """
+    out = this.folder
+    check_folder(config.to_json(), out, resume)
+    if ranks.first:
+        forget_failures(out)
+    ranks.wait()
+    heart, stopwatch = Heartbeat(this, first=ranks.first), Stopwatch(earlier_cost(out), ranks, device, members)
+    with propagate_failure(this, ranks), interrupt_at_once() as check:
+
+        def heartbeat() -> None:
+            check()
+            heart.beat()
+
+        plan = plan_run(config, store, heartbeat, begun=resume)
+        placement = DevicePlacement(device=device, dtype=DTYPES[plan.training.precision], micro_batches=parts)
+        # trials and ranks have neighbours on their node that read the same graphs
+        run = assemble(plan, placement, ranks, heartbeat, shared=ranks.size > 1 or this.number is not None)
+        checkpoint = latest_checkpoint(out / "checkpoints")
+        if checkpoint:
+            load_checkpoint(checkpoint, run.state, ranks, identity(run.record))
+    stopwatch.compile_seconds = sum(one.seconds for one in run.context.compiled)
+    return run, heart, stopwatch
+
+
+def steps_to_end(run: Assembly, callback: RunCallback, until: int | None) -> Steps[RunRecord]:
     """Train to the end of epoch ``until``, at most of the whole budget, and leave a record that says how it ended, whatever happens."""
     state, settings = run.state, run.context.settings
+    callback.begin(state, run.data.steps(state.epoch))
+    until = settings.epochs if until is None else min(until, settings.epochs)
     try:
-        status = train_epochs(state, run.data, run.context, callback, min(until, settings.epochs))
+        status = yield from train_epochs(state, run.data, run.context, callback, until)
         callback.save(state)
         callback.ranks.wait()  # success means that all ranks came to the end
     except Interrupted as note:

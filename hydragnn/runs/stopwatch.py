@@ -13,9 +13,9 @@ from hydragnn.record import Cost
 class Stopwatch:
     """Cost of this segment on top of what earlier segments cost."""
 
-    def __init__(self, earlier: Cost, ranks: Ranks, device: torch.device) -> None:
-        """Begin now."""
-        self.earlier, self.ranks, self.device = earlier, ranks, device
+    def __init__(self, earlier: Cost, ranks: Ranks, device: torch.device, members: int = 1) -> None:
+        """Begin now, in a process that trains so many ``members`` of a group at once."""
+        self.earlier, self.ranks, self.device, self.members = earlier, ranks, device, members
         self.start, self.cpu_start = time.perf_counter(), time.process_time()
         self.compile_seconds = 0.0
         self.graphs, self.training_seconds, self.step_start = 0, 0.0, time.perf_counter()
@@ -37,7 +37,10 @@ class Stopwatch:
         return self.graphs * self.ranks.size / self.training_seconds if self.training_seconds else 0.0
 
     def cost(self) -> Cost:
-        """All segments together; CPU seconds and memory as if every rank were like this one."""
+        """All segments together; CPU seconds and memory as if every rank were like this one.
+
+        Members of a group share the process's CPU seconds equally; the memory and the seconds on the wall are those of all.
+        """
         if self.device.type == "cuda":
             peak = torch.cuda.max_memory_allocated(self.device) / 2**20
         else:
@@ -45,7 +48,8 @@ class Stopwatch:
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
         return Cost(
             seconds=self.earlier.seconds + time.perf_counter() - self.start,
-            cpu_seconds=self.earlier.cpu_seconds + (time.process_time() - self.cpu_start) * self.ranks.size,
+            cpu_seconds=self.earlier.cpu_seconds
+            + (time.process_time() - self.cpu_start) * self.ranks.size / self.members,
             compile_seconds=self.earlier.compile_seconds + self.compile_seconds,
             peak_memory_mb=max(self.earlier.peak_memory_mb, peak),
             graphs_per_second=self.graphs_per_second or self.earlier.graphs_per_second,

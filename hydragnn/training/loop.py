@@ -1,7 +1,9 @@
 """The training loop: epochs of steps, each epoch followed by validation."""
 
 import math
-from typing import Literal
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,14 +20,47 @@ from hydragnn.training.state import TrainState, seed_step
 Ended = Literal["finished", "stopped", "paused"]
 
 
-def train_epochs(state: TrainState, data: RunData, context: TrainingContext, callback: Callback, until: int) -> Ended:
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class StepRequest:
+    """The step that a run takes next."""
+
+    share: Share
+    rate: float
+    """Its learning rate."""
+
+
+T = TypeVar("T")
+
+Steps = Generator[StepRequest, StepResult, T]
+"""A run that asks for its steps, so that whoever takes them may take those of several runs at once, and gives a T at its end."""
+
+
+def take_steps(steps: Steps[T], take: Callable[[StepRequest], StepResult]) -> T:
+    """Take the steps of one run until it ends; what a step raises is raised where the run asked for it."""
+    try:
+        request = next(steps)
+        while True:
+            try:
+                result = take(request)
+            except Exception as error:
+                request = steps.throw(error)
+            else:
+                request = steps.send(result)
+    except StopIteration as end:
+        value: T = end.value
+        return value
+
+
+def train_epochs(
+    state: TrainState, data: RunData, context: TrainingContext, callback: Callback, until: int
+) -> Steps[Ended]:
     """Train from where the state stands to the end of epoch ``until``, or until validation stops improving.
 
     Raises Diverged, and Interrupted after saving when a signal asked this or another rank to stop.
     """
     settings = context.settings
     while state.epoch < until and not out_of_patience(state.valid_losses, settings.patience, context.stage_two):
-        train_loss = train_epoch(state, data, context, callback)
+        train_loss = yield from train_epoch(state, data, context, callback)
         values = {"train/loss": train_loss, **validate(state, data, context, callback)}
         values["learning_rate"] = learning_rate(settings, state.epoch + 1.0, state.valid_losses)
         state.finish_epoch(values)
@@ -35,7 +70,7 @@ def train_epochs(state: TrainState, data: RunData, context: TrainingContext, cal
     return "stopped" if out_of_patience(state.valid_losses, settings.patience, context.stage_two) else "paused"
 
 
-def train_epoch(state: TrainState, data: RunData, context: TrainingContext, callback: Callback) -> float:
+def train_epoch(state: TrainState, data: RunData, context: TrainingContext, callback: Callback) -> Steps[float]:
     """The rest of the epoch that is under way; gives its mean weighted loss over all ranks.
 
     What a step gave is read while the device computes the next one, and before anything is saved.
@@ -44,7 +79,7 @@ def train_epoch(state: TrainState, data: RunData, context: TrainingContext, call
     queued, interrupted = None, False
     for share in data.epoch(state.epoch, start=state.step):
         rate = learning_rate(context.settings, state.epoch + (state.step + 1) / steps, state.valid_losses)
-        result = take_step(state, share, context, rate)
+        result = yield StepRequest(share=share, rate=rate)
         flag = context.reduce(torch.full_like(result.loss, float(callback.interrupted)))
         before, queued = queued, (result, flag)
         interrupted, loss = read_step(before, state.epoch)
@@ -100,8 +135,12 @@ def take_step(state: TrainState, share: Share, context: TrainingContext, rate: f
         loss += total.detach()
         state.totals[0, own] += sums.detach().to(torch.float64)
     state.totals[1] += here
-
     state.parameters.sum_gradient()
+    return move(state, rate, loss, counts)
+
+
+def move(state: TrainState, rate: float, loss: Tensor, counts: Tensor) -> StepResult:
+    """Move the weights along the gradient of a ``loss`` over so many labels; the step is done."""
     norm = state.parameters.clip()
     state.parameters.step(rate)
     state.step += 1

@@ -83,11 +83,10 @@ class FlatParameters:
         first = next(model.parameters())
         self.vector = torch.zeros(total, dtype=first.dtype, device=first.device)
         self.gradient = torch.zeros_like(self.vector)
-        for parameter, (_, shape, start) in zip(model.parameters(), self.layout):
-            here = slice(start, start + parameter.numel())
-            self.vector[here] = parameter.detach().flatten()
-            parameter.data = self.vector[here].view(shape)
-            parameter.grad = self.gradient[here].view(shape)
+        self.parameters = list(model.parameters())
+        for parameter, (_, _, start) in zip(self.parameters, self.layout):
+            self.vector[start : start + parameter.numel()] = parameter.detach().flatten()
+        self._make_views()
         self.optimizer = OPTIMIZERS[settings.optimizer](self.vector, self.gradient, settings.weight_decay)
         self.average_vector = self.vector.clone() if settings.ema_decay else None
         self.best_vector = self.vector.clone()
@@ -134,6 +133,18 @@ class FlatParameters:
     def best(self) -> AbstractContextManager[None]:
         """Give the model the best weights so far for the length of the block."""
         return self._swap_in(self.best_vector)
+
+    def move_to(self, vector: Float[Tensor, " weights"], gradient: Float[Tensor, " weights"]) -> None:
+        """Keep weights and gradient in this memory from now on: rows of matrices that several models share."""
+        self.vector, self.gradient = vector.copy_(self.vector), gradient.copy_(self.gradient)
+        self.optimizer.weights, self.optimizer.gradient = self.vector, self.gradient
+        self._make_views()
+
+    def _make_views(self) -> None:
+        for parameter, (_, shape, start) in zip(self.parameters, self.layout):
+            here = slice(start, start + parameter.numel())
+            parameter.data = self.vector[here].view(shape)
+            parameter.grad = self.gradient[here].view(shape)
 
     def state(self) -> dict[str, Tensor]:
         """Return all tensors by name."""

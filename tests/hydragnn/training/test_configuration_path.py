@@ -120,7 +120,8 @@ def test_a_configuration_comes_to_the_loop_in_few_calls(
         hydragnn.train(config, tmp_path / "run")
     assert 0 < len(calls) <= MOST, listed(calls)
     whole = [name for name, actual in calls if config in actual]
-    assert whole == ["hydragnn.scripts.api.train", "hydragnn.runs.session.train", "hydragnn.runs.plan.plan_run"]
+    begin = ["session.train", "session.ready_run", "plan.plan_run"]
+    assert whole == ["hydragnn.scripts.api.train", *(f"hydragnn.runs.{name}" for name in begin)]
 
 
 def test_the_configuration_of_branches_is_taken_apart_once(
@@ -132,6 +133,7 @@ def test_the_configuration_of_branches_is_taken_apart_once(
     with traced_calls() as calls:
         hydragnn.train(config, tmp_path / "run")
     whole = [name for name, actual in calls if config in actual]
-    assert whole == ["hydragnn.scripts.api.train", "hydragnn.runs.session.train", "hydragnn.runs.plan.plan_run"]
+    begin = ["session.train", "session.ready_run", "plan.plan_run"]
+    assert whole == ["hydragnn.scripts.api.train", *(f"hydragnn.runs.{name}" for name in begin)]
     split_off = [name for name, actual in calls if any(one in config.branches for one in actual)]
     assert split_off == [], listed(calls)

@@ -1,0 +1,164 @@
+"""Several models of one shape as one model: their weights as rows of one matrix, their batches end to end."""
+
+import copy
+import math
+from collections.abc import Sequence
+from itertools import chain
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from hydragnn.architectures import architectures
+from hydragnn.graphs.batch import GraphBatch, concatenate
+from hydragnn.graphs.field import ATOMIC_NUMBERS, LOCATIONS, Field
+from hydragnn.graphs.topology import Topology
+from hydragnn.layers import MessageGraph
+from hydragnn.layers.stacked import STACKED, NotStackable
+from hydragnn.models import Distribution, GraphModel
+from hydragnn.training.context import TrainingContext
+from hydragnn.training.parameters import FlatParameters
+from hydragnn.training.state import TrainState
+
+
+class StackedModel(GraphModel):
+    """A model whose layers are ``STACKED``."""
+
+    def message_graph(self, batch: GraphBatch, vectors: Tensor | None) -> MessageGraph:
+        """What the layers see, without pairs of edges: members have different numbers of them."""
+        graph = super().message_graph(batch, vectors)
+        graph.cache["pairs"] = None
+        return graph
+
+
+class Stack:
+    """The models of several runs as one; every run keeps its own weights, which are views of the same memory."""
+
+    def __init__(self, states: Sequence[TrainState]) -> None:
+        """Move the weights of all runs into one matrix, a row for each; NotStackable where their models differ in shape."""
+        models, parameters = [], []
+        for state in states:
+            if not isinstance(state.model, GraphModel) or not isinstance(state.parameters, FlatParameters):
+                raise NotStackable("models with branches are trained one after the other")
+            models.append(state.model)
+            parameters.append(state.parameters)
+        check_alike(models)
+        first = parameters[0]
+        weights = first.vector.new_zeros(len(models), len(first.vector))
+        gradient = torch.zeros_like(weights)
+        for number, own in enumerate(parameters):
+            own.move_to(weights[number], gradient[number])
+        self.model = copy.deepcopy(models[0])
+        become_stacked(self.model)
+        self.weights: list[Tensor] = []
+        self.gradients: list[Tensor] = []
+        for name, shape, start in first.layout:
+            here = slice(start, start + math.prod(shape))
+            path, _, leaf = name.rpartition(".")
+            weight = nn.Parameter(weights[:, here].view(len(models), *shape))
+            setattr(self.model.get_submodule(path), leaf, weight)
+            self.weights.append(weight)
+            self.gradients.append(gradient[:, here].view(len(models), *shape))
+        fields = models[0].description.fields
+        self.inputs = {field.name for field in models[0].description.input_fields} | (fields.keys() & {ATOMIC_NUMBERS})
+
+    def predict(self, batches: Sequence[GraphBatch]) -> list[dict[str, Distribution]]:
+        """What each model predicts of its own batch, in the order of the members."""
+        whole = side_by_side([of_inputs(batch, self.inputs) for batch in batches])
+        sizes = {at: whole.num_items(at) // len(batches) for at in LOCATIONS}
+        predictions = self.model(whole)
+        targets = {target.name: target.field.on for target in self.model.description.targets}
+        return [
+            {
+                name: predictions[name].rows(slice(number * sizes[on], number * sizes[on] + batch.num_items(on)))
+                for name, on in targets.items()
+            }
+            for number, batch in enumerate(batches)
+        ]
+
+    def differentiate(self, loss: Float[Tensor, ""]) -> None:
+        """Let the gradients of all runs be those of this sum of their losses."""
+        gradients = torch.autograd.grad(loss, self.weights, materialize_grads=True)
+        for own, new in zip(self.gradients, gradients):
+            own.copy_(new)
+
+
+def check_alike(models: Sequence[GraphModel]) -> None:
+    """NotStackable unless the models have one description, in which all layers with weights can be stacked."""
+    first = models[0]
+    settings = first.description.model
+    if any(model.description != first.description for model in models):
+        raise NotStackable("models of different shapes are trained one after the other")
+    if settings.dropout:
+        raise NotStackable("random numbers of dropout belong to one run; without dropout, runs are trained together")
+    attends, sees = settings.global_attention is not None, first.encoder.sees
+    if attends or sees & {"triplets", "edge_kinds"} or type(first.encoder) not in architectures().values():
+        raise NotStackable(f"the layers of {settings.kind} are not known to work on several models at once")
+    for module in first.modules():
+        if next(module.parameters(recurse=False), None) is not None and type(module) not in STACKED:
+            raise NotStackable(f"weights of {type(module).__name__} have no stacked form")
+
+
+def stackable(context: TrainingContext) -> bool:
+    """Return True where the steps of a run may be taken with those of others, to the last bits but rounding."""
+    return not context.compiled and context.settings.precision != "bf16"
+
+
+def become_stacked(model: GraphModel) -> None:
+    """Let a model and its layers be of their stacked classes, which have the same attributes and other ``forward``s."""
+    for module in model.modules():
+        stacked = STACKED.get(type(module))
+        if stacked is not None:
+            object.__setattr__(module, "__class__", stacked)
+    object.__setattr__(model, "__class__", StackedModel)
+
+
+def of_inputs(batch: GraphBatch, inputs: set[str]) -> GraphBatch:
+    """The batch with its input fields alone."""
+    return batch.with_fields(drop=[name for name in batch.fields if name not in inputs])
+
+
+def side_by_side(batches: Sequence[GraphBatch]) -> GraphBatch:
+    """The batches end to end, each followed by empty graphs, so that all have as many nodes, edges and graphs.
+
+    >>> from hydragnn.graphs.validate import graph_from_arrays
+    >>> pair, triple = (graph_from_arrays(torch.zeros(size, 3), [0, 1], [1, 0]) for size in (2, 3))
+    >>> side_by_side([pair, triple]).counts("node")
+    tensor([2, 2, 3, 1])
+    """
+    graphs = max(batch.num_graphs for batch in batches) + 1
+    nodes = max(batch.num_nodes - batch.num_graphs for batch in batches) + graphs
+    edges = max(batch.num_edges for batch in batches)
+    fillers = [
+        filler(batch, nodes - batch.num_nodes, edges - batch.num_edges, graphs - batch.num_graphs) for batch in batches
+    ]
+    return concatenate(list(chain.from_iterable(zip(batches, fillers))))
+
+
+def filler(like: GraphBatch, nodes: int, edges: int, graphs: int) -> GraphBatch:
+    """Graphs of zeros with so many nodes and edges in all: loops of the first node, whose length is zero."""
+    offsets = torch.arange(nodes - graphs, nodes + 1, device=like.device)
+    offsets[0] = 0
+    edge_offsets = torch.full_like(offsets, edges)
+    edge_offsets[0] = 0
+    ends = offsets.new_zeros(edges)
+    counts = {"node": nodes, "edge": edges, "graph": graphs}
+
+    def zeros(field: Field) -> Tensor:
+        values = like[field.name]
+        return values.new_zeros(counts[field.on], *values.shape[1:])
+
+    tensors = {at: {f.name: zeros(f) for f in like.fields.values() if f.on == at} for at in LOCATIONS}
+    return GraphBatch(
+        positions=like.positions.new_zeros(nodes, like.dim),
+        topology=Topology.square(ends, ends, nodes),
+        edge_shifts=like.edge_shifts.new_zeros(edges, like.dim),
+        cell=like.cell.new_zeros(graphs, *like.cell.shape[1:]),
+        periodic=like.periodic.new_zeros(graphs, *like.periodic.shape[1:]),
+        node_offsets=offsets,
+        edge_offsets=edge_offsets,
+        fields=like.fields,
+        nodes=tensors["node"],
+        edges=tensors["edge"],
+        graphs=tensors["graph"],
+    )
