@@ -115,6 +115,11 @@ class Topology:
             self._derived[name] = make()
         return self._derived[name]
 
+    @property
+    def index_arrays(self) -> dict[str, Tensor]:
+        """What was derived so far, by the name of its property; what a caller puts there is taken for it."""
+        return self._derived
+
     def to(self, device: torch.device | str | None) -> "Topology":
         """The same edges on ``device``, with all that was derived so far; itself where it is there already."""
         senders = self.senders.to(device)
@@ -160,4 +165,6 @@ def counted_offsets(sorted_index: Int[Tensor, " entries"], rows: int) -> Int[Ten
 
 def searched_offsets(sorted_index: Int[Tensor, " entries"], rows: int) -> Int[Tensor, " rows_plus_one"]:
     """Where each row begins, by searching; no atomics, and the host does not wait for the device."""
-    return torch.searchsorted(sorted_index, torch.arange(rows + 1, device=sorted_index.device))
+    return torch.searchsorted(
+        sorted_index, torch.arange(rows + 1, device=sorted_index.device, dtype=sorted_index.dtype)
+    )

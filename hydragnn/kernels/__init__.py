@@ -3,7 +3,9 @@
 from hydragnn.graphs.topology import Topology, relation_topology
 from hydragnn.kernels.activation import SiLU, silu
 from hydragnn.kernels.ends import gather_add
+from hydragnn.kernels.family import operators
 from hydragnn.kernels.gathered_outer import gather_outer_sum
+from hydragnn.kernels.library import LIBRARY
 from hydragnn.kernels.op import Case, Op
 from hydragnn.kernels.ops import OPS
 from hydragnn.kernels.outer import along_channels, along_directions, outer_sum
@@ -21,6 +23,7 @@ from hydragnn.kernels.segments import (
 from hydragnn.kernels.trilinear import edge_product, gather_multiply_sum, scatter_multiply_sum
 
 __all__ = [
+    "LIBRARY",
     "OPS",
     "Case",
     "Op",
@@ -33,6 +36,7 @@ __all__ = [
     "gather_add",
     "gather_multiply_sum",
     "gather_outer_sum",
+    "operators",
     "outer_sum",
     "pairs_of",
     "relation_topology",

@@ -6,8 +6,11 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch._C import _get_dispatch_mode, _len_torch_dispatch_stack, _TorchDispatchModeKey
 from torch.autograd import Function
+from torch.nn import Parameter
 
 Form = Callable[..., Tensor]
 """One way to compute an op, without derivatives: called with its tensors, then with its structure."""
@@ -21,6 +24,8 @@ FUSABLE = "fusable"
 
 ACCELERATORS = frozenset({"cuda"} if find_spec("triton") else ())
 """Kinds of devices with forms in Triton, which torch brings along on them; torch calls ROCm devices ``cuda`` too."""
+
+_TRACERS = (_TorchDispatchModeKey.FAKE, _TorchDispatchModeKey.PROXY, _TorchDispatchModeKey.FUNCTIONAL)
 
 _open_blocks: list[None] = []  # no ContextVar: gradients are computed in threads of their own
 
@@ -68,6 +73,28 @@ def taken_for(device: str, kind: str) -> Iterator[None]:
         del _taken_for[device]
 
 
+_asked_for_operators: list[None] = []
+
+
+@contextmanager
+def operators() -> Iterator[None]:
+    """Compute all members of families as operators of torch within the block, as tracers see them, so that others see their names too."""
+    _asked_for_operators.append(None)
+    try:
+        yield
+    finally:
+        _asked_for_operators.pop()
+
+
+def is_traced(*tensors: Tensor) -> bool:
+    """Return True where calls are recorded and not, or not only, computed: torch.compile, torch.export, make_fx, fake tensors."""
+    if torch.compiler.is_compiling() or _asked_for_operators:
+        return True
+    if any(type(tensor) not in (Tensor, Parameter) for tensor in tensors):
+        return True
+    return _len_torch_dispatch_stack() > 0 and any(_get_dispatch_mode(key) is not None for key in _TRACERS)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Member:
     """An op that is linear in each of its tensors.
@@ -96,7 +123,7 @@ def check_items(items: Sequence[str], tensors: Sequence[Tensor], structure: Any)
             raise ValueError(
                 f"a tensor of shape {list(tensor.shape)} goes with {count} {what} of {structure}; it needs one item for each"
             )
-    if structure.senders.is_cpu:
+    if structure.senders.is_cpu and not is_accelerated("cpu"):
         _ = structure.largest_ends
 
 
@@ -115,12 +142,17 @@ class Family:
                     raise ValueError(f"a derivative of {name} is {derivative}, which is no member; add it to the table")
                 if len(arguments) != len(members[derivative].derivatives):
                     raise ValueError(f"a derivative of {name} calls {derivative} with {len(arguments)} tensors")
+        self.members = members
+        self.operator: Callable[[str, Sequence[Tensor], Any], Tensor] | None = None
+        """Calls a member as an operator of torch, where ``library.py`` made one of it."""
         self._shells: dict[str, type[Function]] = {}
         for name, member in members.items():
             self._shells[name] = _shell(name, member, self._shells)
 
     def __call__(self, name: str, tensors: Sequence[Tensor], structure: Any) -> Tensor:
         """The op ``name`` of the tensors, differentiable as often as one likes."""
+        if self.operator is not None and not _open_blocks and is_traced(*tensors):
+            return self.operator(name, tensors, structure)
         value: Tensor = self._shells[name].apply(structure, *tensors)
         return value
 

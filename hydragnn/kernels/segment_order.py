@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from hydragnn.graphs.topology import searched_offsets
+
 
 class SegmentOrder(NamedTuple):
     """Edges by receiver: their numbers, their receivers and where each node's begin."""
@@ -25,6 +27,6 @@ def segment_order(receivers: Tensor, num_nodes: int) -> SegmentOrder:
     if made is not None and made[:2] == (num_nodes, receivers._version):
         return made[2]
     owners, order = torch.sort(receivers, stable=True)
-    offsets = torch.searchsorted(owners, torch.arange(num_nodes + 1, device=receivers.device))
+    offsets = searched_offsets(owners, num_nodes)
     _orders[receivers] = (num_nodes, receivers._version, SegmentOrder(order, owners, offsets))
     return _orders[receivers][2]

@@ -137,7 +137,9 @@ def _times(messages: Tensor, weight: Tensor | None) -> Tensor:
     """Messages times the weight of their edge, which may have channels."""
     if weight is None:
         return messages
-    return messages * (weight.view(-1, *[1] * (messages.dim() - 1)) if weight.dim() == 1 else _align(weight, messages))
+    if weight.dim() == 1:  # of the dtype of states, as in ``segment_bag``
+        return messages * weight.to(messages.dtype).view(-1, *[1] * (messages.dim() - 1))
+    return messages * _align(weight, messages)
 
 
 def _align(weight: Tensor, x: Tensor) -> Tensor:

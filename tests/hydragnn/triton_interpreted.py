@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -61,10 +62,12 @@ def corners() -> Iterator[tuple[str, float, float]]:
 
 
 def widths() -> Iterator[tuple[str, float, float]]:
-    """Values with channels that no vector divides, fit in one, or take two tiles, in all dtypes."""
-    for channels, dtype in WIDTHS:
+    """Values with channels that no vector divides, fit in one, or take two tiles, in all dtypes; of edges in int64 and int32."""
+    many = GRAPHS["many"]
+    narrow = replace(many, senders=many.senders.int(), receivers=many.receivers.int())
+    for number, (channels, dtype) in enumerate(WIDTHS):
         for name, op in OPS.items():
-            for case, given in op.cases({"many": GRAPHS["many"]}, channels):
+            for case, given in op.cases({"many": (many, narrow)[number % 2]}, channels):
                 yield f"{name} {case} {channels} {dtype}", forward(op, given, dtype), op.tolerance[dtype]
 
 

@@ -1,0 +1,188 @@
+"""The members of all families as operators that torch knows by name: ``torch.ops.hydragnn.*``, which tracers and compilers see.
+
+Each is made from its table in ``family.py``: its kernel takes the form of the device, its fake kernel tells shapes by the form that
+compilers see, its derivatives are operators of the same family. A topology becomes flat arguments (``BY_ROW``), a pair of indices
+and a number two (``INDICES``). What is computed at once does not go this way, since torch's dispatcher costs more than small ops do.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hydragnn.graphs.topology import Topology, searched_offsets
+from hydragnn.kernels import ends, gathered_outer, outer, per_receiver, trilinear
+from hydragnn.kernels.family import ANYWHERE, FUSABLE, INCOMING, Family, Member, check_items, form_on, plain_forms
+
+ROWS = ("row_offsets", "largest_ends")
+COLUMNS = ("sorted_senders", "by_sender", "column_offsets", "receivers_by_sender")
+"""What follows from the edges of a topology and is given along, so that it is made once for all operators of a graph."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Structure:
+    """A structure as flat arguments: their schema, what makes them, and what makes it of them again."""
+
+    schema: str
+    flatten: Callable[[Any], tuple[Any, ...]]
+    rebuild: Callable[..., Any]
+
+
+def _flatten_topology(topology: Topology, *, transposed: bool) -> tuple[Any, ...]:
+    arrays = _derive(topology, transposed or not topology.senders.is_cpu)
+    known = [arrays.get(name) for name in (*ROWS, *COLUMNS)]
+    return topology.senders, topology.receivers, *known, topology.num_columns, topology.num_rows
+
+
+def _derive(topology: Topology, transposed: bool) -> Mapping[str, Tensor]:
+    """What follows from the edges, by operations whose shapes a tracer knows; kept with the topology."""
+    senders, receivers, arrays = topology.senders, topology.receivers, topology.index_arrays
+    if "row_offsets" not in arrays:
+        arrays["row_offsets"] = searched_offsets(receivers, topology.num_rows)
+    if senders.is_cpu and "largest_ends" not in arrays:
+        sizes = topology.num_columns, topology.num_rows
+        arrays["largest_ends"] = torch.ops.hydragnn.largest_ends(senders, receivers, *sizes)
+    if transposed and "column_offsets" not in arrays:
+        arrays["sorted_senders"], arrays["by_sender"] = torch.sort(senders, stable=True)
+        arrays["column_offsets"] = searched_offsets(arrays["sorted_senders"], topology.num_columns)
+    if transposed:
+        _ = topology.receivers_by_sender
+    return arrays
+
+
+def _topology(senders: Tensor, receivers: Tensor, *rest: Any) -> Topology:
+    *known, num_columns, num_rows = rest
+    topology = Topology(senders=senders, receivers=receivers, num_columns=num_columns, num_rows=num_rows)
+    topology.index_arrays.update({name: value for name, value in zip((*ROWS, *COLUMNS), known) if value is not None})
+    return topology
+
+
+TOPOLOGY_SCHEMA = (
+    "Tensor senders, Tensor receivers, "
+    + "".join(f"Tensor? {name}, " for name in (*ROWS, *COLUMNS))
+    + "SymInt num_columns, SymInt num_rows"
+)
+BY_ROW, BY_COLUMN = (
+    Structure(
+        schema=TOPOLOGY_SCHEMA,
+        flatten=partial(_flatten_topology, transposed=transposed),
+        rebuild=_topology,
+    )
+    for transposed in (False, True)
+)
+"""A topology; where forms of the family in plain torch read it by its columns, with the order of these."""
+INDICES = Structure(
+    schema="Tensor index, SymInt count", flatten=lambda given: given, rebuild=lambda index, count: (index, count)
+)
+FAMILIES: Mapping[str, tuple[Family, Structure]] = {
+    "plain": (trilinear.PLAIN, BY_COLUMN),
+    "per_edge": (trilinear.PER_EDGE, BY_COLUMN),
+    "per_channel": (trilinear.PER_CHANNEL, BY_ROW),
+    "ends": (ends.ENDS, BY_ROW),
+    "outer": (outer.OUTER, BY_ROW),
+    "gathered_outer": (gathered_outer.GATHERED_OUTER, BY_ROW),
+    "sums": (per_receiver.SUMS, INDICES),
+    "winners": (per_receiver.WINNERS, INDICES),
+}
+"""All families by the name that their operators begin with."""
+
+
+def operator_name(prefix: str, member: str) -> str:
+    """The name of a member's operator, without its namespace."""
+    return f"{prefix}_{member.replace(' ', '_')}"
+
+
+def _call(prefix: str, name: str, tensors: Sequence[Tensor], structure: Any) -> Tensor:
+    value: Tensor = OPERATORS[operator_name(prefix, name)](*tensors, *FAMILIES[prefix][1].flatten(structure))
+    return value
+
+
+def _register(library: torch.library.Library, prefix: str, name: str, members: Mapping[str, Member]) -> None:
+    """Define the operator of a member: what it takes, computes, gives as shapes, and its derivatives."""
+    member, structure = members[name], FAMILIES[prefix][1]
+    count, operator = len(member.derivatives), operator_name(prefix, name)
+    tensors = ", ".join(f"Tensor tensor{place}" for place in range(count))
+    library.define(f"{operator}({tensors}, {structure.schema}) -> Tensor", tags=(torch.Tag.needs_fixed_stride_order,))
+
+    def kernel(*given: Any) -> Tensor:
+        rebuilt = structure.rebuild(*given[count:])
+        if member.items:
+            check_items(member.items, given[:count], rebuilt)
+        value = form_on(member.forms, given[0].device.type)(*given[:count], rebuilt)
+        return (
+            value.clone() if any(value is tensor for tensor in given) else value
+        )  # what is given belongs to the caller
+
+    def fake(*given: Any) -> Tensor:
+        with plain_forms():
+            form = member.forms.get(FUSABLE, member.forms[ANYWHERE])
+            return torch.empty_like(
+                form(*given[:count], structure.rebuild(*given[count:])), memory_format=torch.contiguous_format
+            )
+
+    library.impl(operator, kernel, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"hydragnn::{operator}", fake, lib=library)
+    setup, backward = _derivatives(prefix, member, count)
+    torch.library.register_autograd(f"hydragnn::{operator}", backward, setup_context=setup, lib=library)
+
+
+def _derivatives(prefix: str, member: Member, count: int) -> tuple[Callable[..., None], Callable[..., Any]]:
+    """What is kept of a call, and the gradients made of it by operators of the family."""
+    kept = {place for _, arguments in member.derivatives for place in arguments if place != INCOMING}
+
+    def setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        saved = {
+            place: value
+            for place, value in enumerate(inputs)
+            if isinstance(value, Tensor) and (place in kept or place >= count)
+        }
+        ctx.rest = [None if isinstance(value, Tensor) else value for value in inputs]
+        ctx.places = list(saved)
+        ctx.save_for_backward(*saved.values())
+        ctx.dtypes = [tensor.dtype for tensor in inputs[:count]]
+
+    def backward(ctx: Any, incoming: Tensor) -> tuple[Tensor | None, ...]:
+        known = list(ctx.rest)
+        for place, tensor in zip(ctx.places, ctx.saved_tensors):
+            known[place] = tensor
+        structure, known = known[count:], [*known[:count], incoming]
+        gradients: list[Tensor | None] = []
+        for place, (derivative, arguments) in enumerate(member.derivatives):
+            if not ctx.needs_input_grad[place]:
+                gradients.append(None)
+                continue
+            operator = OPERATORS[operator_name(prefix, derivative)]
+            gradient = operator(*[known[argument] for argument in arguments], *structure)
+            gradients.append(gradient.to(ctx.dtypes[place]))
+        return *gradients, *[None] * len(structure)
+
+    return setup, backward
+
+
+def _largest_ends(senders: Tensor, receivers: Tensor, num_columns: int, num_rows: int) -> Tensor:
+    return Topology(senders=senders, receivers=receivers, num_columns=num_columns, num_rows=num_rows).largest_ends
+
+
+def _register_all() -> torch.library.Library:
+    library = torch.library.Library("hydragnn", "DEF")
+    library.define("largest_ends(Tensor senders, Tensor receivers, SymInt num_columns, SymInt num_rows) -> Tensor")
+    library.impl("largest_ends", _largest_ends, "CompositeExplicitAutograd")
+    torch.library.register_fake("hydragnn::largest_ends", lambda senders, *_: senders.new_empty(2), lib=library)
+    for prefix, (family, _) in FAMILIES.items():
+        for name in family.members:
+            _register(library, prefix, name, family.members)
+        family.operator = partial(_call, prefix)
+    return library
+
+
+LIBRARY = _register_all()
+"""Keeps the operators registered for as long as this module is loaded."""
+OPERATORS: Mapping[str, torch._ops.OpOverload] = {
+    name: getattr(torch.ops.hydragnn, name).default
+    for prefix, (family, _) in FAMILIES.items()
+    for name in (operator_name(prefix, member) for member in family.members)
+}
+"""All operators of families by name."""
