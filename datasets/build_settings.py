@@ -273,6 +273,12 @@ def rule_of(settings: BuildSettings) -> dict[str, Any]:
     return {**rule, "kind": settings.kind}
 
 
+def settings_from_json(kind: str, table: dict[str, Any]) -> BuildSettings:
+    """The settings that ``model_dump(mode="json")`` wrote, with paths as they are; ``kind`` names their class."""
+    settings: BuildSettings = _kind_of(kind, "settings").model_validate(table)
+    return settings
+
+
 def settings_of_rule(rule: Any, file: Path, source: str) -> BuildSettings:
     """The settings by which ``file`` becomes graphs as those of a store did; ``source`` says where the rule was found.
 

@@ -24,13 +24,19 @@ if TYPE_CHECKING:
 Table = dict[str, Any]
 
 
-def build_store(source: Path | str | Table, out: Path | str, *, overrides: Sequence[str] = ()) -> "StoreInfo":
-    """Make a store at ``out`` from a BUILD.toml (or its table); gives what it holds."""
-    from hydragnn.datasets import build_store as build
+def build_store(
+    source: Path | str | Table, out: Path | str, *, overrides: Sequence[str] = (), workers: int = 1
+) -> "StoreInfo":
+    """Make a store at ``out`` from a BUILD.toml (or its table) with so many processes; gives what it holds."""
+    from hydragnn.datasets.build import build_store as build
     from hydragnn.datasets.build import read_build_settings
+    from hydragnn.datasets.parallel_build import build_with_workers
 
-    table, origin = _table(source, overrides)
-    build(read_build_settings(table, origin), Path(out))
+    settings = read_build_settings(*_table(source, overrides))
+    if workers > 1:
+        build_with_workers(settings, Path(out), workers)
+    else:
+        build(settings, Path(out))
     return store_info(out)
 
 
