@@ -1,7 +1,8 @@
 """Stores from files: ``hydragnn data build``."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,9 @@ from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.encodings import ENCODINGS, with_encodings
 from hydragnn.graphs.field import Field
 
+TOGETHER, EDGES_TOGETHER = 64, 2**20
+"""At most so many graphs are checked and written together, and no more once they have so many edges."""
+
 __all__ = ["build_store", "graphs_of", "makers_of", "read_build_settings"]
 
 
@@ -41,11 +45,24 @@ def build_store(settings: BuildSettings, out: Path, progress: Callable[[int], No
     if first is None:
         raise no_graphs(settings)
     with StoreWriter(out, fields_of(settings, first), dim=first.dim, attributes=attributes_of(settings)) as writer:
-        writer.write(first)
-        for graph in graphs:
-            writer.write(graph)
+        for some in groups_of(chain([first], graphs)):
+            writer.write_graphs(some)
             if progress is not None:
                 progress(writer.graphs)
+
+
+def groups_of(graphs: Iterable[GraphBatch]) -> Iterator[list[GraphBatch]]:
+    """Graphs that follow each other, so many that checking and writing them together is fast, so few that memory does not mind."""
+    some: list[GraphBatch] = []
+    edges = 0
+    for graph in graphs:
+        some.append(graph)
+        edges += graph.num_edges
+        if len(some) == TOGETHER or edges >= EDGES_TOGETHER:
+            yield some
+            some, edges = [], 0
+    if some:
+        yield some
 
 
 def no_graphs(settings: BuildSettings) -> InputError:

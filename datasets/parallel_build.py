@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from hydragnn.datasets.build import attributes_of, fields_of, graphs_of, makers_of, no_graphs
+from hydragnn.datasets.build import attributes_of, fields_of, graphs_of, groups_of, makers_of, no_graphs
 from hydragnn.datasets.build_settings import BuildSettings, Make
 from hydragnn.datasets.writer import StoreWriter, clear_unfinished, finish_store
 from hydragnn.errors import InputError
@@ -75,20 +75,20 @@ class Source:
         for _ in islice(self.makers, block.first - self.position):
             if self.stop.is_set():
                 return 0
-        makers = islice(self.makers, block.length)
         self.position = block.first + block.length
-        make = next(makers, None)
-        if make is None:
+        groups = groups_of(make() for make in islice(self.makers, block.length))
+        some = next(groups, None)
+        if some is None:
             return 0
         attributes = attributes_of(self.settings)
         with StoreWriter(
             self.out, self.fields, dim=self.dim, attributes=attributes, part=block.number, first=block.first
         ) as writer:
-            while make is not None and not self.stop.is_set():
-                writer.write(make())
+            while some is not None and not self.stop.is_set():
+                writer.write_graphs(some)
                 with self.made.get_lock():
-                    self.made.value += 1
-                make = next(makers, None)
+                    self.made.value += len(some)
+                some = next(groups, None)
         return writer.graphs
 
 

@@ -27,7 +27,7 @@ from hydragnn.datasets.manifest import (
 )
 from hydragnn.errors import InputError
 from hydragnn.files import flush_directory, read_sealed, write_sealed
-from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.batch import GraphBatch, concatenate
 from hydragnn.graphs.field import Field, field_from_json
 from hydragnn.graphs.validate import validate
 
@@ -104,6 +104,19 @@ class StoreWriter:
 
     def write(self, batch: GraphBatch) -> None:
         """Add the graphs of a batch; InputError where they are not valid or the place is full."""
+        self._add(self._checked(batch))
+
+    def write_graphs(self, graphs: Sequence[GraphBatch]) -> None:
+        """Add graphs as ``write`` would one after the other, several times as fast; an error still names the graph."""
+        try:
+            flat = self._checked(concatenate(graphs))
+        except InputError:
+            for graph in graphs:
+                self.write(graph)
+        else:
+            self._add(flat)
+
+    def _checked(self, batch: GraphBatch) -> FlatGraphs:
         number = self._first + self.graphs
         try:
             flat = flat_graphs(validate(batch, number), self.fields)
@@ -111,6 +124,9 @@ class StoreWriter:
             raise InputError(f"{error} (in what was written from graph {number} on)") from error
         if flat.dim != self.dim:
             raise InputError(f"graph {number} has dimension {flat.dim}, the store {self.dim}; keep them apart")
+        return flat
+
+    def _add(self, flat: FlatGraphs) -> None:
         self._block.waiting.append(flat)
         self._block.graphs += len(flat)
         self._block.bytes += sum(array.nbytes for array in flat.arrays.values())
