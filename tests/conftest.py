@@ -1,4 +1,4 @@
-"""Every annotation is checked in the tests, shapes by jaxtyping, and every test runs on one thread."""
+"""Annotations are checked in the tests, shapes by jaxtyping, and every test runs on one thread."""
 
 import importlib.util
 import signal
