@@ -1,7 +1,8 @@
 """Stores from files: ``hydragnn data build``."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,9 @@ from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.encodings import ENCODINGS, with_encodings
 from hydragnn.graphs.field import Field
 
+TOGETHER, EDGES_TOGETHER = 64, 2**20
+"""At most so many graphs are checked and written together, and no more once they have so many edges."""
+
 __all__ = ["build_store", "graphs_of", "makers_of", "read_build_settings"]
 
 
@@ -39,13 +43,31 @@ def build_store(settings: BuildSettings, out: Path, progress: Callable[[int], No
     graphs = graphs_of(settings)
     first = next(graphs, None)
     if first is None:
-        raise InputError(f"{', '.join(settings.files)}: no graphs in there; check the files and the index")
-    with StoreWriter(out, _fields(settings, first), dim=first.dim, attributes=_attributes(settings)) as writer:
-        writer.write(first)
-        for graph in graphs:
-            writer.write(graph)
+        raise no_graphs(settings)
+    with StoreWriter(out, fields_of(settings, first), dim=first.dim, attributes=attributes_of(settings)) as writer:
+        for some in groups_of(chain([first], graphs)):
+            writer.write_graphs(some)
             if progress is not None:
                 progress(writer.graphs)
+
+
+def groups_of(graphs: Iterable[GraphBatch]) -> Iterator[list[GraphBatch]]:
+    """Graphs that follow each other, so many that checking and writing them together is fast, so few that memory does not mind."""
+    some: list[GraphBatch] = []
+    edges = 0
+    for graph in graphs:
+        some.append(graph)
+        edges += graph.num_edges
+        if len(some) == TOGETHER or edges >= EDGES_TOGETHER:
+            yield some
+            some, edges = [], 0
+    if some:
+        yield some
+
+
+def no_graphs(settings: BuildSettings) -> InputError:
+    """The error for a source without graphs."""
+    return InputError(f"{', '.join(settings.files)}: no graphs in there; check the files and the index")
 
 
 def graphs_of(settings: BuildSettings) -> Iterator[GraphBatch]:
@@ -89,13 +111,14 @@ def _scale_fields(graph: GraphBatch, fields: list[FieldSettings]) -> GraphBatch:
     return graph.with_fields({n: (graph[n].double() * scale).to(graph[n].dtype) for n, scale in scales.items()})
 
 
-def _fields(settings: BuildSettings, first: GraphBatch) -> list[Field]:
+def fields_of(settings: BuildSettings, first: GraphBatch) -> list[Field]:
     """What the first graph has, and what is declared but may be missing from it."""
     declared = {field.name: field.field for field in settings.fields}
     return list({**first.fields, **{n: f for n, f in declared.items() if n not in first.fields}}.values())
 
 
-def _attributes(settings: BuildSettings) -> dict[str, Any]:
+def attributes_of(settings: BuildSettings) -> dict[str, Any]:
+    """What a store remembers of how it was made."""
     known = {"source": settings.kind, "files": [Path(file).name for file in settings.files]}
     for key in ("cutoff", "max_neighbours"):
         if getattr(settings, key, None) is not None:

@@ -27,7 +27,7 @@ from hydragnn.datasets.manifest import (
 )
 from hydragnn.errors import InputError
 from hydragnn.files import flush_directory, read_sealed, write_sealed
-from hydragnn.graphs.batch import GraphBatch
+from hydragnn.graphs.batch import GraphBatch, concatenate
 from hydragnn.graphs.field import Field, field_from_json
 from hydragnn.graphs.validate import validate
 
@@ -75,8 +75,11 @@ class StoreWriter:
         attributes: Mapping[str, Any] | None = None,
         backend: Backend | None = None,
         part: int | None = None,
+        first: int = 0,
     ) -> None:
         """A store at ``path`` for graphs with these fields; the suffix .h5 or .bp decides the engine.
+
+        Errors count graphs from ``first``, the number that the first one will have in the store.
 
         InputError where the place is taken or cannot be written.
         """
@@ -87,7 +90,7 @@ class StoreWriter:
         self.dim = dim
         self.attributes = dict(attributes or {})
         self.graphs = 0
-        self._part = part
+        self._part, self._first = part, first
         self.name = part_name(part or 0, self.backend)
         self._temporary = path / f".{os.getpid()}.{self.name}"
         self._block = _Block(waiting=[])
@@ -101,12 +104,29 @@ class StoreWriter:
 
     def write(self, batch: GraphBatch) -> None:
         """Add the graphs of a batch; InputError where they are not valid or the place is full."""
+        self._add(self._checked(batch))
+
+    def write_graphs(self, graphs: Sequence[GraphBatch]) -> None:
+        """Add graphs as ``write`` would one after the other, several times as fast; an error still names the graph."""
         try:
-            flat = flat_graphs(validate(batch, self.graphs), self.fields)
+            flat = self._checked(concatenate(graphs))
+        except InputError:
+            for graph in graphs:
+                self.write(graph)
+        else:
+            self._add(flat)
+
+    def _checked(self, batch: GraphBatch) -> FlatGraphs:
+        number = self._first + self.graphs
+        try:
+            flat = flat_graphs(validate(batch, number), self.fields)
         except InputError as error:
-            raise InputError(f"{error} (in what was written from graph {self.graphs} on)") from error
+            raise InputError(f"{error} (in what was written from graph {number} on)") from error
         if flat.dim != self.dim:
-            raise InputError(f"graph {self.graphs} has dimension {flat.dim}, the store {self.dim}; keep them apart")
+            raise InputError(f"graph {number} has dimension {flat.dim}, the store {self.dim}; keep them apart")
+        return flat
+
+    def _add(self, flat: FlatGraphs) -> None:
         self._block.waiting.append(flat)
         self._block.graphs += len(flat)
         self._block.bytes += sum(array.nbytes for array in flat.arrays.values())
@@ -253,6 +273,18 @@ def _prepare(path: Path, name: str, alone: bool) -> None:
             raise PermissionError(13, os.strerror(13))
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror or error}; choose another place") from error
+
+
+def clear_unfinished(path: Path, *, folder: bool = False) -> None:
+    """Remove what writers left at ``path`` before a store was complete, and the ``folder`` itself where it is then empty.
+
+    InputError where a store, or something else, is there, or where it cannot be written.
+    """
+    if folder and not path.is_dir():
+        return
+    _prepare(path, part_name(0, backend_of(path)), alone=True)
+    if folder:
+        _remove_if_empty(path)
 
 
 def _remove(path: Path) -> None:

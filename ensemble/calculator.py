@@ -38,7 +38,8 @@ class EnsembleCalculator(Calculator):
     ) -> None:
         """Predict one structure; InputError where it cannot be predicted."""
         super().calculate(atoms, properties, system_changes)
-        predictions = self.ensemble.predict(self.structures.graph(self.atoms, "the structure", self.neighbours))
+        graph = self.structures.graph(self.atoms, "the structure", self.neighbours)
+        predictions = self.ensemble.predict_checked(graph)
         if predictions.status[0] != "ok":
             raise InputError(f"the structure cannot be predicted: {predictions.status[0]}")
         for name, field in self.names.items():
@@ -52,9 +53,14 @@ class EnsembleCalculator(Calculator):
         self.results["domain_score"] = float(predictions.domain_score[0])
 
 
-def calculator(folder: Path | str, branch: str = "") -> EnsembleCalculator:
-    """The ASE calculator of the ensemble or run in ``folder``, of several branches the one that is named."""
-    return EnsembleCalculator(Ensemble.load(Path(folder), branch=branch))
+def calculator(folder: Path | str, branch: str = "", *, compile: bool = False) -> EnsembleCalculator:
+    """The ASE calculator of the ensemble or run in ``folder``, of several branches the one that is named.
+
+    ``compile`` makes functions of the members first, for dynamics of many steps; a member that cannot be compiled is taken as it is
+    (``Ensemble.compiled``).
+    """
+    ensemble = Ensemble.load(Path(folder), branch=branch)
+    return EnsembleCalculator(ensemble.compiled() if compile else ensemble)
 
 
 def _names(ensemble: Ensemble) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """Several models speaking as one."""
 
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -28,13 +29,14 @@ from hydragnn.ensemble.members import (
 )
 from hydragnn.ensemble.plan import Chunk, chunks_of, default_budget
 from hydragnn.ensemble.predictions import Predictions, combine_outcomes, concatenate_predictions, nothing
-from hydragnn.ensemble.screening import Screened, outcome_of, read_screened, screen
+from hydragnn.ensemble.screening import Screened, outcome_of, read_screened, screen, without_screening
 from hydragnn.ensemble.structures import Structures, made_graphs, structures_for, training_attributes
 from hydragnn.errors import InputError
 from hydragnn.files import digest
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
-from hydragnn.models import Target
+from hydragnn.models import NotCompiled, Target, TrainedModel
+from hydragnn.runs.compile_cache import compile_cache
 
 
 class Ensemble:
@@ -86,6 +88,21 @@ class Ensemble:
                 f"{folder} is a campaign; make an ensemble first: hydragnn ensemble {folder} --out ENSEMBLE"
             )
         raise InputError(f"{folder} is neither an ensemble nor a run; give a folder made by hydragnn ensemble or train")
+
+    def compiled(self) -> "Ensemble":
+        """The ensemble with members whose predictions, forces and stress are computed by compiled functions (``torch.compile``).
+
+        Numbers are the same but for rounding; compiling takes tens of seconds for each kind of member, a few once it was done before.
+        A member that cannot be compiled predicts as it is, and a note on stderr says why. InputError where members are loaded only
+        when they are needed.
+        """
+        if isinstance(self.members, MemberCache):
+            raise InputError("members that are loaded when they are needed cannot be compiled; load all of them")
+        models: list[TrainedModel] = []
+        for member in self.members:
+            models.append(_compiled(member, models))
+        members = [replace(member, model=model) for member, model in zip(self.members, models)]
+        return Ensemble(members, self.manifest, self.digest)
 
     @property
     def fields(self) -> tuple[Field, ...]:
@@ -153,6 +170,10 @@ class Ensemble:
             return self._predict_atoms(source)
         return self._predict_store(source, np.arange(len(source)), {})
 
+    def predict_checked(self, batch: GraphBatch) -> Predictions:
+        """The same for graphs with the inputs of members, which were checked as they were made."""
+        return self._predict_screened(without_screening(batch))
+
     def _predict_atoms(self, frames: Sequence[Atoms]) -> Predictions:
         graphs, failures = made_graphs(self.structures.makers(frames))
         if graphs:
@@ -211,6 +232,16 @@ class Ensemble:
         view = GraphView(batch=read.valid, scale=self.manifest.domain.scale, doubts=own)
         texts = self.manifest.domain.scores(view).spread_over(read.fine, len(predictions))
         return replace(predictions, domain=texts.reasons, domain_scores=texts.scores)
+
+
+def _compiled(member: Member, others: Sequence[TrainedModel]) -> TrainedModel:
+    """The member's model as a compiled function, which one of the others may lend; as it is where that cannot be."""
+    try:
+        with compile_cache():
+            return member.model.compiled(others)
+    except (NotCompiled, InputError) as error:
+        print(f"note: member {member.name} predicts without a compiled function: {error}", file=sys.stderr, flush=True)
+        return member.model
 
 
 def ensemble_of(members: Sequence[Member]) -> Ensemble:

@@ -102,12 +102,26 @@ def neighbour_list(
         raise InputError(
             f"{name}: atoms {pair[0]} and {pair[1]} are {distance[worst]:.2g} Angstrom apart; remove the duplicate"
         )
-    order = np.lexsort((*shifts.T, senders, receivers))
+    order = _order(receivers, senders, shifts, len(positions))
     if max_neighbours is not None:
         if max_neighbours < 1:
             raise InputError(f"{name}: max_neighbours = {max_neighbours}; give at least 1")
         order = order[_nearest(receivers[order], senders[order], shifts[order], distance[order], max_neighbours)]
     return senders[order], receivers[order], shifts[order]
+
+
+def _order(
+    receivers: Int[ndarray, " edges"], senders: Int[ndarray, " edges"], shifts: Int[ndarray, "edges 3"], nodes: int
+) -> Int[ndarray, " edges"]:
+    """What sorts edges by receiver, sender and shift: by one number of each, which is faster than by five."""
+    least, most = (int(shifts.min()), int(shifts.max())) if len(shifts) else (0, 0)
+    width = most - least + 1
+    if nodes**2 * width**3 >= 2**63:
+        return np.lexsort((*shifts.T, senders, receivers))
+    key = receivers * nodes + senders
+    for axis in (2, 1, 0):
+        key = key * width + (shifts[:, axis] - least)
+    return np.argsort(key, kind="stable")
 
 
 def _nearest(

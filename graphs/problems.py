@@ -1,5 +1,6 @@
 """What is wrong with the graphs of a batch, graph by graph: one reading of the rules for every place that checks graphs."""
 
+import math
 from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
@@ -55,11 +56,20 @@ def without_label(field: Field) -> str:
 def cell_problem(cell: Tensor, periodic: Tensor) -> str:
     """What is wrong with one cell [3, 3] along its periodic axes [3]; empty where nothing is."""
     rows = cell[periodic]
+    if len(rows) == 3 and _leaves_no_doubt(rows.tolist()):
+        return ""
     scale = rows.norm(dim=1).clamp_min(1e-300)
     if not len(rows) or float(torch.linalg.svdvals(rows / scale[:, None]).min()) >= SINGULAR:
         return ""
     axes = ", ".join("xyz"[i] for i in range(3) if bool(periodic[i]))
     return f": the cell is singular along its periodic axes ({axes}); give independent cell vectors"
+
+
+def _leaves_no_doubt(rows: list[list[float]]) -> bool:
+    """Whether three vectors fill so much of the box of their lengths that their smallest singular value needs no look."""
+    (a, b, c), (d, e, f), (g, h, i) = rows
+    volume = abs(a * (e * i - f * h) - b * (d * i - f * g) + c * (d * h - e * g))
+    return volume > 1e-3 * math.prod(math.hypot(*row) for row in rows)  # the product of three values of at most 3 ** .5
 
 
 def _empty_graphs(batch: GraphBatch) -> Iterator[Finding]:

@@ -23,6 +23,17 @@ class _Search:
     cell: Float[ndarray, "3 3"]
     periodic: Any
     edges: _Edges
+    offsets: Float[ndarray, "edges 3"]
+    """Shifts in that cell, in Angstrom."""
+
+    def lengths(self, positions: Float[ndarray, "nodes 3"], cell: Float[ndarray, "3 3"]) -> Float[ndarray, " edges"]:
+        """Lengths of the edges that were found, where atoms are now."""
+        senders, receivers, shifts = self.edges
+        vectors = positions.take(senders, axis=0)
+        vectors -= positions.take(receivers, axis=0)
+        vectors += self.offsets if np.array_equal(cell, self.cell) else shifts @ cell
+        lengths: Float[ndarray, " edges"] = np.sqrt(np.einsum("ed,ed->e", vectors, vectors))
+        return lengths
 
     def covers(
         self, positions: Float[ndarray, "nodes 3"], cell: Float[ndarray, "3 3"], periodic: Any, cutoff: float
@@ -76,11 +87,16 @@ class SkinList:
             self.searches += 1
             edges = neighbour_list(positions, cell, periodic, reach, name=name)
             self._last = _Search(
-                reach=reach, positions=positions.copy(), cell=cell.copy(), periodic=periodic.copy(), edges=edges
+                reach=reach,
+                positions=positions.copy(),
+                cell=cell.copy(),
+                periodic=periodic.copy(),
+                edges=edges,
+                offsets=edges[2] @ cell,
             )
-        senders, receivers, shifts = self._last.edges
-        lengths = np.linalg.norm(positions[senders] - positions[receivers] + shifts @ cell, axis=1)
+        lengths = self._last.lengths(positions, cell)
         if len(lengths) and (lengths.min() < CLOSEST or np.abs(lengths - cutoff).min() < _UNSURE):
             return neighbour_list(positions, cell, periodic, cutoff, name=name)
-        within = lengths < cutoff
-        return senders[within], receivers[within], shifts[within]
+        within = np.flatnonzero(lengths < cutoff)
+        senders, receivers, shifts = (of_edges.take(within, axis=0) for of_edges in self._last.edges)
+        return senders, receivers, shifts

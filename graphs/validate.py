@@ -1,5 +1,6 @@
 """Validation: graphs made from arrays that come from outside, and the check that every graph must pass."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -58,19 +59,23 @@ def graph_from_arrays(
     for field in declared.values():
         raw = given[field.on][field.name]
         values[field.on][field.name] = field_values(raw, field, items[field.on], name)
-    order = torch.argsort(receiver, stable=True)
+    edge_values = values["edge"]
+    if bool((receiver[1:] < receiver[:-1]).any()):
+        order = torch.argsort(receiver, stable=True)
+        sender, receiver, shifts = sender[order], receiver[order], shifts[order]
+        edge_values = {key: value[order] for key, value in edge_values.items()}
     flags = _flags(periodic, dim, name)
     batch = GraphBatch(
         positions=points,
-        topology=Topology.square(sender[order], receiver[order], count),
-        edge_shifts=shifts[order],
+        topology=Topology.square(sender, receiver, count),
+        edge_shifts=shifts,
         cell=_box(cell, flags, dim, name)[None],
         periodic=flags[None],
         node_offsets=torch.tensor([0, count]),
         edge_offsets=torch.tensor([0, len(sender)]),
         fields=declared,
         nodes=values["node"],
-        edges={key: value[order] for key, value in values["edge"].items()},
+        edges=edge_values,
         graphs=values["graph"],
     )
     _check_axes(batch, name)
@@ -184,8 +189,9 @@ def _ends(raw: ArrayLike, which: str, count: int, name: str) -> Tensor:
     if index.dtype.is_floating_point or index.dtype.is_complex or index.dtype == torch.bool:
         raise InputError(f"{name}, {which}: {_short(index.dtype)} values are no node indices; give integers")
     index = index.to(torch.int64)
-    outside = (index < 0) | (index >= count)
-    if bool(outside.any()):
+    least, most = index.aminmax()
+    if int(least) < 0 or int(most) >= count:
+        outside = (index < 0) | (index >= count)
         raise InputError(
             f"{name}, {which}: node index {int(index[outside][0])} is out of range; "
             f"there are {count} nodes, use 0 to {count - 1}"
@@ -209,6 +215,8 @@ def _flags(raw: Any, dim: int, name: str) -> Tensor:
     if isinstance(raw, bool | np.bool_):
         flags[: dim or 3] = bool(raw)
         return flags
+    if isinstance(raw, np.ndarray) and raw.dtype == bool and raw.shape == (3,):
+        return torch.from_numpy(raw.copy())
     given = _array(raw, f"{name}, periodic")
     if given.ndim != 1 or len(given) not in {3, dim} or bool((given.to(torch.int64) & ~1).any()):
         raise InputError(f"{name}, periodic: {raw} is not one flag per axis; give {dim or 3} of True or False")
@@ -256,6 +264,8 @@ def _reals(raw: Any, where: str) -> Tensor:
 
 
 def _checked_finite(values: Tensor, where: str, move: str) -> Tensor:
+    if math.isfinite(float(values.sum())):  # what is not finite makes no finite sum
+        return values
     bad = ~torch.isfinite(values)
     if bool(bad.any()):
         row = int(bad.nonzero()[0][0]) if values.ndim else 0

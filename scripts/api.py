@@ -24,13 +24,29 @@ if TYPE_CHECKING:
 Table = dict[str, Any]
 
 
-def build_store(source: Path | str | Table, out: Path | str, *, overrides: Sequence[str] = ()) -> "StoreInfo":
-    """Make a store at ``out`` from a BUILD.toml (or its table); gives what it holds."""
-    from hydragnn.datasets import build_store as build
-    from hydragnn.datasets.build import read_build_settings
+def build_store(
+    source: Path | str | Table,
+    out: Path | str,
+    *,
+    overrides: Sequence[str] = (),
+    workers: int = 1,
+    quiet: bool = False,
+) -> "StoreInfo":
+    """Make a store at ``out`` from a BUILD.toml (or its table); gives what it holds.
 
-    table, origin = _table(source, overrides)
-    build(read_build_settings(table, origin), Path(out))
+    More than one of ``workers`` are processes, so that Python's rule holds: call it under ``if __name__ == "__main__":``.
+    """
+    from hydragnn.datasets.build import build_store as build
+    from hydragnn.datasets.build import read_build_settings
+    from hydragnn.datasets.parallel_build import build_with_workers
+    from hydragnn.scripts.showing import graphs_made
+
+    settings = read_build_settings(*_table(source, overrides))
+    with graphs_made(quiet) as tell:
+        if workers > 1:
+            build_with_workers(settings, Path(out), workers, tell)
+        else:
+            build(settings, Path(out), tell)
     return store_info(out)
 
 

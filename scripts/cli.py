@@ -78,11 +78,13 @@ def quickstart(
 def data_build(
     source: Annotated[Path, typer.Argument(help="BUILD.toml: which files, which fields; see docs/data.md.")],
     out: Out,
+    workers: Annotated[int, typer.Option(min=1, help="Processes that make graphs, on as many cores.")] = 1,
     assignments: Set = None,
     as_json: AsJson = False,
 ) -> None:
     """Make a store from extended XYZ or any ASE format, PyTorch Geometric lists, npz arrays, meshes or grain tables."""
-    show_value(api.build_store(source, out, overrides=assignments or []).to_json(), as_json)
+    made = api.build_store(source, out, overrides=assignments or [], workers=workers, quiet=as_json)
+    show_value(made.to_json(), as_json)
 
 
 @data.command("info")

@@ -1,10 +1,13 @@
 """What commands print of their results."""
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from hydragnn.record import RunRecord
@@ -38,6 +41,25 @@ def show_value(value: dict[str, Any], as_json: bool) -> None:
     for key, item in value.items():
         table.add_row(f"[bold]{key}[/bold]", _text(item))
     Console().print(table)
+
+
+@contextmanager
+def graphs_made(quiet: bool = False) -> Iterator[Callable[[int], None]]:
+    """Who hears how many graphs were made and shows it, with their rate, on a terminal; how many there will be nobody knows."""
+    console = Console(stderr=True)
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.completed:,.0f} graphs, {task.fields[rate]} per second"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as progress:
+        task = progress.add_task("graphs", total=None, rate="?")
+
+        def tell(graphs: int) -> None:
+            elapsed = progress.tasks[0].elapsed or 0.0
+            progress.update(task, completed=graphs, rate=f"{graphs / elapsed:,.0f}" if elapsed else "?")
+
+        yield tell
 
 
 def _text(item: Any) -> str:

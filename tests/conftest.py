@@ -1,11 +1,11 @@
-"""Every annotation is checked in the tests, shapes by jaxtyping, and every test runs on one thread."""
+"""Annotations are checked in the tests, shapes by jaxtyping, and every test runs on one thread."""
 
 import importlib.util
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import is_dataclass
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from types import ModuleType
 from typing import Any, get_args
@@ -28,11 +28,18 @@ def has_shape(annotation: object) -> bool:
     return shape or any(map(has_shape, inner))
 
 
+ALWAYS, SOMETIMES = 20, 10
+"""Of the calls of a function in a test, so many are checked first, and then every tenth."""
+running_test = [0]
+"""The number of the test that runs; every test counts calls anew."""
+
+
 def checked(function: Any = None, *, typechecker: Callable[[Any], Any]) -> Any:
     """What the import hook puts around a function or a class: jaxtyping where a shape is annotated, else beartype alone.
 
     It proves the same, since shapes are compared within one call only; but jaxtyping binds the arguments of every call,
     which took most of the time of what has no shapes. Annotations in quotes are left to jaxtyping, which passes over them.
+    What checks a function is made when it is first called, as most functions are by few tests.
     """
     if function is None:
         return partial(checked, typechecker=typechecker)
@@ -40,10 +47,35 @@ def checked(function: Any = None, *, typechecker: Callable[[Any], Any]) -> Any:
         if is_dataclass(function):
             function.__init__ = checked(function.__init__, typechecker=typechecker)
         return function
+    strict: Callable[..., Any] | None = None
+    test = calls = 0
+
+    @wraps(function)
+    def call(*given: Any, **named: Any) -> Any:
+        nonlocal strict, test, calls
+        if torch.compiler.is_dynamo_compiling():  # it cannot count
+            return function(*given, **named)
+        if test != running_test[0]:
+            test, calls = running_test[0], 0
+        calls += 1
+        if calls > ALWAYS and calls % SOMETIMES:
+            return function(*given, **named)
+        strict = strict or strictly(function, typechecker)
+        return strict(*given, **named)
+
+    return call
+
+
+def strictly(function: Callable[..., Any], typechecker: Callable[[Any], Any]) -> Callable[..., Any]:
+    """The function with all its annotations checked."""
     annotations = getattr(function, "__annotations__", {}).values()
     if any(isinstance(one, str) or has_shape(one) for one in annotations):
         return with_shapes(function, typechecker=typechecker)
     return without_shapes(function)
+
+
+def pytest_runtest_setup() -> None:
+    running_test[0] += 1
 
 
 jaxtyping.jaxtyped = checked

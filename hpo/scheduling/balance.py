@@ -1,6 +1,7 @@
 """On how many slots a trial starts: as many as let all unfinished trials end together, and what may jump the line meanwhile."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hydragnn.hpo.scheduling.events import Action, Cancel, Start
@@ -71,10 +72,17 @@ def start_attempt(state: State, trial: Trial, size: int, now: float) -> tuple[St
     return state, start
 
 
-def disturbing_nodes(state: State, trial: Trial) -> list[str]:
-    """The nodes that have a strike from the latest attempts of a trial."""
+def disturbing_nodes(state: State, trial: Trial) -> Iterable[str]:
+    """The nodes that have a strike from the latest attempts of a trial; all that have anything against them, where one more fault may be its last."""
+    if is_last_chance(state, trial):
+        return state.health
     latest = range(max(1, trial.attempt - trial.faults), trial.attempt + 1)
     return [name for attempt in latest for name in state.health.together.get((trial.number, attempt), ())]
+
+
+def is_last_chance(state: State, trial: Trial) -> bool:
+    """Return True where a trial has no retries left."""
+    return trial.faults >= state.plan.retries > 0
 
 
 def in_time(state: State, trial: Trial, slots: int, now: float) -> bool:

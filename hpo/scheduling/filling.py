@@ -5,12 +5,14 @@ could not save its first epoch before the budgets end, and on a machine in troub
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 
 from hydragnn.hpo.scheduling.balance import (
     disturbing_nodes,
     enlarge_attempt,
     in_time,
+    is_last_chance,
     probing_slots,
     start_attempt,
     start_balanced,
@@ -35,11 +37,12 @@ def fill_slots(state: State, now: float) -> tuple[State, list[Action], bool]:
     selection: list[Trial] = []
     actions: list[Action] = []
     late = 0
+    num_elsewhere = num_free_elsewhere(state)
     for number in untried_first(state) if state.trouble.since < math.inf else ready_trials(state):
         if len(selection) + len(actions) >= room or late >= LOOK:
             break
         trial = Trial(number=len(state.trials)) if number is None else state.trials[number]
-        if awaits_other_nodes(state, trial):
+        if trial.faults and state.active and num_elsewhere(trial) < state.least:
             continue
         if not in_time(state, trial, state.most if together else state.least, now):
             late += 1
@@ -62,12 +65,20 @@ def fill_slots(state: State, now: float) -> tuple[State, list[Action], bool]:
     return state, actions, late > 0
 
 
-def awaits_other_nodes(state: State, trial: Trial) -> bool:
-    """Return True where the only free nodes are those that just disturbed this very trial, and others will be free: one more failure there says nothing."""
-    if not (trial.faults and state.active):
-        return False
-    own = {slot for name in disturbing_nodes(state, trial) for slot in state.nodes[name]}
-    return sum(slot in state.free for slot in own) > len(state.free) - state.least
+def num_free_elsewhere(state: State) -> Callable[[Trial], int]:
+    """How many free slots are on nodes that did not just disturb a trial; while others run it waits for those, since one more failure there says nothing."""
+    healthy = cache(lambda: len(state.free) - _num_free(state, state.health))
+
+    def num_elsewhere(trial: Trial) -> int:
+        if is_last_chance(state, trial):
+            return healthy()
+        return len(state.free) - _num_free(state, disturbing_nodes(state, trial))
+
+    return num_elsewhere
+
+
+def _num_free(state: State, nodes: Iterable[str]) -> int:
+    return sum(slot in state.free for slot in {slot for name in nodes for slot in state.nodes[name]})
 
 
 def ready_trials(state: State) -> Iterator[int | None]:

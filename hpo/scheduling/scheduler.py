@@ -58,6 +58,7 @@ from hydragnn.hpo.scheduling.trouble import (
     begin_trouble,
     excused,
     follow_trouble,
+    is_bad_luck,
     is_beyond_hope,
     next_look,
     note_failure,
@@ -277,7 +278,8 @@ def _fate(state: State, trial: Trial, kind: FailureKind, in_trouble: bool) -> tu
     stopped = bool(trial.cancelled)
     if in_trouble:
         return with_waiting(state, excused(state, trial)), []
-    if kind in MACHINE_FAULTS and (stopped or trial.faults < state.plan.retries):
+    if kind in MACHINE_FAULTS and (stopped or trial.faults < state.plan.retries or is_bad_luck(state, trial)):
+        state = replace(state, disturbed=state.disturbed + (not stopped))
         return with_waiting(state, replace(trial, faults=trial.faults + (not stopped))), []
     if kind == "out_of_memory" and trial.micro_batches < MOST_PARTS and not state.simple:
         return with_waiting(state, replace(trial, micro_batches=2 * trial.micro_batches)), []

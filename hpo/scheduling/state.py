@@ -173,6 +173,8 @@ class State:
     """Which one it is."""
     starts: int = 0
     """Attempts so far."""
+    disturbed: int = 0
+    """Those of them that faults of the machine ended, outside of its troubles."""
     trouble: Trouble = field(default_factory=Trouble)
     due: float = math.inf
     """Before this moment the clock alone changes nothing about attempts and nodes."""

@@ -15,6 +15,9 @@ from hydragnn.hpo.scheduling.values import replace
 TOGETHER = 8
 """So many attempts in vain, among twice as many that were started in a row, are a fault of the machine; fewer where not so many run at once."""
 
+CHANCE = 0.01
+"""So many trials expected to meet as many faults in a row by chance say that one that does is nothing special."""
+
 LAST_STRAW = 2
 """The same where a trial would be given up, and was never excused."""
 
@@ -81,6 +84,16 @@ def excused(state: State, trial: Trial) -> Trial:
     counts = trial.trouble not in (0, state.trouble.number)
     faults = min(state.plan.retries, trial.faults + 1) if counts else trial.faults
     return replace(trial, trouble=state.trouble.number, faults=faults)
+
+
+def is_bad_luck(state: State, trial: Trial) -> bool:
+    """Return True where a machine that disturbs as many attempts as this one brings so many faults in a row to more than ``CHANCE`` of the trials asked for.
+
+    What it did to others counts. Where it disturbs most of them, or this trial three times as often as it may, luck is no reason.
+    """
+    faults = trial.faults + 1
+    share = max(0, state.disturbed - trial.faults) / max(1, state.starts - faults)
+    return share <= 0.5 and state.plan.trials * share**faults > CHANCE and faults <= 3 * state.plan.retries
 
 
 def note_life(state: State, trial: Trial) -> State:

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 from torch.fx import Graph, GraphModule, Node
 
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.graphs.field import LOCATIONS, Location
+from hydragnn.graphs.field import LOCATIONS, Field, Location
 from hydragnn.kernels.family import plain_forms
 from hydragnn.models.distributions import Distribution
 from hydragnn.models.flat_batch import FlatTensor, batch_from_flat, flat_tensors, random_batch
@@ -84,7 +84,7 @@ class CompiledModel:
             torch.autocast(batch.device.type, enabled=False),
             torch.compiler.set_stance("eager_on_recompile"),
         ):
-            values = iter(function(*_weights(self.model), *given))
+            values = iter(function(*ordered_weights(self.model), *given))
         return {
             name: kind(**{part: value if recording else value.detach() for part, value in zip(parts, values)})
             for name, kind, parts in self.traced.outputs
@@ -105,9 +105,10 @@ def compiled_model(model: GraphModel, autocast: Autocast = nullcontext) -> Compi
     batch = random_batch(description.input_fields, description.dim, extent, SIZES, parameter.dtype).to(parameter.device)
     flat = flat_tensors(description.input_fields)
     try:
-        with _quietly():
+        with quiet_compiler():
             traced = {
-                training: traced_model(model.train(training), flat, batch, autocast) for training in (True, False)
+                training: traced_model(model.train(training), description.input_fields, batch, autocast)
+                for training in (True, False)
             }
             same = traced[True].module.code == traced[False].module.code
             functions = {True: compiled_function(traced[True].module)}
@@ -123,12 +124,12 @@ def compiled_model(model: GraphModel, autocast: Autocast = nullcontext) -> Compi
             given = [flat[name].read(batch) for name in result.traced.tensors]
             for training in (True,) if same else (True, False):
                 with torch.random.fork_rng(devices=[]), torch.enable_grad():
-                    functions[training](*_weights(model), *given)  # compiles
+                    functions[training](*ordered_weights(model), *given)  # compiles
                 check_equal(result, batch, autocast, training=training)
     except NotCompiled:
         raise
     except Exception as error:  # whatever a compiler and a user's architecture may raise
-        raise NotCompiled(_first_line(error)) from error
+        raise NotCompiled(first_line(error)) from error
     finally:
         model.train(mode)
     object.__setattr__(result, "seconds", time.perf_counter() - start)
@@ -136,12 +137,19 @@ def compiled_model(model: GraphModel, autocast: Autocast = nullcontext) -> Compi
 
 
 def traced_model(
-    model: GraphModel, flat: Mapping[str, FlatTensor], batch: GraphBatch, autocast: Autocast, *, strip: bool = True
+    model: nn.Module,
+    fields: Sequence[Field],
+    batch: GraphBatch,
+    autocast: Autocast,
+    *,
+    strip: bool = True,
+    recording: bool = True,
 ) -> Traced:
     """The model as it computes batches like ``batch``, of any size; NotCompiled where it depends on sizes otherwise.
 
-    ``strip``: without nodes that detach. Those of tracing itself (values kept for a derivative) would hide the way from weights
-    to forces, and forces would come out right with gradients that are wrong.
+    ``fields`` are its inputs. ``strip``: without nodes that detach. Those of tracing itself (values kept for a derivative) would hide the way from weights
+    to forces, and forces would come out right with gradients that are wrong. ``recording``: for gradients in the weights; without,
+    as a model computes where nobody wants any.
     """
     from torch._dispatch.python import enable_python_dispatcher
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -149,7 +157,7 @@ def traced_model(
     from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
     names = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
-    fields, shapes = model.description.input_fields, ShapeEnv()
+    flat, shapes = flat_tensors(fields), ShapeEnv()
     outputs: list[tuple[str, type[Distribution], tuple[str, ...]]] = []
 
     def function(*given: Tensor) -> tuple[Tensor, ...]:
@@ -161,11 +169,11 @@ def traced_model(
         return tuple(part for value in predictions.values() for part in value.tensors().values())
 
     mode = FakeTensorMode(shape_env=shapes)
-    arguments = [mode.from_tensor(weight, static_shapes=True) for weight in _weights(model)]
+    arguments = [mode.from_tensor(weight, static_shapes=True) for weight in ordered_weights(model)]
     for tensor in (entry.read(batch) for entry in flat.values()):
         sizes = [DimDynamic.DUCK, *[DimDynamic.STATIC] * (tensor.dim() - 1)]
         arguments.append(mode.from_tensor(tensor, symbolic_context=StatelessSymbolicContext(dynamic_sizes=sizes)))
-    with mode, enable_python_dispatcher(), plain_forms(), torch.enable_grad():
+    with mode, enable_python_dispatcher(), plain_forms(), torch.set_grad_enabled(recording):
         module = make_fx(function)(*arguments)
     if shapes.guards:
         raise NotCompiled(f"it computes batches of other sizes in another way ({shapes.guards[0].expr})")
@@ -251,18 +259,19 @@ def _with_gradient(predictions: Mapping[str, Distribution], model: GraphModel) -
     return {**{name: values.detach() for name, values in parts.items()}, "gradient": gradient}
 
 
-def _weights(model: GraphModel) -> list[Tensor]:
+def ordered_weights(model: nn.Module) -> list[Tensor]:
     """Parameters and buffers, in the order in which a traced function takes them."""
     return [*model.parameters(), *model.buffers()]
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """What an error says, on one line of at most 200 characters."""
     lines: Sequence[str] = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[0] if lines else type(error).__name__)[:200]
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
+def quiet_compiler() -> Iterator[None]:
     """Without the warnings of compilers, and with their work in this process: a killed run leaves none behind."""
     import torch._inductor.config as inductor
     from torch._inductor.codegen.cpp import CppKernel

@@ -1,6 +1,6 @@
 """A trained model that speaks physical units: normalise, predict, denormalise."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from hydragnn.datasets.views import without_edges
 from hydragnn.errors import InputError
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
+from hydragnn.models.compiled_prediction import CompiledPrediction, compiled_prediction, eager_prediction
 from hydragnn.models.distributions import Distribution
 from hydragnn.models.graph_model import GraphModel
 from hydragnn.models.head_settings import HeadSettings
@@ -28,6 +29,8 @@ class TrainedModel:
     model: GraphModel
     normalisation: Normalisation
     dtype: torch.dtype = torch.float32
+    function: CompiledPrediction | None = None
+    """What computes predictions instead of the model, see ``compiled``."""
 
     @property
     def settings(self) -> ArchitectureSettings:
@@ -71,12 +74,12 @@ class TrainedModel:
     def predict_with_states(self, batch: GraphBatch) -> tuple[dict[str, Distribution], Float[Tensor, "nodes channels"]]:
         """The same, and what ``states`` gives."""
         batch = self._seen(batch)
-        with torch.no_grad():
-            predictions, states = self.model.eval().with_states(self._normalised(batch))
+        inputs = self._normalised(batch)
+        predictions, states = self.function(inputs) if self.function else eager_prediction(self.model, inputs)
         return {
             target.name: denormalise(predictions[target.name], target.field, self.normalisation, batch)
             for target in self.targets
-        }, states[0]
+        }, states
 
     def states(self, batch: GraphBatch) -> Float[Tensor, "nodes channels"]:
         """The final states of all nodes, of which heads read these invariant channels (last-layer features); as the model computes them.
@@ -86,6 +89,22 @@ class TrainedModel:
         inputs, model = self._normalised(self._seen(batch)), self.model.eval()
         with torch.no_grad():
             return model.encode(inputs, model.message_graph(inputs, model.edge_vectors(inputs)))[0]
+
+    def compiled(self, others: Sequence["TrainedModel"] = ()) -> "TrainedModel":
+        """Return the model with predictions by a compiled function: the same numbers but for rounding.
+
+        One of the ``others`` that were compiled lends its function where it differs in weights only. NotCompiled where the model
+        cannot be compiled here.
+        """
+        for other in others:
+            if other.function and other.alike == self.alike:
+                return replace(self, function=other.function.of(self.model))
+        return replace(self, function=compiled_prediction(self.model))
+
+    @property
+    def alike(self) -> tuple[object, ...]:
+        """What models that differ in their weights only have in common."""
+        return self.model.description, self.dtype, self.device
 
     def _seen(self, batch: GraphBatch) -> GraphBatch:
         """The batch as the model sees it; InputError where it lacks an input."""

@@ -1,9 +1,9 @@
 """The ASE calculator in molecular dynamics: CPU time per step, here and in another checkout, in turns of two processes.
 
-    python tests/benchmarks/bench_calculator.py [--atoms 64] [--kind painn] [--turns 7] [--steps 10] [--against CHECKOUT]
+    python tests/benchmarks/bench_calculator.py [--atoms 64] [--kind painn] [--turns 7] [--steps 10] [--compile] [--against CHECKOUT]
 
 Rattled copper, all neighbours within 5 Angstrom, hidden 64, 3 layers, energy and forces of a run in fp32, one thread; velocity Verlet with
-2 fs at 300 K. Each side trains its own run for an epoch on a few cells first: weights do not change the time of a step. CPU
+2 fs at 300 K. Each side trains its own run for an epoch on a few cells first: weights do not change the time of a step. ``--compile``: this one's members are compiled. CPU
 milliseconds per step, medians over the turns; the ratio is the median over turns of the other over this one.
 """
 
@@ -57,7 +57,7 @@ def trained(kind: str, folder: Path) -> None:
     train(RunConfig.parse({**table, "train": {"epochs": 1}}), folder / "run")
 
 
-def simulate(kind: str, count: int, steps: int) -> None:
+def simulate(kind: str, count: int, steps: int, compile: bool) -> None:
     """Take so many steps for every line that comes in; write the CPU seconds of each turn."""
     import torch
     from ase import units
@@ -83,7 +83,8 @@ def simulate(kind: str, count: int, steps: int) -> None:
     atoms.set_velocities(velocities)
     with tempfile.TemporaryDirectory() as folder:
         trained(kind, Path(folder))
-        atoms.calc = calculator(Path(folder) / "run")
+        how = {"compile": True} if compile else {}  # a checkout from before does not know it
+        atoms.calc = calculator(Path(folder) / "run", **how)
         dynamics = VelocityVerlet(atoms, timestep=2 * units.fs)
         dynamics.run(5)
         print("ready", flush=True)
@@ -93,9 +94,10 @@ def simulate(kind: str, count: int, steps: int) -> None:
             print(time.process_time() - start, flush=True)
 
 
-def worker(checkout: Path, options: argparse.Namespace) -> subprocess.Popen[str]:
+def worker(checkout: Path, options: argparse.Namespace, compile: bool) -> subprocess.Popen[str]:
     """A process that simulates with the package of a checkout."""
     words = ["--atoms", str(options.atoms), "--kind", options.kind, "--steps", str(options.steps)]
+    words += ["--compile"] if compile else []
     # freed memory is kept by all, as in commands that predict
     environment = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
@@ -127,15 +129,16 @@ def main() -> None:
     parser.add_argument("--kind", default="painn")
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--compile", action="store_true")
     parser.add_argument("--against", type=Path)
     parser.add_argument("--simulate", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.simulate:
-        simulate(options.kind, options.atoms, options.steps)
+        simulate(options.kind, options.atoms, options.steps, options.compile)
         return
     processes = []
     for place in (HERE, options.against.resolve()) if options.against else (HERE,):
-        processes.append(worker(place, options))
+        processes.append(worker(place, options, options.compile and place == HERE))
         ready(processes[-1])
     turns = [[turn(process) for process in processes] for _ in range(options.turns)]
     for process in processes:

@@ -359,7 +359,7 @@ def test_real_extended_xyz_becomes_a_store(real_data: Path, tmp_path: Path) -> N
     build_store(read_build_settings(table, real_data / "BUILD.toml"), tmp_path / "acac.bp", progress=reports.append)
     store = open_store(tmp_path / "acac.bp")
     assert len(store) == 10
-    assert reports == list(range(2, 11))
+    assert reports == [10]  # graphs are written some at a time
     assert store.attributes["cutoff"] == 5.0
     assert set(store.sizes().nodes.tolist()) == {15}
 

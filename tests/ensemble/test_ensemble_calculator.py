@@ -1,6 +1,7 @@
 """The calculator says what the ensemble says, and its forces are the slope of its energy."""
 
 import json
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,11 @@ from hydragnn.errors import InputError
 from hydragnn.files import write_sealed
 from hydragnn.graphs import Field, concatenate, with_random_walk_encoding
 from hydragnn.graphs.atomic import from_ase
+from hydragnn.models import NotCompiled
 from hydragnn.runs import train
+from tests.forked import Forked
+
+COMPILING = Path(__file__).with_name("compiling.py")
 
 
 @pytest.fixture(scope="module")
@@ -114,8 +119,8 @@ def test_graphs_are_made_with_the_cutoff_of_the_training_store(folder: Path, run
 
 
 @pytest.fixture(scope="module")
-def strained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on rattled copper with stress, periodic in all directions."""
+def strained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Atoms]:
+    """An ensemble of one run on rattled copper with stress, periodic in all directions."""
     generator = np.random.default_rng(0)
     fields = (
         Field(name="energy", on="graph", unit="eV", role="target", dtype="float64"),
@@ -133,11 +138,11 @@ def strained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("strained")
     with StoreWriter(root / "copper.h5", tuple(graphs[0].fields.values()), dim=3, attributes={"cutoff": 4.0}) as writer:
         writer.write(concatenate(graphs))
-    head = {"field": "energy", "pool": "sum", "forces": "forces", "stress": "stress", "hidden_dims": [8]}
+    head = {"field": "energy", "pool": "sum", "forces": "forces", "stress": "stress", "hidden_dims": [4]}
     table = {
         "data": {"store": str(root / "copper.h5")},
         "split": {"train": 0.6, "valid": 0.2},
-        "model": {"kind": "schnet", "hidden_dim": 8, "num_layers": 2, "num_radial": 6, "cutoff": 4.0},
+        "model": {"kind": "schnet", "hidden_dim": 4, "num_layers": 1, "num_radial": 6, "cutoff": 4.0},
         "heads": [head],
         "train": {"epochs": 1, "precision": "fp64"},
     }
@@ -146,7 +151,7 @@ def strained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "ensemble", atoms
 
 
-def test_stress_is_the_slope_of_the_energy_with_strain_in_ases_order(strained: Path) -> None:
+def test_stress_is_the_slope_of_the_energy_with_strain_in_ases_order(strained: tuple[Path, Atoms]) -> None:
     folder, atoms = strained
     atoms = atoms.copy()
     atoms.calc = calculator(folder)
@@ -174,3 +179,34 @@ def test_structures_get_the_encodings_that_members_read(folder: Path, frames: li
     made = structures_for(ensemble.members, manifest).graph(frames[0], "first")
     bare = structures_for(ensemble.members, ensemble.manifest).graph(frames[0], "first")
     assert np.array_equal(made["random_walk_encoding"], with_random_walk_encoding(bare, 3)["random_walk_encoding"])
+
+
+def test_compiled_members_predict_what_members_predict(
+    strained: tuple[Path, Atoms], root: Path, tmp_path: Path
+) -> None:
+    folder = strained[0]
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    environment = {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+    process = Forked([str(COMPILING), str(folder.parent / "run"), "--traced"], {**os.environ, **environment})
+    output, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, output
+    result = json.loads(output.splitlines()[-1])
+    assert result["functions"] == 1, output  # members that differ in weights only share it
+    assert len(set(result["edges"])) > 2  # and batches of all sizes
+    assert max(result["errors"].values()) < 1e-10, result
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_a_member_that_cannot_be_compiled_predicts_as_it_is(
+    folder: Path, frames: list[Atoms], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fail(model: object) -> None:
+        raise NotCompiled("there is no compiler")
+
+    monkeypatch.setattr("hydragnn.models.trained.compiled_prediction", fail)
+    atoms = frames[3].copy()
+    atoms.calc = calculator(folder, compile=True)
+    assert atoms.get_potential_energy() == Ensemble.load(folder).predict(atoms)["energy"].mean[0]
+    assert "predicts without a compiled function: there is no compiler" in capfd.readouterr().err
+    with pytest.raises(InputError, match="load all of them"):
+        Ensemble.load(folder, held=1).compiled()

@@ -1,6 +1,7 @@
 """Faults that come together over nodes are one fault of the machine: starts pause, no trial is lost, no node is blamed."""
 
 import math
+import random
 from dataclasses import dataclass, field
 
 import pytest
@@ -77,6 +78,36 @@ def test_trials_that_can_never_start_are_given_up_among_those_that_can() -> None
     assert campaign.state.ending == "finished"
     assert {number for number, outcome in campaign.settled.items() if outcome == "lost"} == hopeless
     assert campaign.outcomes["finished"] == 40
+
+
+@dataclass
+class Unreliable(Clockwork):
+    """One launch in eight fails by chance; those of trial 7 fail so many times first."""
+
+    share: float = 0.0
+    unlucky: int = 0
+    chance: random.Random = field(default_factory=lambda: random.Random(0), init=False)
+    tries: int = field(default=0, init=False)
+
+    def train(self, start: Start) -> None:
+        own = start.trial == 7
+        self.tries += own
+        if self.tries <= self.unlucky if own else self.chance.random() < self.share:
+            self.later(FAILING, Failed(trial=start.trial, attempt=start.attempt, kind="launch", message="no answer"))
+        else:
+            super().train(start)
+
+
+@pytest.mark.parametrize(
+    ("share", "unlucky", "lost", "tries"), [(0.125, 4, 0, 5), (0.125, 99, 1, 5), (0.0, 99, 1, 4), (0.0, 3, 0, 4)]
+)
+def test_a_trial_is_given_up_where_chance_does_not_explain_its_faults(
+    share: float, unlucky: int, lost: int, tries: int
+) -> None:
+    plan = Plan(trials=300, rungs=(1,), retries=3)
+    campaign = Unreliable(plan, nodes(30), work=lambda trial: 60.0, share=share, unlucky=unlucky).run()
+    assert (campaign.outcomes.get("lost", 0), campaign.tries) == (lost, tries)
+    assert campaign.outcomes["finished"] == 300 - lost
 
 
 def test_an_end_that_is_reported_twice_or_late_counts_once() -> None:

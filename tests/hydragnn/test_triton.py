@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import torch
 from hydragnn.kernels import OPS
 from hydragnn.kernels.offline import Compiled, read_amd
 from hydragnn.kernels.ops import case_graphs
+from tests.forked import Forked
 
 VARIANTS = sum(len(op.variants) for op in OPS.values())
 CHECKS = {
@@ -25,11 +24,12 @@ CHECKS = {
 
 @pytest.mark.parametrize("suite", CHECKS)
 def test_every_op_in_triton_equals_its_reference(suite: str, root: Path) -> None:
-    command = [sys.executable, str(root / "tests" / "hydragnn" / "triton_interpreted.py"), suite]
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    run = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=root)
-    assert run.returncode == 0, run.stderr
-    assert json.loads(run.stdout) == {"checks": CHECKS[suite], "failures": []}
+    """In a process of its own, since Triton decides when it is imported whether it interprets."""
+    script = root / "tests" / "hydragnn" / "triton_interpreted.py"
+    run = Forked([str(script), suite], {**os.environ, "TRITON_INTERPRET": "1"})
+    said, _ = run.communicate()
+    assert run.returncode == 0, said
+    assert json.loads(said.splitlines()[-1]) == {"checks": CHECKS[suite], "failures": []}
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU of NVIDIA or AMD")
@@ -58,25 +58,21 @@ SAMPLES = [
 
 @pytest.mark.parametrize(("architecture", "op", "dtype", "channels"), SAMPLES)
 def test_kernels_compile_for_machines_that_are_not_here(
-    architecture: str, op: str, dtype: str, channels: int, root: Path, tmp_path: Path
+    architecture: str, op: str, dtype: str, channels: int, tmp_path: Path
 ) -> None:
     """Without spills, without compare-and-swap, with loads as wide as width, dtype and tile allow."""
     options = ("--arch", architecture, "--only", op, "--dtype", dtype, "--channels", str(channels), "--json")
-    code, said = kernels_compile(options, root, tmp_path)
-    assert code == 0, said
-    found = json.loads(said)
+    run = Forked(
+        ["-m", "hydragnn.scripts", "kernels", "compile", *options], {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
+    )
+    said, _ = run.communicate()
+    assert run.returncode == 0, said
+    found = json.loads(said.splitlines()[-1])
     assert found["cache"] == str(tmp_path) and any(tmp_path.iterdir())
     assert found["kernels"] and {one["architecture"] for one in found["kernels"]} == {architecture}
     for one in found["kernels"]:
         assert one["registers"] > 0 and one["spilled"] == one["swaps"] == 0 and not one["faults"], one
     assert any("16" in one["loads"] for one in found["kernels"])
-
-
-def kernels_compile(options: tuple[str, ...], root: Path, cache: Path) -> tuple[int, str]:
-    command = [sys.executable, "-m", "hydragnn.scripts", "kernels", "compile", *options]
-    environment = {**os.environ, "TRITON_CACHE_DIR": str(cache)}
-    run = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=root)
-    return run.returncode, run.stdout or run.stderr
 
 
 def compiled(**changes: Any) -> Compiled:

@@ -84,7 +84,7 @@ def trap() -> dict[str, float]:
     model = small_model("painn", torch.float64)
     flat = compiled.flat_tensors(model.description.input_fields)
     batch = compiled.random_batch(model.description.input_fields, 3, 9.0, compiled.SIZES, torch.float64)
-    traced = compiled.traced_model(model, flat, batch, nullcontext, strip=False)
+    traced = compiled.traced_model(model, model.description.input_fields, batch, nullcontext, strip=False)
     left = CompiledModel(
         model=model, flat=flat, traced=traced, training=traced.module, evaluation=traced.module, seconds=0.0
     )

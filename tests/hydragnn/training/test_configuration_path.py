@@ -57,8 +57,8 @@ def is_counted(frame: FrameType) -> bool:
 
 
 def is_check(frame: FrameType) -> bool:
-    """Return True for what beartype puts around a function."""
-    return frame.f_code.co_filename.startswith("<@beartype")
+    """Return True for what beartype or tests/conftest.py puts around a function."""
+    return frame.f_code.co_filename.startswith("<@beartype") or frame.f_code.co_filename.endswith("tests/conftest.py")
 
 
 def module_of(frame: FrameType) -> str:

@@ -1,0 +1,114 @@
+"""A store that several processes build is the one that a single process builds, or there is none."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from ase import Atoms
+from ase.io import write
+
+from hydragnn.datasets import build_store, check_store, open_store, read_build_settings
+from hydragnn.datasets.build_settings import BuildSettings
+from hydragnn.datasets.parallel_build import LARGEST, blocks_for, build_with_workers
+from hydragnn.errors import InputError
+
+GRAPHS = 300
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> BuildSettings:
+    folder = tmp_path_factory.mktemp("sources")
+    rng = np.random.default_rng(0)
+    for file in range(2):
+        structures = []
+        for number in range(GRAPHS // 2):
+            atoms = Atoms("CO2", positions=rng.random((3, 3)) * 3)
+            atoms.info["label"] = float(file * GRAPHS + number)
+            structures.append(atoms)
+        write(folder / f"{file}.xyz", structures)
+    table = {
+        "kind": "ase",
+        "files": ["*.xyz"],
+        "cutoff": 3.0,
+        "fields": [{"name": "label", "on": "graph", "dtype": "float64", "role": "target"}],
+    }
+    return read_build_settings(table, folder / "BUILD.toml")
+
+
+def test_several_processes_build_the_store_of_one(settings: BuildSettings, tmp_path: Path) -> None:
+    build_store(settings, tmp_path / "one.h5")
+    heard: list[int] = []
+    build_with_workers(settings, tmp_path / "several.h5", 2, heard.append)
+    one, several = (open_store(tmp_path / f"{name}.h5") for name in ("one", "several"))
+    assert one.fingerprint == several.fingerprint  # of every bit of every graph, in their order
+    assert (one.attributes, one.fields()) == (several.attributes, several.fields())
+    np.testing.assert_array_equal(one.column("label").values, several.column("label").values)
+    assert check_store(tmp_path / "several.h5") == []
+    assert heard[-1] == GRAPHS
+    assert all(file.name == "manifest.json" or file.suffix == ".h5" for file in several.path.iterdir())
+
+
+def test_a_structure_that_cannot_be_read_leaves_no_store(settings: BuildSettings, tmp_path: Path) -> None:
+    for name in ("0.xyz", "1.xyz"):
+        source = next(path for path in Path(settings.files[0]).parent.glob(name))
+        text = source.read_text()
+        (tmp_path / name).write_text(text.replace("label=350.0", "other=350.0"))
+    broken = settings.model_copy(update={"files": [str(tmp_path / "*.xyz")]})
+    with pytest.raises(InputError, match=r"1.xyz, structure 50.*label"):
+        build_with_workers(broken, tmp_path / "store.bp", 2)
+    assert not (tmp_path / "store.bp").exists()
+
+
+def test_a_store_that_is_there_stays(settings: BuildSettings, tmp_path: Path) -> None:
+    build_store(settings, tmp_path / "store.h5")
+    before = sorted((file.name, file.stat().st_mtime_ns) for file in (tmp_path / "store.h5").iterdir())
+    with pytest.raises(InputError, match="is a store already"):
+        build_with_workers(settings, tmp_path / "store.h5", 2)
+    assert sorted((file.name, file.stat().st_mtime_ns) for file in (tmp_path / "store.h5").iterdir()) == before
+
+
+KILLED = """
+import json, sys
+from pathlib import Path
+from hydragnn.datasets import read_build_settings
+from hydragnn.datasets.parallel_build import build_with_workers
+if __name__ == "__main__":
+    build_with_workers(read_build_settings(json.loads(sys.argv[1]), Path(sys.argv[2])), Path(sys.argv[3]), 2)
+"""
+
+
+def test_what_a_killed_build_left_is_no_store_and_gives_way(tmp_path: Path) -> None:
+    table = {"kind": "ase", "files": ["*.xyz"], "cutoff": 3.0}
+    write(tmp_path / "many.xyz", [Atoms("CO2", positions=np.eye(3) * 2)] * 5_000)
+    (tmp_path / "build.py").write_text(KILLED)
+    out = tmp_path / "store.h5"
+    process = subprocess.Popen([sys.executable, tmp_path / "build.py", json.dumps(table), tmp_path / "BUILD.toml", out])
+    end = time.monotonic() + 60
+    while not [*out.glob("*part*")] and process.poll() is None and time.monotonic() < end:
+        time.sleep(0.01)
+    workers = psutil.Process(process.pid).children(recursive=True)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert len(workers) >= 2
+    assert psutil.wait_procs(workers, timeout=60)[1] == []  # they end with the process that began them
+    with pytest.raises(InputError, match="the writer did not finish"):
+        open_store(out)
+    settings = read_build_settings({**table, "index": ":100"}, tmp_path / "BUILD.toml")
+    build_store(settings, out)
+    assert check_store(out) == []
+
+
+def test_blocks_follow_each_other_and_grow_with_what_lies_before() -> None:
+    blocks = [*islice(blocks_for(8), 2000)]
+    ends = [block.first + block.length for block in blocks]
+    assert [block.first for block in blocks[1:]] == ends[:-1]
+    assert all(block.length <= max(64, block.first // 32) for block in blocks)
+    assert blocks[-1].length == LARGEST
