@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from hydragnn.kernels import cpu
-from hydragnn.kernels.family import ANYWHERE, FUSABLE, Form, form_on, is_traced
+from hydragnn.kernels.family import ANYWHERE, FUSABLE, Form, as_operators, form_on
 
 
 def silu(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
@@ -26,7 +26,7 @@ def silu(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     >>> silu(torch.tensor([0.0, 20.0]))
     tensor([ 0., 20.])
     """
-    return nn.functional.silu(x) if is_traced(x) else form_on(SILU_FORMS, x.device.type)(x)
+    return nn.functional.silu(x) if as_operators() else form_on(SILU_FORMS, x.device.type)(x)
 
 
 class SiLU(nn.Module):

@@ -6,11 +6,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
-import torch
 from torch import Tensor
-from torch._C import _get_dispatch_mode, _len_torch_dispatch_stack, _TorchDispatchModeKey
 from torch.autograd import Function
-from torch.nn import Parameter
 
 Form = Callable[..., Tensor]
 """One way to compute an op, without derivatives: called with its tensors, then with its structure."""
@@ -24,8 +21,6 @@ FUSABLE = "fusable"
 
 ACCELERATORS = frozenset({"cuda"} if find_spec("triton") else ())
 """Kinds of devices with forms in Triton, which torch brings along on them; torch calls ROCm devices ``cuda`` too."""
-
-_TRACERS = (_TorchDispatchModeKey.FAKE, _TorchDispatchModeKey.PROXY, _TorchDispatchModeKey.FUNCTIONAL)
 
 _open_blocks: list[None] = []  # no ContextVar: gradients are computed in threads of their own
 
@@ -78,7 +73,7 @@ _asked_for_operators: list[None] = []
 
 @contextmanager
 def operators() -> Iterator[None]:
-    """Compute all members of families as operators of torch within the block, as tracers see them, so that others see their names too."""
+    """Call all members of families as operators of torch within the block, so that tracers see them by name."""
     _asked_for_operators.append(None)
     try:
         yield
@@ -86,13 +81,9 @@ def operators() -> Iterator[None]:
         _asked_for_operators.pop()
 
 
-def is_traced(*tensors: Tensor) -> bool:
-    """Return True where calls are recorded and not, or not only, computed: torch.compile, torch.export, make_fx, fake tensors."""
-    if torch.compiler.is_compiling() or _asked_for_operators:
-        return True
-    if any(type(tensor) not in (Tensor, Parameter) for tensor in tensors):
-        return True
-    return _len_torch_dispatch_stack() > 0 and any(_get_dispatch_mode(key) is not None for key in _TRACERS)
+def as_operators() -> bool:
+    """Return True within ``operators``."""
+    return bool(_asked_for_operators)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -151,7 +142,7 @@ class Family:
 
     def __call__(self, name: str, tensors: Sequence[Tensor], structure: Any) -> Tensor:
         """The op ``name`` of the tensors, differentiable as often as one likes."""
-        if self.operator is not None and not _open_blocks and is_traced(*tensors):
+        if self.operator is not None and _asked_for_operators and not _open_blocks:
             return self.operator(name, tensors, structure)
         value: Tensor = self._shells[name].apply(structure, *tensors)
         return value

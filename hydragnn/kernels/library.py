@@ -112,9 +112,8 @@ def _register(library: torch.library.Library, prefix: str, name: str, members: M
         if member.items:
             check_items(member.items, given[:count], rebuilt)
         value = form_on(member.forms, given[0].device.type)(*given[:count], rebuilt)
-        return (
-            value.clone() if any(value is tensor for tensor in given) else value
-        )  # what is given belongs to the caller
+        mine = all(value is not tensor for tensor in given)  # what is given belongs to the caller
+        return value if mine else value.clone()
 
     def fake(*given: Any) -> Tensor:
         with plain_forms():

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hydragnn.graphs.topology import Topology
 from hydragnn.kernels import cpu
-from hydragnn.kernels.family import ANYWHERE, form_on, is_traced
+from hydragnn.kernels.family import ANYWHERE, as_operators, form_on
 from hydragnn.kernels.per_receiver import SUMS
 
 
@@ -31,7 +31,7 @@ def pairs_of(vectors: Float[Tensor, "edges dim"], topology: Topology) -> Pairs |
 
     They are sought on a CPU alone, and where the compiled kernels are: elsewhere the search costs more than it saves; nor where a graph is traced.
     """
-    if is_traced(vectors):  # how many there are depends on the numbers
+    if as_operators():  # how many there are depends on the numbers
         return None
     found: Any = form_on(PAIRING, vectors.device.type)(vectors.detach(), topology)
     return None if found is None else Pairs(first=found[0], pair=found[1])

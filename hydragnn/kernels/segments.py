@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hydragnn.kernels import one_pass
-from hydragnn.kernels.family import is_accelerated, is_traced
+from hydragnn.kernels.family import as_operators, is_accelerated
 from hydragnn.kernels.per_receiver import SUMS
 from hydragnn.kernels.statistics import HIGH, LOW, MOMENTS, counts_of, statistics
 
@@ -111,7 +111,7 @@ def segment_softmax(
     >>> segment_softmax(torch.tensor([1e4, 1e4, -5.0]), torch.tensor([0, 0, 1]), num_nodes=2)
     tensor([0.5000, 0.5000, 1.0000])
     """
-    if is_accelerated(scores.device.type) and not is_traced(scores):
+    if is_accelerated(scores.device.type) and not as_operators():
         return one_pass.softmax(scores, receivers, num_nodes)
     highest = segment_max(scores.detach(), receivers, num_nodes)  # [nodes, *features]
     shares = (scores - highest.index_select(0, receivers)).exp()

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from hydragnn.kernels import cpu, one_pass
-from hydragnn.kernels.family import ANYWHERE, form_on, is_accelerated, is_traced, on_accelerators
+from hydragnn.kernels.family import ANYWHERE, as_operators, form_on, is_accelerated, on_accelerators
 from hydragnn.kernels.per_receiver import SUMS, WINNERS, counts_in_order
 
 MOMENTS, LOW, HIGH = ("mean", "variance"), ("low",), ("high",)
@@ -22,7 +22,7 @@ MOMENTS, LOW, HIGH = ("mean", "variance"), ("low",), ("high",)
 
 def statistics(messages: Tensor, receivers: Tensor, num_nodes: int, names: tuple[str, ...]) -> tuple[Tensor, ...]:
     """The named ones of mean and variance, low and high: [nodes, *features] each, zeros without edges."""
-    form: Any = composed if is_traced(messages) else form_on(STATISTICS, messages.device.type)
+    form: Any = composed if as_operators() else form_on(STATISTICS, messages.device.type)
     values: tuple[Tensor, ...] = form(messages, receivers, num_nodes, names)
     return values
 
@@ -65,7 +65,7 @@ STATISTICS: Mapping[str, Any] = {ANYWHERE: composed, "cpu": in_one_pass, **on_ac
 
 def counts_of(receivers: Tensor, num_nodes: int, like: Tensor) -> Tensor:
     """Incoming edges per node, at least 1, shaped to divide ``like``."""
-    if is_accelerated(receivers.device.type) and not is_traced(receivers):
+    if is_accelerated(receivers.device.type) and not as_operators():
         return counts_in_order(receivers, num_nodes, like)
     ones = receivers.new_ones(1).expand(receivers.shape[0])
     # integers: float32 stops counting at 2^24
@@ -139,7 +139,7 @@ class _Extreme(Function):
 
     @staticmethod
     def forward(ctx: Any, messages: Tensor, receivers: Tensor, num_nodes: int, which: str, recorded: bool) -> Tensor:
-        if is_accelerated(messages.device.type) and not is_traced(messages):
+        if is_accelerated(messages.device.type) and not as_operators():
             value, winner = one_pass.extreme(messages, receivers, num_nodes, which)
             ctx.save_for_backward(winner)
         else:
