@@ -47,6 +47,10 @@ class SincBasis(BesselBasis):
         self.amplitude *= (cutoff / 5) ** 1.5
 
 
+LEAST = 1e-30
+"""Smaller values of Gaussians are zero: processors compute many times slower with numbers below 1e-38, which products with them are."""
+
+
 class GaussianBasis(nn.Module):
     """exp(-(r - m_k)^2 / (2 s^2)) with centres m_k from 0 to the cutoff, s their distance (Schuett et al. 2017, arXiv:1706.08566).
 
@@ -64,7 +68,8 @@ class GaussianBasis(nn.Module):
     def forward(self, lengths: Float[Tensor, " edges"]) -> Float[Tensor, "edges radial"]:
         """The basis at every length."""
         # [edges, 1] - [radial]
-        return torch.exp(-0.5 * ((lengths / self.step).unsqueeze(-1) - self.orders).square())
+        values = torch.exp(-0.5 * ((lengths / self.step).unsqueeze(-1) - self.orders).square())
+        return nn.functional.threshold(values, LEAST, 0.0)
 
 
 RADIAL = {"sinc": SincBasis, "bessel": BesselBasis, "gaussian": GaussianBasis}

@@ -20,6 +20,7 @@ from hydragnn.layers import (
     mlp,
     pool_nodes,
 )
+from hydragnn.layers.radial import LEAST
 
 
 def test_the_bessel_basis_is_orthonormal_on_the_ball() -> None:
@@ -34,6 +35,21 @@ def test_a_gaussian_peaks_at_its_centre_and_centres_reach_the_cutoff() -> None:
     values = GaussianBasis(cutoff=6.0, num_radial=4)(torch.tensor([0.0, 2.0, 4.0, 6.0]))
     torch.testing.assert_close(values.diagonal(), torch.ones(4))
     assert (values.argmax(-1) == torch.arange(4)).all()
+
+
+def test_the_tails_of_gaussians_hold_no_number_that_processors_compute_slowly() -> None:
+    """Forty functions reach from 1 to exp(-760); values and derivatives to the second order are zero or normal, and right."""
+    basis = GaussianBasis(cutoff=6.0, num_radial=40)
+    lengths = torch.linspace(0.5, 6.0, 1001, requires_grad=True)
+    values = basis(lengths)
+    (first,) = torch.autograd.grad(values.square().sum(), lengths, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), lengths)
+    least = torch.finfo(torch.float32).tiny
+    for numbers in (values, first, second):
+        assert ((numbers == 0) | (numbers.abs() >= least)).all()
+    x = lengths.detach().double().unsqueeze(-1) / basis.step - basis.orders.double()
+    torch.testing.assert_close(values.double(), torch.exp(-0.5 * x.square()), rtol=1e-4, atol=2 * LEAST)
+    assert (torch.exp(-0.5 * x.float().square()) < least).any()  # which there would be
 
 
 @pytest.mark.parametrize(("kind", "smooth"), [("polynomial", 2), ("cosine", 1)])
