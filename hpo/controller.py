@@ -51,6 +51,7 @@ ROUND = 0.01  # seconds that each kind of slow work may take between two looks
 LAST_ROUND = 3.0  # seconds for the study of a campaign that is left before its end
 SAVING = 0.7  # part of the grace period that attempts get to save themselves; killing and writing take the rest
 FILES = 8  # files read or written side by side, because those of a shared file system take their time
+SAMPLER_LOG = "sampler.log"
 ROOM = 1 << 20  # bytes that must still fit on the disk after a failure
 
 OnEvent = Callable[[State, Event, float], None]
@@ -83,7 +84,7 @@ class Controller:
         self.state = replay(out / JOURNAL, self._estimates.follow)
         self._files = ThreadPoolExecutor(FILES, "files")
         self._study_log = StudyLog(out / STUDY_LOG, space, self.state, self._files)
-        self._proposals = Proposals(settings, space, enqueued, self.state, self._estimates)
+        self._proposals = Proposals(settings, space, enqueued, self.state, self._estimates, out / SAMPLER_LOG)
         store_copy = None if settings.job is None else settings.job.store_copy
         self._launch_queue = LaunchQueue(launcher, self._config, self._files, store_copy)
         self._progress = AttemptProgress(partial(trial_folder, out), self._files)

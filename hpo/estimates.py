@@ -36,4 +36,9 @@ class Estimates:
             measured = [state.trials[number] for number in list(self._measured)]
             history = [(trial.values, trial.work) for trial in measured if trial.work is not None]
             self._model = CostModel.fit(history, self._space, sizes=list(self._sizes))
-        return self._model.predict(values), self._model.scaling
+        return self.known(values)
+
+    def known(self, values: Point) -> tuple[float | None, float | None]:
+        """The same from the latest model, at once."""
+        model = self._model
+        return model.predict(values), model.scaling

@@ -1,6 +1,6 @@
 """Which configuration comes next: Optuna's samplers, asked so that the answer depends on the campaign's history only.
 
-Every request builds a fresh sampler, seeded by (campaign seed, trial number), over a study made from the state. So a
+Every request builds a fresh sampler, seeded by (campaign seed, trial number), over a study made from the history. So a
 resumed campaign asks exactly as the undisturbed one would, and what Optuna is told can change as trials go on.
 """
 
@@ -8,6 +8,7 @@ import hashlib
 import warnings
 from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -30,45 +31,81 @@ STARTUP = 10
 HISTORY = 300
 """So many trials at most teach a model."""
 
-Ask = Callable[[CampaignSettings, Space, State, int, int], Point]
+STAND_IN = 1_000_000
+"""Draws of stand-ins begin here, so that they are none of the sampler's own."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class History:
+    """What a sampler is told of a campaign."""
+
+    trials: tuple[Trial, ...] = ()
+    """In the order of their numbers; empty before there are results enough to learn from."""
+    rungs: tuple[int, ...] = ()
+
+
+Ask = Callable[[CampaignSettings, Space, History, int, int], Point]
+
+
+def proposals(
+    settings: CampaignSettings, space: Space, history: History, first: int, count: int, known: AbstractSet[str]
+) -> list[Point]:
+    """Valid configurations for ``count`` trials from number ``first`` on, none of them ``known``; fewer where no more are left.
+
+    The same history gives the same answer. For each, those before it are trials without a result.
+    """
+    taken, points = set(known), list[Point]()
+    for number in range(first, first + count):
+        point = proposal(settings, space, history, number, taken)
+        if point is None:
+            break
+        points.append(point)
+        taken.add(point_key(point))
+        if history.trials:
+            history = replace(history, trials=(*history.trials, Trial(number=number, status="waiting", values=point)))
+    return points
 
 
 def proposal(
-    settings: CampaignSettings, space: Space, state: State, number: int, known: AbstractSet[str] | None = None
+    settings: CampaignSettings, space: Space, history: History, number: int, known: AbstractSet[str]
 ) -> Point | None:
-    """A valid configuration for trial ``number`` that no trial has; None where there seems to be none left.
-
-    The same history gives the same answer. ``known``: the keys of all points that trials have, if the caller counts them.
-    """
-    if known is None:
-        known = {point_key(trial.values) for trial in state.trials.values() if trial.values}
+    """A valid configuration for trial ``number`` that is not ``known``; None where there seems to be none left."""
     ask = SAMPLERS[settings.search.sampler]
     for draw in range(DRAWS):
-        point = (ask if draw < DRAWS // 2 else random_ask)(settings, space, state, number, draw)
+        point = (ask if draw < DRAWS // 2 else random_ask)(settings, space, history, number, draw)
         if point_key(point) not in known and _is_valid(settings, space, point, number):
             return point
     unknown = [p for p in all_points(space) or [] if point_key(p) not in known]
     return next((point for point in unknown if _is_valid(settings, space, point, number)), None)
 
 
-def random_ask(settings: CampaignSettings, space: Space, state: State, number: int, draw: int) -> Point:
+def stand_in(settings: CampaignSettings, space: Space, number: int, known: AbstractSet[str]) -> Point | None:
+    """A random configuration for trial ``number`` while the sampler thinks; None where chance finds none that is new."""
+    for draw in range(STAND_IN, STAND_IN + DRAWS // 10):
+        point = random_ask(settings, space, History(), number, draw)
+        if point_key(point) not in known and _is_valid(settings, space, point, number):
+            return point
+    return None
+
+
+def random_ask(settings: CampaignSettings, space: Space, history: History, number: int, draw: int) -> Point:
     """An independent draw."""
     return random_point(space, np.random.default_rng(_seed(settings.search.seed, number, draw)))
 
 
-def sobol_ask(settings: CampaignSettings, space: Space, state: State, number: int, draw: int) -> Point:
+def sobol_ask(settings: CampaignSettings, space: Space, history: History, number: int, draw: int) -> Point:
     """The next point of a scrambled Sobol sequence; a point that cannot be used is skipped by a random draw."""
     from scipy.stats import qmc
 
     if draw:
-        return random_ask(settings, space, state, number, draw)
+        return random_ask(settings, space, history, number, draw)
     engine = qmc.Sobol(len(space.parameters), scramble=True, rng=np.random.default_rng(settings.search.seed))
     engine = engine.fast_forward(number) if number else engine
     fractions = dict(zip(space.parameters, engine.random(1)[0].tolist()))
     return space.point(lambda path, parameter: value_at(parameter, fractions[path]))
 
 
-def tpe_ask(settings: CampaignSettings, space: Space, state: State, number: int, draw: int) -> Point:
+def tpe_ask(settings: CampaignSettings, space: Space, history: History, number: int, draw: int) -> Point:
     """Tree-structured Parzen estimators (Bergstra et al. 2011), joint over the parameters that occur together."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # group
@@ -79,27 +116,27 @@ def tpe_ask(settings: CampaignSettings, space: Space, state: State, number: int,
             group=True,
             constant_liar=True,
         )
-    history = _history(state) if _results(state) >= _startup(settings) else []  # it draws at random before
-    return _suggest(space, sampler, [_tpe_trial(space, state, trial) for trial in history])
+    return _suggest(space, sampler, [_tpe_trial(space, trial, history.rungs) for trial in history.trials])
 
 
-def gp_ask(settings: CampaignSettings, space: Space, state: State, number: int, draw: int) -> Point:
+def gp_ask(settings: CampaignSettings, space: Space, history: History, number: int, draw: int) -> Point:
     """A Gaussian process with expected improvement; every trial counts with its value at the last rung it passed."""
     sampler = optuna.samplers.GPSampler(
         seed=_seed(settings.search.seed, number, draw),
         n_startup_trials=_startup(settings),
         warn_independent_sampling=False,
     )
-    history = _history(state) if _results(state) >= _startup(settings) else []
-    return _suggest(
-        space, sampler, [valued_trial(space, trial.values, v) for trial in history if (v := trial.value) is not None]
-    )
+    trials = ((trial.values, trial.value) for trial in history.trials)
+    return _suggest(space, sampler, [valued_trial(space, values, v) for values, v in trials if v is not None])
 
 
 SAMPLERS: dict[str, Ask] = {"tpe": tpe_ask, "gp": gp_ask, "qmc": sobol_ask, "random": random_ask}
 
+MODELS = ("tpe", "gp")
+"""The samplers that learn; before they have results enough, they draw at random."""
 
-def frozen_trial(space: Space, state: State, trial: Trial, unfinished: TrialState) -> FrozenTrial:
+
+def frozen_trial(space: Space, rungs: tuple[int, ...], trial: Trial, unfinished: TrialState) -> FrozenTrial:
     """A trial as Optuna holds it; ``unfinished`` is what a trial counts as that has not come to its end."""
     states = {"finished": TrialState.COMPLETE, "failed": TrialState.FAIL, "lost": TrialState.FAIL}
     outcome = states.get(trial.status, unfinished)
@@ -109,7 +146,7 @@ def frozen_trial(space: Space, state: State, trial: Trial, unfinished: TrialStat
         value=trial.value if outcome in (TrialState.COMPLETE, TrialState.PRUNED) else None,
         params={path: optuna_value(space.parameters[path], value) for path, value in trial.values.items()},
         distributions={path: distribution(space.parameters[path]) for path in trial.values},
-        intermediate_values=dict(zip(state.plan.rungs, trial.results)),
+        intermediate_values=dict(zip(rungs, trial.results)),
         user_attrs={"origin": trial.origin, **failure},
     )
 
@@ -161,20 +198,23 @@ def _startup(settings: CampaignSettings) -> int:
     return min(STARTUP, max(4, settings.search.trials // 3))
 
 
-def _tpe_trial(space: Space, state: State, trial: Trial) -> FrozenTrial:
+def _tpe_trial(space: Space, trial: Trial, rungs: tuple[int, ...]) -> FrozenTrial:
     """What TPE learns from: a trial that passed a rung counts with it, even while it is trained further."""
-    return frozen_trial(space, state, trial, TrialState.PRUNED if trial.results else TrialState.RUNNING)
+    return frozen_trial(space, rungs, trial, TrialState.PRUNED if trial.results else TrialState.RUNNING)
 
 
-def _history(state: State) -> list[Trial]:
-    """What a sampler is told, in the order of the trials: nothing of trials lost to the machine, and never too much.
+def history_of(settings: CampaignSettings, state: State) -> History:
+    """What a sampler is told: nothing before a model can learn, nothing of trials lost to the machine, and never too much.
 
     Beyond ``HISTORY`` trials: the best, as many spread evenly over all results, and the latest without a result. A model
     learns little from more, and a proposal stays cheap however many trials there are.
     """
+    if settings.search.sampler not in MODELS or _results(state) < _startup(settings):
+        return History(rungs=state.plan.rungs)
     numbers = set(state.trials) if len(state.trials) <= HISTORY else {*_best_and_spread(state), *_latest_open(state)}
-    trials = [state.trials[number] for number in sorted(numbers)]
-    return [trial for trial in trials if trial.values and trial.status != "lost"]
+    trials = (state.trials[number] for number in sorted(numbers))
+    told = tuple(trial for trial in trials if trial.values and trial.status != "lost")
+    return History(trials=told, rungs=state.plan.rungs)
 
 
 def _best_and_spread(state: State) -> set[int]:

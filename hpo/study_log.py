@@ -105,7 +105,7 @@ class StudyLog:
     def _bring_up_to_date(self, state: State, trial: Trial) -> None:
         """Write what of a trial is not in the study yet."""
         if trial.number not in self._written:
-            template = frozen_trial(self._space, state, trial, TrialState.RUNNING)
+            template = frozen_trial(self._space, state.plan.rungs, trial, TrialState.RUNNING)
             trial_id = self._storage.create_new_trial(self._study, template)
             self._written[trial.number] = trial_id, len(trial.results)
             if template.state.is_finished():

@@ -7,7 +7,8 @@ from hydragnn.errors import InputError
 from hydragnn.hpo.scheduling.journal_v1 import in_current_words
 from hydragnn.record import FailureKind
 
-Origin = Literal["sampler", "warm start"]
+Origin = Literal["sampler", "warm start", "stand-in"]
+"""A stand-in is a random configuration that was tried while the sampler was thinking."""
 Identity = dict[str, Any]
 """What names a started process beyond doubt, for example host, process id and start time."""
 MACHINE_FAULTS: frozenset[FailureKind] = frozenset({"lost_node", "launch", "preempted"})

@@ -114,7 +114,7 @@ class Assumptions(Settings):
     """Part of the attempts whose end is reported twice, the second time up to ``late_report_minutes`` later."""
 
     proposal_seconds: float = Field(default=0.0, ge=0)
-    """What the sampler takes for one configuration; it makes one after the other."""
+    """What the sampler takes for an answer, which serves all requests that were open when it began; after 10 s random configurations stand in."""
 
     diverged: float = Field(default=0.03, ge=0, le=1)
     """Part of the configurations that diverge, at an epoch drawn uniformly."""

@@ -7,6 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from time import perf_counter
 
+from hydragnn.hpo.proposals import PATIENCE, is_wide
 from hydragnn.hpo.scheduling.events import (
     Action,
     Cancel,
@@ -51,8 +52,8 @@ class VirtualCampaign:
     """Wall time of every decision."""
     _offset: float = 0.0
     _measured: int = 0
-    _sampler_free: float = 0.0
-    """When the sampler has made what it was asked for."""
+    _sampler_asked: float = -math.inf
+    """When the sampler begins the answer that new requests get."""
 
     def run(self, hours: float) -> None:
         """Work until the plan is done or so many hours of allocations are used up."""
@@ -72,7 +73,7 @@ class VirtualCampaign:
     def _allocation(self, number: int, start: float, deadline: float, used: float) -> None:
         world = self.world
         slots = world.open(number, start, used)
-        self._sampler_free = start
+        self._sampler_asked = -math.inf
         self._feed(Opened(plan=self.plan, slots=slots, deadline=deadline))
         while not self.state.closed and world.next_time() < deadline:
             for event in world.advance():
@@ -114,12 +115,15 @@ class VirtualCampaign:
         return None
 
     def _ask(self, trial: int) -> Proposed | None:
-        """A configuration, at once or after what the sampler takes for it and for those before it."""
+        """A configuration, at once or when the sampler, which answers all open requests together, or a stand-in has one."""
         seconds, proposal = self.world.assumptions.proposal_seconds, self._proposal(trial)
         if seconds <= 0:
             return proposal
-        self._sampler_free = max(self.world.now, self._sampler_free) + seconds
-        self.world.report(self._sampler_free, proposal)
+        now = self.world.now
+        if now >= self._sampler_asked:  # its answer serves whoever asks before it begins
+            self._sampler_asked = max(now, self._sampler_asked + seconds)
+        latest = now + PATIENCE if is_wide(self.state) else math.inf
+        self.world.report(min(self._sampler_asked + seconds, latest), proposal)
         return None
 
     def _proposal(self, trial: int) -> Proposed:

@@ -95,6 +95,7 @@ def table(store_file: Path) -> dict[str, Any]:
         "train": {"epochs": 6},
         "search": {
             "trials": 9,
+            "sampler": "random",
             "seed": 3,
             "rungs": [1, 3],
             "reduction": 3,

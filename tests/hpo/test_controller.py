@@ -17,7 +17,10 @@ from hydragnn.hpo.controller import steady_clock
 from hydragnn.hpo.journal import read_journal
 from hydragnn.hpo.launch_queue import LaunchQueue
 from hydragnn.hpo.launching.launcher import Begun, Report
+from hydragnn.hpo.sampler import history_of, proposal
 from hydragnn.hpo.scheduling.events import Event, Failed, Identity, Launched, Probed, Progressed, Proposed, Reached
+from hydragnn.hpo.scheduling.scheduler import State
+from hydragnn.hpo.space import point_key, space_of
 from hydragnn.record import Cost, RunRecord, write_record
 
 Settings = Callable[..., CampaignSettings]
@@ -163,8 +166,10 @@ def test_reports_of_one_look_share_one_flush(
     assert ["Reached"] * 9 in [[name for name in batch if name == "Reached"] for batch in batches]
 
 
-def test_a_slow_sampler_delays_no_event(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hydragnn.hpo import sampler
+def test_a_slow_sampler_delays_no_event_and_random_configurations_stand_in_for_it(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hydragnn.hpo import proposals, sampler
 
     out, launcher = tmp_path / "c", Instant("n1", "n2")
     patient: list[bool] = []
@@ -172,7 +177,7 @@ def test_a_slow_sampler_delays_no_event(settings: Settings, tmp_path: Path, monk
     drawn = sampler.SAMPLERS["random"]
 
     def slow(*arguments: Any) -> Any:
-        if arguments[3] == 1:  # the second trial's: until the first trial's result is on disk
+        if arguments[3] == 1 and arguments[4] == 0:  # the second trial's: until some trial's result is on disk
             patient.append(happened.wait(timeout=60))
         return drawn(*arguments)
 
@@ -181,8 +186,32 @@ def test_a_slow_sampler_delays_no_event(settings: Settings, tmp_path: Path, monk
             happened.set()
 
     monkeypatch.setitem(sampler.SAMPLERS, "random", slow)
+    monkeypatch.setattr(proposals, "PATIENCE", 0.3)
     run_search(settings(sampler="random", rungs=[]), out, launcher=launcher, on_event=watch)
     assert patient == [True]
+    proposed = [event for event in events_of(out) if isinstance(event, Proposed)]
+    assert [event.origin for event in proposed[:2]] == ["stand-in"] * 2
+    assert "sampler" in {event.origin for event in proposed}
+    assert len({json.dumps(event.values) for event in proposed}) == 9
+
+
+def test_with_one_worker_the_sampler_answers_in_its_process_from_the_whole_history(
+    settings: Settings, tmp_path: Path
+) -> None:
+    campaign, before, expected = settings(sampler="tpe"), [State()], dict[int, Any]()
+
+    def watch(state: State, event: Event, seconds: float) -> None:
+        if isinstance(event, Proposed):
+            known = {point_key(trial.values) for trial in before[0].trials.values() if trial.values}
+            history = history_of(campaign, before[0])
+            expected[event.trial] = proposal(campaign, space_of(campaign.search.space), history, event.trial, known)
+        before[0] = state
+
+    run_search(campaign, tmp_path / "c", launcher=Instant("n1"), on_event=watch)
+    proposed = [event for event in events_of(tmp_path / "c") if isinstance(event, Proposed)]
+    assert {event.trial: event.values for event in proposed} == expected
+    assert {event.origin for event in proposed} == {"sampler"}
+    assert (tmp_path / "c" / "sampler.log").exists(), "results enough to learn from, so that a process was asked"
 
 
 def test_proposals_come_in_the_order_of_the_trials(settings: Settings, tmp_path: Path) -> None:

@@ -1,12 +1,17 @@
 """Samplers answer by the campaign's history alone, stay in the space, and learn from what trials came to."""
 
+import os
+import signal
+import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hydragnn.hpo.sampler import SAMPLERS, proposal
+from hydragnn.hpo.sampler import SAMPLERS, History, history_of, proposal, proposals
+from hydragnn.hpo.sampler_process import Question, SamplerProcess
 from hydragnn.hpo.scheduling.events import Event, Opened, Plan, Proposed, Reached
-from hydragnn.hpo.scheduling.scheduler import State, transition
+from hydragnn.hpo.scheduling.scheduler import State, Trial, transition
 from hydragnn.hpo.space import is_point, point_key, space_of
 
 RATE = {"type": "float", "low": 1e-5, "high": 1e-1, "log": True}
@@ -23,6 +28,10 @@ def error(values: dict[str, Any]) -> float:
     return abs(values.get("model.hidden_dim", 0) - 64) / 64 + (values.get("model.kind") == "egnn")
 
 
+def keys(state: State) -> set[str]:
+    return {point_key(trial.values) for trial in state.trials.values()}
+
+
 def asked(campaign: Any, trials: int, rungs: tuple[int, ...] = (1, 2)) -> list[dict[str, Any]]:
     """The configurations of a campaign in which every trial passes the first rung."""
     space = space_of(campaign.search.space)
@@ -34,7 +43,8 @@ def asked(campaign: Any, trials: int, rungs: tuple[int, ...] = (1, 2)) -> list[d
 
     feed(Opened(plan=Plan(trials=trials, rungs=rungs, reduction=100), slots=("p",)))
     for number in range(trials):
-        point = proposal(campaign, space, state, number)
+        known = keys(state)
+        point = proposal(campaign, space, history_of(campaign, state), number, known)
         assert point is not None
         assert is_point(space, point)
         feed(Proposed(trial=number, values=point))
@@ -65,13 +75,13 @@ def test_a_finite_space_is_exhausted_without_repetition(settings: Any) -> None:
     state, _ = transition(State(), Opened(plan=Plan(trials=9, rungs=(1,)), slots=("p",)), 0.0)
     seen = []
     for number in range(3):
-        point = proposal(campaign, space, state, number)
+        point = proposal(campaign, space, history_of(campaign, state), number, keys(state))
         assert point is not None
         seen.append(point["model.hidden_dim"])
         state, _ = transition(state, Proposed(trial=number, values=point), 0.0)
         state, _ = transition(state, Reached(trial=number, attempt=1, epochs=1, value=1.0), 0.0)
     assert sorted(seen) == [8, 24, 40]
-    assert proposal(campaign, space, state, 3) is None
+    assert proposal(campaign, space, history_of(campaign, state), 3, keys(state)) is None
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "gp"])
@@ -95,11 +105,47 @@ def test_what_a_sampler_is_told_does_not_grow_with_the_campaign_and_holds_the_be
         if number != 1999:
             error = float(7 * number % 1999)
             state, _ = transition(state, Reached(trial=number, attempt=1, epochs=1, value=error), 0.0)
-    assert proposal(campaign, space_of(campaign.search.space), state, 2000) is not None
+    history = history_of(campaign, state)
+    assert proposal(campaign, space_of(campaign.search.space), history, 2000, set()) is not None
     assert len(studies[0]) <= module.HISTORY
     best = [number for number in range(1999) if 7 * number % 1999 < 50]
     assert {values[number] for number in best} <= set(studies[0])
     assert ("RUNNING" in studies[0].values()) == (sampler == "tpe"), "constant liars know what runs"
+
+
+def test_a_sampler_process_that_dies_or_hangs_is_replaced_and_the_answer_is_the_same(
+    settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    campaign = settings(sampler="tpe", space=SPACE)
+    points = asked(settings(sampler="random", space=SPACE), 12)
+    trials = tuple(
+        Trial(number=number, status="paused", values=values, results=(error(values),))
+        for number, values in enumerate(points)
+    )
+    question = Question(first=12, count=3, history=History(trials=trials, rungs=(1, 2)))
+    known = [point_key(values) for values in points]
+    limits = [
+        600.0,
+        600.0,
+        600.0,
+        0.2,
+        600.0,
+    ]  # of which the second is for the one that dies, the fourth for the one that hangs
+    timer = threading.Timer
+    monkeypatch.setattr(threading, "Timer", lambda seconds, act: timer(limits.pop(0), act))
+    process = SamplerProcess(campaign, tmp_path / "log")
+    try:
+        first, pids = process.ask(question, known), [process.pid]
+        for number in (signal.SIGKILL, signal.SIGSTOP):
+            assert process.pid is not None
+            os.kill(process.pid, number)
+            assert process.ask(question, known) == first
+            pids.append(process.pid)
+    finally:
+        process.close()
+    assert limits == []
+    assert len(set(pids)) == 3
+    assert first == proposals(campaign, space_of(campaign.search.space), question.history, 12, 3, set(known))
 
 
 def test_qmc_fills_the_space_more_evenly_than_chance(settings: Any) -> None:
