@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count, islice
 from multiprocessing import get_context, parent_process
@@ -23,6 +24,7 @@ from hydragnn.datasets.build import attributes_of, fields_of, graphs_of, groups_
 from hydragnn.datasets.build_settings import BuildSettings, Make
 from hydragnn.datasets.writer import StoreWriter, clear_unfinished, finish_store
 from hydragnn.errors import InputError
+from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
 
 SMALLEST, LARGEST = 64, 65_536
@@ -97,8 +99,7 @@ source_here: list[Source] = []
 
 
 def begin(source: Source) -> None:
-    """Take part in a build; this process ends with the one that began it, which alone hears Ctrl-C."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Take part in a build; this process ends with the one that began it."""
     Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     source.makers = makers_of(source.settings)
@@ -110,6 +111,16 @@ def _end_with_parent() -> None:
     if parent is not None:
         parent.join()
         os._exit(1)  # whoever waits for this process is gone; half a part is cleared by the next build
+
+
+@contextmanager
+def deaf_processes() -> Iterator[None]:
+    """Processes that start in this block do not hear Ctrl-C, from their first instruction on; who starts them hears it after the block."""
+    earlier = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, earlier)
 
 
 def write_block(block: Block) -> int:
@@ -125,22 +136,11 @@ def build_with_workers(
     Python's rule for scripts that start processes holds: call it under ``if __name__ == "__main__":``.
     """
     clear_unfinished(out)
-    first = next(graphs_of(settings), None)
-    if first is None:
-        raise no_graphs(settings)
-    context = get_context("spawn")
-    stop, made = context.Event(), context.Value("q", 0)
-    fields = fields_of(settings, first)
-    source = Source(settings=settings, out=out, fields=fields, dim=first.dim, stop=stop, made=made)
-    tell = progress or (lambda graphs: None)
     try:
-        with ProcessPoolExecutor(workers, mp_context=context, initializer=begin, initargs=(source,)) as pool:
-            try:
-                parts = write_blocks(pool, workers, lambda: tell(made.value))
-            except BaseException:
-                stop.set()
-                raise
-        finish_store(out, parts)
+        first = next(graphs_of(settings), None)
+        if first is None:
+            raise no_graphs(settings)
+        finish_store(out, _write_parts(settings, out, first, workers, progress or (lambda graphs: None)))
     except BaseException as error:
         clear_unfinished(out, folder=True)
         if isinstance(error, BrokenProcessPool):
@@ -150,13 +150,30 @@ def build_with_workers(
         raise
 
 
+def _write_parts(
+    settings: BuildSettings, out: Path, first: GraphBatch, workers: int, tell: Callable[[int], None]
+) -> int:
+    """Have all parts written; gives their number. Whatever is raised, no process writes any more."""
+    context = get_context("spawn")
+    stop, made = context.Event(), context.Value("q", 0)
+    fields = fields_of(settings, first)
+    source = Source(settings=settings, out=out, fields=fields, dim=first.dim, stop=stop, made=made)
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=begin, initargs=(source,)) as pool:
+        try:
+            return write_blocks(pool, workers, lambda: tell(made.value))
+        except BaseException:
+            stop.set()
+            raise
+
+
 def write_blocks(pool: ProcessPoolExecutor, workers: int, tell: Callable[[], None]) -> int:
     """Have blocks written until one is not full; gives the number of parts. Of several errors the first one in the source is raised."""
     blocks, waiting, parts, ended = blocks_for(workers), deque[tuple[Block, Future[int]]](), 0, False
     while waiting or not ended:
         while not ended and len(waiting) < 2 * workers:
             block = next(blocks)
-            waiting.append((block, pool.submit(write_block, block)))
+            with deaf_processes():
+                waiting.append((block, pool.submit(write_block, block)))
         block, future = waiting.popleft()
         while not wait([future], timeout=SECONDS).done:
             tell()

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -15,10 +16,11 @@ import pytest
 from ase import Atoms
 from ase.io import write
 
-from hydragnn.datasets import build_store, check_store, open_store, read_build_settings
+from hydragnn.datasets import build_store, check_store, open_store, parallel_build, read_build_settings
 from hydragnn.datasets.build_settings import BuildSettings
-from hydragnn.datasets.parallel_build import LARGEST, blocks_for, build_with_workers
+from hydragnn.datasets.parallel_build import LARGEST, blocks_for, build_with_workers, deaf_processes
 from hydragnn.errors import InputError
+from hydragnn.graphs.batch import GraphBatch
 
 GRAPHS = 300
 
@@ -104,6 +106,31 @@ def test_what_a_killed_build_left_is_no_store_and_gives_way(tmp_path: Path) -> N
     settings = read_build_settings({**table, "index": ":100"}, tmp_path / "BUILD.toml")
     build_store(settings, out)
     assert check_store(out) == []
+
+
+def test_ctrl_c_is_for_the_process_that_began_and_not_for_those_that_it_starts() -> None:
+    """Also before they have come so far as to say so themselves."""
+    with deaf_processes():
+        process = subprocess.Popen(["sleep", "60"])
+    os.kill(process.pid, signal.SIGINT)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(timeout=0.3)
+    process.kill()
+    process.wait()
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_ctrl_c_before_the_first_graph_leaves_no_folder(
+    settings: BuildSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(settings: BuildSettings) -> Iterator[GraphBatch]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(parallel_build, "graphs_of", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        parallel_build.build_with_workers(settings, tmp_path / "store.h5", 2)
+    assert not (tmp_path / "store.h5").exists()
 
 
 def test_blocks_follow_each_other_and_grow_with_what_lies_before() -> None:
