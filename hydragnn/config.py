@@ -52,9 +52,9 @@ class TrainSettings(Settings):
     precision: Literal["fp64", "fp32", "bf16"] = "fp32"
     """Arithmetic of the step; bf16 keeps weights in fp32 (autocast)."""
 
-    compile: Literal["off", "on"] = "off"
+    compile: Literal["off", "on", "auto"] = "off"
     """on: the step is compiled before the first one, for batches of all sizes: half a minute to some minutes, then faster steps with the
-    same results to rounding; what cannot be compiled runs as it is, and the record says why."""
+    same results to rounding; what cannot be compiled runs as it is, and the record says why. auto: where the run is long enough to gain by it."""
 
     patience: int = Field(default=0, ge=0)
     """Stop after this many epochs without a better validation loss, those before a second stage not counted; 0 never stops early."""

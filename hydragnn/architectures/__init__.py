@@ -3,6 +3,7 @@
 from hydragnn.architectures.base import (
     Architecture,
     ArchitectureSettings,
+    CompileGain,
     GeometricSettings,
     GlobalAttentionSettings,
     GraphSpec,
@@ -17,6 +18,7 @@ from hydragnn.architectures.registry import architecture_of, architectures
 __all__ = [
     "Architecture",
     "ArchitectureSettings",
+    "CompileGain",
     "GeometricSettings",
     "GlobalAttentionSettings",
     "GraphSpec",

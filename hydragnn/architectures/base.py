@@ -24,6 +24,18 @@ Statistic = Literal["degrees"]
 Readout = Literal["last", "every layer"]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CompileGain:
+    """What compiled training steps bring on CPUs, as ``python -m tests.benchmarks.bench_compile`` measures it."""
+
+    derivatives: bool
+    """True: where forces or stress are trained; False: heads alone."""
+    nanoseconds: float
+    """Of CPU time, saved in a training step for every edge, channel and layer."""
+    compiling: float
+    """Seconds, where nothing was compiled before."""
+
+
 class GlobalAttentionSettings(Settings):
     """Attention among all nodes of a graph beside every layer (Rampasek et al. 2022, arXiv:2205.12454)."""
 
@@ -187,6 +199,9 @@ class Architecture(nn.Module):
     residual: ClassVar[bool] = False
     """True for layers that give increments: each is run as h + dropout(layer(norm(h))). False where layers give new states,
     with whatever residual, norm and dropout the paper has."""
+
+    compile_gains: ClassVar[tuple[CompileGain, ...]] = ()
+    """Where compiled steps were measured to bring something."""
 
     layers: nn.ModuleList
     """What ``__init__`` makes; conditioning, attention and the like are put around each."""

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hydragnn.architectures.base import Architecture, GeometricSettings, GraphSpec, radial_basis
+from hydragnn.architectures.base import Architecture, CompileGain, GeometricSettings, GraphSpec, radial_basis
 from hydragnn.kernels import Topology, gather_add, outer_sum, segment_sum, silu
 from hydragnn.layers import MessageGraph, States, mlp
 
@@ -81,6 +81,10 @@ class EGNN(Architecture):
     sees = frozenset({"lengths", "directions", "edge_features"})
     requires = frozenset({"lengths", "directions"})
     gives = frozenset({0, 1})
+    compile_gains = (
+        CompileGain(derivatives=True, nanoseconds=14.0, compiling=66.0),
+        CompileGain(derivatives=False, nanoseconds=1.9, compiling=21.0),
+    )
 
     def __init__(self, settings: EGNNSettings, spec: GraphSpec) -> None:
         super().__init__(settings, spec)

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hydragnn.architectures.base import Architecture, GeometricSettings, GraphSpec, radial_basis
+from hydragnn.architectures.base import Architecture, CompileGain, GeometricSettings, GraphSpec, radial_basis
 from hydragnn.kernels import Topology, gather_multiply_sum, gather_outer_sum
 from hydragnn.layers import MessageGraph, States, mlp
 
@@ -159,6 +159,10 @@ class PaiNN(Architecture):
     sees = frozenset({"lengths", "directions", "edge_features"})
     requires = frozenset({"lengths", "directions"})
     gives = frozenset({0, 1})
+    compile_gains = (
+        CompileGain(derivatives=True, nanoseconds=16.0, compiling=117.0),
+        CompileGain(derivatives=False, nanoseconds=1.9, compiling=48.0),
+    )
 
     def __init__(self, settings: PaiNNSettings, spec: GraphSpec) -> None:
         super().__init__(settings, spec)

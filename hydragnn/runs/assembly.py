@@ -9,6 +9,7 @@ from hydragnn.distributed.ranks import Ranks
 from hydragnn.models import BranchedModel, GraphModel, build_branched, build_from_description
 from hydragnn.record import RunRecord
 from hydragnn.runs.compilation import compiled_on_all
+from hydragnn.runs.compile_choice import choose_compiling
 from hydragnn.runs.plan import RunPlan
 from hydragnn.runs.preparation import prepare_data, training_degrees
 from hydragnn.runs.provenance import first_record, notes_on
@@ -49,7 +50,9 @@ def assemble(
     by_branch = [branch.targets for branch in data.branches]
     context = training_context(plan.training, by_branch, placement.device, ranks.rank, ranks.sum_in_place)
     notes = notes_on(plan, ranks, device, heartbeat)
-    if plan.training.compile == "on":
+    compiling, reasons = choose_compiling(plan, placement.device, ranks.size)
+    notes = [*notes, *reasons]
+    if compiling:
         compiled, reasons = compiled_on_all(model, context.autocast, ranks, device, heartbeat)
         context, notes = replace(context, compiled=compiled), [*notes, *reasons]
     record = first_record(plan, data, parameters.count, placement.device, notes)

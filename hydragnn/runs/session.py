@@ -14,6 +14,7 @@ from hydragnn.runs.assembly import Assembly, assemble
 from hydragnn.runs.attempt import Attempt, Fenced, Heartbeat
 from hydragnn.runs.callback import RunCallback
 from hydragnn.runs.checkpoint import latest_checkpoint, load_checkpoint
+from hydragnn.runs.compile_choice import for_company
 from hydragnn.runs.failures import failure_of, first_failure, forget_failures, propagate_failure
 from hydragnn.runs.folder import as_begun, check_folder, earlier_budget, earlier_cost, identity
 from hydragnn.runs.memory import within_memory
@@ -97,6 +98,7 @@ def ready_run(
 
         plan = plan_run(config, store, heartbeat, begun=resume)
         plan = plan if memory is None else replace(plan, memory=memory)
+        plan = plan if members == 1 else for_company(plan)
         placement = DevicePlacement(device=device, dtype=DTYPES[plan.training.precision], micro_batches=parts)
         # trials and ranks have neighbours on their node that read the same graphs
         run = assemble(plan, placement, ranks, heartbeat, shared=ranks.size > 1 or this.number is not None)

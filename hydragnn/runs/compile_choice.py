@@ -1,0 +1,58 @@
+"""Whether a run gains by compiled steps: decided before the first one, by what the run is, so that it is decided the same again."""
+
+from dataclasses import replace
+
+import torch
+
+from hydragnn.architectures import CompileGain, architecture_of
+from hydragnn.runs.plan import BranchPlan, RunPlan
+
+MARGIN = 3
+"""Compiling must save so many times what it takes: runs end early, and machines differ."""
+
+
+def choose_compiling(plan: RunPlan, device: torch.device, ranks: int) -> tuple[bool, list[str]]:
+    """Return True where the steps of a run are to be compiled, and what its record should say of the choice.
+
+    The same for the same configuration, graphs, kind of device and number of ranks. ``auto`` compares what all epochs would save
+    with what compiling takes; where nothing was measured, steps stay as they are.
+    """
+    if plan.training.compile != "auto":
+        return plan.training.compile == "on", []
+    if device.type != "cpu":
+        return False, [f"steps are not compiled: what that brings on {device.type} was not measured"]
+    encoder = plan.branches[0].model.model
+    gains = [gain_of(branch) for branch in plan.branches]
+    if not all(gains):
+        return False, [f"steps are not compiled: it brings nothing for {encoder.kind} with these heads"]
+    compiling = sum(gain.compiling for gain in gains if gain)
+    saved = sum(seconds_saved(branch, gain) for branch, gain in zip(plan.branches, gains) if gain)
+    saved *= plan.training.epochs / ranks
+    chosen = saved >= MARGIN * compiling
+    say = "steps are compiled" if chosen else "steps are not compiled"
+    return chosen, [f"{say}: about {saved:,.0f} s to save, about {compiling:,.0f} s to compile"]
+
+
+def gain_of(branch: BranchPlan) -> CompileGain | None:
+    """What is known to be gained for one data set; None where nothing is."""
+    model = branch.model
+    if model.model.checkpoint_activations or model.model.global_attention is not None:
+        return None
+    derivatives = any(head.derivatives for head in model.heads)
+    gains = architecture_of(model.model.kind).compile_gains
+    return next((gain for gain in gains if gain.derivatives == derivatives), None)
+
+
+def seconds_saved(branch: BranchPlan, gain: CompileGain) -> float:
+    """CPU time that compiled steps save in an epoch."""
+    encoder = branch.model.model
+    edges = int(branch.store.sizes().edges[branch.split.train].sum())
+    work = edges * encoder.hidden_dim * encoder.num_layers
+    return 1e-9 * gain.nanoseconds * float(branch.weight) * work
+
+
+def for_company(plan: RunPlan) -> RunPlan:
+    """The plan of a run that is trained together with others, whose steps are taken as one where nobody compiles without being told."""
+    if plan.training.compile != "auto":
+        return plan
+    return replace(plan, training=plan.training.model_copy(update={"compile": "off"}))
