@@ -83,7 +83,7 @@ class SamplerProcess:
         with self._lock:
             if self._process is not None or self._closed:
                 return
-            command = [sys.executable, "-m", "hydragnn.hpo.sampler_process"]
+            command = [sys.executable, "-P", "-m", "hydragnn.hpo.sampler_process"]
             environment = {**os.environ, "OMP_NUM_THREADS": "1"}
             pipe = subprocess.PIPE
             with self._log.open("ab") as log:

@@ -111,6 +111,8 @@ class CampaignStatus:
     """Trials that were asked for."""
     trials: dict[str, int]
     """Trials by status; paused ones rest at a rung."""
+    stand_ins: int
+    """Trials with a random configuration because the sampler had none in time."""
     rungs: tuple[RungStatus, ...]
     best: Best | None
     nodes: NodeCounts
@@ -200,6 +202,7 @@ class Follower:
             seconds=seconds,
             planned=state.plan.trials,
             trials={status: state.count(status) for status in STATUSES},
+            stand_ins=sum(trial.origin == "stand-in" for trial in state.trials.values()),
             rungs=_rungs(state),
             best=_best(state),
             nodes=node_counts(state),

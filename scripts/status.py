@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hydragnn.hpo import CampaignStatus, Follower
+from hydragnn.hpo.controller import SAMPLER_LOG
 from hydragnn.hpo.status import duration_text, values_line
 
 INTERVAL = 2.0
@@ -111,6 +112,7 @@ def status_rows(status: CampaignStatus) -> dict[str, list[str]]:
         "status": [_status_text(status)],
         "trials": [_trials_text(status)],
         "best": [_best_text(status)],
+        "sampler": [_sampler_text(status)] if status.stand_ins else [],
         "rungs": [
             f"epoch {rung.epochs}: {rung.reached} reached it"
             + ("" if rung.best is None else f", best {rung.best:.4g} (trial {rung.trial})")
@@ -158,6 +160,11 @@ def _best_text(status: CampaignStatus) -> str:
     if status.best is None:
         return "no result yet"
     return f"trial {status.best.trial}: {status.best.value:.4g} ({values_line(status.best.values)})"
+
+
+def _sampler_text(status: CampaignStatus) -> str:
+    log = Path(status.campaign) / SAMPLER_LOG
+    return f"had no configuration in time for {status.stand_ins} trial(s), which were drawn at random; if it failed, {log} says why"
 
 
 def _nodes_text(status: CampaignStatus) -> str:

@@ -206,7 +206,7 @@ def main() -> int:
     settings = campaign_settings(table, Path("BENCHMARK.toml"))
     watch = Stopwatch()
     collected = collections()
-    watch.around(controller, "step")
+    watch.around(controller, "transition")
     watch.around(journal.os, "fsync")
     with ExitStack() as stack:
         parent = options.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))

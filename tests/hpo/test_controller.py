@@ -12,7 +12,16 @@ import pytest
 
 from hydragnn.config import hash_of
 from hydragnn.errors import InputError
-from hydragnn.hpo import CampaignSettings, CostModel, Exit, Task, campaign_history, controller, run_search
+from hydragnn.hpo import (
+    CampaignSettings,
+    CostModel,
+    Exit,
+    Task,
+    campaign_history,
+    campaign_status,
+    controller,
+    run_search,
+)
 from hydragnn.hpo.controller import steady_clock
 from hydragnn.hpo.journal import read_journal
 from hydragnn.hpo.launch_queue import LaunchQueue
@@ -191,6 +200,7 @@ def test_a_slow_sampler_delays_no_event_and_random_configurations_stand_in_for_i
     assert patient == [True]
     proposed = [event for event in events_of(out) if isinstance(event, Proposed)]
     assert [event.origin for event in proposed[:2]] == ["stand-in"] * 2
+    assert campaign_status(out).stand_ins == sum(event.origin == "stand-in" for event in proposed)
     assert "sampler" in {event.origin for event in proposed}
     assert len({json.dumps(event.values) for event in proposed}) == 9
 
@@ -212,6 +222,17 @@ def test_with_one_worker_the_sampler_answers_in_its_process_from_the_whole_histo
     assert {event.trial: event.values for event in proposed} == expected
     assert {event.origin for event in proposed} == {"sampler"}
     assert (tmp_path / "c" / "sampler.log").exists(), "results enough to learn from, so that a process was asked"
+
+
+def test_modules_that_lie_where_a_search_is_started_are_not_the_samplers(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file ``json.py`` in the current folder, a stranger's for example, is not run."""
+    (tmp_path / "json.py").write_text("import pathlib; pathlib.Path('ran').touch(); raise SystemExit(1)")
+    monkeypatch.chdir(tmp_path)
+    run_search(settings(sampler="tpe"), tmp_path / "c", launcher=Instant("n1"))
+    assert campaign_status(tmp_path / "c").stand_ins == 0
+    assert not (tmp_path / "ran").exists()
 
 
 def test_proposals_come_in_the_order_of_the_trials(settings: Settings, tmp_path: Path) -> None:

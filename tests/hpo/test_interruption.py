@@ -57,7 +57,8 @@ def driver(table: dict[str, Any], fake_launcher: Launchers, tmp_path: Path) -> C
     script = tmp_path / "driver.py"
     script.write_text(DRIVER)
 
-    def start(out: Path, workers: int, pause: float, largest_file: int = 0) -> Forked:
+    def start(out: Path, workers: int, pause: float, largest_file: int = 0, sampler: str = "random") -> Forked:
+        table["search"]["sampler"] = sampler
         environment = {"PYTHONPATH": paths, "FAKE_PAUSE": str(pause), "PYTHONHASHSEED": "0"}
         words = [str(script), json.dumps(table), json.dumps(environment), str(out), str(workers), str(largest_file)]
         return Forked(words, {**os.environ, "PYTHONPATH": paths})
@@ -78,10 +79,10 @@ def attempts_of(process: Forked) -> list[psutil.Process]:
 def test_a_controller_killed_again_and_again_loses_nothing(
     driver: Any, settings: Settings, fake_launcher: Launchers, weights_of: Weights, tmp_path: Path, workers: int
 ) -> None:
-    out = tmp_path / "killed"
+    out, sampler = tmp_path / "killed", "tpe" if workers == 1 else "random"
     for more in (0, 2, 5, 9, 6):
         before = lines_of(out / "journal.jsonl")
-        process = driver(out, workers, pause=0.15)
+        process = driver(out, workers, pause=0.15, sampler=sampler)
         while lines_of(out / "journal.jsonl") < before + more:
             time.sleep(0.01)
             assert process.poll() is None, "the search ended before it was killed"
@@ -90,10 +91,10 @@ def test_a_controller_killed_again_and_again_loses_nothing(
         assert process.wait() == -signal.SIGKILL
         _, alive = psutil.wait_procs(attempts, timeout=PATIENCE)
         assert not alive, "an attempt outlived its controller"
-    result = run_search(settings(), out, resume=True, launcher=fake_launcher(workers))
+    result = run_search(settings(sampler=sampler), out, resume=True, launcher=fake_launcher(workers))
     assert result.ending == "finished"
     assert [number for number, _, _ in campaign_records(out)] == list(range(9))
-    run_search(settings(), tmp_path / "undisturbed", launcher=fake_launcher())
+    run_search(settings(sampler=sampler), tmp_path / "undisturbed", launcher=fake_launcher())
     if workers == 1:
         assert course(out) == course(tmp_path / "undisturbed")
         assert weights_of(out) == weights_of(tmp_path / "undisturbed")

@@ -3,6 +3,7 @@
 import io
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -14,10 +15,10 @@ import hydragnn
 from hydragnn.datasets import StoreWriter
 from hydragnn.errors import InputError
 from hydragnn.graphs import Field, graph_from_arrays
-from hydragnn.hpo import campaign_settings
+from hydragnn.hpo import campaign_settings, campaign_status
 from hydragnn.hpo.preflight import write_settings
 from hydragnn.hpo.scheduling.events import Plan
-from hydragnn.scripts.status import show_status
+from hydragnn.scripts.status import show_status, status_rows
 
 ENERGY = Field(name="energy", on="graph", role="target")
 TABLE = {
@@ -89,6 +90,14 @@ def test_every_question_has_its_line(campaign: Campaign, played: ModuleType) -> 
     for word in ("all trials done", "40 of 40", "epoch 18:", "hidden_dim=", "node-hours", "seconds per epoch"):
         assert word in text
     assert "never told to the sampler" in text
+
+
+def test_configurations_that_stood_in_for_the_sampler_are_counted(campaign: Campaign, played: ModuleType) -> None:
+    """A sampler that fails leaves a random search, which nobody should take for anything else."""
+    status = campaign_status(campaign(played.nodes(6)))
+    assert "sampler" not in status_rows(status)
+    [sentence] = status_rows(replace(status, stand_ins=3))["sampler"]
+    assert "3 trial(s), which were drawn at random" in sentence
 
 
 def test_a_laptop_has_workers(campaign: Campaign) -> None:
