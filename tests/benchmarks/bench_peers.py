@@ -2,12 +2,13 @@
 
     bash tests/benchmarks/peers.sh DIRECTORY
     git worktree add --detach PAST 57a3d48
-    python -m tests.benchmarks.bench_peers --environment DIRECTORY --past PAST [--compiled] [--levers] [painn schnet egnn pna]
+    python -m tests.benchmarks.bench_peers --environment DIRECTORY --past PAST [--compiled] [--levers] [--atoms N] [painn schnet egnn pna]
 
 Every peer is a process of its own that takes a step when asked; steps are asked for in turn, so that whatever else the machine
 does hits all alike. One batch of 32 rattled fcc alloys of 8 to 64 atoms within 5 A, hidden 64, 3 layers, 20 radial functions, one
 thread, fp32. Figures are CPU ms, medians over the rounds; ratios are theirs over ours, the median over rounds. Where a peer has the same
 form it has the same weights, and ``same`` is the largest difference of its energies and forces as a share of the largest.
+``--atoms``: instead one crystal of so many rattled copper atoms, beside this project at the older commit only.
 """
 
 import argparse
@@ -79,14 +80,23 @@ class Peer:
         self.process.wait()
 
 
-def write_graphs(folder: Path, count: int = 32) -> tuple[int, int]:
+def crystal(atoms: int) -> list[Any]:
+    """One rattled cube of copper with about so many atoms."""
+    from ase.build import bulk
+
+    cell = bulk("Cu", "fcc", a=3.6, cubic=True).repeat(round((atoms / 4) ** (1 / 3)))
+    cell.rattle(0.05, seed=0)
+    return [cell]
+
+
+def write_graphs(folder: Path, atoms: int = 0) -> tuple[int, int]:
     """Structures and edges as arrays, for peers that have neighbour lists of their own and for those that have not."""
     import torch
 
     from hydragnn.graphs.atomic import from_ase
     from hydragnn.graphs.batch import concatenate
 
-    cells = structures(count)
+    cells = crystal(atoms) if atoms else structures(32)
     batch = concatenate([from_ase(atoms, cutoff=CUTOFF) for atoms in cells])
     np.savez(
         folder / "graphs.npz",
@@ -122,11 +132,11 @@ def peers_of(kind: str, folder: Path, options: argparse.Namespace) -> list[Peer]
         add("ours, fresh memory", ours, here)
     if options.compiled:
         add("ours, compiled steps", [*ours, "keep", "compiled"], here)
-    if kind in {"painn", "schnet"}:
+    if kind in {"painn", "schnet"} and not options.atoms:
         command = [theirs, HERE / "peer_schnetpack.py", kind, folder]
         add("schnetpack", command)
         add("schnetpack, memory kept", command, {"GLIBC_TUNABLES": KEPT})
-    if kind != "painn":
+    if kind != "painn" and not options.atoms:
         command = [theirs, HERE / "peer_hydragnn.py", kind, folder]
         add("HydraGNN 3.0", command)
         add("HydraGNN 3.0, memory kept", command, {"GLIBC_TUNABLES": KEPT})
@@ -171,9 +181,10 @@ def main() -> None:
     parser.add_argument("--compiled", action="store_true")
     parser.add_argument("--levers", action="store_true")
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--atoms", type=int, default=0)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        nodes, edges = write_graphs(Path(name))
+        nodes, edges = write_graphs(Path(name), options.atoms)
         print(f"{nodes} atoms, {edges} edges; CPU ms of a training step and of inference, ratios to ours, peak MB")
         for kind in options.kinds:
             compare(kind, Path(name), options)

@@ -1,12 +1,15 @@
 """Who computes what of a global batch: how evenly, and how long one rank plans.
 
-    python -m tests.benchmarks.bench_planning [--steps 4]
+    python -m tests.benchmarks.bench_planning [--steps 4] [--measured]
 
 Two traces of graph sizes with 32 graphs per rank and step: periodic alloys of 8 to 64 atoms, and a mixture of data sets with 1 to 444
 atoms. The work of a graph is its edges and eight for every node. Efficiency is the mean over the largest work of a rank, summed over
 steps. Beside it graphs dealt as they come, and batches filled to a budget of nodes, sorted and dealt, as the public
 HydraGNN's cost-aware sampler does it (what it repeats to fill the last step is not counted against it). The time is that of one rank's plan:
 packing per graph, and its share per step, over that of longest-first among all ranks.
+
+``--measured``: training steps with forces (PNA: energies alone) on real alloys, the shares of two ranks one after the other in one
+process, the CPU time of each the median of three: its balance beside that of the work that was planned, and of graphs as they come.
 """
 
 import argparse
@@ -17,12 +20,18 @@ from functools import partial
 from statistics import median
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from hydragnn.allocator import keep_memory
 from hydragnn.datasets import Budget, Sizes, pack, share_of
 from hydragnn.datasets.packing import graph_costs, loads_of
+from hydragnn.graphs.atomic import from_ase
+from hydragnn.graphs.batch import concatenate
+from tests.benchmarks.bench_compile import WITH_FORCES, model_of, step
+from tests.benchmarks.bench_compiled import structures
 
 PER_RANK = 32
 RANKS = (2, 64, 1024, 8192)
@@ -65,7 +74,7 @@ def by_node_budget(sizes: Sizes, ranks: int) -> float:
     return efficiency(np.concatenate([work, work[:missing]]).reshape(-1, ranks))
 
 
-def efficiency(work: NDArray[np.int64]) -> float:
+def efficiency(work: NDArray[np.int64] | NDArray[np.float64]) -> float:
     """Mean over largest work, ``work[step, rank]``."""
     return float(work.mean(axis=1).sum() / work.max(axis=1).sum())
 
@@ -106,6 +115,22 @@ def row(name: str, ranks: int, steps: int) -> list[str]:
     return [name, str(ranks), *(f"{value:.3f}" for value in figures), *(f"{value:.2f}" for value in times)]
 
 
+def measured(kind: str, steps: int) -> list[str]:
+    """A line of the table of measured steps."""
+    graphs = [from_ase(atoms, cutoff=5.0).to(dtype=torch.float32) for atoms in structures(2 * PER_RANK * steps)]
+    sizes = Sizes(nodes=np.array([g.num_nodes for g in graphs]), edges=np.array([g.num_edges for g in graphs]))
+    model = model_of(kind, concatenate(graphs[:PER_RANK]), 5.0, 64, 3, ["forces"] if kind in WITH_FORCES else [])
+    taken, planned = {"dealt": [], "ours": []}, []
+    for batch in np.arange(len(graphs)).reshape(steps, -1):
+        shares = {"dealt": [batch[0::2], batch[1::2]], "ours": [share_of(batch, sizes, 2, rank) for rank in (0, 1)]}
+        planned.append(loads_of(shares["ours"], sizes))
+        for way, of_ranks in shares.items():
+            batches = [concatenate([graphs[number] for number in share]) for share in of_ranks]
+            taken[way].append([seconds(partial(step, model, model, one)) for one in batches])
+    balance = [efficiency(np.array(times)) for times in (taken["dealt"], planned, taken["ours"])]
+    return [kind, *(f"{value:.3f}" for value in balance)]
+
+
 TRACES = {"alloys": alloys, "mixture": mixture}
 HEADS = (
     "trace",
@@ -124,7 +149,16 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=4, help="above 1,000 ranks; twenty times as many below")
+    parser.add_argument("--measured", action="store_true", help="measured steps of two ranks")
     options = parser.parse_args()
+    if options.measured:
+        torch.set_num_threads(1)
+        keep_memory()
+        table = Table("measured, 2 ranks", "as they come", "planned", "ours")
+        for kind in ("painn", "schnet", "egnn", "pna"):
+            table.add_row(*measured(kind, 10 * options.steps))
+        Console(width=160).print(table)
+        return
     table = Table(*HEADS)
     for name in TRACES:
         for ranks in RANKS:
