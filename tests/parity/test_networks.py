@@ -179,6 +179,19 @@ def test_gin_equals_a_network_of_pytorch_geometrics_convolutions(batch: GraphBat
     compared(model, batch, layer)
 
 
+def test_sage_equals_a_network_of_pytorch_geometrics_convolutions(batch: GraphBatch) -> None:
+    model = ours("sage", batch, NODE_HEAD)
+
+    def layer(states: Tensor, number: int) -> Tensor:
+        residual = model.encoder.layers[number]
+        theirs = geometric.SAGEConv(CHANNELS, CHANNELS, aggr="mean")
+        theirs.lin_l.load_state_dict(residual.layer.from_mean.state_dict())
+        theirs.lin_r.load_state_dict(residual.layer.from_self.state_dict())
+        return states + nn.functional.silu(theirs(residual.norm(states), edge_index(batch)))
+
+    compared(model, batch, layer)
+
+
 def test_gatv2_equals_a_network_of_pytorch_geometrics_convolutions(batch: GraphBatch) -> None:
     """On graphs without edges to oneself, since they take these away where we have images of oneself."""
     batch = without_own_images(batch)
