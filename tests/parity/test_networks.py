@@ -192,6 +192,22 @@ def test_sage_equals_a_network_of_pytorch_geometrics_convolutions(batch: GraphBa
     compared(model, batch, layer)
 
 
+@pytest.mark.parametrize("max_degree", [3, 9], ids=["degrees above the largest", "degrees below the largest"])
+def test_mfc_equals_a_network_of_pytorch_geometrics_convolutions(batch: GraphBatch, max_degree: int) -> None:
+    model = ours("mfc", batch, NODE_HEAD, {"max_degree": max_degree})
+    assert len(batch.topology.degrees.clamp_max(max_degree).unique()) > 1
+
+    def layer(states: Tensor, number: int) -> Tensor:
+        residual = model.encoder.layers[number]
+        theirs, mine = geometric.MFConv(CHANNELS, CHANNELS, max_degree), residual.layer.by_degree
+        for degree, (weight, bias) in enumerate(zip(mine.weight.split(CHANNELS), mine.bias.split(CHANNELS))):
+            theirs.lins_r[degree].weight.data, theirs.lins_l[degree].weight.data = weight.split(CHANNELS, dim=1)
+            theirs.lins_l[degree].bias.data = bias
+        return states + nn.functional.silu(theirs(residual.norm(states), edge_index(batch)))
+
+    compared(model, batch, layer)
+
+
 def test_gatv2_equals_a_network_of_pytorch_geometrics_convolutions(batch: GraphBatch) -> None:
     """On graphs without edges to oneself, since they take these away where we have images of oneself."""
     batch = without_own_images(batch)
