@@ -2,6 +2,7 @@
 
 from hydragnn.layers.attention import GPSLayer, GraphAttention, LinearGraphAttention
 from hydragnn.layers.conditioning import ConditionInputs, FiLM, PooledCondition
+from hydragnn.layers.degree_scaling import scaled_statistics
 from hydragnn.layers.inputs import ClassEmbedding, EdgeInputs, NodeInputs
 from hydragnn.layers.message_graph import MessageGraph, States, lengths_and_directions
 from hydragnn.layers.mlp import mlp
@@ -34,4 +35,5 @@ __all__ = [
     "lengths_and_directions",
     "mlp",
     "pool_nodes",
+    "scaled_statistics",
 ]
