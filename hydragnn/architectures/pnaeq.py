@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hydragnn.architectures.base import Architecture, GeometricSettings, GraphSpec, radial_basis
+from hydragnn.architectures.base import Architecture, CompileGain, GeometricSettings, GraphSpec, radial_basis
 from hydragnn.architectures.painn import PaiNNUpdate
 from hydragnn.kernels import gather_add, gather_multiply_sum, outer_sum, segment_statistics, silu
 from hydragnn.layers import MessageGraph, States, scaled_statistics
@@ -111,6 +111,7 @@ class PNAEq(Architecture):
     requires = frozenset({"lengths", "directions"})
     gives = frozenset({0, 1})
     needs = frozenset({"degrees"})
+    compile_gains = (CompileGain(derivatives=False, nanoseconds=2.9, compiling=32.0),)
 
     def __init__(self, settings: PNAEqSettings, spec: GraphSpec) -> None:
         super().__init__(settings, spec)
