@@ -2,6 +2,7 @@
 
 from hydragnn.layers.attention import GPSLayer, GraphAttention, LinearGraphAttention
 from hydragnn.layers.conditioning import ConditionInputs, FiLM, PooledCondition
+from hydragnn.layers.degree_scaling import scaled_statistics
 from hydragnn.layers.harmonics import SphericalHarmonics, coupling
 from hydragnn.layers.inputs import ClassEmbedding, EdgeInputs, NodeInputs
 from hydragnn.layers.message_graph import MessageGraph, States, lengths_and_directions
@@ -41,4 +42,5 @@ __all__ = [
     "mlp",
     "pool_nodes",
     "symmetric_polynomials",
+    "scaled_statistics",
 ]

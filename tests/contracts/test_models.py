@@ -45,6 +45,8 @@ for name, settings in DEGREES.items():
     [
         ("painn", {"norm": "paper"}, "fcc: force constants do not converge"),
         ("pna", {}, "the last neighbour leaves: the energy jumps"),
+        ("pnaplus", {}, "the last neighbour leaves: the energy jumps"),
+        ("pnaeq", {}, "the last neighbour leaves: the energy jumps"),
         ("gatv2", {}, "atoms move anyhow: forces jump"),
     ],
 )
