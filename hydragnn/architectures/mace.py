@@ -38,7 +38,7 @@ class MACESettings(GeometricSettings):
     """Largest degree of the states between layers (hidden irreps); at most max_ell, and at least 1 where a head predicts vectors or tensors."""
 
     correlation: int = Setting(default=3, ge=1, le=4)
-    """Factors of the products; messages have one body more."""
+    """Factors of the products; messages have one body more. Not 4 together with max_ell = 4."""
 
 
 class Radial(nn.Module):
@@ -237,10 +237,14 @@ class MACE(Architecture):
 
     @classmethod
     def check(cls, settings: MACESettings, spec: GraphSpec) -> None:
-        """Refuse graphs that do not lie in space, and states of a higher degree than what is multiplied."""
+        """Refuse graphs that do not lie in space, states of a higher degree than what is multiplied, and products without end."""
         if spec.dim != 3:
             raise InputError(
                 f"model {cls.kind} needs graphs in 3 dimensions, and these have {spec.dim}; choose an architecture that works in any"
+            )
+        if settings.correlation == 4 and settings.max_ell == 4:
+            raise InputError(
+                "model.correlation = 4 with model.max_ell = 4 are thousands of products at every node and channel; lower one of them to 3"
             )
         if settings.hidden_l > settings.max_ell:
             raise InputError(

@@ -110,3 +110,14 @@ def test_contractions_of_the_highest_order_are_homogeneous() -> None:
         contraction.weights["0"].weight[:, :-last] = 0
     states, kinds = torch.randn(9, 5, 1, dtype=torch.float64), torch.zeros(5, dtype=torch.int64)
     torch.testing.assert_close(contraction(2 * states, kinds)[0], 8 * contraction(states, kinds)[0], **TIGHT)
+
+
+@pytest.mark.parametrize(
+    ("of", "mark"), [((2, 0, 3), 2.124976315006), ((3, 1, 3), 6.864827180835), ((2, 2, 2), -2.471188153063)]
+)
+def test_the_basis_that_weights_of_saved_models_belong_to_stays_what_it_is(
+    of: tuple[int, int, int], mark: float
+) -> None:
+    """In this order and with these signs; a model from disk would say something else in another basis."""
+    coefficients = symmetric_polynomials(*of).coefficients
+    assert (coefficients.ravel() * np.cos(np.arange(coefficients.size))).sum() == pytest.approx(mark, abs=1e-10)
