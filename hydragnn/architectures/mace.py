@@ -89,6 +89,7 @@ class MACEMessage(nn.Module):
     """A_i = mean degree^-1 sum over paths p of W_p sum_j R_p(r_ij) C (W h_j x Y(r_ij)) (eqs. 8 and 9).
 
     The coupling C acts on the harmonics, which have no channels, before the sum over neighbours, so that no array of edges and channels is made but R.
+    Initial weights W_p are larger than those of the paper's code by the root of the mean degree.
     """
 
     def __init__(self, channels: int, edge_width: int, inputs: Sequence[int], max_ell: int, mean_degree: float) -> None:
@@ -99,7 +100,9 @@ class MACEMessage(nn.Module):
         self.up = nn.ModuleList(scaled(channels, channels) for _ in inputs)
         self.radial = Radial(edge_width, channels, len(self.paths))
         counts = [sum(path[2] == degree for path in self.paths) for degree in range(max_ell + 1)]
-        self.mix = nn.ModuleList(scaled(count * channels, channels) for count in counts)
+        # what neighbours send differs in sign, so that the sum over them grows as the root of their number
+        gain = math.sqrt(self.mean_degree)
+        self.mix = nn.ModuleList(scaled(count * channels, channels, gain) for count in counts)
         for state, edge, message in self.paths:
             if state:
                 table = torch.from_numpy(coupling(state, edge, message))  # [2 state + 1, 2 edge + 1, 2 message + 1]

@@ -34,7 +34,7 @@ for kind in ("painn", "gin"):
 
 DEGREES: dict[str, dict[str, Any]] = {
     "MACEWithDegreeTwo": {"hidden_l": 2, "max_ell": 2, "num_layers": 3, "correlation": 2},
-    "MACEWithScalars": {"hidden_l": 0, "max_ell": 1, "num_layers": 1, "correlation": 4},
+    "MACEWithScalars": {"hidden_l": 0, "max_ell": 1, "num_layers": 1, "correlation": 3},
 }
 for name, settings in DEGREES.items():
     globals()[f"Test{name}"] = suite(f"Test{name}", "mace", settings)
