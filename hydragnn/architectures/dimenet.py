@@ -211,8 +211,9 @@ class DimeNet(Architecture):
     """Messages from node inputs and distances, then interactions; a node's state is the sum of what it reads of all of them (figure 1).
 
     The angle is that between the directions of both edges, as in the program of the paper's authors: pi minus the paper's, which changes the sign of odd
-    degrees and nothing else. A node without neighbours has one state, whatever it is. Deviates from the paper: frequencies are not learned,
-    the basis of distances has a constant and edge features beside it, and what is read last is a state of ``hidden_dim`` channels for any head.
+    degrees and nothing else. Deviates from the paper: the sum begins with the node's inputs, without which all nodes that have no neighbours would be
+    alike; frequencies are not learned; the basis of distances has a constant and edge features beside it; and what is read is a state of
+    ``hidden_dim`` channels, for any head.
     """
 
     kind = "dimenet"
@@ -228,9 +229,9 @@ class DimeNet(Architecture):
         self.layers = nn.ModuleList(DimeNetLayer(settings, basis) for _ in range(settings.num_layers))
 
     def embed(self, inputs: Float[Tensor, "nodes channels"], graph: MessageGraph) -> States:
-        """First messages of edges, and what nodes read of them."""
+        """First messages of edges, and what nodes are and read of them."""
         messages = self.first(inputs, graph)
-        return {0: self.output(messages, graph), EDGES: messages}
+        return {0: inputs + self.output(messages, graph), EDGES: messages}
 
     def finish(self, states: States, graph: MessageGraph) -> States:
         """The states of nodes."""

@@ -1,5 +1,6 @@
 """Spherical Bessel functions of edge lengths, which vanish at the cutoff: the radial part of bases of distance and angle."""
 
+import itertools
 import math
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
@@ -25,7 +26,7 @@ def bessel_zeros(max_ell: int, count: int) -> NDArray[np.float64]:
     zeros = np.pi * np.arange(1, count + max_ell + 1)
     rows = [zeros[:count]]
     for ell in range(1, max_ell + 1):
-        between = zip(zeros[:-1], zeros[1:])
+        between = itertools.pairwise(zeros)
         zeros = np.array([brentq(lambda x, ell=ell: spherical_jn(ell, x), a, b, xtol=1e-14) for a, b in between])
         rows.append(zeros[:count])
     return np.stack(rows)
