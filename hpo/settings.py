@@ -145,6 +145,10 @@ class SearchSettings(Settings):
     trials_per_node: int = Field(default=1, ge=1)
     """Small trials that share a node, for example one per GPU; they are started in packs, many in one job step."""
 
+    together: int = Field(default=1, ge=1, le=64)
+    """So many trials share a process, and its thread or GPU: ``workers`` processes with so many trials each, or so many of
+    ``trials_per_node``. Where models have one shape their steps are taken as one, if that is measured to be faster."""
+
     ranks_per_node: int | None = Field(default=None, ge=1)
     """Processes of one trial on each of its nodes; one per GPU, or one, if absent."""
 
