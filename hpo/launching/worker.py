@@ -2,8 +2,8 @@
 
     python worker.py MODULE [--company PLACE --members N --patience S]
 
-With a company, attempts have their runs trained by the process that listens at PLACE (``guest.py``). Reads requests as JSON lines and writes reports as JSON lines; ``local.py`` is the other side. An attempt waits for the
-word "go", so that the journal knows it before it works. Where the controller ends, however it ends, this process reads
+Reads requests as JSON lines and writes reports as JSON lines; ``local.py`` is the other side. With a company, attempts have
+their runs trained by the process that listens at PLACE (``guest.py``). An attempt waits for the word "go", so that the journal knows it before it works. Where the controller ends, however it ends, this process reads
 the end of its input, and takes its attempt and all that the attempt started with it; where this process ends, the
 attempt notices by its own pipe. Only the standard library is imported here, because forking needs a process without threads.
 """
