@@ -45,10 +45,20 @@ def main(arguments: Sequence[str]) -> None:
     requests, reports = os.dup(0), os.dup(1)
     os.dup2(2, 1)
     work = partial(run_module, options.module)
-    if options.company:
-        work = partial(guest().attend, options.company, options.members, options.patience, alone=work)
-    else:
+    if not options.company:
         preload(options.module)
+        return serve_all(work, requests, reports)
+    company = guest()
+    try:
+        serve_all(
+            partial(company.attend, options.company, options.members, options.patience, alone=work), requests, reports
+        )
+    finally:
+        company.dissolve(options.company)
+
+
+def serve_all(work: Work, requests: int, reports: int) -> None:
+    """One attempt after another, until there are no more requests."""
     pending = b""
     while (received := os.read(requests, 65536)) != b"":
         pending += received

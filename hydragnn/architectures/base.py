@@ -18,8 +18,8 @@ from hydragnn.settings import Settings
 Sight = Literal["lengths", "directions", "triplets", "edge_features", "edge_kinds", "species"]
 """What of a graph a layer can look at; positions come as lengths or directions only."""
 
-Statistic = Literal["degrees"]
-"""What is measured on the training part: ``degrees`` are mean log(degree + 1) and mean degree of its nodes."""
+Statistic = Literal["degrees", "species"]
+"""What is measured on the training part: ``degrees`` are mean log(degree + 1) and mean degree of its nodes, ``species`` their atomic numbers."""
 
 Readout = Literal["last", "every layer"]
 
@@ -151,12 +151,14 @@ ModelSettings = Annotated[SerializeAsAny[ArchitectureSettings], WrapValidator(_o
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GraphStatistics:
-    """How many edges nodes receive in the training part."""
+    """How many edges nodes receive in the training part, and of which species they are."""
 
     mean_log_degree: float
     """Mean of log(degree + 1) over nodes."""
     mean_degree: float = 0.0
     """Mean number of incoming edges over nodes."""
+    species: tuple[int, ...] = ()
+    """Atomic numbers, ascending; empty where nodes have none, or the architecture does not ask for them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

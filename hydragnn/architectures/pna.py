@@ -2,13 +2,12 @@
 
 import re
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from hydragnn.architectures.base import Architecture, GeometricSettings, GraphSpec, radial_basis
 from hydragnn.kernels import Topology, gather_add, segment_statistics, silu
-from hydragnn.layers import MessageGraph, States
+from hydragnn.layers import MessageGraph, States, scaled_statistics
 
 
 class PNASettings(GeometricSettings):
@@ -38,8 +37,7 @@ class PNALayer(nn.Module):
 
     def __init__(self, norm: nn.Module, channels: int, edge_width: int, mean_log_degree: float, dropout: float) -> None:
         super().__init__()
-        self.channels = channels
-        self.mean_log_degree = mean_log_degree if mean_log_degree > 0 else 1.0
+        self.mean_log_degree = mean_log_degree
         self.norm = norm
         self.from_receiver = nn.Linear(channels, channels)
         self.from_sender = nn.Linear(channels, channels, bias=False)
@@ -68,12 +66,10 @@ class PNALayer(nn.Module):
         if envelope is not None:
             messages = messages * envelope
         mean, low, high, std = segment_statistics(messages, topology.receivers, topology.num_rows)  # [nodes, channels]
-        degrees = topology.degrees.to(states.dtype).unsqueeze(-1)  # [nodes, 1]
-        own = self.from_receiver(states) * (degrees > 0)  # [nodes, channels]; no message, no share of the receiver
-        statistics = torch.cat([own + mean, own + low, own + high, std], dim=-1)  # [nodes, 4 channels]
-        plain, amplified, attenuated = self.from_statistics(statistics).split(self.channels, dim=-1)
-        size = torch.log1p(degrees) / self.mean_log_degree  # eq. 5; [nodes, 1]
-        scaled = plain + size * amplified + attenuated / torch.where(degrees > 0, size, 1.0)  # eq. 7
+        heard = topology.degrees.unsqueeze(-1) > 0  # [nodes, 1]
+        own = self.from_receiver(states) * heard  # [nodes, channels]; no message, no share of the receiver
+        statistics = (own + mean, own + low, own + high, std)
+        scaled = scaled_statistics(statistics, self.from_statistics, topology, self.mean_log_degree)
         return self.mix(self.from_self(states) + scaled)
 
 

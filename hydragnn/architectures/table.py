@@ -28,7 +28,7 @@ def _line(architecture: type[Architecture]) -> str:
         for sight, words in SIGHTS.items()
         if sight in architecture.sees
     ]
-    inputs += [f"{statistic} of the training part" for statistic in sorted(architecture.needs)]
+    inputs += [f"{statistic} of the training part" for statistic in sorted(architecture.needs - architecture.sees)]
     settings = architecture.Settings
     shared = GeometricSettings.model_fields
     own = [f"`{key}`" for key in settings.model_fields if key not in shared]

@@ -2,11 +2,15 @@
 
 from hydragnn.layers.attention import GPSLayer, GraphAttention, LinearGraphAttention
 from hydragnn.layers.conditioning import ConditionInputs, FiLM, PooledCondition
+from hydragnn.layers.degree_scaling import scaled_statistics
+from hydragnn.layers.harmonics import SphericalHarmonics, coupling
 from hydragnn.layers.inputs import ClassEmbedding, EdgeInputs, NodeInputs
 from hydragnn.layers.message_graph import MessageGraph, States, lengths_and_directions
 from hydragnn.layers.mlp import mlp
 from hydragnn.layers.radial import BesselBasis, GaussianBasis, RadialFeatures, SincBasis, envelope_at
 from hydragnn.layers.readout import GatedProducts, GatedVectors, Pool, pool_nodes
+from hydragnn.layers.symmetric_contraction import SymmetricContraction
+from hydragnn.layers.symmetric_polynomials import symmetric_polynomials
 from hydragnn.layers.wrapping import Checkpointed, Residual
 
 __all__ = [
@@ -29,9 +33,14 @@ __all__ = [
     "RadialFeatures",
     "Residual",
     "SincBasis",
+    "SphericalHarmonics",
     "States",
+    "SymmetricContraction",
+    "coupling",
     "envelope_at",
     "lengths_and_directions",
     "mlp",
     "pool_nodes",
+    "symmetric_polynomials",
+    "scaled_statistics",
 ]

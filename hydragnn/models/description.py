@@ -11,17 +11,28 @@ import torch
 from hydragnn.architectures import Architecture, ArchitectureSettings, GraphSpec, GraphStatistics, architecture_of
 from hydragnn.errors import InputError, nearest
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.graphs.field import Field, field_from_json
+from hydragnn.graphs.field import ATOMIC_NUMBERS, Field, field_from_json
 from hydragnn.models.head_settings import HeadSettings, parse_head
 from hydragnn.models.target import Target
 
 
 def degree_statistics(batches: Iterable[GraphBatch]) -> GraphStatistics:
-    """Statistics over all nodes of ``batches``; InputError where there is no node.
+    """Statistics over all nodes of ``batches``, with their species where they have any; InputError where there is no node.
 
     The order of the batches does not matter beyond rounding.
     """
-    return merged_degrees(map(degree_sums, batches))
+    seen: set[int] = set()
+
+    def sums(batch: GraphBatch) -> tuple[float, int, int]:
+        seen.update(species_in(batch))
+        return degree_sums(batch)
+
+    return replace(merged_degrees(map(sums, batches)), species=tuple(sorted(seen)))
+
+
+def species_in(batch: GraphBatch) -> list[int]:
+    """Atomic numbers of the nodes of a batch, once each, ascending; none where it has no such field."""
+    return batch.nodes[ATOMIC_NUMBERS].unique().tolist() if ATOMIC_NUMBERS in batch.nodes else []
 
 
 def degree_sums(batch: GraphBatch) -> tuple[float, int, int]:
@@ -39,6 +50,9 @@ def merged_degrees(sums: Iterable[tuple[float, int, int]]) -> GraphStatistics:
         raise InputError("there is no node to count the edges of; give at least one training graph")
     return GraphStatistics(mean_log_degree=total / nodes, mean_degree=edges / nodes)
 
+
+MOST_SPECIES = 118
+"""Largest atomic number."""
 
 DEGREE_OF = {"scalar": 0, "vector": 1, "tensor": 1}
 """Degree of the states that a field of each parity is read from; tensors are products of vectors."""
@@ -105,7 +119,7 @@ class ModelDescription:
             "fields": [field.to_json() for field in self.fields.values()],
             "inputs": list(self.inputs),
             "dim": self.dim,
-            "statistics": asdict(self.statistics) if self.statistics else None,
+            "statistics": _statistics_to_json(self.statistics),
             "edges": self.edges,
             **({"branch": self.branch} if self.branch else {}),
         }
@@ -138,9 +152,21 @@ def _statistics(value: Mapping[str, Any] | None) -> GraphStatistics | None:
     """The statistics; TypeError or ValueError unless they are numbers."""
     if value is None:
         return None
-    if not all(type(number) in (int, float) and 0 <= number < math.inf for number in value.values()):
+    species = value.get("species", [])
+    numbers = [number for name, number in value.items() if name != "species"]
+    if not all(type(number) in (int, float) and 0 <= number < math.inf for number in numbers):
         raise ValueError(f"statistics = {value}")
-    return GraphStatistics(**value)
+    if not isinstance(species, list) or not all(type(one) is int and 0 <= one <= MOST_SPECIES for one in species):
+        raise ValueError(f"statistics = {value}")
+    return GraphStatistics(**{**value, "species": tuple(species)})
+
+
+def _statistics_to_json(statistics: GraphStatistics | None) -> dict[str, Any] | None:
+    """Plain JSON; without species where there are none, as it was before any architecture asked for them."""
+    if statistics is None:
+        return None
+    table = {name: value for name, value in asdict(statistics).items() if name != "species"}
+    return {**table, "species": list(statistics.species)} if statistics.species else table
 
 
 def _encoder_settings(value: Mapping[str, Any]) -> ArchitectureSettings:

@@ -74,7 +74,7 @@ class GraphModel(nn.Module):
 
     def message_graph(self, batch: GraphBatch, vectors: Float[Tensor, "edges dim"] | None) -> MessageGraph:
         """What the layers see of a batch whose edges have these vectors."""
-        sees = self.description.architecture.sees
+        species = "species" in self.description.architecture.sees and ATOMIC_NUMBERS in self.description.inputs
         return MessageGraph(
             topology=batch.topology,
             owner=batch.owner("node"),
@@ -82,7 +82,7 @@ class GraphModel(nn.Module):
             vectors=vectors,
             edge_features=self.edge_inputs(batch),
             edge_kinds={name: batch.edges[name] for name in self.description.kind_fields},
-            species=batch.nodes.get(ATOMIC_NUMBERS) if "species" in sees else None,
+            species=batch.nodes[ATOMIC_NUMBERS] if species else None,
             condition=None if self.condition_inputs is None else self.condition_inputs(batch),
             basis=self.encoder.basis,
         )

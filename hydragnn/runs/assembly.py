@@ -10,8 +10,9 @@ from hydragnn.models import BranchedModel, GraphModel, build_branched, build_fro
 from hydragnn.record import RunRecord
 from hydragnn.runs.compilation import compiled_on_all
 from hydragnn.runs.compile_choice import choose_compiling
+from hydragnn.runs.graph_statistics import training_statistics
 from hydragnn.runs.plan import RunPlan
-from hydragnn.runs.preparation import prepare_data, training_degrees
+from hydragnn.runs.preparation import prepare_data
 from hydragnn.runs.provenance import first_record, notes_on
 from hydragnn.training.context import TrainingContext, training_context
 from hydragnn.training.data import DevicePlacement, RunData
@@ -44,8 +45,7 @@ def assemble(
     data = prepare_data(plan, placement, ranks, heartbeat, shared=shared)
     architecture = plan.branches[0].model.architecture
     device = placement.device
-    degrees = training_degrees(data, ranks, device, heartbeat) if "degrees" in architecture.needs else None
-    model = build(plan, degrees)
+    model = build(plan, training_statistics(data, architecture.needs, ranks, device, heartbeat))
     parameters = parallelize(model, ranks, placement, plan.training)
     by_branch = [branch.targets for branch in data.branches]
     context = training_context(plan.training, by_branch, placement.device, ranks.rank, ranks.sum_in_place)

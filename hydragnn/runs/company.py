@@ -5,7 +5,7 @@
 Attempts are processes of their own, guests that have nothing to do but to wait: they connect to the socket at PLACE and send
 the arguments of ``hydragnn.runs.run``, a line of JSON; ``term`` later asks their run to save itself. The answer is the exit
 code. A guest that dies takes its run with it and leaves the others; where this process dies, guests train their runs
-alone. It ends by itself when nobody has come for a while, or when its socket is gone.
+alone. It ends by itself when nobody is there and nobody has come for a while, or its socket is gone.
 """
 
 import argparse
@@ -222,7 +222,7 @@ def main(arguments: list[str] | None = None) -> None:
     with listening(options.place) as listener, handled_by(lambda number, frame: None, STOPPING):
         company = Company(listener, select_device(options.device), options.members)
         present_at = time.monotonic()
-        while time.monotonic() - present_at < IDLE and options.place.exists():
+        while company.guests or (time.monotonic() - present_at < IDLE and options.place.exists()):
             company.look()
             present_at = time.monotonic() if company.guests else present_at
 

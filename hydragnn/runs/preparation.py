@@ -17,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hydragnn.architectures import GraphStatistics
 from hydragnn.datasets import (
     Budget,
     FieldSummary,
@@ -41,16 +40,12 @@ from hydragnn.errors import InputError, about
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS
 from hydragnn.models import Target
-from hydragnn.models.description import degree_sums, merged_degrees
 from hydragnn.runs.plan import BranchPlan, RunPlan
 from hydragnn.runs.statistics_cache import LEAST_GRAPHS, StatisticsCache, digest_of, disk_store
 from hydragnn.training.class_metrics import balanced_weights
 from hydragnn.training.data import BranchData, DevicePlacement, Feed, RunData
 from hydragnn.training.evaluate import errors_on, flat_metrics, trivial_predictor
 from hydragnn.training.metrics import RunningMoments, moments_of
-
-DEGREE_BLOCK = 4096
-"""Graphs whose edges are read at once to count them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -367,30 +362,3 @@ def moments_from(value: Sequence[Any]) -> RunningMoments:
     """The moments that ``valid_statistics`` wrote."""
     count, mean, squares = (torch.tensor(number, dtype=torch.float64) for number in value)
     return RunningMoments(count=count, mean=mean, squares=squares)
-
-
-def training_degrees(
-    data: RunData, ranks: Ranks, device: torch.device, heartbeat: Callable[[], None]
-) -> GraphStatistics:
-    """Degree statistics of the training parts of all branches, read in blocks that the ranks share."""
-    caches = [
-        StatisticsCache(store=one.store, ranks=ranks, device=device, heartbeat=heartbeat) for one in data.branches
-    ]
-    return merged_degrees(sums for one in map(_degrees_of, data.branches, caches) for sums in one)
-
-
-def _degrees_of(branch: BranchData, cache: StatisticsCache) -> list[tuple[float, int, int]]:
-    of = {"what": "degrees", "train": digest_of(branch.split.train)}
-    table = cache.value(of, lambda: _degree_table(branch, cache).tolist())
-    return [(float(total), int(nodes), int(edges)) for total, nodes, edges in table]
-
-
-def _degree_table(branch: BranchData, cache: StatisticsCache) -> NDArray[np.float64]:
-    indices = branch.split.train
-
-    def sums(block: int) -> NDArray[np.float64]:
-        cache.heartbeat()
-        graphs = indices[block * DEGREE_BLOCK : (block + 1) * DEGREE_BLOCK]
-        return np.array(degree_sums(branch.store.read(graphs, [])))
-
-    return shared_rows(cache.ranks, cache.device)(-(-len(indices) // DEGREE_BLOCK), 3, sums)

@@ -32,12 +32,21 @@ for kind in ("painn", "gin"):
     for name, settings in AROUND.items():
         globals()[f"Test{name}Around{kind}"] = suite(f"Test{name}Around{kind}", kind, settings)
 
+DEGREES: dict[str, dict[str, Any]] = {
+    "MACEWithDegreeTwo": {"hidden_l": 2, "max_ell": 2, "num_layers": 3, "correlation": 2},
+    "MACEWithScalars": {"hidden_l": 0, "max_ell": 1, "num_layers": 1, "correlation": 3},
+}
+for name, settings in DEGREES.items():
+    globals()[f"Test{name}"] = suite(f"Test{name}", "mace", settings)
+
 
 @pytest.mark.parametrize(
     "kind, settings, sentence",
     [
         ("painn", {"norm": "paper"}, "fcc: force constants do not converge"),
         ("pna", {}, "the last neighbour leaves: the energy jumps"),
+        ("pnaplus", {}, "the last neighbour leaves: the energy jumps"),
+        ("pnaeq", {}, "the last neighbour leaves: the energy jumps"),
         ("gatv2", {}, "atoms move anyhow: forces jump"),
     ],
 )

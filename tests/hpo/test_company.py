@@ -1,6 +1,7 @@
 """Trials that share a process are what they would be alone, whoever of them dies, and whatever dies with them."""
 
 import json
+import multiprocessing.util
 import os
 import re
 import shutil
@@ -64,6 +65,7 @@ def settings(store_file: Path, tmp_path: Path) -> Settings:
 @pytest.fixture(autouse=True)
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where sockets lie; nothing of them, and no process, stays behind."""
+    multiprocessing.util.get_temp_dir()  # where the server that tests fork from has its socket: not here
     place = Path(f"/tmp/company-{os.getpid()}")
     place.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(place))
@@ -235,7 +237,7 @@ MPIEXEC = Path(sys.executable).with_name("mpiexec")
 
 @pytest.mark.skipif(not MPIEXEC.exists(), reason="no mpiexec beside this Python; install the extra mpi")
 def test_shares_of_nodes_train_in_company(settings: Settings, tmp_path: Path) -> None:
-    """Packs of four shares on each of two nodes, two trials in each process."""
+    """A pack of four shares on each of two nodes, two trials in each process."""
     site = Mpiexec(hydra=True, program=str(MPIEXEC), options=("-launcher", "fork"), pbsnodes=False)
     allocation = Allocation(by="pbs", nodes=("n1", "n2"), cores=4)
     log = tmp_path / "packs.txt"

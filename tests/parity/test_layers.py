@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from hydragnn.architectures.egnn import EGNNLayer, EGNNSettings
 from hydragnn.architectures.painn import PaiNNMessage, PaiNNUpdate
 from hydragnn.architectures.pna import PNALayer
+from hydragnn.architectures.pnaeq import PNAEqLayer, PNAEqMessage
 from hydragnn.architectures.relational import RelationalLayer, RelationalSettings, level_of
 from hydragnn.architectures.schnet import SchNetInteraction
 from hydragnn.kernels import Topology
@@ -170,6 +171,63 @@ def test_egnn_equals_its_equations_written_as_a_loop(edges: Topology, attention:
         expected = layer.nodes(torch.cat([states[node], received[node]]))
         torch.testing.assert_close(actual[0][node], states[node] + expected, **SUMS)
     torch.testing.assert_close(actual[1], moved, **SUMS)
+
+
+def summary(messages: list[Tensor]) -> list[Tensor]:
+    """Mean, least, largest and standard deviation of what a node receives."""
+    stacked = torch.stack(messages)
+    mean = stacked.mean(0)
+    return [mean, stacked.amin(0), stacked.amax(0), ((stacked - mean).square().mean(0) + 1e-5).sqrt()]
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["first layer", "later layer"])
+def test_pnaeq_equals_its_equations_written_as_a_loop(edges: Topology, first: bool) -> None:
+    """Statistics of scalars, sums of vectors, then PaiNN's update; node by node, with nothing but torch."""
+    edges = Topology(
+        senders=edges.senders[:-4], receivers=edges.receivers[:-4], num_columns=NODES, num_rows=NODES
+    )  # degrees 0, 2 and 3
+    basis = RadialFeatures(CUTOFF, RADIAL, "gaussian", "cosine", inputs=2)
+    message, update = PNAEqMessage(CHANNELS, basis.width, 1.2, first=first), PaiNNUpdate(CHANNELS, last=False)
+    graph = MessageGraph(
+        topology=edges,
+        owner=torch.zeros(NODES, dtype=torch.int64),
+        nodes_per_graph=torch.tensor([NODES]),
+        vectors=torch.randn(edges.num_edges, 3),
+        edge_features=torch.randn(edges.num_edges, 2),
+        basis=basis,
+    )
+    states = {0: torch.randn(NODES, CHANNELS), 1: torch.randn(NODES, 3, CHANNELS)}
+    if first:
+        del states[1]
+    assert graph.vectors is not None
+    actual = PNAEqLayer(message, update, dropout=0.0)(states, graph)
+    features, envelope = graph.edge_inputs
+    assert features is not None and envelope is not None
+    normed = nn.functional.layer_norm(states[0], (CHANNELS,))
+    joined = torch.cat([linear(message.from_receiver), linear(message.from_sender), linear(message.from_edge)], dim=1)
+    received: list[list[Tensor]] = [[] for _ in range(NODES)]
+    scalars, vectors = torch.zeros(NODES, CHANNELS), states.get(1, torch.zeros(NODES, 3, CHANNELS)).clone()
+    for e, sender, receiver in pairs_of(edges):
+        hidden = joined @ torch.cat([normed[receiver], normed[sender], features[e]]) + message.from_receiver.bias
+        gates = [gate(nn.functional.silu(hidden)) for gate in message.gates]
+        gates = [gate * (linear(w) @ features[e]) * envelope[e] for gate, w in zip(gates, message.filters)]
+        received[receiver].append(gates[0])
+        vectors[receiver] += torch.outer(graph.vectors[e] / graph.vectors[e].norm(), gates[1])
+        if not first:
+            vectors[receiver] += states[1][sender] * gates[2]
+    plain, amplified, attenuated = linear(message.from_statistics).chunk(3)
+    left, right = linear(update.mix).chunk(2)
+    for node, mine in enumerate(received):
+        empty = [torch.zeros(CHANNELS)] * 3 + [torch.full((CHANNELS,), 1e-5).sqrt()]
+        statistics = torch.cat(summary(mine) if mine else empty)
+        size = math.log(len(mine) + 1) / 1.2
+        scaled = (plain + size * amplified + attenuated / (size if mine else 1.0)) @ statistics
+        scalars[node] = states[0][node] + message.from_self(normed[node]) + scaled
+        u, v = vectors[node] @ left.T, vectors[node] @ right.T
+        lengths = (v.square().sum(0) + 1).sqrt() - 1
+        shift, product, scale = update.gates(torch.cat([scalars[node], lengths])).chunk(3)
+        torch.testing.assert_close(actual[0][node], scalars[node] + shift + product * (u * v).sum(0), **SUMS)
+        torch.testing.assert_close(actual[1][node], vectors[node] + scale * u, **SUMS)
 
 
 def test_the_bessel_basis_equals_that_of_e3nn() -> None:

@@ -179,6 +179,35 @@ def test_gin_equals_a_network_of_pytorch_geometrics_convolutions(batch: GraphBat
     compared(model, batch, layer)
 
 
+def test_sage_equals_a_network_of_pytorch_geometrics_convolutions(batch: GraphBatch) -> None:
+    model = ours("sage", batch, NODE_HEAD)
+
+    def layer(states: Tensor, number: int) -> Tensor:
+        residual = model.encoder.layers[number]
+        theirs = geometric.SAGEConv(CHANNELS, CHANNELS, aggr="mean")
+        theirs.lin_l.load_state_dict(residual.layer.from_mean.state_dict())
+        theirs.lin_r.load_state_dict(residual.layer.from_self.state_dict())
+        return states + nn.functional.silu(theirs(residual.norm(states), edge_index(batch)))
+
+    compared(model, batch, layer)
+
+
+@pytest.mark.parametrize("max_degree", [3, 9], ids=["degrees above the largest", "degrees below the largest"])
+def test_mfc_equals_a_network_of_pytorch_geometrics_convolutions(batch: GraphBatch, max_degree: int) -> None:
+    model = ours("mfc", batch, NODE_HEAD, {"max_degree": max_degree})
+    assert len(batch.topology.degrees.clamp_max(max_degree).unique()) > 1
+
+    def layer(states: Tensor, number: int) -> Tensor:
+        residual = model.encoder.layers[number]
+        theirs, mine = geometric.MFConv(CHANNELS, CHANNELS, max_degree), residual.layer.by_degree
+        for degree, (weight, bias) in enumerate(zip(mine.weight.split(CHANNELS), mine.bias.split(CHANNELS))):
+            theirs.lins_r[degree].weight.data, theirs.lins_l[degree].weight.data = weight.split(CHANNELS, dim=1)
+            theirs.lins_l[degree].bias.data = bias
+        return states + nn.functional.silu(theirs(residual.norm(states), edge_index(batch)))
+
+    compared(model, batch, layer)
+
+
 def test_gatv2_equals_a_network_of_pytorch_geometrics_convolutions(batch: GraphBatch) -> None:
     """On graphs without edges to oneself, since they take these away where we have images of oneself."""
     batch = without_own_images(batch)
@@ -256,6 +285,47 @@ def test_pna_equals_a_network_of_pytorch_geometrics_convolutions(batch: GraphBat
         pre, post = theirs.pre_nns[0][0], theirs.post_nns[0][0]
         pre.weight.data = torch.cat([mine.from_receiver.weight, mine.from_sender.weight, torch.eye(CHANNELS)], dim=1)
         pre.bias.data = mine.from_receiver.bias.clone()
+        post.weight.data = torch.cat([mine.from_self.weight, *mine.from_statistics.weight.chunk(3)], dim=1)
+        post.bias.data = mine.from_self.bias.clone()
+        theirs.lin.load_state_dict(mine.mix.state_dict())
+        return states + nn.functional.silu(theirs(mine.norm(states), edge_index(batch), features))
+
+    compared(model, batch, layer)
+
+
+class FilteredPNA(geometric.PNAConv):
+    """Their convolution with edge attributes, whose messages are multiplied with a linear filter of these."""
+
+    def __init__(self, *arguments: Any, filters: nn.Module, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self.filters = filters
+
+    def message(self, x_i: Tensor, x_j: Tensor, edge_attr: Tensor) -> Tensor:
+        """Of one edge; ``[edges, towers, channels]``."""
+        messages: Tensor = super().message(x_i, x_j, edge_attr)
+        return messages * self.filters(edge_attr).unsqueeze(1)
+
+
+def test_pnaplus_equals_a_network_of_pytorch_geometrics_convolutions_with_filters(batch: GraphBatch) -> None:
+    model = ours("pnaplus", batch, NODE_HEAD)
+    features = gaussians(edge_vectors(batch).norm(dim=1))
+    scalers = ["identity", "amplification", "attenuation"]
+
+    def layer(states: Tensor, number: int) -> Tensor:
+        mine = model.encoder.layers[number]
+        theirs = FilteredPNA(
+            CHANNELS,
+            CHANNELS,
+            ["mean", "min", "max", OurStd()],
+            scalers,
+            torch.bincount(batch.topology.degrees),
+            edge_dim=CHANNELS,
+            filters=mine.filters,
+        )
+        theirs.edge_encoder = nn.Sequential(mine.from_edge[0], nn.SiLU())
+        pre, post = theirs.pre_nns[0][0], theirs.post_nns[0][0]
+        weights = [mine.from_receiver.weight, mine.from_sender.weight, mine.from_edge[2].weight]
+        pre.weight.data, pre.bias.data = torch.cat(weights, dim=1), mine.from_receiver.bias.clone()
         post.weight.data = torch.cat([mine.from_self.weight, *mine.from_statistics.weight.chunk(3)], dim=1)
         post.bias.data = mine.from_self.bias.clone()
         theirs.lin.load_state_dict(mine.mix.state_dict())

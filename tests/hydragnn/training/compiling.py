@@ -4,7 +4,7 @@
 the model itself, as JSON; ``trap`` what is wrong where detach nodes stay. ``runs FOLDER TABLE.json [--traced] [--broken] [--resume] [--until N]`` trains.
 
 The long row, of all architectures as compiled and in single precision too (about a quarter of an hour):
-``python tests/hydragnn/training/compiling.py compiled cgcnn egnn gatv2 gin painn pna relational schnet``
+``python tests/hydragnn/training/compiling.py compiled``
 """
 
 import argparse

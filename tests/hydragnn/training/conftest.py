@@ -21,7 +21,12 @@ MODELS: dict[str, dict[str, Any]] = {
     "schnet": {"kind": "schnet", "hidden_dim": 8, "num_layers": 2, "num_radial": 6, "cutoff": 3.0},
     "painn": {"kind": "painn", "hidden_dim": 8, "num_layers": 2, "num_radial": 6, "cutoff": 3.0},
     "egnn": {"kind": "egnn", "hidden_dim": 8, "num_layers": 2, "num_radial": 6, "cutoff": 3.0},
+    "mace": {"kind": "mace", "hidden_dim": 4, "num_layers": 2, "num_radial": 6, "cutoff": 3.0, "max_ell": 2},
     "pna": {"kind": "pna", "hidden_dim": 8, "num_layers": 2, "num_radial": 6, "cutoff": 3.0},
+    "pnaplus": {"kind": "pnaplus", "hidden_dim": 8, "num_layers": 2, "num_radial": 6, "cutoff": 3.0},
+    "pnaeq": {"kind": "pnaeq", "hidden_dim": 8, "num_layers": 2, "num_radial": 6, "cutoff": 3.0},
+    "sage": {"kind": "sage", "hidden_dim": 8, "num_layers": 2},
+    "mfc": {"kind": "mfc", "hidden_dim": 8, "num_layers": 2},
 }
 ENERGY = {
     "field": "energy",

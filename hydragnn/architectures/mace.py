@@ -1,0 +1,255 @@
+"""Messages of many bodies from products of states that turn: MACE (Batatia et al. 2022, arXiv:2206.07697)."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int
+from pydantic import Field as Setting
+from torch import Tensor, nn
+
+from hydragnn.architectures.base import Architecture, GeometricSettings, GraphSpec, radial_basis
+from hydragnn.errors import InputError
+from hydragnn.kernels import gather_outer_sum, silu
+from hydragnn.layers import MessageGraph, SphericalHarmonics, States, SymmetricContraction, coupling
+
+Path = tuple[int, int, int]
+"""Degree of the sender's state, of the edge's harmonics, and of the message."""
+
+SILU_GAIN = 1.676532470331092
+"""1 / sqrt(mean of silu(x)^2) for a normal x."""
+
+
+class MACESettings(GeometricSettings):
+    """Many-body messages, rotation-equivariant (Batatia et al. 2022, arXiv:2206.07697)."""
+
+    kind: str = "mace"
+
+    num_layers: int = Setting(default=2, ge=1, le=64)
+    """Message-passing layers (interactions)."""
+
+    num_radial: int = Setting(default=8, ge=1, le=512)
+    """Radial basis functions per edge."""
+
+    max_ell: int = Setting(default=3, ge=1, le=4)
+    """Largest degree of the spherical harmonics of edges, and of what is multiplied."""
+
+    hidden_l: int = Setting(default=1, ge=0, le=4)
+    """Largest degree of the states between layers (hidden irreps); at most max_ell, and at least 1 where a head predicts vectors or tensors."""
+
+    correlation: int = Setting(default=3, ge=1, le=4)
+    """Factors of the products; messages have one body more. Not 4 together with max_ell = 4."""
+
+
+class Radial(nn.Module):
+    """R_p(r) = W_p s(W_3 s(W_2 s(W_1 e(r)))) for every path p, with s = silu, no biases, and e(r) that ends at the cutoff (eq. 8)."""
+
+    def __init__(self, inputs: int, channels: int, paths: int) -> None:
+        super().__init__()
+        self.hidden = nn.ModuleList([scaled(inputs, WIDTH), *(scaled(WIDTH, WIDTH, SILU_GAIN) for _ in range(2))])
+        self.paths = nn.ModuleList(scaled(WIDTH, channels, SILU_GAIN) for _ in range(paths))
+
+    def forward(self, graph: MessageGraph) -> list[Float[Tensor, "edges channels"]]:
+        """The filters of all paths; what depends on lengths alone is computed once for both directions of an edge."""
+        features, envelope = graph.paired_inputs  # [items, width], [items, 1]
+        assert features is not None
+        values = features if envelope is None else features * envelope
+        for linear in self.hidden:
+            values = silu(linear(values))
+        return [graph.to_edges(linear(values)) for linear in self.paths]
+
+
+WIDTH = 64
+"""Of the hidden layers of the radial network, as the paper's."""
+
+
+def scaled(inputs: int, outputs: int, gain: float = 1.0) -> nn.Linear:
+    """A linear map without bias that keeps the variance of its inputs, times gain^2."""
+    linear = nn.Linear(inputs, outputs, bias=False)
+    nn.init.normal_(linear.weight, std=gain / math.sqrt(inputs))
+    return linear
+
+
+def paths_between(inputs: Sequence[int], max_ell: int) -> list[Path]:
+    """The couplings of states with harmonics to messages of degree up to ``max_ell`` with natural parity, by degree of the message.
+
+    >>> paths_between([0, 1], 1)
+    [(0, 0, 0), (1, 1, 0), (0, 1, 1), (1, 0, 1)]
+    """
+    return [
+        (state, edge, message)
+        for message in range(max_ell + 1)
+        for state in inputs
+        for edge in range(max_ell + 1)
+        if abs(state - edge) <= message <= state + edge and (state + edge + message) % 2 == 0
+    ]
+
+
+class MACEMessage(nn.Module):
+    """A_i = mean degree^-1 sum over paths p of W_p sum_j R_p(r_ij) C (W h_j x Y(r_ij)) (eqs. 8 and 9).
+
+    The coupling C acts on the harmonics, which have no channels, before the sum over neighbours, so that no array of edges and channels is made but R.
+    Initial weights W_p are larger than those of the paper's code by the root of the mean degree.
+    """
+
+    def __init__(self, channels: int, edge_width: int, inputs: Sequence[int], max_ell: int, mean_degree: float) -> None:
+        super().__init__()
+        self.mean_degree = mean_degree if mean_degree > 0 else 1.0
+        self.paths = paths_between(inputs, max_ell)
+        self.harmonics = SphericalHarmonics(max_ell)
+        self.up = nn.ModuleList(scaled(channels, channels) for _ in inputs)
+        self.radial = Radial(edge_width, channels, len(self.paths))
+        counts = [sum(path[2] == degree for path in self.paths) for degree in range(max_ell + 1)]
+        # what neighbours send differs in sign, so that the sum over them grows as the root of their number
+        gain = math.sqrt(self.mean_degree)
+        self.mix = nn.ModuleList(scaled(count * channels, channels, gain) for count in counts)
+        for state, edge, message in self.paths:
+            if state:
+                table = torch.from_numpy(coupling(state, edge, message))  # [2 state + 1, 2 edge + 1, 2 message + 1]
+                self.register_buffer(f"coupling{state}{edge}{message}", table, persistent=False)
+
+    def forward(self, states: States, graph: MessageGraph) -> Float[Tensor, "components nodes channels"]:
+        """A of all degrees, component by component."""
+        sent = [linear(with_axis(states, degree)) for degree, linear in enumerate(self.up)]
+        components = [[part.contiguous() for part in one.unbind(1)] for one in sent]  # [nodes, channels] each
+        received: list[list[Tensor]] = [[] for _ in self.mix]
+        for path, filters in zip(self.paths, self.radial(graph)):
+            parts = [
+                gather_outer_sum(own, filters, axes, graph.topology)  # [nodes, 2 message + 1, channels]
+                for own, axes in zip(components[path[0]], self.axes(path, graph))
+            ]
+            received[path[2]].append(torch.stack(parts).sum(0) if len(parts) > 1 else parts[0])
+        mixed = [linear(torch.cat(parts, dim=-1)) for linear, parts in zip(self.mix, received)]
+        return torch.cat(mixed, dim=1).transpose(0, 1) / self.mean_degree
+
+    def axes(self, path: Path, graph: MessageGraph) -> list[Float[Tensor, "edges axes"]]:
+        """What a path multiplies each component of the sender's state with: harmonics, coupled; shared by all layers."""
+        state, edge, message = path
+        harmonics = graph.once("harmonics", lambda: self.harmonics(graph.directions))
+        if not state:
+            return [harmonics[edge]]
+        table: Tensor = getattr(self, f"coupling{state}{edge}{message}")
+        return graph.once(("axes", path), lambda: [harmonics[edge] @ one for one in table.to(harmonics[edge].dtype)])
+
+
+class MACELayer(nn.Module):
+    """h_i <- W B(A_i) + W_z h_i, with B all products of up to ``correlation`` factors of A_i (eqs. 10 and 11).
+
+    The weights in B and W_z belong to the species of the node. Dropout on what is added to h of degree 0 is ours.
+    """
+
+    def __init__(
+        self,
+        settings: MACESettings,
+        message: MACEMessage,
+        kinds: "Kinds",
+        inputs: Sequence[int],
+        outputs: Sequence[int],
+    ) -> None:
+        super().__init__()
+        channels = settings.hidden_dim
+        self.message = message
+        self.kinds = kinds
+        self.products = SymmetricContraction(channels, kinds.count, settings.max_ell, outputs, settings.correlation)
+        self.mix = nn.ModuleDict({str(degree): scaled(channels, channels) for degree in outputs})
+        kept = [degree for degree in outputs if degree in inputs]
+        self.skip = nn.ModuleDict({str(degree): scaled(channels, kinds.count * channels) for degree in kept})
+        self.dropout = nn.Dropout(settings.dropout)
+
+    def forward(self, states: States, graph: MessageGraph) -> States:
+        """New states of all degrees that the layer gives."""
+        kinds = graph.once("kinds", lambda: self.kinds(graph))
+        products = self.products(self.message(states, graph), kinds)  # eq. 10; [nodes, axes, channels] by degree
+        new = {}
+        for degree, product in products.items():
+            update = self.mix[str(degree)](product)  # eq. 11
+            update = self.dropout(update) if degree == 0 else update
+            if str(degree) in self.skip:
+                update = update + self.of_kind(self.skip[str(degree)](with_axis(states, degree)), kinds)
+            new[degree] = update if degree else update.squeeze(1)
+        return new
+
+    def of_kind(
+        self, values: Float[Tensor, "nodes axes columns"], kinds: Int[Tensor, " nodes"]
+    ) -> Float[Tensor, "nodes axes channels"]:
+        """The columns of every node's kind."""
+        nodes, axes = values.shape[:2]
+        if self.kinds.count == 1:
+            return values
+        table = values.view(nodes, axes, self.kinds.count, -1)
+        index = kinds.view(nodes, 1, 1, 1).expand(nodes, axes, 1, table.shape[-1])
+        return table.gather(2, index).squeeze(2)
+
+
+def with_axis(states: States, degree: int) -> Float[Tensor, "nodes axes channels"]:
+    """States of a degree, those of degree 0 with an axis of length 1."""
+    return states[degree] if degree else states[0].unsqueeze(1)
+
+
+class Kinds(nn.Module):
+    """The row of every node in tables by species: one for each species of the training part, and one for all others.
+
+    Where the data have no species, all nodes are of one kind.
+    """
+
+    rows: Tensor
+
+    def __init__(self, species: Sequence[int]) -> None:
+        super().__init__()
+        self.count = len(species) + 1 if species else 1
+        rows = torch.full((max(species, default=0) + 2,), self.count - 1)
+        rows[list(species)] = torch.arange(len(species))
+        self.register_buffer("rows", rows, persistent=False)
+
+    def forward(self, graph: MessageGraph) -> Int[Tensor, " nodes"]:
+        """The rows."""
+        if graph.species is None:
+            return torch.zeros_like(graph.owner)
+        return self.rows.index_select(0, graph.species.clamp_max(len(self.rows) - 1))
+
+
+class MACE(Architecture):
+    """Layers of messages and products (equations 8 to 11), from h = the inputs of every node; heads read the scalars of all layers.
+
+    The paper's read-out, a linear map of every layer but the last and a network of the last (eqs. 12 and 13), is one that an energy head can be: for
+    silu(x) - silu(-x) = x. Deviates from the paper: the envelope has p = 6, the radial network sees edge features and a constant, and the last layer gives
+    vectors beside scalars where a head reads them.
+    """
+
+    kind = "mace"
+    Settings = MACESettings
+    sees = frozenset({"lengths", "directions", "edge_features", "species"})
+    requires = frozenset({"lengths", "directions"})
+    gives = frozenset({0, 1})
+    needs = frozenset({"degrees", "species"})
+    readout = "every layer"
+
+    def __init__(self, settings: MACESettings, spec: GraphSpec) -> None:
+        super().__init__(settings, spec)
+        assert spec.statistics is not None
+        self.basis = radial_basis(settings, spec)
+        between = list(range(max(settings.hidden_l, *spec.degrees) + 1))
+        last, statistics, layers = sorted(spec.degrees), spec.statistics, []
+        for number in range(settings.num_layers):
+            inputs, outputs = between if number else [0], last if number == settings.num_layers - 1 else between
+            message = MACEMessage(
+                settings.hidden_dim, self.basis.width, inputs, settings.max_ell, statistics.mean_degree
+            )
+            layers.append(MACELayer(settings, message, Kinds(statistics.species), inputs, outputs))
+        self.layers = nn.ModuleList(layers)
+
+    @classmethod
+    def check(cls, settings: MACESettings, spec: GraphSpec) -> None:
+        """Refuse graphs that do not lie in space, states of a higher degree than what is multiplied, and products without end."""
+        if spec.dim != 3:
+            raise InputError(
+                f"model {cls.kind} needs graphs in 3 dimensions, and these have {spec.dim}; choose an architecture that works in any"
+            )
+        if settings.correlation == 4 and settings.max_ell == 4:
+            raise InputError(
+                "model.correlation = 4 with model.max_ell = 4 are thousands of products at every node and channel; lower one of them to 3"
+            )
+        if settings.hidden_l > settings.max_ell:
+            raise InputError(
+                f"model.hidden_l = {settings.hidden_l} is above model.max_ell = {settings.max_ell}; lower it, or raise max_ell"
+            )

@@ -1,0 +1,65 @@
+"""Weights for every degree: neural fingerprints, MFC (Duvenaud et al. 2015, arXiv:1509.09292, algorithm 2)."""
+
+import torch
+from jaxtyping import Int
+from pydantic import Field as Setting
+from torch import Tensor, nn
+
+from hydragnn.architectures.base import Architecture, ArchitectureSettings, GraphSpec
+from hydragnn.kernels import Topology, gather_multiply_sum, silu
+from hydragnn.layers import MessageGraph, States
+
+
+class MFCSettings(ArchitectureSettings):
+    """Sums of neighbours with weights for every number of them; blind to geometry (Duvenaud et al. 2015, arXiv:1509.09292)."""
+
+    kind: str = "mfc"
+
+    max_degree: int = Setting(default=10, ge=1, le=256)
+    """Nodes that receive so many edges or more share their weights; work per node and weights grow with it."""
+
+
+class MFCLayer(nn.Module):
+    """silu(U_d h_i + V_d sum_j h_j + b_d) with matrices of their own for every number d of neighbours (algorithm 2, lines 8 to 10).
+
+    d is the number of edges that node i receives, at most ``max_degree``. Deviates from the paper: the node itself has matrices of its
+    own (U = V there), as in PyTorch Geometric's MFConv; SiLU instead of the sigmoid, and what it gives is an increment.
+    """
+
+    def __init__(self, channels: int, max_degree: int) -> None:
+        super().__init__()
+        self.max_degree = max_degree
+        # rows of all degrees under each other: one product for all nodes, whatever their degrees
+        self.by_degree = nn.Linear(2 * channels, (max_degree + 1) * channels)
+
+    def forward(self, states: States, graph: MessageGraph) -> States:
+        """Increments of degree 0."""
+        received = gather_multiply_sum(states[0], None, graph.topology)  # [nodes, channels]
+        joined = torch.cat([states[0], received], dim=-1)  # [nodes, 2 channels]
+        candidates = self.by_degree(joined).view(
+            -1, joined.shape[1] // 2
+        )  # [nodes * degrees, channels], degree by degree
+        chosen = graph.once(("by degree", self.max_degree), lambda: self.rows(graph.topology))
+        return {0: silu(candidates.index_select(0, chosen))}
+
+    def rows(self, topology: Topology) -> Int[Tensor, " nodes"]:
+        """Which of the candidates of all nodes is that of its degree, for every node."""
+        degrees = topology.degrees.clamp_max(self.max_degree)  # [nodes]
+        return torch.arange(topology.num_rows, device=degrees.device) * (self.max_degree + 1) + degrees
+
+
+class MFC(Architecture):
+    """h <- h + dropout(MFC(norm(h))), layer by layer.
+
+    Deviates from the paper: a layer norm before and a residual around each layer, and heads read the last states, not the sum of
+    soft indices of all layers (lines 11 and 12).
+    """
+
+    kind = "mfc"
+    Settings = MFCSettings
+    residual = True
+
+    def __init__(self, settings: MFCSettings, spec: GraphSpec) -> None:
+        super().__init__(settings, spec)
+        channels, degree = settings.hidden_dim, settings.max_degree
+        self.layers = nn.ModuleList(MFCLayer(channels, degree) for _ in range(settings.num_layers))

@@ -1,0 +1,129 @@
+"""Principal neighbourhood aggregation with vectors that turn with the graph: PNAEq (after arXiv:2004.05718 and arXiv:2102.03150)."""
+
+from collections.abc import Sequence
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from hydragnn.architectures.base import Architecture, CompileGain, GeometricSettings, GraphSpec, radial_basis
+from hydragnn.architectures.painn import PaiNNUpdate
+from hydragnn.kernels import gather_add, gather_multiply_sum, outer_sum, segment_statistics, silu
+from hydragnn.layers import MessageGraph, States, scaled_statistics
+
+
+class PNAEqSettings(GeometricSettings):
+    """Scalar and vector states as of PaiNN, scalars by principal neighbourhood aggregation (PNAEq of HydraGNN; arXiv:2004.05718, arXiv:2102.03150)."""
+
+    kind: str = "pnaeq"
+
+    @property
+    def kinks(self) -> str:
+        """Those of minima, maxima and means."""
+        return (
+            "energies jump where a neighbour crosses the cutoff, because statistics count it at once, and forces jump where "
+            "another neighbour becomes the least or the largest, so that perfect crystals have no force constants"
+        )
+
+
+class PNAEqMessage(nn.Module):
+    """ds_i = U(s_i, S (x) A over j of a_ij) and dv_i = sum_j c_ij v_j + b_ij r_ij / |r_ij|, with A = (mean, min, max, std).
+
+    (a_ij, b_ij, c_ij) = phi(s_i, s_j, e_ij) * W(r_ij): phi a network of both ends and of what the edge says (radial functions, edge
+    features), W linear filters of the same, which end at the cutoff. S are PNA's scalers of the degree (arXiv:2004.05718, eq. 5). With
+    phi of the sender alone and sums for U(S (x) A) these are eqs. 7 and 8 of PaiNN (arXiv:2102.03150). Vectors are summed:
+    least and largest have no meaning for them.
+
+    Deviates from the public HydraGNN: phi has one hidden layer with SiLU, as PaiNN's, instead of two with tanh and SiLU; it sees a
+    layer norm of the scalars; scalers are the paper's (without d_i / mean d and its inverse). The standard deviation is
+    sqrt(variance + 1e-5).
+    """
+
+    def __init__(self, channels: int, edge_width: int, mean_log_degree: float, *, first: bool) -> None:
+        super().__init__()
+        parts = 2 if first else 3  # no vectors come into the first layer, so that there is no c
+        self.mean_log_degree = mean_log_degree
+        self.norm = nn.LayerNorm(channels)
+        self.from_receiver = nn.Linear(channels, channels)
+        self.from_sender = nn.Linear(channels, channels, bias=False)
+        self.from_edge = nn.Linear(edge_width, channels, bias=False)
+        self.gates = nn.ModuleList(nn.Linear(channels, channels) for _ in range(parts))
+        self.filters = nn.ModuleList(nn.Linear(edge_width, channels, bias=False) for _ in range(parts))
+        self.from_self = nn.Linear(channels, channels)
+        self.from_statistics = nn.Linear(4 * channels, 3 * channels, bias=False)
+
+    def forward(
+        self,
+        scalars: Float[Tensor, "nodes channels"],
+        vectors: Float[Tensor, "nodes dim channels"] | None,
+        graph: MessageGraph,
+    ) -> tuple[Float[Tensor, "nodes channels"], Float[Tensor, "nodes dim channels"]]:
+        """Increments of scalars and vectors; ``vectors`` is None in the first layer, where all are zero."""
+        topology, scalars = graph.topology, self.norm(scalars)
+        messages = self.messages(scalars, graph)  # a, b and c; [edges, channels] each
+        statistics = segment_statistics(messages[0], topology.receivers, topology.num_rows)  # A; [nodes, channels] each
+        scaled = scaled_statistics(statistics, self.from_statistics, topology, self.mean_log_degree)
+        d_vectors = outer_sum(messages[1], graph.directions, topology)  # [nodes, dim, channels]
+        if vectors is not None:
+            d_vectors = d_vectors + gather_multiply_sum(vectors, messages[2], topology)
+        return self.from_self(scalars) + scaled, d_vectors
+
+    def messages(
+        self, scalars: Float[Tensor, "nodes channels"], graph: MessageGraph
+    ) -> Sequence[Float[Tensor, "edges channels"]]:
+        """a, b and, past the first layer, c of every edge."""
+        features, envelope = graph.edge_inputs  # [edges, width], [edges, 1]
+        assert features is not None
+        # W is linear, so the envelope acts once for all filters and layers
+        ending = graph.once("ending features", lambda: features if envelope is None else features * envelope)
+        received, sent = self.from_receiver(scalars), self.from_sender(scalars)  # [nodes, channels]
+        hidden = silu(gather_add(received, sent, self.from_edge(features), graph.topology))  # [edges, channels]
+        return [gate(hidden) * filter_(ending) for gate, filter_ in zip(self.gates, self.filters)]
+
+
+class PNAEqLayer(nn.Module):
+    """s, v <- s + ds, v + dv of the message, then of PaiNN's update.
+
+    In a last layer whose vectors no head reads, dv of the update is left out; increments of scalars have dropout.
+    """
+
+    def __init__(self, message: PNAEqMessage, update: PaiNNUpdate, dropout: float) -> None:
+        super().__init__()
+        self.message = message
+        self.update = update
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, states: States, graph: MessageGraph) -> States:
+        """New states of degrees 0 and 1."""
+        scalars, vectors = states[0], states.get(1)
+        d_scalars, d_vectors = self.message(scalars, vectors, graph)
+        scalars = scalars + self.dropout(d_scalars)
+        vectors = d_vectors if vectors is None else vectors + d_vectors
+        d_scalars, more = self.update(scalars, vectors)
+        return {0: scalars + self.dropout(d_scalars), 1: vectors if more is None else vectors + more}
+
+
+class PNAEq(Architecture):
+    """Layers of a message and an update, from v = 0 and s the inputs of every node."""
+
+    kind = "pnaeq"
+    Settings = PNAEqSettings
+    sees = frozenset({"lengths", "directions", "edge_features"})
+    requires = frozenset({"lengths", "directions"})
+    gives = frozenset({0, 1})
+    needs = frozenset({"degrees"})
+    compile_gains = (CompileGain(derivatives=False, nanoseconds=2.9, compiling=32.0),)
+
+    def __init__(self, settings: PNAEqSettings, spec: GraphSpec) -> None:
+        super().__init__(settings, spec)
+        assert spec.statistics is not None
+        channels, count, mean_log_degree = settings.hidden_dim, settings.num_layers, spec.statistics.mean_log_degree
+        self.basis = radial_basis(settings, spec)
+        width = self.basis.width
+        self.layers = nn.ModuleList(
+            PNAEqLayer(
+                PNAEqMessage(channels, width, mean_log_degree, first=number == 0),
+                PaiNNUpdate(channels, last=number == count - 1 and 1 not in spec.degrees),
+                settings.dropout,
+            )
+            for number in range(count)
+        )

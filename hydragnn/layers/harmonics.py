@@ -1,0 +1,88 @@
+"""Real spherical harmonics, and the coefficients that couple two of them to a third."""
+
+import math
+from functools import cache
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+
+@cache
+def coupling(first: int, second: int, third: int) -> NDArray[np.float64]:
+    """C[a, b, c] for which sum over a, b of C x_a y_b turns as degree ``third`` where x and y turn as the other two degrees.
+
+    Real Clebsch-Gordan coefficients, from Racah's sum over integers and the unitary map from complex harmonics to real ones. For
+    independent x and y of unit variance every component of the result has variance 1: the squares sum to 2 ``third`` + 1. Components of
+    degree 1 are x, y, z, and those of degree l run from -l to l around the y axis.
+
+    >>> [round(float(row[i]), 4) for i, row in enumerate(coupling(1, 1, 0)[:, :, 0])]  # the product of two vectors over sqrt(3)
+    [0.5774, 0.5774, 0.5774]
+    """
+    table = np.zeros((2 * first + 1, 2 * second + 1, 2 * third + 1))
+    for a in range(-first, first + 1):
+        for b in range(max(-second, -third - a), min(second, third - a) + 1):
+            table[first + a, second + b, third + a + b] = _complex_coefficient(first, second, third, a, b)
+    maps = [_real_from_complex(degree) for degree in (first, second, third)]
+    real = np.einsum("abc,ia,jb,kc->ijk", table, maps[0], maps[1], maps[2].conj())
+    part = real.real if (first + second + third) % 2 == 0 else real.imag  # the other part is zero
+    assert np.allclose(np.square(part).sum(), 2 * third + 1)
+    part = np.where(np.abs(part) < 1e-14, 0.0, part)  # rounding of what is zero
+    return part * (1 if part[np.abs(part) > 1e-9][0] > 0 else -1)
+
+
+def _complex_coefficient(first: int, second: int, third: int, a: int, b: int) -> float:
+    """<first a second b | third a+b>; numerators and denominators are exact integers up to the last square root."""
+    f, c = math.factorial, a + b
+    low = max(0, second - third - a, first - third + b)
+    high = min(first + second - third, first - a, second + b)
+    total = 0.0
+    for k in range(low, high + 1):
+        below = f(k) * f(first + second - third - k) * f(first - a - k) * f(second + b - k)
+        total += (-1) ** k / (below * f(third - second + a + k) * f(third - first - b + k))
+    triangle = f(third + first - second) * f(third - first + second) * f(first + second - third)
+    squares = f(third + c) * f(third - c) * f(first - a) * f(first + a) * f(second - b) * f(second + b)
+    return total * math.sqrt((2 * third + 1) * triangle * squares / f(first + second + third + 1))
+
+
+def _real_from_complex(degree: int) -> NDArray[np.complex128]:
+    """Rows are real harmonics, columns complex ones (Condon and Shortley), both from -degree to degree."""
+    rows = np.zeros((2 * degree + 1, 2 * degree + 1), dtype=np.complex128)
+    rows[degree, degree] = 1
+    for m in range(1, degree + 1):
+        sign = (-1) ** m
+        rows[degree + m, degree + m], rows[degree + m, degree - m] = sign / math.sqrt(2), 1 / math.sqrt(2)
+        rows[degree - m, degree + m], rows[degree - m, degree - m] = -1j * sign / math.sqrt(2), 1j / math.sqrt(2)
+    return rows
+
+
+class SphericalHarmonics(nn.Module):
+    """Y_0 = 1, Y_1 = sqrt(3) u and Y_(l+1) in proportion to the coupling of Y_l with u, of a unit vector u: |Y_l|^2 = 2 l + 1.
+
+    At u = (0, 1, 0) the middle component is sqrt(2 l + 1) and the others are zero. Of a vector of length zero all but Y_0 are zero.
+
+    >>> [round(float(y.square().sum()), 4) for y in SphericalHarmonics(2)(torch.tensor([[0.6, 0.0, 0.8]]))]
+    [1.0, 3.0, 5.0]
+    """
+
+    def __init__(self, max_ell: int) -> None:
+        super().__init__()
+        self.max_ell = max_ell
+        for degree in range(1, max_ell):
+            table = coupling(degree, 1, degree + 1)
+            at_pole = math.sqrt(3 * (2 * degree + 1) / (2 * degree + 3)) * table[degree, 1, degree + 1]
+            # rows are pairs of components; float64, so that a model in double precision has all digits
+            step = torch.from_numpy(table.reshape(-1, 2 * degree + 3) / at_pole)
+            self.register_buffer(f"step{degree}", step, persistent=False)
+
+    def forward(self, directions: Float[Tensor, "edges 3"]) -> list[Tensor]:
+        """Y_l ``[edges, 2 l + 1]`` for l = 0 ... max_ell."""
+        vector = math.sqrt(3) * directions
+        result = [torch.ones_like(directions[:, :1]), vector]
+        for degree in range(1, self.max_ell):
+            pairs = (result[-1].unsqueeze(2) * vector.unsqueeze(1)).flatten(1)  # [edges, 3 (2 l + 1)]
+            step: Tensor = getattr(self, f"step{degree}")
+            result.append(pairs @ step.to(pairs.dtype))
+        return result[: self.max_ell + 1]

@@ -1,0 +1,132 @@
+"""Products of a node's states with themselves, as many factors as are asked for, that turn like states again."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from hydragnn.layers.symmetric_polynomials import Monomial, symmetric_polynomials
+
+
+class Component(nn.Module):
+    """The values of all polynomials for one component of one degree: a matrix times products of components of the states."""
+
+    coefficients: Tensor
+
+    def __init__(
+        self, max_ell: int, degree: int, component: int, correlation: int, prefixes: list[list[Monomial]]
+    ) -> None:
+        super().__init__()
+        blocks = []
+        for order in range(1, correlation + 1):
+            polynomials = symmetric_polynomials(max_ell, degree, order)
+            rows = polynomials.coefficients[:, component]
+            used = np.flatnonzero(np.abs(rows).max(0, initial=0.0) > 1e-12)
+            blocks.append(rows[:, used])
+            monomials = [polynomials.monomials[number] for number in used]
+            if order > 1:
+                number = {prefix: place for place, prefix in enumerate(prefixes[order - 2])}
+                first = torch.tensor([number[one[:-1]] for one in monomials], dtype=torch.int64)
+                self.register_buffer(f"first{order}", first, persistent=False)
+            last = torch.tensor([one[-1] for one in monomials], dtype=torch.int64)
+            self.register_buffer(f"last{order}", last, persistent=False)
+        self.orders = [order for order, block in enumerate(blocks, 1) if block.size]
+        self.register_buffer("coefficients", torch.from_numpy(_block_diagonal(blocks)), persistent=False)
+
+    def forward(
+        self, states: Float[Tensor, "components rows"], products: Sequence[Tensor]
+    ) -> Float[Tensor, "paths rows"]:
+        """The polynomials of every row; ``products`` are the monomials of each order that longer ones begin with."""
+        monomials = []
+        for order in self.orders:
+            last = states.index_select(0, getattr(self, f"last{order}"))
+            if order > 1:
+                last = products[order - 2].index_select(0, getattr(self, f"first{order}")) * last
+            monomials.append(last)
+        values = torch.cat(monomials)  # [monomials, rows]
+        return self.coefficients.to(values.dtype) @ values
+
+
+class SymmetricContraction(nn.Module):
+    """B_LM = sum over p of W_Lp,z P_LMp(A): polynomials of the states, channel by channel, with weights per kind of node.
+
+    P run over a basis of all polynomials of orders 1 ... ``correlation`` in the components of A that turn as degree L (Batatia et al. 2022,
+    arXiv:2206.07697, equations 10 and 11, where products of A are contracted with generalised Clebsch-Gordan coefficients). Deviates from
+    the paper's code: couplings that are linearly dependent once the factors are equal are there once.
+    """
+
+    def __init__(self, channels: int, kinds: int, max_ell: int, degrees: Sequence[int], correlation: int) -> None:
+        super().__init__()
+        self.channels = channels
+        prefixes = _prefixes(max_ell, degrees, correlation)
+        self.lengths = len(prefixes) - 1
+        for order in range(2, len(prefixes) + 1):
+            number = {prefix: place for place, prefix in enumerate(prefixes[order - 2])}
+            first = torch.tensor([number[one[:-1]] for one in prefixes[order - 1]], dtype=torch.int64)
+            last = torch.tensor([one[-1] for one in prefixes[order - 1]], dtype=torch.int64)
+            self.register_buffer(f"first{order}", first, persistent=False)
+            self.register_buffer(f"last{order}", last, persistent=False)
+        self.components = nn.ModuleDict(
+            {
+                str(degree): nn.ModuleList(
+                    Component(max_ell, degree, component, correlation, prefixes) for component in range(2 * degree + 1)
+                )
+                for degree in degrees
+            }
+        )
+        self.weights = nn.ModuleDict(
+            {str(degree): _weights(kinds, channels, max_ell, degree, correlation) for degree in degrees}
+        )
+
+    def forward(
+        self, states: Float[Tensor, "components nodes channels"], kinds: Int[Tensor, " nodes"]
+    ) -> dict[int, Float[Tensor, "nodes axes channels"]]:
+        """Contracted states by degree, those of degree 0 with an axis of length 1."""
+        rows = states.flatten(1)  # [components, nodes channels]
+        products = [rows]
+        for order in range(2, self.lengths + 2):
+            first, last = getattr(self, f"first{order}"), getattr(self, f"last{order}")
+            products.append(products[-1].index_select(0, first) * rows.index_select(0, last))
+        result = {}
+        for degree, components in self.components.items():
+            weights = (
+                self.weights[degree](kinds).unflatten(1, (-1, self.channels)).transpose(0, 1)
+            )  # [paths, nodes, channels]
+            assert isinstance(components, nn.ModuleList)
+            values = [component(rows, products).view(weights.shape) for component in components]
+            result[int(degree)] = torch.stack([(value * weights).sum(0) for value in values], dim=1)
+        return result
+
+
+def _weights(kinds: int, channels: int, max_ell: int, degree: int, correlation: int) -> nn.Embedding:
+    """A row of weights for every kind of node, by polynomial and channel; of variance 1 / P^2 for P polynomials of an order."""
+    counts = [len(symmetric_polynomials(max_ell, degree, order).coefficients) for order in range(1, correlation + 1)]
+    table = nn.Embedding(kinds, sum(counts) * channels)
+    shares = torch.cat([torch.full((count * channels,), 1 / max(count, 1)) for count in counts])
+    with torch.no_grad():
+        table.weight.mul_(shares)
+    return table
+
+
+def _prefixes(max_ell: int, degrees: Sequence[int], correlation: int) -> list[list[Monomial]]:
+    """The monomials of orders 1 ... correlation - 1 that longer ones begin with; of order 1, all components."""
+    result: list[list[Monomial]] = []
+    longer: set[Monomial] = set()
+    for order in range(correlation, 1, -1):
+        used = {one for degree in degrees for one in symmetric_polynomials(max_ell, degree, order).monomials}
+        longer = {one[:-1] for one in used | longer}
+        result.insert(0, sorted(longer))
+    components: list[Monomial] = [(number,) for number in range((max_ell + 1) ** 2)]
+    return [components, *result[1:]]
+
+
+def _block_diagonal(blocks: Sequence[np.ndarray]) -> np.ndarray:
+    """The matrices along the diagonal of one."""
+    result = np.zeros((sum(len(block) for block in blocks), sum(block.shape[1] for block in blocks)))
+    row = column = 0
+    for block in blocks:
+        result[row : row + len(block), column : column + block.shape[1]] = block
+        row, column = row + len(block), column + block.shape[1]
+    return result

@@ -1,0 +1,78 @@
+"""What architectures need to know of the training part: degrees and species of its nodes, read in blocks that the ranks share."""
+
+from collections.abc import Callable, Collection
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hydragnn.architectures import GraphStatistics, Statistic
+from hydragnn.distributed.ranks import Ranks
+from hydragnn.distributed.sharing import shared_rows
+from hydragnn.graphs.field import ATOMIC_NUMBERS
+from hydragnn.models.description import MOST_SPECIES, degree_sums, merged_degrees, species_in
+from hydragnn.runs.preparation import BranchData, RunData
+from hydragnn.runs.statistics_cache import StatisticsCache, digest_of
+
+DEGREE_BLOCK = 4096
+"""Graphs whose edges are read at once to count them."""
+
+
+def training_statistics(
+    data: RunData, needs: Collection[Statistic], ranks: Ranks, device: torch.device, heartbeat: Callable[[], None]
+) -> GraphStatistics | None:
+    """What an architecture needs to know of the training parts of all branches; None where that is nothing."""
+    if not needs:
+        return None
+    caches = [
+        StatisticsCache(store=one.store, ranks=ranks, device=device, heartbeat=heartbeat) for one in data.branches
+    ]
+    statistics = merged_degrees(sums for one in map(_degrees_of, data.branches, caches) for sums in one)
+    if "species" not in needs:
+        return statistics
+    seen = {number for one in map(_species_of, data.branches, caches) for number in one}
+    return replace(statistics, species=tuple(sorted(seen)))
+
+
+def _degrees_of(branch: BranchData, cache: StatisticsCache) -> list[tuple[float, int, int]]:
+    of = {"what": "degrees", "train": digest_of(branch.split.train)}
+
+    def sums(graphs: NDArray[np.int64]) -> NDArray[np.float64]:
+        return np.array(degree_sums(branch.store.read(graphs, [])))
+
+    table = cache.value(of, lambda: _training_rows(branch, cache, 3, sums).tolist())
+    return [(float(total), int(nodes), int(edges)) for total, nodes, edges in table]
+
+
+def _species_of(branch: BranchData, cache: StatisticsCache) -> list[int]:
+    """Atomic numbers in the training part, ascending; none where they are no field."""
+    if ATOMIC_NUMBERS not in {field.name for field in branch.store.fields()}:
+        return []
+
+    def present(graphs: NDArray[np.int64]) -> NDArray[np.float64]:
+        row = np.zeros(MOST_SPECIES + 1)
+        row[species_in(branch.store.read(graphs, [ATOMIC_NUMBERS]))] = 1
+        return row
+
+    def numbers() -> list[int]:
+        rows = _training_rows(branch, cache, MOST_SPECIES + 1, present)
+        return [int(number) for number in np.flatnonzero(rows.sum(0))]
+
+    return [int(one) for one in cache.value({"what": "species", "train": digest_of(branch.split.train)}, numbers)]
+
+
+def _training_rows(
+    branch: BranchData,
+    cache: StatisticsCache,
+    width: int,
+    row_of: Callable[[NDArray[np.int64]], NDArray[np.float64]],
+) -> NDArray[np.float64]:
+    """A row for every block of the training part, each computed by one rank."""
+    indices = branch.split.train
+
+    def row(block: int) -> NDArray[np.float64]:
+        cache.heartbeat()
+        return row_of(indices[block * DEGREE_BLOCK : (block + 1) * DEGREE_BLOCK])
+
+    return shared_rows(cache.ranks, cache.device)(-(-len(indices) // DEGREE_BLOCK), width, row)

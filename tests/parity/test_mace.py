@@ -1,0 +1,151 @@
+"""The whole network of MACE's authors, from species to energies and forces; its weights and outputs were kept by ``make_mace.py``."""
+
+from dataclasses import replace
+from itertools import combinations_with_replacement
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from hydragnn.architectures import ArchitectureSettings, architecture_of
+from hydragnn.conformance_cases import make_graph
+from hydragnn.graphs import ATOMIC_NUMBERS_FIELD
+from hydragnn.graphs.batch import GraphBatch, concatenate
+from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
+from hydragnn.layers import coupling, symmetric_polynomials
+from hydragnn.models import GraphModel, build_model, degree_statistics, parse_head
+
+o3 = pytest.importorskip("e3nn.o3")
+
+CHANNELS, RADIAL, CUTOFF, ELL, CORRELATION, SPECIES, LAYERS, READOUT = 4, 5, 9.0, 2, 3, 5, 3, 3
+FIELDS = [
+    ATOMIC_NUMBERS_FIELD,
+    Field(name="energy", on="graph", role="target"),
+    Field(name="forces", on="node", shape=(3,), parity="vector", role="target"),
+]
+
+
+class Stored:
+    """Their weights, as factors of ours."""
+
+    def __init__(self) -> None:
+        self.values = load_file(Path(__file__).with_name("mace-torch.safetensors"))
+
+    def weight(self, name: str) -> Tensor:
+        return self.values[f"weights.{name}"].double()
+
+    def matrices(self, name: str, counts: list[int], outputs: int) -> list[Tensor]:
+        """The blocks of a linear map of irreps, one for each number of inputs, as weights of ``nn.Linear``."""
+        flat = self.weight(name).split([count * outputs for count in counts])
+        return [block.view(count, outputs).T / count**0.5 for block, count in zip(flat, counts)]
+
+    def contraction(self, layer: int, degree: int) -> Tensor:
+        """Weights of our polynomials, ``[species, polynomials x channels]``, of which theirs are combinations."""
+        prefix, rows = f"products.{layer}.symmetric_contractions.contractions.{degree}", []
+        for order in range(1, CORRELATION + 1):
+            theirs = self.values[f"polynomials.{degree}.{order}"]
+            ours = dense(degree, order)
+            shares = torch.linalg.lstsq(ours.flatten(1).T, theirs.flatten(1).T).solution  # [polynomials, paths]
+            torch.testing.assert_close(torch.einsum("qp,qcm->pcm", shares, ours), theirs)  # ours span theirs
+            name = "weights_max" if order == CORRELATION else f"weights.{CORRELATION - 1 - order}"
+            rows.append(torch.einsum("qp,spc->sqc", shares, self.weight(f"{prefix}.{name}")))
+        return torch.cat(rows, dim=1).flatten(1)
+
+
+def dense(degree: int, order: int) -> Tensor:
+    """Our polynomials with a column for every monomial."""
+    polynomials = symmetric_polynomials(ELL, degree, order)
+    every = list(combinations_with_replacement(range((ELL + 1) ** 2), order))
+    result = np.zeros((*polynomials.coefficients.shape[:2], len(every)))
+    result[:, :, [every.index(monomial) for monomial in polynomials.monomials]] = polynomials.coefficients
+    return torch.from_numpy(result)
+
+
+def sign(path: tuple[int, int, int]) -> float:
+    """Of their coupling beside ours; their edges point the other way, too."""
+    theirs = o3.wigner_3j(*path, dtype=torch.float64).numpy()
+    return float(np.sign((coupling(*path) * theirs).sum())) * (-1) ** path[1]
+
+
+@pytest.fixture
+def batch() -> GraphBatch:
+    graphs = concatenate([make_graph(1, 5), make_graph(2, 7)])
+    return graphs.with_fields({ATOMIC_NUMBERS: graphs.nodes["species"] + 1}, fields=FIELDS[:1])
+
+
+def ours(batch: GraphBatch) -> GraphModel:
+    """Our network of the same size, with weights to be replaced; the head has hidden units to carry linear read-outs through."""
+    table = {"kind": "mace", "hidden_dim": CHANNELS, "num_layers": LAYERS, "num_radial": RADIAL, "cutoff": CUTOFF}
+    settings = architecture_of("mace").Settings.parse({**table, "max_ell": ELL, "correlation": CORRELATION})
+    assert isinstance(settings, ArchitectureSettings)
+    head = parse_head({"kind": "energy", "field": "energy", "hidden_dims": [READOUT + 2], "forces": "forces"})
+    statistics = replace(degree_statistics([batch]), species=tuple(range(1, SPECIES + 1)))
+    assert statistics.mean_degree == 4.0
+    model = build_model(settings, [head], FIELDS, inputs=[ATOMIC_NUMBERS], dim=3, seed=0, statistics=statistics)
+    return model.requires_grad_(False)
+
+
+def take_layer(model: GraphModel, stored: Stored, number: int) -> None:
+    """Give one of our layers the weights of theirs."""
+    layer, name = model.encoder.layers[number], f"interactions.{number}"
+    message, radial = layer.message, layer.message.radial
+    degrees = range(len(message.up))
+    for linear, matrix in zip(
+        message.up, stored.matrices(f"{name}.linear_up.weight", [CHANNELS for _ in degrees], CHANNELS)
+    ):
+        linear.weight.copy_(matrix)
+    for place, linear in enumerate(radial.hidden):
+        matrix = stored.weight(f"{name}.conv_tp_weights.layer{place}.weight")
+        gain = stored.values["silu"] if place else 1.0
+        linear.weight.zero_()[:, : len(matrix)] = (
+            gain * matrix.T / len(matrix) ** 0.5
+        )  # ours sees a constant beside the basis
+    last = stored.weight(f"{name}.conv_tp_weights.layer3.weight")
+    parts = last.split(CHANNELS, dim=1)
+    for path, linear, part in zip(message.paths, radial.paths, parts, strict=True):
+        linear.weight.copy_(sign(path) * stored.values["silu"] * part.T / len(part) ** 0.5)
+    counts = [linear.in_features for linear in message.mix]
+    for linear, matrix in zip(message.mix, stored.matrices(f"{name}.linear.weight", counts, CHANNELS)):
+        linear.weight.copy_(matrix)
+    skips = stored.weight(f"{name}.skip_tp.weight").view(-1, CHANNELS, SPECIES, CHANNELS) / (CHANNELS * SPECIES) ** 0.5
+    for linear, table in zip(layer.skip.values(), skips, strict=True):
+        linear.weight[: SPECIES * CHANNELS] = table.permute(1, 2, 0).flatten(0, 1)
+    sizes = [CHANNELS for _ in layer.mix]
+    for linear, matrix in zip(layer.mix.values(), stored.matrices(f"products.{number}.linear.weight", sizes, CHANNELS)):
+        linear.weight.copy_(matrix)
+    for degree, table in layer.products.weights.items():
+        table.weight[:SPECIES] = stored.contraction(number, int(degree))
+
+
+def take_readouts(head: nn.Sequential, stored: Stored) -> None:
+    """Linear read-outs of all layers but the last go through silu(x) - silu(-x) = x, the last is a network of its own."""
+    first, second = head[0], head[2]
+    for one in (first.weight, first.bias, second.weight, second.bias):
+        one.zero_()
+    for number in range(LAYERS - 1):
+        linear = stored.weight(f"readouts.{number}.linear.weight") / CHANNELS**0.5
+        columns = slice(number * CHANNELS, (number + 1) * CHANNELS)
+        first.weight[READOUT, columns], first.weight[READOUT + 1, columns] = linear, -linear
+    second.weight[0, READOUT], second.weight[0, READOUT + 1] = 1, -1
+    (hidden,) = stored.matrices(f"readouts.{LAYERS - 1}.linear_1.weight", [CHANNELS], READOUT)
+    (output,) = stored.matrices(f"readouts.{LAYERS - 1}.linear_2.weight", [READOUT], 1)
+    first.weight[:READOUT, -CHANNELS:] = hidden
+    second.weight[:, :READOUT] = stored.values["silu"] * output
+
+
+def test_mace_with_forces_equals_that_of_its_authors(batch: GraphBatch) -> None:
+    """Three interactions with scalars and vectors between them, products of three factors, and read-outs of every layer."""
+    stored = Stored()
+    model = ours(batch).double()
+    model.node_inputs.origin.zero_()
+    rows = stored.weight("node_embedding.linear.weight").view(SPECIES, CHANNELS) / SPECIES**0.5
+    model.node_inputs.node_tables[0].table.weight[1 : SPECIES + 1] = rows
+    for number in range(LAYERS):
+        take_layer(model, stored, number)
+    take_readouts(model.heads[0].network, stored)
+    actual = model(batch)
+    torch.testing.assert_close(actual["energy"].mean, stored.values["energy"], rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(actual["forces"].mean, stored.values["forces"], rtol=1e-10, atol=1e-10)
