@@ -9,8 +9,10 @@ from hydragnn.layers.message_graph import MessageGraph, States, lengths_and_dire
 from hydragnn.layers.mlp import mlp
 from hydragnn.layers.radial import BesselBasis, GaussianBasis, RadialFeatures, SincBasis, envelope_at
 from hydragnn.layers.readout import GatedProducts, GatedVectors, Pool, pool_nodes
+from hydragnn.layers.spherical_bessel import SphericalBesselBasis, bessel_zeros
 from hydragnn.layers.symmetric_contraction import SymmetricContraction
 from hydragnn.layers.symmetric_polynomials import symmetric_polynomials
+from hydragnn.layers.triplets import TripletSums, reverses_of
 from hydragnn.layers.wrapping import Checkpointed, Residual
 
 __all__ = [
@@ -33,14 +35,18 @@ __all__ = [
     "RadialFeatures",
     "Residual",
     "SincBasis",
+    "SphericalBesselBasis",
     "SphericalHarmonics",
     "States",
     "SymmetricContraction",
+    "TripletSums",
+    "bessel_zeros",
     "coupling",
     "envelope_at",
     "lengths_and_directions",
     "mlp",
     "pool_nodes",
+    "reverses_of",
     "symmetric_polynomials",
     "scaled_statistics",
 ]
