@@ -5,7 +5,6 @@ No attempt outlives its controller, works before the journal knows it, or has a 
 
 import json
 import os
-import select
 import shutil
 import signal
 import socket
@@ -23,6 +22,7 @@ import psutil
 
 import hydragnn
 from hydragnn.errors import InputError
+from hydragnn.hpo.launching.descriptors import readable
 from hydragnn.hpo.launching.launcher import Begun, Exit, Report, Task
 from hydragnn.hpo.launching.watchdog import Heartbeat
 from hydragnn.hpo.scheduling.events import Identity, Probed, node_of
@@ -148,7 +148,7 @@ class LocalLauncher:
             self._kill_the_hung()
             wait = 0.0 if reports else max(0.0, min(deadline, self._next_kill()) - time.monotonic())
             slots = {worker.reports.fileno(): slot for slot, worker in self._workers.items()}
-            ready = select.select(list(slots), [], [], wait)[0] if slots else []
+            ready = readable(slots, wait) if slots else []
             if not slots and wait:
                 time.sleep(wait)
             for descriptor in ready:

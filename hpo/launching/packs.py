@@ -7,7 +7,6 @@ is the other side. The packs end with the controller, because their input then e
 import itertools
 import json
 import os
-import select
 import sys
 import time
 from collections.abc import Iterable, Mapping
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hydragnn.hpo.launching.allocation import Allocation
+from hydragnn.hpo.launching.descriptors import allow_many_files, readable
 from hydragnn.hpo.launching.launcher import Begun, Exit, Report, Revoked, Task, is_complete
 from hydragnn.hpo.launching.local import MODULE, _importable, shares_of
 from hydragnn.hpo.launching.packstep import Pack, PackAttempt, request_of, start_pack
@@ -50,6 +50,7 @@ class PackLauncher:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         """``shares`` of a node, of which so many that are ``together`` share a process."""
+        allow_many_files()  # two pipes per pack, and where a launcher feeds its first rank only, one pack per node
         self._site, self._allocation, self._shares, self._log, self._module = site, allocation, shares, log, module
         self._together = together
         self._hang, self._patience = hang_seconds, probe_seconds
@@ -192,7 +193,7 @@ class PackLauncher:
         if not packs:
             time.sleep(wait)
             return
-        for descriptor in select.select(list(packs), [], [], wait)[0]:
+        for descriptor in readable(packs, wait):
             self._receive(packs[descriptor])
 
     def _receive(self, pack: Pack) -> None:

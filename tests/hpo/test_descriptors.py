@@ -1,0 +1,76 @@
+"""Pipes by the thousand, as packs of one node each have them."""
+
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from hydragnn.hpo.launching.descriptors import readable
+from hydragnn.hpo.launching.launcher import Begun, Task
+from hydragnn.hpo.launching.local import LocalLauncher
+
+PIPES = 1100
+"""As many read ends have descriptors beyond 1,024, where ``select`` ends."""
+
+LIMITS = """
+import resource
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, hard), hard))
+from hydragnn.hpo.launching.descriptors import allow_many_files
+allow_many_files()
+print(resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard))
+"""
+
+
+@pytest.fixture
+def pipes() -> Iterator[list[tuple[int, int]]]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 3 * PIPES:
+        pytest.skip(f"this system grants {hard} open files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 3 * PIPES), hard))
+    with ExitStack() as stack:
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        made = []
+        for _ in range(PIPES):
+            made.append(os.pipe())
+            for end in made[-1]:
+                stack.callback(os.close, end)
+        yield made
+
+
+def test_of_a_thousand_pipes_those_are_heard_that_speak(pipes: list[tuple[int, int]]) -> None:
+    ends = [end for end, _ in pipes]
+    assert readable(ends, 0.0) == []
+    os.write(pipes[3][1], b"x")
+    os.write(pipes[-1][1], b"x")
+    assert pipes[-1][0] > 1024
+    assert sorted(readable(ends, 0.0)) == sorted([ends[3], ends[-1]])
+
+
+def test_a_pipe_whose_other_end_is_closed_is_heard() -> None:
+    ours, theirs = os.pipe()
+    os.close(theirs)
+    assert readable([ours], 0.0) == [ours]
+    os.close(ours)
+
+
+def test_a_launcher_hears_its_worker_behind_a_thousand_open_files(
+    pipes: list[tuple[int, int]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    launcher = LocalLauncher(1)
+    try:
+        folder = tmp_path_factory.mktemp("trial")
+        launcher.start(Task(trial=0, attempt=1, folder=folder, until=1, slots=launcher.slots))
+        (report,) = launcher.poll(60.0)
+        assert isinstance(report, Begun)
+    finally:
+        launcher.close()
+
+
+def test_as_many_files_may_be_open_as_the_system_grants() -> None:
+    said = subprocess.run([sys.executable, "-c", LIMITS], capture_output=True, text=True, check=True).stdout
+    assert said.strip() == "True"
