@@ -110,9 +110,10 @@ class GeometricSettings(ArchitectureSettings):
     num_radial: int = Setting(default=20, ge=1, le=512)
     """Radial basis functions per edge."""
 
-    radial: Literal["bessel", "sinc", "gaussian"] = "bessel"
+    radial: Literal["bessel", "sinc", "gaussian", "exponential"] = "bessel"
     """Radial basis: bessel (sqrt(2 / cutoff) sin(n pi r / cutoff) / r, as published, for Angstrom; it overflows for small
-    cutoffs), sinc (sin(n pi x) / x with x = r / cutoff: the same at a cutoff of 5, of one size in every unit of length) or gaussian."""
+    cutoffs), sinc (sin(n pi x) / x with x = r / cutoff: the same at a cutoff of 5, of one size in every unit of length), gaussian,
+    or exponential (Gaussians of exp(-5 x), dense at short lengths)."""
 
     envelope: Literal["polynomial", "cosine", "none"] | None = None
     """Smooth end of messages at the cutoff; absent: polynomial, or none for meshes, grains and others whose edges do not come from a
