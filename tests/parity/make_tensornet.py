@@ -97,10 +97,14 @@ def main() -> None:
     head = nn.Sequential(nn.Linear(CHANNELS, CHANNELS // 2), nn.SiLU(), nn.Linear(CHANNELS // 2, 1))
     head.load_state_dict({name: value.float() for name, value in head.state_dict().items()})
     positions = batch.positions.clone().requires_grad_()
+    tensors: list[Tensor] = []
+    network.layers[-1].register_forward_hook(lambda *values: tensors.append(values[-1]))
     scalars = network(batch.nodes["species"] + 1, positions, batch.owner("node"))[0]
     energy = torch.zeros(2).index_add(0, batch.owner("node"), head(scalars).squeeze(1))
     (gradient,) = torch.autograd.grad(energy.sum(), positions)
-    values = {"scalars": scalars, "energy": energy, "forces": -gradient}
+    vectors = torch.stack([tensors[0][:, 2, 1], tensors[0][:, 0, 2], tensors[0][:, 1, 0]], dim=1)
+    vectors = (vectors - torch.stack([tensors[0][:, 1, 2], tensors[0][:, 2, 0], tensors[0][:, 0, 1]], dim=1)) / 2
+    values = {"scalars": scalars, "vectors": vectors, "energy": energy, "forces": -gradient}
     values |= {f"weights.{name}": value.float() for name, value in network.named_parameters()}
     values |= {f"head.{name}": value.float() for name, value in head.named_parameters()}
     save_file({name: value.detach().contiguous() for name, value in values.items()}, OUT)

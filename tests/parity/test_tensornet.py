@@ -97,6 +97,7 @@ def test_tensornet_with_forces_equals_that_of_its_authors(batch: GraphBatch, sto
     model = ours(stored)
     actual, states = model.with_states(batch)
     torch.testing.assert_close(states[0].detach(), stored["scalars"], **EXACT)
+    torch.testing.assert_close(states[1].detach(), stored["vectors"], **EXACT)
     torch.testing.assert_close(actual["energy"].mean.detach(), stored["energy"], **EXACT)
     torch.testing.assert_close(actual["forces"].mean.detach(), stored["forces"], **EXACT)
     assert stored["forces"].abs().max() > 1e-2  # there is something to compare

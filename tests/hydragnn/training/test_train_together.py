@@ -57,7 +57,9 @@ VARIED = (
 )
 
 
-@pytest.mark.parametrize("model", ["schnet", "painn", "egnn", "pna", "sage", "mfc", "pnaplus", "pnaeq", "mace"])
+@pytest.mark.parametrize(
+    "model", ["schnet", "painn", "egnn", "pna", "sage", "mfc", "pnaplus", "pnaeq", "mace", "tensornet"]
+)
 @pytest.mark.usefixtures("stacked")
 def test_runs_trained_together_are_those_trained_alone(
     model: str, make_config: Configs, store: MemoryStore, tmp_path: Path
