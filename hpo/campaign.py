@@ -4,7 +4,7 @@ import os
 import signal
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -191,8 +191,9 @@ def launcher_of(settings: CampaignSettings, out: Path, workers: int | None = Non
     A number of ``workers`` asks for processes of this machine.
     """
     search = settings.search
-    local = LocalLauncher(workers or search.workers, hang_seconds=60 * search.hang_minutes)
     if workers is not None and search.launcher == "auto":
-        return local
+        return LocalLauncher(workers, together=search.together, hang_seconds=60 * search.hang_minutes)
     allocation = read_allocation(os.environ, want=search.launcher)
-    return local if allocation.by == "local" else launcher_for(settings, allocation, out)
+    if workers is not None:
+        settings = replace(settings, search=search.model_copy(update={"workers": workers}))
+    return launcher_for(settings, allocation, out)

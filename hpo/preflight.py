@@ -29,7 +29,7 @@ LEFTOVERS = ("journal.lock", "journal.jsonl", "jobs")
 EXTENSIBLE = (
     *("trials", "finalists", "retries", "warm_start"),
     *("max_hours", "max_node_hours", "timeout_minutes", "grace_seconds", "hang_minutes"),
-    *("launcher", "workers", "nodes_per_trial", "trials_per_node", "ranks_per_node"),
+    *("launcher", "workers", "nodes_per_trial", "trials_per_node", "together", "ranks_per_node"),
 )
 """Members of [search] that may change when a campaign is resumed; the rest decides what its results mean."""
 
@@ -77,6 +77,12 @@ def _check_sizes(settings: CampaignSettings) -> None:
         raise InputError(
             f"{settings.source}: search.trials_per_node = {search.trials_per_node} trials share a node, and "
             f"search.nodes_per_trial = {search.nodes_per_trial} nodes share a trial; keep one of them at 1"
+        )
+
+    if search.together > 1 and (most > 1 or (search.ranks_per_node or 1) > 1):
+        raise InputError(
+            f"{settings.source}: search.together = {search.together} trials share a process, so that none has several; leave "
+            "out nodes_per_trial and ranks_per_node, or set together = 1"
         )
 
 

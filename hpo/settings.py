@@ -112,7 +112,7 @@ class SearchSettings(Settings):
     """Seed of the sampler; with one worker the whole campaign is a function of it."""
 
     workers: int = Field(default=1, ge=1)
-    """Trials trained at once, each in its own process on one thread."""
+    """Processes that train trials, on one thread each; of one trial, or of so many as are ``together``."""
 
     objective: str | dict[str, float] = "valid/loss"
     """What is minimised: ``valid/loss``, one metric such as ``valid/energy/mae``, or a table of weights per field, whose mean
@@ -144,6 +144,10 @@ class SearchSettings(Settings):
 
     trials_per_node: int = Field(default=1, ge=1)
     """Small trials that share a node, for example one per GPU; they are started in packs, many in one job step."""
+
+    together: int = Field(default=1, ge=1, le=64)
+    """So many trials share a process, and its thread or GPU: ``workers`` processes with so many trials each, or so many of
+    ``trials_per_node``. Where models have one shape their steps are taken as one, if that is measured to be faster."""
 
     ranks_per_node: int | None = Field(default=None, ge=1)
     """Processes of one trial on each of its nodes; one per GPU, or one, if absent."""

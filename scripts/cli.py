@@ -145,7 +145,10 @@ def search(
     campaign: Annotated[Path, typer.Argument(help="CAMPAIGN.toml: the sections of CONFIG.toml plus [search].")],
     out: Out,
     resume: Resume = False,
-    workers: Annotated[int | None, typer.Option(min=1, help="Trials at once, one thread each.")] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Trials at once, one thread each (with search.together, so many times as many)."),
+    ] = None,
     submit: Annotated[
         bool, typer.Option("--submit", help="Let batch jobs search, as [job] says: Slurm, PBS or Flux.")
     ] = False,

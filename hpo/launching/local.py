@@ -6,12 +6,14 @@ No attempt outlives its controller, works before the journal knows it, or has a 
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +25,7 @@ import hydragnn
 from hydragnn.errors import InputError
 from hydragnn.hpo.launching.launcher import Begun, Exit, Report, Task
 from hydragnn.hpo.launching.watchdog import Heartbeat
-from hydragnn.hpo.scheduling.events import Identity, Probed
+from hydragnn.hpo.scheduling.events import Identity, Probed, node_of
 
 ONE_THREAD = dict.fromkeys(
     ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"), "1"
@@ -80,19 +82,21 @@ class _Worker:
 
 
 class LocalLauncher:
-    """Runs ``hydragnn.runs.run FOLDER --until N --attempt A --micro-batches M`` for each attempt, on ``workers`` slots."""
+    """Runs ``hydragnn.runs.run FOLDER --until N --attempt A --micro-batches M`` for each attempt, by ``workers`` processes."""
 
     def __init__(
         self,
         workers: int,
         *,
+        together: int = 1,
         hang_seconds: float = 600.0,
         module: str = MODULE,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        self._hang_seconds = hang_seconds
-        self._slots = tuple(f"worker-{number}" for number in range(workers))
-        self._module = module
+        """``together``: so many trials share one process of each worker."""
+        self._hang_seconds, self._together, self._module = hang_seconds, together, module
+        self._slots = shares_of([f"worker-{number}" for number in range(workers)], together)
+        self._places = Path(tempfile.mkdtemp(prefix="hydragnn-")) if together > 1 else None
         self._environment = {**os.environ, **_importable(), **ONE_THREAD, "PYTHONUNBUFFERED": "1"}
         self._environment.update(environment or {})
         self._workers: dict[str, _Worker] = {}
@@ -100,7 +104,7 @@ class LocalLauncher:
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """One per worker."""
+        """One per worker, or as many as share its process."""
         return self._slots
 
     @property
@@ -121,7 +125,7 @@ class LocalLauncher:
             note = f"--- attempt {task.attempt}: until epoch {task.until}, {time.strftime('%Y-%m-%d %H:%M:%S')}\n"
             with (task.folder / "log.txt").open("a", encoding="utf-8") as log:
                 log.write(note)
-            worker = self._workers[slot] = self._workers.get(slot) or self._new_worker()
+            worker = self._workers[slot] = self._workers.get(slot) or self._new_worker(slot)
         except OSError as error:
             self._reports.append(Exit(task=task, code=None, message=f"cannot start a process: {error}"))
             return
@@ -172,10 +176,15 @@ class LocalLauncher:
             worker.requests.close()
         for worker in workers:
             worker.wait()
+        if self._places is not None:
+            shutil.rmtree(self._places, ignore_errors=True)  # what trains together ends where its place is gone
 
-    def _new_worker(self) -> _Worker:
+    def _new_worker(self, slot: str) -> _Worker:
+        company = []
+        if self._places is not None:
+            company = company_options(self._places / node_of(slot), self._together, self._hang_seconds)
         process = subprocess.Popen(
-            [sys.executable, "-P", str(WORKER), self._module],
+            [sys.executable, "-P", str(WORKER), self._module, *company],
             bufsize=0,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -243,6 +252,20 @@ def _request(task: Task) -> dict[str, Any]:
     """What a worker needs to know of an attempt."""
     options = ["--until", str(task.until), "--attempt", str(task.attempt), "--micro-batches", str(task.micro_batches)]
     return {"arguments": [str(task.folder), *options], "log": str(task.folder / "log.txt")}
+
+
+def shares_of(nodes: Sequence[str], shares: int) -> tuple[str, ...]:
+    """The slots of nodes that are shared; first one of each node, so that few trials spread over many.
+
+    >>> shares_of(["n1", "n2"], 2)
+    ('n1/0', 'n2/0', 'n1/1', 'n2/1')
+    """
+    return tuple(nodes) if shares == 1 else tuple(f"{node}/{share}" for share in range(shares) for node in nodes)
+
+
+def company_options(place: Path, members: int, hang_seconds: float) -> list[str]:
+    """What tells a worker that its attempts are trained in company, and that this goes on alone before it counts as hung."""
+    return ["--company", str(place), "--members", str(members), "--patience", str(hang_seconds / 2)]
 
 
 def _importable() -> dict[str, str]:

@@ -12,8 +12,10 @@ import argparse
 import json
 import os
 import select
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -95,23 +97,33 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--nodes", required=True)
     parser.add_argument("--shares", type=int, required=True)
     parser.add_argument("--gpus", type=int, default=0)
+    parser.add_argument("--together", type=int, default=1, help="shares whose trials are trained by one process")
+    parser.add_argument("--hang-seconds", type=float, default=600.0)
     parser.add_argument("module")
     options = parser.parse_args(arguments)
     node = own_name(options.nodes.split(","), os.environ)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(OF_THE_PACK)}
+    parts = options.shares // options.together
+    places = tempfile.mkdtemp(prefix="hydragnn-") if options.together > 1 else ""
     shares = {}
     for number in range(options.shares):
         slot = node if options.shares == 1 else f"{node}/{number}"
-        command = [sys.executable, "-P", str(HERE / "rank.py"), "--part", str(number), "--parts", str(options.shares)]
+        part = number // options.together
+        command = [sys.executable, "-P", str(HERE / "rank.py"), "--part", str(part), "--parts", str(parts)]
         command += ["--gpus", str(options.gpus), sys.executable, "-P", str(HERE / "worker.py"), options.module]
+        if places:
+            command += ["--company", f"{places}/{part}", "--members", str(options.together)]
+            command += ["--patience", str(options.hang_seconds / 2)]
         shares[slot] = Share(slot=slot, command=command, environment=environment)
-    threads = max(1, len(os.sched_getaffinity(0)) // options.shares) if hasattr(os, "sched_getaffinity") else 1
+    threads = max(1, len(os.sched_getaffinity(0)) // parts) if hasattr(os, "sched_getaffinity") else 1
     say(node, {"alive": True})
     try:
         serve(node, shares, str(threads))
     finally:
         for share in shares.values():
             share.stop()
+        if places:
+            shutil.rmtree(places, ignore_errors=True)  # what trains together ends where its place is gone
 
 
 def serve(node: str, shares: dict[str, Share], threads: str) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from hydragnn.hpo.launching.allocation import Allocation
 from hydragnn.hpo.launching.launcher import Begun, Exit, Report, Revoked, Task, is_complete
-from hydragnn.hpo.launching.local import MODULE, _importable
+from hydragnn.hpo.launching.local import MODULE, _importable, shares_of
 from hydragnn.hpo.launching.packstep import Pack, PackAttempt, request_of, start_pack
 from hydragnn.hpo.launching.sites import Site, Step
 from hydragnn.hpo.launching.stepprocess import end_steps
@@ -43,12 +43,15 @@ class PackLauncher:
         *,
         shares: int,
         log: Path,
+        together: int = 1,
         hang_seconds: float = 600.0,
         probe_seconds: float = 120.0,
         module: str = MODULE,
         environment: Mapping[str, str] | None = None,
     ) -> None:
+        """``shares`` of a node, of which so many that are ``together`` share a process."""
         self._site, self._allocation, self._shares, self._log, self._module = site, allocation, shares, log, module
+        self._together = together
         self._hang, self._patience = hang_seconds, probe_seconds
         self._environment = {**os.environ, **_importable(), "PYTHONUNBUFFERED": "1", **(environment or {})}
         self._numbers = itertools.count()
@@ -70,9 +73,7 @@ class PackLauncher:
     @property
     def slots(self) -> tuple[str, ...]:
         """The shares of all nodes; first one of each node, so that few trials spread over many."""
-        if self._shares == 1:
-            return self._allocation.nodes
-        return tuple(f"{node}/{share}" for share in range(self._shares) for node in self._allocation.nodes)
+        return shares_of(self._allocation.nodes, self._shares)
 
     @property
     def deadline(self) -> float | None:
@@ -169,6 +170,7 @@ class PackLauncher:
 
     def _new_pack(self, nodes: tuple[str, ...]) -> None:
         options = ["--nodes", ",".join(nodes), "--shares", str(self._shares), "--gpus", str(self._allocation.gpus)]
+        options += ["--together", str(self._together), "--hang-seconds", str(self._hang)]
         step = Step(
             name=f"pack-{os.getpid()}-{next(self._numbers)}",
             nodes=nodes,

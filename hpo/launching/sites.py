@@ -203,8 +203,8 @@ class Mpiexec:
 
     @property
     def pack_nodes(self) -> int:
-        """One under PALS, which feeds its input to the first rank only."""
-        return PACK_NODES if self.hydra else 1
+        """One: mpiexec of PALS and of MPICH feeds its input to the first rank only."""
+        return 1
 
     def command(self, step: Step) -> list[str]:
         """See ``Site``."""
@@ -212,7 +212,7 @@ class Mpiexec:
         total, names = str(len(step.nodes) * step.ranks), ",".join(step.nodes)
         if self.hydra:
             line += ["-hosts", names, "-n", total, "-ppn", str(step.ranks), "-bind-to", "none"]
-            line += ["-s", "all", "-disable-auto-cleanup"] if step.resident else []
+            line += ["-disable-auto-cleanup"] if step.resident else []
         else:
             line += ["--hosts", names, "-n", total, "--ppn", str(step.ranks), "--cpu-bind", "none", "--line-buffer"]
         return [*line, *step.program]

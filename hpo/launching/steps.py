@@ -335,17 +335,23 @@ def launcher_for(settings: CampaignSettings, allocation: Allocation, out: Path) 
     largest = nodes if isinstance(nodes, int) else nodes[1]
     hang = 60.0 * search.hang_minutes
     if allocation.by == "local":
-        return LocalLauncher(search.workers, hang_seconds=hang)
+        return LocalLauncher(search.workers, together=search.together, hang_seconds=hang)
     site = site_of(allocation)
     if search.trials_per_node > 1 and (largest > 1 or (search.ranks_per_node or 1) > 1):
         raise InputError(
             f"{settings.source}: trials_per_node = {search.trials_per_node} gives each trial one process on a share of a "
             "node; leave out nodes_per_trial and ranks_per_node, or set trials_per_node = 1"
         )
+    if search.trials_per_node % search.together:
+        raise InputError(
+            f"{settings.source}: together = {search.together} trials share a process, and trials_per_node = "
+            f"{search.trials_per_node} share a node; make trials_per_node a multiple of together, such as {search.together}"
+        )
     ranks = search.ranks_per_node or max(1, allocation.gpus)
     if search.trials_per_node > 1 or (largest == ranks == 1 and len(allocation.nodes) > STEPS_AT_ONCE):
         log = out / "packs.txt"
-        return PackLauncher(site, allocation, shares=search.trials_per_node, log=log, hang_seconds=hang)
+        shares, together = search.trials_per_node, search.together
+        return PackLauncher(site, allocation, shares=shares, together=together, log=log, hang_seconds=hang)
     own = allocation.managed or allocation.by == "flux"
     at_once, rate = (OWN_AT_ONCE, OWN_RATE) if own else (STEPS_AT_ONCE, STEP_RATE)
     smallest = nodes if isinstance(nodes, int) else nodes[0]

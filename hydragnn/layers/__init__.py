@@ -10,8 +10,10 @@ from hydragnn.layers.message_graph import MessageGraph, States, lengths_and_dire
 from hydragnn.layers.mlp import mlp
 from hydragnn.layers.radial import BesselBasis, ExponentialBasis, GaussianBasis, RadialFeatures, SincBasis, envelope_at
 from hydragnn.layers.readout import GatedProducts, GatedVectors, Pool, pool_nodes
+from hydragnn.layers.spherical_bessel import SphericalBesselBasis, bessel_zeros
 from hydragnn.layers.symmetric_contraction import SymmetricContraction
 from hydragnn.layers.symmetric_polynomials import symmetric_polynomials
+from hydragnn.layers.triplets import TripletSums, reverses_of
 from hydragnn.layers.wrapping import Checkpointed, Residual
 
 __all__ = [
@@ -35,10 +37,13 @@ __all__ = [
     "RadialFeatures",
     "Residual",
     "SincBasis",
+    "SphericalBesselBasis",
     "SphericalHarmonics",
     "States",
     "SymmetricContraction",
     "TensorParts",
+    "TripletSums",
+    "bessel_zeros",
     "coupling",
     "envelope_at",
     "lengths_and_directions",
@@ -46,6 +51,7 @@ __all__ = [
     "pool_nodes",
     "product",
     "squares",
+    "reverses_of",
     "symmetric_polynomials",
     "times",
     "scaled_statistics",

@@ -13,7 +13,10 @@ from hydragnn.kernels import Pairs, Topology, pairs_of
 from hydragnn.layers.radial import RadialFeatures
 
 States = dict[int, Tensor]
-"""Node states by degree: ``{0: [nodes, channels], 1: [nodes, dim, channels], ...}``; most architectures use degree 0 alone."""
+"""Node states by degree: ``{0: [nodes, channels], 1: [nodes, dim, channels], ...}``; most architectures use degree 0 alone.
+
+Under numbers below zero an architecture may hand on what else its layers need (messages of edges); ``finish`` takes it out.
+"""
 
 T = TypeVar("T")
 

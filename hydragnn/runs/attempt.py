@@ -6,7 +6,7 @@ there and leaves without a trace.
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,9 +53,16 @@ class Heartbeat:
     Inside are the time, the attempt and, once steps are taken, the epochs done.
     """
 
-    def __init__(self, attempt: Attempt, *, first: bool, clock: Callable[[], float] = time.monotonic) -> None:
-        """Only the ``first`` rank writes."""
-        self.attempt, self.first, self.clock = attempt, first, clock
+    def __init__(
+        self,
+        attempt: Attempt,
+        *,
+        first: bool,
+        clock: Callable[[], float] = time.monotonic,
+        beside: Callable[[], Iterable["Heartbeat"]] = tuple,
+    ) -> None:
+        """Only the ``first`` rank writes; the hearts ``beside`` it, of runs that wait for this one, beat with it."""
+        self.attempt, self.first, self.clock, self.beside = attempt, first, clock, beside
         self.beaten_at = -SECONDS_BETWEEN_BEATS
         self.epochs: float | None = None
 
@@ -65,8 +72,17 @@ class Heartbeat:
         self.epochs = self.epochs if epochs is None else epochs
         if not self.first or now - self.beaten_at < SECONDS_BETWEEN_BEATS:
             return
-        self.beaten_at = now
         self.attempt.check()
+        self.show(now)
+        for other in self.beside():
+            if now - other.beaten_at >= SECONDS_BETWEEN_BEATS:
+                with suppress(Fenced):  # it will notice itself
+                    other.attempt.check()
+                    other.show(now)
+
+    def show(self, now: float) -> None:
+        """Write the time, the attempt and its epochs."""
+        self.beaten_at = now
         with suppress(OSError):  # a full disk stops the run where it matters, at a checkpoint
             # opened and closed each time, so that network file systems show the new time to others
             descriptor = os.open(self.attempt.folder / "heartbeat", os.O_WRONLY | os.O_CREAT, 0o644)

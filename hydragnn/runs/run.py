@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from hydragnn.allocator import keep_memory
-from hydragnn.config import RunConfig, stored_config
+from hydragnn.config import AnyConfig, RunConfig, stored_config
 from hydragnn.datasets import GraphStore, open_store
 from hydragnn.distributed.launch import LaunchError, this_launch
 from hydragnn.distributed.leaving import SECONDS_FOR_THE_FIRST, leave
@@ -42,7 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
         return _train(options, attempt)
     except Exception as error:
         try:
-            return _ended_by(error, attempt)
+            return ended_by(error, attempt)
         except Fenced as note:
             print(note, file=sys.stderr)
             return FENCED
@@ -67,13 +67,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def _train(options: argparse.Namespace, attempt: Attempt) -> int:
-    folder: Path = options.folder
-    check_ranks(options.ranks)
-    begin_anew_after_pickle(attempt)
-    config = stored_config(folder / "config.json")
+    config, store = what_to_train(options, attempt)
     record = train(
         config,
-        folder,
+        options.folder,
         until=options.until,
         resume=True,
         progress=console_progress(),
@@ -81,8 +78,21 @@ def _train(options: argparse.Namespace, attempt: Attempt) -> int:
         micro_batches=options.micro_batches,
         memory=options.memory,
         attempt=attempt.number,
-        store=local_copy_of_store(attempt) if isinstance(config, RunConfig) else None,
+        store=store,
     )
+    return code_of(record)
+
+
+def what_to_train(options: argparse.Namespace, attempt: Attempt) -> tuple[AnyConfig, GraphStore | None]:
+    """The configuration in the folder, and the copy of its store that lies on this node, where there is one."""
+    check_ranks(options.ranks)
+    begin_anew_after_pickle(attempt)
+    config = stored_config(options.folder / "config.json")
+    return config, local_copy_of_store(attempt) if isinstance(config, RunConfig) else None
+
+
+def code_of(record: RunRecord) -> int:
+    """The exit code of a run that left this record."""
     return FAILED if record.status == "failed" else 0
 
 
@@ -121,7 +131,7 @@ def check_ranks(asked: int | None) -> None:
         )
 
 
-def _ended_by(error: Exception, attempt: Attempt) -> int:
+def ended_by(error: Exception, attempt: Attempt) -> int:
     """Leave a record of the end and say what it was; gives the exit code. Fenced where a later attempt owns the run."""
     attempt.check()
     if isinstance(error, Interrupted):

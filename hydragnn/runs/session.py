@@ -1,5 +1,6 @@
 """One run in its folder: begin or resume, train to the end of a segment, leave a record that says how it ended."""
 
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -79,17 +80,21 @@ def ready_run(
     parts: int = 1,
     memory: str | None = None,
     members: int = 1,
+    beside: Callable[[], Iterable[Heartbeat]] = tuple,
 ) -> tuple[Assembly, Heartbeat, Stopwatch]:
     """The run of this attempt, before its first step or where its last checkpoint left it, with its heart and its clock.
 
-    Batches are computed in so many ``parts``, or as many as the ``memory`` asks for, by a process that trains so many ``members``. InputError for a folder that is no place for it.
+    Batches are computed in so many ``parts``, or as many as the ``memory`` asks for, by a process that trains so many ``members``; those ``beside`` it live while it does. InputError for a folder that is no place for it.
     """
     out = this.folder
     check_folder(config.to_json(), out, resume)
     if ranks.first:
         forget_failures(out)
     ranks.wait()
-    heart, stopwatch = Heartbeat(this, first=ranks.first), Stopwatch(earlier_cost(out), ranks, device, members)
+    heart, stopwatch = (
+        Heartbeat(this, first=ranks.first, beside=beside),
+        Stopwatch(earlier_cost(out), ranks, device, members),
+    )
     with propagate_failure(this, ranks), interrupt_at_once() as check:
 
         def heartbeat() -> None:

@@ -92,7 +92,7 @@ def check_alike(models: Sequence[GraphModel]) -> None:
     if settings.dropout:
         raise NotStackable("random numbers of dropout belong to one run; without dropout, runs are trained together")
     attends, sees = settings.global_attention is not None, first.encoder.sees
-    if attends or sees & {"triplets", "edge_kinds"} or type(first.encoder) not in architectures().values():
+    if attends or "edge_kinds" in sees or type(first.encoder) not in architectures().values():
         raise NotStackable(f"the layers of {settings.kind} are not known to work on several models at once")
     for module in first.modules():
         if next(module.parameters(recurse=False), None) is not None and type(module) not in STACKED:

@@ -45,6 +45,10 @@ class Group:
     """Members whose models have one shape, and how their steps are taken."""
 
     members: tuple[Member, ...]
+    description: ModelDescription | None = None
+    """What all models are; None for a run with branches, which is alone."""
+    known: Way | None = None
+    """The faster way for as many models like these, where it was measured before."""
     way: Way | None = None
     """None while both are measured."""
     seconds: dict[Way, list[float]] = field(default_factory=lambda: {"stacked": [], "loop": []})
@@ -66,11 +70,23 @@ class Group:
 
     def begin(self, requests: Sequence[StepRequest]) -> None:
         """Stack the models and compare them with themselves on the first batches; the loop is the way where that fails."""
+        reason = "this was faster for as many runs of this shape before"
+        if self.known == "loop":
+            self.settle("loop", reason)
+            return
         try:
             self.stack = stack_of(self.members, requests)
-        except Exception as reason:
+        except Exception as problem:
             # not only NotStackable: without memory for all at once, steps one after the other show whose fault it is
-            self.settle("loop", str(reason))
+            self.settle("loop", str(problem))
+            return
+        if self.known == "stacked":
+            self.settle("stacked", reason)
+
+    @property
+    def measured(self) -> bool:
+        """Return True where both ways were timed and one was chosen."""
+        return self.way is not None and min(map(len, self.seconds.values())) >= TRIALS
 
     def note(self, way: Way, seconds: float) -> None:
         """Remember what a step took; the faster way is the one from then on when both are known."""
@@ -173,22 +189,38 @@ def check_predictions(predictions: Mapping[str, Distribution], model: torch.nn.M
 
 
 class Together:
-    """Takes the steps of several members; who has ended is left out from then on."""
+    """Takes the steps of several members, who may come and go; the faster way is measured once for as many of one shape."""
 
     def __init__(self) -> None:
         """No member yet."""
         self.groups: list[Group] = []
         self.active: tuple[Member, ...] = ()
+        self.known: list[tuple[ModelDescription | None, int, Way]] = []
 
     def take(self, requests: Mapping[Member, StepRequest]) -> dict[Member, Outcome]:
         """One step of every member that asks for one."""
         if tuple(requests) != self.active:
-            self.active, self.groups = tuple(requests), groups_of(tuple(requests))
+            self.regroup(tuple(requests))
         outcomes: dict[Member, Outcome] = {}
         for group in self.groups:
             results = group.take([requests[member] for member in group.members])
             outcomes.update(zip(group.members, results))
         return {member: outcomes[member] for member in requests}
+
+    def regroup(self, members: tuple[Member, ...]) -> None:
+        """Groups of those who are here now; a group that nobody left or joined goes on as it is."""
+        before = {group.members: group for group in self.groups}
+        for group in self.groups:
+            if group.measured and group.way is not None and self.way_of(group) is None:
+                self.known.append((group.description, len(group.members), group.way))
+        self.active, self.groups = members, [before.get(group.members, group) for group in groups_of(members)]
+        for group in self.groups:
+            group.known = self.way_of(group)
+
+    def way_of(self, group: Group) -> Way | None:
+        """The faster way for as many models like these, where it is known."""
+        alike = (way for what, size, way in self.known if (what, size) == (group.description, len(group.members)))
+        return next(alike, None)
 
 
 def groups_of(members: Sequence[Member]) -> list[Group]:
@@ -202,4 +234,4 @@ def groups_of(members: Sequence[Member]) -> list[Group]:
             alike[0].append(member)
         else:
             groups.append((own, [member]))
-    return [Group(members=tuple(group)) for _, group in groups]
+    return [Group(members=tuple(group), description=own) for own, group in groups]

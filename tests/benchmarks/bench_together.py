@@ -4,7 +4,8 @@
 
 Members of one shape, each with its own seed and learning rate. In every round all members take a step stacked and another one
 after the other, each with its batch read anew; the ratio is CPU time one after the other over CPU time stacked, the median of
-the rounds. With ``--whole`` also whole runs with validation, checkpoints and records: ``train`` for each against ``train_together``.
+the rounds. With ``--whole`` also whole runs with validation, checkpoints and records: ``train`` for each against ``train_together``;
+with ``--campaigns`` whole searches by one worker, with a process for each trial and with one for all.
 """
 
 import argparse
@@ -18,11 +19,12 @@ import torch
 
 from hydragnn.allocator import keep_memory
 from hydragnn.config import RunConfig
-from hydragnn.datasets import MemoryStore
+from hydragnn.datasets import MemoryStore, StoreWriter
 from hydragnn.distributed import Ranks
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.validate import graph_from_arrays
+from hydragnn.hpo import campaign_settings, run_search
 from hydragnn.runs import train, train_together
 from hydragnn.runs.assembly import assemble
 from hydragnn.runs.plan import plan_run
@@ -117,6 +119,32 @@ def ratio_of_runs(kind: str, store: MemoryStore, options: argparse.Namespace) ->
     return (middle - start) / (end - middle), records[0].notes[-1]
 
 
+def ratio_of_campaigns(kind: str, graphs: list[GraphBatch], options: argparse.Namespace) -> tuple[float, float]:
+    """Seconds of a search over learning rates on one worker, with a process for each trial and with one for all members."""
+    rates = {"type": "float", "low": 1e-4, "high": 1e-2, "log": True}
+    with tempfile.TemporaryDirectory() as place:
+        with StoreWriter(Path(place) / "molecules.h5", FIELDS, dim=3, attributes={"cutoff": CUTOFF}) as writer:
+            for graph in graphs:
+                writer.write(graph)
+        table = config_of(kind, 0, options).to_json()
+        table["data"]["store"] = str(Path(place) / "molecules.h5")
+        seconds = []
+        for together in (1, options.members):
+            table["search"] = {
+                "trials": 3 * options.members,
+                "sampler": "random",
+                "rungs": [options.epochs // 3],
+                "finalists": options.members,
+                "together": together,
+                "space": {"train.learning_rate": rates},
+            }
+            start = time.perf_counter()
+            result = run_search(campaign_settings(table, Path(place) / "CAMPAIGN.toml"), Path(place) / f"{together}")
+            seconds.append(time.perf_counter() - start)
+            assert result.failed == 0
+    return seconds[0], seconds[1]
+
+
 def main() -> None:
     """Print a line per architecture and size."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -128,11 +156,13 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--only", choices=KINDS)
     parser.add_argument("--whole", action="store_true")
+    parser.add_argument("--campaigns", action="store_true")
     options = parser.parse_args()
     keep_memory()
     torch.set_num_threads(1)
     sizes = [options.atoms + seed % (options.atoms // 2 + 1) for seed in range(100)]
-    store = MemoryStore([molecule(size, seed) for seed, size in enumerate(sizes)], {"cutoff": CUTOFF})
+    graphs = [molecule(size, seed) for seed, size in enumerate(sizes)]
+    store = MemoryStore(graphs, {"cutoff": CUTOFF})
     print(
         f"{options.members} members, hidden {options.hidden}, batches of {options.graphs} graphs of {sizes[0]} to {max(sizes)} atoms"
     )
@@ -142,6 +172,11 @@ def main() -> None:
         if options.whole:
             whole, note = ratio_of_runs(kind, store, options)
             print(f"{kind:8s} whole runs {whole:5.2f}x; {note}", flush=True)
+        if options.campaigns:
+            alone, shared = ratio_of_campaigns(kind, graphs, options)
+            print(
+                f"{kind:8s} campaign {alone:6.1f} s, in one process {shared:6.1f} s, {alone / shared:5.2f}x", flush=True
+            )
 
 
 if __name__ == "__main__":

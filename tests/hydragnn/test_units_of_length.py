@@ -35,7 +35,7 @@ def grid(spacing: float, cutoff: float) -> GraphBatch:
 
 
 @pytest.mark.parametrize("spacing", [0.06, 0.1])
-@pytest.mark.parametrize("kind", ["schnet", "painn", "egnn", "cgcnn", "gatv2", "pna", "pnaplus", "pnaeq"])
+@pytest.mark.parametrize("kind", ["schnet", "painn", "egnn", "cgcnn", "gatv2", "pna", "pnaplus", "pnaeq", "dimenet"])
 def test_with_sinc_the_first_gradient_is_the_same_on_a_grid_in_any_unit_of_length(kind: str, spacing: float) -> None:
     def first_gradient(unit: float) -> torch.Tensor:
         shape = {"radial": "sinc", "num_radial": 4, "envelope": "none", "hidden_dim": 16, "num_layers": 4}

@@ -20,7 +20,7 @@ BIN = Path(sys.executable).parent
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 MPIRUN = [str(BIN / "mpirun"), "-n", "2", sys.executable]
 needs_mpirun = pytest.mark.skipif(not (BIN / "mpirun").exists(), reason="no mpirun beside this Python; install mpich")
-EXACT_MODELS = ["schnet", "painn", "egnn", "pna", "mace", "tensornet"]
+EXACT_MODELS = ["schnet", "painn", "egnn", "pna", "mace", "dimenet", "tensornet"]
 
 
 def finish(process: subprocess.Popen[str], code: int = 0) -> str:

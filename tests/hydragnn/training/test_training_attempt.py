@@ -270,7 +270,7 @@ def test_a_run_shows_that_it_lives_while_it_reads_trains_and_validates(
 
     monkeypatch.setattr(Heartbeat, "beat", beat)
     train(make_config("pna", train__epochs=1), tmp_path / "run", store=store)
-    assert {"prepare_data", "_row", "sums", "on_step_end", "heartbeat"} <= set(moments)
+    assert {"prepare_data", "_row", "row", "on_step_end", "heartbeat"} <= set(moments)
 
 
 def test_a_full_disk_does_not_stop_the_heart(tmp_path: Path) -> None:

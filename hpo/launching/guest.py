@@ -1,0 +1,123 @@
+"""An attempt whose run a company trains (``hydragnn.runs.company``): it waits, passes signals on, and dies as any attempt.
+
+The first guest starts the company. Where it dies, or nothing beats any more, each of its guests trains its run alone, from the
+last checkpoint: so a fault costs the others their last epochs at most, and shows whose it is. Only the standard library is
+imported here, because many guests wait on every node.
+"""
+
+import fcntl
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+COMPANY = "hydragnn.runs.company"
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+START = 300.0  # seconds that a company may take to come up
+LOOK = 5.0  # seconds between looks at the heartbeat
+PAUSE = 0.05  # seconds between looks for the socket
+
+
+def attend(
+    place: str, members: int, patience: float, request: dict[str, Any], *, alone: Callable[[dict[str, Any]], int]
+) -> int:
+    """Have the run trained in company, else ``alone``; gives the exit code."""
+    asked: list[int] = []
+    connection: socket.socket | None = None
+
+    def leave(number: int, frame: Any) -> None:
+        asked.append(number)
+        with suppress(OSError):
+            if connection is not None:
+                connection.sendall(b"term\n")
+
+    before = {number: signal.signal(number, leave) for number in STOPPING}
+    code = None
+    with suppress(OSError, ValueError):
+        connection = company_at(Path(place), members)
+        if connection is not None and not asked:
+            with connection:
+                code = wait_for(connection, Path(place), patience, request)
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    if code is not None:
+        return code
+    if asked:
+        os.kill(os.getpid(), asked[0])  # it was to save itself, and there is nothing to save any more
+    print("trained alone from here on: the process that trains several runs has ended or does not answer", flush=True)
+    return alone(request)
+
+
+def wait_for(connection: socket.socket, place: Path, patience: float, request: dict[str, Any]) -> int | None:
+    """The exit code that the company tells; None where it dies, or is killed because nothing beats."""
+    connection.sendall(json.dumps(request).encode() + b"\n")
+    heartbeat, begun = Path(request["arguments"][0]) / "heartbeat", time.time()
+    while True:
+        if select.select([connection], [], [], LOOK)[0]:
+            answer = connection.recv(64)
+            return int(answer) if answer else None
+        if time.time() - last_beat(heartbeat, begun) > patience:
+            with suppress(OSError, ValueError):
+                os.kill(int(beside(place, "pid").read_text(encoding="ascii")), signal.SIGKILL)
+            return None
+
+
+def last_beat(heartbeat: Path, begun: float) -> float:
+    """When the run last showed that it lives, by the clock of the system; not before the attempt begun."""
+    with suppress(OSError):
+        return max(begun, heartbeat.stat().st_mtime)
+    return begun
+
+
+def company_at(place: Path, members: int) -> socket.socket | None:
+    """A connection to the company at a place, which the first guest starts; None where it does not come up."""
+    with beside(place, "lock").open("a", encoding="ascii") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        connection = connected(place)
+        if connection is not None:
+            return connection
+        place.unlink(missing_ok=True)
+        command = [sys.executable, "-P", "-m", COMPANY, str(place), "--members", str(members)]
+        with beside(place, "log").open("ab") as log:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        beside(place, "pid").write_text(str(process.pid), encoding="ascii")
+        deadline = time.monotonic() + START
+        while connection is None and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(PAUSE)
+            connection = connected(place)
+        return connection
+
+
+def dissolve(place: str) -> None:
+    """Take the socket away, whereupon the company ends, and the folder with the last one."""
+    path = Path(place)
+    for left in (path, *path.parent.glob(f"{path.name}.*")):
+        left.unlink(missing_ok=True)
+    with suppress(OSError):
+        path.parent.rmdir()
+
+
+def beside(place: Path, suffix: str) -> Path:
+    """A file that belongs to the socket at a place."""
+    return place.with_name(f"{place.name}.{suffix}")
+
+
+def connected(place: Path) -> socket.socket | None:
+    """A connection to whoever listens at a place; None where nobody does."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.connect(str(place))
+    except OSError:
+        connection.close()
+        return None
+    return connection
