@@ -41,7 +41,7 @@ class Question:
     history: History
 
     def to_json(self, known: Sequence[str]) -> dict[str, Any]:
-        """Plain JSON; ``known``: keys of the points that the process has not heard of."""
+        """Plain JSON; ``known``: keys of the points that the process does not know."""
         trials = [[trial.number, trial.status, trial.values, trial.results] for trial in self.history.trials]
         return {
             "first": self.first,

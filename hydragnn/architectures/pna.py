@@ -66,8 +66,8 @@ class PNALayer(nn.Module):
         if envelope is not None:
             messages = messages * envelope
         mean, low, high, std = segment_statistics(messages, topology.receivers, topology.num_rows)  # [nodes, channels]
-        heard = topology.degrees.unsqueeze(-1) > 0  # [nodes, 1]
-        own = self.from_receiver(states) * heard  # [nodes, channels]; no message, no share of the receiver
+        has_edges = topology.degrees.unsqueeze(-1) > 0  # [nodes, 1]
+        own = self.from_receiver(states) * has_edges  # [nodes, channels]; no message, no share of the receiver
         statistics = (own + mean, own + low, own + high, std)
         scaled = scaled_statistics(statistics, self.from_statistics, topology, self.mean_log_degree)
         return self.mix(self.from_self(states) + scaled)

@@ -109,14 +109,14 @@ def test_what_a_killed_build_left_is_no_store_and_gives_way(tmp_path: Path) -> N
 
 
 @pytest.fixture
-def heard() -> Iterator[None]:
+def interruptible() -> Iterator[None]:
     """Ctrl-C raises KeyboardInterrupt, also in tests that a shell has started in the background."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.usefixtures("heard")
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_is_for_the_process_that_began_and_not_for_those_that_it_starts() -> None:
     """Also before they have come so far as to say so themselves."""
     with deaf_processes():
