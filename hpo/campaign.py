@@ -16,7 +16,7 @@ from hydragnn.hpo.launching.allocation import read_allocation
 from hydragnn.hpo.launching.launcher import Launcher
 from hydragnn.hpo.launching.local import LocalLauncher
 from hydragnn.hpo.launching.steps import launcher_for
-from hydragnn.hpo.preflight import as_begun, check_campaign, check_folder, plan_on, write_settings
+from hydragnn.hpo.preflight import as_begun, check_campaign, check_folder, is_begun, plan_on, write_settings
 from hydragnn.hpo.scheduling.events import Ending
 from hydragnn.hpo.scheduling.scheduler import State, Trial
 from hydragnn.hpo.scheduling.trouble import LONGEST
@@ -105,7 +105,7 @@ def run_search(
     the user should know before anything starts.
     """
     settings, space = as_begun(settings, out), space_of(settings.search.space, settings.source)
-    check_campaign(settings, space)
+    check_campaign(settings, space, begun=is_begun(out))
     enqueued = check_folder(settings, space, out, resume=resume)
     with ExitStack() as stack:
         launcher = launcher or launcher_of(settings, out, workers)

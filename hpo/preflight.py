@@ -1,25 +1,30 @@
 """What is checked and written before the first trial of a campaign starts."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from hydragnn.config import AnyConfig, BranchSettings
-from hydragnn.datasets import open_store
-from hydragnn.errors import InputError
+from hydragnn.datasets import GraphStore, open_store
+from hydragnn.datasets.fit import check_references
+from hydragnn.errors import InputError, about
 from hydragnn.files import read_sealed, write_sealed
 from hydragnn.hpo.launching.launcher import Launcher
 from hydragnn.hpo.launching.local import LocalLauncher
 from hydragnn.hpo.objective import check_objective
 from hydragnn.hpo.scheduling.events import Plan, node_of
 from hydragnn.hpo.settings import VERSION, CampaignSettings, campaign_settings
-from hydragnn.hpo.space import Point, Space, check_space, ends_of, random_point, trial_config
+from hydragnn.hpo.space import Point, Space, check_space, check_values, ends_of, random_point, trial_config
 from hydragnn.hpo.stores import check_stores, fingerprints_of, follow_stores, without_places
 from hydragnn.hpo.warm import warm_points
+from hydragnn.models import check
 from hydragnn.runs.cutoff import check_cutoff
+from hydragnn.runs.plan import described_branches
 
 NAME = "campaign.json"
 OWN = ("version", "enqueued", "stores")
@@ -34,8 +39,11 @@ EXTENSIBLE = (
 """Members of [search] that may change when a campaign is resumed; the rest decides what its results mean."""
 
 
-def check_campaign(settings: CampaignSettings, space: Space) -> None:
-    """InputError for a space without valid points, rungs beyond the budget, or fields that nothing predicts or holds."""
+def check_campaign(settings: CampaignSettings, space: Space, *, begun: bool = False) -> None:
+    """InputError for a space without valid points, rungs beyond the budget, or fields that nothing predicts or holds.
+
+    And for values, above all kinds of models, that cannot do what is asked with these data, unless the campaign has ``begun`` with them.
+    """
     _check_sizes(settings)
     if settings.runs:
         configs = [run.config for run in settings.runs]
@@ -45,6 +53,25 @@ def check_campaign(settings: CampaignSettings, space: Space) -> None:
         check_cutoffs(settings, space)
     for config in configs:
         _check_config(settings, config)
+    if not settings.runs and not begun:
+        check_models(settings, space)
+
+
+def check_models(settings: CampaignSettings, space: Space) -> None:
+    """InputError where a value of the space, or kinds that it combines, make no model for these data and heads."""
+    stores = cache(open_store)
+    check_values(settings, space, lambda config: check_model(config, stores))
+
+
+def check_model(config: AnyConfig, stores: Callable[[Path], GraphStore]) -> None:
+    """InputError where a run asks for a model that its data do not allow; ``stores`` opens them. Cutoffs are checked by themselves."""
+    opened = {branch.name: stores(branch.data.store) for branch in config.branches}
+    for branch in described_branches(config, opened, begun=True):
+        with about(f"branch {branch.settings.name}" if branch.settings.name else ""):
+            check(branch.model, measured=False)
+            for target in branch.model.targets:
+                if target.references:
+                    check_references(target.field, branch.store)
 
 
 def check_cutoffs(settings: CampaignSettings, space: Space) -> None:
@@ -174,16 +201,21 @@ def check_folder(settings: CampaignSettings, space: Space, out: Path, *, resume:
     return enqueued
 
 
+def is_begun(out: Path) -> bool:
+    """Return True where a folder holds a campaign."""
+    return (out / NAME).is_file()
+
+
 def as_begun(settings: CampaignSettings, out: Path) -> CampaignSettings:
     """The settings, meaning what they meant to the program that began the campaign in ``out``, where there is one."""
-    saved = read_sealed(out / NAME) if (out / NAME).is_file() else {}
+    saved = read_sealed(out / NAME) if is_begun(out) else {}
     version = saved.get("version") if isinstance(saved, dict) else None
     return replace(settings, version=version if isinstance(version, int) else VERSION)
 
 
 def write_settings(settings: CampaignSettings, enqueued: list[Point], out: Path) -> None:
     """Write ``campaign.json``, and where the stores lie into the configurations of trials; only the holder of the journal's lock may."""
-    if (out / NAME).is_file():
+    if is_begun(out):
         follow_stores(settings, open_campaign(out), out)
     own = {"version": settings.version, "enqueued": enqueued, "stores": fingerprints_of(settings)}
     write_sealed(out / NAME, {**settings.to_json(), **own})

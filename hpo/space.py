@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -190,12 +191,9 @@ def complete_energies(table: dict[str, Any]) -> None:
 
 
 def check_space(settings: CampaignSettings, space: Space) -> None:
-    """InputError unless every value at the ends of every parameter takes part in at least one valid run."""
+    """InputError unless every value at the ends of every parameter takes part in at least one valid configuration."""
     _check_paths(settings, space)
-    generator = np.random.default_rng(0)
-    for path, parameter in space.parameters.items():
-        for value in ends_of(parameter):
-            _check_end(settings, space, path, value, generator)
+    check_values(settings, space, lambda config: None)
     points = all_points(space)
     if points is not None and len(points) < settings.search.trials:
         raise InputError(
@@ -204,21 +202,72 @@ def check_space(settings: CampaignSettings, space: Space) -> None:
         )
 
 
-def _check_end(settings: CampaignSettings, space: Space, path: str, value: Any, rng: np.random.Generator) -> None:
+def check_values(settings: CampaignSettings, space: Space, check: Callable[[AnyConfig], object]) -> None:
+    """InputError unless every value at the ends of parameters, and every combination of kinds, is part of a run that passes ``check``.
+
+    Kinds are the choices of all parameters that are called so (``model.kind``, ``heads.0.kind``); ``check`` raises InputError.
+    """
+    generator = np.random.default_rng(0)
+    for path, parameter in space.parameters.items():
+        for value in ends_of(parameter):
+            given = _given(space, path, value, generator)
+            problem = _problem(settings, space, given, generator, check)
+            _refuse(f'search.space."{path}" = {value!r} takes', problem, space, path)
+    for kinds in _combinations_of_kinds(space):
+        problem = _problem(settings, space, partial(dict, kinds), generator, check)
+        words = " and ".join(f'"{path}" = {value!r}' for path, value in kinds.items())
+        _refuse(f"search.space: {words} together take", problem, space, next(iter(kinds)))
+
+
+def _given(space: Space, path: str, value: Any, rng: np.random.Generator) -> Callable[[], Point]:
+    return lambda: {**_conditions(space, path, rng), path: value}
+
+
+def _problem(
+    settings: CampaignSettings,
+    space: Space,
+    given: Callable[[], Point],
+    rng: np.random.Generator,
+    check: Callable[[AnyConfig], object],
+) -> str:
+    """What is wrong with every configuration that has the given values; empty where one is right."""
     problem = ""
     for _ in range(TRIES):
-        point = random_point(space, rng, {**_conditions(space, path, rng), path: value})
         try:
-            trial_config(settings, space, point, 0)
+            check(trial_config(settings, space, random_point(space, rng, given()), 0))
         except InputError as error:
             problem = problem or str(error)
         else:
-            return
+            return ""
+    return problem
+
+
+def _refuse(what: str, problem: str, space: Space, path: str) -> None:
+    """Raise InputError where there is a problem; the sentence says what to do about a parameter, or is that of the base."""
+    if not problem:
+        return
     unknown = UNKNOWN_KEY.search(problem)
     if unknown and not any(f"{known}.".startswith(f"{unknown[1]}.") for known in space.parameters):
         raise InputError(problem)  # the base's own, whatever the values
-    hint = "" if space.parameters[path].when else "; a parameter that only some choices know needs when = {...}"
-    raise InputError(f'search.space."{path}" = {value!r} takes part in no valid run: {problem}{hint}')
+    hint = "; a parameter that only some choices know needs when = {...}" if unknown else ""
+    raise InputError(f"{what} part in no valid run: {problem}{'' if space.parameters[path].when else hint}")
+
+
+def _combinations_of_kinds(space: Space) -> list[Point]:
+    """Every combination of the choices of several parameters called kind that are active together."""
+    kinds = {path: p for path, p in space.parameters.items() if path.endswith(".kind") and isinstance(p, Choices)}
+    if len(kinds) < 2:
+        return []
+    combinations = [dict(zip(kinds, values)) for values in product(*(p.choices for p in kinds.values()))]
+    return [one for one in combinations if all(_may_be_active(kinds[path], one) for path in kinds)]
+
+
+def _may_be_active(parameter: Parameter, values: Point) -> bool:
+    """Return False where one of the values rules a parameter out."""
+    return all(
+        path not in values or any(values[path] == allowed for allowed in allowed_values(condition))
+        for path, condition in parameter.when.items()
+    )
 
 
 def _conditions(space: Space, path: str, rng: np.random.Generator) -> Point:

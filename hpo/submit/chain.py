@@ -12,7 +12,7 @@ from hydragnn.files import read_json, write_atomically, write_json
 from hydragnn.hpo.job import JobSettings
 from hydragnn.hpo.journal import NAME as JOURNAL
 from hydragnn.hpo.journal import read_journal
-from hydragnn.hpo.preflight import check_campaign, check_folder
+from hydragnn.hpo.preflight import check_campaign, check_folder, is_begun
 from hydragnn.hpo.scheduling.events import Opened, node_of
 from hydragnn.hpo.settings import CampaignSettings, campaign_settings
 from hydragnn.hpo.space import space_of
@@ -76,8 +76,9 @@ def submit_campaign(
     """
     settings = campaign_settings(with_overrides(read_toml(source), overrides), source)
     job_settings = _job_settings(settings)
-    check_campaign(settings, space_of(settings.search.space, settings.source))
-    check_folder(settings, space_of(settings.search.space, settings.source), out, resume=resume)
+    space = space_of(settings.search.space, settings.source)
+    check_campaign(settings, space, begun=is_begun(out))
+    check_folder(settings, space, out, resume=resume)
     known = _chain(out)
     if known["jobs"] and not resume:
         raise InputError(f"{out} waits in a queue as job {known['jobs'][-1]['id']}; submit again with --resume")
