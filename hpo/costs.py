@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 
+from hydragnn.hpo.parameters import Choices, Parameter
 from hydragnn.hpo.scheduling.sizing import loss
-from hydragnn.hpo.settings import Choices, Parameter
 from hydragnn.hpo.space import Point, Space
 
 FEWEST = 4

@@ -1,7 +1,6 @@
 """What is checked and written before the first trial of a campaign starts."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -10,25 +9,25 @@ from typing import Any
 import numpy as np
 
 from hydragnn.config import AnyConfig, BranchSettings
-from hydragnn.datasets import GraphStore, open_store
-from hydragnn.datasets.fit import check_references
-from hydragnn.errors import InputError, about
+from hydragnn.datasets import open_store
+from hydragnn.errors import InputError
 from hydragnn.files import read_sealed, write_sealed
+from hydragnn.hpo.able import check_model
 from hydragnn.hpo.launching.launcher import Launcher
 from hydragnn.hpo.launching.local import LocalLauncher
 from hydragnn.hpo.objective import check_objective
+from hydragnn.hpo.parameters import place_of
 from hydragnn.hpo.scheduling.events import Plan, node_of
 from hydragnn.hpo.settings import VERSION, CampaignSettings, campaign_settings
 from hydragnn.hpo.space import Point, Space, check_space, check_values, ends_of, random_point, trial_config
 from hydragnn.hpo.stores import check_stores, fingerprints_of, follow_stores, without_places
-from hydragnn.hpo.warm import warm_points
-from hydragnn.models import check
+from hydragnn.hpo.warm import first_points
 from hydragnn.runs.cutoff import check_cutoff
-from hydragnn.runs.plan import described_branches
 
 NAME = "campaign.json"
-OWN = ("version", "enqueued", "stores")
-"""Members of campaign.json that are no settings: its version, configurations of earlier campaigns, fingerprints of the stores."""
+OWN = ("version", "enqueued", "stores", "left_out")
+"""Members of campaign.json that are no settings: its version, configurations of earlier campaigns, fingerprints of the stores, and
+what a default space leaves out."""
 LEFTOVERS = ("journal.lock", "journal.jsonl", "jobs")
 """What a search leaves that is killed in its very first moment, or that waits in a queue."""
 EXTENSIBLE = (
@@ -63,17 +62,6 @@ def check_models(settings: CampaignSettings, space: Space) -> None:
     check_values(settings, space, lambda config: check_model(config, stores))
 
 
-def check_model(config: AnyConfig, stores: Callable[[Path], GraphStore]) -> None:
-    """InputError where a run asks for a model that its data do not allow; ``stores`` opens them. Cutoffs are checked by themselves."""
-    opened = {branch.name: stores(branch.data.store) for branch in config.branches}
-    for branch in described_branches(config, opened, begun=True):
-        with about(f"branch {branch.settings.name}" if branch.settings.name else ""):
-            check(branch.model, measured=False)
-            for target in branch.model.targets:
-                if target.references:
-                    check_references(target.field, branch.store)
-
-
 def check_cutoffs(settings: CampaignSettings, space: Space) -> None:
     """InputError where a cutoff of the base, or one that is searched, is larger than that of a store.
 
@@ -82,9 +70,9 @@ def check_cutoffs(settings: CampaignSettings, space: Space) -> None:
     if settings.version == 1:
         return
     key = "model.cutoff"
-    searched, fixed = space.parameters.get(key), settings.base.get("model", {}).get("cutoff")
-    named = f'search.space."{key}"'
-    values = [(key, fixed)] if searched is None else [(named, value) for value in ends_of(searched)]
+    searched = {path: parameter for path, parameter in space.parameters.items() if place_of(path) == key}
+    values = [(f'search.space."{path}"', value) for path, parameter in searched.items() for value in ends_of(parameter)]
+    values = values or [(key, settings.base.get("model", {}).get("cutoff"))]
     for section in (settings.base, *settings.base.get("branches", [])):
         data = section.get("data", {})
         if "store" in data and data.get("edges", True):
@@ -182,7 +170,7 @@ def plan_on(launcher: Launcher, settings: CampaignSettings) -> Plan:
 
 
 def check_folder(settings: CampaignSettings, space: Space, out: Path, *, resume: bool) -> list[Point]:
-    """The configurations from earlier campaigns that are tried first, after a look at the campaign's folder.
+    """The configurations that are tried first, after a look at the campaign's folder.
 
     InputError for a folder that holds something else, or a campaign that is not to be resumed or has other settings.
     """
@@ -190,7 +178,7 @@ def check_folder(settings: CampaignSettings, space: Space, out: Path, *, resume:
     if not path.exists():
         if out.exists() and (not out.is_dir() or any(entry.name not in LEFTOVERS for entry in out.iterdir())):
             raise InputError(f"{out} exists and is not a campaign; choose another folder")
-        return warm_points(settings, space)
+        return first_points(settings, space)
     if not resume:
         raise InputError(f"{out} holds a campaign; continue it with --resume, or choose another folder")
     saved = read_sealed(path)
@@ -207,9 +195,16 @@ def is_begun(out: Path) -> bool:
 
 
 def as_begun(settings: CampaignSettings, out: Path) -> CampaignSettings:
-    """The settings, meaning what they meant to the program that began the campaign in ``out``, where there is one."""
+    """The settings, meaning what they meant to the program that began the campaign in ``out``, where there is one.
+
+    A default space is the one that the campaign began with, whatever it is by now.
+    """
     saved = read_sealed(out / NAME) if is_begun(out) else {}
     version = saved.get("version") if isinstance(saved, dict) else None
+    if settings.left_out is not None and isinstance(saved, dict) and "left_out" in saved:
+        begun = _saved_settings(saved, out / NAME)
+        search = settings.search.model_copy(update={"space": begun.search.space})
+        settings = replace(settings, search=search, left_out=begun.left_out)
     return replace(settings, version=version if isinstance(version, int) else VERSION)
 
 
@@ -218,7 +213,8 @@ def write_settings(settings: CampaignSettings, enqueued: list[Point], out: Path)
     if is_begun(out):
         follow_stores(settings, open_campaign(out), out)
     own = {"version": settings.version, "enqueued": enqueued, "stores": fingerprints_of(settings)}
-    write_sealed(out / NAME, {**settings.to_json(), **own})
+    default = {} if settings.left_out is None else {"left_out": dict(settings.left_out)}
+    write_sealed(out / NAME, {**settings.to_json(), **own, **default})
 
 
 def open_campaign(out: Path) -> CampaignSettings:
@@ -237,7 +233,7 @@ def _saved_settings(saved: Any, path: Path) -> CampaignSettings:
             f"{path} has version {saved['version']}, this program reads up to {VERSION}; update the program"
         )
     settings = campaign_settings({key: v for key, v in saved.items() if key not in OWN}, path)
-    return replace(settings, version=saved["version"])
+    return replace(settings, version=saved["version"], left_out=saved.get("left_out"))
 
 
 def _check_unchanged(settings: CampaignSettings, saved: CampaignSettings) -> None:

@@ -2,18 +2,19 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
+from itertools import combinations, product
 from typing import Any
 
 import numpy as np
 
-from hydragnn.architectures import architecture_of
 from hydragnn.config import AnyConfig, parse_config
 from hydragnn.errors import InputError, nearest
-from hydragnn.hpo.settings import CampaignSettings, Choice, Choices, FloatRange, IntRange, Parameter
+from hydragnn.hpo.able import known_keys
+from hydragnn.hpo.parameters import Choice, Choices, FloatRange, IntRange, Parameter, place_of
+from hydragnn.hpo.settings import CampaignSettings
 from hydragnn.models.head_kinds import HEAD_KINDS
 from hydragnn.settings import with_value
 
@@ -170,10 +171,10 @@ def trial_config(settings: CampaignSettings, space: Space, values: Point, number
     table: dict[str, Any] = json.loads(json.dumps(settings.base))
     kinds = space.parameters.get("model.kind")
     if isinstance(kinds, Choices) and isinstance(table.get("model"), dict):
-        table["model"] = _known_keys(table["model"], str(values["model.kind"]), [str(k) for k in kinds.choices])
+        table["model"] = known_keys(table["model"], str(values["model.kind"]), [str(k) for k in kinds.choices])
     for path, value in values.items():
-        with_value(table, path, value)
-    if "train.seed" not in space.parameters and isinstance(table.setdefault("train", {}), dict):
+        with_value(table, place_of(path), value)
+    if "train.seed" not in map(place_of, space.parameters) and isinstance(table.setdefault("train", {}), dict):
         seed = table["train"].get("seed", 0)
         table["train"]["seed"] = seed + number if isinstance(seed, int) else seed
     if settings.version == 2:
@@ -193,6 +194,7 @@ def complete_energies(table: dict[str, Any]) -> None:
 def check_space(settings: CampaignSettings, space: Space) -> None:
     """InputError unless every value at the ends of every parameter takes part in at least one valid configuration."""
     _check_paths(settings, space)
+    _check_places(settings, space)
     check_values(settings, space, lambda config: None)
     points = all_points(space)
     if points is not None and len(points) < settings.search.trials:
@@ -281,7 +283,7 @@ def _conditions(space: Space, path: str, rng: np.random.Generator) -> Point:
 
 def _check_paths(settings: CampaignSettings, space: Space) -> None:
     for whole in space.parameters:
-        path = re.sub(r"^branches\.\d+\.", "", whole)  # a branch has the sections of a run
+        path = re.sub(r"^branches\.\d+\.", "", place_of(whole))  # a branch has the sections of a run
         if path == "name" or any(path == fixed or path.startswith(fixed + ".") for fixed in FIXED):
             raise InputError(
                 f'{settings.source}: search.space."{whole}": trials that differ in it cannot be compared; '
@@ -295,6 +297,19 @@ def _check_paths(settings: CampaignSettings, space: Space) -> None:
             )
 
 
+def _check_places(settings: CampaignSettings, space: Space) -> None:
+    """InputError where two parameters of one place can be active together."""
+    for (one, first), (other, second) in combinations(space.parameters.items(), 2):
+        if place_of(one) == place_of(other) and not any(
+            path in second.when and not any(v in allowed_values(second.when[path]) for v in allowed_values(condition))
+            for path, condition in first.when.items()
+        ):
+            raise InputError(
+                f'{settings.source}: search.space."{one}" and "{other}" set the same key; give each a when of its own, so that '
+                "never both hold"
+            )
+
+
 def _check_condition(path: str, parent: str, condition: Any, parameters: Mapping[str, Parameter], source: str) -> None:
     where = f'{source}: search.space."{path}".when'
     if parent not in parameters:
@@ -302,15 +317,6 @@ def _check_condition(path: str, parent: str, condition: Any, parameters: Mapping
     for value in allowed_values(condition):
         if not contains(parameters[parent], value):
             raise InputError(f"{where}: {parent} never is {value!r}; correct the value or the parameter {parent}")
-
-
-def _known_keys(model: dict[str, Any], kind: str, kinds: Iterable[str]) -> dict[str, Any]:
-    """The keys of a [model] table without those that only other searched kinds know."""
-    known = {
-        name: set(architecture_of(name).Settings.model_fields) for name in [kind, *kinds]
-    }  # in this order, so that errors do not depend on the run
-    foreign = set().union(*known.values()) - known[kind]
-    return {key: value for key, value in model.items() if key not in foreign}
 
 
 def ends_of(parameter: Parameter) -> list[Choice]:

@@ -10,6 +10,7 @@ from hydragnn.errors import InputError
 from hydragnn.hpo.costs import CostModel, scaling_of, work_of
 from hydragnn.hpo.journal import NAME as JOURNAL
 from hydragnn.hpo.journal import check_number, decode_line, entry_of, gap, state_after
+from hydragnn.hpo.parameters import place_of
 from hydragnn.hpo.preflight import open_campaign
 from hydragnn.hpo.scheduling.events import node_of
 from hydragnn.hpo.scheduling.scheduler import State
@@ -296,7 +297,7 @@ def values_line(values: Point) -> str:
     'hidden_dim=64 learning_rate=0.00123'
     """
     return " ".join(
-        f"{path.rpartition('.')[2]}={f'{value:.3g}' if isinstance(value, float) else value}"
+        f"{place_of(path).rpartition('.')[2]}={f'{value:.3g}' if isinstance(value, float) else value}"
         for path, value in values.items()
     )
 

@@ -46,8 +46,25 @@ class GlobalAttentionSettings(Settings):
     """Attention heads; they divide hidden_dim."""
 
 
+Searched = Mapping[str, Mapping[str, Any]]
+"""Settings that a search varies by itself, with their ranges as they stand in ``[search.space]``."""
+
+
+def steps(low: int, high: int, step: int = 1) -> dict[str, Any]:
+    """The range of the whole numbers ``low + k * step`` up to ``high``."""
+    return {"type": "int", "low": low, "high": high, "step": step}
+
+
+def one_of(*values: bool | int | float | str) -> dict[str, Any]:
+    """The range of a few values."""
+    return {"type": "categorical", "choices": list(values)}
+
+
 class ArchitectureSettings(Settings):
     """What every architecture has."""
+
+    searched: ClassVar[Searched] = {"hidden_dim": steps(16, 128, 16), "num_layers": steps(2, 4)}
+    """What ``search.space = "default"`` varies; ranges in which a model trains on two cores, and that are worth a GPU."""
 
     kind: str
     """Name of the architecture, or ``package.module:Name`` of a class of yours."""
@@ -102,6 +119,12 @@ class GeometricSettings(ArchitectureSettings):
     """What architectures that see edge lengths have."""
 
     former: ClassVar[Mapping[str, Any]] = {"cutoff": 5.0, "envelope": "polynomial"}
+
+    searched: ClassVar[Searched] = {
+        **ArchitectureSettings.searched,
+        "num_radial": steps(8, 32, 8),
+        "radial": one_of("sinc", "gaussian"),
+    }
 
     cutoff: float | None = Setting(default=None, gt=0)
     """Length at which the radial basis and the envelope end, in the store's unit of length (Angstrom for atoms), at most the cutoff

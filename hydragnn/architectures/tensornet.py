@@ -1,13 +1,21 @@
 """Tensors of rank 2 at every node, and products of them: TensorNet (Simeon and De Fabritiis 2023, arXiv:2306.06482)."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float
 from pydantic import Field as Setting
 from torch import Tensor, nn
 
-from hydragnn.architectures.base import Architecture, GeometricSettings, GraphSpec, radial_basis
+from hydragnn.architectures.base import (
+    Architecture,
+    GeometricSettings,
+    GraphSpec,
+    Searched,
+    one_of,
+    radial_basis,
+    steps,
+)
 from hydragnn.errors import InputError
 from hydragnn.kernels import gather_multiply_sum, gather_outer_sum, outer_sum, silu
 from hydragnn.layers import MessageGraph, States, TensorParts, product, squares, times
@@ -24,6 +32,13 @@ class TensorNetSettings(GeometricSettings):
     """Cartesian tensors of rank 2 and their products, O(3)-equivariant (Simeon and De Fabritiis 2023, arXiv:2306.06482)."""
 
     kind: str = "tensornet"
+
+    searched: ClassVar[Searched] = {
+        "hidden_dim": steps(16, 64, 16),
+        "num_layers": steps(1, 3),
+        "num_radial": steps(8, 32, 8),
+        "radial": one_of("exponential", "sinc"),
+    }
 
     num_layers: int = Setting(default=2, ge=1, le=64)
     """Message-passing layers (interactions) after the tensors of neighbourhoods."""

@@ -131,7 +131,7 @@ def test_every_trial_has_its_own_seed_unless_the_space_sets_it(table: dict[str, 
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_every_fraction_of_a_range_gives_a_value_of_the_range(data: Any) -> None:
-    from hydragnn.hpo.settings import Choices, FloatRange, IntRange
+    from hydragnn.hpo.parameters import Choices, FloatRange, IntRange
 
     low = data.draw(st.integers(1, 50))
     high = low + data.draw(st.integers(0, 50))
@@ -149,7 +149,7 @@ def test_every_fraction_of_a_range_gives_a_value_of_the_range(data: Any) -> None
 
 
 def test_a_small_discrete_space_is_counted_with_its_conditions() -> None:
-    from hydragnn.hpo.settings import Choices, IntRange
+    from hydragnn.hpo.parameters import Choices, IntRange
 
     space = space_of({"kind": Choices(choices=["a", "b"]), "depth": IntRange(low=1, high=3, when={"kind": "b"})})
     points = all_points(space)

@@ -9,7 +9,7 @@ from rings import write_rings
 
 from hydragnn.datasets import StoreWriter
 from hydragnn.errors import InputError
-from hydragnn.graphs import Field, graph_from_arrays
+from hydragnn.graphs import ATOMIC_NUMBERS_FIELD, Field, graph_from_arrays
 from hydragnn.hpo import campaign_settings, run_search
 from hydragnn.hpo.preflight import check_campaign
 from hydragnn.hpo.space import space_of
@@ -26,19 +26,28 @@ def kinds(*choices: str) -> dict[str, Any]:
     return {"model.kind": {"type": "categorical", "choices": list(choices)}, "train.learning_rate": RATE}
 
 
-def write_paths(path: Path, dim: int) -> None:
-    """A few chains of nodes without positions (dim 0), or in a space of ``dim`` dimensions, with forces where there is one."""
+def write_paths(path: Path, dim: int, *, rich: bool = False) -> None:
+    """A few chains of nodes without positions (dim 0), or in a space of ``dim`` dimensions, with forces where there is one.
+
+    ``rich`` ones have species and kinds of edges, too.
+    """
+    more = [ATOMIC_NUMBERS_FIELD, Field(name="relation", on="edge", classes=2, dtype="int64")] if rich else []
     forces = [Field(name="forces", on="node", shape=(dim,), parity="vector", role="target")] if dim else []
     here = np.arange(3)
-    with StoreWriter(path, [*FIELDS, *forces], dim=dim) as writer:
+    with StoreWriter(path, [*FIELDS, *more, *forces], dim=dim) as writer:
         for number in range(20):
             writer.write(
                 graph_from_arrays(
                     np.random.default_rng(number).normal(size=(4, dim)),
                     np.concatenate([here, here + 1]),
                     np.concatenate([here + 1, here]),
-                    fields=[*FIELDS, *forces],
-                    nodes={"site": np.arange(4) % 2, **({"forces": np.zeros((4, dim))} if dim else {})},
+                    fields=[*FIELDS, *more, *forces],
+                    nodes={
+                        "site": np.arange(4) % 2,
+                        **({"forces": np.zeros((4, dim))} if dim else {}),
+                        **({"atomic_numbers": np.array([1, 8, 1, 8])} if rich else {}),
+                    },
+                    edges={"relation": np.arange(6) % 2} if rich else {},
                     graphs={"strength": np.array([1.0 * number]), "energy": np.array([1.0])},
                 )
             )
