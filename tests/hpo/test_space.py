@@ -113,6 +113,16 @@ def test_base_keys_that_the_chosen_kind_does_not_know_are_left_out(table: dict[s
     assert "cutoff" not in of_kind["relational"].to_json()
 
 
+def test_attention_around_the_layers_can_be_searched(table: dict[str, Any]) -> None:
+    space = {"model.global_attention.kind": {"type": "categorical", "choices": ["multihead", "linear"]}}
+    campaign = campaign_settings({**table, "search": {**table["search"], "trials": 2, "space": space}}, SOURCE)
+    ordered = space_of(campaign.search.space)
+    check_space(campaign, ordered)
+    for kind in ("multihead", "linear"):
+        attention = trial_config(campaign, ordered, {"model.global_attention.kind": kind}, 0).model.global_attention
+        assert attention is not None and attention.kind == kind
+
+
 def test_a_base_key_that_no_searched_kind_knows_is_an_error(table: dict[str, Any]) -> None:
     table["model"]["cutof"] = 4.0
     with pytest.raises(InputError, match="did you mean cutoff"):
