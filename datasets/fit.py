@@ -135,12 +135,17 @@ def _stds(std: NDArray[np.float64], mean: NDArray[np.float64]) -> tuple[float, .
     return tuple(np.where(constant, 1.0, std).tolist())
 
 
-def _references(survey: Survey, field: Field) -> dict[int, float]:
-    """Least squares of a graph field on the species counts; the shortest solution where composition leaves a choice."""
+def check_references(field: Field, store: GraphStore) -> None:
+    """InputError where references of a field cannot be fitted: it has not one value per graph, or the store has no atomic numbers."""
     if field.on != "graph" or field.width != 1:
         raise InputError(f"references need one value per graph, but {field.name} is {field.on} of shape {field.shape}")
-    if ATOMIC_NUMBERS not in {known.name for known in survey.store.fields()}:
+    if ATOMIC_NUMBERS not in {known.name for known in store.fields()}:
         raise InputError(f"references of {field.name} need the node field {ATOMIC_NUMBERS}; the store has none")
+
+
+def _references(survey: Survey, field: Field) -> dict[int, float]:
+    """Least squares of a graph field on the species counts; the shortest solution where composition leaves a choice."""
+    check_references(field, survey.store)
 
     def solution(_: int) -> NDArray[np.float64]:
         """One number per species, NaN for those that the training part does not hold."""

@@ -10,13 +10,14 @@ from typing import Any
 
 from hydragnn.errors import InputError
 from hydragnn.hpo.controller import Controller, OnEvent, trial_folder
+from hydragnn.hpo.default_space import left_out_words
 from hydragnn.hpo.journal import NAME as JOURNAL
 from hydragnn.hpo.journal import Journal
 from hydragnn.hpo.launching.allocation import read_allocation
 from hydragnn.hpo.launching.launcher import Launcher
 from hydragnn.hpo.launching.local import LocalLauncher
 from hydragnn.hpo.launching.steps import launcher_for
-from hydragnn.hpo.preflight import as_begun, check_campaign, check_folder, plan_on, write_settings
+from hydragnn.hpo.preflight import as_begun, check_campaign, check_folder, is_begun, plan_on, write_settings
 from hydragnn.hpo.scheduling.events import Ending
 from hydragnn.hpo.scheduling.scheduler import State, Trial
 from hydragnn.hpo.scheduling.trouble import LONGEST
@@ -105,7 +106,8 @@ def run_search(
     the user should know before anything starts.
     """
     settings, space = as_begun(settings, out), space_of(settings.search.space, settings.source)
-    check_campaign(settings, space)
+    begun = is_begun(out)
+    check_campaign(settings, space, begun=begun)
     enqueued = check_folder(settings, space, out, resume=resume)
     with ExitStack() as stack:
         launcher = launcher or launcher_of(settings, out, workers)
@@ -116,6 +118,10 @@ def run_search(
         journal = stack.enter_context(Journal(out / JOURNAL))
         stack.callback(launcher.close)
         write_settings(settings, enqueued, out)
+        if on_note is not None and settings.left_out and not begun:
+            on_note(
+                f"left out of the default space, as they cannot do what is asked: {left_out_words(settings.left_out)}"
+            )
         controller = Controller(settings, space, out, journal, launcher, enqueued, on_event)
         if on_note is not None and (anew := trials_begun_anew(controller.state, out)):
             on_note(

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 
+from hydragnn.hpo.parameters import Choices, Parameter
 from hydragnn.hpo.scheduling.sizing import loss
-from hydragnn.hpo.settings import Choices, Parameter
 from hydragnn.hpo.space import Point, Space
 
 FEWEST = 4
@@ -155,12 +155,15 @@ def scaling_of(sizes: Iterable[Sized]) -> float | None:
     groups = [group for group in by_trial.values() if len({size.slots for size in group}) > 1]
     if not groups:
         return None
-    slots = [np.array([size.slots for size in group], dtype=float) for group in groups]
-    costs = [np.log([size.seconds * size.slots for size in group]) for group in groups]
+    slots = np.array([size.slots for group in groups for size in group], dtype=float)
+    costs = np.log([size.seconds * size.slots for group in groups for size in group])
+    counts = np.array([len(group) for group in groups])
+    owners = np.repeat(np.arange(len(groups)), counts)
 
     def misfit(log_scaling: float) -> float:
-        lost = (cost - np.log1p((p - 1) * math.exp(-log_scaling)) for cost, p in zip(costs, slots))
-        return float(sum(((values - values.mean()) ** 2).sum() for values in lost))
+        work = costs - np.log1p((slots - 1) * math.exp(-log_scaling))
+        means = np.bincount(owners, work) / counts
+        return float(((work - means[owners]) ** 2).sum())
 
     grid = np.linspace(math.log(0.1), math.log(1e5), 40)
     best = int(np.argmin([misfit(value) for value in grid]))

@@ -14,8 +14,9 @@ from hydragnn.hpo.controller import OnEvent, trial_folder
 from hydragnn.hpo.journal import NAME as JOURNAL
 from hydragnn.hpo.journal import replay
 from hydragnn.hpo.launching.launcher import Launcher
+from hydragnn.hpo.parameters import IntRange
 from hydragnn.hpo.preflight import open_campaign
-from hydragnn.hpo.settings import CampaignSettings, GivenRun, IntRange, SearchSettings
+from hydragnn.hpo.settings import CampaignSettings, GivenRun, SearchSettings
 from hydragnn.hpo.space import NUMBER
 
 MANY = 1 << 20

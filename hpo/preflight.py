@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +12,22 @@ from hydragnn.config import AnyConfig, BranchSettings
 from hydragnn.datasets import open_store
 from hydragnn.errors import InputError
 from hydragnn.files import read_sealed, write_sealed
+from hydragnn.hpo.able import check_model
 from hydragnn.hpo.launching.launcher import Launcher
 from hydragnn.hpo.launching.local import LocalLauncher
 from hydragnn.hpo.objective import check_objective
+from hydragnn.hpo.parameters import place_of
 from hydragnn.hpo.scheduling.events import Plan, node_of
 from hydragnn.hpo.settings import VERSION, CampaignSettings, campaign_settings
-from hydragnn.hpo.space import Point, Space, check_space, ends_of, random_point, trial_config
+from hydragnn.hpo.space import Point, Space, check_space, check_values, ends_of, random_point, trial_config
 from hydragnn.hpo.stores import check_stores, fingerprints_of, follow_stores, without_places
-from hydragnn.hpo.warm import warm_points
+from hydragnn.hpo.warm import first_points
 from hydragnn.runs.cutoff import check_cutoff
 
 NAME = "campaign.json"
-OWN = ("version", "enqueued", "stores")
-"""Members of campaign.json that are no settings: its version, configurations of earlier campaigns, fingerprints of the stores."""
+OWN = ("version", "enqueued", "stores", "left_out")
+"""Members of campaign.json that are no settings: its version, configurations of earlier campaigns, fingerprints of the stores, and
+what a default space leaves out."""
 LEFTOVERS = ("journal.lock", "journal.jsonl", "jobs")
 """What a search leaves that is killed in its very first moment, or that waits in a queue."""
 EXTENSIBLE = (
@@ -34,8 +38,11 @@ EXTENSIBLE = (
 """Members of [search] that may change when a campaign is resumed; the rest decides what its results mean."""
 
 
-def check_campaign(settings: CampaignSettings, space: Space) -> None:
-    """InputError for a space without valid points, rungs beyond the budget, or fields that nothing predicts or holds."""
+def check_campaign(settings: CampaignSettings, space: Space, *, begun: bool = False) -> None:
+    """InputError for a space without valid points, rungs beyond the budget, or fields that nothing predicts or holds.
+
+    And for values, above all kinds of models, that cannot do what is asked with these data, unless the campaign has ``begun`` with them.
+    """
     _check_sizes(settings)
     if settings.runs:
         configs = [run.config for run in settings.runs]
@@ -45,6 +52,14 @@ def check_campaign(settings: CampaignSettings, space: Space) -> None:
         check_cutoffs(settings, space)
     for config in configs:
         _check_config(settings, config)
+    if not settings.runs and not begun:
+        check_models(settings, space)
+
+
+def check_models(settings: CampaignSettings, space: Space) -> None:
+    """InputError where a value of the space, or kinds that it combines, make no model for these data and heads."""
+    stores = cache(open_store)
+    check_values(settings, space, lambda config: check_model(config, stores))
 
 
 def check_cutoffs(settings: CampaignSettings, space: Space) -> None:
@@ -55,9 +70,9 @@ def check_cutoffs(settings: CampaignSettings, space: Space) -> None:
     if settings.version == 1:
         return
     key = "model.cutoff"
-    searched, fixed = space.parameters.get(key), settings.base.get("model", {}).get("cutoff")
-    named = f'search.space."{key}"'
-    values = [(key, fixed)] if searched is None else [(named, value) for value in ends_of(searched)]
+    searched = {path: parameter for path, parameter in space.parameters.items() if place_of(path) == key}
+    values = [(f'search.space."{path}"', value) for path, parameter in searched.items() for value in ends_of(parameter)]
+    values = values or [(key, settings.base.get("model", {}).get("cutoff"))]
     for section in (settings.base, *settings.base.get("branches", [])):
         data = section.get("data", {})
         if "store" in data and data.get("edges", True):
@@ -155,7 +170,7 @@ def plan_on(launcher: Launcher, settings: CampaignSettings) -> Plan:
 
 
 def check_folder(settings: CampaignSettings, space: Space, out: Path, *, resume: bool) -> list[Point]:
-    """The configurations from earlier campaigns that are tried first, after a look at the campaign's folder.
+    """The configurations that are tried first, after a look at the campaign's folder.
 
     InputError for a folder that holds something else, or a campaign that is not to be resumed or has other settings.
     """
@@ -163,7 +178,7 @@ def check_folder(settings: CampaignSettings, space: Space, out: Path, *, resume:
     if not path.exists():
         if out.exists() and (not out.is_dir() or any(entry.name not in LEFTOVERS for entry in out.iterdir())):
             raise InputError(f"{out} exists and is not a campaign; choose another folder")
-        return warm_points(settings, space)
+        return first_points(settings, space)
     if not resume:
         raise InputError(f"{out} holds a campaign; continue it with --resume, or choose another folder")
     saved = read_sealed(path)
@@ -174,19 +189,32 @@ def check_folder(settings: CampaignSettings, space: Space, out: Path, *, resume:
     return enqueued
 
 
+def is_begun(out: Path) -> bool:
+    """Return True where a folder holds a campaign."""
+    return (out / NAME).is_file()
+
+
 def as_begun(settings: CampaignSettings, out: Path) -> CampaignSettings:
-    """The settings, meaning what they meant to the program that began the campaign in ``out``, where there is one."""
-    saved = read_sealed(out / NAME) if (out / NAME).is_file() else {}
+    """The settings, meaning what they meant to the program that began the campaign in ``out``, where there is one.
+
+    A default space is the one that the campaign began with, whatever it is by now.
+    """
+    saved = read_sealed(out / NAME) if is_begun(out) else {}
     version = saved.get("version") if isinstance(saved, dict) else None
+    if settings.left_out is not None and isinstance(saved, dict) and "left_out" in saved:
+        begun = _saved_settings(saved, out / NAME)
+        search = settings.search.model_copy(update={"space": begun.search.space})
+        settings = replace(settings, search=search, left_out=begun.left_out)
     return replace(settings, version=version if isinstance(version, int) else VERSION)
 
 
 def write_settings(settings: CampaignSettings, enqueued: list[Point], out: Path) -> None:
     """Write ``campaign.json``, and where the stores lie into the configurations of trials; only the holder of the journal's lock may."""
-    if (out / NAME).is_file():
+    if is_begun(out):
         follow_stores(settings, open_campaign(out), out)
     own = {"version": settings.version, "enqueued": enqueued, "stores": fingerprints_of(settings)}
-    write_sealed(out / NAME, {**settings.to_json(), **own})
+    default = {} if settings.left_out is None else {"left_out": dict(settings.left_out)}
+    write_sealed(out / NAME, {**settings.to_json(), **own, **default})
 
 
 def open_campaign(out: Path) -> CampaignSettings:
@@ -205,7 +233,7 @@ def _saved_settings(saved: Any, path: Path) -> CampaignSettings:
             f"{path} has version {saved['version']}, this program reads up to {VERSION}; update the program"
         )
     settings = campaign_settings({key: v for key, v in saved.items() if key not in OWN}, path)
-    return replace(settings, version=saved["version"])
+    return replace(settings, version=saved["version"], left_out=saved.get("left_out"))
 
 
 def _check_unchanged(settings: CampaignSettings, saved: CampaignSettings) -> None:

@@ -60,7 +60,7 @@ class Proposals:
         estimates: Estimates,
         log: Path,
     ) -> None:
-        """``enqueued``: configurations of earlier campaigns, which the first trials get; ``log``: what the process says."""
+        """``enqueued``: configurations that the first trials get; ``log``: what the process says."""
         self._settings, self._space, self._enqueued, self._estimates = settings, space, enqueued, estimates
         self._known = dict.fromkeys(point_key(trial.values) for trial in state.trials.values() if trial.values)
         self._asked: deque[tuple[int, float]] = deque()

@@ -18,8 +18,9 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from hydragnn.errors import InputError
+from hydragnn.hpo.parameters import Choice, Choices, IntRange, Parameter
 from hydragnn.hpo.scheduling.scheduler import State, Trial
-from hydragnn.hpo.settings import CampaignSettings, Choice, Choices, IntRange, Parameter
+from hydragnn.hpo.settings import CampaignSettings
 from hydragnn.hpo.space import Point, Space, all_points, point_key, random_point, trial_config, value_at
 
 DRAWS = 100

@@ -10,93 +10,13 @@ from pydantic import Field, model_validator
 
 from hydragnn.config import AnyConfig, parse_config
 from hydragnn.errors import InputError, nearest
+from hydragnn.hpo.default_space import DEFAULT, default_space
 from hydragnn.hpo.job import JobSettings
+from hydragnn.hpo.parameters import Parameter, parsed_parameter
 from hydragnn.settings import Settings, read_toml, with_overrides
 
 VERSION = 3
 """Of campaigns on disk. 1: keys that came later mean what was computed then (``Settings.before``, ``Settings.former``); 2: those of heads do."""
-
-Scalar = bool | int | float | str
-"""A value that TOML, JSON and Optuna all hold."""
-
-Choice = Scalar | list[Scalar]
-"""One of the values of a categorical parameter; a list, for example, for ``heads.0.hidden_dims``."""
-
-
-class _Parameter(Settings):
-    """What every parameter has."""
-
-    when: dict[str, Choice | list[Choice]] = Field(default_factory=dict)
-    """Only searched where the named parameters have (one of) these values, for example ``{"model.kind" = ["egnn"]}``."""
-
-
-class FloatRange(_Parameter):
-    """A real number between two bounds."""
-
-    type: Literal["float"] = "float"
-
-    low: float
-    """Smallest value."""
-
-    high: float
-    """Largest value."""
-
-    log: bool = False
-    """Searched on a logarithmic scale."""
-
-    step: float | None = Field(default=None, gt=0)
-    """Only ``low + k * step``."""
-
-    @model_validator(mode="after")
-    def _check(self) -> "FloatRange":
-        _check_range(self.low, self.high, self.log, self.step is not None)
-        return self
-
-
-class IntRange(_Parameter):
-    """A whole number between two bounds, both included."""
-
-    type: Literal["int"] = "int"
-
-    low: int
-    """Smallest value."""
-
-    high: int
-    """Largest value."""
-
-    log: bool = False
-    """Searched on a logarithmic scale."""
-
-    step: int = Field(default=1, ge=1)
-    """Only ``low + k * step``."""
-
-    @model_validator(mode="after")
-    def _check(self) -> "IntRange":
-        _check_range(self.low, self.high, self.log, self.step != 1)
-        return self
-
-
-class Choices(_Parameter):
-    """One of several values; a single choice with ``when`` is a conditional constant."""
-
-    type: Literal["categorical"] = "categorical"
-
-    choices: list[Choice] = Field(min_length=1)
-    """The values."""
-
-    @model_validator(mode="after")
-    def _check(self) -> "Choices":
-        if len({json.dumps(choice) for choice in self.choices}) < len(self.choices):
-            raise ValueError(f"choices = {self.choices} names a value twice; keep one")
-        return self
-
-
-Parameter = FloatRange | IntRange | Choices
-PARAMETERS: dict[str, type[FloatRange] | type[IntRange] | type[Choices]] = {
-    "float": FloatRange,
-    "int": IntRange,
-    "categorical": Choices,
-}
 
 
 class SearchSettings(Settings):
@@ -165,7 +85,7 @@ class SearchSettings(Settings):
     """Earlier campaign folders or DeepHyper ``results.csv`` files; their best configurations are tried first."""
 
     space: dict[str, Parameter] = Field(min_length=1)
-    """Configuration path -> parameter, for example ``"model.hidden_dim"`` or ``"heads.0.weight"``."""
+    """Configuration path -> parameter, for example ``"model.hidden_dim"`` or ``"heads.0.weight"``; in a file also ``space = "default"``."""
 
     @model_validator(mode="after")
     def _check(self) -> "SearchSettings":
@@ -207,6 +127,8 @@ class CampaignSettings:
     runs: tuple[GivenRun, ...] = ()
     """Trials that are given instead of searched: the space then only numbers them, and there is no base."""
     source: str = "campaign"
+    left_out: Mapping[str, str] | None = None
+    """Architectures that a default space leaves out, each with the reason; None where the space was given."""
     version: int = VERSION
     """Of the program that began the campaign: keys that came later and that ``base`` lacks mean what was computed then."""
 
@@ -227,24 +149,33 @@ def campaign_settings(table: Mapping[str, Any], path: Path) -> CampaignSettings:
     base = json.loads(json.dumps({key: value for key, value in table.items() if key not in ("search", "job", "runs")}))
     if not isinstance(table.get("search"), Mapping):
         raise InputError(f"{path}: section [search] is missing; add trials and [search.space]")
-    search = _search_settings(dict(table["search"]), str(path))
-    search = search.model_copy(update={"warm_start": [(path.parent / s).resolve() for s in search.warm_start]})
     branches = base.get("branches")
     for section in (base, *(branches if isinstance(branches, list) else ())):
         data = section.get("data") if isinstance(section, dict) else None
         if isinstance(data, dict) and isinstance(data.get("store"), str):
             data["store"] = str((path.parent / data["store"]).resolve())
+    search, left_out = _search_settings(dict(table["search"]), base, str(path))
+    search = search.model_copy(update={"warm_start": [(path.parent / s).resolve() for s in search.warm_start]})
     job = JobSettings.parse(table["job"], source=f"{path}: [job]") if "job" in table else None
     runs = tuple(_given_run(run, f"{path}: runs.{number}") for number, run in enumerate(table.get("runs", [])))
-    return CampaignSettings(base=base, search=search, job=job, runs=runs, source=str(path))
+    return CampaignSettings(base=base, search=search, job=job, runs=runs, source=str(path), left_out=left_out)
 
 
-def _search_settings(table: dict[str, Any], source: str) -> SearchSettings:
-    space = table.get("space", {})
+def _search_settings(
+    table: dict[str, Any], base: dict[str, Any], source: str
+) -> tuple[SearchSettings, Mapping[str, str] | None]:
+    """The section, and what a default space leaves out."""
+    space, left_out = table.get("space", {}), None
+    if isinstance(space, str):
+        if space != DEFAULT:
+            raise InputError(f'{source}: search.space = "{space}"; {nearest(space, [DEFAULT])}, or give a table')
+        space, left_out = default_space(base, source)
     if not isinstance(space, Mapping) or not space:
-        raise InputError(f'{source}: search.space is empty; add for example [search.space."train.learning_rate"]')
-    parameters = {path: _parameter(path, value, source) for path, value in space.items()}
-    return SearchSettings.parse({**table, "space": parameters}, source=f"{source}: [search]")
+        raise InputError(
+            f'{source}: search.space is empty; add for example [search.space."train.learning_rate"], or say space = "{DEFAULT}"'
+        )
+    parameters = {path: parsed_parameter(path, value, source) for path, value in space.items()}
+    return SearchSettings.parse({**table, "space": parameters}, source=f"{source}: [search]"), left_out
 
 
 def _given_run(value: Any, source: str) -> GivenRun:
@@ -252,22 +183,3 @@ def _given_run(value: Any, source: str) -> GivenRun:
         raise InputError(f"{source} has no config; runs are written by the final training, and not by hand")
     config = parse_config(value["config"], source=source, stored=True)
     return GivenRun(config=config, work=value.get("work"), scaling=value.get("scaling"))
-
-
-def _parameter(path: str, table: Any, source: str) -> Parameter:
-    where = f'{source}: search.space."{path}"'
-    kind = table.get("type") if isinstance(table, Mapping) else None
-    if kind is None:
-        raise InputError(f"{where}: expected a table with type = float, int or categorical")
-    if kind not in PARAMETERS:
-        raise InputError(f"{where}: unknown type {kind}; {nearest(str(kind), list(PARAMETERS))}")
-    return PARAMETERS[kind].parse(dict(table), source=where)
-
-
-def _check_range(low: int | float, high: int | float, log: bool, stepped: bool) -> None:
-    if low > high:
-        raise ValueError(f"low = {low:g} lies above high = {high:g}; swap them")
-    if log and low <= 0:
-        raise ValueError(f"low = {low:g}: a logarithmic scale needs low > 0")
-    if log and stepped:
-        raise ValueError("log and step exclude each other; drop one")

@@ -2,17 +2,19 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import product
+from functools import partial
+from itertools import combinations, product
 from typing import Any
 
 import numpy as np
 
-from hydragnn.architectures import architecture_of
 from hydragnn.config import AnyConfig, parse_config
 from hydragnn.errors import InputError, nearest
-from hydragnn.hpo.settings import CampaignSettings, Choice, Choices, FloatRange, IntRange, Parameter
+from hydragnn.hpo.able import known_keys
+from hydragnn.hpo.parameters import Choice, Choices, FloatRange, IntRange, Parameter, place_of
+from hydragnn.hpo.settings import CampaignSettings
 from hydragnn.models.head_kinds import HEAD_KINDS
 from hydragnn.settings import with_value
 
@@ -169,10 +171,10 @@ def trial_config(settings: CampaignSettings, space: Space, values: Point, number
     table: dict[str, Any] = json.loads(json.dumps(settings.base))
     kinds = space.parameters.get("model.kind")
     if isinstance(kinds, Choices) and isinstance(table.get("model"), dict):
-        table["model"] = _known_keys(table["model"], str(values["model.kind"]), [str(k) for k in kinds.choices])
+        table["model"] = known_keys(table["model"], str(values["model.kind"]), [str(k) for k in kinds.choices])
     for path, value in values.items():
-        with_value(table, path, value)
-    if "train.seed" not in space.parameters and isinstance(table.setdefault("train", {}), dict):
+        with_value(table, place_of(path), value)
+    if "train.seed" not in map(place_of, space.parameters) and isinstance(table.setdefault("train", {}), dict):
         seed = table["train"].get("seed", 0)
         table["train"]["seed"] = seed + number if isinstance(seed, int) else seed
     if settings.version == 2:
@@ -190,12 +192,10 @@ def complete_energies(table: dict[str, Any]) -> None:
 
 
 def check_space(settings: CampaignSettings, space: Space) -> None:
-    """InputError unless every value at the ends of every parameter takes part in at least one valid run."""
+    """InputError unless every value at the ends of every parameter takes part in at least one valid configuration."""
     _check_paths(settings, space)
-    generator = np.random.default_rng(0)
-    for path, parameter in space.parameters.items():
-        for value in ends_of(parameter):
-            _check_end(settings, space, path, value, generator)
+    _check_places(settings, space)
+    check_values(settings, space, lambda config: None)
     points = all_points(space)
     if points is not None and len(points) < settings.search.trials:
         raise InputError(
@@ -204,21 +204,72 @@ def check_space(settings: CampaignSettings, space: Space) -> None:
         )
 
 
-def _check_end(settings: CampaignSettings, space: Space, path: str, value: Any, rng: np.random.Generator) -> None:
+def check_values(settings: CampaignSettings, space: Space, check: Callable[[AnyConfig], object]) -> None:
+    """InputError unless every value at the ends of parameters, and every combination of kinds, is part of a run that passes ``check``.
+
+    Kinds are the choices of all parameters that are called so (``model.kind``, ``heads.0.kind``); ``check`` raises InputError.
+    """
+    generator = np.random.default_rng(0)
+    for path, parameter in space.parameters.items():
+        for value in ends_of(parameter):
+            given = _given(space, path, value, generator)
+            problem = _problem(settings, space, given, generator, check)
+            _refuse(f'search.space."{path}" = {value!r} takes', problem, space, path)
+    for kinds in _combinations_of_kinds(space):
+        problem = _problem(settings, space, partial(dict, kinds), generator, check)
+        words = " and ".join(f'"{path}" = {value!r}' for path, value in kinds.items())
+        _refuse(f"search.space: {words} together take", problem, space, next(iter(kinds)))
+
+
+def _given(space: Space, path: str, value: Any, rng: np.random.Generator) -> Callable[[], Point]:
+    return lambda: {**_conditions(space, path, rng), path: value}
+
+
+def _problem(
+    settings: CampaignSettings,
+    space: Space,
+    given: Callable[[], Point],
+    rng: np.random.Generator,
+    check: Callable[[AnyConfig], object],
+) -> str:
+    """What is wrong with every configuration that has the given values; empty where one is right."""
     problem = ""
     for _ in range(TRIES):
-        point = random_point(space, rng, {**_conditions(space, path, rng), path: value})
         try:
-            trial_config(settings, space, point, 0)
+            check(trial_config(settings, space, random_point(space, rng, given()), 0))
         except InputError as error:
             problem = problem or str(error)
         else:
-            return
+            return ""
+    return problem
+
+
+def _refuse(what: str, problem: str, space: Space, path: str) -> None:
+    """Raise InputError where there is a problem; the sentence says what to do about a parameter, or is that of the base."""
+    if not problem:
+        return
     unknown = UNKNOWN_KEY.search(problem)
     if unknown and not any(f"{known}.".startswith(f"{unknown[1]}.") for known in space.parameters):
         raise InputError(problem)  # the base's own, whatever the values
-    hint = "" if space.parameters[path].when else "; a parameter that only some choices know needs when = {...}"
-    raise InputError(f'search.space."{path}" = {value!r} takes part in no valid run: {problem}{hint}')
+    hint = "; a parameter that only some choices know needs when = {...}" if unknown else ""
+    raise InputError(f"{what} part in no valid run: {problem}{'' if space.parameters[path].when else hint}")
+
+
+def _combinations_of_kinds(space: Space) -> list[Point]:
+    """Every combination of the choices of several parameters called kind that are active together."""
+    kinds = {path: p for path, p in space.parameters.items() if path.endswith(".kind") and isinstance(p, Choices)}
+    if len(kinds) < 2:
+        return []
+    combinations = [dict(zip(kinds, values)) for values in product(*(p.choices for p in kinds.values()))]
+    return [one for one in combinations if all(_may_be_active(kinds[path], one) for path in kinds)]
+
+
+def _may_be_active(parameter: Parameter, values: Point) -> bool:
+    """Return False where one of the values rules a parameter out."""
+    return all(
+        path not in values or any(values[path] == allowed for allowed in allowed_values(condition))
+        for path, condition in parameter.when.items()
+    )
 
 
 def _conditions(space: Space, path: str, rng: np.random.Generator) -> Point:
@@ -232,7 +283,7 @@ def _conditions(space: Space, path: str, rng: np.random.Generator) -> Point:
 
 def _check_paths(settings: CampaignSettings, space: Space) -> None:
     for whole in space.parameters:
-        path = re.sub(r"^branches\.\d+\.", "", whole)  # a branch has the sections of a run
+        path = re.sub(r"^branches\.\d+\.", "", place_of(whole))  # a branch has the sections of a run
         if path == "name" or any(path == fixed or path.startswith(fixed + ".") for fixed in FIXED):
             raise InputError(
                 f'{settings.source}: search.space."{whole}": trials that differ in it cannot be compared; '
@@ -246,6 +297,19 @@ def _check_paths(settings: CampaignSettings, space: Space) -> None:
             )
 
 
+def _check_places(settings: CampaignSettings, space: Space) -> None:
+    """InputError where two parameters of one place can be active together."""
+    for (one, first), (other, second) in combinations(space.parameters.items(), 2):
+        if place_of(one) == place_of(other) and not any(
+            path in second.when and not any(v in allowed_values(second.when[path]) for v in allowed_values(condition))
+            for path, condition in first.when.items()
+        ):
+            raise InputError(
+                f'{settings.source}: search.space."{one}" and "{other}" set the same key; give each a when of its own, so that '
+                "never both hold"
+            )
+
+
 def _check_condition(path: str, parent: str, condition: Any, parameters: Mapping[str, Parameter], source: str) -> None:
     where = f'{source}: search.space."{path}".when'
     if parent not in parameters:
@@ -253,15 +317,6 @@ def _check_condition(path: str, parent: str, condition: Any, parameters: Mapping
     for value in allowed_values(condition):
         if not contains(parameters[parent], value):
             raise InputError(f"{where}: {parent} never is {value!r}; correct the value or the parameter {parent}")
-
-
-def _known_keys(model: dict[str, Any], kind: str, kinds: Iterable[str]) -> dict[str, Any]:
-    """The keys of a [model] table without those that only other searched kinds know."""
-    known = {
-        name: set(architecture_of(name).Settings.model_fields) for name in [kind, *kinds]
-    }  # in this order, so that errors do not depend on the run
-    foreign = set().union(*known.values()) - known[kind]
-    return {key: value for key, value in model.items() if key not in foreign}
 
 
 def ends_of(parameter: Parameter) -> list[Choice]:

@@ -1,5 +1,6 @@
 """How a campaign stands, from its journal alone: safe while it runs, and from any machine that sees the folder."""
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -10,6 +11,7 @@ from hydragnn.errors import InputError
 from hydragnn.hpo.costs import CostModel, scaling_of, work_of
 from hydragnn.hpo.journal import NAME as JOURNAL
 from hydragnn.hpo.journal import check_number, decode_line, entry_of, gap, state_after
+from hydragnn.hpo.parameters import place_of
 from hydragnn.hpo.preflight import open_campaign
 from hydragnn.hpo.scheduling.events import node_of
 from hydragnn.hpo.scheduling.scheduler import State
@@ -88,6 +90,20 @@ class Budget:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class MachineTrouble:
+    """Faults that came together over nodes, for which no trial and no node is blamed; times are on the clock of the journal."""
+
+    number: int
+    """How many troubles there were, this one included."""
+    spells: int
+    """Troubles in a row without an attempt in between that was seen to work."""
+    since: float | None
+    """When it began; None where the machine is in order."""
+    until: float | None
+    """Nothing starts before; None where nothing is held back."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Forecast:
     """When the campaign ends if it goes on as so far."""
 
@@ -120,6 +136,8 @@ class CampaignStatus:
     """Share of the allocated node-hours that count; what runs now is presumed to count."""
     node_hours: NodeHours
     faults: tuple[FaultRow, ...]
+    trouble: MachineTrouble | None
+    """What speaks against the machine as a whole; None where nothing ever did."""
     costs: Costs
     budgets: tuple[Budget, ...]
     forecast: Forecast | None
@@ -209,6 +227,7 @@ class Follower:
             goodput=hours.goodput,
             node_hours=hours,
             faults=timeline.faults(),
+            trouble=_trouble(state),
             costs=self._cost_status(state),
             budgets=_budgets(state, seconds, self._last),
             forecast=forecast(state, self._last),
@@ -296,7 +315,7 @@ def values_line(values: Point) -> str:
     'hidden_dim=64 learning_rate=0.00123'
     """
     return " ".join(
-        f"{path.rpartition('.')[2]}={f'{value:.3g}' if isinstance(value, float) else value}"
+        f"{place_of(path).rpartition('.')[2]}={f'{value:.3g}' if isinstance(value, float) else value}"
         for path, value in values.items()
     )
 
@@ -307,6 +326,14 @@ def _status(state: State, last: float, silence: float) -> str:
     if state.closed:
         return state.ending or "stopped"
     return "silent" if silence > SILENT else "running"
+
+
+def _trouble(state: State) -> MachineTrouble | None:
+    trouble = state.trouble
+    if not trouble.number:
+        return None
+    since, until = (value if math.isfinite(value) else None for value in (trouble.since, trouble.until))
+    return MachineTrouble(number=trouble.number, spells=trouble.spells, since=since, until=until)
 
 
 def _rungs(state: State) -> tuple[RungStatus, ...]:

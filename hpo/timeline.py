@@ -5,13 +5,14 @@ too), start-up and saving left out. What a machine fault destroyed, what was don
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from hydragnn.hpo.costs import Sized, seconds_on
 from hydragnn.hpo.scheduling.events import Event, Failed, Opened, Reached, node_of
 from hydragnn.hpo.scheduling.node_health import NodeStatus
 from hydragnn.hpo.scheduling.scheduler import MACHINE_FAULTS, State, Trial, transition
+from hydragnn.hpo.scheduling.values import replace
 from hydragnn.record import FailureKind
 
 Outcome = Literal["running", "reached", "finished", "saved", "cut"] | FailureKind

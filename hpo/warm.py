@@ -1,4 +1,4 @@
-"""Configurations worth trying first: the best of earlier campaigns and of DeepHyper's result files."""
+"""Configurations worth trying first: every architecture once, the best of earlier campaigns and of DeepHyper's result files."""
 
 import csv
 import json
@@ -10,11 +10,32 @@ from typing import Any
 from hydragnn.errors import InputError
 from hydragnn.hpo.journal import NAME as JOURNAL
 from hydragnn.hpo.journal import replay
-from hydragnn.hpo.settings import CampaignSettings, Choices, IntRange, Parameter
-from hydragnn.hpo.space import NUMBER, Point, Space, contains, is_point, point_key, trial_config
+from hydragnn.hpo.parameters import Choice, Choices, IntRange, Parameter
+from hydragnn.hpo.settings import CampaignSettings
+from hydragnn.hpo.space import NUMBER, Point, Space, contains, is_point, point_key, trial_config, value_at
 
 SHARE = 4
 """One of so many trials may come from earlier campaigns."""
+
+
+def first_points(settings: CampaignSettings, space: Space) -> list[Point]:
+    """The configurations that are tried first: in a default space every architecture once, then the best of earlier campaigns.
+
+    That of an architecture has the middle of every range and the first of all choices.
+    """
+    kinds = space.parameters.get("model.kind")
+    if settings.left_out is None or not isinstance(kinds, Choices):
+        return warm_points(settings, space)
+
+    def middle(kind: Choice) -> Point:
+        return space.point(
+            lambda path, parameter: (
+                kind if parameter is kinds else value_at(parameter, 0.0 if isinstance(parameter, Choices) else 0.5)
+            )
+        )
+
+    points = {point_key(point): point for point in map(middle, kinds.choices) if _is_valid(settings, space, point)}
+    return list({**points, **{point_key(point): point for point in warm_points(settings, space)}}.values())
 
 
 def warm_points(settings: CampaignSettings, space: Space) -> list[Point]:

@@ -121,6 +121,7 @@ def status_rows(status: CampaignStatus) -> dict[str, list[str]]:
         "nodes": [_nodes_text(status)] if status.status in ("running", "silent") else [],
         "goodput": [_goodput_text(status)] if status.goodput is not None else [],
         "faults": [_fault_text(status, number) for number in range(len(status.faults))] or ["none"],
+        "machine": [_trouble_text(status)] if status.trouble is not None else [],
         "costs": [_costs_text(status)],
         "budget": [f"{budget.name}: {budget.used:.3g} of {budget.limit:.3g}" for budget in status.budgets],
         "forecast": [_forecast_text(status)] if status.forecast is not None else [],
@@ -194,6 +195,23 @@ def _fault_text(status: CampaignStatus, number: int) -> str:
     lost = f", {_amount(row.node_hours, status.nodes.local)} lost" if row.node_hours else ""
     kind = "cut off with the controller" if row.kind == "cut" else row.kind.replace("_", " ")
     return f"{row.count} x {kind} in {row.trials} trial(s){where}{lost}; {effect}"
+
+
+def _trouble_text(status: CampaignStatus) -> str:
+    """Whether the machine is in trouble, since when, and how often it was."""
+    trouble = status.trouble
+    assert trouble is not None
+    times = f"{trouble.number} time(s) so far"
+    if trouble.since is None:
+        return f"in order; in trouble {times}, for which no trial and no node was blamed"
+    row = f", {trouble.spells} in a row" if trouble.spells > 1 else ""
+    pause = "" if trouble.until is None else f"; no start before {_moment(trouble.until)}, then a few attempts try it"
+    return f"in trouble since {_moment(trouble.since)} ({times}{row}){pause}"
+
+
+def _moment(seconds: float) -> str:
+    """A time of the journal as local date and time."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
 def _costs_text(status: CampaignStatus) -> str:

@@ -81,12 +81,13 @@ def apply_changes(state: State, event: Event, changes: Changes) -> State:
         for name, members in changes.get("nodes", {}).items():
             state = _with_node(state, name, members)
         rest = {name: value for name, value in changes.items() if name not in ("trials", "nodes", "whole")}
+        indexes: dict[str, Any] = {}
         if "waiting" in rest:
             start, stop, new = rest.pop("waiting")
-            state = replace(state, waiting=(*state.waiting[:start], *new, *state.waiting[stop:]))
+            indexes["waiting"] = (*state.waiting[:start], *new, *state.waiting[stop:])
         if "free" in rest:
-            state = replace(state, free=_pool(state.free, **rest.pop("free")))
-        return replace(state, touched=None, **_read(State, rest))
+            indexes["free"] = _pool(state.free, **rest.pop("free"))
+        return replace(state, touched=None, **indexes, **_read(State, rest))
     except (KeyError, ValueError, TypeError, AttributeError, IndexError, ValidationError) as error:
         raise InputError(f"its changes do not fit the campaign before them ({error})") from error
 
@@ -164,10 +165,12 @@ def _with_trial(state: State, number: int, members: dict[str, Any] | None) -> St
         return without_trial(state, number)
     before = state.trials.get(number, Trial(number=number))
     after = replace(before, **_read(Trial, members))
+    rested, rests = resting_entry(before), resting_entry(after)
+    if after.results == before.results and rested == rests:
+        return with_trial(state, after)
     rungs = list(state.rungs)
     for level, value in enumerate(after.results[len(before.results) :], start=len(before.results)):
         rungs[level] = replace(rungs[level], reached=rungs[level].reached.with_entry((value, number)))
-    rested, rests = resting_entry(before), resting_entry(after)
     if rested != rests:
         for level, entry in (rested,) if rested else ():
             rungs[level] = replace(rungs[level], paused=rungs[level].paused.without_entry(entry))
@@ -202,4 +205,12 @@ def _readers(cls: type) -> dict[str, Callable[[Any], Any]]:
     """How each member of a dataclass is read from JSON."""
     hints = get_type_hints(cls)
     names = [member.name for member in fields(cls) if cls is not State or member.name not in INDEXED]
-    return {name: TypeAdapter(hints[name]).validate_python for name in names}
+    return {name: _reader(hints[name]) for name in names}
+
+
+def _reader(hint: Any) -> Callable[[Any], Any]:
+    """How a value of a type is read; a plain one that has the type already is taken as it is."""
+    validate = TypeAdapter(hint).validate_python
+    if hint not in (int, float, bool, str):
+        return validate
+    return lambda value: value if type(value) is hint else validate(value)

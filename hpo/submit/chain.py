@@ -12,7 +12,7 @@ from hydragnn.files import read_json, write_atomically, write_json
 from hydragnn.hpo.job import JobSettings
 from hydragnn.hpo.journal import NAME as JOURNAL
 from hydragnn.hpo.journal import read_journal
-from hydragnn.hpo.preflight import check_campaign, check_folder
+from hydragnn.hpo.preflight import as_begun, check_campaign, check_folder, is_begun
 from hydragnn.hpo.scheduling.events import Opened, node_of
 from hydragnn.hpo.settings import CampaignSettings, campaign_settings
 from hydragnn.hpo.space import space_of
@@ -74,10 +74,11 @@ def submit_campaign(
 
     InputError for a file without [job], anything that the search itself would refuse, and what the scheduler refuses.
     """
-    settings = campaign_settings(with_overrides(read_toml(source), overrides), source)
+    settings = as_begun(campaign_settings(with_overrides(read_toml(source), overrides), source), out)
     job_settings = _job_settings(settings)
-    check_campaign(settings, space_of(settings.search.space, settings.source))
-    check_folder(settings, space_of(settings.search.space, settings.source), out, resume=resume)
+    space = space_of(settings.search.space, settings.source)
+    check_campaign(settings, space, begun=is_begun(out))
+    check_folder(settings, space, out, resume=resume)
     known = _chain(out)
     if known["jobs"] and not resume:
         raise InputError(f"{out} waits in a queue as job {known['jobs'][-1]['id']}; submit again with --resume")
@@ -106,7 +107,7 @@ def successor(out: Path, serial: int, id: str, *, over: bool, now: float) -> Sub
     """
     chain = _chain(out)
     source = Path(chain["source"])
-    settings = campaign_settings(with_overrides(read_toml(source), chain["overrides"]), source)
+    settings = as_begun(campaign_settings(with_overrides(read_toml(source), chain["overrides"]), source), out)
     job_settings = _job_settings(settings)
     if serial != len(chain["jobs"]) or serial - chain["first"] + 1 >= job_settings.chain:
         return None

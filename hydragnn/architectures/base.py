@@ -46,8 +46,25 @@ class GlobalAttentionSettings(Settings):
     """Attention heads; they divide hidden_dim."""
 
 
+Searched = Mapping[str, Mapping[str, Any]]
+"""Settings that a search varies by itself, with their ranges as they stand in ``[search.space]``."""
+
+
+def steps(low: int, high: int, step: int = 1) -> dict[str, Any]:
+    """The range of the whole numbers ``low + k * step`` up to ``high``."""
+    return {"type": "int", "low": low, "high": high, "step": step}
+
+
+def one_of(*values: bool | int | float | str) -> dict[str, Any]:
+    """The range of a few values."""
+    return {"type": "categorical", "choices": list(values)}
+
+
 class ArchitectureSettings(Settings):
     """What every architecture has."""
+
+    searched: ClassVar[Searched] = {"hidden_dim": steps(16, 128, 16), "num_layers": steps(2, 4)}
+    """What ``search.space = "default"`` varies; ranges in which a model trains on two cores, and that are worth a GPU."""
 
     kind: str
     """Name of the architecture, or ``package.module:Name`` of a class of yours."""
@@ -103,6 +120,12 @@ class GeometricSettings(ArchitectureSettings):
 
     former: ClassVar[Mapping[str, Any]] = {"cutoff": 5.0, "envelope": "polynomial"}
 
+    searched: ClassVar[Searched] = {
+        **ArchitectureSettings.searched,
+        "num_radial": steps(8, 32, 8),
+        "radial": one_of("sinc", "gaussian"),
+    }
+
     cutoff: float | None = Setting(default=None, gt=0)
     """Length at which the radial basis and the envelope end, in the store's unit of length (Angstrom for atoms), at most the cutoff
     of the store; absent: that cutoff, or 5 where the edges of the store do not come from one."""
@@ -110,9 +133,10 @@ class GeometricSettings(ArchitectureSettings):
     num_radial: int = Setting(default=20, ge=1, le=512)
     """Radial basis functions per edge."""
 
-    radial: Literal["bessel", "sinc", "gaussian"] = "bessel"
+    radial: Literal["bessel", "sinc", "gaussian", "exponential"] = "bessel"
     """Radial basis: bessel (sqrt(2 / cutoff) sin(n pi r / cutoff) / r, as published, for Angstrom; it overflows for small
-    cutoffs), sinc (sin(n pi x) / x with x = r / cutoff: the same at a cutoff of 5, of one size in every unit of length) or gaussian."""
+    cutoffs), sinc (sin(n pi x) / x with x = r / cutoff: the same at a cutoff of 5, of one size in every unit of length), gaussian,
+    or exponential (Gaussians of exp(-5 x), dense at short lengths)."""
 
     envelope: Literal["polynomial", "cosine", "none"] | None = None
     """Smooth end of messages at the cutoff; absent: polynomial, or none for meshes, grains and others whose edges do not come from a

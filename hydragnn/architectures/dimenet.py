@@ -1,13 +1,22 @@
 """Messages that see angles: DimeNet++ (Gasteiger et al. 2020, arXiv:2011.14115, after DimeNet, arXiv:2003.03123)."""
 
 import math
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from pydantic import Field as Setting
 from torch import Tensor, nn
 
-from hydragnn.architectures.base import Architecture, GeometricSettings, GraphSpec, radial_basis
+from hydragnn.architectures.base import (
+    Architecture,
+    GeometricSettings,
+    GraphSpec,
+    Searched,
+    one_of,
+    radial_basis,
+    steps,
+)
 from hydragnn.kernels import gather_add, segment_sum, silu
 from hydragnn.layers import MessageGraph, RadialFeatures, SphericalBesselBasis, States, TripletSums, envelope_at
 
@@ -22,6 +31,15 @@ class DimeNetSettings(GeometricSettings):
     """Messages of edges that see distances and angles (DimeNet++; Gasteiger et al. 2020, arXiv:2011.14115)."""
 
     kind: str = "dimenet"
+
+    searched: ClassVar[Searched] = {
+        "hidden_dim": steps(16, 64, 16),
+        "num_layers": steps(1, 3),
+        "num_radial": steps(4, 8, 2),
+        "num_spherical": steps(3, 7, 2),
+        "int_emb_size": one_of(16, 32),
+        "out_emb_size": one_of(64, 128),
+    }
 
     num_layers: int = Setting(default=4, ge=1, le=64)
     """Interaction blocks."""

@@ -1,10 +1,20 @@
 """Messages from states and lengths: EGNN (Satorras et al. 2021, arXiv:2102.09844, equations 3 to 6)."""
 
+from typing import ClassVar
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hydragnn.architectures.base import Architecture, CompileGain, GeometricSettings, GraphSpec, radial_basis
+from hydragnn.architectures.base import (
+    Architecture,
+    CompileGain,
+    GeometricSettings,
+    GraphSpec,
+    Searched,
+    one_of,
+    radial_basis,
+)
 from hydragnn.kernels import Topology, gather_add, outer_sum, segment_sum, silu
 from hydragnn.layers import MessageGraph, States, mlp
 
@@ -13,6 +23,8 @@ class EGNNSettings(GeometricSettings):
     """Messages from states and lengths, E(n)-equivariant, positions at rest (Satorras et al. 2021, arXiv:2102.09844)."""
 
     kind: str = "egnn"
+
+    searched: ClassVar[Searched] = {**GeometricSettings.searched, "attention": one_of(False, True)}
 
     attention: bool = False
     """Weigh each message by a learned gate."""

@@ -1,11 +1,21 @@
 """Attention over neighbours: GATv2 (Brody et al. 2022, arXiv:2105.14491, equation 7)."""
 
+from typing import ClassVar
+
 import torch
 from jaxtyping import Float
 from pydantic import Field as Setting
 from torch import Tensor, nn
 
-from hydragnn.architectures.base import Architecture, CompileGain, GeometricSettings, GraphSpec, radial_basis
+from hydragnn.architectures.base import (
+    Architecture,
+    CompileGain,
+    GeometricSettings,
+    GraphSpec,
+    Searched,
+    one_of,
+    radial_basis,
+)
 from hydragnn.errors import InputError
 from hydragnn.kernels import segment_max, segment_sum
 from hydragnn.layers import MessageGraph, States
@@ -15,6 +25,8 @@ class GATv2Settings(GeometricSettings):
     """Attention over the neighbours of each node, and over itself (Brody et al. 2022, arXiv:2105.14491)."""
 
     kind: str = "gatv2"
+
+    searched: ClassVar[Searched] = {**GeometricSettings.searched, "heads": one_of(2, 4, 8)}
 
     heads: int = Setting(default=4, ge=1, le=64)
     """Attention heads, whose outputs lie side by side; they divide hidden_dim."""

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
 from pydantic import Field as Setting
 from torch import Tensor, nn
 
-from hydragnn.architectures.base import Architecture, GeometricSettings, GraphSpec, radial_basis
+from hydragnn.architectures.base import Architecture, GeometricSettings, GraphSpec, Searched, radial_basis, steps
 from hydragnn.errors import InputError
 from hydragnn.kernels import gather_outer_sum, silu
 from hydragnn.layers import MessageGraph, SphericalHarmonics, States, SymmetricContraction, coupling
@@ -24,6 +25,14 @@ class MACESettings(GeometricSettings):
     """Many-body messages, rotation-equivariant (Batatia et al. 2022, arXiv:2206.07697)."""
 
     kind: str = "mace"
+
+    searched: ClassVar[Searched] = {
+        "hidden_dim": steps(8, 64, 8),
+        "num_layers": steps(1, 2),
+        "num_radial": steps(6, 12, 2),
+        "max_ell": steps(1, 3),
+        "correlation": steps(2, 3),
+    }
 
     num_layers: int = Setting(default=2, ge=1, le=64)
     """Message-passing layers (interactions)."""

@@ -1,11 +1,13 @@
 """Weights for every degree: neural fingerprints, MFC (Duvenaud et al. 2015, arXiv:1509.09292, algorithm 2)."""
 
+from typing import ClassVar
+
 import torch
 from jaxtyping import Int
 from pydantic import Field as Setting
 from torch import Tensor, nn
 
-from hydragnn.architectures.base import Architecture, ArchitectureSettings, GraphSpec
+from hydragnn.architectures.base import Architecture, ArchitectureSettings, GraphSpec, Searched, one_of, steps
 from hydragnn.kernels import Topology, gather_multiply_sum, silu
 from hydragnn.layers import MessageGraph, States
 
@@ -14,6 +16,12 @@ class MFCSettings(ArchitectureSettings):
     """Sums of neighbours with weights for every number of them; blind to geometry (Duvenaud et al. 2015, arXiv:1509.09292)."""
 
     kind: str = "mfc"
+
+    searched: ClassVar[Searched] = {
+        **ArchitectureSettings.searched,
+        "hidden_dim": steps(16, 64, 16),
+        "max_degree": one_of(6, 10),
+    }
 
     max_degree: int = Setting(default=10, ge=1, le=256)
     """Nodes that receive so many edges or more share their weights; work per node and weights grow with it."""

@@ -1,6 +1,6 @@
 """One full matrix per kind of edge: relational convolution (Schlichtkrull et al. 2017, arXiv:1703.06103, equation 2)."""
 
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -8,7 +8,7 @@ from pydantic import Field as Setting
 from pydantic import model_validator
 from torch import Tensor, nn
 
-from hydragnn.architectures.base import Architecture, ArchitectureSettings, GraphSpec
+from hydragnn.architectures.base import Architecture, ArchitectureSettings, GraphSpec, Searched, one_of, steps
 from hydragnn.errors import InputError
 from hydragnn.kernels import Topology, gather_multiply_sum, relation_topology, segment_mean, silu
 from hydragnn.layers import MessageGraph, States
@@ -20,6 +20,12 @@ class RelationalSettings(ArchitectureSettings):
     """One full matrix per kind of edge (Schlichtkrull et al. 2017, arXiv:1703.06103): lattices, meshes, image grids."""
 
     kind: str = "relational"
+
+    searched: ClassVar[Searched] = {
+        **ArchitectureSettings.searched,
+        "num_layers": steps(2, 6),
+        "reduce": one_of("sum", "sqrt", "mean"),
+    }
 
     relation: str = "relation"
     """Categorical edge field that names the kind of each edge."""

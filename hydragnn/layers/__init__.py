@@ -1,13 +1,14 @@
 """Layers: what architectures share: the graph that a layer sees, inputs, radial features, networks, attention, conditioning, pooling."""
 
 from hydragnn.layers.attention import GPSLayer, GraphAttention, LinearGraphAttention
+from hydragnn.layers.cartesian_tensors import TensorParts, product, squares, times
 from hydragnn.layers.conditioning import ConditionInputs, FiLM, PooledCondition
 from hydragnn.layers.degree_scaling import scaled_statistics
 from hydragnn.layers.harmonics import SphericalHarmonics, coupling
 from hydragnn.layers.inputs import ClassEmbedding, EdgeInputs, NodeInputs
 from hydragnn.layers.message_graph import MessageGraph, States, lengths_and_directions
 from hydragnn.layers.mlp import mlp
-from hydragnn.layers.radial import BesselBasis, GaussianBasis, RadialFeatures, SincBasis, envelope_at
+from hydragnn.layers.radial import BesselBasis, ExponentialBasis, GaussianBasis, RadialFeatures, SincBasis, envelope_at
 from hydragnn.layers.readout import GatedProducts, GatedVectors, Pool, pool_nodes
 from hydragnn.layers.spherical_bessel import SphericalBesselBasis, bessel_zeros
 from hydragnn.layers.symmetric_contraction import SymmetricContraction
@@ -21,6 +22,7 @@ __all__ = [
     "ClassEmbedding",
     "ConditionInputs",
     "EdgeInputs",
+    "ExponentialBasis",
     "FiLM",
     "GPSLayer",
     "GatedProducts",
@@ -39,6 +41,7 @@ __all__ = [
     "SphericalHarmonics",
     "States",
     "SymmetricContraction",
+    "TensorParts",
     "TripletSums",
     "bessel_zeros",
     "coupling",
@@ -46,7 +49,10 @@ __all__ = [
     "lengths_and_directions",
     "mlp",
     "pool_nodes",
+    "product",
+    "squares",
     "reverses_of",
     "symmetric_polynomials",
+    "times",
     "scaled_statistics",
 ]

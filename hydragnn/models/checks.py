@@ -18,9 +18,12 @@ from hydragnn.models.head_settings import HeadSettings
 GEOMETRY = frozenset({"lengths", "directions", "triplets"})
 
 
-def check(description: ModelDescription) -> None:
-    """Raise InputError where the description asks for what no model can give; the sentence names the remedy."""
-    _check_encoder(description)
+def check(description: ModelDescription, *, measured: bool = True) -> None:
+    """Raise InputError where the description asks for what no model can give; the sentence names the remedy.
+
+    Before the training part was ``measured`` nothing is said of statistics that the architecture needs.
+    """
+    _check_encoder(description, measured)
     for field in description.input_fields:
         _check_input(field, description)
     overlap = sorted(set(description.inputs) & {target.field.name for target in description.targets})
@@ -30,7 +33,7 @@ def check(description: ModelDescription) -> None:
         _check_head(head, description)
 
 
-def _check_encoder(description: ModelDescription) -> None:
+def _check_encoder(description: ModelDescription, measured: bool) -> None:
     architecture, model = description.architecture, description.model
     kind = model.kind
     if architecture.requires & GEOMETRY and not description.dim:
@@ -39,7 +42,7 @@ def _check_encoder(description: ModelDescription) -> None:
         )
     if "species" in architecture.requires and ATOMIC_NUMBERS not in description.inputs:
         raise InputError(f"model {kind} needs the node field {ATOMIC_NUMBERS} among its inputs; add it to the store")
-    if architecture.needs and description.statistics is None:
+    if measured and architecture.needs and description.statistics is None:
         raise InputError(
             f"model {kind} needs {', '.join(sorted(architecture.needs))} of the training part; pass degree_statistics(batches)"
         )

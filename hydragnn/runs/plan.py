@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hydragnn.architectures import architecture_of
-from hydragnn.config import AnyConfig, TrainSettings
+from hydragnn.config import AnyConfig, BranchSettings, TrainSettings
 from hydragnn.datasets import Budget, GraphStore, Split, WithoutEdges, make_split, open_store
 from hydragnn.errors import InputError, about, nearest
 from hydragnn.graphs.field import Field
@@ -60,17 +60,28 @@ class RunPlan:
     """What a rank may take of it; empty: all of an accelerator for batches that fill it, otherwise no limit."""
 
 
-def plan_run(
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class DescribedBranch:
+    """A data set of a run and the model for it, before anything is read but what the store says of itself."""
+
+    settings: BranchSettings
+    store: GraphStore
+    """Without its edges where the run does without them."""
+    model: ModelDescription
+    unseen_inputs: tuple[str, ...]
+
+
+def described_branches(
     config: AnyConfig,
     stores: Stores | None = None,
     heartbeat: Callable[[], None] = lambda: None,
     *,
     begun: bool = False,
-) -> RunPlan:
-    """The plan of a run on the stores that it names, or on ``stores`` that are open already.
+) -> list[DescribedBranch]:
+    """What a run learns from each of its data sets, and with which model.
 
-    InputError where a store, a field or a part is missing, where the branches cannot share a trunk, or where the model's cutoff
-    is larger than a store's, unless the run has ``begun`` with it.
+    InputError where a store or a field is missing, where the branches cannot share a trunk, or where the model's cutoff is larger
+    than a store's, unless the run has ``begun`` with it.
     """
     branches = config.branches
     open_stores = [_open(branch.data.store, branch.name, stores) for branch in branches]
@@ -86,7 +97,7 @@ def plan_run(
     if len(branches) > 1:
         check_shared({branch.name: (store.dim, of) for branch, store, of in zip(branches, open_stores, inputs)})
     names = [field.name for field in inputs[0]]  # one order for all
-    plans = []
+    described = []
     for branch, store, left_out in zip(branches, open_stores, unseen):
         heartbeat()
         with about(_subject(branch.name)):
@@ -102,15 +113,35 @@ def plan_run(
                 edges=branch.data.edges,
                 branch=branch.name,
             )
+            described.append(DescribedBranch(settings=branch, store=visible, model=model, unseen_inputs=left_out))
+    return described
+
+
+def plan_run(
+    config: AnyConfig,
+    stores: Stores | None = None,
+    heartbeat: Callable[[], None] = lambda: None,
+    *,
+    begun: bool = False,
+) -> RunPlan:
+    """The plan of a run on the stores that it names, or on ``stores`` that are open already.
+
+    InputError for what ``described_branches`` refuses, and where a part is missing.
+    """
+    plans = []
+    for described in described_branches(config, stores, heartbeat, begun=begun):
+        heartbeat()
+        branch = described.settings
+        with about(_subject(branch.name)):
             plans.append(
                 BranchPlan(
                     name=branch.name,
                     weight=Fraction(str(branch.weight)),
-                    store=visible,
-                    split=make_split(visible, branch.split),
-                    model=model,
+                    store=described.store,
+                    split=make_split(described.store, branch.split),
+                    model=described.model,
                     window=branch.data.window,
-                    unseen_inputs=left_out,
+                    unseen_inputs=described.unseen_inputs,
                 )
             )
     return RunPlan(

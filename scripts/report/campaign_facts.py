@@ -23,6 +23,7 @@ def campaign_facts(folder: Path) -> CampaignFacts:
         importances=parameter_importance(folder),
         seconds=history.seconds,
         timeline=history.timeline,
+        left_out=history.settings.left_out or {},
     )
 
 

@@ -281,9 +281,12 @@ def short(path: str) -> str:
 
     >>> short("train.learning_rate"), short("heads.0.weight"), short("valid/loss")
     ('learning_rate', 'heads.0.weight', 'valid/loss')
+    >>> short("model.num_layers#small+large")
+    'num_layers (small, large)'
     """
-    parts = path.split(".")
-    return parts[-1] if len(parts) == 2 else path
+    place, _, kinds = path.partition("#")
+    parts = place.split(".")
+    return (parts[-1] if len(parts) == 2 else place) + (f" ({kinds.replace('+', ', ')})" if kinds else "")
 
 
 def superscript(exponent: int) -> str:

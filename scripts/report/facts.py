@@ -185,6 +185,12 @@ class Trial:
     reason: str = ""
     failure_kind: str = ""
 
+    @property
+    def architecture(self) -> str:
+        """The kind of its model; empty where neither its record nor the search says it."""
+        model = self.record.config.get("model", {}) if self.record else {}
+        return str(self.parameters.get("model.kind") or model.get("kind", ""))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class CampaignFacts:
@@ -199,6 +205,8 @@ class CampaignFacts:
     importances: Mapping[str, float]
     seconds: float
     timeline: Timeline = member(default_factory=Timeline)
+    left_out: Mapping[str, str] = member(default_factory=dict)
+    """Architectures that the default space was without, each with the reason."""
 
     @property
     def scored(self) -> list[Trial]:

@@ -8,6 +8,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from hydragnn.hpo.default_space import left_out_words
 from hydragnn.hpo.scheduling.events import node_of
 from hydragnn.hpo.timeline import local_nodes
 from hydragnn.scripts.report import (
@@ -20,6 +21,7 @@ from hydragnn.scripts.report import (
     tables,
     timeline_figures,
 )
+from hydragnn.scripts.report.architecture_table import architectures_table
 from hydragnn.scripts.report.canvas import Figure, measured, plain_number, thousands
 from hydragnn.scripts.report.collect import heads_of
 from hydragnn.scripts.report.facts import Facts, Part
@@ -121,6 +123,10 @@ def task_section(facts: Facts) -> Section:
             f"Search {count} configurations for the smallest {facts.campaign.objective} "
             f"({facts.campaign.search.get('sampler', 'default')} sampler)."
         )
+        if facts.campaign.left_out:
+            sentences.append(
+                f"Architectures that cannot do this were left out: {left_out_words(facts.campaign.left_out)}."
+            )
         if facts.campaign.measure != facts.campaign.objective:
             sentences.append(
                 "Relative error: each field's mean absolute error divided by the trivial predictor's, averaged with the weights "
@@ -204,7 +210,7 @@ def search(facts: Facts) -> Section | None:
             search_figures.learning_curves(shown),
             parallel_coordinates(shown),
         ),
-        tables=present(tables.trials_table(campaign), tables.failures_table(campaign)),
+        tables=present(architectures_table(campaign), tables.trials_table(campaign), tables.failures_table(campaign)),
     )
 
 

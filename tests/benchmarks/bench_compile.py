@@ -3,7 +3,7 @@
     python -m tests.benchmarks.bench_compile [painn schnet egnn ...] [--rounds 9] [--small] [--energies]
 
 Rattled alloys of 8 to 64 atoms with all neighbours within 5 Angstrom (some 1,400 edges per graph, 32 graphs in a batch), 64
-channels, 3 layers, energies in fp32, with forces of PaiNN, SchNet, EGNN, MACE, PNA+, PNAEq and DimeNet (``--small``: 4 cells of 54 atoms within 4.2 Angstrom, 48 channels, 2 layers, with stress: the
+channels, 3 layers, energies in fp32, with forces of PaiNN, SchNet, EGNN, MACE, PNA+, PNAEq, DimeNet and TensorNet (``--small``: 4 cells of 54 atoms within 4.2 Angstrom, 48 channels, 2 layers, with stress: the
 recipe mlearn). A step is predictions, a loss and its gradient in all weights. Columns: CPU ms of both, the median ratio, CPU seconds to
 compile with all that it starts, and the largest differences of values and gradients.
 """
@@ -28,7 +28,7 @@ from hydragnn.graphs.batch import GraphBatch, concatenate
 from hydragnn.models import GraphModel, NotCompiled, build_model, compiled_model, degree_statistics, parse_head
 
 ENERGY = Field(name="energy", on="graph", role="target")
-WITH_FORCES = ("painn", "schnet", "egnn", "mace", "pnaplus", "pnaeq", "dimenet")
+WITH_FORCES = ("painn", "schnet", "egnn", "mace", "pnaplus", "pnaeq", "dimenet", "tensornet")
 
 
 def alloys(count: int, cutoff: float, atoms: list[tuple[int, int, int]]) -> GraphBatch:

@@ -5,11 +5,16 @@ What can stand around any layer keeps them too, around an equivariant architectu
 
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from ase import Atoms
+from ase.build import bulk, molecule
 
 from hydragnn.architectures import architectures
 from hydragnn.conformance import ArchitectureConformance
-from hydragnn.conformance_smoothness import energy_model, problems_of_force_constants, problems_on_paths
+from hydragnn.conformance_smoothness import CUTOFF, LOAD, energy_model, problems_of_force_constants, problems_on_paths
+from hydragnn.graphs.atomic import from_ase
 
 AROUND: dict[str, dict[str, Any]] = {
     "FiLM": {"conditioning": "film"},
@@ -31,6 +36,10 @@ for kind, architecture in architectures().items():
 for kind in ("painn", "gin"):
     for name, settings in AROUND.items():
         globals()[f"Test{name}Around{kind}"] = suite(f"Test{name}Around{kind}", kind, settings)
+
+for kind in ("schnet", "pna"):
+    for name in ("MultiheadAttention", "LinearAttention"):
+        globals()[f"Test{name}Around{kind}"] = suite(f"Test{name}Around{kind}", kind, AROUND[name])
 
 DEGREES: dict[str, dict[str, Any]] = {
     "MACEWithDegreeTwo": {"hidden_l": 2, "max_ell": 2, "num_layers": 3, "correlation": 2},
@@ -55,3 +64,28 @@ def test_those_that_say_they_are_not_smooth_are_not(kind: str, settings: dict[st
     assert model.description.model.kinks
     problems = problems_of_force_constants(model) + problems_on_paths(model)
     assert any(problem.startswith(sentence) for problem in problems), problems
+
+
+def energy_of(atoms: Atoms, attention: str | None) -> float:
+    """With random weights; the load is zero, so that energies may add up."""
+    around = {} if attention is None else {"global_attention": {"kind": attention, "heads": 2}}
+    graph = from_ase(atoms, CUTOFF).with_fields({"load": torch.zeros(1, dtype=torch.float64)}, fields=[LOAD])
+    return float(energy_model("schnet", **around)(graph)["energy"].mean.detach())
+
+
+@pytest.mark.parametrize("attention", ["multihead", "linear"])
+def test_attention_gives_a_repeated_crystal_so_many_times_the_energy(attention: str) -> None:
+    """Shares of attention sum to one, so images of an atom share what that atom alone would get."""
+    cell = bulk("NaCl", "rocksalt", a=5.64, cubic=True)
+    cell.positions += 0.1 * np.random.default_rng(0).standard_normal(cell.positions.shape)
+    # relative to the energy; lengths are made from float32 or float64 positions moved by whole cells
+    assert energy_of(cell.repeat((2, 1, 2)), attention) == pytest.approx(4 * energy_of(cell, attention), rel=1e-6)
+
+
+@pytest.mark.parametrize("attention", [None, "multihead", "linear"])
+def test_energies_of_molecules_far_apart_add_up_only_without_attention(attention: str | None) -> None:
+    water, methane = molecule("H2O"), molecule("CH4")
+    methane.positions += 100.0
+    apart = energy_of(water, attention) + energy_of(methane, attention)
+    # 1e-6: rounding of positions 100 Angstrom away
+    assert (energy_of(water + methane, attention) == pytest.approx(apart, rel=1e-6)) == (attention is None)

@@ -1,5 +1,6 @@
 """The journal is the campaign: a torn end is tolerated, damage elsewhere is refused, one process writes."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hydragnn.errors import InputError
-from hydragnn.hpo.journal import Entry, Journal, read_journal, replay
+from hydragnn.hpo.journal import Entry, Journal, decode_line, read_journal, replay
 from hydragnn.hpo.scheduling.events import Event, Exhausted, Failed, Launched, Opened, Plan, Proposed, Reached, Stopping
 
 EVENTS: list[Event] = [
@@ -31,6 +32,17 @@ def written(path: Path) -> bytes:
 def test_what_is_written_is_read_back_exactly(tmp_path: Path) -> None:
     written(tmp_path / "journal.jsonl")
     assert read_journal(tmp_path / "journal.jsonl") == [(float(k), event) for k, event in enumerate(EVENTS)]
+
+
+def test_a_line_is_known_by_its_bytes_and_one_that_another_program_spaced_by_its_meaning(tmp_path: Path) -> None:
+    for line in written(tmp_path / "journal.jsonl").splitlines(keepends=True):
+        value = decode_line(line)
+        assert value is not None
+        assert decode_line(json.dumps({**json.loads(line)}, separators=(",", ":")).encode() + b"\n") == value
+        for place in range(len(line)):
+            damaged = line[:place] + bytes([line[place] ^ 1]) + line[place + 1 :]
+            # the last digit of 0.30000000000000004 may change without changing the number
+            assert decode_line(damaged) in (None, value), place
 
 
 def test_many_events_need_one_flush(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,6 +113,16 @@ def test_base_keys_that_the_chosen_kind_does_not_know_are_left_out(table: dict[s
     assert "cutoff" not in of_kind["relational"].to_json()
 
 
+def test_attention_around_the_layers_can_be_searched(table: dict[str, Any]) -> None:
+    space = {"model.global_attention.kind": {"type": "categorical", "choices": ["multihead", "linear"]}}
+    campaign = campaign_settings({**table, "search": {**table["search"], "trials": 2, "space": space}}, SOURCE)
+    ordered = space_of(campaign.search.space)
+    check_space(campaign, ordered)
+    for kind in ("multihead", "linear"):
+        attention = trial_config(campaign, ordered, {"model.global_attention.kind": kind}, 0).model.global_attention
+        assert attention is not None and attention.kind == kind
+
+
 def test_a_base_key_that_no_searched_kind_knows_is_an_error(table: dict[str, Any]) -> None:
     table["model"]["cutof"] = 4.0
     with pytest.raises(InputError, match="did you mean cutoff"):
@@ -131,7 +141,7 @@ def test_every_trial_has_its_own_seed_unless_the_space_sets_it(table: dict[str, 
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_every_fraction_of_a_range_gives_a_value_of_the_range(data: Any) -> None:
-    from hydragnn.hpo.settings import Choices, FloatRange, IntRange
+    from hydragnn.hpo.parameters import Choices, FloatRange, IntRange
 
     low = data.draw(st.integers(1, 50))
     high = low + data.draw(st.integers(0, 50))
@@ -149,7 +159,7 @@ def test_every_fraction_of_a_range_gives_a_value_of_the_range(data: Any) -> None
 
 
 def test_a_small_discrete_space_is_counted_with_its_conditions() -> None:
-    from hydragnn.hpo.settings import Choices, IntRange
+    from hydragnn.hpo.parameters import Choices, IntRange
 
     space = space_of({"kind": Choices(choices=["a", "b"]), "depth": IntRange(low=1, high=3, when={"kind": "b"})})
     points = all_points(space)

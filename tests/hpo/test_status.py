@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,7 +14,8 @@ from hydragnn.hpo import CampaignSettings, CampaignStatus, Follower, campaign_st
 from hydragnn.hpo.preflight import write_settings
 from hydragnn.hpo.scheduling.events import Opened, Plan, Proposed, Reached
 from hydragnn.hpo.scheduling.scheduler import State
-from hydragnn.hpo.status import forecast, node_counts, seconds_left
+from hydragnn.hpo.scheduling.state import Trouble
+from hydragnn.hpo.status import MachineTrouble, forecast, node_counts, seconds_left
 
 PLAN = Plan(trials=40, rungs=(2, 6, 18), finalists=2, max_slots=2, max_node_seconds=90_000.0)
 
@@ -69,6 +71,18 @@ def test_a_bad_node_is_named(folder: Path, player: Any) -> None:
         seen |= set(nodes.quarantined)
         assert nodes.busy + nodes.idle + nodes.probing + len(nodes.quarantined) == nodes.known == 6
     assert seen == {"n3"}
+
+
+def test_a_machine_in_trouble_is_told_with_since_when_and_how_often(folder: Path) -> None:
+    follower = Follower(folder)
+    follower.update()
+    assert follower.status().trouble is None
+    builder = follower.builder
+    builder.state = replace(builder.state, trouble=Trouble(number=2, spells=1, since=50.0, until=80.0))
+    assert follower.status().trouble == MachineTrouble(number=2, spells=1, since=50.0, until=80.0)
+    builder.state = replace(builder.state, trouble=Trouble(number=2))
+    assert follower.status().trouble == MachineTrouble(number=2, spells=0, since=None, until=None)
+    json.dumps(follower.status().to_json(), allow_nan=False)
 
 
 def test_the_cost_model_says_how_wrong_it_is(folder: Path) -> None:

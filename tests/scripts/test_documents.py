@@ -30,12 +30,14 @@ def test_the_custom_dataset_of_the_readme_trains_and_predicts(
     assert "chains.h5: 80 graphs" in capsys.readouterr().out
 
 
-def test_every_configuration_in_the_documents_is_valid(root: Path) -> None:
+def test_every_configuration_in_the_documents_is_valid(root: Path, tmp_path: Path) -> None:
     from hydragnn.config import parse_config
     from hydragnn.datasets.build import read_build_settings
     from hydragnn.hpo import campaign_settings
     from hydragnn.hpo.job import JobSettings
+    from hydragnn.scripts.demo import make_alloys
 
+    make_alloys(tmp_path / "alloys.h5", samples=8)
     seen = 0
     for page in _pages(root):
         for text in _blocks(page, "toml"):
@@ -43,7 +45,8 @@ def test_every_configuration_in_the_documents_is_valid(root: Path) -> None:
             if list(table) == ["job"]:
                 JobSettings.parse(table["job"], source=str(page))
             elif "search" in table:
-                campaign_settings(table, page)
+                place = tmp_path / page.name if table["search"]["space"] == "default" else page  # beside its store
+                campaign_settings(table, place)
             elif "model" in table:
                 parse_config(table, source=str(page))
             else:

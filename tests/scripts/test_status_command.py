@@ -18,6 +18,7 @@ from hydragnn.graphs import Field, graph_from_arrays
 from hydragnn.hpo import campaign_settings, campaign_status
 from hydragnn.hpo.preflight import write_settings
 from hydragnn.hpo.scheduling.events import Plan
+from hydragnn.hpo.status import MachineTrouble
 from hydragnn.scripts.status import show_status, status_rows
 
 ENERGY = Field(name="energy", on="graph", role="target")
@@ -98,6 +99,20 @@ def test_configurations_that_stood_in_for_the_sampler_are_counted(campaign: Camp
     assert "sampler" not in status_rows(status)
     [sentence] = status_rows(replace(status, stand_ins=3))["sampler"]
     assert "3 trial(s), which were drawn at random" in sentence
+
+
+def test_a_machine_in_trouble_is_said_with_the_pause_and_how_often_it_was(
+    campaign: Campaign, played: ModuleType
+) -> None:
+    status = campaign_status(campaign(played.nodes(6)))
+    assert "machine" not in status_rows(status)
+    trouble = MachineTrouble(number=3, spells=2, since=1.7e9, until=1.7e9 + 30)
+    [sentence] = status_rows(replace(status, trouble=trouble))["machine"]
+    assert sentence.startswith("in trouble since 2023-11-1")
+    assert "3 time(s) so far, 2 in a row" in sentence
+    assert "no start before 2023-11-1" in sentence
+    [sentence] = status_rows(replace(status, trouble=replace(trouble, since=None, until=None)))["machine"]
+    assert sentence.startswith("in order; in trouble 3 time(s)")
 
 
 def test_a_laptop_has_workers(campaign: Campaign) -> None:

@@ -22,6 +22,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "painn": {"kind": "painn", "hidden_dim": 8, "num_layers": 2, "num_radial": 6, "cutoff": 3.0},
     "egnn": {"kind": "egnn", "hidden_dim": 8, "num_layers": 2, "num_radial": 6, "cutoff": 3.0},
     "mace": {"kind": "mace", "hidden_dim": 4, "num_layers": 2, "num_radial": 6, "cutoff": 3.0, "max_ell": 2},
+    "tensornet": {"kind": "tensornet", "hidden_dim": 4, "num_layers": 2, "num_radial": 6, "cutoff": 3.0},
     "dimenet": {
         "kind": "dimenet",
         "hidden_dim": 8,

@@ -23,7 +23,7 @@ from hydragnn.config import BranchedConfig, RunConfig
 from hydragnn.datasets import StoreWriter
 from hydragnn.settings import Settings
 
-MOST = 20
+MOST = 21
 HEAD = {"kind": "energy", "field": "energy", "references": True, "forces": "forces", "hidden_dims": [8]}
 
 Call = tuple[str, tuple[Settings, ...]]
@@ -120,7 +120,7 @@ def test_a_configuration_comes_to_the_loop_in_few_calls(
         hydragnn.train(config, tmp_path / "run")
     assert 0 < len(calls) <= MOST, listed(calls)
     whole = [name for name, actual in calls if config in actual]
-    begin = ["session.train", "session.ready_run", "plan.plan_run"]
+    begin = ["session.train", "session.ready_run", "plan.plan_run", "plan.described_branches"]
     assert whole == ["hydragnn.scripts.api.train", *(f"hydragnn.runs.{name}" for name in begin)]
 
 
@@ -133,7 +133,7 @@ def test_the_configuration_of_branches_is_taken_apart_once(
     with traced_calls() as calls:
         hydragnn.train(config, tmp_path / "run")
     whole = [name for name, actual in calls if config in actual]
-    begin = ["session.train", "session.ready_run", "plan.plan_run"]
+    begin = ["session.train", "session.ready_run", "plan.plan_run", "plan.described_branches"]
     assert whole == ["hydragnn.scripts.api.train", *(f"hydragnn.runs.{name}" for name in begin)]
     split_off = [name for name, actual in calls if any(one in config.branches for one in actual)]
     assert split_off == [], listed(calls)

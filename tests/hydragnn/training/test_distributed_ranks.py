@@ -20,7 +20,8 @@ BIN = Path(sys.executable).parent
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 MPIRUN = [str(BIN / "mpirun"), "-n", "2", sys.executable]
 needs_mpirun = pytest.mark.skipif(not (BIN / "mpirun").exists(), reason="no mpirun beside this Python; install mpich")
-EXACT_MODELS = ["schnet", "painn", "egnn", "pna", "mace", "dimenet"]
+EXACT_MODELS = ["schnet", "painn", "egnn", "pna", "mace", "dimenet", "tensornet"]
+ATTENDING = "painn with attention"
 
 
 def finish(process: subprocess.Popen[str], code: int = 0) -> str:
@@ -45,11 +46,15 @@ def pairs(
     folder = tmp_path_factory.mktemp("pairs")
     # one graph in the last step of each epoch leaves the second rank without graphs; charges are missing here and there
     configs = {name: make_config(name, batch__max_graphs=9, train__ema_decay=0.9) for name in EXACT_MODELS}
+    attention = {"kind": "multihead", "heads": 2}
+    configs[ATTENDING] = make_config(
+        "painn", batch__max_graphs=9, train__ema_decay=0.9, model__global_attention=attention
+    )
     finish(launch({folder / name: config for name, config in configs.items()}, launcher=TORCHRUN))
     return {name: (config, read_record(folder / name)) for name, config in configs.items()}
 
 
-@pytest.mark.parametrize("model", EXACT_MODELS)
+@pytest.mark.parametrize("model", [*EXACT_MODELS, ATTENDING])
 def test_two_ranks_take_the_steps_one_rank_would_with_energies_and_forces(
     model: str, pairs: dict[str, tuple[RunConfig, RunRecord]], store: MemoryStore, tmp_path: Path
 ) -> None:

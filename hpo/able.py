@@ -1,0 +1,56 @@
+"""What architectures can do with the data of a campaign: what it asks of each, and which are able to."""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from hydragnn.architectures import architecture_of, architectures
+from hydragnn.config import AnyConfig, parse_config
+from hydragnn.datasets import GraphStore, open_store
+from hydragnn.datasets.fit import check_references
+from hydragnn.errors import InputError, about
+from hydragnn.models import check
+from hydragnn.runs.plan import described_branches
+
+
+def check_model(config: AnyConfig, stores: Callable[[Path], GraphStore]) -> None:
+    """InputError where a run asks for a model that its data do not allow; ``stores`` opens them. Cutoffs are checked by themselves."""
+    opened = {branch.name: stores(branch.data.store) for branch in config.branches}
+    for branch in described_branches(config, opened, begun=True):
+        with about(f"branch {branch.settings.name}" if branch.settings.name else ""):
+            check(branch.model, measured=False)
+            for target in branch.model.targets:
+                if target.references:
+                    check_references(target.field, branch.store)
+
+
+def known_keys(model: dict[str, Any], kind: str, kinds: Iterable[str]) -> dict[str, Any]:
+    """The keys of a [model] table without those that only other searched kinds know."""
+    known = {
+        name: set(architecture_of(name).Settings.model_fields) for name in [kind, *kinds]
+    }  # in this order, so that errors do not depend on the run
+    foreign = set().union(*known.values()) - known[kind]
+    return {key: value for key, value in model.items() if key not in foreign}
+
+
+def able_kinds(base: Mapping[str, Any], source: str) -> tuple[list[str], dict[str, str]]:
+    """The architectures that can do what a table without ``model.kind`` asks, and the reason of every other.
+
+    InputError where there is none.
+    """
+    able, left_out, stores = [], {}, cache(open_store)
+    for kind in architectures():
+        table = json.loads(json.dumps(base))
+        try:
+            table["model"] = {**known_keys(table.get("model", {}), kind, architectures()), "kind": kind}
+            check_model(parse_config(table, source), stores)
+        except InputError as error:
+            left_out[kind] = str(error).removeprefix(f"{source}: ")
+        else:
+            able.append(kind)
+    if not able:
+        reasons = dict.fromkeys(left_out.values())
+        raise InputError(f"{source}: {next(iter(reasons))}")
+    return able, left_out

@@ -1,0 +1,82 @@
+"""The search space that ships: every architecture that can do the task with its own settings, and how it is trained."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from hydragnn.architectures import architecture_of
+from hydragnn.hpo.able import able_kinds
+
+DEFAULT = "default"
+"""What ``search.space`` says for the space of this file."""
+
+KIND = "model.kind"
+
+TRAINING: dict[str, dict[str, Any]] = {
+    "train.learning_rate": {"type": "float", "low": 3e-4, "high": 1e-2, "log": True},
+    "train.weight_decay": {"type": "float", "low": 1e-6, "high": 1e-3, "log": True},
+    "train.ema_decay": {"type": "categorical", "choices": [0.0, 0.99]},
+    "batch.max_graphs": {"type": "categorical", "choices": [8, 16, 32]},
+}
+"""What is searched of the training of every architecture."""
+
+RELATED = {"batch.max_graphs": ("batch",)}
+"""Where any of these is given, a parameter is not searched: batches that somebody has limited stay as they are."""
+
+
+def default_space(base: Mapping[str, Any], source: str) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    """The space around a configuration, as a table, and why architectures are left out of it.
+
+    What the configuration gives is not searched. InputError where no architecture can do what it asks.
+    """
+    given = _value(base, KIND)
+    kinds, left_out = ([str(given)], {}) if given is not None else able_kinds(base, source)
+    of_model = {
+        path: parameter
+        for path, parameter in _model_parameters(kinds).items()
+        if _value(base, path.partition("#")[0]) is None
+    }
+    of_training = {
+        path: parameter
+        for path, parameter in TRAINING.items()
+        if all(_value(base, place) is None for place in (path, *RELATED.get(path, ())))
+    }
+    choice = {} if given is not None else {KIND: {"type": "categorical", "choices": kinds}}
+    return {**choice, **of_model, **of_training}, left_out
+
+
+def left_out_words(left_out: Mapping[str, str]) -> str:
+    """Architectures with the reasons why they are left out, without the remedies.
+
+    >>> left_out_words({"rings": "model rings needs positions, and these graphs have none; use others"})
+    'rings (model rings needs positions, and these graphs have none)'
+    """
+    return ", ".join(f"{kind} ({reason.partition('; ')[0]})" for kind, reason in left_out.items())
+
+
+def _model_parameters(kinds: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """What the settings of each kind say is searched; kinds with the same range share a parameter."""
+    parameters: dict[str, dict[str, Any]] = {}
+    for key in dict.fromkeys(key for kind in kinds for key in architecture_of(kind).Settings.searched):
+        groups = list(_groups(key, kinds))
+        for number, (parameter, members) in enumerate(sorted(groups, key=lambda group: -len(group[1]))):
+            path = f"model.{key}" if number == 0 else f"model.{key}#{'+'.join(members)}"
+            when = {} if len(members) == len(kinds) else {"when": {KIND: members}}
+            parameters[path] = {**parameter, **when}
+    return parameters
+
+
+def _groups(key: str, kinds: Sequence[str]) -> Iterator[tuple[dict[str, Any], list[str]]]:
+    """The ranges of a setting, each with the kinds that search it there."""
+    ranges = {kind: architecture_of(kind).Settings.searched.get(key) for kind in kinds}
+    known = {json.dumps(dict(one)): dict(one) for one in ranges.values() if one is not None}
+    for text, parameter in known.items():
+        yield parameter, [kind for kind, one in ranges.items() if one is not None and json.dumps(dict(one)) == text]
+
+
+def _value(base: Mapping[str, Any], path: str) -> Any:
+    """What a configuration gives at a path; None where it gives nothing."""
+    here: Any = base
+    for key in path.split("."):
+        here = here.get(key) if isinstance(here, Mapping) else None
+    return here

@@ -1,0 +1,121 @@
+"""What a search varies: ranges of numbers and choices, typed."""
+
+import json
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from hydragnn.errors import InputError, nearest
+from hydragnn.settings import Settings
+
+Scalar = bool | int | float | str
+"""A value that TOML, JSON and Optuna all hold."""
+
+Choice = Scalar | list[Scalar]
+"""One of the values of a categorical parameter; a list, for example, for ``heads.0.hidden_dims``."""
+
+
+class _Parameter(Settings):
+    """What every parameter has."""
+
+    when: dict[str, Choice | list[Choice]] = Field(default_factory=dict)
+    """Only searched where the named parameters have (one of) these values, for example ``{"model.kind" = ["egnn"]}``."""
+
+
+class FloatRange(_Parameter):
+    """A real number between two bounds."""
+
+    type: Literal["float"] = "float"
+
+    low: float
+    """Smallest value."""
+
+    high: float
+    """Largest value."""
+
+    log: bool = False
+    """Searched on a logarithmic scale."""
+
+    step: float | None = Field(default=None, gt=0)
+    """Only ``low + k * step``."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "FloatRange":
+        _check_range(self.low, self.high, self.log, self.step is not None)
+        return self
+
+
+class IntRange(_Parameter):
+    """A whole number between two bounds, both included."""
+
+    type: Literal["int"] = "int"
+
+    low: int
+    """Smallest value."""
+
+    high: int
+    """Largest value."""
+
+    log: bool = False
+    """Searched on a logarithmic scale."""
+
+    step: int = Field(default=1, ge=1)
+    """Only ``low + k * step``."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "IntRange":
+        _check_range(self.low, self.high, self.log, self.step != 1)
+        return self
+
+
+class Choices(_Parameter):
+    """One of several values; a single choice with ``when`` is a conditional constant."""
+
+    type: Literal["categorical"] = "categorical"
+
+    choices: list[Choice] = Field(min_length=1)
+    """The values."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "Choices":
+        if len({json.dumps(choice) for choice in self.choices}) < len(self.choices):
+            raise ValueError(f"choices = {self.choices} names a value twice; keep one")
+        return self
+
+
+Parameter = FloatRange | IntRange | Choices
+PARAMETERS: dict[str, type[FloatRange] | type[IntRange] | type[Choices]] = {
+    "float": FloatRange,
+    "int": IntRange,
+    "categorical": Choices,
+}
+
+
+def place_of(path: str) -> str:
+    """The path in the configuration that a parameter sets; several with other ranges set one, and differ in what follows a #.
+
+    >>> place_of("model.hidden_dim#mace")
+    'model.hidden_dim'
+    """
+    return path.partition("#")[0]
+
+
+def parsed_parameter(path: str, table: Any, source: str) -> Parameter:
+    """The parameter in a table; InputError that names its path where it is none."""
+    where = f'{source}: search.space."{path}"'
+    kind = table.get("type") if isinstance(table, Mapping) else None
+    if kind is None:
+        raise InputError(f"{where}: expected a table with type = float, int or categorical")
+    if kind not in PARAMETERS:
+        raise InputError(f"{where}: unknown type {kind}; {nearest(str(kind), list(PARAMETERS))}")
+    return PARAMETERS[kind].parse(dict(table), source=where)
+
+
+def _check_range(low: int | float, high: int | float, log: bool, stepped: bool) -> None:
+    if low > high:
+        raise ValueError(f"low = {low:g} lies above high = {high:g}; swap them")
+    if log and low <= 0:
+        raise ValueError(f"low = {low:g}: a logarithmic scale needs low > 0")
+    if log and stepped:
+        raise ValueError("log and step exclude each other; drop one")

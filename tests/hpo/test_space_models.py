@@ -1,0 +1,111 @@
+"""Architectures that cannot do what a campaign asks with its data are refused before anything starts."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rings import write_rings
+
+from hydragnn.datasets import StoreWriter
+from hydragnn.errors import InputError
+from hydragnn.graphs import ATOMIC_NUMBERS_FIELD, Field, graph_from_arrays
+from hydragnn.hpo import campaign_settings, run_search
+from hydragnn.hpo.preflight import check_campaign
+from hydragnn.hpo.space import space_of
+
+RATE = {"type": "float", "low": 1e-4, "high": 1e-2, "log": True}
+FIELDS = (
+    Field(name="site", on="node", classes=2, dtype="int64"),
+    Field(name="strength", on="graph", role="target"),
+    Field(name="energy", on="graph", role="target"),
+)
+
+
+def kinds(*choices: str) -> dict[str, Any]:
+    return {"model.kind": {"type": "categorical", "choices": list(choices)}, "train.learning_rate": RATE}
+
+
+def write_paths(path: Path, dim: int, *, rich: bool = False) -> None:
+    """A few chains of nodes without positions (dim 0), or in a space of ``dim`` dimensions, with forces where there is one.
+
+    ``rich`` ones have species and kinds of edges, too.
+    """
+    more = [ATOMIC_NUMBERS_FIELD, Field(name="relation", on="edge", classes=2, dtype="int64")] if rich else []
+    forces = [Field(name="forces", on="node", shape=(dim,), parity="vector", role="target")] if dim else []
+    here = np.arange(3)
+    with StoreWriter(path, [*FIELDS, *more, *forces], dim=dim) as writer:
+        for number in range(20):
+            writer.write(
+                graph_from_arrays(
+                    np.random.default_rng(number).normal(size=(4, dim)),
+                    np.concatenate([here, here + 1]),
+                    np.concatenate([here + 1, here]),
+                    fields=[*FIELDS, *more, *forces],
+                    nodes={
+                        "site": np.arange(4) % 2,
+                        **({"forces": np.zeros((4, dim))} if dim else {}),
+                        **({"atomic_numbers": np.array([1, 8, 1, 8])} if rich else {}),
+                    },
+                    edges={"relation": np.arange(6) % 2} if rich else {},
+                    graphs={"strength": np.array([1.0 * number]), "energy": np.array([1.0])},
+                )
+            )
+
+
+def asked(store: Path, heads: list[dict[str, Any]], space: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {
+        "data": {"store": str(store)},
+        "heads": heads,
+        "train": {"epochs": 4},
+        "search": {"trials": 4, "space": space},
+    } | more
+
+
+STRENGTH = {"field": "strength"}
+FORCES = {"kind": "energy", "field": "energy", "forces": "forces"}
+
+CANNOT: dict[str, tuple[int, list[dict[str, Any]], dict[str, Any], str]] = {
+    "no relation": (3, [STRENGTH], kinds("schnet", "relational"), "'relational' .*categorical edge field 'relation'"),
+    "no positions": (0, [STRENGTH], kinds("gin", "painn"), "'painn' .*needs positions"),
+    "forces of what sees no lengths": (3, [FORCES], kinds("gin", "schnet"), "'gin' .*no forces or stress"),
+    "a plane": (2, [FORCES], kinds("schnet", "mace"), "'mace' .*dimension"),
+    "vectors of what gives none": (
+        3,
+        [{"kind": "vector", "field": "forces"}],
+        kinds("painn", "schnet"),
+        "'schnet' .*equivariant model",
+    ),
+    "no atomic numbers": (3, [{**FORCES, "references": True}], kinds("painn", "schnet"), "references"),
+    "kinds of heads and models that do not go together": (
+        3,
+        [{"field": "strength"}, {"field": "energy"}],
+        {
+            **kinds("gin", "schnet"),
+            "heads.1.kind": {"type": "categorical", "choices": ["scalar", "energy"]},
+            "heads.1.forces": {"type": "categorical", "choices": ["forces"], "when": {"heads.1.kind": "energy"}},
+        },
+        "\"model.kind\" = 'gin' and \"heads.1.kind\" = 'energy' together take part in no valid run.*no forces",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CANNOT)
+def test_what_an_architecture_cannot_do_is_said_before_the_campaign_starts(case: str, tmp_path: Path) -> None:
+    dim, heads, space, message = CANNOT[case]
+    write_paths(tmp_path / "store.h5", dim)
+    table = asked(tmp_path / "store.h5", heads, space)
+    table["search"]["objective"] = f"valid/{heads[0]['field']}/mae"
+    with pytest.raises(InputError, match=message):
+        run_search(campaign_settings(table, tmp_path / "CAMPAIGN.toml"), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_campaign_that_has_begun_with_such_an_architecture_goes_on(tmp_path: Path) -> None:
+    """Trials of it fail, as they did for the program that began the campaign."""
+    write_rings(tmp_path / "rings.h5", 8)
+    table = asked(tmp_path / "rings.h5", [{"field": "energy"}], kinds("schnet", "relational"))
+    settings = campaign_settings(table, tmp_path / "CAMPAIGN.toml")
+    check_campaign(settings, space_of(settings.search.space), begun=True)
+    with pytest.raises(InputError, match="relational"):
+        check_campaign(settings, space_of(settings.search.space))

@@ -1,0 +1,78 @@
+"""What every architecture owes beside ``hydragnn.conformance``; numbers are those of ``tests/contracts/test_silent_failures.py``."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from ase import Atoms
+from ase.build import bulk, make_supercell
+
+from hydragnn.architectures import architectures
+from hydragnn.conformance_cases import make_graph, make_model, small_settings
+from hydragnn.conformance_smoothness import energy_model
+from hydragnn.errors import InputError
+from hydragnn.graphs import from_ase
+from hydragnn.graphs.batch import GraphBatch, concatenate
+from hydragnn.graphs.field import Field
+from hydragnn.graphs.topology import Topology
+
+LOAD = Field(name="load", on="graph", dtype="float64")
+OF_POSITIONS = [kind for kind, architecture in architectures().items() if architecture.sees_positions()]
+
+
+def crystal(atoms: Atoms) -> GraphBatch:
+    atoms.info["load"] = 0.3
+    return from_ase(atoms, 3.4, fields=[LOAD]).to(dtype=torch.float64)
+
+
+@pytest.mark.parametrize("kind", OF_POSITIONS)
+def test_a_supercell_has_the_energy_of_its_cells(kind: str) -> None:
+    """6. Most neighbours of the small cell are images, and the large one has them as atoms."""
+    cell = bulk("Cu", "fcc", a=3.7, cubic=True)
+    cell.numbers[0] = 79
+    cell.rattle(0.1, seed=1)
+    large = make_supercell(cell, [[2, 1, 0], [0, 2, 0], [0, 0, 1]])
+    energies = energy_model(kind)(concatenate([crystal(cell), crystal(large)]))["energy"].mean
+    small, whole = energies.tolist()
+    assert whole == pytest.approx(4 * small, rel=1e-10)  # sums of float64 in another order
+
+
+@pytest.mark.parametrize("setting", ["correlation", "hidden_dim"])
+def test_a_list_in_the_place_of_a_number_is_refused(setting: str) -> None:
+    """13."""
+    with pytest.raises(InputError, match=f"{setting}.*valid integer"):
+        small_settings("mace", **{setting: [3, 2]})
+
+
+@pytest.mark.parametrize("kind", architectures())
+def test_messages_flow_from_senders_to_receivers(kind: str) -> None:
+    """17. One edge, from node 0 to node 1: node 1 hears of node 0, and node 0 of nobody."""
+    graph = replace(
+        make_graph(7, 2, edges=1),
+        topology=Topology.square(torch.tensor([0]), torch.tensor([1]), 2),
+        edge_shifts=torch.zeros(1, 3, dtype=torch.float64),
+    )
+    model = make_model(kind)
+    size = graph.nodes["size"]
+
+    def charges(changed: int | None) -> torch.Tensor:
+        moved = (
+            size.clone() if changed is None else size.index_add(0, torch.tensor([changed]), torch.ones_like(size[:1]))
+        )
+        return model(replace(graph, nodes={**graph.nodes, "size": moved}))["charge"].mean
+
+    before = charges(None)
+    assert not torch.allclose(charges(0)[1], before[1], rtol=0, atol=1e-9)
+    assert torch.equal(charges(1)[0], before[0])
+
+
+@pytest.mark.parametrize("kind", architectures())
+def test_dropout_acts_in_training_and_never_at_prediction(kind: str) -> None:
+    """22."""
+    graph, model = make_graph(0, 6), make_model(kind, dropout=0.5)
+    model.train()
+    first, second = (model(graph)["charge"].mean for _ in range(2))
+    assert not torch.allclose(first, second, rtol=0, atol=1e-9)
+    model.eval()
+    first, second = (model(graph)["charge"].mean for _ in range(2))
+    assert torch.equal(first, second)
