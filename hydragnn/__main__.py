@@ -1,5 +1,5 @@
 """``python -m hydragnn`` is the command ``hydragnn``, for checkouts that are not installed."""
 
-from hydragnn.scripts.cli import main
+from hydragnn.scripts.__main__ import main
 
 main()

@@ -1,5 +1,7 @@
 """What every ending of a command exits with: 0 is a success, and nothing else is."""
 
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -117,3 +119,22 @@ def test_a_run_exits_with_0_where_it_came_to_an_end_of_its_own(
     monkeypatch.setattr(api, "train", lambda *_, **__: SimpleNamespace(status=status))
     monkeypatch.setattr(cli, "run_summary", lambda record, _: {"status": record.status})
     assert call("train", tmp_path / "CONFIG.toml", "--out", tmp_path / "run", "--json")[0] == code
+
+
+@pytest.mark.parametrize(
+    ("meanwhile", "code", "said"),
+    [
+        ("import os, signal; os.kill(os.getpid(), signal.SIGINT)", 130, ""),
+        ("raise ModuleNotFoundError('No module named torch', name='torch._C')", 2, "error: the package torch is not"),
+    ],
+)
+def test_ctrl_c_while_modules_are_imported_and_a_package_that_is_missing_end_in_no_traceback(
+    meanwhile: str, code: int, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "torch.py").write_text(f"{meanwhile}\n")
+    command = [sys.executable, "-c", "from hydragnn.scripts.__main__ import main; main()", "--help"]
+    ended = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == code
+    assert ended.stderr.startswith(said) and ended.stderr.count("\n") == bool(said)
