@@ -5,6 +5,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from hydragnn.conformance_cases import make_graph
+from hydragnn.graphs import ATOMIC_NUMBERS_FIELD
+from hydragnn.graphs.batch import GraphBatch, concatenate
+from hydragnn.graphs.field import ATOMIC_NUMBERS
+
 
 @pytest.fixture(autouse=True)
 def in_double() -> Iterator[None]:
@@ -14,3 +19,11 @@ def in_double() -> Iterator[None]:
     torch.manual_seed(0)
     yield
     torch.set_default_dtype(before)
+
+
+@pytest.fixture
+def batch() -> GraphBatch:
+    """Two periodic graphs of atoms; every node has neighbours."""
+    graphs = concatenate([make_graph(1, 5), make_graph(2, 7)])
+    assert graphs.topology.degrees.all(), "choose other seeds: PyTorch Geometric clamps the degree of lone nodes"
+    return graphs.with_fields({ATOMIC_NUMBERS: graphs.nodes["species"] + 1}, fields=[ATOMIC_NUMBERS_FIELD])
