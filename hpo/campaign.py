@@ -15,7 +15,7 @@ from hydragnn.hpo.journal import NAME as JOURNAL
 from hydragnn.hpo.journal import Journal
 from hydragnn.hpo.launching.allocation import read_allocation
 from hydragnn.hpo.launching.launcher import Launcher
-from hydragnn.hpo.launching.local import LocalLauncher
+from hydragnn.hpo.launching.local import local_launcher
 from hydragnn.hpo.launching.steps import launcher_for
 from hydragnn.hpo.preflight import as_begun, check_campaign, check_folder, is_begun, plan_on, write_settings
 from hydragnn.hpo.scheduling.events import Ending
@@ -198,7 +198,7 @@ def launcher_of(settings: CampaignSettings, out: Path, workers: int | None = Non
     """
     search = settings.search
     if workers is not None and search.launcher == "auto":
-        return LocalLauncher(workers, together=search.together, hang_seconds=60 * search.hang_minutes)
+        return local_launcher(search, workers)
     allocation = read_allocation(os.environ, want=search.launcher)
     if workers is not None:
         settings = replace(settings, search=search.model_copy(update={"workers": workers}))

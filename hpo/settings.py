@@ -32,7 +32,8 @@ class SearchSettings(Settings):
     """Seed of the sampler; with one worker the whole campaign is a function of it."""
 
     workers: int = Field(default=1, ge=1)
-    """Processes that train trials, on one thread each; of one trial, or of so many as are ``together``."""
+    """Processes that train trials, on one thread and, where there are GPUs, one GPU each; of one trial, or of so many as are
+    ``together``."""
 
     objective: str | dict[str, float] = "valid/loss"
     """What is minimised: ``valid/loss``, one metric such as ``valid/energy/mae``, or a table of weights per field, whose mean

@@ -63,7 +63,7 @@ def quickstart(
     scale: Annotated[
         list[str] | None, typer.Option("--scale", help="Only this scale: alloys, polycrystals or plates; repeatable.")
     ] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Trials at once, one thread each.")] = 2,
+    workers: Annotated[int, typer.Option(min=1, help="Trials at once, one thread each; no more than GPUs.")] = 2,
     as_json: AsJson = False,
 ) -> None:
     """Demo data, search, top-3 ensemble and report on three scales; continues where an earlier call was interrupted."""
@@ -147,7 +147,10 @@ def search(
     resume: Resume = False,
     workers: Annotated[
         int | None,
-        typer.Option(min=1, help="Trials at once, one thread each (with search.together, so many times as many)."),
+        typer.Option(
+            min=1,
+            help="Trials at once, one thread and at most one GPU each (with search.together, so many times as many).",
+        ),
     ] = None,
     submit: Annotated[
         bool, typer.Option("--submit", help="Let batch jobs search, as [job] says: Slurm, PBS or Flux.")

@@ -51,11 +51,14 @@ def run_quickstart(
     out: Path, *, scales: Sequence[str] | None = None, workers: int = 2, quiet: bool = False
 ) -> dict[str, Any]:
     """Run the demonstrations into ``out`` and print a table per scale; whatever an earlier call finished is kept."""
+    from hydragnn.hpo.launching.local_gpus import visible_gpus
+
     chosen = _select_scales(scales)
     _check_out(out)
     console = Console(quiet=quiet)
     started = perf_counter()
-    summary = {scale.name: _one_scale(scale, out, workers, console, quiet) for scale in chosen}
+    most = min(workers, visible_gpus() or workers)  # each worker has a GPU of its own, where there are any
+    summary = {scale.name: _one_scale(scale, out, most, console, quiet) for scale in chosen}
     seconds = perf_counter() - started
     console.rule("Summary")
     for name in summary:

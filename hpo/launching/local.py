@@ -1,4 +1,4 @@
-"""Attempts as processes of this machine, one thread each; the embedded default.
+"""Attempts as processes of this machine, one thread and at most one GPU each; the embedded default.
 
 No attempt outlives its controller, works before the journal knows it, or has a successor while it lives: see ``worker.py``.
 """
@@ -24,8 +24,10 @@ import hydragnn
 from hydragnn.errors import InputError
 from hydragnn.hpo.launching.descriptors import readable
 from hydragnn.hpo.launching.launcher import Begun, Exit, Report, Task
+from hydragnn.hpo.launching.local_gpus import gpus_of_workers
 from hydragnn.hpo.launching.watchdog import Heartbeat
 from hydragnn.hpo.scheduling.events import Identity, Probed, node_of
+from hydragnn.hpo.settings import SearchSettings
 
 ONE_THREAD = dict.fromkeys(
     ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"), "1"
@@ -92,13 +94,15 @@ class LocalLauncher:
         hang_seconds: float = 600.0,
         module: str = MODULE,
         environment: Mapping[str, str] | None = None,
+        gpus: Sequence[Mapping[str, str]] = (),
     ) -> None:
-        """``together``: so many trials share one process of each worker."""
+        """``together``: so many trials share one process of each worker; ``gpus``: what shows each worker its own."""
         self._hang_seconds, self._together, self._module = hang_seconds, together, module
         self._slots = shares_of([f"worker-{number}" for number in range(workers)], together)
         self._places = Path(tempfile.mkdtemp(prefix="hydragnn-")) if together > 1 else None
         self._environment = {**os.environ, **_importable(), **ONE_THREAD, "PYTHONUNBUFFERED": "1"}
         self._environment.update(environment or {})
+        self._gpus = {f"worker-{number}": variables for number, variables in enumerate(gpus)}
         self._workers: dict[str, _Worker] = {}
         self._reports: list[Report] = []
 
@@ -190,7 +194,7 @@ class LocalLauncher:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,  # attempts have their logs
             start_new_session=True,
-            env=self._environment,
+            env={**self._environment, **self._gpus.get(node_of(slot), {})},
         )
         assert process.stdin is not None
         assert process.stdout is not None
@@ -246,6 +250,12 @@ class LocalLauncher:
         starved = code == -signal.SIGKILL and not killed_by_us and _kills_for_memory() > attempt.kills_before
         message = f"no heartbeat for {self._hang_seconds / 60:.3g} minutes" if attempt.hung else ""
         return Exit(task=attempt.task, code=code, out_of_memory=starved, hung=attempt.hung, message=message)
+
+
+def local_launcher(search: SearchSettings, workers: int) -> LocalLauncher:
+    """A campaign's trials by so many processes of this machine, each on a GPU of its own where there are GPUs; InputError for too few."""
+    gpus = gpus_of_workers(workers)
+    return LocalLauncher(workers, together=search.together, hang_seconds=60.0 * search.hang_minutes, gpus=gpus)
 
 
 def _request(task: Task) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from hydragnn.errors import InputError
 from hydragnn.hpo.launching.allocation import Allocation
 from hydragnn.hpo.launching.launcher import Begun, Exit, Launcher, Report, Revoked, Task, is_complete
-from hydragnn.hpo.launching.local import MODULE, LocalLauncher, _importable
+from hydragnn.hpo.launching.local import MODULE, _importable, local_launcher
 from hydragnn.hpo.launching.packs import PackLauncher
 from hydragnn.hpo.launching.probes import Probes
 from hydragnn.hpo.launching.sites import Evidence, Site, Step, site_of
@@ -335,7 +335,7 @@ def launcher_for(settings: CampaignSettings, allocation: Allocation, out: Path) 
     largest = nodes if isinstance(nodes, int) else nodes[1]
     hang = 60.0 * search.hang_minutes
     if allocation.by == "local":
-        return LocalLauncher(search.workers, together=search.together, hang_seconds=hang)
+        return local_launcher(search, search.workers)
     site = site_of(allocation)
     if search.trials_per_node > 1 and (largest > 1 or (search.ranks_per_node or 1) > 1):
         raise InputError(

@@ -8,9 +8,15 @@ import pytest
 
 from hydragnn.errors import InputError
 from hydragnn.hpo import CampaignSettings, LocalLauncher
+from hydragnn.hpo.launching import local_gpus
 from hydragnn.hpo.launching.allocation import Allocation
 from hydragnn.hpo.launching.packs import PackLauncher
 from hydragnn.hpo.launching.steps import STEPS_AT_ONCE, StepLauncher, launcher_for
+
+
+@pytest.fixture(autouse=True)
+def no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_gpus, "visible_gpus", lambda: 0)
 
 
 def allocation(nodes: int = 4, gpus: int = 0) -> Allocation:

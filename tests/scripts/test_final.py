@@ -22,6 +22,14 @@ from hydragnn.scripts import api, cli
 FIELDS = (Field(name="charge", on="node"), Field(name="moment", on="graph", unit="D", role="target"))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def no_gpus() -> Iterator[None]:
+    """Two workers are right on any machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hydragnn.hpo.launching.local_gpus.visible_gpus", lambda: 0)
+        yield
+
+
 @pytest.fixture(scope="module")
 def campaign(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four small trials on rings of charges; a rung lets one of them through."""

@@ -81,7 +81,7 @@ def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run_there(site: Path, folder: Path, *words: str) -> str:
     """What a command prints that runs in ``folder`` with the package installed."""
-    environment = {**os.environ, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     process = subprocess.run([sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True)
     assert process.returncode == 0, process.stdout + process.stderr
     return process.stdout

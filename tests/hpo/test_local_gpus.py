@@ -1,0 +1,109 @@
+"""Workers of one machine and its GPUs: one each, counted through the one function that counts devices."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hydragnn.errors import InputError
+from hydragnn.hpo import CampaignSettings
+from hydragnn.hpo.campaign import launcher_of
+from hydragnn.hpo.launching import local, local_gpus
+from hydragnn.hpo.launching.launcher import Begun, Exit, Task
+from hydragnn.hpo.launching.local_gpus import gpus_of_workers, one_gpu
+
+VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+SAYS = "import os, pathlib, sys\npathlib.Path(sys.argv[1], 'gpu').write_text(os.environ.get('CUDA_VISIBLE_DEVICES', 'any'))\n"
+"""A training that notes which GPU it would use."""
+
+Machine = Callable[..., None]
+REAL = local.LocalLauncher
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """Makes this machine one of so many NVIDIA GPUs whose environment has no other variables than these."""
+
+    def make(gpus: int, **environment: str) -> None:
+        for name in VARIABLES:
+            monkeypatch.delenv(name, raising=False)
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(local_gpus, "visible_gpus", lambda: gpus)
+        monkeypatch.setattr(local_gpus.torch.version, "hip", None)
+
+    return make
+
+
+def test_each_worker_sees_one_gpu_that_no_other_sees(machine: Machine) -> None:
+    machine(4)
+    assert [one["CUDA_VISIBLE_DEVICES"] for one in gpus_of_workers(4)] == ["0", "1", "2", "3"]
+    assert [one["CUDA_VISIBLE_DEVICES"] for one in gpus_of_workers(2)] == ["0", "1"]
+
+
+def test_a_list_that_is_narrowed_already_is_shared_out(machine: Machine) -> None:
+    machine(3, CUDA_VISIBLE_DEVICES="6, GPU-b,MIG-c", SLURM_JOB_ID="7")
+    assert [one["CUDA_VISIBLE_DEVICES"] for one in gpus_of_workers(3)] == ["6", "GPU-b", "MIG-c"]
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, {"ROCR_VISIBLE_DEVICES": "1"}),
+        ({"ROCR_VISIBLE_DEVICES": "4,5"}, {"ROCR_VISIBLE_DEVICES": "5"}),
+        ({"ROCR_VISIBLE_DEVICES": "4,5,6", "HIP_VISIBLE_DEVICES": "0,2"}, {"HIP_VISIBLE_DEVICES": "2"}),
+        ({"CUDA_VISIBLE_DEVICES": "2,3"}, {"CUDA_VISIBLE_DEVICES": "3"}),
+    ],
+    ids=["nothing is narrowed", "by the runtime", "twice", "as on NVIDIA"],
+)
+def test_on_amd_the_variable_that_narrows_last_names_the_gpu(
+    environment: dict[str, str], expected: dict[str, str]
+) -> None:
+    assert one_gpu(environment, 1, on_amd=True) == expected
+
+
+def test_without_gpus_nothing_is_set_however_many_workers_there_are(machine: Machine) -> None:
+    machine(0, CUDA_VISIBLE_DEVICES="")
+    assert gpus_of_workers(3) == ({}, {}, {})
+
+
+@pytest.mark.parametrize("workers", [None, 3], ids=["of the campaign", "of the command line"])
+def test_more_workers_than_gpus_are_refused_with_the_ways_out(
+    machine: Machine, settings: Callable[..., CampaignSettings], tmp_path: Path, workers: int | None
+) -> None:
+    machine(2)
+    with pytest.raises(
+        InputError, match=r"3 workers, but .* 2 GPU.*at most 2 .*together.*export CUDA_VISIBLE_DEVICES="
+    ):
+        launcher_of(settings(workers=3, launcher="local"), tmp_path, workers)
+
+
+def test_trials_at_once_run_on_different_gpus_and_the_next_trial_of_a_worker_on_its_own(
+    machine: Machine, settings: Callable[..., CampaignSettings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine(2, CUDA_VISIBLE_DEVICES="5,7", PYTHONPATH=str(tmp_path))
+    (tmp_path / "noting").mkdir()
+    (tmp_path / "noting" / "__init__.py").touch()
+    (tmp_path / "noting" / "training.py").write_text(SAYS)
+    monkeypatch.setattr(local, "LocalLauncher", lambda *words, **named: REAL(*words, module="noting.training", **named))
+    launcher = launcher_of(settings(launcher="local"), tmp_path, 2)
+    folders = [tmp_path / str(number) for number in range(4)]
+    try:
+        for first in (0, 2):
+            for number, slot in enumerate(launcher.slots):
+                folders[first + number].mkdir()
+                task = Task(trial=first + number, attempt=1, until=1, folder=folders[first + number], slots=(slot,))
+                launcher.start(task)
+            ended = 0
+            while ended < 2:
+                for report in launcher.poll(10.0):
+                    if isinstance(report, Begun):
+                        launcher.go(report.task)
+                    elif isinstance(report, Exit):
+                        assert report.code == 0
+                        ended += 1
+    finally:
+        launcher.close()
+    assert [(folder / "gpu").read_text() for folder in folders] == ["5", "7", "5", "7"]
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "5,7"
