@@ -29,6 +29,9 @@ DRAWS = 100
 STARTUP = 10
 """Trials drawn at random before a model of the objective is trusted."""
 
+HISTORY = 300
+"""So many trials at most teach a model."""
+
 STAND_IN = 1_000_000
 """Draws of stand-ins begin here, so that they are none of the sampler's own."""
 
@@ -53,9 +56,7 @@ def proposals(
     The same history gives the same answer. For each, those before it are trials without a result.
     """
     taken, points, ask = set(known), list[Point](), _ask_of(settings)
-    if settings.search.sampler == "forest" and history.trials:
-        points = forest_proposals(settings, space, history, first, count, taken)
-    for number in range(first + len(points), first + count):
+    for number in range(first, first + count):
         point = proposal(settings, space, history, number, taken, ask)
         if point is None:
             break
@@ -82,21 +83,6 @@ def proposal(
             return point
     unknown = [p for p in all_points(space) or [] if point_key(p) not in known]
     return next((point for point in unknown if _is_valid(settings, space, point, number)), None)
-
-
-def forest_proposals(
-    settings: CampaignSettings, space: Space, history: History, first: int, count: int, taken: set[str]
-) -> list[Point]:
-    """Points of a forest, which one fit finds for many trials, none of them ``taken``; fewer where it finds no more. Notes them as taken."""
-    from hydragnn.hpo.forest import forest_points
-
-    def accept(point: Point, before: int) -> bool:
-        key = point_key(point)
-        valid = key not in taken and _is_valid(settings, space, point, first + before)
-        taken.update([key] if valid else [])
-        return valid
-
-    return forest_points(space, history.trials, history.rungs, (settings.search.seed, first), count, accept)
 
 
 def stand_in(settings: CampaignSettings, space: Space, number: int, known: AbstractSet[str]) -> Point | None:
@@ -170,14 +156,13 @@ def gp_ask(settings: CampaignSettings, space: Space, history: History, number: i
 SAMPLERS: dict[str, Ask | type[ParzenEstimators]] = {
     "tpe": ParzenEstimators,
     "gp": gp_ask,
-    "forest": random_ask,
     "qmc": sobol_ask,
     "random": random_ask,
 }
-"""How each finds one configuration, or what is made for every answer and finds them; ``forest`` draws at random where its candidates are used up."""
+"""How each finds one configuration, or what is made for every answer and finds them."""
 
-MODELS = {"tpe": 300, "gp": 300, "forest": 1000}
-"""The samplers that learn, and from how many trials at most; before they have results enough, they draw at random."""
+MODELS = ("tpe", "gp")
+"""The samplers that learn; before they have results enough, they draw at random."""
 
 
 def frozen_trial(space: Space, rungs: tuple[int, ...], trial: Trial, unfinished: TrialState) -> FrozenTrial:
@@ -255,32 +240,30 @@ def _tpe_trial(space: Space, trial: Trial, rungs: tuple[int, ...]) -> FrozenTria
 def history_of(settings: CampaignSettings, state: State) -> History:
     """What a sampler is told: nothing before a model can learn, nothing of trials lost to the machine, and never too much.
 
-    Beyond as many trials as ``MODELS`` says: the best, as many spread evenly over all results, and the latest without a
-    result. A model learns little from more, and a proposal stays cheap however many trials there are.
+    Beyond ``HISTORY`` trials: the best, as many spread evenly over all results, and the latest without a result. A model
+    learns little from more, and a proposal stays cheap however many trials there are.
     """
-    most = MODELS.get(settings.search.sampler, 0)
-    if not most or _results(state) < _startup(settings):
+    if settings.search.sampler not in MODELS or _results(state) < _startup(settings):
         return History(rungs=state.plan.rungs)
-    third = most // 3
-    few = len(state.trials) <= most
-    numbers = set(state.trials) if few else {*_best_and_spread(state, third), *_latest_open(state, third)}
+    numbers = set(state.trials) if len(state.trials) <= HISTORY else {*_best_and_spread(state), *_latest_open(state)}
     trials = (state.trials[number] for number in sorted(numbers))
     told = tuple(trial for trial in trials if trial.values and trial.status != "lost")
     return History(trials=told, rungs=state.plan.rungs)
 
 
-def _best_and_spread(state: State, share: int) -> set[int]:
+def _best_and_spread(state: State) -> set[int]:
     """The best trials, those at the highest rung first, and some of all."""
+    share = HISTORY // 3
     best = dict.fromkeys(number for rung in reversed(state.rungs) for _, number in islice(rung.reached, share))
     everyone = state.rungs[0].reached
     some = [number for _, number in islice(everyone, 0, None, -(-len(everyone) // share) or 1)]
     return {*islice(best, share), *some}
 
 
-def _latest_open(state: State, share: int) -> list[int]:
+def _latest_open(state: State) -> list[int]:
     """The latest trials that have no result yet."""
-    latest = range(max(state.trials), max(state.trials) - 3 * share, -1)
-    return [n for n in latest if n in state.trials and not state.trials[n].results][:share]
+    latest = range(max(state.trials), max(state.trials) - HISTORY, -1)
+    return [n for n in latest if n in state.trials and not state.trials[n].results][: HISTORY // 3]
 
 
 def _results(state: State) -> int:

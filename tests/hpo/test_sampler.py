@@ -106,7 +106,7 @@ def test_what_a_sampler_is_told_does_not_grow_with_the_campaign_and_holds_the_be
             state, _ = transition(state, Reached(trial=number, attempt=1, epochs=1, value=error), 0.0)
     history = history_of(campaign, state)
     assert proposal(campaign, space_of(campaign.search.space), history, 2000, set()) is not None
-    assert len(studies[0]) <= MODELS[sampler]
+    assert len(studies[0]) <= module.HISTORY
     best = [number for number in range(1999) if 7 * number % 1999 < 50]
     assert {values[number] for number in best} <= set(studies[0])
     assert ("RUNNING" in studies[0].values()) == (sampler == "tpe"), "constant liars know what runs"
