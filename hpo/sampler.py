@@ -1,6 +1,6 @@
 """Which configuration comes next: Optuna's samplers, asked so that the answer depends on the campaign's history only.
 
-Every request builds a fresh sampler, seeded by (campaign seed, trial number), over a study made from the history. So a
+Every request has a fresh sampler, seeded by (campaign seed, trial number), over a study that holds the history. So a
 resumed campaign asks exactly as the undisturbed one would, and what Optuna is told can change as trials go on.
 """
 
@@ -29,9 +29,6 @@ DRAWS = 100
 STARTUP = 10
 """Trials drawn at random before a model of the objective is trusted."""
 
-HISTORY = 300
-"""So many trials at most teach a model."""
-
 STAND_IN = 1_000_000
 """Draws of stand-ins begin here, so that they are none of the sampler's own."""
 
@@ -55,9 +52,11 @@ def proposals(
 
     The same history gives the same answer. For each, those before it are trials without a result.
     """
-    taken, points = set(known), list[Point]()
-    for number in range(first, first + count):
-        point = proposal(settings, space, history, number, taken)
+    taken, points, ask = set(known), list[Point](), _ask_of(settings)
+    if settings.search.sampler == "forest" and history.trials:
+        points = forest_proposals(settings, space, history, first, count, taken)
+    for number in range(first + len(points), first + count):
+        point = proposal(settings, space, history, number, taken, ask)
         if point is None:
             break
         points.append(point)
@@ -68,16 +67,36 @@ def proposals(
 
 
 def proposal(
-    settings: CampaignSettings, space: Space, history: History, number: int, known: AbstractSet[str]
+    settings: CampaignSettings,
+    space: Space,
+    history: History,
+    number: int,
+    known: AbstractSet[str],
+    ask: Ask | None = None,
 ) -> Point | None:
     """A valid configuration for trial ``number`` that is not ``known``; None where there seems to be none left."""
-    ask = SAMPLERS[settings.search.sampler]
+    ask = ask or _ask_of(settings)
     for draw in range(DRAWS):
         point = (ask if draw < DRAWS // 2 else random_ask)(settings, space, history, number, draw)
         if point_key(point) not in known and _is_valid(settings, space, point, number):
             return point
     unknown = [p for p in all_points(space) or [] if point_key(p) not in known]
     return next((point for point in unknown if _is_valid(settings, space, point, number)), None)
+
+
+def forest_proposals(
+    settings: CampaignSettings, space: Space, history: History, first: int, count: int, taken: set[str]
+) -> list[Point]:
+    """Points of a forest, which one fit finds for many trials, none of them ``taken``; fewer where it finds no more. Notes them as taken."""
+    from hydragnn.hpo.forest import forest_points
+
+    def accept(point: Point, before: int) -> bool:
+        key = point_key(point)
+        valid = key not in taken and _is_valid(settings, space, point, first + before)
+        taken.update([key] if valid else [])
+        return valid
+
+    return forest_points(space, history.trials, history.rungs, (settings.search.seed, first), count, accept)
 
 
 def stand_in(settings: CampaignSettings, space: Space, number: int, known: AbstractSet[str]) -> Point | None:
@@ -106,18 +125,35 @@ def sobol_ask(settings: CampaignSettings, space: Space, history: History, number
     return space.point(lambda path, parameter: value_at(parameter, fractions[path]))
 
 
-def tpe_ask(settings: CampaignSettings, space: Space, history: History, number: int, draw: int) -> Point:
-    """Tree-structured Parzen estimators (Bergstra et al. 2011), joint over the parameters that occur together."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # group
-        sampler = optuna.samplers.TPESampler(
-            seed=_seed(settings.search.seed, number, draw),
-            n_startup_trials=_startup(settings),
-            multivariate=True,
-            group=True,
-            constant_liar=True,
-        )
-    return _suggest(space, sampler, [_tpe_trial(space, trial, history.rungs) for trial in history.trials])
+class ParzenEstimators:
+    """Tree-structured Parzen estimators (Bergstra et al. 2011), joint over the parameters that occur together.
+
+    The study of a history is kept while trials are only added to it, as they are within one answer.
+    """
+
+    def __init__(self) -> None:
+        self._told: tuple[Trial, ...] = ()
+        self._study = study_of([])
+
+    def __call__(self, settings: CampaignSettings, space: Space, history: History, number: int, draw: int) -> Point:
+        """The point of a fresh sampler over the history."""
+        self._learn(space, history)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # group
+            self._study.sampler = optuna.samplers.TPESampler(
+                seed=_seed(settings.search.seed, number, draw),
+                n_startup_trials=_startup(settings),
+                multivariate=True,
+                group=True,
+                constant_liar=True,
+            )
+        return _suggest(space, self._study)
+
+    def _learn(self, space: Space, history: History) -> None:
+        if history.trials[: len(self._told)] != self._told:
+            self._told, self._study = (), study_of([])
+        self._study.add_trials(_tpe_trial(space, one, history.rungs) for one in history.trials[len(self._told) :])
+        self._told = history.trials
 
 
 def gp_ask(settings: CampaignSettings, space: Space, history: History, number: int, draw: int) -> Point:
@@ -128,13 +164,20 @@ def gp_ask(settings: CampaignSettings, space: Space, history: History, number: i
         warn_independent_sampling=False,
     )
     trials = ((trial.values, trial.value) for trial in history.trials)
-    return _suggest(space, sampler, [valued_trial(space, values, v) for values, v in trials if v is not None])
+    return _suggest(space, study_of((valued_trial(space, values, v) for values, v in trials if v is not None), sampler))
 
 
-SAMPLERS: dict[str, Ask] = {"tpe": tpe_ask, "gp": gp_ask, "qmc": sobol_ask, "random": random_ask}
+SAMPLERS: dict[str, Ask | type[ParzenEstimators]] = {
+    "tpe": ParzenEstimators,
+    "gp": gp_ask,
+    "forest": random_ask,
+    "qmc": sobol_ask,
+    "random": random_ask,
+}
+"""How each finds one configuration, or what is made for every answer and finds them; ``forest`` draws at random where its candidates are used up."""
 
-MODELS = ("tpe", "gp")
-"""The samplers that learn; before they have results enough, they draw at random."""
+MODELS = {"tpe": 300, "gp": 300, "forest": 1000}
+"""The samplers that learn, and from how many trials at most; before they have results enough, they draw at random."""
 
 
 def frozen_trial(space: Space, rungs: tuple[int, ...], trial: Trial, unfinished: TrialState) -> FrozenTrial:
@@ -195,6 +238,11 @@ def valued_trial(space: Space, values: Point, value: float) -> FrozenTrial:
     )
 
 
+def _ask_of(settings: CampaignSettings) -> Ask:
+    found = SAMPLERS[settings.search.sampler]
+    return found() if isinstance(found, type) else found
+
+
 def _startup(settings: CampaignSettings) -> int:
     return min(STARTUP, max(4, settings.search.trials // 3))
 
@@ -207,30 +255,32 @@ def _tpe_trial(space: Space, trial: Trial, rungs: tuple[int, ...]) -> FrozenTria
 def history_of(settings: CampaignSettings, state: State) -> History:
     """What a sampler is told: nothing before a model can learn, nothing of trials lost to the machine, and never too much.
 
-    Beyond ``HISTORY`` trials: the best, as many spread evenly over all results, and the latest without a result. A model
-    learns little from more, and a proposal stays cheap however many trials there are.
+    Beyond as many trials as ``MODELS`` says: the best, as many spread evenly over all results, and the latest without a
+    result. A model learns little from more, and a proposal stays cheap however many trials there are.
     """
-    if settings.search.sampler not in MODELS or _results(state) < _startup(settings):
+    most = MODELS.get(settings.search.sampler, 0)
+    if not most or _results(state) < _startup(settings):
         return History(rungs=state.plan.rungs)
-    numbers = set(state.trials) if len(state.trials) <= HISTORY else {*_best_and_spread(state), *_latest_open(state)}
+    third = most // 3
+    few = len(state.trials) <= most
+    numbers = set(state.trials) if few else {*_best_and_spread(state, third), *_latest_open(state, third)}
     trials = (state.trials[number] for number in sorted(numbers))
     told = tuple(trial for trial in trials if trial.values and trial.status != "lost")
     return History(trials=told, rungs=state.plan.rungs)
 
 
-def _best_and_spread(state: State) -> set[int]:
+def _best_and_spread(state: State, share: int) -> set[int]:
     """The best trials, those at the highest rung first, and some of all."""
-    share = HISTORY // 3
     best = dict.fromkeys(number for rung in reversed(state.rungs) for _, number in islice(rung.reached, share))
     everyone = state.rungs[0].reached
     some = [number for _, number in islice(everyone, 0, None, -(-len(everyone) // share) or 1)]
     return {*islice(best, share), *some}
 
 
-def _latest_open(state: State) -> list[int]:
+def _latest_open(state: State, share: int) -> list[int]:
     """The latest trials that have no result yet."""
-    latest = range(max(state.trials), max(state.trials) - HISTORY, -1)
-    return [n for n in latest if n in state.trials and not state.trials[n].results][: HISTORY // 3]
+    latest = range(max(state.trials), max(state.trials) - 3 * share, -1)
+    return [n for n in latest if n in state.trials and not state.trials[n].results][:share]
 
 
 def _results(state: State) -> int:
@@ -238,8 +288,9 @@ def _results(state: State) -> int:
     return len(state.rungs[0].reached) if state.rungs else 0
 
 
-def _suggest(space: Space, sampler: optuna.samplers.BaseSampler, trials: list[FrozenTrial]) -> Point:
-    trial = study_of(trials, sampler).ask()
+def _suggest(space: Space, study: optuna.Study) -> Point:
+    """What a study's sampler suggests; the study learns nothing of it."""
+    trial = study.ask()
 
     def value_of(path: str, parameter: Parameter) -> Any:
         if isinstance(parameter, Choices):
@@ -250,7 +301,9 @@ def _suggest(space: Space, sampler: optuna.samplers.BaseSampler, trials: list[Fr
             return trial.suggest_int(path, allowed.low, allowed.high, step=allowed.step, log=allowed.log)
         return trial.suggest_float(path, parameter.low, allowed.high, step=parameter.step, log=parameter.log)
 
-    return space.point(value_of)
+    point = space.point(value_of)
+    study.tell(trial, state=TrialState.FAIL)
+    return point
 
 
 def _is_valid(settings: CampaignSettings, space: Space, point: Point, number: int) -> bool:

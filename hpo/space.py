@@ -140,7 +140,7 @@ def random_point(space: Space, generator: np.random.Generator, given: Point | No
 
 def all_points(space: Space) -> list[Point] | None:
     """Every point of a small discrete space; None where a parameter is continuous or there are too many."""
-    grids = [_grid(parameter) for parameter in space.parameters.values()]
+    grids = [grid_of(parameter) for parameter in space.parameters.values()]
     if any(grid is None for grid in grids) or np.prod([float(len(grid or [])) for grid in grids]) > ENUMERATED:
         return None
     distinct: dict[str, Point] = {}
@@ -326,7 +326,7 @@ def ends_of(parameter: Parameter) -> list[Choice]:
     return [parameter.low] if parameter.low == parameter.high else [parameter.low, parameter.high]
 
 
-def _grid(parameter: Parameter) -> list[Any] | None:
+def grid_of(parameter: Parameter) -> list[Any] | None:
     """All values of a discrete parameter; None for a continuous one or a very fine grid."""
     if isinstance(parameter, Choices):
         return list(parameter.choices)

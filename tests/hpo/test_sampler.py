@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hydragnn.hpo.sampler import SAMPLERS, History, history_of, proposal, proposals
+from hydragnn.hpo.sampler import MODELS, SAMPLERS, History, history_of, proposal, proposals
 from hydragnn.hpo.sampler_process import Question, SamplerProcess
 from hydragnn.hpo.scheduling.events import Event, Opened, Plan, Proposed, Reached
 from hydragnn.hpo.scheduling.scheduler import State, Trial, transition
@@ -44,8 +44,7 @@ def asked(campaign: Any, trials: int, rungs: tuple[int, ...] = (1, 2)) -> list[d
     feed(Opened(plan=Plan(trials=trials, rungs=rungs, reduction=100), slots=("p",)))
     for number in range(trials):
         known = keys(state)
-        point = proposal(campaign, space, history_of(campaign, state), number, known)
-        assert point is not None
+        (point,) = proposals(campaign, space, history_of(campaign, state), number, 1, known)
         assert is_point(space, point)
         feed(Proposed(trial=number, values=point))
         feed(Reached(trial=number, attempt=1, epochs=1, value=error(point)))
@@ -60,7 +59,7 @@ def test_the_same_history_gives_the_same_configurations_and_no_other_seed_does(s
     assert len({point_key(values) for values in once}) == 8
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "gp"])
+@pytest.mark.parametrize("sampler", MODELS)
 def test_a_model_based_sampler_finds_better_points_than_chance(settings: Any, sampler: str) -> None:
     learned = asked(settings(sampler=sampler, space=SPACE, trials=18), 18)
     chance = asked(settings(sampler="random", space=SPACE, trials=18), 18)
@@ -93,8 +92,8 @@ def test_what_a_sampler_is_told_does_not_grow_with_the_campaign_and_holds_the_be
     campaign = settings(sampler=sampler, space={"train.learning_rate": RATE}, trials=5000)
     studies: list[dict[float, str]] = []
 
-    def spy(space: Any, by: Any, trials: Any) -> Any:
-        studies.append({trial.params["train.learning_rate"]: trial.state.name for trial in trials})
+    def spy(space: Any, study: Any) -> Any:
+        studies.append({trial.params["train.learning_rate"]: trial.state.name for trial in study.trials})
         return {"train.learning_rate": 0.09}
 
     monkeypatch.setattr(module, "_suggest", spy)
@@ -107,7 +106,7 @@ def test_what_a_sampler_is_told_does_not_grow_with_the_campaign_and_holds_the_be
             state, _ = transition(state, Reached(trial=number, attempt=1, epochs=1, value=error), 0.0)
     history = history_of(campaign, state)
     assert proposal(campaign, space_of(campaign.search.space), history, 2000, set()) is not None
-    assert len(studies[0]) <= module.HISTORY
+    assert len(studies[0]) <= MODELS[sampler]
     best = [number for number in range(1999) if 7 * number % 1999 < 50]
     assert {values[number] for number in best} <= set(studies[0])
     assert ("RUNNING" in studies[0].values()) == (sampler == "tpe"), "constant liars know what runs"
