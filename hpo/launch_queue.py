@@ -9,7 +9,7 @@ from typing import Any
 
 from hydragnn.config import AnyConfig
 from hydragnn.errors import InputError
-from hydragnn.files import check_no_link, write_json
+from hydragnn.files import check_no_link, write_json, write_sealed
 from hydragnn.hpo.launching.launcher import Exit, Launcher, Task
 
 AT_ONCE = 64
@@ -101,4 +101,4 @@ def write_folder(task: Task, config: dict[str, Any] | None, store_copy: Path | N
     if config is not None:
         write_json(task.folder / "config.json", config)
     copy = {} if store_copy is None else {"store": str(store_copy)}
-    write_json(task.folder / "attempt.json", {"attempt": task.attempt, **copy})
+    write_sealed(task.folder / "attempt.json", {"attempt": task.attempt, **copy})

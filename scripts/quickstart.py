@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from hydragnn.errors import InputError, nearest
-from hydragnn.files import check_target, read_json, read_sealed, write_json
+from hydragnn.files import check_target, read_json, read_sealed, write_sealed
 from hydragnn.scripts import api
 from hydragnn.settings import read_toml
 
@@ -97,7 +97,7 @@ def _one_scale(scale: Scale, out: Path, workers: int, console: Console, quiet: b
     if not ensemble.exists():
         api.build_ensemble(campaign, ensemble, top_k=TOP_K)
     if scale.ablation and not (ensemble / "ablation.json").exists():
-        write_json(ensemble / "ablation.json", _without_edges(ensemble, folder / "no-edges"))
+        write_sealed(ensemble / "ablation.json", _without_edges(ensemble, folder / "no-edges"))
     page = api.report(ensemble, folder / "report.html")
     return {"report": str(page), "test": read_sealed(ensemble / "evaluation.json")["parts"]["test"]}
 
@@ -130,7 +130,7 @@ def _print_table(console: Console, name: str, ensemble: Path) -> None:
 
     console.print(summary_table(ensemble, title=f"{name}: mean absolute errors on the test part"))
     if (ensemble / "ablation.json").exists():
-        for field, row in read_json(ensemble / "ablation.json").items():
+        for field, row in read_sealed(ensemble / "ablation.json").items():
             console.print(
                 f"  {field}: RMSE with edges {row['with_edges']:.3g}, without edges {row['without_edges']:.3g}, "
                 f"trivial predictor {row['trivial']:.3g} {row['unit']}"

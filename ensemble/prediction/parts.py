@@ -15,7 +15,7 @@ from hydragnn.ensemble.plan import Unit
 from hydragnn.ensemble.prediction.claims import unique_name
 from hydragnn.ensemble.prediction.sinks import Piece
 from hydragnn.errors import InputError
-from hydragnn.files import DAMAGED_ARRAYS, lock_file, read_json, write_json
+from hydragnn.files import DAMAGED_ARRAYS, lock_file, read_json, read_sealed, write_json
 from hydragnn.models import distribution_from_arrays
 
 LOCK, PIECE = "lock", "piece-"
@@ -65,7 +65,7 @@ class Parts:
         if not os.path.lexists(plan):
             return
         try:
-            before = read_json(plan)
+            before = read_sealed(plan)
         except InputError:
             before = None
         if not isinstance(before, dict) or before.keys() != PLAN:

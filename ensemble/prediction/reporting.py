@@ -12,7 +12,7 @@ from rich.progress import Progress
 from hydragnn.ensemble.prediction.job import Job
 from hydragnn.ensemble.prediction.schedule import Schedule
 from hydragnn.ensemble.prediction.work import measured_course
-from hydragnn.files import write_json
+from hydragnn.files import write_sealed
 
 
 def plan_line(certificate: dict[str, Any]) -> str:
@@ -79,7 +79,7 @@ def prediction_result(
     planned, measured = schedule.certificate(), measured_course(accounts, schedule.ranks)
     redone = {(chunk, member) for account in accounts for chunk, member, _ in account["units"]}
     there = [unit for bundle in schedule.there for unit in bundle.units]
-    write_json(job.plan, {"planned": planned, "measured": measured})
+    write_sealed(job.plan, {"planned": planned, "measured": measured})
     seconds = sum(seconds_of.values())
     return PredictionResult(
         out=job.out,

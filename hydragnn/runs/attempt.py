@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hydragnn.errors import InputError
-from hydragnn.files import read_json
+from hydragnn.files import read_sealed
 
 SECONDS_BETWEEN_BEATS = 1.0
 
@@ -39,7 +39,7 @@ class Attempt:
         if self.number is None:
             return
         try:
-            current = read_json(self.folder / "attempt.json")["attempt"]
+            current = read_sealed(self.folder / "attempt.json")["attempt"]
         except (InputError, KeyError, TypeError):
             current = None
         if current != self.number:

@@ -17,7 +17,7 @@ import torch
 
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.errors import InputError
-from hydragnn.files import checksum_of, flush_directory, read_json, write_json, write_sealed
+from hydragnn.files import checksum_of, flush_directory, read_json, read_sealed, write_sealed
 from hydragnn.runs.attempt import Attempt, Fenced
 from hydragnn.runs.tensor_files import Count, TensorFiles, TensorIndex, write_tensors
 from hydragnn.settings import Settings
@@ -110,7 +110,7 @@ def _put_in_place(temporary: Path, target: Path, attempt: Attempt) -> None:
     shutil.rmtree(target, ignore_errors=True)
     temporary.rename(target)
     flush_directory(folder)
-    write_json(folder / "latest.json", {"version": VERSION, "checkpoint": target.name}, attempt.check)
+    write_sealed(folder / "latest.json", {"version": VERSION, "checkpoint": target.name}, attempt.check)
     _remove_old(folder, target.name, attempt)
 
 
@@ -119,7 +119,7 @@ def latest_checkpoint(folder: Path) -> Path | None:
     pointer = folder / "latest.json"
     if not pointer.exists():
         return None
-    value = read_json(pointer)
+    value = read_sealed(pointer)
     name = value.get("checkpoint") if isinstance(value, dict) else None
     if not isinstance(name, str) or not re.fullmatch(r"\d{6,}-\d{6,}", name):
         raise InputError(f"{pointer} is damaged; write the name of a complete folder in {folder} into it")
@@ -165,7 +165,7 @@ def set_aside_pickled(folder: Path, attempt: Attempt) -> Path | None:
 def is_pickled(folder: Path) -> bool:
     """Return True where the newest checkpoint in ``folder`` is of the version that holds a pickle; only the pointer is read."""
     pointer = folder / "latest.json"
-    value = read_json(pointer) if pointer.exists() else None
+    value = read_sealed(pointer) if pointer.exists() else None
     return isinstance(value, dict) and value.get("version") == PICKLED
 
 

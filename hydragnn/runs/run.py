@@ -21,7 +21,7 @@ from hydragnn.datasets import GraphStore, open_store
 from hydragnn.distributed.launch import LaunchError, this_launch
 from hydragnn.distributed.leaving import SECONDS_FOR_THE_FIRST, leave
 from hydragnn.errors import InputError, Interrupted
-from hydragnn.files import read_json
+from hydragnn.files import read_sealed
 from hydragnn.record import Failure, RunRecord, read_record, write_record
 from hydragnn.runs.attempt import Attempt, Fenced
 from hydragnn.runs.checkpoint import set_aside_pickled
@@ -115,7 +115,7 @@ def local_copy_of_store(attempt: Attempt) -> GraphStore | None:
     if attempt.number is None:
         return None
     with suppress(InputError):
-        note = read_json(attempt.folder / "attempt.json")
+        note = read_sealed(attempt.folder / "attempt.json")
         path = note.get("store") if isinstance(note, dict) else None
         return open_store(path) if isinstance(path, str) and Path(path).exists() else None
     return None

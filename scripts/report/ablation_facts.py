@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from hydragnn.errors import InputError
-from hydragnn.files import read_json
+from hydragnn.files import read_sealed
 from hydragnn.scripts.report.facts import Ablation
 
 
@@ -21,7 +21,7 @@ def ablation_facts(folder: Path) -> tuple[Ablation, ...]:
                 without_edges=float(values["without_edges"]),
                 trivial=float(values["trivial"]),
             )
-            for field, values in read_json(path).items()
+            for field, values in read_sealed(path).items()
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path} is not an ablation ({error!r}); remove it or repeat the ablation") from error

@@ -12,6 +12,7 @@ import pytest
 
 from hydragnn.config import hash_of
 from hydragnn.errors import InputError
+from hydragnn.files import read_sealed
 from hydragnn.hpo import (
     CampaignSettings,
     CostModel,
@@ -104,7 +105,7 @@ def test_an_attempt_starts_with_its_number_in_its_folder_and_goes_only_after_its
     launcher = Instant("n1", "n2", "n3")
 
     def check_start(task: Task) -> None:
-        assert json.loads((task.folder / "attempt.json").read_text()) == {"attempt": task.attempt}
+        assert read_sealed(task.folder / "attempt.json") == {"attempt": task.attempt}
         assert (task.folder / "config.json").is_file()
         assert task.trial in {event.trial for event in events_of(tmp_path / "c") if isinstance(event, Proposed)}
 

@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hydragnn.errors import InputError
+from hydragnn.files import read_sealed
 from hydragnn.hpo import CampaignSettings, campaign_settings, run_search
 from hydragnn.hpo.job import JobSettings
 from hydragnn.hpo.space import space_of, trial_config
@@ -290,7 +291,7 @@ def test_trials_read_the_copy_of_the_store_that_a_job_has_made(
 ) -> None:
     search = {"trials": 1, "rungs": [], "finalists": 1}
     run_search(with_job(search, store_copy=str(store_file)), tmp_path / "c", launcher=fake_launcher())
-    told = json.loads((tmp_path / "c" / "trials" / "0000" / "attempt.json").read_text())
+    told = read_sealed(tmp_path / "c" / "trials" / "0000" / "attempt.json")
     assert told == {"attempt": 1, "store": str(store_file)}
 
     run = tmp_path / "run"

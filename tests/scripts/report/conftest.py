@@ -12,7 +12,7 @@ import torch
 
 from hydragnn.config import RunConfig
 from hydragnn.datasets import StoreWriter
-from hydragnn.files import write_json
+from hydragnn.files import write_json, write_sealed
 from hydragnn.graphs import Field, GraphBatch, concatenate, graph_from_arrays
 from hydragnn.hpo import campaign_settings
 from hydragnn.hpo.journal import Journal
@@ -277,7 +277,7 @@ def write_ensemble(folder: Path, store: Path) -> Path:
         f: {"unit": UNITS[f], "trivial": TRIVIAL[f], "with_edges": 0.06 * TRIVIAL[f], "without_edges": 0.7 * TRIVIAL[f]}
         for f in UNITS
     }
-    write_json(folder / "ablation.json", rows)
+    write_sealed(folder / "ablation.json", rows)
     return folder
 
 
