@@ -85,3 +85,20 @@ def test_encodings_of_no_width_and_repeated_ones_are_refused(encode: Callable) -
         encode(cells(3), 0)
     with pytest.raises(InputError, match="already has"):
         encode(encode(cells(3), 1), 1)
+
+
+@pytest.mark.parametrize("encode", [with_laplacian_encoding, with_random_walk_encoding])
+@pytest.mark.parametrize("ring", [False, True], ids=["no two nodes are alike", "all nodes of a ring are alike"])
+def test_encodings_follow_the_nodes_whatever_their_order_if_not_eigenvectors_of_equal_eigenvalues(
+    encode: Callable, ring: bool
+) -> None:
+    around = np.arange(12)
+    pairs = np.stack([around, (around + 1) % 12]) if ring else np.stack([cells(12).senders, cells(12).receivers])
+    senders, receivers = np.concatenate([pairs, pairs[::-1]], axis=1)
+    place = np.random.default_rng(0).permutation(12)  # where each node of the first listing stands in the second
+    one, other = (
+        next(iter(encode(graph_from_arrays(np.zeros((12, 2)), *edges), 4).nodes.values()))
+        for edges in ((senders, receivers), (place[senders], place[receivers]))
+    )
+    same = torch.allclose(one, other[torch.from_numpy(place)], atol=1e-5)
+    assert same != (ring and encode is with_laplacian_encoding)
