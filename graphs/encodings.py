@@ -20,8 +20,8 @@ def with_laplacian_encoding(batch: GraphBatch, k: int) -> GraphBatch:
     """The batch with the node field ``laplacian_encoding`` [k]: eigenvectors 2 to k + 1 of the normalised Laplacian.
 
     The sign of each is chosen so that its largest component is positive; graphs with fewer than k + 1 nodes have zeros in
-    the last columns. Directions are ignored and parallel edges (several periodic images) count once. Where eigenvalues coincide, as in symmetric
-    graphs, the order of the nodes decides which eigenvectors these are. Dwivedi et al. 2020, arXiv:2003.00982.
+    the last columns. Directions are ignored and parallel edges (several periodic images) count once. Where eigenvalues or largest components
+    coincide, as in graphs with any symmetry, the order of the nodes decides which eigenvectors and signs these are. Dwivedi et al. 2020, arXiv:2003.00982.
 
     >>> from hydragnn.graphs.validate import graph_from_arrays
     >>> pair = graph_from_arrays([[0.0, 0.0], [1.0, 0.0]], [0, 1], [1, 0])
