@@ -16,11 +16,11 @@ from hydragnn.architectures.base import (
     radial_basis,
 )
 from hydragnn.kernels import Topology, gather_add, outer_sum, segment_sum, silu
-from hydragnn.layers import MessageGraph, States, mlp
+from hydragnn.layers import MOVED, MessageGraph, Movement, States, at_rest, mlp, where_moved
 
 
 class EGNNSettings(GeometricSettings):
-    """Messages from states and lengths, E(n)-equivariant, positions at rest (Satorras et al. 2021, arXiv:2102.09844)."""
+    """Messages from states and lengths, E(n)-equivariant (Satorras et al. 2021, arXiv:2102.09844)."""
 
     kind: str = "egnn"
 
@@ -29,18 +29,22 @@ class EGNNSettings(GeometricSettings):
     attention: bool = False
     """Weigh each message by a learned gate."""
 
+    moving_coordinates: bool = False
+    """Move the nodes after every layer but the last (equation 4), so that later layers see other lengths and directions."""
+
 
 class EGNNLayer(nn.Module):
-    """m_ij = f_e(h_i, h_j, r_ij) (eq. 3), m_i = sum_j m_ij (eq. 5), h_i <- h_i + f_h(h_i, m_i) (eq. 6); positions rest.
+    """m_ij = f_e(h_i, h_j, r_ij) (eq. 3), m_i = sum_j m_ij (eq. 5), h_i <- h_i + f_h(h_i, m_i) (eq. 6).
 
     With ``attention``, m_ij is weighed by e_ij = sigmoid(linear(m_ij)) (eq. 8). Where a head wants vectors, equation 4
-    feeds these instead of moving positions: v_i <- v_i + sum_j f_x(m_ij) r_ij / |r_ij|. The first linear map of
-    [h_i, h_j, edge] is split into two maps of nodes and one of edges, which is the same sum. Deviates from the paper:
-    a radial basis of the length instead of its square, an envelope on the messages, and in equation 4 unit vectors and
-    channels, and a sum instead of a mean.
+    feeds these: v_i <- v_i + sum_j f_x(m_ij) r_ij / |r_ij|. With ``moves`` nodes move by it, too: x_i <- x_i + sum_j f_x(m_ij) r_ij.
+    The first linear map of [h_i, h_j, edge] is split into two maps of nodes and one of edges, which is the same sum.
+    Deviates from the paper: a radial basis of the length instead of its square, an envelope on the messages (that of the
+    lengths before anything moved), and in equation 4 a sum instead of a mean, so that nothing jumps where a neighbour comes or
+    goes; for vectors also unit vectors and channels.
     """
 
-    def __init__(self, settings: EGNNSettings, edge_width: int, *, vectors: bool) -> None:
+    def __init__(self, settings: EGNNSettings, edge_width: int, *, vectors: bool, moves: bool) -> None:
         super().__init__()
         channels = settings.hidden_dim
         self.from_receiver = nn.Linear(channels, channels)
@@ -50,12 +54,13 @@ class EGNNLayer(nn.Module):
         self.gate = nn.Linear(channels, 1) if settings.attention else None
         self.nodes = mlp([2 * channels, channels, channels])
         self.coordinates = mlp([channels, channels, channels], last_bias=False) if vectors else None
+        self.shift = Movement(channels) if moves else None
         self.dropout = nn.Dropout(settings.dropout)
 
     def forward(self, states: States, graph: MessageGraph) -> States:
-        """New states of degree 0 and, where asked for, of degree 1."""
-        scalars, topology = states[0], graph.topology
-        features, envelope = graph.edge_inputs  # [edges, width], [edges, 1]
+        """New states of degree 0 and, where asked for, of degree 1; where nodes move, how far they are from where they were."""
+        scalars, topology, there = states[0], graph.topology, where_moved(states, graph)
+        features, envelope = there.edge_inputs[0], graph.edge_inputs[1]  # [edges, width], [edges, 1]
         assert features is not None
         messages = self.messages(scalars, features, topology)
         if envelope is None:
@@ -63,12 +68,14 @@ class EGNNLayer(nn.Module):
         else:  # the same of messages * envelope, which is not made
             received = outer_sum(messages, envelope, topology).squeeze(1)
         increment = self.nodes(torch.cat([scalars, received], dim=-1))  # eq. 6
-        new = {0: scalars + self.dropout(increment)}
+        new = {**states, 0: scalars + self.dropout(increment)}
+        if self.shift is not None:
+            new[MOVED] = self.shift(states, messages, envelope, there)
         if self.coordinates is not None:
             weighed = messages if envelope is None else messages * envelope
             along = self.coordinates(weighed)  # [edges, channels]
             along = along if envelope is None else along * envelope
-            vectors = outer_sum(along, graph.directions, topology)  # eq. 4; [nodes, dim, channels]
+            vectors = outer_sum(along, there.directions, topology)  # eq. 4; [nodes, dim, channels]
             new[1] = states[1] + vectors if 1 in states else vectors
         return new
 
@@ -86,7 +93,7 @@ class EGNNLayer(nn.Module):
 
 
 class EGNN(Architecture):
-    """Messages from states and lengths, positions at rest (equations 3 to 6)."""
+    """Messages from states and lengths; nodes rest, or move (equations 3 to 6)."""
 
     kind = "egnn"
     Settings = EGNNSettings
@@ -101,7 +108,12 @@ class EGNN(Architecture):
     def __init__(self, settings: EGNNSettings, spec: GraphSpec) -> None:
         super().__init__(settings, spec)
         self.basis = radial_basis(settings, spec)
-        width = self.basis.width
+        width, last = self.basis.width, settings.num_layers - 1
         self.layers = nn.ModuleList(
-            EGNNLayer(settings, width, vectors=1 in spec.degrees) for _ in range(settings.num_layers)
+            EGNNLayer(settings, width, vectors=1 in spec.degrees, moves=settings.moving_coordinates and number < last)
+            for number in range(settings.num_layers)
         )
+
+    def finish(self, states: States, graph: MessageGraph) -> States:
+        """The states without what only layers need."""
+        return at_rest(states)

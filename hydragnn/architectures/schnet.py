@@ -7,13 +7,16 @@ from torch import Tensor, nn
 
 from hydragnn.architectures.base import Architecture, GeometricSettings, GraphSpec, radial_basis
 from hydragnn.kernels import Topology, gather_multiply_sum
-from hydragnn.layers import MessageGraph, States, mlp
+from hydragnn.layers import MOVED, MessageGraph, Movement, States, at_rest, mlp, where_moved
 
 
 class SchNetSettings(GeometricSettings):
     """Continuous-filter convolutions (Schuett et al. 2017, arXiv:1706.08566)."""
 
     kind: str = "schnet"
+
+    moving_coordinates: bool = False
+    """Move the nodes after every layer but the last, along their edges, so that later layers see other lengths."""
 
 
 class SchNetInteraction(nn.Module):
@@ -39,23 +42,31 @@ class SchNetLayer(nn.Module):
     """x_i <- x_i + v_i (figure 2, left), with filters F(r) = network(radial basis of r) * envelope(r) (figure 2, right).
 
     Deviates from the paper: the envelope ends the filters at the cutoff, the network sees edge features and a constant
-    beside the radial basis, has SiLU once instead of the shifted softplus twice, and the increment has dropout.
+    beside the radial basis, has SiLU once instead of the shifted softplus twice, and the increment has dropout. With
+    ``movement``, which the paper does not have, nodes move by d_i <- d_i + sum_j u(r_ij) f(F(r_ij)) r_ij.
     """
 
-    def __init__(self, filters: nn.Module, interaction: SchNetInteraction, dropout: float) -> None:
+    def __init__(
+        self, filters: nn.Module, interaction: SchNetInteraction, dropout: float, movement: Movement | None
+    ) -> None:
         super().__init__()
         self.filters = filters
         self.interaction = interaction
         self.dropout = nn.Dropout(dropout)
+        self.movement = movement
 
     def forward(self, states: States, graph: MessageGraph) -> States:
-        """New states of degree 0."""
-        features, envelope = (
-            graph.paired_inputs
-        )  # [items, width], [items, 1]; both directions of an edge have one filter
+        """New states of degree 0; where nodes move, how far they are from where they were."""
+        there = where_moved(states, graph)
+        # [items, width], [items, 1]; both directions of an edge have one filter
+        features, envelope = there.paired_inputs[0], graph.paired_inputs[1]
         filters = self.filters(features)  # [items, channels]
         filters = graph.to_edges(filters if envelope is None else filters * envelope)  # [edges, channels]
-        return {0: states[0] + self.dropout(self.interaction(states[0], filters, graph.topology))}
+        new = {**states, 0: states[0] + self.dropout(self.interaction(states[0], filters, graph.topology))}
+        if self.movement is not None:
+            end = None if envelope is None else graph.to_edges(envelope)
+            new[MOVED] = self.movement(states, filters, end, there)
+        return new
 
 
 class SchNet(Architecture):
@@ -75,7 +86,15 @@ class SchNet(Architecture):
         self.basis = radial_basis(settings, spec)
         filters = [mlp([self.basis.width, channels, channels]) for _ in numbers]
         interactions = [SchNetInteraction(channels) for _ in numbers]
-        self.layers = nn.ModuleList(SchNetLayer(f, i, settings.dropout) for f, i in zip(filters, interactions))
+        moving = settings.num_layers - 1 if settings.moving_coordinates else 0
+        movements = [Movement(channels) if number < moving else None for number in numbers]
+        self.layers = nn.ModuleList(
+            SchNetLayer(f, i, settings.dropout, m) for f, i, m in zip(filters, interactions, movements)
+        )
+
+    def finish(self, states: States, graph: MessageGraph) -> States:
+        """The states without what only layers need."""
+        return at_rest(states)
 
     @classmethod
     def renamed(cls, name: str) -> str:

@@ -8,6 +8,7 @@ from hydragnn.layers.harmonics import SphericalHarmonics, coupling
 from hydragnn.layers.inputs import ClassEmbedding, EdgeInputs, NodeInputs
 from hydragnn.layers.message_graph import MessageGraph, States, lengths_and_directions
 from hydragnn.layers.mlp import mlp
+from hydragnn.layers.movement import MOVED, Movement, at_rest, where_moved
 from hydragnn.layers.radial import BesselBasis, ExponentialBasis, GaussianBasis, RadialFeatures, SincBasis, envelope_at
 from hydragnn.layers.readout import GatedProducts, GatedVectors, Pool, pool_nodes
 from hydragnn.layers.spherical_bessel import SphericalBesselBasis, bessel_zeros
@@ -30,7 +31,9 @@ __all__ = [
     "GaussianBasis",
     "GraphAttention",
     "LinearGraphAttention",
+    "MOVED",
     "MessageGraph",
+    "Movement",
     "NodeInputs",
     "Pool",
     "PooledCondition",
@@ -43,6 +46,7 @@ __all__ = [
     "SymmetricContraction",
     "TensorParts",
     "TripletSums",
+    "at_rest",
     "bessel_zeros",
     "coupling",
     "envelope_at",
@@ -55,4 +59,5 @@ __all__ = [
     "symmetric_polynomials",
     "times",
     "scaled_statistics",
+    "where_moved",
 ]

@@ -1,7 +1,7 @@
 """What a layer sees: one batch of graphs, its geometry made when first asked for."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from dataclasses import field as member
 from typing import Any, TypeVar
 
@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from hydragnn.kernels import Pairs, Topology, pairs_of
+from hydragnn.kernels import Pairs, Topology, gather_add, pairs_of
 from hydragnn.layers.radial import RadialFeatures
 
 States = dict[int, Tensor]
@@ -69,6 +69,17 @@ class MessageGraph:
             self.cache[key] = make()
         value: T = self.cache[key]
         return value
+
+    def moved(self, displacements: Float[Tensor, "nodes dim"]) -> "MessageGraph":
+        """The graph with its nodes elsewhere; every image of a node moves with it. Edges stay what they are, at whatever length.
+
+        Messages that should end smoothly need the envelope of the graph as it was: what moved may be longer than the cutoff.
+        """
+        vectors = self.vectors
+        assert vectors is not None, "an architecture moves the nodes of graphs without positions"
+        there = replace(self, vectors=gather_add(-displacements, displacements, vectors, self.topology))
+        there.cache["pairs"] = self.pairs  # an edge and its reverse stay each other's
+        return there
 
     @property
     def lengths(self) -> Float[Tensor, " edges"]:

@@ -41,6 +41,11 @@ for kind in ("schnet", "pna"):
     for name in ("MultiheadAttention", "LinearAttention"):
         globals()[f"Test{name}Around{kind}"] = suite(f"Test{name}Around{kind}", kind, AROUND[name])
 
+for kind in ("egnn", "schnet"):
+    moving = {"moving_coordinates": True}
+    globals()[f"TestMoving{kind}"] = suite(f"TestMoving{kind}", kind, moving)
+globals()["TestMovingCheckpointed"] = suite("TestMovingCheckpointed", "egnn", {**moving, **AROUND["Checkpointed"]})
+
 DEGREES: dict[str, dict[str, Any]] = {
     "MACEWithDegreeTwo": {"hidden_l": 2, "max_ell": 2, "num_layers": 3, "correlation": 2},
     "MACEWithScalars": {"hidden_l": 0, "max_ell": 1, "num_layers": 1, "correlation": 3},

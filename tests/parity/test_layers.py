@@ -14,7 +14,7 @@ from hydragnn.architectures.pnaeq import PNAEqLayer, PNAEqMessage
 from hydragnn.architectures.relational import RelationalLayer, RelationalSettings, level_of
 from hydragnn.architectures.schnet import SchNetInteraction
 from hydragnn.kernels import Topology
-from hydragnn.layers import MessageGraph, RadialFeatures, mlp
+from hydragnn.layers import MOVED, MessageGraph, RadialFeatures, mlp
 
 NODES, CHANNELS, RADIAL, CUTOFF = 7, 6, 5, 4.0
 SUMS = {"rtol": 1e-10, "atol": 1e-10}  # float64 sums in another order
@@ -141,9 +141,11 @@ def test_painn_updates_equal_equations_9_and_10(norm: Literal["paper", "smooth"]
 
 
 @pytest.mark.parametrize("attention", [True, False])
-def test_egnn_equals_its_equations_written_as_a_loop(edges: Topology, attention: bool) -> None:
+@pytest.mark.parametrize("moves", [True, False])
+def test_egnn_equals_its_equations_written_as_a_loop(edges: Topology, attention: bool, moves: bool) -> None:
     basis = RadialFeatures(CUTOFF, RADIAL, "gaussian", "cosine", inputs=2)
-    layer = EGNNLayer(EGNNSettings(hidden_dim=CHANNELS, attention=attention), basis.width, vectors=True)
+    settings = EGNNSettings(hidden_dim=CHANNELS, attention=attention)
+    layer = EGNNLayer(settings, basis.width, vectors=True, moves=moves)
     graph = MessageGraph(
         topology=edges,
         owner=torch.zeros(NODES, dtype=torch.int64),
@@ -152,25 +154,31 @@ def test_egnn_equals_its_equations_written_as_a_loop(edges: Topology, attention:
         edge_features=torch.randn(edges.num_edges, 2),
         basis=basis,
     )
-    features, envelope = graph.edge_inputs
-    assert features is not None and envelope is not None
-    states, directions = torch.randn(NODES, CHANNELS), graph.directions
-    actual = layer({0: states}, graph)
+    envelope = graph.edge_inputs[1]
+    assert envelope is not None and graph.vectors is not None
+    states, before = torch.randn(NODES, CHANNELS), torch.randn(NODES, 3) * moves
+    actual = layer({0: states, **({MOVED: before} if moves else {})}, graph)
     joined = torch.cat([linear(layer.from_receiver), linear(layer.from_sender), linear(layer.from_edge)], dim=1)
-    received, moved = torch.zeros_like(states), torch.zeros(NODES, 3, CHANNELS)
+    received, vectors, after = torch.zeros_like(states), torch.zeros(NODES, 3, CHANNELS), before.clone()
     for e, sender, receiver in pairs_of(edges):
-        hidden = joined @ torch.cat([states[receiver], states[sender], features[e]]) + layer.from_receiver.bias
+        edge = graph.vectors[e] + before[sender] - before[receiver]
+        features = basis(edge.norm().view(1), graph.edge_features[e : e + 1])[0][0]
+        hidden = joined @ torch.cat([states[receiver], states[sender], features]) + layer.from_receiver.bias
         carried = nn.functional.silu(layer.second(nn.functional.silu(hidden)))
         if layer.gate is not None:
             carried = carried * torch.sigmoid(layer.gate(carried))
+        if layer.shift is not None:
+            pull = layer.shift.last(nn.functional.silu(layer.shift.first(carried)))
+            after[receiver] += envelope[e] * pull * edge
         carried = carried * envelope[e]
         received[receiver] += carried
         assert layer.coordinates is not None
-        moved[receiver] += torch.outer(directions[e], layer.coordinates(carried) * envelope[e])
+        vectors[receiver] += torch.outer(edge / edge.norm(), layer.coordinates(carried) * envelope[e])
     for node in range(NODES):
         expected = layer.nodes(torch.cat([states[node], received[node]]))
         torch.testing.assert_close(actual[0][node], states[node] + expected, **SUMS)
-    torch.testing.assert_close(actual[1], moved, **SUMS)
+    torch.testing.assert_close(actual[1], vectors, **SUMS)
+    torch.testing.assert_close(actual.get(MOVED, before), after, **SUMS)
 
 
 def summary(messages: list[Tensor]) -> list[Tensor]:

@@ -65,7 +65,8 @@ def test_runs_trained_together_are_those_trained_alone(
     model: str, make_config: Configs, store: MemoryStore, tmp_path: Path
 ) -> None:
     heads = ENERGY_ALONE if model not in ("schnet", "painn", "egnn", "dimenet") else None
-    configs = [make_config(model, heads, train__seed=seed, **changes) for seed, changes in enumerate(VARIED)]
+    moving = {"model__moving_coordinates": True} if model == "egnn" else {}
+    configs = [make_config(model, heads, train__seed=seed, **moving, **changes) for seed, changes in enumerate(VARIED)]
     records = train_together(configs, [tmp_path / f"{number}" for number in range(3)], store=store)
     for number, (config, record) in enumerate(zip(configs, records)):
         assert_stacked(record, others=2)

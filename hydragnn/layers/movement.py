@@ -1,0 +1,50 @@
+"""Nodes that move from layer to layer, as in EGNN (Satorras et al. 2021, arXiv:2102.09844, equation 4)."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from hydragnn.kernels import outer_sum, silu
+from hydragnn.layers.message_graph import MessageGraph, States
+
+MOVED = -1
+"""Under this number states say how far nodes have moved from where they were, ``[nodes, dim]``."""
+
+
+class Movement(nn.Module):
+    """d_i <- d_i + sum_j u(r_ij) f(m_ij) r_ij: every neighbour draws or pushes a node along the edge between them.
+
+    f begins small, so that graphs keep their shape at first. The envelope u is that of the lengths before anything moved.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(channels, channels)
+        self.last = nn.Linear(channels, 1, bias=False)
+        with torch.no_grad():
+            self.last.weight.mul_(0.01)
+
+    def forward(
+        self,
+        states: States,
+        messages: Float[Tensor, "edges channels"],
+        envelope: Float[Tensor, "edges 1"] | None,
+        there: MessageGraph,
+    ) -> Float[Tensor, "nodes dim"]:
+        """How far every node is now from where it was; ``there`` is the graph as earlier layers left it."""
+        vectors = there.vectors
+        assert vectors is not None, "nodes of graphs without positions cannot move"
+        pull = self.last(silu(self.first(messages)))  # [edges, 1]
+        pull = pull if envelope is None else pull * envelope
+        step = outer_sum(pull, vectors, there.topology).squeeze(-1)  # [nodes, dim]
+        return states[MOVED] + step if MOVED in states else step
+
+
+def where_moved(states: States, graph: MessageGraph) -> MessageGraph:
+    """The graph as earlier layers left it."""
+    return graph.moved(states[MOVED]) if MOVED in states else graph
+
+
+def at_rest(states: States) -> States:
+    """The states that heads read: without how far nodes moved."""
+    return {degree: values for degree, values in states.items() if degree != MOVED}
