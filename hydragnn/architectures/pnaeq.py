@@ -111,7 +111,10 @@ class PNAEq(Architecture):
     requires = frozenset({"lengths", "directions"})
     gives = frozenset({0, 1})
     needs = frozenset({"degrees"})
-    compile_gains = (CompileGain(derivatives=False, nanoseconds=2.9, compiling=32.0),)
+    compile_gains = (
+        CompileGain(derivatives=True, nanoseconds=15.0, compiling=62.0),
+        CompileGain(derivatives=False, nanoseconds=2.9, compiling=32.0),
+    )
 
     def __init__(self, settings: PNAEqSettings, spec: GraphSpec) -> None:
         super().__init__(settings, spec)

@@ -5,11 +5,9 @@ numbers of nodes, edges and graphs as symbols. What comes out is compiled before
 depends on the data: the same run gives the same bits wherever it is resumed. What cannot be compiled raises ``NotCompiled``.
 """
 
-import math
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +19,7 @@ from torch.fx import Graph, GraphModule, Node
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import LOCATIONS, Field, Location
 from hydragnn.kernels.family import plain_forms
+from hydragnn.models.compiler import mended_compiler
 from hydragnn.models.distributions import Distribution
 from hydragnn.models.flat_batch import FlatTensor, batch_from_flat, flat_tensors, random_batch
 from hydragnn.models.graph_model import GraphModel
@@ -105,7 +104,7 @@ def compiled_model(model: GraphModel, autocast: Autocast = nullcontext) -> Compi
     batch = random_batch(description.input_fields, description.dim, extent, SIZES, parameter.dtype).to(parameter.device)
     flat = flat_tensors(description.input_fields)
     try:
-        with quiet_compiler():
+        with mended_compiler():
             traced = {
                 training: traced_model(model.train(training), description.input_fields, batch, autocast)
                 for training in (True, False)
@@ -268,31 +267,3 @@ def first_line(error: Exception) -> str:
     """What an error says, on one line of at most 200 characters."""
     lines: Sequence[str] = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[0] if lines else type(error).__name__)[:200]
-
-
-@contextmanager
-def quiet_compiler() -> Iterator[None]:
-    """Without the warnings of compilers, and with their work in this process: a killed run leaves none behind."""
-    import torch._inductor.config as inductor
-    from torch._inductor.codegen.cpp import CppKernel
-
-    kernel: Any = CppKernel
-    by_size = getattr(kernel, "need_use_acc_helper", None)
-    try:
-        if by_size is not None:
-            kernel.need_use_acc_helper = _adds_in_cascades
-        with warnings.catch_warnings(), inductor.patch(compile_threads=1):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        if by_size is not None:
-            kernel.need_use_acc_helper = by_size
-
-
-def _adds_in_cascades(kernel: Any, reduction: str, dtype: torch.dtype, use_scalar: bool) -> bool:
-    """Sums over nodes, edges or graphs keep their digits; torch would compile one function for less than 4,096 of them and one for more."""
-    size = math.prod(kernel.call_ranges[kernel.reduction_depth :])
-    symbolic = bool(getattr(size, "free_symbols", False))
-    return reduction == "welford_reduce" or (
-        reduction == "sum" and dtype == torch.float and (symbolic or bool(size > 4096))
-    )

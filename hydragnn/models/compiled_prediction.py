@@ -24,9 +24,9 @@ from hydragnn.models.compiled import (
     compiled_function,
     first_line,
     ordered_weights,
-    quiet_compiler,
     traced_model,
 )
+from hydragnn.models.compiler import mended_compiler
 from hydragnn.models.distributions import Distribution, Point
 from hydragnn.models.flat_batch import FlatTensor, flat_tensors, random_batch
 from hydragnn.models.graph_model import GraphModel
@@ -107,7 +107,7 @@ def compiled_prediction(model: GraphModel) -> CompiledPrediction:
         for sizes in (SIZES, ALONE)
     ]
     try:
-        with quiet_compiler():
+        with mended_compiler():
             traced = traced_model(
                 WithStates(model.eval()), description.input_fields, batches[0], nullcontext, recording=False
             )

@@ -46,13 +46,13 @@ def batches() -> dict[str, GraphBatch]:
     return {**several, "noted": noted, **{name: make() for name, make in CORNERS.items()}}
 
 
-def small_model(kind: str, dtype: torch.dtype, **changes: Any) -> GraphModel:
+def small_model(kind: str, dtype: torch.dtype, num_layers: int = 1) -> GraphModel:
     """A model with few channels that gives energies, charges and, where it can, forces and stress."""
     sees = architecture_of(kind).sees_positions()
     derivatives = {"forces": "forces", "stress": "stress"} if sees else {}
     heads = [parse_head({**HEADS["energy"], **derivatives}), parse_head(HEADS["charge"])]
     fields = [*INPUTS, *SCALARS, *((FORCES, STRESS) if sees else ())]
-    settings = small_settings(kind, num_layers=1, hidden_dim=4, **changes)
+    settings = small_settings(kind, num_layers=num_layers, hidden_dim=4)
     inputs = ["species", "relation"] if kind == "relational" else ["species"]
     statistics = degree_statistics([make_graph(1, 5)])
     return build_model(settings, heads, fields, inputs=inputs, dim=3, seed=0, statistics=statistics).to(dtype)
@@ -115,7 +115,7 @@ def broken() -> None:
     compiled.compiled_function = fail
 
 
-def parity(how: str, kinds: list[str], single: bool) -> dict[str, Any]:
+def parity(how: str, kinds: list[str], single: bool, layers: int) -> dict[str, Any]:
     """Errors by architecture and batch, and how many functions were compiled for all batches."""
     result = {}
     for kind in kinds or list(architectures()):
@@ -127,7 +127,7 @@ def parity(how: str, kinds: list[str], single: bool) -> dict[str, Any]:
         dtypes = (torch.float32,) if single else (torch.float64, torch.float32)
         for dtype in dtypes if how == "compiled" else ():
             counters.clear()
-            one = compiled_model(small_model(kind, dtype))
+            one = compiled_model(small_model(kind, dtype, layers))
             result[f"{kind} {dtype}"] = {**difference(one, dtype), "functions": counters["stats"]["unique_graphs"]}
     return result
 
@@ -163,6 +163,7 @@ def main() -> None:
     parser.add_argument("what", choices=("traced", "compiled", "trap", "runs"))
     parser.add_argument("words", nargs="*")
     parser.add_argument("--single", action="store_true", help="compile for single precision alone")
+    parser.add_argument("--layers", type=int, default=1, help="of the models that are compiled")
     parser.add_argument("--traced", action="store_true")
     parser.add_argument("--broken", action="store_true", help="compile nothing")
     parser.add_argument("--resume", action="store_true")
@@ -173,7 +174,9 @@ def main() -> None:
     if options.what == "runs":
         result: Any = runs(Path(options.words[0]), Path(options.words[1]), options)
     else:
-        result = trap() if options.what == "trap" else parity(options.what, options.words, options.single)
+        result = (
+            trap() if options.what == "trap" else parity(options.what, options.words, options.single, options.layers)
+        )
     json.dump(result, sys.stdout)
 
 

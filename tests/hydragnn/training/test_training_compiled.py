@@ -74,6 +74,11 @@ def test_one_function_serves_batches_of_all_sizes(call: Call) -> None:
         assert max(values, gradient) < 1e-5, batch  # double precision: the run below, to 1e-9
 
 
+def test_loops_that_read_what_others_add_to_stay_behind_them(call: Call) -> None:
+    errors = call("compiled", "pnaeq", "--single", "--layers", "2")["pnaeq torch.float32"]
+    assert errors["3 graphs"][1] < 1e-5  # 5e-2 where the compiler forgets
+
+
 def test_detach_nodes_of_tracing_would_make_gradients_wrong_and_are_noticed(call: Call) -> None:
     wrong = call("trap")
     assert wrong["values"] < 1e-12 < 1e-4 < wrong["gradient"]

@@ -1,0 +1,84 @@
+"""torch's compiler as models need it: quiet, in this process, and without two of its faults."""
+
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+
+MENDED = b"hydragnn 1"
+"""Another one whenever another fault is mended here: what was compiled with it before must not be taken from a cache."""
+
+
+@contextmanager
+def mended_compiler() -> Iterator[None]:
+    """Without the warnings of compilers, and with their work in this process: a killed run leaves none behind."""
+    import torch._inductor.config as inductor
+    from torch._inductor.codegen.cpp import CppKernel
+    from torch._inductor.scheduler import SchedulerNode
+
+    with ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        stack.enter_context(inductor.patch(compile_threads=1, post_grad_custom_pre_pass=_mark()))
+        stack.enter_context(_replaced(CppKernel, "need_use_acc_helper", lambda former: _adds_in_cascades))
+        stack.enter_context(_replaced(SchedulerNode, "recompute_size_and_body", _remembers_what_is_written_to))
+        yield
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
+    """Within it a method is what ``make`` makes of it; nothing where this version of torch has no such method."""
+    former = getattr(owner, name, None)
+    if former is None:
+        yield
+        return
+    setattr(owner, name, make(former))
+    try:
+        yield
+    finally:
+        setattr(owner, name, former)
+
+
+def _adds_in_cascades(kernel: Any, reduction: str, dtype: torch.dtype, use_scalar: bool) -> bool:
+    """Sums over nodes, edges or graphs keep their digits; torch would compile one function for less than 4,096 of them and one for more."""
+    size = math.prod(kernel.call_ranges[kernel.reduction_depth :])
+    symbolic = bool(getattr(size, "free_symbols", False))
+    return reduction == "welford_reduce" or (
+        reduction == "sum" and dtype == torch.float and (symbolic or bool(size > 4096))
+    )
+
+
+def _remembers_what_is_written_to(recompute: Any) -> Any:
+    """Loops that read what another loop adds to stay behind it when their shape is changed to fuse them with a third.
+
+    Up to torch 2.13 they forget it, and what was to be added is not there yet when it is read: gradients were wrong by 6 %
+    (pytorch/pytorch#185509).
+    """
+    from torch._inductor.dependencies import StarDep, WeakDep
+
+    def recompute_and_remember(node: Any, *given: Any, **named: Any) -> None:
+        order = [dependency for dependency in node.read_writes.reads if isinstance(dependency, WeakDep | StarDep)]
+        recompute(node, *given, **named)
+        known = node.read_writes
+        for dependency in order:
+            known = known.with_read(dependency)
+        node.set_read_writes(known.rename(node.mutation_renames))
+
+    return recompute_and_remember
+
+
+def _mark() -> Any:
+    """A pass that changes no graph, and says to the caches of torch that functions come from a mended compiler."""
+    from torch._inductor.custom_graph_pass import CustomGraphPass
+
+    class Mark(CustomGraphPass):
+        def __call__(self, graph: torch.fx.Graph) -> None:
+            """Nothing."""
+
+        def uuid(self) -> bytes:
+            return MENDED
+
+    return Mark()
