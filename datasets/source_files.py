@@ -1,27 +1,27 @@
 """Graphs from files that other programs write: atoms (ASE), torch_geometric lists, meshes (meshio)."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import redirect_stdout
 from functools import partial
 from io import StringIO
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from hydragnn.datasets.build_settings import AseBuild, Make, MeshBuild, PygBuild
 from hydragnn.datasets.tables import Table, find_files, read_table, stack_rows
 from hydragnn.errors import InputError
+from hydragnn.graphs.batch import GraphBatch
 
 
 def ase_graphs(settings: AseBuild) -> Iterator[Make]:
     """One graph per structure of every file; InputError naming file and structure."""
-    from hydragnn.graphs.atomic import from_ase
-
     keys = {field.name: field.keys[0] for field in settings.fields}
     for path in find_files(settings.files):
-        for number, atoms in enumerate(_structures(path, settings)):
+        for number, read in enumerate(_structures(path, settings)):
             yield partial(
-                from_ase,
-                atoms,
+                _graph,
+                read,
                 settings.cutoff,
                 fields=[field.field for field in settings.fields],
                 keys=keys,
@@ -31,22 +31,73 @@ def ase_graphs(settings: AseBuild) -> Iterator[Make]:
             )
 
 
-def _structures(path: Path, settings: AseBuild) -> Iterator[Any]:
-    from ase.io import iread
+def _graph(read: Callable[[], Any], cutoff: float, **how: Any) -> GraphBatch:
+    """The graph of a structure that is read now."""
+    from hydragnn.graphs.atomic import from_ase
 
-    structures = iread(str(path), index=settings.index, format=settings.format, parallel=False)
+    return from_ase(read(), cutoff, **how)
+
+
+def _structures(path: Path, settings: AseBuild) -> Iterator[Callable[[], Any]]:
+    """What reads each structure of a file; of extended XYZ the file is divided here, and whoever does not call reads no structure."""
+    from ase.io import iread
+    from ase.io.formats import open_with_compression
+
     number = 0
-    while True:
-        try:
-            atoms = next(structures)
-        except StopIteration:
+    try:
+        if settings.index == ":" and _is_extended_xyz(path, settings.format):
+            with open_with_compression(str(path), "r") as file:
+                for text in frames_of_xyz(file):
+                    yield partial(_read_frame, text, path, number)
+                    number += 1
             return
-        except Exception as error:  # ASE's many readers raise whatever their parsing raises
-            raise InputError(
-                f"{path}: structure {number} cannot be read by ASE ({type(error).__name__}: {error}); check the file and format"
-            ) from error
-        yield atoms
-        number += 1
+        for atoms in iread(str(path), index=settings.index, format=settings.format, parallel=False):
+            yield partial(_given, atoms)
+            number += 1
+    except Exception as error:  # ASE's many readers raise whatever their parsing raises
+        raise _unreadable(path, number, error) from error
+
+
+def _given(atoms: Any) -> Any:
+    return atoms
+
+
+def _is_extended_xyz(path: Path, given: str | None) -> bool:
+    from ase.io.formats import filetype
+
+    return (given or filetype(str(path))) == "extxyz"
+
+
+def frames_of_xyz(lines: Iterable[str]) -> Iterator[str]:
+    """The text of every structure of an (extended) XYZ file: its number of atoms, a comment, a line per atom, perhaps cell vectors.
+
+    >>> list(frames_of_xyz(["1\\n", "first\\n", "H 0 0 0\\n", "1\\n", "second\\n", "H 0 0 0\\n"]))
+    ['1\\nfirst\\nH 0 0 0\\n', '1\\nsecond\\nH 0 0 0\\n']
+    """
+    rest = iter(lines)
+    line = next(rest, "")
+    while line.strip():  # ASE ends at an empty line, too
+        frame = [line, *islice(rest, int(line) + 1)]
+        line = next(rest, "")
+        while line.lstrip().startswith("VEC"):
+            frame.append(line)
+            line = next(rest, "")
+        yield "".join(frame)
+
+
+def _read_frame(text: str, path: Path, number: int) -> Any:
+    from ase.io.extxyz import read_xyz
+
+    try:
+        return next(read_xyz(StringIO(text), 0))
+    except Exception as error:  # whatever parsing raises
+        raise _unreadable(path, number, error) from error
+
+
+def _unreadable(path: Path, number: int, error: Exception) -> InputError:
+    return InputError(
+        f"{path}: structure {number} cannot be read by ASE ({type(error).__name__}: {error}); check the file and format"
+    )
 
 
 def pyg_graphs(settings: PygBuild) -> Iterator[Make]:
