@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import overload
 
-import psutil
 import torch
 
 from hydragnn.ensemble.members import Member
+from hydragnn.machine import free_memory
 
 SHARE = 0.5
 """Part of a rank's memory that members may take; the rest is for batches."""
@@ -52,5 +52,5 @@ def room_for(weights: Sequence[Path], ranks_here: int) -> int:
     if torch.cuda.is_available():
         free = torch.cuda.mem_get_info()[0] * torch.cuda.device_count()
     else:
-        free = psutil.virtual_memory().available
+        free = free_memory()
     return max(1, min(len(weights), int(SHARE * free / ranks_here / (GROWTH * largest))))

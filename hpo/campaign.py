@@ -23,6 +23,7 @@ from hydragnn.hpo.scheduling.scheduler import State, Trial
 from hydragnn.hpo.scheduling.trouble import LONGEST
 from hydragnn.hpo.settings import CampaignSettings
 from hydragnn.hpo.space import space_of
+from hydragnn.machine import Workers, this_machine
 from hydragnn.runs.checkpoint import is_pickled
 from hydragnn.runs.signals import handled_by
 
@@ -94,7 +95,7 @@ def run_search(
     out: Path,
     *,
     resume: bool = False,
-    workers: int | None = None,
+    workers: Workers | None = None,
     launcher: Launcher | None = None,
     on_event: OnEvent | None = None,
     on_note: Callable[[str], None] | None = None,
@@ -115,6 +116,8 @@ def run_search(
             unless_it_fits.callback(launcher.close)
             plan = plan_on(launcher, settings)
             unless_it_fits.pop_all()
+        if on_note is not None and (workers or settings.search.workers) == "auto":
+            on_note(f"{len(launcher.slots)} trials at once: this machine has {this_machine()}")
         journal = stack.enter_context(Journal(out / JOURNAL))
         stack.callback(launcher.close)
         write_settings(settings, enqueued, out)
@@ -191,14 +194,14 @@ def _without_success(state: State, failures: list[Trial], out: Path) -> str:
     return "not one configuration could be tried; widen search.space"
 
 
-def launcher_of(settings: CampaignSettings, out: Path, workers: int | None = None) -> Launcher:
+def launcher_of(settings: CampaignSettings, out: Path, workers: Workers | None = None) -> Launcher:
     """What starts the trials: processes of this machine, or steps of the allocation that this process runs in.
 
     A number of ``workers`` asks for processes of this machine.
     """
     search = settings.search
     if workers is not None and search.launcher == "auto":
-        return local_launcher(search, workers)
+        return local_launcher(settings, workers)
     allocation = read_allocation(os.environ, want=search.launcher)
     if workers is not None:
         settings = replace(settings, search=search.model_copy(update={"workers": workers}))

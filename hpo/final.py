@@ -18,6 +18,7 @@ from hydragnn.hpo.parameters import IntRange
 from hydragnn.hpo.preflight import open_campaign
 from hydragnn.hpo.settings import CampaignSettings, GivenRun, SearchSettings
 from hydragnn.hpo.space import NUMBER
+from hydragnn.machine import Workers
 
 MANY = 1 << 20
 """More nodes than any allocation has."""
@@ -49,7 +50,7 @@ def run_final(
     out: Path,
     *,
     like: SearchSettings | None = None,
-    workers: int | None = None,
+    workers: Workers | None = None,
     launcher: Launcher | None = None,
     on_event: OnEvent | None = None,
 ) -> FinalTraining:

@@ -10,6 +10,7 @@ from typing import Any
 from hydragnn.hpo.campaign import CampaignResult, run_search
 from hydragnn.hpo.settings import campaign_settings
 from hydragnn.hpo.table import CampaignView
+from hydragnn.machine import Workers
 
 
 def run_campaign(
@@ -18,7 +19,7 @@ def run_campaign(
     out: Path,
     *,
     resume: bool = False,
-    workers: int | None = None,
+    workers: Workers | None = None,
     quiet: bool = False,
 ) -> CampaignResult:
     """Search as a parsed CAMPAIGN.toml says, in folder ``out``, with a live table on a terminal and plain lines elsewhere.

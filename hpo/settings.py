@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -31,9 +31,9 @@ class SearchSettings(Settings):
     seed: int = Field(default=0, ge=0)
     """Seed of the sampler; with one worker the whole campaign is a function of it."""
 
-    workers: int = Field(default=1, ge=1)
+    workers: Annotated[int, Field(ge=1)] | Literal["auto"] = 1
     """Processes that train trials, on one thread and, where there are GPUs, one GPU each; of one trial, or of so many as are
-    ``together``."""
+    ``together``. auto: as many as this machine's GPUs, or its cores where it has none, and its free memory are enough for."""
 
     objective: str | dict[str, float] = "valid/loss"
     """What is minimised: ``valid/loss``, one metric such as ``valid/energy/mae``, or a table of weights per field, whose mean

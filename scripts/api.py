@@ -5,11 +5,13 @@ Every function gives a frozen value whose fields say what they mean; ``str`` of 
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydragnn.config import AnyConfig, config_from_table
 from hydragnn.errors import InputError, Interrupted, OutOfWalltime
+from hydragnn.machine import Workers, this_machine, workers_here
 from hydragnn.record import RunRecord
 from hydragnn.settings import read_toml, with_overrides
 
@@ -29,12 +31,13 @@ def build_store(
     out: Path | str,
     *,
     overrides: Sequence[str] = (),
-    workers: int = 1,
+    workers: Workers = 1,
     quiet: bool = False,
 ) -> "StoreInfo":
     """Make a store at ``out`` from a BUILD.toml (or its table); gives what it holds.
 
     More than one of ``workers`` are processes, so that Python's rule holds: call it under ``if __name__ == "__main__":``.
+    Here as in all functions ``"auto"`` are as many as this machine has room for (here cores, without its GPUs).
     """
     from hydragnn.datasets.build import build_store as build
     from hydragnn.datasets.build import read_build_settings
@@ -42,9 +45,10 @@ def build_store(
     from hydragnn.scripts.showing import graphs_made
 
     settings = read_build_settings(*_table(source, overrides))
+    processes = replace(this_machine(), gpus=0).workers() if workers == "auto" else workers
     with graphs_made(quiet) as tell:
-        if workers > 1:
-            build_with_workers(settings, Path(out), workers, tell)
+        if processes > 1:
+            build_with_workers(settings, Path(out), processes, tell)
         else:
             build(settings, Path(out), tell)
     return store_info(out)
@@ -83,7 +87,7 @@ def search(
     out: Path | str,
     *,
     resume: bool = False,
-    workers: int | None = None,
+    workers: Workers | None = None,
     overrides: Sequence[str] = (),
     quiet: bool = True,
 ) -> "CampaignResult":
@@ -109,7 +113,7 @@ def submit(
     out: Path | str,
     *,
     resume: bool = False,
-    workers: int | None = None,
+    workers: Workers | None = None,
     overrides: Sequence[str] = (),
     dry_run: bool = False,
 ) -> "Submission":
@@ -168,7 +172,7 @@ def build_ensemble(
     train: bool = False,
     final_seeds: int = 0,
     epochs: int | None = None,
-    workers: int | None = None,
+    workers: Workers | None = None,
     quiet: bool = True,
     branch: str = "",
     store: Path | str | None = None,
@@ -227,7 +231,7 @@ def predict(
     out: Path | str,
     *,
     resume: bool = False,
-    workers: int = 1,
+    workers: Workers = 1,
     quiet: bool = True,
     branch: str = "",
 ) -> "PredictionResult | None":
@@ -242,8 +246,9 @@ def predict(
     """
     from hydragnn.ensemble import predict_to_file
 
+    processes = workers_here(workers)
     return predict_to_file(
-        Path(model), Path(source), Path(out), resume=resume, workers=workers, quiet=quiet, branch=branch
+        Path(model), Path(source), Path(out), resume=resume, workers=processes, quiet=quiet, branch=branch
     )
 
 

@@ -4,13 +4,14 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
 
 from hydragnn.allocator import keep_memory
 from hydragnn.errors import InputError, Interrupted
+from hydragnn.machine import Workers
 from hydragnn.scripts import api
 from hydragnn.scripts.kernel_commands import bench, kernels
 from hydragnn.scripts.showing import run_summary, show_value
@@ -32,6 +33,15 @@ data = typer.Typer(no_args_is_help=True, help="Make, look at, check and convert 
 app.add_typer(data, name="data")
 app.add_typer(kernels, name="kernels")
 app.add_typer(bench, name="bench")
+
+
+def workers_of(text: str | int) -> Workers:
+    """What ``--workers`` says: a number from 1, or ``auto``."""
+    number = int(text) if str(text).isdigit() else 0
+    if text != "auto" and not number:
+        raise typer.BadParameter(f"{text!r} is neither a number from 1 nor auto")
+    return number or "auto"
+
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON value instead of text.")]
 Set = Annotated[
@@ -78,7 +88,12 @@ def quickstart(
 def data_build(
     source: Annotated[Path, typer.Argument(help="BUILD.toml: which files, which fields; see docs/data.md.")],
     out: Out,
-    workers: Annotated[int, typer.Option(min=1, help="Processes that make graphs, on as many cores.")] = 1,
+    workers: Annotated[
+        Any,
+        typer.Option(
+            parser=workers_of, metavar="N|auto", help="Processes that make graphs, on as many cores; auto: on all."
+        ),
+    ] = 1,
     assignments: Set = None,
     as_json: AsJson = False,
 ) -> None:
@@ -146,10 +161,12 @@ def search(
     out: Out,
     resume: Resume = False,
     workers: Annotated[
-        int | None,
+        Any,
         typer.Option(
-            min=1,
-            help="Trials at once, one thread and at most one GPU each (with search.together, so many times as many).",
+            parser=workers_of,
+            metavar="N|auto",
+            help="Trials at once, one thread and at most one GPU each (with search.together, so many times as many); "
+            "auto: as many as this machine's GPUs, or cores, and memory are enough for.",
         ),
     ] = None,
     submit: Annotated[
@@ -262,7 +279,10 @@ def ensemble(
     train: TrainAnew = False,
     final_seeds: FinalSeeds = 0,
     epochs: Annotated[int | None, typer.Option(min=1, help="As --train, for so many epochs.")] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="With --train: runs at once, one thread each.")] = None,
+    workers: Annotated[
+        Any,
+        typer.Option(parser=workers_of, metavar="N|auto", help="With --train: runs at once, one thread each, or auto."),
+    ] = None,
     branch: Branch = "",
     store: Annotated[
         Path | None,
@@ -308,7 +328,12 @@ def predict(
     out: Annotated[Path, typer.Option("--out", help="Predictions: .h5, .npz, .csv, .xyz or .bp.")],
     resume: Resume = False,
     workers: Annotated[
-        int, typer.Option(min=1, help="Local processes; mpirun, srun and torchrun bring their own.")
+        Any,
+        typer.Option(
+            parser=workers_of,
+            metavar="N|auto",
+            help="Local processes, or auto; mpirun, srun and torchrun bring their own.",
+        ),
     ] = 1,
     branch: Branch = "",
     as_json: AsJson = False,

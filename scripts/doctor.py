@@ -5,6 +5,9 @@ from dataclasses import asdict, dataclass
 from importlib import import_module, metadata
 from typing import Any
 
+from hydragnn.datasets.footprint import in_words
+from hydragnn.machine import ROOM, this_machine
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Installation:
@@ -24,6 +27,8 @@ class Installation:
     optuna: str
     scheduler: str
     """Slurm, PBS or Flux, where their commands are on the path."""
+    workers: str
+    """How many local processes ``--workers auto`` would start, and what decides it."""
     optional: Mapping[str, str]
     """Packages that only some commands need."""
 
@@ -51,6 +56,7 @@ def installation() -> Installation:
         h5py=_version_of("h5py"),
         optuna=_version_of("optuna"),
         scheduler=_scheduler(),
+        workers=_workers(),
         optional={name: _version_of(name) for name in ("scikit-fem", "tensorboard", "optuna-dashboard")},
     )
 
@@ -104,3 +110,8 @@ def _scheduler() -> str:
 
     found = [name for name, command in (("slurm", "srun"), ("pbs", "qsub"), ("flux", "flux")) if which(command)]
     return ", ".join(found) or "none: trials run as local processes"
+
+
+def _workers() -> str:
+    machine = this_machine()
+    return f"--workers auto: {machine.workers()}, of one thread and {in_words(ROOM)} beside batches each ({machine})"

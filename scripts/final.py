@@ -8,6 +8,7 @@ from hydragnn.ensemble.build import check_out
 from hydragnn.errors import InputError, Interrupted, OutOfWalltime
 from hydragnn.hpo import CampaignView, best_runs, finished_runs, given_runs, run_final
 from hydragnn.hpo.preflight import open_campaign
+from hydragnn.machine import Workers
 
 
 def trained_ensemble(
@@ -18,7 +19,7 @@ def trained_ensemble(
     method: str = "top-k",
     seeds: int = 1,
     epochs: int | None = None,
-    workers: int | None = None,
+    workers: Workers | None = None,
     quiet: bool = True,
     branch: str = "",
 ) -> Evaluation:

@@ -51,7 +51,7 @@ def run_quickstart(
     out: Path, *, scales: Sequence[str] | None = None, workers: int = 2, quiet: bool = False
 ) -> dict[str, Any]:
     """Run the demonstrations into ``out`` and print a table per scale; whatever an earlier call finished is kept."""
-    from hydragnn.hpo.launching.local_gpus import visible_gpus
+    from hydragnn.machine import visible_gpus
 
     chosen = _select_scales(scales)
     _check_out(out)

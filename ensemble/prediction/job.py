@@ -7,9 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-import torch
-
 from hydragnn.datasets import BatchSettings
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.manifest import MemberEntry
@@ -23,6 +20,7 @@ from hydragnn.ensemble.prediction.sources import Building, Source, is_store, sto
 from hydragnn.ensemble.prediction.together import Late, finish_together, once
 from hydragnn.errors import InputError
 from hydragnn.files import read_json
+from hydragnn.machine import cores, visible_gpus
 from hydragnn.record import read_record
 
 VERSION = 4
@@ -161,5 +159,5 @@ def _measured_costs(evaluation: Any, names: Sequence[str]) -> list[float]:
 def _room(model: Path, members: Sequence[MemberEntry], ranks: int) -> int:
     """How many members a rank of this machine can hold, if all its cores or GPUs have one."""
     weights = [path for entry in members if (path := model / entry.folder / "weights.safetensors").is_file()]
-    places = torch.cuda.device_count() or psutil.cpu_count() or 1
+    places = visible_gpus() or cores()
     return room_for(weights, min(ranks, places)) if len(weights) == len(members) else len(members)

@@ -21,13 +21,15 @@ from typing import IO, Any
 import psutil
 
 import hydragnn
+from hydragnn.datasets.footprint import bytes_of
 from hydragnn.errors import InputError
 from hydragnn.hpo.launching.descriptors import readable
 from hydragnn.hpo.launching.launcher import Begun, Exit, Report, Task
 from hydragnn.hpo.launching.local_gpus import gpus_of_workers
 from hydragnn.hpo.launching.watchdog import Heartbeat
 from hydragnn.hpo.scheduling.events import Identity, Probed, node_of
-from hydragnn.hpo.settings import SearchSettings
+from hydragnn.hpo.settings import CampaignSettings
+from hydragnn.machine import ROOM, Workers, workers_here
 
 ONE_THREAD = dict.fromkeys(
     ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"), "1"
@@ -252,10 +254,22 @@ class LocalLauncher:
         return Exit(task=attempt.task, code=code, out_of_memory=starved, hung=attempt.hung, message=message)
 
 
-def local_launcher(search: SearchSettings, workers: int) -> LocalLauncher:
-    """A campaign's trials by so many processes of this machine, each on a GPU of its own where there are GPUs; InputError for too few."""
+def local_launcher(settings: CampaignSettings, wanted: Workers | None = None) -> LocalLauncher:
+    """A campaign's trials by processes of this machine, each on a GPU of its own where there are GPUs; InputError for too few.
+
+    ``wanted`` comes before ``search.workers``.
+    """
+    search = settings.search
+    workers = workers_here(search.workers if wanted is None else wanted, ROOM + batch_memory(settings.base))
     gpus = gpus_of_workers(workers)
     return LocalLauncher(workers, together=search.together, hang_seconds=60.0 * search.hang_minutes, gpus=gpus)
+
+
+def batch_memory(base: Mapping[str, Any]) -> int:
+    """The bytes that the steps of a trial may take; 0 where the campaign sets no limit, or not one for all trials."""
+    batch = base.get("batch")
+    given = batch.get("memory") if isinstance(batch, Mapping) else None
+    return bytes_of(given) if isinstance(given, str) else 0
 
 
 def _request(task: Task) -> dict[str, Any]:

@@ -6,17 +6,10 @@ from collections.abc import Mapping
 import torch
 
 from hydragnn.errors import InputError
+from hydragnn.machine import visible_gpus
 
 NARROWING_ON_AMD = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 """The innermost first: HIP counts within what ROCR leaves, and reads CUDA's variable where its own is not set."""
-
-
-def visible_gpus() -> int:
-    """How many GPUs a training of this process would see; 0 where they are hidden or torch was built for CPUs.
-
-    What the user, or Slurm or Flux for a job, has narrowed through the environment is not counted.
-    """
-    return torch.cuda.device_count()
 
 
 def gpus_of_workers(workers: int) -> tuple[dict[str, str], ...]:

@@ -335,7 +335,7 @@ def launcher_for(settings: CampaignSettings, allocation: Allocation, out: Path) 
     largest = nodes if isinstance(nodes, int) else nodes[1]
     hang = 60.0 * search.hang_minutes
     if allocation.by == "local":
-        return local_launcher(search, search.workers)
+        return local_launcher(settings)
     site = site_of(allocation)
     if search.trials_per_node > 1 and (largest > 1 or (search.ranks_per_node or 1) > 1):
         raise InputError(

@@ -18,6 +18,7 @@ from hydragnn.hpo.settings import CampaignSettings, campaign_settings
 from hydragnn.hpo.space import space_of
 from hydragnn.hpo.submit.script import Job, job_script, lead_seconds
 from hydragnn.hpo.submit.sites import SCHEDULERS, SITES
+from hydragnn.machine import Workers
 from hydragnn.settings import read_toml, with_overrides
 
 NAME = "jobs/chain.json"
@@ -65,7 +66,7 @@ def submit_campaign(
     out: Path,
     *,
     overrides: Sequence[str] = (),
-    workers: int | None = None,
+    workers: Workers | None = None,
     resume: bool = False,
     dry_run: bool = False,
     now: float,

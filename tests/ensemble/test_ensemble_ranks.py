@@ -314,10 +314,7 @@ def test_a_rank_with_little_memory_holds_few_members_and_says_the_same(
 def test_members_a_rank_can_hold_follow_from_the_free_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from hydragnn.ensemble import member_cache
 
-    class Memory:
-        available = 1000
-
-    monkeypatch.setattr(member_cache.psutil, "virtual_memory", lambda: Memory)
+    monkeypatch.setattr(member_cache, "free_memory", lambda: 1000)
     files = [tmp_path / str(i) for i in range(5)]
     for size, file in zip((10, 50, 20, 5, 50), files):
         file.write_bytes(b"0" * size)

@@ -10,8 +10,10 @@ from hydragnn.errors import InputError
 from hydragnn.hpo import CampaignSettings, LocalLauncher
 from hydragnn.hpo.launching import local_gpus
 from hydragnn.hpo.launching.allocation import Allocation
+from hydragnn.hpo.launching.local import local_launcher
 from hydragnn.hpo.launching.packs import PackLauncher
 from hydragnn.hpo.launching.steps import STEPS_AT_ONCE, StepLauncher, launcher_for
+from hydragnn.machine import ROOM, Machine, workers_here
 
 
 @pytest.fixture(autouse=True)
@@ -70,3 +72,15 @@ def test_without_a_scheduler_trials_are_processes_of_this_machine(
 ) -> None:
     launcher = launcher_for(settings(workers=3), Allocation(by="local", nodes=("here",), cores=4), tmp_path)
     assert isinstance(launcher, LocalLauncher) and len(launcher.slots) == 3
+
+
+def test_a_search_on_auto_leaves_every_worker_its_memory(
+    monkeypatch: pytest.MonkeyPatch, settings: Callable[..., CampaignSettings]
+) -> None:
+    monkeypatch.setattr("hydragnn.machine.this_machine", lambda: Machine(cores=16, memory=12 * ROOM, gpus=0))
+    auto = settings(workers="auto")
+    for batch, wanted, expected in (({}, None, 12), ({"memory": "3 GB"}, None, 3), ({}, 2, 2)):
+        launcher = local_launcher(replace(auto, base={**auto.base, "batch": batch}), wanted)
+        assert len(launcher.slots) == expected
+        launcher.close()
+    assert workers_here("auto") == 12 and workers_here(5) == 5

@@ -1,0 +1,102 @@
+"""What this process may use of its machine, and how many workers that is enough for."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import joblib
+import psutil
+import torch
+
+Workers = int | Literal["auto"]
+"""Processes of this machine; ``auto``: as many as it has room for."""
+
+ROOM = 10**9
+"""Bytes that a worker takes beside its batches: libraries, a small model and what it reads."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """Cores, free memory and GPUs of this process: limits of a job or a container are those of the machine."""
+
+    cores: int
+    """That do not share their arithmetic with another one."""
+    memory: int
+    """Bytes that are free."""
+    gpus: int
+    """That a training would see."""
+
+    def workers(self, each: int = ROOM) -> int:
+        """One per GPU, or per core where there is none, that finds ``each`` bytes; at least one.
+
+        >>> Machine(cores=8, memory=3 * 10**9, gpus=0).workers()
+        3
+        """
+        return max(1, min(self.gpus or self.cores, self.memory // each))
+
+    def __str__(self) -> str:
+        """What there is, in words."""
+        gpus = f"{self.gpus} GPU{'s' * (self.gpus > 1)}" if self.gpus else "no GPU"
+        return f"{self.cores} core{'s' * (self.cores > 1)}, {self.memory / 1e9:.1f} GB of free memory, {gpus}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON."""
+        return asdict(self)
+
+
+def this_machine(root: Path = Path("/")) -> Machine:
+    """What this process has now."""
+    return Machine(cores=cores(), memory=free_memory(root), gpus=visible_gpus())
+
+
+def workers_here(wanted: Workers, each: int = ROOM) -> int:
+    """The number that is wanted, or the one that this machine has room for."""
+    return this_machine().workers(each) if wanted == "auto" else wanted
+
+
+def cores() -> int:
+    """Cores that this process may use: by its affinity, by the quota of its container, without the second thread of a core."""
+    count: int = joblib.cpu_count(only_physical_cores=True)
+    return count
+
+
+def visible_gpus() -> int:
+    """How many GPUs a training of this process would see; 0 where they are hidden or torch was built for CPUs.
+
+    What the user, or Slurm or Flux for a job, has narrowed through the environment is not counted.
+    """
+    return torch.cuda.device_count()
+
+
+def free_memory(root: Path = Path("/")) -> int:
+    """Bytes that this process can still take: of the machine, and within the limits of its control groups."""
+    return max(0, min([psutil.virtual_memory().available, *_left_in_groups(root)]))
+
+
+def _left_in_groups(root: Path) -> Iterator[int]:
+    """What the memory groups of this process, and those around them, have left; files in the cache count as free."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return
+    for _, kinds, path in (line.split(":", 2) for line in lines if line.count(":") >= 2):
+        if kinds and "memory" not in kinds.split(","):
+            continue
+        base = root / ("sys/fs/cgroup/memory" if kinds else "sys/fs/cgroup")
+        limit, used = ("memory.limit_in_bytes", "memory.usage_in_bytes") if kinds else ("memory.max", "memory.current")
+        group = base / path.strip("/")
+        for folder in (group, *group.parents):
+            if folder.is_relative_to(base):
+                yield from _left(folder, limit, used)
+
+
+def _left(group: Path, limit: str, used: str) -> Iterator[int]:
+    """What one group has left; nothing where it has no limit."""
+    try:
+        most = int((group / limit).read_text(encoding="ascii"))
+        taken = int((group / used).read_text(encoding="ascii"))
+        rows = dict(line.split() for line in (group / "memory.stat").read_text(encoding="ascii").splitlines())
+        yield most - taken + int(rows.get("total_inactive_file", rows.get("inactive_file", "0")))
+    except (OSError, ValueError):  # no such group here, or "max"
+        return
