@@ -19,7 +19,8 @@ from hydragnn.hpo.launching.allocation import Allocation
 from hydragnn.hpo.launching.descriptors import allow_many_files, readable
 from hydragnn.hpo.launching.launcher import Begun, Exit, Report, Revoked, Task, is_complete
 from hydragnn.hpo.launching.local import MODULE, _importable, shares_of
-from hydragnn.hpo.launching.packstep import Pack, PackAttempt, request_of, start_pack
+from hydragnn.hpo.launching.packstep import Pack, PackAttempt, PackQueue, pack_at_gate, request_of
+from hydragnn.hpo.launching.rates import STEP_RATE
 from hydragnn.hpo.launching.sites import Site, Step
 from hydragnn.hpo.launching.stepprocess import end_steps
 from hydragnn.hpo.launching.watchdog import AGAIN, HOLD, Heartbeat, SchedulerWatch, text_since
@@ -44,18 +45,19 @@ class PackLauncher:
         shares: int,
         log: Path,
         together: int = 1,
+        rate: float = STEP_RATE,
         hang_seconds: float = 600.0,
         probe_seconds: float = 120.0,
         module: str = MODULE,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """``shares`` of a node, of which so many that are ``together`` share a process."""
+        """``shares`` of a node, of which so many that are ``together`` share a process; at most ``rate`` steps begin per second."""
         allow_many_files()  # two pipes per pack, and where a launcher feeds its first rank only, one pack per node
         self._site, self._allocation, self._shares, self._log, self._module = site, allocation, shares, log, module
         self._together = together
         self._hang, self._patience = hang_seconds, probe_seconds
         self._environment = {**os.environ, **_importable(), "PYTHONUNBUFFERED": "1", **(environment or {})}
-        self._numbers = itertools.count()
+        self._numbers, self._queue = itertools.count(), PackQueue(rate)
         self._pack_of: dict[str, Pack] = {}
         self._packs: list[Pack] = []
         self._last_signs: dict[str, float] = {}
@@ -116,6 +118,7 @@ class PackLauncher:
         """What happened, after waiting up to so many seconds for the first."""
         deadline = time.monotonic() + seconds
         while True:
+            self._queue.open(self._log)
             for pack in self._packs:
                 pack.flush()
             self._read(0.0 if self._reports else max(0.0, min(PAUSE, deadline - time.monotonic())))
@@ -153,9 +156,7 @@ class PackLauncher:
         for pack in self._packs:
             while pack.step.poll() is None and time.monotonic() < deadline:
                 time.sleep(PAUSE)
-            pack.step.kill()
-            pack.step.wait()
-            pack.reports.close()
+            pack.end()
         self._packs, self._ended_packs, self._pack_of = [], [], {}
         self._attempts.clear()
 
@@ -178,8 +179,9 @@ class PackLauncher:
             program=(sys.executable, "-P", str(PACK), *options, self._module),
             resident=True,
         )
-        pack = start_pack(self._site, step, self._environment, self._log)
+        pack = pack_at_gate(self._site, step, self._environment, self._log)
         self._packs.append(pack)
+        self._queue.open(self._log, pack)
         self._pack_of.update(dict.fromkeys(nodes, pack))
 
     def _send(self, slot: str, words: str) -> None:
@@ -244,8 +246,7 @@ class PackLauncher:
             if now - last_sign > SILENCE:
                 self._lose(node, f"no sign of life for {SILENCE:.0f} s")
                 self._reports.append(Probed(node=node, healthy=False, message="no sign of life"))
-        if not self._watch.answering:
-            self._be_patient(now)
+        self._be_patient(now, self._queue.nodes() if self._watch.answering else set(self._allocation.nodes))
         for node, deadline in list(self._probes.items()):
             if now > deadline:
                 del self._probes[node]
@@ -261,6 +262,7 @@ class PackLauncher:
         self._leave_by = now + LEAVE
         self._reports.append(Revoked(message=self._revoked))
         self._watch.close()
+        self._queue.clear()
         self._probes.clear()
 
     def _leave(self, now: float) -> None:
@@ -290,12 +292,13 @@ class PackLauncher:
         late = now > since + HOLD and not self._watch.suspicious
         return late or self._watch.knows((), since)
 
-    def _be_patient(self, now: float) -> None:
-        """While the scheduler does not answer, nobody is late whom it has to start."""
-        for node in self._probes:
+    def _be_patient(self, now: float, nodes: set[str]) -> None:
+        """Nobody is late whom the scheduler has to start, while it does not answer or has not been asked."""
+        for node in self._probes.keys() & nodes:
             self._probes[node] = now + self._patience
-        for attempt in self._attempts.values():
-            attempt.asked = now
+        for slot, attempt in self._attempts.items() if nodes else ():
+            if node_of(slot) in nodes:
+                attempt.asked = now
 
     def _follow(self, slot: str, attempt: PackAttempt, now: float) -> None:
         if attempt.identity is None and now - attempt.asked > self._patience:
@@ -323,9 +326,7 @@ class PackLauncher:
     def _pack_ended(self, pack: Pack) -> None:
         """A whole step is gone; what follows waits for the scheduler's word."""
         self._packs.remove(pack)
-        pack.step.kill()
-        pack.step.wait()
-        pack.reports.close()
+        pack.end()
         self._ended_packs.append((pack, time.monotonic()))
         self._watch.hurry()
 

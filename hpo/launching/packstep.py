@@ -5,6 +5,7 @@ import os
 import select
 import subprocess
 import time
+from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from hydragnn.hpo.launching.launcher import Task
+from hydragnn.hpo.launching.rates import BURST, TokenBucket
 from hydragnn.hpo.launching.sites import Site, Step
 from hydragnn.hpo.launching.stepprocess import StepProcess
 from hydragnn.hpo.launching.watchdog import Heartbeat
@@ -43,7 +45,8 @@ class Pack:
     reports: IO[bytes]
     log_from: int
     """Where in the packs' log its own messages begin; those of others can lie between them."""
-    begun: float = field(default_factory=time.monotonic)
+    begun: float = float("-inf")
+    """When the scheduler was asked for the step; until then its launcher waits at its gate."""
     unread: bytes = b""
     unsent: bytearray = field(default_factory=bytearray)
 
@@ -54,18 +57,55 @@ class Pack:
 
     def flush(self) -> None:
         """Write as much as the pipe takes without waiting."""
+        if not self.step.started:
+            return  # the gate reads the first line
         with suppress(BlockingIOError, BrokenPipeError, ValueError):
             while self.unsent:
                 del self.unsent[: os.write(self.step.input.fileno(), self.unsent[: select.PIPE_BUF])]
 
+    def go(self, log: Path) -> None:
+        """Open the gate; what was to be sent leaves."""
+        self.log_from, self.begun = log.stat().st_size, time.monotonic()
+        self.step.go()
+        os.set_blocking(self.step.input.fileno(), False)
+        self.flush()
 
-def start_pack(site: Site, step: Step, environment: Mapping[str, str], log: Path) -> Pack:
-    """Start the job step of a pack, whose messages go to ``log``; OSError where the step cannot be started."""
+    def end(self) -> None:
+        """Make sure that the step runs no more."""
+        self.step.kill()
+        self.step.wait()
+        self.reports.close()
+
+
+class PackQueue:
+    """Packs at their gates, which open at the rate that a scheduler can bear."""
+
+    def __init__(self, rate: float) -> None:
+        self._bucket, self._waiting = TokenBucket(rate, BURST), deque[Pack]()
+
+    def open(self, log: Path, *more: Pack) -> None:
+        """Start those whose turn it is; ``more`` wait from now on."""
+        self._waiting.extend(more)
+        while self._waiting and self._bucket.take(time.monotonic()):
+            pack = self._waiting.popleft()
+            if pack.step.poll() is None:
+                pack.go(log)
+
+    def nodes(self) -> set[str]:
+        """Those whose packs wait."""
+        return {node for pack in self._waiting for node in pack.nodes}
+
+    def clear(self) -> None:
+        """Let those that wait end at their gates."""
+        while self._waiting:
+            self._waiting.popleft().step.input.close()
+
+
+def pack_at_gate(site: Site, step: Step, environment: Mapping[str, str], log: Path) -> Pack:
+    """The launcher of a pack's job step at its gate; its messages will go to ``log``. OSError where there can be none."""
     with log.open("ab") as file:
         log_from = file.tell()
         process = StepProcess(site, step, subprocess.PIPE, environment, file)
-    process.go()
-    os.set_blocking(process.input.fileno(), False)
     reports = process.process.stdout
     assert reports is not None
     return Pack(step=process, nodes=step.nodes, reports=reports, log_from=log_from)

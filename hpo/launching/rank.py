@@ -21,6 +21,8 @@ LOCAL_RANKS = (
     "SLURM_LOCALID",
 )
 VISIBLE = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+HIDDEN = ("", "-1", "NoDevFiles")
+"""What hides all GPUs: by users, and by Slurm from steps without any."""
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -87,14 +89,22 @@ def with_siblings(cores: Sequence[int]) -> set[int]:
 def gpu_variables(environment: Mapping[str, str], part: int, parts: int, gpus: int) -> dict[str, str | None]:
     """What makes a part see its own GPUs only; None removes a variable, which would count within the new selection.
 
+    GPUs that are hidden stay hidden.
+
     >>> gpu_variables({"CUDA_VISIBLE_DEVICES": "4,5,6,7"}, part=1, parts=2, gpus=4)["CUDA_VISIBLE_DEVICES"]
     '6,7'
+    >>> gpu_variables({"CUDA_VISIBLE_DEVICES": ""}, part=1, parts=2, gpus=4)
+    {}
     """
-    if not gpus:
+    given = {name: environment[name].split(",") for name in VISIBLE if name in environment}
+    if not gpus or any(first.strip() in HIDDEN for first, *_ in given.values()):
         return {}
-    given = next((name for name in VISIBLE if environment.get(name)), None)
-    devices = environment[given].split(",") if given else [str(number) for number in range(gpus)]
-    name = given or ("ROCR_VISIBLE_DEVICES" if Path("/dev/kfd").exists() else "CUDA_VISIBLE_DEVICES")
+    name = next(iter(given), "ROCR_VISIBLE_DEVICES" if Path("/dev/kfd").exists() else "CUDA_VISIBLE_DEVICES")
+    devices = given.pop(name, [str(number) for number in range(gpus)])
+    for inner in list(given.values())[:1]:
+        # numbers within what the outer variable leaves; some schedulers write the same list into all of them
+        if inner != devices and all(number.isdigit() and int(number) < len(devices) for number in inner):
+            devices = [devices[int(number)] for number in inner]
     visible = ",".join(devices[index] for index in share(range(len(devices)), part, parts))
     return {**dict.fromkeys(VISIBLE), name: visible}
 

@@ -14,6 +14,7 @@ from hydragnn.hpo.launching.launcher import Begun, Exit, Launcher, Report, Revok
 from hydragnn.hpo.launching.local import MODULE, _importable, local_launcher
 from hydragnn.hpo.launching.packs import PackLauncher
 from hydragnn.hpo.launching.probes import Probes
+from hydragnn.hpo.launching.rates import BURST, OWN_AT_ONCE, OWN_RATE, STEP_RATE, STEPS_AT_ONCE, TokenBucket
 from hydragnn.hpo.launching.sites import Evidence, Site, Step, site_of
 from hydragnn.hpo.launching.stepprocess import StepProcess, end_steps
 from hydragnn.hpo.launching.watchdog import AGAIN, HOLD, Heartbeat, SchedulerWatch, text_since
@@ -21,38 +22,9 @@ from hydragnn.hpo.scheduling.events import Identity, Probed
 from hydragnn.hpo.settings import CampaignSettings
 
 RANK = Path(__file__).with_name("rank.py")
-STEPS_AT_ONCE = 90
-"""Frontier's Slurm carries about 100 concurrent steps of a job; the rest is for probes and what ends."""
-STEP_RATE = 5.0
-"""Steps per second: a tenth of what a small slurmctld starts, because it serves the whole machine."""
-OWN_AT_ONCE, OWN_RATE = 500, 20.0
-"""The same where the allocation manages its own steps (Flux, Slurm's ``--stepmgr``); every step costs this node a process."""
-BURST = 10
 PAUSE = 0.05  # seconds between looks at what runs; at most 90 processes are looked at
 HEARTBEAT_EVERY = 2.0  # seconds between looks at a trial's heartbeat
 LAST_WORDS = 15.0  # seconds that steps of an allocation that is over may take to end
-
-
-class TokenBucket:
-    """At most ``rate`` per second in the long run, and ``burst`` at once."""
-
-    def __init__(self, rate: float, burst: int) -> None:
-        self._rate, self._burst, self._tokens = rate, burst, float(burst)
-        self._at: float | None = None
-
-    def take(self, now: float) -> bool:
-        """Return True where one may start now; if so it counts.
-
-        >>> bucket = TokenBucket(rate=2.0, burst=1)
-        >>> [bucket.take(now) for now in (0.0, 0.1, 0.5)]
-        [True, False, True]
-        """
-        passed = 0.0 if self._at is None else max(0.0, now - self._at)
-        self._tokens, self._at = min(self._burst, self._tokens + passed * self._rate), now
-        if self._tokens < 1.0:
-            return False
-        self._tokens -= 1.0
-        return True
 
 
 @dataclass(kw_only=True, slots=True)
@@ -347,13 +319,13 @@ def launcher_for(settings: CampaignSettings, allocation: Allocation, out: Path) 
             f"{settings.source}: together = {search.together} trials share a process, and trials_per_node = "
             f"{search.trials_per_node} share a node; make trials_per_node a multiple of together, such as {search.together}"
         )
+    own = allocation.managed or allocation.by == "flux"
+    at_once, rate = (OWN_AT_ONCE, OWN_RATE) if own else (STEPS_AT_ONCE, STEP_RATE)
     ranks = search.ranks_per_node or max(1, allocation.gpus)
     if search.trials_per_node > 1 or (largest == ranks == 1 and len(allocation.nodes) > STEPS_AT_ONCE):
         log = out / "packs.txt"
         shares, together = search.trials_per_node, search.together
-        return PackLauncher(site, allocation, shares=shares, together=together, log=log, hang_seconds=hang)
-    own = allocation.managed or allocation.by == "flux"
-    at_once, rate = (OWN_AT_ONCE, OWN_RATE) if own else (STEPS_AT_ONCE, STEP_RATE)
+        return PackLauncher(site, allocation, shares=shares, together=together, log=log, rate=rate, hang_seconds=hang)
     smallest = nodes if isinstance(nodes, int) else nodes[0]
     if min(search.trials, len(allocation.nodes) // smallest) > at_once:
         raise InputError(

@@ -157,8 +157,13 @@ def test_shares_of_cores_are_disjoint_complete_and_even(items: int, parts: int) 
 def test_every_rank_sees_its_own_gpu_through_one_variable_only() -> None:
     assert gpu_variables({}, part=0, parts=1, gpus=0) == {}
     both = {"ROCR_VISIBLE_DEVICES": "4,5,6,7", "HIP_VISIBLE_DEVICES": "0,1,2,3"}
+    hidden = dict.fromkeys(("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"))
     found = gpu_variables(both, part=3, parts=4, gpus=4)
     assert found == {"ROCR_VISIBLE_DEVICES": "7", "HIP_VISIBLE_DEVICES": None, "CUDA_VISIBLE_DEVICES": None}
+    within = {"ROCR_VISIBLE_DEVICES": "4,5,6,7", "HIP_VISIBLE_DEVICES": "0,2"}
+    assert gpu_variables(within, part=1, parts=2, gpus=4) == {**hidden, "ROCR_VISIBLE_DEVICES": "6"}
+    for nothing in ("", "-1", "NoDevFiles"):
+        assert gpu_variables({"CUDA_VISIBLE_DEVICES": nothing}, part=0, parts=2, gpus=4) == {}
     assert gpu_variables({"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"}, 1, 2, 2)["CUDA_VISIBLE_DEVICES"] == "GPU-b"
     assert [list(gpu_variables({}, part, 16, 8).values()).count(None) for part in (0, 15)] == [2, 2]
 
