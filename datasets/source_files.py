@@ -71,18 +71,22 @@ def _is_extended_xyz(path: Path, given: str | None) -> bool:
 def frames_of_xyz(lines: Iterable[str]) -> Iterator[str]:
     """The text of every structure of an (extended) XYZ file: its number of atoms, a comment, a line per atom, perhaps cell vectors.
 
+    ValueError where more follows an empty line.
+
     >>> list(frames_of_xyz(["1\\n", "first\\n", "H 0 0 0\\n", "1\\n", "second\\n", "H 0 0 0\\n"]))
     ['1\\nfirst\\nH 0 0 0\\n', '1\\nsecond\\nH 0 0 0\\n']
     """
     rest = iter(lines)
     line = next(rest, "")
-    while line.strip():  # ASE ends at an empty line, too
+    while line.strip():
         frame = [line, *islice(rest, int(line) + 1)]
         line = next(rest, "")
         while line.lstrip().startswith("VEC"):
             frame.append(line)
             line = next(rest, "")
         yield "".join(frame)
+    if any(line.strip() for line in rest):
+        raise ValueError("an empty line stands before it, where readers of XYZ end without a word; remove such lines")
 
 
 def _read_frame(text: str, path: Path, number: int) -> Any:

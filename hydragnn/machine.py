@@ -56,9 +56,9 @@ def workers_here(wanted: Workers, each: int = ROOM) -> int:
 
 
 def cores() -> int:
-    """Cores that this process may use: by its affinity, by the quota of its container, without the second thread of a core."""
-    count: int = joblib.cpu_count(only_physical_cores=True)
-    return count
+    """Cores that this process may use: by its affinity, by the quota of its container, at most those of the machine without their second threads."""
+    allowed: int = joblib.cpu_count()
+    return min(allowed, psutil.cpu_count(logical=False) or allowed)
 
 
 def visible_gpus() -> int:

@@ -59,6 +59,10 @@ def _starts(path: Path) -> list[int] | None:
     with path.open("rb") as file:
         while line := file.readline():
             if not line.strip():
+                if any(more.strip() for more in file):
+                    raise InputError(
+                        f"{path}: an empty line stands before structure {len(starts)}, where readers of XYZ end without a word; remove such lines"
+                    )
                 break
             if not line.strip().isdigit():
                 return None

@@ -95,7 +95,7 @@ VEC_CELL = "2\nno lattice\nCu 0 0 0\nCu 1.8 1.8 0\nVEC1 3.6 0 0\nVEC2 0 3.6 0\nV
 @pytest.mark.parametrize("name", ["mixed.xyz", "mixed.extxyz.gz"])
 def test_extended_xyz_is_divided_as_ase_divides_it(tmp_path: Path, name: str) -> None:
     ase.io.write(tmp_path / "plain.xyz", structures(2), format="extxyz")
-    text = VEC_CELL + (tmp_path / "plain.xyz").read_text() + VEC_CELL + "\nwhat follows an empty line\n"
+    text = VEC_CELL + (tmp_path / "plain.xyz").read_text() + VEC_CELL + "\n\n"
     opened = gzip.open if name.endswith(".gz") else open
     with opened(tmp_path / name, "wt") as file:
         file.write(text)
@@ -104,6 +104,12 @@ def test_extended_xyz_is_divided_as_ase_divides_it(tmp_path: Path, name: str) ->
     assert actual.num_graphs == len(expected) == 4
     assert actual.counts("edge").tolist() == [graph.num_edges for graph in expected]
     assert torch.equal(actual.cell, torch.cat([graph.cell for graph in expected]))
+
+
+def test_structures_behind_an_empty_line_are_not_lost_without_a_word(tmp_path: Path) -> None:
+    (tmp_path / "two.xyz").write_text(VEC_CELL + "\n" + VEC_CELL)
+    with pytest.raises(InputError, match=r"structure 1 cannot be read by ASE .* an empty line"):
+        built(tmp_path, kind="ase", files=["two.xyz"], cutoff=3.0)
 
 
 def test_a_structure_that_cannot_be_read_is_named_by_its_number(tmp_path: Path) -> None:

@@ -354,6 +354,12 @@ def test_files_that_are_not_plainly_counted_are_read_as_a_whole(tmp_path: Path, 
     assert len(blocks_of(tmp_path / "odd.xyz")) == 1
 
 
+def test_structures_behind_an_empty_line_are_not_left_out_without_a_word(structures: Path, tmp_path: Path) -> None:
+    (tmp_path / "gap.xyz").write_text(f"{structures.read_text()}\n{structures.read_text()}")
+    with pytest.raises(InputError, match="before structure 40"):
+        blocks_of(tmp_path / "gap.xyz")
+
+
 def test_blocks_that_are_built_survive_an_interruption(
     ensemble: Path, structures: Path, whole: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
