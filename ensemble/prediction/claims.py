@@ -5,6 +5,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,15 @@ class Claims:
         except FileNotFoundError:
             return None
         return int(text) if text else None
+
+    def tell(self, word: str) -> None:
+        """Leave a file that says it; a folder that is gone says more."""
+        with suppress(FileNotFoundError):
+            (self.folder / f"told-{word}").touch()
+
+    def told(self, word: str) -> bool:
+        """Return True where it was said, or where the folder is gone: then all work is done."""
+        return (self.folder / f"told-{word}").exists() or not self.folder.exists()
 
     def publish(self, name: str, make: Callable[[], Any]) -> Any:
         """The value that came first, made only where there is none yet; files appear with their content, because they are linked into place."""

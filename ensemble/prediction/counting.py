@@ -13,7 +13,7 @@ import numpy as np
 from hydragnn.distributed.launch import Launch
 from hydragnn.distributed.leaving import abandon
 from hydragnn.ensemble.prediction.claims import Claims
-from hydragnn.ensemble.prediction.group import FolderGroup, Table, check_opening, make_opening
+from hydragnn.ensemble.prediction.group import WORDS, FolderGroup, Table, check_opening, make_opening
 from hydragnn.ensemble.prediction.queues import RELAY, Queue, queue_for
 from hydragnn.errors import InputError, MissingPackageError
 
@@ -58,6 +58,8 @@ class WindowCounter:
 class MpiGroup(FolderGroup):
     """Ranks of MPI; if one dies, all do, so nobody is ever known to be gone."""
 
+    hears = True
+
     def __init__(self, world: Any) -> None:
         """A window at rank 0 for all, and one at the first rank of each relay."""
         super().__init__(world.rank, world.size)
@@ -65,7 +67,7 @@ class MpiGroup(FolderGroup):
 
         self._world = world
         owner = self.rank % RELAY == 0
-        self._window = MPI.Win.Allocate(2 * MAX_QUEUES * 8 if owner else 0, 8, comm=world)
+        self._window = MPI.Win.Allocate((2 * MAX_QUEUES + len(WORDS)) * 8 if owner else 0, 8, comm=world)
         if owner:
             memory: Any = self._window.tomemory()
             np.frombuffer(memory, dtype=np.int64)[:] = 0
@@ -97,6 +99,17 @@ class MpiGroup(FolderGroup):
         root = WindowCounter(self._window, 0, number)
         relay = WindowCounter(self._window, self.rank // RELAY * RELAY, MAX_QUEUES + number)
         return queue_for(costs, self.size, root, relay)
+
+    def tell(self, word: str) -> None:
+        """By a number in the window of rank 0."""
+        self._said(word).add(1)
+
+    def told(self, word: str) -> bool:
+        """Return True where the number was counted up."""
+        return self._said(word).add(0) > 0
+
+    def _said(self, word: str) -> WindowCounter:
+        return WindowCounter(self._window, 0, 2 * MAX_QUEUES + WORDS.index(word))
 
     def owner(self, name: str) -> int | None:
         """Nobody knows who counted."""

@@ -55,7 +55,8 @@ def frames_of(path: Path, block: tuple[int, int, int]) -> Iterator[Atoms]:
 
 def _starts(path: Path) -> list[int] | None:
     """The byte at which every structure of an extended XYZ file begins, and where the last one ends; None where unclear."""
-    starts, place = [], 0
+    starts: list[int] = []
+    place = 0
     with path.open("rb") as file:
         while line := file.readline():
             if not line.strip():

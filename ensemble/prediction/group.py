@@ -23,6 +23,9 @@ from hydragnn.errors import InputError
 
 Table = dict[str, Any]
 
+WORDS = ("block", "join", "unit", "piece", "merge")
+"""What ranks tell each other: that all of these are there."""
+
 
 @runtime_checkable
 class Group(Protocol):
@@ -32,6 +35,8 @@ class Group(Protocol):
     size: int
     speaks: bool
     """True on the rank that wrote the file, has the result, and so decides when the job is over."""
+    hears: bool
+    """True where this rank knows what was told without a look at a folder."""
 
     def begin(self, make: Callable[[], Table], folder: Path) -> Table:
         """Return the opening that rank 0 makes, on all ranks, and meet where it says; an InputError of rank 0 is raised by all."""
@@ -48,6 +53,12 @@ class Group(Protocol):
     def gone(self, rank: int) -> bool:
         """Return True where the rank is known to be dead."""
 
+    def tell(self, word: str) -> None:
+        """Say one of ``WORDS`` to all ranks."""
+
+    def told(self, word: str) -> bool:
+        """Return True where any rank has said it."""
+
     def publish(self, name: str, make: Callable[[], Any]) -> Any:
         """Return the value that was published first under ``name``: that of ``make`` if no other rank was faster."""
 
@@ -61,11 +72,12 @@ class Group(Protocol):
 class Alone:
     """One process."""
 
-    rank, size, speaks = 0, 1, False
+    rank, size, speaks, hears = 0, 1, False, True
 
     def __init__(self) -> None:
         """Nothing is known yet."""
         self._claim_names: set[str] = set()
+        self._words: set[str] = set()
         self._notes: dict[str, Any] = {}
 
     def begin(self, make: Callable[[], Table], folder: Path) -> Table:
@@ -90,6 +102,14 @@ class Alone:
         """Never."""
         return False
 
+    def tell(self, word: str) -> None:
+        """Keep it."""
+        self._words.add(word)
+
+    def told(self, word: str) -> bool:
+        """Whether it was said."""
+        return word in self._words
+
     def publish(self, name: str, make: Callable[[], Any]) -> Any:
         """The value."""
         return make()
@@ -105,6 +125,8 @@ class Alone:
 
 class FolderGroup:
     """Ranks that meet in a folder: claims are files made exclusively, notes are files, a beating heart is a file's age."""
+
+    hears = False
 
     def __init__(self, rank: int, size: int) -> None:
         """Rank ``rank`` of ``size``; ``begin`` comes before everything else."""
@@ -140,6 +162,14 @@ class FolderGroup:
     def gone(self, rank: int) -> bool:
         """Return True where the rank's heart has stopped."""
         return self._heart.has_stopped(rank)
+
+    def tell(self, word: str) -> None:
+        """By a file."""
+        self._claims.tell(word)
+
+    def told(self, word: str) -> bool:
+        """Return True where there is such a file, or where all is over and nobody meets here any more."""
+        return self._claims.told(word)
 
     def publish(self, name: str, make: Callable[[], Any]) -> Any:
         """The value whose file came first."""

@@ -125,17 +125,12 @@ def build_together(building: Building, group: Group, check: Callable[[], None]) 
             building.build(number)
 
     def missing() -> list[Late]:
-        check()
-        undone = [] if building.finished else [number for number in blocks if not building.has(number)]
+        there = range(len(blocks)) if building.finished else building.there()
+        undone = [number for number in blocks if number not in there]
         return [Late(number=number, claim=f"{BLOCKS}-{number}", seconds=SECONDS_PER_BLOCK) for number in undone]
 
-    finish_together(group, "block", missing, building.build)
-
-    def joined() -> bool:
-        check()
-        return building.finished
-
-    once(group, "join", joined, building.join)
+    finish_together(group, "block", missing, building.build, check)
+    once(group, "join", lambda: building.finished, building.join, check)
 
 
 def member_costs(ensemble: Ensemble, folder: Path) -> list[float]:

@@ -49,14 +49,13 @@ class Merger:
             self._keep(number)
 
         def missing() -> list[Late]:
-            worker.check()
             if self._sink.path.exists():
                 return []  # the others did without this rank
             there = worker.parts.pieces()
             absent = [number for number in range(len(self.spans)) if number not in there]
             return [Late(number=number, claim=f"{PIECES}-{number}", seconds=SECONDS) for number in absent]
 
-        finish_together(worker.group, "piece", missing, self._keep)
+        finish_together(worker.group, "piece", missing, self._keep, worker.check)
 
     def write(self) -> dict[str, int]:
         """Write the file; gives counts of graphs. A piece that is not there, or torn, is made."""

@@ -111,10 +111,6 @@ def _predict_opened(
         lost = sum(group.gone(rank) for rank in range(group.size) if rank != group.rank)
         counts.update(merger.write(), ranks_lost=lost)
 
-    def written() -> bool:
-        check()
-        return job.out.exists()
-
     wrote = False
     try:
         work_through(worker, schedule, job, show=group.rank == 0 and not quiet)
@@ -123,7 +119,7 @@ def _predict_opened(
         if group.size > 1:
             merger.prepare()
         prepared = time.perf_counter()
-        wrote = once(group, "merge", written, write)
+        wrote = once(group, "merge", job.out.exists, write, check)
     except (InputError, FileNotFoundError):
         if not job.out.exists():
             raise  # else the others did without this rank, and the folder of parts is gone
@@ -147,7 +143,6 @@ def work_through(worker: Worker, schedule: Schedule, job: Job, *, show: bool) ->
         group.note("done", worker.account())
 
     def missing() -> list[Late]:
-        worker.check()
         if job.out.exists():
             return []
         there = job.parts.names()
@@ -155,7 +150,7 @@ def work_through(worker: Worker, schedule: Schedule, job: Job, *, show: bool) ->
 
     again = len(worker.done)
     if group.size > 1:
-        finish_together(group, "unit", missing, lambda number: worker.predict([schedule.units[number]]))
+        finish_together(group, "unit", missing, lambda number: worker.predict([schedule.units[number]]), worker.check)
     if len(worker.done) > again:
         group.note("done", worker.account())
 

@@ -1,5 +1,6 @@
 """Where graphs to predict come from: a store, or files that become one."""
 
+import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -63,6 +64,11 @@ class Building:
     def has(self, number: int) -> bool:
         """Return True where a block is built."""
         return (self._folder(number) / "notes.json").is_file()
+
+    def there(self) -> set[int]:
+        """The blocks that are built, by one look at the folder: they get their names when they are whole."""
+        names = {entry.name for entry in os.scandir(self.scratch)}
+        return {number for number in range(len(self.blocks)) if self._folder(number).name in names}
 
     def build(self, number: int) -> None:
         """Build a block; whoever is first gives it its name."""

@@ -12,14 +12,23 @@ LATE = 2.0
 AT_LEAST = 2.0
 """Seconds that work may take whatever was expected."""
 
-HELPERS = 64
+HELPERS = 16
 """Ranks that look after late work; more of them would only crowd the file system."""
 
 HESITATION = 60.0
 """Seconds after which others do what the first living rank should have begun."""
 
+LOOKS = 15.0
+"""Looks at shared folders per second, of all helpers together; and of all others, where words need a look."""
+
+LONGEST = 20.0
+"""Seconds between two looks at most."""
+
 PAUSE = 0.02
-"""Seconds between two looks, times the number of ranks over ``HELPERS``."""
+"""Seconds between two questions whether a word was said where that needs no look, times the number of ranks over ``CROWD``."""
+
+CROWD = 64
+"""Ranks that may ask one of them as often as they like."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,37 +42,78 @@ class Late:
     """How long it should take."""
 
 
-def finish_together(group: Group, name: str, missing: Callable[[], Sequence[Late]], do: Callable[[int], None]) -> None:
-    """Return when nothing is missing; this rank's queues have run dry.
+def finish_together(
+    group: Group,
+    name: str,
+    missing: Callable[[], Sequence[Late]],
+    do: Callable[[int], None],
+    check: Callable[[], None] = lambda: None,
+) -> None:
+    """Return when nothing is missing; this rank's queues have run dry. ``check`` is called all the while.
 
     What a dead rank had taken is done by the first that sees it. What takes ``LATE`` times as long as it should is done
-    again by one idle rank, and after the same time once more by another; all of them give the same bits.
+    again by one idle rank, and after the same time once more by another; all of them give the same bits. A few ranks look;
+    the one that finds nothing missing says so to all.
     """
-    idle_since = time.monotonic()
-    while late := missing():
-        waited = time.monotonic() - idle_since
-        work = next((one for one in late if _is_ours(group, name, one, waited)), None) if helps(group) else None
-        if work is None:
-            rest(group)
-        else:
-            do(work.number)
+    idle_since, turn = time.monotonic(), Turn(group)
+    while not group.told(name):
+        check()
+        if turn.looks():
+            late = missing()
+            if not late:
+                group.tell(name)
+                return
+            waited = time.monotonic() - idle_since
+            work = next((one for one in late if _is_ours(group, name, one, waited)), None)
+            if work is not None:
+                do(work.number)
+                continue
+        rest(group)
 
 
-def once(group: Group, name: str, done: Callable[[], bool], do: Callable[[], None]) -> bool:
-    """Let one rank do something while the others wait until it is done; whether this rank did it.
+def once(
+    group: Group,
+    name: str,
+    done: Callable[[], bool],
+    do: Callable[[], None],
+    check: Callable[[], None] = lambda: None,
+) -> bool:
+    """Let one rank do something while the others wait until it is done; whether this rank did it. ``check`` is called all the while.
 
     It is for the first living rank. Where that one hangs and has not begun after ``HESITATION`` seconds, another does it;
     one that hangs while it does it is waited for.
     """
-    idle_since = time.monotonic()
-    while not done():
-        first = all(group.gone(rank) for rank in range(group.rank))
-        late = helps(group) and time.monotonic() - idle_since > HESITATION
-        if (first or late) and _begins(group, name):
-            do()
-            return True
+    idle_since, turn = time.monotonic(), Turn(group)
+    while not group.told(name):
+        check()
+        if turn.looks():
+            if done():
+                return False
+            first = all(group.gone(rank) for rank in range(group.rank))
+            if (first or time.monotonic() - idle_since > HESITATION) and _begins(group, name):
+                do()
+                group.tell(name)
+                return True
         rest(group)
     return False
+
+
+class Turn:
+    """Which ranks look for themselves: helpers always, others now and then, in case that all helpers are gone."""
+
+    def __init__(self, group: Group) -> None:
+        self._helps, self._every = helps(group), max(HESITATION, group.size / LOOKS)
+        self._next = time.monotonic() + self._every
+
+    def looks(self) -> bool:
+        """Return True where this rank is to look now."""
+        if self._helps:
+            return True
+        now = time.monotonic()
+        if now < self._next:
+            return False
+        self._next = now + self._every
+        return True
 
 
 def helps(group: Group) -> bool:
@@ -72,8 +122,14 @@ def helps(group: Group) -> bool:
 
 
 def rest(group: Group) -> None:
-    """Wait a little, longer where many look at one file system."""
-    time.sleep(min(5.0, PAUSE * max(1.0, group.size / HELPERS)))
+    """Wait a little, so long that all ranks together take few looks at the file system."""
+    helpers = min(group.size, HELPERS)
+    if helps(group):
+        time.sleep(helpers / LOOKS)
+    elif group.hears:
+        time.sleep(min(LONGEST, PAUSE * max(1.0, group.size / CROWD)))
+    else:
+        time.sleep(min(LONGEST, (group.size - helpers) / LOOKS))
 
 
 def _is_ours(group: Group, name: str, work: Late, waited: float) -> bool:

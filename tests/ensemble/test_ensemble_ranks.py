@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -276,6 +277,48 @@ def test_what_the_first_rank_does_not_begin_in_time_another_does_and_what_it_has
     assert died.first_to("merge")
     assert once(died, "merge", lambda: False, lambda: done.append(3))
     assert done == [1, 3]
+
+
+class StandIn(Alone):
+    """One of thousands of ranks of MPI, all of which hear what one of them says."""
+
+    def __init__(self, rank: int, size: int, words: set[str]) -> None:
+        super().__init__()
+        self.rank, self.size, self._words = rank, size, words
+
+    def owner(self, name: str) -> None:
+        return None
+
+
+@pytest.mark.parametrize("what", ["units", "the file"])
+def test_thousands_of_idle_ranks_hardly_look_at_the_file_system(what: str) -> None:
+    looks, words, ready, ended = list[float](), set[str](), threading.Event(), list[int]()
+
+    def missing() -> list[Late]:
+        looks.append(time.monotonic())
+        return [] if ready.is_set() else [Late(number=1, claim="rest-0-1", seconds=1000.0)]
+
+    def wait_for(rank: int) -> None:
+        group = StandIn(rank, 2000, words)
+        if what == "units":
+            finish_together(group, "unit", missing, lambda number: None)
+        elif rank:
+            assert not once(group, "merge", lambda: not missing(), lambda: None)
+        else:  # writes the file
+            ready.wait()
+            group.tell("merge")
+        ended.append(rank)
+
+    begin = time.monotonic()
+    ranks = [threading.Thread(target=wait_for, args=(rank,), daemon=True) for rank in range(2000)]
+    for one in ranks:
+        one.start()
+    time.sleep(5.0)
+    ready.set()
+    for one in ranks:
+        one.join(timeout=60)
+    assert len(ended) == 2000
+    assert len(looks) < 50 * (time.monotonic() - begin)
 
 
 def test_ranks_that_leave_once_the_file_is_there_are_not_lost(
