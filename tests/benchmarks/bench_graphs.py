@@ -1,0 +1,70 @@
+"""Graphs from structures: ``from_ase`` beside the transform of the public HydraGNN 3.0 and beside vesin alone, in turns in one process.
+
+    python -m tests.benchmarks.bench_graphs [--cells 150] [--rounds 7]
+
+Periodic fcc alloys of 8 to 64 atoms within 5 A. ``RadiusGraphPBC`` are the steps of that class (ase.neighborlist, two tensors,
+``coalesce``, lengths) without its last assertion, which refuses cells that are smaller than twice the cutoff. CPU microseconds per graph,
+medians over the rounds; ours include every check of the graph, theirs have none.
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+from statistics import median
+
+import ase
+import ase.neighborlist
+import torch
+from torch_geometric.data import Data
+from vesin import NeighborList
+
+from hydragnn.graphs.atomic import from_ase
+from tests.benchmarks.bench_compiled import structures
+
+CUTOFF = 5.0
+
+
+def radius_graph_pbc(atoms: ase.Atoms) -> Data:
+    """What ``RadiusGraphPBC`` of HydraGNN 3.0 does."""
+    data = Data(pos=torch.tensor(atoms.positions), x=torch.tensor(atoms.numbers), supercell_size=atoms.cell.array)
+    found = ase.Atoms(positions=data.pos, cell=data.supercell_size, pbc=True)
+    first, second, lengths = ase.neighborlist.neighbor_list("ijd", a=found, cutoff=CUTOFF, self_interaction=False)
+    data.edge_index = torch.stack([torch.LongTensor(first), torch.LongTensor(second)], dim=0)
+    data.coalesce()
+    data.edge_attr = torch.tensor(lengths, dtype=torch.float).unsqueeze(1)
+    return data
+
+
+def neighbours_alone(atoms: ase.Atoms) -> object:
+    """Pairs and shifts by vesin, and nothing else."""
+    return NeighborList(cutoff=CUTOFF, full_list=True).compute(atoms.positions, atoms.cell.array, True, "ijS")
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--cells", type=int, default=150)
+    parser.add_argument("--rounds", type=int, default=7)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    cells = [atoms for atoms in structures(2 * options.cells, 0) if atoms.pbc.all()][: options.cells]
+    ways: dict[str, Callable[[ase.Atoms], object]] = {
+        "from_ase": lambda atoms: from_ase(atoms, CUTOFF),
+        "RadiusGraphPBC": radius_graph_pbc,
+        "vesin alone": neighbours_alone,
+    }
+    spent: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(options.rounds):
+        for name, make in ways.items():
+            begin = time.process_time()
+            for atoms in cells:
+                make(atoms)
+            spent[name].append(1e6 * (time.process_time() - begin) / len(cells))
+    print(f"{len(cells)} cells; {'us per graph':>26}{'over from_ase':>16}")
+    for name, values in spent.items():
+        ratio = median(value / ours for value, ours in zip(values, spent["from_ase"]))
+        print(f"{name:>20}{median(values):16.0f}{ratio:16.2f}")
+
+
+if __name__ == "__main__":
+    main()
