@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from hydragnn.config import AnyConfig, parse_config
 from hydragnn.errors import InputError, nearest
@@ -87,6 +87,13 @@ class SearchSettings(Settings):
 
     space: dict[str, Parameter] = Field(min_length=1)
     """Configuration path -> parameter, for example ``"model.hidden_dim"`` or ``"heads.0.weight"``; in a file also ``space = "default"``."""
+
+    @field_validator("workers", mode="before")
+    @classmethod
+    def _number_or_auto(cls, value: Any) -> Any:
+        if value != "auto" and (type(value) is not int or value < 1):
+            raise ValueError('give a number from 1, or "auto"')
+        return value
 
     @model_validator(mode="after")
     def _check(self) -> "SearchSettings":
