@@ -15,7 +15,7 @@ from hydragnn.hpo.journal import NAME as JOURNAL
 from hydragnn.hpo.journal import Journal
 from hydragnn.hpo.launching.allocation import read_allocation
 from hydragnn.hpo.launching.launcher import Launcher
-from hydragnn.hpo.launching.local import local_launcher
+from hydragnn.hpo.launching.local import LocalLauncher, local_launcher
 from hydragnn.hpo.launching.steps import launcher_for
 from hydragnn.hpo.preflight import as_begun, check_campaign, check_folder, is_begun, plan_on, write_settings
 from hydragnn.hpo.scheduling.events import Ending
@@ -116,7 +116,11 @@ def run_search(
             unless_it_fits.callback(launcher.close)
             plan = plan_on(launcher, settings)
             unless_it_fits.pop_all()
-        if on_note is not None and (workers or settings.search.workers) == "auto":
+        if (
+            on_note is not None
+            and isinstance(launcher, LocalLauncher)
+            and (workers or settings.search.workers) == "auto"
+        ):
             on_note(f"{len(launcher.slots)} trials at once: this machine has {this_machine()}")
         journal = stack.enter_context(Journal(out / JOURNAL))
         stack.callback(launcher.close)

@@ -27,12 +27,13 @@ class Machine:
     gpus: int
     """That a training would see."""
 
-    def workers(self, each: int = ROOM) -> int:
-        """One per GPU, or per core where there is none, that finds ``each`` bytes; at least one.
+    def workers(self, batches: int = 0) -> int:
+        """One per GPU, or per core where there is none, that finds ``ROOM``, and without GPUs so many bytes for ``batches``; at least one.
 
         >>> Machine(cores=8, memory=3 * 10**9, gpus=0).workers()
         3
         """
+        each = ROOM if self.gpus else ROOM + batches
         return max(1, min(self.gpus or self.cores, self.memory // each))
 
     def __str__(self) -> str:
@@ -50,9 +51,9 @@ def this_machine(root: Path = Path("/")) -> Machine:
     return Machine(cores=cores(), memory=free_memory(root), gpus=visible_gpus())
 
 
-def workers_here(wanted: Workers, each: int = ROOM) -> int:
-    """The number that is wanted, or the one that this machine has room for."""
-    return this_machine().workers(each) if wanted == "auto" else wanted
+def workers_here(wanted: Workers, batches: int = 0) -> int:
+    """The number that is wanted, or the one that this machine has room for; see ``Machine.workers``."""
+    return this_machine().workers(batches) if wanted == "auto" else wanted
 
 
 def cores() -> int:

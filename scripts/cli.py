@@ -43,6 +43,11 @@ def workers_of(text: str | int) -> Workers:
     return number or "auto"
 
 
+def at_once(text: str) -> Any:
+    """The option ``--workers``."""
+    return typer.Option(parser=workers_of, metavar="N|auto", help=text)
+
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON value instead of text.")]
 Set = Annotated[
     list[str] | None,
@@ -88,12 +93,7 @@ def quickstart(
 def data_build(
     source: Annotated[Path, typer.Argument(help="BUILD.toml: which files, which fields; see docs/data.md.")],
     out: Out,
-    workers: Annotated[
-        Any,
-        typer.Option(
-            parser=workers_of, metavar="N|auto", help="Processes that make graphs, on as many cores; auto: on all."
-        ),
-    ] = 1,
+    workers: Annotated[Any, at_once("Processes that make graphs, on as many cores; auto: on all.")] = 1,
     assignments: Set = None,
     as_json: AsJson = False,
 ) -> None:
@@ -162,11 +162,9 @@ def search(
     resume: Resume = False,
     workers: Annotated[
         Any,
-        typer.Option(
-            parser=workers_of,
-            metavar="N|auto",
-            help="Trials at once, one thread and at most one GPU each (with search.together, so many times as many); "
-            "auto: as many as this machine's GPUs, or cores, and memory are enough for.",
+        at_once(
+            "Trials at once, one thread and at most one GPU each (with search.together, so many times as many); "
+            "auto: as many as this machine's GPUs, or cores, and memory are enough for."
         ),
     ] = None,
     submit: Annotated[
@@ -279,10 +277,7 @@ def ensemble(
     train: TrainAnew = False,
     final_seeds: FinalSeeds = 0,
     epochs: Annotated[int | None, typer.Option(min=1, help="As --train, for so many epochs.")] = None,
-    workers: Annotated[
-        Any,
-        typer.Option(parser=workers_of, metavar="N|auto", help="With --train: runs at once, one thread each, or auto."),
-    ] = None,
+    workers: Annotated[Any, at_once("With --train: runs at once, one thread each, or auto.")] = None,
     branch: Branch = "",
     store: Annotated[
         Path | None,
@@ -327,14 +322,7 @@ def predict(
     ],
     out: Annotated[Path, typer.Option("--out", help="Predictions: .h5, .npz, .csv, .xyz or .bp.")],
     resume: Resume = False,
-    workers: Annotated[
-        Any,
-        typer.Option(
-            parser=workers_of,
-            metavar="N|auto",
-            help="Local processes, or auto; mpirun, srun and torchrun bring their own.",
-        ),
-    ] = 1,
+    workers: Annotated[Any, at_once("Local processes, or auto; mpirun, srun and torchrun bring their own.")] = 1,
     branch: Branch = "",
     as_json: AsJson = False,
 ) -> None:

@@ -29,7 +29,7 @@ from hydragnn.hpo.launching.local_gpus import gpus_of_workers
 from hydragnn.hpo.launching.watchdog import Heartbeat
 from hydragnn.hpo.scheduling.events import Identity, Probed, node_of
 from hydragnn.hpo.settings import CampaignSettings
-from hydragnn.machine import ROOM, Workers, workers_here
+from hydragnn.machine import Workers, workers_here
 
 ONE_THREAD = dict.fromkeys(
     ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"), "1"
@@ -260,7 +260,7 @@ def local_launcher(settings: CampaignSettings, wanted: Workers | None = None) ->
     ``wanted`` comes before ``search.workers``.
     """
     search = settings.search
-    workers = workers_here(search.workers if wanted is None else wanted, ROOM + batch_memory(settings.base))
+    workers = workers_here(search.workers if wanted is None else wanted, batch_memory(settings.base))
     gpus = gpus_of_workers(workers)
     return LocalLauncher(workers, together=search.together, hang_seconds=60.0 * search.hang_minutes, gpus=gpus)
 

@@ -78,7 +78,8 @@ class MessageGraph:
         vectors = self.vectors
         assert vectors is not None, "an architecture moves the nodes of graphs without positions"
         there = replace(self, vectors=gather_add(-displacements, displacements, vectors, self.topology))
-        there.cache["pairs"] = self.pairs  # an edge and its reverse stay each other's
+        if "pairs" in self.cache:
+            there.cache["pairs"] = self.cache["pairs"]  # an edge and its reverse stay each other's
         return there
 
     @property

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -22,11 +21,10 @@ from hydragnn.ensemble.member_cache import MemberCache, room_for
 from hydragnn.ensemble.prediction import frames as blocks
 from hydragnn.ensemble.prediction import together, work
 from hydragnn.ensemble.prediction.frames import blocks_of, frames_of
-from hydragnn.ensemble.prediction.group import Alone
 from hydragnn.ensemble.prediction.job import Job
 from hydragnn.ensemble.prediction.predict import predict_to_file, predict_with
-from hydragnn.ensemble.prediction.together import Late, finish_together, once
 from hydragnn.errors import InputError
+from tests.ensemble.test_ensemble_together import Pair
 from tests.forked import Forked
 
 BIN = Path(sys.executable).parent
@@ -224,103 +222,6 @@ def test_what_a_hanging_rank_holds_up_is_done_by_an_idle_one_and_the_job_ends_wi
     assert "some ranks hang" in output and counts(output)["ranks"] == 2
     assert (tmp_path / "out.npz").read_bytes() == whole["store"]
     assert json.loads((tmp_path / "out.npz.plan.json").read_text())["measured"]["ranks_heard"] == 1
-
-
-class Pair(Alone):
-    """Rank 1 of two, of which rank 0 is dead or alive."""
-
-    rank, size = 1, 2
-
-    def __init__(self, dead: bool) -> None:
-        super().__init__()
-        self.dead = dead
-
-    def owner(self, name: str) -> int:
-        return 0
-
-    def gone(self, rank: int) -> bool:
-        return self.dead
-
-
-def test_work_of_the_dead_is_taken_over_at_once_and_late_work_of_the_living_after_a_while(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    late = Late(number=5, claim="rest-0-2", seconds=0.0)
-    done = []
-    monkeypatch.setattr(together, "AT_LEAST", 60.0)
-    begin = time.monotonic()
-    finish_together(Pair(dead=True), "unit", lambda: [] if done else [late], done.append)
-    assert done == [5] and time.monotonic() - begin < together.AT_LEAST
-    monkeypatch.setattr(together, "AT_LEAST", 0.1)
-    finish_together(Pair(dead=False), "unit", lambda: [] if len(done) > 2 else [late], done.append)
-    assert done == [5, 5, 5]  # again, and once more after the same time
-
-
-def test_the_first_living_rank_does_what_only_one_may_do() -> None:
-    done = []
-    assert once(Pair(dead=True), "merge", lambda: bool(done), lambda: done.append(1))
-    assert not once(Pair(dead=False), "merge", lambda: True, lambda: done.append(1))
-    assert done == [1]
-
-
-def test_what_the_first_rank_does_not_begin_in_time_another_does_and_what_it_has_begun_is_waited_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(together, "HESITATION", 0.1)
-    done = []
-    begin = time.monotonic()
-    assert once(Pair(dead=False), "merge", lambda: bool(done), lambda: done.append(1))
-    assert time.monotonic() - begin > together.HESITATION
-    pair = Pair(dead=False)
-    assert pair.first_to("merge")  # by rank 0, as ``owner`` says
-    looks = iter([False] * 20)
-    assert not once(pair, "merge", lambda: next(looks, True), lambda: done.append(2))
-    died = Pair(dead=True)
-    assert died.first_to("merge")
-    assert once(died, "merge", lambda: False, lambda: done.append(3))
-    assert done == [1, 3]
-
-
-class StandIn(Alone):
-    """One of thousands of ranks of MPI, all of which hear what one of them says."""
-
-    def __init__(self, rank: int, size: int, words: set[str]) -> None:
-        super().__init__()
-        self.rank, self.size, self._words = rank, size, words
-
-    def owner(self, name: str) -> None:
-        return None
-
-
-@pytest.mark.parametrize("what", ["units", "the file"])
-def test_thousands_of_idle_ranks_hardly_look_at_the_file_system(what: str) -> None:
-    looks, words, ready, ended = list[float](), set[str](), threading.Event(), list[int]()
-
-    def missing() -> list[Late]:
-        looks.append(time.monotonic())
-        return [] if ready.is_set() else [Late(number=1, claim="rest-0-1", seconds=1000.0)]
-
-    def wait_for(rank: int) -> None:
-        group = StandIn(rank, 2000, words)
-        if what == "units":
-            finish_together(group, "unit", missing, lambda number: None)
-        elif rank:
-            assert not once(group, "merge", lambda: not missing(), lambda: None)
-        else:  # writes the file
-            ready.wait()
-            group.tell("merge")
-        ended.append(rank)
-
-    begin = time.monotonic()
-    ranks = [threading.Thread(target=wait_for, args=(rank,), daemon=True) for rank in range(2000)]
-    for one in ranks:
-        one.start()
-    time.sleep(5.0)
-    ready.set()
-    for one in ranks:
-        one.join(timeout=60)
-    assert len(ended) == 2000
-    assert len(looks) < 50 * (time.monotonic() - begin)
 
 
 def test_ranks_that_leave_once_the_file_is_there_are_not_lost(

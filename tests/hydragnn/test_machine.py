@@ -63,4 +63,5 @@ def test_workers_are_one_per_gpu_or_core_that_has_memory() -> None:
     assert here.workers() == 16
     assert replace(here, gpus=4).workers() == 4
     assert here.workers(20 * GB) == 3
+    assert replace(here, gpus=4).workers(20 * GB) == 4  # its batches lie on the GPUs
     assert replace(here, memory=1).workers() == 1
