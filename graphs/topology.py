@@ -1,7 +1,7 @@
 """Who sends to whom: the index structures that everything that passes messages shares."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from dataclasses import field as member
 
 import numpy as np
@@ -22,6 +22,10 @@ class Topology:
     receivers: Int[Tensor, " edges"]
     num_columns: int
     num_rows: int
+    pair: Int[Tensor, " edges"] | None = None
+    """Where edges share their weights with others, the number of the weight that each has; see ``sharing``."""
+    num_pairs: int = 0
+    """How many weights there are then."""
     _derived: dict[str, Tensor] = member(init=False, default_factory=dict)
 
     @classmethod
@@ -41,6 +45,24 @@ class Topology:
     def num_edges(self) -> int:
         """Entries of the matrix."""
         return self.senders.shape[0]
+
+    @property
+    def num_weights(self) -> int:
+        """Weights that kernels which weigh edges read: one for every edge, or for every pair."""
+        return self.num_edges if self.pair is None else self.num_pairs
+
+    def sharing(self, pair: Int[Tensor, " edges"], num_pairs: int) -> "Topology":
+        """The same edges, of which those with the same ``pair`` have one weight, in kernels that take weights (not: messages).
+
+        Raises ValueError where there is no pair for every edge, IndexError where a pair does not exist (looked at on a CPU, not while a graph is traced).
+        """
+        if pair.shape != self.senders.shape:
+            raise ValueError(f"pairs of shape {list(pair.shape)} go with {self.num_edges} edges; every edge needs one")
+        if type(pair) is Tensor and pair.is_cpu and len(pair) and int(pair.numpy().view(np.uint64).max()) >= num_pairs:
+            raise IndexError(f"a pair of {self} does not exist; pairs are numbered from 0 to {num_pairs - 1}")
+        shared = replace(self, pair=pair, num_pairs=num_pairs)
+        object.__setattr__(shared, "_derived", self._derived)  # it follows from the edges, which are the same
+        return shared
 
     @property
     def row_offsets(self) -> Int[Tensor, " rows_plus_one"]:
@@ -130,6 +152,8 @@ class Topology:
             receivers=self.receivers.to(device),
             num_columns=self.num_columns,
             num_rows=self.num_rows,
+            pair=None if self.pair is None else self.pair.to(device),
+            num_pairs=self.num_pairs,
         )
         moved._derived.update({name: value.to(device) for name, value in self._derived.items()})
         return moved

@@ -58,14 +58,14 @@ class Radial(nn.Module):
         self.hidden = nn.ModuleList([scaled(inputs, WIDTH), *(scaled(WIDTH, WIDTH, SILU_GAIN) for _ in range(2))])
         self.paths = nn.ModuleList(scaled(WIDTH, channels, SILU_GAIN) for _ in range(paths))
 
-    def forward(self, graph: MessageGraph) -> list[Float[Tensor, "edges channels"]]:
+    def forward(self, graph: MessageGraph) -> list[Float[Tensor, "items channels"]]:
         """The filters of all paths; what depends on lengths alone is computed once for both directions of an edge."""
         features, envelope = graph.paired_inputs  # [items, width], [items, 1]
         assert features is not None
         values = features if envelope is None else features * envelope
         for linear in self.hidden:
             values = silu(linear(values))
-        return [graph.to_edges(linear(values)) for linear in self.paths]
+        return [linear(values) for linear in self.paths]
 
 
 WIDTH = 64
@@ -124,7 +124,7 @@ class MACEMessage(nn.Module):
         received: list[list[Tensor]] = [[] for _ in self.mix]
         for path, filters in zip(self.paths, self.radial(graph)):
             parts = [
-                gather_outer_sum(own, filters, axes, graph.topology)  # [nodes, 2 message + 1, channels]
+                gather_outer_sum(own, filters, axes, graph.sharing)  # [nodes, 2 message + 1, channels]
                 for own, axes in zip(components[path[0]], self.axes(path, graph))
             ]
             received[path[2]].append(torch.stack(parts).sum(0) if len(parts) > 1 else parts[0])

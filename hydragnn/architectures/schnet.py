@@ -31,7 +31,7 @@ class SchNetInteraction(nn.Module):
         self.after = mlp([channels, channels, channels])
 
     def forward(
-        self, scalars: Float[Tensor, "nodes channels"], filters: Float[Tensor, "edges channels"], topology: Topology
+        self, scalars: Float[Tensor, "nodes channels"], filters: Float[Tensor, "items channels"], topology: Topology
     ) -> Float[Tensor, "nodes channels"]:
         """Increment of the states."""
         # eq. 2: the sum over neighbours is [nodes, channels], and no [edges, channels] array of messages is kept
@@ -61,11 +61,11 @@ class SchNetLayer(nn.Module):
         # [items, width], [items, 1]; both directions of an edge have one filter
         features, envelope = there.paired_inputs[0], graph.paired_inputs[1]
         filters = self.filters(features)  # [items, channels]
-        filters = graph.to_edges(filters if envelope is None else filters * envelope)  # [edges, channels]
-        new = {**states, 0: states[0] + self.dropout(self.interaction(states[0], filters, graph.topology))}
+        filters = filters if envelope is None else filters * envelope
+        new = {**states, 0: states[0] + self.dropout(self.interaction(states[0], filters, graph.sharing))}
         if self.movement is not None:
             end = None if envelope is None else graph.to_edges(envelope)
-            new[MOVED] = self.movement(states, filters, end, there)
+            new[MOVED] = self.movement(states, graph.to_edges(filters), end, there)
         return new
 
 

@@ -176,7 +176,7 @@ class TensorLayer(nn.Module):
         at_zero = self.filters(*inputs_at_zero(graph))
         itself = times(own, {degree: one.index_select(0, graph.owner) for degree, one in at_zero.items()})
         return {
-            degree: itself[degree] + gather_multiply_sum(own[degree], graph.to_edges(filters[degree]), graph.topology)
+            degree: itself[degree] + gather_multiply_sum(own[degree], filters[degree], graph.sharing)
             for degree in DEGREES
         }
 

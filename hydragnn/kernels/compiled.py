@@ -15,19 +15,19 @@ import torch
 from torch import Tensor
 
 LIBRARY = Path(__file__).resolve().with_name(f"csr.{sysconfig.get_platform()}.so")
-VERSION = 5
+VERSION = 6
 """That of ``csr.cpp``, which this module calls."""
 FUNCTIONS = {
-    "weighted_sum": (5, 5),
-    "edge_product": (5, 4),
+    "weighted_sum": (6, 5),
+    "edge_product": (6, 5),
     "edge_dot": (5, 3),
     "outer_sum": (4, 4),
     "along_directions": (4, 4),
     "along_channels": (4, 4),
-    "sum_along": (6, 4),
-    "collect_along": (6, 5),
-    "multiply_along": (6, 4),
-    "contract_along": (6, 4),
+    "sum_along": (7, 4),
+    "collect_along": (7, 5),
+    "multiply_along": (7, 5),
+    "contract_along": (7, 4),
     "gather_add": (6, 3),
     "scatter_sum": (3, 4),
     "ascends": (1, 3),

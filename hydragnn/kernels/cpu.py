@@ -27,19 +27,22 @@ def or_plain(compiled: Callable[..., Tensor | None], plain: Form) -> Form:
 
 def sum_to_rows(x: Tensor, weight: Tensor | None, topology: Topology) -> Tensor | None:
     """A: edge by edge; None without weights per channel, where ``embedding_bag`` is as fast."""
-    return _weighted_sum(x, weight, topology.senders, topology.receivers, topology.num_rows)
+    return _weighted_sum(x, weight, topology.senders, topology.receivers, topology.pair, topology.num_rows)
 
 
 def sum_to_columns(g: Tensor, weight: Tensor | None, topology: Topology) -> Tensor | None:
     """B: edge by edge, so that weights are read in their order; None without weights per channel, as in A."""
-    return _weighted_sum(g, weight, topology.receivers, topology.senders, topology.num_columns)
+    return _weighted_sum(g, weight, topology.receivers, topology.senders, topology.pair, topology.num_columns)
 
 
-def _weighted_sum(x: Tensor, weight: Tensor | None, index: Tensor, into: Tensor, rows: int) -> Tensor | None:
+def _weighted_sum(
+    x: Tensor, weight: Tensor | None, index: Tensor, into: Tensor, pair: Tensor | None, rows: int
+) -> Tensor | None:
     if weight is None or weight.dim() != 2 or weight.shape[-1] != x.shape[-1] or not serves(x, weight):
         return None
     out = x.new_empty(rows, *x.shape[1:])
-    call("weighted_sum", (x, weight, index, into), (weight.shape[0], rows, x.shape[1:-1].numel(), x.shape[-1]), out)
+    sizes = (index.shape[0], rows, x.shape[1:-1].numel(), x.shape[-1])
+    call("weighted_sum", (x, weight, index, into, pair), sizes, out)
     return out
 
 
@@ -50,8 +53,11 @@ def product_of_ends(x: Tensor, g: Tensor, topology: Topology, per_channel: bool)
     edges, dim, channels = topology.num_edges, x.shape[1:-1].numel(), x.shape[-1]
     ends = (x, g, topology.senders, topology.receivers)
     if per_channel:
-        out = x.new_empty(edges, channels)
-        call("edge_product", ends, (edges, dim, channels), out)
+        weights = topology.num_weights
+        out = x.new_empty(weights, channels)
+        call("edge_product", (*ends, topology.pair), (edges, weights, dim, channels), out)
+    elif topology.pair is not None:
+        return None
     else:
         out = x.new_empty(edges)
         call("edge_dot", ends, (edges, dim * channels), out)
@@ -94,7 +100,7 @@ def sum_along(x: Tensor, weight: Tensor, directions: Tensor, topology: Topology)
         return None
     sizes = (topology.num_rows, directions.shape[1], x.shape[1])
     out = x.new_empty(sizes)
-    call("sum_along", (x, weight, directions, topology.senders, topology.row_offsets), sizes, out)
+    call("sum_along", (x, weight, directions, topology.senders, topology.row_offsets, topology.pair), sizes, out)
     return out
 
 
@@ -103,7 +109,7 @@ def collect_along(weight: Tensor, directions: Tensor, vectors: Tensor, topology:
     if not serves(weight, directions, vectors) or vectors.shape[1:] != (*directions.shape[1:], *weight.shape[1:]):
         return None
     out = weight.new_empty(topology.num_columns, weight.shape[1])
-    arrays = (weight, directions, vectors, topology.senders, topology.receivers)
+    arrays = (weight, directions, vectors, topology.senders, topology.receivers, topology.pair)
     call("collect_along", arrays, (topology.num_edges, topology.num_columns, directions.shape[1], weight.shape[1]), out)
     return out
 
@@ -112,9 +118,9 @@ def multiply_along(x: Tensor, directions: Tensor, vectors: Tensor, topology: Top
     """W: edge by edge."""
     if not serves(x, directions, vectors) or vectors.shape[1:] != (*directions.shape[1:], *x.shape[1:]):
         return None
-    sizes = (topology.num_edges, directions.shape[1], x.shape[1])
-    out = x.new_empty(sizes[0], sizes[2])
-    call("multiply_along", (x, directions, vectors, topology.senders, topology.receivers), sizes, out)
+    sizes = (topology.num_edges, topology.num_weights, directions.shape[1], x.shape[1])
+    out = x.new_empty(sizes[1], sizes[3])
+    call("multiply_along", (x, directions, vectors, topology.senders, topology.receivers, topology.pair), sizes, out)
     return out
 
 
@@ -124,7 +130,7 @@ def contract_along(x: Tensor, weight: Tensor, vectors: Tensor, topology: Topolog
         return None
     sizes = (topology.num_edges, vectors.shape[1], x.shape[1])
     out = x.new_empty(sizes[:2])
-    call("contract_along", (x, weight, vectors, topology.senders, topology.receivers), sizes, out)
+    call("contract_along", (x, weight, vectors, topology.senders, topology.receivers, topology.pair), sizes, out)
     return out
 
 

@@ -6,29 +6,34 @@
 // (-ffp-contract=off), so that every machine, vectorised or not, gives the bits of torch's index_add.
 // Sums over channels run in LANES strands, whatever the machine.
 
+#include "along.h"
 #include "elementwise.h"
 #include "vectors.h"
 
 // out[receivers[e], a, c] = sum of weight[e, c] * x[senders[e], a, c] over the edges e; the two kinds of ends may change places
 template <typename T>
-INLINE void weighted_sum_of(const T* x, const T* weight, const Int* senders, const Int* receivers, T* out, Int edges,
-                            Int rows, Int dim, Int channels) {
+INLINE void weighted_sum_of(const T* x, const T* weight, const Int* senders, const Int* receivers, const Int* pair,
+                            T* out, Int edges, Int rows, Int dim, Int channels) {
   clear(out, rows * dim * channels);
   for (Int e = 0; e < edges; ++e)
     for (Int a = 0; a < dim; ++a)
       add_product(out + (receivers[e] * dim + a) * channels, x + (senders[e] * dim + a) * channels,
-                  weight + e * channels, channels);
+                  weight + weight_of(pair, e) * channels, channels);
 }
 
-// out[e, c] = sum over a of x[senders[e], a, c] * g[receivers[e], a, c]
+// out[e, c] = sum over a of x[senders[e], a, c] * g[receivers[e], a, c], added up for the edges of a pair
 template <typename T>
-INLINE void product_of(const T* x, const T* g, const Int* senders, const Int* receivers, T* out, Int edges, Int dim,
-                       Int channels) {
+INLINE void product_of(const T* x, const T* g, const Int* senders, const Int* receivers, const Int* pair, T* out,
+                       Int edges, Int weights, Int dim, Int channels) {
+  if (pair || !edges) clear(out, weights * channels);  // an empty array is null
   for (Int e = 0; e < edges; ++e) {
     const T* sent = x + senders[e] * dim * channels;
     const T* received = g + receivers[e] * dim * channels;
-    T* __restrict mine = out + e * channels;
-    for (Int c = 0; c < channels; ++c) mine[c] = sent[c] * received[c];
+    T* __restrict mine = out + weight_of(pair, e) * channels;
+    if (pair)
+      add_product(mine, sent, received, channels);
+    else
+      multiply(mine, sent, received, channels);
     for (Int a = 1; a < dim; ++a) add_product(mine, sent + a * channels, received + a * channels, channels);
   }
 }
@@ -72,67 +77,6 @@ INLINE void along_channels_of(const T* messages, const T* vectors, const Int* re
   for (Int e = 0; e < edges; ++e)
     for (Int a = 0; a < dim; ++a)
       out[e * dim + a] = dot(messages + e * channels, vectors + (receivers[e] * dim + a) * channels, channels);
-}
-
-// out[i, a, c] = sum over the edges e of row i of x[senders[e], c] * weight[e, c] * directions[e, a]
-template <typename T>
-INLINE void sum_along_of(const T* x, const T* weight, const T* directions, const Int* senders, const Int* offsets,
-                         T* out, Int rows, Int dim, Int channels) {
-  T product[BLOCK];
-  for (Int i = 0; i < rows; ++i) {
-    T* mine = out + i * dim * channels;
-    clear(mine, dim * channels);
-    for (Int e = offsets[i]; e < offsets[i + 1]; ++e)
-      for (Int begin = 0; begin < channels; begin += BLOCK) {
-        const Int count = block_at(begin, channels);
-        multiply(product, x + senders[e] * channels + begin, weight + e * channels + begin, count);
-        for (Int a = 0; a < dim; ++a)
-          add_scaled(mine + a * channels + begin, product, directions[e * dim + a], count);
-      }
-  }
-}
-
-// out[senders[e], c] = sum of weight[e, c] * sum over a of directions[e, a] * vectors[receivers[e], a, c] over the edges e
-template <typename T>
-INLINE void collect_along_of(const T* weight, const T* directions, const T* vectors, const Int* senders,
-                             const Int* receivers, T* out, Int edges, Int columns, Int dim, Int channels) {
-  T along[BLOCK];
-  clear(out, columns * channels);
-  for (Int e = 0; e < edges; ++e)
-    for (Int begin = 0; begin < channels; begin += BLOCK) {
-      const Int count = block_at(begin, channels);
-      project(along, directions + e * dim, vectors + receivers[e] * dim * channels + begin, dim, channels, count);
-      add_product(out + senders[e] * channels + begin, along, weight + e * channels + begin, count);
-    }
-}
-
-// out[e, c] = x[senders[e], c] * sum over a of directions[e, a] * vectors[receivers[e], a, c]
-template <typename T>
-INLINE void multiply_along_of(const T* x, const T* directions, const T* vectors, const Int* senders,
-                              const Int* receivers, T* out, Int edges, Int dim, Int channels) {
-  T along[BLOCK];
-  for (Int e = 0; e < edges; ++e)
-    for (Int begin = 0; begin < channels; begin += BLOCK) {
-      const Int count = block_at(begin, channels);
-      project(along, directions + e * dim, vectors + receivers[e] * dim * channels + begin, dim, channels, count);
-      multiply(out + e * channels + begin, x + senders[e] * channels + begin, along, count);
-    }
-}
-
-// out[e, a] = sum over c of x[senders[e], c] * weight[e, c] * vectors[receivers[e], a, c]
-template <typename T>
-INLINE void contract_along_of(const T* x, const T* weight, const T* vectors, const Int* senders, const Int* receivers,
-                              T* out, Int edges, Int dim, Int channels) {
-  T product[BLOCK];
-  for (Int e = 0; e < edges; ++e) {
-    clear(out + e * dim, dim);
-    for (Int begin = 0; begin < channels; begin += BLOCK) {
-      const Int count = block_at(begin, channels);
-      multiply(product, x + senders[e] * channels + begin, weight + e * channels + begin, count);
-      for (Int a = 0; a < dim; ++a)
-        out[e * dim + a] += dot(product, vectors + (receivers[e] * dim + a) * channels + begin, count);
-    }
-  }
 }
 
 // out[e, c] = received[receivers[e], c] + sent[senders[e], c] + given[e, c], without those that are null
@@ -277,15 +221,15 @@ INLINE Int pair_edges_of(const T* vectors, const Int* senders, const Int* receiv
 #define IN(array) static_cast<const T*>(array)
 #define OUT(array) static_cast<T*>(array)
 
-EXPORT Int weighted_sum(const void* x, const void* weight, const Int* senders, const Int* receivers, void* out,
-                        Int edges, Int rows, Int dim, Int channels, Int bytes) {
-  WITH_TYPE(weighted_sum_of(IN(x), IN(weight), senders, receivers, OUT(out), edges, rows, dim, channels))
+EXPORT Int weighted_sum(const void* x, const void* weight, const Int* senders, const Int* receivers, const Int* pair,
+                        void* out, Int edges, Int rows, Int dim, Int channels, Int bytes) {
+  WITH_TYPE(weighted_sum_of(IN(x), IN(weight), senders, receivers, pair, OUT(out), edges, rows, dim, channels))
   return 0;
 }
 
-EXPORT Int edge_product(const void* x, const void* g, const Int* senders, const Int* receivers, void* out, Int edges,
-                        Int dim, Int channels, Int bytes) {
-  WITH_TYPE(product_of(IN(x), IN(g), senders, receivers, OUT(out), edges, dim, channels))
+EXPORT Int edge_product(const void* x, const void* g, const Int* senders, const Int* receivers, const Int* pair,
+                        void* out, Int edges, Int weights, Int dim, Int channels, Int bytes) {
+  WITH_TYPE(product_of(IN(x), IN(g), senders, receivers, pair, OUT(out), edges, weights, dim, channels))
   return 0;
 }
 
@@ -314,27 +258,32 @@ EXPORT Int along_channels(const void* messages, const void* vectors, const Int* 
 }
 
 EXPORT Int sum_along(const void* x, const void* weight, const void* directions, const Int* senders, const Int* offsets,
-                     void* out, Int rows, Int dim, Int channels, Int bytes) {
-  WITH_TYPE(sum_along_of(IN(x), IN(weight), IN(directions), senders, offsets, OUT(out), rows, dim, channels))
+                     const Int* pair, void* out, Int rows, Int dim, Int channels, Int bytes) {
+  WITH_TYPE(sum_along_of(IN(x), IN(weight), IN(directions), senders, offsets, pair, OUT(out), rows, dim, channels))
   return 0;
 }
 
 EXPORT Int collect_along(const void* weight, const void* directions, const void* vectors, const Int* senders,
-                         const Int* receivers, void* out, Int edges, Int columns, Int dim, Int channels, Int bytes) {
-  WITH_TYPE(collect_along_of(IN(weight), IN(directions), IN(vectors), senders, receivers, OUT(out), edges, columns, dim,
-                             channels))
+                         const Int* receivers, const Int* pair, void* out, Int edges, Int columns, Int dim,
+                         Int channels, Int bytes) {
+  WITH_TYPE(collect_along_of(IN(weight), IN(directions), IN(vectors), senders, receivers, pair, OUT(out), edges,
+                             columns, dim, channels))
   return 0;
 }
 
 EXPORT Int multiply_along(const void* x, const void* directions, const void* vectors, const Int* senders,
-                          const Int* receivers, void* out, Int edges, Int dim, Int channels, Int bytes) {
-  WITH_TYPE(multiply_along_of(IN(x), IN(directions), IN(vectors), senders, receivers, OUT(out), edges, dim, channels))
+                          const Int* receivers, const Int* pair, void* out, Int edges, Int weights, Int dim,
+                          Int channels, Int bytes) {
+  WITH_TYPE(multiply_along_of(IN(x), IN(directions), IN(vectors), senders, receivers, pair, OUT(out), edges, weights,
+                              dim, channels))
   return 0;
 }
 
 EXPORT Int contract_along(const void* x, const void* weight, const void* vectors, const Int* senders,
-                          const Int* receivers, void* out, Int edges, Int dim, Int channels, Int bytes) {
-  WITH_TYPE(contract_along_of(IN(x), IN(weight), IN(vectors), senders, receivers, OUT(out), edges, dim, channels))
+                          const Int* receivers, const Int* pair, void* out, Int edges, Int dim, Int channels,
+                          Int bytes) {
+  WITH_TYPE(contract_along_of(IN(x), IN(weight), IN(vectors), senders, receivers, pair, OUT(out), edges, dim,
+                              channels))
   return 0;
 }
 
@@ -389,4 +338,4 @@ EXPORT Int silu_curvature(const void* x, const void* g, const void* u, void* out
 }
 
 // Raised with every change of a signature or a meaning: a library built from another version is not used.
-extern "C" Int version() { return 5; }
+extern "C" Int version() { return 6; }

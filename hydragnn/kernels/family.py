@@ -97,7 +97,7 @@ class Member:
     forms: Mapping[str, Form]
     derivatives: tuple[tuple[str, tuple[int, ...]], ...]
     items: tuple[str, ...] = ()
-    """What each tensor has one of: ``rows`` (receivers), ``columns`` (senders) or ``edges`` of its topology; () without one."""
+    """What each tensor has one of: ``rows`` (receivers), ``columns`` (senders), ``edges`` or ``weights`` (of edges or their pairs) of its topology; () without one."""
 
 
 INCOMING = -1

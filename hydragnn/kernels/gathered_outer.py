@@ -5,10 +5,10 @@ derivative of each with respect to a tensor is the one that leaves this tensor o
 
     V(x, w, u)_iac    X(w, u, G)_jc    W(x, u, G)_ec    U(x, w, G)_ea
 
-On a CPU each is one compiled loop, and no array of edges x channels is made but by W, whose value is one.
+Where edges share weights (``Topology.sharing``), w has one for each pair. On a CPU each is one compiled loop, and no array of edges x channels is made but by W, whose value is one.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from jaxtyping import Float
 from torch import Tensor
@@ -18,11 +18,12 @@ from hydragnn.kernels import cpu
 from hydragnn.kernels.ends import TO_SENDERS
 from hydragnn.kernels.family import ANYWHERE, INCOMING, Family, Form, Member, form_on
 from hydragnn.kernels.outer import R_FORMS, S_FORMS, T_FORMS
+from hydragnn.kernels.pairs import gives_weights, reads_weights
 
 
 def gather_outer_sum(
     x: Float[Tensor, "columns channels"],
-    weight: Float[Tensor, "edges channels"],
+    weight: Float[Tensor, "items channels"],
     directions: Float[Tensor, "edges dim"],
     topology: Topology,
 ) -> Float[Tensor, "rows dim channels"]:
@@ -57,21 +58,25 @@ def contract_along(x: Tensor, weight: Tensor, vectors: Tensor, topology: Topolog
     return form_on(R_FORMS, x.device.type)(along, vectors, topology)
 
 
-V_FORMS: Mapping[str, Form] = {ANYWHERE: sum_along, "cpu": cpu.or_plain(cpu.sum_along, sum_along)}
-X_FORMS: Mapping[str, Form] = {ANYWHERE: collect_along, "cpu": cpu.or_plain(cpu.collect_along, collect_along)}
-W_FORMS: Mapping[str, Form] = {ANYWHERE: multiply_along, "cpu": cpu.or_plain(cpu.multiply_along, multiply_along)}
-U_FORMS: Mapping[str, Form] = {ANYWHERE: contract_along, "cpu": cpu.or_plain(cpu.contract_along, contract_along)}
+def _forms(plain: Form, compiled: Callable[..., Tensor | None]) -> Mapping[str, Form]:
+    return {ANYWHERE: plain, "cpu": cpu.or_plain(compiled, plain)}
+
+
+V_FORMS = _forms(reads_weights(sum_along, 1), cpu.sum_along)
+X_FORMS = _forms(reads_weights(collect_along, 0), cpu.collect_along)
+W_FORMS = _forms(gives_weights(multiply_along, 3), cpu.multiply_along)
+U_FORMS = _forms(reads_weights(contract_along, 1), cpu.contract_along)
 GATHERED_OUTER = Family(
     {
         "V": Member(
             forms=V_FORMS,
             derivatives=(("X", (1, 2, INCOMING)), ("W", (0, 2, INCOMING)), ("U", (0, 1, INCOMING))),
-            items=("columns", "edges", "edges"),
+            items=("columns", "weights", "edges"),
         ),
         "X": Member(
             forms=X_FORMS,
             derivatives=(("W", (INCOMING, 1, 2)), ("U", (INCOMING, 0, 2)), ("V", (INCOMING, 0, 1))),
-            items=("edges", "edges", "rows"),
+            items=("weights", "edges", "rows"),
         ),
         "W": Member(
             forms=W_FORMS,
@@ -81,7 +86,7 @@ GATHERED_OUTER = Family(
         "U": Member(
             forms=U_FORMS,
             derivatives=(("X", (1, INCOMING, 2)), ("W", (0, INCOMING, 2)), ("V", (0, 1, INCOMING))),
-            items=("columns", "edges", "rows"),
+            items=("columns", "weights", "rows"),
         ),
     }
 )

@@ -34,7 +34,8 @@ class Structure:
 def _flatten_topology(topology: Topology, *, transposed: bool) -> tuple[Any, ...]:
     arrays = _derive(topology, transposed or not topology.senders.is_cpu)
     known = [arrays.get(name) for name in (*ROWS, *COLUMNS)]
-    return topology.senders, topology.receivers, *known, topology.num_columns, topology.num_rows
+    sizes = topology.num_columns, topology.num_rows, topology.num_pairs
+    return topology.senders, topology.receivers, *known, topology.pair, *sizes
 
 
 def _derive(topology: Topology, transposed: bool) -> Mapping[str, Tensor]:
@@ -54,8 +55,9 @@ def _derive(topology: Topology, transposed: bool) -> Mapping[str, Tensor]:
 
 
 def _topology(senders: Tensor, receivers: Tensor, *rest: Any) -> Topology:
-    *known, num_columns, num_rows = rest
-    topology = Topology(senders=senders, receivers=receivers, num_columns=num_columns, num_rows=num_rows)
+    *known, pair, num_columns, num_rows, num_pairs = rest
+    edges = Topology(senders=senders, receivers=receivers, num_columns=num_columns, num_rows=num_rows)
+    topology = edges if pair is None else edges.sharing(pair, num_pairs)
     topology.index_arrays.update({name: value for name, value in zip((*ROWS, *COLUMNS), known) if value is not None})
     return topology
 
@@ -63,7 +65,7 @@ def _topology(senders: Tensor, receivers: Tensor, *rest: Any) -> Topology:
 TOPOLOGY_SCHEMA = (
     "Tensor senders, Tensor receivers, "
     + "".join(f"Tensor? {name}, " for name in (*ROWS, *COLUMNS))
-    + "SymInt num_columns, SymInt num_rows"
+    + "Tensor? pair, SymInt num_columns, SymInt num_rows, SymInt num_pairs"
 )
 BY_ROW, BY_COLUMN = (
     Structure(

@@ -46,6 +46,16 @@ Normal = Callable[..., Tensor]
 AXES = {"channels": (), "vectors": (3,)}
 
 
+def _shared(edges: Topology) -> Topology:
+    """The edges, of which every two that follow each other have one weight; one weight that no edge has comes last."""
+    return edges.sharing(torch.arange(edges.num_edges) // 2, (edges.num_edges + 1) // 2 + 1)
+
+
+def _sharing(make: Make) -> Make:
+    """The case with edges that share weights."""
+    return lambda edges, channels, normal: make(_shared(edges), channels, normal)
+
+
 def _sums(from_rows: bool) -> dict[str, Make]:
     """States with and without axes, with every kind of weight."""
 
@@ -54,7 +64,7 @@ def _sums(from_rows: bool) -> dict[str, Make]:
         return Case(tensors=(normal(items, *axes, channels),), rest=(None, edges))
 
     def weighted(axes: tuple[int, ...], wide: bool, edges: Topology, channels: int, normal: Normal) -> Case:
-        weight = normal(edges.num_edges, *[channels] * wide)
+        weight = normal(edges.num_weights, *[channels] * wide)
         return Case(tensors=(*plain(axes, edges, channels, normal).tensors, weight), rest=(edges,))
 
     makes: dict[str, Make] = {}
@@ -62,6 +72,8 @@ def _sums(from_rows: bool) -> dict[str, Make]:
         makes[f"{name}, no weight"] = partial(plain, axes)
         makes[f"{name}, weight per edge"] = partial(weighted, axes, False)
         makes[f"{name}, weight per channel"] = partial(weighted, axes, True)
+        makes[f"{name}, shared weight"] = _sharing(partial(weighted, axes, False))
+        makes[f"{name}, shared weight per channel"] = _sharing(partial(weighted, axes, True))
     return makes
 
 
@@ -70,11 +82,12 @@ def _products() -> dict[str, Make]:
         x, g = normal(edges.num_columns, *axes, channels), normal(edges.num_rows, *axes, channels)
         return Case(tensors=(x, g), rest=(edges, per_channel))
 
-    return {
+    ways = {
         f"{name}, {'per channel' if wide else 'per edge'}": partial(make, axes, wide)
         for name, axes in AXES.items()
         for wide in (False, True)
     }
+    return ways | {f"{name}, shared": _sharing(way) for name, way in ways.items()}
 
 
 def _ends() -> dict[str, Make]:
@@ -120,8 +133,12 @@ def _outer_sums(edges: Topology, channels: int, normal: Normal) -> Case:
 
 
 def _gathered_outer(edges: Topology, channels: int, normal: Normal) -> Case:
-    x, weight = normal(edges.num_columns, channels), normal(edges.num_edges, channels)
+    x, weight = normal(edges.num_columns, channels), normal(edges.num_weights, channels)
     return Case(tensors=(x, weight, normal(edges.num_edges, 3)), rest=(edges,))
+
+
+def _along() -> dict[str, Make]:
+    return {"directions": _gathered_outer, "directions, shared weight": _sharing(_gathered_outer)}
 
 
 def _along_directions(edges: Topology, channels: int, normal: Normal) -> Case:
@@ -181,7 +198,7 @@ OPS: Mapping[str, Op] = {
         _op(trilinear.scatter_multiply_sum, trilinear.B_FORMS, _sums(from_rows=True)),
         _op(trilinear.edge_product, trilinear.C_FORMS, _products()),
         GATHER_ADD,
-        _op(gathered_outer.gather_outer_sum, gathered_outer.V_FORMS, {"directions": _gathered_outer}),
+        _op(gathered_outer.gather_outer_sum, gathered_outer.V_FORMS, _along()),
         _op(outer.outer_sum, outer.S_FORMS, {"directions": _outer_sums}),
         _op(outer.along_directions, outer.T_FORMS, {"directions": _along_directions}),
         _op(outer.along_channels, outer.R_FORMS, {"directions": _along_channels}),

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from hydragnn.graphs.topology import Topology
 from hydragnn.kernels import cpu
-from hydragnn.kernels.family import ANYWHERE, as_operators, form_on
-from hydragnn.kernels.per_receiver import SUMS
+from hydragnn.kernels.family import ANYWHERE, Form, as_operators, form_on
+from hydragnn.kernels.per_receiver import SUM_FORMS, SUMS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -35,6 +35,30 @@ def pairs_of(vectors: Float[Tensor, "edges dim"], topology: Topology) -> Pairs |
         return None
     found: Any = form_on(PAIRING, vectors.device.type)(vectors.detach(), topology)
     return None if found is None else Pairs(first=found[0], pair=found[1])
+
+
+def reads_weights(form: Form, place: int) -> Form:
+    """A form of one weight per edge, at that place, where edges may share them: each is given that of its pair."""
+
+    def read(*given: Any) -> Tensor:
+        pair, weight = given[-1].pair, given[place]
+        if pair is None or weight is None:
+            return form(*given)
+        return form(*given[:place], weight.index_select(0, pair), *given[place + 1 :])
+
+    return read
+
+
+def gives_weights(form: Form, place: int) -> Form:
+    """A form, with its topology at that place, whose value is one weight per edge, where edges may share them: those of a pair are added up."""
+
+    def give(*given: Any, **options: Any) -> Tensor:
+        value, topology = form(*given, **options), given[place]
+        if topology.pair is None:
+            return value
+        return form_on(SUM_FORMS, value.device.type)(value, (topology.pair, topology.num_pairs))
+
+    return give
 
 
 PAIRING: Mapping[str, Any] = {

@@ -24,11 +24,18 @@ def silu(x: Tensor) -> Tensor:
     )
 
 
+def weight_of(topology: Topology, edge: int) -> int:
+    """The number of an edge's weight."""
+    return edge if topology.pair is None else int(topology.pair[edge])
+
+
 def gather_multiply_sum(x: Tensor, weight: Tensor | None, topology: Topology) -> Tensor:
     """y_i = sum of w_e x_j over the edges e = (j -> i)."""
     total = [x.new_zeros(x.shape[1:]) for _ in range(topology.num_rows)]
     for edge, sender, receiver in edges_of(topology):
-        total[receiver] = total[receiver] + (x[sender] if weight is None else weight[edge] * x[sender])
+        total[receiver] = total[receiver] + (
+            x[sender] if weight is None else weight[weight_of(topology, edge)] * x[sender]
+        )
     return torch.stack(total)
 
 
@@ -36,16 +43,19 @@ def scatter_multiply_sum(g: Tensor, weight: Tensor | None, topology: Topology) -
     """y_j = sum of w_e g_i over the edges e = (j -> i)."""
     total = [g.new_zeros(g.shape[1:]) for _ in range(topology.num_columns)]
     for edge, sender, receiver in edges_of(topology):
-        total[sender] = total[sender] + (g[receiver] if weight is None else weight[edge] * g[receiver])
+        total[sender] = total[sender] + (
+            g[receiver] if weight is None else weight[weight_of(topology, edge)] * g[receiver]
+        )
     return torch.stack(total)
 
 
 def edge_product(x: Tensor, g: Tensor, topology: Topology, per_channel: bool) -> Tensor:
-    """y_e = sum of x_ja g_ia over all axes a, channels included unless ``per_channel``."""
-    products = x.new_zeros(topology.num_edges, *x.shape[-1:] if per_channel else ())
+    """y_e = sum of x_ja g_ia over all axes a, channels included unless ``per_channel``; of all edges that share a weight together."""
+    products = x.new_zeros(topology.num_weights, *x.shape[-1:] if per_channel else ())
     for edge, sender, receiver in edges_of(topology):
         product = (x[sender] * g[receiver]).reshape(-1, x.shape[-1]).sum(0)
-        products = products.index_put((torch.tensor(edge),), product if per_channel else product.sum())
+        place = (torch.tensor(weight_of(topology, edge)),)
+        products = products.index_put(place, product if per_channel else product.sum(), accumulate=True)
     return products
 
 
@@ -70,7 +80,7 @@ def gather_outer_sum(x: Tensor, weight: Tensor, directions: Tensor, topology: To
     """y_iac = sum of w_ec x_jc u_ea over the edges e = (j -> i)."""
     total = [x.new_zeros(directions.shape[1], x.shape[1]) for _ in range(topology.num_rows)]
     for edge, sender, receiver in edges_of(topology):
-        total[receiver] = total[receiver] + torch.outer(directions[edge], weight[edge] * x[sender])
+        total[receiver] = total[receiver] + torch.outer(directions[edge], weight[weight_of(topology, edge)] * x[sender])
     return torch.stack(total)
 
 

@@ -9,10 +9,11 @@ advanced indexing. The tables at the end of the file say so once, with the argum
     C(x, g)_e = x_sender * g_receiver, summed to the shape of a weight   dC: x' = B(u, g), g' = A(u, x)
 
 Weights are absent (1), one number per edge ``[edges]``, or one per edge and channel ``[edges, channels]``; states are
-``[nodes, channels]`` or, for vectors, ``[nodes, dim, channels]`` with the weight shared by the axes.
+``[nodes, channels]`` or, for vectors, ``[nodes, dim, channels]`` with the weight shared by the axes. Where the topology says that
+edges share weights (``Topology.sharing``), there is one for each pair instead.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import torch
@@ -22,10 +23,11 @@ from torch import Tensor
 from hydragnn.graphs.topology import Topology
 from hydragnn.kernels import cpu, triton_forms
 from hydragnn.kernels.family import ANYWHERE, FUSABLE, INCOMING, Family, Form, Member, on_accelerators
+from hydragnn.kernels.pairs import gives_weights, reads_weights
 
 
 def gather_multiply_sum(
-    x: Float[Tensor, "columns *features"], weight: Float[Tensor, "edges *channels"] | None, topology: Topology
+    x: Float[Tensor, "columns *features"], weight: Float[Tensor, "items *channels"] | None, topology: Topology
 ) -> Float[Tensor, "rows *features"]:
     """Each node's sum of what its senders hold, times a weight per edge; a node without edges receives zeros.
 
@@ -41,7 +43,7 @@ def gather_multiply_sum(
 
 
 def scatter_multiply_sum(
-    g: Float[Tensor, "rows *features"], weight: Float[Tensor, "edges *channels"] | None, topology: Topology
+    g: Float[Tensor, "rows *features"], weight: Float[Tensor, "items *channels"] | None, topology: Topology
 ) -> Float[Tensor, "columns *features"]:
     """The transpose of ``gather_multiply_sum``: each node's sum over the edges it sends, of what the receivers hold.
 
@@ -54,7 +56,7 @@ def scatter_multiply_sum(
 
 def edge_product(
     x: Float[Tensor, "columns *features"], g: Float[Tensor, "rows *features"], topology: Topology, per_channel: bool
-) -> Float[Tensor, "edges *channels"]:
+) -> Float[Tensor, "items *channels"]:
     """What sender and receiver hold, multiplied; summed over axes of vectors, and over channels unless ``per_channel``.
 
     Atomics: none; its derivatives have those of ``gather_multiply_sum``.
@@ -151,23 +153,25 @@ def _without_weight(form: Form) -> Form:
     return lambda x, topology: form(x, None, topology)
 
 
-A_FORMS: Mapping[str, Form] = {
-    ANYWHERE: sum_to_rows,
-    FUSABLE: add_to_rows,
-    "cpu": cpu.or_plain(cpu.sum_to_rows, sum_to_rows),
-    **on_accelerators(triton_forms.sum_to_rows),
-}
-B_FORMS: Mapping[str, Form] = {
-    ANYWHERE: sum_to_columns,
-    FUSABLE: add_to_columns,
-    "cpu": cpu.or_plain(cpu.sum_to_columns, sum_to_columns),
-    **on_accelerators(triton_forms.sum_to_columns),
-}
+def _reading(plain: Form, fusable: Form, compiled: Callable[..., Tensor | None], triton: Form) -> Mapping[str, Form]:
+    """Forms of a sum, all of which read weights that edges share; the compiled loops by themselves."""
+    plain = reads_weights(plain, WEIGHT)
+    return {
+        ANYWHERE: plain,
+        FUSABLE: reads_weights(fusable, WEIGHT),
+        "cpu": cpu.or_plain(compiled, plain),
+        **on_accelerators(reads_weights(triton, WEIGHT)),
+    }
+
+
+WEIGHT = 1  # its place among what A and B take
+A_FORMS = _reading(sum_to_rows, add_to_rows, cpu.sum_to_rows, triton_forms.sum_to_rows)
+B_FORMS = _reading(sum_to_columns, add_to_columns, cpu.sum_to_columns, triton_forms.sum_to_columns)
 C_FORMS: Mapping[str, Form] = {
-    ANYWHERE: product_of_ends,
-    FUSABLE: multiply_ends,
-    "cpu": cpu.or_plain(cpu.product_of_ends, product_of_ends),
-    **on_accelerators(triton_forms.product_of_ends),
+    ANYWHERE: gives_weights(product_of_ends, 2),
+    FUSABLE: gives_weights(multiply_ends, 2),
+    "cpu": cpu.or_plain(cpu.product_of_ends, gives_weights(product_of_ends, 2)),
+    **on_accelerators(gives_weights(triton_forms.product_of_ends, 2)),
 }
 
 
@@ -177,10 +181,10 @@ def _trilinear(per_channel: bool) -> Family:
     return Family(
         {
             "A": Member(
-                forms=A_FORMS, derivatives=(("B", (INCOMING, 1)), ("C", (0, INCOMING))), items=("columns", "edges")
+                forms=A_FORMS, derivatives=(("B", (INCOMING, 1)), ("C", (0, INCOMING))), items=("columns", "weights")
             ),
             "B": Member(
-                forms=B_FORMS, derivatives=(("A", (INCOMING, 1)), ("C", (INCOMING, 0))), items=("rows", "edges")
+                forms=B_FORMS, derivatives=(("A", (INCOMING, 1)), ("C", (INCOMING, 0))), items=("rows", "weights")
             ),
             "C": Member(
                 forms=products, derivatives=(("B", (1, INCOMING)), ("A", (0, INCOMING))), items=("columns", "rows")

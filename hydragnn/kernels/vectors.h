@@ -102,3 +102,6 @@ INLINE void add_to_first(const T* messages, const T* __restrict value, const T* 
     }
   }
 }
+
+// The weight of edge e: its own, or that of its pair where edges have one together.
+INLINE Int weight_of(const Int* pair, Int e) { return pair ? pair[e] : e; }

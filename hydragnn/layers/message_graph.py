@@ -61,7 +61,7 @@ class MessageGraph:
         """Make the geometry now, so that layers which are computed twice find it made both times."""
         if self.vectors is not None:
             _ = self._geometry
-        _ = self.edge_inputs, self.paired_inputs
+        _ = self.edge_inputs, self.paired_inputs, self.sharing
 
     def once(self, key: Any, make: Callable[[], T]) -> T:
         """What ``make`` gives, made at the first call with this key and shared by all layers."""
@@ -124,6 +124,14 @@ class MessageGraph:
         if vectors is None or self.basis is None or self.edge_features is not None:
             return None
         return self.once("pairs", lambda: pairs_of(vectors, self.topology))
+
+    @property
+    def sharing(self) -> Topology:
+        """The edges, those of a pair with one weight, for kernels that weigh with what ``paired_inputs`` gave."""
+        pairs, edges = self.pairs, self.topology
+        if pairs is None:
+            return edges
+        return self.once("sharing", lambda: edges.sharing(pairs.pair, pairs.first.shape[0]))
 
     @property
     def paired_inputs(self) -> tuple[Float[Tensor, "items width"] | None, Float[Tensor, "items 1"] | None]:

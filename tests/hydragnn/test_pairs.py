@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 import hydragnn.layers.message_graph
-from hydragnn.architectures.schnet import SchNetSettings
+from hydragnn.architectures import architecture_of
 from hydragnn.graphs import Field, GraphBatch
 from hydragnn.graphs.atomic import from_ase
 from hydragnn.graphs.batch import concatenate, edge_vectors
-from hydragnn.kernels import Pairs, Topology, compiled, pairs_of
+from hydragnn.kernels import Pairs, Topology, compiled, gather_multiply_sum, pairs_of
 from hydragnn.kernels.family import plain_forms
-from hydragnn.models import build_model, parse_head
+from hydragnn.models import build_model, degree_statistics, parse_head
 
 pytestmark = pytest.mark.skipif(compiled.library() is None, reason="the compiled kernels are not built")
 
@@ -80,13 +80,26 @@ def test_a_compiler_sees_no_pairs() -> None:
         assert pairs_of(edge_vectors(batch), batch.topology) is None
 
 
+SETTINGS = {
+    "schnet": {"num_radial": 6},
+    "moving schnet": {"num_radial": 6, "moving_coordinates": True},
+    "painn": {"num_radial": 6},
+    "tensornet": {},
+    "mace": {"max_ell": 2},
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
 def test_energy_forces_stress_and_gradients_are_those_of_filters_for_every_edge(
-    monkeypatch: pytest.MonkeyPatch,
+    name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batch = alloys().to(dtype=torch.float64)
     head = parse_head({"kind": "energy", "field": "energy", "forces": "forces", "stress": "stress"})
-    settings = SchNetSettings(hidden_dim=8, num_layers=2, num_radial=6, cutoff=4.5)
-    model = build_model(settings, [head], FIELDS, inputs=["atomic_numbers"], dim=3, seed=0).to(torch.float64)
+    kind = architecture_of(name.split()[-1])
+    settings = kind.Settings(hidden_dim=8, num_layers=2, cutoff=4.5, **SETTINGS[name])
+    model = build_model(
+        settings, [head], FIELDS, inputs=["atomic_numbers"], dim=3, seed=0, statistics=degree_statistics([batch])
+    ).to(torch.float64)
 
     def numbers() -> list[Tensor]:
         predictions = {name: value.mean for name, value in model(batch).items()}
@@ -109,4 +122,20 @@ def test_energy_forces_stress_and_gradients_are_those_of_filters_for_every_edge(
             halved = numbers()
     for ours, full in zip(halved, numbers()):
         torch.testing.assert_close(ours, full, rtol=1e-9, atol=1e-11)
-    assert sought == [True, False]
+    assert set(sought[: len(sought) // 2]) == {True} and set(sought[len(sought) // 2 :]) == {False}
+
+
+def test_edges_that_share_weights_say_how() -> None:
+    edges = Topology.square(torch.tensor([1, 0, 0]), torch.tensor([0, 1, 2]), 3)
+    shared = edges.sharing(torch.tensor([0, 0, 1]), 2)
+    assert shared.num_weights == 2 and edges.num_weights == 3
+    assert shared.row_offsets is edges.row_offsets
+    moved = shared.to("meta")
+    assert moved.pair is not None and moved.num_weights == 2
+    with pytest.raises(ValueError, match="3 edges; every edge needs one"):
+        edges.sharing(torch.tensor([0, 1]), 2)
+    for wrong in (2, -1):
+        with pytest.raises(IndexError, match="numbered from 0 to 1"):
+            edges.sharing(torch.tensor([0, wrong, 1]), 2)
+    with pytest.raises(ValueError, match="goes with 2 weights"):
+        gather_multiply_sum(torch.ones(3, 4), torch.ones(3, 4), shared)
