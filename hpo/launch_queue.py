@@ -2,7 +2,7 @@
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from hydragnn.config import AnyConfig
 from hydragnn.errors import InputError
 from hydragnn.files import check_no_link, write_json, write_sealed
 from hydragnn.hpo.launching.launcher import Exit, Launcher, Task
+from hydragnn.runs.attempt import BEAT_SECONDS, SECONDS_BETWEEN_BEATS
 
 AT_ONCE = 64
 """Folders made ready at once."""
@@ -29,9 +30,13 @@ class LaunchQueue:
         config_of: Callable[[int], AnyConfig],
         files: Executor,
         store_copy: Path | None = None,
+        beat_seconds: float = SECONDS_BETWEEN_BEATS,
     ) -> None:
-        """``files`` writes them side by side; ``store_copy``: where nodes have a copy of the store."""
-        self._launcher, self._config_of, self._files, self._store_copy = launcher, config_of, files, store_copy
+        """``files`` writes them side by side; ``store_copy``: where nodes have a copy of the store. Runs beat so often."""
+        self._launcher, self._config_of, self._files = launcher, config_of, files
+        self._told: dict[str, Any] = {} if store_copy is None else {"store": str(store_copy)}
+        if beat_seconds > SECONDS_BETWEEN_BEATS:
+            self._told[BEAT_SECONDS] = float(beat_seconds)
         self._waiting: dict[int, Task] = {}
         self._preparing: dict[int, tuple[Task, Future[None]]] = {}
         self._to_withdraw: set[int] = set()
@@ -88,17 +93,16 @@ class LaunchQueue:
         known = task.trial in self._configured
         config = None if known else self._config_of(task.trial).to_json()
         self._configured.add(task.trial)
-        self._preparing[task.trial] = task, self._files.submit(write_folder, task, config, self._store_copy)
+        self._preparing[task.trial] = task, self._files.submit(write_folder, task, config, self._told)
 
     def _end(self, task: Task) -> None:
         self._withdrawals.append(Exit(task=task, code=-signal.SIGTERM))
 
 
-def write_folder(task: Task, config: dict[str, Any] | None, store_copy: Path | None) -> None:
-    """Write what an attempt reads first; ``config`` only where it is not there yet. InputError where a link leads elsewhere."""
+def write_folder(task: Task, config: dict[str, Any] | None, told: Mapping[str, Any]) -> None:
+    """Write what an attempt reads first, and is ``told``; ``config`` only where it is not there yet. InputError where a link leads elsewhere."""
     for place in (task.folder.parent, task.folder, task.folder / "log.txt"):
         check_no_link(place)
     if config is not None:
         write_json(task.folder / "config.json", config)
-    copy = {} if store_copy is None else {"store": str(store_copy)}
-    write_sealed(task.folder / "attempt.json", {"attempt": task.attempt, **copy})
+    write_sealed(task.folder / "attempt.json", {"attempt": task.attempt, **told})

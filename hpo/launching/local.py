@@ -142,7 +142,8 @@ class LocalLauncher:
         """Let an attempt work that has begun."""
         worker = self._workers.get(task.slots[0])
         if worker is not None and worker.attempt is not None and worker.attempt.task == task:
-            worker.attempt.heartbeat = Heartbeat(folder=task.folder, patience=self._hang_seconds)
+            patience, runs = self._hang_seconds, len(self.slots)
+            worker.attempt.heartbeat = Heartbeat(folder=task.folder, patience=patience, runs=runs)
             worker.send(b"go\n")
 
     def poll(self, seconds: float) -> list[Report]:

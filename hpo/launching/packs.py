@@ -111,7 +111,7 @@ class PackLauncher:
         """Let an attempt work that has begun."""
         attempt = self._attempts.get(task.slots[0])
         if attempt is not None and attempt.task == task:
-            attempt.heartbeat = Heartbeat(folder=task.folder, patience=self._hang)
+            attempt.heartbeat = Heartbeat(folder=task.folder, patience=self._hang, runs=len(self.slots))
             self._send(task.slots[0], "go")
 
     def poll(self, seconds: float) -> list[Report]:

@@ -212,7 +212,8 @@ class StepLauncher:
             attempt = self._queue.popleft()
             patience = self._limits.hang_seconds
             every = min(HEARTBEAT_EVERY, patience / 10)
-            attempt.heartbeat = Heartbeat(folder=attempt.task.folder, patience=patience, every=every)
+            folder, runs = attempt.task.folder, len(self.slots)
+            attempt.heartbeat = Heartbeat(folder=folder, patience=patience, every=every, runs=runs)
             attempt.begun = time.monotonic()
             attempt.step.go()
             running += 1

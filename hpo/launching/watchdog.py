@@ -38,7 +38,21 @@ HANDFUL = 8
 """So many nodes can be lost between two looks however few there are; of more, not the larger part."""
 BADNESS: dict[NodeState, int] = {"well": 0, "silent": 1, "lost": 2}
 
+BEATS_A_SECOND = 20
+"""Heartbeats that a campaign's runs write together; each takes two operations of the file system."""
+
 Clock = Callable[[], float]
+
+
+def seconds_between_beats(runs: int, patience: float) -> float:
+    """How far apart the heartbeats of each of so many runs are, and the looks at them: a second, or more where the file system would feel it.
+
+    A run that hangs is told from one that does not within the patience by four beats at least.
+
+    >>> seconds_between_beats(4, 600.0), seconds_between_beats(1_000, 600.0), seconds_between_beats(9_408, 600.0)
+    (1.0, 50.0, 150.0)
+    """
+    return max(1.0, min(runs / BEATS_A_SECOND, patience / 4))
 
 
 @dataclass(kw_only=True, slots=True)
@@ -49,6 +63,8 @@ class Heartbeat:
     patience: float
     every: float | None = None
     """Seconds between looks at the file; a tenth of the patience if absent."""
+    runs: int = 1
+    """How many beat at the same time; looks are as far apart as their beats, or farther."""
     clock: Clock = time.monotonic
     _changed: float = field(init=False)
     _stamp: tuple[int, int] | None = field(init=False, default=None)
@@ -65,7 +81,7 @@ class Heartbeat:
         now = self.clock()
         if now < self._next:
             return False
-        self._next = now + (self.patience / 10 if self.every is None else self.every)
+        self._next = now + max(self._beats, self.patience / 10 if self.every is None else self.every)
         stamp = self._read()
         if stamp != self._stamp:
             self._stamp, self._changed = stamp, now
@@ -74,13 +90,18 @@ class Heartbeat:
     def lingers(self, attempt: int) -> bool:
         """Return True where the attempt has left its last record, and some of its processes do not end, for example on a lost node."""
         now = self.clock()
-        if now - self._changed < LINGER or now < self._next_record:
+        linger = max(LINGER, 2 * self._beats)
+        if now - self._changed < linger or now < self._next_record:
             return False
-        self._next_record = now + LINGER
+        self._next_record = now + linger
         with suppress(InputError):
             record = read_record(self.folder)
             return record.attempt == attempt and record.status != "running"
         return False
+
+    @property
+    def _beats(self) -> float:
+        return seconds_between_beats(self.runs, self.patience)
 
     def _read(self) -> tuple[int, int] | None:
         with suppress(OSError):

@@ -4,17 +4,21 @@ Whoever starts attempts writes ``RUN/attempt.json`` before each. An attempt thou
 there and leaves without a trace.
 """
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hydragnn.errors import InputError
 from hydragnn.files import read_sealed
 
 SECONDS_BETWEEN_BEATS = 1.0
+BEAT_SECONDS = "beat_seconds"
+"""Under which ``attempt.json`` asks for more."""
 
 
 class Fenced(Exception):
@@ -36,21 +40,27 @@ class Attempt:
 
     def check(self) -> None:
         """Raise Fenced unless ``attempt.json`` names this attempt; called right before every write."""
+        self.note()
+
+    def note(self) -> dict[str, Any]:
+        """What ``attempt.json`` tells this attempt, nothing where nobody counts; Fenced as in ``check``."""
         if self.number is None:
-            return
+            return {}
         try:
-            current = read_sealed(self.folder / "attempt.json")["attempt"]
+            note = read_sealed(self.folder / "attempt.json")
+            current = note["attempt"]
         except (InputError, KeyError, TypeError):
-            current = None
+            note, current = {}, None
         if current != self.number:
             owner = "nobody" if current is None else f"attempt {current}"
             raise Fenced(f"{self.folder} belongs to {owner} now; attempt {self.number} leaves without writing")
+        return note
 
 
 class Heartbeat:
     """``RUN/heartbeat``, written by the first rank at most once a second while it gets on: a watchdog reads its age.
 
-    Inside are the time, the attempt and, once steps are taken, the epochs done.
+    Where thousands of runs share a file system, ``attempt.json`` asks for more seconds between beats. Inside are the time, the attempt and, once steps are taken, the epochs done.
     """
 
     def __init__(
@@ -63,25 +73,25 @@ class Heartbeat:
     ) -> None:
         """Only the ``first`` rank writes; the hearts ``beside`` it, of runs that wait for this one, beat with it."""
         self.attempt, self.first, self.clock, self.beside = attempt, first, clock, beside
-        self.beaten_at = -SECONDS_BETWEEN_BEATS
+        self.every, self.beaten_at = SECONDS_BETWEEN_BEATS, -math.inf
         self.epochs: float | None = None
 
     def beat(self, epochs: float | None = None) -> None:
         """Say that the run lives, and has done so many epochs; raises Fenced where it belongs to a later attempt."""
         now = self.clock()
         self.epochs = self.epochs if epochs is None else epochs
-        if not self.first or now - self.beaten_at < SECONDS_BETWEEN_BEATS:
+        if not self.first or now - self.beaten_at < self.every:
             return
-        self.attempt.check()
         self.show(now)
         for other in self.beside():
-            if now - other.beaten_at >= SECONDS_BETWEEN_BEATS:
+            if now - other.beaten_at >= other.every:
                 with suppress(Fenced):  # it will notice itself
-                    other.attempt.check()
                     other.show(now)
 
     def show(self, now: float) -> None:
-        """Write the time, the attempt and its epochs."""
+        """Write the time, the attempt and its epochs; Fenced where the run belongs to a later attempt."""
+        asked = self.attempt.note().get(BEAT_SECONDS)
+        self.every = max(SECONDS_BETWEEN_BEATS, asked) if isinstance(asked, float) else SECONDS_BETWEEN_BEATS
         self.beaten_at = now
         with suppress(OSError):  # a full disk stops the run where it matters, at a checkpoint
             # opened and closed each time, so that network file systems show the new time to others

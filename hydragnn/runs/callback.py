@@ -21,8 +21,6 @@ from hydragnn.runs.signals import Signals
 from hydragnn.runs.stopwatch import Stopwatch
 from hydragnn.training.state import TrainState
 
-SECONDS_BETWEEN_RECORDS = 1.0
-
 
 class RunCallback:
     """The callback of a run in a folder; ranks other than the first only take part in checkpoints."""
@@ -82,7 +80,7 @@ class RunCallback:
         """Write a checkpoint where one is due, the record now and then, and show the epoch's values."""
         if self.due(state):
             self.save(state)
-        if time.monotonic() - self.written_at > SECONDS_BETWEEN_RECORDS:
+        if time.monotonic() - self.written_at > self.heart.every:
             self.write(state)
         values = {name: curve[-1] for name, curve in state.curves.items()}
         if self.progress:

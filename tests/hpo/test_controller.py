@@ -119,6 +119,17 @@ def test_an_attempt_starts_with_its_number_in_its_folder_and_goes_only_after_its
     assert {task.trial for task in launcher.tasks} == set(range(9))
 
 
+def test_runs_of_a_wide_campaign_are_asked_to_beat_more_rarely(settings: Settings, tmp_path: Path) -> None:
+    launcher = Instant(*(f"n{number}" for number in range(100)))
+
+    def check_start(task: Task) -> None:
+        assert read_sealed(task.folder / "attempt.json") == {"attempt": task.attempt, "beat_seconds": 5.0}
+        launcher.succeed(task)
+
+    launcher.on_start = check_start
+    assert run_search(settings(), tmp_path / "c", launcher=launcher).ending == "finished"
+
+
 @pytest.mark.parametrize(("sizes", "told"), [((1, 3), True), (1, False)], ids=["sizes that change", "one size"])
 def test_the_scheduler_is_told_how_far_attempts_have_come_where_they_can_change_their_size(
     sizes: Any, told: bool, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hydragnn.hpo.launching.sites import Mpiexec, NodeStates, Slurm
-from hydragnn.hpo.launching.watchdog import LOOK_PATIENCE, TROUBLE, Heartbeat, SchedulerWatch
+from hydragnn.hpo.launching.watchdog import LOOK_PATIENCE, TROUBLE, Heartbeat, SchedulerWatch, seconds_between_beats
 from hydragnn.record import Failure, RunRecord, write_record
 
 
@@ -45,6 +45,23 @@ def test_a_run_that_never_beats_has_stopped_when_the_patience_ends(tmp_path: Pat
     assert not heart.stopped()
     clock.now += 1.5
     assert heart.stopped()
+
+
+@pytest.mark.parametrize(("runs", "operations"), [(9_408, 220), (2_000, 80), (200, 80), (4, 12)])
+def test_runs_of_any_number_beat_together_as_often_as_the_file_system_bears(
+    runs: int, operations: int, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Operations a second of all runs and their watchdog: two of a beat, one of a look."""
+    monkeypatch.setattr(Heartbeat, "_read", lambda heart: looks.append(clock.now) or (len(looks), 0))
+    looks: list[float] = []
+    hearts = [Heartbeat(folder=tmp_path, patience=600.0, every=2.0, runs=runs, clock=clock) for _ in range(20)]
+    looks.clear()
+    for _ in range(1200):
+        clock.now += 0.5
+        assert not any(heart.stopped() for heart in hearts)
+    beats = 2 * runs / seconds_between_beats(runs, 600.0)
+    assert beats + len(looks) / len(hearts) * runs / 600.0 < operations
+    assert seconds_between_beats(runs, 600.0) <= 150.0
 
 
 def test_processes_linger_when_the_last_record_of_their_attempt_is_complete_and_nothing_happens(

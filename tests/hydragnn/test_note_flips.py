@@ -31,7 +31,7 @@ def test_a_flipped_bit_never_points_to_another_checkpoint(tmp_path: Path) -> Non
 
 
 def test_a_flipped_bit_never_lets_another_attempt_write(tmp_path: Path) -> None:
-    write_folder(Task(trial=0, attempt=4, until=1, folder=tmp_path, slots=("n1",)), None, None)
+    write_folder(Task(trial=0, attempt=4, until=1, folder=tmp_path, slots=("n1",)), None, {})
     Attempt(folder=tmp_path, number=4).check()
     fenced = 0
     for _ in flipped([tmp_path / "attempt.json"], seed=1):

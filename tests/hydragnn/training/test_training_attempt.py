@@ -8,14 +8,16 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import CodeType
+from typing import Any
 
 import pytest
 
 from hydragnn.config import RunConfig
 from hydragnn.datasets import MemoryStore
+from hydragnn.files import write_sealed
 from hydragnn.record import read_record, write_record
 from hydragnn.runs import train
-from hydragnn.runs.attempt import Attempt, Fenced, Heartbeat, shown_epochs
+from hydragnn.runs.attempt import BEAT_SECONDS, Attempt, Fenced, Heartbeat, shown_epochs
 from hydragnn.runs.checkpoint import _remove_old
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
@@ -231,6 +233,22 @@ def test_the_heart_beats_at_most_once_a_second_and_only_for_the_owner(tmp_path: 
         heart.beat()
     Heartbeat(Attempt(folder=tmp_path, number=2), first=False).beat()
     assert not (tmp_path / "heartbeat").exists()
+
+
+@pytest.mark.parametrize(
+    ("asked", "beats"), [(30.0, [0.0, 30.0, 60.0]), (0.01, [0.0, 1.0, 2.0, 3.0]), ("often", [0.0, 1.0, 2.0, 3.0])]
+)
+def test_the_heart_beats_as_rarely_as_its_starter_asks(tmp_path: Path, asked: Any, beats: list[float]) -> None:
+    now, felt = [0.0], []
+    write_sealed(tmp_path / "attempt.json", {"attempt": 1, BEAT_SECONDS: asked})
+    heart = Heartbeat(Attempt(folder=tmp_path, number=1), first=True, clock=lambda: now[0])
+    while now[0] <= max(beats) + 0.9:
+        heart.beat()
+        if (tmp_path / "heartbeat").exists():
+            felt.append(now[0])
+            (tmp_path / "heartbeat").unlink()
+        now[0] += 0.5
+    assert felt == beats
 
 
 def test_the_heartbeat_says_how_far_its_own_attempt_has_come(tmp_path: Path) -> None:
