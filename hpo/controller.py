@@ -89,7 +89,7 @@ class Controller:
         store_copy = None if settings.job is None else settings.job.store_copy
         beats = seconds_between_beats(len(launcher.slots), 60.0 * settings.search.hang_minutes)
         self._launch_queue = LaunchQueue(launcher, self._config, self._files, store_copy, beats)
-        self._progress = AttemptProgress(partial(trial_folder, out), self._files)
+        self._progress = AttemptProgress(partial(trial_folder, out), self._files, beat_seconds=beats)
 
     def stop(self, reason: str) -> None:
         """Ask the loop to leave; safe to call from a signal handler."""

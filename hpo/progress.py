@@ -7,27 +7,37 @@ from heapq import heappop, heappush
 from pathlib import Path
 
 from hydragnn.hpo.scheduling.events import Event, Launched, Progressed
-from hydragnn.runs.attempt import shown_epochs
+from hydragnn.runs.attempt import SECONDS_BETWEEN_BEATS, shown_epochs
 
 FIRST_LOOK = 60.0
 """Seconds from the launch of an attempt to the first look at its heartbeat; every next one is twice as late."""
+
+BEATS_BEFORE = 4
+"""So many beats before it at least, so that the age of what it says hardly changes the pace."""
 
 
 class AttemptProgress:
     """Looks at the heartbeats of attempts, each a few times in its life, beside the controller's loop."""
 
     def __init__(
-        self, folder_of: Callable[[int], Path], files: Executor, clock: Callable[[], float] = time.monotonic
+        self,
+        folder_of: Callable[[int], Path],
+        files: Executor,
+        clock: Callable[[], float] = time.monotonic,
+        beat_seconds: float = SECONDS_BETWEEN_BEATS,
     ) -> None:
-        """``folder_of`` gives a trial's run folder; ``files`` reads side by side."""
+        """``folder_of`` gives a trial's run folder; ``files`` reads side by side. What a heartbeat says is up to ``beat_seconds`` old."""
         self._folder_of, self._files, self._clock = folder_of, files, clock
+        rare = beat_seconds > SECONDS_BETWEEN_BEATS
+        self._first_look = max(FIRST_LOOK, BEATS_BEFORE * beat_seconds) if rare else FIRST_LOOK
         self._due: list[tuple[float, float, int, int]] = []
         self._looks: list[tuple[int, int, Future[float | None]]] = []
 
     def follow(self, event: Event) -> None:
         """Note an attempt that begins."""
         if isinstance(event, Launched):
-            heappush(self._due, (self._clock() + FIRST_LOOK, FIRST_LOOK, event.trial, event.attempt))
+            after = self._first_look
+            heappush(self._due, (self._clock() + after, after, event.trial, event.attempt))
 
     def changes(self, running: Callable[[int, int], bool]) -> list[Progressed]:
         """What the looks found that have ended; begins those that are due, for attempts that are still ``running``."""

@@ -54,7 +54,7 @@ class PackLauncher:
         """``shares`` of a node, of which so many that are ``together`` share a process; at most ``rate`` steps begin per second."""
         allow_many_files()  # two pipes per pack, and where a launcher feeds its first rank only, one pack per node
         self._site, self._allocation, self._shares, self._log, self._module = site, allocation, shares, log, module
-        self._together = together
+        self._together, self._runs = together, len(self.slots)
         self._hang, self._patience = hang_seconds, probe_seconds
         self._environment = {**os.environ, **_importable(), "PYTHONUNBUFFERED": "1", **(environment or {})}
         self._numbers, self._queue = itertools.count(), PackQueue(rate)
@@ -111,7 +111,7 @@ class PackLauncher:
         """Let an attempt work that has begun."""
         attempt = self._attempts.get(task.slots[0])
         if attempt is not None and attempt.task == task:
-            attempt.heartbeat = Heartbeat(folder=task.folder, patience=self._hang, runs=len(self.slots))
+            attempt.heartbeat = Heartbeat(folder=task.folder, patience=self._hang, runs=self._runs)
             self._send(task.slots[0], "go")
 
     def poll(self, seconds: float) -> list[Report]:

@@ -54,6 +54,17 @@ def test_an_attempt_is_looked_at_after_a_minute_and_then_ever_more_seldom(tmp_pa
     ]
 
 
+def test_where_hearts_beat_rarely_the_first_look_is_later(tmp_path: Path, now: list[float]) -> None:
+    progress = AttemptProgress(lambda trial: tmp_path / str(trial), AtOnce(), clock=lambda: now[0], beat_seconds=50.0)
+    progress.follow(Launched(trial=4, attempt=2, identity={}))
+    shows(tmp_path, 4, 2, 1.0)
+    seen = []
+    for second in range(500):
+        now[0] = float(second)
+        seen += [second for _ in progress.changes(lambda trial, attempt: True)]
+    assert seen == [200, 400]
+
+
 def test_nothing_is_told_of_attempts_that_are_over_or_of_heartbeats_of_others(tmp_path: Path, now: list[float]) -> None:
     progress = AttemptProgress(lambda trial: tmp_path / str(trial), AtOnce(), clock=lambda: now[0])
     for trial, attempt in ((0, 1), (1, 5), (2, 1)):
