@@ -54,10 +54,12 @@ class Topology:
     def sharing(self, pair: Int[Tensor, " edges"], num_pairs: int) -> "Topology":
         """The same edges, of which those with the same ``pair`` have one weight, in kernels that take weights (not: messages).
 
-        Raises ValueError where there is no pair for every edge, IndexError where a pair does not exist (looked at on a CPU, not while a graph is traced).
+        Raises ValueError where there is no int64 pair for every edge, IndexError where a pair does not exist (looked at on a CPU, not while a graph is traced).
         """
         if pair.shape != self.senders.shape:
             raise ValueError(f"pairs of shape {list(pair.shape)} go with {self.num_edges} edges; every edge needs one")
+        if pair.dtype != torch.int64:
+            raise ValueError(f"pairs of {self} are {pair.dtype}; make them torch.int64")
         if type(pair) is Tensor and pair.is_cpu and len(pair) and int(pair.numpy().view(np.uint64).max()) >= num_pairs:
             raise IndexError(f"a pair of {self} does not exist; pairs are numbered from 0 to {num_pairs - 1}")
         shared = replace(self, pair=pair, num_pairs=num_pairs)
