@@ -13,7 +13,7 @@ FIRST_LOOK = 60.0
 """Seconds from the launch of an attempt to the first look at its heartbeat; every next one is twice as late."""
 
 BEATS_BEFORE = 4
-"""So many beats before it at least, so that the age of what it says hardly changes the pace."""
+"""So many beats before that look at least, so that the age of what it finds hardly changes the pace."""
 
 
 class AttemptProgress:
@@ -28,8 +28,7 @@ class AttemptProgress:
     ) -> None:
         """``folder_of`` gives a trial's run folder; ``files`` reads side by side. What a heartbeat says is up to ``beat_seconds`` old."""
         self._folder_of, self._files, self._clock = folder_of, files, clock
-        rare = beat_seconds > SECONDS_BETWEEN_BEATS
-        self._first_look = max(FIRST_LOOK, BEATS_BEFORE * beat_seconds) if rare else FIRST_LOOK
+        self._first_look = max(FIRST_LOOK, BEATS_BEFORE * beat_seconds)
         self._due: list[tuple[float, float, int, int]] = []
         self._looks: list[tuple[int, int, Future[float | None]]] = []
 
