@@ -8,7 +8,8 @@ Every peer is a process of its own that takes a step when asked; steps are asked
 does hits all alike. One batch of 32 rattled fcc alloys of 8 to 64 atoms within 5 A, hidden 64, 3 layers, 20 radial functions, one
 thread, fp32. Figures are CPU ms, medians over the rounds; ratios are theirs over ours, the median over rounds. Where a peer has the same
 form it has the same weights, and ``same`` is the largest difference of its energies and forces as a share of the largest.
-``--atoms``: instead one crystal of so many rattled copper atoms, beside this project at the older commit only.
+``--atoms``: instead one crystal of so many rattled copper atoms, beside this project at the older commit only. With
+HYDRAGNN_PEERS_LOUD in the environment the peers' own errors are printed.
 """
 
 import argparse
