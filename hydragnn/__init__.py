@@ -5,6 +5,7 @@ checkout finds them because the checkout is appended to this package's path. Thi
 import runs it, so the Python api (``hydragnn.train`` and its like) is loaded on first use.
 """
 
+import os
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,6 +44,11 @@ __all__ = [
     "submit",
     "train",
 ]
+
+if "OMP_WAIT_POLICY" not in os.environ:
+    # threads of OpenMP that wait for others go to sleep soon: beside other programs on the same cores, or within a container's
+    # share of them, they would burn what those they wait for need (docs/launchers.md). Read once, when torch is loaded
+    os.environ.setdefault("GOMP_SPINCOUNT", "5000")
 
 _checkout = Path(__file__).resolve().parent.parent
 if (_checkout / "graphs" / "__init__.py").is_file():

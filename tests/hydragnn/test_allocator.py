@@ -1,4 +1,4 @@
-"""Processes that train or predict keep freed memory, unless their user has decided otherwise."""
+"""Processes that train or predict keep freed memory, and threads that wait soon sleep, unless their user has decided otherwise."""
 
 import os
 import subprocess
@@ -38,3 +38,15 @@ def test_memory_that_was_freed_is_used_again_instead_of_being_mapped_anew() -> N
 
 def test_whoever_has_set_the_allocator_keeps_what_was_set() -> None:
     assert page_faults("keep", GLIBC_TUNABLES="glibc.malloc.check=0")[0] == "False"
+
+
+@pytest.mark.parametrize(
+    "given, said",
+    [({}, "5000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")],
+)
+def test_threads_spin_shortly_unless_somebody_has_said_how_they_wait(given: dict[str, str], said: str) -> None:
+    program = "import sys, hydragnn, os; print(os.environ.get('GOMP_SPINCOUNT'), 'torch' in sys.modules)"
+    own = {name: value for name, value in os.environ.items() if name not in {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}}
+    command = [sys.executable, "-c", program]
+    output = subprocess.run(command, env={**own, **given}, capture_output=True, text=True, check=True, timeout=120)
+    assert output.stdout.split() == [said, "False"]  # torch is not loaded yet, and will read it
