@@ -36,8 +36,9 @@ def model_of(kind: str, width: int, receivers: Tensor) -> nn.Module:
         max_neighbours=1000,
         edge_dim=1,
         pna_deg=torch.bincount(torch.bincount(receivers)).tolist(),
-        num_gaussians=RADIAL,
-        num_filters=HIDDEN,
+        # its create_model hands SchNet these two in each other's place
+        num_gaussians=HIDDEN,
+        num_filters=RADIAL,
         radius=CUTOFF,
         use_gpu=False,
     )
@@ -47,6 +48,8 @@ def model_of(kind: str, width: int, receivers: Tensor) -> nn.Module:
         model.use_edge_attr = True
         model.graph_convs, model.feature_layers = nn.ModuleList(), nn.ModuleList()
         model._init_conv()
+        filters = model.graph_convs[0][0].nn[0]
+        assert (filters.in_features, filters.out_features) == (RADIAL, HIDDEN), filters
     return model
 
 
