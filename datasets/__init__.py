@@ -7,7 +7,15 @@ if __name__ == "datasets":
     )
 
 from hydragnn.datasets.build import build_store
-from hydragnn.datasets.build_settings import BuildSettings, FieldSettings, Make, OwnBuild, read_build_settings, rule_of
+from hydragnn.datasets.build_settings import (
+    BuildSettings,
+    CoarseningSettings,
+    FieldSettings,
+    Make,
+    OwnBuild,
+    read_build_settings,
+    rule_of,
+)
 from hydragnn.datasets.disk import DiskStore, open_store
 from hydragnn.datasets.fit import fit_normalisation, joint_scale
 from hydragnn.datasets.loader import Loader

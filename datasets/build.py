@@ -71,7 +71,7 @@ def no_graphs(settings: BuildSettings) -> InputError:
 
 
 def graphs_of(settings: BuildSettings) -> Iterator[GraphBatch]:
-    """The graphs of a source, one by one, with scaled values and the structural encodings asked for."""
+    """The graphs of a source, one by one, with scaled values and the structural encodings and levels asked for."""
     for make in makers_of(settings):
         yield make()
 
@@ -81,7 +81,8 @@ def makers_of(settings: BuildSettings) -> Iterator[Make]:
     widths = {name: getattr(settings, name) for name in ENCODINGS}
 
     def complete(make: Make) -> GraphBatch:
-        return with_encodings(_scale_fields(make(), settings.fields), widths)
+        graph = with_encodings(_scale_fields(make(), settings.fields), widths)
+        return graph if settings.coarsening is None else settings.coarsening.applied(graph)
 
     for make in _makers(settings):
         yield partial(complete, make)

@@ -12,6 +12,7 @@ from pydantic import model_validator
 from hydragnn.errors import InputError, nearest
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Dtype, Field, Location, Parity, Role
+from hydragnn.graphs.levels import with_contracted_levels, with_voxel_levels
 from hydragnn.imports import class_named
 from hydragnn.settings import Settings
 
@@ -83,6 +84,33 @@ class FieldSettings(Settings):
         return [self.key or self.name] if not isinstance(self.key, list) else self.key
 
 
+class CoarseningSettings(Settings):
+    """Coarser levels of every graph, for models that pool: the node field ``clusters``."""
+
+    by: Literal["voxels", "contraction"]
+    """voxels: nodes in one cube of space are one; contraction: pairs of neighbours are one, the closest ones first."""
+
+    levels: int = Setting(default=1, ge=1, le=16)
+    """How many; every level is made of the last."""
+
+    side: float | None = Setting(default=None, gt=0)
+    """Of the smallest voxels, in the unit of positions; each level doubles it. Absent: twice the mean length of each graph's edges."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "CoarseningSettings":
+        if self.side is not None and self.by != "voxels":
+            raise ValueError('side is that of voxels; leave it out, or set by = "voxels"')
+        return self
+
+    def applied(self, batch: GraphBatch) -> GraphBatch:
+        """The batch with its levels; InputError where it has none such."""
+        return (
+            with_voxel_levels(batch, self.levels, self.side)
+            if self.by == "voxels"
+            else with_contracted_levels(batch, self.levels)
+        )
+
+
 class _Build(Settings):
     """What every kind of source has."""
 
@@ -100,6 +128,9 @@ class _Build(Settings):
 
     random_walk_encoding: int = Setting(default=0, ge=0)
     """Numbers of the node field ``random_walk_encoding``, chances to be back after 1, 2, ... steps of a random walk; 0 for none."""
+
+    coarsening: CoarseningSettings | None = None
+    """Coarser levels of every graph, for models that pool; absent: none."""
 
     attributes: dict[str, Any] = Setting(default_factory=dict)
     """Anything worth keeping with the store: method, licence, citation."""

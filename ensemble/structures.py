@@ -8,7 +8,7 @@ from typing import Any
 
 from ase import Atoms
 
-from hydragnn.datasets import Make, open_store
+from hydragnn.datasets import CoarseningSettings, Make, open_store
 from hydragnn.ensemble.manifest import Manifest
 from hydragnn.ensemble.members import Member
 from hydragnn.errors import InputError
@@ -16,6 +16,7 @@ from hydragnn.graphs.atomic import from_ase
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.encodings import ENCODINGS, with_encodings
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
+from hydragnn.graphs.levels import CLUSTERS
 from hydragnn.graphs.skin import SkinList
 
 
@@ -31,6 +32,8 @@ class Structures:
     """What members read beside atomic numbers; found under their names in ``atoms.info`` and ``atoms.arrays``."""
     encodings: Mapping[str, int] = member(default_factory=dict)
     """Structural encodings that members read, made anew for every structure: numbers per node by name."""
+    coarsening: CoarseningSettings | None = None
+    """How levels are made, where members pool."""
 
     def graph(self, atoms: Atoms, name: str, neighbours: SkinList | None = None) -> GraphBatch:
         """The graph of one structure; InputError where it cannot be built. ``neighbours`` finds them where atoms move step by step."""
@@ -42,7 +45,8 @@ class Structures:
             name=name,
             neighbours=neighbours,
         )
-        return with_encodings(graph, self.encodings)
+        graph = with_encodings(graph, self.encodings)
+        return graph if self.coarsening is None else self.coarsening.applied(graph)
 
     def makers(self, frames: Iterable[Atoms], first: int = 0) -> Iterator[Make]:
         """What makes the graph of each structure, which are numbered from ``first`` on."""
@@ -70,9 +74,21 @@ def structures_for(members: Sequence[Member], manifest: Manifest) -> Structures:
     return Structures(
         cutoff=float(known["cutoff"] if "cutoff" in known else _largest_cutoff(members)),
         max_neighbours=known.get("max_neighbours"),
-        fields=tuple(field for field in manifest.inputs if field.name not in {ATOMIC_NUMBERS, *ENCODINGS}),
+        fields=tuple(field for field in manifest.inputs if field.name not in {ATOMIC_NUMBERS, CLUSTERS, *ENCODINGS}),
         encodings={field.name: field.width for field in manifest.inputs if field.name in ENCODINGS},
+        coarsening=_coarsening(known) if CLUSTERS in {field.name for field in manifest.inputs} else None,
     )
+
+
+def _coarsening(known: Mapping[str, Any]) -> CoarseningSettings:
+    """How the training store made levels; InputError where it does not say."""
+    rule = known.get("build")
+    table = rule.get("coarsening") if isinstance(rule, Mapping) else None
+    if table is None:
+        raise InputError(
+            "members pool, and the training store does not say how its levels were made; give a store, or a BUILD.toml"
+        )
+    return CoarseningSettings.parse(table, "the training store")
 
 
 def _largest_cutoff(members: Sequence[Member]) -> float:

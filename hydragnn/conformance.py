@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 
-from hydragnn.architectures import architecture_of
 from hydragnn.conformance_cases import CORNERS, loss_of, make_graph, make_model, no_nodes
 from hydragnn.conformance_smoothness import SmoothnessConformance
 from hydragnn.datasets import Normalisation, Scale
@@ -72,6 +71,12 @@ def permute(batch: GraphBatch, order: Tensor) -> GraphBatch:
         nodes={name: value[order] for name, value in batch.nodes.items()},
         edges={name: value[edges] for name, value in batch.edges.items()},
     )
+
+
+def skip_without_forces(model: GraphModel) -> None:
+    """Skip a test of forces where the model sees no lengths, or pools."""
+    if "forces" not in model.description.fields:
+        pytest.skip(f"{model.description.model.kind} gives no forces with these settings")
 
 
 class ArchitectureConformance(SmoothnessConformance):
@@ -157,9 +162,8 @@ class ArchitectureConformance(SmoothnessConformance):
 
     @pytest.mark.parametrize("corner", ["two graphs", "self loop", "one edge"])
     def test_forces_are_minus_the_gradient_of_the_energy(self, kind: str, corner: str) -> None:
-        if not architecture_of(kind).sees_positions():
-            pytest.skip(f"{kind} sees no lengths")
         batch, model = CORNERS[corner](), self.model()
+        skip_without_forces(model)
         forces = model(batch)["forces"].mean.detach()
 
         def energy(along: Tensor, step: float) -> float:
@@ -170,9 +174,8 @@ class ArchitectureConformance(SmoothnessConformance):
             assert_slope(partial(energy, along), -float((forces * along).sum()), forces)
 
     def test_stress_is_the_derivative_with_respect_to_strain_over_the_volume(self, kind: str) -> None:
-        if not architecture_of(kind).sees_positions():
-            pytest.skip(f"{kind} sees no lengths")
         batch, model = CORNERS["one graph"](), self.model()
+        skip_without_forces(model)
         stress = model(batch)["stress"].mean[0].detach()
         volume = torch.linalg.det(batch.cell[0]).abs()
 
@@ -189,9 +192,9 @@ class ArchitectureConformance(SmoothnessConformance):
 
     @pytest.mark.parametrize("outputs", ["energy", "forces", "all"])
     def test_the_loss_has_the_gradient_that_finite_differences_give(self, kind: str, outputs: str) -> None:
-        if not architecture_of(kind).sees_positions() and outputs == "forces":
-            pytest.skip(f"{kind} sees no lengths")
         batch, model = CORNERS["two graphs"](), self.model()
+        if outputs == "forces":
+            skip_without_forces(model)
         names, start = [name for name, _ in model.named_parameters()], list(model.parameters())
 
         def loss(values: Sequence[Tensor]) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 from hydragnn.architectures import ArchitectureSettings, architecture_of
 from hydragnn.graphs.batch import GraphBatch, concatenate
 from hydragnn.graphs.field import Field
+from hydragnn.graphs.levels import CLUSTERS, clusters_field
 from hydragnn.graphs.topology import Topology
 from hydragnn.models import (
     Distribution,
@@ -47,6 +48,8 @@ TENSORS = (
     Field(name="polarisability", on="graph", shape=(3, 3), parity="tensor", role="target"),
     Field(name="shielding", on="node", shape=(2, 3, 3), parity="tensor", role="target"),
 )
+LEVELS = 2
+"""Coarser levels of the graphs, for models that pool."""
 GAUSSIAN = {"distribution": "gaussian", "loss": "nll"}
 
 
@@ -57,6 +60,7 @@ def make_graph(seed: int, nodes: int, *, edges: int | None = None, self_loop: bo
     cell = 4 * torch.eye(3, dtype=torch.float64) + torch.rand(3, 3, generator=random, dtype=torch.float64)
     fractional = torch.rand(nodes, 3, generator=random, dtype=torch.float64)
     half = max(nodes // 2, 1)
+    clusters = torch.randint(half, (nodes,), generator=torch.Generator().manual_seed(seed))
     receivers = torch.randint(nodes, (count,), generator=random).sort().values
     senders = torch.randint(half, (count,), generator=random) + torch.where(receivers < half, 0, nodes - half)
     images = torch.randint(-1, 2, (count, 3), generator=random).double()
@@ -73,10 +77,11 @@ def make_graph(seed: int, nodes: int, *, edges: int | None = None, self_loop: bo
         periodic=torch.ones(1, 3, dtype=torch.bool),
         node_offsets=torch.tensor([0, nodes]),
         edge_offsets=torch.tensor([0, edge_count]),
-        fields={field.name: field for field in INPUTS},
+        fields={field.name: field for field in (*INPUTS, clusters_field(LEVELS))},
         nodes={
             "species": torch.randint(5, (nodes,), generator=random),
             "size": torch.randn(nodes, 2, generator=random, dtype=torch.float64),
+            CLUSTERS: torch.stack([clusters, clusters // 2], dim=1),
         },
         edges={
             "area": torch.rand(edge_count, generator=random, dtype=torch.float64),
@@ -122,7 +127,7 @@ def small_settings(kind: str, **changes: Any) -> ArchitectureSettings:
 def make_model(kind: str, seed: int = 0, dtype: torch.dtype = torch.float64, **changes: Any) -> GraphModel:
     """A small model with every head that its kind can have; ``changes`` are other settings."""
     settings = small_settings(kind, **changes)
-    forces = architecture_of(kind).sees_positions()
+    forces = architecture_of(kind).sees_positions() and settings.pooling is None
     derivatives = {"forces": "forces", "stress": "stress"} if forces else {}
     heads = [
         parse_head({"kind": "energy", "field": "energy", "hidden_dims": [6], **derivatives}),
@@ -136,7 +141,7 @@ def make_model(kind: str, seed: int = 0, dtype: torch.dtype = torch.float64, **c
         parse_head({"kind": "scalar", "field": "load_of_own", "hidden_dims": [6], "conv_layers": 1}),
     ]
     fields = [*INPUTS, *SCALARS, *((FORCES, STRESS) if forces else ())]
-    if forces:
+    if architecture_of(kind).sees_positions():
         heads += [
             parse_head({"kind": "tensor", "field": "polarisability", "hidden_dims": [6], **GAUSSIAN}),
             parse_head({"kind": "tensor", "field": "shielding", "hidden_dims": [6]}),
@@ -149,7 +154,9 @@ def make_model(kind: str, seed: int = 0, dtype: torch.dtype = torch.float64, **c
         ]
         fields += VECTORS
     statistics = degree_statistics([make_graph(1, 5), make_graph(2, 7)])
+    fields += [] if settings.pooling is None else [clusters_field(LEVELS)]
     inputs = [field.name for field in INPUTS if architecture_of(kind).reads(settings, field)]
+    inputs += [] if settings.pooling is None else [CLUSTERS]
     return build_model(settings, heads, fields, inputs=inputs, dim=3, seed=seed, statistics=statistics).to(dtype)
 
 

@@ -46,6 +46,14 @@ class GlobalAttentionSettings(Settings):
     """Attention heads; they divide hidden_dim."""
 
 
+class PoolingSettings(Settings):
+    """Layers on coarser levels of the graph between those on the graph itself, and the way back (Gao and Ji 2019, arXiv:1905.05178)."""
+
+    levels: int = Setting(default=1, ge=1, le=16)
+    """Coarser levels, of those that the node field ``clusters`` of the store has. Layers go down to the coarsest and back: of five
+    layers and two levels the first and the last work on the graph itself, the third on the coarsest level."""
+
+
 Searched = Mapping[str, Mapping[str, Any]]
 """Settings that a search varies by itself, with their ranges as they stand in ``[search.space]``."""
 
@@ -85,6 +93,9 @@ class ArchitectureSettings(Settings):
     global_attention: GlobalAttentionSettings | None = None
     """Attention among all nodes of a graph beside every layer; absent: none."""
 
+    pooling: PoolingSettings | None = None
+    """Layers on coarser levels of the graph; absent: none."""
+
     checkpoint_activations: bool = False
     """Compute every layer a second time in the backward pass instead of keeping its activations: less memory, a third more time."""
 
@@ -94,6 +105,10 @@ class ArchitectureSettings(Settings):
 
         if architecture_of(self.kind).Settings is not type(self):
             raise ValueError(f"kind = {self.kind!r} has other settings than {type(self).__name__}")
+        if self.pooling is not None and self.num_layers < 2:
+            raise ValueError(
+                "pooling needs a layer on the graph and one on a coarser level; set num_layers to 2 or more"
+            )
         return self
 
     @property
@@ -257,6 +272,17 @@ class Architecture(nn.Module):
     def reads(cls, settings: Any, field: Field) -> bool:
         """Return True where an input like this reaches the network: any of nodes and graphs, and those of edges that it sees."""
         return field.on != "edge" or "edge_features" in cls.sees or field.name in cls.kind_fields(settings)
+
+    @classmethod
+    def unpoolable(cls, settings: Any) -> str:
+        """Why layers cannot work on coarser levels of a graph, after "model ... "; empty where they can."""
+        if "triplets" in cls.requires:
+            return "has messages that stay on the edges of one graph"
+        if "edge_kinds" in cls.requires:
+            return "tells kinds of edges apart, which have no mean"
+        if cls.readout == "every layer":
+            return "is read out at the nodes of every layer"
+        return "" if "species" not in cls.requires else "needs the species of its nodes, and a cluster has none"
 
     @classmethod
     def check(cls, settings: Any, spec: GraphSpec) -> None:

@@ -114,6 +114,11 @@ class EGNN(Architecture):
             for number in range(settings.num_layers)
         )
 
+    @classmethod
+    def unpoolable(cls, settings: EGNNSettings) -> str:
+        """Nodes that move belong to one level."""
+        return "moves its nodes (moving_coordinates)" if settings.moving_coordinates else super().unpoolable(settings)
+
     def finish(self, states: States, graph: MessageGraph) -> States:
         """The states without what only layers need."""
         return at_rest(states)

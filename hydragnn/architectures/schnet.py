@@ -92,6 +92,11 @@ class SchNet(Architecture):
             SchNetLayer(f, i, settings.dropout, m) for f, i, m in zip(filters, interactions, movements)
         )
 
+    @classmethod
+    def unpoolable(cls, settings: SchNetSettings) -> str:
+        """Nodes that move belong to one level."""
+        return "moves its nodes (moving_coordinates)" if settings.moving_coordinates else super().unpoolable(settings)
+
     def finish(self, states: States, graph: MessageGraph) -> States:
         """The states without what only layers need."""
         return at_rest(states)

@@ -18,14 +18,20 @@ from hydragnn.architectures.base import (
 )
 from hydragnn.errors import InputError
 from hydragnn.kernels import gather_multiply_sum, gather_outer_sum, outer_sum, silu
-from hydragnn.layers import MessageGraph, States, TensorParts, product, squares, times
+from hydragnn.layers import (
+    MessageGraph,
+    States,
+    TensorParts,
+    inputs_at_zero,
+    product,
+    radial_inputs,
+    squares,
+    times,
+)
 from hydragnn.layers.cartesian_tensors import DEGREES
 
 Filters = dict[int, Tensor]
 """Factors of the parts I, A and S, by their degrees: ``[edges, channels]``, or ``[graphs, channels]`` at length zero."""
-
-AT_ZERO = 1e-15
-"""The length at which a node sees itself, in units of length: zero but for functions that divide by it."""
 
 
 class TensorNetSettings(GeometricSettings):
@@ -60,25 +66,6 @@ class PartLinears(nn.Module):
     def forward(self, parts: States) -> States:
         """The parts, mixed."""
         return {degree: linear(parts[degree]) for degree, linear in enumerate(self.linears)}
-
-
-def radial_inputs(graph: MessageGraph) -> tuple[Tensor, Tensor | None]:
-    """Features and envelope of edges, once for both directions where they say no more than lengths."""
-    features, envelope = graph.paired_inputs  # [items, width], [items, 1]
-    assert features is not None
-    return features, envelope
-
-
-def inputs_at_zero(graph: MessageGraph) -> tuple[Tensor, Tensor | None]:
-    """Features and envelope of a node that sees itself: a row for every graph, so that models trained as one have rows of their own."""
-
-    def make() -> tuple[Tensor, Tensor | None]:
-        assert graph.basis is not None
-        lengths = graph.lengths.new_full((graph.num_graphs,), AT_ZERO)
-        features = graph.edge_features
-        return graph.basis(lengths, None if features is None else features.new_zeros(len(lengths), features.shape[1]))
-
-    return graph.once("inputs at zero", make)
 
 
 class TensorEmbedding(nn.Module):

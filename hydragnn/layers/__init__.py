@@ -2,13 +2,15 @@
 
 from hydragnn.layers.attention import GPSLayer, GraphAttention, LinearGraphAttention
 from hydragnn.layers.cartesian_tensors import TensorParts, product, squares, times
+from hydragnn.layers.coarser import Coarser
 from hydragnn.layers.conditioning import ConditionInputs, FiLM, PooledCondition
 from hydragnn.layers.degree_scaling import scaled_statistics
 from hydragnn.layers.harmonics import SphericalHarmonics, coupling
 from hydragnn.layers.inputs import ClassEmbedding, EdgeInputs, NodeInputs
-from hydragnn.layers.message_graph import MessageGraph, States, lengths_and_directions
+from hydragnn.layers.message_graph import MessageGraph, States, inputs_at_zero, lengths_and_directions, radial_inputs
 from hydragnn.layers.mlp import mlp
 from hydragnn.layers.movement import MOVED, Movement, at_rest, where_moved
+from hydragnn.layers.pooling import GraphUNet
 from hydragnn.layers.radial import BesselBasis, ExponentialBasis, GaussianBasis, RadialFeatures, SincBasis, envelope_at
 from hydragnn.layers.readout import GatedProducts, GatedVectors, Pool, pool_nodes
 from hydragnn.layers.spherical_bessel import SphericalBesselBasis, bessel_zeros
@@ -21,6 +23,7 @@ __all__ = [
     "BesselBasis",
     "Checkpointed",
     "ClassEmbedding",
+    "Coarser",
     "ConditionInputs",
     "EdgeInputs",
     "ExponentialBasis",
@@ -30,6 +33,7 @@ __all__ = [
     "GatedVectors",
     "GaussianBasis",
     "GraphAttention",
+    "GraphUNet",
     "LinearGraphAttention",
     "MOVED",
     "MessageGraph",
@@ -50,10 +54,12 @@ __all__ = [
     "bessel_zeros",
     "coupling",
     "envelope_at",
+    "inputs_at_zero",
     "lengths_and_directions",
     "mlp",
     "pool_nodes",
     "product",
+    "radial_inputs",
     "squares",
     "reverses_of",
     "symmetric_polynomials",

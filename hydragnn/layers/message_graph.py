@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hydragnn.kernels import Pairs, Topology, gather_add, pairs_of
+from hydragnn.layers.coarser import Coarser, coarser_of
 from hydragnn.layers.radial import RadialFeatures
 
 States = dict[int, Tensor]
@@ -17,6 +18,9 @@ States = dict[int, Tensor]
 
 Under numbers below zero an architecture may hand on what else its layers need (messages of edges); ``finish`` takes it out.
 """
+
+AT_ZERO = 1e-15
+"""The length at which a node sees itself, in units of length: zero but for functions that divide by it."""
 
 T = TypeVar("T")
 
@@ -45,6 +49,10 @@ class MessageGraph:
     """What the graph inputs say about every graph; None where they are given to the nodes."""
     basis: RadialFeatures | None = None
     """The architecture's radial basis; None where it sees no lengths."""
+    clusters: Int[Tensor, "nodes levels"] | None = None
+    """The cluster of every node inside its graph on each coarser level; None for models that do not pool."""
+    positions: Float[Tensor, "nodes dim"] | None = None
+    """Where nodes are, from which coarser levels are made; None for models that do not pool."""
     cache: dict[Any, Any] = member(default_factory=dict, init=False, repr=False)
 
     @property
@@ -81,6 +89,11 @@ class MessageGraph:
         if "pairs" in self.cache:
             there.cache["pairs"] = self.cache["pairs"]  # an edge and its reverse stay each other's
         return there
+
+    @property
+    def coarser(self) -> Coarser:
+        """The next coarser level of itself; there must be clusters for it."""
+        return self.once("coarser", lambda: coarser_of(self))
 
     @property
     def lengths(self) -> Float[Tensor, " edges"]:
@@ -145,6 +158,27 @@ class MessageGraph:
         """What was computed from ``paired_inputs``, for every edge."""
         pairs = self.pairs
         return values if pairs is None else pairs.spread(values)
+
+
+def radial_inputs(graph: MessageGraph) -> tuple[Tensor, Tensor | None]:
+    """Features and envelope of edges, once for both directions where they say no more than lengths."""
+    features, envelope = graph.paired_inputs  # [items, width], [items, 1]
+    assert features is not None
+    return features, envelope
+
+
+def inputs_at_zero(graph: MessageGraph) -> tuple[Tensor, Tensor | None]:
+    """Features and envelope of a node that sees itself: a row for every graph, so that models trained as one have rows of their own."""
+
+    def make() -> tuple[Tensor, Tensor | None]:
+        assert graph.basis is not None
+        lengths = graph.lengths.new_full((graph.num_graphs,), AT_ZERO)
+        features = graph.edge_features
+        return graph.basis(
+            lengths, None if features is None else features.new_zeros(graph.num_graphs, features.shape[1])
+        )
+
+    return graph.once("inputs at zero", make)
 
 
 def triplets_of(topology: Topology) -> tuple[Int[Tensor, " triplets"], Int[Tensor, " triplets"]]:

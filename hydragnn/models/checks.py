@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from hydragnn.architectures import Architecture, architectures
 from hydragnn.errors import InputError
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
+from hydragnn.graphs.levels import CLUSTERS
 from hydragnn.models.convolved import with_layers
 from hydragnn.models.description import ModelDescription
 from hydragnn.models.head_kinds import (
@@ -42,6 +43,7 @@ def _check_encoder(description: ModelDescription, measured: bool) -> None:
         )
     if "species" in architecture.requires and ATOMIC_NUMBERS not in description.inputs:
         raise InputError(f"model {kind} needs the node field {ATOMIC_NUMBERS} among its inputs; add it to the store")
+    _check_pooling(description)
     if measured and architecture.needs and description.statistics is None:
         raise InputError(
             f"model {kind} needs {', '.join(sorted(architecture.needs))} of the training part; pass degree_statistics(batches)"
@@ -60,6 +62,36 @@ def _check_encoder(description: ModelDescription, measured: bool) -> None:
             "the key out"
         )
     architecture.check(model, description.spec(edge_width=0))
+
+
+def _check_pooling(description: ModelDescription) -> None:
+    model, architecture = description.model, description.architecture
+    field = description.fields.get(CLUSTERS) if CLUSTERS in description.inputs else None
+    if model.pooling is None:
+        if field is not None:
+            raise InputError(
+                f"the input {CLUSTERS} is for models that pool; set model.pooling, or take it out of data.inputs"
+            )
+        return
+    if reason := architecture.unpoolable(model):
+        able = _kinds(lambda a: not a.unpoolable(a.Settings(kind=a.kind)))
+        raise InputError(f"model {model.kind} {reason}, and cannot pool; leave model.pooling out, or use one of {able}")
+    if field is None:
+        raise InputError(
+            f"model.pooling needs the node field {CLUSTERS}; give the BUILD.toml of the store a [coarsening], or see "
+            "hydragnn.graphs.with_voxel_levels"
+        )
+    if field.on != "node" or not field.classes or len(field.shape) != 1 or field.shape[0] < model.pooling.levels:
+        raise InputError(
+            f"model.pooling.levels = {model.pooling.levels} needs as many whole numbers on every node, and the field {CLUSTERS} lies on "
+            f"{field.on} with shape {field.shape}; make more levels, or use fewer"
+        )
+    for head in description.heads:
+        if head.derivatives:
+            raise InputError(
+                f"head {head.field}: no forces or stress from a model that pools, since clusters do not move with the nodes; leave "
+                "model.pooling out, or the forces"
+            )
 
 
 def _check_edge_kinds(description: ModelDescription, name: str) -> None:

@@ -20,6 +20,7 @@ from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import LOCATIONS, Field, Location
 from hydragnn.kernels.family import plain_forms
 from hydragnn.models.compiler import mended_compiler
+from hydragnn.models.description import ModelDescription
 from hydragnn.models.distributions import Distribution
 from hydragnn.models.flat_batch import FlatTensor, batch_from_flat, flat_tensors, random_batch
 from hydragnn.models.graph_model import GraphModel
@@ -99,6 +100,7 @@ def compiled_model(model: GraphModel, autocast: Autocast = nullcontext) -> Compi
     description = model.description
     if description.model.checkpoint_activations:
         raise NotCompiled("model.checkpoint_activations computes layers twice, which a compiled step does not")
+    of_known_sizes(description)
     parameter = next(model.parameters())
     extent = getattr(description.model, "cutoff", None) or 1.0
     batch = random_batch(description.input_fields, description.dim, extent, SIZES, parameter.dtype).to(parameter.device)
@@ -133,6 +135,14 @@ def compiled_model(model: GraphModel, autocast: Autocast = nullcontext) -> Compi
         model.train(mode)
     object.__setattr__(result, "seconds", time.perf_counter() - start)
     return result
+
+
+def of_known_sizes(description: ModelDescription) -> None:
+    """NotCompiled for models that pool."""
+    if description.model.pooling is not None:
+        raise NotCompiled(
+            "coarser levels have as many nodes and edges as the data say, which no compiled step can know"
+        )
 
 
 def traced_model(

@@ -23,6 +23,7 @@ from hydragnn.models.compiled import (
     Traced,
     compiled_function,
     first_line,
+    of_known_sizes,
     ordered_weights,
     traced_model,
 )
@@ -101,6 +102,7 @@ def eager_prediction(model: GraphModel, batch: GraphBatch) -> Predicted:
 def compiled_prediction(model: GraphModel) -> CompiledPrediction:
     """The compiled function of a model, which was found to predict what the model predicts; NotCompiled where there is none."""
     description, parameter = model.description, next(model.parameters())
+    of_known_sizes(description)
     extent = getattr(description.model, "cutoff", None) or 1.0
     batches = [
         random_batch(description.input_fields, description.dim, extent, sizes, parameter.dtype).to(parameter.device)

@@ -31,7 +31,7 @@ class ConvolvedHead(nn.Module):
         )
         spec = replace(description.spec(context.edge_width), degrees=frozenset({0}))
         self.layers: Architecture = description.architecture(settings, spec)
-        wrap_layers(self.layers, settings, conditioned=context.conditioned)
+        wrap_layers(self.layers, settings, spec.degrees, conditioned=context.conditioned)
         self.head = head
 
     def forward(self, states: States, graph: MessageGraph, batch: GraphBatch) -> Distribution:
@@ -44,8 +44,8 @@ class ConvolvedHead(nn.Module):
 
 
 def with_layers(model: ArchitectureSettings, layers: int) -> ArchitectureSettings:
-    """The settings with another number of layers; InputError where the architecture's other keys forbid it."""
+    """The settings with another number of layers, all on the graph itself; InputError where the architecture's other keys forbid it."""
     settings: ArchitectureSettings = type(model).parse(
-        {**model.to_json(), "num_layers": layers}, f"conv_layers = {layers}"
+        {**model.to_json(), "pooling": None, "num_layers": layers}, f"conv_layers = {layers}"
     )
     return settings

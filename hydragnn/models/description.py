@@ -12,6 +12,7 @@ from hydragnn.architectures import Architecture, ArchitectureSettings, GraphSpec
 from hydragnn.errors import InputError, nearest
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field, field_from_json
+from hydragnn.graphs.levels import CLUSTERS
 from hydragnn.models.head_settings import HeadSettings, parse_head
 from hydragnn.models.target import Target
 
@@ -100,6 +101,11 @@ class ModelDescription:
     def kind_fields(self) -> tuple[str, ...]:
         """Categorical edge fields that the encoder reads as they are."""
         return self.architecture.kind_fields(self.model)
+
+    @property
+    def structure_fields(self) -> tuple[str, ...]:
+        """Inputs that say how the graph is laid out, and are no features of it."""
+        return self.kind_fields if self.model.pooling is None else (*self.kind_fields, CLUSTERS)
 
     def spec(self, edge_width: int) -> GraphSpec:
         """What data and heads ask of the encoder; edge inputs have ``edge_width`` numbers."""

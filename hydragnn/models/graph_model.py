@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from hydragnn.graphs.batch import GraphBatch, edge_vectors
 from hydragnn.graphs.field import ATOMIC_NUMBERS
+from hydragnn.graphs.levels import CLUSTERS
 from hydragnn.layers import ConditionInputs, EdgeInputs, MessageGraph, NodeInputs, PooledCondition, States
 from hydragnn.models.derivatives import energy_gradient, forces_from, stress_from
 from hydragnn.models.description import ModelDescription
@@ -26,13 +27,13 @@ class GraphModel(nn.Module):
         super().__init__()
         self.description = description
         model = description.model
-        inputs = [field for field in description.input_fields if field.name not in description.kind_fields]
+        inputs = [field for field in description.input_fields if field.name not in description.structure_fields]
         of_graphs = [field for field in inputs if field.on == "graph"] if model.conditioning != "concat" else []
         self.node_inputs = NodeInputs([field for field in inputs if field not in of_graphs], model.hidden_dim)
         self.edge_inputs = EdgeInputs(inputs)
         self.encoder = description.architecture(model, description.spec(self.edge_inputs.width))
         self.condition_inputs = ConditionInputs(of_graphs, model.hidden_dim) if of_graphs else None
-        wrap_layers(self.encoder, model, conditioned=bool(of_graphs))
+        wrap_layers(self.encoder, model, description.degrees, conditioned=bool(of_graphs))
         every = description.architecture.readout == "every layer"
         self.channels = model.hidden_dim * (len(self.encoder.layers) if every else 1)
         summary = of_graphs and model.conditioning == "pooled"
@@ -75,6 +76,7 @@ class GraphModel(nn.Module):
     def message_graph(self, batch: GraphBatch, vectors: Float[Tensor, "edges dim"] | None) -> MessageGraph:
         """What the layers see of a batch whose edges have these vectors."""
         species = "species" in self.description.architecture.sees and ATOMIC_NUMBERS in self.description.inputs
+        levels = None if self.description.model.pooling is None else batch.nodes[CLUSTERS]
         return MessageGraph(
             topology=batch.topology,
             owner=batch.owner("node"),
@@ -85,6 +87,8 @@ class GraphModel(nn.Module):
             species=batch.nodes[ATOMIC_NUMBERS] if species else None,
             condition=None if self.condition_inputs is None else self.condition_inputs(batch),
             basis=self.encoder.basis,
+            clusters=levels,
+            positions=batch.positions if levels is not None and vectors is not None else None,
         )
 
     def encode(self, batch: GraphBatch, graph: MessageGraph) -> States:

@@ -13,6 +13,7 @@ from torch import Tensor
 from hydragnn.datasets.normalisation import Normalisation, check_widths, normalisation_from_json
 from hydragnn.errors import InputError, about
 from hydragnn.files import check_regular, read_sealed, write_atomically, write_sealed
+from hydragnn.graphs.levels import CLUSTERS
 from hydragnn.models.branched import BranchedModel, build_branched
 from hydragnn.models.build import build_from_description
 from hydragnn.models.description import ModelDescription, description_from_json
@@ -156,9 +157,11 @@ def _check_size(descriptions: Sequence[ModelDescription], weights: Mapping[str, 
 
 
 def _with_known_keys(description: ModelDescription) -> dict[str, Any]:
-    """The description without the keys that a user's architecture adds, whose numbers need not be sizes."""
+    """The description without what need not be a size: keys that a user's architecture adds, and how many clusters there may be."""
     table = description.to_json()
     ours: Any = next(cls for cls in type(description.model).__mro__ if cls.__module__.startswith("hydragnn."))
+    if description.model.pooling is not None:
+        table["fields"] = [field for field in table["fields"] if field["name"] != CLUSTERS]
     return {**table, "model": {key: value for key, value in table["model"].items() if key in ours.model_fields}}
 
 

@@ -3,13 +3,16 @@
 from torch import nn
 
 from hydragnn.architectures import Architecture, ArchitectureSettings
-from hydragnn.layers import Checkpointed, FiLM, GPSLayer, Residual
+from hydragnn.layers import Checkpointed, FiLM, GPSLayer, GraphUNet, Residual
 
 
-def wrap_layers(architecture: Architecture, settings: ArchitectureSettings, *, conditioned: bool) -> None:
-    """Put around every layer, from the inside: residual, global attention, conditioning, activation checkpointing.
+def wrap_layers(
+    architecture: Architecture, settings: ArchitectureSettings, degrees: frozenset[int], *, conditioned: bool
+) -> None:
+    """Put around every layer, from the inside: residual, global attention, conditioning, activation checkpointing; and pooling around all.
 
-    Every parameter is made here, at construction. ``conditioned``: there are graph inputs to condition on.
+    Every parameter is made here, at construction. ``degrees`` of states are read by heads. ``conditioned``: there are graph
+    inputs to condition on.
     """
     wrapped = []
     for inner in architecture.layers:
@@ -24,4 +27,6 @@ def wrap_layers(architecture: Architecture, settings: ArchitectureSettings, *, c
         if settings.checkpoint_activations:
             layer = Checkpointed(layer)
         wrapped.append(layer)
+    if settings.pooling is not None:
+        wrapped = [GraphUNet(wrapped, settings.pooling.levels, settings.hidden_dim, degrees)]
     architecture.layers = nn.ModuleList(wrapped)

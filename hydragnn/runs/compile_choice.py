@@ -36,10 +36,11 @@ def choose_compiling(plan: RunPlan, device: torch.device, ranks: int) -> tuple[b
 def gain_of(branch: BranchPlan) -> CompileGain | None:
     """What is known to be gained for one data set; None where nothing is."""
     model = branch.model
-    if model.model.checkpoint_activations or model.model.global_attention is not None:
+    encoder = model.model
+    if encoder.checkpoint_activations or encoder.global_attention is not None or encoder.pooling is not None:
         return None
     derivatives = any(head.derivatives for head in model.heads)
-    gains = architecture_of(model.model.kind).compile_gains
+    gains = architecture_of(encoder.kind).compile_gains
     return next((gain for gain in gains if gain.derivatives == derivatives), None)
 
 

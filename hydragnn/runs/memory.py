@@ -47,6 +47,11 @@ def within_memory(
     limit = memory_of(plan, device)
     if limit is None:
         return run
+    if any(branch.model.model.pooling is not None for branch in plan.branches):
+        raise InputError(
+            "what coarser levels take of memory is not known before; with model.pooling set batch.max_graphs, and leave batch.memory "
+            'and batch.budget = "auto" out'
+        )
     fixed = size_of_state(run)
     branches, budgets = [], {}
     for number, branch in enumerate(run.data.branches):

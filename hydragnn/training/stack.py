@@ -91,7 +91,7 @@ def check_alike(models: Sequence[GraphModel]) -> None:
         raise NotStackable("models of different shapes are trained one after the other")
     if settings.dropout:
         raise NotStackable("random numbers of dropout belong to one run; without dropout, runs are trained together")
-    attends, sees = settings.global_attention is not None, first.encoder.sees
+    attends, sees = settings.global_attention is not None or settings.pooling is not None, first.encoder.sees
     if attends or "edge_kinds" in sees or type(first.encoder) not in architectures().values():
         raise NotStackable(f"the layers of {settings.kind} are not known to work on several models at once")
     for module in first.modules():

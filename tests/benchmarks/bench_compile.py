@@ -28,7 +28,7 @@ from hydragnn.graphs.batch import GraphBatch, concatenate
 from hydragnn.models import GraphModel, NotCompiled, build_model, compiled_model, degree_statistics, parse_head
 
 ENERGY = Field(name="energy", on="graph", role="target")
-WITH_FORCES = ("painn", "schnet", "egnn", "mace", "pnaplus", "pnaeq", "dimenet", "tensornet")
+WITH_FORCES = ("painn", "schnet", "egnn", "mace", "pnaplus", "pnaeq", "dimenet", "tensornet", "equivariant_transformer")
 
 
 def alloys(count: int, cutoff: float, atoms: list[tuple[int, int, int]]) -> GraphBatch:

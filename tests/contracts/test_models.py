@@ -22,6 +22,7 @@ AROUND: dict[str, dict[str, Any]] = {
     "MultiheadAttention": {"global_attention": {"kind": "multihead", "heads": 2}},
     "LinearAttention": {"global_attention": {"kind": "linear", "heads": 2}, "conditioning": "film"},
     "Checkpointed": {"checkpoint_activations": True},
+    "Pooling": {"pooling": {"levels": 2}, "num_layers": 3},
 }
 
 
@@ -40,6 +41,13 @@ for kind in ("painn", "gin"):
 for kind in ("schnet", "pna"):
     for name in ("MultiheadAttention", "LinearAttention"):
         globals()[f"Test{name}Around{kind}"] = suite(f"Test{name}Around{kind}", kind, AROUND[name])
+
+for kind in ("egnn", "schnet", "pna", "tensornet", "gatv2"):
+    globals()[f"TestPoolingAround{kind}"] = suite(f"TestPoolingAround{kind}", kind, AROUND["Pooling"])
+globals()["TestPoolingOfTwoLayers"] = suite("TestPoolingOfTwoLayers", "painn", {"pooling": {"levels": 2}})
+globals()["TestPoolingCheckpointed"] = suite(
+    "TestPoolingCheckpointed", "painn", {**AROUND["Pooling"], **AROUND["Checkpointed"]}
+)
 
 for kind in ("egnn", "schnet"):
     moving = {"moving_coordinates": True}

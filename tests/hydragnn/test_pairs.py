@@ -85,6 +85,7 @@ SETTINGS = {
     "moving schnet": {"num_radial": 6, "moving_coordinates": True},
     "painn": {"num_radial": 6},
     "tensornet": {},
+    "equivariant_transformer": {"heads": 2},
     "mace": {"max_ell": 2},
 }
 

@@ -23,6 +23,14 @@ MODELS: dict[str, dict[str, Any]] = {
     "egnn": {"kind": "egnn", "hidden_dim": 8, "num_layers": 2, "num_radial": 6, "cutoff": 3.0},
     "mace": {"kind": "mace", "hidden_dim": 4, "num_layers": 2, "num_radial": 6, "cutoff": 3.0, "max_ell": 2},
     "tensornet": {"kind": "tensornet", "hidden_dim": 4, "num_layers": 2, "num_radial": 6, "cutoff": 3.0},
+    "equivariant_transformer": {
+        "kind": "equivariant_transformer",
+        "hidden_dim": 8,
+        "num_layers": 2,
+        "num_radial": 6,
+        "cutoff": 3.0,
+        "heads": 2,
+    },
     "dimenet": {
         "kind": "dimenet",
         "hidden_dim": 8,

@@ -20,7 +20,7 @@ BIN = Path(sys.executable).parent
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 MPIRUN = [str(BIN / "mpirun"), "-n", "2", sys.executable]
 needs_mpirun = pytest.mark.skipif(not (BIN / "mpirun").exists(), reason="no mpirun beside this Python; install mpich")
-EXACT_MODELS = ["schnet", "painn", "egnn", "pna", "mace", "dimenet", "tensornet"]
+EXACT_MODELS = ["schnet", "painn", "egnn", "pna", "mace", "dimenet", "tensornet", "equivariant_transformer"]
 ATTENDING = "painn with attention"
 
 

@@ -58,7 +58,21 @@ VARIED = (
 
 
 @pytest.mark.parametrize(
-    "model", ["schnet", "painn", "egnn", "pna", "sage", "mfc", "pnaplus", "pnaeq", "mace", "dimenet", "tensornet"]
+    "model",
+    [
+        "schnet",
+        "painn",
+        "egnn",
+        "pna",
+        "sage",
+        "mfc",
+        "pnaplus",
+        "pnaeq",
+        "mace",
+        "dimenet",
+        "tensornet",
+        "equivariant_transformer",
+    ],
 )
 @pytest.mark.usefixtures("stacked")
 def test_runs_trained_together_are_those_trained_alone(

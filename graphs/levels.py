@@ -1,0 +1,162 @@
+"""Coarser levels of a graph: which nodes are one on each of them, as a node field, made once and kept with the graph."""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from numpy import ndarray
+from numpy.typing import ArrayLike, NDArray
+
+from hydragnn.errors import InputError
+from hydragnn.graphs.batch import GraphBatch, concatenate, edge_vectors, unbatch
+from hydragnn.graphs.field import Field
+
+CLUSTERS = "clusters"
+"""The node field with the number of every node's cluster inside its graph, from the finest level to the coarsest."""
+
+MOST_CLUSTERS = 2**31 - 1
+ON_THE_EDGE = 1e-9
+"""Of a voxel: nodes that lie so close below its lower side are in it, whatever the rounding of their positions."""
+
+
+def clusters_field(levels: int) -> Field:
+    """What ``clusters`` means; auxiliary, since only models that pool read it, whatever their inputs.
+
+    >>> clusters_field(2).shape
+    (2,)
+    """
+    return Field(name=CLUSTERS, on="node", shape=(levels,), role="auxiliary", classes=MOST_CLUSTERS, dtype="int64")
+
+
+def with_clusters(batch: GraphBatch, clusters: ArrayLike) -> GraphBatch:
+    """The batch with these clusters ``[nodes, levels]``, numbers from 0 inside each graph; nodes that are one on a level are one on all that follow.
+
+    InputError where they are of another shape, negative or not nested, and where a graph is periodic: its clusters reach
+    through the boundary, where they have no middle.
+    """
+    numbers = np.asarray(clusters)
+    if (
+        numbers.ndim != 2
+        or numbers.shape[0] != batch.num_nodes
+        or not numbers.shape[1]
+        or numbers.dtype.kind not in "iu"
+    ):
+        raise InputError(
+            f"clusters of shape {list(numbers.shape)} and type {numbers.dtype} for {batch.num_nodes} nodes; give whole numbers "
+            "[nodes, levels]"
+        )
+    if numbers.size and not 0 <= numbers.min() <= numbers.max() < MOST_CLUSTERS:
+        raise InputError(f"clusters are numbered from 0 to {MOST_CLUSTERS - 1} inside each graph; number them anew")
+    field = clusters_field(numbers.shape[1])
+    made = batch.with_fields({CLUSTERS: torch.from_numpy(numbers.astype(np.int64))}, fields=[field])
+    check_clusters(made)
+    return made
+
+
+def check_clusters(batch: GraphBatch) -> None:
+    """InputError where the clusters of a batch are not nested, or where one of its graphs is periodic."""
+    numbers, owner = batch.nodes[CLUSTERS].cpu().numpy(), batch.owner("node").cpu().numpy()
+    if batch.dim and bool(batch.periodic.any()):
+        raise InputError("levels are made of graphs that are not periodic; clear periodic where images do not matter")
+    for level in range(1, numbers.shape[1] if numbers.ndim == 2 else 0):
+        below = np.unique(np.stack([owner, numbers[:, level - 1]]), axis=1, return_inverse=True)[1].ravel()
+        first = np.unique(below, return_index=True)[1]
+        if (numbers[:, level] != numbers[first, level][below]).any():
+            raise InputError(
+                f"a cluster of level {level} lies in two clusters of level {level + 1}; let each level join whole clusters of the last"
+            )
+
+
+def with_voxel_levels(batch: GraphBatch, levels: int, side: float | None = None) -> GraphBatch:
+    """The batch with ``levels`` levels, on which nodes in one voxel are one; voxels have this side, then twice, four times, ...
+
+    ``side`` is in the units of positions; without one it is twice the mean length of the edges of each graph. Voxels begin at
+    the lowest coordinates of a graph. Simonovsky and Komodakis 2017, arXiv:1704.02901, section 4.
+
+    >>> from hydragnn.graphs.validate import graph_from_arrays
+    >>> line = graph_from_arrays([[float(x), 0.0] for x in range(5)], [0, 1, 2, 3], [1, 2, 3, 4])
+    >>> with_voxel_levels(line, 2, side=2.0)["clusters"].T.tolist()
+    [[0, 0, 1, 1, 2], [0, 0, 0, 0, 1]]
+    """
+    if not batch.dim:
+        raise InputError("voxels need positions, and these graphs have none; make levels by contraction")
+    if side is not None and not (side > 0 and np.isfinite(side)):
+        raise InputError(f"voxels of side {side}; give a positive length")
+
+    def clusters(graph: GraphBatch) -> NDArray[np.int64]:
+        points = graph.positions.numpy().astype(np.float64)
+        own = side or 2 * _mean_length(graph)
+        numbers = np.zeros((len(points), levels), dtype=np.int64)
+        for level in range(levels if len(points) else 0):
+            # an edgeless graph has no length to go by, and its nodes stay apart
+            scaled = (points - points.min(axis=0)) / (own * 2**level) if own else np.arange(len(points))[:, None]
+            cell = np.floor(scaled + ON_THE_EDGE).astype(np.int64)
+            numbers[:, level] = np.unique(cell, axis=0, return_inverse=True)[1].ravel()
+        return numbers
+
+    return _with_levels(batch, levels, clusters)
+
+
+def with_contracted_levels(batch: GraphBatch, levels: int) -> GraphBatch:
+    """The batch with ``levels`` levels, each of which joins pairs of neighbours of the last, the closest ones first.
+
+    Without positions those with few neighbours are joined first (weights 1 / degree + 1 / degree: Dhillon et al. 2007,
+    doi:10.1109/TPAMI.2007.1115). Among equals the order of the nodes decides. Directions are ignored.
+
+    >>> from hydragnn.graphs.validate import graph_from_arrays
+    >>> line = graph_from_arrays([[x, 0.0] for x in (0.0, 1.0, 1.5, 3.0)], [0, 1, 2], [1, 2, 3])
+    >>> with_contracted_levels(line, 2)["clusters"].T.tolist()
+    [[0, 1, 1, 2], [0, 0, 0, 1]]
+    """
+
+    def clusters(graph: GraphBatch) -> NDArray[np.int64]:
+        points = graph.positions.numpy().astype(np.float64)
+        pairs = np.stack([graph.senders.numpy(), graph.receivers.numpy()], axis=1)
+        here, columns = np.arange(graph.num_nodes), []
+        for _ in range(levels):
+            parent = _contracted(pairs, points)
+            sizes = np.maximum(np.bincount(parent), 1)
+            points = (
+                np.stack([np.bincount(parent, axis) for axis in points.T], axis=1) / sizes[:, None]
+                if points.size
+                else points[: len(sizes)]
+            )
+            pairs, here = parent[pairs], parent[here]
+            columns.append(here)
+        return np.stack(columns, axis=1)
+
+    return _with_levels(batch, levels, clusters)
+
+
+def _contracted(pairs: Int[ndarray, "edges 2"], points: Float[ndarray, "nodes dim"]) -> NDArray[np.int64]:
+    """The new number of every node: greedily, the best pair of free neighbours becomes one."""
+    nodes = len(points)
+    apart = np.unique(np.sort(pairs[pairs[:, 0] != pairs[:, 1]], axis=1), axis=0)
+    if points.shape[1]:
+        price = np.linalg.norm(points[apart[:, 0]] - points[apart[:, 1]], axis=1)
+    else:
+        degrees = np.maximum(np.bincount(apart.ravel(), minlength=nodes), 1)
+        price = -(1 / degrees[apart[:, 0]] + 1 / degrees[apart[:, 1]])
+    scale = np.abs(price).max(initial=0) or 1.0
+    order = np.lexsort((apart[:, 1], apart[:, 0], (price / scale).round(9)))
+    partner = list(range(nodes))
+    free = [True] * nodes
+    for a, b in apart[order].tolist():
+        if free[a] and free[b]:
+            free[a] = free[b] = False
+            partner[b] = a
+    return np.unique(np.array(partner, dtype=np.int64), return_inverse=True)[1].ravel()
+
+
+def _mean_length(graph: GraphBatch) -> float:
+    lengths = edge_vectors(graph).to(torch.float64).norm(dim=1)
+    return float(lengths.mean()) if len(lengths) else 0.0
+
+
+def _with_levels(batch: GraphBatch, levels: int, clusters: Callable[[GraphBatch], NDArray[np.int64]]) -> GraphBatch:
+    if levels < 1:
+        raise InputError(f"{levels} levels; give at least 1")
+    if CLUSTERS in batch.fields:
+        raise InputError(f"the batch already has the field {CLUSTERS}; take it away first")
+    return concatenate([with_clusters(graph, clusters(graph)) for graph in unbatch(batch)])

@@ -1,0 +1,79 @@
+"""Layers on coarser levels of a graph between those on the graph itself, and the way back."""
+
+from collections.abc import Collection, Sequence
+
+from torch import nn
+
+from hydragnn.layers.coarser import Coarser
+from hydragnn.layers.message_graph import MessageGraph, States
+
+
+class WayBack(nn.Module):
+    """h_i <- h_i + W h_c: what the cluster of a node knows is added to what the node knew before it was pooled.
+
+    There is a matrix W for every degree, on channels alone, so that vectors turn with the graph.
+    """
+
+    def __init__(self, channels: int, degrees: Collection[int]) -> None:
+        super().__init__()
+        self.maps = nn.ModuleDict(
+            {str(degree): nn.Linear(channels, channels, bias=degree == 0) for degree in sorted({0, *degrees})}
+        )
+
+    def forward(self, states: States, before: States, coarser: Coarser) -> States:
+        """States of the finer level."""
+        told = {
+            degree: coarser.unpooled(self.maps[str(degree)](value) if str(degree) in self.maps else value)
+            for degree, value in states.items()
+        }
+        return {
+            **before,
+            **{degree: before[degree] + value if degree in before else value for degree, value in told.items()},
+        }
+
+
+class GraphUNet(nn.Module):
+    """A network's layers, each on one level of the graph: down to the coarsest and back (Gao and Ji 2019, arXiv:1905.05178, section 3.3).
+
+    Going down a cluster has the mean state of its nodes; coming back, ``WayBack``. Deviates from the paper: clusters are given with the
+    graph and not learned, means stand for the nodes instead of a few of them, and states are added where they come back to.
+    """
+
+    def __init__(self, layers: Sequence[nn.Module], levels: int, channels: int, degrees: Collection[int]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self.schedule = v_cycle(len(layers), levels)
+        self.ways_back = nn.ModuleList(WayBack(channels, degrees) for _ in range(levels))
+
+    def forward(self, states: States, graph: MessageGraph) -> States:
+        """States of the nodes of the graph itself."""
+        way: list[tuple[States, Coarser]] = []  # of the finer levels, what waits there
+        for layer, level in zip(self.layers, self.schedule):
+            while len(way) < level:
+                coarser = graph.coarser if not way else way[-1][1].graph.coarser
+                way.append((states, coarser))
+                states = {degree: coarser.pooled(value) for degree, value in states.items()}
+            while len(way) > level:
+                states = self.back(states, way)
+            states = layer(states, way[-1][1].graph if way else graph)
+        while way:
+            states = self.back(states, way)
+        return states
+
+    def back(self, states: States, way: list[tuple[States, Coarser]]) -> States:
+        """The states of one level finer, which waits no longer."""
+        before, coarser = way.pop()
+        finer: States = self.ways_back[len(way)](states, before, coarser)
+        return finer
+
+
+def v_cycle(layers: int, levels: int) -> tuple[int, ...]:
+    """The level of each layer: from the graph itself to the coarsest level and back, equally many layers on each as far as that goes.
+
+    >>> v_cycle(5, 2), v_cycle(3, 2), v_cycle(4, 1), v_cycle(2, 1)
+    ((0, 1, 2, 1, 0), (0, 2, 0), (0, 1, 1, 0), (0, 1))
+    """
+    if layers == 2:
+        return (0, levels)  # the graph itself comes last where nothing is learned any more but the way back
+    middle = (layers - 1) / 2
+    return tuple(min(levels, int((levels + 1) * (1 - abs(k - middle) / middle) + 1e-9)) for k in range(layers))

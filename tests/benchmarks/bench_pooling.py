@@ -1,0 +1,274 @@
+"""What coarser levels bring at equal CPU time, on a regular grid, a mesh and polycrystals.
+
+    python -m tests.benchmarks.bench_pooling DATA [--seconds N] [--seeds N] [darcy cantilever terfenol]
+
+``DATA`` holds the folders ``darcy``, ``cantilever`` and ``terfenol`` of raw data. Every row is one architecture with so many layers, with
+and without levels; each trains for so many seconds of CPU time (its epochs are as many as two of them say fit), on one thread. Errors are
+those of the held-out part, which chooses nothing: mean over the seeds, and the least and the largest; beside them the trivial
+predictor, the mean of the training part. Of grids and meshes it is the relative L2 error, of polycrystals sum |error| / sum |label|.
+"""
+
+import argparse
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hydragnn.config import RunConfig
+from hydragnn.datasets import MemoryStore, open_store
+from hydragnn.graphs import (
+    CLUSTERS,
+    Field,
+    GraphBatch,
+    clusters_field,
+    graph_from_arrays,
+    with_contracted_levels,
+    with_voxel_levels,
+)
+from hydragnn.models import TrainedModel, load_model
+from hydragnn.runs import train
+from hydragnn.scripts.recipes.cantilever import (
+    BROKEN,
+    NODE_INPUTS,
+    TEST_RUNS,
+    inputs_as_graph,
+    published_samples,
+    read_mesh,
+)
+from hydragnn.scripts.recipes.simp import first_density, random_density
+from hydragnn.scripts.recipes.terfenol import TARGETS
+from hydragnn.scripts.recipes.terfenol import write_store as write_terfenol
+
+Array = NDArray[np.float64]
+PART = Field(name="part", on="graph", classes=3, dtype="int64", role="auxiliary")
+LEVELS = 4
+RANDOM, ITERATIONS = 150, 40  # densities drawn for training; length of the runs that judge cantilevers
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Problem:
+    """Graphs with levels, what is learned from them, and the networks that are compared."""
+
+    store: MemoryStore
+    heads: list[dict[str, Any]]
+    part: str
+    batch: int
+    settings: tuple[dict[str, Any], ...]
+
+
+def neighbours(points: Array, reach: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Senders and receivers of all pairs within ``reach``."""
+    from scipy.spatial import cKDTree
+
+    pairs = cKDTree(points).query_pairs(reach, output_type="ndarray")
+    return np.concatenate([pairs[:, 0], pairs[:, 1]]), np.concatenate([pairs[:, 1], pairs[:, 0]])
+
+
+def on_one_mesh(
+    points: Array, reach: float, fields: list[Field], values: Iterator[tuple[dict[str, Any], int]]
+) -> MemoryStore:
+    """Graphs that differ in what their nodes hold, and share edges and levels."""
+    senders, receivers = neighbours(points, reach)
+    bare = with_voxel_levels(graph_from_arrays(points, senders, receivers), LEVELS)
+    graphs = []
+    for nodes, part in values:
+        tensors = {name: torch.as_tensor(np.asarray(value), dtype=torch.float32) for name, value in nodes.items()}
+        graphs.append(
+            bare.with_fields(
+                {**tensors, "part": torch.tensor([part]), CLUSTERS: bare[CLUSTERS]},
+                fields=[*fields, PART, clusters_field(LEVELS)],
+            )
+        )
+    return MemoryStore(graphs)
+
+
+def darcy(data: Path, _: Path) -> Problem:
+    """Pressure in a porous square of 16 x 16 points: 700 train, 100 choose the epoch, 200 judge."""
+    with np.load(data / "darcy" / "darcy_train_16.npz") as file:
+        x, y = file["x"].reshape(1000, -1), file["y"].reshape(1000, -1)
+    points = np.stack(np.divmod(np.arange(256), 16), axis=1).astype(float)
+    fields = [
+        Field(name="permeability", on="node"),
+        Field(name="place", on="node", shape=(2,)),
+        Field(name="pressure", on="node", role="target"),
+    ]
+    values = (
+        ({"permeability": 2.0 * x[k] - 1, "place": points / 15 - 0.5, "pressure": y[k]}, int(k >= 700) + int(k >= 800))
+        for k in range(1000)
+    )
+    known = {"hidden_dim": 32, "cutoff": 3.0}
+    settings = tuple(
+        {"kind": kind, **known, **more}
+        for kind in ("schnet", "egnn", "pnaplus")
+        for more in ({"num_layers": 4}, {"num_layers": 7}, {"num_layers": 7, "pooling": {"levels": 3}})
+    )
+    heads = [relative("pressure")]
+    return Problem(
+        store=on_one_mesh(points, 1.5, fields, values), heads=heads, part="part", batch=16, settings=settings
+    )
+
+
+def cantilever(data: Path, _: Path) -> Problem:
+    """Displacement of densities: random ones and a third of the published run train, others of that run choose, two fresh runs judge."""
+    raw = data / "cantilever" / "cantilever_196.npz"
+    mesh, solver = read_mesh(raw)
+    generator = np.random.default_rng(0)
+
+    def samples() -> Iterator[tuple[Array, Array, int]]:
+        for _ in range(RANDOM):
+            density = random_density(solver, generator)
+            yield density, solver.displacement(density), 0
+        for number, sample in enumerate(published_samples(raw)):
+            if sample.part == 0 and (number % 3 == 0 or number % 10 == 1):
+                yield sample.density, sample.displacement, int(number % 3 != 0)
+        for kind, optimiser in (TEST_RUNS[1], TEST_RUNS[3]):
+            start = first_density(kind, solver, optimiser.volume, generator)
+            for iteration, (density, displacement) in zip(range(ITERATIONS), solver.optimise(start, optimiser)):
+                if iteration % 2 == 0:
+                    yield density, displacement, 2
+
+    def values() -> Iterator[tuple[dict[str, Any], int]]:
+        for density, displacement, part in samples():
+            if np.sqrt(np.square(displacement).sum(axis=1).mean()) < BROKEN:
+                inputs = inputs_as_graph(density, mesh).nodes
+                yield {**{name: inputs[name] for name in NODE_INPUTS}, "displacement": displacement}, part
+
+    fields = [Field(name=name, on="node") for name in NODE_INPUTS]
+    fields.append(Field(name="displacement", on="node", shape=(2,), role="target"))
+    store = on_one_mesh(mesh.points, 1.5 * 0.025, fields, values())
+    known = {"kind": "gin", "hidden_dim": 16}
+    settings = tuple(
+        {**known, **more}
+        for more in ({"num_layers": 5}, {"num_layers": 9}, {"num_layers": 9, "pooling": {"levels": 4}})
+    )
+    heads = [relative("displacement")]
+    return Problem(store=store, heads=heads, part="part", batch=1, settings=settings)
+
+
+def terfenol(data: Path, out: Path) -> Problem:
+    """Magnetostriction of polycrystals by the contacts of their grains, which have no positions: the first fold of the recipe."""
+    write_terfenol(data / "terfenol" / "terfenol_394.npz", out / "terfenol.h5")
+    store = open_store(out / "terfenol.h5")
+    graphs = [with_contracted_levels(store.read([number]), LEVELS) for number in range(len(store))]
+    known = {"kind": "gin", "hidden_dim": 32, "dropout": 0.1}
+    settings = tuple(
+        {**known, **more}
+        for more in ({"num_layers": 2}, {"num_layers": 5}, {"num_layers": 5, "pooling": {"levels": 2}})
+    )
+    heads = [{"kind": "scalar", "field": name, "pool": "mean", "loss": "mae"} for name in TARGETS]
+    return Problem(store=MemoryStore(graphs), heads=heads, part="part_0_0", batch=32, settings=settings)
+
+
+def relative(field: str) -> dict[str, Any]:
+    """A head whose loss is the relative L2 error."""
+    return {"kind": "scalar", "field": field, "hidden_dims": [32], "loss": "relative", "graph_scale": True}
+
+
+PROBLEMS: dict[str, Callable[[Path, Path], Problem]] = {
+    "darcy": darcy,
+    "cantilever": cantilever,
+    "terfenol": terfenol,
+}
+
+
+def held_out_error(problem: Problem, predicted: Callable[[GraphBatch, str], Array]) -> float:
+    """Of the part that chose nothing, in per cent."""
+    store = problem.store
+    graphs = [g for g in range(len(store)) if int(store.read([g])[problem.part][0]) == 2]
+    sums, ratios = np.zeros(2), []
+    for number in graphs:
+        graph = store.read([number])
+        for name in (head["field"] for head in problem.heads):
+            if name not in graph.fields or not bool(graph.present(name).all()):
+                continue
+            label = graph[name].double().numpy()
+            error = predicted(graph, name) - label
+            ratios.append(float(np.linalg.norm(error) / np.linalg.norm(label)))
+            sums += np.abs(error).sum(), np.abs(label).sum()
+    of_graphs = problem.heads[0]["field"] in TARGETS
+    return 100 * float(sums[0] / sums[1] if of_graphs else np.mean(ratios))
+
+
+def predicted_mean(model: TrainedModel, graph: GraphBatch, field: str) -> Array:
+    """What a model says of one graph."""
+    mean: Array = model.predict(graph)[field].mean.double().numpy()
+    return mean
+
+
+def means_of_training(problem: Problem) -> dict[str, Array]:
+    """The mean label of the training part: of every node on one mesh, of graphs otherwise."""
+    store = problem.store
+    known: dict[str, list[Array]] = {head["field"]: [] for head in problem.heads}
+    for number in range(len(store)):
+        graph = store.read([number])
+        for name, values in known.items():
+            if int(graph[problem.part][0]) == 0 and name in graph.fields and bool(graph.present(name).all()):
+                values.append(graph[name].double().numpy())
+    return {name: np.mean(values, axis=0) for name, values in known.items()}
+
+
+def config_of(problem: Problem, model: dict[str, Any], epochs: int, seed: int) -> RunConfig:
+    """One network, trained for so many epochs."""
+    return RunConfig.parse(
+        {
+            "data": {"store": "in memory"},
+            "split": {"kind": "given", "field": problem.part},
+            "batch": {"max_graphs": problem.batch},
+            "model": model,
+            "heads": problem.heads,
+            "train": {
+                "epochs": epochs,
+                "seed": seed,
+                "learning_rate": 3e-3,
+                "weight_decay": 1e-4,
+                "warmup_epochs": 0.5,
+                "schedule": "cosine",
+                "clip_norm": 1.0,
+            },
+        }
+    )
+
+
+def compare(name: str, options: argparse.Namespace, out: Path) -> None:
+    """Print the rows of one problem."""
+    problem = PROBLEMS[name](options.data, out)
+    means = means_of_training(problem)
+    trivial = held_out_error(problem, lambda _, field: means[field])
+    print(f"{name}: {len(problem.store)} graphs, trivial {trivial:.1f} %", flush=True)
+    for number, model in enumerate(problem.settings):
+        errors: list[float] = []
+        seconds: list[float] = []
+        first = train(config_of(problem, model, 2, 0), out / f"{name}-{number}", store=problem.store)
+        epochs = max(2, round(2 * options.seconds / first.cost.cpu_seconds))
+        for seed in range(options.seeds):
+            folder = out / f"{name}-{number}-{seed}"
+            record = train(config_of(problem, model, epochs, seed), folder, store=problem.store)
+            seconds.append(record.cost.cpu_seconds)
+            errors.append(held_out_error(problem, partial(predicted_mean, load_model(folder / "model"))))
+        row = {key: value for key, value in model.items() if key not in ("cutoff", "dropout")}
+        spread = f"{np.mean(errors):6.2f} % ({min(errors):.2f} to {max(errors):.2f})"
+        print(f"  {row}: {epochs} epochs, {np.mean(seconds):.0f} CPU s: {spread}", flush=True)
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("problems", nargs="*", default=list(PROBLEMS))
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--seeds", type=int, default=3)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        for name in options.problems:
+            compare(name, options, Path(folder))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""Levels of graphs: nested clusters by voxels, by contraction and by hand, and what cannot be one."""
+
+from pathlib import Path
+
+import networkx as nx
+import numpy as np
+import pytest
+import torch
+
+from hydragnn.datasets import StoreWriter
+from hydragnn.errors import InputError
+from hydragnn.graphs import (
+    CLUSTERS,
+    GraphBatch,
+    concatenate,
+    from_voronoi,
+    graph_from_arrays,
+    unbatch,
+    validate,
+    with_clusters,
+    with_contracted_levels,
+    with_voxel_levels,
+)
+
+
+def cells(count: int, periodic: bool = False) -> GraphBatch:
+    return from_voronoi(np.random.default_rng(count).random((count, 2)), [1.0, 1.0], periodic)
+
+
+def grid(side: int) -> GraphBatch:
+    """Unit squares, joined along their sides."""
+    graph = nx.convert_node_labels_to_integers(nx.grid_2d_graph(side, side), ordering="sorted")
+    here, there = np.array(graph.edges).T
+    points = np.stack(np.divmod(np.arange(side * side), side), axis=1).astype(float)
+    return graph_from_arrays(points, np.concatenate([here, there]), np.concatenate([there, here]))
+
+
+def without_positions(graph: GraphBatch) -> GraphBatch:
+    return graph_from_arrays(np.zeros((graph.num_nodes, 0)), graph.senders, graph.receivers)
+
+
+def sizes(graph: GraphBatch, level: int) -> list[int]:
+    return sorted(torch.bincount(graph[CLUSTERS][:, level]).tolist())
+
+
+def test_voxels_join_squares_of_a_grid_and_squares_of_squares() -> None:
+    graph = with_voxel_levels(grid(8), 3)  # the side is twice the length of the edges
+    assert [sizes(graph, level) for level in range(3)] == [[4] * 16, [16] * 4, [64]]
+    first = graph[CLUSTERS][:, 0].reshape(8, 8)
+    assert (first[::2, ::2] == first[1::2, 1::2]).all()
+
+
+@pytest.mark.parametrize("side", [0.1, 0.25, 3.0])
+def test_no_voxel_is_wider_than_its_side(side: float) -> None:
+    graph = with_voxel_levels(cells(50), 2, side=side)
+    for level in range(2):
+        for cluster in graph[CLUSTERS][:, level].unique():
+            points = graph.positions[graph[CLUSTERS][:, level] == cluster]
+            assert (points.amax(0) - points.amin(0)).max() <= side * 2**level * (1 + 1e-9)
+
+
+def test_voxels_do_not_depend_on_where_a_graph_is_nor_on_what_is_beside_it() -> None:
+    both = concatenate([grid(6), cells(30)])
+    moved = with_voxel_levels(
+        graph_from_arrays(grid(6).positions + 1e3 * torch.rand(2), grid(6).senders, grid(6).receivers), 2
+    )
+    expected = [with_voxel_levels(graph, 2)[CLUSTERS] for graph in unbatch(both)]
+    assert torch.equal(with_voxel_levels(both, 2)[CLUSTERS], torch.cat(expected))
+    assert torch.equal(moved[CLUSTERS], expected[0])
+
+
+@pytest.mark.parametrize("graph", [cells(60), without_positions(cells(60)), grid(9)], ids=["cells", "contacts", "grid"])
+def test_contraction_is_a_maximal_matching_of_neighbours(graph: GraphBatch) -> None:
+    numbers = with_contracted_levels(graph, 1)[CLUSTERS][:, 0].numpy()
+    edges = np.stack([graph.senders.numpy(), graph.receivers.numpy()], axis=1)
+    matching = {tuple(sorted(pair)) for pair in edges.tolist() if numbers[pair[0]] == numbers[pair[1]]}
+    assert nx.is_maximal_matching(nx.Graph(edges.tolist()), matching)
+    assert len(matching) == graph.num_nodes - len(np.unique(numbers))
+
+
+def test_the_closest_neighbours_are_joined_first() -> None:
+    graph = cells(60)
+    numbers = with_contracted_levels(graph, 1)[CLUSTERS][:, 0]
+    lengths = (graph.positions[graph.senders] - graph.positions[graph.receivers]).norm(dim=1)
+    closest = int(lengths.argmin())
+    assert numbers[graph.senders[closest]] == numbers[graph.receivers[closest]]
+
+
+def test_every_level_of_contraction_halves_a_graph_about() -> None:
+    graph = with_contracted_levels(grid(16), 4)
+    counts = [len(graph[CLUSTERS][:, level].unique()) for level in range(4)]
+    assert all(0.5 <= after / before <= 0.7 for before, after in zip([256, *counts], counts))
+    validate(graph)
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_graphs_without_edges_have_levels_in_which_everything_stays_apart(nodes: int) -> None:
+    alone = graph_from_arrays(np.zeros((nodes, 2)), [], [])
+    for made in (with_voxel_levels(alone, 2), with_contracted_levels(alone, 2)):
+        assert made[CLUSTERS].tolist() == [[number, number] for number in range(nodes)]
+
+
+def test_coincident_nodes_share_a_voxel_and_are_joined_first() -> None:
+    graph = graph_from_arrays([[0.0, 0.0], [3.0, 0.0], [0.0, 0.0]], [0, 1, 2], [1, 2, 0])
+    assert with_voxel_levels(graph, 1, side=1.0)[CLUSTERS].ravel().tolist() == [0, 1, 0]
+    assert with_contracted_levels(graph, 1)[CLUSTERS].ravel().tolist() == [0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    "clusters, words",
+    [
+        (np.zeros((4, 1)), "float64"),
+        (np.zeros((3, 1), dtype=int), "4 nodes"),
+        (np.zeros(4, dtype=int), "shape [4]"),
+        (np.zeros((4, 0), dtype=int), "levels"),
+        (np.full((4, 1), -1), "numbered from 0"),
+        (np.full((4, 1), 2**31), "numbered from 0"),
+        (np.array([[0, 0], [0, 1], [1, 2], [2, 2]]), "a cluster of level 1 lies in two clusters of level 2"),
+    ],
+)
+def test_clusters_that_are_none_are_refused(clusters: np.ndarray, words: str) -> None:
+    with pytest.raises(InputError) as caught:
+        with_clusters(grid(2), clusters)
+    assert words in str(caught.value)
+
+
+def test_levels_that_cannot_be_made_are_refused() -> None:
+    with pytest.raises(InputError, match="not periodic"):
+        with_voxel_levels(cells(30, periodic=True), 1)
+    with pytest.raises(InputError, match="voxels need positions"):
+        with_voxel_levels(without_positions(cells(30)), 1)
+    with pytest.raises(InputError, match="give a positive length"):
+        with_voxel_levels(cells(30), 1, side=0.0)
+    with pytest.raises(InputError, match="0 levels"):
+        with_contracted_levels(cells(30), 0)
+    with pytest.raises(InputError, match="already has the field clusters"):
+        with_voxel_levels(with_voxel_levels(cells(30), 1), 1)
+
+
+def test_a_store_takes_no_clusters_that_are_not_nested(tmp_path: Path) -> None:
+    graph = with_voxel_levels(grid(4), 2)
+    torn = graph.with_fields({CLUSTERS: graph[CLUSTERS].flip(1)})
+    with (
+        pytest.raises(InputError, match="lies in two clusters"),
+        StoreWriter(tmp_path / "store.h5", [*graph.fields.values()], dim=2) as writer,
+    ):
+        writer.write(torn)

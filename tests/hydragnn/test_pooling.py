@@ -1,0 +1,289 @@
+"""Layers on coarser levels: parity with loops over clusters, runs that pool, and what cannot."""
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from ase.build import molecule
+from ase.io import write
+from torch import Tensor
+
+from hydragnn.architectures import architectures
+from hydragnn.config import RunConfig
+from hydragnn.conformance_cases import CORNERS, small_settings
+from hydragnn.datasets import MemoryStore, open_store
+from hydragnn.ensemble import build_ensemble
+from hydragnn.errors import InputError
+from hydragnn.graphs import (
+    CLUSTERS,
+    Field,
+    GraphBatch,
+    clusters_field,
+    concatenate,
+    from_voronoi,
+    with_contracted_levels,
+    with_voxel_levels,
+)
+from hydragnn.graphs.batch import edge_vectors
+from hydragnn.layers import MessageGraph
+from hydragnn.models import NotCompiled, build_model, compiled_model, parse_head
+from hydragnn.runs import train
+from hydragnn.scripts import api
+
+FIELDS = (
+    Field(name="load", on="node"),
+    Field(name="answer", on="node", role="target"),
+)
+
+
+def message_graph(batch: GraphBatch) -> MessageGraph:
+    return MessageGraph(
+        topology=batch.topology,
+        owner=batch.owner("node"),
+        nodes_per_graph=batch.counts("node"),
+        vectors=edge_vectors(batch),
+        edge_features=batch.edges["area"].unsqueeze(1) if "area" in batch.edges else None,
+        clusters=batch[CLUSTERS],
+        positions=batch.positions,
+    )
+
+
+def cells(seed: int, count: int = 40) -> GraphBatch:
+    return from_voronoi(np.random.default_rng(seed).random((count, 2)), [1.0, 1.0], False)
+
+
+def clusters_by_loops(batch: GraphBatch, level: int) -> list[list[int]]:
+    """Nodes of every cluster, graph by graph, in the order of their numbers."""
+    members = defaultdict(list)
+    for node, (graph, number) in enumerate(zip(batch.owner("node").tolist(), batch[CLUSTERS][:, level].tolist())):
+        members[graph, number].append(node)
+    return [members[key] for key in sorted(members)]
+
+
+@pytest.mark.parametrize("level", [0, 1])
+def test_a_coarser_graph_has_clusters_for_nodes_and_what_joins_them_for_edges(level: int) -> None:
+    batch = concatenate([with_voxel_levels(cells(seed), 2, side=0.2) for seed in range(3)])
+    graph = message_graph(batch)
+    coarse = graph.coarser.graph if level == 0 else graph.coarser.graph.coarser.graph
+    members = clusters_by_loops(batch, level)
+    of_node = {node: number for number, nodes in enumerate(members) for node in nodes}
+    pairs = {(of_node[r], of_node[s]) for s, r in zip(batch.senders.tolist(), batch.receivers.tolist())}
+    expected = sorted((r, s) for r, s in pairs if r != s)
+    assert list(zip(coarse.topology.receivers.tolist(), coarse.topology.senders.tolist())) == expected
+    assert coarse.owner.tolist() == [int(batch.owner("node")[nodes[0]]) for nodes in members]
+    assert coarse.nodes_per_graph.sum() == len(members)
+    # of a cluster of clusters the middle is the mean of their middles, not of their nodes
+    middles: list[Tensor] = [batch.positions[nodes].mean(0) for nodes in clusters_by_loops(batch, 0)]
+    if level == 1:
+        finer = clusters_by_loops(batch, 0)
+        own = [[number for number, small in enumerate(finer) if set(small) <= set(nodes)] for nodes in members]
+        middles = [torch.stack([middles[number] for number in numbers]).mean(0) for numbers in own]
+    assert coarse.vectors is not None and graph.vectors is not None
+    for vector, (receiver, sender) in zip(coarse.vectors, expected):
+        between = middles[sender] - middles[receiver]
+        torch.testing.assert_close(vector / vector.norm(), between / between.norm())
+    for number in range(3):
+        longest = coarse.vectors[coarse.owner[coarse.topology.receivers] == number].norm(dim=1).max()
+        before = graph.vectors[graph.owner[graph.topology.receivers] == number].norm(dim=1).max()
+        assert longest <= before * (1 + 1e-12)
+
+
+def test_edge_features_are_means_of_what_was_merged() -> None:
+    batch = CORNERS["two graphs"]()
+    coarse = message_graph(batch).coarser.graph
+    members = clusters_by_loops(batch, 0)
+    of_node = {node: number for number, nodes in enumerate(members) for node in nodes}
+    areas = defaultdict(list)
+    for sender, receiver, area in zip(batch.senders.tolist(), batch.receivers.tolist(), batch.edges["area"].tolist()):
+        areas[of_node[receiver], of_node[sender]].append(area)
+    assert coarse.edge_features is not None
+    ends = zip(coarse.topology.receivers.tolist(), coarse.topology.senders.tolist())
+    expected = torch.tensor([np.mean(areas[pair]) for pair in ends], dtype=torch.float64)
+    torch.testing.assert_close(coarse.edge_features.squeeze(1), expected)
+
+
+@pytest.mark.parametrize("shape", [(5,), (3, 5)])
+def test_states_are_pooled_to_means_and_given_back_to_all_nodes(shape: tuple[int, ...]) -> None:
+    batch = concatenate([with_contracted_levels(cells(seed), 1) for seed in range(2)])
+    coarser, members = message_graph(batch).coarser, clusters_by_loops(batch, 0)
+    states = torch.randn(batch.num_nodes, *shape, dtype=torch.float64, requires_grad=True)
+    pooled = coarser.pooled(states)
+    torch.testing.assert_close(pooled, torch.stack([states[nodes].mean(0) for nodes in members]))
+    back = coarser.unpooled(pooled)
+    torch.testing.assert_close(
+        back,
+        torch.stack([pooled[i] for i, nodes in enumerate(members) for _ in nodes])[
+            torch.tensor([node for nodes in members for node in nodes]).argsort()
+        ],
+    )
+    assert torch.autograd.gradcheck(lambda values: coarser.unpooled(coarser.pooled(values)).sin(), (states,))
+
+
+def problem(seed: int) -> GraphBatch:
+    """Cells that each ask for the mean load of their whole graph: farther away than a few layers reach."""
+    graph = with_voxel_levels(cells(seed, 120), 3, side=0.15)
+    load = torch.from_numpy(np.random.default_rng(seed).normal(np.sin(seed), 1.0, 120)).float()
+    return graph.with_fields({"load": load, "answer": load.mean().expand(120).clone()}, fields=FIELDS)
+
+
+@pytest.fixture(scope="module")
+def far() -> MemoryStore:
+    return MemoryStore([problem(seed) for seed in range(24)])
+
+
+def config_for(kind: str = "gin", **model: Any) -> RunConfig:
+    return RunConfig.parse(
+        {
+            "data": {"store": "in memory"},
+            "split": {"train": 0.7, "valid": 0.3},
+            "batch": {"max_graphs": 4},
+            "model": {"kind": kind, "hidden_dim": 8, "num_layers": 4, **model},
+            "heads": [{"kind": "scalar", "field": "answer", "hidden_dims": [8]}],
+            "train": {"epochs": 12, "learning_rate": 0.01, "checkpoint_seconds": 0},
+        }
+    )
+
+
+POOLING: dict[str, Any] = {"pooling": {"levels": 3}}
+
+
+@pytest.mark.parametrize("kind, units", [("gin", {}), ("egnn", {"cutoff": 0.6, "radial": "sinc"})])
+def test_with_levels_a_network_sees_what_is_far_away(
+    kind: str, units: dict[str, Any], far: MemoryStore, tmp_path: Path
+) -> None:
+    pooled = train(config_for(kind, **units, **POOLING), tmp_path / "pooled", store=far)
+    plain = train(config_for(kind, **units), tmp_path / "plain", store=far)
+    error = "valid/answer/rmse"
+    assert pooled.best[error] < 0.7 * plain.best[error]
+    assert pooled.best[error] < 0.5 * pooled.trivial[error]
+
+
+def test_a_run_that_pools_ends_with_the_same_bits_where_it_was_interrupted(far: MemoryStore, tmp_path: Path) -> None:
+    config = config_for("schnet", **POOLING)
+    train(config, tmp_path / "run", store=far, until=2)
+    resumed = train(config, tmp_path / "run", store=far, resume=True)
+    assert resumed.curves["valid/loss"] == train(config, tmp_path / "whole", store=far).curves["valid/loss"]
+
+
+def test_the_cluster_numbers_are_no_feature(far: MemoryStore, tmp_path: Path) -> None:
+    """Numbered in another way the same clusters give the same predictions, and models that do not pool do not read them."""
+    model = build_model(
+        small_settings("gin", num_layers=3, pooling={"levels": 2}),
+        [parse_head({"kind": "scalar", "field": "answer"})],
+        [*FIELDS, clusters_field(3)],
+        inputs=["load", CLUSTERS],
+        dim=2,
+        seed=0,
+    ).double()
+    batch = concatenate([problem(seed) for seed in range(3)]).to(dtype=torch.float64)
+    other = batch.with_fields({CLUSTERS: 1000 - 7 * batch[CLUSTERS]})
+    torch.testing.assert_close(model(other)["answer"].mean, model(batch)["answer"].mean)
+    train(config_for(), tmp_path / "plain", store=far, until=1)
+    assert CLUSTERS not in (tmp_path / "plain" / "model" / "model.json").read_text()
+
+
+BUILD = """
+kind = "ase"
+files = ["molecules.xyz"]
+cutoff = 3.0
+
+[[fields]]
+name = "energy"
+on = "graph"
+role = "target"
+
+[coarsening]
+by = "contraction"
+levels = 2
+"""
+
+
+def test_files_get_levels_as_their_builds_say_in_training_and_in_prediction(tmp_path: Path) -> None:
+    molecules = [molecule(name) for name in ("CH3CH2OH", "C6H6", "CH3COCH3", "C2H6")] * 3
+    for number, atoms in enumerate(molecules):
+        atoms.rattle(0.05, seed=number)
+        atoms.info["energy"] = float(len(atoms))
+    write(tmp_path / "molecules.xyz", molecules)
+    (tmp_path / "BUILD.toml").write_text(BUILD)
+    api.build_store(tmp_path / "BUILD.toml", tmp_path / "store.h5")
+    graphs = open_store(tmp_path / "store.h5").read(range(12))
+    assert torch.equal(with_contracted_levels(graphs.with_fields(drop=[CLUSTERS]), 2)[CLUSTERS], graphs[CLUSTERS])
+    table = config_for("schnet", num_layers=3, pooling={"levels": 2}).to_json()
+    table["data"]["store"] = str(tmp_path / "store.h5")
+    table["heads"] = [{"kind": "scalar", "field": "energy", "pool": "sum"}]
+    for seed in (0, 1):
+        table["train"] = {"epochs": 1, "seed": seed}
+        train(RunConfig.parse(table), tmp_path / f"run-{seed}")
+    build_ensemble([tmp_path / "run-0", tmp_path / "run-1"], tmp_path / "ensemble")
+    ensemble = api.load(tmp_path / "ensemble")
+    of_atoms = ensemble.predict(molecules[:4])["energy"]
+    of_graphs = ensemble.predict(graphs.select(range(4)))["energy"]
+    torch.testing.assert_close(of_atoms.mean, of_graphs.mean)
+
+
+def refused(kind: str, heads: list[dict[str, Any]], fields: list[Field], inputs: list[str], **model: Any) -> str:
+    with pytest.raises(InputError) as caught:
+        build_model(
+            small_settings(kind, **model), [parse_head(head) for head in heads], fields, inputs=inputs, dim=3, seed=0
+        )
+    return str(caught.value)
+
+
+ENERGY = Field(name="energy", on="graph", role="target")
+FORCES = Field(name="forces", on="node", shape=(3,), parity="vector", role="target")
+SPECIES = Field(name="species", on="node", classes=5, dtype="int64")
+
+
+def test_what_cannot_pool_is_refused_with_the_remedy() -> None:
+    heads: list[dict[str, Any]] = [{"kind": "energy", "field": "energy"}]
+    forces = [{**heads[0], "forces": "forces"}]
+    known, inputs = [ENERGY, FORCES, SPECIES, clusters_field(2)], ["species", CLUSTERS]
+    one, three = {"pooling": {"levels": 1}}, {"pooling": {"levels": 3}}
+    assert "no forces or stress from a model that pools" in refused("painn", forces, known, inputs, **one)
+    assert "make more levels, or use fewer" in refused("painn", heads, known, inputs, **three)
+    assert "needs the node field clusters" in refused("painn", heads, known, ["species"], **one)
+    assert "set model.pooling" in refused("painn", heads, known, inputs)
+    moving = refused("egnn", heads, known, inputs, moving_coordinates=True, **one)
+    assert "model egnn moves its nodes (moving_coordinates), and cannot pool" in moving
+    for kind in ("dimenet", "mace"):
+        assert "or use one of cgcnn, egnn, equivariant_transformer, gatv2" in refused(kind, heads, known, inputs, **one)
+    with pytest.raises(InputError, match="set num_layers to 2 or more"):
+        small_settings("gin", num_layers=1, **one)
+
+
+def test_every_architecture_says_whether_it_pools() -> None:
+    able = {kind for kind, a in architectures().items() if not a.unpoolable(a.Settings(kind=kind))}
+    assert able == set(architectures()) - {"dimenet", "mace", "relational"}
+
+
+def test_a_store_without_levels_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    plain = MemoryStore([problem(seed).with_fields(drop=[CLUSTERS]) for seed in range(6)])
+    with pytest.raises(InputError, match=r"model\.pooling needs the node field clusters; give the BUILD\.toml"):
+        train(config_for(**POOLING), tmp_path / "run", store=plain)
+
+
+def test_memory_that_nobody_can_foretell_is_refused(far: MemoryStore, tmp_path: Path) -> None:
+    config = config_for(**POOLING)
+    limited = config.model_copy(update={"batch": config.batch.model_copy(update={"memory": "1 GB"})})
+    with pytest.raises(InputError, match=r"set batch\.max_graphs"):
+        train(limited, tmp_path / "run", store=far)
+
+
+def test_steps_that_pool_are_not_compiled_and_the_record_says_why(far: MemoryStore, tmp_path: Path) -> None:
+    config = config_for(**POOLING)
+    compiled = config.model_copy(update={"train": config.train.model_copy(update={"compile": "on", "epochs": 1})})
+    record = train(compiled, tmp_path / "run", store=far)
+    assert any("coarser levels have as many nodes" in sentence for sentence in record.notes)
+    model = build_model(
+        small_settings("gin", num_layers=2, pooling={"levels": 1}),
+        [parse_head({"kind": "scalar", "field": "answer"})],
+        [*FIELDS, clusters_field(1)],
+        inputs=["load", CLUSTERS],
+        dim=2,
+        seed=0,
+    )
+    with pytest.raises(NotCompiled, match="coarser levels"):
+        compiled_model(model)
