@@ -10,7 +10,7 @@ import typer
 from hydragnn.allocator import keep_memory
 from hydragnn.errors import InputError, nearest
 
-NAMES = ("acac", "cantilever", "fept", "mlearn", "qm9", "terfenol")
+NAMES = ("acac", "cantilever", "darcy", "fept", "mlearn", "qm9", "terfenol")
 
 
 def recipe(

@@ -59,7 +59,7 @@ def array_like(table: Table, name: str, shape: tuple[int | str, ...], path: Path
         expected = ", ".join(map(str, shape))
         raise InputError(f"{path}: {name} has shape {list(array.shape)}, not [{expected}]; give such an array")
     if array.dtype.kind not in kinds:
-        wanted = "numbers" if "f" in kinds else "whole numbers"
+        wanted = {"b": "True and False", "iu": "whole numbers"}.get(kinds, "numbers")
         raise InputError(f"{path}: {name} holds {array.dtype} values; give {wanted}")
     return array
 

@@ -1,0 +1,146 @@
+"""Darcy flow: the pressure in a porous square from its permeability, by layers on the grid and on coarser levels of it."""
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hydragnn.datasets import Make, OwnBuild, StoreWriter, find_files, open_store, rule_of
+from hydragnn.datasets.tables import read_npz
+from hydragnn.ensemble import Ensemble, NumberEstimate, build_ensemble
+from hydragnn.errors import InputError
+from hydragnn.files import read_sealed
+from hydragnn.graphs import CLUSTERS, Field, GraphBatch, clusters_field, graph_from_arrays, with_voxel_levels
+from hydragnn.scripts import api
+from hydragnn.scripts.recipes.raw import array_like, raw_arrays
+from hydragnn.scripts.recipes.table import Figure, show_figures
+from hydragnn.scripts.recipes.training import BLOCK, make_store, train_recipe
+
+Array = NDArray[np.float64]
+MEMBERS = 4
+RAW = "darcy_train_16.npz"
+POINTS, LEVELS = 16, 3
+TRAINING, VALID, CALIBRATION = 700, 40, 60  # of the file's first 800 fields; the last 200 judge
+GOAL = 4.0
+INPUTS = (Field(name="permeability", on="node"), Field(name="place", on="node", shape=(2,)), clusters_field(LEVELS))
+FIELDS = (
+    *INPUTS,
+    Field(name="pressure", on="node", role="target"),
+    Field(name="part", on="graph", classes=4, dtype="int64", role="auxiliary"),
+)
+
+
+class Darcy(OwnBuild):
+    """Permeabilities in npz files: ``x`` [fields, 16, 16], where True is one of the two phases."""
+
+    kind: str = "hydragnn.scripts.recipes.darcy:Darcy"
+
+    def graphs(self) -> Iterator[Make]:
+        """One graph per field without its pressure; InputError where a file has other arrays."""
+        grid = grid_of()
+        for path in find_files(self.files):
+            for field in array_like(read_npz(path), "x", ("fields", POINTS, POINTS), path, kinds="b"):
+                yield partial(field_as_graph, grid, field)
+
+
+def grid_of() -> GraphBatch:
+    """The points of the grid, each joined with its eight neighbours, and the levels: voxels of 2, 4 and 8 points a side."""
+    row, column = np.divmod(np.arange(POINTS**2), POINTS)
+    near = (np.abs(row[:, None] - row) <= 1) & (np.abs(column[:, None] - column) <= 1)
+    senders, receivers = np.nonzero(near & ~np.eye(POINTS**2, dtype=bool))
+    points = np.stack([row, column], axis=1).astype(np.float64)
+    return with_voxel_levels(graph_from_arrays(points, senders, receivers), LEVELS, side=2.0)
+
+
+def field_as_graph(grid: GraphBatch, field: NDArray[np.bool_]) -> GraphBatch:
+    """A field of permeability on the grid; the boundary is known by the place of every point."""
+    values = {
+        "permeability": torch.from_numpy(2.0 * field.reshape(-1) - 1).float(),
+        "place": (grid.positions / (POINTS - 1) - 0.5).float(),
+        CLUSTERS: grid[CLUSTERS],
+    }
+    return grid.with_fields(values, fields=INPUTS)
+
+
+def write_store(raw: Path, store: Path) -> None:
+    """The fields with their pressures; those that train are there a second time, with rows and columns exchanged."""
+    with raw_arrays(raw, "x", "y") as file:
+        arrays = {name: file[name] for name in ("x", "y")}
+        fields = array_like(arrays, "x", ("fields", POINTS, POINTS), raw, kinds="b")
+        pressures = array_like(arrays, "y", (len(fields), POINTS, POINTS), raw)
+    parts = parts_of(len(fields))
+    mirrored = np.flatnonzero(parts == 0)  # a problem as good: one source everywhere, sampled alike both ways
+    fields = np.concatenate([fields, fields[mirrored].swapaxes(1, 2)])
+    pressures = np.concatenate([pressures, pressures[mirrored].swapaxes(1, 2)])
+    about = {
+        "source": "github neuraloperator/neuraloperator, MIT",
+        "build": rule_of(Darcy(files=[RAW])),
+    }
+    grid = grid_of()
+    with StoreWriter(store, FIELDS, dim=2, attributes=about) as writer:
+        for field, pressure, part in zip(fields, pressures, np.concatenate([parts, np.zeros_like(mirrored)])):
+            labels = {"pressure": torch.from_numpy(pressure.reshape(-1)).float(), "part": torch.tensor([int(part)])}
+            writer.write(field_as_graph(grid, field).with_fields(labels, fields=FIELDS[-2:]))
+
+
+def parts_of(count: int) -> NDArray[np.int64]:
+    """The part of every field, in the order of the file: 0 trains, 1 chooses the epoch, 3 calibrates, 2 judges."""
+    known = TRAINING + VALID + CALIBRATION
+    if count <= known:
+        raise InputError(f"{count} fields leave none to judge after {known}; fetch the published file again")
+    return np.repeat([0, 1, 3, 2], [TRAINING, VALID, CALIBRATION, count - known])
+
+
+def run(data: Path, out: Path, epochs: int | None) -> None:
+    """The store, members and their ensemble, and relative errors of the fields that judge."""
+    store = out / "darcy.h5"
+    make_store(store, FIELDS, partial(write_store, data / RAW))
+    runs = [out / "members" / str(seed) for seed in range(MEMBERS)]
+    records = [
+        train_recipe("darcy", store, folder, f"train.seed={seed}", epochs=epochs) for seed, folder in enumerate(runs)
+    ]
+    ensemble = out / "ensemble"
+    if not ensemble.exists():
+        build_ensemble(runs, ensemble)
+    simple = error_of_mean(store)
+    figures = []
+    for what, folder, goal in (("one model", runs[0], GOAL), (f"{MEMBERS} members", ensemble, None)):
+        errors = relative_errors(api.load(folder), store)
+        beside = f"mean field {simple:.3g} %; worst field {errors.max():.3g} %"
+        text = f"mean relative L2 of the pressure, {what}"
+        figures.append(Figure(what=text, value=float(errors.mean()), unit="%", goal=goal, beside=beside))
+    coverage = read_sealed(ensemble / "evaluation.json")["parts"]["test"]["pressure"]["ensemble"]["coverage"]
+    figures.append(Figure(what="pressure inside 90 % intervals", value=100 * coverage, unit="%"))
+    show_figures("darcy", figures, sum(record.cost.cpu_seconds for record in records) / 60, out)
+    api.report(ensemble, out / "report.html")
+
+
+def relative_errors(ensemble: Ensemble, store: Path) -> Array:
+    """Per cent relative L2 error of every field that judges."""
+    reader = open_store(store)
+    graphs = np.flatnonzero(reader.column("part").values.reshape(-1) == 2)
+    errors = []
+    for block in np.array_split(graphs, -(-len(graphs) // BLOCK)):
+        batch = reader.read(block)
+        said = ensemble.predict(batch)["pressure"]
+        assert isinstance(said, NumberEstimate)
+        labels = batch["pressure"].double().numpy().reshape(len(block), -1)
+        errors.append(relative_l2(said.mean.reshape(len(block), -1), labels))
+    return np.concatenate(errors)
+
+
+def error_of_mean(store: Path) -> float:
+    """Of the mean pressure of training, as if it were that of every field."""
+    reader = open_store(store)
+    part = reader.column("part").values.reshape(-1)
+    labels = reader.column("pressure").values.reshape(len(part), -1).astype(np.float64)
+    return float(relative_l2(labels[part == 0].mean(axis=0), labels[part == 2]).mean())
+
+
+def relative_l2(mean: Array, labels: Array) -> Array:
+    """Per cent |mean - label| / |label| of every field."""
+    errors: Array = 100 * np.linalg.norm(mean - labels, axis=1) / np.linalg.norm(labels, axis=1)
+    return errors
