@@ -5,12 +5,11 @@ so the journal gives the campaign back after any kill, and a thousand nodes that
 slow (proposals, folders of attempts, the Optuna study) is worked off between the looks, a little at a time.
 """
 
-import gc
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from hydragnn.errors import InputError
 from hydragnn.files import write_atomically
 from hydragnn.hpo.estimates import Estimates
 from hydragnn.hpo.journal import NAME as JOURNAL
-from hydragnn.hpo.journal import Entry, Journal, replay
+from hydragnn.hpo.journal import Entry, Journal, rare_garbage_collection, replay
 from hydragnn.hpo.launch_queue import LaunchQueue
 from hydragnn.hpo.launching.launcher import Begun, Exit, Launcher, Report, Revoked, Task, verdict
 from hydragnn.hpo.launching.watchdog import seconds_between_beats
@@ -240,22 +239,6 @@ class Controller:
 
     def _hash(self, number: int) -> str:
         return self._hashes.get(number) or self._config(number).hash
-
-
-@contextmanager
-def rare_garbage_collection() -> Iterator[None]:
-    """Python looks for circular garbage seldom, and not among what is there already.
-
-    A campaign is a large value without circles that changes all the time; each search through all of it takes long.
-    """
-    before = gc.get_threshold()
-    gc.freeze()
-    gc.set_threshold(100_000, *before[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-        gc.unfreeze()
 
 
 def trial_folder(out: Path, number: int) -> Path:

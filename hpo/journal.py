@@ -6,13 +6,17 @@ Lines of the first format have the event alone; they are decided again, and the 
 line may be torn by a kill or a full disk and is then dropped; damage anywhere else is an error, because what follows it cannot be trusted.
 """
 
+import gc
 import json
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
+
+import msgspec
 
 from hydragnn import __version__
 from hydragnn.errors import Busy, InputError
@@ -58,10 +62,11 @@ def replay(path: Path, follow: Callable[[State, Event, State], None] | None = No
     ``follow`` is told every event with the states before and after it.
     """
     state = State()
-    for before, entry, after in courses(path, read_entries(path)):
-        if follow is not None:
-            follow(before, entry.event, after)
-        state = after
+    with rare_garbage_collection():
+        for before, entry, after in courses(path, read_entries(path)):
+            if follow is not None:
+                follow(before, entry.event, after)
+            state = after
     return state
 
 
@@ -175,6 +180,22 @@ def acquire_lock(path: Path) -> int:
     return descriptor
 
 
+@contextmanager
+def rare_garbage_collection() -> Iterator[None]:
+    """Python looks for circular garbage seldom, and not among what is there already.
+
+    A campaign is a large value without circles that changes all the time; each search through all of it takes long.
+    """
+    before = gc.get_threshold()
+    gc.freeze()
+    gc.set_threshold(100_000, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
+
+
 def _lines(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
     """Every complete line's object and the position where the line ends."""
     try:
@@ -220,7 +241,7 @@ def decode_line(line: bytes) -> dict[str, Any] | None:
     head, _, tail = line.rpartition(b', "crc": ')
     try:
         if tail == b"%d}\n" % zlib.crc32(b"}", zlib.crc32(head)):
-            value = json.loads(head + b"}")
+            value = msgspec.json.decode(head + b"}")
             return value if isinstance(value, dict) else None
         value = json.loads(line)
         crc = value.pop("crc")

@@ -10,7 +10,7 @@ from typing import Any
 from hydragnn.errors import InputError
 from hydragnn.hpo.costs import CostModel, scaling_of, work_of
 from hydragnn.hpo.journal import NAME as JOURNAL
-from hydragnn.hpo.journal import check_number, decode_line, entry_of, gap, state_after
+from hydragnn.hpo.journal import check_number, decode_line, entry_of, gap, rare_garbage_collection, state_after
 from hydragnn.hpo.parameters import place_of
 from hydragnn.hpo.preflight import open_campaign
 from hydragnn.hpo.scheduling.events import node_of
@@ -182,6 +182,13 @@ class Follower:
             return False
         except OSError as error:
             raise InputError(f"cannot read {path}: {error.strerror or error}") from error
+        with rare_garbage_collection():
+            self._read(lines, path)
+        if self._gap:
+            raise gap(path, self._gap)
+        return self._position > before
+
+    def _read(self, lines: list[bytes], path: Path) -> None:
         for number, line in enumerate(lines, start=1):
             value = decode_line(line)
             if value is None and number < len(lines):
@@ -193,9 +200,6 @@ class Follower:
             self._last = float(value["time"])
             self._take(value, f"the line at byte {self._position}")
             self._position += len(line)
-        if self._gap:
-            raise gap(path, self._gap)
-        return self._position > before
 
     def _take(self, value: dict[str, Any], where: str) -> None:
         """One line; the first that does not follow from those before it is remembered until the whole state comes."""

@@ -8,11 +8,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from hydragnn.hpo.costs import Sized, seconds_on
 from hydragnn.hpo.scheduling.events import Event, Failed, Opened, Reached, node_of
 from hydragnn.hpo.scheduling.node_health import NodeStatus
 from hydragnn.hpo.scheduling.scheduler import MACHINE_FAULTS, State, Trial, transition
-from hydragnn.hpo.scheduling.values import replace
 from hydragnn.record import FailureKind
 
 Outcome = Literal["running", "reached", "finished", "saved", "cut"] | FailureKind
@@ -21,8 +23,7 @@ Outcome = Literal["running", "reached", "finished", "saved", "cut"] | FailureKin
 WELL: frozenset[Outcome] = frozenset({"running", "reached", "finished", "saved"})
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Span:
+class Span(Struct, frozen=True, kw_only=True):
     """One attempt at one segment of a trial; ``ended`` is the latest known time while it runs."""
 
     trial: int
@@ -51,8 +52,7 @@ class Span:
         return tuple(dict.fromkeys(node_of(slot) for slot in self.slots))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Outage:
+class Outage(Struct, frozen=True, kw_only=True):
     """A time in which slots of a node were held back; ``ended`` is the latest known time while it lasts."""
 
     node: str
@@ -63,8 +63,7 @@ class Outage:
     ended: float
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Session:
+class Session(Struct, frozen=True, kw_only=True):
     """What one controller had: its slots, and its time from the first to the last sign of life."""
 
     slots: tuple[str, ...]

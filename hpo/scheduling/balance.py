@@ -4,11 +4,12 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from hydragnn.hpo.scheduling.events import Action, Cancel, Start
 from hydragnn.hpo.scheduling.pool import Pool
 from hydragnn.hpo.scheduling.sizing import Load, common_ending, fewest_slots, loss
 from hydragnn.hpo.scheduling.state import State, Target, Trial, remaining, with_trial, without_entry
-from hydragnn.hpo.scheduling.values import replace
 
 CROWD = 128
 """Beyond so many unfinished trials, the common ending is found anew only when their number has changed by a tenth, and nobody waits."""

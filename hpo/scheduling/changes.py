@@ -7,10 +7,12 @@ journal still tells the campaign that was.
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import asdict, is_dataclass
 from functools import cache
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
+from msgspec import Struct
+from msgspec.structs import replace
 from pydantic import TypeAdapter, ValidationError
 
 from hydragnn.errors import InputError
@@ -29,7 +31,6 @@ from hydragnn.hpo.scheduling.state import (
     without_node,
     without_trial,
 )
-from hydragnn.hpo.scheduling.values import replace
 
 Changes = dict[str, Any]
 """Of a state: ``trials`` and ``nodes`` by name, each with its changed members (null: it is gone), ``waiting`` and ``free``, and the rest as it is."""
@@ -98,12 +99,12 @@ def _flat(touched: Touched) -> Iterator[int | str]:
         yield name
 
 
-def _members(before: Any, after: Any, blank: Any) -> dict[str, Any] | None:
+def _members(before: Struct | None, after: Struct | None, blank: Struct) -> dict[str, Any] | None:
     """The members of a trial or node that changed; None where it is gone."""
     if after is None:
         return None
     before = blank if before is None else before
-    names = (member.name for member in fields(after))
+    names = after.__struct_fields__
     return {name: _plain(value) for name in names if (value := getattr(after, name)) != getattr(before, name)}
 
 
@@ -189,27 +190,34 @@ def _plain(value: Any) -> Any:
     """A value as JSON has it; infinite numbers as words."""
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
-    if is_dataclass(value):
-        return {member.name: _plain(getattr(value, member.name)) for member in fields(value)}
+    if isinstance(value, Struct):
+        return {name: _plain(getattr(value, name)) for name in value.__struct_fields__}
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
     return [_plain(item) for item in value] if isinstance(value, tuple) else value
 
 
-def _read(cls: type, members: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of named members of a dataclass, from JSON."""
+def _read(cls: type[Struct], members: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of named members of a struct, from JSON."""
     readers = _readers(cls)
     return {name: readers[name](value) for name, value in members.items()}
 
 
 @cache
-def _readers(cls: type) -> dict[str, Callable[[Any], Any]]:
-    """How each member of a dataclass is read from JSON."""
+def _readers(cls: type[Struct]) -> dict[str, Callable[[Any], Any]]:
+    """How each member of a struct is read from JSON."""
     hints = get_type_hints(cls)
-    names = [member.name for member in fields(cls) if cls is not State or member.name not in INDEXED]
+    names = [name for name in hints if cls is not State or name not in INDEXED]
     return {name: _reader(hints[name]) for name in names}
 
 
 def _reader(hint: Any) -> Callable[[Any], Any]:
     """How a value of a type is read; a plain one that has the type already is taken as it is."""
+    if isinstance(hint, type) and issubclass(hint, Struct):
+        return lambda value: hint(**_read(hint, value))
+    if get_origin(hint) is tuple and isinstance(get_args(hint)[0], type) and issubclass(get_args(hint)[0], Struct):
+        member = _reader(get_args(hint)[0])
+        return lambda value: tuple(map(member, value))
     validate = TypeAdapter(hint).validate_python
     if hint not in (int, float, bool, str):
         return validate

@@ -197,8 +197,8 @@ class Close:
 
 Action = Propose | Start | Probe | Cancel | Settle | Close
 
-_EVENTS: dict[str, type[Any]] = {
-    cls.__name__.lower(): cls
+_EVENTS: dict[str, tuple[type[Any], tuple[str, ...]]] = {
+    cls.__name__.lower(): (cls, tuple(member.name for member in fields(cls)))
     for cls in (Opened, Proposed, Exhausted, Launched, Progressed, Reached, Failed, Probed, Stopping, Tick)
 }
 
@@ -227,12 +227,12 @@ def event_from_json(value: dict[str, Any]) -> Event:
     >>> event_from_json({"event": "exhausted", "trial": 3})
     Exhausted(trial=3)
     """
-    cls = _EVENTS.get(str(value.get("event")))
+    cls, names = _EVENTS.get(str(value.get("event")), (None, ()))
     if cls is None:
         raise InputError(f"unknown event {value.get('event')!r}; it was written by a newer program, update this one")
     try:
         value = in_current_words(value)
-        members = {f.name: value[f.name] for f in fields(cls) if f.name in value}
+        members = {name: value[name] for name in names if name in value}
         if cls is Opened:
             plan = dict(members["plan"])
             members |= {"plan": Plan(**{**plan, "rungs": tuple(plan["rungs"])}), "slots": tuple(members["slots"])}

@@ -8,6 +8,8 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 
+from msgspec.structs import replace
+
 from hydragnn.hpo.scheduling.balance import (
     disturbing_nodes,
     enlarge_attempt,
@@ -20,7 +22,6 @@ from hydragnn.hpo.scheduling.balance import (
 from hydragnn.hpo.scheduling.events import Action, Propose
 from hydragnn.hpo.scheduling.state import State, Trial, segment, with_trial
 from hydragnn.hpo.scheduling.trouble import num_startable
-from hydragnn.hpo.scheduling.values import replace
 
 LOOK = 64
 """So many trials that start too late are passed over in search for one that does not."""

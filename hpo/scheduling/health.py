@@ -7,11 +7,12 @@ stays out for a time that doubles. What one bad node explains is not held agains
 import math
 from collections.abc import Iterable
 
+from msgspec.structs import replace
+
 from hydragnn.hpo.scheduling.events import Action, Probe, Probed, node_of
 from hydragnn.hpo.scheduling.node_health import Node, NodeHealth, Strike
 from hydragnn.hpo.scheduling.pool import Pool
 from hydragnn.hpo.scheduling.state import State, Trial, with_node, without_node
-from hydragnn.hpo.scheduling.values import replace
 
 STRIKES = 2
 """So many attempts that a node disturbs before it is out, however well it answers probes."""

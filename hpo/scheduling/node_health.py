@@ -2,19 +2,18 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeVar
 
 from immutables import Map
+from msgspec import Struct
 
-from hydragnn.hpo.scheduling.values import with_count
-
+Key = TypeVar("Key", bound=str)
 NodeStatus = Literal["pool", "probing", "quarantined"]
 Fault = tuple[int, int]
 """A trial and its attempt."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Strike:
+class Strike(Struct, frozen=True, kw_only=True):
     """An attempt that a fault of the machine ended while it used the node."""
 
     trial: int
@@ -28,8 +27,7 @@ class Strike:
         return self.trial, self.attempt
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Node:
+class Node(Struct, frozen=True, kw_only=True):
     """What speaks against a node; a node without an entry is in good health."""
 
     status: NodeStatus = "pool"
@@ -104,6 +102,16 @@ class NodeHealth(Mapping[str, Node]):
     def partners(self, name: str, fault: Fault) -> Iterator[str]:
         """The other nodes that have a strike from an attempt."""
         return (other for other in self.together.get(fault, ()) if other != name)
+
+
+def with_count(counts: Map[Key, int], key: Key, more: int) -> Map[Key, int]:
+    """Counts with one of them changed; what is counted no more is left out.
+
+    >>> dict(with_count(Map({"a": 1}), "a", -1))
+    {}
+    """
+    count = counts.get(key, 0) + more
+    return counts.set(key, count) if count else counts.delete(key)
 
 
 def _indexed(

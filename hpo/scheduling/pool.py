@@ -1,13 +1,13 @@
 """The free slots, first in, first out: a value of which every change makes a new one at a cost that does not grow."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
 
 from immutables import Map
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 
-@dataclass(frozen=True, slots=True)
-class Pool:
+class Pool(Struct, frozen=True):
     """Slots in the order in which they will be given out; slots can leave from the middle."""
 
     at: Map[int, str] = field(default_factory=Map)

@@ -7,6 +7,8 @@ back the state, and a simulator can drive the same decisions on a virtual clock.
 
 import math
 
+from msgspec.structs import replace
+
 from hydragnn.hpo.scheduling.events import (
     MACHINE_FAULTS,
     Action,
@@ -64,7 +66,6 @@ from hydragnn.hpo.scheduling.trouble import (
     note_failure,
     note_life,
 )
-from hydragnn.hpo.scheduling.values import replace
 from hydragnn.record import Failure, FailureKind
 
 __all__ = ["HOPELESS", "MACHINE_FAULTS", "Node", "NodeStatus", "Rung", "State", "Trial", "TrialStatus", "transition"]

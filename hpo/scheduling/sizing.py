@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 STEPS = 50
 """Halvings of the interval in which the common ending is sought; more than a float can tell apart."""
 
 
-@dataclass(frozen=True, slots=True)
-class Mean:
+class Mean(Struct, frozen=True):
     """A running mean."""
 
     count: int = 0

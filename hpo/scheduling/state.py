@@ -3,17 +3,17 @@
 import math
 from bisect import insort
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from immutables import Map
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from hydragnn.hpo.scheduling.events import Ending, Origin, Plan, node_of
-from hydragnn.hpo.scheduling.node_health import Node, NodeHealth
+from hydragnn.hpo.scheduling.node_health import Node, NodeHealth, with_count
 from hydragnn.hpo.scheduling.pool import Pool
 from hydragnn.hpo.scheduling.ranking import Ranking
 from hydragnn.hpo.scheduling.sizing import Load, Mean
-from hydragnn.hpo.scheduling.values import replace, with_count
 from hydragnn.record import Failure
 
 Touched = tuple[int | str, Any] | None
@@ -22,8 +22,7 @@ Touched = tuple[int | str, Any] | None
 TrialStatus = Literal["asked", "waiting", "running", "paused", "finished", "failed", "lost"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Trial:
+class Trial(Struct, frozen=True, kw_only=True):
     """One configuration on its way through the rungs."""
 
     number: int
@@ -71,8 +70,7 @@ class Trial:
         return self.results[-1] if self.results else None
 
 
-@dataclass(frozen=True, slots=True)
-class Rung:
+class Rung(Struct, frozen=True):
     """Who reached a rung, and who still rests there."""
 
     reached: Ranking = field(default_factory=Ranking)
@@ -84,8 +82,7 @@ class Rung:
         return len(self.paused) if limit == len(self.reached) else self.paused.rank(self.reached[limit])
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(Struct, frozen=True):
     """When all unfinished trials are to end together, and for what that was found."""
 
     time: float = math.inf
@@ -97,8 +94,7 @@ class Target:
         return 10 * abs(trials - self.trials) <= self.trials and 10 * abs(slots - self.slots) <= self.slots
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class VainAttempt:
+class VainAttempt(Struct, frozen=True, kw_only=True):
     """An attempt that a fault of the machine ended before it gained an epoch, for no reason that is known."""
 
     trial: int
@@ -110,8 +106,7 @@ class VainAttempt:
     """How long it took to fail."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Trouble:
+class Trouble(Struct, frozen=True, kw_only=True):
     """What speaks against the machine as a whole."""
 
     latest: tuple[VainAttempt, ...] = ()
@@ -132,8 +127,7 @@ class Trouble:
     """Seconds that an attempt has to live to show that the machine works."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class State:
+class State(Struct, frozen=True, kw_only=True, eq=False):
     """The whole campaign; made by ``transition`` only."""
 
     plan: Plan = field(default_factory=lambda: Plan(trials=0, rungs=(1,)))
@@ -187,8 +181,12 @@ class State:
     """Seconds from a start to the first step."""
     work: Mean = field(default_factory=Mean)
     """Seconds per epoch on one slot, as measured."""
-    touched: Touched = field(default=None, compare=False)
-    """What the last event changed, some perhaps more than once."""
+    touched: Touched = None
+    """What the last event changed, some perhaps more than once; no part of what makes two states equal."""
+
+    def __eq__(self, other: object) -> bool:
+        same = (getattr(self, name) == getattr(other, name) for name in self.__struct_fields__ if name != "touched")
+        return isinstance(other, State) and all(same)
 
     @property
     def running(self) -> list[Trial]:

@@ -7,10 +7,11 @@ half of those in a row that fail on different nodes are no accident.
 
 import math
 
+from msgspec.structs import replace
+
 from hydragnn.hpo.scheduling.events import MACHINE_FAULTS, Failed, node_of
 from hydragnn.hpo.scheduling.node_health import Fault
 from hydragnn.hpo.scheduling.state import State, Trial, Trouble, VainAttempt, with_node, with_trial
-from hydragnn.hpo.scheduling.values import replace
 
 TOGETHER = 8
 """So many attempts in vain, among twice as many that were started in a row, are a fault of the machine; fewer where not so many run at once."""

@@ -2,12 +2,12 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from hydragnn.errors import InputError
 from hydragnn.hpo import CampaignSettings, CampaignStatus, Follower, campaign_status, transition
