@@ -245,7 +245,7 @@ def decode_line(line: bytes) -> dict[str, Any] | None:
             return value if isinstance(value, dict) else None
         value = json.loads(line)
         crc = value.pop("crc")
-    except (ValueError, KeyError, AttributeError, TypeError):
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         return None
     text = json.dumps(value, sort_keys=True)
     return value if isinstance(value, dict) and zlib.crc32(text.encode()) == crc else None

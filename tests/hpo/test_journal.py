@@ -1,6 +1,7 @@
 """The journal is the campaign: a torn end is tolerated, damage elsewhere is refused, one process writes."""
 
 import json
+import zlib
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,12 @@ def test_a_line_is_known_by_its_bytes_and_one_that_another_program_spaced_by_its
             damaged = line[:place] + bytes([line[place] ^ 1]) + line[place + 1 :]
             # the last digit of 0.30000000000000004 may change without changing the number
             assert decode_line(damaged) in (None, value), place
+
+
+@pytest.mark.parametrize("value", [b"[" * 100_000 + b"]" * 100_000, b"NaN", b'"\xff"', b"1, 2"])
+def test_a_line_that_is_no_json_object_is_damaged_whatever_its_checksum(value: bytes) -> None:
+    head = b'{"a": ' + value
+    assert decode_line(head + b', "crc": %d}\n' % zlib.crc32(head + b"}")) is None
 
 
 def test_many_events_need_one_flush(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
