@@ -72,8 +72,9 @@ class Pack:
 
     def end(self) -> None:
         """Make sure that the step runs no more."""
-        self.step.kill()
-        self.step.wait()
+        if self.step.poll() is None:
+            self.step.kill()
+            self.step.wait()
         self.reports.close()
 
 
