@@ -50,7 +50,7 @@ HEARTBEAT = 0.5  # seconds between looks at the clock while nothing happens
 ROUND = 0.01  # seconds that each kind of slow work may take between two looks
 LAST_ROUND = 3.0  # seconds for the study of a campaign that is left before its end
 SAVING = 0.7  # part of the grace period that attempts get to save themselves; killing and writing take the rest
-FILES = 8  # files read or written side by side, because those of a shared file system take their time
+FILES = 32  # files read or written side by side, because those of a shared file system take their time
 SAMPLER_LOG = "sampler.log"
 ROOM = 1 << 20  # bytes that must still fit on the disk after a failure
 

@@ -1,11 +1,14 @@
 """How long the controller of a campaign takes for one event while 16,384 one-node trials run at once.
 
     PYTHONPATH=. python tests/benchmarks/bench_controller.py --slots 16384
+    PYTHONPATH=. python tests/benchmarks/bench_controller.py --slots 16384 --slow 1 --pace 200
 
 The controller is the real one: scheduler, journal with real flushes, folders of attempts, Optuna study, sampler, view. Only the
-launcher is virtual: attempts begin at once, and end in a seeded order, as many at a time as one look may find (1 to 256),
-with real records on disk. Prints median, 99th percentile and maximum for one event (the time of a look divided by its
-events) and for whole looks, what they are made of, what an event may have to wait for besides, and the peak memory.
+launcher is virtual: attempts begin at once, and end in a seeded order, as many at a time as one look may find (1 to 256), or
+at random moments, ``--pace`` a second, with real records on disk. Prints median, 99th percentile and maximum for one event (the time of a look divided by its
+events) and for whole looks, what they are made of, what an event may have to wait for besides, and the peak memory. With
+``--slow`` every file that is opened, looked at, renamed, removed, listed or flushed takes so many milliseconds more, in the
+thread that asks, as on a file system with many others.
 """
 
 import argparse
@@ -39,6 +42,9 @@ from hydragnn.hpo.space import space_of
 LARGEST = 256
 """Most ends that one look finds."""
 
+training = threading.local()
+"""Says ``now`` while files are written in the name of a training process, which is no time of the controller's."""
+
 TABLE: dict[str, Any] = {
     "data": {"store": "store.h5"},
     "model": {"kind": "painn"},
@@ -61,13 +67,16 @@ class Virtual:
 
     deadline = None
 
-    def __init__(self, slots: int, seed: int) -> None:
+    def __init__(self, slots: int, seed: int, pace: float) -> None:
         self.slots = tuple(f"n{number:05d}" for number in range(slots))
         self.chance = random.Random(seed)
         self.begun: list[Report] = []
         self.running: list[Task] = []
         self.full = False
         self.most = 0
+        self.pace, self.next_end = pace, 0.0
+        self.due: dict[int, float] = {}
+        """When the attempts ended that were reported last, by trial."""
 
     def recover(self, identities: Iterable[Identity]) -> None:
         """Nothing to do: processes of a virtual launcher end with it."""
@@ -86,19 +95,36 @@ class Virtual:
     def poll(self, seconds: float) -> list[Report]:
         """What began, and some ends."""
         reports, self.begun = self.begun[:LARGEST], self.begun[LARGEST:]
-        if self.full and self.running:
+        if self.full and self.running and self.pace:
+            reports += self.due_ends(seconds if not reports else 0.0)
+        elif self.full and self.running:
             count = min(len(self.running), int(LARGEST ** self.chance.random()))
             reports += [self.ended() for _ in range(count)]
         elif not reports:
             time.sleep(min(seconds, 0.001))
         return reports
 
+    def due_ends(self, seconds: float) -> list[Report]:
+        """The ends whose moment came, after waiting so long at most for the first."""
+        now = time.perf_counter()
+        self.next_end = self.next_end or now
+        time.sleep(max(0.0, min(seconds, self.next_end - now)))
+        ends: list[Report] = []
+        while self.running and self.next_end <= time.perf_counter():
+            report = self.ended()
+            self.due[report.task.trial] = self.next_end
+            self.next_end += self.chance.expovariate(self.pace)
+            ends.append(report)
+        return ends
+
     def ended(self) -> Exit:
         """The end of some attempt, with its record."""
         index = self.chance.randrange(len(self.running))
         self.running[index], self.running[-1] = self.running[-1], self.running[index]
         task = self.running.pop()
+        training.now = True
         write_record(task, self.chance)
+        del training.now
         return Exit(task=task, code=0)
 
     def cancel(self, trial: int, grace: float) -> None:
@@ -139,6 +165,9 @@ class Timed(Controller):
     looks: list[tuple[int, float, float]]
     """Reports, seconds and seconds of processor of each look."""
     rounds: list[float]
+    due: dict[int, float]
+    waited: list[float]
+    """Seconds from the moment when an attempt ended to what follows from it, on disk and under way."""
 
     def handle(self, reports: list[Report]) -> None:
         """Time a look that found something."""
@@ -146,12 +175,41 @@ class Timed(Controller):
         super().handle(reports)
         if reports:
             self.looks.append((len(reports), time.perf_counter() - begun, time.thread_time() - processor))
+            self.waited += [time.perf_counter() - moment for moment in self.due.values()]
+            self.due.clear()
 
     def work(self) -> None:
         """Time a round of work between looks."""
         begun = time.perf_counter()
         super().work()
         self.rounds.append(time.perf_counter() - begun)
+
+
+def slow_files(seconds: float) -> None:
+    """Let operations on files take so much longer from now on, as a busy file system would."""
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if not vars(training) and event in (
+            "open",
+            "os.rename",
+            "os.remove",
+            "os.mkdir",
+            "os.listdir",
+            "os.scandir",
+            "os.truncate",
+        ):
+            time.sleep(seconds)
+
+    def slower(inner: Any) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
+            time.sleep(0.0 if vars(training) else seconds)
+            return inner(*arguments, **options)
+
+        return call
+
+    sys.addaudithook(hook)
+    for name in ("stat", "lstat", "fsync", "write"):
+        setattr(os, name, slower(getattr(os, name)))
 
 
 class Stopwatch:
@@ -200,6 +258,8 @@ def main() -> int:
     parser.add_argument("--sampler", default="tpe", choices=["tpe", "gp", "qmc", "random"])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, default=None, help="on the disk to be measured (default: temporary)")
+    parser.add_argument("--slow", type=float, default=0.0, help="milliseconds more for each operation on files")
+    parser.add_argument("--pace", type=float, default=0.0, help="ends a second; 0: as many as a look may find")
     options = parser.parse_args()
     trials = options.trials or int(1.1 * options.slots)
     table = {**TABLE, "search": {**TABLE["search"], "trials": trials, "sampler": options.sampler, "seed": options.seed}}
@@ -211,11 +271,13 @@ def main() -> int:
     with ExitStack() as stack:
         parent = options.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         out = parent / "campaign"
-        launcher = Virtual(options.slots, options.seed)
+        launcher = Virtual(options.slots, options.seed, options.pace)
         log = stack.enter_context(Journal(out / NAME))
         view = CampaignView(out, Console(file=stack.enter_context(Path(os.devnull).open("w"))))
         timed = Timed(settings, space_of(settings.search.space), out, log, launcher, [], view)
-        timed.looks, timed.rounds = [], []
+        timed.looks, timed.rounds, timed.due, timed.waited = [], [], launcher.due, []
+        if options.slow:
+            slow_files(options.slow / 1000)
         begun = time.perf_counter()
         state = timed.run(plan_on(launcher, settings))
         whole = time.perf_counter() - begun
@@ -225,14 +287,16 @@ def main() -> int:
     print(f"whole campaign {whole:.0f} s, journal {size:.0f} MiB, ending {state.ending}")
     each = [seconds / count for count, seconds, _ in timed.looks for _ in range(count)]
     print(line("one event, its share of the look", each))
+    if timed.waited:
+        print(line("from the end of an attempt to what follows", timed.waited))
     print(line("  of that the processor", [cpu / count for count, _, cpu in timed.looks for _ in range(count)]))
     for low, high in ((1, 1), (2, 16), (17, LARGEST), (LARGEST + 1, 10 * LARGEST)):
         some = [(seconds, processor) for count, seconds, processor in timed.looks if low <= count <= high]
         if some:
             print(line(f"a look with {low} to {high} reports", [seconds for seconds, _ in some]))
             print(line("  of that the processor", [processor for _, processor in some]))
-    print(line("scheduler: one step", watch.seconds["step"]))
-    print(line("  of that the processor", watch.processor["step"]))
+    print(line("scheduler: one step", watch.seconds["transition"]))
+    print(line("  of that the processor", watch.processor["transition"]))
     print(line("memory: one garbage collection, processor", collected))
     print(line("disk: one flush", watch.seconds["fsync"]))
     print(line("work between looks (an event may wait so long)", timed.rounds))
