@@ -16,7 +16,7 @@ from hydragnn.graphs.atomic import from_ase
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.encodings import ENCODINGS, with_encodings
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
-from hydragnn.graphs.levels import CLUSTERS
+from hydragnn.graphs.levels import is_levels
 from hydragnn.graphs.skin import SkinList
 
 
@@ -71,12 +71,13 @@ def structures_for(members: Sequence[Member], manifest: Manifest) -> Structures:
             "it a store, or a BUILD.toml (docs/data.md)"
         )
     known = training_attributes(members, manifest)
+    others = [field for field in manifest.inputs if field.name not in {ATOMIC_NUMBERS, *ENCODINGS}]
     return Structures(
         cutoff=float(known["cutoff"] if "cutoff" in known else _largest_cutoff(members)),
         max_neighbours=known.get("max_neighbours"),
-        fields=tuple(field for field in manifest.inputs if field.name not in {ATOMIC_NUMBERS, CLUSTERS, *ENCODINGS}),
+        fields=tuple(field for field in others if not is_levels(field)),
         encodings={field.name: field.width for field in manifest.inputs if field.name in ENCODINGS},
-        coarsening=_coarsening(known) if CLUSTERS in {field.name for field in manifest.inputs} else None,
+        coarsening=_coarsening(known) if any(map(is_levels, others)) else None,
     )
 
 

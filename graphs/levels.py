@@ -29,6 +29,15 @@ def clusters_field(levels: int) -> Field:
     return Field(name=CLUSTERS, on="node", shape=(levels,), role="auxiliary", classes=MOST_CLUSTERS, dtype="int64")
 
 
+def is_levels(field: Field) -> bool:
+    """Return True for a field that holds levels; users may have other fields of the same name.
+
+    >>> is_levels(clusters_field(2)), is_levels(Field(name="clusters", on="node", classes=7, dtype="int64"))
+    (True, False)
+    """
+    return (field.name, field.on, field.classes, len(field.shape)) == (CLUSTERS, "node", MOST_CLUSTERS, 1)
+
+
 def with_clusters(batch: GraphBatch, clusters: ArrayLike) -> GraphBatch:
     """The batch with these clusters ``[nodes, levels]``, numbers from 0 inside each graph; nodes that are one on a level are one on all that follow.
 

@@ -19,7 +19,7 @@ from hydragnn.ensemble.domain.view import Array, GraphView, Numbers, length_scal
 from hydragnn.ensemble.plan import default_budget
 from hydragnn.ensemble.screening import read_screened
 from hydragnn.graphs.field import Field
-from hydragnn.graphs.levels import CLUSTERS
+from hydragnn.graphs.levels import is_levels
 
 REFERENCES = 2048
 """Training graphs, at equal steps, that new graphs are compared with one by one; ranges and moments are of all."""
@@ -103,7 +103,7 @@ def _detectors(
     of_members: Sequence[Detector],
 ) -> tuple[Detector, ...]:
     """All detectors that know these graphs."""
-    inputs = [field for field in inputs if field.name != CLUSTERS]  # numbers of clusters mean nothing
+    inputs = [field for field in inputs if not is_levels(field)]  # numbers of clusters mean nothing
     species = species_field({field.name: field for field in inputs})
     detectors = _fitted(store, train, read, scale, [KindsFit(inputs), InputsFit(inputs), NeighbourhoodsFit(species)])
     known = {name: kinds for one in detectors if isinstance(one, Kinds) for name, kinds in one.known.items()}

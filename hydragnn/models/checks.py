@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from hydragnn.architectures import Architecture, architectures
 from hydragnn.errors import InputError
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
-from hydragnn.graphs.levels import CLUSTERS
+from hydragnn.graphs.levels import CLUSTERS, is_levels
 from hydragnn.models.convolved import with_layers
 from hydragnn.models.description import ModelDescription
 from hydragnn.models.head_kinds import (
@@ -66,7 +66,7 @@ def _check_encoder(description: ModelDescription, measured: bool) -> None:
 
 def _check_pooling(description: ModelDescription) -> None:
     model, architecture = description.model, description.architecture
-    field = description.fields.get(CLUSTERS) if CLUSTERS in description.inputs else None
+    field = next((field for field in description.input_fields if is_levels(field)), None)
     if model.pooling is None:
         if field is not None:
             raise InputError(
@@ -78,13 +78,12 @@ def _check_pooling(description: ModelDescription) -> None:
         raise InputError(f"model {model.kind} {reason}, and cannot pool; leave model.pooling out, or use one of {able}")
     if field is None:
         raise InputError(
-            f"model.pooling needs the node field {CLUSTERS}; give the BUILD.toml of the store a [coarsening], or see "
+            f"model.pooling needs the node field {CLUSTERS} of levels; give the BUILD.toml of the store a [coarsening], or see "
             "hydragnn.graphs.with_voxel_levels"
         )
-    if field.on != "node" or not field.classes or len(field.shape) != 1 or field.shape[0] < model.pooling.levels:
+    if field.shape[0] < model.pooling.levels:
         raise InputError(
-            f"model.pooling.levels = {model.pooling.levels} needs as many whole numbers on every node, and the field {CLUSTERS} lies on "
-            f"{field.on} with shape {field.shape}; make more levels, or use fewer"
+            f"model.pooling.levels = {model.pooling.levels}, and the store has {field.shape[0]}; make more levels, or use fewer"
         )
     for head in description.heads:
         if head.derivatives:

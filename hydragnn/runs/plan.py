@@ -15,7 +15,7 @@ from hydragnn.config import AnyConfig, BranchSettings, TrainSettings
 from hydragnn.datasets import Budget, GraphStore, Split, WithoutEdges, make_split, open_store
 from hydragnn.errors import InputError, about, nearest
 from hydragnn.graphs.field import Field
-from hydragnn.graphs.levels import CLUSTERS
+from hydragnn.graphs.levels import is_levels
 from hydragnn.models import ModelDescription, check_shared, make_description
 from hydragnn.runs.cutoff import check_cutoff, cutoff_of
 
@@ -98,8 +98,8 @@ def described_branches(
     if len(branches) > 1:
         check_shared({branch.name: (store.dim, of) for branch, store, of in zip(branches, open_stores, inputs)})
     names = [field.name for field in inputs[0]]  # one order for all
-    if encoder.pooling is not None and CLUSTERS not in names and CLUSTERS in fields:
-        names.append(CLUSTERS)
+    if encoder.pooling is not None:
+        names += [name for name, field in fields.items() if is_levels(field) and name not in names]
     described = []
     for branch, store, left_out in zip(branches, open_stores, unseen):
         heartbeat()

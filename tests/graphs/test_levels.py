@@ -11,6 +11,7 @@ from hydragnn.datasets import StoreWriter
 from hydragnn.errors import InputError
 from hydragnn.graphs import (
     CLUSTERS,
+    Field,
     GraphBatch,
     concatenate,
     from_voronoi,
@@ -145,3 +146,11 @@ def test_a_store_takes_no_clusters_that_are_not_nested(tmp_path: Path) -> None:
         StoreWriter(tmp_path / "store.h5", [*graph.fields.values()], dim=2) as writer,
     ):
         writer.write(torn)
+
+
+def test_a_field_of_the_same_name_that_holds_no_levels_may_be_anything() -> None:
+    graph = cells(8, periodic=True)
+    phases = Field(name=CLUSTERS, on="node", classes=3, dtype="int64")
+    validate(graph.with_fields({CLUSTERS: torch.arange(8) % 3}, fields=[phases]))
+    with pytest.raises(InputError, match="not periodic"):
+        with_clusters(graph, np.zeros((8, 1), dtype=np.int64))

@@ -254,6 +254,18 @@ def test_what_cannot_pool_is_refused_with_the_remedy() -> None:
         small_settings("gin", num_layers=1, **one)
 
 
+def test_a_field_of_the_same_name_is_an_input_like_any_other() -> None:
+    labels = Field(name=CLUSTERS, on="node", classes=4, dtype="int64")
+    heads: list[dict[str, Any]] = [{"kind": "energy", "field": "energy"}]
+    settings, parsed = small_settings("painn"), [parse_head(head) for head in heads]
+    fields = [ENERGY, SPECIES, labels]
+    model = build_model(settings, parsed, fields, inputs=["species", CLUSTERS], dim=3, seed=0)
+    assert [field.name for field in model.description.input_fields] == ["species", CLUSTERS]
+    assert "needs the node field clusters of levels" in refused(
+        "painn", heads, fields, ["species", CLUSTERS], pooling={"levels": 1}
+    )
+
+
 def test_every_architecture_says_whether_it_pools() -> None:
     able = {kind for kind, a in architectures().items() if not a.unpoolable(a.Settings(kind=kind))}
     assert able == set(architectures()) - {"dimenet", "mace", "relational"}
@@ -261,7 +273,9 @@ def test_every_architecture_says_whether_it_pools() -> None:
 
 def test_a_store_without_levels_is_refused_before_anything_starts(tmp_path: Path) -> None:
     plain = MemoryStore([problem(seed).with_fields(drop=[CLUSTERS]) for seed in range(6)])
-    with pytest.raises(InputError, match=r"model\.pooling needs the node field clusters; give the BUILD\.toml"):
+    with pytest.raises(
+        InputError, match=r"model\.pooling needs the node field clusters of levels; give the BUILD\.toml"
+    ):
         train(config_for(**POOLING), tmp_path / "run", store=plain)
 
 
