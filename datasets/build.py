@@ -23,7 +23,7 @@ from hydragnn.datasets.source_arrays import npz_graphs
 from hydragnn.datasets.source_files import ase_graphs, mesh_graphs, pyg_graphs
 from hydragnn.datasets.source_tables import grain_graphs
 from hydragnn.datasets.writer import StoreWriter
-from hydragnn.errors import InputError
+from hydragnn.errors import InputError, about
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.encodings import ENCODINGS, with_encodings
 from hydragnn.graphs.field import Field
@@ -80,12 +80,14 @@ def makers_of(settings: BuildSettings) -> Iterator[Make]:
     """What makes each graph of a source, in order, so that one that cannot be made does not end the others."""
     widths = {name: getattr(settings, name) for name in ENCODINGS}
 
-    def complete(make: Make) -> GraphBatch:
-        graph = with_encodings(_scale_fields(make(), settings.fields), widths)
-        return graph if settings.coarsening is None else settings.coarsening.applied(graph)
+    def complete(make: Make, number: int) -> GraphBatch:
+        graph = _scale_fields(make(), settings.fields)
+        with about(f"graph {number} of {', '.join(settings.files)}"):
+            graph = with_encodings(graph, widths)
+            return graph if settings.coarsening is None else settings.coarsening.applied(graph)
 
-    for make in _makers(settings):
-        yield partial(complete, make)
+    for number, make in enumerate(_makers(settings)):
+        yield partial(complete, make, number)
 
 
 def _makers(settings: BuildSettings) -> Iterator[Make]:

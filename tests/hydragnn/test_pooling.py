@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from ase.build import molecule
+from ase.build import bulk, molecule
 from ase.io import write
 from torch import Tensor
 
@@ -222,6 +222,19 @@ def test_files_get_levels_as_their_builds_say_in_training_and_in_prediction(tmp_
     of_atoms = ensemble.predict(molecules[:4])["energy"]
     of_graphs = ensemble.predict(graphs.select(range(4)))["energy"]
     torch.testing.assert_close(of_atoms.mean, of_graphs.mean)
+
+
+def test_a_file_with_a_crystal_is_refused_with_its_graph(tmp_path: Path) -> None:
+    structures = [molecule("C2H6"), bulk("Cu", cubic=True)]
+    for atoms in structures:
+        atoms.info["energy"] = 1.0
+    write(tmp_path / "molecules.xyz", structures)
+    (tmp_path / "BUILD.toml").write_text(BUILD)
+    with pytest.raises(
+        InputError, match=r"graph 1 of .*molecules\.xyz: levels are made of graphs that are not periodic"
+    ):
+        api.build_store(tmp_path / "BUILD.toml", tmp_path / "store.h5")
+    assert not (tmp_path / "store.h5").exists()
 
 
 def refused(kind: str, heads: list[dict[str, Any]], fields: list[Field], inputs: list[str], **model: Any) -> str:
