@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -170,8 +170,11 @@ class Follower:
         """What the journal told so far."""
         return self._timeline_builder
 
-    def update(self) -> bool:
-        """Take in what was written since the last call; whether there was anything. A line that is not complete yet waits."""
+    def update(self, track: Callable[[list[bytes]], Iterable[bytes]] = iter) -> bool:
+        """Take in what was written since the last call; whether there was anything. A line that is not complete yet waits.
+
+        ``track`` passes the lines on as they are, and may show how many.
+        """
         path = self._folder / JOURNAL
         before = self._position
         try:
@@ -183,13 +186,13 @@ class Follower:
         except OSError as error:
             raise InputError(f"cannot read {path}: {error.strerror or error}") from error
         with rare_garbage_collection():
-            self._read(lines, path)
+            self._read(lines, path, track)
         if self._gap:
             raise gap(path, self._gap)
         return self._position > before
 
-    def _read(self, lines: list[bytes], path: Path) -> None:
-        for number, line in enumerate(lines, start=1):
+    def _read(self, lines: list[bytes], path: Path, track: Callable[[list[bytes]], Iterable[bytes]]) -> None:
+        for number, line in enumerate(track(lines), start=1):
             value = decode_line(line)
             if value is None and number < len(lines):
                 raise InputError(f"{path} is damaged at byte {self._position}; restore the file from a copy")

@@ -1,13 +1,21 @@
 """What commands print of their results."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 from hydragnn.record import RunRecord
@@ -41,6 +49,14 @@ def show_value(value: dict[str, Any], as_json: bool) -> None:
     for key, item in value.items():
         table.add_row(f"[bold]{key}[/bold]", _text(item))
     Console().print(table)
+
+
+@contextmanager
+def lines_read(console: Console) -> Iterator[Callable[[list[bytes]], Iterable[bytes]]]:
+    """Who passes the lines of a journal on and shows how many were read, with the time left, on a terminal."""
+    columns = (TextColumn("journal"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        yield progress.track
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from rich.text import Text
 from hydragnn.hpo import CampaignStatus, Follower
 from hydragnn.hpo.controller import SAMPLER_LOG
 from hydragnn.hpo.status import duration_text, values_line
+from hydragnn.scripts.showing import lines_read
 
 INTERVAL = 2.0
 """Seconds between two looks at the journal."""
@@ -63,7 +64,8 @@ def show_status(
     """
     console = console or Console()
     follower = Follower(folder)
-    follower.update()
+    with lines_read(console) as track:
+        follower.update(track)
     if watch and not as_json and console.is_terminal:
         _watch_live(follower, console, sleep)
         return
