@@ -13,7 +13,12 @@ from setuptools.command.build_ext import build_ext
 LOOPS = Extension(
     "hydragnn.kernels.csr",
     ["hydragnn/kernels/csr.cpp"],
-    depends=["hydragnn/kernels/along.h", "hydragnn/kernels/elementwise.h", "hydragnn/kernels/vectors.h"],
+    depends=[
+        "hydragnn/kernels/along.h",
+        "hydragnn/kernels/elementwise.h",
+        "hydragnn/kernels/table.h",
+        "hydragnn/kernels/vectors.h",
+    ],
     extra_compile_args=["-O3", "-std=c++17", "-Wall", "-Wextra", "-ffp-contract=off"],
     optional=True,
 )

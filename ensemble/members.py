@@ -75,7 +75,7 @@ def load_member(
         config = parse_config(read_json(folder / "config.json"), "config.json", stored=True).of_branch(branch)
     precision = dtype or (torch.float64 if config.train.precision == "fp64" else torch.float32)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    trained = load_model(model, dtype=precision, device=device, branch=branch)
+    trained = load_model(model, dtype=precision, device=device, branch=branch).tabulated()
     if latent is not None and len(latent.whitening) != trained.model.channels:
         raise InputError(
             f"the training domain knows states of {len(latent.whitening)} channels, and the model in {model} has "

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hydragnn.architectures.base import Architecture, GeometricSettings, GraphSpec, Searched, radial_basis, steps
 from hydragnn.errors import InputError
 from hydragnn.kernels import gather_outer_sum, silu
-from hydragnn.layers import MessageGraph, SphericalHarmonics, States, SymmetricContraction, coupling
+from hydragnn.layers import MessageGraph, RadialFilters, SphericalHarmonics, States, SymmetricContraction, coupling
 
 Path = tuple[int, int, int]
 """Degree of the sender's state, of the edge's harmonics, and of the message."""
@@ -50,7 +50,7 @@ class MACESettings(GeometricSettings):
     """Factors of the products; messages have one body more. Not 4 together with max_ell = 4."""
 
 
-class Radial(nn.Module):
+class Radial(RadialFilters):
     """R_p(r) = W_p s(W_3 s(W_2 s(W_1 e(r)))) for every path p, with s = silu, no biases, and e(r) that ends at the cutoff (eq. 8)."""
 
     def __init__(self, inputs: int, channels: int, paths: int) -> None:
@@ -58,7 +58,7 @@ class Radial(nn.Module):
         self.hidden = nn.ModuleList([scaled(inputs, WIDTH), *(scaled(WIDTH, WIDTH, SILU_GAIN) for _ in range(2))])
         self.paths = nn.ModuleList(scaled(WIDTH, channels, SILU_GAIN) for _ in range(paths))
 
-    def forward(self, graph: MessageGraph) -> list[Float[Tensor, "items channels"]]:
+    def computed_filters(self, graph: MessageGraph) -> list[Float[Tensor, "items channels"]]:
         """The filters of all paths; what depends on lengths alone is computed once for both directions of an edge."""
         features, envelope = graph.paired_inputs  # [items, width], [items, 1]
         assert features is not None
@@ -122,7 +122,7 @@ class MACEMessage(nn.Module):
         sent = [linear(with_axis(states, degree)) for degree, linear in enumerate(self.up)]
         components = [[part.contiguous() for part in one.unbind(1)] for one in sent]  # [nodes, channels] each
         received: list[list[Tensor]] = [[] for _ in self.mix]
-        for path, filters in zip(self.paths, self.radial(graph)):
+        for path, filters in zip(self.paths, self.radial.filters_of(graph)):
             parts = [
                 gather_outer_sum(own, filters, axes, graph.sharing)  # [nodes, 2 message + 1, channels]
                 for own, axes in zip(components[path[0]], self.axes(path, graph))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from hydragnn.architectures.base import Architecture, CompileGain, GeometricSettings, GraphSpec, radial_basis
 from hydragnn.kernels import Topology, gather_multiply_sum, gather_outer_sum
-from hydragnn.layers import MessageGraph, States, mlp
+from hydragnn.layers import MessageGraph, RadialFilters, States, mlp
 
 EPSILON = 1e-8
 
@@ -114,7 +114,7 @@ class PaiNNUpdate(nn.Module):
         return d_scalars, None if self.last else gates[2].unsqueeze(-2) * left  # eq. 9
 
 
-class PaiNNLayer(nn.Module):
+class PaiNNLayer(RadialFilters):
     """s, v <- s + ds, v + dv of the message, then of the update (figure 2a).
 
     Deviates from the paper: dropout on the increments of scalars; in a last layer whose vectors no head reads, dv is left out.
@@ -131,14 +131,18 @@ class PaiNNLayer(nn.Module):
 
     def forward(self, states: States, graph: MessageGraph) -> States:
         """New states of degrees 0 and 1."""
-        features = graph.once("filtered features", lambda: self.edge_filters(graph))
-        filters = [linear(features) for linear in self.filters]  # 2 or 3 x [items, channels]
+        filters = self.filters_of(graph)  # 2 or 3 x [items, channels]
         scalars, vectors = states[0], states.get(1)
         d_scalars, d_vectors = self.message(scalars, vectors, filters, graph.directions, graph.sharing)
         scalars = scalars + self.dropout(d_scalars)
         vectors = d_vectors if vectors is None else vectors + d_vectors
         d_scalars, more = self.update(scalars, vectors)
         return {0: scalars + self.dropout(d_scalars), 1: vectors if more is None else vectors + more}
+
+    def computed_filters(self, graph: MessageGraph) -> list[Float[Tensor, "items channels"]]:
+        """Linear functions of edge inputs that end at the cutoff."""
+        features = graph.once("filtered features", lambda: self.edge_filters(graph))
+        return [linear(features) for linear in self.filters]
 
     def edge_filters(self, graph: MessageGraph) -> Float[Tensor, "items width"]:
         """Edge inputs that end at the cutoff; the filters are linear, so the envelope acts once for all of them.

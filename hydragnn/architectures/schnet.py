@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from hydragnn.architectures.base import Architecture, GeometricSettings, GraphSpec, radial_basis
 from hydragnn.kernels import Topology, gather_multiply_sum
-from hydragnn.layers import MOVED, MessageGraph, Movement, States, at_rest, mlp, where_moved
+from hydragnn.layers import MOVED, MessageGraph, Movement, RadialFilters, States, at_rest, mlp, where_moved
 
 
 class SchNetSettings(GeometricSettings):
@@ -38,7 +38,7 @@ class SchNetInteraction(nn.Module):
         return self.after(gather_multiply_sum(self.before(scalars), filters, topology))
 
 
-class SchNetLayer(nn.Module):
+class SchNetLayer(RadialFilters):
     """x_i <- x_i + v_i (figure 2, left), with filters F(r) = network(radial basis of r) * envelope(r) (figure 2, right).
 
     Deviates from the paper: the envelope ends the filters at the cutoff, the network sees edge features and a constant
@@ -58,15 +58,24 @@ class SchNetLayer(nn.Module):
     def forward(self, states: States, graph: MessageGraph) -> States:
         """New states of degree 0; where nodes move, how far they are from where they were."""
         there = where_moved(states, graph)
-        # [items, width], [items, 1]; both directions of an edge have one filter
-        features, envelope = there.paired_inputs[0], graph.paired_inputs[1]
-        filters = self.filters(features)  # [items, channels]
-        filters = filters if envelope is None else filters * envelope
+        # [items, channels]; both directions of an edge have one filter
+        filters = self.filters_of(graph)[0] if there is graph else self.ended_filters(there, graph)
         new = {**states, 0: states[0] + self.dropout(self.interaction(states[0], filters, graph.sharing))}
         if self.movement is not None:
+            envelope = graph.paired_inputs[1]
             end = None if envelope is None else graph.to_edges(envelope)
             new[MOVED] = self.movement(states, graph.to_edges(filters), end, there)
         return new
+
+    def computed_filters(self, graph: MessageGraph) -> list[Float[Tensor, "items channels"]]:
+        """The one filter of nodes at rest."""
+        return [self.ended_filters(graph, graph)]
+
+    def ended_filters(self, there: MessageGraph, graph: MessageGraph) -> Float[Tensor, "items channels"]:
+        """Filters of the lengths in ``there``, ended by the envelope of those in ``graph``."""
+        features, envelope = there.paired_inputs[0], graph.paired_inputs[1]  # [items, width], [items, 1]
+        filters: Tensor = self.filters(features)
+        return filters if envelope is None else filters * envelope
 
 
 class SchNet(Architecture):

@@ -3,7 +3,7 @@
 from hydragnn.graphs.topology import Topology, relation_topology
 from hydragnn.kernels.activation import SiLU, silu
 from hydragnn.kernels.ends import gather_add
-from hydragnn.kernels.family import operators
+from hydragnn.kernels.family import as_operators, operators
 from hydragnn.kernels.gathered_outer import gather_outer_sum
 from hydragnn.kernels.library import LIBRARY
 from hydragnn.kernels.op import Case, Op
@@ -20,6 +20,7 @@ from hydragnn.kernels.segments import (
     segment_sum,
     segment_variance,
 )
+from hydragnn.kernels.table import Table, interpolated, table_of
 from hydragnn.kernels.trilinear import edge_product, gather_multiply_sum, scatter_multiply_sum
 
 __all__ = [
@@ -29,13 +30,16 @@ __all__ = [
     "Op",
     "Pairs",
     "SiLU",
+    "Table",
     "Topology",
     "along_channels",
     "along_directions",
+    "as_operators",
     "edge_product",
     "gather_add",
     "gather_multiply_sum",
     "gather_outer_sum",
+    "interpolated",
     "operators",
     "outer_sum",
     "pairs_of",
@@ -50,4 +54,5 @@ __all__ = [
     "segment_sum",
     "segment_variance",
     "silu",
+    "table_of",
 ]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 LIBRARY = Path(__file__).resolve().with_name(f"csr.{sysconfig.get_platform()}.so")
-VERSION = 6
+VERSION = 7
 """That of ``csr.cpp``, which this module calls."""
 FUNCTIONS = {
     "weighted_sum": (6, 5),
@@ -36,6 +36,8 @@ FUNCTIONS = {
     "statistics_gradient": (11, 4),
     "holders": (4, 4),
     "silu_curvature": (4, 2),
+    "table_value": (4, 4),
+    "table_slope": (5, 4),
 }
 """How many arrays and how many integers each takes."""
 UNUSABLE = (OSError, AttributeError, ValueError)

@@ -215,6 +215,28 @@ def silu_curvature(x: Tensor, g: Tensor, u: Tensor) -> Tensor | None:
     return out
 
 
+def table_value(x: Tensor, table: Any) -> Tensor | None:
+    """F(x) of a ``Table``, item by item."""
+    knots = table.knots
+    if not serves(x, knots) or x.dim() != 1:
+        return None
+    intervals, channels = knots.shape[0] - 1, knots.shape[2]
+    out = x.new_empty(x.shape[0], channels)
+    call("table_value", (x, knots, x.new_tensor([1 / table.step])), (x.shape[0], intervals, channels), out)
+    return out
+
+
+def table_slope(x: Tensor, g: Tensor, table: Any) -> Tensor | None:
+    """The sum over channels of g F'(x), item by item."""
+    knots = table.knots
+    if not serves(x, g, knots) or x.dim() != 1 or g.shape != (x.shape[0], knots.shape[2]):
+        return None
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    sizes = (x.shape[0], knots.shape[0] - 1, knots.shape[2])
+    call("table_slope", (x, g, knots, x.new_tensor([1 / table.step])), sizes, out)
+    return out
+
+
 def _indexes(receivers: Tensor, messages: Tensor) -> bool:
     """Return True where there is an int64 receiver for every message, as loops read them."""
     return receivers.dtype == torch.int64 and receivers.shape == messages.shape[:1]

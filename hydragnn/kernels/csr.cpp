@@ -8,6 +8,7 @@
 
 #include "along.h"
 #include "elementwise.h"
+#include "table.h"
 #include "vectors.h"
 
 // out[receivers[e], a, c] = sum of weight[e, c] * x[senders[e], a, c] over the edges e; the two kinds of ends may change places
@@ -337,5 +338,17 @@ EXPORT Int silu_curvature(const void* x, const void* g, const void* u, void* out
   return 0;
 }
 
+EXPORT Int table_value(const void* x, const void* knots, const void* per_step, void* out, Int items, Int intervals,
+                       Int channels, Int bytes) {
+  WITH_TYPE(table_value_of(IN(x), IN(knots), IN(per_step), OUT(out), items, intervals, channels))
+  return 0;
+}
+
+EXPORT Int table_slope(const void* x, const void* g, const void* knots, const void* per_step, void* out, Int items,
+                       Int intervals, Int channels, Int bytes) {
+  WITH_TYPE(table_slope_of(IN(x), IN(g), IN(knots), IN(per_step), OUT(out), items, intervals, channels))
+  return 0;
+}
+
 // Raised with every change of a signature or a meaning: a library built from another version is not used.
-extern "C" Int version() { return 6; }
+extern "C" Int version() { return 7; }

@@ -12,6 +12,7 @@ from hydragnn.layers.mlp import mlp
 from hydragnn.layers.movement import MOVED, Movement, at_rest, where_moved
 from hydragnn.layers.pooling import GraphUNet
 from hydragnn.layers.radial import BesselBasis, ExponentialBasis, GaussianBasis, RadialFeatures, SincBasis, envelope_at
+from hydragnn.layers.radial_tables import RadialFilters, tables_of
 from hydragnn.layers.readout import GatedProducts, GatedVectors, Pool, pool_nodes
 from hydragnn.layers.spherical_bessel import SphericalBesselBasis, bessel_zeros
 from hydragnn.layers.symmetric_contraction import SymmetricContraction
@@ -42,6 +43,7 @@ __all__ = [
     "Pool",
     "PooledCondition",
     "RadialFeatures",
+    "RadialFilters",
     "Residual",
     "SincBasis",
     "SphericalBesselBasis",
@@ -63,6 +65,7 @@ __all__ = [
     "squares",
     "reverses_of",
     "symmetric_polynomials",
+    "tables_of",
     "times",
     "scaled_statistics",
     "where_moved",

@@ -152,7 +152,15 @@ class MessageGraph:
         pairs, basis = self.pairs, self.basis
         if pairs is None or basis is None:
             return self.edge_inputs
-        return self.once("paired inputs", lambda: basis(self.lengths.index_select(0, pairs.first), None))
+        return self.once("paired inputs", lambda: basis(self.paired_lengths, None))
+
+    @property
+    def paired_lengths(self) -> Float[Tensor, " items"]:
+        """``lengths`` of the first edge of every pair; of all edges where there are no pairs."""
+        pairs = self.pairs
+        if pairs is None:
+            return self.lengths
+        return self.once("paired lengths", lambda: self.lengths.index_select(0, pairs.first))
 
     def to_edges(self, values: Float[Tensor, "items features"]) -> Float[Tensor, "edges features"]:
         """What was computed from ``paired_inputs``, for every edge."""

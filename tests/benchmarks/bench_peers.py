@@ -131,6 +131,7 @@ def peers_of(kind: str, folder: Path, options: argparse.Namespace) -> list[Peer]
     if options.levers:
         add("ours, no compiled kernels", [*ours, "keep", "plain"], here)
         add("ours, fresh memory", ours, here)
+        add("ours, no tables in inference", [*ours, "keep", "computed"], here)
     if options.compiled:
         add("ours, compiled steps", [*ours, "keep", "compiled"], here)
     if kind in {"painn", "schnet"} and not options.atoms:

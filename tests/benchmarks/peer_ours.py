@@ -1,9 +1,9 @@
 """This project, now or at an older commit, as a peer of ``bench_peers``.
 
-    python peer_ours.py KIND FOLDER [past] [write] [plain] [keep] [compiled]
+    python peer_ours.py KIND FOLDER [past] [write] [plain] [keep] [compiled] [computed]
 
 ``past``: the modules of commit 57a3d48, found by PYTHONPATH. ``write``: its weights are those of all. ``plain``: no compiled
-kernels. ``keep``: freed memory is kept, as in every command that trains. ``compiled``: by ``train.compile``'s function.
+kernels. ``keep``: freed memory is kept, as in every command that trains. ``compiled``: by ``train.compile``'s function. ``computed``: inference without tables of what depends on lengths alone.
 """
 
 import sys
@@ -118,7 +118,17 @@ def main() -> None:
         from hydragnn.models import compiled_model
 
         call = compiled_model(model)
-    serve(model, lambda: [prediction.mean for prediction in call(batch).values()], recorded=False)
+    fixed = call
+    if not {"past", "compiled", "computed"} & set(options):
+        from hydragnn.models.tabulated import tabulated
+
+        fixed = tabulated(model).eval().requires_grad_(False)  # as ensembles and calculators load it
+    serve(
+        model,
+        lambda: [prediction.mean for prediction in call(batch).values()],
+        recorded=False,
+        infer=lambda: [prediction.mean for prediction in fixed(batch).values()],
+    )
 
 
 if __name__ == "__main__":

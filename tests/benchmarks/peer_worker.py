@@ -59,15 +59,19 @@ def inference(model: nn.Module, predict: Predict, recorded: bool) -> Callable[[]
     return step
 
 
-def serve(model: nn.Module, predict: Predict, recorded: bool = True) -> None:
-    """Answer lines ``values``, ``train`` and ``infer`` on stdin until it ends, each by one line of JSON."""
-    steps = {"train": training_step(model, predict), "infer": inference(model, predict, recorded)}
+def serve(model: nn.Module, predict: Predict, recorded: bool = True, infer: Predict | None = None) -> None:
+    """Answer lines ``values``, ``train`` and ``infer`` on stdin until it ends, each by one line of JSON.
+
+    ``infer`` predicts with fixed weights, where that is done otherwise than in training; values are its.
+    """
+    infer = infer or predict
+    steps = {"train": training_step(model, predict), "infer": inference(model, infer, recorded)}
     model.eval()
     print(json.dumps({"parameters": sum(parameter.numel() for parameter in model.parameters())}), flush=True)
     for line in sys.stdin:
         request = line.strip()
         if request == "values":
-            answer: dict[str, object] = {"values": [value.detach().flatten().tolist() for value in predict()]}
+            answer: dict[str, object] = {"values": [value.detach().flatten().tolist() for value in infer()]}
         else:
             begin = time.process_time()
             steps[request]()

@@ -1,0 +1,162 @@
+"""Functions of one number, many channels each, from a table: cubic Hermite interpolation between knots at equal distances.
+
+What a network says about a length is a smooth function of that length alone. Once its weights are fixed, a table of values and
+slopes takes its place (Lu et al. 2022, arXiv:2107.02103, who call it compression): the same numbers but for an error that falls with
+the fourth power of the knots' distance, and derivatives that are exactly those of what the table gives.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.autograd import Function
+
+from hydragnn.kernels import cpu
+from hydragnn.kernels.family import ANYWHERE, Form, form_on
+
+FEWEST, MOST = 512, 8192
+"""Intervals of a table: those of the first try, and those of the largest."""
+
+NEAR_ZERO = 1e-9
+"""Where functions are asked for their first knot, as a share of the end: some are quotients that have no value at zero."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Table:
+    """Functions on [0, end]; beyond the end they stay what they are there."""
+
+    end: float
+    knots: Float[Tensor, "knots 3 channels"]
+    """Values, what they rise by to the next knot (the last: 0), and slopes times the distance of two knots."""
+
+    @property
+    def step(self) -> float:
+        """The distance of two knots."""
+        return self.end / (self.knots.shape[0] - 1)
+
+
+def interpolated(x: Float[Tensor, " items"], table: Table) -> Float[Tensor, "items channels"]:
+    """The functions of a table at every x, in its precision; NaN where x is.
+
+    >>> square = Table(end=2.0, knots=torch.tensor([[[0.0], [1.0], [0.0]], [[1.0], [3.0], [2.0]], [[4.0], [0.0], [4.0]]]))
+    >>> interpolated(torch.tensor([0.5, 1.5, 3.0]), square).squeeze(1)
+    tensor([0.2500, 2.2500, 4.0000])
+    """
+    values: Tensor = _Value.apply(x, table)
+    return values
+
+
+class _Value(Function):
+    """F(x)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, table: Table) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.table = table
+        return form_on(VALUE_FORMS, x.device.type)(x, table)
+
+    @staticmethod
+    def backward(ctx: Any, incoming: Tensor) -> tuple[Tensor, None]:
+        (x,) = ctx.saved_tensors
+        slope: Tensor = _Slope.apply(x, incoming, ctx.table)
+        return slope, None
+
+
+class _Slope(Function):
+    """sum over channels of g F'(x); its own derivative in x, F'', jumps at knots and is that of the table."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, g: Tensor, table: Table) -> Tensor:
+        ctx.save_for_backward(x, g)
+        ctx.table = table
+        return form_on(SLOPE_FORMS, x.device.type)(x, g, table)
+
+    @staticmethod
+    def backward(ctx: Any, incoming: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, g = ctx.saved_tensors
+        with torch.enable_grad():
+            again, weight = x.detach().requires_grad_(), g.detach().requires_grad_()
+            for_x, for_g = torch.autograd.grad(slope(again, weight, ctx.table), (again, weight), incoming)
+        return for_x, for_g, None
+
+
+def value(x: Tensor, table: Table) -> Tensor:
+    """F(x) in plain torch."""
+    t, low, high = _between(x, table)
+    u = 1 - t
+    # the cubic that has the values and slopes of both knots; a value is added last, so that little is lost
+    return low[:, 0] + (t * t * (3 - 2 * t) * low[:, 1] + t * u * (u * low[:, 2] - t * high[:, 2]))
+
+
+def slope(x: Tensor, g: Tensor, table: Table) -> Tensor:
+    """The sum over channels of g F'(x), in plain torch."""
+    t, low, high = _between(x, table)
+    u = 1 - t
+    slopes = 6 * t * u * low[:, 1] + (u * (1 - 3 * t) * low[:, 2] + t * (3 * t - 2) * high[:, 2])
+    outside = (x < 0) | (x > table.end)
+    return torch.where(outside, 0.0, (slopes * g).sum(-1) / table.step)
+
+
+def _between(x: Tensor, table: Table) -> tuple[Tensor, Tensor, Tensor]:
+    """Where between two knots every x lies, from 0 to 1 ``[items, 1]``, and what both hold ``[items, 3, channels]``."""
+    place = (x / table.step).clamp(0, table.knots.shape[0] - 1)
+    number = place.detach().nan_to_num(0.0).long().clamp_max(table.knots.shape[0] - 2)
+    t = (place - number).unsqueeze(-1)
+    return t, table.knots.index_select(0, number), table.knots.index_select(0, number + 1)
+
+
+def table_of(function: Callable[[Tensor], Tensor], end: float, dtype: torch.dtype) -> Table | None:
+    """The table of functions on [0, end] whose error numbers of this precision do not show; None where it would be too large.
+
+    ``function`` maps float64 ``[items]`` to ``[items, channels]`` and is differentiated twice by torch. Values and slopes are
+    compared with it between every two knots.
+    """
+    precision = torch.finfo(dtype).eps
+    intervals = FEWEST
+    while intervals <= MOST:
+        knots, error, tilt = _tried(function, end, intervals)
+        excess = max(8 * error / precision, 2 * tilt / precision)
+        if excess <= 1:
+            return Table(end=end, knots=knots.to(dtype).contiguous())
+        if not math.isfinite(excess):
+            return None
+        # an error of values falls with the fourth power of the distance of knots, one of slopes with the third
+        intervals *= 2 ** max(1, math.ceil(math.log2(excess) / 4))
+    return None
+
+
+def _tried(function: Callable[[Tensor], Tensor], end: float, intervals: int) -> tuple[Tensor, float, float]:
+    """Knots, and how far values and slopes are off between them, as shares of the largest."""
+    grid = torch.linspace(0, end, 2 * intervals + 1, dtype=torch.float64)
+    grid[0] = NEAR_ZERO * end
+    values, slopes = _with_slopes(function, grid)
+    values[0] -= slopes[0] * grid[0]  # the tangent's way back to zero
+    rises = torch.diff(
+        values[::2], dim=0, append=values[-1:]
+    )  # before they are rounded: a difference of rounded values is rough
+    table = Table(end=end, knots=torch.stack([values[::2], rises, slopes[::2] * (end / intervals)], dim=1))
+    guessed, tilted = _with_slopes(lambda x: value(x, table), grid[1::2])
+    error, tilt = (
+        float((ours - exact[1::2]).abs().max() / exact.abs().max().clamp_min(1e-300))
+        for ours, exact in ((guessed, values), (tilted, slopes))
+    )
+    return table.knots, error, tilt
+
+
+def _with_slopes(function: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+    """Values and derivatives of all channels at once: of sum g F'(x), which is linear in g, the derivative in g."""
+    with torch.enable_grad():
+        at = x.detach().requires_grad_()
+        values = function(at)
+        weight = torch.ones_like(values, requires_grad=True)
+        (total,) = torch.autograd.grad(values, at, weight, create_graph=True)
+        (slopes,) = torch.autograd.grad(total.sum(), weight)
+    return values.detach(), slopes
+
+
+VALUE_FORMS: Mapping[str, Form] = {ANYWHERE: value, "cpu": cpu.or_plain(cpu.table_value, value)}
+SLOPE_FORMS: Mapping[str, Form] = {ANYWHERE: slope, "cpu": cpu.or_plain(cpu.table_slope, slope)}

@@ -1,0 +1,63 @@
+"""Filters of length from tables: what a layer's networks say of every length, once their weights are fixed."""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from hydragnn.kernels import Table, Topology, as_operators, interpolated, table_of
+from hydragnn.layers.message_graph import MessageGraph
+from hydragnn.layers.radial import RadialFeatures
+
+
+class RadialFilters(nn.Module):
+    """The part of a layer that weighs messages by functions of the lengths of their edges, which end at the cutoff.
+
+    They are computed, or come from ``tables`` where somebody made these; weights must not change afterwards.
+    """
+
+    tables: tuple[Table, ...] = ()
+    """One for each filter; none: filters are computed."""
+
+    def computed_filters(self, graph: MessageGraph) -> Sequence[Float[Tensor, "items channels"]]:
+        """All filters, from ``graph.paired_inputs`` alone."""
+        raise NotImplementedError
+
+    def filters_of(self, graph: MessageGraph) -> Sequence[Float[Tensor, "items channels"]]:
+        """All filters, for kernels that weigh the edges of ``graph.sharing``."""
+        if not self.tables or as_operators():
+            return self.computed_filters(graph)
+        return [interpolated(graph.paired_lengths, table) for table in self.tables]
+
+
+def tables_of(part: RadialFilters, basis: RadialFeatures, dtype: torch.dtype) -> tuple[Table, ...]:
+    """A table for each filter of a part in double precision; none at all where one of them would be too large.
+
+    The basis has an envelope and sees no edge features, so that the cutoff is where tables end.
+    """
+    tables = []
+    for number in range(len(part.computed_filters(edges_of(torch.ones(1, dtype=torch.float64), basis)))):
+
+        def filter_at(lengths: Tensor, number: int = number) -> Tensor:
+            return part.computed_filters(edges_of(lengths, basis))[number]
+
+        table = table_of(filter_at, basis.cutoff, dtype)
+        if table is None:
+            return ()
+        tables.append(table)
+    return tuple(tables)
+
+
+def edges_of(lengths: Float[Tensor, " edges"], basis: RadialFeatures) -> MessageGraph:
+    """Edges of these lengths from one node to another, each seen for itself."""
+    ends = torch.zeros(len(lengths), dtype=torch.int64)
+    topology = Topology(senders=ends + 1, receivers=ends, num_columns=2, num_rows=2)
+    owner = torch.zeros(2, dtype=torch.int64)
+    return MessageGraph(
+        topology=topology,
+        owner=owner,
+        nodes_per_graph=torch.tensor([2]),
+        vectors=lengths.unsqueeze(-1),
+        basis=basis,
+    )

@@ -1,0 +1,178 @@
+"""Functions of length from tables: what networks say, with fewer operations."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import ase.build
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import gradcheck, gradgradcheck
+
+from hydragnn.architectures import architecture_of
+from hydragnn.graphs import Field, GraphBatch
+from hydragnn.graphs.atomic import from_ase
+from hydragnn.graphs.batch import concatenate
+from hydragnn.kernels import Table, cpu, interpolated, table_of
+from hydragnn.kernels import table as plain
+from hydragnn.layers import RadialFilters
+from hydragnn.models import GraphModel, build_model, degree_statistics, parse_head
+from hydragnn.models.tabulated import tabulated
+
+FIELDS = [
+    Field(name="atomic_numbers", on="node", classes=119, dtype="int64"),
+    Field(name="energy", on="graph", role="target"),
+    Field(name="forces", on="node", shape=(3,), parity="vector", role="target"),
+    Field(name="stress", on="graph", shape=(3, 3), parity="tensor", role="target"),
+]
+
+
+def waves(x: Tensor) -> Tensor:
+    """Three smooth functions of one number."""
+    return torch.stack([torch.sin(3 * x), torch.exp(-x), x * x], dim=-1)
+
+
+def table(dtype: torch.dtype = torch.float64) -> Table:
+    made = table_of(waves, 2.0, torch.float32)
+    assert made is not None
+    return Table(end=made.end, knots=made.knots.to(dtype))
+
+
+def test_values_and_slopes_are_those_of_the_functions() -> None:
+    x = torch.linspace(0.001, 1.999, 997, dtype=torch.float32)
+    exact = x.double().requires_grad_()
+    torch.testing.assert_close(interpolated(x, table(torch.float32)), waves(x.double()).float(), rtol=1e-6, atol=1e-6)
+    (expected,) = torch.autograd.grad(waves(exact).sum(), exact)
+    x.requires_grad_()
+    (slopes,) = torch.autograd.grad(interpolated(x, table(torch.float32)).sum(), x)
+    torch.testing.assert_close(slopes, expected.float(), rtol=3e-6, atol=3e-6)
+
+
+def test_a_gradient_is_the_derivative_of_what_the_table_gives_to_the_second_order() -> None:
+    made = Table(end=2.0, knots=torch.randn(9, 3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)))
+    made.knots[:-1, 1] = made.knots[1:, 0] - made.knots[:-1, 0]
+    x = torch.tensor([0.1, 0.3, 1.1, 1.99], dtype=torch.float64, requires_grad=True)
+    assert gradcheck(lambda x: interpolated(x, made), (x,))
+    assert gradgradcheck(lambda x: interpolated(x, made), (x,))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("channels", [1, 20, 130])
+def test_the_compiled_loops_are_the_plain_form(dtype: torch.dtype, channels: int) -> None:
+    random = torch.Generator().manual_seed(channels)
+    made = Table(end=3.0, knots=torch.randn(17, 3, channels, dtype=dtype, generator=random))
+    x = torch.cat([torch.tensor([-1.0, 0.0, 3.0, 7.0, torch.nan]), 3 * torch.rand(40, generator=random)]).to(dtype)
+    g = torch.randn(len(x), channels, dtype=dtype, generator=random)
+    values, slopes = cpu.table_value(x, made), cpu.table_slope(x, g, made)
+    if values is None or slopes is None:
+        pytest.skip("the compiled kernels are not built")
+    tolerance = 2e-4 if dtype == torch.float32 else 1e-12  # a place between knots is rounded, at random knots
+    torch.testing.assert_close(values, plain.value(x, made), rtol=tolerance, atol=tolerance, equal_nan=True)
+    torch.testing.assert_close(
+        slopes, plain.slope(x, g, made), rtol=tolerance, atol=tolerance * channels, equal_nan=True
+    )
+
+
+def test_beyond_its_end_a_table_stays_what_it_is_there_and_nan_stays_nan() -> None:
+    x = torch.tensor([2.0, 5.0, torch.nan, torch.inf], dtype=torch.float64, requires_grad=True)
+    values = interpolated(x, table())
+    torch.testing.assert_close(values[:2], waves(torch.tensor([2.0, 2.0], dtype=torch.float64)), rtol=1e-6, atol=1e-6)
+    assert values[2].isnan().all() and torch.equal(values[3], values[1])
+    (slopes,) = torch.autograd.grad(values[1].sum(), x)
+    assert slopes[1] == 0
+
+
+def test_no_lengths_give_no_filters() -> None:
+    assert interpolated(torch.zeros(0, dtype=torch.float64), table()).shape == (0, 3)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        pytest.param(lambda x: torch.sin(1e5 * x).unsqueeze(-1), id="too fast for any table"),
+        pytest.param(lambda x: (x - 1).abs().unsqueeze(-1), id="a corner"),
+        pytest.param(lambda x: (x / 0).unsqueeze(-1), id="no numbers"),
+    ],
+)
+def test_what_no_table_holds_has_none(function: Callable[[Tensor], Tensor]) -> None:
+    assert table_of(function, 2.0, torch.float32) is None
+
+
+def alloys() -> GraphBatch:
+    """Crystals with images of atoms among their neighbours, a molecule and a lone atom."""
+    random = np.random.default_rng(0)
+    structures = [ase.build.bulk("Cu", "fcc", a=3.6).repeat((2, 2, 1)), ase.build.molecule("C6H6"), ase.Atoms("Au")]
+    for atoms in structures:
+        atoms.rattle(0.05, rng=random)
+    return concatenate([from_ase(atoms, cutoff=4.5) for atoms in structures])
+
+
+def model_of(batch: GraphBatch, **settings: object) -> GraphModel:
+    """An energy with forces and stress, its weights fixed."""
+    kind = architecture_of(str(settings["kind"])).Settings.parse({"hidden_dim": 16, "cutoff": 4.5, **settings})
+    head = parse_head({"kind": "energy", "field": "energy", "forces": "forces", "stress": "stress"})
+    statistics = degree_statistics([batch])
+    model = build_model(kind, [head], FIELDS, inputs=["atomic_numbers"], dim=3, seed=0, statistics=statistics)
+    return model.eval().requires_grad_(False)
+
+
+def has_tables(model: GraphModel) -> bool:
+    """Return True where all filters of the model come from tables."""
+    parts = [part for part in model.modules() if isinstance(part, RadialFilters)]
+    return bool(parts) and all(part.tables for part in parts)
+
+
+def values_of(model: GraphModel, batch: GraphBatch) -> dict[str, Tensor]:
+    """What the model predicts, in double precision."""
+    with torch.no_grad():
+        return {name: prediction.mean.double() for name, prediction in model(batch).items()}
+
+
+SETTINGS = [
+    pytest.param({"kind": "schnet"}, id="schnet"),
+    pytest.param({"kind": "schnet", "radial": "gaussian", "envelope": "cosine"}, id="schnet, gaussian"),
+    pytest.param({"kind": "painn", "radial": "sinc"}, id="painn"),
+    pytest.param({"kind": "mace", "radial": "exponential", "max_ell": 2}, id="mace"),
+    pytest.param({"kind": "schnet", "moving_coordinates": True}, id="schnet that moves"),
+    pytest.param({"kind": "painn", "checkpoint_activations": True}, id="painn, checkpointed"),
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_a_model_with_tables_predicts_as_exactly_as_the_model_itself(settings: dict[str, object]) -> None:
+    batch = alloys().to(dtype=torch.float32)
+    model = model_of(batch, **settings)
+    fast, exact = tabulated(model), values_of(model.double(), batch.to(dtype=torch.float64))
+    single, fast_values = values_of(model.float(), batch), values_of(fast, batch)
+    assert has_tables(fast) and not has_tables(model)
+    for name, expected in exact.items():
+        scale = expected.abs().max()
+        error, rounding = ((one[name] - expected).abs().max() / scale for one in (fast_values, single))
+        assert error < 3e-6 + 2 * rounding, name  # a few roundings: forces of these models are off by 1e-6 themselves
+
+
+def test_forces_are_the_derivative_of_the_energy_that_tables_give() -> None:
+    batch = alloys()
+    model = model_of(batch, kind="painn")
+    fast = tabulated(model)
+    for part in fast.modules():  # the same tables, in arithmetic that shows a derivative
+        if isinstance(part, RadialFilters):
+            part.tables = tuple(Table(end=one.end, knots=one.knots.double()) for one in part.tables)
+    fast = fast.double()
+    step, atom = 1e-5, 3
+    energies = []
+    for sign in (1, -1):
+        positions = batch.positions.clone()
+        positions[atom, 1] += sign * step
+        moved = batch.to(dtype=torch.float64)
+        energies.append(values_of(fast, replace(moved, positions=positions))["energy"].sum())
+    force = values_of(fast, batch)["forces"][atom, 1]
+    torch.testing.assert_close(force, -(energies[0] - energies[1]) / (2 * step), rtol=1e-6, atol=1e-7)
+
+
+def test_models_that_tables_do_not_fit_stay_as_they_are() -> None:
+    batch = alloys()
+    assert tabulated(double := model_of(batch, kind="schnet").double()) is double
+    assert tabulated(endless := model_of(batch, kind="schnet", envelope="none")) is endless
+    assert not has_tables(tabulated(model_of(batch, kind="egnn")))
