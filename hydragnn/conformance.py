@@ -16,7 +16,17 @@ import torch
 from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 
-from hydragnn.conformance_cases import CORNERS, loss_of, make_graph, make_model, no_nodes
+from hydragnn.conformance_cases import (
+    CORNERS,
+    assert_slope,
+    directions_like,
+    loss_of,
+    make_graph,
+    make_model,
+    no_nodes,
+    values_of,
+)
+from hydragnn.conformance_limits import LimitsConformance
 from hydragnn.conformance_smoothness import SmoothnessConformance
 from hydragnn.datasets import Normalisation, Scale
 from hydragnn.graphs.batch import GraphBatch, concatenate
@@ -29,27 +39,6 @@ from hydragnn.models import (
 )
 
 TIGHT = 1e-11  # float64 sums in another order; values are of order 1
-
-
-def directions_like(values: Tensor) -> list[Tensor]:
-    """Three random directions of length 1: what is wrong in any component is wrong along each of them."""
-    random = torch.Generator().manual_seed(11)
-    drawn = [torch.randn(values.shape, dtype=values.dtype, generator=random) for _ in range(3)]
-    return [direction / direction.norm() for direction in drawn]
-
-
-def assert_slope(value: Callable[[float], float], slope: float, gradient: Tensor) -> None:
-    """The derivative of ``value`` at 0 is ``slope``, as the component of ``gradient`` along a direction."""
-    step = 2e-5
-    # fourth-order central difference: truncation of order (step / 3e-3)^4, where 3e-3 is the smallest standard deviation of
-    # PNA, and rounding of order 1e-16 / step
-    actual = (8 * (value(step) - value(-step)) - (value(2 * step) - value(-2 * step))) / (12 * step)
-    assert abs(actual - slope) < 1e-8 * max(1.0, float(gradient.abs().max())), (actual, slope)
-
-
-def values_of(prediction: Distribution) -> Tensor:
-    """Means of numbers, logits of classes."""
-    return next(iter(prediction.tensors().values()))
 
 
 def assert_equal(actual: Distribution, expected: Distribution, act: Callable[[Tensor], Tensor] = lambda x: x) -> None:
@@ -79,7 +68,7 @@ def skip_without_forces(model: GraphModel) -> None:
         pytest.skip(f"{model.description.model.kind} gives no forces with these settings")
 
 
-class ArchitectureConformance(SmoothnessConformance):
+class ArchitectureConformance(SmoothnessConformance, LimitsConformance):
     """What every architecture promises; ``architecture`` is its kind, or ``package.module:Name``, ``settings`` are keys of [model]."""
 
     def model(self, seed: int = 0, dtype: torch.dtype = torch.float64) -> GraphModel:

@@ -1,5 +1,6 @@
 """What ``hydragnn.conformance`` looks at: fields of every kind, small graphs with their corners, and models with every head."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -106,6 +107,61 @@ def no_nodes() -> GraphBatch:
     )
 
 
+def repeated(cell: GraphBatch, counts: tuple[int, int, int]) -> tuple[int, GraphBatch]:
+    """The number of copies, and the supercell of one periodic graph: its nodes, edges and their fields once for every copy.
+
+    An edge from an image ``m`` of its sender, in the copy ``k`` of the cell, comes from the copy ``k + m`` modulo ``counts``.
+    """
+    size = torch.tensor(counts)
+    copies = torch.cartesian_prod(*(torch.arange(count) for count in counts))  # [copies, 3]
+    number, lattice = len(copies), cell.cell[0]
+    images = torch.linalg.solve(lattice.T, cell.edge_shifts.T).T.round().long()
+    reached = copies.unsqueeze(1) + images  # [copies, edges, 3]
+    wraps, inside = reached.div(size, rounding_mode="floor"), reached.remainder(size)
+    place = (inside[..., 0] * counts[1] + inside[..., 1]) * counts[2] + inside[..., 2]
+    first = torch.arange(number).unsqueeze(1) * cell.num_nodes
+    nodes = {name: value.repeat(number, *[1] * (value.ndim - 1)) for name, value in cell.nodes.items()}
+    clusters = cell.nodes[CLUSTERS]
+    of_copy = torch.arange(number).repeat_interleave(cell.num_nodes).unsqueeze(1)
+    nodes[CLUSTERS] = nodes[CLUSTERS] + of_copy * (clusters.amax(0) + 1)
+    wide = lattice * size.unsqueeze(1)
+    return number, replace(
+        cell,
+        positions=(cell.positions + (copies.double() @ lattice).unsqueeze(1)).flatten(0, 1),
+        topology=Topology.square(
+            (place * cell.num_nodes + cell.senders).flatten(),
+            (first + cell.receivers).flatten(),
+            number * cell.num_nodes,
+        ),
+        edge_shifts=(wraps.double() @ wide).flatten(0, 1),
+        cell=wide.unsqueeze(0),
+        node_offsets=cell.node_offsets * number,
+        edge_offsets=cell.edge_offsets * number,
+        nodes=nodes,
+        edges={name: value.repeat(number, *[1] * (value.ndim - 1)) for name, value in cell.edges.items()},
+    )
+
+
+def in_one_place(distance: float) -> GraphBatch:
+    """A graph whose first two nodes are neighbours of each other and lie so far apart: 0 is the same place."""
+    graph = make_graph(0, 6)
+    positions = graph.positions.clone()
+    positions[1] = positions[0] + torch.tensor([distance, 0.0, 0.0], dtype=positions.dtype)
+    senders, receivers = (
+        torch.cat([graph.senders, torch.tensor([0, 1])]),
+        torch.cat([graph.receivers, torch.tensor([1, 0])]),
+    )
+    receivers, order = receivers.sort(stable=True)
+    return replace(
+        graph,
+        positions=positions,
+        topology=Topology.square(senders[order], receivers, graph.num_nodes),
+        edge_shifts=torch.cat([graph.edge_shifts, torch.zeros_like(graph.edge_shifts[:2])])[order],
+        edge_offsets=graph.edge_offsets + torch.tensor([0, 2]),
+        edges={name: torch.cat([value, value[:2]])[order] for name, value in graph.edges.items()},
+    )
+
+
 CORNERS = {
     "one graph": lambda: make_graph(0, 6),
     "two graphs": lambda: concatenate([make_graph(1, 5), make_graph(2, 7)]),
@@ -168,3 +224,24 @@ def loss_of(predictions: dict[str, Distribution]) -> Tensor:
         for name, values in prediction.tensors().items()
     ]
     return torch.stack(parts).sum()
+
+
+def directions_like(values: Tensor) -> list[Tensor]:
+    """Three random directions of length 1: what is wrong in any component is wrong along each of them."""
+    random = torch.Generator().manual_seed(11)
+    drawn = [torch.randn(values.shape, dtype=values.dtype, generator=random) for _ in range(3)]
+    return [direction / direction.norm() for direction in drawn]
+
+
+def assert_slope(value: Callable[[float], float], slope: float, gradient: Tensor) -> None:
+    """The derivative of ``value`` at 0 is ``slope``, as the component of ``gradient`` along a direction."""
+    step = 2e-5
+    # fourth-order central difference: truncation of order (step / 3e-3)^4, where 3e-3 is the smallest standard deviation of
+    # PNA, and rounding of order 1e-16 / step
+    actual = (8 * (value(step) - value(-step)) - (value(2 * step) - value(-2 * step))) / (12 * step)
+    assert abs(actual - slope) < 1e-8 * max(1.0, float(gradient.abs().max())), (actual, slope)
+
+
+def values_of(prediction: Distribution) -> Tensor:
+    """Means of numbers, logits of classes."""
+    return next(iter(prediction.tensors().values()))

@@ -80,16 +80,16 @@ PATHS: dict[str, Callable[[float], Atoms]] = {
 @cache
 def crystals() -> GraphBatch:
     """The perfect crystals and molecules in one batch, with neighbours a little beyond the cutoff; made once for all architectures."""
-    return concatenate([_graph(make(), CUTOFF + 0.3) for make in CRYSTALS.values()])
+    return concatenate([atoms_graph(make(), CUTOFF + 0.3) for make in CRYSTALS.values()])
 
 
 @cache
 def points(path: str, shares: tuple[float, ...]) -> GraphBatch:
     """The atoms of a path at these shares of it, with the neighbours that they have there."""
-    return concatenate([_graph(PATHS[path](share), CUTOFF) for share in shares])
+    return concatenate([atoms_graph(PATHS[path](share), CUTOFF) for share in shares])
 
 
-def _graph(atoms: Atoms, cutoff: float) -> GraphBatch:
+def atoms_graph(atoms: Atoms, cutoff: float) -> GraphBatch:
     """The atoms under a load, which conditioning needs."""
     atoms.info["load"] = 0.3
     return from_ase(atoms, cutoff, fields=[LOAD])

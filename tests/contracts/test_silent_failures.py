@@ -11,6 +11,7 @@ import pytest
 HERE = "tests/hydragnn/test_promises_of_architectures.py"
 RUNS = "tests/hydragnn/training/test_promises_of_runs.py"
 EVERY = "hydragnn/conformance.py"
+LIMITS = "hydragnn/conformance_limits.py"
 TRAINING = "tests/hydragnn/training"
 
 PROMISES: dict[int, tuple[str, list[str]]] = {
@@ -48,6 +49,7 @@ PROMISES: dict[int, tuple[str, list[str]]] = {
         "a model reads the periodic images and the edges that the data have",
         [
             f"{HERE}::test_a_supercell_has_the_energy_of_its_cells",
+            f"{LIMITS}::test_a_repeated_cell_is_the_cell_so_many_times",
             f"{EVERY}::test_neighbours_matter",
             "tests/parity/test_networks.py::test_schnet_with_forces_equals_that_of_pytorch_geometric",
         ],
@@ -90,7 +92,7 @@ PROMISES: dict[int, tuple[str, list[str]]] = {
     14: (
         "nodes in one place give finite energies, forces and gradients",
         [
-            f"{EVERY}::test_every_output_has_its_fields_shape_and_is_finite_with_its_gradients",
+            f"{LIMITS}::test_nodes_in_one_place_are_finite_with_forces_and_gradients",
             "tests/hydragnn/test_layers.py::test_an_edge_of_length_zero_is_finite_to_the_second_derivative",
         ],
     ),

@@ -1,0 +1,150 @@
+"""Limits in which a network has to stay right: the part of ``hydragnn.conformance`` about digits, depth, repeated cells, nodes in one place and shares.
+
+A fault there shows in no run of usual size: as noise of a force in float32, as a network of one layer that does not train, or as a NaN of one structure in a
+hundred thousand.
+"""
+
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from ase.build import bulk
+from torch import Tensor
+
+from hydragnn.architectures import architecture_of
+from hydragnn.conformance_cases import (
+    CORNERS,
+    assert_slope,
+    directions_like,
+    in_one_place,
+    loss_of,
+    make_model,
+    repeated,
+    values_of,
+)
+from hydragnn.conformance_smoothness import CUTOFF, atoms_graph, energies_and_forces, energy_model
+from hydragnn.errors import InputError
+from hydragnn.graphs.batch import GraphBatch, concatenate
+from hydragnn.models import GraphModel
+
+HALF_THE_DIGITS = float(torch.finfo(torch.float32).eps ** 0.5)
+"""3.5e-4: what sound sums keep in float32; what takes the difference of two large numbers loses more."""
+EXTENSIVE = 1e-10
+"""Relative, where the same numbers are summed in another order in float64."""
+
+
+class LimitsConformance:
+    """What stays right in float32, in one layer and in many, in repeated cells, where nodes meet, and on several ranks."""
+
+    architecture: str
+    settings: ClassVar[dict[str, Any]] = {}
+
+    def _model(self, dtype: torch.dtype = torch.float64) -> GraphModel:
+        return make_model(self.architecture, 0, dtype, **self.settings)
+
+    def _model_of_layers(self, layers: int) -> GraphModel:
+        """The model with so many layers; where it is refused in a sentence, the test does not apply."""
+        try:
+            return make_model(self.architecture, 0, torch.float64, **{**self.settings, "num_layers": layers})
+        except InputError as refusal:
+            pytest.skip(f"refused: {refusal}")
+
+    def test_float32_keeps_half_of_its_digits(self) -> None:
+        """Beside the same weights in float64; forces and stress too, each field on the scale of its largest value."""
+        single = self._model(torch.float32)
+        double = self._model(torch.float32).double()
+        batch = CORNERS["two graphs"]().to(dtype=torch.float32)
+        rough, exact = single(batch), double(batch.to(dtype=torch.float64))
+        for name, prediction in exact.items():
+            for key, values in prediction.detach().tensors().items():
+                error = (rough[name].detach().tensors()[key].double() - values).abs().max() / values.abs().max()
+                assert float(error) < HALF_THE_DIGITS, f"{name}: relative error {float(error):.1e}"
+
+    @pytest.mark.parametrize("layers", [1, 5])
+    def test_one_layer_and_many_are_finite_and_every_parameter_has_a_say(self, layers: int) -> None:
+        corners = concatenate([make() for make in CORNERS.values()])
+        gradients = finite_gradients(self._model_of_layers(layers), corners, f"{layers} layers")
+        assert [name for name, gradient in gradients.items() if not gradient.abs().sum() > 0] == []
+
+    @pytest.mark.parametrize("layers", [1, 5])
+    def test_forces_of_one_layer_and_of_many_are_minus_the_gradient(self, layers: int) -> None:
+        model, batch = self._model_of_layers(layers), CORNERS["two graphs"]()
+        if "forces" not in model.description.fields:
+            pytest.skip(f"{self.architecture} gives no forces with these settings")
+        forces = model(batch)["forces"].mean.detach()
+
+        def energy(along: Tensor, step: float) -> float:
+            moved = replace(batch, positions=batch.positions + step * along)
+            return float(model(moved)["energy"].mean.detach().sum())
+
+        along = directions_like(batch.positions)[0]
+        assert_slope(partial(energy, along), -float((forces * along).sum()), forces)
+
+    def test_a_repeated_cell_is_the_cell_so_many_times(self) -> None:
+        """Most neighbours in the cell are images, which the supercell has as nodes: what is extensive is multiplied, all else is what it was.
+
+        Variances of nodes are pooled as those of independent ones, and stay out of it.
+        """
+        if "pooling" in self.settings:
+            pytest.skip("periodic graphs have no coarser levels")
+        cell, model = CORNERS["one graph"](), self._model()
+        copies, large = repeated(cell, (2, 1, 3))
+        expected, actual = model(cell), model(large)
+        for target in model.description.targets:
+            values = values_of(expected[target.name]).detach()
+            if target.field.on != "graph":
+                values = values.repeat(copies, *[1] * (values.ndim - 1))
+            values = values * (copies if target.extensive else 1)
+            error = (values_of(actual[target.name]).detach() - values).abs().max() / values.abs().max()
+            assert float(error) < EXTENSIVE, f"{target.name}: relative error {float(error):.1e}"
+
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
+    def test_nodes_in_one_place_are_finite_with_forces_and_gradients(self, dtype: torch.dtype) -> None:
+        """Neighbours of each other in the same place and a millionth apart; the gradient is that of a loss on forces, too, where there are any."""
+        meeting = concatenate([in_one_place(0.0), in_one_place(1e-6)])
+        finite_gradients(self._model(dtype), meeting.to(dtype=dtype), "two nodes in one place")
+
+    def test_second_derivatives_are_those_of_the_forces(self) -> None:
+        """Where no symmetry hides anything; force constants of perfect crystals have a test of their own."""
+        if not architecture_of(self.architecture).sees_positions() or "pooling" in self.settings:
+            pytest.skip(f"{self.architecture} gives no forces with these settings")
+        model = energy_model(self.architecture, **self.settings)
+        atoms = bulk("NaCl", "rocksalt", a=5.64, cubic=True)
+        atoms.rattle(0.2, seed=2)
+        batch = atoms_graph(atoms, CUTOFF)
+        _, forces, positions = energies_and_forces(model, batch, differentiable=True)
+        ways = directions_like(batch.positions)
+        for along, seen in pairwise(ways):
+            (curvature,) = torch.autograd.grad((-forces * along).sum(), positions, retain_graph=True)
+
+            def pull(step: float, along: Tensor = along, seen: Tensor = seen) -> float:
+                moved = replace(batch, positions=batch.positions + step * along)
+                return -float((energies_and_forces(model, moved)[1].detach() * seen).sum())
+
+            assert_slope(pull, float((curvature * seen).sum()), curvature)
+
+    def test_gradients_of_shares_add_up_to_that_of_the_batch(self) -> None:
+        """Two ranks, of which each has one graph, take the step of one rank that has both."""
+        batch, model = CORNERS["two graphs"](), self._model()
+        whole = finite_gradients(model, batch, "both graphs")
+        shares = [finite_gradients(model, batch.select([number]), f"graph {number}") for number in range(2)]
+        for name, gradient in whole.items():
+            summed = shares[0][name] + shares[1][name]
+            assert float((summed - gradient).abs().max()) < 1e-10 * max(1.0, float(gradient.abs().max())), name
+
+
+def finite_gradients(model: GraphModel, batch: GraphBatch, where: str) -> dict[str, Tensor]:
+    """The gradient of every parameter by name, zero where it has none; AssertionError where it or a prediction is not finite."""
+    predictions = model(batch)
+    bad = [name for name, prediction in predictions.items() if not prediction.finite().all()]
+    assert bad == [], f"not finite, {where}"
+    parameters = dict(model.named_parameters())
+    gradients = torch.autograd.grad(
+        loss_of(predictions), list(parameters.values()), allow_unused=True, materialize_grads=True
+    )
+    bad = [name for name, gradient in zip(parameters, gradients) if not gradient.isfinite().all()]
+    assert bad == [], f"gradients are not finite, {where}"
+    return dict(zip(parameters, gradients))
