@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hydragnn.errors import InputError
 from hydragnn.graphs.field import Field
-from hydragnn.layers import MessageGraph, RadialFeatures, States
+from hydragnn.layers import DistanceTransform, MessageGraph, RadialFeatures, States
 from hydragnn.settings import Settings
 
 Sight = Literal["lengths", "directions", "triplets", "edge_features", "edge_kinds", "species"]
@@ -120,6 +120,10 @@ class ArchitectureSettings(Settings):
         """The settings with what was left out and the stores decide: ``cutoffs`` made their edges, None where none did."""
         return self
 
+    def of_own_layers(self, layers: int) -> dict[str, Any]:
+        """What is otherwise for the layers that a head has of its own, all of them on the graph itself."""
+        return {"num_layers": layers, "pooling": None}
+
     @classmethod
     def class_for(cls, value: Any) -> "type[ArchitectureSettings]":
         """The settings class of the architecture that ``value`` names."""
@@ -148,10 +152,10 @@ class GeometricSettings(ArchitectureSettings):
     num_radial: int = Setting(default=20, ge=1, le=512)
     """Radial basis functions per edge."""
 
-    radial: Literal["bessel", "sinc", "gaussian", "exponential"] = "bessel"
+    radial: Literal["bessel", "sinc", "gaussian", "exponential", "chebyshev"] = "bessel"
     """Radial basis: bessel (sqrt(2 / cutoff) sin(n pi r / cutoff) / r, as published, for Angstrom; it overflows for small
     cutoffs), sinc (sin(n pi x) / x with x = r / cutoff: the same at a cutoff of 5, of one size in every unit of length), gaussian,
-    or exponential (Gaussians of exp(-5 x), dense at short lengths)."""
+    exponential (Gaussians of exp(-5 x), dense at short lengths), or chebyshev (Chebyshev polynomials of x)."""
 
     envelope: Literal["polynomial", "cosine", "none"] | None = None
     """Smooth end of messages at the cutoff; absent: polynomial, or none for meshes, grains and others whose edges do not come from a
@@ -307,11 +311,13 @@ class Architecture(nn.Module):
         return bool(cls.sees & {"lengths", "directions", "triplets"})
 
 
-def radial_basis(settings: GeometricSettings, spec: GraphSpec) -> RadialFeatures:
-    """The radial basis that the settings describe, with the edge features beside it.
+def radial_basis(
+    settings: GeometricSettings, spec: GraphSpec, transform: DistanceTransform | None = None
+) -> RadialFeatures:
+    """The radial basis that the settings describe, of transformed lengths where there is a ``transform``, with the edge features beside it.
 
     Runs complete the settings from the store; without one, what is left out is what it was before there were such defaults.
     """
     cutoff = settings.former["cutoff"] if settings.cutoff is None else settings.cutoff
     envelope = settings.envelope or settings.former["envelope"]
-    return RadialFeatures(cutoff, settings.num_radial, settings.radial, envelope, spec.edge_width)
+    return RadialFeatures(cutoff, settings.num_radial, settings.radial, envelope, spec.edge_width, transform)

@@ -2,17 +2,27 @@
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float, Int
 from pydantic import Field as Setting
+from pydantic import field_validator, model_validator
 from torch import Tensor, nn
 
 from hydragnn.architectures.base import Architecture, GeometricSettings, GraphSpec, Searched, radial_basis, steps
 from hydragnn.errors import InputError
 from hydragnn.kernels import gather_outer_sum, silu
-from hydragnn.layers import MessageGraph, RadialFilters, SphericalHarmonics, States, SymmetricContraction, coupling
+from hydragnn.layers import (
+    DISTANCE_TRANSFORMS,
+    ELEMENTS_WITH_RADIUS,
+    MessageGraph,
+    RadialFilters,
+    SphericalHarmonics,
+    States,
+    SymmetricContraction,
+    coupling,
+)
 
 Path = tuple[int, int, int]
 """Degree of the sender's state, of the edge's harmonics, and of the message."""
@@ -21,10 +31,15 @@ SILU_GAIN = 1.676532470331092
 """1 / sqrt(mean of silu(x)^2) for a normal x."""
 
 
+Factors = Annotated[int, Setting(ge=1, le=4)]
+
+
 class MACESettings(GeometricSettings):
     """Many-body messages, rotation-equivariant (Batatia et al. 2022, arXiv:2206.07697)."""
 
     kind: str = "mace"
+
+    before: ClassVar = {"distance_transform": None}
 
     searched: ClassVar[Searched] = {
         "hidden_dim": steps(8, 64, 8),
@@ -46,8 +61,37 @@ class MACESettings(GeometricSettings):
     hidden_l: int = Setting(default=1, ge=0, le=4)
     """Largest degree of the states between layers (hidden irreps); at most max_ell, and at least 1 where a head predicts vectors or tensors."""
 
-    correlation: int = Setting(default=3, ge=1, le=4)
-    """Factors of the products; messages have one body more. Not 4 together with max_ell = 4."""
+    correlation: Factors | list[Factors] = 3
+    """Factors of the products, 1 to 4; messages have one body more. One number for all layers, or a list with one for each. Not 4 together with max_ell = 4."""
+
+    distance_transform: Literal["agnesi", "soft"] | None = None
+    """What radial functions see instead of lengths, measured by the covalent radii of both ends of an edge (Angstrom; needs species): agnesi, numbers
+    from 1 to 0 that are finest around bonds (Witt et al. 2023, doi:10.1063/5.0158783), or soft, lengths that do not get much shorter than bonds. Absent: lengths."""
+
+    @field_validator("correlation", mode="before")
+    @classmethod
+    def _is_one_or_a_list(cls, value: Any) -> Any:
+        each = value if isinstance(value, list) else [value]
+        if not all(isinstance(one, int) and not isinstance(one, bool) and 1 <= one <= 4 for one in each):
+            raise ValueError(f"{value!r}: write a whole number from 1 to 4, or a list with one for each layer")
+        return value
+
+    @model_validator(mode="after")
+    def _one_for_every_layer(self) -> "MACESettings":
+        if isinstance(self.correlation, list) and len(self.correlation) != self.num_layers:
+            raise ValueError(
+                f"correlation has {len(self.correlation)} numbers for num_layers = {self.num_layers}; give one number for each layer, or one for all"
+            )
+        return self
+
+    def of_own_layers(self, layers: int) -> dict[str, Any]:
+        """Layers of a head multiply as many factors as the last layer that all heads share."""
+        return {**super().of_own_layers(layers), "correlation": self.correlations[-1]}
+
+    @property
+    def correlations(self) -> list[int]:
+        """Factors of the products of every layer."""
+        return self.correlation if isinstance(self.correlation, list) else [self.correlation] * self.num_layers
 
 
 class Radial(RadialFilters):
@@ -154,12 +198,13 @@ class MACELayer(nn.Module):
         kinds: "Kinds",
         inputs: Sequence[int],
         outputs: Sequence[int],
+        correlation: int,
     ) -> None:
         super().__init__()
         channels = settings.hidden_dim
         self.message = message
         self.kinds = kinds
-        self.products = SymmetricContraction(channels, kinds.count, settings.max_ell, outputs, settings.correlation)
+        self.products = SymmetricContraction(channels, kinds.count, settings.max_ell, outputs, correlation)
         self.mix = nn.ModuleDict({str(degree): scaled(channels, channels) for degree in outputs})
         kept = [degree for degree in outputs if degree in inputs]
         self.skip = nn.ModuleDict({str(degree): scaled(channels, kinds.count * channels) for degree in kept})
@@ -236,15 +281,16 @@ class MACE(Architecture):
     def __init__(self, settings: MACESettings, spec: GraphSpec) -> None:
         super().__init__(settings, spec)
         assert spec.statistics is not None
-        self.basis = radial_basis(settings, spec)
+        kind = settings.distance_transform
+        self.basis = radial_basis(settings, spec, None if kind is None else DISTANCE_TRANSFORMS[kind]())
         between = list(range(max(settings.hidden_l, *spec.degrees) + 1))
         last, statistics, layers = sorted(spec.degrees), spec.statistics, []
-        for number in range(settings.num_layers):
+        for number, correlation in enumerate(settings.correlations):
             inputs, outputs = between if number else [0], last if number == settings.num_layers - 1 else between
             message = MACEMessage(
                 settings.hidden_dim, self.basis.width, inputs, settings.max_ell, statistics.mean_degree
             )
-            layers.append(MACELayer(settings, message, Kinds(statistics.species), inputs, outputs))
+            layers.append(MACELayer(settings, message, Kinds(statistics.species), inputs, outputs, correlation))
         self.layers = nn.ModuleList(layers)
 
     @classmethod
@@ -254,11 +300,26 @@ class MACE(Architecture):
             raise InputError(
                 f"model {cls.kind} needs graphs in 3 dimensions, and these have {spec.dim}; choose an architecture that works in any"
             )
-        if settings.correlation == 4 and settings.max_ell == 4:
+        if max(settings.correlations) == 4 and settings.max_ell == 4:
             raise InputError(
                 "model.correlation = 4 with model.max_ell = 4 are thousands of products at every node and channel; lower one of them to 3"
             )
+        if settings.distance_transform is not None and spec.statistics is not None:
+            cls.check_radii(spec.statistics.species)
         if settings.hidden_l > settings.max_ell:
             raise InputError(
                 f"model.hidden_l = {settings.hidden_l} is above model.max_ell = {settings.max_ell}; lower it, or raise max_ell"
+            )
+
+    @classmethod
+    def check_radii(cls, species: Sequence[int]) -> None:
+        """Refuse nodes without a covalent radius, which distances are measured by."""
+        if not species:
+            raise InputError(
+                "model.distance_transform measures distances by the radii of atoms, and these nodes have no atomic_numbers among their inputs; leave it out"
+            )
+        unknown = [z for z in species if not 1 <= z <= ELEMENTS_WITH_RADIUS]
+        if unknown:
+            raise InputError(
+                f"model.distance_transform needs covalent radii, and atomic number {unknown[0]} has none; leave it out"
             )

@@ -5,6 +5,7 @@ from hydragnn.layers.cartesian_tensors import TensorParts, product, squares, tim
 from hydragnn.layers.coarser import Coarser
 from hydragnn.layers.conditioning import ConditionInputs, FiLM, PooledCondition
 from hydragnn.layers.degree_scaling import scaled_statistics
+from hydragnn.layers.distance_transforms import DISTANCE_TRANSFORMS, ELEMENTS_WITH_RADIUS, DistanceTransform
 from hydragnn.layers.harmonics import SphericalHarmonics, coupling
 from hydragnn.layers.inputs import ClassEmbedding, EdgeInputs, NodeInputs
 from hydragnn.layers.message_graph import MessageGraph, States, inputs_at_zero, lengths_and_directions, radial_inputs
@@ -26,6 +27,9 @@ __all__ = [
     "ClassEmbedding",
     "Coarser",
     "ConditionInputs",
+    "DISTANCE_TRANSFORMS",
+    "DistanceTransform",
+    "ELEMENTS_WITH_RADIUS",
     "EdgeInputs",
     "ExponentialBasis",
     "FiLM",

@@ -120,6 +120,17 @@ class MessageGraph:
         return self.once("triplets", lambda: triplets_of(self.topology))
 
     @property
+    def bonds(self) -> Float[Tensor, " edges"] | None:
+        """The sum of the covalent radii of both ends of every edge; None where the basis does not measure lengths by them."""
+        transform = None if self.basis is None else self.basis.transform
+        if transform is None:
+            return None
+        species = self.species
+        assert species is not None, "lengths are measured by atoms that are not there"
+        ends = self.topology.senders, self.topology.receivers
+        return self.once("bonds", lambda: transform.bonds(*(species.index_select(0, end) for end in ends)))
+
+    @property
     def edge_inputs(self) -> tuple[Float[Tensor, "edges width"] | None, Float[Tensor, "edges 1"] | None]:
         """What every edge says to its message, and the envelope that ends it at the cutoff (None: it does not end).
 
@@ -128,7 +139,7 @@ class MessageGraph:
         basis = self.basis
         if basis is None or self.vectors is None:
             return self.edge_features, None
-        return self.once("edge inputs", lambda: basis(self.lengths, self.edge_features))
+        return self.once("edge inputs", lambda: basis(self.lengths, self.edge_features, self.bonds))
 
     @property
     def pairs(self) -> Pairs | None:
@@ -152,7 +163,7 @@ class MessageGraph:
         pairs, basis = self.pairs, self.basis
         if pairs is None or basis is None:
             return self.edge_inputs
-        return self.once("paired inputs", lambda: basis(self.paired_lengths, None))
+        return self.once("paired inputs", lambda: basis(self.paired_lengths, None, self.paired_bonds))
 
     @property
     def paired_lengths(self) -> Float[Tensor, " items"]:
@@ -161,6 +172,12 @@ class MessageGraph:
         if pairs is None:
             return self.lengths
         return self.once("paired lengths", lambda: self.lengths.index_select(0, pairs.first))
+
+    @property
+    def paired_bonds(self) -> Float[Tensor, " items"] | None:
+        """``bonds`` of the first edge of every pair; of all edges where there are no pairs."""
+        pairs, bonds = self.pairs, self.bonds
+        return bonds if pairs is None or bonds is None else bonds.index_select(0, pairs.first)
 
     def to_edges(self, values: Float[Tensor, "items features"]) -> Float[Tensor, "edges features"]:
         """What was computed from ``paired_inputs``, for every edge."""

@@ -7,6 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from hydragnn.layers.distance_transforms import DistanceTransform
+
 
 class BesselBasis(nn.Module):
     """sqrt(2 / c) sin(n pi r / c) / r for n = 1 ... num_radial (Gasteiger et al. 2020, arXiv:2003.03123, eq. 7).
@@ -99,7 +101,38 @@ class ExponentialBasis(nn.Module):
         return nn.functional.threshold(values, LEAST, 0.0)
 
 
-RADIAL = {"sinc": SincBasis, "bessel": BesselBasis, "gaussian": GaussianBasis, "exponential": ExponentialBasis}
+class ChebyshevBasis(nn.Module):
+    """T_1(x) ... T_K(x) with x = r / c: Chebyshev polynomials of the first kind, between -1 and 1.
+
+    Deviates from mace-torch: there x is the length itself (Angstrom), whose powers explode beyond 1, unless a transform keeps it below. Where r is
+    beyond c the basis stays what it is at c.
+
+    >>> ChebyshevBasis(cutoff=5.0, num_radial=3)(torch.tensor([0.0, 2.5, 5.0]))
+    tensor([[ 0.0000, -1.0000, -0.0000],
+            [ 0.5000, -0.5000, -1.0000],
+            [ 1.0000,  1.0000,  1.0000]])
+    """
+
+    def __init__(self, cutoff: float, num_radial: int) -> None:
+        super().__init__()
+        self.cutoff, self.num_radial = cutoff, num_radial
+
+    def forward(self, lengths: Float[Tensor, " edges"]) -> Float[Tensor, "edges radial"]:
+        """The basis at every length."""
+        x = (lengths / self.cutoff).clamp_max(1.0)
+        values = [torch.ones_like(x), x]
+        for _ in range(self.num_radial - 1):
+            values.append(2 * x * values[-1] - values[-2])  # T_n+1 = 2 x T_n - T_n-1
+        return torch.stack(values[1:], dim=-1)
+
+
+RADIAL = {
+    "sinc": SincBasis,
+    "bessel": BesselBasis,
+    "gaussian": GaussianBasis,
+    "exponential": ExponentialBasis,
+    "chebyshev": ChebyshevBasis,
+}
 
 
 def envelope_at(
@@ -123,7 +156,8 @@ def envelope_at(
 class RadialFeatures(nn.Module):
     """[basis(r), 1, edge inputs] of every edge, and its envelope u(r), kept apart: layers multiply messages or filters with it.
 
-    The constant takes the place of a bias, so that linear filters times u end at the cutoff as a whole.
+    The constant takes the place of a bias, so that linear filters times u end at the cutoff as a whole. With a ``transform`` the basis sees transformed
+    lengths; the envelope never does.
     """
 
     def __init__(
@@ -133,18 +167,31 @@ class RadialFeatures(nn.Module):
         radial: str,
         envelope: Literal["polynomial", "cosine", "none"],
         inputs: int,
+        transform: DistanceTransform | None = None,
     ) -> None:
         super().__init__()
-        self.basis = RADIAL[radial](cutoff, num_radial)
+        largest = None if transform is None or radial != "chebyshev" else transform.range
+        self.basis = RADIAL[radial](cutoff if largest is None else largest, num_radial)
+        self.transform = transform
         self.cutoff = cutoff
         self.envelope: Literal["polynomial", "cosine", "none"] = envelope
         self.width = num_radial + inputs + 1
 
     def forward(
-        self, lengths: Float[Tensor, " edges"], features: Float[Tensor, "edges features"] | None
+        self,
+        lengths: Float[Tensor, " edges"],
+        features: Float[Tensor, "edges features"] | None,
+        bonds: Float[Tensor, " edges"] | None = None,
     ) -> tuple[Float[Tensor, "edges width"], Float[Tensor, "edges 1"] | None]:
-        """The features of every edge, and the factor that ends its messages at the cutoff (None: no end)."""
-        parts = [self.basis(lengths), torch.ones_like(lengths).unsqueeze(-1)]  # [edges, radial], [edges, 1]
+        """The features of every edge, and the factor that ends its messages at the cutoff (None: no end).
+
+        ``bonds`` are what a transform measures lengths by: the sums of the covalent radii of both ends.
+        """
+        seen = lengths
+        if self.transform is not None:
+            assert bonds is not None
+            seen = self.transform(lengths, bonds)
+        parts = [self.basis(seen), torch.ones_like(lengths).unsqueeze(-1)]  # [edges, radial], [edges, 1]
         if features is not None:
             parts.append(features.to(lengths.dtype))
         envelope = envelope_at(lengths, self.cutoff, self.envelope)

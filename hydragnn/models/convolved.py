@@ -46,6 +46,6 @@ class ConvolvedHead(nn.Module):
 def with_layers(model: ArchitectureSettings, layers: int) -> ArchitectureSettings:
     """The settings with another number of layers, all on the graph itself; InputError where the architecture's other keys forbid it."""
     settings: ArchitectureSettings = type(model).parse(
-        {**model.to_json(), "pooling": None, "num_layers": layers}, f"conv_layers = {layers}"
+        {**model.to_json(), **model.of_own_layers(layers)}, f"conv_layers = {layers}"
     )
     return settings

@@ -17,6 +17,8 @@ def tabulated(model: GraphModel) -> GraphModel:
     parameter, basis = next(model.parameters()), model.encoder.basis
     if parameter.dtype != torch.float32 or not parameter.is_cpu or basis is None or basis.envelope == "none":
         return model
+    if basis.transform is not None:  # filters are functions of the atoms at both ends, too
+        return model
     if model.edge_inputs.width or model.description.model.pooling is not None:  # edges of coarser levels are longer
         return model
     exact = copy.deepcopy(model.encoder).double().requires_grad_(False)

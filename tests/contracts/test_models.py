@@ -57,6 +57,7 @@ globals()["TestMovingCheckpointed"] = suite("TestMovingCheckpointed", "egnn", {*
 DEGREES: dict[str, dict[str, Any]] = {
     "MACEWithDegreeTwo": {"hidden_l": 2, "max_ell": 2, "num_layers": 3, "correlation": 2},
     "MACEWithScalars": {"hidden_l": 0, "max_ell": 1, "num_layers": 1, "correlation": 3},
+    "MACEWithLayersOfTheirOwn": {"max_ell": 1, "num_layers": 2, "correlation": [3, 2], "radial": "chebyshev"},
 }
 for name, settings in DEGREES.items():
     globals()[f"Test{name}"] = suite(f"Test{name}", "mace", settings)

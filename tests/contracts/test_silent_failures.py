@@ -83,9 +83,11 @@ PROMISES: dict[int, tuple[str, list[str]]] = {
         ],
     ),
     13: (
-        "a value of another type than a setting has is refused, and every architecture learns a spread",
+        "lists are refused where a setting is one number, reach every layer where it is one for each, and every architecture learns a spread",
         [
             f"{HERE}::test_a_list_in_the_place_of_a_number_is_refused",
+            f"{HERE}::test_a_correlation_is_one_number_or_one_for_every_layer",
+            f"{HERE}::test_every_layer_multiplies_as_many_factors_as_its_own_number_says",
             f"{EVERY}::test_every_output_has_its_fields_shape_and_is_finite_with_its_gradients",
         ],
     ),

@@ -1,16 +1,22 @@
 """What MACE asks of its settings and of the training part."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from ase import Atoms
+from ase.build import molecule
 
 from hydragnn.architectures import GraphStatistics, architecture_of
 from hydragnn.datasets import Normalisation
 from hydragnn.errors import InputError
-from hydragnn.graphs import ATOMIC_NUMBERS_FIELD
+from hydragnn.graphs import ATOMIC_NUMBERS_FIELD, from_ase
+from hydragnn.graphs.batch import concatenate
 from hydragnn.graphs.field import Field
-from hydragnn.models import build_model, load_model, parse_head, save_model
+from hydragnn.models import GraphModel, build_model, load_model, parse_head, save_model
+from hydragnn.models.tabulated import tabulated
 
 SIZE = Field(name="size", on="node")
 
@@ -56,3 +62,59 @@ def test_species_of_the_training_part_have_weights_of_their_own_and_others_share
     assert kinds.count == 3 and kinds.rows[torch.tensor([8, 26, 1, 27])].tolist() == [0, 1, 2, 2]
     save_model(tmp_path, model, Normalisation())
     assert load_model(tmp_path).model.description.statistics == statistics
+
+
+def atoms_model(species: tuple[int, ...], inputs: list[str], **changes: Any) -> GraphModel:
+    statistics = GraphStatistics(mean_log_degree=1.0, mean_degree=2.0, species=species)
+    table = {"kind": "mace", "hidden_dim": 4, "max_ell": 1, "num_radial": 4, "cutoff": 4.0, **changes}
+    fields = [ATOMIC_NUMBERS_FIELD, SIZE, Field(name="energy", on="graph", role="target")]
+    return build_model(
+        architecture_of("mace").Settings.parse(table),  # type: ignore[arg-type]
+        [parse_head({"kind": "energy", "field": "energy"})],
+        fields,
+        inputs=inputs,
+        dim=3,
+        seed=0,
+        statistics=statistics,
+    ).double()
+
+
+@pytest.mark.parametrize("kind", ["agnesi", "soft"])
+@pytest.mark.parametrize(
+    ("species", "inputs", "sentence"),
+    [
+        ((), ["size"], "have no atomic_numbers among their inputs"),
+        ((8, 101), ["atomic_numbers"], "atomic number 101 has none"),
+    ],
+)
+def test_distances_are_measured_by_atoms_with_radii_alone(
+    kind: str, species: tuple[int, ...], inputs: list[str], sentence: str
+) -> None:
+    with pytest.raises(InputError, match=sentence):
+        atoms_model(species, inputs, distance_transform=kind)
+
+
+@pytest.mark.parametrize("radial", ["bessel", "chebyshev"])
+@pytest.mark.parametrize("kind", ["agnesi", "soft", None])
+def test_energies_of_transformed_distances_have_two_derivatives(kind: str | None, radial: str) -> None:
+    """Positions of water and a lone argon; the order of atoms and what else is in the batch change nothing."""
+    model = atoms_model((1, 8, 18), ["atomic_numbers"], distance_transform=kind, radial=radial)
+    water, argon = (from_ase(atoms, 4.0).to(dtype=torch.float64) for atoms in (molecule("H2O"), Atoms("Ar")))
+
+    def energy(positions: torch.Tensor) -> torch.Tensor:
+        return model(replace(water, positions=positions))["energy"].mean
+
+    positions = water.positions.clone().requires_grad_()
+    assert torch.autograd.gradcheck(energy, positions) and torch.autograd.gradgradcheck(energy, positions)
+    both = model(concatenate([argon, water]))["energy"].mean
+    torch.testing.assert_close(both[1:], energy(water.positions), rtol=1e-10, atol=1e-10)
+    turned = from_ase(molecule("H2O")[[2, 0, 1]], 4.0).to(dtype=torch.float64)
+    torch.testing.assert_close(model(turned)["energy"].mean, both[1:], rtol=1e-10, atol=1e-10)
+
+
+def test_filters_that_depend_on_atoms_too_are_not_taken_from_tables_of_lengths() -> None:
+    of_atoms, of_lengths = (
+        atoms_model((1, 8), ["atomic_numbers"], distance_transform=kind).float() for kind in ("soft", None)
+    )
+    assert tabulated(of_atoms) is of_atoms
+    assert tabulated(of_lengths) is not of_lengths

@@ -1,6 +1,7 @@
 """What every architecture owes beside ``hydragnn.conformance``; numbers are those of ``tests/contracts/test_silent_failures.py``."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from hydragnn.graphs import from_ase
 from hydragnn.graphs.batch import GraphBatch, concatenate
 from hydragnn.graphs.field import Field
 from hydragnn.graphs.topology import Topology
+from hydragnn.models import GraphModel
 
 LOAD = Field(name="load", on="graph", dtype="float64")
 OF_POSITIONS = [kind for kind, architecture in architectures().items() if architecture.sees_positions()]
@@ -37,11 +39,28 @@ def test_a_supercell_has_the_energy_of_its_cells(kind: str) -> None:
     assert whole == pytest.approx(4 * small, rel=1e-10)  # sums of float64 in another order
 
 
-@pytest.mark.parametrize("setting", ["correlation", "hidden_dim"])
-def test_a_list_in_the_place_of_a_number_is_refused(setting: str) -> None:
+def test_a_list_in_the_place_of_a_number_is_refused() -> None:
     """13."""
-    with pytest.raises(InputError, match=f"{setting}.*valid integer"):
-        small_settings("mace", **{setting: [3, 2]})
+    with pytest.raises(InputError, match=r"hidden_dim.*valid integer"):
+        small_settings("mace", hidden_dim=[3, 2])
+
+
+@pytest.mark.parametrize("correlation", [[3, 2, 1], [], [2, 5], [2, True], "32", 2.5, 0])
+def test_a_correlation_is_one_number_or_one_for_every_layer(correlation: Any) -> None:
+    """13."""
+    with pytest.raises(InputError, match=r"correlation.*(one number for each layer|one for each layer)"):
+        small_settings("mace", num_layers=2, correlation=correlation)
+
+
+def test_every_layer_multiplies_as_many_factors_as_its_own_number_says() -> None:
+    """13."""
+    mixed, three, one = (make_model("mace", num_layers=2, correlation=value) for value in ([3, 1], 3, 1))
+
+    def shapes(model: GraphModel, layer: int) -> dict[str, torch.Size]:
+        return {name: value.shape for name, value in model.encoder.layers[layer].products.named_parameters()}
+
+    assert shapes(mixed, 0) == shapes(three, 0) != shapes(one, 0)
+    assert shapes(mixed, 1) == shapes(one, 1) != shapes(three, 1)
 
 
 @pytest.mark.parametrize("kind", architectures())

@@ -23,7 +23,19 @@ OUT = Path(__file__).with_name("mace-torch.safetensors")
 CHANNELS, RADIAL, CUTOFF, ELL, CORRELATION, SPECIES = 4, 5, 9.0, 2, 3, 5
 
 
-def make_network() -> Any:
+MIXED = [CORRELATION, 2, 1]
+"""Factors of the products of each interaction of a second network, which has the other weights of the first."""
+RADIAL_PARTS = {
+    "agnesi.bessel": ("Agnesi", "bessel"),
+    "soft.bessel": ("Soft", "bessel"),
+    "none.gaussian": ("None", "gaussian"),
+    "agnesi.chebyshev": ("Agnesi", "chebyshev"),
+}
+"""Other distance transforms and radial types, in the place of the network's own. Their Chebyshev polynomials have no derivative, so that
+forces lack what comes from them: the energy alone is kept."""
+
+
+def make_network(correlation: int | list[int] = CORRELATION) -> Any:
     """The network, with random weights."""
     from e3nn import o3
     from mace.modules import MACE, RealAgnosticResidualInteractionBlock
@@ -42,7 +54,7 @@ def make_network() -> Any:
         atomic_energies=np.zeros(SPECIES),
         avg_num_neighbors=4.0,
         atomic_numbers=[*range(1, SPECIES + 1)],
-        correlation=CORRELATION,
+        correlation=correlation,
         gate=torch.nn.functional.silu,
         use_reduced_cg=False,
         radial_MLP=[64, 64, 64],
@@ -62,18 +74,10 @@ def polynomials(network: Any) -> Iterator[tuple[str, Tensor]]:
             yield f"polynomials.{degree}.{order}", torch.stack(columns).permute(2, 1, 0)
 
 
-def main() -> None:
-    """Write the file."""
-    torch.serialization.add_safe_globals([slice])  # e3nn 0.4.4 reads its constants so
-    from e3nn.math import normalize2mom
-
-    torch.manual_seed(0)
-    torch.set_default_dtype(torch.float64)
-    network = make_network()
-    for parameter in network.parameters():
-        parameter.data = parameter.data.float().double()  # so that the file can be half as large
+def output_of(network: Any) -> dict[str, Tensor]:
+    """Energies and forces of two graphs."""
     batch = concatenate([make_graph(1, 5), make_graph(2, 7)])
-    output = network(
+    output: dict[str, Tensor] = network(
         {
             "positions": batch.positions.clone().requires_grad_(),
             "node_attrs": torch.nn.functional.one_hot(batch.nodes["species"], SPECIES).double(),
@@ -85,7 +89,47 @@ def main() -> None:
             "ptr": batch.node_offsets,
         }
     )
-    values = {name: output[name] for name in ("energy", "forces")} | dict(polynomials(network))
+    return {name: output[name] for name in ("energy", "forces")}
+
+
+def of_other_radial_parts(network: Any) -> Iterator[tuple[str, Tensor]]:
+    """Energies and forces with other radial parts and the same weights."""
+    from mace.modules.blocks import RadialEmbeddingBlock
+
+    own = network.radial_embedding
+    for name, (transform, radial) in RADIAL_PARTS.items():
+        network.radial_embedding = RadialEmbeddingBlock(CUTOFF, RADIAL, 6, radial, transform)
+        for what, value in output_of(network).items():
+            if what == "energy" or radial != "chebyshev":
+                yield f"{what}.{name}", value
+    network.radial_embedding = own
+
+
+def of_mixed_correlation(network: Any) -> Iterator[tuple[str, Tensor]]:
+    """Energies and forces of products with another number of factors in each interaction, and the weights of these products."""
+    mixed = make_network(MIXED)
+    same = {name: value for name, value in network.state_dict().items() if "symmetric_contractions" not in name}
+    mixed.load_state_dict(same, strict=False)
+    for name, parameter in mixed.named_parameters():
+        parameter.data = parameter.data.float().double()
+        if "symmetric_contractions" in name:
+            yield f"mixed.{name}", parameter.float()
+    for what, value in output_of(mixed).items():
+        yield f"{what}.mixed", value
+
+
+def main() -> None:
+    """Write the file."""
+    torch.serialization.add_safe_globals([slice])  # e3nn 0.4.4 reads its constants so
+    from e3nn.math import normalize2mom
+
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.float64)
+    network = make_network()
+    for parameter in network.parameters():
+        parameter.data = parameter.data.float().double()  # so that the file can be half as large
+    values = output_of(network) | dict(polynomials(network))
+    values |= dict(of_other_radial_parts(network)) | dict(of_mixed_correlation(network))
     values["silu"] = torch.tensor(normalize2mom(torch.nn.functional.silu).cst)
     values |= {f"weights.{name}": value.float() for name, value in network.named_parameters()}
     save_file({name: value.detach().contiguous() for name, value in values.items()}, OUT)

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from itertools import combinations_with_replacement
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -42,16 +43,16 @@ class Stored:
         flat = self.weight(name).split([count * outputs for count in counts])
         return [block.view(count, outputs).T / count**0.5 for block, count in zip(flat, counts)]
 
-    def contraction(self, layer: int, degree: int) -> Tensor:
+    def contraction(self, layer: int, degree: int, correlation: int, network: str) -> Tensor:
         """Weights of our polynomials, ``[species, polynomials x channels]``, of which theirs are combinations."""
-        prefix, rows = f"products.{layer}.symmetric_contractions.contractions.{degree}", []
-        for order in range(1, CORRELATION + 1):
+        prefix, rows = f"{network}.products.{layer}.symmetric_contractions.contractions.{degree}", []
+        for order in range(1, correlation + 1):
             theirs = self.values[f"polynomials.{degree}.{order}"]
             ours = dense(degree, order)
             shares = torch.linalg.lstsq(ours.flatten(1).T, theirs.flatten(1).T).solution  # [polynomials, paths]
             torch.testing.assert_close(torch.einsum("qp,qcm->pcm", shares, ours), theirs)  # ours span theirs
-            name = "weights_max" if order == CORRELATION else f"weights.{CORRELATION - 1 - order}"
-            rows.append(torch.einsum("qp,spc->sqc", shares, self.weight(f"{prefix}.{name}")))
+            name = "weights_max" if order == correlation else f"weights.{correlation - 1 - order}"
+            rows.append(torch.einsum("qp,spc->sqc", shares, self.values[f"{prefix}.{name}"].double()))
         return torch.cat(rows, dim=1).flatten(1)
 
 
@@ -76,10 +77,10 @@ def batch() -> GraphBatch:
     return graphs.with_fields({ATOMIC_NUMBERS: graphs.nodes["species"] + 1}, fields=FIELDS[:1])
 
 
-def ours(batch: GraphBatch) -> GraphModel:
+def ours(batch: GraphBatch, **changes: Any) -> GraphModel:
     """Our network of the same size, with weights to be replaced; the head has hidden units to carry linear read-outs through."""
     table = {"kind": "mace", "hidden_dim": CHANNELS, "num_layers": LAYERS, "num_radial": RADIAL, "cutoff": CUTOFF}
-    settings = architecture_of("mace").Settings.parse({**table, "max_ell": ELL, "correlation": CORRELATION})
+    settings = architecture_of("mace").Settings.parse({**table, "max_ell": ELL, "correlation": CORRELATION, **changes})
     assert isinstance(settings, ArchitectureSettings)
     head = parse_head({"kind": "energy", "field": "energy", "hidden_dims": [READOUT + 2], "forces": "forces"})
     statistics = replace(degree_statistics([batch]), species=tuple(range(1, SPECIES + 1)))
@@ -88,7 +89,7 @@ def ours(batch: GraphBatch) -> GraphModel:
     return model.requires_grad_(False)
 
 
-def take_layer(model: GraphModel, stored: Stored, number: int) -> None:
+def take_layer(model: GraphModel, stored: Stored, number: int, correlation: int, network: str) -> None:
     """Give one of our layers the weights of theirs."""
     layer, name = model.encoder.layers[number], f"interactions.{number}"
     message, radial = layer.message, layer.message.radial
@@ -117,7 +118,7 @@ def take_layer(model: GraphModel, stored: Stored, number: int) -> None:
     for linear, matrix in zip(layer.mix.values(), stored.matrices(f"products.{number}.linear.weight", sizes, CHANNELS)):
         linear.weight.copy_(matrix)
     for degree, table in layer.products.weights.items():
-        table.weight[:SPECIES] = stored.contraction(number, int(degree))
+        table.weight[:SPECIES] = stored.contraction(number, int(degree), correlation, network)
 
 
 def take_readouts(head: nn.Sequential, stored: Stored) -> None:
@@ -136,16 +137,48 @@ def take_readouts(head: nn.Sequential, stored: Stored) -> None:
     second.weight[:, :READOUT] = stored.values["silu"] * output
 
 
-def test_mace_with_forces_equals_that_of_its_authors(batch: GraphBatch) -> None:
-    """Three interactions with scalars and vectors between them, products of three factors, and read-outs of every layer."""
-    stored = Stored()
-    model = ours(batch).double()
+def take(
+    model: GraphModel, stored: Stored, *, correlations: list[int] = [CORRELATION] * LAYERS, network: str = "weights"
+) -> None:
+    """Give our network all weights of theirs; those of products are of the one named ``network``."""
     model.node_inputs.origin.zero_()
     rows = stored.weight("node_embedding.linear.weight").view(SPECIES, CHANNELS) / SPECIES**0.5
     model.node_inputs.node_tables[0].table.weight[1 : SPECIES + 1] = rows
-    for number in range(LAYERS):
-        take_layer(model, stored, number)
+    for number, correlation in enumerate(correlations):
+        take_layer(model, stored, number, correlation, network)
     take_readouts(model.heads[0].network, stored)
+
+
+def assert_equal(
+    model: GraphModel, batch: GraphBatch, stored: Stored, suffix: str = "", *, forces: bool = True
+) -> None:
+    """The energies and forces of our network are theirs."""
     actual = model(batch)
-    torch.testing.assert_close(actual["energy"].mean, stored.values["energy"], rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(actual["forces"].mean, stored.values["forces"], rtol=1e-10, atol=1e-10)
+    for name in ("energy", "forces")[: 1 + forces]:
+        torch.testing.assert_close(actual[name].mean, stored.values[name + suffix], rtol=1e-10, atol=1e-10)
+
+
+def test_mace_with_forces_equals_that_of_its_authors(batch: GraphBatch) -> None:
+    """Three interactions with scalars and vectors between them, products of three factors, and read-outs of every layer."""
+    stored, model = Stored(), ours(batch).double()
+    take(model, stored)
+    assert_equal(model, batch, stored)
+
+
+def test_layers_with_numbers_of_factors_of_their_own_equal_those_of_its_authors(batch: GraphBatch) -> None:
+    stored, correlations = Stored(), [CORRELATION, 2, 1]
+    model = ours(batch, correlation=correlations).double()
+    take(model, stored, correlations=correlations, network="mixed")
+    assert_equal(model, batch, stored, ".mixed")
+
+
+@pytest.mark.parametrize(
+    ("transform", "radial"), [("agnesi", "bessel"), ("soft", "bessel"), (None, "gaussian"), ("agnesi", "chebyshev")]
+)
+def test_transformed_distances_and_other_radial_types_equal_those_of_its_authors(
+    batch: GraphBatch, transform: str | None, radial: str
+) -> None:
+    """Of Chebyshev polynomials the energy alone: theirs have no derivative."""
+    stored, model = Stored(), ours(batch, distance_transform=transform, radial=radial).double()
+    take(model, stored)
+    assert_equal(model, batch, stored, f".{str(transform).lower()}.{radial}", forces=radial != "chebyshev")
