@@ -44,6 +44,10 @@ MODELS: dict[str, dict[str, Any]] = {
     "pna": {"kind": "pna", "hidden_dim": 8, "num_layers": 2, "num_radial": 6, "cutoff": 3.0},
     "pnaplus": {"kind": "pnaplus", "hidden_dim": 8, "num_layers": 2, "num_radial": 6, "cutoff": 3.0},
     "pnaeq": {"kind": "pnaeq", "hidden_dim": 8, "num_layers": 2, "num_radial": 6, "cutoff": 3.0},
+    "gatv2": {"kind": "gatv2", "hidden_dim": 8, "num_layers": 2, "num_radial": 6, "cutoff": 3.0, "heads": 2},
+    "cgcnn": {"kind": "cgcnn", "hidden_dim": 8, "num_layers": 2, "num_radial": 6, "cutoff": 3.0},
+    "gin": {"kind": "gin", "hidden_dim": 8, "num_layers": 2},
+    "relational": {"kind": "relational", "hidden_dim": 8, "num_layers": 2},
     "sage": {"kind": "sage", "hidden_dim": 8, "num_layers": 2},
     "mfc": {"kind": "mfc", "hidden_dim": 8, "num_layers": 2},
 }

@@ -5,11 +5,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import psutil
 import pytest
 
+from hydragnn.architectures import architectures
 from hydragnn.config import RunConfig
 from hydragnn.datasets import MemoryStore
 from hydragnn.distributed import launch_from, leave
@@ -20,8 +22,18 @@ BIN = Path(sys.executable).parent
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 MPIRUN = [str(BIN / "mpirun"), "-n", "2", sys.executable]
 needs_mpirun = pytest.mark.skipif(not (BIN / "mpirun").exists(), reason="no mpirun beside this Python; install mpich")
-EXACT_MODELS = ["schnet", "painn", "egnn", "pna", "mace", "dimenet", "tensornet", "equivariant_transformer"]
-ATTENDING = "painn with attention"
+OF_POSITIONS = [kind for kind, architecture in architectures().items() if architecture.sees_positions()]
+BLIND = [kind for kind in architectures() if kind not in OF_POSITIONS]
+AROUND: dict[str, tuple[str, dict[str, Any]]] = {
+    "painn with attention": ("painn", {"model__global_attention": {"kind": "multihead", "heads": 2}}),
+    "painn with pooling": ("painn", {"model__pooling": {"levels": 1}}),
+    "gin with pooling": ("gin", {"model__pooling": {"levels": 1}}),
+}
+"""Names of runs: their model, and other settings."""
+WITHOUT_FORCES = [
+    {"field": "energy", "pool": "sum", "per_node": True, "references": True, "hidden_dims": [8]},
+    {"field": "charge", "hidden_dims": [8], "loss": "huber"},
+]
 
 
 def finish(process: subprocess.Popen[str], code: int = 0) -> str:
@@ -36,6 +48,15 @@ def assert_same_curves(one: RunRecord, other: RunRecord, tolerance: float = 1e-6
         assert other.curves[name] == pytest.approx(curve, rel=tolerance, abs=1e-9), name
 
 
+def configuration(name: str, make_config: Callable[..., RunConfig]) -> RunConfig:
+    """With one graph in the last step of each epoch, which leaves the second rank without graphs; charges are missing here and there."""
+    model, changes = AROUND.get(name, (name, {}))
+    heads = WITHOUT_FORCES if model in BLIND or "model__pooling" in changes else None
+    if model == "relational":
+        changes = {"data__inputs": ["atomic_numbers", "relation"]}
+    return make_config(model, heads, batch__max_graphs=9, train__ema_decay=0.9, **changes)
+
+
 @pytest.fixture(scope="module")
 def pairs(
     make_config: Callable[..., RunConfig],
@@ -44,23 +65,28 @@ def pairs(
 ) -> dict[str, tuple[RunConfig, RunRecord]]:
     """Every model trained by two ranks, one after the other in the same two processes."""
     folder = tmp_path_factory.mktemp("pairs")
-    # one graph in the last step of each epoch leaves the second rank without graphs; charges are missing here and there
-    configs = {name: make_config(name, batch__max_graphs=9, train__ema_decay=0.9) for name in EXACT_MODELS}
-    attention = {"kind": "multihead", "heads": 2}
-    configs[ATTENDING] = make_config(
-        "painn", batch__max_graphs=9, train__ema_decay=0.9, model__global_attention=attention
-    )
-    finish(launch({folder / name: config for name, config in configs.items()}, launcher=TORCHRUN))
+    configs = {name: configuration(name, make_config) for name in [*architectures(), *AROUND]}
+    finish(launch({folder / name: config for name, config in configs.items()}, "--related", launcher=TORCHRUN))
     return {name: (config, read_record(folder / name)) for name, config in configs.items()}
 
 
-@pytest.mark.parametrize("model", [*EXACT_MODELS, ATTENDING])
+@pytest.mark.parametrize("model", [*OF_POSITIONS, "painn with attention"])
 def test_two_ranks_take_the_steps_one_rank_would_with_energies_and_forces(
-    model: str, pairs: dict[str, tuple[RunConfig, RunRecord]], store: MemoryStore, tmp_path: Path
+    model: str, pairs: dict[str, tuple[RunConfig, RunRecord]], material: ModuleType, tmp_path: Path
 ) -> None:
-    config, pair = pairs[model]
+    assert_like_one_rank(*pairs[model], material, tmp_path)
+
+
+@pytest.mark.parametrize("model", [*BLIND, "painn with pooling", "gin with pooling"])
+def test_two_ranks_take_the_steps_one_rank_would_without_forces(
+    model: str, pairs: dict[str, tuple[RunConfig, RunRecord]], material: ModuleType, tmp_path: Path
+) -> None:
+    assert_like_one_rank(*pairs[model], material, tmp_path)
+
+
+def assert_like_one_rank(config: RunConfig, pair: RunRecord, material: ModuleType, folder: Path) -> None:
     assert pair.cost.ranks == 2 and pair.status == "finished"
-    assert_same_curves(train(config, tmp_path / "alone", store=store), pair)
+    assert_same_curves(train(config, folder / "alone", store=material.clusters(40, related=True)), pair)
 
 
 @needs_mpirun

@@ -16,6 +16,7 @@ from hydragnn.datasets import MemoryStore
 from hydragnn.distributed import join_ranks, leave
 from hydragnn.errors import InputError, Interrupted
 from hydragnn.graphs import ATOMIC_NUMBERS_FIELD, Field, GraphBatch, graph_from_arrays
+from hydragnn.graphs.levels import with_voxel_levels
 from hydragnn.runs import train
 from hydragnn.runs.attempt import Fenced
 
@@ -54,11 +55,17 @@ def cluster(generator: np.random.Generator) -> GraphBatch:
     )
 
 
-def clusters(count: int, seed: int = 0) -> MemoryStore:
-    """A store of clusters; every fifth has no charges."""
+def clusters(count: int, seed: int = 0, *, related: bool = False) -> MemoryStore:
+    """A store of clusters; every fifth has no charges. With ``related`` edges have a kind, short or long, and graphs a coarser level."""
     generator = np.random.default_rng(seed)
     graphs = [_without_charges(cluster(generator), number % 5 == 4) for number in range(count)]
-    return MemoryStore(graphs, {"cutoff": CUTOFF})
+    return MemoryStore([_related(graph) for graph in graphs] if related else graphs, {"cutoff": CUTOFF})
+
+
+def _related(graph: GraphBatch) -> GraphBatch:
+    relation = Field(name="relation", on="edge", classes=2, dtype="int64")
+    kinds = (graph.edges["length"] > CUTOFF / 2).long()
+    return with_voxel_levels(graph.with_fields({"relation": kinds}, fields=[relation]), 1, side=CUTOFF / 2)
 
 
 def _without_charges(graph: GraphBatch, really: bool) -> GraphBatch:
@@ -87,6 +94,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("runs", type=Path, nargs="+")
     parser.add_argument("--graphs", type=int, default=40)
+    parser.add_argument("--related", action="store_true")
     parser.add_argument("--until", type=int, default=None)
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--micro-batches", type=int, default=1)
@@ -99,7 +107,7 @@ def main() -> int:
         with join_ranks(options.runs[0]) as ranks:
             for out, path in zip(options.runs[::2], options.runs[1::2]):
                 config = RunConfig.parse(json.loads(path.read_text()))
-                store = clusters(options.graphs)
+                store = clusters(options.graphs, related=options.related)
                 if ranks.rank == options.faulty_rank:
                     store = Faulty(store.flat)
                 how = {"resume": options.resume, "micro_batches": options.micro_batches, "attempt": options.attempt}
