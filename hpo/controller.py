@@ -21,7 +21,6 @@ from hydragnn.hpo.journal import NAME as JOURNAL
 from hydragnn.hpo.journal import Entry, Journal, rare_garbage_collection, replay
 from hydragnn.hpo.launch_queue import LaunchQueue
 from hydragnn.hpo.launching.launcher import Begun, Exit, Launcher, Report, Revoked, Task, verdict
-from hydragnn.hpo.launching.watchdog import seconds_between_beats
 from hydragnn.hpo.progress import AttemptProgress
 from hydragnn.hpo.proposals import Proposals
 from hydragnn.hpo.scheduling.changes import Changes, changes_between, whole_state
@@ -86,7 +85,7 @@ class Controller:
         self._study_log = StudyLog(out / STUDY_LOG, space, self.state, self._files)
         self._proposals = Proposals(settings, space, enqueued, self.state, self._estimates, out / SAMPLER_LOG)
         store_copy = None if settings.job is None else settings.job.store_copy
-        beats = seconds_between_beats(len(launcher.slots), 60.0 * settings.search.hang_minutes)
+        beats = launcher.beat_seconds
         self._launch_queue = LaunchQueue(launcher, self._config, self._files, store_copy, beats)
         self._progress = AttemptProgress(partial(trial_folder, out), self._files, beat_seconds=beats)
 

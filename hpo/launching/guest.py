@@ -59,7 +59,7 @@ def attend(
 def wait_for(connection: socket.socket, place: Path, patience: float, request: dict[str, Any]) -> int | None:
     """The exit code that the company tells; None where it dies, or is killed because nothing beats."""
     connection.sendall(json.dumps(request).encode() + b"\n")
-    heartbeat, begun = Path(request["arguments"][0]) / "heartbeat", time.time()
+    heartbeat, begun = Path(request.get("beats") or f"{request['arguments'][0]}/heartbeat"), time.time()
     while True:
         if select.select([connection], [], [], LOOK)[0]:
             answer = connection.recv(64)

@@ -1,13 +1,18 @@
 """How attempts are run: the protocol that local processes, Slurm, PBS and Flux share, and the judgement of what came out."""
 
-from collections.abc import Iterable
+import os
+import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import IO, Protocol, runtime_checkable
 
+import hydragnn
 from hydragnn.errors import InputError
 from hydragnn.files import read_json
-from hydragnn.hpo.launching.watchdog import text_since
+from hydragnn.hpo.launching.allocation import Allocation
+from hydragnn.hpo.launching.sites import Evidence, Site
+from hydragnn.hpo.launching.watchdog import HOLD, SchedulerWatch, text_since
 from hydragnn.hpo.objective import Objective, objective_value
 from hydragnn.hpo.scheduling.events import Failed, Identity, Probed, Reached
 from hydragnn.record import FailureKind, RunRecord, read_record
@@ -83,6 +88,10 @@ class Launcher(Protocol):
     def deadline(self) -> float | None:
         """When the allocation ends, in seconds since 1970; None where it does not."""
 
+    @property
+    def beat_seconds(self) -> float:
+        """How far apart the heartbeats of each run may be on the file system that all share."""
+
     def recover(self, identities: Iterable[Identity]) -> None:
         """Make sure that attempts of a dead controller run no more, before anything new is started."""
 
@@ -103,6 +112,82 @@ class Launcher(Protocol):
 
     def close(self) -> None:
         """Kill whatever still runs."""
+
+
+class AllocationLauncher:
+    """What launchers in an allocation share: its end, the scheduler as a witness, and the ends that wait for its word."""
+
+    def __init__(self, site: Site, allocation: Allocation, module: str, environment: Mapping[str, str] | None) -> None:
+        """``module`` is what attempts run, in this process's environment with changes."""
+        self._site, self._allocation, self._module = site, allocation, module
+        self._environment = {**os.environ, **importable(), "PYTHONUNBUFFERED": "1", **(environment or {})}
+        self._watch = SchedulerWatch(site, allocation.nodes, allocation.job)
+        self._reports: list[Report] = []
+        self._revoked = ""
+        """Why the allocation is over; empty as long as it lives."""
+
+    @property
+    def deadline(self) -> float | None:
+        """When the allocation ends."""
+        return self._allocation.deadline
+
+    def start(self, task: Task) -> None:
+        """Note an attempt in its log and begin it; where there can be none, ``poll`` reports its end."""
+        if self._revoked:
+            self._reports.append(Exit(task=task, code=None, interrupted=True, message=self._revoked))
+            return
+        note = f"--- attempt {task.attempt}: until epoch {task.until}, {time.strftime('%Y-%m-%d %H:%M:%S')}, "
+        try:
+            with (task.folder / "log.txt").open("ab") as log:
+                log.write(f"{note}{' '.join(task.slots)}\n".encode())
+                log.flush()
+                self._begin(task, log)
+        except OSError as error:
+            self._reports.append(Exit(task=task, code=None, message=f"cannot start a step: {error}"))
+
+    def _begin(self, task: Task, log: IO[bytes]) -> None:
+        """Begin an attempt that may write into its log; OSError where the machine lacks what that takes."""
+        raise NotImplementedError
+
+    def _lose(self, node: str, why: str) -> None:
+        """End what runs on a lost node."""
+        raise NotImplementedError
+
+    def _leave(self) -> None:
+        """Give up what waits, because the allocation is over, and let what runs end."""
+        raise NotImplementedError
+
+    def _hear_scheduler(self) -> None:
+        """Act on what the scheduler says of nodes and the allocation; nothing that ends with it says anything."""
+        for node, state in self._watch.changes().items():
+            word = "the scheduler has lost it" if state == "lost" else "it does not answer the scheduler"
+            self._reports.append(Probed(node=node, healthy=False, message=word))
+            if state == "lost":
+                self._lose(node, word)
+        if self._watch.over:
+            self._revoked = f"the allocation has ended (job {self._allocation.job}: {self._watch.over})"
+            self._reports.append(Revoked(message=self._revoked))
+            self._watch.close()
+            self._leave()
+
+    def _is_known(self, nodes: Iterable[str], since: float) -> bool:
+        """Return True where looks that began later have said how these nodes and the allocation are, or it took too long."""
+        late = time.monotonic() > since + HOLD and not self._watch.suspicious
+        return late or self._watch.knows(nodes, since)
+
+    def _is_excused(self, evidence: Evidence, nodes: Iterable[str], begun: float) -> bool:
+        """Return True where the scheduler did not start a step for reasons of its own."""
+        refused = not evidence.started and not evidence.suspects
+        return evidence.unreachable or (refused and not self._watch.in_order(nodes, begun))
+
+
+def importable() -> dict[str, str]:
+    """What lets a process import this very package where it runs from a checkout that is not installed."""
+    root = Path(hydragnn.__file__).resolve().parent.parent
+    if not (root / "pyproject.toml").is_file():
+        return {}
+    inherited = os.environ.get("PYTHONPATH")
+    return {"PYTHONPATH": os.pathsep.join([str(root), *([inherited] if inherited else [])])}
 
 
 def verdict(end: Exit, config_hash: str, objective: Objective) -> Reached | Failed:

@@ -20,13 +20,12 @@ from typing import IO, Any
 
 import psutil
 
-import hydragnn
 from hydragnn.datasets.footprint import bytes_of
 from hydragnn.errors import InputError
 from hydragnn.hpo.launching.descriptors import readable
-from hydragnn.hpo.launching.launcher import Begun, Exit, Report, Task
+from hydragnn.hpo.launching.launcher import Begun, Exit, Report, Task, importable
 from hydragnn.hpo.launching.local_gpus import gpus_of_workers
-from hydragnn.hpo.launching.watchdog import Heartbeat
+from hydragnn.hpo.launching.watchdog import Heartbeat, seconds_between_beats
 from hydragnn.hpo.scheduling.events import Identity, Probed, node_of
 from hydragnn.hpo.settings import CampaignSettings
 from hydragnn.machine import Workers, workers_here
@@ -102,7 +101,7 @@ class LocalLauncher:
         self._hang_seconds, self._together, self._module = hang_seconds, together, module
         self._slots = shares_of([f"worker-{number}" for number in range(workers)], together)
         self._places = Path(tempfile.mkdtemp(prefix="hydragnn-")) if together > 1 else None
-        self._environment = {**os.environ, **_importable(), **ONE_THREAD, "PYTHONUNBUFFERED": "1"}
+        self._environment = {**os.environ, **importable(), **ONE_THREAD, "PYTHONUNBUFFERED": "1"}
         self._environment.update(environment or {})
         self._gpus = {f"worker-{number}": variables for number, variables in enumerate(gpus)}
         self._workers: dict[str, _Worker] = {}
@@ -117,6 +116,11 @@ class LocalLauncher:
     def deadline(self) -> float | None:
         """None: a machine of one's own has no end."""
         return None
+
+    @property
+    def beat_seconds(self) -> float:
+        """As rare as so many workers ask for."""
+        return seconds_between_beats(len(self.slots), self._hang_seconds)
 
     def recover(self, identities: Iterable[Identity]) -> None:
         """Kill attempts that an earlier controller started on this machine and that still exist, and wait for their end."""
@@ -291,15 +295,6 @@ def shares_of(nodes: Sequence[str], shares: int) -> tuple[str, ...]:
 def company_options(place: Path, members: int, hang_seconds: float) -> list[str]:
     """What tells a worker that its attempts are trained in company, and that this goes on alone before it counts as hung."""
     return ["--company", str(place), "--members", str(members), "--patience", str(hang_seconds / 2)]
-
-
-def _importable() -> dict[str, str]:
-    """What lets a worker import this very package where it runs from a checkout that is not installed."""
-    root = Path(hydragnn.__file__).resolve().parent.parent
-    if not (root / "pyproject.toml").is_file():
-        return {}
-    inherited = os.environ.get("PYTHONPATH")
-    return {"PYTHONPATH": os.pathsep.join([str(root), *([inherited] if inherited else [])])}
 
 
 def _creation_time(pid: int) -> float:

@@ -4,7 +4,8 @@
 
 Input: lines ``SLOT REQUEST``, the same for all nodes of the pack, of which each takes its own; output: lines
 ``SLOT REPORT``. Requests and reports are those of ``worker.py``; beside them a node obeys ``NODE probe`` and ``NODE leave``,
-and says from time to time that it is alive. The end of the input means that the controller is gone. Run by its path, with
+and says from time to time that it is alive, and which of its attempts are, from files on the node: thousands of runs burden no
+file system that others share. The end of the input means that the controller is gone. Run by its path, with
 nothing but the standard library, because it starts on every node at once.
 """
 
@@ -25,6 +26,8 @@ from typing import IO, Any
 
 HERE = Path(__file__).parent
 ALIVE = 5.0  # seconds between signs of life
+BEATS_IN_PATIENCE = 20  # so often at most an attempt's sign of life is passed on before it would count as hung
+NEAR = Path("/dev/shm")  # files of this node's memory, where the system has them
 LAST_WAIT = 5.0  # seconds that a worker may take to leave
 RANK_NUMBERS = ("PALS_RANKID", "PMI_RANK", "FLUX_TASK_RANK", "PMIX_RANK", "SLURM_PROCID")
 OF_THE_PACK = ("PMI", "PALS_", "OMPI_", "MPI_LOCAL", "SLURM_STEP_", "SLURM_PROCID", "SLURM_LOCALID", "FLUX_TASK_")
@@ -38,6 +41,9 @@ class Share:
     slot: str
     command: list[str]
     environment: dict[str, str]
+    beats: Path
+    """The attempt writes here every second, as long as it gets on."""
+    seen: str = ""
     process: subprocess.Popen[bytes] | None = None
     unread: bytes = b""
     busy: bool = False
@@ -48,7 +54,9 @@ class Share:
         if words.startswith(b"{"):
             if self.busy:
                 self.stop()
-            self.busy, self.kills_before = True, kills_for_memory()
+            self.busy, self.kills_before, self.seen = True, kills_for_memory(), ""
+            with suppress(OSError):
+                self.beats.write_text("")
         if self.process is None:
             if not self.busy:
                 return
@@ -73,6 +81,14 @@ class Share:
             if "code" in report:
                 self.busy, report["oom"] = False, report["code"] == -9 and self.starved()
         return reports
+
+    def beats_on(self) -> bool:
+        """Return True where the attempt has shown since the last look that it lives."""
+        shown = self.seen
+        with suppress(OSError):
+            shown = self.beats.read_text(encoding="ascii", errors="replace")
+        fresh, self.seen = shown not in ("", self.seen), shown
+        return self.busy and fresh
 
     def starved(self) -> bool:
         """Return True where the system has killed a process for want of memory since the attempt began."""
@@ -104,34 +120,34 @@ def main(arguments: Sequence[str]) -> None:
     node = own_name(options.nodes.split(","), os.environ)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(OF_THE_PACK)}
     parts = options.shares // options.together
-    places = tempfile.mkdtemp(prefix="hydragnn-") if options.together > 1 else ""
+    place = Path(tempfile.mkdtemp(prefix="hydragnn-", dir=NEAR if os.access(NEAR, os.W_OK) else None))
     shares = {}
     for number in range(options.shares):
         slot = node if options.shares == 1 else f"{node}/{number}"
         part = number // options.together
         command = [sys.executable, "-P", str(HERE / "rank.py"), "--part", str(part), "--parts", str(parts)]
         command += ["--gpus", str(options.gpus), sys.executable, "-P", str(HERE / "worker.py"), options.module]
-        if places:
-            command += ["--company", f"{places}/{part}", "--members", str(options.together)]
+        if options.together > 1:
+            command += ["--company", str(place / str(part)), "--members", str(options.together)]
             command += ["--patience", str(options.hang_seconds / 2)]
-        shares[slot] = Share(slot=slot, command=command, environment=environment)
+        shares[slot] = Share(slot=slot, command=command, environment=environment, beats=place / f"beats-{number}")
     threads = max(1, len(os.sched_getaffinity(0)) // parts) if hasattr(os, "sched_getaffinity") else 1
     say(node, {"alive": True})
     try:
-        serve(node, shares, str(threads))
+        serve(node, shares, str(threads), options.hang_seconds / BEATS_IN_PATIENCE)
     finally:
         for share in shares.values():
             share.stop()
-        if places:
-            shutil.rmtree(places, ignore_errors=True)  # what trains together ends where its place is gone
+        shutil.rmtree(place, ignore_errors=True)  # what trains together ends where its place is gone
 
 
-def serve(node: str, shares: dict[str, Share], threads: str) -> None:
-    """Carry lines until the input ends, or until the node is told to leave."""
+def serve(node: str, shares: dict[str, Share], threads: str, every: float) -> None:
+    """Carry lines until the input ends, or until the node is told to leave; looks at the beats ``every`` so many seconds."""
     pending, alive_at, probe = b"", time.monotonic() + ALIVE, None
+    beats_at = time.monotonic() + every
     while True:
         outputs = {pipe_of(s.process.stdout).fileno(): s for s in shares.values() if s.process is not None}
-        ready = select.select([0, *outputs], [], [], max(0.0, alive_at - time.monotonic()))[0]
+        ready = select.select([0, *outputs], [], [], max(0.0, min(alive_at, beats_at) - time.monotonic()))[0]
         for descriptor in ready:
             if descriptor:
                 for report in outputs[descriptor].read_reports():
@@ -142,7 +158,9 @@ def serve(node: str, shares: dict[str, Share], threads: str) -> None:
             for line in lines:
                 slot, _, words = line.partition(b" ")
                 if slot.decode() in shares and words not in (b"probe", b"leave"):
-                    shares[slot.decode()].send(words.replace(b"{threads}", threads.encode()))
+                    share = shares[slot.decode()]
+                    words = words.replace(b"{threads}", threads.encode())
+                    share.send(words.replace(b"{beats}", os.fsencode(share.beats)))
                 elif slot.decode() == node and words == b"probe":
                     probe = probe or start_probe(threads)
                 elif slot.decode() == node and words == b"leave":
@@ -155,6 +173,11 @@ def serve(node: str, shares: dict[str, Share], threads: str) -> None:
         if time.monotonic() >= alive_at:
             alive_at = time.monotonic() + (ALIVE if probe is None else 0.2)
             say(node, {"alive": True})
+        if time.monotonic() >= beats_at:
+            beats_at = time.monotonic() + every
+            for share in shares.values():
+                if share.beats_on():
+                    say(share.slot, {"beat": True})
 
 
 def start_probe(threads: str) -> subprocess.Popen[bytes]:

@@ -6,6 +6,7 @@ is the other side. The packs end with the controller, because their input then e
 
 import itertools
 import json
+import math
 import os
 import sys
 import time
@@ -13,17 +14,17 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from hydragnn.hpo.launching.allocation import Allocation
 from hydragnn.hpo.launching.descriptors import allow_many_files, readable
-from hydragnn.hpo.launching.launcher import Begun, Exit, Report, Revoked, Task, is_complete
-from hydragnn.hpo.launching.local import MODULE, _importable, shares_of
+from hydragnn.hpo.launching.launcher import AllocationLauncher, Begun, Exit, Report, Task, is_complete
+from hydragnn.hpo.launching.local import MODULE, shares_of
 from hydragnn.hpo.launching.packstep import Pack, PackAttempt, PackQueue, pack_at_gate, request_of
 from hydragnn.hpo.launching.rates import STEP_RATE
 from hydragnn.hpo.launching.sites import Site, Step
 from hydragnn.hpo.launching.stepprocess import end_steps
-from hydragnn.hpo.launching.watchdog import AGAIN, HOLD, Heartbeat, SchedulerWatch, text_since
+from hydragnn.hpo.launching.watchdog import AGAIN, Beats, seconds_between_beats, text_since
 from hydragnn.hpo.scheduling.events import Identity, Probed, node_of
 
 PACK = Path(__file__).with_name("pack.py")
@@ -34,7 +35,7 @@ LOOK_EVERY = 0.5  # seconds between looks at all attempts
 PAUSE = 0.05  # seconds between looks at the steps themselves
 
 
-class PackLauncher:
+class PackLauncher(AllocationLauncher):
     """Runs ``hydragnn.runs.run`` once per share of a node, by workers that stay."""
 
     def __init__(
@@ -53,10 +54,9 @@ class PackLauncher:
     ) -> None:
         """``shares`` of a node, of which so many that are ``together`` share a process; at most ``rate`` steps begin per second."""
         allow_many_files()  # two pipes per pack, and where a launcher feeds its first rank only, one pack per node
-        self._site, self._allocation, self._shares, self._log, self._module = site, allocation, shares, log, module
-        self._together, self._runs = together, len(self.slots)
+        super().__init__(site, allocation, module, environment)
+        self._shares, self._log, self._together = shares, log, together
         self._hang, self._patience = hang_seconds, probe_seconds
-        self._environment = {**os.environ, **_importable(), "PYTHONUNBUFFERED": "1", **(environment or {})}
         self._numbers, self._queue = itertools.count(), PackQueue(rate)
         self._pack_of: dict[str, Pack] = {}
         self._packs: list[Pack] = []
@@ -65,12 +65,10 @@ class PackLauncher:
         self._attempts: dict[str, PackAttempt] = {}
         self._slot_of: dict[int, str] = {}
         self._probes: dict[str, float] = {}
-        self._watch = SchedulerWatch(site, allocation.nodes, allocation.job)
         self._ended_packs: list[tuple[Pack, float]] = []
         """Packs whose steps have ended, and when: they wait for the scheduler's word, like ends without a result."""
         self._open_ends: list[tuple[Exit, float]] = []
-        self._revoked, self._leave_by = "", float("inf")
-        self._reports: list[Report] = []
+        self._leave_by = float("inf")
         self._next_look = 0.0
 
     @property
@@ -79,30 +77,19 @@ class PackLauncher:
         return shares_of(self._allocation.nodes, self._shares)
 
     @property
-    def deadline(self) -> float | None:
-        """When the allocation ends."""
-        return self._allocation.deadline
+    def beat_seconds(self) -> float:
+        """Rare, because what decides comes through the pipes."""
+        return seconds_between_beats(len(self.slots), math.inf)
 
     def recover(self, identities: Iterable[Identity]) -> None:
         """End the packs of a dead controller, and with them all of its attempts."""
         unique = {(one.get("job"), one.get("step"), one.get("pid")): one for one in identities}
         end_steps(self._site, unique.values())
 
-    def start(self, task: Task) -> None:
+    def _begin(self, task: Task, log: IO[bytes]) -> None:
         """Ask the slot's worker for an attempt."""
-        if self._revoked:
-            self._reports.append(Exit(task=task, code=None, interrupted=True, message=self._revoked))
-            return
-        slot = task.slots[0]
-        note = f"--- attempt {task.attempt}: until epoch {task.until}, {time.strftime('%Y-%m-%d %H:%M:%S')}, {slot}\n"
-        try:
-            with (task.folder / "log.txt").open("a", encoding="utf-8") as log:
-                log.write(note)
-            pack = self._pack(node_of(slot))
-        except OSError as error:
-            self._reports.append(Exit(task=task, code=None, message=f"cannot start a step: {error}"))
-            return
-        request = request_of(task)
+        slot, request = task.slots[0], request_of(task)
+        pack = self._pack(node_of(slot))
         self._slot_of[task.trial] = slot
         self._attempts[slot] = PackAttempt(task=task, request=request, asked=time.monotonic())
         pack.send(slot, request)
@@ -111,7 +98,7 @@ class PackLauncher:
         """Let an attempt work that has begun."""
         attempt = self._attempts.get(task.slots[0])
         if attempt is not None and attempt.task == task:
-            attempt.heartbeat = Heartbeat(folder=task.folder, patience=self._hang, runs=self._runs)
+            attempt.heartbeat = Beats(patience=self._hang)
             self._send(task.slots[0], "go")
 
     def poll(self, seconds: float) -> list[Report]:
@@ -217,7 +204,9 @@ class PackLauncher:
         attempt = self._attempts.get(slot)
         if attempt is None:
             return
-        if "pid" in report:
+        if "beat" in report and attempt.heartbeat is not None:
+            attempt.heartbeat.beat()
+        elif "pid" in report:
             attempt.identity = {**pack.step.identity(self._allocation.job), "slot": slot, "worker": report["pid"]}
             self._reports.append(Begun(task=attempt.task, identity=attempt.identity))
         elif "code" in report or "lost" in report:
@@ -227,16 +216,10 @@ class PackLauncher:
     def _look(self) -> None:
         """Act on lost nodes and on attempts that are late, hang, or never begin."""
         now = time.monotonic()
+        if not self._revoked:
+            self._hear_scheduler()
         if self._revoked:
-            self._leave(now)
-            return
-        for node, state in self._watch.changes().items():
-            word = "the scheduler has lost it" if state == "lost" else "it does not answer the scheduler"
-            self._reports.append(Probed(node=node, healthy=False, message=word))
-            if state == "lost":
-                self._lose(node, word)
-        if self._watch.over:
-            self._revoke(now)
+            self._end_revoked(now)
             return
         self._release(now)
         if now < self._next_look:
@@ -256,16 +239,13 @@ class PackLauncher:
         for slot, attempt in list(self._attempts.items()):
             self._follow(slot, attempt, now)
 
-    def _revoke(self, now: float) -> None:
-        """The allocation is over: its packs end by themselves, and none of their ends says anything."""
-        self._revoked = f"the allocation has ended (job {self._allocation.job}: {self._watch.over})"
-        self._leave_by = now + LEAVE
-        self._reports.append(Revoked(message=self._revoked))
-        self._watch.close()
+    def _leave(self) -> None:
+        """The allocation is over: its packs end by themselves."""
+        self._leave_by = time.monotonic() + LEAVE
         self._queue.clear()
         self._probes.clear()
 
-    def _leave(self, now: float) -> None:
+    def _end_revoked(self, now: float) -> None:
         """Tell what ended with the allocation: at once what has, the rest when its pack has."""
         self._release(now)
         if not self._packs or now >= self._leave_by:
@@ -278,7 +258,7 @@ class PackLauncher:
         for end, since in open_ends:
             if self._revoked:
                 self._reports.append(replace(end, interrupted=True, message=self._revoked))
-            elif self._is_known(since, now):
+            elif self._is_known((), since):  # of its nodes, the workers themselves tell
                 self._reports.append(end)
             else:
                 self._open_ends.append((end, since))
@@ -286,11 +266,6 @@ class PackLauncher:
         for pack, since in ended:
             if not self._revoked and not self._settle(pack, since, now):
                 self._ended_packs.append((pack, since))
-
-    def _is_known(self, since: float, now: float) -> bool:
-        """Return True where the allocation was seen alive later; of its nodes, the workers themselves tell."""
-        late = now > since + HOLD and not self._watch.suspicious
-        return late or self._watch.knows((), since)
 
     def _be_patient(self, now: float, nodes: set[str]) -> None:
         """Nobody is late whom the scheduler has to start, while it does not answer or has not been asked."""
@@ -333,11 +308,12 @@ class PackLauncher:
     def _settle(self, pack: Pack, since: float, now: float) -> bool:
         """Give the nodes of an ended pack new ones, and let what ran there be tried again; False where it is too early to say."""
         began = any(node in self._last_signs for node in pack.nodes)
-        if not began and self._is_excused(pack):
+        evidence = self._site.evidence(text_since(self._log, pack.log_from))
+        if not began and self._is_excused(evidence, pack.nodes, pack.begun):
             if now < since + AGAIN:
                 return False
             self._begin_again(pack, [pack.nodes])
-        elif not self._is_known(since, now):
+        elif not self._is_known((), since):
             return False
         elif len(pack.nodes) > 1 and not began:
             half = len(pack.nodes) // 2  # it names no culprit: two smaller ones start without it, or find it
@@ -345,11 +321,6 @@ class PackLauncher:
         else:
             self._give_up(pack)
         return True
-
-    def _is_excused(self, pack: Pack) -> bool:
-        evidence = self._site.evidence(text_since(self._log, pack.log_from))
-        refused = not evidence.started and not evidence.suspects
-        return evidence.unreachable or (refused and not self._watch.in_order(pack.nodes, pack.begun))
 
     def _begin_again(self, pack: Pack, groups: Iterable[tuple[str, ...]]) -> None:
         """New packs instead of one that did not start."""

@@ -16,7 +16,7 @@ from hydragnn.hpo.launching.launcher import Task
 from hydragnn.hpo.launching.rates import BURST, TokenBucket
 from hydragnn.hpo.launching.sites import Site, Step
 from hydragnn.hpo.launching.stepprocess import StepProcess
-from hydragnn.hpo.launching.watchdog import Heartbeat
+from hydragnn.hpo.launching.watchdog import Beats
 from hydragnn.hpo.scheduling.events import Identity
 
 
@@ -29,7 +29,7 @@ class PackAttempt:
     asked: float
     """When its worker was asked for it."""
     identity: Identity | None = None
-    heartbeat: Heartbeat | None = None
+    heartbeat: Beats | None = None
     asked_to_leave: bool = False
     kill_at: float = float("inf")
     killed: float | None = None
@@ -113,7 +113,8 @@ def pack_at_gate(site: Site, step: Step, environment: Mapping[str, str], log: Pa
 
 
 def request_of(task: Task) -> str:
-    """The line that asks a worker for an attempt; the worker fills in its threads."""
+    """The line that asks a worker for an attempt; its node fills in its threads, and the file that shows there that the run lives."""
     arguments = [str(task.folder), "--until", str(task.until), "--attempt", str(task.attempt)]
     arguments += ["--micro-batches", str(task.micro_batches), "--ranks", "1", "--threads", "{threads}"]
-    return json.dumps({"arguments": arguments, "log": str(task.folder / "log.txt")})
+    arguments += ["--beats", "{beats}"]
+    return json.dumps({"arguments": arguments, "log": str(task.folder / "log.txt"), "beats": "{beats}"})

@@ -1,24 +1,24 @@
 """Attempts as job steps of an allocation: one ``srun``, ``mpiexec`` or ``flux run`` per attempt, on nodes that we choose."""
 
-import os
 import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 from hydragnn.errors import InputError
 from hydragnn.hpo.launching.allocation import Allocation
-from hydragnn.hpo.launching.launcher import Begun, Exit, Launcher, Report, Revoked, Task, is_complete
-from hydragnn.hpo.launching.local import MODULE, _importable, local_launcher
+from hydragnn.hpo.launching.launcher import AllocationLauncher, Begun, Exit, Launcher, Report, Task, is_complete
+from hydragnn.hpo.launching.local import MODULE, local_launcher
 from hydragnn.hpo.launching.packs import PackLauncher
 from hydragnn.hpo.launching.probes import Probes
 from hydragnn.hpo.launching.rates import BURST, OWN_AT_ONCE, OWN_RATE, STEP_RATE, STEPS_AT_ONCE, TokenBucket
 from hydragnn.hpo.launching.sites import Evidence, Site, Step, site_of
 from hydragnn.hpo.launching.stepprocess import StepProcess, end_steps
-from hydragnn.hpo.launching.watchdog import AGAIN, HOLD, Heartbeat, SchedulerWatch, text_since
-from hydragnn.hpo.scheduling.events import Identity, Probed
+from hydragnn.hpo.launching.watchdog import AGAIN, Heartbeat, seconds_between_beats, text_since
+from hydragnn.hpo.scheduling.events import Identity
 from hydragnn.hpo.settings import CampaignSettings
 
 RANK = Path(__file__).with_name("rank.py")
@@ -64,7 +64,7 @@ class Limits:
     """Python and torch may come from a cold file system."""
 
 
-class StepLauncher:
+class StepLauncher(AllocationLauncher):
     """Runs ``hydragnn.runs.run`` on whole nodes of an allocation, ``ranks`` processes on each."""
 
     def __init__(
@@ -77,18 +77,14 @@ class StepLauncher:
         module: str = MODULE,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        self._site, self._allocation, self._ranks, self._module = site, allocation, ranks, module
-        self._limits = limits or Limits()
-        self._environment = {**os.environ, **_importable(), "PYTHONUNBUFFERED": "1", **(environment or {})}
+        super().__init__(site, allocation, module, environment)
+        self._ranks, self._limits = ranks, limits or Limits()
         self._attempts: dict[int, _Attempt] = {}
         self._queue: deque[_Attempt] = deque()
         self._bucket = TokenBucket(self._limits.rate, BURST)
-        self._watch = SchedulerWatch(site, allocation.nodes, allocation.job)
         self._probes = Probes(
             site, self._rank_line(), ranks, self._environment, self._limits.probe_seconds, self._watch
         )
-        self._reports: list[Report] = []
-        self._revoked = ""
         self._closed_until = float("-inf")
 
     @property
@@ -97,29 +93,23 @@ class StepLauncher:
         return self._allocation.nodes
 
     @property
-    def deadline(self) -> float | None:
-        """When the allocation ends."""
-        return self._allocation.deadline
+    def beat_seconds(self) -> float:
+        """As rare as so many steps at once ask for."""
+        return seconds_between_beats(self._runs, self._limits.hang_seconds)
+
+    @property
+    def _runs(self) -> int:
+        """How many run at once, at most."""
+        return min(self._limits.at_once, len(self.slots))
 
     def recover(self, identities: Iterable[Identity]) -> None:
         """End the steps of a dead controller, by their names in its job and by their process on this machine."""
         end_steps(self._site, identities)
 
-    def start(self, task: Task) -> None:
+    def _begin(self, task: Task, log: IO[bytes]) -> None:
         """Put the step's launcher at its gate."""
-        if self._revoked:
-            self._reports.append(Exit(task=task, code=None, interrupted=True, message=self._revoked))
-            return
-        note = f"--- attempt {task.attempt}: until epoch {task.until}, {time.strftime('%Y-%m-%d %H:%M:%S')}, "
-        try:
-            with (task.folder / "log.txt").open("ab") as log:
-                log.write(f"{note}{' '.join(task.slots)}\n".encode())
-                log.flush()
-                log_from = log.tell()
-                step = StepProcess(self._site, self._step(task), log, self._environment)
-        except OSError as error:
-            self._reports.append(Exit(task=task, code=None, message=f"cannot start a step: {error}"))
-            return
+        log_from = log.tell()
+        step = StepProcess(self._site, self._step(task), log, self._environment)
         self._attempts[task.trial] = _Attempt(task=task, step=step, log_from=log_from)
         self._reports.append(Begun(task=task, identity=step.identity(self._allocation.job)))
 
@@ -180,22 +170,16 @@ class StepLauncher:
         """Everything that is due, without waiting for any of it."""
         if not self._revoked:
             self._open_gates()
-            for node, state in self._watch.changes().items():
-                self._node_unwell(node, gone=state == "lost")
-            if self._watch.over:
-                self._revoke()
+            self._hear_scheduler()
         now = time.monotonic()
         for attempt in list(self._attempts.values()):
             self._follow(attempt, now)
         self._reports += self._probes.results()
 
-    def _revoke(self) -> None:
-        """The allocation is over: its steps end by themselves, and none of their ends says anything."""
-        self._revoked = f"the allocation has ended (job {self._allocation.job}: {self._watch.over})"
-        self._reports.append(Revoked(message=self._revoked))
+    def _leave(self) -> None:
+        """The allocation is over: its steps end by themselves."""
         self._queue.clear()
         self._probes.close()
-        self._watch.close()
         for attempt in self._attempts.values():
             attempt.cancelled, attempt.kill_at = True, min(attempt.kill_at, time.monotonic() + LAST_WORDS)
             if not attempt.step.started:
@@ -212,19 +196,16 @@ class StepLauncher:
             attempt = self._queue.popleft()
             patience = self._limits.hang_seconds
             every = min(HEARTBEAT_EVERY, patience / 10)
-            folder, runs = attempt.task.folder, len(self.slots)
-            attempt.heartbeat = Heartbeat(folder=folder, patience=patience, every=every, runs=runs)
+            folder = attempt.task.folder
+            attempt.heartbeat = Heartbeat(folder=folder, patience=patience, every=every, runs=self._runs)
             attempt.begun = time.monotonic()
             attempt.step.go()
             running += 1
 
-    def _node_unwell(self, node: str, *, gone: bool) -> None:
-        word = "the scheduler has lost it" if gone else "it does not answer the scheduler"
-        self._reports.append(Probed(node=node, healthy=False, message=word))
-        if gone:
-            self._probes.give_up(node)
+    def _lose(self, node: str, why: str) -> None:
+        self._probes.give_up(node)
         for attempt in self._attempts.values():
-            if gone and node in attempt.task.slots and attempt.ended is None:
+            if node in attempt.task.slots and attempt.ended is None:
                 attempt.lost = (*attempt.lost, node)
                 attempt.step.kill()
 
@@ -246,9 +227,9 @@ class StepLauncher:
             if now >= attempt.again_at:
                 del self._attempts[attempt.task.trial]
                 self.start(attempt.task)
-        elif self._is_excused(attempt):
+        elif self._was_refused(attempt):
             attempt.again_at = self._closed_until = now + AGAIN
-        elif self._is_known(attempt, now):
+        elif self._is_explained(attempt):
             del self._attempts[attempt.task.trial]
             self._reports.append(self._exit(attempt))
 
@@ -257,24 +238,20 @@ class StepLauncher:
         attempt.ended, attempt.code = now, code
         attempt.evidence = self._site.evidence(text_since(attempt.task.folder / "log.txt", attempt.log_from))
         attempt.complete = code == 0 and is_complete(attempt.task)
-        if not self._is_known(attempt, now):
+        if not self._is_explained(attempt):
             self._watch.hurry()
 
-    def _is_excused(self, attempt: _Attempt) -> bool:
-        """Return True where the scheduler did not start a step for reasons of its own."""
-        if self._revoked or attempt.cancelled or attempt.killed or attempt.lost:
-            return False
-        evidence = attempt.evidence
-        refused = not evidence.started and not evidence.suspects
-        return evidence.unreachable or (refused and not self._watch.in_order(attempt.task.slots, attempt.begun))
+    def _was_refused(self, attempt: _Attempt) -> bool:
+        """Return True where the scheduler did not start a step for reasons of its own, and it is still wanted."""
+        ours = self._revoked or attempt.cancelled or attempt.killed or attempt.lost
+        return not ours and self._is_excused(attempt.evidence, attempt.task.slots, attempt.begun)
 
-    def _is_known(self, attempt: _Attempt, now: float) -> bool:
+    def _is_explained(self, attempt: _Attempt) -> bool:
         """Return True where all is known that decides how an attempt ended; ends without a result wait for the scheduler's word."""
         if self._revoked or attempt.cancelled or attempt.lost or attempt.complete:
             return True
         assert attempt.ended is not None
-        late = now > attempt.ended + HOLD and not self._watch.suspicious
-        return late or self._watch.knows(attempt.task.slots, attempt.ended)
+        return self._is_known(attempt.task.slots, attempt.ended)
 
     def _exit(self, attempt: _Attempt) -> Exit:
         task, evidence, states = attempt.task, attempt.evidence, self._watch.states

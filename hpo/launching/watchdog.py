@@ -38,8 +38,10 @@ HANDFUL = 8
 """So many nodes can be lost between two looks however few there are; of more, not the larger part."""
 BADNESS: dict[NodeState, int] = {"well": 0, "silent": 1, "lost": 2}
 
-BEATS_A_SECOND = 20
-"""Heartbeats that a campaign's runs write together; each takes two operations of the file system."""
+OPERATIONS_A_SECOND = 45.0
+"""Of the file system, for the signs of life of all runs of a campaign together: of fifty, some are left for what happens."""
+OPERATIONS_OF_A_BEAT = 10.0
+"""A look at ``attempt.json``, the heartbeat, the watchdog's look at it, and those of a record between checkpoints, which is written no more often."""
 
 Clock = Callable[[], float]
 
@@ -47,12 +49,32 @@ Clock = Callable[[], float]
 def seconds_between_beats(runs: int, patience: float) -> float:
     """How far apart the heartbeats of each of so many runs are, and the looks at them: a second, or more where the file system would feel it.
 
-    A run that hangs is told from one that does not within the patience by four beats at least.
+    A run that hangs is told from one that does not within the patience by four beats at least; where nobody looks, ``patience`` is infinite.
 
-    >>> seconds_between_beats(4, 600.0), seconds_between_beats(1_000, 600.0), seconds_between_beats(9_408, 600.0)
-    (1.0, 50.0, 150.0)
+    >>> [round(seconds_between_beats(runs, 600.0)) for runs in (4, 90, 500, 9_408)], round(seconds_between_beats(9_408, float("inf")))
+    ([1, 20, 111, 150], 2091)
     """
-    return max(1.0, min(runs / BEATS_A_SECOND, patience / 4))
+    return max(1.0, min(runs * OPERATIONS_OF_A_BEAT / OPERATIONS_A_SECOND, patience / 4))
+
+
+@dataclass(kw_only=True, slots=True)
+class Beats:
+    """Signs that a run still takes steps, as they come through a pipe."""
+
+    patience: float
+    clock: Clock = time.monotonic
+    _at: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._at = self.clock()
+
+    def beat(self) -> None:
+        """Note a sign of life."""
+        self._at = self.clock()
+
+    def stopped(self) -> bool:
+        """Return True where there was none for longer than the patience."""
+        return self.clock() - self._at > self.patience
 
 
 @dataclass(kw_only=True, slots=True)

@@ -118,6 +118,8 @@ def serve(work: Work, request: dict[str, Any], requests: int, reports: int) -> b
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
     os.close(writing)
+    with suppress(KeyError, OSError):
+        Path(request["beats"]).unlink()
     _, status = os.waitpid(pid, 0)
     if alive:
         report(reports, {"code": os.waitstatus_to_exitcode(status)})

@@ -32,6 +32,8 @@ class Attempt:
     folder: Path
     number: int | None = None
     """As its starter counts; None where nobody counts, and then nothing is ever fenced."""
+    beats: Path | None = None
+    """A file on this node that shows once more that the run lives; its starter looks there, and then ``RUN/heartbeat`` may be old."""
 
     @property
     def name(self) -> int:
@@ -60,7 +62,8 @@ class Attempt:
 class Heartbeat:
     """``RUN/heartbeat``, written by the first rank at most once a second while it gets on: a watchdog reads its age.
 
-    Where thousands of runs share a file system, ``attempt.json`` asks for more seconds between beats. Inside are the time, the attempt and, once steps are taken, the epochs done.
+    Where thousands of runs share a file system, ``attempt.json`` asks for more seconds between beats; a file on the node itself
+    (``Attempt.beats``) is written every second all the same. Inside are the time, the attempt and, once steps are taken, the epochs done.
     """
 
     def __init__(
@@ -73,29 +76,37 @@ class Heartbeat:
     ) -> None:
         """Only the ``first`` rank writes; the hearts ``beside`` it, of runs that wait for this one, beat with it."""
         self.attempt, self.first, self.clock, self.beside = attempt, first, clock, beside
-        self.every, self.beaten_at = SECONDS_BETWEEN_BEATS, -math.inf
+        self.every, self.beaten_at, self.felt_at = SECONDS_BETWEEN_BEATS, -math.inf, -math.inf
         self.epochs: float | None = None
 
     def beat(self, epochs: float | None = None) -> None:
         """Say that the run lives, and has done so many epochs; raises Fenced where it belongs to a later attempt."""
         now = self.clock()
         self.epochs = self.epochs if epochs is None else epochs
-        if not self.first or now - self.beaten_at < self.every:
+        if not self.first or now - self.felt_at < SECONDS_BETWEEN_BEATS:
             return
         self.show(now)
         for other in self.beside():
-            if now - other.beaten_at >= other.every:
+            if now - other.felt_at >= SECONDS_BETWEEN_BEATS:
                 with suppress(Fenced):  # it will notice itself
                     other.show(now)
 
     def show(self, now: float) -> None:
-        """Write the time, the attempt and its epochs; Fenced where the run belongs to a later attempt."""
+        """Write the time, the attempt and its epochs: on the node now, in the run's folder where it is time; Fenced where the run belongs to a later attempt."""
+        self.felt_at = now
+        if self.attempt.beats is not None:
+            self._write(self.attempt.beats)
+        if now - self.beaten_at < self.every:
+            return
         asked = self.attempt.note().get(BEAT_SECONDS)
         self.every = max(SECONDS_BETWEEN_BEATS, asked) if isinstance(asked, float) else SECONDS_BETWEEN_BEATS
         self.beaten_at = now
+        self._write(self.attempt.folder / "heartbeat")
+
+    def _write(self, file: Path) -> None:
         with suppress(OSError):  # a full disk stops the run where it matters, at a checkpoint
             # opened and closed each time, so that network file systems show the new time to others
-            descriptor = os.open(self.attempt.folder / "heartbeat", os.O_WRONLY | os.O_CREAT, 0o644)
+            descriptor = os.open(file, os.O_WRONLY | os.O_CREAT, 0o644)
             try:
                 done = "" if self.epochs is None else f"{self.epochs:.6f}"
                 os.write(descriptor, f"{time.time():.0f} {self.attempt.name:8} {done:>16}\n".encode())  # always as long

@@ -13,7 +13,7 @@ from hydragnn.files import write_json
 from hydragnn.models import BranchedModel, GraphModel, save_branched, save_model
 from hydragnn.record import RunRecord, write_record
 from hydragnn.runs.assembly import Assembly
-from hydragnn.runs.attempt import Heartbeat
+from hydragnn.runs.attempt import SECONDS_BETWEEN_BEATS, Heartbeat
 from hydragnn.runs.checkpoint import save_checkpoint
 from hydragnn.runs.folder import identity
 from hydragnn.runs.progress import Progress
@@ -92,10 +92,11 @@ class RunCallback:
         self.stopwatch.begin_steps()
 
     def due(self, state: TrainState) -> bool:
-        """Return True where it is time for a checkpoint; the first rank's clock decides for all."""
+        """Return True where it is time for a checkpoint, not oftener than thousands of runs beat together; the first rank's clock decides for all."""
         if state.epoch % self.settings.checkpoint_epochs:
             return False
-        late = self.ranks.first and time.monotonic() - self.saved_at >= self.settings.checkpoint_seconds
+        least = self.heart.every if self.heart.every > SECONDS_BETWEEN_BEATS else 0.0
+        late = self.ranks.first and time.monotonic() - self.saved_at >= max(self.settings.checkpoint_seconds, least)
         return bool(self.ranks.sum_in_place(torch.tensor(float(late), device=state.totals.device)) > 0)
 
     def save(self, state: TrainState) -> None:

@@ -122,7 +122,7 @@ class Company:
             connection.close()  # the guest is gone, or trains alone
             return
         torch.set_num_threads(options.threads)
-        attempt = Attempt(folder=options.folder, number=options.attempt)
+        attempt = Attempt(folder=options.folder, number=options.attempt, beats=options.beats)
         guest = Guest(connection=connection, attempt=attempt, log=log, signals=Signals())
         guest.signals.received = b"term" in more
         self.guests.append(guest)

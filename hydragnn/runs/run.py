@@ -63,6 +63,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--ranks", type=int, default=None, help="how many ranks there must be (default: any number)")
     parser.add_argument("--attempt", type=int, default=None, help="write only while RUN/attempt.json has this number")
+    parser.add_argument("--beats", type=Path, default=None, help="file on this node that shows that the run lives")
     return parser.parse_args(arguments)
 
 
@@ -78,6 +79,7 @@ def _train(options: argparse.Namespace, attempt: Attempt) -> int:
         micro_batches=options.micro_batches,
         memory=options.memory,
         attempt=attempt.number,
+        beats=options.beats,
         store=store,
     )
     return code_of(record)

@@ -41,6 +41,7 @@ def train(
     micro_batches: int = 1,
     memory: str | None = None,
     attempt: int | None = None,
+    beats: Path | None = None,
 ) -> RunRecord:
     """Train the model that ``config`` describes into the folder ``out``, up to epoch ``until`` (all epochs if absent).
 
@@ -48,14 +49,15 @@ def train(
     Started by torchrun, mpirun or srun, all ranks train together and each gets the record. ``store`` saves opening it (a mapping by name, where there are branches).
     ``micro_batches`` computes every batch in so many parts, which needs less memory and takes the same steps; ``memory`` (``"4 GB"``)
     in as many as a rank needs for it, and goes before ``batch.memory`` of the configuration. ``attempt`` is
-    this attempt's number in ``out/attempt.json``: once another one stands there, nothing more is written.
+    this attempt's number in ``out/attempt.json``: once another one stands there, nothing more is written. ``beats`` is a
+    file on this node that shows that the run lives, beside ``out/heartbeat``.
 
     Raises InputError for bad input and for an ``out`` that holds a run already (unless ``resume``), Interrupted after
     SIGINT, SIGTERM, SIGHUP or SIGUSR1, with a checkpoint written, Fenced where a later attempt owns the run, and whatever a defect
     of ours raises, after recording it.
     """
     check_request(until, micro_batches)
-    asked, this = select_device(device), Attempt(folder=out, number=attempt)
+    asked, this = select_device(device), Attempt(folder=out, number=attempt, beats=beats)
     this.check()
     config = as_begun(config, out) if resume else config
     with join_ranks(out, asked) as ranks:

@@ -66,6 +66,7 @@ class Virtual:
     """Attempts that begin at once and end in a seeded order, from the moment on at which all slots are busy."""
 
     deadline = None
+    beat_seconds = 1.0
 
     def __init__(self, slots: int, seed: int, pace: float) -> None:
         self.slots = tuple(f"n{number:05d}" for number in range(slots))

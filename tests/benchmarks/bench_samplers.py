@@ -2,18 +2,22 @@
 
     PYTHONPATH=. python tests/benchmarks/bench_samplers.py --seeds 10
     PYTHONPATH=. python tests/benchmarks/bench_samplers.py --seeds 3 --samplers optuna
+    bash tests/benchmarks/samplers.sh DIRECTORY     # an environment with DeepHyper, once; then, for the table beside its:
+    PYTHONPATH=. DIRECTORY/bin/python tests/benchmarks/bench_samplers.py --seeds 3 --workers 64 --samplers tpe optuna deephyper
 
 Seven numbers, three of which belong to one choice each of a category; a sum of squares whose optimum is 0, seen with noise of
 0.01. Trials last log-normally long; workers ask together where a sixteenth of them is free. Printed: the true value of the
 trial that looks best, mean over seeds, and the processor's time for one proposal. Samplers are asked as a campaign asks them;
-``optuna`` is Optuna's own TPE (5: joint, with constant liars), told all trials.
+``optuna`` is Optuna's own TPE (5: joint, with constant liars), told all trials, ``optuna-plain`` the same with its own
+settings, ``deephyper`` DeepHyper's CBO with its own settings, told together what ended together.
 """
 
 import argparse
 import heapq
+import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -85,9 +89,10 @@ class Optuna:
     """Optuna's TPE, told all."""
 
     def __init__(self, name: str, seed: int, workers: int) -> None:
+        joint = {} if name == "optuna-plain" else {"multivariate": True, "group": True, "constant_liar": True}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, group=True, constant_liar=True)
+            sampler = optuna.samplers.TPESampler(seed=seed, **joint)
         self.space: Space = space_of(campaign_settings({"search": {"space": SPACE}}, Path("B.toml")).search.space)
         self.study = optuna.create_study(sampler=sampler)
         self.trials: list[optuna.Trial] = []
@@ -112,17 +117,59 @@ class Optuna:
         )
 
 
+class DeepHyper:
+    """DeepHyper's centralised Bayesian optimisation (randomised trees, upper confidence bounds), which maximises."""
+
+    def __init__(self, name: str, seed: int, workers: int) -> None:
+        from ConfigSpace import EqualsCondition
+        from deephyper.hpo import CBO, HpProblem
+
+        problem = HpProblem()
+        kind = problem.add_hyperparameter(KINDS, "kind")
+        for path, given in SPACE.items():
+            if path != "kind":
+                number = problem.add_hyperparameter((0.0, 1.0), path)
+                if "when" in given:
+                    problem.add_condition(EqualsCondition(number, kind, given["when"]["kind"]))
+        self.search = CBO(problem, random_state=seed, log_dir=tempfile.mkdtemp(), checkpoint_history_to_csv=False)
+        self.given: list[dict[str, Any]] = []
+        self.ended: list[tuple[dict[str, Any], float]] = []
+
+    def ask(self, count: int) -> list[Point]:
+        """Configurations for free workers, after one fit to all that ended."""
+        if self.ended:
+            self.search.tell(self.ended)
+            self.ended = []
+        asked = self.search.ask(count)
+        self.given += asked
+        return [{path: one[path] for path in SPACE if meant(path, one)} for one in asked]
+
+    def tell(self, number: int, value: float) -> None:
+        """A result."""
+        self.ended.append((self.given[number], -value))
+
+
+def meant(path: str, values: Mapping[str, Any]) -> bool:
+    """True where a parameter has a meaning beside the others."""
+    return "when" not in SPACE[path] or SPACE[path]["when"]["kind"] == values["kind"]
+
+
+OTHERS = {"optuna": Optuna, "optuna-plain": Optuna, "deephyper": DeepHyper}
+"""Samplers that are none of ours."""
+
+
 def campaign(name: str, seed: int, workers: int, trials: int) -> tuple[float, float]:
     """The true value of what looks best in the end, and milliseconds of the processor for one proposal."""
     value, noise = objective(seed), np.random.default_rng([seed, 7])
-    asked = Optuna(name, seed, workers) if name == "optuna" else Asked(name, seed, workers)
+    asked = OTHERS.get(name, Asked)(name, seed, workers)
     running: list[tuple[float, int]] = []
     true: list[float] = []
     seen: dict[int, float] = {}
     now = seconds = 0.0
     while len(seen) < trials:
         begun = time.process_time()
-        points = asked.ask(min(workers - len(running), trials - len(true)))
+        wanted = min(workers - len(running), trials - len(true))
+        points = asked.ask(wanted) if wanted else []
         seconds += time.process_time() - begun
         for point in points:
             heapq.heappush(running, (now + noise.lognormal(0, 0.5), len(true)))
@@ -153,7 +200,7 @@ def main() -> None:
             regrets, cost = [row[0] for row in rows], np.mean([row[1] for row in rows])
             each = " ".join(f"{regret:.3f}" for regret in regrets)
             print(
-                f"{name:8s} {workers:4d} {trials:5d}  {np.mean(regrets):.4f} ({max(regrets):.3f})  {cost:6.1f} ms  [{each}]",
+                f"{name:12s} {workers:4d} {trials:5d}  {np.mean(regrets):.4f} ({max(regrets):.3f})  {cost:6.1f} ms  [{each}]",
                 flush=True,
             )
 

@@ -6,8 +6,9 @@
 
 The first prints goodput and the ratio to the static practice for several seeds, the final training of the best 15, and the
 wall time of the simulation. The second prints goodput and lost trials where faults come together. The third simulates campaigns on a machine that breaks all the time until so many faults have
-happened, and ends with 1 if a trial is lost on the way, runs twice at once, is settled twice, a budget is overrun, or the
-sampler is told a single machine fault. Every figure but wall time and memory is simulated.
+happened: single nodes and launches, hangs and preemptions, cabinets of 64 lost every 45 minutes, storms of failing launches of
+10 minutes, nodes that fail after 20 minutes, reports that come 10 minutes late or twice. It ends with 1 if a trial is lost on
+the way, runs twice at once, is settled twice, a budget is overrun, or the sampler is told a single machine fault. Every figure but wall time and memory is simulated.
 """
 
 import argparse
@@ -80,9 +81,14 @@ STORM = Assumptions(
     queue_hours=0.1,
     startup_seconds=10.0,
     launch_failure_seconds=10.0,
+    cabinet_minutes=45.0,
+    storm_minutes=10.0,
+    late_failures=0.002,
+    late_reports=0.01,
+    double_reports=0.1,
     best_of=1,
 )
-"""A machine that breaks all the time."""
+"""A machine that breaks all the time, in every way at once."""
 
 
 def acceptance(seeds: int) -> None:

@@ -3,7 +3,8 @@
     python tests/benchmarks/million_faults.py --faults 1000000 --processes 2
 
 Campaigns of 1 to 30 trials on 1 to 36 slots see lost nodes, failed launches, preemptions, memory that runs out, failures of
-their own, nodes found sick, probes without an answer, and killed controllers. tests/hpo/world.py and storm.py say what must
+their own, nodes found sick, probes without an answer, killed controllers, cabinets lost at once, storms of failing launches, nodes
+that fail after 20 minutes, and reports that come late and twice. tests/hpo/world.py and storm.py say what must
 hold: no trial lost, none run or settled twice, no slot given twice, no budget exceeded, no machine fault told as a failure,
 no node used before its probe, and from everywhere a way to the end.
 """

@@ -24,6 +24,7 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     for name, default in (("until", 1), ("attempt", 0), ("micro-batches", 1), ("ranks", 1), ("threads", 1)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--beats", type=Path, default=None)
     options = parser.parse_args()
     folder: Path = options.folder
     rank, size = rank_and_size()
@@ -77,7 +78,8 @@ def steps(folder: Path, options: argparse.Namespace, stopped: list[int]) -> int:
                 "slurmstepd: error: Detected 1 oom_kill event in StepId=1.1. Some of the step tasks have been OOM Killed."
             )
             os.kill(os.getpid(), signal.SIGKILL)
-        (folder / "heartbeat").write_text(str(time.time()))
+        for file in (folder / "heartbeat", *([options.beats] if options.beats else [])):
+            file.write_text(str(time.time()))
         weights.append(len(weights))
         write_atomically(state, json.dumps(weights) + " " * int(os.environ.get("FAKE_BYTES", "0")))
         write(config, folder, options.attempt, weights, "running")

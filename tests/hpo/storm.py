@@ -36,6 +36,8 @@ from hydragnn.hpo.scheduling.scheduler import MACHINE_FAULTS, MOST_PARTS
 STRIKING = ("lost_node", "launch")
 CAUSES = [*STRIKING, *STRIKING, "preempted", "preempted", "out_of_memory"]
 OWN = ["diverged", "timeout", "configuration", "defect"]
+TOGETHER = ["storm", "cabinet", "late"]
+"""What befalls many attempts at once."""
 Choose = Callable[[Sequence[Any]], Any]
 
 
@@ -233,7 +235,9 @@ class Storm(World):
                 self._pass_time()
 
     def _pass_time(self) -> None:
-        match self.choose(["short"] * 6 + ["long", "due", "kill", "kill", "stop", "stale", "found", "found", "storm"]):
+        match self.choose(
+            ["short"] * 6 + ["long", "due", "kill", "kill", "stop", "stale", "found", "found", *TOGETHER]
+        ):
             case "short":
                 self.wait(self.choose([0.0, 0.5, 5.0]))
             case "long":
@@ -249,6 +253,10 @@ class Storm(World):
                 self.feed(Stopping(reason="SIGINT"))
             case "storm":
                 self._storm()
+            case "cabinet":
+                self._cabinet()
+            case "late":
+                self._fail_late()
             case "stale":
                 self.feed(self.latest)  # reported once more
                 self.feed(Reached(trial=0, attempt=0, epochs=1, value=0.0))
@@ -295,6 +303,31 @@ class Storm(World):
                     self.fail(number, kind)
             self.seen["trouble begun"] += self.state.trouble.since < math.inf
             self.wait(min(60.0, max(1.0, self.state.due - self.now)))
+
+    def _cabinet(self) -> None:
+        """Neighbouring nodes are gone at once; every attempt on them ends, and names one of them or nobody."""
+        nodes = sorted({node_of(slot) for slot in self.slots})
+        first = self.choose(nodes)
+        gone = set(nodes[nodes.index(first) :][: self.choose([2, 4, 8])])
+        self.seen["cabinet lost"] += 1
+        for number in sorted(self.running):
+            if number in self.running and self.closed is None:
+                here = sorted(gone & {node_of(slot) for slot in self.running[number].slots})
+                suspects = self.choose([(), (), (here[0],), tuple(here)]) if here else ()
+                if here:
+                    self.fail(number, "lost_node", self.state.trials[number].epochs, suspects)
+
+    def _fail_late(self) -> None:
+        """A node fails its attempts after 20 minutes; the word of it comes ten minutes later, and once more after that."""
+        node = node_of(self.choose(self.slots))
+        self.seen["failed late"] += 1
+        self.wait(1200.0)
+        hit = [number for number, start in self.running.items() if node in map(node_of, start.slots)]
+        self.wait(600.0 if hit else 0.0)
+        for number in sorted(hit):
+            if number in self.running and self.closed is None:
+                self.fail(number, "lost_node", self.state.trials[number].epochs, self.choose([(), (node,)]))
+                self.feed(self.latest)
 
     def _answer(self) -> None:
         if self.choose([False] * 40 + [True]):

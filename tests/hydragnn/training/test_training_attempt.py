@@ -251,6 +251,20 @@ def test_the_heart_beats_as_rarely_as_its_starter_asks(tmp_path: Path, asked: An
     assert felt == beats
 
 
+def test_a_heart_beats_every_second_on_its_node_however_rarely_in_its_folder(tmp_path: Path) -> None:
+    now, felt, run, node = [0.0], dict[Path, list[float]](), tmp_path / "heartbeat", tmp_path / "node"
+    write_sealed(tmp_path / "attempt.json", {"attempt": 1, BEAT_SECONDS: 30.0})
+    heart = Heartbeat(Attempt(folder=tmp_path, number=1, beats=node), first=True, clock=lambda: now[0])
+    while now[0] <= 31.0:
+        heart.beat(now[0])
+        for file in (run, node):
+            if file.exists():
+                felt.setdefault(file, []).append(now[0])
+                file.unlink()
+        now[0] += 0.5
+    assert felt == {run: [0.0, 30.0], node: [float(second) for second in range(32)]}
+
+
 def test_the_heartbeat_says_how_far_its_own_attempt_has_come(tmp_path: Path) -> None:
     now = [0.0]
     take_over(tmp_path, 3)
