@@ -36,6 +36,10 @@ class Fitted(Protocol):
         """Take reference values per atomic number off first."""
 
     @property
+    def given_references(self) -> tuple[tuple[int, float], ...]:
+        """Atomic numbers and their reference values, where they are given and not fitted."""
+
+    @property
     def derivative(self) -> str:
         """``forces`` or ``stress`` where the field shares the scale of the energy ``source``; else empty."""
 
@@ -77,7 +81,8 @@ def fit_normalisation(
     for target in targets:
         field = _known(known, target.field.name)
         if target.references:
-            references[field.name] = _references(survey, field)
+            given = dict(target.given_references)
+            references[field.name] = _given(survey, field, given) if given else fitted_references(survey, field)
         if target.derivative or field.classes:
             continue
         if target.extensive and field.on == "graph":
@@ -143,7 +148,27 @@ def check_references(field: Field, store: GraphStore) -> None:
         raise InputError(f"references of {field.name} need the node field {ATOMIC_NUMBERS}; the store has none")
 
 
-def _references(survey: Survey, field: Field) -> dict[int, float]:
+def _given(survey: Survey, field: Field, references: dict[int, float]) -> dict[int, float]:
+    """The reference values; InputError where one lacks that an element of the store needs."""
+    check_references(field, survey.store)
+
+    def there(_: int) -> NDArray[np.float64]:
+        """1 for every species of the store."""
+        found = np.zeros(SPECIES)
+        found[species_counts(survey.store)[1]] = 1
+        return found
+
+    found = np.flatnonzero(survey.rows(1, SPECIES, there)[0])
+    lacking = sorted(set(found.tolist()) - set(references))
+    if lacking:
+        raise InputError(
+            f"the references of {field.name} have no energy for atomic number {lacking[0]}, which the store holds; "
+            "add it, or say references = true to fit them"
+        )
+    return references
+
+
+def fitted_references(survey: Survey, field: Field) -> dict[int, float]:
     """Least squares of a graph field on the species counts; the shortest solution where composition leaves a choice."""
     check_references(field, survey.store)
 

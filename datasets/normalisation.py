@@ -115,6 +115,6 @@ def reference_sums(normalisation: Normalisation, name: str, batch: GraphBatch) -
         node = int(unknown.nonzero()[0])
         raise InputError(
             f"graph {int(batch.owner('node')[node])} of the batch has atomic number {int(batch[ATOMIC_NUMBERS][node])}, for "
-            f"which {name} has no reference value; train on data that holds this element"
+            f"which {name} has no reference value; train on data that holds this element, or give its energy in the references of the head"
         )
     return sums.index_add(0, batch.owner("node"), per_node)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from hydragnn.config import AnyConfig, parse_config
+from hydragnn.config import AnyConfig, parse_config, with_isolated_atoms
 from hydragnn.errors import InputError, nearest
 from hydragnn.hpo.default_space import DEFAULT, default_space
 from hydragnn.hpo.job import JobSettings
@@ -154,7 +154,8 @@ def read_campaign(path: Path, assignments: Sequence[str] = ()) -> CampaignSettin
 
 def campaign_settings(table: Mapping[str, Any], path: Path) -> CampaignSettings:
     """The campaign in a parsed table; relative paths count from the folder of ``path``, which also names it in errors."""
-    base = json.loads(json.dumps({key: value for key, value in table.items() if key not in ("search", "job", "runs")}))
+    shared = {key: value for key, value in table.items() if key not in ("search", "job", "runs")}
+    base = json.loads(json.dumps(with_isolated_atoms(shared, path)))
     if not isinstance(table.get("search"), Mapping):
         raise InputError(f"{path}: section [search] is missing; add trials and [search.space]")
     branches = base.get("branches")

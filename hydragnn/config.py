@@ -1,5 +1,6 @@
 """One run, completely described: everything that its result depends on."""
 
+import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -7,6 +8,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from hydragnn.architectures import ArchitectureSettings, ModelSettings
+from hydragnn.datasets.isolated_atoms import isolated_atoms
 from hydragnn.datasets.settings import BatchSettings, DataSettings, SplitSettings
 from hydragnn.errors import InputError, nearest
 from hydragnn.files import digest, read_json
@@ -262,8 +264,8 @@ def read_config(path: Path, assignments: list[str] | None = None) -> AnyConfig:
 
 
 def config_from_table(table: dict[str, Any], path: Path) -> AnyConfig:
-    """The run that a parsed table describes; relative store paths count from the folder of ``path``."""
-    config = parse_config(table, source=str(path))
+    """The run that a parsed table describes; relative paths count from the folder of ``path``."""
+    config = parse_config(with_isolated_atoms(table, path), source=str(path))
 
     def placed(data: DataSettings) -> DataSettings:
         return data.model_copy(update={"store": (path.parent / data.store).resolve()})
@@ -272,3 +274,16 @@ def config_from_table(table: dict[str, Any], path: Path) -> AnyConfig:
         return config.model_copy(update={"data": placed(config.data)})
     branches = [branch.model_copy(update={"data": placed(branch.data)}) for branch in config.branches]
     return config.model_copy(update={"branches": branches})
+
+
+def with_isolated_atoms(table: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """A copy of a run's or a campaign's table that has the energies in place of every file of isolated atoms that its heads name."""
+    result: dict[str, Any] = copy.deepcopy(dict(table))
+    branches = result.get("branches")
+    for section in (result, *(branches if isinstance(branches, list) else ())):
+        heads = section.get("heads") if isinstance(section, dict) else None
+        for head in heads if isinstance(heads, list) else ():
+            if isinstance(head, dict) and isinstance(head.get("references"), str):
+                file = (path.parent / head["references"]).resolve()
+                head["references"] = isolated_atoms(file, str(head.get("field", "energy")))
+    return result

@@ -5,13 +5,14 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field as Setting
-from pydantic import model_validator
+from pydantic import field_validator, model_validator
 
+from hydragnn.datasets.isolated_atoms import by_atomic_number
 from hydragnn.errors import InputError, nearest
 from hydragnn.graphs.field import Field, Location
 from hydragnn.models.distributions import Categorical, Distribution, Normal, Point
 from hydragnn.models.target import Target
-from hydragnn.settings import Settings
+from hydragnn.settings import Finite, Settings
 
 NumberLoss = Literal["mse", "mae", "huber", "nll", "relative"]
 
@@ -183,8 +184,9 @@ class EnergyHeadSettings(_NumberHead):
     per_node: bool = True
     """Divide the error of the energy by the number of nodes in the loss: energy per atom beside single components of forces."""
 
-    references: bool = False
-    """Subtract per-species reference values, fitted on the training part (needs the field ``atomic_numbers``)."""
+    references: bool | dict[str, Finite] = False
+    """Subtract reference values per element (needs the field ``atomic_numbers``): true fits them on the training part; a table gives the energy of each
+    isolated atom in the field's unit (``{H = -13.6, O = -2042.0}``), and so does a file of isolated atoms, whose path counts from the configuration file."""
 
     forces: str | None = None
     """Node field of forces, predicted as minus the gradient of this head."""
@@ -204,6 +206,22 @@ class EnergyHeadSettings(_NumberHead):
     stage_two_factor: float = Setting(default=10.0, gt=0)
     """How many times heavier the energy weighs in the second stage of training (``train.stage_two``), in heads with forces or stress;
     1: there is no second stage. The validation loss has the weights of the second stage from the first epoch on."""
+
+    @field_validator("references", mode="before")
+    @classmethod
+    def _are_of_elements(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            raise ValueError(
+                f"{value!r} was read by no configuration file, from whose folder paths count; give a table of one energy per element"
+            )
+        if not isinstance(value, dict):
+            return value
+        if not value or not all(
+            isinstance(energy, int | float) and not isinstance(energy, bool) for energy in value.values()
+        ):
+            raise ValueError("write true, the path of a file of isolated atoms, or a table of one energy per element")
+        by_atomic_number({str(name): float(energy) for name, energy in value.items()})
+        return value
 
     @model_validator(mode="after")
     def _check_derivatives(self) -> "EnergyHeadSettings":
@@ -232,7 +250,8 @@ class EnergyHeadSettings(_NumberHead):
             distribution=self.predicts,
             extensive=True,
             per_node=self.per_node,
-            references=self.references,
+            references=bool(self.references),
+            given_references=by_atomic_number(self.references) if isinstance(self.references, dict) else (),
             stage_two_factor=self.stage_two_factor if self.derivatives else 1.0,
         )
         weights = self.weights

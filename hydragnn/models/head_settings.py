@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Tag, model_validator
+from pydantic import Discriminator, Tag, field_validator, model_validator
 from pydantic import Field as Setting
 
 from hydragnn.errors import InputError, nearest
@@ -36,6 +36,13 @@ class UnnamedHeadSettings(HeadBase):
     forces_weight: float = Setting(default=1.0, ge=0)
     stress: str | None = None
     stress_weight: float = Setting(default=1.0, ge=0)
+
+    @field_validator("references", mode="before")
+    @classmethod
+    def _are_fitted(cls, value: Any) -> Any:
+        if isinstance(value, dict | str):
+            raise ValueError('given references need kind = "energy"; add it to the head')
+        return value
 
     @model_validator(mode="after")
     def _check(self) -> "UnnamedHeadSettings":

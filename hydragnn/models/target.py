@@ -30,6 +30,8 @@ class Target:
     """The loss divides errors by the number of nodes; those of a stress are multiplied by the volume before."""
     references: bool = False
     """Reference values per atomic number are taken off first."""
+    given_references: tuple[tuple[int, float], ...] = ()
+    """Atomic numbers and their reference values, where they are given; empty: they are fitted on the training part."""
     derivative: Literal["", "forces", "stress"] = ""
     """What the field is of the energy ``source``; empty for a field with a head of its own."""
     source: str = ""
@@ -58,7 +60,7 @@ class Target:
         plain = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         weights = list(self.class_weights) if isinstance(self.class_weights, tuple) else self.class_weights
         values = {"field": self.field.to_json(), "distribution": self.distribution.kind, "class_weights": weights}
-        return {**plain, **values}
+        return {**plain, **values, "given_references": [list(one) for one in self.given_references]}
 
 
 def target_from_json(value: Mapping[str, Any]) -> Target:
@@ -70,5 +72,6 @@ def target_from_json(value: Mapping[str, Any]) -> Target:
             "field": field_from_json(value["field"]),
             "distribution": DISTRIBUTIONS[value["distribution"]],
             "class_weights": tuple(weights) if isinstance(weights, list) else weights,
+            "given_references": tuple((int(z), float(energy)) for z, energy in value.get("given_references", ())),
         }
     )

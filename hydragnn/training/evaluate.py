@@ -1,13 +1,15 @@
 """How good a model is on a part of a store, in the fields' units, and how good the trivial predictor is there."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hydragnn.datasets import Budget, GraphStore, Loader, Normalisation, reference_sums
+from hydragnn.datasets import Budget, GraphStore, Loader, Normalisation, Survey, reference_sums
+from hydragnn.datasets.fit import fitted_references
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.models import Categorical, Distribution, Point, Target, TrainedModel
 from hydragnn.training.class_metrics import label_frequencies
@@ -59,10 +61,11 @@ def trivial_predictor(
 ) -> Callable[[GraphBatch], dict[str, Distribution]]:
     """What anyone can predict without a model: the mean of the training part for each component.
 
-    Extensive fields: the fit on composition where there are references, otherwise the mean per node times the nodes. Forces
+    Extensive fields: the fit on composition where there are references, also where they are given (atoms in molecules are bound), otherwise the mean per node times the nodes. Forces
     and stress: zero. Classes: their shares of the training labels.
     """
     known = {target.name: _training_summary(store, train, target) for target in targets if not target.derivative}
+    normalisation = replace(normalisation, references=_fitted(store, train, targets, normalisation.references))
 
     def predict(batch: GraphBatch) -> dict[str, Distribution]:
         guesses: dict[str, Distribution] = {}
@@ -81,6 +84,20 @@ def trivial_predictor(
         return guesses
 
     return predict
+
+
+def _fitted(
+    store: GraphStore,
+    train: NDArray[np.int64],
+    targets: Sequence[Target],
+    references: Mapping[str, Mapping[int, float]],
+) -> dict[str, Mapping[int, float]]:
+    """Reference values that fit the training part; given ones for elements that it does not hold."""
+    given = {target.field.name: target.field for target in targets if target.given_references}
+    return {
+        name: {**values, **fitted_references(Survey(store, train), given[name])} if name in given else values
+        for name, values in references.items()
+    }
 
 
 def _training_summary(store: GraphStore, train: NDArray[np.int64], target: Target) -> Tensor:

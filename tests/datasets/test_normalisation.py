@@ -21,6 +21,7 @@ from hydragnn.graphs import Field, GraphBatch, concatenate
 from hydragnn.graphs.validate import graph_from_arrays
 from hydragnn.models import Normal, Point, Target
 from hydragnn.models.trained import denormalise
+from hydragnn.training.evaluate import trivial_metrics
 
 TRAIN = np.arange(0, 60, 2)
 
@@ -129,6 +130,33 @@ def test_energy_forces_and_stress_share_one_scale() -> None:
     assert all(set(scale.mean) == {0.0} for scale in fitted.scales.values())
     normalised = normalise(graph, fitted)
     assert normalised["energy"].item() == pytest.approx(7.0 / rms)
+
+
+def test_given_references_are_taken_off_as_they_are(store: MemoryStore) -> None:
+    """Elements that the store does not hold may have one, for graphs to come; the spread is that of what is left."""
+    given = ((1, 2.0), (6, 8.0), (8, 10.0), (26, 5.0))
+    rule = target("energy", extensive=True, references=True, given_references=given)
+    fitted = fit_normalisation(store, TRAIN, inputs=[], targets=[rule])
+    assert fitted.references["energy"] == dict(given)
+    batch = store.read(TRAIN)
+    left = batch["energy"] - reference_sums(fitted, "energy", batch)
+    expected = (left / batch.counts("node")).square().mean().sqrt()
+    assert fitted.scales["energy"].std == pytest.approx((float(expected),))
+
+
+def test_an_element_without_given_reference_is_refused(store: MemoryStore) -> None:
+    rule = target("energy", extensive=True, references=True, given_references=((1, 2.0), (6, 8.0)))
+    with pytest.raises(
+        InputError, match="references of energy have no energy for atomic number 8, which the store holds"
+    ):
+        fit_normalisation(store, TRAIN, inputs=[], targets=[rule])
+
+
+def test_the_trivial_predictor_fits_composition_whatever_references_are_given(store: MemoryStore) -> None:
+    rule = target("energy", extensive=True, references=True, given_references=((1, 2.0), (6, 8.0), (8, 10.0)))
+    fitted = fit_normalisation(store, TRAIN, inputs=[], targets=[rule])
+    errors = trivial_metrics(store, TRAIN, np.arange(60), [rule], fitted)
+    assert errors["energy"]["mae"] == pytest.approx(0, abs=1e-9)
 
 
 def test_references_take_off_what_composition_explains(store: MemoryStore) -> None:

@@ -106,14 +106,15 @@ def test_a_field_without_labels_or_spread_has_no_r2(store: MemoryStore) -> None:
     assert errors.values(target_moments([target], batch))["energy"]["r2"] is None
 
 
-@pytest.mark.parametrize("references", [False, True])
+@pytest.mark.parametrize("references", [False, True, {"H": -1.0, "O": 2.0}], ids=["none", "fitted", "given"])
 def test_the_trivial_predictor_is_the_best_constant_of_the_training_part(
-    references: bool, store: MemoryStore, make_config: Callable[..., RunConfig]
+    references: bool | dict[str, float], store: MemoryStore, make_config: Callable[..., RunConfig]
 ) -> None:
     from hydragnn.distributed.ranks import Ranks
     from hydragnn.training.data import DevicePlacement
 
-    config = make_config(heads__0__references=references)
+    energy_head = {"kind": "energy", "field": "energy", "references": references, "forces": "forces"}
+    config = make_config(heads=[energy_head, {"field": "charge"}])
     (data,) = prepare_data(
         plan_run(config, store), DevicePlacement(device=torch.device("cpu"), dtype=torch.float64), Ranks()
     ).branches

@@ -1,0 +1,71 @@
+"""Energies of isolated atoms: what an energy is counted from where the user gives it (zero-body terms)."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hydragnn.errors import InputError, nearest
+
+
+def isolated_atoms(path: Path, key: str) -> dict[str, float]:
+    """The energy of every element, by symbol, from a file of structures that ASE reads, each one atom with its energy under ``key``.
+
+    InputError where the file cannot be read, a structure is no single atom or lacks the energy, or an element comes twice.
+    """
+    from ase.io import iread
+
+    if not path.is_file():
+        raise InputError(
+            f"{path} does not exist; name a file of isolated atoms, or give a table of one energy per element"
+        )
+    energies: dict[str, float] = {}
+    try:
+        structures = list(iread(str(path), index=":", parallel=False))
+    except Exception as error:  # ASE's many readers raise whatever their parsing raises
+        raise InputError(f"{path} cannot be read by ASE ({type(error).__name__}: {error}); check the file") from error
+    for number, atoms in enumerate(structures):
+        where = f"{path}, structure {number}"
+        if len(atoms) != 1:
+            raise InputError(
+                f"{where}: it has {len(atoms)} atoms; name a file in which every structure is one isolated atom"
+            )
+        symbol = str(atoms.symbols[0])
+        if symbol in energies:
+            raise InputError(f"{where}: {symbol} comes a second time; keep one isolated atom of each element")
+        energies[symbol] = _energy(atoms, key, where)
+    if not energies:
+        raise InputError(f"{path} holds no structure; name a file of isolated atoms")
+    return energies
+
+
+def _energy(atoms: Any, key: str, where: str) -> float:
+    known = {**atoms.info, **getattr(atoms.calc, "results", {})}
+    value = np.asarray(known.get(key), dtype=object)
+    if value.size != 1 or not isinstance(value.item(), int | float | np.number) or not np.isfinite(value.item()):
+        raise InputError(
+            f"{where}: no number under {key}, the field that is predicted; it has {', '.join(sorted(known)) or 'nothing'}. "
+            "Rename the key, or give a table of one energy per element"
+        )
+    return float(value.item())
+
+
+def by_atomic_number(energies: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
+    """Atomic number and energy of every element, ascending; ValueError where a key is neither a symbol nor an atomic number.
+
+    >>> by_atomic_number({"O": -2.0, "1": -1.0})
+    ((1, -1.0), (8, -2.0))
+    """
+    from ase.data import atomic_numbers
+
+    known = {symbol: number for symbol, number in atomic_numbers.items() if number}
+    numbers: dict[int, float] = {}
+    for name, energy in energies.items():
+        number = int(name) if name.isascii() and name.isdigit() else known.get(name, 0)
+        if number not in known.values():
+            raise ValueError(f"{name} is no element; {nearest(name, sorted(known))}")
+        if number in numbers:
+            raise ValueError(f"{name} comes a second time; keep one energy of each element")
+        numbers[number] = energy
+    return tuple(sorted(numbers.items()))
