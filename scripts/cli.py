@@ -13,6 +13,7 @@ from hydragnn.allocator import keep_memory
 from hydragnn.errors import InputError, Interrupted
 from hydragnn.machine import Workers
 from hydragnn.scripts import api
+from hydragnn.scripts.conformance_command import conformance
 from hydragnn.scripts.kernel_commands import bench, kernels
 from hydragnn.scripts.showing import run_summary, show_value
 
@@ -354,6 +355,9 @@ def report(
 def doctor(as_json: AsJson = False) -> None:
     """What this machine has: Python packages, MPI, GPUs, Triton, ADIOS2, scheduler."""
     show_value(api.doctor().to_json(), as_json)
+
+
+app.command()(conformance)
 
 
 def _tell_new(out: Path, folder: Path, resume: bool) -> None:

@@ -1,0 +1,69 @@
+"""The command ``hydragnn conformance``: every promise of every architecture, as a table."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from hydragnn.settings import with_overrides
+
+if TYPE_CHECKING:
+    from hydragnn.conformance_table import Outcome
+
+
+def conformance(
+    kinds: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KIND...]", help="Architectures, also package.module:Name of yours. Default: all."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="A Markdown file for the table, replaced where there is one.")
+    ] = None,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="A setting of [model] for all of them, e.g. `conditioning=film`."
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON value instead of text.")] = False,
+) -> None:
+    """Test everything that architectures promise, on small graphs: a line per promise, a column per architecture.
+
+    Needs pytest; all architectures take some minutes, one takes seconds. Exits with 3 where a promise is not kept.
+    """
+    from hydragnn.conformance_table import conformance_of, conformance_page
+
+    settings = with_overrides({}, assignments or [], example="conditioning=film")
+    console = Console(stderr=True)
+    columns = (TextColumn("promises"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=as_json or not console.is_terminal) as bar:
+        task = bar.add_task("promises", total=None)
+        outcomes = conformance_of(
+            kinds or (), settings, lambda done, total: bar.update(task, completed=done, total=total)
+        )
+    if out is not None:
+        words = ["hydragnn conformance", *(kinds or []), *(f"--set {one}" for one in assignments or [])]
+        out.write_text(conformance_page(outcomes, " ".join([*words, f"--out {out}"])))
+    if as_json:
+        print(json.dumps([outcome.to_json() for outcome in outcomes]))
+    else:
+        _show(outcomes)
+    if any(outcome.verdict == "failed" for outcome in outcomes):
+        raise typer.Exit(3)
+
+
+def _show(outcomes: "tuple[Outcome, ...]") -> None:
+    """How many promises each architecture keeps, and every failure in a line."""
+    table = Table("architecture", "kept", "failed", "do not apply", box=None, pad_edge=False)
+    for kind in dict.fromkeys(outcome.kind for outcome in outcomes):
+        verdicts = [outcome.verdict for outcome in outcomes if outcome.kind == kind]
+        table.add_row(kind, *(str(verdicts.count(verdict)) for verdict in ("passed", "failed", "does not apply")))
+    console = Console()
+    console.print(table)
+    for outcome in outcomes:
+        if outcome.verdict == "failed":
+            console.print(f"{outcome.kind} fails: {outcome.promise}: {outcome.why}", markup=False)

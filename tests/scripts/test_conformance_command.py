@@ -1,0 +1,78 @@
+"""One command tests all promises of all architectures, and the page that it makes is the one in the documents."""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from hydragnn.architectures import architectures
+from hydragnn.conformance_table import Outcome, conformance_of, conformance_table
+from hydragnn.errors import InputError
+from tests.forked import Forked
+from tests.hydragnn.test_conformance import FAULTY
+
+
+def promises(root: Path) -> set[str]:
+    names = [
+        name
+        for path in (root / "hydragnn").glob("conformance*.py")
+        for name in re.findall(r"^    def test_(\w+)", path.read_text(), re.MULTILINE)
+    ]
+    return {name.replace("_", " ") for name in names}
+
+
+def test_the_page_has_every_promise_and_every_architecture_and_none_fails(root: Path) -> None:
+    lines = (root / "docs" / "conformance.md").read_text().splitlines()
+    table = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
+    advice = "make it anew: hydragnn conformance --out docs/conformance.md"
+    assert table[0][1:] == [f"`{kind}`" for kind in architectures()], advice
+    assert {row[0] for row in table[1:]} == promises(root), advice
+    assert {cell for row in table[1:] for cell in row[1:]} <= {"yes", "-"}, advice
+
+
+def test_the_command_says_what_a_users_architecture_does_not_keep_with_its_figure(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "faulty_networks.py").write_text(FAULTY)
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{root}", "OMP_NUM_THREADS": "1"}
+    words = ["-m", "hydragnn", "conformance", "faulty_networks:Faulty", "--set", "fault=digits", "--json"]
+    process = Forked([*words, "--out", str(tmp_path / "page.md")], environment)
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode == 3, output
+    outcomes = [Outcome(**one) for one in json.loads(output)]
+    assert {outcome.promise for outcome in outcomes} == promises(root)
+    by_promise = {outcome.promise: outcome for outcome in outcomes}
+    digits = by_promise["float32 keeps half of its digits"]
+    assert digits.verdict == "failed" and "relative error" in digits.why
+    assert by_promise["neighbours matter"].verdict == "passed"
+    page = (tmp_path / "page.md").read_text()
+    assert "**failed (1)**" in page and digits.why in page and "--set fault=digits" in page
+
+
+def test_what_cannot_be_tested_is_refused_before_anything_runs() -> None:
+    with pytest.raises(InputError, match="did you mean painn"):
+        conformance_of(["pain"])
+    with pytest.raises(InputError, match="unknown key"):
+        conformance_of(["gin"], {"cutoff": 3.0})
+
+
+def test_a_table_numbers_failures_and_says_why_a_promise_does_not_apply() -> None:
+    outcomes = [
+        Outcome(kind="a", promise="it turns", verdict="failed", why="rotation: 0.3"),
+        Outcome(kind="a", promise="it pulls", verdict="does not apply", why="a gives no forces"),
+        Outcome(kind="b", promise="it turns", verdict="passed"),
+        Outcome(kind="b", promise="it pulls", verdict="failed", why="0.1"),
+    ]
+    assert conformance_table(outcomes).splitlines() == [
+        "| promise | `a` | `b` |",
+        "|---|---|---|",
+        "| it turns | **failed (1)** | yes |",
+        "| it pulls | - | **failed (2)** |",
+        "",
+        "1. `a`, it turns: rotation: 0.3",
+        "2. `b`, it pulls: 0.1",
+        "",
+        "A dash is a promise that does not apply:",
+        "",
+        "- a gives no forces",
+    ]
