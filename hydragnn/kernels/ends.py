@@ -64,7 +64,11 @@ def _compiled_sum_to_senders(messages: Tensor, topology: Topology) -> Tensor | N
     return cpu.sum_to_receivers(messages, (topology.senders, topology.num_columns))
 
 
-ADD_FORMS: Mapping[str, Form] = {ANYWHERE: add_ends, "cpu": cpu.or_plain(cpu.add_ends, add_ends)}
+ADD_FORMS: Mapping[str, Form] = {
+    ANYWHERE: add_ends,
+    "cpu": cpu.or_plain(cpu.add_ends, add_ends),
+    **on_accelerators(triton_forms.add_ends),
+}
 TO_SENDERS: Mapping[str, Form] = {
     ANYWHERE: sum_to_senders,
     "cpu": cpu.or_plain(_compiled_sum_to_senders, sum_to_senders),

@@ -5,7 +5,7 @@ derivative of each with respect to a tensor is the one that leaves this tensor o
 
     V(x, w, u)_iac    X(w, u, G)_jc    W(x, u, G)_ec    U(x, w, G)_ea
 
-Where edges share weights (``Topology.sharing``), w has one for each pair. On a CPU each is one compiled loop, and no array of edges x channels is made but by W, whose value is one.
+Where edges share weights (``Topology.sharing``), w has one for each pair. On a CPU each is one compiled loop, on ROCm and CUDA one Triton kernel, and no array of edges x channels is made but by W, whose value is one.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,9 +14,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hydragnn.graphs.topology import Topology
-from hydragnn.kernels import cpu
+from hydragnn.kernels import cpu, triton_forms
 from hydragnn.kernels.ends import TO_SENDERS
-from hydragnn.kernels.family import ANYWHERE, INCOMING, Family, Form, Member, form_on
+from hydragnn.kernels.family import ANYWHERE, INCOMING, Family, Form, Member, form_on, on_accelerators
 from hydragnn.kernels.outer import R_FORMS, S_FORMS, T_FORMS
 from hydragnn.kernels.pairs import gives_weights, reads_weights
 
@@ -58,14 +58,14 @@ def contract_along(x: Tensor, weight: Tensor, vectors: Tensor, topology: Topolog
     return form_on(R_FORMS, x.device.type)(along, vectors, topology)
 
 
-def _forms(plain: Form, compiled: Callable[..., Tensor | None]) -> Mapping[str, Form]:
-    return {ANYWHERE: plain, "cpu": cpu.or_plain(compiled, plain)}
+def _forms(plain: Form, compiled: Callable[..., Tensor | None], triton: Form) -> Mapping[str, Form]:
+    return {ANYWHERE: plain, "cpu": cpu.or_plain(compiled, plain), **on_accelerators(triton)}
 
 
-V_FORMS = _forms(reads_weights(sum_along, 1), cpu.sum_along)
-X_FORMS = _forms(reads_weights(collect_along, 0), cpu.collect_along)
-W_FORMS = _forms(gives_weights(multiply_along, 3), cpu.multiply_along)
-U_FORMS = _forms(reads_weights(contract_along, 1), cpu.contract_along)
+V_FORMS = _forms(reads_weights(sum_along, 1), cpu.sum_along, triton_forms.sum_along)
+X_FORMS = _forms(reads_weights(collect_along, 0), cpu.collect_along, triton_forms.collect_along)
+W_FORMS = _forms(gives_weights(multiply_along, 3), cpu.multiply_along, gives_weights(triton_forms.multiply_along, 3))
+U_FORMS = _forms(reads_weights(contract_along, 1), cpu.contract_along, triton_forms.contract_along)
 GATHERED_OUTER = Family(
     {
         "V": Member(

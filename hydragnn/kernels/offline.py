@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from hydragnn.errors import InputError
-from hydragnn.kernels import triton_forms
+from hydragnn.kernels import triton_launch
 from hydragnn.kernels.family import taken_for
 from hydragnn.kernels.op import Case
 from hydragnn.kernels.ops import OPS, random_graph
@@ -61,11 +61,12 @@ class Compiled:
 
 
 READS: Mapping[str, Callable[[Mapping[str, Any]], int]] = {
-    "sum_rows": lambda c: (c["GROUP"] if c["X_AXES"] else 1) + (c["WEIGHT"] == 2),
-    "sum_windows": lambda c: 2 * ((c["GROUP"] if c["X_AXES"] else 1) + (c["WEIGHT"] == 2)),
+    "sum_rows": lambda c: c["INNER"] * (c["GROUP"] if c["X_AXES"] else 1) + (c["WEIGHT"] == 2),
+    "sum_windows": lambda c: 2 * READS["sum_rows"](c),
     "join_windows": lambda c: 1,
-    "multiply_ends": lambda c: c["AXES"] * (1 + c["GATHER"]),
-    "dot_ends": lambda c: 2 * c["AXES"],
+    "multiply_ends": lambda c: c["AXES"] * (1 + c["GATHER"]) + c["FACTOR"],
+    "dot_ends": lambda c: 1 + c["GROUP"] + c["WEIGHT"],
+    "add_ends": lambda c: 1 + c["RECEIVED"] + c["CARRIED"],
     "reduce_rows": lambda c: 1,
     "reduce_rows_gradient": lambda c: 1,
     "softmax_rows": lambda c: 2,
@@ -116,7 +117,7 @@ def _collector(architecture: str) -> _Collector:
         raise InputError(f"Triton is not installed ({error}): pip install 'hydragnn-ensemble[kernels]'") from None
 
 
-class _Collector(triton_forms.Launcher):
+class _Collector(triton_launch.Launcher):
     """Takes kernels instead of a device, and compiles each variant once."""
 
     def __init__(self, name: str) -> None:
@@ -138,7 +139,7 @@ class _Collector(triton_forms.Launcher):
         self.seen.add(key)
         binary = kernel.warmup(*arguments, grid=(1,), **options)
         named = dict(zip(kernel.arg_names, given))
-        number = next(named[name].itemsize for name in ("x", "right", "partial") if name in named)
+        number = next(named[name].itemsize for name in ("x", "right", "sent", "partial") if name in named)
         expected = _expected(kernel.__name__, options, number, 32 if self.name.startswith("sm_") else 64)
         about = read_amd(binary.asm["amdgcn"]) if "amdgcn" in binary.asm else _read_nvidia(binary, options["num_warps"])
         constants = {key: str(v) for key, v in options.items() if key not in ("enable_fp_fusion", "SPLIT")}
@@ -149,7 +150,7 @@ class _Collector(triton_forms.Launcher):
         """What a call and its derivative launch and no earlier one did."""
         tensors = tuple(tensor.requires_grad_() for tensor in case.tensors)
         self.new = []
-        with taken_for("meta", "cuda"), triton_forms.launched_by(self):
+        with taken_for("meta", "cuda"), triton_launch.launched_by(self):
             value = call(*tensors, *case.rest)
             parts = value if isinstance(value, tuple) else (value,)
             torch.autograd.grad([part.sum() for part in parts], tensors)

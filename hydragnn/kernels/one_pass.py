@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch.autograd import Function
 
-from hydragnn.kernels import triton_forms
+from hydragnn.kernels import triton_reductions
 from hydragnn.kernels.per_receiver import SUMS, WINNERS, counts_in_order
 from hydragnn.kernels.segment_order import segment_order
 
@@ -17,7 +17,9 @@ from hydragnn.kernels.segment_order import segment_order
 def extreme(messages: Tensor, receivers: Tensor, num_nodes: int, which: str) -> tuple[Tensor, Tensor]:
     """Each node's extreme (``amin`` or ``amax``) and the first edge that holds it, one past the last without edges."""
     given = segment_order(receivers, num_nodes)
-    _, low, high = triton_forms.reductions(messages, *given, moments=False, low=which == "amin", high=which == "amax")
+    _, low, high = triton_reductions.reductions(
+        messages, *given, moments=False, low=which == "amin", high=which == "amax"
+    )
     found = low or high
     assert found is not None
     return found
@@ -32,7 +34,7 @@ class _Statistics(Function):
     @staticmethod
     def forward(ctx: Any, messages: Tensor, receivers: Tensor, num_nodes: int) -> tuple[Tensor, ...]:
         given = segment_order(receivers, num_nodes)
-        moments, low, high = triton_forms.reductions(messages, *given, moments=True, low=True, high=True)
+        moments, low, high = triton_reductions.reductions(messages, *given, moments=True, low=True, high=True)
         assert moments is not None and low is not None and high is not None
         ctx.save_for_backward(messages, moments[0], low[1], high[1])
         ctx.segments = (receivers, num_nodes)
@@ -53,7 +55,7 @@ class _StatisticsGradient(Function):
         ctx.save_for_backward(messages, mean, incoming[1], low_edge, high_edge)
         ctx.segments = segments
         given = segment_order(*segments)
-        return triton_forms.reductions_gradient(messages, *given, mean, *incoming, low_edge, high_edge)
+        return triton_reductions.reductions_gradient(messages, *given, mean, *incoming, low_edge, high_edge)
 
     @staticmethod
     def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
@@ -84,7 +86,7 @@ def softmax(scores: Tensor, receivers: Tensor, num_nodes: int) -> Tensor:
 class _Softmax(Function):
     @staticmethod
     def forward(ctx: Any, scores: Tensor, receivers: Tensor, num_nodes: int) -> Tensor:
-        shares = triton_forms.softmax(scores, *segment_order(receivers, num_nodes))
+        shares = triton_reductions.softmax(scores, *segment_order(receivers, num_nodes))
         ctx.save_for_backward(shares)
         ctx.segments = (receivers, num_nodes)
         return shares

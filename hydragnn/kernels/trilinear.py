@@ -154,13 +154,13 @@ def _without_weight(form: Form) -> Form:
 
 
 def _reading(plain: Form, fusable: Form, compiled: Callable[..., Tensor | None], triton: Form) -> Mapping[str, Form]:
-    """Forms of a sum, all of which read weights that edges share; the compiled loops by themselves."""
+    """Forms of a sum, all of which read weights that edges share; compiled loops and Triton by themselves."""
     plain = reads_weights(plain, WEIGHT)
     return {
         ANYWHERE: plain,
         FUSABLE: reads_weights(fusable, WEIGHT),
         "cpu": cpu.or_plain(compiled, plain),
-        **on_accelerators(reads_weights(triton, WEIGHT)),
+        **on_accelerators(triton),
     }
 
 

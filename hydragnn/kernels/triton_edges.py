@@ -10,46 +10,86 @@ from hydragnn.kernels.triton_sums import SIZES
 
 
 @triton.jit(do_not_specialize=SIZES)
-def multiply_ends(senders, receivers, left, right, out, units, num_edges,
-                  GATHER: tl.constexpr, AXES: tl.constexpr, VEC: tl.constexpr,
+def multiply_ends(senders, receivers, left, right, factor, out, units, num_edges,
+                  GATHER: tl.constexpr, FACTOR: tl.constexpr, AXES: tl.constexpr, VEC: tl.constexpr,
                   ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
-    """out[e, c] = sum over axes of left * right[receiver, axis, c]; left is [sender, axis, c], else [e, axis]."""
+    """out[e, c] = sum over axes of left * right[receiver, axis, c]; left is [sender, axis, c], else [e, axis].
+
+    Where ``FACTOR``, times factor[sender, c].
+    """
     C = (units * VEC).to(OFF)
     e = tl.program_id(0) * BE + tl.arange(0, BE)
     f = tl.program_id(1) * BF + tl.arange(0, BF)
     known = e < num_edges
     mask = known[:, None] & (f < C)[None, :]
     i = tl.load(receivers + e, mask=known, other=0).to(OFF)
-    j = tl.load(senders + e, mask=known, other=0).to(OFF) if GATHER else e.to(OFF)
+    j = tl.load(senders + e, mask=known, other=0).to(OFF) if GATHER or FACTOR else e.to(OFF)
     acc = tl.full([BE, BF], 0.0, ACC)
     for axis in tl.static_range(AXES):
         held = tl.load(right + (i[:, None] * (C * AXES) + axis * C + f[None, :]), mask=mask, other=0.0).to(ACC)
         if GATHER:
-            acc += held * tl.load(left + (j[:, None] * (C * AXES) + axis * C + f[None, :]), mask=mask, other=0.0).to(
-                ACC
-            )
+            at = left + (j[:, None] * (C * AXES) + axis * C + f[None, :])
+            acc += held * tl.load(at, mask=mask, other=0.0).to(ACC)
         else:
-            acc += held * tl.load(left + j * AXES + axis, mask=known, other=0.0).to(ACC)[:, None]
+            acc += held * tl.load(left + e.to(OFF) * AXES + axis, mask=known, other=0.0).to(ACC)[:, None]
+    if FACTOR:
+        acc = acc * tl.load(factor + (j[:, None] * C + f[None, :]), mask=mask, other=0.0).to(ACC)
     tl.store(out + (e.to(OFF)[:, None] * C + f[None, :]), acc.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=SIZES)
-def dot_ends(senders, receivers, left, right, out, units, num_edges,
-             GATHER: tl.constexpr, AXES: tl.constexpr, VEC: tl.constexpr,
+def dot_ends(senders, receivers, left, right, pair, weight, out, units, num_edges,
+             GATHER: tl.constexpr, PAIR: tl.constexpr, WEIGHT: tl.constexpr,
+             AXES: tl.constexpr, GROUP: tl.constexpr, VEC: tl.constexpr,
              ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
-    """out[e, axis] = sum over c of left[sender or e, c] * right[receiver, axis, c]."""
+    """out[e, axis] = sum over c of left[sender or e, c] * right[receiver, axis, c], times the weight of e and c if ``WEIGHT``."""
     C = (units * VEC).to(OFF)
     e = tl.program_id(0) * BE + tl.arange(0, BE)
+    axis = tl.program_id(1) * GROUP
     known = e < num_edges
     i = tl.load(receivers + e, mask=known, other=0).to(OFF)
     j = tl.load(senders + e, mask=known, other=0).to(OFF) if GATHER else e.to(OFF)
-    for axis in tl.static_range(AXES):
-        acc = tl.full([BE, BF], 0.0, ACC)
-        for start in range(0, C, BF):
-            f = start + tl.arange(0, BF)
-            mask = known[:, None] & (f < C)[None, :]
-            one = tl.load(left + (j[:, None] * C + f[None, :]), mask=mask, other=0.0).to(ACC)
-            acc += one * tl.load(right + (i[:, None] * (C * AXES) + axis * C + f[None, :]), mask=mask, other=0.0).to(
-                ACC
-            )
-        tl.store(out + e.to(OFF) * AXES + axis, tl.sum(acc, 1).to(out.dtype.element_ty), mask=known)
+    k = tl.load(pair + e, mask=known, other=0).to(OFF) if PAIR else e.to(OFF)
+    acc0 = tl.full([BE, BF], 0.0, ACC)
+    acc1 = acc0
+    acc2 = acc0
+    for start in range(0, C, BF):
+        f = start + tl.arange(0, BF)
+        mask = known[:, None] & (f < C)[None, :]
+        one = tl.load(left + (j[:, None] * C + f[None, :]), mask=mask, other=0.0).to(ACC)
+        if WEIGHT:
+            one = one * tl.load(weight + (k[:, None] * C + f[None, :]), mask=mask, other=0.0).to(ACC)
+        at = right + (i[:, None] * (C * AXES) + axis * C + f[None, :])
+        acc0 += one * tl.load(at, mask=mask, other=0.0).to(ACC)
+        if GROUP > 1:
+            acc1 += one * tl.load(at + C, mask=mask, other=0.0).to(ACC)
+        if GROUP > 2:
+            acc2 += one * tl.load(at + 2 * C, mask=mask, other=0.0).to(ACC)
+    place = out + e.to(OFF) * AXES + axis
+    kind = out.dtype.element_ty
+    tl.store(place, tl.sum(acc0, 1).to(kind), mask=known)
+    if GROUP > 1:
+        tl.store(place + 1, tl.sum(acc1, 1).to(kind), mask=known)
+    if GROUP > 2:
+        tl.store(place + 2, tl.sum(acc2, 1).to(kind), mask=known)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def add_ends(senders, receivers, sent, received, carried, out, units, num_edges,
+             RECEIVED: tl.constexpr, CARRIED: tl.constexpr, VEC: tl.constexpr,
+             ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
+    """out[e, c] = sent[sender, c], and received[receiver, c] and carried[e, c] where they are given."""
+    C = (units * VEC).to(OFF)
+    e = tl.program_id(0) * BE + tl.arange(0, BE)
+    f = tl.program_id(1) * BF + tl.arange(0, BF)
+    known = e < num_edges
+    mask = known[:, None] & (f < C)[None, :]
+    j = tl.load(senders + e, mask=known, other=0).to(OFF)
+    place = e.to(OFF)[:, None] * C + f[None, :]
+    acc = tl.load(sent + (j[:, None] * C + f[None, :]), mask=mask, other=0.0).to(ACC)
+    if RECEIVED:
+        i = tl.load(receivers + e, mask=known, other=0).to(OFF)
+        acc += tl.load(received + (i[:, None] * C + f[None, :]), mask=mask, other=0.0).to(ACC)
+    if CARRIED:
+        acc += tl.load(carried + place, mask=mask, other=0.0).to(ACC)
+    tl.store(out + place, acc.to(out.dtype.element_ty), mask=mask)

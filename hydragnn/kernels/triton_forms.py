@@ -1,70 +1,57 @@
-"""The forms of ops in Triton, for ROCm and CUDA: they choose tiles and launch the kernels of ``triton_sums``, ``triton_edges``
-and ``triton_segments``. Triton itself, which torch brings along on these devices, is imported when the first is called."""
+"""Sums over rows and products of edges in Triton, for ROCm and CUDA: they choose tiles and launch the kernels of ``triton_sums``
+and ``triton_edges``. Triton itself, which torch brings along on these devices, is imported when the first is called."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hydragnn.graphs.topology import Topology
-from hydragnn.kernels.tiles import architecture_of, tile_of, tile_shape
-
-LONG = 512
-"""A row of more edges is summed by several programs."""
-
-
-class Launcher:
-    """Runs kernels on the device of their tensors."""
-
-    def architecture(self, device: torch.device) -> str:
-        """The name of a device's architecture, e.g. ``gfx90a`` or ``sm_90``."""
-        return architecture_of(device)
-
-    def __call__(self, kernel: Any, grid: tuple[int, ...], given: Sequence[Any], options: Mapping[str, Any]) -> None:
-        """Launch a kernel with its arguments and constants."""
-        device = given[0].device
-        if device.type == "cuda" and device.index != torch.cuda.current_device():
-            with torch.cuda.device(device):
-                kernel[grid](*given, **options)
-        else:
-            kernel[grid](*given, **options)
-
-
-_launcher: list[Launcher] = [Launcher()]
-
-
-@contextmanager
-def launched_by(launcher: Launcher) -> Iterator[None]:
-    """Within it ``launcher`` gets all kernels, e.g. one that compiles them for a device that is not here."""
-    _launcher.append(launcher)
-    try:
-        yield
-    finally:
-        _launcher.pop()
+from hydragnn.kernels import triton_launch
+from hydragnn.kernels.triton_launch import constants_of, launch, sum_dtype
 
 
 def sum_to_rows(x: Tensor, weight: Tensor | None, topology: Topology) -> Tensor:
     """A: each row's sum of what its senders hold, times the weight."""
-    return _sum(x, weight, topology.row_offsets, topology.receivers, topology.senders, None)
+    return _sum(Summands(*_by_row(topology), topology.senders, x=x, weight=weight, numbers=topology.pair))
 
 
 def sum_to_columns(g: Tensor, weight: Tensor | None, topology: Topology) -> Tensor:
     """B: the same along the transposed order."""
-    owners, index = topology.sorted_senders, topology.receivers_by_sender
-    return _sum(g, weight, topology.column_offsets, owners, index, topology.by_sender)
+    numbers = None if weight is None else _weights_by_column(topology)
+    return _sum(Summands(*_by_column(topology), topology.receivers_by_sender, x=g, weight=weight, numbers=numbers))
 
 
 def sum_of_outer_products(messages: Tensor, directions: Tensor, topology: Topology) -> Tensor:
     """S: each row's sum of messages times directions; a sum per axis, of one read of the messages."""
-    axes, channels = directions.shape[1], messages.shape[1]
-    out = messages.new_empty(topology.num_rows, axes, channels)
-    given = (topology.row_offsets, topology.receivers, None, None, directions, messages)
-    _launch_sums(given, out, channels, axes, weight_kind=3, x_axes=False)
+    return _sum_outer(Summands(*_by_row(topology), None, x=messages, along=directions), messages.dtype)
+
+
+def sum_along(x: Tensor, weight: Tensor, directions: Tensor, topology: Topology) -> Tensor:
+    """V: S of weighted states of senders, which are read where they stand."""
+    rows, pair = _by_row(topology), topology.pair
+    given = Summands(*rows, topology.senders, x=x, weight=weight, numbers=pair, along=directions)
+    return _sum_outer(given, torch.promote_types(x.dtype, weight.dtype))
+
+
+def collect_along(weight: Tensor, directions: Tensor, vectors: Tensor, topology: Topology) -> Tensor:
+    """X: what receivers hold along the edge, weighed and summed at the senders, edge by edge."""
+    given = Summands(
+        *_by_column(topology),
+        topology.receivers_by_sender,
+        x=vectors,
+        weight=weight,
+        numbers=_weights_by_column(topology),
+        along=directions,
+        order=topology.by_sender,
+    )
+    kind = torch.promote_types(weight.dtype, vectors.dtype)
+    out = weight.new_empty(topology.num_columns, weight.shape[1], dtype=kind)
+    _launch_sums(given, out, weight.shape[1], axes=1, inner=directions.shape[1])
     return out
 
 
@@ -74,19 +61,25 @@ def product_of_ends(x: Tensor, g: Tensor, topology: Topology, per_channel: bool)
     if per_channel:
         channels = x.shape[-1]
         out = x.new_empty(topology.num_edges, channels, dtype=kind)
-        axes = x.shape[1:-1].numel()
-        _launch_edges("multiply_ends", topology, x, g, out, channels, axes, gather=True)
+        _multiply_ends(topology, x, g, None, out, x.shape[1:-1].numel(), gather=True)
         return out
     out = x.new_empty(topology.num_edges, dtype=kind)
-    _launch_edges("dot_ends", topology, x, g, out, x.shape[1:].numel(), 1, gather=True)
+    _dot_ends(topology, x, g, None, out, x.shape[1:].numel(), 1, gather=True)
     return out
 
 
 def sum_over_axes(directions: Tensor, vectors: Tensor, topology: Topology) -> Tensor:
     """T: what each edge's receiver holds, along the direction of the edge."""
-    channels = vectors.shape[-1]
-    out = vectors.new_empty(topology.num_edges, channels)
-    _launch_edges("multiply_ends", topology, directions, vectors, out, channels, vectors.shape[1], gather=False)
+    out = vectors.new_empty(topology.num_edges, vectors.shape[-1])
+    _multiply_ends(topology, directions, vectors, None, out, vectors.shape[1], gather=False)
+    return out
+
+
+def multiply_along(x: Tensor, directions: Tensor, vectors: Tensor, topology: Topology) -> Tensor:
+    """W: T times what the sender holds."""
+    kind = torch.promote_types(x.dtype, vectors.dtype)
+    out = vectors.new_empty(topology.num_edges, vectors.shape[-1], dtype=kind)
+    _multiply_ends(topology, directions, vectors, x, out, vectors.shape[1], gather=False)
     return out
 
 
@@ -94,135 +87,180 @@ def sum_over_channels(messages: Tensor, vectors: Tensor, topology: Topology) -> 
     """R: what each edge's receiver holds, times the edge's message and summed over channels."""
     kind = torch.promote_types(messages.dtype, vectors.dtype)
     out = vectors.new_empty(topology.num_edges, vectors.shape[1], dtype=kind)
-    _launch_edges("dot_ends", topology, messages, vectors, out, vectors.shape[-1], vectors.shape[1], gather=False)
+    _dot_ends(topology, messages, vectors, None, out, vectors.shape[-1], vectors.shape[1], gather=False)
+    return out
+
+
+def contract_along(x: Tensor, weight: Tensor, vectors: Tensor, topology: Topology) -> Tensor:
+    """U: R of weighted states of senders, which are read where they stand."""
+    kind = torch.promote_types(torch.promote_types(x.dtype, weight.dtype), vectors.dtype)
+    out = vectors.new_empty(topology.num_edges, vectors.shape[1], dtype=kind)
+    _dot_ends(topology, x, vectors, weight, out, vectors.shape[-1], vectors.shape[1], gather=True)
+    return out
+
+
+def add_ends(received: Tensor | None, sent: Tensor, edges: Tensor | None, topology: Topology) -> Tensor:
+    """J: what both ends and the edge hold, added; one read of each and one write."""
+    kind = sent.dtype
+    for tensor in (received, edges):
+        kind = kind if tensor is None else torch.promote_types(kind, tensor.dtype)
+    out = sent.new_empty(topology.num_edges, *sent.shape[1:], dtype=kind)
+    asked = {"RECEIVED": received is not None, "CARRIED": edges is not None}
+    _launch_edges("add_ends", topology, (sent, received, edges), out, sent.shape[1:].numel(), asked)
     return out
 
 
 def sum_to_receivers(messages: Tensor, topology: Topology) -> Tensor:
     """Each row's sum of the messages it receives."""
-    return _sum(messages, None, topology.row_offsets, topology.receivers, None, None)
+    return _sum(Summands(*_by_row(topology), None, x=messages))
 
 
 def sum_to_senders(messages: Tensor, topology: Topology) -> Tensor:
     """Each column's sum of the messages it sends."""
-    return _sum(messages, None, topology.column_offsets, topology.sorted_senders, topology.by_sender, None)
+    return _sum(Summands(*_by_column(topology), topology.by_sender, x=messages))
 
 
 def sum_in_order(messages: Tensor, order: Tensor, owners: Tensor, offsets: Tensor) -> Tensor:
     """Each row's sum of messages, where ``order`` sorts them by row."""
-    return _sum(messages, None, offsets, owners, order, None)
+    return _sum(Summands(offsets, owners, order, x=messages))
 
 
-Pair = tuple[Tensor, Tensor] | None
+@dataclass(frozen=True, slots=True)
+class Summands:
+    """What a sum over rows reads: where rows begin and who owns a position, then by position and by edge; None is not read."""
+
+    offsets: Tensor
+    owners: Tensor
+    index: Tensor | None
+    """The item of x at a position; the position itself where it is None."""
+    _: KW_ONLY
+    x: Tensor
+    weight: Tensor | None = None
+    numbers: Tensor | None = None
+    """The number of the weight at a position; the position itself where it is None."""
+    along: Tensor | None = None
+    """One number per edge and axis."""
+    order: Tensor | None = None
+    """The edge at a position; the position itself where it is None."""
 
 
-def reductions(
-    x: Tensor, order: Tensor, owners: Tensor, offsets: Tensor, *, moments: bool, low: bool, high: bool
-) -> tuple[Pair, Pair, Pair]:
-    """Mean and variance, smallest values and their edges, largest and theirs, per row: those asked for, in one pass."""
-    from hydragnn.kernels import triton_segments as kernels
-
-    def results(asked: bool, second: torch.dtype) -> Pair:
-        shape = (offsets.shape[0] - 1, *x.shape[1:])
-        return (x.new_empty(shape), x.new_empty(shape, dtype=second)) if asked else None
-
-    pairs = results(moments, x.dtype), results(low, torch.int64), results(high, torch.int64)
-    (mean, variance), (least, least_at), (most, most_at) = ((x, x) if pair is None else pair for pair in pairs)
-    given = (offsets, order, x.contiguous(), mean, variance, least, most, least_at, most_at)
-    asked = {"MOMENTS": moments, "LOW": low, "HIGH": high}
-    group = "statistics" if moments else "segments"
-    _launch_rows(kernels.reduce_rows, given, asked, group, x.shape[0])
-    return pairs
+def _by_row(topology: Topology) -> tuple[Tensor, Tensor]:
+    return topology.row_offsets, topology.receivers
 
 
-def reductions_gradient(x: Tensor, order: Tensor, owners: Tensor, offsets: Tensor, *rest: Tensor) -> Tensor:
-    """What messages receive from mean, variance, smallest and largest; ``rest``: the mean, what these received, the edges."""
-    from hydragnn.kernels import triton_segments as kernels
-
-    mean, to_mean, to_variance, to_low, to_high, low_edge, high_edge = (tensor.contiguous() for tensor in rest)
-    out = torch.empty_like(x, memory_format=torch.contiguous_format)
-    edges, incoming = (mean, low_edge, high_edge), (to_mean, to_variance, to_low, to_high)
-    _launch_rows(
-        kernels.reduce_rows_gradient, (offsets, order, x.contiguous(), *edges, *incoming, out), {}, "statistics"
-    )
-    return out
+def _by_column(topology: Topology) -> tuple[Tensor, Tensor]:
+    return topology.column_offsets, topology.sorted_senders
 
 
-def softmax(x: Tensor, order: Tensor, owners: Tensor, offsets: Tensor) -> Tensor:
-    """Shares of the exponentials of a row."""
-    from hydragnn.kernels import triton_segments as kernels
-
-    out = torch.empty_like(x, memory_format=torch.contiguous_format)
-    _launch_rows(kernels.softmax_rows, (offsets, order, x.contiguous(), out), {}, "segments")
-    return out
+def _weights_by_column(topology: Topology) -> Tensor:
+    """The number of the weight of every edge, in the order of senders."""
+    return topology.by_sender if topology.pair is None else topology.pair.index_select(0, topology.by_sender)
 
 
-def _launch_rows(kernel: Any, given: tuple[Tensor, ...], constants: dict[str, Any], group: str, *sizes: int) -> None:
-    """A kernel with one program per row of messages, the third of ``given``."""
-    offsets, _, x = given[:3]
-    rows, channels = offsets.shape[0] - 1, x.shape[1:].numel()
-    if rows and channels:
-        options, tiles = _options(group, (x,), channels, 1)
-        units = channels // options["VEC"]
-        _launcher[-1](kernel, (rows, tiles), (*given, units, *sizes), {**options, **constants})
-
-
-def _sum(
-    x: Tensor, weight: Tensor | None, offsets: Tensor, owners: Tensor, index: Tensor | None, order: Tensor | None
-) -> Tensor:
-    """Sums of rows of x along an index; a weight is in the order of edges, ``order`` that of the index."""
-    rows, per_channel = offsets.shape[0] - 1, weight is not None and weight.dim() > 1
+def _sum(given: Summands) -> Tensor:
+    """Sums of items of x with all their axes."""
+    x, weight = given.x, given.weight
+    per_channel = weight is not None and weight.dim() > 1
     kind = torch.promote_types(x.dtype, weight.dtype) if weight is not None and per_channel else x.dtype
-    out = x.new_empty(rows, *x.shape[1:], dtype=kind)
+    out = x.new_empty(given.offsets.shape[0] - 1, *x.shape[1:], dtype=kind)
     axes = x.shape[1:-1].numel() if per_channel else 1  # otherwise axes are channels like others
-    kind_of_weight = 0 if weight is None else 2 if per_channel else 1
-    given = (offsets, owners, index, order, weight, x)
-    _launch_sums(given, out, x.shape[1:].numel() // max(axes, 1), axes, weight_kind=kind_of_weight, x_axes=axes > 1)
+    _launch_sums(given, out, x.shape[1:].numel() // max(axes, 1), axes, x_axes=axes > 1)
+    return out
+
+
+def _sum_outer(given: Summands, kind: torch.dtype) -> Tensor:
+    """Sums of items of x times numbers of edges: one for each of their axes."""
+    assert given.along is not None
+    axes, channels = given.along.shape[1], given.x.shape[1]
+    out = given.x.new_empty(given.offsets.shape[0] - 1, axes, channels, dtype=kind)
+    _launch_sums(given, out, channels, axes)
     return out
 
 
 def _launch_sums(
-    given: tuple[Tensor | None, ...], out: Tensor, channels: int, axes: int, weight_kind: int, x_axes: bool
+    given: Summands, out: Tensor, channels: int, axes: int, *, inner: int = 1, x_axes: bool = False
 ) -> None:
     """All rows, and where one could be long also its windows, which are then joined."""
     from hydragnn.kernels import triton_sums as kernels
 
     if not out.numel():
         return
-    offsets, owners, index, order, weight, x = (_ready(tensor) for tensor in given)
-    assert offsets is not None and owners is not None and x is not None
-    edges, rows = owners.shape[0], out.shape[0]
-    group = next(some for some in (3, 2, 1) if axes % some == 0)  # sums that a program holds at once
-    options, tiles = _options("sums", (x, weight, out), channels, group)
+    long = triton_launch.LONG
+    offsets, edges, rows = given.offsets.contiguous(), given.owners.shape[0], out.shape[0]
+    weight = given.weight
+    group = _group(axes)
+    options, tiles = constants_of("sums", (given.x, weight, given.along, out), channels, max(group, min(inner, 2)))
     constants = {
         **options,
-        "SPLIT": LONG,
-        "GATHER": index is not None,
-        "ORDER": order is not None and weight is not None,
-        "WEIGHT": weight_kind,
+        "SPLIT": long,
+        "GATHER": given.index is not None,
+        "ORDER": given.order is not None,
+        "NUMBERED": given.numbers is not None and weight is not None,
+        "WEIGHT": 0 if weight is None else 1 if weight.dim() == 1 else 2,
+        "ALONG": given.along is not None and inner == 1,
+        "INNER": inner,
         "AXES": axes,
         "GROUP": group,
         "X_AXES": x_axes,
     }
     units, groups = channels // options["VEC"], axes // group
-    read = tuple(offsets if tensor is None else tensor for tensor in (index, order, weight, x))
-    _launcher[-1](kernels.sum_rows, (rows, tiles, groups), (offsets, *read, out, units), constants)
-    if edges <= LONG:
+    arrays = given.index, given.order, given.numbers, weight, given.along, given.x
+    read = tuple(offsets if tensor is None else tensor.contiguous() for tensor in arrays)
+    launch(kernels.sum_rows, (rows, tiles, groups), (offsets, *read, out, units), constants)
+    if edges <= long:
         return
-    windows = -(-edges // LONG)
-    partial = out.new_empty(windows, 2, channels * axes, dtype=_sum_dtype(x, weight))
-    _launcher[-1](
-        kernels.sum_windows, (windows, tiles, groups), (offsets, owners, *read, partial, units, edges), constants
-    )
-    join, tiles = _options("sums", (partial, out), channels * axes, 1)
+    windows = -(-edges // long)
+    partial = out.new_empty(windows, 2, channels * axes, dtype=sum_dtype(given.x, weight, given.along))
+    sizes = (units, edges)
+    launch(kernels.sum_windows, (windows, tiles, groups), (offsets, given.owners, *read, partial, *sizes), constants)
+    join, tiles = constants_of("sums", (partial, out), channels * axes, 1)
     units = channels * axes // join["VEC"]
-    _launcher[-1](kernels.join_windows, (rows, tiles), (offsets, partial, out, units), {**join, "SPLIT": LONG})
+    launch(kernels.join_windows, (rows, tiles), (offsets, partial, out, units), {**join, "SPLIT": long})
+
+
+def _group(axes: int) -> int:
+    """Axes whose sums a program holds at once."""
+    return next(some for some in (3, 2, 1) if axes % some == 0)
+
+
+def _multiply_ends(
+    topology: Topology, left: Tensor, right: Tensor, factor: Tensor | None, out: Tensor, axes: int, *, gather: bool
+) -> None:
+    constants = {"GATHER": gather, "FACTOR": factor is not None, "AXES": axes}
+    _launch_edges("multiply_ends", topology, (left, right, factor), out, out.shape[-1], constants)
+
+
+def _dot_ends(
+    topology: Topology,
+    left: Tensor,
+    right: Tensor,
+    weight: Tensor | None,
+    out: Tensor,
+    channels: int,
+    axes: int,
+    *,
+    gather: bool,
+) -> None:
+    pair = None if weight is None else topology.pair
+    constants = {
+        "GATHER": gather,
+        "PAIR": pair is not None,
+        "WEIGHT": weight is not None,
+        "AXES": axes,
+        "GROUP": _group(axes),
+    }
+    _launch_edges("dot_ends", topology, (left, right, pair, weight), out, channels, constants)
 
 
 def _launch_edges(
-    name: str, topology: Topology, left: Tensor, right: Tensor, out: Tensor, channels: int, axes: int, gather: bool
+    name: str,
+    topology: Topology,
+    tensors: tuple[Tensor | None, ...],
+    out: Tensor,
+    channels: int,
+    constants: Mapping[str, Any],
 ) -> None:
-    """A kernel with a result per edge."""
+    """A kernel with a result per edge, of tensors of which the first is always there."""
     from hydragnn.kernels import triton_edges as kernels
 
     if not out.numel():
@@ -230,40 +268,13 @@ def _launch_edges(
     if not channels:
         out.zero_()
         return
-    left, right = left.contiguous(), right.contiguous()
-    options, tiles = _options("edges", (left, right, out), channels, 1)
+    group = constants.get("GROUP", 1)
+    options, tiles = constants_of("edges", (*tensors, out), channels, group)
     units, edges = channels // options["VEC"], topology.num_edges
     blocks = -(-edges // options["BE"])
-    given = (topology.senders, topology.receivers, left, right, out, units, edges)
-    grid = (blocks,) if name == "dot_ends" else (blocks, tiles)
-    _launcher[-1](getattr(kernels, name), grid, given, {**options, "GATHER": gather, "AXES": axes})
-
-
-def _ready(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.contiguous()
-
-
-def _sum_dtype(*tensors: Tensor | None) -> torch.dtype:
-    """Sums are in fp32, of fp64 in fp64."""
-    double = any(tensor is not None and tensor.dtype == torch.float64 for tensor in tensors)
-    return torch.float64 if double else torch.float32
-
-
-def _options(group: str, tensors: Sequence[Tensor | None], channels: int, axes: int) -> tuple[dict[str, Any], int]:
-    """The constants that all kernels have, and how many tiles the channels are."""
-    import triton.language as tl
-
-    known = [tensor for tensor in tensors if tensor is not None]
-    tile = tile_of(group, _launcher[-1].architecture(known[0].device))
-    double = _sum_dtype(*known) == torch.float64
-    edges, wide = tile_shape(tile, channels, 2 * axes if double else axes)
-    options = {
-        "VEC": math.gcd(channels, 16),
-        "ACC": tl.float64 if double else tl.float32,
-        "OFF": tl.int64 if any(tensor.numel() >= 2**31 for tensor in known) else tl.int32,
-        "BE": edges,
-        "BF": wide,
-        "num_warps": tile.warps,
-        "enable_fp_fusion": True,
-    }
-    return options, -(-channels // wide)
+    first = tensors[0]
+    assert first is not None
+    read = tuple((first if tensor is None else tensor).contiguous() for tensor in tensors)
+    given = (topology.senders, topology.receivers, *read, out, units, edges)
+    grid = (blocks, constants["AXES"] // group if name == "dot_ends" else tiles)
+    launch(getattr(kernels, name), grid, given, {**options, **constants})

@@ -4,9 +4,10 @@ Rows of more than ``SPLIT`` edges are left out by ``sum_rows``: ``sum_windows`` 
 ``join_windows`` adds the windows in their order. Every sum has one order, so that the same numbers give the same bits.
 
 Names: C channels of one axis = ``units * VEC``, so that the compiler knows what divides C; BE x BF edges x channels of a
-tile; ACC the dtype of sums; OFF that of offsets, int64 where a tensor has 2^31 elements. ``WEIGHT``: 0 none, 1 per edge,
-2 per edge and channel, 3 per edge and axis. There is one sum per axis, of x by axes where
-``X_AXES``; a program holds those of a ``GROUP`` of at most three axes.
+tile; ACC the dtype of sums; OFF that of offsets, int64 where a tensor has 2^31 elements. Position p of a sum is the edge
+``order[p]``, which has the weight ``numbers[p]``; both are p unless ``ORDER``, ``NUMBERED``. ``WEIGHT``: 0 none, 1 per edge, 2 per edge and channel. There is one sum per axis,
+of x by axes where ``X_AXES``, of x times the edge's number for the axis where ``ALONG``; a program holds those of a ``GROUP`` of at
+most three axes. Where ``INNER`` is more than 1, x has so many axes, which are summed along the edge's numbers before they are weighed.
 """
 
 import triton
@@ -17,37 +18,45 @@ SIZES = ("units", "edges", "num_edges", "none")
 
 
 @triton.jit
-def _sum_edges(first, last, index, order, weight, x, f, C, axis,
-               GATHER: tl.constexpr, ORDER: tl.constexpr, WEIGHT: tl.constexpr,
-               AXES: tl.constexpr, GROUP: tl.constexpr, X_AXES: tl.constexpr,
+def _sum_edges(first, last, index, order, numbers, weight, along, x, f, C, axis,
+               GATHER: tl.constexpr, ORDER: tl.constexpr, NUMBERED: tl.constexpr, WEIGHT: tl.constexpr, ALONG: tl.constexpr,
+               INNER: tl.constexpr, AXES: tl.constexpr, GROUP: tl.constexpr, X_AXES: tl.constexpr,
                ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
-    """Sums over the edges first to last per place of the tile, one per axis of a group that begins at ``axis``."""
+    """Sums over the positions first to last per place of the tile, one per axis of a group that begins at ``axis``."""
     acc0 = tl.full([BE, BF], 0.0, ACC)
     acc1 = acc0
     acc2 = acc0
     for start in range(first, last, BE):
-        e = start + tl.arange(0, BE)
-        known = e < last
+        p = start + tl.arange(0, BE)
+        known = p < last
         mask = known[:, None] & (f < C)[None, :]
-        j = tl.load(index + e, mask=known, other=0).to(OFF) if GATHER else e.to(OFF)
-        at = x + (j[:, None] * (C * AXES) + axis * C + f[None, :] if X_AXES else j[:, None] * C + f[None, :])
-        v0 = tl.load(at, mask=mask, other=0.0).to(ACC)
-        v1 = tl.load(at + C, mask=mask, other=0.0).to(ACC) if X_AXES and GROUP > 1 else v0
-        v2 = tl.load(at + 2 * C, mask=mask, other=0.0).to(ACC) if X_AXES and GROUP > 2 else v0
-        if WEIGHT > 0:
-            k = tl.load(order + e, mask=known, other=0).to(OFF) if ORDER else e.to(OFF)
+        j = tl.load(index + p, mask=known, other=0).to(OFF) if GATHER else p.to(OFF)
+        edge = tl.load(order + p, mask=known, other=0).to(OFF) if ORDER else p.to(OFF)
+        k = tl.load(numbers + p, mask=known, other=0).to(OFF) if NUMBERED else p.to(OFF)
+        if INNER > 1:
+            v0 = tl.full([BE, BF], 0.0, ACC)
+            for inner in tl.static_range(INNER):
+                held = tl.load(x + (j[:, None] * (C * INNER) + inner * C + f[None, :]), mask=mask, other=0.0).to(ACC)
+                v0 += held * tl.load(along + edge * INNER + inner, mask=known, other=0.0).to(ACC)[:, None]
+            v1 = v0
+            v2 = v0
+        else:
+            at = x + (j[:, None] * (C * AXES) + axis * C + f[None, :] if X_AXES else j[:, None] * C + f[None, :])
+            v0 = tl.load(at, mask=mask, other=0.0).to(ACC)
+            v1 = tl.load(at + C, mask=mask, other=0.0).to(ACC) if X_AXES and GROUP > 1 else v0
+            v2 = tl.load(at + 2 * C, mask=mask, other=0.0).to(ACC) if X_AXES and GROUP > 2 else v0
         if WEIGHT == 1:
             w = tl.load(weight + k, mask=known, other=0.0).to(ACC)[:, None]
             v0, v1, v2 = v0 * w, v1 * w, v2 * w
         if WEIGHT == 2:
             w = tl.load(weight + (k[:, None] * C + f[None, :]), mask=mask, other=0.0).to(ACC)
             v0, v1, v2 = v0 * w, v1 * w, v2 * w
-        if WEIGHT == 3:
-            v0 = v0 * tl.load(weight + k * AXES + axis, mask=known, other=0.0).to(ACC)[:, None]
+        if ALONG:
+            v0 = v0 * tl.load(along + edge * AXES + axis, mask=known, other=0.0).to(ACC)[:, None]
             if GROUP > 1:
-                v1 = v1 * tl.load(weight + k * AXES + axis + 1, mask=known, other=0.0).to(ACC)[:, None]
+                v1 = v1 * tl.load(along + edge * AXES + axis + 1, mask=known, other=0.0).to(ACC)[:, None]
             if GROUP > 2:
-                v2 = v2 * tl.load(weight + k * AXES + axis + 2, mask=known, other=0.0).to(ACC)[:, None]
+                v2 = v2 * tl.load(along + edge * AXES + axis + 2, mask=known, other=0.0).to(ACC)[:, None]
         acc0 += v0
         if GROUP > 1:
             acc1 += v1
@@ -68,10 +77,10 @@ def _store_axes(out, at, acc0, acc1, acc2, f, C, GROUP: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=SIZES)
-def sum_rows(offsets, index, order, weight, x, out, units,
+def sum_rows(offsets, index, order, numbers, weight, along, x, out, units,
              SPLIT: tl.constexpr, VEC: tl.constexpr,
-             GATHER: tl.constexpr, ORDER: tl.constexpr, WEIGHT: tl.constexpr,
-             AXES: tl.constexpr, GROUP: tl.constexpr, X_AXES: tl.constexpr,
+             GATHER: tl.constexpr, ORDER: tl.constexpr, NUMBERED: tl.constexpr, WEIGHT: tl.constexpr, ALONG: tl.constexpr,
+             INNER: tl.constexpr, AXES: tl.constexpr, GROUP: tl.constexpr, X_AXES: tl.constexpr,
              ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
     """The sum of every row that is not long; zeros for the others, which ``join_windows`` overwrites."""
     row = tl.program_id(0)
@@ -81,16 +90,16 @@ def sum_rows(offsets, index, order, weight, x, out, units,
     first = tl.load(offsets + row).to(tl.int32)
     last = tl.load(offsets + row + 1).to(tl.int32)
     last = tl.where(last - first > SPLIT, first, last)
-    acc0, acc1, acc2 = _sum_edges(first, last, index, order, weight, x, f, C, axis,
-                                  GATHER, ORDER, WEIGHT, AXES, GROUP, X_AXES, ACC, OFF, BE, BF)  # fmt: skip
+    acc0, acc1, acc2 = _sum_edges(first, last, index, order, numbers, weight, along, x, f, C, axis,
+                                  GATHER, ORDER, NUMBERED, WEIGHT, ALONG, INNER, AXES, GROUP, X_AXES, ACC, OFF, BE, BF)  # fmt: skip
     _store_axes(out, row.to(OFF) * (C * AXES) + axis * C, acc0, acc1, acc2, f, C, GROUP)
 
 
 @triton.jit(do_not_specialize=SIZES)
-def sum_windows(offsets, owners, index, order, weight, x, partial, units, num_edges,
+def sum_windows(offsets, owners, index, order, numbers, weight, along, x, partial, units, num_edges,
                 SPLIT: tl.constexpr, VEC: tl.constexpr,
-                GATHER: tl.constexpr, ORDER: tl.constexpr, WEIGHT: tl.constexpr,
-                AXES: tl.constexpr, GROUP: tl.constexpr, X_AXES: tl.constexpr,
+                GATHER: tl.constexpr, ORDER: tl.constexpr, NUMBERED: tl.constexpr, WEIGHT: tl.constexpr, ALONG: tl.constexpr,
+                INNER: tl.constexpr, AXES: tl.constexpr, GROUP: tl.constexpr, X_AXES: tl.constexpr,
                 ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
     """A window's part of long rows: slot 0 for the row that owns its first edge, slot 1 for another that owns its last."""
     window = tl.program_id(0)
@@ -104,14 +113,14 @@ def sum_windows(offsets, owners, index, order, weight, x, partial, units, num_ed
     head_first = tl.load(offsets + head).to(tl.int32)
     head_last = tl.load(offsets + head + 1).to(tl.int32)
     if head_last - head_first > SPLIT:
-        acc0, acc1, acc2 = _sum_edges(first, tl.minimum(head_last, last), index, order, weight, x, f, C, axis,
-                                      GATHER, ORDER, WEIGHT, AXES, GROUP, X_AXES, ACC, OFF, BE, BF)  # fmt: skip
+        acc0, acc1, acc2 = _sum_edges(first, tl.minimum(head_last, last), index, order, numbers, weight, along, x, f, C, axis,
+                                      GATHER, ORDER, NUMBERED, WEIGHT, ALONG, INNER, AXES, GROUP, X_AXES, ACC, OFF, BE, BF)  # fmt: skip
         _store_axes(partial, (2 * window).to(OFF) * (C * AXES) + axis * C, acc0, acc1, acc2, f, C, GROUP)
     tail_first = tl.load(offsets + tail).to(tl.int32)
     tail_last = tl.load(offsets + tail + 1).to(tl.int32)
     if (tail != head) & (tail_last - tail_first > SPLIT):
-        acc0, acc1, acc2 = _sum_edges(tail_first, last, index, order, weight, x, f, C, axis,
-                                      GATHER, ORDER, WEIGHT, AXES, GROUP, X_AXES, ACC, OFF, BE, BF)  # fmt: skip
+        acc0, acc1, acc2 = _sum_edges(tail_first, last, index, order, numbers, weight, along, x, f, C, axis,
+                                      GATHER, ORDER, NUMBERED, WEIGHT, ALONG, INNER, AXES, GROUP, X_AXES, ACC, OFF, BE, BF)  # fmt: skip
         _store_axes(partial, (2 * window + 1).to(OFF) * (C * AXES) + axis * C, acc0, acc1, acc2, f, C, GROUP)
 
 

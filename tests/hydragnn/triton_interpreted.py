@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from hydragnn.kernels import OPS, Case, Op, triton_forms
+from hydragnn.kernels import OPS, Case, Op, triton_launch
 from hydragnn.kernels.family import taken_for
 from hydragnn.kernels.op import numbers
 from hydragnn.kernels.ops import case_graphs, graph
@@ -24,7 +24,7 @@ FEW = {"few": graph(3, 3, [((7 * e + e * e) % 3, e // 4) for e in range(8)])}
 WIDTHS = [(1, torch.float32), (20, torch.float16), (48, torch.bfloat16), (130, torch.float32)]
 
 
-class Interpreter(triton_forms.Launcher):
+class Interpreter(triton_launch.Launcher):
     """Tensors on a CPU, tiles of a GPU."""
 
     def architecture(self, device: torch.device) -> str:
@@ -79,7 +79,7 @@ def long() -> Iterator[tuple[str, float, float]]:
         for name, op in OPS.items():
             for case, given in op.cases({key: GRAPHS[key] for key in ("many", "all to the last")}):
                 yield f"{name} {case}", forward(op, given, torch.float64), op.tolerance[torch.float64]
-    for split in (triton_forms.LONG, 100):
+    for split in (triton_launch.LONG, 100):
         star = graph(7, 3, [((7 * e + e * e) % 7, 1) for e in range(600)])
         with rows_longer_than(split):
             op = OPS["gather_multiply_sum"]
@@ -102,12 +102,12 @@ def axes() -> Iterator[tuple[str, float, float]]:
 
 @contextmanager
 def rows_longer_than(edges: int) -> Iterator[None]:
-    before = triton_forms.LONG
-    triton_forms.LONG = edges
+    before = triton_launch.LONG
+    triton_launch.LONG = edges
     try:
         yield
     finally:
-        triton_forms.LONG = before
+        triton_launch.LONG = before
 
 
 SUITES = {"derivatives": derivatives, "corners": corners, "widths": widths, "long": long}
@@ -115,7 +115,7 @@ SUITES = {"derivatives": derivatives, "corners": corners, "widths": widths, "lon
 
 def main() -> None:
     torch.set_num_threads(1)
-    with taken_for("cpu", "cuda"), triton_forms.launched_by(Interpreter()):
+    with taken_for("cpu", "cuda"), triton_launch.launched_by(Interpreter()):
         checks = list(SUITES[sys.argv[1]]())
     failures = [check for check in checks if not check[1] <= check[2]]
     print(json.dumps({"checks": len(checks), "failures": failures}))
