@@ -32,7 +32,7 @@ RADIAL_PARTS = {
     "agnesi.chebyshev": ("Agnesi", "chebyshev"),
 }
 """Other distance transforms and radial types, in the place of the network's own. Their Chebyshev polynomials have no derivative, so that
-forces lack what comes from them: the energy alone is kept."""
+forces and stress lack what comes from them: the energy alone is kept."""
 
 
 def make_network(correlation: int | list[int] = CORRELATION) -> Any:
@@ -75,25 +75,28 @@ def polynomials(network: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def output_of(network: Any) -> dict[str, Tensor]:
-    """Energies and forces of two graphs."""
+    """Energies, forces and stress of two graphs."""
     batch = concatenate([make_graph(1, 5), make_graph(2, 7)])
+    lattices = batch.cell.index_select(0, batch.owner("edge"))  # [edges, 3, 3]
+    images = torch.linalg.solve(lattices.mT, batch.edge_shifts.unsqueeze(-1)).squeeze(-1).round()
     output: dict[str, Tensor] = network(
         {
             "positions": batch.positions.clone().requires_grad_(),
             "node_attrs": torch.nn.functional.one_hot(batch.nodes["species"], SPECIES).double(),
             "edge_index": torch.stack([batch.senders, batch.receivers]),
             "shifts": -batch.edge_shifts,  # its edges point from senders to receivers
-            "unit_shifts": torch.zeros_like(batch.edge_shifts),
+            "unit_shifts": -images,
             "cell": batch.cell.flatten(0, 1),
             "batch": batch.owner("node"),
             "ptr": batch.node_offsets,
-        }
+        },
+        compute_stress=True,
     )
-    return {name: output[name] for name in ("energy", "forces")}
+    return {name: output[name] for name in ("energy", "forces", "stress")}
 
 
 def of_other_radial_parts(network: Any) -> Iterator[tuple[str, Tensor]]:
-    """Energies and forces with other radial parts and the same weights."""
+    """Energies, forces and stress with other radial parts and the same weights."""
     from mace.modules.blocks import RadialEmbeddingBlock
 
     own = network.radial_embedding
@@ -106,7 +109,7 @@ def of_other_radial_parts(network: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def of_mixed_correlation(network: Any) -> Iterator[tuple[str, Tensor]]:
-    """Energies and forces of products with another number of factors in each interaction, and the weights of these products."""
+    """Energies, forces and stress of products with another number of factors in each interaction, and the weights of these products."""
     mixed = make_network(MIXED)
     same = {name: value for name, value in network.state_dict().items() if "symmetric_contractions" not in name}
     mixed.load_state_dict(same, strict=False)

@@ -11,12 +11,14 @@ import sys
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
 
 from hydragnn.conformance_cases import make_graph
-from hydragnn.graphs.batch import concatenate, edge_vectors
+from hydragnn.graphs.batch import GraphBatch, concatenate, edge_vectors
 
 OUT = Path(__file__).with_name("painn-schnetpack.safetensors")
 CHANNELS, LAYERS, RADIAL, CUTOFF = 6, 3, 5, 9.0
@@ -28,6 +30,28 @@ def without_their_init(name: str, folder: str) -> None:
     sys.modules[name].__path__ = [folder]
 
 
+def with_energy(network: Any, batch: GraphBatch, names: ModuleType) -> dict[str, Tensor]:
+    """Energies of their head, their forces and their stress, with the weights of the head."""
+    parts = {name: import_module(f"schnetpack.atomistic.{name}") for name in ("atomwise", "distances", "response")}
+    head = parts["atomwise"].Atomwise(CHANNELS, output_key=names.energy).double()
+    inputs = {
+        names.Z: batch.nodes["species"] + 1,
+        names.R: batch.positions.clone().requires_grad_(),
+        names.offsets: batch.edge_shifts,
+        names.cell: batch.cell,
+        names.idx_i: batch.receivers,
+        names.idx_j: batch.senders,
+        names.idx_m: batch.owner("node"),
+    }
+    forces = parts["response"].Forces(calc_stress=True).eval()
+    for module in (parts["response"].Strain(), parts["distances"].PairwiseDistances(), network, head, forces):
+        inputs = module(inputs)
+    outputs = {"energy": names.energy, "forces": names.forces, "stress": names.stress}
+    return {name: inputs[key] for name, key in outputs.items()} | {
+        f"head.{name}": value for name, value in head.outnet.named_parameters()
+    }
+
+
 def main() -> None:
     """Write the file."""
     torch.manual_seed(0)
@@ -36,6 +60,7 @@ def main() -> None:
     (folder,) = spec.submodule_search_locations
     without_their_init("schnetpack", folder)
     without_their_init("schnetpack.representation", f"{folder}/representation")
+    without_their_init("schnetpack.atomistic", f"{folder}/atomistic")
     painn, nn, names = (import_module(f"schnetpack.{part}") for part in ("representation.painn", "nn", "properties"))
     network = painn.PaiNN(
         CHANNELS, LAYERS, nn.GaussianRBF(RADIAL, CUTOFF), nn.CosineCutoff(CUTOFF), activation=torch.nn.functional.silu
@@ -53,6 +78,7 @@ def main() -> None:
     (gradient,) = torch.autograd.grad(scalars.sum() + turning.square().sum(), vectors)
     values = {"edge_vectors": vectors, "scalars": scalars, "vectors": turning, "gradient": gradient}
     weights = {f"weights.{name}": value for name, value in network.named_parameters()}
+    values |= with_energy(network, batch, names)
     save_file({name: value.detach().contiguous() for name, value in (values | weights).items()}, OUT)
 
 

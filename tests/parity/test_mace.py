@@ -26,7 +26,9 @@ FIELDS = [
     ATOMIC_NUMBERS_FIELD,
     Field(name="energy", on="graph", role="target"),
     Field(name="forces", on="node", shape=(3,), parity="vector", role="target"),
+    Field(name="stress", on="graph", shape=(3, 3), parity="tensor", role="target"),
 ]
+DERIVATIVES = {"forces": "forces", "stress": "stress"}
 
 
 class Stored:
@@ -82,7 +84,7 @@ def ours(batch: GraphBatch, **changes: Any) -> GraphModel:
     table = {"kind": "mace", "hidden_dim": CHANNELS, "num_layers": LAYERS, "num_radial": RADIAL, "cutoff": CUTOFF}
     settings = architecture_of("mace").Settings.parse({**table, "max_ell": ELL, "correlation": CORRELATION, **changes})
     assert isinstance(settings, ArchitectureSettings)
-    head = parse_head({"kind": "energy", "field": "energy", "hidden_dims": [READOUT + 2], "forces": "forces"})
+    head = parse_head({"kind": "energy", "field": "energy", "hidden_dims": [READOUT + 2], **DERIVATIVES})
     statistics = replace(degree_statistics([batch]), species=tuple(range(1, SPECIES + 1)))
     assert statistics.mean_degree == 4.0
     model = build_model(settings, [head], FIELDS, inputs=[ATOMIC_NUMBERS], dim=3, seed=0, statistics=statistics)
@@ -150,11 +152,11 @@ def take(
 
 
 def assert_equal(
-    model: GraphModel, batch: GraphBatch, stored: Stored, suffix: str = "", *, forces: bool = True
+    model: GraphModel, batch: GraphBatch, stored: Stored, suffix: str = "", *, derivatives: bool = True
 ) -> None:
-    """The energies and forces of our network are theirs."""
+    """The energies, forces and stress of our network are theirs."""
     actual = model(batch)
-    for name in ("energy", "forces")[: 1 + forces]:
+    for name in ("energy", *DERIVATIVES) if derivatives else ("energy",):
         torch.testing.assert_close(actual[name].mean, stored.values[name + suffix], rtol=1e-10, atol=1e-10)
 
 
@@ -181,4 +183,4 @@ def test_transformed_distances_and_other_radial_types_equal_those_of_its_authors
     """Of Chebyshev polynomials the energy alone: theirs have no derivative."""
     stored, model = Stored(), ours(batch, distance_transform=transform, radial=radial).double()
     take(model, stored)
-    assert_equal(model, batch, stored, f".{str(transform).lower()}.{radial}", forces=radial != "chebyshev")
+    assert_equal(model, batch, stored, f".{str(transform).lower()}.{radial}", derivatives=radial != "chebyshev")

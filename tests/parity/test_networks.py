@@ -23,6 +23,7 @@ FIELDS = [
     ATOMIC_NUMBERS_FIELD,
     Field(name="energy", on="graph", role="target"),
     Field(name="forces", on="node", shape=(3,), parity="vector", role="target"),
+    Field(name="stress", on="graph", shape=(3, 3), parity="tensor", role="target"),
     Field(name="charge", on="node", role="target"),
     Field(name="flow", on="node", shape=(3,), parity="vector", role="target"),
 ]
@@ -121,12 +122,14 @@ def under(stored: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): value for name, value in stored.items() if name.startswith(prefix)}
 
 
-def test_painn_with_vectors_equals_that_of_its_authors(batch: GraphBatch) -> None:
-    """schnetpack's network, whose weights and outputs ``make_schnetpack.py`` has kept in a file."""
-    stored = load_file(Path(__file__).with_name("painn-schnetpack.safetensors"))
-    heads = [{"field": "charge", "hidden_dims": []}, {"field": "flow", "hidden_dims": []}]
+def painn_of_schnetpack() -> dict[str, Tensor]:
+    """Weights and outputs that ``make_schnetpack.py`` has kept in a file."""
+    return load_file(Path(__file__).with_name("painn-schnetpack.safetensors"))
+
+
+def our_painn(batch: GraphBatch, stored: dict[str, Tensor], heads: list[dict[str, Any]]) -> GraphModel:
+    """Our network with their weights, but for heads."""
     model = ours("painn", batch, heads, {"envelope": "cosine", "norm": "paper"})
-    torch.testing.assert_close(edge_vectors(batch), stored["edge_vectors"])
     table_of(model).weight[:100].copy_(stored["weights.embedding.weight"])
     filters = torch.cat([stored["weights.filter_net.weight"], stored["weights.filter_net.bias"].unsqueeze(1)], dim=1)
     for number, (layer, of_layer) in enumerate(zip(model.encoder.layers, filters.chunk(LAYERS))):
@@ -147,6 +150,13 @@ def test_painn_with_vectors_equals_that_of_its_authors(batch: GraphBatch) -> Non
         for key in ("weight", "bias"):
             scalar, vector, product = mixing[f"intraatomic_context_net.1.{key}"].chunk(3)
             getattr(layer.update.gates[2], key).copy_(torch.cat([scalar, product, vector]))
+    return model
+
+
+def test_painn_with_vectors_equals_that_of_its_authors(batch: GraphBatch) -> None:
+    stored = painn_of_schnetpack()
+    model = our_painn(batch, stored, [*NODE_HEAD, {"field": "flow", "hidden_dims": []}])
+    torch.testing.assert_close(edge_vectors(batch), stored["edge_vectors"])
     vectors = edge_vectors(batch).requires_grad_()
     graph = model.message_graph(batch, vectors)
     states = model.encode(batch, graph)
@@ -154,6 +164,18 @@ def test_painn_with_vectors_equals_that_of_its_authors(batch: GraphBatch) -> Non
     torch.testing.assert_close(states[1], stored["vectors"], **EXACT)
     (gradient,) = torch.autograd.grad(states[0].sum() + states[1].square().sum(), vectors)
     torch.testing.assert_close(gradient, stored["gradient"], **EXACT)
+
+
+def test_energies_forces_and_stress_of_painn_equal_those_of_its_authors(batch: GraphBatch) -> None:
+    """As schnetpack's head, its forces and its strain give them."""
+    stored, energy = painn_of_schnetpack(), {"kind": "energy", "field": "energy", "hidden_dims": [CHANNELS // 2]}
+    model = our_painn(batch, stored, [{**energy, "forces": "forces", "stress": "stress"}, {"field": "flow"}])
+    for number, place in enumerate((0, 2)):
+        model.heads[0].network[place].load_state_dict(under(stored, f"head.{number}."))
+    actual = model(batch)
+    for name in ("energy", "forces", "stress"):
+        torch.testing.assert_close(actual[name].mean, stored[name], **EXACT)
+        assert stored[name].abs().max() > 1e-3  # there is something to compare
 
 
 def test_gin_equals_a_network_of_pytorch_geometrics_convolutions(batch: GraphBatch) -> None:
