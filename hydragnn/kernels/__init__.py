@@ -20,7 +20,7 @@ from hydragnn.kernels.segments import (
     segment_sum,
     segment_variance,
 )
-from hydragnn.kernels.table import Table, interpolated, table_of
+from hydragnn.kernels.table import Table, interpolated, tables_of_functions
 from hydragnn.kernels.trilinear import edge_product, gather_multiply_sum, scatter_multiply_sum
 
 __all__ = [
@@ -54,5 +54,5 @@ __all__ = [
     "segment_sum",
     "segment_variance",
     "silu",
-    "table_of",
+    "tables_of_functions",
 ]

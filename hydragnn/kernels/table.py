@@ -6,8 +6,9 @@ the fourth power of the knots' distance, and derivatives that are exactly those 
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,9 @@ from torch.autograd import Function
 
 from hydragnn.kernels import cpu
 from hydragnn.kernels.family import ANYWHERE, Form, form_on
+
+Functions = Callable[[Tensor], Sequence[Tensor]]
+"""From x ``[items]`` to the values of several functions, ``[items, channels]`` each."""
 
 FEWEST, MOST = 512, 8192
 """Intervals of a table: those of the first try, and those of the largest."""
@@ -109,53 +113,62 @@ def _between(x: Tensor, table: Table) -> tuple[Tensor, Tensor, Tensor]:
     return t, table.knots.index_select(0, number), table.knots.index_select(0, number + 1)
 
 
-def table_of(function: Callable[[Tensor], Tensor], end: float, dtype: torch.dtype) -> Table | None:
-    """The table of functions on [0, end] whose error numbers of this precision do not show; None where it would be too large.
+def tables_of_functions(functions: Functions, end: float, dtype: torch.dtype) -> tuple[Table, ...]:
+    """The tables of functions on [0, end] whose errors numbers of this precision do not show; none at all where they would be too large.
 
-    ``function`` maps float64 ``[items]`` to ``[items, channels]`` and is differentiated twice by torch. Values and slopes are
-    compared with it between every two knots.
+    ``functions`` maps float64 ``[items]`` to several ``[items, channels]`` and is differentiated twice by torch. Values and slopes
+    are compared with it between every two knots.
     """
     precision = torch.finfo(dtype).eps
     intervals = FEWEST
     while intervals <= MOST:
-        knots, error, tilt = _tried(function, end, intervals)
+        knots, error, tilt = _tried(functions, end, intervals)
         excess = max(8 * error / precision, 2 * tilt / precision)
         if excess <= 1:
-            return Table(end=end, knots=knots.to(dtype).contiguous())
+            return tuple(Table(end=end, knots=one.to(dtype).contiguous()) for one in knots)
         if not math.isfinite(excess):
-            return None
+            return ()
         # an error of values falls with the fourth power of the distance of knots, one of slopes with the third
         intervals *= 2 ** max(1, math.ceil(math.log2(excess) / 4))
-    return None
+    return ()
 
 
-def _tried(function: Callable[[Tensor], Tensor], end: float, intervals: int) -> tuple[Tensor, float, float]:
-    """Knots, and how far values and slopes are off between them, as shares of the largest."""
+def _tried(functions: Functions, end: float, intervals: int) -> tuple[list[Tensor], float, float]:
+    """Knots of each function, and how far values and slopes are off between them, as shares of its largest."""
     grid = torch.linspace(0, end, 2 * intervals + 1, dtype=torch.float64)
     grid[0] = NEAR_ZERO * end
-    values, slopes = _with_slopes(function, grid)
-    values[0] -= slopes[0] * grid[0]  # the tangent's way back to zero
-    rises = torch.diff(
-        values[::2], dim=0, append=values[-1:]
-    )  # before they are rounded: a difference of rounded values is rough
-    table = Table(end=end, knots=torch.stack([values[::2], rises, slopes[::2] * (end / intervals)], dim=1))
-    guessed, tilted = _with_slopes(lambda x: value(x, table), grid[1::2])
-    error, tilt = (
-        float((ours - exact[1::2]).abs().max() / exact.abs().max().clamp_min(1e-300))
-        for ours, exact in ((guessed, values), (tilted, slopes))
-    )
-    return table.knots, error, tilt
+    step, between = end / intervals, grid[1::2]
+    knots, errors, tilts = [], [0.0], [0.0]
+    for values, slopes in _with_slopes(functions, grid):
+        values[0] -= slopes[0] * grid[0]  # the tangent's way back to zero
+        rises = torch.diff(values[::2], dim=0, append=values[-1:])  # before they are rounded
+        table = Table(end=end, knots=torch.stack([values[::2], rises, slopes[::2] * step], dim=1))
+        ((guessed, tilted),) = _with_slopes(partial(_values, table=table), between)
+        knots.append(table.knots)
+        errors.append(_share(guessed, values[1::2], values))
+        tilts.append(_share(tilted, slopes[1::2], slopes))
+    return knots, max(errors), max(tilts)
 
 
-def _with_slopes(function: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+def _values(x: Tensor, table: Table) -> list[Tensor]:
+    return [value(x, table)]
+
+
+def _share(ours: Tensor, exact: Tensor, all_exact: Tensor) -> float:
+    """The largest difference as a share of the largest value; infinite where there is no number."""
+    share = (ours - exact).abs().max() / all_exact.abs().max().clamp_min(1e-300)
+    return float(share.nan_to_num(nan=math.inf))
+
+
+def _with_slopes(functions: Functions, x: Tensor) -> list[tuple[Tensor, Tensor]]:
     """Values and derivatives of all channels at once: of sum g F'(x), which is linear in g, the derivative in g."""
     with torch.enable_grad():
         at = x.detach().requires_grad_()
-        values = function(at)
-        weight = torch.ones_like(values, requires_grad=True)
-        (total,) = torch.autograd.grad(values, at, weight, create_graph=True)
-        (slopes,) = torch.autograd.grad(total.sum(), weight)
-    return values.detach(), slopes
+        values = list(functions(at))
+        weights = [torch.ones_like(one, requires_grad=True) for one in values]
+        (total,) = torch.autograd.grad(values, at, weights, create_graph=True)
+        slopes = torch.autograd.grad(total.sum(), weights)
+    return [(one.detach(), slope) for one, slope in zip(values, slopes)]
 
 
 VALUE_FORMS: Mapping[str, Form] = {ANYWHERE: value, "cpu": cpu.or_plain(cpu.table_value, value)}

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hydragnn.kernels import Table, Topology, as_operators, interpolated, table_of
+from hydragnn.kernels import Table, Topology, as_operators, interpolated, tables_of_functions
 from hydragnn.layers.message_graph import MessageGraph
 from hydragnn.layers.radial import RadialFeatures
 
@@ -36,17 +36,7 @@ def tables_of(part: RadialFilters, basis: RadialFeatures, dtype: torch.dtype) ->
 
     The basis has an envelope and sees no edge features, so that the cutoff is where tables end.
     """
-    tables = []
-    for number in range(len(part.computed_filters(edges_of(torch.ones(1, dtype=torch.float64), basis)))):
-
-        def filter_at(lengths: Tensor, number: int = number) -> Tensor:
-            return part.computed_filters(edges_of(lengths, basis))[number]
-
-        table = table_of(filter_at, basis.cutoff, dtype)
-        if table is None:
-            return ()
-        tables.append(table)
-    return tuple(tables)
+    return tables_of_functions(lambda lengths: part.computed_filters(edges_of(lengths, basis)), basis.cutoff, dtype)
 
 
 def edges_of(lengths: Float[Tensor, " edges"], basis: RadialFeatures) -> MessageGraph:

@@ -14,7 +14,7 @@ from hydragnn.architectures import architecture_of
 from hydragnn.graphs import Field, GraphBatch
 from hydragnn.graphs.atomic import from_ase
 from hydragnn.graphs.batch import concatenate
-from hydragnn.kernels import Table, cpu, interpolated, table_of
+from hydragnn.kernels import Table, cpu, interpolated, tables_of_functions
 from hydragnn.kernels import table as plain
 from hydragnn.layers import RadialFilters
 from hydragnn.models import GraphModel, build_model, degree_statistics, parse_head
@@ -34,8 +34,7 @@ def waves(x: Tensor) -> Tensor:
 
 
 def table(dtype: torch.dtype = torch.float64) -> Table:
-    made = table_of(waves, 2.0, torch.float32)
-    assert made is not None
+    (made,) = tables_of_functions(lambda x: [waves(x)], 2.0, torch.float32)
     return Table(end=made.end, knots=made.knots.to(dtype))
 
 
@@ -96,7 +95,7 @@ def test_no_lengths_give_no_filters() -> None:
     ],
 )
 def test_what_no_table_holds_has_none(function: Callable[[Tensor], Tensor]) -> None:
-    assert table_of(function, 2.0, torch.float32) is None
+    assert tables_of_functions(lambda x: [waves(x), function(x)], 2.0, torch.float32) == ()
 
 
 def alloys() -> GraphBatch:
