@@ -20,6 +20,7 @@ from hydragnn.hpo.estimates import Estimates
 from hydragnn.hpo.journal import NAME as JOURNAL
 from hydragnn.hpo.journal import Entry, Journal, rare_garbage_collection, replay
 from hydragnn.hpo.launch_queue import LaunchQueue
+from hydragnn.hpo.launching.descriptors import Bell
 from hydragnn.hpo.launching.launcher import Begun, Exit, Launcher, Report, Revoked, Task, verdict
 from hydragnn.hpo.progress import AttemptProgress
 from hydragnn.hpo.proposals import Proposals
@@ -82,11 +83,14 @@ class Controller:
         self._estimates = Estimates(space)
         self.state = replay(out / JOURNAL, self._estimates.follow)
         self._files = ThreadPoolExecutor(FILES, "files")
+        self._bell = Bell()
         self._study_log = StudyLog(out / STUDY_LOG, space, self.state, self._files)
-        self._proposals = Proposals(settings, space, enqueued, self.state, self._estimates, out / SAMPLER_LOG)
+        self._proposals = Proposals(
+            settings, space, enqueued, self.state, self._estimates, out / SAMPLER_LOG, self._bell.ring
+        )
         store_copy = None if settings.job is None else settings.job.store_copy
         beats = launcher.beat_seconds
-        self._launch_queue = LaunchQueue(launcher, self._config, self._files, store_copy, beats)
+        self._launch_queue = LaunchQueue(launcher, self._config, self._files, store_copy, beats, self._bell.ring)
         self._progress = AttemptProgress(partial(trial_folder, out), self._files, beat_seconds=beats)
 
     def stop(self, reason: str) -> None:
@@ -97,13 +101,16 @@ class Controller:
         """Work until the scheduler closes the campaign."""
         with ExitStack() as stack:
             stack.enter_context(rare_garbage_collection())
+            stack.callback(self._bell.close)
             stack.callback(self._files.shutdown, cancel_futures=True)
             stack.callback(self._proposals.close)
             self._launcher.recover(trial.identity for trial in self.state.running if trial.identity)
             self._take(Opened(plan=plan, slots=self._launcher.slots, deadline=self._launcher.deadline))
             self._commit()
             while not self.state.closed:
-                self.handle([*self._launch_queue.withdrawals(), *self._launcher.poll(self._patience())])
+                reports = self._launcher.poll(self._patience(), self._bell.fileno())
+                self._bell.hush()
+                self.handle([*self._launch_queue.withdrawals(), *reports])
                 self.work()
             self._study_log.complete(self.state, math.inf if self.state.ending == "finished" else LAST_ROUND)
         return self.state

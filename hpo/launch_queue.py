@@ -3,7 +3,7 @@
 import signal
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +31,10 @@ class LaunchQueue:
         files: Executor,
         store_copy: Path | None = None,
         beat_seconds: float = SECONDS_BETWEEN_BEATS,
+        ring: Callable[[], None] = lambda: None,
     ) -> None:
-        """``files`` writes them side by side; ``store_copy``: where nodes have a copy of the store. Runs beat so often."""
-        self._launcher, self._config_of, self._files = launcher, config_of, files
+        """``files`` writes them side by side, and rings for each; ``store_copy``: where nodes have a copy of the store. Runs beat so often."""
+        self._launcher, self._config_of, self._files, self._ring = launcher, config_of, files, ring
         self._told: dict[str, Any] = {} if store_copy is None else {"store": str(store_copy)}
         if beat_seconds > SECONDS_BETWEEN_BEATS:
             self._told[BEAT_SECONDS] = float(beat_seconds)
@@ -45,8 +46,9 @@ class LaunchQueue:
 
     @property
     def busy(self) -> bool:
-        """Return True where attempts are on their way."""
-        return bool(self._waiting or self._preparing or self._withdrawals)
+        """Return True where something can be done at once; of what takes its time, the bell will tell."""
+        begin = bool(self._waiting) and len(self._preparing) < AT_ONCE
+        return begin or bool(self._withdrawals) or any(ready.done() for _, ready in self._preparing.values())
 
     def add(self, task: Task) -> None:
         """Take an attempt."""
@@ -72,9 +74,6 @@ class LaunchQueue:
         while self._waiting and len(self._preparing) < AT_ONCE and time.monotonic() < deadline:
             trial = next(iter(self._waiting))
             self._prepare(self._waiting.pop(trial))
-        if self._preparing:
-            waiting = [ready for _, ready in self._preparing.values()]
-            wait(waiting, max(0.0, deadline - time.monotonic()), return_when=FIRST_COMPLETED)
         for trial, (task, ready) in list(self._preparing.items()):
             if not ready.done():
                 continue
@@ -93,7 +92,9 @@ class LaunchQueue:
         known = task.trial in self._configured
         config = None if known else self._config_of(task.trial).to_json()
         self._configured.add(task.trial)
-        self._preparing[task.trial] = task, self._files.submit(write_folder, task, config, self._told)
+        ready = self._files.submit(write_folder, task, config, self._told)
+        ready.add_done_callback(lambda _: self._ring())
+        self._preparing[task.trial] = task, ready
 
     def _end(self, task: Task) -> None:
         self._withdrawals.append(Exit(task=task, code=-signal.SIGTERM))

@@ -7,7 +7,8 @@ journal (origin ``stand-in``). Where only one can run it is waited for, so that 
 
 import time
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -59,11 +60,13 @@ class Proposals:
         state: State,
         estimates: Estimates,
         log: Path,
+        ring: Callable[[], None] = lambda: None,
     ) -> None:
-        """``enqueued``: configurations that the first trials get; ``log``: what the process says."""
+        """``enqueued``: configurations that the first trials get; ``log``: what the process says; ``ring``: called when it has answered."""
         self._settings, self._space, self._enqueued, self._estimates = settings, space, enqueued, estimates
         self._known = dict.fromkeys(point_key(trial.values) for trial in state.trials.values() if trial.values)
         self._asked: deque[tuple[int, float]] = deque()
+        self._ring = ring
         self._thread = ThreadPoolExecutor(1, "sampler")
         self._process = SamplerProcess(settings, log)
         self._coming: Future[Answer] | None = None
@@ -74,8 +77,8 @@ class Proposals:
 
     @property
     def busy(self) -> bool:
-        """Return True where a request is open."""
-        return bool(self._asked)
+        """Return True where a request is open and something can be done for it at once; of answers, the bell will tell."""
+        return bool(self._asked) and (self._coming is None or self._coming.done() or bool(self._ready))
 
     def ask(self, trial: int) -> None:
         """Take a request."""
@@ -90,7 +93,7 @@ class Proposals:
         if number < len(self._enqueued):
             return self._warm_start(number)
         if not self._ready and not (state.exhausted or self._last.exhausted):
-            self._hear(state, number, deadline)
+            self._hear(state, number)
         self._ask_ahead(state, number)
         if self._ready:
             point, cost = self._ready.popleft()
@@ -121,12 +124,12 @@ class Proposals:
         self._known[point_key(point)] = None
         return Proposed(trial=number, values=point, origin=origin, work=cost[0], scaling=cost[1])
 
-    def _hear(self, state: State, number: int, deadline: float) -> None:
-        """Ask the sampler if it is not asked yet, and take what it says before the deadline; points that stood in meanwhile are dropped."""
+    def _hear(self, state: State, number: int) -> None:
+        """Ask the sampler if it is not asked yet, and take what it has said; points that stood in meanwhile are dropped."""
         if self._coming is None:
             self._begin(state, number, min(BATCH, len(self._asked)))
         assert self._coming is not None
-        if wait([self._coming], max(0.0, deadline - time.monotonic())).done:
+        if self._coming.done():
             self._last, self._coming = self._coming.result(), None
             self._ready.extend(entry for entry in self._last.points if point_key(entry[0]) not in self._known)
 
@@ -145,6 +148,7 @@ class Proposals:
         self._met, self._last = 0, replace(self._last, silent=False)
         question = Question(first=first, count=count, history=history)
         self._coming = self._thread.submit(self._answer, state, question, known)
+        self._coming.add_done_callback(lambda _: self._ring())
 
     def _answer(self, state: State, question: Question, known: list[str]) -> Answer:
         """Ask the process where there is something to learn from; random draws are made here."""

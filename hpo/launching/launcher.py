@@ -101,8 +101,8 @@ class Launcher(Protocol):
     def go(self, task: Task) -> None:
         """Let an attempt that has begun do its work: the journal knows it now."""
 
-    def poll(self, seconds: float) -> list[Report]:
-        """What happened, after waiting up to so many seconds for the first."""
+    def poll(self, seconds: float, bell: int | None = None) -> list[Report]:
+        """What happened, after waiting up to so many seconds for the first, or until the descriptor ``bell`` can be read."""
 
     def cancel(self, trial: int, grace: float) -> None:
         """Ask a trial's attempt to save itself; after ``grace`` seconds it is killed."""

@@ -150,8 +150,8 @@ class LocalLauncher:
             worker.attempt.heartbeat = Heartbeat(folder=task.folder, patience=patience, runs=runs)
             worker.send(b"go\n")
 
-    def poll(self, seconds: float) -> list[Report]:
-        """What happened, after waiting up to so many seconds for the first."""
+    def poll(self, seconds: float, bell: int | None = None) -> list[Report]:
+        """What happened, after waiting up to so many seconds for the first, or until the bell rings."""
         deadline = time.monotonic() + seconds
         while True:
             reports, self._reports = self._reports, []
@@ -159,12 +159,11 @@ class LocalLauncher:
             self._kill_the_hung()
             wait = 0.0 if reports else max(0.0, min(deadline, self._next_kill()) - time.monotonic())
             slots = {worker.reports.fileno(): slot for slot, worker in self._workers.items()}
-            ready = readable(slots, wait) if slots else []
-            if not slots and wait:
-                time.sleep(wait)
+            ready = readable((*slots, *([] if bell is None else [bell])), wait)
             for descriptor in ready:
-                reports += self._read_reports(slots[descriptor])
-            if reports or time.monotonic() >= deadline:
+                if descriptor != bell:
+                    reports += self._read_reports(slots[descriptor])
+            if reports or bell in ready or time.monotonic() >= deadline:
                 return reports
 
     def probe(self, node: str) -> None:

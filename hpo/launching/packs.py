@@ -101,16 +101,16 @@ class PackLauncher(AllocationLauncher):
             attempt.heartbeat = Beats(patience=self._hang)
             self._send(task.slots[0], "go")
 
-    def poll(self, seconds: float) -> list[Report]:
-        """What happened, after waiting up to so many seconds for the first."""
+    def poll(self, seconds: float, bell: int | None = None) -> list[Report]:
+        """What happened, after waiting up to so many seconds for the first, or until the bell rings."""
         deadline = time.monotonic() + seconds
         while True:
             self._queue.open(self._log)
             for pack in self._packs:
                 pack.flush()
-            self._read(0.0 if self._reports else max(0.0, min(PAUSE, deadline - time.monotonic())))
+            rung = self._read(0.0 if self._reports else max(0.0, min(PAUSE, deadline - time.monotonic())), bell)
             self._look()
-            if self._reports or time.monotonic() >= deadline:
+            if self._reports or rung or time.monotonic() >= deadline:
                 reports, self._reports = self._reports, []
                 return reports
 
@@ -176,14 +176,14 @@ class PackLauncher(AllocationLauncher):
         if pack is not None:
             pack.send(slot, words)
 
-    def _read(self, wait: float) -> None:
-        """Hear all packs that have something to say, after waiting for the first."""
+    def _read(self, wait: float, bell: int | None) -> bool:
+        """Hear all packs that have something to say, after waiting for the first; True where the bell rings."""
         packs = {pack.reports.fileno(): pack for pack in self._packs}
-        if not packs:
-            time.sleep(wait)
-            return
-        for descriptor in readable(packs, wait):
-            self._receive(packs[descriptor])
+        ready = readable((*packs, *([] if bell is None else [bell])), wait)
+        for descriptor in ready:
+            if descriptor != bell:
+                self._receive(packs[descriptor])
+        return bell in ready
 
     def _receive(self, pack: Pack) -> None:
         received = os.read(pack.reports.fileno(), 1 << 20)

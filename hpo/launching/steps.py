@@ -10,6 +10,7 @@ from typing import IO
 
 from hydragnn.errors import InputError
 from hydragnn.hpo.launching.allocation import Allocation
+from hydragnn.hpo.launching.descriptors import readable
 from hydragnn.hpo.launching.launcher import AllocationLauncher, Begun, Exit, Launcher, Report, Task, is_complete
 from hydragnn.hpo.launching.local import MODULE, local_launcher
 from hydragnn.hpo.launching.packs import PackLauncher
@@ -120,16 +121,16 @@ class StepLauncher(AllocationLauncher):
             self._queue.append(attempt)
             self._open_gates()
 
-    def poll(self, seconds: float) -> list[Report]:
-        """What happened, after waiting up to so many seconds for the first."""
-        deadline = time.monotonic() + seconds
+    def poll(self, seconds: float, bell: int | None = None) -> list[Report]:
+        """What happened, after waiting up to so many seconds for the first, or until the bell rings."""
+        deadline, rung = time.monotonic() + seconds, False
         while True:
             self._work()
             left = deadline - time.monotonic()
-            if self._reports or left <= 0:
+            if self._reports or left <= 0 or rung:
                 reports, self._reports = self._reports, []
                 return reports
-            time.sleep(min(PAUSE, left))
+            rung = bool(readable([] if bell is None else [bell], min(PAUSE, left)))
 
     def cancel(self, trial: int, grace: float) -> None:
         """Ask a trial's ranks to save themselves, by SIGUSR1, because srun ends its step at once at SIGTERM."""

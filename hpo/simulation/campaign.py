@@ -7,7 +7,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from hydragnn.hpo.proposals import PATIENCE, is_wide
+from hydragnn.hpo.proposals import is_wide
+from hydragnn.hpo.sampler import STARTUP
 from hydragnn.hpo.scheduling.events import (
     Action,
     Cancel,
@@ -22,6 +23,7 @@ from hydragnn.hpo.scheduling.events import (
     Start,
 )
 from hydragnn.hpo.scheduling.scheduler import MACHINE_FAULTS, State, transition
+from hydragnn.hpo.simulation.sampler import VirtualSampler
 from hydragnn.hpo.simulation.world import World
 
 
@@ -52,8 +54,8 @@ class VirtualCampaign:
     """Wall time of every decision."""
     _offset: float = 0.0
     _measured: int = 0
-    _sampler_asked: float = -math.inf
-    """When the sampler begins the answer that new requests get."""
+    _sampler: VirtualSampler = field(init=False)
+    """Of the allocation's controller."""
 
     def run(self, hours: float) -> None:
         """Work until the plan is done or so many hours of allocations are used up."""
@@ -73,7 +75,7 @@ class VirtualCampaign:
     def _allocation(self, number: int, start: float, deadline: float, used: float) -> None:
         world = self.world
         slots = world.open(number, start, used)
-        self._sampler_asked = -math.inf
+        self._sampler = VirtualSampler(world, self._proposal)
         self._feed(Opened(plan=self.plan, slots=slots, deadline=deadline))
         while not self.state.closed and world.next_time() < deadline:
             for event in world.advance():
@@ -96,14 +98,13 @@ class VirtualCampaign:
             self.state, actions = transition(self.state, event, self.world.now)
             self.decision_seconds.append(perf_counter() - begin)
             for action in actions:
-                answer = self._act(action)
-                if answer is not None:
-                    events.append(answer)
+                events.extend(self._act(action))
 
-    def _act(self, action: Action) -> Event | None:
+    def _act(self, action: Action) -> list[Event]:
         match action:
             case Propose():
-                return self._ask(action.trial)
+                learns = self._measured >= STARTUP
+                return self._sampler.ask(action.trial, learns=learns, wide=is_wide(self.state))
             case Start():
                 self.world.start(action)
             case Cancel():
@@ -112,19 +113,7 @@ class VirtualCampaign:
                 self.world.probe(action)
             case Settle():
                 self._settle(action)
-        return None
-
-    def _ask(self, trial: int) -> Proposed | None:
-        """A configuration, at once or when the sampler, which answers all open requests together, or a stand-in has one."""
-        seconds, proposal = self.world.assumptions.proposal_seconds, self._proposal(trial)
-        if seconds <= 0:
-            return proposal
-        now = self.world.now
-        if now >= self._sampler_asked:  # its answer serves whoever asks before it begins
-            self._sampler_asked = max(now, self._sampler_asked + seconds)
-        latest = now + PATIENCE if is_wide(self.state) else math.inf
-        self.world.report(min(self._sampler_asked + seconds, latest), proposal)
-        return None
+        return []
 
     def _proposal(self, trial: int) -> Proposed:
         """A configuration with a noisy estimate of its cost; without one while too little is measured."""

@@ -4,7 +4,7 @@ import heapq
 import math
 import random
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -177,6 +177,9 @@ class World:
                 self._nodes_come_back(what)
             case "report":
                 return [what]
+            case "call":
+                events: list[Event] = what()
+                return events
             case "probe":
                 return [Probed(node=what, healthy=self._seems_healthy(what))]
         return []
@@ -184,6 +187,10 @@ class World:
     def report(self, time: float, event: Event) -> None:
         """Let something be reported at a time."""
         self._push(time, "report", event)
+
+    def call(self, time: float, what: Callable[[], list[Event]]) -> None:
+        """Let something happen at a time; gives what is reported of it."""
+        self._push(time, "call", what)
 
     def _push(self, time: float, kind: str, what: Any) -> None:
         self._count += 1

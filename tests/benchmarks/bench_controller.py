@@ -93,7 +93,7 @@ class Virtual:
         self.most = max(self.most, len(self.running))
         self.full = self.full or len(self.running) == len(self.slots)
 
-    def poll(self, seconds: float) -> list[Report]:
+    def poll(self, seconds: float, bell: int | None = None) -> list[Report]:
         """What began, and some ends."""
         reports, self.begun = self.begun[:LARGEST], self.begun[LARGEST:]
         if self.full and self.running and self.pace:

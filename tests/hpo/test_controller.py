@@ -26,11 +26,12 @@ from hydragnn.hpo import (
 from hydragnn.hpo.controller import steady_clock
 from hydragnn.hpo.journal import read_journal
 from hydragnn.hpo.launch_queue import LaunchQueue
+from hydragnn.hpo.launching.descriptors import readable
 from hydragnn.hpo.launching.launcher import Begun, Report
-from hydragnn.hpo.sampler import history_of, proposal
+from hydragnn.hpo.sampler import history_of, proposal, proposals
 from hydragnn.hpo.scheduling.events import Event, Failed, Identity, Launched, Probed, Progressed, Proposed, Reached
 from hydragnn.hpo.scheduling.scheduler import State
-from hydragnn.hpo.space import point_key, space_of
+from hydragnn.hpo.space import Space, point_key, space_of
 from hydragnn.record import Cost, RunRecord, write_record
 
 Settings = Callable[..., CampaignSettings]
@@ -61,7 +62,7 @@ class Instant:
     def go(self, task: Task) -> None:
         self.on_go(task)
 
-    def poll(self, seconds: float) -> list[Report]:
+    def poll(self, seconds: float, bell: int | None = None) -> list[Report]:
         reports, self.reports = self.reports, []
         if not reports:
             time.sleep(min(seconds, 0.01))
@@ -320,6 +321,40 @@ def test_an_attempt_that_is_cancelled_while_its_folder_is_made_ready_never_start
     assert [task.trial for task in launcher.tasks] == [2]
     assert [end.task.trial for end in queue.withdrawals()] == [1], "its folder is left alone now"
     assert not queue.busy
+
+
+class Sleeper(Instant):
+    """Waits for nothing but its bell and its reports, however long it may."""
+
+    def __init__(self, *slots: str) -> None:
+        super().__init__(*slots)
+        self.thinks, self.waits = threading.Event(), list[float]()
+
+    def poll(self, seconds: float, bell: int | None = None) -> list[Report]:
+        self.waits.append(seconds)
+        if seconds > 0.0 and not self.reports:
+            self.thinks.set()
+            assert bell is not None and readable([bell], 240.0) == [bell], "nothing would have woken the controller"
+        return super().poll(0.0)
+
+
+def test_while_a_proposal_is_made_the_controller_sleeps_until_it_is_there(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher, made = Sleeper("n1"), list[int]()
+
+    def think(settings: CampaignSettings, space: Space, history: Any, first: int, count: int, known: Any) -> Any:
+        launcher.thinks.wait()
+        launcher.thinks.clear()
+        made.append(first)
+        return proposals(settings, space, history, first, count, known)
+
+    monkeypatch.setattr("hydragnn.hpo.controller.HEARTBEAT", 1e6)
+    monkeypatch.setattr("hydragnn.hpo.proposals.proposals", think)
+    result = run_search(settings(trials=5, sampler="random"), tmp_path / "c", launcher=launcher)
+    assert result.ending == "finished" and made == [0, 1, 2, 3, 4]
+    turns = [sum(wait > 0.0 for wait in launcher.waits), len(launcher.waits)]
+    assert turns[0] >= len(made) and turns[1] <= 12 * len(made), "it turned about a hundred times a second before"
 
 
 def test_the_clock_does_not_jump_with_the_machines_clock(monkeypatch: pytest.MonkeyPatch) -> None:
