@@ -14,8 +14,9 @@ from hydragnn.layers.message_graph import MessageGraph, States
 class GraphAttention(nn.Module):
     """softmax(Q K^T / sqrt(d)) V over the nodes of each graph (Vaswani et al. 2017, arXiv:1706.03762, eq. 1).
 
-    Graphs with equally many nodes are computed together, so nothing is padded or masked; memory is quadratic in the nodes of
-    a graph, not of the batch. Weights lie as in ``torch.nn.MultiheadAttention``.
+    Graphs with equally many nodes are computed together, so nothing is padded or masked. Time is quadratic in the nodes of a graph, not of the batch;
+    so is memory where forces are asked (``graph.is_differentiated``), and elsewhere torch's fused forms keep no array of nodes by nodes.
+    Weights lie as in ``torch.nn.MultiheadAttention``.
     """
 
     def __init__(self, channels: int, heads: int) -> None:
@@ -32,11 +33,22 @@ class GraphAttention(nn.Module):
             queries, keys, values = (  # [graphs of that size, heads, size, channels / heads] each
                 part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in projected[nodes].chunk(3, dim=-1)
             )
-            # [graphs of that size, heads, size, size]: who reads, who is read
-            shares = (queries @ keys.mT / math.sqrt(queries.shape[-1])).softmax(dim=-1)
-            read = (shares @ values).transpose(1, 2).flatten(2)  # [graphs of that size, size, channels]
+            # fused forms have one derivative, and weights learn from forces by a second one
+            form = attention_in_full if graph.is_differentiated else nn.functional.scaled_dot_product_attention
+            read = form(queries, keys, values).transpose(1, 2).flatten(2)  # [graphs of that size, size, channels]
             attended = attended.index_add(0, nodes.flatten(), read.flatten(0, 1).to(attended.dtype))
         return self.out(attended)
+
+
+def attention_in_full(
+    queries: Float[Tensor, "graphs heads size width"],
+    keys: Float[Tensor, "graphs heads size width"],
+    values: Float[Tensor, "graphs heads size width"],
+) -> Float[Tensor, "graphs heads size width"]:
+    """softmax(Q K^T / sqrt(d)) V as it is written, with derivatives of every order."""
+    # [graphs, heads, size, size]: who reads, who is read
+    shares = (queries @ keys.mT / math.sqrt(queries.shape[-1])).softmax(dim=-1)
+    return shares @ values
 
 
 def nodes_by_size(graph: MessageGraph) -> list[Tensor]:

@@ -65,6 +65,11 @@ class MessageGraph:
         """Graphs of the batch."""
         return self.nodes_per_graph.shape[0]
 
+    @property
+    def is_differentiated(self) -> bool:
+        """Return True where derivatives with respect to positions are asked: forces and stress, from which weights learn by a second derivative."""
+        return self.vectors is not None and self.vectors.requires_grad
+
     def prepare(self) -> None:
         """Make the geometry now, so that layers which are computed twice find it made both times."""
         if self.vectors is not None:

@@ -1,10 +1,14 @@
 """Layers around layers, attention within graphs and conditioning, beside their equations written as loops."""
 
+from dataclasses import replace
+
+import pytest
 import torch
 from torch import Tensor, nn
 
-from hydragnn.graphs.batch import GraphBatch
-from hydragnn.layers import GPSLayer, LinearGraphAttention, MessageGraph, States
+from hydragnn.conformance_cases import make_graph
+from hydragnn.graphs.batch import GraphBatch, concatenate
+from hydragnn.layers import GPSLayer, GraphAttention, LinearGraphAttention, MessageGraph, States
 from hydragnn.layers.conditioning import FiLM
 
 CHANNELS = 6
@@ -37,6 +41,60 @@ def test_linear_attention_equals_its_equation_as_a_loop(batch: GraphBatch) -> No
                     total, weight = total + share * values[other, part], weight + share
             read.append(total / weight)
         torch.testing.assert_close(actual[node], attention.out(torch.cat(read)), **EXACT)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("differentiated", [False, True])
+def test_attention_equals_its_equation_as_a_loop(dtype: torch.dtype, differentiated: bool) -> None:
+    """Torch's multi-head attention on every graph alone, in value and gradient, whether derivatives of positions are asked or not."""
+    batch = concatenate([make_graph(seed, nodes) for seed, nodes in enumerate([5, 1, 7, 5])])
+    vectors = torch.randn(batch.num_edges, 3, dtype=dtype, requires_grad=differentiated)
+    graph = replace(graph_of(batch), vectors=vectors)
+    attention, states = GraphAttention(CHANNELS, 2).to(dtype), torch.randn(batch.num_nodes, CHANNELS, dtype=dtype)
+    states.requires_grad_()
+    theirs = nn.MultiheadAttention(CHANNELS, 2, batch_first=True, dtype=dtype)
+    theirs.in_proj_weight, theirs.in_proj_bias = attention.project.weight, attention.project.bias
+    theirs.out_proj = attention.out
+    alone = [theirs(*(part.unsqueeze(0),) * 3, need_weights=True)[0].squeeze(0) for part in states.split([5, 1, 7, 5])]
+    actual, expected = attention(states, graph), torch.cat(alone)
+    close = {"rtol": 1e-12, "atol": 1e-12} if dtype == torch.float64 else {"rtol": 1e-6, "atol": 1e-6}
+    torch.testing.assert_close(actual, expected, **close)
+    seed = torch.randn_like(actual)
+    gradients = [torch.autograd.grad(values, states, seed, retain_graph=True)[0] for values in (actual, expected)]
+    torch.testing.assert_close(*gradients, **close)
+
+
+def test_attention_has_two_derivatives_where_forces_are_asked() -> None:
+    batch = concatenate([make_graph(0, 3), make_graph(1, 2)])
+    attention = GraphAttention(2, 1)
+
+    def read(states: Tensor, vectors: Tensor) -> Tensor:
+        result: Tensor = attention(states, replace(graph_of(batch), vectors=vectors))
+        return result + 0 * vectors.sum()
+
+    given = torch.randn(5, 2, requires_grad=True), torch.randn(batch.num_edges, 3, requires_grad=True)
+    assert torch.autograd.gradgradcheck(read, given)
+
+
+def test_attention_without_forces_makes_no_array_of_nodes_by_nodes() -> None:
+    """A graph of 1024 nodes: 4 MB per head and array in single precision, and no tensor of the backward pass is as large."""
+    nodes = 1024
+    batch = make_graph(0, nodes, edges=8)
+    attention, states = GraphAttention(8, 2).float(), torch.randn(nodes, 8, dtype=torch.float32)
+    kept: list[int] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept.append(tensor.numel())
+        return tensor
+
+    def largest(vectors: Tensor | None) -> int:
+        kept.clear()
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            attention(states, replace(graph_of(batch), vectors=vectors))
+        return max(kept)
+
+    assert largest(None) < nodes * nodes / 8
+    assert largest(torch.randn(8, 3, requires_grad=True)) == 2 * nodes * nodes
 
 
 class Doubled(nn.Module):
