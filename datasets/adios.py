@@ -1,5 +1,6 @@
 """Parts of a store as ADIOS2 BP5 directories: one step per block, one variable per flat array."""
 
+import ctypes
 import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from hydragnn.datasets.arrays import Array
 from hydragnn.datasets.manifest import Layout, PartInfo
+from hydragnn.datasets.reservation import Ballast, engine_errors
 from hydragnn.errors import InputError
 
 os.environ["ADIOS2_PLUGIN_PATH"] = os.devnull
@@ -24,7 +26,70 @@ The library looks for plugins below this path only, and below a file there is no
 DTYPES = {"double": "f8", "float": "f4", "int64_t": "i8", "int32_t": "i4", "uint8_t": "u1"}
 """What ADIOS2 calls the dtypes of stores."""
 
-UNWRITABLE = "ADIOS2 could not write (is the disk full?)"  # its own message is an escape-coded log line without errno
+RESERVED = ".reserved"
+"""A file that keeps space for a directory until it is complete."""
+
+STEP_BYTES = 1 << 13
+"""More than ADIOS2 adds to an array of a step: its description, and the gaps to whole pages."""
+
+
+class ReservedBp:
+    """A new BP5 directory whose space is seen to before a step is written: ADIOS2 ends the process where its writes fail twice."""
+
+    def __init__(self, path: Path) -> None:
+        """A new directory at ``path``; OSError where it cannot be made."""
+        self._path = path
+        path.mkdir()
+        Ballast(path / RESERVED)  # which ADIOS2 removes as it begins
+        self._adios = adios2.Adios()
+        io = self._adios.declare_io("write")
+        io.set_engine("BP5")
+        io.set_parameters({"NumAggregators": "1", "StatsLevel": "0"})
+        with engine_errors("ADIOS2"):
+            self._stream = adios2.Stream(io, str(path), "w")
+        try:
+            self._ballast = Ballast(path / RESERVED)
+        except OSError:
+            self.close()
+            raise
+
+    def write_step(self, values: Mapping[str, Array | str], attributes: Mapping[str, str] | None = None) -> None:
+        """Append arrays, whole ones, and texts as one step; OSError where there is no space."""
+        texts = [text for text in [*values.values(), *(attributes or {}).values()] if isinstance(text, str)]
+        size = sum(value.nbytes for value in values.values() if not isinstance(value, str))
+        size += 8 * sum(map(len, texts)) + STEP_BYTES * (len(values) + 1)
+        self._ballast.make_room(size, self._path / "data.0")
+        with engine_errors("ADIOS2"):
+            self._stream.begin_step()
+            for name, text in (attributes or {}).items():
+                self._stream.write_attribute(name, text)
+            for name, value in values.items():
+                self._write(name, value)
+            self._stream.end_step()
+
+    def _write(self, name: str, value: Array | str) -> None:
+        if isinstance(value, str):
+            self._stream.write(name, value)
+        else:
+            shape = list(value.shape)
+            writable = np.require(value, requirements=["C", "W"])  # ADIOS2 refuses read-only arrays
+            self._stream.write(name, writable, shape, [0] * len(shape), shape)
+
+    def close(self) -> None:
+        """Finish the directory."""
+        (self._path / RESERVED).unlink(missing_ok=True)
+        try:
+            with engine_errors("ADIOS2"):
+                self._stream.close()
+        except OSError:
+            _keep_for_ever(self)
+            raise
+        (self._path / "profiling.json").unlink(missing_ok=True)
+
+
+def _keep_for_ever(value: object) -> None:
+    """Let nothing take an object apart: the end of a stream that could not be closed writes again, and then ends the process."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
 
 
 class AdiosPartWriter:
@@ -32,36 +97,15 @@ class AdiosPartWriter:
 
     def __init__(self, path: Path) -> None:
         """A new directory at ``path``; OSError where it cannot be made."""
-        self._path = path
-        self._adios = adios2.Adios()
-        self._io = self._adios.declare_io("write")
-        self._io.set_engine("BP5")
-        self._io.set_parameters({"NumAggregators": "1", "StatsLevel": "0"})
-        try:
-            self._stream = adios2.Stream(self._io, str(path), "w")
-        except RuntimeError as error:
-            raise OSError(UNWRITABLE) from error
+        self._reserved = ReservedBp(path)
 
     def write_block(self, arrays: dict[str, Array], rows_before: dict[str, int]) -> None:
         """Append ``arrays`` as one step; OSError where there is no space."""
-        try:
-            self._stream.begin_step()
-            for name, array in arrays.items():
-                if array.size:
-                    shape = list(array.shape)
-                    writable = np.require(array, requirements=["C", "W"])  # ADIOS2 refuses read-only arrays
-                    self._stream.write(name, writable, shape, [0] * len(shape), shape)
-            self._stream.end_step()
-        except RuntimeError as error:
-            raise OSError(UNWRITABLE) from error
+        self._reserved.write_step({name: array for name, array in arrays.items() if array.size})
 
     def close(self) -> None:
         """Finish the directory."""
-        try:
-            self._stream.close()
-        except RuntimeError as error:
-            raise OSError(UNWRITABLE) from error
-        (self._path / "profiling.json").unlink(missing_ok=True)
+        self._reserved.close()
 
 
 class AdiosPartReader:

@@ -16,37 +16,70 @@ from numpy.typing import NDArray
 
 from hydragnn.datasets.arrays import Array
 from hydragnn.datasets.manifest import Layout, PartInfo
+from hydragnn.datasets.reservation import SLACK_BYTES, engine_errors, reserve
 from hydragnn.errors import InputError
 
 CHUNK_BYTES = 1 << 18
 POSITIONED = hasattr(os, "preadv") and hasattr(h5py.h5d.DatasetID, "chunk_iter")
 """Whether this system reads bytes at a place, and this HDF5 (1.12.3 or later) tells where they lie."""
-SLACK_BYTES = 1 << 22  # for chunks that are not full and for HDF5's own tables
+VERSIONS = ("v110", "v110")
+"""Of the format, oldest and newest."""
 
 
-class Hdf5PartWriter:
-    """Appends blocks of arrays; the space of a block is reserved first, since HDF5 cannot survive a failed write."""
+class ReservedHdf5:
+    """A new HDF5 file whose space is reserved before it grows, since HDF5 cannot survive a failed write."""
 
     def __init__(self, path: Path) -> None:
         """A new file at ``path``; OSError where it cannot be made."""
         self._path = path
-        self._reserve(SLACK_BYTES, new=True)
-        self._file = h5py.File(path, "w", libver=("v110", "v110"))
+        with path.open("xb") as file:
+            file.write(_empty_file())  # by Python, which survives
+        self.file = h5py.File(path, "r+", libver=VERSIONS)
+        reserve(path, SLACK_BYTES)  # after HDF5 has looked how long the file is
+
+    @contextmanager
+    def growing(self, size: int) -> Iterator[Any]:
+        """The file, for ``size`` more bytes that are on their way to the disk afterwards; OSError where there is no space."""
+        reserve(self._path, self.file.id.get_filesize() + size + SLACK_BYTES)
+        with engine_errors("HDF5"):
+            yield self.file
+            self.file.flush()
+
+    def close(self) -> None:
+        """Finish the file and give back what was reserved and not used."""
+        with engine_errors("HDF5"):
+            self.file.flush()
+            used = self.file.id.get_filesize()
+            self.file.close()
+        os.truncate(self._path, used)
+
+
+def _empty_file() -> bytes:
+    """The bytes of an HDF5 file without arrays."""
+    with h5py.File("empty", "w", driver="core", backing_store=False, libver=VERSIONS) as file:
+        file.flush()
+        return bytes(file.id.get_file_image())
+
+
+class Hdf5PartWriter:
+    """Appends blocks of arrays; the space of a block is reserved first."""
+
+    def __init__(self, path: Path) -> None:
+        """A new file at ``path``; OSError where it cannot be made."""
+        self._reserved = ReservedHdf5(path)
 
     def write_block(self, arrays: dict[str, Array], rows_before: dict[str, int]) -> None:
         """Append ``arrays``; rows that were never written are zero. OSError where there is no space."""
-        needed = sum(array.nbytes + CHUNK_BYTES for array in arrays.values())
-        self._reserve(self._path.stat().st_size + needed + SLACK_BYTES)
-        for name, array in arrays.items():
-            start = rows_before[name]
-            data = self._file[name] if name in self._file else self._create(name, array)
-            data.resize(start + len(array), axis=0)
-            data[start:] = array
-        self._file.flush()
+        with self._reserved.growing(sum(array.nbytes + CHUNK_BYTES for array in arrays.values())) as file:
+            for name, array in arrays.items():
+                start = rows_before[name]
+                data = file[name] if name in file else self._create(file, name, array)
+                data.resize(start + len(array), axis=0)
+                data[start:] = array
 
-    def _create(self, name: str, like: Array) -> Any:
+    def _create(self, file: Any, name: str, like: Array) -> Any:
         row_bytes = max(1, like.itemsize * int(np.prod(like.shape[1:], dtype=np.int64)))
-        return self._file.create_dataset(
+        return file.create_dataset(
             name,
             shape=(0, *like.shape[1:]),
             maxshape=(None, *like.shape[1:]),
@@ -54,19 +87,9 @@ class Hdf5PartWriter:
             dtype=like.dtype.newbyteorder("<"),
         )
 
-    def _reserve(self, size: int, new: bool = False) -> None:
-        descriptor = os.open(self._path, os.O_RDWR | (os.O_CREAT | os.O_EXCL if new else 0), 0o666)
-        try:
-            os.posix_fallocate(descriptor, 0, size)
-        finally:
-            os.close(descriptor)
-
     def close(self) -> None:
         """Finish the file and give back what was reserved and not used."""
-        self._file.flush()
-        used = self._file.id.get_filesize()
-        self._file.close()
-        os.truncate(self._path, used)
+        self._reserved.close()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

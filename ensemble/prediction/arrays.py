@@ -61,37 +61,66 @@ class Hdf5Sink(ArraySink):
 
     def open(self) -> None:
         """Begin the file with its heading."""
-        import h5py
+        from hydragnn.datasets.hdf5 import ReservedHdf5
 
-        self.file = h5py.File(self.temporary, "w")
-        self.file.attrs["heading"] = json.dumps(self.heading.to_json())
+        self.temporary.unlink(missing_ok=True)  # of a process that was killed
+        self.reserved: ReservedHdf5 | None = ReservedHdf5(self.temporary)
+        heading = json.dumps(self.heading.to_json())
+        with self.reserved.growing(len(heading)) as file:
+            file.attrs["heading"] = heading
 
     def write(self, piece: Piece) -> None:
-        """Append some graphs."""
-        import h5py
-
-        for name, values in piece.items():
-            text = values.dtype.kind == "U"
-            if name not in self.file:
-                self.file.create_dataset(
-                    name,
-                    shape=(0, *values.shape[1:]),
-                    maxshape=(None, *values.shape[1:]),
-                    chunks=(4096, *values.shape[1:]),
-                    dtype=h5py.string_dtype() if text else values.dtype,
-                )
-            data = self.file[name]
-            start = len(data)
-            data.resize(start + len(values), axis=0)
-            if len(values):
-                data[start:] = values.tolist() if text else values
+        """Append some graphs; OSError where there is no space."""
+        assert self.reserved is not None
+        with self.reserved.growing(sum(map(hdf5_bytes, piece.values()))) as file:
+            for name, values in piece.items():
+                append_rows(file, name, values)
 
     def close(self, *, complete: bool) -> None:
         """Flush and close."""
+        reserved, self.reserved = self.reserved, None
+        if reserved is None:
+            return
         for target in self.heading.targets if complete else ():
-            if f"fields/{target.name}" in self.file:
-                self.file[f"fields/{target.name}"].attrs["unit"] = target.field.unit
-        self.file.close()
+            if f"fields/{target.name}" in reserved.file:
+                reserved.file[f"fields/{target.name}"].attrs["unit"] = target.field.unit
+        reserved.close()
+
+
+ROWS = 4096
+"""Rows of a chunk of an HDF5 file."""
+
+
+def hdf5_bytes(values: NDArray[Any]) -> int:
+    """At most so many bytes are added by rows of an array: they, a chunk that is not full, and texts in HDF5's heaps.
+
+    >>> hdf5_bytes(np.zeros((10, 3)))
+    98544
+    """
+    if values.dtype.kind == "U":
+        return 16 * (len(values) + ROWS) + sum(2 * len(text.encode()) + 64 for text in values.tolist())
+    row = values.itemsize * int(np.prod(values.shape[1:], dtype=np.int64))
+    return row * (len(values) + ROWS)
+
+
+def append_rows(file: Any, name: str, values: NDArray[Any]) -> None:
+    """Append to an array of an HDF5 file, which may be new."""
+    import h5py
+
+    text = values.dtype.kind == "U"
+    if name not in file:
+        file.create_dataset(
+            name,
+            shape=(0, *values.shape[1:]),
+            maxshape=(None, *values.shape[1:]),
+            chunks=(ROWS, *values.shape[1:]),
+            dtype=h5py.string_dtype() if text else values.dtype,
+        )
+    data = file[name]
+    start = len(data)
+    data.resize(start + len(values), axis=0)
+    if len(values):
+        data[start:] = values.tolist() if text else values
 
 
 class NpzSink(ArraySink):
@@ -120,27 +149,19 @@ class BpSink(ArraySink):
     """ADIOS2 BP: one step per piece, arrays of a step end to end; texts as JSON lists."""
 
     def open(self) -> None:
-        """Begin the folder with its heading."""
-        import adios2
+        """Begin the folder."""
+        from hydragnn.datasets.adios import ReservedBp
 
         shutil.rmtree(self.temporary, ignore_errors=True)
-        self.stream = adios2.Stream(str(self.temporary), "w")
-        self.started = False
+        self.reserved = ReservedBp(self.temporary)
+        self.attributes = {"heading": json.dumps(self.heading.to_json())}
 
     def write(self, piece: Piece) -> None:
-        """Append some graphs as one step."""
-        self.stream.begin_step()
-        if not self.started:
-            self.stream.write_attribute("heading", json.dumps(self.heading.to_json()))
-            self.started = True
-        for name, values in piece.items():
-            if values.dtype.kind == "U":
-                self.stream.write(name, json.dumps(values.tolist()))
-            else:
-                shape = list(values.shape)
-                self.stream.write(name, np.ascontiguousarray(values), shape, [0] * len(shape), shape)
-        self.stream.end_step()
+        """Append some graphs as one step, the heading with the first; OSError where there is no space."""
+        texts = {name: json.dumps(values.tolist()) for name, values in piece.items() if values.dtype.kind == "U"}
+        self.reserved.write_step({**piece, **texts}, self.attributes)
+        self.attributes = {}
 
     def close(self, *, complete: bool) -> None:
         """Close the stream."""
-        self.stream.close()
+        self.reserved.close()
