@@ -91,7 +91,7 @@ def main() -> None:
         if way == "disk" and LIBC.mount(b"tmpfs", os.fsencode(disk), b"tmpfs", 0, f"size={max(size, 4096)}".encode()):
             raise OSError(ctypes.get_errno(), "a file system cannot be mounted here")
         code, text = in_a_process(kind, disk / kind, size if way == "limit" else None)
-        left = [path for path in disk.iterdir()]
+        left = list(disk.iterdir())
         print(json.dumps([kind, size, code, text, [path.name for path in left]]), flush=True)
         for path in left:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
