@@ -7,7 +7,7 @@ import subprocess
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from typing import IO
+from typing import IO, ClassVar
 
 import psutil
 
@@ -26,6 +26,9 @@ PAUSE = 0.1  # seconds between looks at what must vanish
 class StepProcess:
     """Started at its gate; a file takes what all its ranks write."""
 
+    _helpers: ClassVar[list[subprocess.Popen[bytes]]] = []
+    """Programs that send signals to steps, which may outlive them; kept until they have ended."""
+
     def __init__(
         self,
         site: Site,
@@ -35,7 +38,7 @@ class StepProcess:
         errors: IO[bytes] | int = subprocess.STDOUT,
     ) -> None:
         self.name = step.name
-        self._site, self._killed_at, self._helpers = site, float("inf"), list[subprocess.Popen[bytes]]()
+        self._site, self._killed_at = site, float("inf")
         gate = GATE.format(input="" if step.resident else "< /dev/null")
         self.process = subprocess.Popen(
             ["sh", "-c", gate, "sh", *site.command(step)],
@@ -87,7 +90,6 @@ class StepProcess:
 
     def poll(self) -> int | None:
         """The launcher's exit code, signals as negative numbers; None while it lives."""
-        self._helpers = [helper for helper in self._helpers if helper.poll() is None]
         if time.monotonic() >= self._killed_at:
             self._killed_at = float("inf")
             with suppress(ProcessLookupError, PermissionError):
@@ -107,6 +109,7 @@ class StepProcess:
             self.process.send_signal(kind)
 
     def _help(self, command: list[str]) -> None:
+        self._helpers[:] = [helper for helper in self._helpers if helper.poll() is None]
         quiet = subprocess.DEVNULL
         with suppress(OSError):
             self._helpers.append(subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet))

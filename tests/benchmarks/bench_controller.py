@@ -1,7 +1,7 @@
 """How long the controller of a campaign takes for one event while 16,384 one-node trials run at once.
 
     PYTHONPATH=. python tests/benchmarks/bench_controller.py --slots 16384
-    PYTHONPATH=. python tests/benchmarks/bench_controller.py --slots 16384 --slow 1 --pace 200
+    PYTHONPATH=. python tests/benchmarks/bench_controller.py --slots 16384 --slow 1 --pace 60 --ends 3000
 
 The controller is the real one: scheduler, journal with real flushes, folders of attempts, Optuna study, sampler, view. Only the
 launcher is virtual: attempts begin at once, and end in a seeded order, as many at a time as one look may find (1 to 256), or
@@ -23,7 +23,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +160,10 @@ def write_record(task: Task, chance: random.Random) -> None:
     (task.folder / "record.json").write_text(json.dumps(record))
 
 
+class Measured(Exception):
+    """Enough ends were seen."""
+
+
 class Timed(Controller):
     """The controller with a stopwatch at the ends of its methods."""
 
@@ -170,6 +174,9 @@ class Timed(Controller):
     waited: list[float]
     """Seconds from the moment when an attempt ended to what follows from it, on disk and under way."""
 
+    ends = sys.maxsize
+    """After so many the campaign is left."""
+
     def handle(self, reports: list[Report]) -> None:
         """Time a look that found something."""
         begun, processor = time.perf_counter(), time.thread_time()
@@ -178,6 +185,8 @@ class Timed(Controller):
             self.looks.append((len(reports), time.perf_counter() - begun, time.thread_time() - processor))
             self.waited += [time.perf_counter() - moment for moment in self.due.values()]
             self.due.clear()
+            if len(self.waited) >= self.ends:
+                raise Measured
 
     def work(self) -> None:
         """Time a round of work between looks."""
@@ -261,6 +270,7 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=None, help="on the disk to be measured (default: temporary)")
     parser.add_argument("--slow", type=float, default=0.0, help="milliseconds more for each operation on files")
     parser.add_argument("--pace", type=float, default=0.0, help="ends a second; 0: as many as a look may find")
+    parser.add_argument("--ends", type=int, default=sys.maxsize, help="leave after so many ends, with --pace")
     options = parser.parse_args()
     trials = options.trials or int(1.1 * options.slots)
     table = {**TABLE, "search": {**TABLE["search"], "trials": trials, "sampler": options.sampler, "seed": options.seed}}
@@ -277,10 +287,13 @@ def main() -> int:
         view = CampaignView(out, Console(file=stack.enter_context(Path(os.devnull).open("w"))))
         timed = Timed(settings, space_of(settings.search.space), out, log, launcher, [], view)
         timed.looks, timed.rounds, timed.due, timed.waited = [], [], launcher.due, []
+        timed.ends = options.ends
         if options.slow:
             slow_files(options.slow / 1000)
         begun = time.perf_counter()
-        state = timed.run(plan_on(launcher, settings))
+        with suppress(Measured):
+            timed.run(plan_on(launcher, settings))
+        state = timed.state
         whole = time.perf_counter() - begun
         size = (out / NAME).stat().st_size / 2**20
     events = sum(count for count, _, _ in timed.looks)
