@@ -1,9 +1,11 @@
 """What comparisons with other implementations share."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from hydragnn.conformance_cases import make_graph
 from hydragnn.graphs import ATOMIC_NUMBERS_FIELD
@@ -19,6 +21,25 @@ def in_double() -> Iterator[None]:
     torch.manual_seed(0)
     yield
     torch.set_default_dtype(before)
+
+
+@pytest.fixture(autouse=True)
+def largest_difference(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """For the table of ``python -m tests.parity``: the largest difference that a comparison sees, over the largest value beside it."""
+    marker = request.node.get_closest_marker("parity")
+    if marker is None:
+        yield
+        return
+    differences, compare = [0.0], torch.testing.assert_close
+
+    def noted(actual: Tensor, expected: Tensor, **tolerances: Any) -> None:
+        compare(actual, expected, **tolerances)
+        difference, scale = (actual - expected).detach().abs().max(), expected.detach().abs().max()
+        differences.append(float(difference / scale) if scale else float(difference))
+
+    monkeypatch.setattr(torch.testing, "assert_close", noted)
+    yield
+    request.node.user_properties.append(("parity", (*marker.args, max(differences))))
 
 
 @pytest.fixture

@@ -128,6 +128,7 @@ def copy_weights(model: GraphModel, network: nn.Module) -> None:
         copy_output(layer.output, output)
 
 
+@pytest.mark.parity("dimenet", "PyTorch Geometric", "network: energies, forces of molecules")
 def test_energies_and_forces_of_molecules_equal_those_of_pytorch_geometric(
     batch: GraphBatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -95,6 +95,7 @@ def ours(stored: dict[str, Tensor]) -> GraphModel:
     return model
 
 
+@pytest.mark.parity("equivariant_transformer", "torchmd-net", "network: states, vectors, energies, forces of crystals")
 def test_the_equivariant_transformer_with_forces_equals_that_of_its_authors(stored: dict[str, Tensor]) -> None:
     """Three layers; some edges are longer than the cutoff."""
     batch = crystals()

@@ -38,6 +38,7 @@ def pairs_of(edges: Topology) -> list[tuple[int, int, int]]:
     return [(e, s, r) for e, (s, r) in enumerate(zip(edges.senders.tolist(), edges.receivers.tolist()))]
 
 
+@pytest.mark.parity("schnet", "PyTorch Geometric", "interaction")
 def test_schnet_equals_the_interaction_of_pytorch_geometric(edges: Topology) -> None:
     schnet = pytest.importorskip("torch_geometric.nn.models.schnet")
     theirs = schnet.InteractionBlock(CHANNELS, RADIAL, CHANNELS, CUTOFF)
@@ -59,6 +60,7 @@ def test_schnet_equals_the_interaction_of_pytorch_geometric(edges: Topology) -> 
     torch.testing.assert_close(ours(states, filters(features) * envelope, edges), expected, **SUMS)
 
 
+@pytest.mark.parity("pna", "PyTorch Geometric", "convolution (its variance has another floor: 1e-6)")
 def test_pna_equals_the_convolution_of_pytorch_geometric(edges: Topology) -> None:
     geometric = pytest.importorskip("torch_geometric.nn")
     aggregators, scalers = ["mean", "min", "max", "std"], ["identity", "amplification", "attenuation"]
@@ -85,6 +87,7 @@ def test_pna_equals_the_convolution_of_pytorch_geometric(edges: Topology) -> Non
     torch.testing.assert_close(ours.received(states, features, None, edges), expected, rtol=1e-6, atol=1e-5)
 
 
+@pytest.mark.parity("relational", "PyTorch Geometric", "convolution")
 @pytest.mark.parametrize(("reduce", "aggr"), [("sum", "add"), ("mean", "mean")])
 def test_relational_layers_equal_the_convolution_of_pytorch_geometric(
     edges: Topology, reduce: Literal["sum", "mean"], aggr: str
@@ -104,6 +107,7 @@ def test_relational_layers_equal_the_convolution_of_pytorch_geometric(
     )
 
 
+@pytest.mark.parity("painn", "its equations as loops", "messages")
 def test_painn_messages_equal_equations_7_and_8(edges: Topology) -> None:
     message = PaiNNMessage(CHANNELS, 3)
     scalars, vectors = torch.randn(NODES, CHANNELS), torch.randn(NODES, 3, CHANNELS)
@@ -122,6 +126,7 @@ def test_painn_messages_equal_equations_7_and_8(edges: Topology) -> None:
     torch.testing.assert_close(d_vectors, expected_v, **SUMS)
 
 
+@pytest.mark.parity("painn", "its equations as loops", "updates (its norm has 1e-8 below the root: 1e-6)")
 @pytest.mark.parametrize("norm", ["paper", "smooth"])
 def test_painn_updates_equal_equations_9_and_10(norm: Literal["paper", "smooth"]) -> None:
     update = PaiNNUpdate(CHANNELS, last=False, norm=norm)
@@ -140,6 +145,7 @@ def test_painn_updates_equal_equations_9_and_10(norm: Literal["paper", "smooth"]
         torch.testing.assert_close(d_vectors[node], scale * u, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parity("egnn", "its equations as loops", "layer, at rest and moving")
 @pytest.mark.parametrize("attention", [True, False])
 @pytest.mark.parametrize("moves", [True, False])
 def test_egnn_equals_its_equations_written_as_a_loop(edges: Topology, attention: bool, moves: bool) -> None:
@@ -188,6 +194,7 @@ def summary(messages: list[Tensor]) -> list[Tensor]:
     return [mean, stacked.amin(0), stacked.amax(0), ((stacked - mean).square().mean(0) + 1e-5).sqrt()]
 
 
+@pytest.mark.parity("pnaeq", "its equations as loops", "layer")
 @pytest.mark.parametrize("first", [True, False], ids=["first layer", "later layer"])
 def test_pnaeq_equals_its_equations_written_as_a_loop(edges: Topology, first: bool) -> None:
     """Statistics of scalars, sums of vectors, then PaiNN's update; node by node, with nothing but torch."""
@@ -238,6 +245,7 @@ def test_pnaeq_equals_its_equations_written_as_a_loop(edges: Topology, first: bo
         torch.testing.assert_close(actual[1][node], vectors[node] + scale * u, **SUMS)
 
 
+@pytest.mark.parity("radial basis", "e3nn", "bessel functions")
 def test_the_bessel_basis_equals_that_of_e3nn() -> None:
     soft = pytest.importorskip("e3nn.math")
     radial = RadialFeatures(CUTOFF, RADIAL, "bessel", "none", inputs=0)

@@ -24,6 +24,7 @@ def graph_of(batch: GraphBatch, condition: Tensor | None = None) -> MessageGraph
     )
 
 
+@pytest.mark.parity("global attention", "its equations as loops", "linear attention")
 def test_linear_attention_equals_its_equation_as_a_loop(batch: GraphBatch) -> None:
     heads, width = 2, CHANNELS // 2
     attention, states = LinearGraphAttention(CHANNELS, heads), torch.randn(batch.num_nodes, CHANNELS)
@@ -104,6 +105,7 @@ class Doubled(nn.Module):
         return {0: 2 * states[0], 1: states[1]}
 
 
+@pytest.mark.parity("conditioning", "its equations as loops", "FiLM")
 def test_film_equals_its_equation_as_a_loop(batch: GraphBatch) -> None:
     condition, states = torch.randn(2, CHANNELS), torch.randn(batch.num_nodes, CHANNELS)
     film, vectors = FiLM(Doubled(), CHANNELS), torch.randn(batch.num_nodes, 3, CHANNELS)

@@ -160,6 +160,7 @@ def assert_equal(
         torch.testing.assert_close(actual[name].mean, stored.values[name + suffix], rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parity("mace", "mace-torch", "network: energies, forces, stress")
 def test_mace_with_forces_equals_that_of_its_authors(batch: GraphBatch) -> None:
     """Three interactions with scalars and vectors between them, products of three factors, and read-outs of every layer."""
     stored, model = Stored(), ours(batch).double()
@@ -167,6 +168,7 @@ def test_mace_with_forces_equals_that_of_its_authors(batch: GraphBatch) -> None:
     assert_equal(model, batch, stored)
 
 
+@pytest.mark.parity("mace", "mace-torch", "network with a correlation per layer: energies, forces, stress")
 def test_layers_with_numbers_of_factors_of_their_own_equal_those_of_its_authors(batch: GraphBatch) -> None:
     stored, correlations = Stored(), [CORRELATION, 2, 1]
     model = ours(batch, correlation=correlations).double()
@@ -174,6 +176,9 @@ def test_layers_with_numbers_of_factors_of_their_own_equal_those_of_its_authors(
     assert_equal(model, batch, stored, ".mixed")
 
 
+@pytest.mark.parity(
+    "mace", "mace-torch", "network with distance transforms and other radial types: energies, forces, stress"
+)
 @pytest.mark.parametrize(
     ("transform", "radial"), [("agnesi", "bessel"), ("soft", "bessel"), (None, "gaussian"), ("agnesi", "chebyshev")]
 )

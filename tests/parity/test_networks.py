@@ -75,6 +75,7 @@ def compared(model: GraphModel, batch: GraphBatch, layer: Callable[[Tensor, int]
     torch.testing.assert_close(model(batch)["charge"].mean, expected, **EXACT)
 
 
+@pytest.mark.parity("schnet", "PyTorch Geometric", "network: energies, forces")
 def test_schnet_with_forces_equals_that_of_pytorch_geometric(batch: GraphBatch) -> None:
     """Their network apart from its activation, the shifted softplus, in the place of which we have SiLU.
 
@@ -153,6 +154,7 @@ def our_painn(batch: GraphBatch, stored: dict[str, Tensor], heads: list[dict[str
     return model
 
 
+@pytest.mark.parity("painn", "schnetpack", "representation: scalars, vectors, their gradient")
 def test_painn_with_vectors_equals_that_of_its_authors(batch: GraphBatch) -> None:
     stored = painn_of_schnetpack()
     model = our_painn(batch, stored, [*NODE_HEAD, {"field": "flow", "hidden_dims": []}])
@@ -166,6 +168,7 @@ def test_painn_with_vectors_equals_that_of_its_authors(batch: GraphBatch) -> Non
     torch.testing.assert_close(gradient, stored["gradient"], **EXACT)
 
 
+@pytest.mark.parity("painn", "schnetpack", "network: energies, forces, stress")
 def test_energies_forces_and_stress_of_painn_equal_those_of_its_authors(batch: GraphBatch) -> None:
     """As schnetpack's head, its forces and its strain give them."""
     stored, energy = painn_of_schnetpack(), {"kind": "energy", "field": "energy", "hidden_dims": [CHANNELS // 2]}
@@ -178,6 +181,7 @@ def test_energies_forces_and_stress_of_painn_equal_those_of_its_authors(batch: G
         assert stored[name].abs().max() > 1e-3  # there is something to compare
 
 
+@pytest.mark.parity("gin", "PyTorch Geometric", "network of convolutions")
 def test_gin_equals_a_network_of_pytorch_geometrics_convolutions(batch: GraphBatch) -> None:
     model = ours("gin", batch, NODE_HEAD)
 
@@ -190,6 +194,7 @@ def test_gin_equals_a_network_of_pytorch_geometrics_convolutions(batch: GraphBat
     compared(model, batch, layer)
 
 
+@pytest.mark.parity("sage", "PyTorch Geometric", "network of convolutions")
 def test_sage_equals_a_network_of_pytorch_geometrics_convolutions(batch: GraphBatch) -> None:
     model = ours("sage", batch, NODE_HEAD)
 
@@ -203,6 +208,7 @@ def test_sage_equals_a_network_of_pytorch_geometrics_convolutions(batch: GraphBa
     compared(model, batch, layer)
 
 
+@pytest.mark.parity("mfc", "PyTorch Geometric", "network of convolutions")
 @pytest.mark.parametrize("max_degree", [3, 9], ids=["degrees above the largest", "degrees below the largest"])
 def test_mfc_equals_a_network_of_pytorch_geometrics_convolutions(batch: GraphBatch, max_degree: int) -> None:
     model = ours("mfc", batch, NODE_HEAD, {"max_degree": max_degree})
@@ -219,6 +225,7 @@ def test_mfc_equals_a_network_of_pytorch_geometrics_convolutions(batch: GraphBat
     compared(model, batch, layer)
 
 
+@pytest.mark.parity("gatv2", "PyTorch Geometric", "network of convolutions")
 def test_gatv2_equals_a_network_of_pytorch_geometrics_convolutions(batch: GraphBatch) -> None:
     """On graphs without edges to oneself, since they take these away where we have images of oneself."""
     batch = without_own_images(batch)
@@ -254,6 +261,7 @@ def without_own_images(batch: GraphBatch) -> GraphBatch:
     )
 
 
+@pytest.mark.parity("cgcnn", "PyTorch Geometric", "network of convolutions")
 def test_cgcnn_equals_a_network_of_pytorch_geometrics_convolutions(batch: GraphBatch) -> None:
     model = ours("cgcnn", batch, NODE_HEAD)
     features = gaussians(edge_vectors(batch).norm(dim=1))
@@ -280,6 +288,7 @@ class OurStd(geometric.aggr.Aggregation):
         return (self.variance(x, *where, **more) + 1e-5).sqrt()
 
 
+@pytest.mark.parity("pna", "PyTorch Geometric", "network of convolutions")
 def test_pna_equals_a_network_of_pytorch_geometrics_convolutions(batch: GraphBatch) -> None:
     model = ours("pna", batch, NODE_HEAD)
     features = gaussians(edge_vectors(batch).norm(dim=1))
@@ -317,6 +326,7 @@ class FilteredPNA(geometric.PNAConv):
         return messages * self.filters(edge_attr).unsqueeze(1)
 
 
+@pytest.mark.parity("pnaplus", "PyTorch Geometric", "network of convolutions, with filters of our own")
 def test_pnaplus_equals_a_network_of_pytorch_geometrics_convolutions_with_filters(batch: GraphBatch) -> None:
     model = ours("pnaplus", batch, NODE_HEAD)
     features = gaussians(edge_vectors(batch).norm(dim=1))
@@ -359,6 +369,7 @@ class NormedGIN(nn.Module):
         return self.conv(self.norm(states), edges)
 
 
+@pytest.mark.parity("global attention", "PyTorch Geometric", "network of GPS convolutions")
 def test_gps_equals_a_network_of_pytorch_geometrics_convolutions(batch: GraphBatch) -> None:
     """Multi-head attention inside two graphs of different size; layer norms per node, SiLU."""
     model = ours("gin", batch, NODE_HEAD, {"global_attention": {"kind": "multihead", "heads": 3}})

@@ -91,6 +91,7 @@ def take(module: torch.nn.Module, theirs: dict[str, Tensor], name: str) -> None:
     module.load_state_dict({key: theirs[f"{name}.{key}"] for key in ("weight", "bias")})
 
 
+@pytest.mark.parity("tensornet", "torchmd-net", "network: states, vectors, energies, forces")
 def test_tensornet_with_forces_equals_that_of_its_authors(batch: GraphBatch, stored: dict[str, Tensor]) -> None:
     """Two interactions; some edges are longer than the cutoff."""
     assert (edge_vectors(batch).norm(dim=1) > CUTOFF).any()

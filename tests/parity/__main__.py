@@ -1,0 +1,71 @@
+"""Every comparison with an implementation that others wrote, in one run, and their table.
+
+    python -m tests.parity --out docs/parity.md
+
+Weights and outputs of schnetpack, torchmd-net and mace-torch lie beside the tests, as ``make_*.py`` have kept them; PyTorch Geometric and e3nn are run.
+"""
+
+import argparse
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+PAGE = """# The same numbers as other implementations
+
+Made by `{command}` with torch {torch}, PyTorch Geometric {geometric} and e3nn {e3nn}: {count} tests. Our networks and layers have the weights of theirs, in float64. *Difference* is the
+largest, over the largest value, of all that is compared; 1e-10 at most, unless a line says why more. What PyTorch Geometric and e3nn give is computed anew; what schnetpack 2.1.1, torchmd-net 3.1.0
+and mace-torch 0.3.16 gave lies with its weights in `tests/parity`, kept by the scripts `make_*.py` there. Where nobody's program has the form that is ours, its
+equations are written as loops over nodes and edges, which share no code with the layer.
+
+"""
+
+
+class Comparisons:
+    """A plugin of pytest that keeps what tests with the marker ``parity`` saw."""
+
+    def __init__(self) -> None:
+        self.tests = 0
+        self.lines: dict[tuple[str, str, str], float] = {}
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        """A stage of a test is over; what it saw is known at its end."""
+        self.tests += report.when == "call" and report.passed
+        for name, seen in report.user_properties if report.when == "teardown" else ():
+            if name == "parity":
+                *line, difference = seen
+                key = tuple(line)
+                self.lines[key] = max(self.lines.get(key, 0.0), difference)
+
+
+def table(lines: dict[tuple[str, str, str], float]) -> str:
+    """The lines in Markdown, by architecture."""
+    head = ["| what | beside | compared | difference |", "|---|---|---|---|"]
+    seen = {line: f"{difference:.0e}" if difference else "none" for line, difference in lines.items()}
+    rows = [
+        f"| `{what}` | {beside} | {compared} | {seen[what, beside, compared]} |"
+        for what, beside, compared in sorted(lines)
+    ]
+    return "\n".join([*head, *rows]) + "\n"
+
+
+def main() -> int:
+    """Run all comparisons and write or print the table; the exit code is that of pytest."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="a Markdown file, replaced where there is one")
+    out = parser.parse_args().out
+    comparisons = Comparisons()
+    code = pytest.main(["-q", "-m", "parity", "-p", "no:cacheprovider", str(HERE)], plugins=[comparisons])
+    if code == pytest.ExitCode.OK:
+        versions = {"torch": "torch", "geometric": "torch-geometric", "e3nn": "e3nn"}
+        known = {name: metadata.version(package) for name, package in versions.items()}
+        command = "python -m tests.parity" + (f" --out {out}" if out else "")
+        page = PAGE.format(command=command, count=comparisons.tests, **known) + table(comparisons.lines)
+        print(page) if out is None else out.write_text(page)
+    return int(code)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
