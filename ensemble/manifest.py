@@ -13,7 +13,7 @@ from hydragnn.ensemble.estimates import AnyCalibration
 from hydragnn.ensemble.latent import LatentSpace
 from hydragnn.ensemble.uncertainty import are_shares
 from hydragnn.errors import InputError
-from hydragnn.files import check_regular, digest, read_sealed, write_atomically, write_sealed
+from hydragnn.files import check_inside, check_regular, digest, read_sealed, write_atomically, write_sealed
 from hydragnn.graphs.field import Field, field_from_json
 from hydragnn.models import Target, read_description, target_from_json
 
@@ -130,6 +130,7 @@ def read_manifest(folder: Path) -> Manifest:
     manifest = manifest_from_json(_with_targets(read_sealed(folder / NAME), folder), folder)
     for entry in manifest.members:
         for name, expected in entry.checksums.items():
+            check_inside(folder / entry.folder / name, folder)
             if checksum(folder / entry.folder / name) != expected:
                 raise InputError(
                     f"{folder / entry.folder / name} differs from what was saved; copy the whole folder again"

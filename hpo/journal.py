@@ -20,7 +20,7 @@ import msgspec
 
 from hydragnn import __version__
 from hydragnn.errors import Busy, InputError
-from hydragnn.files import flush_directory, lock_file
+from hydragnn.files import flush_directory, lock_file, open_regular
 from hydragnn.hpo.scheduling.changes import Changes, apply_changes
 from hydragnn.hpo.scheduling.events import Event, Opened, event_from_json, event_to_json
 from hydragnn.hpo.scheduling.scheduler import State, transition
@@ -117,7 +117,7 @@ class Journal:
             for value, self._length in _lines(path):
                 self._count += 1
                 self.undecided = "then" not in value or (self.undecided and not value["then"].get("whole"))
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            self._file = open_regular(path, os.O_RDWR | os.O_CREAT)
             os.ftruncate(self._file, self._length)
             os.lseek(self._file, 0, os.SEEK_END)
             flush_directory(path.parent)
@@ -199,7 +199,8 @@ def rare_garbage_collection() -> Iterator[None]:
 def _lines(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
     """Every complete line's object and the position where the line ends."""
     try:
-        data = path.read_bytes()
+        with os.fdopen(open_regular(path), "rb") as file:
+            data = file.read()
     except FileNotFoundError:
         return
     except OSError as error:

@@ -9,7 +9,7 @@ from typing import Any
 
 from hydragnn.config import AnyConfig
 from hydragnn.errors import InputError
-from hydragnn.files import check_no_link, write_json, write_sealed
+from hydragnn.files import check_no_link, check_own, write_json, write_sealed
 from hydragnn.hpo.launching.launcher import Exit, Launcher, Task
 from hydragnn.runs.attempt import BEAT_SECONDS, SECONDS_BETWEEN_BEATS
 
@@ -102,8 +102,10 @@ class LaunchQueue:
 
 def write_folder(task: Task, config: dict[str, Any] | None, told: Mapping[str, Any]) -> None:
     """Write what an attempt reads first, and is ``told``; ``config`` only where it is not there yet. InputError where a link leads elsewhere."""
-    for place in (task.folder.parent, task.folder, task.folder / "log.txt"):
+    for place in (task.folder.parent, task.folder):
         check_no_link(place)
+    for name in ("log.txt", "heartbeat"):
+        check_own(task.folder / name)
     if config is not None:
         write_json(task.folder / "config.json", config)
     write_sealed(task.folder / "attempt.json", {"attempt": task.attempt, **told})

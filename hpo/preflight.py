@@ -11,7 +11,7 @@ import numpy as np
 from hydragnn.config import AnyConfig, BranchSettings
 from hydragnn.datasets import open_store
 from hydragnn.errors import InputError
-from hydragnn.files import read_sealed, write_sealed
+from hydragnn.files import check_own, read_sealed, write_sealed
 from hydragnn.hpo.able import check_model
 from hydragnn.hpo.launching.launcher import Launcher
 from hydragnn.hpo.launching.local import LocalLauncher
@@ -169,6 +169,10 @@ def plan_on(launcher: Launcher, settings: CampaignSettings) -> Plan:
     return plan
 
 
+APPENDED = ("journal.jsonl", "journal.lock", "sampler.log", "optuna.log", "packs.txt")
+"""What a controller opens in a campaign's folder to write to; never through links."""
+
+
 def check_folder(settings: CampaignSettings, space: Space, out: Path, *, resume: bool) -> list[Point]:
     """The configurations that are tried first, after a look at the campaign's folder.
 
@@ -183,6 +187,8 @@ def check_folder(settings: CampaignSettings, space: Space, out: Path, *, resume:
         raise InputError(f"{out} holds a campaign; continue it with --resume, or choose another folder")
     saved = read_sealed(path)
     begun = _saved_settings(saved, path)
+    for name in APPENDED:
+        check_own(out / name)
     _check_unchanged(settings, begun)
     check_stores(settings, begun, saved.get("stores", {}), out)
     enqueued: list[Point] = saved["enqueued"]

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
+from hydragnn.files import open_log
 from hydragnn.hpo.sampler import History, proposals
 from hydragnn.hpo.scheduling.scheduler import Trial
 from hydragnn.hpo.settings import CampaignSettings, campaign_settings
@@ -86,7 +87,7 @@ class SamplerProcess:
             command = [sys.executable, "-P", "-m", "hydragnn.hpo.sampler_process"]
             environment = {**os.environ, "OMP_NUM_THREADS": "1"}
             pipe = subprocess.PIPE
-            with self._log.open("ab") as log:
+            with open_log(self._log) as log:
                 self._process = subprocess.Popen(
                     command, stdin=pipe, stdout=pipe, stderr=log, env=environment, start_new_session=True
                 )

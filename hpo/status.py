@@ -1,6 +1,7 @@
 """How a campaign stands, from its journal alone: safe while it runs, and from any machine that sees the folder."""
 
 import math
+import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hydragnn.errors import InputError
+from hydragnn.files import open_regular
 from hydragnn.hpo.costs import CostModel, scaling_of, work_of
 from hydragnn.hpo.journal import NAME as JOURNAL
 from hydragnn.hpo.journal import check_number, decode_line, entry_of, gap, rare_garbage_collection, state_after
@@ -178,7 +180,7 @@ class Follower:
         path = self._folder / JOURNAL
         before = self._position
         try:
-            with path.open("rb") as file:
+            with os.fdopen(open_regular(path), "rb") as file:
                 file.seek(before)
                 lines = file.read().splitlines(keepends=True)
         except FileNotFoundError:

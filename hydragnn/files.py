@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable, Collection, Mapping
 from lzma import LZMAError
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from zipfile import BadZipFile
 
 from hydragnn.errors import InputError
@@ -169,6 +169,39 @@ def check_no_link(path: Path) -> None:
         raise InputError(
             f"{path} is a symbolic link, and nothing is written through one; put what it points to in its place, or delete it"
         )
+
+
+def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
+    """A descriptor of the file at ``path``, which a new one is made for where ``flags`` say so; OSError as of ``os.open``.
+
+    InputError where a link, a pipe, a device or a folder is there: nothing is followed out of a folder, and nothing waits for a writer.
+    """
+    try:
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+    except OSError:
+        check_own(path)
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise InputError(f"{path} is no regular file; copy what it should be there")
+    return descriptor
+
+
+def check_own(path: Path) -> None:
+    """Raise InputError where a link, a pipe, a device or a folder is at ``path``, where a file should be or come to be."""
+    check_no_link(path)
+    check_regular(path)
+
+
+def open_log(path: Path) -> BinaryIO:
+    """A log to append to; errors as of ``open_regular``."""
+    return os.fdopen(open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab")
+
+
+def check_inside(path: Path, folder: Path) -> None:
+    """Raise InputError where ``path`` leads out of ``folder`` by links or its own name: what lies there belongs to somebody else."""
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise InputError(f"{path} leads out of {folder}, and is not followed; put what it points to in its place")
 
 
 def check_regular(path: Path) -> None:

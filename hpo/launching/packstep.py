@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from hydragnn.files import open_log
 from hydragnn.hpo.launching.launcher import Task
 from hydragnn.hpo.launching.rates import BURST, TokenBucket
 from hydragnn.hpo.launching.sites import Site, Step
@@ -104,7 +105,7 @@ class PackQueue:
 
 def pack_at_gate(site: Site, step: Step, environment: Mapping[str, str], log: Path) -> Pack:
     """The launcher of a pack's job step at its gate; its messages will go to ``log``. OSError where there can be none."""
-    with log.open("ab") as file:
+    with open_log(log) as file:
         log_from = file.tell()
         process = StepProcess(site, step, subprocess.PIPE, environment, file)
     reports = process.process.stdout

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from hydragnn.errors import InputError
+from hydragnn.files import open_regular
 from hydragnn.hpo.launching.sites import NodeState, NodeStates, Site, short_name
 from hydragnn.record import read_record
 
@@ -307,7 +308,7 @@ class SchedulerWatch:
 
 def text_since(log: Path, begin: int) -> str:
     """The end of what was written into a log from byte ``begin`` on."""
-    with suppress(OSError), log.open("rb") as file:
+    with suppress(OSError, InputError), os.fdopen(open_regular(log), "rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(begin, size - LOG_END))
         return file.read().decode(errors="replace")

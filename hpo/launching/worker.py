@@ -143,7 +143,7 @@ def attempt(work: Work, request: dict[str, Any], lifeline: int) -> None:
     code = 1
     try:
         os.setsid()
-        log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
         for descriptor in (1, 2):
             os.dup2(log, descriptor)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

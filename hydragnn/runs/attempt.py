@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hydragnn.errors import InputError
-from hydragnn.files import read_sealed
+from hydragnn.files import open_regular, read_sealed
 
 SECONDS_BETWEEN_BEATS = 1.0
 BEAT_SECONDS = "beat_seconds"
@@ -106,7 +106,7 @@ class Heartbeat:
     def _write(self, file: Path) -> None:
         with suppress(OSError):  # a full disk stops the run where it matters, at a checkpoint
             # opened and closed each time, so that network file systems show the new time to others
-            descriptor = os.open(file, os.O_WRONLY | os.O_CREAT, 0o644)
+            descriptor = open_regular(file, os.O_WRONLY | os.O_CREAT)
             try:
                 done = "" if self.epochs is None else f"{self.epochs:.6f}"
                 os.write(descriptor, f"{time.time():.0f} {self.attempt.name:8} {done:>16}\n".encode())  # always as long
@@ -117,7 +117,8 @@ class Heartbeat:
 def shown_epochs(folder: Path, attempt: int) -> float | None:
     """The epochs that an attempt's heartbeat says are done; None where it says nothing, or speaks of another attempt."""
     try:
-        _, number, epochs = (folder / "heartbeat").read_text().split()
+        with os.fdopen(open_regular(folder / "heartbeat")) as file:
+            _, number, epochs = file.read().split()
         return float(epochs) if int(number) == attempt else None
-    except (OSError, ValueError):
+    except (OSError, ValueError, InputError):
         return None

@@ -181,8 +181,16 @@ def test_a_link_to_a_device_and_a_pipe_are_not_read(received: Path, name: str) -
     for replace in (lambda path: path.symlink_to("/dev/zero"), os.mkfifo):
         (received / name).unlink()
         replace(received / name)
-        with pytest.raises(InputError, match=r"is no regular file|is neither an ensemble nor a run"):
+        with pytest.raises(InputError, match=r"is no regular file|leads out of|is neither an ensemble nor a run"):
             Ensemble.load(received)
+
+
+@pytest.mark.parametrize("name", ["members", "members/0", "members/0/weights.safetensors"])
+def test_a_member_that_lies_outside_is_not_followed(received: Path, tmp_path: Path, name: str) -> None:
+    (received / name).rename(tmp_path / "elsewhere")
+    (received / name).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InputError, match=r"leads out of .*, and is not followed"):
+        Ensemble.load(received)
 
 
 def test_diversity_on_a_single_labelled_vector_is_a_number() -> None:

@@ -1,5 +1,6 @@
 """Whole campaigns with attempts in real processes: determinism, faults, settings, what is left on disk."""
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,10 @@ from hydragnn.hpo import (
     run_search,
 )
 from hydragnn.hpo.journal import Journal, read_journal
+from hydragnn.hpo.launching.launcher import log_tail
 from hydragnn.hpo.scheduling.events import Failed
+from hydragnn.hpo.status import campaign_status
+from hydragnn.runs.attempt import shown_epochs
 
 Settings = Callable[..., CampaignSettings]
 Launchers = Callable[..., LocalLauncher]
@@ -55,20 +59,62 @@ def test_records_are_in_the_order_of_numbers_also_beyond_four_digits(
     assert [number for number, _, _ in campaign_records(tmp_path / "c")] == [0, 1, 9999, 10000]
 
 
-@pytest.mark.parametrize("link", ["trials/0001", "trials/0001/log.txt"])
+LINKED = ("trials/0001/log.txt", "trials/0001/heartbeat", "journal.jsonl", "sampler.log", "optuna.log", "packs.txt")
+
+
+@pytest.mark.parametrize("place", ["trials/0001", *LINKED])
 def test_a_planted_link_is_not_followed_out_of_a_campaign(
-    link: str, settings: Settings, fake_launcher: Launchers, tmp_path: Path
+    place: str, settings: Settings, fake_launcher: Launchers, tmp_path: Path
 ) -> None:
     out, elsewhere = tmp_path / "c", tmp_path / "elsewhere"
     run_search(settings(trials=1, rungs=[], finalists=0), out, launcher=fake_launcher())
     elsewhere.mkdir()
     (elsewhere / "log.txt").write_text("mine")
-    (out / link).parent.mkdir(exist_ok=True)
-    (out / link).symlink_to(elsewhere / "log.txt" if link.endswith(".txt") else elsewhere)
-    with pytest.raises(InputError, match=r"is a symbolic link, and nothing is written .*; then continue with --resume"):
+    (out / place).parent.mkdir(exist_ok=True)
+    (out / place).unlink(missing_ok=True)
+    (out / place).symlink_to(elsewhere if place == "trials/0001" else elsewhere / "log.txt")
+    with pytest.raises(InputError, match="is a symbolic link, and nothing is written through one"):
         run_search(settings(trials=2, rungs=[], finalists=0), out, launcher=fake_launcher(), resume=True)
     assert [path.name for path in elsewhere.iterdir()] == ["log.txt"]
     assert (elsewhere / "log.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("place", LINKED)
+def test_a_planted_pipe_is_not_waited_for(
+    place: str, settings: Settings, fake_launcher: Launchers, tmp_path: Path
+) -> None:
+    out = tmp_path / "c"
+    run_search(settings(trials=1, rungs=[], finalists=0), out, launcher=fake_launcher())
+    (out / place).parent.mkdir(exist_ok=True)
+    (out / place).unlink(missing_ok=True)
+    os.mkfifo(out / place)
+    with pytest.raises(InputError, match="is no regular file"):
+        run_search(settings(trials=2, rungs=[], finalists=0), out, launcher=fake_launcher(), resume=True)
+
+
+def test_what_looks_at_a_campaign_follows_no_link_and_waits_for_no_pipe(
+    settings: Settings, fake_launcher: Launchers, tmp_path: Path
+) -> None:
+    out = tmp_path / "c"
+    run_search(settings(trials=1, rungs=[], finalists=0), out, launcher=fake_launcher())
+    journal, elsewhere = out / "journal.jsonl", tmp_path / "elsewhere"
+    journal.rename(elsewhere)
+    for plant, words in ((os.mkfifo, "no regular file"), (lambda path: path.symlink_to(elsewhere), "a symbolic link")):
+        plant(journal)
+        for look in (campaign_status, lambda folder: read_journal(folder / "journal.jsonl")):
+            with pytest.raises(InputError, match=words):
+                look(out)
+        journal.unlink()
+        beat = out / "trials" / "0000" / "heartbeat"
+        beat.unlink(missing_ok=True)
+        plant(beat)
+        assert shown_epochs(beat.parent, 1) is None
+        beat.unlink()
+        log = beat.with_name("log.txt")
+        log.unlink(missing_ok=True)
+        plant(log)
+        assert log_tail(log.parent) == ""
+        log.unlink()
 
 
 def test_failures_of_configurations_are_kept_and_the_rest_goes_on(

@@ -1,6 +1,7 @@
 """Attempts at one run: the one that its folder names writes, every other leaves without a trace."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 
 from hydragnn.config import RunConfig
 from hydragnn.datasets import MemoryStore
+from hydragnn.errors import InputError
 from hydragnn.files import write_sealed
 from hydragnn.record import read_record, write_record
 from hydragnn.runs import train
@@ -249,6 +251,20 @@ def test_the_heart_beats_as_rarely_as_its_starter_asks(tmp_path: Path, asked: An
             (tmp_path / "heartbeat").unlink()
         now[0] += 0.5
     assert felt == beats
+
+
+def test_a_heart_beats_through_no_link_and_into_no_pipe(tmp_path: Path) -> None:
+    take_over(tmp_path, 1)
+    beat, mine = tmp_path / "heartbeat", tmp_path / "mine"
+    mine.write_text("mine")
+    beat.symlink_to(mine)
+    with pytest.raises(InputError, match="is a symbolic link"):
+        Heartbeat(Attempt(folder=tmp_path, number=1), first=True).beat()
+    assert mine.read_text() == "mine"
+    beat.unlink()
+    os.mkfifo(beat)
+    with pytest.raises(InputError, match="is no regular file"):
+        Heartbeat(Attempt(folder=tmp_path, number=1), first=True).beat()
 
 
 def test_a_heart_beats_every_second_on_its_node_however_rarely_in_its_folder(tmp_path: Path) -> None:
