@@ -17,6 +17,7 @@ LOOPS = Extension(
         "hydragnn/kernels/along.h",
         "hydragnn/kernels/elementwise.h",
         "hydragnn/kernels/table.h",
+        "hydragnn/kernels/trilinear.h",
         "hydragnn/kernels/vectors.h",
     ],
     extra_compile_args=["-O3", "-std=c++17", "-Wall", "-Wextra", "-ffp-contract=off"],

@@ -42,17 +42,16 @@ INLINE void multiply_along_of(const T* x, const T* directions, const T* vectors,
                               const Int* receivers, const Int* pair, T* out, Int edges, Int weights, Int dim,
                               Int channels) {
   T along[BLOCK];
-  if (pair || !edges) clear(out, weights * channels);  // an empty array is null
-  for (Int e = 0; e < edges; ++e)
+  PairSums sums = begin_pair_sums(pair, out, edges, weights, channels);
+  for (Int e = 0; e < edges; ++e) {
     for (Int begin = 0; begin < channels; begin += BLOCK) {
       const Int count = block_at(begin, channels);
       project(along, directions + e * dim, vectors + receivers[e] * dim * channels + begin, dim, channels, count);
       T* mine = out + weight_of(pair, e) * channels + begin;
-      if (pair)
-        add_product(mine, x + senders[e] * channels + begin, along, count);
-      else
-        multiply(mine, x + senders[e] * channels + begin, along, count);
+      sums.add(mine, x + senders[e] * channels + begin, along, e, count);
     }
+    sums.pass(e);
+  }
 }
 
 // out[e, a] = sum over c of x[senders[e], c] * weight[e, c] * vectors[receivers[e], a, c]
@@ -68,5 +67,32 @@ INLINE void contract_along_of(const T* x, const T* weight, const T* vectors, con
       for (Int a = 0; a < dim; ++a)
         out[e * dim + a] += dot(product, vectors + (receivers[e] * dim + a) * channels + begin, count);
     }
+  }
+}
+
+// What sum_along receives when vectors arrive for it, in one pass:
+// for_x[senders[e], c] = sum of weight[e, c] * along[e, c], along[e, c] = sum over a of directions[e, a] * vectors[receivers[e], a, c]
+// for_weight[e, c] = x[senders[e], c] * along[e, c], added up for the edges of a pair
+// for_directions[e, a] = sum over c of x[senders[e], c] * weight[e, c] * vectors[receivers[e], a, c]
+template <typename T>
+INLINE void along_gradient_of(const T* x, const T* weight, const T* directions, const T* vectors, const Int* senders,
+                              const Int* receivers, const Int* pair, T* for_x, T* for_weight, T* for_directions,
+                              Int edges, Int columns, Int weights, Int dim, Int channels) {
+  T along[BLOCK], product[BLOCK];
+  PairSums sums = begin_pair_sums(pair, for_weight, edges, weights, channels);
+  clear(for_x, columns * channels);
+  clear(for_directions, edges * dim);
+  for (Int e = 0; e < edges; ++e) {
+    for (Int begin = 0; begin < channels; begin += BLOCK) {
+      const Int count = block_at(begin, channels), from = senders[e] * channels + begin;
+      const Int at = weight_of(pair, e) * channels + begin;
+      const T* arrived = vectors + receivers[e] * dim * channels + begin;
+      project(along, directions + e * dim, arrived, dim, channels, count);
+      add_product(for_x + from, along, weight + at, count);
+      sums.add(for_weight + at, x + from, along, e, count);
+      multiply(product, x + from, weight + at, count);
+      for (Int a = 0; a < dim; ++a) for_directions[e * dim + a] += dot(product, arrived + a * channels, count);
+    }
+    sums.pass(e);
   }
 }

@@ -98,7 +98,8 @@ def derivatives(call: Callable[..., object], case: Case, order: int) -> None:
     scalar = sum((part.square().sum() for part in values), tensors[0].new_zeros(()))
     for left in reversed(range(order)):
         gradients = torch.autograd.grad(scalar, tensors, create_graph=left > 0)
-        scalar = sum((gradient.square().sum() for gradient in gradients), tensors[0].new_zeros(()))
+        if left:
+            scalar = sum((gradient.square().sum() for gradient in gradients), tensors[0].new_zeros(()))
 
 
 def milliseconds(work: Callable[[], object], settings: BenchSettings) -> float:

@@ -15,11 +15,13 @@ import torch
 from torch import Tensor
 
 LIBRARY = Path(__file__).resolve().with_name(f"csr.{sysconfig.get_platform()}.so")
-VERSION = 7
+VERSION = 8
 """That of ``csr.cpp``, which this module calls."""
 FUNCTIONS = {
     "weighted_sum": (6, 5),
     "edge_product": (6, 5),
+    "sum_and_product": (8, 6),
+    "both_sums": (8, 6),
     "edge_dot": (5, 3),
     "outer_sum": (4, 4),
     "along_directions": (4, 4),
@@ -28,6 +30,7 @@ FUNCTIONS = {
     "collect_along": (7, 5),
     "multiply_along": (7, 5),
     "contract_along": (7, 4),
+    "along_gradient": (10, 6),
     "gather_add": (6, 3),
     "scatter_sum": (3, 4),
     "ascends": (1, 3),

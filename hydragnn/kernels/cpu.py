@@ -64,6 +64,38 @@ def product_of_ends(x: Tensor, g: Tensor, topology: Topology, per_channel: bool)
     return out
 
 
+def gradients_of_row_sums(x: Tensor, weight: Tensor, u: Tensor, topology: Topology) -> tuple[Tensor, ...] | None:
+    """B and C in one pass, what A's states and weights receive: weights and what arrived are read once."""
+    ends = topology.receivers, topology.senders
+    return _sum_and_product(x, weight, u, ends, topology, topology.num_columns)
+
+
+def gradients_of_column_sums(g: Tensor, weight: Tensor, u: Tensor, topology: Topology) -> tuple[Tensor, ...] | None:
+    """A and C in one pass, what B's states and weights receive."""
+    return _sum_and_product(g, weight, u, (topology.senders, topology.receivers), topology, topology.num_rows)
+
+
+def _sum_and_product(
+    other: Tensor, weight: Tensor, given: Tensor, ends: tuple[Tensor, Tensor], topology: Topology, rows: int
+) -> tuple[Tensor, ...] | None:
+    if weight.dim() != 2 or weight.shape[-1] != other.shape[-1] or not serves(other, weight, given):
+        return None
+    out, products = _dense_like(other), _dense_like(weight)
+    sizes = (topology.num_edges, rows, topology.num_weights, other.shape[1:-1].numel(), other.shape[-1])
+    call("sum_and_product", (given, other, weight, *ends, topology.pair), sizes, products, out)
+    return out, products
+
+
+def gradients_of_products(x: Tensor, g: Tensor, u: Tensor, topology: Topology) -> tuple[Tensor, ...] | None:
+    """B and A in one pass, what both ends of C receive."""
+    if u.dim() != 2 or not serves(x, g, u):
+        return None
+    sent, received = _dense_like(x), _dense_like(g)
+    sizes = (topology.num_edges, topology.num_columns, topology.num_rows, x.shape[1:-1].numel(), x.shape[-1])
+    call("both_sums", (x, g, u, topology.senders, topology.receivers, topology.pair), sizes, sent, received)
+    return sent, received
+
+
 def sum_of_outer_products(messages: Tensor, directions: Tensor, topology: Topology) -> Tensor | None:
     """S: row by row, all axes at once."""
     if not serves(messages, directions) or messages.dim() != 2 or directions.dim() != 2:
@@ -132,6 +164,19 @@ def contract_along(x: Tensor, weight: Tensor, vectors: Tensor, topology: Topolog
     out = x.new_empty(sizes[:2])
     call("contract_along", (x, weight, vectors, topology.senders, topology.receivers, topology.pair), sizes, out)
     return out
+
+
+def gradients_of_sum_along(
+    x: Tensor, weight: Tensor, directions: Tensor, u: Tensor, topology: Topology
+) -> tuple[Tensor, ...] | None:
+    """X, W and U in one pass, what all three of V receive."""
+    if not serves(x, weight, directions, u) or x.shape[1:] != weight.shape[1:]:
+        return None
+    outs = [_dense_like(tensor) for tensor in (x, weight, directions)]
+    arrays = (x, weight, directions, u, topology.senders, topology.receivers, topology.pair)
+    sizes = (topology.num_edges, topology.num_columns, topology.num_weights, directions.shape[1], x.shape[1])
+    call("along_gradient", arrays, sizes, *outs)
+    return tuple(outs)
 
 
 def add_ends(received: Tensor | None, sent: Tensor, edges: Tensor | None, topology: Topology) -> Tensor | None:
@@ -235,6 +280,10 @@ def table_slope(x: Tensor, g: Tensor, table: Any) -> Tensor | None:
     sizes = (x.shape[0], knots.shape[0] - 1, knots.shape[2])
     call("table_slope", (x, g, knots, x.new_tensor([1 / table.step])), sizes, out)
     return out
+
+
+def _dense_like(tensor: Tensor) -> Tensor:
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
 
 def _indexes(receivers: Tensor, messages: Tensor) -> bool:

@@ -9,35 +9,8 @@
 #include "along.h"
 #include "elementwise.h"
 #include "table.h"
+#include "trilinear.h"
 #include "vectors.h"
-
-// out[receivers[e], a, c] = sum of weight[e, c] * x[senders[e], a, c] over the edges e; the two kinds of ends may change places
-template <typename T>
-INLINE void weighted_sum_of(const T* x, const T* weight, const Int* senders, const Int* receivers, const Int* pair,
-                            T* out, Int edges, Int rows, Int dim, Int channels) {
-  clear(out, rows * dim * channels);
-  for (Int e = 0; e < edges; ++e)
-    for (Int a = 0; a < dim; ++a)
-      add_product(out + (receivers[e] * dim + a) * channels, x + (senders[e] * dim + a) * channels,
-                  weight + weight_of(pair, e) * channels, channels);
-}
-
-// out[e, c] = sum over a of x[senders[e], a, c] * g[receivers[e], a, c], added up for the edges of a pair
-template <typename T>
-INLINE void product_of(const T* x, const T* g, const Int* senders, const Int* receivers, const Int* pair, T* out,
-                       Int edges, Int weights, Int dim, Int channels) {
-  if (pair || !edges) clear(out, weights * channels);  // an empty array is null
-  for (Int e = 0; e < edges; ++e) {
-    const T* sent = x + senders[e] * dim * channels;
-    const T* received = g + receivers[e] * dim * channels;
-    T* __restrict mine = out + weight_of(pair, e) * channels;
-    if (pair)
-      add_product(mine, sent, received, channels);
-    else
-      multiply(mine, sent, received, channels);
-    for (Int a = 1; a < dim; ++a) add_product(mine, sent + a * channels, received + a * channels, channels);
-  }
-}
 
 // out[e] = sum over c of x[senders[e], c] * g[receivers[e], c]
 template <typename T>
@@ -234,6 +207,22 @@ EXPORT Int edge_product(const void* x, const void* g, const Int* senders, const 
   return 0;
 }
 
+EXPORT Int sum_and_product(const void* given, const void* other, const void* weight, const Int* index, const Int* into,
+                           const Int* pair, void* products, void* out, Int edges, Int rows, Int weights, Int dim,
+                           Int channels, Int bytes) {
+  WITH_TYPE(sum_and_product_of(IN(given), IN(other), IN(weight), index, into, pair, OUT(products), OUT(out), edges,
+                               rows, weights, dim, channels))
+  return 0;
+}
+
+EXPORT Int both_sums(const void* x, const void* g, const void* weight, const Int* senders, const Int* receivers,
+                     const Int* pair, void* sent, void* received, Int edges, Int columns, Int rows, Int dim,
+                     Int channels, Int bytes) {
+  WITH_TYPE(both_sums_of(IN(x), IN(g), IN(weight), senders, receivers, pair, OUT(sent), OUT(received), edges, columns,
+                         rows, dim, channels))
+  return 0;
+}
+
 EXPORT Int edge_dot(const void* x, const void* g, const Int* senders, const Int* receivers, void* out, Int edges,
                     Int width, Int bytes) {
   WITH_TYPE(dot_of(IN(x), IN(g), senders, receivers, OUT(out), edges, width))
@@ -285,6 +274,14 @@ EXPORT Int contract_along(const void* x, const void* weight, const void* vectors
                           Int bytes) {
   WITH_TYPE(contract_along_of(IN(x), IN(weight), IN(vectors), senders, receivers, pair, OUT(out), edges, dim,
                               channels))
+  return 0;
+}
+
+EXPORT Int along_gradient(const void* x, const void* weight, const void* directions, const void* vectors,
+                          const Int* senders, const Int* receivers, const Int* pair, void* for_x, void* for_weight,
+                          void* for_directions, Int edges, Int columns, Int weights, Int dim, Int channels, Int bytes) {
+  WITH_TYPE(along_gradient_of(IN(x), IN(weight), IN(directions), IN(vectors), senders, receivers, pair, OUT(for_x),
+                              OUT(for_weight), OUT(for_directions), edges, columns, weights, dim, channels))
   return 0;
 }
 
@@ -351,4 +348,4 @@ EXPORT Int table_slope(const void* x, const void* g, const void* knots, const vo
 }
 
 // Raised with every change of a signature or a meaning: a library built from another version is not used.
-extern "C" Int version() { return 7; }
+extern "C" Int version() { return 8; }

@@ -2,15 +2,18 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, dtype
 from torch.autograd import Function
 
 Form = Callable[..., Tensor]
 """One way to compute an op, without derivatives: called with its tensors, then with its structure."""
+
+Gradients = Callable[..., tuple[Tensor, ...] | None]
+"""What all tensors of an op receive: called with them, the incoming gradient and its structure; None where it does not serve them."""
 
 ANYWHERE = "any"
 """The name of the form in plain torch, for devices that have no form of their own."""
@@ -96,6 +99,8 @@ class Member:
 
     forms: Mapping[str, Form]
     derivatives: tuple[tuple[str, tuple[int, ...]], ...]
+    together: Mapping[str, Gradients] = field(default_factory=dict)
+    """By kind of device, a form that computes all derivatives in one pass."""
     items: tuple[str, ...] = ()
     """What each tensor has one of: ``rows`` (receivers), ``columns`` (senders), ``edges`` or ``weights`` (of edges or their pairs) of its topology; () without one."""
 
@@ -136,9 +141,8 @@ class Family:
         self.members = members
         self.operator: Callable[[str, Sequence[Tensor], Any], Tensor] | None = None
         """Calls a member as an operator of torch, where ``library.py`` made one of it."""
-        self._shells: dict[str, type[Function]] = {}
-        for name, member in members.items():
-            self._shells[name] = _shell(name, member, self._shells)
+        self._shells = {name: _shell(name, member, self) for name, member in members.items()}
+        self._together = {name: _together(name, member, self) for name, member in members.items() if member.together}
 
     def __call__(self, name: str, tensors: Sequence[Tensor], structure: Any) -> Tensor:
         """The op ``name`` of the tensors, differentiable as often as one likes."""
@@ -147,11 +151,36 @@ class Family:
         value: Tensor = self._shells[name].apply(structure, *tensors)
         return value
 
+    def gradients(
+        self, name: str, known: Sequence[Tensor], structure: Any, dtypes: Sequence[dtype], needed: Sequence[bool]
+    ) -> Sequence[Tensor | None]:
+        """What each tensor of the op ``name`` receives, in its dtype and differentiable; None where it is not needed.
 
-def _shell(name: str, member: Member, shells: Mapping[str, type[Function]]) -> type[Function]:
-    """The autograd function of a member; ``shells`` will hold those of all members when a derivative is asked for."""
+        ``known`` are the tensors, if any derivative reads them, and the incoming gradient, last.
+        """
+        member = self.members[name]
+        if all(needed) and not _open_blocks and _kind(known[INCOMING]) in member.together:
+            values: Sequence[Tensor] = self._together[name].apply(structure, *known)
+            return values
+        return [
+            self._shells[derivative].apply(structure, *[known[argument] for argument in arguments]).to(dtypes[place])
+            if needed[place]
+            else None
+            for place, (derivative, arguments) in enumerate(member.derivatives)
+        ]
+
+
+def _kind(tensor: Tensor) -> str:
+    return _taken_for.get(tensor.device.type, tensor.device.type)
+
+
+def _add(left: Tensor | None, right: Tensor | None) -> Tensor | None:
+    return right if left is None else left if right is None else left + right
+
+
+def _shell(name: str, member: Member, family: Family) -> type[Function]:
+    """The autograd function of a member."""
     plain = member.forms[ANYWHERE] if len(member.forms) == 1 else None
-    table = tuple(enumerate(member.derivatives))
     # the derivative of an op that is linear in all its tensors together reads none of them
     keeps = any(argument != INCOMING for _, arguments in member.derivatives for argument in arguments)
 
@@ -169,14 +198,50 @@ def _shell(name: str, member: Member, shells: Mapping[str, type[Function]]) -> t
         @staticmethod
         def backward(ctx: Any, incoming: Tensor) -> tuple[Tensor | None, ...]:
             known = (*ctx.saved_tensors, incoming)
-            gradients: list[Tensor | None] = [None]
-            for place, (derivative, arguments) in table:
-                if not ctx.needs_input_grad[place + 1]:
-                    gradients.append(None)
-                    continue
-                gradient = shells[derivative].apply(ctx.structure, *[known[argument] for argument in arguments])
-                gradients.append(gradient.to(ctx.dtypes[place]))
-            return tuple(gradients)
+            return None, *family.gradients(name, known, ctx.structure, ctx.dtypes, ctx.needs_input_grad[1:])
 
     Shell.__name__ = Shell.__qualname__ = name  # what profilers and grad_fn show
     return Shell
+
+
+def _together(name: str, member: Member, family: Family) -> type[Function]:
+    """All derivatives of a member as one autograd function; its own derivative is the sum of theirs."""
+
+    def one_by_one(known: Sequence[Tensor], structure: Any) -> tuple[Tensor, ...]:
+        return tuple(
+            form_on(family.members[derivative].forms, tensor.device.type)(*[known[a] for a in arguments], structure).to(
+                tensor.dtype
+            )
+            for (derivative, arguments), tensor in zip(member.derivatives, known)
+        )
+
+    class Together(Function):
+        @staticmethod
+        def forward(ctx: Any, structure: Any, *known: Tensor) -> tuple[Tensor, ...]:
+            ctx.save_for_backward(*known)
+            ctx.structure = structure
+            ctx.set_materialize_grads(False)
+            values = member.together[_kind(known[INCOMING])](*known, structure)
+            return one_by_one(known, structure) if values is None else values
+
+        @staticmethod
+        def backward(ctx: Any, *incoming: Tensor | None) -> tuple[Tensor | None, ...]:
+            known, needed = ctx.saved_tensors, ctx.needs_input_grad[1:]
+            totals: list[Tensor | None] = [None] * len(known)
+            for (derivative, arguments), u in zip(member.derivatives, incoming):
+                if u is None:
+                    continue
+                tensors = [known[argument] for argument in arguments]
+                parts = family.gradients(
+                    derivative,
+                    (*tensors, u),
+                    ctx.structure,
+                    [tensor.dtype for tensor in tensors],
+                    [needed[argument] for argument in arguments],
+                )
+                for argument, part in zip(arguments, parts):
+                    totals[argument] = _add(totals[argument], part)
+            return None, *totals
+
+    Together.__name__ = Together.__qualname__ = f"{name}, all derivatives"
+    return Together

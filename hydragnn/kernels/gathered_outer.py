@@ -71,6 +71,7 @@ GATHERED_OUTER = Family(
         "V": Member(
             forms=V_FORMS,
             derivatives=(("X", (1, 2, INCOMING)), ("W", (0, 2, INCOMING)), ("U", (0, 1, INCOMING))),
+            together={"cpu": cpu.gradients_of_sum_along},
             items=("columns", "weights", "edges"),
         ),
         "X": Member(

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from hydragnn.graphs.topology import Topology
 from hydragnn.kernels import cpu, triton_forms
-from hydragnn.kernels.family import ANYWHERE, FUSABLE, INCOMING, Family, Form, Member, on_accelerators
+from hydragnn.kernels.family import ANYWHERE, FUSABLE, INCOMING, Family, Form, Gradients, Member, on_accelerators
 from hydragnn.kernels.pairs import gives_weights, reads_weights
 
 
@@ -178,21 +178,37 @@ C_FORMS: Mapping[str, Form] = {
 def _trilinear(per_channel: bool) -> Family:
     """A, B and C with one kind of weight, each the derivative of the others."""
     products = {name: partial(form, per_channel=per_channel) for name, form in C_FORMS.items()}
+    together: Mapping[str, Mapping[str, Gradients]] = TOGETHER if per_channel else {name: {} for name in TOGETHER}
     return Family(
         {
             "A": Member(
-                forms=A_FORMS, derivatives=(("B", (INCOMING, 1)), ("C", (0, INCOMING))), items=("columns", "weights")
+                forms=A_FORMS,
+                derivatives=(("B", (INCOMING, 1)), ("C", (0, INCOMING))),
+                together=together["A"],
+                items=("columns", "weights"),
             ),
             "B": Member(
-                forms=B_FORMS, derivatives=(("A", (INCOMING, 1)), ("C", (INCOMING, 0))), items=("rows", "weights")
+                forms=B_FORMS,
+                derivatives=(("A", (INCOMING, 1)), ("C", (INCOMING, 0))),
+                together=together["B"],
+                items=("rows", "weights"),
             ),
             "C": Member(
-                forms=products, derivatives=(("B", (1, INCOMING)), ("A", (0, INCOMING))), items=("columns", "rows")
+                forms=products,
+                derivatives=(("B", (1, INCOMING)), ("A", (0, INCOMING))),
+                together=together["C"],
+                items=("columns", "rows"),
             ),
         }
     )
 
 
+TOGETHER: Mapping[str, Mapping[str, Gradients]] = {
+    "A": {"cpu": cpu.gradients_of_row_sums},
+    "B": {"cpu": cpu.gradients_of_column_sums},
+    "C": {"cpu": cpu.gradients_of_products},
+}
+"""One pass over the edges for what all tensors of an op receive, with weights per channel."""
 PER_EDGE, PER_CHANNEL = _trilinear(per_channel=False), _trilinear(per_channel=True)
 PLAIN = Family(
     {

@@ -9,7 +9,8 @@
 #else
 #define EXPORT extern "C"
 #endif
-#define INLINE static inline __attribute__((always_inline))  // into every clone
+#define MEMBER inline __attribute__((always_inline))  // into every clone
+#define INLINE static MEMBER
 
 // Do CALL with T = float or T = double.
 #define WITH_TYPE(CALL)            \
@@ -64,6 +65,12 @@ INLINE void multiply(T* __restrict product, const T* __restrict x, const T* __re
   for (Int c = 0; c < count; ++c) product[c] = x[c] * y[c];
 }
 
+// product[c] = 0 + x[c] * y[c], the bits of adding to zero: -0 becomes 0
+template <typename T>
+INLINE void begin_with_product(T* __restrict product, const T* __restrict x, const T* __restrict y, Int count) {
+  for (Int c = 0; c < count; ++c) product[c] = 0 + x[c] * y[c];
+}
+
 // along[c] = sum over a of direction[a] * vector[a, c], in which rows of channels are stride apart
 template <typename T>
 INLINE void project(T* __restrict along, const T* __restrict direction, const T* __restrict vector, Int dim, Int stride,
@@ -105,3 +112,40 @@ INLINE void add_to_first(const T* messages, const T* __restrict value, const T* 
 
 // The weight of edge e: its own, or that of its pair where edges have one together.
 INLINE Int weight_of(const Int* pair, Int e) { return pair ? pair[e] : e; }
+
+// Sums of edges into the weight of their pair. Pairs are mostly numbered as edges meet them: then the first edge of a pair
+// writes what the others add to, and nothing is cleared.
+struct PairSums {
+  const Int* pair;
+  Int met;  // pairs that have been written; -1 where all are cleared
+
+  // Adds x * y to the weight of edge e, which is at mine. An edge that is no pair's writes it.
+  template <typename T>
+  MEMBER void add(T* mine, const T* x, const T* y, Int e, Int count) {
+    if (!pair)
+      multiply(mine, x, y, count);
+    else if (pair[e] == met)
+      begin_with_product(mine, x, y, count);
+    else
+      add_product(mine, x, y, count);
+  }
+
+  // Called when all channels of edge e are done.
+  MEMBER void pass(Int e) { met += pair && pair[e] == met; }
+};
+
+INLINE bool numbered_as_met(const Int* pair, Int edges, Int weights) {
+  Int met = 0;
+  for (Int e = 0; e < edges; ++e) {
+    if (pair[e] > met) return false;
+    met += pair[e] == met;
+  }
+  return met == weights;
+}
+
+template <typename T>
+INLINE PairSums begin_pair_sums(const Int* pair, T* out, Int edges, Int weights, Int channels) {
+  const bool cleared = edges ? pair && !numbered_as_met(pair, edges, weights) : true;  // an empty array is null
+  if (cleared) clear(out, weights * channels);
+  return {pair, cleared ? -1 : 0};
+}

@@ -12,8 +12,11 @@ from torch import Tensor
 
 from hydragnn.kernels import OPS, Topology, compiled, gather_multiply_sum, segment_statistics, segment_sum, silu
 from hydragnn.kernels.activation import CURVATURE_FORMS
-from hydragnn.kernels.family import ANYWHERE, plain_forms
+from hydragnn.kernels.family import ANYWHERE, Family, plain_forms
+from hydragnn.kernels.gathered_outer import GATHERED_OUTER
+from hydragnn.kernels.op import numbers
 from hydragnn.kernels.ops import case_graphs, graph, random_graph
+from hydragnn.kernels.trilinear import PER_CHANNEL
 
 GRAPHS = case_graphs() | {
     "senders backwards": graph(9, 9, [(8 - e % 9, e // 3) for e in range(27)]),
@@ -84,6 +87,51 @@ def test_sums_over_edges_have_the_bits_of_plain_torch(dtype: torch.dtype) -> Non
                 moved = given.to(dtype=dtype)
                 value, expected = (op.forms[form](*moved.tensors, *moved.rest) for form in ("cpu", ANYWHERE))
                 assert torch.equal(value, expected), case
+
+
+@built
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("family", [PER_CHANNEL, GATHERED_OUTER], ids=["per channel", "along directions"])
+def test_gradients_made_in_one_pass_have_the_bits_of_those_made_one_by_one(family: Family, dtype: torch.dtype) -> None:
+    edges = random_graph(12, 6)
+    numbered = torch.arange(72) // 2
+    ways = {
+        "own weights": edges,
+        "pairs as they are met": edges.sharing(numbered, 36),
+        "pairs in another order": edges.sharing(35 - numbered, 36),
+        "a weight that no edge has": edges.sharing(numbered, 37),
+    }
+    normal = numbers(0)
+    for way, topology in ways.items():
+        for axes in ((), (3,)) if family is PER_CHANNEL else ((),):
+            sizes = {"columns": (*axes, 70), "rows": (*(axes or (3,) * (family is GATHERED_OUTER)), 70)}
+            sizes |= {"weights": (70,), "edges": (3,)}
+            # zeros of both signs: what is added to zero loses its sign
+            made = {name: normal(getattr(topology, f"num_{name}"), *size).round() for name, size in sizes.items()}
+            made = {name: tensor.to(dtype) for name, tensor in made.items()}
+            for name, member in family.members.items():
+                if not member.together:
+                    continue
+                incoming = made[{"A": "rows", "B": "columns", "C": "weights", "V": "rows"}[name]]
+                known = (*(made[item] for item in member.items), incoming)
+                values = member.together["cpu"](*known, topology)
+                assert values is not None, (way, name)
+                for value, (derivative, places) in zip(values, member.derivatives):
+                    expected = family.members[derivative].forms["cpu"](*[known[place] for place in places], topology)
+                    assert torch.equal(value, expected), (way, name, derivative)
+                    assert torch.equal(value.signbit(), expected.signbit()), (way, name, derivative)
+
+
+@built
+def test_in_halves_and_with_two_dtypes_gradients_are_made_one_by_one() -> None:
+    """The compiled pass serves neither; what it would give is there all the same, in the dtype of each tensor."""
+    edges = GRAPHS["many"]
+    for ours, theirs in ((torch.bfloat16, torch.bfloat16), (torch.float64, torch.float32)):
+        x = torch.ones(6, 3, dtype=ours, requires_grad=True)
+        weight = torch.ones(20, 3, dtype=theirs, requires_grad=True)
+        for_x, for_weight = torch.autograd.grad(gather_multiply_sum(x, weight, edges).sum(), (x, weight))
+        assert for_x.dtype == ours and for_weight.dtype == theirs
+        assert float(for_x.sum()) == float(for_weight.sum()) == 60
 
 
 @built
