@@ -123,4 +123,4 @@ def test_where_its_package_is_missing_the_message_says_what_to_install(
 
 def test_it_keeps_the_contracts_in_its_own_package(site: Path) -> None:
     output = run_there(site, site, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", "tests")
-    assert re.search(r"^3\d passed in", output, re.MULTILINE), output
+    assert re.search(r"^4\d passed in", output, re.MULTILINE), output
