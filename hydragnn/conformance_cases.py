@@ -210,9 +210,9 @@ def make_model(kind: str, seed: int = 0, dtype: torch.dtype = torch.float64, **c
         ]
         fields += VECTORS
     statistics = degree_statistics([make_graph(1, 5), make_graph(2, 7)])
-    fields += [] if settings.pooling is None else [clusters_field(LEVELS)]
+    fields += [clusters_field(LEVELS)] if settings.pools_clusters else []
     inputs = [field.name for field in INPUTS if architecture_of(kind).reads(settings, field)]
-    inputs += [] if settings.pooling is None else [CLUSTERS]
+    inputs += [CLUSTERS] if settings.pools_clusters else []
     return build_model(settings, heads, fields, inputs=inputs, dim=3, seed=seed, statistics=statistics).to(dtype)
 
 

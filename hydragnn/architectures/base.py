@@ -50,8 +50,21 @@ class PoolingSettings(Settings):
     """Layers on coarser levels of the graph between those on the graph itself, and the way back (Gao and Ji 2019, arXiv:1905.05178)."""
 
     levels: int = Setting(default=1, ge=1, le=16)
-    """Coarser levels, of those that the node field ``clusters`` of the store has. Layers go down to the coarsest and back: of five
-    layers and two levels the first and the last work on the graph itself, the third on the coarsest level."""
+    """Coarser levels. Layers go down to the coarsest and back: of five layers and two levels the first and the last work on the graph
+    itself, the third on the coarsest level."""
+
+    by: Literal["clusters", "scores"] = "clusters"
+    """clusters: levels are those of the node field ``clusters`` of the store, with the mean of their nodes; scores: the nodes with the highest scores,
+    a learned projection of their states, are the next level, multiplied with tanh(score) (Cangea et al. 2018, arXiv:1811.01287)."""
+
+    ratio: float | None = Setting(default=None, gt=0, le=1)
+    """Share of the nodes of each graph that the next level keeps, for ``by = "scores"``; absent: 0.5."""
+
+    @model_validator(mode="after")
+    def _check_ratio(self) -> "PoolingSettings":
+        if self.ratio is not None and self.by != "scores":
+            raise ValueError('ratio is that of nodes kept by scores; leave it out, or set by = "scores"')
+        return self
 
 
 Searched = Mapping[str, Mapping[str, Any]]
@@ -110,6 +123,11 @@ class ArchitectureSettings(Settings):
                 "pooling needs a layer on the graph and one on a coarser level; set num_layers to 2 or more"
             )
         return self
+
+    @property
+    def pools_clusters(self) -> bool:
+        """Return True where layers work on the levels that come with the graphs."""
+        return self.pooling is not None and self.pooling.by == "clusters"
 
     @property
     def kinks(self) -> str:

@@ -6,6 +6,7 @@ from torch import nn
 
 from hydragnn.layers.coarser import Coarser
 from hydragnn.layers.message_graph import MessageGraph, States
+from hydragnn.layers.top_k import TopK
 
 
 class WayBack(nn.Module):
@@ -36,13 +37,22 @@ class GraphUNet(nn.Module):
     """A network's layers, each on one level of the graph: down to the coarsest and back (Gao and Ji 2019, arXiv:1905.05178, section 3.3).
 
     Going down a cluster has the mean state of its nodes; coming back, ``WayBack``. Deviates from the paper: clusters are given with the
-    graph and not learned, means stand for the nodes instead of a few of them, and states are added where they come back to.
+    graph and not learned, means stand for the nodes instead of a few of them, and states are added where they come back to. With a ``ratio``
+    levels are learned as in the paper, by scores (``TopK``).
     """
 
-    def __init__(self, layers: Sequence[nn.Module], levels: int, channels: int, degrees: Collection[int]) -> None:
+    def __init__(
+        self,
+        layers: Sequence[nn.Module],
+        levels: int,
+        channels: int,
+        degrees: Collection[int],
+        ratio: float | None = None,
+    ) -> None:
         super().__init__()
         self.layers = nn.ModuleList(layers)
         self.schedule = v_cycle(len(layers), levels)
+        self.scores = nn.ModuleList([] if ratio is None else [TopK(channels, ratio) for _ in range(levels)])
         self.ways_back = nn.ModuleList(WayBack(channels, degrees) for _ in range(levels))
 
     def forward(self, states: States, graph: MessageGraph) -> States:
@@ -50,7 +60,8 @@ class GraphUNet(nn.Module):
         way: list[tuple[States, Coarser]] = []  # of the finer levels, what waits there
         for layer, level in zip(self.layers, self.schedule):
             while len(way) < level:
-                coarser = graph.coarser if not way else way[-1][1].graph.coarser
+                finer = way[-1][1].graph if way else graph
+                coarser = self.scores[len(way)](states[0], finer) if self.scores else finer.coarser
                 way.append((states, coarser))
                 states = {degree: coarser.pooled(value) for degree, value in states.items()}
             while len(way) > level:

@@ -67,30 +67,36 @@ def _check_encoder(description: ModelDescription, measured: bool) -> None:
 def _check_pooling(description: ModelDescription) -> None:
     model, architecture = description.model, description.architecture
     field = next((field for field in description.input_fields if is_levels(field)), None)
+    if field is not None and not model.pools_clusters:
+        raise InputError(
+            f"the input {CLUSTERS} is for models that pool by clusters; set model.pooling, or take it out of data.inputs"
+        )
     if model.pooling is None:
-        if field is not None:
-            raise InputError(
-                f"the input {CLUSTERS} is for models that pool; set model.pooling, or take it out of data.inputs"
-            )
         return
     if reason := architecture.unpoolable(model):
         able = _kinds(lambda a: not a.unpoolable(a.Settings(kind=a.kind)))
         raise InputError(f"model {model.kind} {reason}, and cannot pool; leave model.pooling out, or use one of {able}")
-    if field is None:
-        raise InputError(
-            f"model.pooling needs the node field {CLUSTERS} of levels; give the BUILD.toml of the store a [coarsening], or see "
-            "hydragnn.graphs.with_voxel_levels"
-        )
-    if field.shape[0] < model.pooling.levels:
-        raise InputError(
-            f"model.pooling.levels = {model.pooling.levels}, and the store has {field.shape[0]}; make more levels, or use fewer"
-        )
+    if model.pools_clusters:
+        _check_levels(field, model.pooling.levels)
     for head in description.heads:
         if head.derivatives:
             raise InputError(
-                f"head {head.field}: no forces or stress from a model that pools, since clusters do not move with the nodes; leave "
+                f"head {head.field}: no forces or stress from a model that pools, since levels change at once as nodes move; leave "
                 "model.pooling out, or the forces"
             )
+
+
+def _check_levels(field: Field | None, levels: int) -> None:
+    """InputError where the store has not so many levels of clusters."""
+    if field is None:
+        raise InputError(
+            f"model.pooling needs the node field {CLUSTERS} of levels; give the BUILD.toml of the store a [coarsening], see "
+            'hydragnn.graphs.with_voxel_levels, or set model.pooling.by = "scores"'
+        )
+    if field.shape[0] < levels:
+        raise InputError(
+            f"model.pooling.levels = {levels}, and the store has {field.shape[0]}; make more levels, or use fewer"
+        )
 
 
 def _check_edge_kinds(description: ModelDescription, name: str) -> None:

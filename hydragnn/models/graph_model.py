@@ -76,7 +76,7 @@ class GraphModel(nn.Module):
     def message_graph(self, batch: GraphBatch, vectors: Float[Tensor, "edges dim"] | None) -> MessageGraph:
         """What the layers see of a batch whose edges have these vectors."""
         species = "species" in self.description.architecture.sees and ATOMIC_NUMBERS in self.description.inputs
-        levels = None if self.description.model.pooling is None else batch.nodes[CLUSTERS]
+        levels = batch.nodes[CLUSTERS] if self.description.model.pools_clusters else None
         return MessageGraph(
             topology=batch.topology,
             owner=batch.owner("node"),

@@ -27,6 +27,8 @@ def wrap_layers(
         if settings.checkpoint_activations:
             layer = Checkpointed(layer)
         wrapped.append(layer)
-    if settings.pooling is not None:
-        wrapped = [GraphUNet(wrapped, settings.pooling.levels, settings.hidden_dim, degrees)]
+    pooling = settings.pooling
+    if pooling is not None:
+        ratio = None if pooling.by == "clusters" else (pooling.ratio or 0.5)
+        wrapped = [GraphUNet(wrapped, pooling.levels, settings.hidden_dim, degrees, ratio)]
     architecture.layers = nn.ModuleList(wrapped)

@@ -44,6 +44,9 @@ for kind in ("schnet", "pna"):
 
 for kind in ("egnn", "schnet", "pna", "tensornet", "gatv2"):
     globals()[f"TestPoolingAround{kind}"] = suite(f"TestPoolingAround{kind}", kind, AROUND["Pooling"])
+for kind in ("painn", "gatv2"):
+    top = {"pooling": {"levels": 2, "by": "scores", "ratio": 0.6}, "num_layers": 3}
+    globals()[f"TestTopKAround{kind}"] = suite(f"TestTopKAround{kind}", kind, top)
 globals()["TestPoolingOfTwoLayers"] = suite("TestPoolingOfTwoLayers", "painn", {"pooling": {"levels": 2}})
 globals()["TestPoolingCheckpointed"] = suite(
     "TestPoolingCheckpointed", "painn", {**AROUND["Pooling"], **AROUND["Checkpointed"]}

@@ -10,6 +10,7 @@ from hydragnn.conformance_cases import make_graph
 from hydragnn.graphs.batch import GraphBatch, concatenate
 from hydragnn.layers import GPSLayer, GraphAttention, LinearGraphAttention, MessageGraph, States
 from hydragnn.layers.conditioning import FiLM
+from hydragnn.layers.top_k import TopK
 
 CHANNELS = 6
 EXACT = {"rtol": 1e-10, "atol": 1e-10}  # float64 sums in another order
@@ -96,6 +97,27 @@ def test_attention_without_forces_makes_no_array_of_nodes_by_nodes() -> None:
 
     assert largest(None) < nodes * nodes / 8
     assert largest(torch.randn(8, 3, requires_grad=True)) == 2 * nodes * nodes
+
+
+def test_scores_choose_and_gate_as_those_of_pytorch_geometric(batch: GraphBatch) -> None:
+    """Cangea et al. 2018; theirs lists nodes from the highest score down."""
+    pool = pytest.importorskip("torch_geometric.nn").TopKPooling(CHANNELS, ratio=0.5)
+    ours, states = TopK(CHANNELS, 0.5), torch.randn(batch.num_nodes, CHANNELS)
+    with torch.no_grad():
+        ours.direction.copy_(pool.select.weight[0])
+    coarser = ours(states, graph_of(batch))
+    theirs, edges, _, owner, kept, _ = pool(
+        states, torch.stack([batch.senders, batch.receivers]), batch=batch.owner("node")
+    )
+    order = kept.argsort()
+    torch.testing.assert_close(coarser.joining.senders, kept[order])
+    torch.testing.assert_close(coarser.pooled(states), theirs[order], **EXACT)
+    torch.testing.assert_close(coarser.graph.owner, owner[order])
+    place = order.argsort()
+    topology = coarser.graph.topology
+    assert sorted(zip(topology.senders.tolist(), topology.receivers.tolist())) == sorted(
+        zip(*(place[end].tolist() for end in edges))
+    )
 
 
 class Doubled(nn.Module):

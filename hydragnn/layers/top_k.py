@@ -1,0 +1,87 @@
+"""The next coarser level by learned scores: the nodes that score highest, and the edges between them."""
+
+import math
+from dataclasses import replace
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from hydragnn.kernels import Topology
+from hydragnn.layers.coarser import Coarser
+from hydragnn.layers.message_graph import MessageGraph
+
+TIE = 1e-5
+"""Scores that differ by less than this, beside the largest of their graph, are equal: no rounding decides who stays."""
+
+
+class TopK(nn.Module):
+    """y = h p / |p|; of every graph the ceil(ratio n) nodes with the highest y stay, with states of every degree times tanh(y).
+
+    Cangea et al. 2018, arXiv:1811.01287, section 2 (Gao and Ji 2019, arXiv:1905.05178, section 3.1, with another gate). Edges between nodes that
+    stay are kept as they are. Deviates from the papers: all nodes that score as high as the last one stay too, so that neither the order of
+    nodes nor what else is in the batch decides between nodes that are alike; the papers' programs keep exactly so many.
+    """
+
+    def __init__(self, channels: int, ratio: float) -> None:
+        super().__init__()
+        self.ratio = ratio
+        self.direction = nn.Parameter(torch.randn(channels) / math.sqrt(channels))
+
+    def forward(self, states: Float[Tensor, "nodes channels"], graph: MessageGraph) -> Coarser:
+        """The level of the nodes that stay; its ``pooled`` multiplies with the gate, and the others hear nothing from ``unpooled``."""
+        scores = states @ (self.direction / self.direction.norm()).to(states.dtype)  # [nodes]
+        stay = highest(scores.detach(), graph, self.ratio)
+        kept = stay.nonzero().squeeze(1)
+        count, nodes = kept.shape[0], graph.num_nodes
+        each = torch.arange(count, device=kept.device)
+        return Coarser(
+            graph=among(graph, stay),
+            joining=Topology(senders=kept, receivers=each, num_columns=nodes, num_rows=count),
+            leaving=Topology(senders=each, receivers=kept, num_columns=count, num_rows=nodes),
+            share=scores.index_select(0, kept).tanh(),
+        )
+
+
+def highest(scores: Float[Tensor, " nodes"], graph: MessageGraph, ratio: float) -> Bool[Tensor, " nodes"]:
+    """Which nodes are among the ceil(ratio n) highest of their graph, or as high as the last of them."""
+    if not len(scores):
+        return torch.zeros_like(scores, dtype=torch.bool)
+    order = torch.argsort(scores, descending=True, stable=True)
+    order = order[torch.argsort(graph.owner[order], stable=True)]  # graph by graph, each from its highest score down
+    counts = graph.nodes_per_graph
+    first = counts.cumsum(0) - counts
+
+    def at(place: Tensor) -> Tensor:  # of graphs without nodes nobody asks
+        return scores[order[place.clamp(0, len(scores) - 1)]]
+
+    # a product that should be a whole number may lie just above it
+    wanted = (counts * ratio - 1e-9).ceil().long().clamp_min(1)
+    largest = torch.maximum(at(first).abs(), at(first + counts - 1).abs())
+    lowest = at(first + wanted - 1)
+    return scores >= (lowest - TIE * largest)[graph.owner]
+
+
+def among(graph: MessageGraph, stay: Bool[Tensor, " nodes"]) -> MessageGraph:
+    """The graph of the nodes that stay and of the edges between them, with lengths and features as they are."""
+    edges = graph.topology
+    between = (stay[edges.senders] & stay[edges.receivers]).nonzero().squeeze(1)
+    number = stay.long().cumsum(0) - 1  # of every node that stays
+    senders, receivers = (number[end[between]] for end in (edges.senders, edges.receivers))
+    owner = graph.owner[stay]
+
+    def of(values: Tensor | None, kept: Tensor) -> Tensor | None:
+        return None if values is None else values[kept]
+
+    return replace(
+        graph,
+        topology=Topology.square(senders, receivers, owner.shape[0]),
+        owner=owner,
+        nodes_per_graph=torch.bincount(owner, minlength=graph.num_graphs),
+        vectors=of(graph.vectors, between),
+        positions=of(graph.positions, stay),
+        edge_features=of(graph.edge_features, between),
+        edge_kinds={name: kinds[between] for name, kinds in graph.edge_kinds.items()},
+        species=of(graph.species, stay),
+        clusters=None,
+    )
