@@ -1,0 +1,88 @@
+"""Whatever rules come later, archived journals tell the same campaign, decision for decision; and a campaign of format 2 stays one.
+
+``journal-v1-decided.jsonl`` is the journal of ``campaign-v1``, which holds events alone, with the decisions of the last version that
+decided as then (``translated``). ``courses.json`` has a digest of the facts after every line. None of them is made anew.
+``campaign-v2`` is a campaign of five trials in format 2, of ``campaign-v2.toml`` on ``graphs-v1.h5``; checkpoints that it no
+more needs were left out.
+"""
+
+import importlib.util
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hydragnn
+from hydragnn.files import digest
+from hydragnn.hpo import campaign_history, campaign_records
+from hydragnn.hpo.journal import Entry, courses, read_entries, replay
+from hydragnn.hpo.journal import Journal as Writer
+from hydragnn.hpo.scheduling.changes import changes_between
+from hydragnn.hpo.status import campaign_status
+
+HERE = Path(__file__).resolve().parent
+DECIDED = ("journal-v1-decided.jsonl", "journal-v2.jsonl", "campaign-v2/journal.jsonl")
+
+
+def rules() -> Any:
+    """The module of the rules that later versions might have."""
+    path = HERE.parent / "hpo" / "test_decisions.py"
+    spec = importlib.util.spec_from_file_location("later_rules", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+RULES = rules()
+
+
+def course(path: Path) -> list[str]:
+    """A digest of the facts after every line."""
+    return [digest(RULES.summary(after)) for _, _, after in courses(path, read_entries(path))]
+
+
+def translated(path: Path, out: Path) -> None:
+    """A journal of events, with what today's rules decide about each."""
+    with Writer(out) as journal:
+        for before, entry, after in courses(path, read_entries(path)):
+            journal.append(entry.event, entry.time, changes_between(before, entry.event, after))
+
+
+def test_five_changes_of_rules_one_after_the_other_leave_every_archived_journal_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    expected = json.loads((HERE / "courses.json").read_text())
+    assert sorted(expected) == sorted(DECIDED)
+    for name, change in {"today's": lambda patch: None, **RULES.LATER_RULES}.items():
+        change(monkeypatch)
+        for journal in DECIDED:
+            assert course(HERE / journal) == expected[journal], (name, journal)
+    assert {entry.then is None for journal in DECIDED for entry in read_entries(HERE / journal)} == {False}
+
+
+def test_todays_rules_still_decide_a_journal_of_events_as_its_translation_says() -> None:
+    """Where this fails, rules have changed: journals that hold events alone then tell another campaign, and are resumed with the version before."""
+    old, new = HERE / "campaign-v1" / "journal.jsonl", HERE / "journal-v1-decided.jsonl"
+    assert [Entry(*entry[:2]) for entry in read_entries(new)] == [Entry(*entry[:2]) for entry in read_entries(old)]
+    assert course(old) == course(new) and replay(old) == replay(new)
+
+
+def test_a_campaign_of_format_2_is_read_whole() -> None:
+    campaign = HERE / "campaign-v2"
+    status = campaign_status(campaign)
+    assert (status.status, status.planned, status.trials["finished"], status.trials["paused"]) == ("finished", 5, 2, 1)
+    assert status.best is not None and (status.best.trial, round(status.best.value, 6)) == (0, 0.865196)
+    kinds = [trial.failure.partition(":")[0] for trial in campaign_history(campaign).trials if trial.status == "failed"]
+    assert kinds == ["diverged", "diverged"]
+    assert [record.status for _, record, _ in campaign_records(campaign)].count("finished") == 2
+
+
+def test_a_campaign_of_format_2_that_was_moved_goes_on_as_it_ended(tmp_path: Path) -> None:
+    for name in ("campaign-v2", "campaign-v2.toml", "graphs-v1.h5"):
+        copy = shutil.copytree if (HERE / name).is_dir() else shutil.copy
+        copy(HERE / name, tmp_path / name)
+    result = hydragnn.search(tmp_path / "campaign-v2.toml", tmp_path / "campaign-v2", resume=True, workers=1)
+    assert (result.ending, result.trials, result.finished) == ("finished", 5, 2)
