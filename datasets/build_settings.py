@@ -12,7 +12,7 @@ from pydantic import model_validator
 from hydragnn.errors import InputError, nearest
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Dtype, Field, Location, Parity, Role
-from hydragnn.graphs.levels import with_contracted_levels, with_voxel_levels
+from hydragnn.graphs.levels import with_contracted_levels, with_mesh_levels, with_voxel_levels
 from hydragnn.imports import class_named
 from hydragnn.settings import Settings
 
@@ -87,8 +87,9 @@ class FieldSettings(Settings):
 class CoarseningSettings(Settings):
     """Coarser levels of every graph, for models that pool: the node field ``clusters``."""
 
-    by: Literal["voxels", "contraction"]
-    """voxels: nodes in one cube of space are one; contraction: pairs of neighbours are one, the closest ones first."""
+    by: Literal["voxels", "contraction", "mesh levels"]
+    """voxels: nodes in one cube of space are one; contraction: pairs of neighbours are one, the closest ones first; mesh levels: nested meshes
+    of nodes that are no neighbours, and every other node is one with the closest of them."""
 
     levels: int = Setting(default=1, ge=1, le=16)
     """How many; every level is made of the last."""
@@ -104,11 +105,10 @@ class CoarseningSettings(Settings):
 
     def applied(self, batch: GraphBatch) -> GraphBatch:
         """The batch with its levels; InputError where it has none such."""
-        return (
-            with_voxel_levels(batch, self.levels, self.side)
-            if self.by == "voxels"
-            else with_contracted_levels(batch, self.levels)
-        )
+        if self.by == "voxels":
+            return with_voxel_levels(batch, self.levels, self.side)
+        by_neighbours = {"contraction": with_contracted_levels, "mesh levels": with_mesh_levels}
+        return by_neighbours[self.by](batch, self.levels)
 
 
 class _Build(Settings):

@@ -5,7 +5,14 @@ from hydragnn.graphs.batch import GraphBatch, concatenate, edge_vectors, unbatch
 from hydragnn.graphs.continuum import from_mesh, used_points
 from hydragnn.graphs.encodings import ENCODINGS, with_encodings, with_laplacian_encoding, with_random_walk_encoding
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field, field_from_json
-from hydragnn.graphs.levels import CLUSTERS, clusters_field, with_clusters, with_contracted_levels, with_voxel_levels
+from hydragnn.graphs.levels import (
+    CLUSTERS,
+    clusters_field,
+    with_clusters,
+    with_contracted_levels,
+    with_mesh_levels,
+    with_voxel_levels,
+)
 from hydragnn.graphs.mesoscale import from_labels, from_voronoi, grain_numbers, mesoscale_fields
 from hydragnn.graphs.orientation import misorientation, orientation_features, rotation_matrices, symmetry_rotations
 from hydragnn.graphs.pyg import from_pyg, to_pyg

@@ -1,5 +1,6 @@
 """Levels of graphs: nested clusters by voxels, by contraction and by hand, and what cannot be one."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import networkx as nx
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from hydragnn.datasets import StoreWriter
+from hydragnn.datasets import CoarseningSettings, StoreWriter
 from hydragnn.errors import InputError
 from hydragnn.graphs import (
     CLUSTERS,
@@ -20,6 +21,7 @@ from hydragnn.graphs import (
     validate,
     with_clusters,
     with_contracted_levels,
+    with_mesh_levels,
     with_voxel_levels,
 )
 
@@ -94,10 +96,40 @@ def test_every_level_of_contraction_halves_a_graph_about() -> None:
     validate(graph)
 
 
+@pytest.mark.parametrize("graph", [cells(60), grid(9), without_positions(cells(60))], ids=["cells", "grid", "no place"])
+def test_mesh_levels_keep_as_many_nodes_as_can_be_without_neighbours(graph: GraphBatch) -> None:
+    """Of every cluster one node is kept, all others are its neighbours, and no two that are kept are neighbours."""
+    numbers = with_mesh_levels(graph, 1)[CLUSTERS][:, 0].tolist()
+    mesh = nx.Graph(zip(graph.senders.tolist(), graph.receivers.tolist()))
+    members = [[node for node, own in enumerate(numbers) if own == cluster] for cluster in sorted(set(numbers))]
+    kept: set[int] = set()
+    for node in range(graph.num_nodes):  # in the order of the nodes: who is free is kept
+        if not kept & set(mesh[node]):
+            kept.add(node)
+    assert [len(kept & set(nodes)) for nodes in members] == [1] * len(kept)
+    for nodes in members:
+        (middle,) = kept & set(nodes)
+        for node in set(nodes) - {middle}:
+            lengths = {
+                other: float((graph.positions[node] - graph.positions[other]).norm())
+                for other in kept & set(mesh[node])
+            }
+            assert lengths[middle] == pytest.approx(min(lengths.values()))
+
+
+def test_mesh_levels_of_triangles_have_about_a_quarter_of_the_nodes() -> None:
+    graph = with_mesh_levels(cells(400), 3)
+    counts = [400, *(len(sizes(graph, level)) for level in range(3))]
+    assert all(3 <= finer / coarser <= 6 for finer, coarser in pairwise(counts))
+    both = with_mesh_levels(concatenate([cells(30), cells(400)]), 3)
+    assert torch.equal(unbatch(both)[1][CLUSTERS], graph[CLUSTERS])
+    assert torch.equal(CoarseningSettings(by="mesh levels", levels=3).applied(cells(400))[CLUSTERS], graph[CLUSTERS])
+
+
 @pytest.mark.parametrize("nodes", [1, 3])
 def test_graphs_without_edges_have_levels_in_which_everything_stays_apart(nodes: int) -> None:
     alone = graph_from_arrays(np.zeros((nodes, 2)), [], [])
-    for made in (with_voxel_levels(alone, 2), with_contracted_levels(alone, 2)):
+    for made in (with_voxel_levels(alone, 2), with_contracted_levels(alone, 2), with_mesh_levels(alone, 2)):
         assert made[CLUSTERS].tolist() == [[number, number] for number in range(nodes)]
 
 
