@@ -31,6 +31,9 @@ class GATv2Settings(GeometricSettings):
     heads: int = Setting(default=4, ge=1, le=64)
     """Attention heads, whose outputs lie side by side; they divide hidden_dim."""
 
+    negative_slope: float = Setting(default=0.2, ge=0, le=1)
+    """Slope of LeakyReLU below zero: 0.2 as in the authors' code, 0.05 in the public HydraGNN."""
+
     @property
     def kinks(self) -> str:
         """Those of LeakyReLU."""
@@ -44,9 +47,9 @@ class GATv2Layer(nn.Module):
     itself keeps the weight 1, so that attention neither jumps nor divides by zero as a neighbour leaves.
     """
 
-    def __init__(self, channels: int, heads: int, edge_width: int) -> None:
+    def __init__(self, channels: int, heads: int, negative_slope: float, edge_width: int) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.negative_slope = heads, negative_slope
         self.from_sender = nn.Linear(channels, channels)
         self.from_receiver = nn.Linear(channels, channels)
         self.from_edge = nn.Linear(edge_width, channels, bias=False) if edge_width else None
@@ -75,8 +78,10 @@ class GATv2Layer(nn.Module):
         return {0: self.weigh(mixed, total.reciprocal()) + self.bias}
 
     def scores(self, joined: Float[Tensor, "items channels"]) -> Float[Tensor, "items heads"]:
-        """What each head thinks of an edge before the softmax; LeakyReLU has slope 0.2, as in the authors' code."""
-        hidden = nn.functional.leaky_relu(joined, 0.2).unflatten(-1, (self.heads, -1))  # [items, heads, width]
+        """What each head thinks of an edge before the softmax."""
+        hidden = nn.functional.leaky_relu(joined, self.negative_slope).unflatten(
+            -1, (self.heads, -1)
+        )  # [items, heads, width]
         return (hidden * self.attention).sum(-1)
 
     def weigh(
@@ -103,7 +108,8 @@ class GATv2(Architecture):
         self.basis = radial_basis(settings, spec) if spec.dim else None
         width = self.basis.width if self.basis else spec.edge_width
         self.layers = nn.ModuleList(
-            GATv2Layer(settings.hidden_dim, settings.heads, width) for _ in range(settings.num_layers)
+            GATv2Layer(settings.hidden_dim, settings.heads, settings.negative_slope, width)
+            for _ in range(settings.num_layers)
         )
 
     @classmethod

@@ -1,6 +1,7 @@
 """Graph isomorphism network: GIN (Xu et al. 2019, arXiv:1810.00826, equation 4.1)."""
 
 import torch
+from pydantic import Field as Setting
 from torch import nn
 
 from hydragnn.architectures.base import Architecture, ArchitectureSettings, GraphSpec
@@ -13,6 +14,9 @@ class GINSettings(ArchitectureSettings):
 
     kind: str = "gin"
 
+    epsilon: float = Setting(default=0.0, ge=-1e3, le=1e3)
+    """Where the learned e of (1 + e) h_i begins: 0, or 100 as in the public HydraGNN, where a node hardly hears its neighbours at first."""
+
 
 class GINLayer(nn.Module):
     """MLP((1 + e) h_i + sum_j h_j) with a learned e (eq. 4.1).
@@ -20,9 +24,9 @@ class GINLayer(nn.Module):
     Deviates from the paper: SiLU instead of ReLU, no batch norm inside the network, and what it gives is an increment.
     """
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, channels: int, epsilon: float) -> None:
         super().__init__()
-        self.epsilon = nn.Parameter(torch.zeros(()))
+        self.epsilon = nn.Parameter(torch.tensor(epsilon))
         self.network = mlp([channels, channels, channels])
 
     def forward(self, states: States, graph: MessageGraph) -> States:
@@ -44,4 +48,4 @@ class GIN(Architecture):
 
     def __init__(self, settings: GINSettings, spec: GraphSpec) -> None:
         super().__init__(settings, spec)
-        self.layers = nn.ModuleList(GINLayer(settings.hidden_dim) for _ in range(settings.num_layers))
+        self.layers = nn.ModuleList(GINLayer(settings.hidden_dim, settings.epsilon) for _ in range(settings.num_layers))

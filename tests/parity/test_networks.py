@@ -182,13 +182,13 @@ def test_energies_forces_and_stress_of_painn_equal_those_of_its_authors(batch: G
 
 
 @pytest.mark.parity("gin", "PyTorch Geometric", "network of convolutions")
-def test_gin_equals_a_network_of_pytorch_geometrics_convolutions(batch: GraphBatch) -> None:
-    model = ours("gin", batch, NODE_HEAD)
+@pytest.mark.parametrize("epsilon", [0.0, 0.3, 100.0], ids=["the paper's start", "another", "HydraGNN's"])
+def test_gin_equals_a_network_of_pytorch_geometrics_convolutions(batch: GraphBatch, epsilon: float) -> None:
+    model = ours("gin", batch, NODE_HEAD, {"epsilon": epsilon})
 
     def layer(states: Tensor, number: int) -> Tensor:
         residual = model.encoder.layers[number]
-        residual.layer.epsilon.fill_(0.3 * number)
-        theirs = geometric.GINConv(residual.layer.network, train_eps=True, eps=0.3 * number)
+        theirs = geometric.GINConv(residual.layer.network, train_eps=True, eps=epsilon)
         return states + theirs(residual.norm(states), edge_index(batch))
 
     compared(model, batch, layer)
@@ -226,17 +226,20 @@ def test_mfc_equals_a_network_of_pytorch_geometrics_convolutions(batch: GraphBat
 
 
 @pytest.mark.parity("gatv2", "PyTorch Geometric", "network of convolutions")
-def test_gatv2_equals_a_network_of_pytorch_geometrics_convolutions(batch: GraphBatch) -> None:
+@pytest.mark.parametrize("slope", [0.2, 0.05], ids=["the authors' slope", "HydraGNN's"])
+def test_gatv2_equals_a_network_of_pytorch_geometrics_convolutions(batch: GraphBatch, slope: float) -> None:
     """On graphs without edges to oneself, since they take these away where we have images of oneself."""
     batch = without_own_images(batch)
-    model = ours("gatv2", batch, NODE_HEAD, {"heads": 3})
+    model = ours("gatv2", batch, NODE_HEAD, {"heads": 3, "negative_slope": slope})
     features = gaussians(edge_vectors(batch).norm(dim=1))
 
     def layer(states: Tensor, number: int) -> Tensor:
         residual = model.encoder.layers[number]
         mine, width = residual.layer, CHANNELS // 3
         mine.bias.normal_()
-        theirs = geometric.GATv2Conv(CHANNELS, width, heads=3, edge_dim=RADIAL + 1, fill_value=0.0)
+        theirs = geometric.GATv2Conv(
+            CHANNELS, width, heads=3, edge_dim=RADIAL + 1, fill_value=0.0, negative_slope=slope
+        )
         theirs.lin_l.load_state_dict(mine.from_sender.state_dict())
         theirs.lin_r.load_state_dict(mine.from_receiver.state_dict())
         theirs.lin_edge.load_state_dict(mine.from_edge.state_dict())
