@@ -21,9 +21,8 @@ from hydragnn.hpo.launching.descriptors import allow_many_files, readable
 from hydragnn.hpo.launching.launcher import AllocationLauncher, Begun, Exit, Report, Task, is_complete
 from hydragnn.hpo.launching.local import MODULE, shares_of
 from hydragnn.hpo.launching.packstep import Pack, PackAttempt, PackQueue, pack_at_gate, request_of
-from hydragnn.hpo.launching.rates import STEP_RATE
 from hydragnn.hpo.launching.sites import Site, Step
-from hydragnn.hpo.launching.stepprocess import end_steps
+from hydragnn.hpo.launching.stepprocess import STEP_RATE, end_steps
 from hydragnn.hpo.launching.watchdog import AGAIN, Beats, seconds_between_beats, text_since
 from hydragnn.hpo.scheduling.events import Identity, Probed, node_of
 

@@ -14,9 +14,8 @@ from typing import IO
 
 from hydragnn.files import open_log
 from hydragnn.hpo.launching.launcher import Task
-from hydragnn.hpo.launching.rates import BURST, TokenBucket
 from hydragnn.hpo.launching.sites import Site, Step
-from hydragnn.hpo.launching.stepprocess import StepProcess
+from hydragnn.hpo.launching.stepprocess import BURST, StepProcess, TokenBucket
 from hydragnn.hpo.launching.watchdog import Beats
 from hydragnn.hpo.scheduling.events import Identity
 

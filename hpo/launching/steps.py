@@ -15,9 +15,17 @@ from hydragnn.hpo.launching.launcher import AllocationLauncher, Begun, Exit, Lau
 from hydragnn.hpo.launching.local import MODULE, local_launcher
 from hydragnn.hpo.launching.packs import PackLauncher
 from hydragnn.hpo.launching.probes import Probes
-from hydragnn.hpo.launching.rates import BURST, OWN_AT_ONCE, OWN_RATE, STEP_RATE, STEPS_AT_ONCE, TokenBucket
 from hydragnn.hpo.launching.sites import Evidence, Site, Step, site_of
-from hydragnn.hpo.launching.stepprocess import StepProcess, end_steps
+from hydragnn.hpo.launching.stepprocess import (
+    BURST,
+    OWN_AT_ONCE,
+    OWN_RATE,
+    STEP_RATE,
+    STEPS_AT_ONCE,
+    StepProcess,
+    TokenBucket,
+    end_steps,
+)
 from hydragnn.hpo.launching.watchdog import AGAIN, Heartbeat, seconds_between_beats, text_since
 from hydragnn.hpo.scheduling.events import Identity
 from hydragnn.hpo.settings import CampaignSettings

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from hydragnn.hpo.scheduling.events import Action, Cancel, Start
-from hydragnn.hpo.scheduling.pool import Pool
+from hydragnn.hpo.scheduling.ordered import Pool
 from hydragnn.hpo.scheduling.sizing import Load, common_ending, fewest_slots, loss
 from hydragnn.hpo.scheduling.state import State, Target, Trial, remaining, with_trial, without_entry
 

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from hydragnn.errors import InputError
 from hydragnn.hpo.scheduling.events import Event, Opened
 from hydragnn.hpo.scheduling.node_health import Node
-from hydragnn.hpo.scheduling.pool import Pool
+from hydragnn.hpo.scheduling.ordered import Pool
 from hydragnn.hpo.scheduling.state import (
     Rung,
     State,

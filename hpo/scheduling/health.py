@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from hydragnn.hpo.scheduling.events import Action, Probe, Probed, node_of
 from hydragnn.hpo.scheduling.node_health import Node, NodeHealth, Strike
-from hydragnn.hpo.scheduling.pool import Pool
+from hydragnn.hpo.scheduling.ordered import Pool
 from hydragnn.hpo.scheduling.state import State, Trial, with_node, without_node
 
 STRIKES = 2

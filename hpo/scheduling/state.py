@@ -11,8 +11,7 @@ from msgspec.structs import replace
 
 from hydragnn.hpo.scheduling.events import Ending, Origin, Plan, node_of
 from hydragnn.hpo.scheduling.node_health import Node, NodeHealth, with_count
-from hydragnn.hpo.scheduling.pool import Pool
-from hydragnn.hpo.scheduling.ranking import Ranking
+from hydragnn.hpo.scheduling.ordered import Pool, Ranking
 from hydragnn.hpo.scheduling.sizing import Load, Mean
 from hydragnn.record import Failure
 

@@ -12,7 +12,7 @@ from hydragnn.hpo.launching import local_gpus
 from hydragnn.hpo.launching.allocation import Allocation
 from hydragnn.hpo.launching.local import local_launcher
 from hydragnn.hpo.launching.packs import PackLauncher
-from hydragnn.hpo.launching.rates import STEPS_AT_ONCE
+from hydragnn.hpo.launching.stepprocess import STEPS_AT_ONCE
 from hydragnn.hpo.launching.steps import StepLauncher, launcher_for
 from hydragnn.machine import ROOM, Machine, workers_here
 
