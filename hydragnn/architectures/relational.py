@@ -187,6 +187,11 @@ class Relational(Architecture):
         return (settings.relation, settings.level) if settings.schedule else (settings.relation,)
 
     @classmethod
+    def unpoolable(cls, settings: RelationalSettings) -> str:
+        """The levels of a schedule are edges between nodes of the graph itself, which may not be there on coarser levels."""
+        return "has a schedule of levels of its own" if settings.schedule else super().unpoolable(settings)
+
+    @classmethod
     def check(cls, settings: RelationalSettings, spec: GraphSpec) -> None:
         """The schedule names levels that there are."""
         if settings.schedule and max(settings.schedule) >= spec.edge_kinds[settings.level]:

@@ -44,7 +44,7 @@ for kind in ("schnet", "pna"):
 
 for kind in ("egnn", "schnet", "pna", "tensornet", "gatv2"):
     globals()[f"TestPoolingAround{kind}"] = suite(f"TestPoolingAround{kind}", kind, AROUND["Pooling"])
-for kind in ("painn", "gatv2"):
+for kind in ("painn", "gatv2", "relational"):
     top = {"pooling": {"levels": 2, "by": "scores", "ratio": 0.6}, "num_layers": 3}
     globals()[f"TestTopKAround{kind}"] = suite(f"TestTopKAround{kind}", kind, top)
 globals()["TestPoolingOfTwoLayers"] = suite("TestPoolingOfTwoLayers", "painn", {"pooling": {"levels": 2}})

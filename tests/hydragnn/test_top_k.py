@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from hydragnn.architectures import architecture_of
 from hydragnn.architectures.base import PoolingSettings
 from hydragnn.config import RunConfig
 from hydragnn.conformance_cases import CORNERS, make_graph, small_settings
@@ -120,6 +121,14 @@ def test_models_that_pool_by_scores_need_no_clusters_and_refuse_them() -> None:
         build_model(settings, heads, fields, inputs=["size", CLUSTERS], dim=3, seed=0)
     with pytest.raises(InputError, match="ratio is that of nodes kept by scores"):
         small_settings("painn", pooling={"levels": 2, "ratio": 0.5})
+
+
+def test_kinds_of_edges_pool_by_scores_and_those_with_a_schedule_do_not() -> None:
+    relational, scores = architecture_of("relational"), {"levels": 1, "by": "scores"}
+    assert not relational.unpoolable(small_settings("relational", pooling=scores))
+    assert "have no mean" in relational.unpoolable(small_settings("relational", pooling={"levels": 1}))
+    scheduled = small_settings("relational", pooling=scores, schedule=[0, 1])
+    assert "schedule of levels of its own" in relational.unpoolable(scheduled)
 
 
 def test_a_run_that_pools_by_scores_ends_with_the_same_bits_where_it_was_interrupted(tmp_path: Path) -> None:
