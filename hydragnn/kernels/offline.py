@@ -69,7 +69,13 @@ READS: Mapping[str, Callable[[Mapping[str, Any]], int]] = {
     "add_ends": lambda c: 1 + c["RECEIVED"] + c["CARRIED"],
     "reduce_rows": lambda c: 1,
     "reduce_rows_gradient": lambda c: 1,
+    "reduce_windows": lambda c: 1,
+    "join_reductions": lambda c: 2 * c["MOMENTS"] + c["LOW"] + c["HIGH"],
+    "reduce_windows_gradient": lambda c: 1,
     "softmax_rows": lambda c: 2,
+    "softmax_windows": lambda c: 1,
+    "join_softmax": lambda c: 2,
+    "softmax_parts": lambda c: 1,
 }
 """How many tiles of numbers a kernel reads in each turn of its loops."""
 
@@ -147,10 +153,11 @@ class _Collector(triton_launch.Launcher):
         self.new.append(Compiled(**found, **about))
 
     def launched_in(self, call: Any, case: Case) -> list[Compiled]:
-        """What a call and its derivative launch and no earlier one did."""
-        tensors = tuple(tensor.requires_grad_() for tensor in case.tensors)
+        """What a call launches, alone and with its derivative, and no earlier one did."""
+        tensors = tuple(tensor.detach().requires_grad_() for tensor in case.tensors)
         self.new = []
         with taken_for("meta", "cuda"), triton_launch.launched_by(self):
+            call(*case.tensors, *case.rest)  # no gradient is recorded
             value = call(*tensors, *case.rest)
             parts = value if isinstance(value, tuple) else (value,)
             torch.autograd.grad([part.sum() for part in parts], tensors)

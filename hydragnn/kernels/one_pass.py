@@ -6,6 +6,7 @@ softmax                                  ds = y (u - sum of u y over the receive
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.autograd import Function
 
@@ -14,53 +15,64 @@ from hydragnn.kernels.per_receiver import SUMS, WINNERS, counts_in_order
 from hydragnn.kernels.segment_order import segment_order
 
 
-def extreme(messages: Tensor, receivers: Tensor, num_nodes: int, which: str) -> tuple[Tensor, Tensor]:
-    """Each node's extreme (``amin`` or ``amax``) and the first edge that holds it, one past the last without edges."""
-    given = segment_order(receivers, num_nodes)
+def extreme(messages: Tensor, receivers: Tensor, num_nodes: int, which: str, recorded: bool) -> tuple[Tensor, Tensor]:
+    """Each node's extreme (``amin`` or ``amax``) and the first edge that holds it, one past the last without edges.
+
+    The edges are empty unless a gradient is recorded.
+    """
+    given, least = segment_order(receivers, num_nodes), which == "amin"
     _, low, high = triton_reductions.reductions(
-        messages, *given, moments=False, low=which == "amin", high=which == "amax"
+        messages, *given, moments=False, low=least, high=not least, winners=recorded
     )
     found = low or high
     assert found is not None
     return found
 
 
-def statistics(messages: Tensor, receivers: Tensor, num_nodes: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Mean, variance, smallest and largest message of each node."""
-    return _Statistics.apply(messages, receivers, num_nodes)
+def statistics(messages: Tensor, receivers: Tensor, num_nodes: int, extremes: bool) -> tuple[Tensor, ...]:
+    """Mean and variance of each node's messages; the smallest and largest too where asked for."""
+    recorded = torch.is_grad_enabled() and messages.requires_grad
+    values: tuple[Tensor, ...] = _Statistics.apply(messages, receivers, num_nodes, extremes, recorded)
+    return values
 
 
 class _Statistics(Function):
     @staticmethod
-    def forward(ctx: Any, messages: Tensor, receivers: Tensor, num_nodes: int) -> tuple[Tensor, ...]:
-        given = segment_order(receivers, num_nodes)
-        moments, low, high = triton_reductions.reductions(messages, *given, moments=True, low=True, high=True)
-        assert moments is not None and low is not None and high is not None
-        ctx.save_for_backward(messages, moments[0], low[1], high[1])
+    def forward(
+        ctx: Any, messages: Tensor, receivers: Tensor, num_nodes: int, extremes: bool, recorded: bool
+    ) -> tuple[Tensor, ...]:
+        given, winners = segment_order(receivers, num_nodes), extremes and recorded
+        moments, *found = triton_reductions.reductions(
+            messages, *given, moments=True, low=extremes, high=extremes, winners=winners
+        )
+        assert moments is not None
+        ctx.save_for_backward(messages, moments[0], *(pair[1] for pair in found if pair is not None))
         ctx.segments = (receivers, num_nodes)
-        return *moments, low[0], high[0]
+        return *moments, *(pair[0] for pair in found if pair is not None)
 
     @staticmethod
     def backward(ctx: Any, *incoming: Tensor) -> tuple[Tensor | None, ...]:
-        messages, mean, low_edge, high_edge = ctx.saved_tensors
-        return _StatisticsGradient.apply(messages, mean, *incoming, low_edge, high_edge, ctx.segments), None, None
+        messages, mean, *edges = ctx.saved_tensors
+        gradient = _StatisticsGradient.apply(messages, mean, ctx.segments, *incoming, *edges)
+        return gradient, None, None, None, None
 
 
 class _StatisticsGradient(Function):
-    """G_e = (a_i + 2 (m_e - mean_i) b_i) / n_i + [e is i's smallest] c_i + [e is i's largest] d_i, for what four results received."""
+    """G_e = (a_i + 2 (m_e - mean_i) b_i) / n_i + [e is i's smallest] c_i + [e is i's largest] d_i, for what two or four results received."""
 
     @staticmethod
-    def forward(ctx: Any, messages: Tensor, mean: Tensor, *rest: Any) -> Tensor:
-        *incoming, low_edge, high_edge, segments = rest
-        ctx.save_for_backward(messages, mean, incoming[1], low_edge, high_edge)
+    def forward(ctx: Any, messages: Tensor, mean: Tensor, segments: tuple[Tensor, int], *rest: Tensor) -> Tensor:
+        to_mean, to_variance, *of_extremes = rest
+        ctx.save_for_backward(messages, mean, to_variance, *of_extremes[2:])
         ctx.segments = segments
+        extremes = (of_extremes[0], of_extremes[1], of_extremes[2], of_extremes[3]) if of_extremes else None
         given = segment_order(*segments)
-        return triton_reductions.reductions_gradient(messages, *given, mean, *incoming, low_edge, high_edge)
+        return triton_reductions.reductions_gradient(messages, *given, mean, (to_mean, to_variance), extremes)
 
     @staticmethod
     def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
-        messages, mean, to_variance, low_edge, high_edge = ctx.saved_tensors
-        segments, edges = ctx.segments, messages.shape[0]
+        messages, mean, to_variance, *edges = ctx.saved_tensors
+        segments, count = ctx.segments, messages.shape[0]
         share = 1 / counts_in_order(segments[0], segments[1], mean)
         slope = 2 * share * to_variance
         sums = SUMS("sum", (v,), segments)
@@ -68,13 +80,11 @@ class _StatisticsGradient(Function):
         return (
             v * SUMS("spread", (slope,), segments),
             -sums * slope,
+            None,
             sums * share,
             SUMS("sum", (v * away,), segments) * 2 * share,
-            WINNERS("from winner", (v,), (low_edge, edges)),
-            WINNERS("from winner", (v,), (high_edge, edges)),
-            None,
-            None,
-            None,
+            *(WINNERS("from winner", (v,), (winner, count)) for winner in edges),
+            *(None for _ in edges),
         )
 
 

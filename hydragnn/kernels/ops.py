@@ -22,7 +22,7 @@ def graph(num_columns: int, num_rows: int, pairs: list[tuple[int, int]]) -> Topo
 
 
 def case_graphs() -> dict[str, Topology]:
-    """Small graphs with every corner: nothing to sum, empty rows at both ends, repeated edges, one row with all edges."""
+    """Small graphs with every corner: nothing to sum, empty rows at both ends, repeated edges, one row with all edges, one sender of most."""
     return {
         "no edges": graph(3, 3, []),
         "one node": graph(1, 1, [(0, 0)]),
@@ -31,6 +31,9 @@ def case_graphs() -> dict[str, Topology]:
         "self loop, repeated edge": graph(2, 2, [(0, 0), (1, 0), (1, 0), (0, 1)]),
         "more rows than columns": graph(2, 4, [(1, 1), (0, 1), (1, 3)]),
         "all to the last": graph(5, 5, [(4 - e % 5, 4) for e in range(12)]),
+        "backwards, most from one": graph(
+            5, 4, [(4, 0), (3, 0), (4, 1), (4, 1), (2, 1), (4, 2), (1, 2), (4, 3), (0, 3)]
+        ),
         "many": graph(6, 6, [((7 * e + e * e) % 6, e // 4) for e in range(20)]),
     }
 

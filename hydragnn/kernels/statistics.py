@@ -56,7 +56,8 @@ def in_triton(messages: Tensor, receivers: Tensor, num_nodes: int, names: tuple[
     """All of them in one pass, or extremes alone."""
     if MOMENTS[0] not in names:
         return composed(messages, receivers, num_nodes, names)
-    values = dict(zip((*MOMENTS, *LOW, *HIGH), one_pass.statistics(messages, receivers, num_nodes)))
+    extremes = LOW[0] in names or HIGH[0] in names
+    values = dict(zip((*MOMENTS, *LOW, *HIGH), one_pass.statistics(messages, receivers, num_nodes, extremes)))
     return tuple(values[name] for name in names)
 
 
@@ -140,7 +141,7 @@ class _Extreme(Function):
     @staticmethod
     def forward(ctx: Any, messages: Tensor, receivers: Tensor, num_nodes: int, which: str, recorded: bool) -> Tensor:
         if is_accelerated(messages.device.type) and not as_operators():
-            value, winner = one_pass.extreme(messages, receivers, num_nodes, which)
+            value, winner = one_pass.extreme(messages, receivers, num_nodes, which, recorded)
             ctx.save_for_backward(winner)
         else:
             value = scattered_extreme(messages, receivers, num_nodes, which)

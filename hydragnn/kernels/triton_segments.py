@@ -1,6 +1,7 @@
 """Triton kernels of reductions per receiver, for ROCm and CUDA: one program per row and tile of channels, no atomics.
 
-Names as in ``triton_sums``; ``order[p]`` is the edge at position p where edges are sorted by receiver.
+Names as in ``triton_sums``; ``order[p]`` is the edge at position p where edges are sorted by receiver. Rows of more than ``SPLIT``
+edges are left to ``triton_windows``.
 """
 
 import triton
@@ -11,20 +12,19 @@ from hydragnn.kernels.triton_sums import SIZES
 NOWHERE = tl.constexpr(2147483647)
 
 
-@triton.jit(do_not_specialize=SIZES)
-def reduce_rows(offsets, order, x, mean, variance, low, high, low_edge, high_edge, units, none,
-                MOMENTS: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, VEC: tl.constexpr,
-                ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
-    """Mean and population variance, smallest and largest value with their first edge, in one pass over the messages.
-
-    Every place of the tile keeps a mean and a sum of squares of its own, which are merged at the end (Chan, Golub and LeVeque
-    1983): no difference of large squares. Rows without edges get zeros and the edge ``none``.
-    """
-    row = tl.program_id(0)
-    C = (units * VEC).to(OFF)
-    f = tl.program_id(1) * BF + tl.arange(0, BF)
+@triton.jit
+def short_row(offsets, row, SPLIT: tl.constexpr):
+    """The positions of a row; none where it is long."""
     first = tl.load(offsets + row).to(tl.int32)
     last = tl.load(offsets + row + 1).to(tl.int32)
+    return first, tl.where(last - first > SPLIT, first, last)
+
+
+@triton.jit
+def reduce_edges(first, last, order, x, f, C,
+                 MOMENTS: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, WINNERS: tl.constexpr,
+                 ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
+    """Per place of the tile, of the positions first to last: mean, sum of squares about it and count, extremes and their first edges."""
     centre = tl.full([BE, BF], 0.0, ACC)
     squares = tl.full([BE, BF], 0.0, ACC)
     count = tl.full([BE], 0.0, ACC)
@@ -44,60 +44,90 @@ def reduce_rows(offsets, order, x, mean, variance, low, high, low_edge, high_edg
             centre += away / tl.maximum(count, 1.0)[:, None]
             squares += away * tl.where(mask, v - centre, 0.0)
         if LOW:
-            lower = mask & ((v < least) | (least_at == NOWHERE))
+            lower = mask & ((v < least) | (least_at == NOWHERE)) if WINNERS else mask & (v < least)
             least = tl.where(lower, v, least)
-            least_at = tl.where(lower, e[:, None], least_at)
+            if WINNERS:
+                least_at = tl.where(lower, e[:, None], least_at)
         if HIGH:
-            higher = mask & ((v > most) | (most_at == NOWHERE))
+            higher = mask & ((v > most) | (most_at == NOWHERE)) if WINNERS else mask & (v > most)
             most = tl.where(higher, v, most)
-            most_at = tl.where(higher, e[:, None], most_at)
-    at = row.to(OFF) * C + f
-    if MOMENTS:
-        _store_moments(mean, variance, at, centre, squares, count, (last - first).to(ACC), f < C)
-    if LOW:
-        _store_extreme(low, low_edge, at, tl.min(least, 0), least, least_at, last > first, none, f < C)
-    if HIGH:
-        _store_extreme(high, high_edge, at, tl.max(most, 0), most, most_at, last > first, none, f < C)
+            if WINNERS:
+                most_at = tl.where(higher, e[:, None], most_at)
+    return centre, squares, count, least, least_at, most, most_at
 
 
 @triton.jit
-def _store_moments(mean, variance, at, centre, squares, count, edges, mask):
-    edges = tl.maximum(edges, 1.0)
-    middle = tl.sum(centre * count[:, None], 0) / edges
+def merge_moments(centre, squares, count, edges):
+    """Mean and sum of squares about it, of a tile's (Chan, Golub and LeVeque 1983): no difference of large squares."""
+    middle = tl.sum(centre * count[:, None], 0) / tl.maximum(edges, 1.0)
     away = centre - middle[None, :]
-    spread = tl.sum(squares + away * away * count[:, None], 0) / edges
-    tl.store(mean + at, middle.to(mean.dtype.element_ty), mask=mask)
-    tl.store(variance + at, spread.to(variance.dtype.element_ty), mask=mask)
+    return middle, tl.sum(squares + away * away * count[:, None], 0)
 
 
 @triton.jit
-def _store_extreme(value, edge, at, extreme, held, held_at, exists, none, mask):
-    winner = tl.min(tl.where(held == extreme[None, :], held_at, NOWHERE), 0)
-    winner = tl.where(winner == NOWHERE, none, winner)
+def first_of(held, held_at, extreme):
+    """The first edge that holds the extreme of its channel."""
+    return tl.min(tl.where(held == extreme[None, :], held_at, NOWHERE), 0)
+
+
+@triton.jit
+def store_moments(mean, variance, at, centre, squares, count, edges, mask):
+    """Mean and population variance of a row."""
+    middle, spread = merge_moments(centre, squares, count, edges)
+    tl.store(mean + at, middle.to(mean.dtype.element_ty), mask=mask)
+    tl.store(variance + at, (spread / tl.maximum(edges, 1.0)).to(variance.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def store_extreme(value, edge, at, extreme, held, held_at, exists, none, mask, WINNERS: tl.constexpr):
+    """An extreme of a row and its first edge; zero and the edge ``none`` of a row without edges."""
     tl.store(value + at, tl.where(exists, extreme, 0.0).to(value.dtype.element_ty), mask=mask)
-    tl.store(edge + at, winner.to(edge.dtype.element_ty), mask=mask)
+    if WINNERS:
+        winner = first_of(held, held_at, extreme)
+        winner = tl.where(winner == NOWHERE, none, winner)
+        tl.store(edge + at, winner.to(edge.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=SIZES)
-def reduce_rows_gradient(offsets, order, x, mean, low_edge, high_edge, to_mean, to_variance, to_low, to_high, out, units,
-                         VEC: tl.constexpr,
-                         ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
-    """What the messages receive from the results of ``reduce_rows``: one read and one write per message."""
+def reduce_rows(offsets, order, x, mean, variance, low, high, low_edge, high_edge, units, none,
+                MOMENTS: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, WINNERS: tl.constexpr,
+                SPLIT: tl.constexpr, VEC: tl.constexpr,
+                ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
+    """Mean and population variance, smallest and largest value, with their first edge where ``WINNERS``, in one pass over the messages.
+
+    Rows without edges get zeros and the edge ``none``; so do long rows, until their windows are joined.
+    """
     row = tl.program_id(0)
     C = (units * VEC).to(OFF)
     f = tl.program_id(1) * BF + tl.arange(0, BF)
-    column = f < C
-    first = tl.load(offsets + row).to(tl.int32)
-    last = tl.load(offsets + row + 1).to(tl.int32)
-    share = 1.0 / tl.maximum(last - first, 1).to(ACC)
+    first, last = short_row(offsets, row, SPLIT)
+    centre, squares, count, least, least_at, most, most_at = reduce_edges(
+        first, last, order, x, f, C, MOMENTS, LOW, HIGH, WINNERS, ACC, OFF, BE, BF)  # fmt: skip
     at = row.to(OFF) * C + f
+    mask = f < C
+    if MOMENTS:
+        store_moments(mean, variance, at, centre, squares, count, (last - first).to(ACC), mask)
+    if LOW:
+        store_extreme(low, low_edge, at, tl.min(least, 0), least, least_at, last > first, none, mask, WINNERS)
+    if HIGH:
+        store_extreme(high, high_edge, at, tl.max(most, 0), most, most_at, last > first, none, mask, WINNERS)
+
+
+@triton.jit
+def spread_edges(first, last, edges, at, order, x, mean, low_edge, high_edge, to_mean, to_variance, to_low, to_high,
+                 out, f, C, ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr,
+                 EXTREMES: tl.constexpr):  # fmt: skip
+    """What messages at the positions first to last receive from the results of their row, which begin at ``at``."""
+    column = f < C
+    share = 1.0 / tl.maximum(edges, 1).to(ACC)
     middle = tl.load(mean + at, mask=column, other=0.0).to(ACC)
     level = tl.load(to_mean + at, mask=column, other=0.0).to(ACC) * share
     slope = tl.load(to_variance + at, mask=column, other=0.0).to(ACC) * (2.0 * share)
-    least = tl.load(to_low + at, mask=column, other=0.0).to(ACC)
-    most = tl.load(to_high + at, mask=column, other=0.0).to(ACC)
-    least_at = tl.load(low_edge + at, mask=column, other=-1).to(tl.int32)
-    most_at = tl.load(high_edge + at, mask=column, other=-1).to(tl.int32)
+    if EXTREMES:
+        least = tl.load(to_low + at, mask=column, other=0.0).to(ACC)
+        most = tl.load(to_high + at, mask=column, other=0.0).to(ACC)
+        least_at = tl.load(low_edge + at, mask=column, other=-1).to(tl.int32)
+        most_at = tl.load(high_edge + at, mask=column, other=-1).to(tl.int32)
     for start in range(first, last, BE):
         p = start + tl.arange(0, BE)
         known = p < last
@@ -106,20 +136,29 @@ def reduce_rows_gradient(offsets, order, x, mean, low_edge, high_edge, to_mean, 
         place = e.to(OFF)[:, None] * C + f[None, :]
         v = tl.load(x + place, mask=mask, other=0.0).to(ACC)
         gradient = level[None, :] + (v - middle[None, :]) * slope[None, :]
-        gradient += tl.where(e[:, None] == least_at[None, :], least[None, :], 0.0)
-        gradient += tl.where(e[:, None] == most_at[None, :], most[None, :], 0.0)
+        if EXTREMES:
+            gradient += tl.where(e[:, None] == least_at[None, :], least[None, :], 0.0)
+            gradient += tl.where(e[:, None] == most_at[None, :], most[None, :], 0.0)
         tl.store(out + place, gradient.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=SIZES)
-def softmax_rows(offsets, order, x, out, units, VEC: tl.constexpr,
-                 ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
-    """exp(x - largest) / sum of the same per row; the second read finds the row in the cache."""
+def reduce_rows_gradient(offsets, order, x, mean, low_edge, high_edge, to_mean, to_variance, to_low, to_high, out, units,
+                         EXTREMES: tl.constexpr, SPLIT: tl.constexpr, VEC: tl.constexpr,
+                         ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
+    """What the messages receive from the results of ``reduce_rows``: one read and one write per message."""
     row = tl.program_id(0)
     C = (units * VEC).to(OFF)
     f = tl.program_id(1) * BF + tl.arange(0, BF)
-    first = tl.load(offsets + row).to(tl.int32)
-    last = tl.load(offsets + row + 1).to(tl.int32)
+    first, last = short_row(offsets, row, SPLIT)
+    spread_edges(first, last, last - first, row.to(OFF) * C + f, order, x, mean, low_edge, high_edge,
+                 to_mean, to_variance, to_low, to_high, out, f, C, ACC, OFF, BE, BF, EXTREMES)  # fmt: skip
+
+
+@triton.jit
+def exponentials(first, last, order, x, f, C,
+                 ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
+    """Largest number of the positions first to last per channel, and the sum of exp(x - largest)."""
     most = tl.full([BE, BF], -3.0e38, ACC)
     total = tl.full([BE, BF], 0.0, ACC)
     for start in range(first, last, BE):
@@ -132,8 +171,13 @@ def softmax_rows(offsets, order, x, out, units, VEC: tl.constexpr,
         total = total * tl.exp(most - higher) + tl.exp(v - higher)
         most = higher
     largest = tl.max(most, 0)
-    sums = tl.sum(total * tl.exp(most - largest[None, :]), 0)
-    scale = 1.0 / tl.where(sums == 0.0, 1.0, sums)  # no edges, or no channel of this number
+    return largest, tl.sum(total * tl.exp(most - largest[None, :]), 0)
+
+
+@triton.jit
+def store_shares(first, last, order, x, out, largest, scale, f, C,
+                 ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
+    """exp(x - largest) * scale at the positions first to last."""
     for start in range(first, last, BE):
         p = start + tl.arange(0, BE)
         known = p < last
@@ -142,3 +186,15 @@ def softmax_rows(offsets, order, x, out, units, VEC: tl.constexpr,
         place = e[:, None] * C + f[None, :]
         v = tl.load(x + place, mask=mask, other=float("-inf")).to(ACC)
         tl.store(out + place, (tl.exp(v - largest[None, :]) * scale[None, :]).to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def softmax_rows(offsets, order, x, out, units, SPLIT: tl.constexpr, VEC: tl.constexpr,
+                 ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
+    """exp(x - largest) / sum of the same per row; the second read finds the row in the cache."""
+    C = (units * VEC).to(OFF)
+    f = tl.program_id(1) * BF + tl.arange(0, BF)
+    first, last = short_row(offsets, tl.program_id(0), SPLIT)
+    largest, sums = exponentials(first, last, order, x, f, C, ACC, OFF, BE, BF)
+    scale = 1.0 / tl.where(sums == 0.0, 1.0, sums)  # no edges, or no channel of this number
+    store_shares(first, last, order, x, out, largest, scale, f, C, ACC, OFF, BE, BF)

@@ -14,11 +14,13 @@ from hydragnn.kernels.ops import case_graphs
 from tests.forked import Forked
 
 VARIANTS = sum(len(op.variants) for op in OPS.values())
+REDUCTIONS = sum(name.startswith("segment") for name in OPS)
 CHECKS = {
-    "derivatives": VARIANTS,
+    "derivatives": VARIANTS * 2,
     "corners": VARIANTS * len(case_graphs()),
     "widths": VARIANTS * 4,
-    "long": VARIANTS * 2 + 4 + 3,
+    "long": VARIANTS * 2 + REDUCTIONS + 4 + 3,
+    "again": VARIANTS,
 }
 
 

@@ -1,6 +1,6 @@
 """Runs the Triton forms of ops in Triton's interpreter and prints what differs from the references, as JSON.
 
-TRITON_INTERPRET=1 python tests/hydragnn/triton_interpreted.py derivatives|corners|widths|long
+TRITON_INTERPRET=1 python tests/hydragnn/triton_interpreted.py derivatives|corners|widths|long|again
 A process of its own, since Triton decides when it is imported whether it interprets.
 """
 
@@ -13,6 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from hydragnn.graphs.topology import Topology
 from hydragnn.kernels import OPS, Case, Op, triton_launch
 from hydragnn.kernels.family import taken_for
 from hydragnn.kernels.op import numbers
@@ -22,6 +23,9 @@ GRAPHS = case_graphs()
 FEW = {"few": graph(3, 3, [((7 * e + e * e) % 3, e // 4) for e in range(8)])}
 """Repeated edges and a row without, in as few programs as can be: the interpreter takes milliseconds for every instruction of each."""
 WIDTHS = [(1, torch.float32), (20, torch.float16), (48, torch.bfloat16), (130, torch.float32)]
+AGAIN = ("backwards, most from one", "self loop, repeated edge")
+ROOTS = ("segment_std", "segment_statistics")
+"""Their curvatures take a root of nearly nothing where messages are nearly equal: lower precision rounds most of it away."""
 
 
 class Interpreter(triton_launch.Launcher):
@@ -49,11 +53,46 @@ def forward(op: Op, case: Case, dtype: torch.dtype) -> float:
     return worst
 
 
+def in_int32(edges: Topology) -> Topology:
+    return replace(edges, senders=edges.senders.int(), receivers=edges.receivers.int())
+
+
 def derivatives() -> Iterator[tuple[str, float, float]]:
-    """Values, gradients and gradients of gradients in fp64."""
+    """Values, gradients and gradients of gradients: in fp64, and on adversarial edges in int32 in single and half precision."""
     for name, op in OPS.items():
         for case, given in op.cases(FEW):
             yield f"{name} {case}", max(op.compare(given)), op.tolerance[torch.float64]
+    adverse = {"adverse": in_int32(GRAPHS["backwards, most from one"])}
+    for name, op in OPS.items():
+        for number, (case, given) in enumerate(op.cases(adverse, 4)):
+            dtype = torch.float64 if name in ROOTS else (torch.float32, torch.float16, torch.bfloat16)[number % 3]
+            yield f"{name} {case} {dtype}", max(op.compare(given, dtype=dtype)), op.tolerance[dtype]
+
+
+def any_order() -> Iterator[tuple[str, float, float]]:
+    """Reductions per receiver, where receivers are in no order, and their derivatives."""
+    receivers = torch.tensor([2, 0, 2, 1, 0, 2, 2, 0, 2, 2])
+    for name, op in OPS.items():
+        if name.startswith("segment"):
+            case = Case(tensors=(numbers(3)(10, 3),), rest=(receivers, 4))
+            yield f"{name} any order", max(op.compare(case)), op.tolerance[torch.float64]
+
+
+def again() -> Iterator[tuple[str, float, float]]:
+    """The same bits of values and gradients on repeated runs, where some rows are split."""
+    with rows_longer_than(3):
+        for name, op in OPS.items():
+            for number, (case, given) in enumerate(op.cases({key: GRAPHS[key] for key in AGAIN})):
+                if number % 2 == 0:  # every second variant on each of the graphs
+                    first, second = (values_and_gradients(op, given.to(dtype=torch.float32)) for _ in range(2))
+                    equal = all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+                    yield f"{name} {case}", 0.0 if equal else 1.0, 0.0
+
+
+def values_and_gradients(op: Op, case: Case) -> tuple[Tensor, ...]:
+    tensors = tuple(tensor.requires_grad_() for tensor in case.tensors)
+    values = parts(op.call(*tensors, *case.rest))
+    return *values, *torch.autograd.grad([value.square().sum() for value in values], tensors)
 
 
 def corners() -> Iterator[tuple[str, float, float]]:
@@ -66,7 +105,7 @@ def corners() -> Iterator[tuple[str, float, float]]:
 def widths() -> Iterator[tuple[str, float, float]]:
     """Values with channels that no vector divides, fit in one, or take two tiles, in all dtypes; of edges in int64 and int32."""
     (few,) = FEW.values()
-    narrow = replace(few, senders=few.senders.int(), receivers=few.receivers.int())
+    narrow = in_int32(few)
     for number, (channels, dtype) in enumerate(WIDTHS):
         for name, op in OPS.items():
             for case, given in op.cases({"few": (few, narrow)[number % 2]}, channels):
@@ -74,11 +113,14 @@ def widths() -> Iterator[tuple[str, float, float]]:
 
 
 def long() -> Iterator[tuple[str, float, float]]:
-    """Rows that are split, at beginnings, middles and ends of windows; and the same bits again."""
-    with rows_longer_than(4):
+    """Rows that are split, at beginnings, middles and ends of windows, of reductions with their derivatives; and the same bits again."""
+    with rows_longer_than(3):
         for name, op in OPS.items():
             for case, given in op.cases({key: GRAPHS[key] for key in ("many", "all to the last")}):
-                yield f"{name} {case}", forward(op, given, torch.float64), op.tolerance[torch.float64]
+                whole = name.startswith("segment") and case in ("many, channels", "many, equal numbers")
+                worst = max(op.compare(given)) if whole else forward(op, given, torch.float64)
+                yield f"{name} {case}", worst, op.tolerance[torch.float64]
+        yield from any_order()
     for split in (triton_launch.LONG, 100):
         star = graph(7, 3, [((7 * e + e * e) % 7, 1) for e in range(600)])
         with rows_longer_than(split):
@@ -110,7 +152,7 @@ def rows_longer_than(edges: int) -> Iterator[None]:
         triton_launch.LONG = before
 
 
-SUITES = {"derivatives": derivatives, "corners": corners, "widths": widths, "long": long}
+SUITES = {"derivatives": derivatives, "corners": corners, "widths": widths, "long": long, "again": again}
 
 
 def main() -> None:
