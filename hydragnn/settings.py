@@ -86,6 +86,11 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
 
 
+def store_override(store: Path | str | None) -> list[str]:
+    """The assignment that says where the data lie now; none where nobody said."""
+    return [] if store is None else [f"data.store={json.dumps(str(Path(store).resolve()))}"]
+
+
 def with_overrides(
     table: dict[str, Any],
     assignments: Sequence[str],

@@ -13,7 +13,7 @@ from hydragnn.config import AnyConfig, config_from_table
 from hydragnn.errors import InputError, Interrupted, OutOfWalltime
 from hydragnn.machine import Workers, this_machine, workers_here
 from hydragnn.record import RunRecord
-from hydragnn.settings import read_toml, with_overrides
+from hydragnn.settings import read_toml, store_override, with_overrides
 
 if TYPE_CHECKING:
     from hydragnn.datasets import StoreInfo
@@ -90,14 +90,18 @@ def search(
     workers: Workers | None = None,
     overrides: Sequence[str] = (),
     quiet: bool = True,
+    store: Path | str | None = None,
 ) -> "CampaignResult":
     """Run the campaign that a CAMPAIGN.toml (or its table) describes; gives how it ended and the trial that leads.
+
+    ``store`` is where its data lie now, instead of where the table says.
 
     Interrupted by a signal, OutOfWalltime at the end of the allocation; InputError where no trial has a result at the end.
     """
     from hydragnn.hpo import run_campaign
 
-    result = run_campaign(*_table(campaign, overrides), Path(out), resume=resume, workers=workers, quiet=quiet)
+    table, origin = _table(campaign, [*overrides, *store_override(store)])
+    result = run_campaign(table, origin, Path(out), resume=resume, workers=workers, quiet=quiet)
     done = f"{result.finished} of {result.trials} trials are done"
     if result.ending == "walltime":
         raise OutOfWalltime(f"the allocation has ended; {done}; {out} continues with --resume in a new one")
@@ -252,11 +256,14 @@ def predict(
     )
 
 
-def report(source: Path | str, out: Path | str | None = None) -> Path:
-    """Write the HTML report of a campaign, ensemble or run folder; gives its path."""
+def report(source: Path | str, out: Path | str | None = None, *, store: Path | str | None = None) -> Path:
+    """Write the HTML report of a campaign, ensemble or run folder; gives its path.
+
+    ``store`` is where the data lie now, if they were moved; InputError where other graphs are there.
+    """
     from hydragnn.scripts.report import write_report
 
-    return write_report(Path(source), Path(out) if out else None)
+    return write_report(Path(source), Path(out) if out else None, store=Path(store) if store else None)
 
 
 def load(folder: Path | str, branch: str = "") -> "Ensemble":

@@ -16,6 +16,7 @@ from hydragnn.scripts import api
 from hydragnn.scripts.conformance_command import conformance
 from hydragnn.scripts.kernel_commands import bench, kernels
 from hydragnn.scripts.showing import run_summary, show_value
+from hydragnn.settings import store_override
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -173,20 +174,20 @@ def search(
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="With --submit: only print the batch script.")] = False,
     assignments: Set = None,
+    store: Store = None,
     as_json: AsJson = False,
 ) -> None:
     """Search for good configurations: trials in segments, early stopping at rungs, all journalled and resumable."""
+    overrides = [*(assignments or []), *store_override(store)]
     if submit or dry_run:
-        submission = api.submit(
-            campaign, out, resume=resume, workers=workers, overrides=assignments or [], dry_run=dry_run
-        )
+        submission = api.submit(campaign, out, resume=resume, workers=workers, overrides=overrides, dry_run=dry_run)
         if dry_run and not as_json:
             print(submission.text, end="")
             return
         show_value({**submission.to_json(), **({"text": submission.text} if dry_run else {})}, as_json)
         return
     _tell_new(out, out, resume)
-    result = api.search(campaign, out, resume=resume, workers=workers, overrides=assignments or [], quiet=as_json)
+    result = api.search(campaign, out, resume=resume, workers=workers, overrides=overrides, quiet=as_json)
     show_value(result.to_json(), as_json)
 
 
@@ -280,12 +281,7 @@ def ensemble(
     epochs: Annotated[int | None, typer.Option(min=1, help="As --train, for so many epochs.")] = None,
     workers: Annotated[Any, at_once("With --train: runs at once, one thread each, or auto.")] = None,
     branch: Branch = "",
-    store: Annotated[
-        Path | None,
-        typer.Option(
-            "--store", help="Where the store lies now, if it or the runs were moved; their files remember it."
-        ),
-    ] = None,
+    store: Store = None,
     as_json: AsJson = False,
 ) -> None:
     """Turn the best configurations of a campaign, or given runs, into one calibrated ensemble, evaluated on the test part.
@@ -345,10 +341,11 @@ def predict(
 def report(
     source: Annotated[Path, typer.Argument(help="A campaign, ensemble or run folder.")],
     out: Annotated[Path | None, typer.Option("--out", help="The HTML file; SOURCE/report.html if absent.")] = None,
+    store: Store = None,
     as_json: AsJson = False,
 ) -> None:
     """One self-contained HTML page: data, search, members, parity, calibration, worst cases, how to reproduce."""
-    show_value({"report": str(api.report(source, out))}, as_json)
+    show_value({"report": str(api.report(source, out, store=store))}, as_json)
 
 
 @app.command()

@@ -2,7 +2,7 @@
 
 ``predict`` is the whole. ``job`` is what was asked, ``sources`` and ``frames`` are where graphs come from. ``order`` and
 ``schedule`` say who does what, ``group`` (found by ``joining``; by ``claims`` or by ``counting``, over ``queues``) who takes
-what, ``work`` does it, ``parts`` keep it, ``together`` closes gaps; ``telling`` says how it goes. ``merge`` joins the parts
+what, ``work`` does it, ``parts`` keep it, ``together`` closes gaps; ``reporting`` says how it goes. ``merge`` joins the parts
 into a ``sinks`` of ``formats``: ``arrays`` or ``tables``. The ensemble outside knows nothing of this room.
 """
 

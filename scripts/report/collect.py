@@ -9,14 +9,13 @@ from typing import Any, Literal
 import numpy as np
 
 from hydragnn.config import BranchedConfig, RunConfig, parse_config
-from hydragnn.datasets import open_store
 from hydragnn.ensemble.calibrations import calibration_from_json
 from hydragnn.errors import InputError
 from hydragnn.files import DAMAGED_ARRAYS, read_sealed
 from hydragnn.record import RunRecord, read_record
 from hydragnn.scripts.report.ablation_facts import ablation_facts
 from hydragnn.scripts.report.campaign_facts import campaign_facts
-from hydragnn.scripts.report.data_facts import data_facts
+from hydragnn.scripts.report.data_facts import data_facts, units_of_branches, with_store
 from hydragnn.scripts.report.domain_figures import domain_facts
 from hydragnn.scripts.report.facts import (
     CampaignFacts,
@@ -64,8 +63,13 @@ def folder_kind(folder: Path) -> Kind:
     )
 
 
-def collect(source: Path, *, campaign: Path | None = None, ensemble: Path | None = None) -> Facts:
-    """Everything that the report on ``source`` shows; companions are used where they are given or known."""
+def collect(
+    source: Path, *, campaign: Path | None = None, ensemble: Path | None = None, store: Path | None = None
+) -> Facts:
+    """Everything that the report on ``source`` shows; companions are used where they are given or known.
+
+    ``store`` is where the data lie now, if they were moved; InputError where it holds other graphs.
+    """
     kind = folder_kind(source)
     campaign = source if kind == "campaign" else campaign
     ensemble = source if kind == "ensemble" else ensemble
@@ -75,14 +79,17 @@ def collect(source: Path, *, campaign: Path | None = None, ensemble: Path | None
     run = RunFacts(folder=source, record=read_record(source)) if kind == "run" else None
     whole, branch = _resolved(ensemble_part, searched, run), _branch_of(ensemble_part)
     resolved = of_one_branch(whole, branch)
+    if store is not None:
+        resolved = with_store(resolved, store, _data_hash(ensemble_part, searched, run, branch))
     data, problem = _data(resolved, ensemble_part)
-    units = {str(field["name"]): str(field["unit"]) for field in data.fields} if data else _units_of_branches(resolved)
+    units = {str(field["name"]): str(field["unit"]) for field in data.fields} if data else units_of_branches(resolved)
     parts = dict(ensemble_part.parts) if ensemble_part else {}
     record = run.record if run else searched.best.record if searched and searched.best else None
     if not parts and record is not None:
         parts = record_parts(record, units)
+        there = record if store is None else replace(record, config=dict(resolved))
         parts = _with_points(
-            parts, source if run else searched.best.folder if searched and searched.best else source, record
+            parts, source if run else searched.best.folder if searched and searched.best else source, there
         )
     return Facts(
         title=_title(source, parts, resolved),
@@ -120,14 +127,27 @@ def _campaign_of(ensemble: EnsembleFacts) -> Path | None:
     return next((p for p in places if p.name == Path(named).name and (p / "campaign.json").is_file()), None)
 
 
+def _records(ensemble: EnsembleFacts | None, campaign: CampaignFacts | None, run: RunFacts | None) -> list[RunRecord]:
+    """The records of all runs, first those that speak for all: of the run, of the best trial, of the first member that has one."""
+    trials = [trial.record for trial in (campaign.best, *campaign.trials) if trial] if campaign else []
+    members = [member.record for member in ensemble.members] if ensemble else []
+    return [record for record in (run.record if run else None, *trials, *members) if record is not None]
+
+
 def _resolved(
     ensemble: EnsembleFacts | None, campaign: CampaignFacts | None, run: RunFacts | None
 ) -> Mapping[str, Any]:
-    """A complete configuration that speaks for all: of the run, of the best trial, of the first member that has one."""
-    trials = [trial.record for trial in (campaign.best, *campaign.trials) if trial] if campaign else []
-    members = [member.record for member in ensemble.members] if ensemble else []
-    records = [record for record in (run.record if run else None, *trials, *members) if record is not None]
+    """A complete configuration that speaks for all; that of the campaign where no run has one."""
+    records = _records(ensemble, campaign, run)
     return records[0].config if records else campaign.config if campaign else {}
+
+
+def _data_hash(
+    ensemble: EnsembleFacts | None, campaign: CampaignFacts | None, run: RunFacts | None, branch: str
+) -> str:
+    """The hash of the data that the runs were trained on; empty where none says so."""
+    hashes = [record.of_branch(branch).data_hash for record in _records(ensemble, campaign, run)]
+    return next(filter(None, hashes), "")
 
 
 def _data(config: Mapping[str, Any], ensemble: EnsembleFacts | None) -> tuple[DataFacts | None, str]:
@@ -351,18 +371,6 @@ def heads_of(config: Mapping[str, Any]) -> list[dict[str, Any]]:
             named = {key: f"{head[key]}@{branch['name']}" for key in ("field", "forces", "stress") if head.get(key)}
             heads.append({**head, **named})
     return heads
-
-
-def _units_of_branches(config: Mapping[str, Any]) -> dict[str, str]:
-    """The units of the targets of all branches whose stores are there."""
-    units: dict[str, str] = {}
-    for branch in config.get("branches", []):
-        try:
-            fields = open_store(Path(branch["data"]["store"])).fields()
-        except InputError:
-            continue
-        units |= {f"{field.name}@{branch['name']}": field.unit for field in fields}
-    return units
 
 
 def _run_config(config: Mapping[str, Any]) -> RunConfig:

@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 from hydragnn.config import RunConfig
 from hydragnn.datasets import open_store
 from hydragnn.datasets.split import make_split
+from hydragnn.errors import InputError
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
+from hydragnn.runs.moved import is_data
 from hydragnn.scripts.report.facts import DataFacts, Target, Values
 
 SAMPLE_NODES = 400_000  # enough for a histogram, little enough for any store
@@ -104,3 +106,30 @@ def _target(field: Field, read: Mapping[str, GraphBatch]) -> Target:
         if field.name in batch.fields
     }
     return Target(field=field.name, unit=field.unit, on=field.on, components=field.width, parts=values)
+
+
+def with_store(config: Mapping[str, Any], place: Path, data_hash: str) -> Mapping[str, Any]:
+    """The configuration with its store at another place; InputError where there are several, or other graphs there."""
+    if "data" not in config:
+        raise InputError(
+            f"--store {place}: there is not one store to move; give the report of a branch's ensemble, or of a run"
+        )
+    store = open_store(place)
+    if data_hash and not is_data(store, data_hash):
+        raise InputError(
+            f"the store {place} is not what was trained on (fingerprint {store.fingerprint}, trained on {data_hash}); give the "
+            "original store, or a copy of it"
+        )
+    return {**config, "data": {**config["data"], "store": str(place.resolve())}}
+
+
+def units_of_branches(config: Mapping[str, Any]) -> dict[str, str]:
+    """The units of the targets of all branches whose stores are there."""
+    units: dict[str, str] = {}
+    for branch in config.get("branches", []):
+        try:
+            fields = open_store(Path(branch["data"]["store"])).fields()
+        except InputError:
+            continue
+        units |= {f"{field.name}@{branch['name']}": field.unit for field in fields}
+    return units

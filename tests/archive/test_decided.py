@@ -81,8 +81,7 @@ def test_a_campaign_of_format_2_is_read_whole() -> None:
 
 
 def test_a_campaign_of_format_2_that_was_moved_goes_on_as_it_ended(tmp_path: Path) -> None:
-    for name in ("campaign-v2", "campaign-v2.toml", "graphs-v1.h5"):
-        copy = shutil.copytree if (HERE / name).is_dir() else shutil.copy
-        copy(HERE / name, tmp_path / name)
-    result = hydragnn.search(tmp_path / "campaign-v2.toml", tmp_path / "campaign-v2", resume=True, workers=1)
+    shutil.copytree(HERE / "campaign-v2", tmp_path / "campaign-v2")
+    store, campaign = shutil.copytree(HERE / "graphs-v1.h5", tmp_path / "moved.h5"), HERE / "campaign-v2.toml"
+    result = hydragnn.search(campaign, tmp_path / "campaign-v2", resume=True, workers=1, store=store)
     assert (result.ending, result.trials, result.finished) == ("finished", 5, 2)

@@ -12,6 +12,7 @@ import pytest
 from matplotlib.axes import Axes
 from rich.console import Console
 
+from hydragnn.datasets import open_store
 from hydragnn.errors import InputError
 from hydragnn.files import read_json, write_json
 from hydragnn.record import Failure, read_record, write_record
@@ -130,6 +131,12 @@ def test_a_store_that_moved_costs_the_data_chapter_but_not_the_report(samples: A
     write_record(replace(record, config=gone), tmp_path / "run")
     page = write_report(tmp_path / "run")
     assert "The data cannot be shown" in words(page) and "gone.h5" in words(page)
+    there = Path(record.config["data"]["store"])
+    write_record(replace(record, config=gone, data_hash=open_store(there).fingerprint), tmp_path / "run")
+    assert "The data cannot be shown" not in words(write_report(tmp_path / "run", store=there))
+    write_record(replace(record, config=gone, data_hash="of other graphs"), tmp_path / "run")
+    with pytest.raises(InputError, match="is not what was trained on"):
+        write_report(tmp_path / "run", store=there)
 
 
 def test_a_run_that_never_finished_an_epoch_still_has_a_report(samples: Any, tmp_path: Path) -> None:
