@@ -7,7 +7,7 @@ from jaxtyping import Int64
 from numpy import ndarray
 
 from hydragnn.datasets.memory import MemoryStore
-from hydragnn.datasets.packing import Budget, pack, share_of
+from hydragnn.datasets.packing import Budget, costs_of, pack, share_of
 from hydragnn.datasets.store import GraphStore
 from hydragnn.graphs.batch import GraphBatch
 
@@ -46,6 +46,7 @@ class Loader:
         self.fields = fields
         self.window = window
         self.sizes = store.sizes()
+        self.costs = costs_of(self.sizes) if ranks > 1 else np.zeros(0, dtype=np.int32)
         self._length = len(self.batches(0))
 
     def with_budget(self, budget: Budget) -> "Loader":
@@ -67,7 +68,7 @@ class Loader:
         for window in self._windows(number):
             rest = window[max(0, start - step) :]
             step = max(step, min(start, step + len(window)))
-            for share in self._read(share_of(batch, self.sizes, self.ranks, self.rank) for batch in rest):
+            for share in self._read(share_of(batch, self.costs, self.ranks, self.rank) for batch in rest):
                 yield step, share
                 step += 1
 

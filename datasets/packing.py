@@ -6,7 +6,7 @@ from heapq import heapreplace
 from itertools import pairwise
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Int64, Integer
 from numpy import ndarray
 
 from hydragnn.datasets.footprint import MemoryLimit, amounts_of
@@ -88,20 +88,32 @@ def check_budget(indices: Int64[ndarray, " chosen"], counts: Int64[ndarray, " gr
         )
 
 
-def graph_costs(sizes: Sizes, indices: Int64[ndarray, " chosen"]) -> Int64[ndarray, " chosen"]:
+def graph_costs(sizes: Sizes, indices: Int64[ndarray, " chosen"] | slice) -> Int64[ndarray, " chosen"]:
     """The work that each graph means for a model, in edges."""
     return sizes.edges[indices] + NODE_COST * sizes.nodes[indices]
 
 
-def share_of(batch: Int64[ndarray, " chosen"], sizes: Sizes, ranks: int, rank: int) -> Int64[ndarray, " _"]:
-    """What one rank does of a batch; the costs of all ranks are nearly equal.
+def costs_of(sizes: Sizes) -> Integer[ndarray, " graphs"]:
+    """The work of every graph of a store, of four bytes where that is enough: looking it up in a random order waits for memory.
+
+    >>> costs_of(Sizes(nodes=np.array([1, 2]), edges=np.array([10, 20]))).tolist()
+    [18, 36]
+    """
+    costs = graph_costs(sizes, np.s_[:])
+    return costs if costs.max(initial=0) > np.iinfo(np.int32).max else costs.astype(np.int32)
+
+
+def share_of(
+    batch: Int64[ndarray, " chosen"], costs: Integer[ndarray, " graphs"], ranks: int, rank: int
+) -> Int64[ndarray, " _"]:
+    """What one rank does of a batch; the ``costs`` of all ranks, which are those of every graph of the store, are nearly equal.
 
     A rank plans only for its team: blocks of at most ``BLOCK`` ranks take consecutive parts of the batch, whose graphs are dealt by cost to
     teams of at most ``TEAM`` ranks, and inside a team the longest comes first (Graham 1969). So planning hardly grows with the
     number of ranks. A share is empty where there are fewer graphs than ranks. Its order is that of the batch.
 
-    >>> sizes = Sizes(nodes=np.array([1, 1, 1]), edges=np.array([90, 50, 40]))
-    >>> [share_of(np.array([1, 2, 0]), sizes, ranks=2, rank=rank) for rank in range(2)]
+    >>> costs = np.array([90, 50, 40])
+    >>> [share_of(np.array([1, 2, 0]), costs, ranks=2, rank=rank) for rank in range(2)]
     [array([0]), array([1, 2])]
     """
     if ranks == 1:
@@ -110,7 +122,7 @@ def share_of(batch: Int64[ndarray, " chosen"], sizes: Sizes, ranks: int, rank: i
     block = rank * blocks // ranks
     first, last = (-(-number * ranks // blocks) for number in (block, block + 1))  # its ranks
     part = batch[len(batch) * first // ranks : len(batch) * last // ranks]
-    costs = graph_costs(sizes, part)
+    costs = costs[part]
     ranks, rank = last - first, rank - first
     teams = -(-ranks // TEAM)
     dealt = dealt_to(rank % teams, costs, teams, ranks)
@@ -118,24 +130,26 @@ def share_of(batch: Int64[ndarray, " chosen"], sizes: Sizes, ranks: int, rank: i
     return part[dealt[owner == rank // teams]]
 
 
-def dealt_to(team: int, costs: Int64[ndarray, " chosen"], teams: int, ranks: int) -> Int64[ndarray, " _"]:
-    """Positions of the graphs that a team gets, in ascending order: dealt like cards, the dearest first and every other round backwards.
+def dealt_to(team: int, costs: Integer[ndarray, " chosen"], teams: int, ranks: int) -> Int64[ndarray, " _"]:
+    """Positions of the graphs that a team gets, in ascending order: dealt like cards, the dearest first, to and fro among the teams.
 
-    Every round has a card for each of the ranks; those of a team are ``teams`` apart, so that all teams get some of the dearest.
+    A round has a card for each of the ranks, so that teams of more ranks get more, and every other round goes backwards.
     """
     if teams == 1:
         return np.arange(len(costs))
     width = int(costs.max(initial=1)) // CLASSES + 1
     order = np.argsort((CLASSES - costs // width).astype(np.uint16), kind="stable")  # by counting, as two bytes allow
+    turns, seat = np.divmod(np.arange(ranks), teams)
+    whole = (turns + 1) * teams <= ranks
+    own = (np.where(whole & (turns % 2 == 1), teams - 1 - seat, seat) == team).nonzero()[0]  # cards of a round
     rounds, over = divmod(len(order), ranks)
     table = order[: rounds * ranks].reshape(rounds, ranks)
-    last = order[rounds * ranks :]
-    seats = np.arange(over) if rounds % 2 == 0 else ranks - 1 - np.arange(over)
-    dealt = [table[0::2, team::teams], table[1::2, ::-1][:, team::teams], last[seats % teams == team]]
+    last = own if rounds % 2 == 0 else ranks - 1 - own
+    dealt = [table[0::2, own], table[1::2, ranks - 1 - own], order[rounds * ranks + last[last < over]]]
     return np.sort(np.concatenate([one.ravel() for one in dealt]))
 
 
-def longest_first(costs: Int64[ndarray, " chosen"], ranks: int) -> Int64[ndarray, " chosen"]:
+def longest_first(costs: Integer[ndarray, " chosen"], ranks: int) -> Int64[ndarray, " chosen"]:
     """The rank of every graph: in the order of falling cost each goes to the rank that has least to do."""
     loads = [(0, rank) for rank in range(ranks)]
     owner = np.empty(len(costs), dtype=np.int64)

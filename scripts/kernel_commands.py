@@ -1,7 +1,8 @@
-"""The commands ``hydragnn kernels compile`` and ``hydragnn bench kernels``."""
+"""The commands ``hydragnn kernels compile``, ``hydragnn bench`` and ``hydragnn bench kernels``."""
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from hydragnn.kernels.offline import Compiled
 
 kernels = typer.Typer(no_args_is_help=True, help="Kernels of accelerators.")
-bench = typer.Typer(no_args_is_help=True, help="Measure this machine.")
+bench = typer.Typer(help="Measure this machine.")
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
@@ -59,6 +60,31 @@ def _print_kernels(found: "list[Compiled]") -> None:
         numbers = f"{one.registers:9} {one.spilled:8} {one.shared:7} {one.occupancy:>10}"
         print(f"{one.kernel:22} {one.architecture:13} {numbers}  {loads}  {'; '.join(one.faults)}")
     print(f"{len(found)} kernels, {sum(bool(one.faults) for one in found)} with faults")
+
+
+@bench.callback(invoke_without_command=True)
+def bench_all(
+    context: typer.Context,
+    only: Annotated[
+        str,
+        typer.Option(
+            "--only", metavar="SECTION", help="ops, planning, memory, stacked, compiled, calculator or starts."
+        ),
+    ] = "",
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer and smaller measurements, in two minutes.")] = False,
+    out: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the table to a file.")] = None,
+) -> None:
+    """Measure this machine on one thread: one table of ratios and figures in processor time, beside what is asked of each.
+
+    Baselines are plain torch and this package without the lever; other packages are compared in `tests/benchmarks`. `bench kernels`
+    times every op in all its variants, on accelerators too.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    from hydragnn.scripts.bench.showing import show_table
+    from hydragnn.scripts.bench.table import QUICK, Effort
+
+    show_table(QUICK if quick else Effort(), only, out)
 
 
 @bench.command("kernels")

@@ -13,21 +13,17 @@ import resource
 import sys
 import time
 from statistics import median
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from hydragnn.allocator import keep_memory
-from hydragnn.architectures import architecture_of, architectures
-from hydragnn.conformance_cases import FORCES, STRESS
-from hydragnn.graphs import Field
+from hydragnn.architectures import architectures
 from hydragnn.graphs.atomic import from_ase
 from hydragnn.graphs.batch import GraphBatch, concatenate
-from hydragnn.models import GraphModel, NotCompiled, build_model, compiled_model, degree_statistics, parse_head
+from hydragnn.models import NotCompiled, compiled_model
+from hydragnn.scripts.bench.structures import model_of, step
 
-ENERGY = Field(name="energy", on="graph", role="target")
 WITH_FORCES = ("painn", "schnet", "egnn", "mace", "pnaplus", "pnaeq", "dimenet", "tensornet", "equivariant_transformer")
 
 
@@ -42,29 +38,6 @@ def alloys(count: int, cutoff: float, atoms: list[tuple[int, int, int]]) -> Grap
         cell.rattle(0.1, seed=int(random.integers(2**30)))
         graphs.append(from_ase(cell, cutoff=cutoff))
     return concatenate(graphs).to(dtype=torch.float32)
-
-
-def model_of(
-    kind: str, batch: GraphBatch, cutoff: float, channels: int, layers: int, derivatives: list[str]
-) -> GraphModel:
-    """The architecture with an energy head."""
-    form = architecture_of(kind).Settings
-    wanted = {"hidden_dim": channels, "num_layers": layers, "num_radial": 20, "cutoff": cutoff}
-    settings = form.parse(
-        {"kind": kind, **{name: value for name, value in wanted.items() if name in form.model_fields}}
-    )
-    head = parse_head({"kind": "energy", "field": "energy", **{name: name for name in derivatives}})
-    fields = [ENERGY, FORCES, STRESS, *batch.fields.values()]
-    statistics = degree_statistics([batch])
-    return build_model(settings, [head], fields, inputs=["atomic_numbers"], dim=3, seed=0, statistics=statistics)
-
-
-def step(predict: Any, model: GraphModel, batch: GraphBatch) -> tuple[Tensor, Tensor]:
-    """Values, and the gradient of the sum of their squares in all weights."""
-    predictions = predict(batch)
-    values = torch.cat([part.flatten() for one in predictions.values() for part in one.tensors().values()])
-    gradients = torch.autograd.grad(values.square().sum(), list(model.parameters()), allow_unused=True)
-    return values.detach(), torch.cat([one.flatten() for one in gradients if one is not None])
 
 
 def cpu_seconds() -> float:

@@ -9,14 +9,10 @@ ratios are plain over compiled, the median over turns. Freed memory is kept as i
 """
 
 import argparse
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from statistics import median
 
-import ase
-import ase.build
-import numpy as np
 import torch
 
 from hydragnn.allocator import keep_memory
@@ -24,11 +20,12 @@ from hydragnn.architectures.egnn import EGNNSettings
 from hydragnn.architectures.painn import PaiNNSettings
 from hydragnn.architectures.pna import PNASettings
 from hydragnn.architectures.schnet import SchNetSettings
-from hydragnn.graphs import atomic
-from hydragnn.graphs.batch import GraphBatch, concatenate
+from hydragnn.graphs.batch import GraphBatch
 from hydragnn.kernels import OPS, compiled
 from hydragnn.kernels.bench import derivatives, outputs
 from hydragnn.kernels.ops import random_graph
+from hydragnn.scripts.bench.structures import alloys
+from hydragnn.scripts.bench.timing import seconds
 from tests.benchmarks.bench_models import Step, our_step, parse_head
 
 SIZES = ((600, 28, 64), (2000, 30, 128))
@@ -61,35 +58,6 @@ def in_turns(work: Callable[[], object], repeats: int) -> tuple[float, float, fl
         median(ours for _, ours in turns) * 1e3,
         median(plain / ours for plain, ours in turns),
     )
-
-
-def seconds(work: Callable[[], object]) -> float:
-    """CPU time of one call."""
-    began = time.process_time()
-    work()
-    return time.process_time() - began
-
-
-def structures(count: int, seed: int = 0) -> list[ase.Atoms]:
-    """Rattled fcc supercells of two or three metals, seven of ten periodic."""
-    random = np.random.default_rng(seed)
-    cells = []
-    for number in range(count):
-        repeats = random.choice(
-            [(2, 2, 2), (3, 2, 2), (3, 3, 2), (3, 3, 3), (4, 4, 4)], p=[0.35, 0.25, 0.2, 0.15, 0.05]
-        )
-        atoms = ase.build.bulk("Au", "fcc", a=4.0).repeat(tuple(repeats))
-        atoms.numbers = random.choice([13, 28, 29, 46, 47, 78, 79], len(atoms))
-        atoms.rattle(0.05, rng=random)
-        atoms.pbc = number % 10 < 7
-        cells.append(atoms)
-    return cells
-
-
-def alloys(count: int, seed: int = 0) -> GraphBatch:
-    """``structures`` as a batch, all neighbours within 5 A."""
-    graphs = [atomic.from_ase(atoms, cutoff=5.0) for atoms in structures(count, seed)]
-    return concatenate(graphs).to(dtype=torch.float32)
 
 
 def step_of(kind: str, batch: GraphBatch) -> Step:

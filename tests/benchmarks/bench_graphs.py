@@ -19,7 +19,7 @@ from torch_geometric.data import Data
 from vesin import NeighborList
 
 from hydragnn.graphs.atomic import from_ase
-from tests.benchmarks.bench_compiled import structures
+from hydragnn.scripts.bench.structures import structures
 
 CUTOFF = 5.0
 

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.benchmarks.bench_compiled import structures
+from hydragnn.scripts.bench.structures import structures
 from tests.benchmarks.peer_worker import CUTOFF
 
 HERE = Path(__file__).parent

@@ -29,7 +29,7 @@ from hydragnn.allocator import keep_memory
 from hydragnn.graphs.atomic import from_ase
 from hydragnn.graphs.batch import GraphBatch, concatenate
 from hydragnn.graphs.field import Field
-from tests.benchmarks.bench_compiled import structures
+from hydragnn.scripts.bench.structures import structures
 from tests.benchmarks.bench_peers import KEPT
 from tests.benchmarks.geometric_layers import Potential, with_weights
 from tests.benchmarks.peer_worker import CUTOFF, HIDDEN, LAYERS, RADIAL

@@ -11,104 +11,30 @@ with ``--campaigns`` whole searches by one worker, with a process for each trial
 import argparse
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
-from statistics import median
 
 import torch
 
 from hydragnn.allocator import keep_memory
-from hydragnn.config import RunConfig
 from hydragnn.datasets import MemoryStore, StoreWriter
-from hydragnn.distributed import Ranks
 from hydragnn.graphs.batch import GraphBatch
-from hydragnn.graphs.field import Field
-from hydragnn.graphs.validate import graph_from_arrays
 from hydragnn.hpo import campaign_settings, run_search
 from hydragnn.runs import train, train_together
-from hydragnn.runs.assembly import assemble
-from hydragnn.runs.plan import plan_run
-from hydragnn.training.data import DevicePlacement
-from hydragnn.training.loop import StepRequest
-from hydragnn.training.stack import Stack
-from hydragnn.training.together import Group, Member
+from hydragnn.scripts.bench.together import CUTOFF, FIELDS, GroupSettings, config_of, molecule, ratio_of_steps
 
-FIELDS = [
-    Field(name="atomic_numbers", on="node", role="input", classes=10, dtype="int64"),
-    Field(name="energy", on="graph", role="target"),
-    Field(name="forces", on="node", shape=(3,), role="target", parity="vector"),
-]
-CUTOFF = 3.0
 KINDS = ("painn", "schnet", "egnn", "pna")
 
 
-def molecule(atoms: int, seed: int) -> GraphBatch:
-    """Atoms in a ball at the density of a small molecule, with random labels."""
-    random = torch.Generator().manual_seed(seed)
-    positions = torch.rand(atoms, 3, generator=random) * 1.5 * atoms ** (1 / 3)
-    near = (torch.cdist(positions, positions) < CUTOFF) & ~torch.eye(atoms, dtype=torch.bool)
-    receivers, senders = near.nonzero().T.contiguous()
-    values = {
-        "atomic_numbers": torch.randint(1, 9, (atoms,), generator=random),
-        "energy": torch.randn(1, generator=random),
-        "forces": torch.randn(atoms, 3, generator=random),
-    }
-    return graph_from_arrays(positions, senders, receivers).with_fields(values, fields=FIELDS)
-
-
-def config_of(kind: str, seed: int, options: argparse.Namespace) -> RunConfig:
-    """A run of an architecture with hidden width 32 and 3 layers."""
-    forces = {} if kind == "pna" else {"forces": "forces"}
-    return RunConfig.parse(
-        {
-            "data": {"store": "in memory", "inputs": ["atomic_numbers"]},
-            "split": {"train": 0.8, "valid": 0.1},
-            "batch": {"max_graphs": options.graphs},
-            "model": {"kind": kind, "hidden_dim": options.hidden, "num_layers": 3, "cutoff": CUTOFF},
-            "heads": [{"kind": "energy", "field": "energy", "hidden_dims": [options.hidden], **forces}],
-            "train": {"epochs": options.epochs, "learning_rate": 1e-3 / (1 + seed), "seed": seed},
-        }
+def group_of(options: argparse.Namespace) -> GroupSettings:
+    """The members that the options describe."""
+    return GroupSettings(
+        **{name: getattr(options, name) for name in ("members", "hidden", "graphs", "rounds", "epochs")}
     )
-
-
-def ratio_of_steps(kind: str, store: MemoryStore, options: argparse.Namespace) -> tuple[float, float, float]:
-    """Milliseconds of a step of all members one after the other and stacked, and the ratio of CPU times."""
-    placement = DevicePlacement(device=torch.device("cpu"), dtype=torch.float32)
-    runs = [
-        assemble(plan_run(config_of(kind, seed, options), store), placement, Ranks(), lambda: None)
-        for seed in range(options.members)
-    ]
-    members = tuple(Member(state=run.state, context=run.context, note=print) for run in runs)
-    group = Group(members=members, stack=Stack([member.state for member in members]))
-    epochs = [iter(()) for _ in runs]
-    number = 0
-
-    def requests() -> list[StepRequest]:
-        nonlocal epochs, number
-        try:
-            return [StepRequest(share=next(epoch), rate=1e-4) for epoch in epochs]
-        except StopIteration:
-            number += 1
-            epochs = [run.data.epoch(number) for run in runs]
-            return [StepRequest(share=next(epoch), rate=1e-4) for epoch in epochs]
-
-    def seconds(take: Callable[[list[StepRequest]], object]) -> float:
-        start = time.process_time()
-        for _ in range(3):
-            take(requests())
-        return (time.process_time() - start) / 3
-
-    for take in (group.take_each, group.take_stacked):
-        seconds(take)
-    pairs = [(seconds(group.take_each), seconds(group.take_stacked)) for _ in range(options.rounds)]
-    assert group.way is None, "a stacked step failed"
-    loop, stacked = (1e3 * median(column) for column in zip(*pairs))
-    return loop, stacked, median(one / other for one, other in pairs)
 
 
 def ratio_of_runs(kind: str, store: MemoryStore, options: argparse.Namespace) -> tuple[float, str]:
     """CPU seconds of whole runs one after the other over those together, and how their steps were taken."""
-    configs = [config_of(kind, seed, options) for seed in range(options.members)]
+    configs = [config_of(kind, seed, group_of(options)) for seed in range(options.members)]
     with tempfile.TemporaryDirectory() as place:
         start = time.process_time()
         for number, config in enumerate(configs):
@@ -126,7 +52,7 @@ def ratio_of_campaigns(kind: str, graphs: list[GraphBatch], options: argparse.Na
         with StoreWriter(Path(place) / "molecules.h5", FIELDS, dim=3, attributes={"cutoff": CUTOFF}) as writer:
             for graph in graphs:
                 writer.write(graph)
-        table = config_of(kind, 0, options).to_json()
+        table = config_of(kind, 0, group_of(options)).to_json()
         table["data"]["store"] = str(Path(place) / "molecules.h5")
         seconds = []
         for together in (1, options.members):
@@ -167,7 +93,7 @@ def main() -> None:
         f"{options.members} members, hidden {options.hidden}, batches of {options.graphs} graphs of {sizes[0]} to {max(sizes)} atoms"
     )
     for kind in [options.only] if options.only else KINDS:
-        loop, stacked, ratio = ratio_of_steps(kind, store, options)
+        loop, stacked, ratio = ratio_of_steps(kind, store, group_of(options))
         print(f"{kind:8s} loop {loop:8.2f} ms  stacked {stacked:8.2f} ms  {ratio:5.2f}x", flush=True)
         if options.whole:
             whole, note = ratio_of_runs(kind, store, options)

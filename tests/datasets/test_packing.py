@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hydragnn.datasets import Budget, Sizes, pack, share_of
-from hydragnn.datasets.packing import BLOCK, TEAM, graph_costs, loads_of
+from hydragnn.datasets.packing import BLOCK, TEAM, costs_of, graph_costs, loads_of
 from hydragnn.errors import InputError
 
 COUNTS = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 300)), min_size=1, max_size=120)
@@ -50,7 +50,7 @@ def test_a_batch_is_closed_only_when_the_next_graph_would_not_fit(counts: list[t
 
 
 def shares_of(batch: np.ndarray, sizes: Sizes, ranks: int) -> list[np.ndarray]:
-    return [share_of(batch, sizes, ranks, rank) for rank in range(ranks)]
+    return [share_of(batch, costs_of(sizes), ranks, rank) for rank in range(ranks)]
 
 
 @settings(deadline=None, max_examples=80)

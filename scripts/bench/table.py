@@ -1,0 +1,240 @@
+"""The table of ``hydragnn bench``: what can be measured on one machine without other packages, each row beside what is asked of it."""
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from hydragnn.allocator import keep_memory
+from hydragnn.datasets import MemoryStore
+from hydragnn.datasets.packing import costs_of
+from hydragnn.errors import InputError
+from hydragnn.graphs.atomic import from_ase
+from hydragnn.graphs.skin import SkinList
+from hydragnn.kernels.bench import derivatives
+from hydragnn.kernels.family import plain_forms
+from hydragnn.kernels.ops import OPS, random_graph
+from hydragnn.models import NotCompiled, compiled_model
+from hydragnn.scripts.bench import data, together
+from hydragnn.scripts.bench.memory import foretold_pairs
+from hydragnn.scripts.bench.planning import PER_RANK, TRACES, balance, measured_costs, planning_times, trace_of
+from hydragnn.scripts.bench.structures import CUTOFF, alloys, model_of, step, structures
+from hydragnn.scripts.bench.timing import ratio_in_turns
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """A figure of this run beside the one that is asked for; ratios say how many times as fast ours is."""
+
+    what: str
+    measured: float | None
+    """None where it could not be measured; ``unit`` says why."""
+    unit: str
+    asked: str
+    device: str = "cpu, one thread"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Effort:
+    """How much of everything is measured."""
+
+    turns: int = 9
+    nodes: int = 2000
+    """Of the graph for ops, with 30 edges for each."""
+    ranks: tuple[int, ...] = (2, 1024, 8192)
+    steps: int = 2
+    """Of every trace that is shared among ranks."""
+    measured_graphs: int = 48
+    edges: int = 1000 * PER_RANK
+    """In batches whose training steps are measured."""
+    pairs: int = 100
+    """Of configurations and batches whose memory is foretold."""
+    batch: int = 32
+    """Graphs in batches whose steps are compiled."""
+    compiled: tuple[str, ...] = ("painn", "egnn", "schnet", "pna")
+    members: int = 8
+    trained: tuple[str, ...] = ("painn", "schnet", "egnn", "pna")
+    """Architectures of members that train together."""
+    dynamics: int = 20
+    graphs: int = 100_000
+    """Of the store on which trainings start."""
+
+
+QUICK = Effort(
+    turns=3,
+    ranks=(2, 1024),
+    steps=1,
+    measured_graphs=16,
+    edges=8_000,
+    pairs=14,
+    batch=8,
+    compiled=("pna",),
+    trained=("painn",),
+    dynamics=8,
+    graphs=5_000,
+)
+"""Within two minutes on two cores."""
+
+Told = Callable[[str], None]
+
+
+def ops(effort: Effort, told: Told) -> Iterator[Row]:
+    """Forward and gradient of every op over torch's own gathers and scatters."""
+    edges = random_graph(effort.nodes, 30)
+    for op in OPS.values():
+        for name, case in op.cases({"random": edges}, 128):
+            variant = name.removeprefix("random, ")
+            if variant not in VARIANTS:
+                continue
+            told(op.name)
+            work = partial(derivatives, op.call, case.to(dtype=torch.float32), 1)
+            ratio = ratio_in_turns(partial(_plainly, work), work, effort.turns)
+            asked = OPS_ASKED.get((op.name, variant), "")
+            yield Row(what=f"{op.name}, {variant}, over torch's", measured=ratio, unit="times", asked=asked)
+
+
+def _plainly(work: Callable[[], object]) -> None:
+    with plain_forms():
+        work()
+
+
+VARIANTS = (
+    "channels, weight per channel",
+    "vectors, weight per channel",
+    "channels, per channel",
+    "both ends and edges",
+    "directions",
+    "channels",
+)
+OPS_ASKED = {("gather_multiply_sum", "channels, weight per channel"): "4", ("segment_statistics", "channels"): "4"}
+
+
+def planning(effort: Effort, told: Told) -> Iterator[Row]:
+    """Balance of ranks, by predicted and by measured costs, and how long a rank plans."""
+    costs = measured_costs(effort.measured_graphs, effort.edges, partial(told, "training steps of single graphs"))
+    for name in TRACES:
+        for ranks in effort.ranks:
+            told(f"{name}, {ranks} ranks")
+            sizes, batches = trace_of(name, ranks, effort.steps if ranks > 1000 else 20 * effort.steps)
+            where = f"{name}, {ranks:,} ranks"
+            found = balance(sizes, batches, ranks, costs_of(sizes))
+            measured = balance(sizes, batches, ranks, costs.of(sizes))
+            packed, share = planning_times(sizes, batches, ranks)
+            asked = {1024: "0.98", 8192: "0.97"}.get(ranks, "")
+            yield Row(what=f"balance, predicted costs, {where}", measured=found.ours, unit="of perfect", asked="0.98")
+            yield Row(what=f"balance, measured costs, {where}", measured=measured.ours, unit="of perfect", asked=asked)
+            over = found.ours / found.node_budget
+            yield Row(what=f"balance over a node budget's, {where}", measured=over, unit="times", asked="1.2")
+            yield Row(what=f"packing, {where}", measured=packed * 1e6, unit="us per graph", asked="below 1")
+            yield Row(what=f"share of a rank, {where}", measured=share * 1e3, unit="ms per step", asked="below 1")
+
+
+def memory(effort: Effort, told: Told) -> Iterator[Row]:
+    """How far the foretold memory of batches is from what they take."""
+    rows = foretold_pairs(effort.pairs, partial(told, "memory of random batches"))
+    errors = np.abs(np.array([row["ratio"] for row in rows]) - 1)
+    what = f"memory foretold, largest error of {len(rows)} batches"
+    yield Row(what=what, measured=100 * float(errors.max()), unit="%", asked="10")
+
+
+def stacked(effort: Effort, told: Told) -> Iterator[Row]:
+    """Steps of trials of one shape, one after the other over stacked."""
+    group = together.GroupSettings(members=effort.members, rounds=effort.turns)
+    graphs = [together.molecule(8 + seed % 5, seed) for seed in range(100)]
+    store = MemoryStore(graphs, {"cutoff": together.CUTOFF})
+    for kind in effort.trained:
+        told(kind)
+        ratio = together.ratio_of_steps(kind, store, group)[2]
+        what = f"{effort.members} trials of {kind} stacked, over one after the other"
+        yield Row(what=what, measured=ratio, unit="times", asked="2")
+
+
+def compiled(effort: Effort, told: Told) -> Iterator[Row]:
+    """Training steps as they are over compiled ones."""
+    batch = alloys(effort.batch)
+    for kind in effort.compiled:
+        told(f"compiling {kind}")
+        model = model_of(kind, batch, CUTOFF, 64, 3, [] if kind == "pna" else ["forces"])
+        what = f"step of {kind} with train.compile, over without"
+        try:
+            fast = compiled_model(model)
+        except NotCompiled as reason:
+            yield Row(what=what, measured=None, unit=f"not compiled: {reason}", asked="")
+            continue
+        ratio = ratio_in_turns(partial(step, model, model, batch), partial(step, fast, model, batch), effort.turns)
+        yield Row(what=what, measured=ratio, unit="times", asked="above 1 where auto compiles")
+
+
+def calculator(effort: Effort, told: Told) -> Iterator[Row]:
+    """Energy and forces of 64 moving atoms, neighbours searched at every step over kept within a skin."""
+    told("molecular dynamics")
+    atoms = next(one for one in structures(200) if len(one) == 64 and one.pbc.all())
+    model = model_of("painn", from_ase(atoms, CUTOFF).to(dtype=torch.float32), CUTOFF, 64, 3, ["forces"])
+    random, neighbours = np.random.default_rng(0), SkinList()
+    frames = [atoms.copy() for _ in range(effort.dynamics)]
+    for number, frame in enumerate(frames):
+        frame.positions += 0.004 * number * random.normal(size=(1, 3)) + 0.003 * random.normal(size=(len(atoms), 3))
+
+    def run(find: SkinList | None, predicted: bool) -> None:
+        for frame in frames:
+            graph = from_ase(frame, CUTOFF, neighbours=find).to(dtype=torch.float32)
+            if predicted:
+                model(graph)
+
+    for what, predicted in (("calculator, PaiNN, 64 atoms", True), ("its graph alone", False)):
+        ratio = ratio_in_turns(partial(run, None, predicted), partial(run, neighbours, predicted), effort.turns)
+        yield Row(what=f"{what}: neighbours kept within a skin, over searched", measured=ratio, unit="times", asked="")
+
+
+def starts(effort: Effort, told: Told) -> Iterator[Row]:
+    """What a training costs before its first step, with and without the statistics of a trial before it."""
+    with tempfile.TemporaryDirectory() as folder:
+        store = Path(folder) / "store.h5"
+        told(f"writing {effort.graphs:,} graphs")
+        data.write(store, effort.graphs)
+        told("the first trial starts")
+        first = data.started(store, shared=True)
+        told("the second trial starts")
+        second = data.started(store, shared=True)
+    where = f"start on {effort.graphs:,} graphs"
+    ratio = first["cpu"] / second["cpu"]
+    yield Row(what=f"{where}, second trial over first (statistics kept)", measured=ratio, unit="times", asked="")
+    asked = ("below 5 at 1,000,000", "below 300 at 1,000,000")
+    yield Row(what=f"{where}, second trial", measured=second["cpu"], unit="CPU s", asked=asked[0])
+    own = second["own"] - second["imports"]
+    yield Row(what=f"{where}, memory beside the shared copy", measured=own, unit="MB", asked=asked[1])
+
+
+SECTIONS: Mapping[str, Callable[[Effort, Told], Iterator[Row]]] = {
+    "ops": ops,
+    "planning": planning,
+    "memory": memory,
+    "stacked": stacked,
+    "compiled": compiled,
+    "calculator": calculator,
+    "starts": starts,
+}
+
+
+def bench_table(effort: Effort, only: str = "", told: Told = lambda _: None) -> Iterator[Row]:
+    """The rows of all sections, or of the one named ``only``, as they are measured; ``told`` hears what is at work.
+
+    InputError where there is no such section.
+    """
+    if only and only not in SECTIONS:
+        raise InputError(f"there is no section {only} to measure; --only takes one of {', '.join(SECTIONS)}")
+    torch.set_num_threads(1)
+    keep_memory()
+    for name, rows in SECTIONS.items():
+        if only in ("", name):
+            yield from rows(effort, told)
+
+
+def as_json(rows: list[Row]) -> dict[str, Any]:
+    """The table as a JSON value."""
+    return {"threads": torch.get_num_threads(), "rows": [asdict(row) for row in rows]}
