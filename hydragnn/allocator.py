@@ -3,21 +3,50 @@
 import ctypes
 import os
 import sys
+from pathlib import Path
 
 import torch
 
 OPTIONS = {"M_MMAP_MAX": (-4, 0), "M_TRIM_THRESHOLD": (-1, -1), "M_TOP_PAD": (-2, 64 * 2**20)}
 """Numbers and values of glibc's malloc.h and mallopt(3): nothing is mapped on its own, nothing is given back, and the heap grows by 64 MiB."""
 
+LARGE_PAGE = 2 * 2**20
+MADV_HUGEPAGE = 14
+"""The advice of madvise(2) that Linux may back memory by large pages ("transparent huge pages", as it does on request by default)."""
+OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
+STRICT = "2"
+"""What is in that file where address space that nobody uses counts as used."""
+
 
 def keep_memory() -> bool:
     """Let glibc keep what is freed, for a process that trains or predicts on CPUs; gives whether it does now.
 
     Otherwise every tensor above some MiB is mapped and its pages are zeroed anew each time that it is made: gathers of 50 MB
-    take three times as long. In return the process keeps its peak memory to its end. Whoever has set ``GLIBC_TUNABLES`` has
+    take three times as long. In return the process keeps its peak memory to its end. Half of the machine's memory is asked for
+    in large pages, which take a step on a CPU a tenth less time; address space, of which only what is used is taken (zeros of
+    numpy count as used). Whoever has set ``GLIBC_TUNABLES`` has
     decided; where there is a GPU, or another C library, nothing changes.
     """
     if sys.platform != "linux" or "GLIBC_TUNABLES" in os.environ or torch.cuda.is_available():
         return False
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    return mallopt is not None and all(mallopt(option, value) == 1 for option, value in OPTIONS.values())
+    libc = ctypes.CDLL(None)
+    mallopt = getattr(libc, "mallopt", None)
+    if mallopt is None or not all(mallopt(option, value) == 1 for option, value in OPTIONS.values()):
+        return False
+    if OVERCOMMIT.exists() and OVERCOMMIT.read_text().strip() != STRICT:
+        _ask_for_large_pages(libc, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
+    return True
+
+
+def _ask_for_large_pages(libc: ctypes.CDLL, size: int) -> None:
+    """Let the next ``size`` bytes of the heap come in pages of 2 MiB, where the kernel has them; none is taken before it is used.
+
+    The heap is grown once and freed again, which ``OPTIONS`` keep. Where it may not grow so far, pages stay small.
+    """
+    libc.malloc.argtypes, libc.malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
+    libc.free.argtypes, libc.madvise.argtypes = [ctypes.c_void_p], [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    place = libc.malloc(size)
+    if place:
+        begin = -(-place // LARGE_PAGE) * LARGE_PAGE
+        libc.madvise(begin, (place + size - begin) // LARGE_PAGE * LARGE_PAGE, MADV_HUGEPAGE)
+        libc.free(place)

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from hydragnn.allocator import OVERCOMMIT, STRICT
+
 FAULTS = """
 import resource, sys, torch
 from hydragnn.allocator import keep_memory
@@ -34,6 +36,41 @@ def test_memory_that_was_freed_is_used_again_instead_of_being_mapped_anew() -> N
     kept, faults = page_faults("keep")
     assert kept == "True"
     assert 10 * faults < page_faults("leave")[1], "one of the twenty tensors may lie elsewhere"
+
+
+HEAP = """
+import re, resource, sys
+from pathlib import Path
+import torch
+from hydragnn.allocator import keep_memory
+def resident():
+    return int(re.search(r"VmRSS:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
+if sys.argv[1] == "limited":
+    resource.setrlimit(resource.RLIMIT_DATA, (3 * 2**30, 3 * 2**30))
+before, kept = resident(), keep_memory()
+grown, held = resident() - before, torch.ones(2**24)
+place = held.data_ptr() + held.nbytes // 2
+for line in Path("/proc/self/smaps").read_text().splitlines():
+    ends = re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line)
+    if ends:
+        inside = int(ends[1], 16) <= place < int(ends[2], 16)
+    elif inside and line.startswith("VmFlags:"):
+        print(kept, grown, "hg" in line.split())
+"""
+
+
+@pytest.mark.skipif(
+    not OVERCOMMIT.exists() or OVERCOMMIT.read_text().strip() == STRICT,
+    reason="address space is no counted good on Linux",
+)
+@pytest.mark.parametrize("word, large", [("free", "True"), ("limited", "False")])
+def test_the_heap_asks_for_large_pages_and_takes_none_before_they_are_used(word: str, large: str) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
+    command = [sys.executable, "-c", HEAP, word]
+    output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120).stdout
+    kept, grown, asked = output.split()
+    assert (kept, asked) == ("True", large)
+    assert int(grown) < 16 * 2**20
 
 
 def test_whoever_has_set_the_allocator_keeps_what_was_set() -> None:
