@@ -8,6 +8,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
+from hydragnn.graphs.topology import Topology
 from hydragnn.kernels.family import plain_forms
 from hydragnn.kernels.op import Case
 from hydragnn.kernels.ops import OPS, random_graph
@@ -40,7 +41,7 @@ class BenchRow:
     with_gradient: float
     twice: float
     copy_share: float
-    """Bytes of tensors in and out per second of the forward pass, as a share of a copy's."""
+    """Bytes per second of the forward pass (``bytes_moved``), as a share of a copy's; above 1 where caches hold what is gathered."""
     baselines: Mapping[str, float]
     """Forward and gradient by torch's gathers and scatters: as they are, and compiled."""
 
@@ -65,7 +66,7 @@ def bench_rows(settings: BenchSettings, bandwidth: float) -> Iterator[BenchRow]:
 def _row(
     op: str, variant: str, call: Callable[..., object], given: Case, settings: BenchSettings, bandwidth: float
 ) -> BenchRow:
-    moved = sum(tensor.nbytes for tensor in (*given.tensors, *outputs(call, given)))
+    moved = bytes_moved(given, outputs(call, given))
     forward = milliseconds(lambda: outputs(call, given), settings)
     return BenchRow(
         op=op,
@@ -76,6 +77,25 @@ def _row(
         copy_share=1e3 * moved / forward / bandwidth,
         baselines=_baselines(call, given, settings) if settings.baselines else {},
     )
+
+
+def bytes_moved(case: Case, values: tuple[Tensor, ...]) -> int:
+    """Bytes that a pass over the edges reads and writes once: what nodes hold counts for every edge that gathers it.
+
+    Of indices, one per edge and where rows begin; both ends of every edge where the result is of edges. Of reductions per
+    receiver, the order of edges and where rows begin.
+    """
+    whole = sum(tensor.nbytes for tensor in (*case.tensors, *values))
+    topology = next((item for item in case.rest if isinstance(item, Topology)), None)
+    if topology is not None:
+        edges, index = topology.num_edges, topology.senders.element_size()
+        of_edges = {edges, topology.num_weights}
+        gathered = [tensor for tensor in case.tensors if tensor.shape[0] not in of_edges]
+        more = sum((edges - tensor.shape[0]) * tensor[0].nbytes for tensor in gathered)
+        per_edge = values[0].shape[0] in of_edges
+        return whole + more + index * (2 * edges if per_edge else edges + values[0].shape[0] + 1)
+    receivers = next((item for item in case.rest if isinstance(item, Tensor)), None)
+    return whole if receivers is None else whole + receivers.nbytes + receivers.element_size() * (case.rest[1] + 1)
 
 
 def _baselines(call: Callable[..., object], given: Case, settings: BenchSettings) -> dict[str, float]:

@@ -10,8 +10,9 @@ from torch import Tensor
 import hydragnn.kernels
 from hydragnn.graphs.topology import relation_topology
 from hydragnn.kernels import OPS, Case, gather_multiply_sum, segment_max, segment_min, segment_variance
+from hydragnn.kernels.bench import bytes_moved, outputs
 from hydragnn.kernels.family import ACCELERATORS, ANYWHERE, INCOMING, Family, Member, plain_forms
-from hydragnn.kernels.ops import case_graphs
+from hydragnn.kernels.ops import case_graphs, random_graph
 
 GRAPHS = case_graphs()
 CASES = {(name, case): given for name, op in OPS.items() for case, given in op.cases(GRAPHS)}
@@ -180,6 +181,20 @@ def test_sums_per_relation_equal_a_loop_over_edges(graph: str) -> None:
         expected[r, k] += x[s].detach()
     torch.testing.assert_close(actual.detach(), expected)
     check_derivatives(lambda x: gather_multiply_sum(x, None, keyed), x)
+
+
+def test_a_benchmark_counts_what_a_pass_over_the_edges_moves_indices_included() -> None:
+    """Bytes s (E F + E + N F) and indices for a sum with a weight per edge, 3 s E F and both ends for a product of ends."""
+    edges, number, index, channels = random_graph(7, 4), 8, 8, 5
+    wide, flat = number * edges.num_edges * channels, number * edges.num_edges
+    rows, ends = number * edges.num_rows * channels, index * edges.num_edges
+    for name, variant, expected in (
+        ("gather_multiply_sum", "channels, weight per edge", wide + flat + rows + ends + index * (edges.num_rows + 1)),
+        ("edge_product", "channels, per channel", 3 * wide + 2 * ends),
+        ("segment_sum", "channels", wide + rows + ends + index * (edges.num_rows + 1)),
+    ):
+        case = dict(OPS[name].cases({"random": edges}, channels))[f"random, {variant}"]
+        assert bytes_moved(case, outputs(OPS[name].call, case)) == expected, name
 
 
 def test_the_third_derivative_of_a_sum_exists_too() -> None:
