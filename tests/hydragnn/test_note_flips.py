@@ -4,6 +4,7 @@ import json
 from operator import eq
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from hydragnn.ensemble.prediction.parts import PLAN, Parts
@@ -74,3 +75,20 @@ def test_notes_of_earlier_versions_have_no_checksum_and_are_read(tmp_path: Path)
     write_json(tmp_path / "latest.json", edited)
     with pytest.raises(InputError, match="removes the key checksum"):
         latest_checkpoint(tmp_path)
+
+
+def test_a_piece_of_a_prediction_with_a_flipped_bit_is_made_again(tmp_path: Path) -> None:
+    parts, values = Parts(tmp_path), np.random.default_rng(0).normal(size=(40, 3))
+    written = {"graph": np.arange(40), "status": np.array(["ok"] * 40), "fields/energy/mean": values}
+    parts.write_piece(0, {"graphs": 40, "failed": 0}, written)
+    torn = 0
+    for _, place in flipped([tmp_path / "piece-0000000.npz"], seed=2):
+        piece = parts.piece(0)
+        if piece is None:
+            torn += 1
+            continue
+        counts, arrays = piece
+        assert counts == {"graphs": 40, "failed": 0}, place
+        assert arrays.keys() == written.keys(), place
+        assert all(np.array_equal(arrays[name], written[name]) for name in written), place
+    assert torn > FLIPS / 2
