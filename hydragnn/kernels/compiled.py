@@ -68,6 +68,8 @@ def call(name: str, arrays: Sequence[Tensor | None], integers: Sequence[int], *o
     dense = [None if array is None else array.contiguous() for array in arrays]  # kept alive until the call is over
     pointers = [None if array is None else array.data_ptr() for array in (*dense, *outs)]
     number = next(array.element_size() for array in arrays if array is not None)
+    # ctypes takes more arguments than were declared, of other sizes then, and the loop writes beyond its arrays
+    assert (len(pointers), len(integers) + 1) == FUNCTIONS[name], f"{name} takes {FUNCTIONS[name]} arrays and integers"
     status: int = getattr(loaded, name)(*pointers, *integers, number)
     return status == 0
 
