@@ -23,6 +23,22 @@ struct Bits<double> {
   static constexpr int MANTISSA = 52, TERMS = 13;
 };
 
+template <typename T>
+constexpr T INVERSE_FACTORIAL[] = {1,
+                                   1,
+                                   static_cast<T>(1.0 / 2),
+                                   static_cast<T>(1.0 / 6),
+                                   static_cast<T>(1.0 / 24),
+                                   static_cast<T>(1.0 / 120),
+                                   static_cast<T>(1.0 / 720),
+                                   static_cast<T>(1.0 / 5040),
+                                   static_cast<T>(1.0 / 40320),
+                                   static_cast<T>(1.0 / 362880),
+                                   static_cast<T>(1.0 / 3628800),
+                                   static_cast<T>(1.0 / 39916800),
+                                   static_cast<T>(1.0 / 479001600),
+                                   static_cast<T>(1.0 / 6227020800)};
+
 // 1 / (1 + exp(-x)); exp(y) = 2^n exp(r) with n the whole number nearest to y / ln 2, and exp(r) by its Taylor series
 template <typename T>
 INLINE T sigmoid(T x) {
@@ -32,8 +48,8 @@ INLINE T sigmoid(T x) {
   const T shifted = y * static_cast<T>(1.4426950408889634) + B::SHIFT;
   const T n = shifted - B::SHIFT;
   const T r = (y - n * B::LN2_HIGH) - n * B::LN2_LOW;
-  T series = 1;
-  for (int k = B::TERMS; k > 0; --k) series = 1 + series * r * (1 / static_cast<T>(k));
+  T series = INVERSE_FACTORIAL<T>[B::TERMS];
+  for (int k = B::TERMS - 1; k >= 0; --k) series = series * r + INVERSE_FACTORIAL<T>[k];
   typename B::Whole power;
   std::memcpy(&power, &shifted, sizeof(T));
   power <<= B::MANTISSA;  // what SHIFT itself leaves in the lower bits is zero
