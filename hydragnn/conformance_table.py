@@ -48,6 +48,10 @@ Progress = Callable[[int, int], None]
 """Is told how many tests are done, of how many."""
 
 
+TITLE = "# What every architecture promises, and keeps"
+"""The first line of the page."""
+
+
 def conformance_of(
     kinds: Sequence[str] = (), settings: Mapping[str, Any] | None = None, progress: Progress = lambda done, total: None
 ) -> tuple[Outcome, ...]:
@@ -167,7 +171,7 @@ def conformance_page(outcomes: Sequence[Outcome], command: str) -> str:
         verdict: sum(o.verdict == verdict for o in outcomes) for verdict in ("passed", "failed", "does not apply")
     }
     return (
-        "# What every architecture promises, and keeps\n\n"
+        f"{TITLE}\n\n"
         f"Made by `{command}` with torch {metadata.version('torch')}; `hydragnn conformance my_package.networks:MyNetwork` makes it for\n"
         "an architecture of yours. A line is a test of `hydragnn.conformance`, named for its sentence, with all of its corners, in float64 unless it says\n"
         "otherwise.\n"

@@ -142,6 +142,21 @@ def check_target(folder: Path, own: Collection[str], mark: str = "") -> None:
         raise InputError(f"{folder} holds {foreign[0]}, which this command did not make; choose another --out")
 
 
+def check_page_target(place: Path, mark: bytes, what: str) -> None:
+    """Raise InputError where something else is at ``place`` than an earlier page, which has ``mark`` at its beginning; ``what`` as in "report"."""
+    if place.is_dir():
+        raise InputError(
+            f"{place} is a folder; give the file that the {what} becomes as --out, in a folder of its own or in this one"
+        )
+    if not os.path.lexists(place):
+        return
+    if not place.exists():
+        raise InputError(f"{place} is a broken link; choose another --out or delete it")
+    with place.open("rb") as file:
+        if mark not in file.read(4096):
+            raise InputError(f"{place} exists already and is no {what}; choose another --out or delete it")
+
+
 def is_free(path: Path) -> bool:
     """Return True where there is nothing at ``path``, or an empty folder."""
     return not os.path.lexists(path) or (path.is_dir() and not any(path.iterdir()))

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from hydragnn.files import check_page_target, write_atomically
 from hydragnn.settings import with_overrides
 
 if TYPE_CHECKING:
@@ -35,8 +36,10 @@ def conformance(
 
     Needs pytest; all architectures take some minutes, one takes seconds. Exits with 3 where a promise is not kept.
     """
-    from hydragnn.conformance_table import conformance_of, conformance_page
+    from hydragnn.conformance_table import TITLE, conformance_of, conformance_page
 
+    if out is not None:
+        check_page_target(out, TITLE.encode(), "table of conformance")
     settings = with_overrides({}, assignments or [], example="conditioning=film")
     console = Console(stderr=True)
     columns = (TextColumn("promises"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -47,7 +50,7 @@ def conformance(
         )
     if out is not None:
         words = ["hydragnn conformance", *(kinds or []), *(f"--set {one}" for one in assignments or [])]
-        out.write_text(conformance_page(outcomes, " ".join([*words, f"--out {out}"])))
+        write_atomically(out, conformance_page(outcomes, " ".join([*words, f"--out {out}"])))
     if as_json:
         print(json.dumps([outcome.to_json() for outcome in outcomes]))
     else:

@@ -3,9 +3,10 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from hydragnn.errors import InputError
 
@@ -15,7 +16,18 @@ if TYPE_CHECKING:
     from hydragnn.kernels.offline import Compiled
 
 kernels = typer.Typer(no_args_is_help=True, help="Kernels of accelerators.")
-bench = typer.Typer(help="Measure this machine.")
+
+
+class WithDefault(TyperGroup):
+    """Commands of which ``all`` is meant where none is named: `hydragnn bench --quick` is `hydragnn bench all --quick`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """The arguments with the name of a command."""
+        named = args and not args[0].startswith("-")
+        return super().parse_args(ctx, args if named or "--help" in args else ["all", *args])
+
+
+bench = typer.Typer(cls=WithDefault, help="Measure this machine; without a command everything, in one table.")
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
@@ -62,9 +74,8 @@ def _print_kernels(found: "list[Compiled]") -> None:
     print(f"{len(found)} kernels, {sum(bool(one.faults) for one in found)} with faults")
 
 
-@bench.callback(invoke_without_command=True)
+@bench.command("all")
 def bench_all(
-    context: typer.Context,
     only: Annotated[
         str,
         typer.Option(
@@ -79,8 +90,6 @@ def bench_all(
     Baselines are plain torch and this package without the lever; other packages are compared in `tests/benchmarks`. `bench kernels`
     times every op in all its variants, on accelerators too.
     """
-    if context.invoked_subcommand is not None:
-        return
     from hydragnn.scripts.bench.showing import show_table
     from hydragnn.scripts.bench.table import QUICK, Effort
 

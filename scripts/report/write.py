@@ -1,12 +1,10 @@
 """Writing the report of a campaign, an ensemble or a run."""
 
-import os
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from hydragnn.errors import InputError
-from hydragnn.files import write_atomically
+from hydragnn.files import check_page_target, write_atomically
 from hydragnn.scripts.report.collect import collect
 from hydragnn.scripts.report.page import page
 
@@ -30,26 +28,11 @@ def write_report(
     it is damaged, or ``out`` cannot be written or is something else than an earlier report.
     """
     place = source / "report.html" if out is None else out
-    check_report(place)
+    check_page_target(place, REPORT, "report")
     facts = collect(source, campaign=campaign, ensemble=ensemble, store=store)
     time = (now or datetime.now().astimezone()).strftime("%d %B %Y, %H:%M")
     write_atomically(place, page(facts, f"Made on {time} with hydragnn-ensemble {installed_version()}."))
     return place
-
-
-def check_report(place: Path) -> None:
-    """Raise InputError where there is something else than an earlier report at ``place``."""
-    if place.is_dir():
-        raise InputError(
-            f"{place} is a folder; give the HTML file that the report becomes, as --out {place}/report.html"
-        )
-    if not os.path.lexists(place):
-        return
-    if not place.exists():
-        raise InputError(f"{place} is a broken link; choose another --out or delete it")
-    with place.open("rb") as file:
-        if REPORT not in file.read(4096):
-            raise InputError(f"{place} exists already and is no report; choose another --out or delete it")
 
 
 def installed_version() -> str:

@@ -41,6 +41,7 @@ BUILD = 'kind = "ase"\nfiles = ["{folder}/*.xyz"]\ncutoff = 3.0\n'
 
 COMMANDS = {
     "quickstart": (["quickstart", "--scale", "alloys"], ""),
+    "conformance": (["conformance", "gin"], ".md"),
     "data build": (["data", "build", "{inputs}/build.toml"], ".h5"),
     "train": (["train", "{inputs}/config.toml"], ""),
     "search": (["search", "{inputs}/campaign.toml"], ""),

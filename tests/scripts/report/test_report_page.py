@@ -229,7 +229,7 @@ def test_only_an_earlier_report_is_overwritten(samples: Any, tmp_path: Path) -> 
     with pytest.raises(InputError, match=r"thesis.html exists already and is no report; choose another --out"):
         write_report(samples.run, tmp_path / "thesis.html")
     assert (tmp_path / "thesis.html").read_text() == "<title>years</title>"
-    with pytest.raises(InputError, match="is a folder; give the HTML file"):
+    with pytest.raises(InputError, match="is a folder; give the file that the report becomes"):
         write_report(samples.run, tmp_path)
 
 
