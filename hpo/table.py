@@ -10,7 +10,6 @@ from types import TracebackType
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
-from rich.text import Text
 
 from hydragnn.errors import InputError
 from hydragnn.hpo.campaign import trial_folder
@@ -19,6 +18,7 @@ from hydragnn.hpo.scheduling.scheduler import State, Trial
 from hydragnn.hpo.status import duration_text, node_counts, seconds_left, values_line
 from hydragnn.hpo.timeline import TimelineBuilder, local_nodes
 from hydragnn.record import RunRecord, read_record
+from hydragnn.terminal import PlainConsole
 
 ROWS = 12
 """Trials shown at once: those that run, then the best."""
@@ -36,7 +36,7 @@ class CampaignView:
 
     def __init__(self, out: Path, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._out = out
-        self._console = console or Console()
+        self._console = console or PlainConsole()
         self._clock = clock
         self._live: Live | None = None
         self._timeline_builder = TimelineBuilder()
@@ -72,7 +72,7 @@ class CampaignView:
         if line and isinstance(event, Reached) and self._is_time():
             line = f"{line}; {summary_line(state, seconds, self._goodput(state, seconds))}"
         if line:
-            self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+            self._console.print(line, soft_wrap=True)
 
     def _draw(self) -> None:
         if self._live is None or self._latest is None:
@@ -128,7 +128,7 @@ def campaign_table(
     for trial in shown:
         style = "bold" if best is not None and trial.number == best.number else None
         table.add_row(*_row(state, trial, progress.get(trial.number)), style=style)
-    return Group(table, Text(summary_line(state, seconds, goodput)))
+    return Group(table, summary_line(state, seconds, goodput))
 
 
 def event_line(state: State, event: Event) -> str:

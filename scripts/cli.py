@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
-from rich.console import Console
 
 from hydragnn.allocator import keep_memory
 from hydragnn.errors import InputError, Interrupted
@@ -17,6 +16,7 @@ from hydragnn.scripts.conformance_command import conformance
 from hydragnn.scripts.kernel_commands import bench, kernels
 from hydragnn.scripts.showing import run_summary, show_value
 from hydragnn.settings import store_override
+from hydragnn.terminal import PlainConsole, visible
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -308,7 +308,7 @@ def ensemble(
     else:
         from hydragnn.scripts.report.terminal import summary_table
 
-        Console().print(summary_table(out))
+        PlainConsole().print(summary_table(out))
 
 
 @app.command()
@@ -382,10 +382,10 @@ def main() -> None:
     try:
         app()
     except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {visible(str(error))}", file=sys.stderr)
         _exit(error.code)
     except Interrupted as error:
-        print(f"interrupted: {error}", file=sys.stderr)
+        print(f"interrupted: {visible(str(error))}", file=sys.stderr)
         _exit(error.code)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # `hydragnn ... | head` is not an error

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from hydragnn.files import check_page_target, write_atomically
 from hydragnn.settings import with_overrides
+from hydragnn.terminal import PlainConsole
 
 if TYPE_CHECKING:
     from hydragnn.conformance_table import Outcome
@@ -41,7 +41,7 @@ def conformance(
     if out is not None:
         check_page_target(out, TITLE.encode(), "table of conformance")
     settings = with_overrides({}, assignments or [], example="conditioning=film")
-    console = Console(stderr=True)
+    console = PlainConsole(stderr=True)
     columns = (TextColumn("promises"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=as_json or not console.is_terminal) as bar:
         task = bar.add_task("promises", total=None)
@@ -65,8 +65,8 @@ def _show(outcomes: "tuple[Outcome, ...]") -> None:
     for kind in dict.fromkeys(outcome.kind for outcome in outcomes):
         verdicts = [outcome.verdict for outcome in outcomes if outcome.kind == kind]
         table.add_row(kind, *(str(verdicts.count(verdict)) for verdict in ("passed", "failed", "does not apply")))
-    console = Console()
+    console = PlainConsole()
     console.print(table)
     for outcome in outcomes:
         if outcome.verdict == "failed":
-            console.print(f"{outcome.kind} fails: {outcome.promise}: {outcome.why}", markup=False)
+            console.print(f"{outcome.kind} fails: {outcome.promise}: {outcome.why}")

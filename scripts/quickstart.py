@@ -12,6 +12,7 @@ from hydragnn.errors import InputError, nearest
 from hydragnn.files import check_target, read_json, read_sealed, write_sealed
 from hydragnn.scripts import api
 from hydragnn.settings import read_toml
+from hydragnn.terminal import PlainConsole
 
 TOP_K = 3
 
@@ -55,7 +56,7 @@ def run_quickstart(
 
     chosen = _select_scales(scales)
     _check_out(out)
-    console = Console(quiet=quiet)
+    console = PlainConsole(quiet=quiet)
     started = perf_counter()
     most = min(workers, visible_gpus() or workers)  # each worker has a GPU of its own, where there are any
     summary = {scale.name: _one_scale(scale, out, most, console, quiet) for scale in chosen}

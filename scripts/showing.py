@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -17,8 +17,12 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.table import Table
+from rich.text import Text
 
 from hydragnn.record import RunRecord
+from hydragnn.terminal import PlainConsole, visible
+
+WIDTH = 120  # of what is printed elsewhere than in a terminal
 
 
 def run_summary(record: RunRecord, out: Path) -> dict[str, Any]:
@@ -47,8 +51,9 @@ def show_value(value: dict[str, Any], as_json: bool) -> None:
         return
     table = Table(show_header=False, box=None, pad_edge=False)
     for key, item in value.items():
-        table.add_row(f"[bold]{key}[/bold]", _text(item))
-    Console().print(table)
+        table.add_row(Text(visible(key), style="bold"), _shown(item))
+    paper = PlainConsole()
+    PlainConsole(width=None if paper.is_terminal else WIDTH).print(table)
 
 
 @contextmanager
@@ -62,7 +67,7 @@ def lines_read(console: Console) -> Iterator[Callable[[list[bytes]], Iterable[by
 @contextmanager
 def graphs_made(quiet: bool = False) -> Iterator[Callable[[int], None]]:
     """Who hears how many graphs were made and shows it, with their rate, on a terminal; how many there will be nobody knows."""
-    console = Console(stderr=True)
+    console = PlainConsole(stderr=True)
     columns = (
         SpinnerColumn(),
         TextColumn("{task.completed:,.0f} graphs, {task.fields[rate]} per second"),
@@ -78,13 +83,34 @@ def graphs_made(quiet: bool = False) -> Iterator[Callable[[int], None]]:
         yield tell
 
 
+def _shown(item: Any) -> RenderableType:
+    """A text, or a table where the item is a list of values with the same names."""
+    if not (
+        isinstance(item, list) and item and all(isinstance(row, dict) and row.keys() == item[0].keys() for row in item)
+    ):
+        return _text(item)
+    table = Table(box=None, pad_edge=False, header_style="")
+    for name in item[0]:
+        table.add_column(visible(name), overflow="fold")
+    for row in item:
+        table.add_row(*(_inner(inner) for inner in row.values()))
+    return table
+
+
+def _inner(item: Any) -> str:
+    """One line of what is inside another value."""
+    if isinstance(item, list):
+        return ", ".join(map(_inner, item))
+    return json.dumps(item) if isinstance(item, dict) else _text(item)
+
+
 def _text(item: Any) -> str:
     if item is None:
         return "none"
     if isinstance(item, float):
         return f"{item:.6g}"
     if isinstance(item, dict):
-        return "\n".join(f"{key}: {_text(inner)}" for key, inner in item.items())
+        return "\n".join(f"{key}: {_inner(inner)}" for key, inner in item.items())
     if isinstance(item, list):
         return "\n".join(_text(inner) for inner in item) or "none"
     return str(item)

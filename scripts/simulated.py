@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 from hydragnn.errors import InputError
@@ -15,6 +14,7 @@ from hydragnn.files import check_target, read_json, write_json
 from hydragnn.hpo.settings import campaign_settings
 from hydragnn.hpo.simulation import Assumptions, PolicyResult, Scenario, compare_policies, final_training, scenario_of
 from hydragnn.settings import with_overrides
+from hydragnn.terminal import PlainConsole
 
 FINAL_HOURS = 1000.0
 """A final training that has not ended by then never will."""
@@ -114,13 +114,13 @@ def check_simulated(out: Path) -> None:
 
 def show(result: SimulationResult) -> None:
     """Print what ``run_simulation`` gave."""
-    console, value = Console(), result.to_json()
+    console, value = PlainConsole(), result.to_json()
     console.print(_figures(value), _causes(value))
     for name, text in value["useful work against static"].items():
         console.print(f"simulated: {name} does {text:.2f} times the useful work per allocated node-hour of static")
     for name, policy in value["policies"].items():
         for violation in policy["violations"]:
-            console.print(f"[bold]defect[/bold] in {name}: {violation}")
+            console.print(f"defect in {name}: {violation}", style="bold")
     console.print("simulated; assumptions: " + ", ".join(f"{k} = {v}" for k, v in value["assumptions"].items()))
     for path in value.get("files", ()):
         console.print(path)

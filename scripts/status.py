@@ -14,6 +14,7 @@ from hydragnn.hpo import CampaignStatus, Follower
 from hydragnn.hpo.controller import SAMPLER_LOG
 from hydragnn.hpo.status import duration_text, values_line
 from hydragnn.scripts.showing import lines_read
+from hydragnn.terminal import PlainConsole
 
 INTERVAL = 2.0
 """Seconds between two looks at the journal."""
@@ -62,7 +63,7 @@ def show_status(
 
     InputError where the folder holds no campaign.
     """
-    console = console or Console()
+    console = console or PlainConsole()
     follower = Follower(folder)
     with lines_read(console) as track:
         follower.update(track)
@@ -94,7 +95,7 @@ def _print(status: CampaignStatus, console: Console, *, as_json: bool, brief: bo
         console.file.write(json.dumps(status.to_json(), allow_nan=False) + "\n")
         console.file.flush()
     elif brief:
-        console.print(status_line(status), highlight=False, markup=False, soft_wrap=True)
+        console.print(status_line(status), soft_wrap=True)
     else:
         console.print(status_table(status))
 
@@ -103,7 +104,7 @@ def status_table(status: CampaignStatus) -> Table:
     """The status, one line of the table for every question."""
     table = Table(show_header=False, box=None, pad_edge=False)
     for key, lines in status_rows(status).items():
-        table.add_row(Text(key, style="bold"), Text("\n".join(lines)))
+        table.add_row(Text(key, style="bold"), "\n".join(lines))
     return table
 
 

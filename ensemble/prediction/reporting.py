@@ -6,13 +6,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.progress import Progress
 
 from hydragnn.ensemble.prediction.job import Job
 from hydragnn.ensemble.prediction.schedule import Schedule
 from hydragnn.ensemble.prediction.work import measured_course
 from hydragnn.files import write_sealed
+from hydragnn.terminal import PlainConsole
 
 
 def plan_line(certificate: dict[str, Any]) -> str:
@@ -99,7 +99,7 @@ def prediction_result(
 @contextmanager
 def moving_bar(total: int, show: bool) -> Iterator[Callable[[int], None]]:
     """A bar in a terminal; called with the units that were taken from a queue, or, negative, with all of a queue."""
-    console, dry = Console(stderr=True), [0]
+    console, dry = PlainConsole(stderr=True), [0]
     with Progress(console=console, transient=True, disable=not (show and console.is_terminal)) as progress:
         task = progress.add_task("predicting", total=total)
 

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import IO
 
 import torch
-from rich.console import Console
 
 from hydragnn.allocator import keep_memory
 from hydragnn.distributed.ranks import join_ranks
@@ -35,6 +34,7 @@ from hydragnn.runs.run import FENCED, code_of, ended_by, parse, what_to_train
 from hydragnn.runs.session import ready_run, select_device, steps_to_end
 from hydragnn.runs.signals import STOPPING, Signals, handled_by
 from hydragnn.runs.together import advance
+from hydragnn.terminal import PlainConsole
 from hydragnn.training.loop import StepRequest, Steps
 from hydragnn.training.together import Member, Outcome, Together
 
@@ -150,7 +150,7 @@ class Company:
                 members=self.members,
                 beside=self.hearts,
             )
-            progress = console_progress(Console(file=guest.log))
+            progress = console_progress(PlainConsole(file=guest.log))
             callback = RunCallback(run, ranks, stopwatch, guest.signals, guest.heart, progress)
         guest.member = Member(state=run.state, context=run.context, note=callback.add_note)
         guest.steps = steps_to_end(run, callback, options.until)

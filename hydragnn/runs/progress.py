@@ -8,6 +8,8 @@ from rich.progress import BarColumn, ProgressColumn, Task, TextColumn, TimeRemai
 from rich.progress import Progress as Bars
 from rich.text import Text
 
+from hydragnn.terminal import PlainConsole
+
 SECONDS_BETWEEN_LINES = 10.0
 
 
@@ -30,7 +32,7 @@ class Progress(Protocol):
 
 def console_progress(console: Console | None = None) -> Progress:
     """A bar where the console (default: stderr) is a terminal, lines otherwise."""
-    console = console or Console(stderr=True)
+    console = console or PlainConsole(stderr=True)
     return Bar(console) if console.is_terminal else Lines(console)
 
 
@@ -76,7 +78,7 @@ class Bar:
     def end(self, sentence: str) -> None:
         """Take the bar down and say how it ended."""
         self.bars.stop()
-        self.bars.console.print(sentence, highlight=False)
+        self.bars.console.print(sentence)
 
 
 class Lines:
@@ -115,7 +117,7 @@ class Lines:
         self._say(sentence)
 
     def _say(self, line: str) -> None:
-        self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+        self.console.print(line, soft_wrap=True)
 
 
 def _short(value: float | None) -> str:

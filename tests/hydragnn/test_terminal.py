@@ -1,0 +1,54 @@
+"""What is printed holds strings of files that others made: none styles, hides or steers anything."""
+
+import io
+from pathlib import Path
+
+import pytest
+import torch
+from rich.table import Table
+from typer.testing import CliRunner
+
+from hydragnn.datasets import StoreWriter
+from hydragnn.graphs import Field, graph_from_arrays
+from hydragnn.scripts.cli import app, main
+from hydragnn.terminal import PlainConsole, visible
+
+STEERING = "\x1b[2J\x1b]0;title\x07\r\x9b31m\u202etxt.exe"
+WRITTEN_OUT = "\\x1b[2J\\x1b]0;title\\x07\\x0d\\x9b31m\\u202etxt.exe"
+
+
+def store_with(folder: Path, text: str) -> Path:
+    fields = [Field(name="charge", on="node", unit="[e/A]")]
+    with StoreWriter(folder / "store.h5", fields, dim=3, attributes={"source": text}) as store:
+        store.write(graph_from_arrays(torch.zeros(1, 3), [], [], fields=fields, nodes={"charge": torch.ones(1)}))
+    return folder / "store.h5"
+
+
+def test_what_steers_a_terminal_is_written_out_and_the_rest_stays() -> None:
+    assert visible(STEERING) == WRITTEN_OUT
+    assert visible("Å³\tμ\n[e/Å]") == "Å³\tμ\n[e/Å]"
+
+
+def test_brackets_and_codes_are_printed_as_they_are_in_lines_and_tables() -> None:
+    text = "[/bold] [red]e[/red] [e/A] :smile: \x1b[31m"
+    table = Table(box=None, pad_edge=False)
+    table.add_row(text)
+    for thing in (text, table):
+        paper = io.StringIO()
+        PlainConsole(file=paper, width=100).print(thing)
+        assert paper.getvalue().strip() == visible(text)
+
+
+def test_a_store_of_a_stranger_is_described_without_its_markup(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["data", "info", str(store_with(tmp_path, f"[/bold] {STEERING}"))])
+    assert result.exit_code == 0, result.exception
+    assert f"source: [/bold] {WRITTEN_OUT}" in result.output and "[e/A]" in result.output
+
+
+def test_an_error_does_not_steer_the_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["hydragnn", "data", "info", f"no{STEERING}.h5"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "\x1b" not in capsys.readouterr().err
