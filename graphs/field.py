@@ -60,6 +60,8 @@ class Field:
         ):
             if value not in allowed:
                 raise InputError(f"field {self.name}: {what} is {value!r}; use one of {', '.join(allowed)}")
+        if not self.unit.isprintable():
+            raise InputError(f"field {self.name}: the unit {self.unit!r} holds characters that cannot be printed")
         if any(size < 1 for size in self.shape):
             raise InputError(
                 f"field {self.name}: shape {self.shape} has an axis below 1; use () for one number per item"

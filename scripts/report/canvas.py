@@ -16,6 +16,8 @@ from matplotlib.figure import Figure as Drawing
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import Formatter, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
+from hydragnn.terminal import visible
+
 INK, MUTED, RULE, ACCENT, PAPER, SOFT = "#1b1f24", "#6a737d", "#d9dde2", "#2a6fb0", "#fefefe", "#a9b4bf"
 FAIR, POOR = "#9a6700", "#b42318"
 VARIABLES = {
@@ -115,7 +117,7 @@ def picture(name: str, title: str, draw: Callable[[Axes], None], *, width: int =
         draw(axes)
         buffer = io.BytesIO()
         figure.savefig(buffer, format="svg", dpi=200, metadata={"Date": None})
-    return with_theme(buffer.getvalue(), name, title)
+    return with_theme(visible(buffer.getvalue().decode()), name, title)
 
 
 def figure(name: str, title: str, caption: str, draw: Callable[[Axes], None], *, height: int = 250) -> Figure:
@@ -162,7 +164,7 @@ def wide_figure(
     )
 
 
-def with_theme(svg: bytes, name: str, title: str) -> str:
+def with_theme(svg: str, name: str, title: str) -> str:
     """The SVG without what a page has already (declarations, metadata, fonts), colours as CSS variables, unique ids."""
     root = ET.fromstring(svg)
     for parent in list(root.iter()):

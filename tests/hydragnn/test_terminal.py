@@ -5,12 +5,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from matplotlib.axes import Axes
 from rich.table import Table
 from typer.testing import CliRunner
 
 from hydragnn.datasets import StoreWriter
+from hydragnn.errors import InputError
 from hydragnn.graphs import Field, graph_from_arrays
 from hydragnn.scripts.cli import app, main
+from hydragnn.scripts.report import canvas
 from hydragnn.terminal import PlainConsole, visible
 
 STEERING = "\x1b[2J\x1b]0;title\x07\r\x9b31m\u202etxt.exe"
@@ -52,3 +55,17 @@ def test_an_error_does_not_steer_the_terminal(
     with pytest.raises(SystemExit):
         main()
     assert "\x1b" not in capsys.readouterr().err
+
+
+def test_a_unit_that_cannot_be_printed_is_refused() -> None:
+    with pytest.raises(InputError, match="cannot be printed"):
+        Field(name="charge", on="node", unit=STEERING)
+
+
+@pytest.mark.filterwarnings("ignore:Glyph")  # no font has them
+def test_a_picture_holds_names_that_xml_cannot() -> None:
+    def draw(axes: Axes) -> None:
+        axes.set_title(STEERING)
+
+    drawn = canvas.picture("name", "a title", draw)
+    assert WRITTEN_OUT in drawn and "\x1b" not in drawn
