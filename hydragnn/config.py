@@ -61,7 +61,7 @@ class TrainSettings(Settings):
     patience: int = Field(default=0, ge=0)
     """Stop after this many epochs without a better validation loss, those before a second stage not counted; 0 never stops early."""
 
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=2**63)
     """Seed of initial weights, order of data and dropout."""
 
     checkpoint_epochs: int = Field(default=1, ge=1)

@@ -21,6 +21,7 @@ GOOD: dict[str, Any] = {"data": {"store": "a.h5"}, "model": {"kind": "painn"}, "
         ("heads.0.pol='sum'", "unknown key heads.0.pol; did you mean pool?"),
         ("model.kind='pain'", "model"),
         ("model.cutoff=-1", "model.cutoff"),
+        (f"train.seed={2**63}", "train.seed"),
         ("model.hidden_dim='many'", "model.hidden_dim"),
         ("heads.0.loss='nll'", "go together"),
         ("heads.0.forces='forces'", 'heads.0: head energy: references, forces and stress need kind = "energy"'),
