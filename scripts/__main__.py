@@ -2,9 +2,16 @@
 
 import sys
 
+import hydragnn
+
 
 def main() -> None:
-    """Import the command line and run it; 130 on Ctrl-C, 2 with one sentence where a package that it needs is not installed."""
+    """Import the command line and run it; 130 on Ctrl-C, 2 with one sentence where a package that it needs is not installed, or another one's files lie over this one's."""
+    if "build_ensemble" not in getattr(hydragnn, "__all__", ()):
+        _end(
+            f"the files of another package that is called hydragnn, too (the public HydraGNN), were installed over those of hydragnn-ensemble in {sys.prefix}, "
+            "or removed with some of these; give each an environment of its own"
+        )
     try:
         from hydragnn.scripts.cli import main as command
     except KeyboardInterrupt:
@@ -13,11 +20,13 @@ def main() -> None:
         package = (error.name or "").partition(".")[0]
         if package in ("", "hydragnn"):
             raise
-        print(
-            f"error: the package {package} is not installed in {sys.prefix}; `pip install {package}`", file=sys.stderr
-        )
-        sys.exit(2)
+        _end(f"the package {package} is not installed in {sys.prefix}; `pip install {package}`")
     command()
+
+
+def _end(sentence: str) -> None:
+    print(f"error: {sentence}", file=sys.stderr)
+    sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from immutables import Map
 
+import hydragnn
 import hydragnn.hpo
 from hydragnn.hpo.campaign import result_of
 from hydragnn.hpo.scheduling.events import Ending
@@ -18,6 +19,7 @@ from hydragnn.hpo.scheduling.node_health import Node, NodeHealth
 from hydragnn.hpo.scheduling.state import State, Trial
 from hydragnn.record import Failure
 from hydragnn.scripts import api, cli, final
+from hydragnn.scripts.__main__ import main
 
 Call = Callable[..., tuple[int, str]]
 
@@ -142,3 +144,12 @@ def test_ctrl_c_while_modules_are_imported_and_a_package_that_is_missing_end_in_
     )
     assert ended.returncode == code
     assert ended.stderr.startswith(said) and ended.stderr.count("\n") == bool(said)
+
+
+def test_another_package_of_the_same_name_over_this_one_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delattr(hydragnn, "__all__")  # the public HydraGNN's __init__.py has none
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2 and "an environment of its own" in capsys.readouterr().err
