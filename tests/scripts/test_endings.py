@@ -149,7 +149,7 @@ def test_ctrl_c_while_modules_are_imported_and_a_package_that_is_missing_end_in_
 def test_another_package_of_the_same_name_over_this_one_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.delattr(hydragnn, "__all__")  # the public HydraGNN's __init__.py has none
+    monkeypatch.setattr(hydragnn, "__all__", [])  # that of the public HydraGNN has none
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2 and "an environment of its own" in capsys.readouterr().err
