@@ -31,10 +31,10 @@ class CGCNNLayer(nn.Module):
     def forward(self, states: States, graph: MessageGraph) -> States:
         """New states of degree 0."""
         topology = graph.topology
-        features, envelope = graph.edge_inputs  # [edges, width], [edges, 1]
+        features, envelope = graph.paired_inputs[0], graph.envelope  # [items, width], [edges, 1]
         edges = None if self.from_edge is None or features is None else self.from_edge(features)
         received, sent = self.from_receiver(states[0]), self.from_sender(states[0])  # [nodes, 2 channels]
-        joined = gather_add(received, sent, edges, topology)  # [edges, 2 channels]
+        joined = gather_add(received, sent, edges, graph.sharing)  # [edges, 2 channels]
         gate, core = joined.chunk(2, dim=-1)  # [edges, channels] each
         messages = torch.sigmoid(gate) * nn.functional.softplus(core)  # [edges, channels]
         messages = messages if envelope is None else messages * envelope

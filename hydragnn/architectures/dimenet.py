@@ -113,8 +113,8 @@ class Embedding(nn.Module):
 
     def forward(self, inputs: Float[Tensor, "nodes channels"], graph: MessageGraph) -> Float[Tensor, "edges channels"]:
         """The first messages."""
-        edges = graph.to_edges(self.from_edge(silu(self.radial(ending(graph)))))
-        return silu(gather_add(self.from_receiver(inputs), self.from_sender(inputs), edges, graph.topology))
+        edges = self.from_edge(silu(self.radial(ending(graph))))  # [items, channels]
+        return silu(gather_add(self.from_receiver(inputs), self.from_sender(inputs), edges, graph.sharing))
 
 
 class Output(nn.Module):

@@ -60,9 +60,9 @@ class EGNNLayer(nn.Module):
     def forward(self, states: States, graph: MessageGraph) -> States:
         """New states of degree 0 and, where asked for, of degree 1; where nodes move, how far they are from where they were."""
         scalars, topology, there = states[0], graph.topology, where_moved(states, graph)
-        features, envelope = there.edge_inputs[0], graph.edge_inputs[1]  # [edges, width], [edges, 1]
+        features, envelope = there.paired_inputs[0], graph.envelope  # [items, width], [edges, 1]
         assert features is not None
-        messages = self.messages(scalars, features, topology)
+        messages = self.messages(scalars, features, there.sharing)
         if envelope is None:
             received = segment_sum(messages, topology.receivers, topology.num_rows)  # eq. 5; [nodes, channels]
         else:  # the same of messages * envelope, which is not made
@@ -82,7 +82,7 @@ class EGNNLayer(nn.Module):
     def messages(
         self,
         scalars: Float[Tensor, "nodes channels"],
-        features: Float[Tensor, "edges features"],
+        features: Float[Tensor, "items features"],
         topology: Topology,
     ) -> Float[Tensor, "edges channels"]:
         """Equation 3: what each edge carries, weighed by its gate where attention is on."""

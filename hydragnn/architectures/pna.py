@@ -49,19 +49,19 @@ class PNALayer(nn.Module):
 
     def forward(self, states: States, graph: MessageGraph) -> States:
         """New states of degree 0."""
-        features, envelope = graph.edge_inputs  # [edges, width], [edges, 1]
-        received = self.received(self.norm(states[0]), features, envelope, graph.topology)
+        features, envelope = graph.paired_inputs[0], graph.envelope  # [items, width], [edges, 1]
+        received = self.received(self.norm(states[0]), features, envelope, graph.sharing)
         return {0: states[0] + self.dropout(silu(received))}
 
     def received(
         self,
         states: Float[Tensor, "nodes channels"],
-        features: Float[Tensor, "edges features"] | None,
+        features: Float[Tensor, "items features"] | None,
         envelope: Float[Tensor, "edges 1"] | None,
         topology: Topology,
     ) -> Float[Tensor, "nodes channels"]:
         """Equations 5 to 8 on linear messages."""
-        edges = None if self.from_edge is None or features is None else self.from_edge(features)  # [edges, channels]
+        edges = None if self.from_edge is None or features is None else self.from_edge(features)  # [items, channels]
         messages = gather_add(None, self.from_sender(states), edges, topology)  # [edges, channels]
         if envelope is not None:
             messages = messages * envelope

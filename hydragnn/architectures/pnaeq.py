@@ -71,13 +71,13 @@ class PNAEqMessage(nn.Module):
         self, scalars: Float[Tensor, "nodes channels"], graph: MessageGraph
     ) -> Sequence[Float[Tensor, "edges channels"]]:
         """a, b and, past the first layer, c of every edge."""
-        features, envelope = graph.edge_inputs  # [edges, width], [edges, 1]
+        features, envelope = graph.paired_inputs  # [items, width], [items, 1]
         assert features is not None
         # W is linear, so the envelope acts once for all filters and layers
         ending = graph.once("ending features", lambda: features if envelope is None else features * envelope)
         received, sent = self.from_receiver(scalars), self.from_sender(scalars)  # [nodes, channels]
-        hidden = silu(gather_add(received, sent, self.from_edge(features), graph.topology))  # [edges, channels]
-        return [gate(hidden) * filter_(ending) for gate, filter_ in zip(self.gates, self.filters)]
+        hidden = silu(gather_add(received, sent, self.from_edge(features), graph.sharing))  # [edges, channels]
+        return [gate(hidden) * graph.to_edges(filter_(ending)) for gate, filter_ in zip(self.gates, self.filters)]
 
 
 class PNAEqLayer(nn.Module):

@@ -51,15 +51,13 @@ class PNAPlusLayer(nn.Module):
         features, envelope = graph.paired_inputs  # [items, width], [items, 1]; both directions of an edge say the same
         filters = self.filters(features)  # [items, channels]
         filters = graph.to_edges(filters if envelope is None else filters * envelope)  # [edges, channels]
-        received = self.received(
-            self.norm(states[0]), graph.to_edges(self.from_edge(features)), filters, graph.topology
-        )
+        received = self.received(self.norm(states[0]), self.from_edge(features), filters, graph.sharing)
         return {0: states[0] + self.dropout(silu(received))}
 
     def received(
         self,
         states: Float[Tensor, "nodes channels"],
-        edges: Float[Tensor, "edges channels"],
+        edges: Float[Tensor, "items channels"],
         filters: Float[Tensor, "edges channels"],
         topology: Topology,
     ) -> Float[Tensor, "nodes channels"]:

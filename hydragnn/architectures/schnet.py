@@ -62,9 +62,7 @@ class SchNetLayer(RadialFilters):
         filters = self.filters_of(graph)[0] if there is graph else self.ended_filters(there, graph)
         new = {**states, 0: states[0] + self.dropout(self.interaction(states[0], filters, graph.sharing))}
         if self.movement is not None:
-            envelope = graph.paired_inputs[1]
-            end = None if envelope is None else graph.to_edges(envelope)
-            new[MOVED] = self.movement(states, graph.to_edges(filters), end, there)
+            new[MOVED] = self.movement(states, graph.to_edges(filters), graph.envelope, there)
         return new
 
     def computed_filters(self, graph: MessageGraph) -> list[Float[Tensor, "items channels"]]:

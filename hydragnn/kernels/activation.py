@@ -8,7 +8,7 @@ forces, it takes the derivative apart into sigmoids, products and differences, e
     K(x, g, u) = g u silu''(x)        dK: g' = K(x, v, u), u' = K(x, g, v), x' = v g u silu'''(x) in plain torch
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from hydragnn.kernels import cpu
-from hydragnn.kernels.family import ANYWHERE, FUSABLE, Form, as_operators, form_on
+from hydragnn.kernels.family import ANYWHERE, FUSABLE, Form, add, as_operators, form_on
 
 
 def silu(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
@@ -64,11 +64,24 @@ class _Slope(Function):
     @staticmethod
     def backward(ctx: Any, incoming: Tensor) -> tuple[Tensor | None, ...]:
         x, g = ctx.saved_tensors
-        for_x, for_g = ctx.needs_input_grad
-        return (
-            _Curvature.apply(x, g, incoming) if for_x else None,
-            _Slope.apply(x, incoming) if for_g else None,
-        )
+        return _of_slope(x, g, incoming, ctx.needs_input_grad)
+
+
+class _OfSlope(Function):
+    """K and D, what both tensors of D receive."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, g: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(x, g, u)
+        return form_on(OF_SLOPE_FORMS, x.device.type)(x, g, u)
+
+    @staticmethod
+    def backward(ctx: Any, for_k: Tensor, for_d: Tensor) -> tuple[Tensor | None, ...]:
+        x, g, u = ctx.saved_tensors
+        for_x, for_g, for_u = ctx.needs_input_grad
+        x_of_k, g_of_k, u_of_k = _of_curvature(x, g, u, for_k, (for_x, for_g, for_u))
+        x_of_d, u_of_d = _of_slope(x, u, for_d, (for_x, for_u))
+        return add(x_of_k, x_of_d), g_of_k, add(u_of_k, u_of_d)
 
 
 class _Curvature(Function):
@@ -82,12 +95,31 @@ class _Curvature(Function):
     @staticmethod
     def backward(ctx: Any, incoming: Tensor) -> tuple[Tensor | None, ...]:
         x, g, u = ctx.saved_tensors
-        for_x, for_g, for_u = ctx.needs_input_grad
-        return (
-            incoming * g * u * _third(x) if for_x else None,
-            _Curvature.apply(x, incoming, u) if for_g else None,
-            _Curvature.apply(x, g, incoming) if for_u else None,
-        )
+        return _of_curvature(x, g, u, incoming, ctx.needs_input_grad)
+
+
+def _of_slope(x: Tensor, g: Tensor, incoming: Tensor, needed: Sequence[bool]) -> tuple[Tensor | None, ...]:
+    for_x, for_g = needed
+    if for_x and for_g:
+        both: tuple[Tensor, Tensor] = _OfSlope.apply(x, g, incoming)
+        return both
+    return _Curvature.apply(x, g, incoming) if for_x else None, _Slope.apply(x, incoming) if for_g else None
+
+
+def _of_curvature(
+    x: Tensor, g: Tensor, u: Tensor, incoming: Tensor, needed: Sequence[bool]
+) -> tuple[Tensor | None, ...]:
+    for_x, for_g, for_u = needed
+    return (
+        incoming * g * u * _third(x) if for_x else None,
+        _Curvature.apply(x, incoming, u) if for_g else None,
+        _Curvature.apply(x, g, incoming) if for_u else None,
+    )
+
+
+def slope_gradients(x: Tensor, g: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """K and D, one after the other."""
+    return form_on(CURVATURE_FORMS, x.device.type)(x, g, u), torch.ops.aten.silu_backward(u, x)
 
 
 def curvature(x: Tensor, g: Tensor, u: Tensor) -> Tensor:
@@ -105,4 +137,8 @@ def _third(x: Tensor) -> Tensor:
 
 
 CURVATURE_FORMS: Mapping[str, Form] = {ANYWHERE: curvature, "cpu": cpu.or_plain(cpu.silu_curvature, curvature)}
+OF_SLOPE_FORMS: Mapping[str, Callable[..., tuple[Tensor, Tensor]]] = {
+    ANYWHERE: slope_gradients,
+    "cpu": cpu.or_plain(cpu.silu_slope_gradient, slope_gradients),
+}
 SILU_FORMS: Mapping[str, Form] = {ANYWHERE: _Value.apply, FUSABLE: nn.functional.silu}

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 LIBRARY = Path(__file__).resolve().with_name(f"csr.{sysconfig.get_platform()}.so")
-VERSION = 8
+VERSION = 9
 """That of ``csr.cpp``, which this module calls."""
 FUNCTIONS = {
     "weighted_sum": (6, 5),
@@ -31,7 +31,7 @@ FUNCTIONS = {
     "multiply_along": (7, 5),
     "contract_along": (7, 4),
     "along_gradient": (10, 6),
-    "gather_add": (6, 3),
+    "gather_add": (7, 3),
     "scatter_sum": (3, 4),
     "ascends": (1, 3),
     "pair_edges": (6, 3),
@@ -39,6 +39,7 @@ FUNCTIONS = {
     "statistics_gradient": (11, 4),
     "holders": (4, 4),
     "silu_curvature": (4, 2),
+    "silu_slope_gradient": (5, 2),
     "table_value": (4, 4),
     "table_slope": (5, 4),
 }

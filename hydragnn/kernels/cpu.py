@@ -5,20 +5,21 @@ every machine and with any number of threads (the loops use one).
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from hydragnn.graphs.topology import Topology
 from hydragnn.kernels.compiled import call, serves
-from hydragnn.kernels.family import Form
+
+T = TypeVar("T")
 
 
-def or_plain(compiled: Callable[..., Tensor | None], plain: Form) -> Form:
+def or_plain(compiled: Callable[..., T | None], plain: Callable[..., T]) -> Callable[..., T]:
     """The compiled form, and the plain one where that gives None."""
 
-    def form(*given: Any, **options: Any) -> Tensor:
+    def form(*given: Any, **options: Any) -> T:
         value = compiled(*given, **options)
         return plain(*given, **options) if value is None else value
 
@@ -186,7 +187,7 @@ def add_ends(received: Tensor | None, sent: Tensor, edges: Tensor | None, topolo
     ):
         return None
     out = sent.new_empty(topology.num_edges, *sent.shape[1:])
-    ends = (received, sent, edges, topology.senders, topology.receivers)
+    ends = (received, sent, edges, topology.senders, topology.receivers, topology.pair)
     call("gather_add", ends, (topology.num_edges, _width(sent)), out)
     return out
 
@@ -258,6 +259,15 @@ def silu_curvature(x: Tensor, g: Tensor, u: Tensor) -> Tensor | None:
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     call("silu_curvature", (x, g, u), (out.numel(),), out)
     return out
+
+
+def silu_slope_gradient(x: Tensor, g: Tensor, u: Tensor) -> tuple[Tensor, Tensor] | None:
+    """K and D in one pass: what x and g of g silu'(x) receive."""
+    if not serves(x, g, u) or not x.shape == g.shape == u.shape:
+        return None
+    for_x, for_g = _dense_like(x), _dense_like(x)
+    call("silu_slope_gradient", (x, g, u), (x.numel(),), for_x, for_g)
+    return for_x, for_g
 
 
 def table_value(x: Tensor, table: Any) -> Tensor | None:

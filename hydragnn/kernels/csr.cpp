@@ -53,10 +53,10 @@ INLINE void along_channels_of(const T* messages, const T* vectors, const Int* re
       out[e * dim + a] = dot(messages + e * channels, vectors + (receivers[e] * dim + a) * channels, channels);
 }
 
-// out[e, c] = received[receivers[e], c] + sent[senders[e], c] + given[e, c], without those that are null
+// out[e, c] = received[receivers[e], c] + sent[senders[e], c] + given[weight of e, c], without those that are null
 template <typename T>
 INLINE void gather_add_of(const T* received, const T* sent, const T* given, const Int* senders, const Int* receivers,
-                          T* out, Int edges, Int width) {
+                          const Int* pair, T* out, Int edges, Int width) {
   for (Int e = 0; e < edges; ++e) {
     const T* __restrict from = sent + senders[e] * width;
     T* __restrict mine = out + e * width;
@@ -66,17 +66,24 @@ INLINE void gather_add_of(const T* received, const T* sent, const T* given, cons
     } else {
       for (Int c = 0; c < width; ++c) mine[c] = from[c];
     }
-    if (given) add(mine, given + e * width, width);
+    if (given) add(mine, given + weight_of(pair, e) * width, width);
   }
 }
 
 // out[receivers[e], c] = sum of messages[e, c], receivers in any order; returns 1 where one is not below nodes
 template <typename T>
 INLINE Int scatter_sum_of(const T* messages, const Int* receivers, T* out, Int edges, Int nodes, Int width) {
-  clear(out, nodes * width);
+  Int met = numbered_as_met(receivers, edges, nodes) ? 0 : -1;  // then the first message writes, and nothing is cleared
+  if (met < 0) clear(out, nodes * width);
   for (Int e = 0; e < edges; ++e) {
     if (receivers[e] < 0 || receivers[e] >= nodes) return 1;
-    add(out + receivers[e] * width, messages + e * width, width);
+    T* mine = out + receivers[e] * width;
+    if (receivers[e] == met) {
+      begin_with(mine, messages + e * width, width);
+      ++met;
+    } else {
+      add(mine, messages + e * width, width);
+    }
   }
   return 0;
 }
@@ -286,8 +293,8 @@ EXPORT Int along_gradient(const void* x, const void* weight, const void* directi
 }
 
 EXPORT Int gather_add(const void* received, const void* sent, const void* given, const Int* senders,
-                      const Int* receivers, void* out, Int edges, Int width, Int bytes) {
-  WITH_TYPE(gather_add_of(IN(received), IN(sent), IN(given), senders, receivers, OUT(out), edges, width))
+                      const Int* receivers, const Int* pair, void* out, Int edges, Int width, Int bytes) {
+  WITH_TYPE(gather_add_of(IN(received), IN(sent), IN(given), senders, receivers, pair, OUT(out), edges, width))
   return 0;
 }
 
@@ -335,6 +342,12 @@ EXPORT Int silu_curvature(const void* x, const void* g, const void* u, void* out
   return 0;
 }
 
+EXPORT Int silu_slope_gradient(const void* x, const void* g, const void* u, void* for_x, void* for_g, Int count,
+                               Int bytes) {
+  WITH_TYPE(silu_slope_gradient_of(IN(x), IN(g), IN(u), OUT(for_x), OUT(for_g), count))
+  return 0;
+}
+
 EXPORT Int table_value(const void* x, const void* knots, const void* per_step, void* out, Int items, Int intervals,
                        Int channels, Int bytes) {
   WITH_TYPE(table_value_of(IN(x), IN(knots), IN(per_step), OUT(out), items, intervals, channels))
@@ -348,4 +361,4 @@ EXPORT Int table_slope(const void* x, const void* g, const void* knots, const vo
 }
 
 // Raised with every change of a signature or a meaning: a library built from another version is not used.
-extern "C" Int version() { return 8; }
+extern "C" Int version() { return 9; }

@@ -3,6 +3,8 @@
 The family is closed under differentiation, since all its ops are linear and read no tensor again in their derivatives:
 
     J(g, x, e)_e = g_receiver + x_sender + e_e        dJ: g' = sum over received edges of u, x' = over sent edges, e' = u
+
+Where edges share what they hold (``Topology.sharing``), e_e is that of their pair, and e' = sum over the edges of a pair of u.
 """
 
 from collections.abc import Mapping
@@ -12,16 +14,18 @@ from torch import Tensor
 
 from hydragnn.graphs.topology import Topology
 from hydragnn.kernels import cpu, triton_forms
-from hydragnn.kernels.family import ANYWHERE, INCOMING, Family, Form, Member, on_accelerators
+from hydragnn.kernels.family import ANYWHERE, INCOMING, Family, Form, Member, form_on, on_accelerators
+from hydragnn.kernels.pairs import reads_weights
+from hydragnn.kernels.per_receiver import SUM_FORMS
 
 
 def gather_add(
     received: Float[Tensor, "rows *features"] | None,
     sent: Float[Tensor, "columns *features"],
-    edges: Float[Tensor, "edges *features"] | None,
+    edges: Float[Tensor, "items *features"] | None,
     topology: Topology,
 ) -> Float[Tensor, "edges *features"]:
-    """What each edge's receiver and sender hold, and the edge itself, added; None is left out.
+    """What each edge's receiver and sender hold, and the edge itself or its pair, where edges share what they hold, added; None is left out.
 
     Atomics: none, and the same bits again.
 
@@ -64,10 +68,23 @@ def _compiled_sum_to_senders(messages: Tensor, topology: Topology) -> Tensor | N
     return cpu.sum_to_receivers(messages, (topology.senders, topology.num_columns))
 
 
+def sum_to_items(messages: Tensor, topology: Topology) -> Tensor:
+    """Those of each pair of edges added up; as they are where edges share nothing."""
+    if topology.pair is None:
+        return messages
+    return form_on(SUM_FORMS, messages.device.type)(messages, (topology.pair, topology.num_pairs))
+
+
+def spread_to_edges(items: Tensor, topology: Topology) -> Tensor:
+    """What each edge's pair holds; as they are where edges share nothing."""
+    return items if topology.pair is None else items.index_select(0, topology.pair)
+
+
+PLAIN_ADD = reads_weights(add_ends, 2)
 ADD_FORMS: Mapping[str, Form] = {
-    ANYWHERE: add_ends,
-    "cpu": cpu.or_plain(cpu.add_ends, add_ends),
-    **on_accelerators(triton_forms.add_ends),
+    ANYWHERE: PLAIN_ADD,
+    "cpu": cpu.or_plain(cpu.add_ends, PLAIN_ADD),
+    **on_accelerators(reads_weights(triton_forms.add_ends, 2)),
 }
 TO_SENDERS: Mapping[str, Form] = {
     ANYWHERE: sum_to_senders,
@@ -76,11 +93,11 @@ TO_SENDERS: Mapping[str, Form] = {
 }
 RECEIVED = ("to receivers", (INCOMING,))
 SENT = ("to senders", (INCOMING,))
-EDGES = ("edges", (INCOMING,))
+ITEMS = ("to items", (INCOMING,))
 ENDS = Family(
     {
         "both ends and edges": Member(
-            forms=ADD_FORMS, derivatives=(RECEIVED, SENT, EDGES), items=("rows", "columns", "edges")
+            forms=ADD_FORMS, derivatives=(RECEIVED, SENT, ITEMS), items=("rows", "columns", "weights")
         ),
         "both ends": Member(
             forms={name: lambda g, x, t, add=add: add(g, x, None, t) for name, add in ADD_FORMS.items()},
@@ -89,8 +106,8 @@ ENDS = Family(
         ),
         "senders and edges": Member(
             forms={name: lambda x, e, t, add=add: add(None, x, e, t) for name, add in ADD_FORMS.items()},
-            derivatives=(SENT, EDGES),
-            items=("columns", "edges"),
+            derivatives=(SENT, ITEMS),
+            items=("columns", "weights"),
         ),
         "senders": Member(
             forms={ANYWHERE: lambda x, t: x.index_select(0, t.senders)}, derivatives=(SENT,), items=("columns",)
@@ -98,7 +115,8 @@ ENDS = Family(
         "receivers": Member(
             forms={ANYWHERE: lambda g, t: g.index_select(0, t.receivers)}, derivatives=(RECEIVED,), items=("rows",)
         ),
-        "edges": Member(forms={ANYWHERE: lambda e, _: e}, derivatives=(EDGES,), items=("edges",)),
+        "items": Member(forms={ANYWHERE: spread_to_edges}, derivatives=(ITEMS,), items=("weights",)),
+        "to items": Member(forms={ANYWHERE: sum_to_items}, derivatives=(("items", (INCOMING,)),), items=("edges",)),
         "to receivers": Member(
             forms={
                 ANYWHERE: sum_to_receivers,

@@ -4,11 +4,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor, dtype
 from torch.autograd import Function
 
+T = TypeVar("T")
 Form = Callable[..., Tensor]
 """One way to compute an op, without derivatives: called with its tensors, then with its structure."""
 
@@ -38,7 +39,7 @@ def plain_forms() -> Iterator[None]:
         _open_blocks.pop()
 
 
-def form_on(forms: Mapping[str, Form], device: str) -> Form:
+def form_on(forms: Mapping[str, T], device: str) -> T:
     """The form for a kind of device (``"cpu"``, ``"cuda"``); plain torch where there is none of its own.
 
     Within ``plain_forms`` the fusable form, or else plain torch.
@@ -174,7 +175,8 @@ def _kind(tensor: Tensor) -> str:
     return _taken_for.get(tensor.device.type, tensor.device.type)
 
 
-def _add(left: Tensor | None, right: Tensor | None) -> Tensor | None:
+def add(left: Tensor | None, right: Tensor | None) -> Tensor | None:
+    """The sum of what is there."""
     return right if left is None else left if right is None else left + right
 
 
@@ -240,7 +242,7 @@ def _together(name: str, member: Member, family: Family) -> type[Function]:
                     [needed[argument] for argument in arguments],
                 )
                 for argument, part in zip(arguments, parts):
-                    totals[argument] = _add(totals[argument], part)
+                    totals[argument] = add(totals[argument], part)
             return None, *totals
 
     Together.__name__ = Together.__qualname__ = f"{name}, all derivatives"

@@ -97,7 +97,7 @@ def _ends() -> dict[str, Make]:
     """Of three tensors, those that a call gives; the others are None."""
 
     def make(received: bool, on_edges: bool, edges: Topology, channels: int, normal: Normal) -> Case:
-        g, x, e = (normal(count, channels) for count in (edges.num_rows, edges.num_columns, edges.num_edges))
+        g, x, e = (normal(count, channels) for count in (edges.num_rows, edges.num_columns, edges.num_weights))
         tensors = (*[g] * received, x, *[e] * on_edges)
         return Case(tensors=tensors, rest=(received, on_edges, edges))
 
@@ -106,6 +106,8 @@ def _ends() -> dict[str, Make]:
         "both ends": partial(make, True, False),
         "senders and edges": partial(make, False, True),
         "senders": partial(make, False, False),
+        "both ends and shared edges": _sharing(partial(make, True, True)),
+        "senders and shared edges": _sharing(partial(make, False, True)),
     }
 
 

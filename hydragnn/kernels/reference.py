@@ -60,11 +60,13 @@ def edge_product(x: Tensor, g: Tensor, topology: Topology, per_channel: bool) ->
 
 
 def gather_add(received: Tensor | None, sent: Tensor, edges: Tensor | None, topology: Topology) -> Tensor:
-    """y_e = g_i + x_j + e_e for e = (j -> i)."""
+    """y_e = g_i + x_j + e_e for e = (j -> i), e_e that of its pair where edges share it."""
     result = sent.new_zeros(topology.num_edges, *sent.shape[1:])
     for edge, sender, receiver in edges_of(topology):
         value = sent[sender] if received is None else sent[sender] + received[receiver]
-        result = result.index_put((torch.tensor(edge),), value if edges is None else value + edges[edge])
+        result = result.index_put(
+            (torch.tensor(edge),), value if edges is None else value + edges[weight_of(topology, edge)]
+        )
     return result
 
 

@@ -34,6 +34,12 @@ INLINE void add(T* __restrict out, const T* __restrict x, Int count) {
   for (Int c = 0; c < count; ++c) out[c] += x[c];
 }
 
+// out[c] = 0 + x[c], the bits of adding to zero: -0 becomes 0
+template <typename T>
+INLINE void begin_with(T* __restrict out, const T* __restrict x, Int count) {
+  for (Int c = 0; c < count; ++c) out[c] = 0 + x[c];
+}
+
 template <typename T>
 INLINE void add_scaled(T* __restrict out, const T* __restrict x, T factor, Int count) {
   for (Int c = 0; c < count; ++c) out[c] += factor * x[c];
@@ -137,7 +143,7 @@ struct PairSums {
 INLINE bool numbered_as_met(const Int* pair, Int edges, Int weights) {
   Int met = 0;
   for (Int e = 0; e < edges; ++e) {
-    if (pair[e] > met) return false;
+    if (pair[e] > met || pair[e] < 0) return false;
     met += pair[e] == met;
   }
   return met == weights;

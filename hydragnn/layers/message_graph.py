@@ -74,7 +74,7 @@ class MessageGraph:
         """Make the geometry now, so that layers which are computed twice find it made both times."""
         if self.vectors is not None:
             _ = self._geometry
-        _ = self.edge_inputs, self.paired_inputs, self.sharing
+        _ = self.edge_inputs, self.paired_inputs, self.envelope, self.sharing
 
     def once(self, key: Any, make: Callable[[], T]) -> T:
         """What ``make`` gives, made at the first call with this key and shared by all layers."""
@@ -156,7 +156,7 @@ class MessageGraph:
 
     @property
     def sharing(self) -> Topology:
-        """The edges, those of a pair with one weight, for kernels that weigh with what ``paired_inputs`` gave."""
+        """The edges, those of a pair with one weight, for kernels that weigh with, or add, what ``paired_inputs`` gave."""
         pairs, edges = self.pairs, self.topology
         if pairs is None:
             return edges
@@ -183,6 +183,12 @@ class MessageGraph:
         """``bonds`` of the first edge of every pair; of all edges where there are no pairs."""
         pairs, bonds = self.pairs, self.bonds
         return bonds if pairs is None or bonds is None else bonds.index_select(0, pairs.first)
+
+    @property
+    def envelope(self) -> Float[Tensor, "edges 1"] | None:
+        """The factor that ends the message of every edge at the cutoff; None where they do not end."""
+        ending = self.paired_inputs[1]
+        return None if ending is None else self.once("envelope", lambda: self.to_edges(ending))
 
     def to_edges(self, values: Float[Tensor, "items features"]) -> Float[Tensor, "edges features"]:
         """What was computed from ``paired_inputs``, for every edge."""

@@ -87,7 +87,7 @@ class TensorHead(nn.Module):
     ) -> Float[Tensor, "nodes outputs dim dim"]:
         """The third term: squares of the directions of a node's edges, which end at the cutoff as messages do."""
         weights = self.along(self.pairs(states, graph, batch))  # [edges, outputs]
-        envelope = graph.edge_inputs[1]
+        envelope = graph.envelope
         weights = weights if envelope is None else weights * envelope
         directions = graph.directions
         squares = directions.unsqueeze(-1) * directions.unsqueeze(-2)  # [edges, dim, dim]

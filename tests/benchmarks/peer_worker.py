@@ -33,15 +33,16 @@ def weights(folder: Path, kind: str) -> dict[str, Tensor]:
         return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
 
 
-def training_step(model: nn.Module, predict: Predict) -> Callable[[], float]:
-    """Forward, forces, backward and AdamW; gives the loss."""
+def training_step(model: nn.Module, predict: Predict, weights_alone: bool) -> Callable[[], float]:
+    """Forward, forces, backward and AdamW; gives the loss. ``weights_alone``: nothing else receives a gradient."""
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    inputs = list(model.parameters()) if weights_alone else None
 
     def step() -> float:
         model.train()
         optimizer.zero_grad()
         loss = torch.stack([value.square().mean() for value in predict()]).sum()
-        loss.backward()
+        loss.backward(inputs=inputs)
         optimizer.step()
         return float(loss.detach())
 
@@ -59,13 +60,19 @@ def inference(model: nn.Module, predict: Predict, recorded: bool) -> Callable[[]
     return step
 
 
-def serve(model: nn.Module, predict: Predict, recorded: bool = True, infer: Predict | None = None) -> None:
+def serve(
+    model: nn.Module,
+    predict: Predict,
+    recorded: bool = True,
+    infer: Predict | None = None,
+    weights_alone: bool = False,
+) -> None:
     """Answer lines ``values``, ``train`` and ``infer`` on stdin until it ends, each by one line of JSON.
 
     ``infer`` predicts with fixed weights, where that is done otherwise than in training; values are its.
     """
     infer = infer or predict
-    steps = {"train": training_step(model, predict), "infer": inference(model, infer, recorded)}
+    steps = {"train": training_step(model, predict, weights_alone), "infer": inference(model, infer, recorded)}
     model.eval()
     print(json.dumps({"parameters": sum(parameter.numel() for parameter in model.parameters())}), flush=True)
     for line in sys.stdin:

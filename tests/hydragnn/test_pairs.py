@@ -87,6 +87,12 @@ SETTINGS = {
     "tensornet": {},
     "equivariant_transformer": {"heads": 2},
     "mace": {"max_ell": 2},
+    "moving egnn": {"num_radial": 6, "moving_coordinates": True},
+    "pna": {"num_radial": 6},
+    "pnaplus": {"num_radial": 6},
+    "pnaeq": {"num_radial": 6},
+    "cgcnn": {"num_radial": 6},
+    "dimenet": {},
 }
 
 
@@ -95,9 +101,11 @@ def test_energy_forces_stress_and_gradients_are_those_of_filters_for_every_edge(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batch = alloys().to(dtype=torch.float64)
-    head = parse_head({"kind": "energy", "field": "energy", "forces": "forces", "stress": "stress"})
     kind = architecture_of(name.split()[-1])
     settings = kind.Settings(hidden_dim=8, num_layers=2, cutoff=4.5, **SETTINGS[name])
+    # which of two equal messages is the largest, and so has the force, is a matter of rounding
+    derivatives = {} if settings.kinks else {"forces": "forces", "stress": "stress"}
+    head = parse_head({"kind": "energy", "field": "energy", **derivatives})
     model = build_model(
         settings, [head], FIELDS, inputs=["atomic_numbers"], dim=3, seed=0, statistics=degree_statistics([batch])
     ).to(torch.float64)
