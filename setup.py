@@ -16,6 +16,7 @@ LOOPS = Extension(
     depends=[
         "hydragnn/kernels/along.h",
         "hydragnn/kernels/elementwise.h",
+        "hydragnn/kernels/softmax.h",
         "hydragnn/kernels/table.h",
         "hydragnn/kernels/trilinear.h",
         "hydragnn/kernels/vectors.h",

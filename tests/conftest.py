@@ -53,7 +53,8 @@ def checked(function: Any = None, *, typechecker: Callable[[Any], Any]) -> Any:
     @wraps(function)
     def call(*given: Any, **named: Any) -> Any:
         nonlocal strict, test, calls
-        if torch.compiler.is_dynamo_compiling():  # it cannot count
+        # Dynamo cannot count, and numbers of nodes are symbols where a test traces graphs and says so
+        if torch.compiler.is_dynamo_compiling() or jaxtyping.config.jaxtyping_disable:
             return function(*given, **named)
         if test != running_test[0]:
             test, calls = running_test[0], 0

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 LIBRARY = Path(__file__).resolve().with_name(f"csr.{sysconfig.get_platform()}.so")
-VERSION = 9
+VERSION = 10
 """That of ``csr.cpp``, which this module calls."""
 FUNCTIONS = {
     "weighted_sum": (6, 5),
@@ -38,6 +38,9 @@ FUNCTIONS = {
     "statistics": (6, 4),
     "statistics_gradient": (11, 4),
     "holders": (4, 4),
+    "softmax": (4, 3),
+    "softmax_gradient": (5, 3),
+    "softmax_curvature": (6, 3),
     "silu_curvature": (4, 2),
     "silu_slope_gradient": (5, 2),
     "table_value": (4, 4),

@@ -252,6 +252,33 @@ def holders(messages: Tensor, receivers: Tensor, value: Tensor) -> Tensor:
     return out
 
 
+def softmax(scores: Tensor, segments: tuple[Tensor, int]) -> Tensor | None:
+    """Shares of the exponentials of a row, in one pass over the rows."""
+    return _by_row("softmax", 1, (scores,), segments)
+
+
+def softmax_gradient(y: Tensor, u: Tensor, segments: tuple[Tensor, int]) -> Tensor | None:
+    """What scores receive, of their shares and what arrived for these."""
+    return _by_row("softmax_gradient", 1, (y, u), segments)
+
+
+def softmax_curvature(y: Tensor, u: Tensor, v: Tensor, segments: tuple[Tensor, int]) -> Tensor | None:
+    """What shares receive, where v arrives for the gradient of scores."""
+    return _by_row("softmax_curvature", 2, (y, u, v), segments)
+
+
+def _by_row(name: str, spare: int, tensors: tuple[Tensor, ...], segments: tuple[Tensor, int]) -> Tensor | None:
+    """A loop with a result per message, of messages of one shape and receivers that ascend; None of single numbers, where torch is faster."""
+    first, (receivers, num_nodes) = tensors[0], segments
+    if _width(first) == 1 or not serves(*tensors) or not serves_segments(first, receivers, num_nodes):
+        return None
+    assert all(tensor.shape == first.shape for tensor in tensors)
+    out = _dense_like(first)
+    sizes = first.shape[0], _width(first)
+    call(name, (*tensors, receivers), sizes, first.new_empty(spare * _width(first)), out)
+    return out
+
+
 def silu_curvature(x: Tensor, g: Tensor, u: Tensor) -> Tensor | None:
     """K: g u silu''(x) in one pass."""
     if not serves(x, g, u) or not x.shape == g.shape == u.shape:

@@ -8,6 +8,7 @@
 
 #include "along.h"
 #include "elementwise.h"
+#include "softmax.h"
 #include "table.h"
 #include "trilinear.h"
 #include "vectors.h"
@@ -86,13 +87,6 @@ INLINE Int scatter_sum_of(const T* messages, const Int* receivers, T* out, Int e
     }
   }
   return 0;
-}
-
-// The edge behind the last that row i receives, from the first on; receivers ascend.
-INLINE Int end_of(const Int* receivers, Int begin, Int edges, Int i) {
-  Int end = begin;
-  while (end < edges && receivers[end] == i) ++end;
-  return end;
 }
 
 // mean, population variance, smallest and largest of the messages of every row, each where its array is given; NaN stays NaN.
@@ -303,7 +297,7 @@ EXPORT Int scatter_sum(const void* messages, const Int* receivers, void* out, In
   WITH_TYPE(return scatter_sum_of(IN(messages), receivers, OUT(out), edges, nodes, width))
 }
 
-// 0 where receivers ascend and are nodes, as the next three trust
+// 0 where receivers ascend and are nodes, as the next six trust
 EXPORT Int ascends(const Int* receivers, Int edges, Int nodes, Int) {
   Int wrong = 0;
   for (Int e = 0; e + 1 < edges; ++e) wrong |= receivers[e] > receivers[e + 1];
@@ -329,6 +323,23 @@ EXPORT Int statistics_gradient(const void* messages, const Int* receivers, const
 EXPORT Int holders(const void* messages, const Int* receivers, const void* value, Int* out, Int edges, Int nodes,
                    Int width, Int bytes) {
   WITH_TYPE(holders_of(IN(messages), receivers, IN(value), out, edges, nodes, width))
+  return 0;
+}
+
+EXPORT Int softmax(const void* scores, const Int* receivers, void* spare, void* out, Int edges, Int width, Int bytes) {
+  WITH_TYPE(softmax_of(IN(scores), receivers, OUT(spare), OUT(out), edges, width))
+  return 0;
+}
+
+EXPORT Int softmax_gradient(const void* y, const void* u, const Int* receivers, void* spare, void* out, Int edges,
+                            Int width, Int bytes) {
+  WITH_TYPE(softmax_gradient_of(IN(y), IN(u), receivers, OUT(spare), OUT(out), edges, width))
+  return 0;
+}
+
+EXPORT Int softmax_curvature(const void* y, const void* u, const void* v, const Int* receivers, void* spare, void* out,
+                             Int edges, Int width, Int bytes) {
+  WITH_TYPE(softmax_curvature_of(IN(y), IN(u), IN(v), receivers, OUT(spare), OUT(out), edges, width))
   return 0;
 }
 
@@ -361,4 +372,4 @@ EXPORT Int table_slope(const void* x, const void* g, const void* knots, const vo
 }
 
 // Raised with every change of a signature or a meaning: a library built from another version is not used.
-extern "C" Int version() { return 9; }
+extern "C" Int version() { return 10; }

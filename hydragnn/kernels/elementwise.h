@@ -1,4 +1,4 @@
-// SiLU's derivatives, element by element, in arithmetic that every compiler vectorises: no call of a library's exp.
+// Exponentials and SiLU's derivatives, element by element, in arithmetic that every compiler vectorises: no call of a library's exp.
 
 #pragma once
 
@@ -39,12 +39,10 @@ constexpr T INVERSE_FACTORIAL[] = {1,
                                    static_cast<T>(1.0 / 479001600),
                                    static_cast<T>(1.0 / 6227020800)};
 
-// 1 / (1 + exp(-x)); exp(y) = 2^n exp(r) with n the whole number nearest to y / ln 2, and exp(r) by its Taylor series
+// exp(y) for |y| <= LIMIT: 2^n exp(r) with n the whole number nearest to y / ln 2, and exp(r) by its Taylor series
 template <typename T>
-INLINE T sigmoid(T x) {
+INLINE T exponential(T y) {
   using B = Bits<T>;
-  T y = x > B::LIMIT ? -B::LIMIT : -x;  // NaN stays NaN
-  y = y > B::LIMIT ? B::LIMIT : y;
   const T shifted = y * static_cast<T>(1.4426950408889634) + B::SHIFT;
   const T n = shifted - B::SHIFT;
   const T r = (y - n * B::LN2_HIGH) - n * B::LN2_LOW;
@@ -57,7 +55,26 @@ INLINE T sigmoid(T x) {
   std::memcpy(&bits, &series, sizeof(T));
   bits += power;
   std::memcpy(&series, &bits, sizeof(T));
-  return 1 / (1 + series);
+  return series;
+}
+
+// 1 / (1 + exp(-x))
+template <typename T>
+INLINE T sigmoid(T x) {
+  using B = Bits<T>;
+  T y = x > B::LIMIT ? -B::LIMIT : -x;  // NaN stays NaN
+  y = y > B::LIMIT ? B::LIMIT : y;
+  return 1 / (1 + exponential(y));
+}
+
+// x = exp(x) of numbers that are not positive; 0 below -LIMIT, NaN where x is
+template <typename T>
+INLINE void exponentials(T* __restrict x, Int count) {
+  using B = Bits<T>;
+  for (Int c = 0; c < count; ++c) {
+    const T value = exponential(x[c] < -B::LIMIT ? -B::LIMIT : x[c]);
+    x[c] = x[c] < -B::LIMIT ? 0 : value;
+  }
 }
 
 // out = g u silu''(x), silu'' = s (1 - s) (2 + x (1 - 2 s))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, dtype
 from torch.autograd import Function
 
@@ -86,8 +87,8 @@ def operators() -> Iterator[None]:
 
 
 def as_operators() -> bool:
-    """Return True within ``operators``."""
-    return bool(_asked_for_operators)
+    """Return True within ``operators``, and while Dynamo traces; not within ``plain_forms``."""
+    return not _open_blocks and (bool(_asked_for_operators) or torch.compiler.is_dynamo_compiling())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -147,7 +148,7 @@ class Family:
 
     def __call__(self, name: str, tensors: Sequence[Tensor], structure: Any) -> Tensor:
         """The op ``name`` of the tensors, differentiable as often as one likes."""
-        if self.operator is not None and _asked_for_operators and not _open_blocks:
+        if self.operator is not None and as_operators():
             return self.operator(name, tensors, structure)
         value: Tensor = self._shells[name].apply(structure, *tensors)
         return value

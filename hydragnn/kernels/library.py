@@ -14,8 +14,19 @@ import torch
 from torch import Tensor
 
 from hydragnn.graphs.topology import Topology, searched_offsets
-from hydragnn.kernels import ends, gathered_outer, outer, per_receiver, trilinear
-from hydragnn.kernels.family import ANYWHERE, FUSABLE, INCOMING, Family, Member, check_items, form_on, plain_forms
+from hydragnn.kernels import ends, gathered_outer, outer, per_receiver, softmax, statistics, trilinear
+from hydragnn.kernels.family import (
+    ANYWHERE,
+    FUSABLE,
+    INCOMING,
+    Family,
+    Member,
+    check_items,
+    form_on,
+    operators,
+    plain_forms,
+)
+from hydragnn.kernels.nonlinear import Nonlinear
 
 ROWS = ("row_offsets", "largest_ends")
 COLUMNS = ("sorted_senders", "by_sender", "column_offsets", "receivers_by_sender")
@@ -90,6 +101,13 @@ FAMILIES: Mapping[str, tuple[Family, Structure]] = {
     "winners": (per_receiver.WINNERS, INDICES),
 }
 """All families by the name that their operators begin with."""
+NONLINEAR: Sequence[Nonlinear] = (
+    *(op for pair in statistics.STATISTICS_OPS.values() for op in pair),
+    statistics.HOLDERS,
+    softmax.SOFTMAX,
+    softmax.GRADIENT,
+    softmax.CURVATURE,
+)
 
 
 def operator_name(prefix: str, member: str) -> str:
@@ -163,6 +181,51 @@ def _derivatives(prefix: str, member: Member, count: int) -> tuple[Callable[...,
     return setup, backward
 
 
+def _call_nonlinear(name: str, tensors: Sequence[Tensor | None], structure: Any) -> Any:
+    return OPERATORS[name](*tensors, *INDICES.flatten(structure))
+
+
+def _register_nonlinear(library: torch.library.Library, op: Nonlinear) -> None:
+    """Define the operator of an op of edges and their receivers."""
+    optional = ["?" * (place >= op.tensors - op.optional) for place in range(op.tensors)]
+    tensors = ", ".join(f"Tensor{mark} tensor{place}" for place, mark in enumerate(optional))
+    results = "Tensor" if op.results == 1 else f"({', '.join(['Tensor'] * op.results)})"
+    tags = (torch.Tag.needs_fixed_stride_order,)
+    library.define(f"{op.name}({tensors}, {INDICES.schema}) -> {results}", tags=tags)
+
+    def results_of(given: tuple[Any, ...]) -> tuple[Tensor, ...]:
+        return op.value(given[: op.tensors], INDICES.rebuild(*given[op.tensors :]))
+
+    def kernel(*given: Any) -> Any:
+        return _unpacked(results_of(given))
+
+    def fake(*given: Any) -> Any:
+        with plain_forms():
+            return _unpacked(tuple(torch.empty_like(value).contiguous() for value in results_of(given)))
+
+    def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        *tensors, index, count = inputs
+        results = output if isinstance(output, tuple) else (output,)
+        ctx.save_for_backward(*(tensors if op.keeps_tensors else ()), *results, index)
+        ctx.count = count
+        ctx.set_materialize_grads(False)
+
+    def backward(ctx: Any, *incoming: Tensor | None) -> tuple[Tensor | None, ...]:
+        if all(one is None for one in incoming):
+            return (None,) * (op.tensors + 2)
+        *saved, index = ctx.saved_tensors
+        with operators():
+            return *op.gradients(op.known(tuple(saved), incoming), (index, ctx.count)), None, None
+
+    library.impl(op.name, kernel, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"hydragnn::{op.name}", fake, lib=library)
+    torch.library.register_autograd(f"hydragnn::{op.name}", backward, setup_context=setup, lib=library)
+
+
+def _unpacked(values: tuple[Tensor, ...]) -> Any:
+    return values if len(values) > 1 else values[0]
+
+
 def _largest_ends(senders: Tensor, receivers: Tensor, num_columns: int, num_rows: int) -> Tensor:
     return Topology(senders=senders, receivers=receivers, num_columns=num_columns, num_rows=num_rows).largest_ends
 
@@ -176,6 +239,9 @@ def _register_all() -> torch.library.Library:
         for name in family.members:
             _register(library, prefix, name, family.members)
         family.operator = partial(_call, prefix)
+    for op in NONLINEAR:
+        _register_nonlinear(library, op)
+        op.operator = partial(_call_nonlinear, op.name)
     return library
 
 
@@ -183,7 +249,9 @@ LIBRARY = _register_all()
 """Keeps the operators registered for as long as this module is loaded."""
 OPERATORS: Mapping[str, torch._ops.OpOverload] = {
     name: getattr(torch.ops.hydragnn, name).default
-    for prefix, (family, _) in FAMILIES.items()
-    for name in (operator_name(prefix, member) for member in family.members)
+    for name in (
+        *(operator_name(prefix, member) for prefix, (family, _) in FAMILIES.items() for member in family.members),
+        *(op.name for op in NONLINEAR),
+    )
 }
-"""All operators of families by name."""
+"""All operators of ops by name."""

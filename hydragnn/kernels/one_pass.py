@@ -1,9 +1,9 @@
-"""Reductions per receiver in one pass over the messages, in Triton on ROCm and CUDA; each is differentiable twice.
+"""Mean, variance, smallest and largest message per receiver in one pass, in Triton on ROCm and CUDA.
 
-mean, variance, smallest and largest     dm: one pass too; its own derivative is made of sums and gathers
-softmax                                  ds = y (u - sum of u y over the receiver's edges)
+The derivative is one pass too; its own is made of sums and gathers.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from hydragnn.kernels import triton_reductions
-from hydragnn.kernels.per_receiver import SUMS, WINNERS, counts_in_order
+from hydragnn.kernels.per_receiver import SUMS, WINNERS, counts_in_order, to_winner
 from hydragnn.kernels.segment_order import segment_order
 
 
@@ -20,10 +20,8 @@ def extreme(messages: Tensor, receivers: Tensor, num_nodes: int, which: str, rec
 
     The edges are empty unless a gradient is recorded.
     """
-    given, least = segment_order(receivers, num_nodes), which == "amin"
-    _, low, high = triton_reductions.reductions(
-        messages, *given, moments=False, low=least, high=not least, winners=recorded
-    )
+    name = "low" if which == "amin" else "high"
+    _, low, high = _reduced(messages, (receivers, num_nodes), (name,), winners=recorded)
     found = low or high
     assert found is not None
     return found
@@ -88,22 +86,40 @@ class _StatisticsGradient(Function):
         )
 
 
-def softmax(scores: Tensor, receivers: Tensor, num_nodes: int) -> Tensor:
-    """exp(s_e) / sum of exp(s_f) over the edges f with the receiver of e."""
-    return _Softmax.apply(scores, receivers, num_nodes)
+def values(messages: Tensor, segments: tuple[Tensor, int], names: tuple[str, ...]) -> tuple[Tensor, ...]:
+    """The named ones of mean and variance, low and high, without derivatives."""
+    moments, low, high = _reduced(messages, segments, names, winners=False)
+    found = {**_named(("mean", "variance"), moments), **_named(("low",), low), **_named(("high",), high)}
+    return tuple(found[name] for name in names)
 
 
-class _Softmax(Function):
-    @staticmethod
-    def forward(ctx: Any, scores: Tensor, receivers: Tensor, num_nodes: int) -> Tensor:
-        shares = triton_reductions.softmax(scores, *segment_order(receivers, num_nodes))
-        ctx.save_for_backward(shares)
-        ctx.segments = (receivers, num_nodes)
-        return shares
+def gradient(
+    messages: Tensor,
+    segments: tuple[Tensor, int],
+    known: Mapping[str, Tensor | None],
+    incoming: Mapping[str, Tensor | None],
+) -> Tensor:
+    """What messages receive from what the named statistics received; the edges that hold extremes are found again."""
+    like = next(value for value in known.values() if value is not None)
+    arrived = {name: torch.zeros_like(like) if value is None else value for name, value in incoming.items()}
+    extremes = tuple(name for name in ("low", "high") if name in known)
+    _, *found = _reduced(messages, segments, extremes, winners=True) if extremes else (None,)
+    edges = [pair[1] for pair in found if pair is not None]
+    mean = known.get("mean")
+    if mean is None:
+        return to_winner(arrived[extremes[0]], (edges[0], messages.shape[0]))
+    rest = (arrived["low"], arrived["high"], edges[0], edges[1]) if extremes else None
+    moments = arrived["mean"], arrived["variance"]
+    return triton_reductions.reductions_gradient(messages, *segment_order(*segments), mean, moments, rest)
 
-    @staticmethod
-    def backward(ctx: Any, u: Tensor) -> tuple[Tensor | None, ...]:
-        (shares,) = ctx.saved_tensors
-        weighted = shares * u
-        sums = SUMS("sum", (weighted,), ctx.segments)
-        return weighted - shares * SUMS("spread", (sums,), ctx.segments), None, None
+
+def _reduced(
+    messages: Tensor, segments: tuple[Tensor, int], names: tuple[str, ...], *, winners: bool
+) -> tuple[triton_reductions.Pair, ...]:
+    moments, low, high = ("mean" in names, "low" in names, "high" in names)
+    given = segment_order(*segments)
+    return triton_reductions.reductions(messages, *given, moments=moments, low=low, high=high, winners=winners)
+
+
+def _named(names: tuple[str, ...], pair: triton_reductions.Pair) -> dict[str, Tensor]:
+    return {} if pair is None else dict(zip(names, pair))

@@ -9,7 +9,17 @@ import torch
 from torch import Tensor
 
 from hydragnn.graphs.topology import Topology
-from hydragnn.kernels import activation, ends, gathered_outer, outer, per_receiver, reference, segments, trilinear
+from hydragnn.kernels import (
+    activation,
+    ends,
+    gathered_outer,
+    outer,
+    per_receiver,
+    reference,
+    segments,
+    softmax,
+    trilinear,
+)
 from hydragnn.kernels.family import ANYWHERE, Form
 from hydragnn.kernels.op import TOLERANCE, Case, Make, Op
 
@@ -214,7 +224,7 @@ OPS: Mapping[str, Op] = {
         _segment_op(segments.segment_variance),
         _segment_op(segments.segment_std),
         _segment_op(segments.segment_statistics),
-        _segment_op(segments.segment_softmax),
+        _segment_op(segments.segment_softmax, softmax.SOFTMAX_FORMS),
         _op(activation.silu, activation.SILU_FORMS, {"numbers": _numbers_of_edges}),
     )
 }

@@ -167,8 +167,10 @@ def segment_statistics(
 
 
 def segment_softmax(scores: Tensor, receivers: Tensor, num_nodes: int) -> Tensor:
-    """y_e = exp(s_e) / sum of exp(s_f) over the edges f with the same receiver."""
-    sums = segment_sum(scores.exp(), receivers, num_nodes)
-    if not len(scores):
+    """y_e = exp(s_e) / sum of exp(s_f) over the edges f with the same receiver; of all, their largest is taken off first, so that nothing overflows."""
+    highest = segment_max(scores.detach(), receivers, num_nodes)
+    powers = [(scores[edge] - highest[node]).exp() for edge, node in enumerate(receivers.tolist())]
+    if not powers:
         return scores
-    return torch.stack([scores[e].exp() / sums[node] for e, node in enumerate(receivers.tolist())])
+    sums = segment_sum(torch.stack(powers), receivers, num_nodes)
+    return torch.stack([power / sums[node] for power, node in zip(powers, receivers.tolist())])

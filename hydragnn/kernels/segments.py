@@ -8,9 +8,8 @@ that last bits differ from run to run unless ``torch.use_deterministic_algorithm
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from hydragnn.kernels import one_pass
-from hydragnn.kernels.family import as_operators, is_accelerated
 from hydragnn.kernels.per_receiver import SUMS
+from hydragnn.kernels.softmax import SOFTMAX
 from hydragnn.kernels.statistics import HIGH, LOW, MOMENTS, counts_of, statistics
 
 
@@ -111,8 +110,5 @@ def segment_softmax(
     >>> segment_softmax(torch.tensor([1e4, 1e4, -5.0]), torch.tensor([0, 0, 1]), num_nodes=2)
     tensor([0.5000, 0.5000, 1.0000])
     """
-    if is_accelerated(scores.device.type) and not as_operators():
-        return one_pass.softmax(scores, receivers, num_nodes)
-    highest = segment_max(scores.detach(), receivers, num_nodes)  # [nodes, *features]
-    shares = (scores - highest.index_select(0, receivers)).exp()
-    return shares / segment_sum(shares, receivers, num_nodes).index_select(0, receivers)
+    shares: Tensor = SOFTMAX((scores,), (receivers, num_nodes))
+    return shares

@@ -6,7 +6,7 @@ which edge holds an extreme is found again where its gradient is wanted. With n 
     dm_e = c' / n + 2 v' (m_e - c) / n + low' where e is the first to hold the smallest + high' likewise.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -15,14 +15,20 @@ from torch.autograd import Function
 
 from hydragnn.kernels import cpu, one_pass
 from hydragnn.kernels.family import ANYWHERE, as_operators, form_on, is_accelerated, on_accelerators
-from hydragnn.kernels.per_receiver import SUMS, WINNERS, counts_in_order
+from hydragnn.kernels.nonlinear import Known, Nonlinear, Tensors
+from hydragnn.kernels.per_receiver import SUMS, WINNERS, counts_in_order, to_winner
 
+Segments = tuple[Tensor, int]
+"""The receiver of every edge, and how many nodes there are."""
+Named = Mapping[str, Tensor | None]
 MOMENTS, LOW, HIGH = ("mean", "variance"), ("low",), ("high",)
 
 
 def statistics(messages: Tensor, receivers: Tensor, num_nodes: int, names: tuple[str, ...]) -> tuple[Tensor, ...]:
     """The named ones of mean and variance, low and high: [nodes, *features] each, zeros without edges."""
-    form: Any = composed if as_operators() else form_on(STATISTICS, messages.device.type)
+    if as_operators():
+        return _tuple(STATISTICS_OPS[names][0]((messages,), (receivers, num_nodes)))
+    form: Any = form_on(STATISTICS, messages.device.type)
     values: tuple[Tensor, ...] = form(messages, receivers, num_nodes, names)
     return values
 
@@ -48,8 +54,11 @@ def in_one_pass(messages: Tensor, receivers: Tensor, num_nodes: int, names: tupl
     """The compiled pass where it serves, else plain torch."""
     if not cpu.serves_segments(messages, receivers, num_nodes):
         return composed(messages, receivers, num_nodes, names)
-    values: tuple[Tensor, ...] = _OnePass.apply(messages, receivers, num_nodes, names)
-    return values
+    return _tuple(STATISTICS_OPS[names][0]((messages,), (receivers, num_nodes)))
+
+
+def _tuple(values: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return values if isinstance(values, tuple) else (values,)
 
 
 def in_triton(messages: Tensor, receivers: Tensor, num_nodes: int, names: tuple[str, ...]) -> tuple[Tensor, ...]:
@@ -74,65 +83,77 @@ def counts_of(receivers: Tensor, num_nodes: int, like: Tensor) -> Tensor:
     return counts.view(-1, *[1] * (like.dim() - 1))
 
 
-class _OnePass(Function):
-    """The statistics, from one pass over the messages."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, messages: Tensor, receivers: Tensor, num_nodes: int, names: tuple[str, ...]
-    ) -> tuple[Tensor, ...]:
-        values = cpu.statistics(messages, receivers, num_nodes, names)
-        ctx.save_for_backward(messages, receivers, *values)
-        ctx.names = names
-        ctx.set_materialize_grads(False)
-        return values
-
-    @staticmethod
-    def backward(ctx: Any, *incoming: Tensor | None) -> tuple[Tensor | None, ...]:
-        messages, receivers, *values = ctx.saved_tensors
-        known = {name: value.detach() for name, value in zip(ctx.names, values)}
-        return _OnePassGradient.apply(messages, receivers, known, *incoming), None, None, None
+def plain_values(messages: Tensor, segments: Segments, names: tuple[str, ...]) -> tuple[Tensor, ...]:
+    """The named statistics in plain torch, without derivatives."""
+    with torch.no_grad():
+        return composed(messages, *segments, names)
 
 
-class _OnePassGradient(Function):
-    """dm of the module's equation, linear in what came in; its own derivatives are composed, so that every order exists."""
+def compiled_values(messages: Tensor, segments: Segments, names: tuple[str, ...]) -> tuple[Tensor, ...]:
+    """The same in one compiled pass where it serves."""
+    serves = cpu.serves_segments(messages, *segments)
+    return cpu.statistics(messages, *segments, names) if serves else plain_values(messages, segments, names)
 
-    @staticmethod
-    def forward(
-        ctx: Any, messages: Tensor, receivers: Tensor, known: Mapping[str, Tensor], *incoming: Tensor | None
-    ) -> Tensor:
-        ctx.save_for_backward(messages, receivers, *incoming)
-        ctx.known = known
-        return cpu.statistics_gradient(messages, receivers, known, dict(zip(known, incoming)))
 
-    @staticmethod
-    def backward(ctx: Any, u: Tensor) -> tuple[Tensor | None, ...]:
-        messages, receivers, *incoming = ctx.saved_tensors
-        known: Mapping[str, Tensor] = ctx.known
-        given = dict(zip(known, incoming))
-        segments = (receivers, next(iter(known.values())).shape[0])
-        counts = counts_of(*segments, u)
+def plain_gradient(messages: Tensor, segments: Segments, known: Named, incoming: Named) -> Tensor:
+    """dm of the module's equation in plain torch, of the statistics and what arrived for them."""
+    receivers, total = segments[0], torch.zeros_like(messages)
+    counts = counts_of(*segments, messages)
+    to_mean, to_variance, mean = incoming.get("mean"), incoming.get("variance"), known.get("mean")
+    if to_mean is not None:
+        total = total + (to_mean / counts).index_select(0, receivers)
+    if to_variance is not None and mean is not None:
+        slope = (2 * to_variance / counts).index_select(0, receivers)
+        total = total + slope * (messages - mean.index_select(0, receivers))
+    for name in (*LOW, *HIGH):
+        arrived, value = incoming.get(name), known.get(name)
+        if arrived is not None and value is not None:
+            total = total + to_winner(arrived, (first_holders(messages, value, segments), messages.shape[0]))
+    return total
 
-        def mean(values: Tensor) -> Tensor:
-            return SUMS("sum", (values,), segments) / counts
 
-        def centred(values: Tensor) -> Tensor:
-            return values - SUMS("spread", (mean(values),), segments)
+def compiled_gradient(messages: Tensor, segments: Segments, known: Mapping[str, Tensor], incoming: Named) -> Tensor:
+    """The same in one compiled pass where it serves."""
+    if not cpu.serves_segments(messages, *segments):
+        return plain_gradient(messages, segments, known, incoming)
+    return cpu.statistics_gradient(messages, segments[0], known, incoming)
 
-        gradients: dict[str, Tensor | None] = {}
-        for name, value in given.items():
-            if value is None:
-                gradients[name] = None
-            elif name == "mean":
-                gradients[name] = mean(u)
-            elif name == "variance":
-                gradients[name] = 2 * mean(u * centred(messages))
-            else:
-                winners = (cpu.holders(messages, receivers, known[name]), messages.shape[0])
-                gradients[name] = WINNERS("from winner", (u,), winners)
-        spread = given.get("variance")
-        again = None if spread is None else 2 * SUMS("spread", (spread / counts,), segments) * centred(u)
-        return again, None, None, *gradients.values()
+
+def compiled_holders(messages: Tensor, value: Tensor, segments: Segments) -> Tensor:
+    """The first edge of each node whose message is ``value``, by a loop where it serves."""
+    if not cpu.serves_segments(messages, *segments):
+        return first_holders(messages, value, segments)
+    return cpu.holders(messages, segments[0], value)
+
+
+def _second_derivatives(known: Known, segments: Segments, names: tuple[str, ...]) -> Tensors:
+    """What messages, statistics and what arrived for these receive from their gradient, which is linear in what arrived."""
+    messages, *others = known.tensors
+    values, given = (dict(zip(names, part)) for part in (others[: len(names)], others[len(names) :]))
+    u = known.incoming[0]
+    assert messages is not None and u is not None
+    counts = counts_of(*segments, u)
+
+    def mean(values: Tensor) -> Tensor:
+        return SUMS("sum", (values,), segments) / counts
+
+    def centred(values: Tensor) -> Tensor:
+        return values - SUMS("spread", (mean(values),), segments)
+
+    gradients: dict[str, Tensor | None] = {}
+    for name, arrived in given.items():
+        if arrived is None:
+            gradients[name] = None
+        elif name == "mean":
+            gradients[name] = mean(u)
+        elif name == "variance":
+            gradients[name] = 2 * mean(u * centred(messages))
+        else:
+            winners = HOLDERS((messages, values[name]), segments), messages.shape[0]
+            gradients[name] = WINNERS("from winner", (u,), winners)
+    spread = given.get("variance")
+    again = None if spread is None else 2 * SUMS("spread", (spread / counts,), segments) * centred(u)
+    return again, *[None] * len(names), *gradients.values()
 
 
 class _Extreme(Function):
@@ -140,13 +161,13 @@ class _Extreme(Function):
 
     @staticmethod
     def forward(ctx: Any, messages: Tensor, receivers: Tensor, num_nodes: int, which: str, recorded: bool) -> Tensor:
-        if is_accelerated(messages.device.type) and not as_operators():
+        if is_accelerated(messages.device.type):
             value, winner = one_pass.extreme(messages, receivers, num_nodes, which, recorded)
             ctx.save_for_backward(winner)
         else:
             value = scattered_extreme(messages, receivers, num_nodes, which)
             if recorded:
-                ctx.save_for_backward(first_holders(messages, receivers, value))
+                ctx.save_for_backward(first_holders(messages, value, (receivers, num_nodes)))
         ctx.edges = messages.shape[0]
         return value
 
@@ -163,12 +184,67 @@ def scattered_extreme(messages: Tensor, receivers: Tensor, num_nodes: int, which
     return value.scatter_reduce_(0, rows, messages, which, include_self=False)
 
 
-def first_holders(messages: Tensor, receivers: Tensor, value: Tensor) -> Tensor:
+def first_holders(messages: Tensor, value: Tensor, segments: Segments) -> Tensor:
     """The first edge of each node whose message is ``value``, one past the last without edges; in plain torch."""
-    edges = messages.shape[0]
+    edges, receivers = messages.shape[0], segments[0]
     rows = receivers.long().view(-1, *[1] * (messages.dim() - 1)).expand_as(messages)  # [edges, *features]
     numbers = torch.arange(edges, device=messages.device).view(-1, *[1] * (messages.dim() - 1))
     # [edges, *features]: an edge's number where it holds its receiver's extreme, else one past the last
     hit = torch.where(messages == value.index_select(0, receivers), numbers, edges)
     # [nodes, *features]: the first such edge
     return torch.full_like(value, edges, dtype=torch.int64).scatter_reduce_(0, rows, hit, "amin")
+
+
+def _statistics_op(names: tuple[str, ...]) -> tuple[Nonlinear, Nonlinear]:
+    """The named statistics and their gradient, as ops; on ROCm and CUDA for traced graphs alone."""
+
+    def values_by(form: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[Tensor, ...]]:
+        return lambda messages, segments: form(messages, segments, names)
+
+    def gradient_by(form: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def call(messages: Tensor, *rest: Any) -> Tensor:
+            *given, segments = rest
+            known, incoming = given[: len(names)], given[len(names) :]
+            return form(messages, segments, dict(zip(names, known)), dict(zip(names, incoming)))
+
+        return call
+
+    gradient = Nonlinear(
+        name="statistics_gradient_of_" + "_".join(names),
+        forms={
+            ANYWHERE: gradient_by(plain_gradient),
+            "cpu": gradient_by(compiled_gradient),
+            **on_accelerators(gradient_by(one_pass.gradient)),
+        },
+        gradients=lambda known, segments: _second_derivatives(known, segments, names),
+        tensors=1 + 2 * len(names),
+        optional=len(names),
+    )
+
+    def first_derivatives(known: Known, segments: Segments) -> Tensors:
+        values = (None if value is None else value.detach() for value in known.results)
+        return (gradient((*known.tensors, *values, *known.incoming), segments),)
+
+    value = Nonlinear(
+        name="statistics_" + "_".join(names),
+        forms={
+            ANYWHERE: values_by(plain_values),
+            "cpu": values_by(compiled_values),
+            **on_accelerators(values_by(one_pass.values)),  # type: ignore[arg-type]
+        },
+        gradients=first_derivatives,
+        results=len(names),
+    )
+    return value, gradient
+
+
+HOLDERS = Nonlinear(
+    name="holders",
+    forms={ANYWHERE: first_holders, "cpu": compiled_holders},
+    gradients=lambda known, _: (None, None),
+    tensors=2,
+)
+STATISTICS_OPS: Mapping[tuple[str, ...], tuple[Nonlinear, Nonlinear]] = {
+    names: _statistics_op(names) for names in (MOMENTS, LOW, HIGH, (*MOMENTS, *LOW, *HIGH))
+}
+"""The statistics that are asked for together, and their gradient."""

@@ -10,7 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from hydragnn.kernels import OPS, Topology, compiled, gather_multiply_sum, segment_statistics, segment_sum, silu
+from hydragnn.kernels import (
+    OPS,
+    Topology,
+    compiled,
+    gather_multiply_sum,
+    segment_softmax,
+    segment_statistics,
+    segment_sum,
+    silu,
+)
 from hydragnn.kernels.activation import CURVATURE_FORMS
 from hydragnn.kernels.family import ANYWHERE, Family, plain_forms
 from hydragnn.kernels.gathered_outer import GATHERED_OUTER
@@ -177,6 +186,25 @@ def test_statistics_of_one_pass_have_the_bits_of_plain_torch_and_its_derivatives
             )
         if "random" in case:
             assert op.within(op.compare(given)), case
+
+
+@built
+@pytest.mark.parametrize("width", [20, 48, 130])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_shares_of_one_pass_have_the_derivatives_of_the_reference_at_every_width(
+    width: int, dtype: torch.dtype
+) -> None:
+    op = OPS["segment_softmax"]
+    for case, given in op.cases({"random": GRAPHS["random"]}, width):
+        assert op.within(op.compare(given, dtype=dtype), dtype), case
+
+
+@built
+def test_shares_of_far_scores_are_those_of_torch() -> None:
+    """Below exp(-87) in fp32 nothing is left, and nothing overflows; beside infinity all is NaN, as torch has it."""
+    scores = torch.tensor([[0.0, 1e30, -1e30, 3.0], [-50.0, 1e30, 88.0, torch.inf], [-100.0, 0.0, 89.0, 2.0]])
+    shares = segment_softmax(scores, torch.zeros(3, dtype=torch.int64), 1)
+    torch.testing.assert_close(shares, scores.softmax(0), rtol=1e-6, atol=1e-37, equal_nan=True)
 
 
 @built

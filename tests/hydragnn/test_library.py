@@ -7,6 +7,7 @@ import jaxtyping
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.backends.debugging import aot_eager
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -16,8 +17,12 @@ from hydragnn.kernels import (
     edge_product,
     gather_multiply_sum,
     outer_sum,
+    segment_max,
+    segment_softmax,
+    segment_statistics,
+    segment_variance,
 )
-from hydragnn.kernels.family import operators
+from hydragnn.kernels.family import operators, plain_forms
 from hydragnn.kernels.library import OPERATORS
 from hydragnn.kernels.ops import case_graphs, random_graph
 
@@ -46,6 +51,28 @@ class Recorder(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+def given_messages() -> tuple[Tensor, Tensor]:
+    messages = torch.randn(44, 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    return messages.requires_grad_(), random_graph(11, 4).receivers
+
+
+def statistics_and_shares(messages: Tensor, receivers: Tensor) -> Tensor:
+    """One number of all reductions per receiver."""
+    mean, low, high, std = segment_statistics(messages, receivers, 11)
+    shares = segment_softmax(messages, receivers, 11)
+    largest, variance = segment_max(messages, receivers, 11), segment_variance(messages, receivers, 11)
+    parts = (mean.pow(3) * std, low.pow(3), high.pow(3) + largest.pow(4) * variance)
+    return sum((part.sum() for part in parts), shares.pow(3).sum())
+
+
+def third_derivative(messages: Tensor, receivers: Tensor) -> tuple[Tensor, ...]:
+    """The value, its gradient, and gradients of the squares of each."""
+    values = [statistics_and_shares(messages, receivers)]
+    for _ in range(3):
+        values += torch.autograd.grad(values[-1].square().sum(), messages, create_graph=True)
+    return tuple(values)
+
+
 @pytest.fixture(scope="module")
 def calls() -> dict[str, list[tuple[Any, ...]]]:
     """What all ops and their derivatives of two orders call, on graphs with every corner."""
@@ -54,6 +81,7 @@ def calls() -> dict[str, list[tuple[Any, ...]]]:
         for op in OPS.values():
             for case, given in op.cases(GRAPHS, 4):
                 assert op.within(op.compare(given)), (op.name, case)
+        third_derivative(*given_messages())
     return {name: list(found.values()) for name, found in recorder.calls.items()}
 
 
@@ -104,6 +132,56 @@ def test_what_is_computed_at_once_does_not_go_through_operators() -> None:
     with recorder:
         forces_and_their_gradient(*given(11, 4))
     assert not recorder.calls
+
+
+def test_reductions_by_operators_have_the_derivatives_of_eager_ones() -> None:
+    with operators():
+        actual = third_derivative(*given_messages())
+    with plain_forms():
+        plain = third_derivative(*given_messages())
+    for value, expected in zip((*actual, *plain), 2 * third_derivative(*given_messages())):
+        torch.testing.assert_close(value, expected, rtol=1e-11, atol=1e-11)
+
+
+def test_a_traced_graph_of_reductions_has_their_operators_and_second_derivatives() -> None:
+    def step(messages: Tensor, receivers: Tensor) -> tuple[Tensor, ...]:
+        return third_derivative(messages, receivers)[:3]
+
+    with operators():
+        module = make_fx(step, tracing_mode="symbolic")(*given_messages())
+    called = {str(node.target) for node in module.graph.nodes}
+    name = "statistics_mean_variance_low_high"
+    expected = {name, f"statistics_gradient_of_{name.removeprefix('statistics_')}", "softmax", "softmax_gradient"}
+    assert {f"hydragnn.{one}.default" for one in (*expected, "softmax_curvature", "holders")} <= called
+    assert not {one for one in called if "scatter" in one}
+    for value, exact in zip(module(*given_messages()), step(*given_messages())):
+        torch.testing.assert_close(value, exact, rtol=1e-11, atol=1e-11)
+
+
+def test_torch_compile_of_ops_sees_the_operators_and_trains_through_them() -> None:
+    """By Dynamo, as users compile modules, in one graph for all sizes."""
+    seen: list[str] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        seen.extend(str(node.target) for node in graph.graph.nodes)
+        return aot_eager(graph, inputs)
+
+    def energy(x: Tensor, weight: Tensor, senders: Tensor, receivers: Tensor) -> Tensor:
+        edges = Topology.square(senders, receivers, x.shape[0])
+        messages = gather_multiply_sum(x, weight, edges).index_select(0, senders)
+        shares = segment_softmax(messages, receivers, x.shape[0])
+        return sum(part.pow(3).sum() for part in segment_statistics(shares * weight, receivers, x.shape[0]))
+
+    compiled = torch.compile(energy, backend=backend, fullgraph=True, dynamic=True)
+    for nodes in (11, 29):
+        x, weight, *edges = given(nodes, 4)
+        actual, expected = (
+            (value, *torch.autograd.grad(value, (x, weight)))
+            for value in (f(x, weight, *edges) for f in (compiled, energy))
+        )
+        for one, other in zip(actual, expected):
+            torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
+    assert sum("hydragnn.softmax" in name for name in seen) == 1, "compiled once, for both sizes"
 
 
 @pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])

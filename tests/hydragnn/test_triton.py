@@ -19,7 +19,7 @@ CHECKS = {
     "derivatives": VARIANTS * 2,
     "corners": VARIANTS * len(case_graphs()),
     "widths": VARIANTS * 4,
-    "long": VARIANTS * 2 + REDUCTIONS + 4 + 3,
+    "long": VARIANTS * 2 + 2 * REDUCTIONS + 4 + 3,
     "again": VARIANTS,
 }
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hydragnn.graphs.topology import Topology
 from hydragnn.kernels import OPS, Case, Op, triton_launch
-from hydragnn.kernels.family import taken_for
+from hydragnn.kernels.family import operators, taken_for
 from hydragnn.kernels.op import numbers
 from hydragnn.kernels.ops import case_graphs, graph
 
@@ -78,6 +78,15 @@ def any_order() -> Iterator[tuple[str, float, float]]:
             yield f"{name} any order", max(op.compare(case)), op.tolerance[torch.float64]
 
 
+def by_operators() -> Iterator[tuple[str, float, float]]:
+    """Reductions per receiver as operators of torch, which find the edges of extremes again for the gradient."""
+    with operators():
+        for name, op in OPS.items():
+            if name.startswith("segment"):
+                given = dict(op.cases(FEW))["few, channels"]
+                yield f"{name} by operators", max(op.compare(given)), op.tolerance[torch.float64]
+
+
 def again() -> Iterator[tuple[str, float, float]]:
     """The same bits of values and gradients on repeated runs, where some rows are split."""
     with rows_longer_than(3):
@@ -121,6 +130,7 @@ def long() -> Iterator[tuple[str, float, float]]:
                 worst = max(op.compare(given)) if whole else forward(op, given, torch.float64)
                 yield f"{name} {case}", worst, op.tolerance[torch.float64]
         yield from any_order()
+        yield from by_operators()
     for split in (triton_launch.LONG, 100):
         star = graph(7, 3, [((7 * e + e * e) % 7, 1) for e in range(600)])
         with rows_longer_than(split):

@@ -1,0 +1,82 @@
+"""Ops that are not linear in their tensors, as one value each: forms by device, and gradients that are made of ops again."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from torch.autograd import Function
+
+from hydragnn.kernels.family import as_operators, form_on
+
+Tensors = tuple[Tensor | None, ...]
+
+
+class Known(NamedTuple):
+    """What gradients are made of: an op's tensors (None where it keeps none), its results, and what arrived for these; None where nothing did."""
+
+    tensors: Tensors
+    results: Tensors
+    incoming: Tensors
+
+
+@dataclass(kw_only=True, eq=False)
+class Nonlinear:
+    """An op with one or more results. ``op(tensors, structure)`` gives them, differentiable as often as its gradients are.
+
+    ``gradients`` says what its tensors receive; it calls ops, so that its own derivatives exist.
+    """
+
+    name: str
+    forms: Mapping[str, Callable[..., Any]]
+    """By kind of device, called with the tensors, then the structure; without derivatives."""
+    gradients: Callable[[Known, Any], Tensors]
+    tensors: int = 1
+    optional: int = 0
+    """How many of them, the last, may be None."""
+    results: int = 1
+    keeps_tensors: bool = True
+    """False where gradients are made of the results alone."""
+    operator: Callable[[Sequence[Tensor | None], Any], Any] | None = field(init=False, default=None)
+    """Calls it as an operator of torch, where ``library.py`` made one of it."""
+
+    def __call__(self, tensors: Sequence[Tensor | None], structure: Any) -> Any:
+        """The result, or the tuple of them."""
+        if self.operator is not None and as_operators():
+            return self.operator(tensors, structure)
+        return self._shell.apply(structure, *tensors)
+
+    def value(self, tensors: Sequence[Tensor | None], structure: Any) -> tuple[Tensor, ...]:
+        """The results by the form of the device, without derivatives."""
+        assert tensors[0] is not None
+        value: Any = form_on(self.forms, tensors[0].device.type)(*tensors, structure)
+        return value if isinstance(value, tuple) else (value,)
+
+    @cached_property
+    def _shell(self) -> type[Function]:
+        """The autograd function."""
+        op = self
+
+        class Shell(Function):
+            @staticmethod
+            def forward(ctx: Any, structure: Any, *tensors: Tensor | None) -> Any:
+                results = op.value(tensors, structure)
+                ctx.save_for_backward(*(tensors if op.keeps_tensors else ()), *results)
+                ctx.structure = structure
+                ctx.set_materialize_grads(False)
+                return results if op.results > 1 else results[0]
+
+            @staticmethod
+            def backward(ctx: Any, *incoming: Tensor | None) -> Tensors:
+                if all(one is None for one in incoming):
+                    return (None,) * (op.tensors + 1)
+                return None, *op.gradients(op.known(ctx.saved_tensors, incoming), ctx.structure)
+
+        Shell.__name__ = Shell.__qualname__ = self.name  # what profilers and grad_fn show
+        return Shell
+
+    def known(self, saved: Tensors, incoming: Tensors) -> Known:
+        """What is known of what an autograd function saved."""
+        split = len(saved) - self.results
+        return Known(saved[:split] or (None,) * self.tensors, saved[split:], incoming)
