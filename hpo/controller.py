@@ -18,7 +18,7 @@ from hydragnn.errors import InputError
 from hydragnn.files import write_atomically
 from hydragnn.hpo.estimates import Estimates
 from hydragnn.hpo.journal import NAME as JOURNAL
-from hydragnn.hpo.journal import Entry, Journal, rare_garbage_collection, replay
+from hydragnn.hpo.journal import Entry, Journal, replay, young_garbage_only
 from hydragnn.hpo.launch_queue import LaunchQueue
 from hydragnn.hpo.launching.descriptors import Bell
 from hydragnn.hpo.launching.launcher import Begun, Exit, Launcher, Report, Revoked, Task, verdict
@@ -40,6 +40,7 @@ from hydragnn.hpo.scheduling.events import (
     Stopping,
     Tick,
 )
+from hydragnn.hpo.scheduling.replay import concerned
 from hydragnn.hpo.scheduling.scheduler import State, transition
 from hydragnn.hpo.settings import CampaignSettings
 from hydragnn.hpo.space import Point, Space, trial_config
@@ -100,7 +101,7 @@ class Controller:
     def run(self, plan: Plan) -> State:
         """Work until the scheduler closes the campaign."""
         with ExitStack() as stack:
-            stack.enter_context(rare_garbage_collection())
+            stack.enter_context(young_garbage_only())
             stack.callback(self._bell.close)
             stack.callback(self._files.shutdown, cancel_futures=True)
             stack.callback(self._proposals.close)
@@ -154,7 +155,7 @@ class Controller:
         state, actions = transition(self.state, event, now)
         if state is not self.state or actions:
             self._unwritten.append(Entry(now, event, self._changes(event, state)))
-            self._estimates.follow(self.state, event, state)
+            self._estimates.follow(concerned(self.state, event), event, state)
         self.state = state
         self._actions += actions
         self._decisions.append((now, event, state))

@@ -148,6 +148,9 @@ def scaling_of(sizes: Iterable[Sized]) -> float | None:
 
     Epochs on p slots take ``work / p * (1 + (p - 1) / scaling)``. Every trial has its own work, all share the scaling.
     """
+    sizes = list(sizes)
+    if len({size.slots for size in sizes}) < 2:
+        return None
     by_trial: dict[int, list[Sized]] = {}
     for size in sizes:
         if math.isfinite(size.seconds) and size.seconds > 0:

@@ -1,8 +1,11 @@
 """What a new trial will cost, learned in the campaign itself: a cost model, fitted again whenever a tenth more trials are measured."""
 
+from collections.abc import Sequence
+
 from hydragnn.hpo.costs import FEWEST, CostModel, Sized
 from hydragnn.hpo.scheduling.events import Event, Reached
-from hydragnn.hpo.scheduling.scheduler import State
+from hydragnn.hpo.scheduling.replay import Replay
+from hydragnn.hpo.scheduling.scheduler import State, Trial
 from hydragnn.hpo.space import Point, Space
 
 GROWTH = 1.1
@@ -18,15 +21,15 @@ class Estimates:
         self._measured: dict[int, None] = {}
         self._sizes: list[Sized] = []
 
-    def follow(self, before: State, event: Event, after: State) -> None:
-        """Note what an event says about costs."""
-        if not isinstance(event, Reached) or after is before:
+    def follow(self, before: Sequence[Trial], event: Event, after: State | Replay) -> None:
+        """Note what an event says about costs; ``before``: the trials that it concerns, as they were."""
+        if not isinstance(event, Reached) or not before:
             return
         if after.trials[event.trial].measured:
             self._measured[event.trial] = None
-        trial = before.trials[event.trial]
+        trial = before[0]
         seconds, epochs = event.seconds - trial.seconds, event.epochs - trial.passed
-        if seconds > 0 and epochs > 0 and trial.epochs == trial.passed and before.most > before.least:
+        if seconds > 0 and epochs > 0 and trial.epochs == trial.passed and after.most > after.least:
             self._sizes.append(Sized(trial=event.trial, slots=len(trial.slots), seconds=seconds / epochs))
 
     def of(self, state: State, values: Point) -> tuple[float | None, float | None]:

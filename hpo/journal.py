@@ -1,7 +1,7 @@
 """The campaign's memory: an append-only file of events and what was decided about them, one JSON object per line, written by one process at a time.
 
 A line is on disk before its consequences happen. Reading applies decisions and makes none, so that every version reads what another
-wrote: ``then`` holds what an event changed (``scheduling/changes.py``), ``line`` counts lines, and every opening says format and program.
+wrote: ``then`` holds what an event changed (``scheduling/changes.py``, put in place by ``scheduling/replay.py``), ``line`` counts lines, and every opening says format and program.
 Lines of the first format have the event alone; they are decided again, and the next opening writes the whole state down. The last
 line may be torn by a kill or a full disk and is then dropped; damage anywhere else is an error, because what follows it cannot be trusted.
 """
@@ -21,14 +21,19 @@ import msgspec
 from hydragnn import __version__
 from hydragnn.errors import Busy, InputError
 from hydragnn.files import flush_directory, lock_file, open_regular
-from hydragnn.hpo.scheduling.changes import Changes, apply_changes
+from hydragnn.hpo.scheduling.changes import Changes
 from hydragnn.hpo.scheduling.events import Event, Opened, event_from_json, event_to_json
-from hydragnn.hpo.scheduling.scheduler import State, transition
+from hydragnn.hpo.scheduling.replay import Replay, concerned
+from hydragnn.hpo.scheduling.scheduler import State, Trial, transition
 
 NAME = "journal.jsonl"
 
-
 FORMAT = 2
+
+DECODER = msgspec.json.Decoder()
+
+YOUNG = 2_000
+"""So many new objects are searched for circular garbage at once; that takes less than a millisecond."""
 
 
 class Entry(NamedTuple):
@@ -56,42 +61,56 @@ def entry_of(value: dict[str, Any], where: str) -> Entry:
     return Entry(float(value["time"]), event_from_json(value), value.get("then"))
 
 
-def replay(path: Path, follow: Callable[[State, Event, State], None] | None = None) -> State:
+def replay(path: Path, follow: Callable[[Sequence[Trial], Event, Replay], None] | None = None) -> State:
     """The campaign that a journal tells; InputError where a line does not follow from those before it.
 
-    ``follow`` is told every event with the states before and after it.
+    ``follow`` is told every event, the trials that it concerns as they were before it, and the campaign after it.
     """
-    state = State()
-    with rare_garbage_collection():
-        for before, entry, after in courses(path, read_entries(path)):
+    campaign = Replay()
+    with no_garbage_collection():
+        for before, entry, campaign in courses(path, read_entries(path)):
             if follow is not None:
-                follow(before, entry.event, after)
-            state = after
-    return state
+                follow(before, entry.event, campaign)
+        return state_of(campaign, path)
 
 
-def courses(path: Path, entries: Sequence[Entry]) -> Iterator[tuple[State, Entry, State]]:
-    """Every entry with the states before and after it; those that today's rules cannot follow are left out where a whole state comes later."""
+def courses(path: Path, entries: Sequence[Entry]) -> Iterator[tuple[Sequence[Trial], Entry, Replay]]:
+    """Every entry with the trials that it concerns as they were before it, and the campaign after it, which is always the same object.
+
+    Entries that today's rules cannot follow are left out where a whole state comes later.
+    """
     wholes = [number for number, entry in enumerate(entries) if entry.then is not None and entry.then.get("whole")]
-    state = State()
+    campaign = Replay()
     for number, entry in enumerate(entries):
-        after = state_after(state, entry, f"{path}: line {number + 1}")
-        if after is None and not any(whole > number for whole in wholes):
+        before = concerned(campaign, entry.event)
+        if follows(campaign, entry, f"{path}: line {number + 1}"):
+            yield before, entry, campaign
+        elif not any(whole > number for whole in wholes):
             raise gap(path, f"line {number + 1}")
-        if after is not None:
-            yield state, entry, after
-            state = after
 
 
-def state_after(state: State, entry: Entry, where: str) -> State | None:
-    """The state in which an entry leaves a campaign; None where it does not follow from those before it."""
+def follows(campaign: Replay, entry: Entry, where: str) -> bool:
+    """Let an entry happen to a campaign; False where it does not follow from those before it."""
     if entry.then is None:
+        state = campaign.state
         after, actions = transition(state, entry.event, entry.time)
-        return None if after is state and not actions else after
+        if after is state and not actions:
+            return False
+        campaign.become(after)
+        return True
     try:
-        return apply_changes(state, entry.event, entry.then)
+        campaign.apply(entry.event, entry.then)
     except InputError as error:
         raise InputError(f"{where}: {error}; restore the file from a copy") from error
+    return True
+
+
+def state_of(campaign: Replay, path: Path) -> State:
+    """The campaign that was read as a value; InputError where it cannot be one."""
+    try:
+        return campaign.state
+    except InputError as error:
+        raise InputError(f"{path}: {error}; restore the file from a copy") from error
 
 
 def gap(path: Path, where: str) -> InputError:
@@ -181,19 +200,39 @@ def acquire_lock(path: Path) -> int:
 
 
 @contextmanager
-def rare_garbage_collection() -> Iterator[None]:
-    """Python looks for circular garbage seldom, and not among what is there already.
+def young_garbage_only() -> Iterator[None]:
+    """Python looks for circular garbage among what is new only: what outlives one look is never looked at again.
 
-    A campaign is a large value without circles that changes all the time; each search through all of it takes long.
+    A campaign is a large value without circles that changes all the time, and a search through all of it stops the program for
+    a fifth of a second. What is not circular is freed at once, as always.
     """
+
+    def keep(phase: str, info: dict[str, int]) -> None:
+        if phase == "stop":
+            gc.freeze()
+
     before = gc.get_threshold()
     gc.freeze()
-    gc.set_threshold(100_000, *before[1:])
+    gc.set_threshold(YOUNG, *before[1:])
+    gc.callbacks.append(keep)
     try:
         yield
     finally:
+        gc.callbacks.remove(keep)
         gc.set_threshold(*before)
         gc.unfreeze()
+
+
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Python does not look for circular garbage: what comes of a journal is a large value without circles."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _lines(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
@@ -242,7 +281,7 @@ def decode_line(line: bytes) -> dict[str, Any] | None:
     head, _, tail = line.rpartition(b', "crc": ')
     try:
         if tail == b"%d}\n" % zlib.crc32(b"}", zlib.crc32(head)):
-            value = msgspec.json.decode(head + b"}")
+            value = DECODER.decode(head + b"}")
             return value if isinstance(value, dict) else None
         value = json.loads(line)
         crc = value.pop("crc")

@@ -8,7 +8,7 @@ import optuna
 
 from hydragnn.errors import InputError
 from hydragnn.hpo.journal import NAME as JOURNAL
-from hydragnn.hpo.journal import courses, read_entries
+from hydragnn.hpo.journal import courses, no_garbage_collection, read_entries
 from hydragnn.hpo.preflight import open_campaign
 from hydragnn.hpo.sampler import study_of, valued_trial
 from hydragnn.hpo.scheduling.events import Origin
@@ -115,8 +115,9 @@ def campaign_history(out: Path) -> CampaignHistory:
 def _timeline_builder(path: Path) -> TimelineBuilder:
     """The whole course of a campaign; InputError where a line of its journal does not follow from those before it."""
     builder = TimelineBuilder()
-    for before, entry, after in courses(path, read_entries(path)):
-        builder.observe(before, entry.event, after, entry.time)
+    with no_garbage_collection():
+        for before, entry, campaign in courses(path, read_entries(path)):
+            builder.observe(before, entry.event, campaign, entry.time)
     return builder
 
 

@@ -8,6 +8,7 @@ import hashlib
 import warnings
 from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -16,6 +17,7 @@ import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import FrozenTrial, TrialState, create_trial
+from scipy.special import log_ndtr
 
 from hydragnn.errors import InputError
 from hydragnn.hpo.parameters import Choice, Choices, IntRange, Parameter
@@ -118,6 +120,7 @@ class ParzenEstimators:
     """
 
     def __init__(self) -> None:
+        use_compiled_tails()
         self._told: tuple[Trial, ...] = ()
         self._study = study_of([])
 
@@ -140,6 +143,18 @@ class ParzenEstimators:
             self._told, self._study = (), study_of([])
         self._study.add_trials(_tpe_trial(space, one, history.rungs) for one in history.trials[len(self._told) :])
         self._told = history.trials
+
+
+def use_compiled_tails() -> None:
+    """Let Optuna take the logarithm of the normal distribution from scipy; its own, a loop of Python, is two thirds of the time of a proposal.
+
+    An Optuna whose estimators are made otherwise is left as it is.
+    """
+    with suppress(ImportError):
+        from optuna.samplers._tpe import _truncnorm
+
+        if hasattr(_truncnorm, "_log_ndtr"):
+            vars(_truncnorm)["_log_ndtr"] = log_ndtr
 
 
 def gp_ask(settings: CampaignSettings, space: Space, history: History, number: int, draw: int) -> Point:

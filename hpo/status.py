@@ -4,7 +4,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,11 @@ from hydragnn.errors import InputError
 from hydragnn.files import open_regular
 from hydragnn.hpo.costs import CostModel, scaling_of, work_of
 from hydragnn.hpo.journal import NAME as JOURNAL
-from hydragnn.hpo.journal import check_number, decode_line, entry_of, gap, rare_garbage_collection, state_after
+from hydragnn.hpo.journal import check_number, decode_line, entry_of, follows, gap, no_garbage_collection, state_of
 from hydragnn.hpo.parameters import place_of
 from hydragnn.hpo.preflight import open_campaign
 from hydragnn.hpo.scheduling.events import node_of
+from hydragnn.hpo.scheduling.replay import Replay, concerned
 from hydragnn.hpo.scheduling.scheduler import State
 from hydragnn.hpo.space import Point, space_of
 from hydragnn.hpo.timeline import FaultRow, NodeHours, TimelineBuilder, local_nodes
@@ -162,7 +163,7 @@ class Follower:
     def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
         self._folder, self._clock = folder, clock
         self._space = space_of(open_campaign(folder).search.space)
-        self._timeline_builder = TimelineBuilder()
+        self._campaign, self._timeline_builder = Replay(), TimelineBuilder()
         self._position, self._last = 0, 0.0
         self._count, self._gap = 0, ""
         self._costs = CostModel()
@@ -187,7 +188,7 @@ class Follower:
             return False
         except OSError as error:
             raise InputError(f"cannot read {path}: {error.strerror or error}") from error
-        with rare_garbage_collection():
+        with no_garbage_collection():
             self._read(lines, path, track)
         if self._gap:
             raise gap(path, self._gap)
@@ -208,17 +209,22 @@ class Follower:
 
     def _take(self, value: dict[str, Any], where: str) -> None:
         """One line; the first that does not follow from those before it is remembered until the whole state comes."""
-        entry, builder = entry_of(value, where), self._timeline_builder
-        after = state_after(builder.state, entry, where)
-        if after is None:
+        entry = entry_of(value, where)
+        before = concerned(self._campaign, entry.event)
+        if not follows(self._campaign, entry, where):
             self._gap = self._gap or where
             return
         self._gap = "" if (entry.then or {}).get("whole") else self._gap
-        builder.observe(builder.state, entry.event, after, entry.time)
+        self._timeline_builder.observe(before, entry.event, self._campaign, entry.time)
 
     def status(self) -> CampaignStatus:
         """How the campaign stands, as far as it was read."""
-        state, timeline = self._timeline_builder.state, self._timeline_builder.timeline()
+        with no_garbage_collection():
+            return self._status()
+
+    def _status(self) -> CampaignStatus:
+        state = state_of(self._campaign, self._folder / JOURNAL)
+        timeline = self._timeline_builder.timeline()
         silence = max(0.0, self._clock() - self._last) if self._last else 0.0
         hours = timeline.node_hours()
         seconds = state.elapsed(self._last) if self._last else 0.0
@@ -249,15 +255,16 @@ class Follower:
             scaling = scaling_of(self._timeline_builder.sizes)
             works = {size.trial: work_of(size.slots, size.seconds, scaling) for size in self._timeline_builder.sizes}
             history = [(trial.values, works.get(trial.number, trial.work or 0.0)) for trial in measured]
-            self._costs = CostModel.fit(history, self._space, sizes=self._timeline_builder.sizes)
+            self._costs = replace(CostModel.fit(history, self._space), scaling=scaling)
         return Costs(measured=len(measured), error=self._costs.error, scaling=self._costs.scaling)
 
 
 def campaign_status(folder: Path) -> CampaignStatus:
     """How the campaign in a folder stands; InputError where there is none."""
     follower = Follower(folder)
-    follower.update()
-    return follower.status()
+    with no_garbage_collection():
+        follower.update()
+        return follower.status()
 
 
 def node_counts(state: State) -> NodeCounts:

@@ -14,6 +14,7 @@ from rich.table import Table
 from hydragnn.errors import InputError
 from hydragnn.hpo.campaign import trial_folder
 from hydragnn.hpo.scheduling.events import Event, Failed, Opened, Proposed, Reached, Stopping, node_of
+from hydragnn.hpo.scheduling.replay import concerned
 from hydragnn.hpo.scheduling.scheduler import State, Trial
 from hydragnn.hpo.status import duration_text, node_counts, seconds_left, values_line
 from hydragnn.hpo.timeline import TimelineBuilder, local_nodes
@@ -58,9 +59,8 @@ class CampaignView:
 
     def __call__(self, state: State, event: Event, seconds: float) -> None:
         """Show what an event changed."""
-        self._timeline_builder.observe(
-            self._timeline_builder.state, event, state, state.session_start + seconds - state.spent
-        )
+        before = concerned(self._timeline_builder.campaign, event)
+        self._timeline_builder.observe(before, event, state, state.session_start + seconds - state.spent)
         self._latest = (state, seconds)
         if self._live is None:
             self._print(state, event, seconds)

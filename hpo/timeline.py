@@ -4,7 +4,8 @@
 too), start-up and saving left out. What a machine fault destroyed, what was done twice and what stood idle is not useful.
 """
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,7 +14,8 @@ from msgspec.structs import replace
 
 from hydragnn.hpo.costs import Sized, seconds_on
 from hydragnn.hpo.scheduling.events import Event, Failed, Opened, Reached, node_of
-from hydragnn.hpo.scheduling.node_health import NodeStatus
+from hydragnn.hpo.scheduling.node_health import NodeHealth, NodeStatus
+from hydragnn.hpo.scheduling.replay import Replay, concerned
 from hydragnn.hpo.scheduling.scheduler import MACHINE_FAULTS, State, Trial, transition
 from hydragnn.record import FailureKind
 
@@ -153,10 +155,11 @@ class Timeline:
 
 
 class TimelineBuilder:
-    """Writes the timeline event by event; ``feed`` replays a journal, ``observe`` follows someone else's replay."""
+    """Writes the timeline event by event; ``feed`` decides about each, ``observe`` follows someone else's decisions."""
 
     def __init__(self) -> None:
-        self.state = State()
+        self.campaign: State | Replay = State()
+        """The campaign after the latest event."""
         self.sizes: list[Sized] = []
         """How long epochs took, of attempts that nothing disturbed."""
         self.memory: dict[int, float] = {}
@@ -167,40 +170,45 @@ class TimelineBuilder:
         self._sessions: list[Session] = []
         self._unconfirmed: dict[int, list[int]] = {}
         self._useful, self._done, self._busy = 0.0, 0.0, 0.0
-        self._since, self._held = 0.0, 0
+        self._since, self._busy_slots, self._ended = 0.0, 0, -math.inf
+        self._health: NodeHealth = self.campaign.health
 
     def feed(self, event: Event, now: float) -> bool:
         """Let the scheduler decide on an event; False where it does not follow from those before it."""
-        after, actions = transition(self.state, event, now)
-        follows = after is not self.state or bool(actions)
-        self.observe(self.state, event, after, now)
-        return follows
+        state = self.state
+        after, actions = transition(state, event, now)
+        self.observe(concerned(state, event), event, after, now)
+        return after is not state or bool(actions)
 
-    def observe(self, before: State, event: Event, after: State, now: float) -> None:
-        """Note what an event changed."""
+    @property
+    def state(self) -> State:
+        """The campaign after the latest event, as a value."""
+        return self.campaign if isinstance(self.campaign, State) else self.campaign.state
+
+    def observe(self, before: Sequence[Trial], event: Event, after: State | Replay, now: float) -> None:
+        """Note what an event changed; ``before``: the trials that it concerns, as they were."""
         if not isinstance(event, Opened):  # between two controllers nothing is busy
             self._busy += self._busy_slots * max(0.0, now - self._since)
         self._since = max(now, self._since)
         if isinstance(event, Opened):
             self._on_opened(before, event, now)
-        elif isinstance(event, Reached | Failed):
-            trial = before.trials.get(event.trial)
-            if trial is not None and trial.status == "running" and trial.attempt == event.attempt:
-                self._on_end(trial, after.trials[event.trial], event, now)
-        if after.health is not before.health:
-            self._compare_health(after, now)
-            self._held = len(after.slots) - after.healthy
-        if self._sessions:
-            self._sessions[-1] = replace(self._sessions[-1], ended=max(now, self._sessions[-1].ended))
-        self.state = after
+        elif isinstance(event, Reached | Failed) and before:
+            self._on_end(before[0], after.trials[event.trial], event, now)
+        if after.health is not self._health:
+            self._health = after.health
+            self._compare_health(now)
+        self._ended = max(now, self._ended)
+        self._busy_slots = len(after.slots) - len(after.free) - after.health.held
+        self.campaign = after
 
     def timeline(self, now: float | None = None) -> Timeline:
         """Everything up to ``now``; up to the latest event if absent."""
         if not self._sessions:
             return Timeline()
-        last = self._sessions[-1]
-        now = last.ended if now is None or self.state.closed else max(now, last.ended)
-        running = [_span(trial, now, "running", useful=max(0.0, now - trial.started)) for trial in self.state.running]
+        last = replace(self._sessions[-1], ended=self._ended)
+        state = self.state
+        now = last.ended if now is None or state.closed else max(now, last.ended)
+        running = [_span(trial, now, "running", useful=max(0.0, now - trial.started)) for trial in state.running]
         lasting = [replace(outage, ended=now) for outage in self._open.values()]
         return Timeline(
             spans=(*self._spans, *running),
@@ -215,18 +223,18 @@ class TimelineBuilder:
         running = self._busy + self._busy_slots * max(0.0, now - self._since) - self._done
         return (self._useful + running) / (past + latest) if past + latest > 0 else None
 
-    @property
-    def _busy_slots(self) -> int:
-        return len(self.state.slots) - len(self.state.free) - self._held
-
-    def _on_opened(self, before: State, event: Opened, now: float) -> None:
+    def _on_opened(self, before: Sequence[Trial], event: Opened, now: float) -> None:
         """What ran under the earlier controller ended with it, at its last sign of life."""
-        last = self._sessions[-1].ended if self._sessions else now
-        for trial in before.running:
+        last = now
+        if self._sessions:
+            last = self._ended
+            self._sessions[-1] = replace(self._sessions[-1], ended=last)
+        for trial in before:
             self._add(_span(trial, last, "cut"), confirmed=False)
         for node in list(self._open):
             self._close(node, last)
         self._sessions.append(Session(slots=event.slots, started=now, ended=now))
+        self._ended = now
 
     def _on_end(self, trial: Trial, became: Trial, event: Reached | Failed, now: float) -> None:
         if isinstance(event, Reached):
@@ -267,9 +275,9 @@ class TimelineBuilder:
     def _add(self, span: Span, *, confirmed: bool) -> None:
         if not confirmed:
             self._unconfirmed.setdefault(span.trial, []).append(len(self._spans))
-        self._spans.append(replace(span, useful=0.0))
+        self._spans.append(span)
         self._done += len(span.slots) * span.seconds
-        self._count(len(self._spans) - 1, span.useful)
+        self._useful += len(span.slots) * span.useful
 
     def _count(self, index: int, useful: float) -> None:
         """Say how many seconds of an attempt are useful."""
@@ -282,10 +290,10 @@ class TimelineBuilder:
         for index in self._unconfirmed.pop(number, []):
             self._count(index, 0.0)
 
-    def _compare_health(self, after: State, now: float) -> None:
+    def _compare_health(self, now: float) -> None:
         """Outages begin and end where the slots that are held back change, or why they are."""
-        for name in [*self._open, *(name for name in after.health if name not in self._open)]:
-            node, outage = after.health.get(name), self._open.get(name)
+        for name in [*self._open, *(name for name in self._health if name not in self._open)]:
+            node, outage = self._health.get(name), self._open.get(name)
             kind = node.status if node is not None and node.held else "pool"
             if outage is not None and node is not None and (outage.kind, outage.slots) == (kind, node.held):
                 continue

@@ -1,35 +1,23 @@
-"""What a decision changed, as plain JSON, and the state that follows: who reads a journal applies, and decides nothing anew.
+"""What a decision changed, as plain JSON: who reads a journal puts it in place (``replay.py``) and decides nothing anew.
 
-``changes_between`` looks at what ``transition`` touched and knows no rule; ``apply_changes`` puts it into the state before. Indexes (who runs, how
-many have a status, who stands on a rung) follow from the trials. So rules may change from version to version, and every
-journal still tells the campaign that was.
+``changes_between`` looks at what ``transition`` touched and knows no rule. So rules may change from version to version, and
+every journal still tells the campaign that was.
 """
 
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, is_dataclass
-from functools import cache
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
-from pydantic import TypeAdapter, ValidationError
 
-from hydragnn.errors import InputError
 from hydragnn.hpo.scheduling.events import Event, Opened
 from hydragnn.hpo.scheduling.node_health import Node
-from hydragnn.hpo.scheduling.ordered import Pool
 from hydragnn.hpo.scheduling.state import (
-    Rung,
     State,
     Touched,
     Trial,
-    nodes_of,
-    resting_entry,
-    with_node,
-    with_trial,
-    without_node,
-    without_trial,
 )
 
 Changes = dict[str, Any]
@@ -39,6 +27,9 @@ INDEXED = frozenset(
     {"trials", "active", "counts", "rungs", "waiting", "free", "health", "touched", "plan", "slots", "nodes"}
 )
 """Members of a state that follow from others, that an opening says, or that have a form of their own."""
+
+MEMBERS = tuple(name for name in State.__struct_fields__ if name not in INDEXED)
+"""Those that are written as they are."""
 
 
 def changes_between(before: State, event: Event, after: State) -> Changes:
@@ -55,9 +46,7 @@ def changes_between(before: State, event: Event, after: State) -> Changes:
         "waiting": None if before.waiting == after.waiting else _edit(before.waiting, after.waiting),
         "free": None if before.free is after.free else _pool_changes(before, after, touched, opening),
     }
-    changed = (
-        (name, getattr(after, name)) for name in _readers(State) if getattr(before, name) != getattr(after, name)
-    )
+    changed = ((name, getattr(after, name)) for name in MEMBERS if getattr(before, name) != getattr(after, name))
     return {name: part for name, part in parts.items() if part} | {name: _plain(value) for name, value in changed}
 
 
@@ -67,30 +56,6 @@ def whole_state(event: Opened, state: State) -> Changes:
     for number in state.trials:
         touched = (number, touched)
     return {"whole": True, **changes_between(State(), event, replace(state, touched=touched))}
-
-
-def apply_changes(state: State, event: Event, changes: Changes) -> State:
-    """The state after an event; InputError where what is written does not fit the state before, or is of a newer program."""
-    if changes.get("whole"):
-        state = State()
-    if isinstance(event, Opened):
-        rungs = state.rungs or (Rung(),) * len(event.plan.rungs)
-        state = replace(state, plan=event.plan, slots=event.slots, nodes=nodes_of(event.slots), rungs=rungs)
-    try:
-        for number, members in changes.get("trials", {}).items():
-            state = _with_trial(state, int(number), members)
-        for name, members in changes.get("nodes", {}).items():
-            state = _with_node(state, name, members)
-        rest = {name: value for name, value in changes.items() if name not in ("trials", "nodes", "whole")}
-        indexes: dict[str, Any] = {}
-        if "waiting" in rest:
-            start, stop, new = rest.pop("waiting")
-            indexes["waiting"] = (*state.waiting[:start], *new, *state.waiting[stop:])
-        if "free" in rest:
-            indexes["free"] = _pool(state.free, **rest.pop("free"))
-        return replace(state, touched=None, **indexes, **_read(State, rest))
-    except (KeyError, ValueError, TypeError, AttributeError, IndexError, ValidationError) as error:
-        raise InputError(f"its changes do not fit the campaign before them ({error})") from error
 
 
 def _flat(touched: Touched) -> Iterator[int | str]:
@@ -154,38 +119,6 @@ def _slots_of(before: State, after: State, touched: Mapping[int | str, None]) ->
     return slots
 
 
-def _pool(pool: Pool, **changes: Any) -> Pool:
-    if "all" in changes:
-        pool, changes["came"], changes["gone"] = Pool(), changes["all"], ()
-    return pool.moved(changes["gone"], map(tuple, changes["came"]), changes["head"], changes["tail"])
-
-
-def _with_trial(state: State, number: int, members: dict[str, Any] | None) -> State:
-    """The state with a changed trial; it stands on the rungs that it has results for, and rests on the last while it is paused."""
-    if members is None:
-        return without_trial(state, number)
-    before = state.trials.get(number, Trial(number=number))
-    after = replace(before, **_read(Trial, members))
-    rested, rests = resting_entry(before), resting_entry(after)
-    if after.results == before.results and rested == rests:
-        return with_trial(state, after)
-    rungs = list(state.rungs)
-    for level, value in enumerate(after.results[len(before.results) :], start=len(before.results)):
-        rungs[level] = replace(rungs[level], reached=rungs[level].reached.with_entry((value, number)))
-    if rested != rests:
-        for level, entry in (rested,) if rested else ():
-            rungs[level] = replace(rungs[level], paused=rungs[level].paused.without_entry(entry))
-        for level, entry in (rests,) if rests else ():
-            rungs[level] = replace(rungs[level], paused=rungs[level].paused.with_entry(entry))
-    return with_trial(replace(state, rungs=tuple(rungs)), after)
-
-
-def _with_node(state: State, name: str, members: dict[str, Any] | None) -> State:
-    if members is None:
-        return without_node(state, name)
-    return with_node(state, name, replace(state.health.get(name, Node()), **_read(Node, members)))
-
-
 def _plain(value: Any) -> Any:
     """A value as JSON has it; infinite numbers as words."""
     if isinstance(value, float):
@@ -195,30 +128,3 @@ def _plain(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return asdict(value)
     return [_plain(item) for item in value] if isinstance(value, tuple) else value
-
-
-def _read(cls: type[Struct], members: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of named members of a struct, from JSON."""
-    readers = _readers(cls)
-    return {name: readers[name](value) for name, value in members.items()}
-
-
-@cache
-def _readers(cls: type[Struct]) -> dict[str, Callable[[Any], Any]]:
-    """How each member of a struct is read from JSON."""
-    hints = get_type_hints(cls)
-    names = [name for name in hints if cls is not State or name not in INDEXED]
-    return {name: _reader(hints[name]) for name in names}
-
-
-def _reader(hint: Any) -> Callable[[Any], Any]:
-    """How a value of a type is read; a plain one that has the type already is taken as it is."""
-    if isinstance(hint, type) and issubclass(hint, Struct):
-        return lambda value: hint(**_read(hint, value))
-    if get_origin(hint) is tuple and isinstance(get_args(hint)[0], type) and issubclass(get_args(hint)[0], Struct):
-        member = _reader(get_args(hint)[0])
-        return lambda value: tuple(map(member, value))
-    validate = TypeAdapter(hint).validate_python
-    if hint not in (int, float, bool, str):
-        return validate
-    return lambda value: value if type(value) is hint else validate(value)

@@ -231,11 +231,12 @@ def event_from_json(value: dict[str, Any]) -> Event:
     if cls is None:
         raise InputError(f"unknown event {value.get('event')!r}; it was written by a newer program, update this one")
     try:
-        value = in_current_words(value)
-        members = {name: value[name] for name in names if name in value}
         if cls is Opened:
-            plan = dict(members["plan"])
-            members |= {"plan": Plan(**{**plan, "rungs": tuple(plan["rungs"])}), "slots": tuple(members["slots"])}
+            value = in_current_words(value)
+            told = dict(value["plan"])
+            plan = Plan(**{**told, "rungs": tuple(told["rungs"])})
+            value = {**value, "plan": plan, "slots": tuple(value["slots"])}
+        members = {name: value[name] for name in names if name in value}
         if "suspects" in members:
             members["suspects"] = tuple(members["suspects"])
         event: Event = cls(**members)

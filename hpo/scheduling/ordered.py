@@ -25,6 +25,16 @@ class Ranking:
     chunks: tuple[tuple[RankingEntry, ...], ...] = ()
     size: int = 0
 
+    @classmethod
+    def of(cls, entries: Iterable[RankingEntry]) -> "Ranking":
+        """The ranking of entries in any order.
+
+        >>> list(Ranking.of([(0.5, 1), (0.1, 2)]))
+        [(0.1, 2), (0.5, 1)]
+        """
+        ordered = tuple(sorted(entries))
+        return cls(tuple(ordered[at : at + WIDTH] for at in range(0, len(ordered), WIDTH)), len(ordered))
+
     def __len__(self) -> int:
         return self.size
 

@@ -2,7 +2,7 @@
 
 import math
 from bisect import insort
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from immutables import Map
@@ -205,12 +205,12 @@ class State(Struct, frozen=True, kw_only=True, eq=False):
     @property
     def least(self) -> int:
         """Slots that every attempt gets at least; fewer than planned where there are not so many."""
-        return max(1, min(self.plan.min_slots, len(self.slots)))
+        return least_slots(self.plan, self.slots)
 
     @property
     def most(self) -> int:
         """Slots that an attempt gets at most."""
-        return max(self.least, min(self.plan.max_slots, len(self.slots)))
+        return most_slots(self.plan, self.slots)
 
     @property
     def simple(self) -> bool:
@@ -228,6 +228,16 @@ class State(Struct, frozen=True, kw_only=True, eq=False):
     def count(self, *statuses: str) -> int:
         """How many trials have one of the statuses."""
         return sum(self.counts.get(status, 0) for status in statuses)
+
+
+def least_slots(plan: Plan, slots: Sequence[str]) -> int:
+    """Slots that every attempt gets at least."""
+    return max(1, min(plan.min_slots, len(slots)))
+
+
+def most_slots(plan: Plan, slots: Sequence[str]) -> int:
+    """Slots that an attempt gets at most."""
+    return max(least_slots(plan, slots), min(plan.max_slots, len(slots)))
 
 
 def with_trial(state: State, trial: Trial) -> State:

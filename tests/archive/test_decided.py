@@ -20,6 +20,7 @@ from hydragnn.hpo import campaign_history, campaign_records
 from hydragnn.hpo.journal import Entry, courses, read_entries, replay
 from hydragnn.hpo.journal import Journal as Writer
 from hydragnn.hpo.scheduling.changes import changes_between
+from hydragnn.hpo.scheduling.scheduler import State
 from hydragnn.hpo.status import campaign_status
 
 HERE = Path(__file__).resolve().parent
@@ -41,14 +42,16 @@ RULES = rules()
 
 def course(path: Path) -> list[str]:
     """A digest of the facts after every line."""
-    return [digest(RULES.summary(after)) for _, _, after in courses(path, read_entries(path))]
+    return [digest(RULES.summary(after.state)) for _, _, after in courses(path, read_entries(path))]
 
 
 def translated(path: Path, out: Path) -> None:
     """A journal of events, with what today's rules decide about each."""
     with Writer(out) as journal:
-        for before, entry, after in courses(path, read_entries(path)):
-            journal.append(entry.event, entry.time, changes_between(before, entry.event, after))
+        before = State()
+        for _, entry, after in courses(path, read_entries(path)):
+            journal.append(entry.event, entry.time, changes_between(before, entry.event, after.state))
+            before = after.state
 
 
 def test_five_changes_of_rules_one_after_the_other_leave_every_archived_journal_as_it_was(

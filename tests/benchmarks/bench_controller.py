@@ -14,6 +14,7 @@ thread that asks, as on a file system with many others.
 import argparse
 import gc
 import json
+import multiprocessing
 import os
 import random
 import resource
@@ -23,12 +24,12 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterable
+from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
 from hydragnn.config import hash_of
 from hydragnn.hpo import CampaignView, campaign_settings, controller, journal
@@ -38,12 +39,10 @@ from hydragnn.hpo.launching.launcher import Begun, Exit, Report, Task
 from hydragnn.hpo.preflight import plan_on
 from hydragnn.hpo.scheduling.events import Identity, Probed
 from hydragnn.hpo.space import space_of
+from hydragnn.terminal import PlainConsole
 
 LARGEST = 256
 """Most ends that one look finds."""
-
-training = threading.local()
-"""Says ``now`` while files are written in the name of a training process, which is no time of the controller's."""
 
 TABLE: dict[str, Any] = {
     "data": {"store": "store.h5"},
@@ -73,6 +72,9 @@ class Virtual:
         self.chance = random.Random(seed)
         self.begun: list[Report] = []
         self.running: list[Task] = []
+        self.records: dict[int, Future[None]] = {}
+        """The records that are being written, by trial."""
+        self.trainings = ProcessPoolExecutor(1, multiprocessing.get_context("forkserver"))
         self.full = False
         self.most = 0
         self.pace, self.next_end = pace, 0.0
@@ -88,8 +90,9 @@ class Virtual:
         self.begun.append(Begun(task=task, identity=identity))
 
     def go(self, task: Task) -> None:
-        """Run."""
+        """Run; the record is there before the end, so that writing it is no time of the controller's."""
         self.running.append(task)
+        self.records[task.trial] = self.trainings.submit(write_record, task, self.chance.random())
         self.most = max(self.most, len(self.running))
         self.full = self.full or len(self.running) == len(self.slots)
 
@@ -123,9 +126,7 @@ class Virtual:
         index = self.chance.randrange(len(self.running))
         self.running[index], self.running[-1] = self.running[-1], self.running[index]
         task = self.running.pop()
-        training.now = True
-        write_record(task, self.chance)
-        del training.now
+        self.records.pop(task.trial).result()
         return Exit(task=task, code=0)
 
     def cancel(self, trial: int, grace: float) -> None:
@@ -138,12 +139,13 @@ class Virtual:
 
     def close(self) -> None:
         """Nothing is left."""
+        self.trainings.shutdown(cancel_futures=True)
 
 
-def write_record(task: Task, chance: random.Random) -> None:
+def write_record(task: Task, luck: float) -> None:
     """What a training process leaves, as long as a real one; flushing is the training's affair."""
     config = json.loads((task.folder / "config.json").read_text())
-    curve = [1 / (epoch + 1) + chance.random() for epoch in range(task.until)]
+    curve = [1 / (epoch + 1) + luck for epoch in range(task.until)]
     names = [f"{part}/{name}" for part in ("train", "valid") for name in ("loss", "energy/mae", "energy/rmse")]
     record = {
         "version": 1,
@@ -155,7 +157,7 @@ def write_record(task: Task, chance: random.Random) -> None:
         "status": "finished" if task.until == TABLE["train"]["epochs"] else "paused",
         "epochs": task.until,
         "curves": dict.fromkeys(names, curve),
-        "cost": {"seconds": 60.0 * task.until * (1 + chance.random()), "peak_memory_mb": 900.0},
+        "cost": {"seconds": 60.0 * task.until * (1 + luck), "peak_memory_mb": 900.0},
     }
     (task.folder / "record.json").write_text(json.dumps(record))
 
@@ -199,7 +201,7 @@ def slow_files(seconds: float) -> None:
     """Let operations on files take so much longer from now on, as a busy file system would."""
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
-        if not vars(training) and event in (
+        if event in (
             "open",
             "os.rename",
             "os.remove",
@@ -212,7 +214,7 @@ def slow_files(seconds: float) -> None:
 
     def slower(inner: Any) -> Any:
         def call(*arguments: Any, **options: Any) -> Any:
-            time.sleep(0.0 if vars(training) else seconds)
+            time.sleep(seconds)
             return inner(*arguments, **options)
 
         return call
@@ -284,7 +286,7 @@ def main() -> int:
         out = parent / "campaign"
         launcher = Virtual(options.slots, options.seed, options.pace)
         log = stack.enter_context(Journal(out / NAME))
-        view = CampaignView(out, Console(file=stack.enter_context(Path(os.devnull).open("w"))))
+        view = CampaignView(out, PlainConsole(file=stack.enter_context(Path(os.devnull).open("w"))))
         timed = Timed(settings, space_of(settings.search.space), out, log, launcher, [], view)
         timed.looks, timed.rounds, timed.due, timed.waited = [], [], launcher.due, []
         timed.ends = options.ends

@@ -6,9 +6,10 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from hydragnn.hpo.sampler import MODELS, SAMPLERS, History, history_of, proposal, proposals
+from hydragnn.hpo.sampler import MODELS, SAMPLERS, History, history_of, proposal, proposals, use_compiled_tails
 from hydragnn.hpo.sampler_process import Question, SamplerProcess
 from hydragnn.hpo.scheduling.events import Event, Opened, Plan, Proposed, Reached
 from hydragnn.hpo.scheduling.scheduler import State, Trial, transition
@@ -152,3 +153,14 @@ def test_qmc_fills_the_space_more_evenly_than_chance(settings: Any) -> None:
     points = asked(settings(sampler="qmc", space=space), 16)
     bins = {int((values["train.learning_rate"] - 0.5) * 16) for values in points}
     assert len(bins) == 16, "a scrambled Sobol sequence has one of 16 points in every sixteenth"
+
+
+def test_compiled_tails_of_the_normal_distribution_are_those_of_optuna() -> None:
+    """Where the distance from the middle exceeds 4, Optuna's own lose digits by cancellation."""
+    from optuna.samplers._tpe import _truncnorm
+    from scipy.special import log_ndtr
+
+    use_compiled_tails()
+    assert _truncnorm._log_ndtr is log_ndtr
+    for at in [*np.linspace(-40, 4, 89).tolist(), 0.0]:
+        assert log_ndtr(at) == pytest.approx(_truncnorm._log_ndtr_single(at), rel=1e-10)

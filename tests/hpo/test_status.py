@@ -77,10 +77,10 @@ def test_a_machine_in_trouble_is_told_with_since_when_and_how_often(folder: Path
     follower = Follower(folder)
     follower.update()
     assert follower.status().trouble is None
-    builder = follower.builder
-    builder.state = replace(builder.state, trouble=Trouble(number=2, spells=1, since=50.0, until=80.0))
+    state = follower.builder.state
+    follower._campaign.become(replace(state, trouble=Trouble(number=2, spells=1, since=50.0, until=80.0)))
     assert follower.status().trouble == MachineTrouble(number=2, spells=1, since=50.0, until=80.0)
-    builder.state = replace(builder.state, trouble=Trouble(number=2))
+    follower._campaign.become(replace(state, trouble=Trouble(number=2)))
     assert follower.status().trouble == MachineTrouble(number=2, spells=0, since=None, until=None)
     json.dumps(follower.status().to_json(), allow_nan=False)
 

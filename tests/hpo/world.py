@@ -5,7 +5,7 @@ import math
 from collections import Counter
 from typing import Any
 
-from hydragnn.hpo.scheduling.changes import Changes, apply_changes, changes_between
+from hydragnn.hpo.scheduling.changes import Changes, changes_between
 from hydragnn.hpo.scheduling.events import (
     Action,
     Cancel,
@@ -25,6 +25,7 @@ from hydragnn.hpo.scheduling.events import (
     node_of,
 )
 from hydragnn.hpo.scheduling.health import PATIENCE
+from hydragnn.hpo.scheduling.replay import Replay
 from hydragnn.hpo.scheduling.scheduler import MACHINE_FAULTS, State, transition
 
 
@@ -142,12 +143,12 @@ class World:
 
     def check_journal(self) -> None:
         """The journal gives the state back, by its decisions and by deciding again."""
-        decided = replayed = State()
+        decided, replayed = State(), Replay()
         for now, event, changes in self.journal:
             decided, _ = transition(decided, event, now)
-            replayed = apply_changes(replayed, event, json.loads(json.dumps(changes, allow_nan=False)))
-            assert replayed == decided, f"what {event} changed is not all written"
-        assert replayed == self.state, "the journal does not give the state back"
+            replayed.apply(event, json.loads(json.dumps(changes, allow_nan=False)))
+            assert replayed.state == decided, f"what {event} changed is not all written"
+        assert replayed.state == self.state, "the journal does not give the state back"
 
     # what must hold
 
