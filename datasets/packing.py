@@ -6,7 +6,7 @@ from heapq import heapreplace
 from itertools import pairwise
 
 import numpy as np
-from jaxtyping import Int64, Integer
+from jaxtyping import Float64, Int64, Integer
 from numpy import ndarray
 
 from hydragnn.datasets.footprint import MemoryLimit, amounts_of
@@ -17,6 +17,7 @@ NODE_COST = 8  # measured: one node costs about as much as eight edges
 TEAM = 16  # ranks whose shares are balanced one by one
 BLOCK = 1024  # ranks among whose teams graphs are dealt
 CLASSES = 65_535  # of costs, when they are dealt
+WINDOW = 1 << 18  # graphs whose batches are found at once
 ROUNDING = 1e-6  # of sums of bytes over many graphs
 
 
@@ -47,11 +48,43 @@ def pack(sizes: Sizes, indices: Int64[ndarray, " chosen"], budget: Budget) -> li
     if budget.memory is not None:
         budget.memory.check(sizes, indices)
         ends = np.minimum(ends, _ends_in_memory(sizes, indices, budget.memory))
-    end_of = ends.tolist()  # of a batch that begins at this position
-    cuts = [0]
-    while cuts[-1] < len(indices):
+    return [indices[a:b] for a, b in pairwise(_walk(ends).tolist())]
+
+
+def batches_in_order(
+    sizes: Sizes, breaks: Int64[ndarray, " breaks"], budget: Budget
+) -> tuple[Int64[ndarray, " batches"], Float64[ndarray, " batches"]]:
+    """Where batches of all graphs of a store end, as ``pack`` makes them between ascending ``breaks``, and what each costs in edges.
+
+    A graph that exceeds the budget stands alone if there is a break before and after it. Looks at ``WINDOW`` graphs at a
+    time, so that it needs little memory beside the sizes.
+    """
+    stops: list[ndarray] = [np.zeros(0, dtype=np.int64)]
+    loads: list[ndarray] = [np.zeros(0)]
+    start, window = 0, WINDOW
+    while start < len(sizes):
+        stop = min(start + window, len(sizes))
+        nodes, edges = sizes.nodes[start:stop], sizes.edges[start:stop]
+        end_of = np.maximum(_ends(nodes, edges, budget), np.arange(1, stop - start + 1))
+        inside = breaks[slice(*np.searchsorted(breaks, [start + 1, stop]))] - start
+        after = np.append(inside, stop - start)[np.searchsorted(inside, np.arange(stop - start), side="right")]
+        cuts = _walk(np.minimum(end_of, after))
+        if stop < len(sizes):
+            cuts = cuts[:-1]  # the last one may go on beyond the window
+        window = 2 * window if len(cuts) == 1 else WINDOW
+        before = np.concatenate([[0], (edges + NODE_COST * nodes).cumsum()])
+        stops.append(cuts[1:] + start)
+        loads.append(np.diff(before[cuts]).astype(np.float64))
+        start += int(cuts[-1])
+    return np.concatenate(stops), np.concatenate(loads)
+
+
+def _walk(ends: Int64[ndarray, " chosen"]) -> Int64[ndarray, " cuts"]:
+    """Where batches begin if each ends where ``ends`` says of its first graph; and where the last one ends."""
+    cuts, end_of = [0], ends.tolist()
+    while cuts[-1] < len(end_of):
         cuts.append(end_of[cuts[-1]])
-    return [indices[a:b] for a, b in pairwise(cuts)]
+    return np.array(cuts, dtype=np.int64)
 
 
 def _ends(

@@ -168,7 +168,7 @@ class Ensemble:
             return self._predict_atoms([source])
         if isinstance(source, Sequence):
             return self._predict_atoms(source)
-        return self._predict_store(source, np.arange(len(source)), {})
+        return self._predict_store(source, None, {})
 
     def predict_checked(self, batch: GraphBatch) -> Predictions:
         """The same for graphs with the inputs of members, which were checked as they were made."""
@@ -184,10 +184,10 @@ class Ensemble:
         raise InputError("there is no structure to predict; give at least one")
 
     def _predict_store(
-        self, store: GraphStore, numbers: Int[NDArray[np.int64], " graphs"], failures: Mapping[int, str]
+        self, store: GraphStore, numbers: Int[NDArray[np.int64], " graphs"] | None, failures: Mapping[int, str]
     ) -> Predictions:
         chunks = chunks_of(store.sizes(), numbers, default_budget(store.sizes()), failures)
-        if not chunks:
+        if not len(chunks):
             raise InputError("the store holds no graphs; give one that does")
         return concatenate_predictions([self._predict_chunk(chunk, store) for chunk in chunks])
 

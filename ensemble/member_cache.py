@@ -25,6 +25,10 @@ class MemberCache(Sequence[Member]):
         self._loaders, self._held = tuple(loaders), held or len(loaders)
         self._loaded: OrderedDict[int, Member] = OrderedDict()
 
+    def hold(self, held: int) -> None:
+        """Keep at most so many from now on."""
+        self._held = held
+
     def __len__(self) -> int:
         return len(self._loaders)
 

@@ -1,14 +1,15 @@
-"""What has to be predicted, in which pieces and in which order."""
+"""What has to be predicted, in which pieces, as arrays: a hundred million graphs fit."""
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 
-from hydragnn.datasets.packing import Budget, graph_costs, pack
+from hydragnn.datasets.packing import Budget, batches_in_order
 from hydragnn.datasets.store import Sizes
 
 Numbers = Int[NDArray[np.int64], " graphs"]
@@ -28,13 +29,74 @@ class Chunk:
     """Why nothing can be predicted; empty where it can."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Chunks:
+    """All chunks in the order of the output; each is made when it is asked for."""
+
+    stops: Int[NDArray[np.int64], " chunks"]
+    """One past the last graph of every chunk in the store; the next one begins there."""
+    loads: Float[NDArray[np.float64], " chunks"]
+    numbers: Numbers | None
+    """Of graphs of the store in the output; None where they are the same."""
+    reasons: Mapping[int, str]
+    """Why nothing can be predicted of these chunks."""
+    unbuilt: Mapping[int, int]
+    """The number in the output of these chunks, whose graph could not be built."""
+
+    def __len__(self) -> int:
+        return len(self.stops)
+
+    def __iter__(self) -> Iterator[Chunk]:
+        return (self[number] for number in range(len(self)))
+
+    def __getitem__(self, number: int) -> Chunk:
+        graphs = np.arange(self.stops[number - 1] if number else 0, self.stops[number])
+        if number in self.unbuilt:
+            numbers = np.array([self.unbuilt[number]])
+        else:
+            numbers = graphs if self.numbers is None else self.numbers[graphs]
+        load, reason = float(self.loads[number]), self.reasons.get(number, "")
+        return Chunk(graphs=graphs, numbers=numbers, load=load, reason=reason)
+
+    def counts(self) -> Int[NDArray[np.int64], " chunks"]:
+        """Graphs of every chunk, built or not."""
+        graphs = np.diff(self.stops, prepend=0)
+        graphs[list(self.unbuilt)] = 1
+        return graphs
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unit:
     """The smallest piece of work that is done or not done: one member predicts one chunk."""
 
     member: int
     chunk: int
-    cost: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Units:
+    """Many units."""
+
+    chunk: Int[NDArray[np.int32], " units"]
+    member: Int[NDArray[np.int32], " units"]
+
+    def __len__(self) -> int:
+        return len(self.chunk)
+
+    def __iter__(self) -> Iterator[Unit]:
+        return (Unit(chunk=chunk, member=member) for chunk, member in zip(self.chunk.tolist(), self.member.tolist()))
+
+    def __getitem__(self, which: slice | NDArray[Any]) -> "Units":
+        return Units(chunk=self.chunk[which], member=self.member[which])
+
+    def costs(
+        self, loads: Float[NDArray[np.float64], " chunks"], rates: Sequence[float]
+    ) -> Float[NDArray[np.float64], " units"]:
+        """What every unit costs, by the load of its chunk and the rate of its member."""
+        costs: Float[NDArray[np.float64], " units"] = (
+            loads[self.chunk] * np.asarray(rates, dtype=np.float64)[self.member]
+        )
+        return costs
 
 
 def default_budget(sizes: Sizes) -> Budget:
@@ -42,29 +104,40 @@ def default_budget(sizes: Sizes) -> Budget:
     return Budget(max_graphs=64, max_edges=max(100_000, int(sizes.edges.max(initial=0))))
 
 
-def chunks_of(sizes: Sizes, numbers: Numbers, budget: Budget, failures: Mapping[int, str]) -> list[Chunk]:
+def chunks_of(sizes: Sizes, numbers: Numbers | None, budget: Budget, failures: Mapping[int, str]) -> Chunks:
     """All graphs in the order of ``numbers``, packed under the budget; one that exceeds it or failed stands alone.
 
     Neighbouring graphs stay together, so that input is read and output written as a stream. ``failures`` are the numbers
-    of graphs that could not be built, which ``sizes`` does not know.
+    of graphs that could not be built, which ``sizes`` does not know; without ``numbers`` there are none.
     """
-    reasons = [too_large(int(n), int(e), budget) for n, e in zip(sizes.nodes, sizes.edges)]
-    alone = {int(numbers[graph]) for graph, reason in enumerate(reasons) if reason} | set(failures)
-    breaks = np.searchsorted(numbers, sorted(alone))
-    after = breaks + np.isin(sorted(alone), numbers)
-    chunks = [_unbuilt(number, reason) for number, reason in failures.items()]
-    chunks += [_chunk(sizes, numbers, np.array([graph]), reason) for graph, reason in enumerate(reasons) if reason]
-    for start, stop in zip([0, *after.tolist()], [*breaks.tolist(), len(sizes)]):
-        chunks += [_chunk(sizes, numbers, graphs) for graphs in pack(sizes, np.arange(start, stop), budget)]
-    return sorted(chunks, key=lambda chunk: int(chunk.numbers[0]))
+    reasons = {
+        graph: too_large(int(sizes.nodes[graph]), int(sizes.edges[graph]), budget) for graph in _misfits(sizes, budget)
+    }
+    failed = np.array(sorted(failures), dtype=np.int64)
+    gaps = np.zeros(0, dtype=np.int64) if numbers is None else np.searchsorted(numbers, failed)
+    alone = np.array(list(reasons), dtype=np.int64)
+    stops, loads = batches_in_order(sizes, np.unique(np.concatenate([alone, alone + 1, gaps])), budget)
+    places = np.searchsorted(
+        stops, gaps, side="right"
+    )  # a graph that was not built comes before what begins at its gap
+    unbuilt = places + np.arange(len(failed))
+    stops, loads = np.insert(stops, places, gaps), np.insert(loads, places, 0.0)
+    of_graph = np.searchsorted(stops, alone, side="right")
+    return Chunks(
+        stops=stops,
+        loads=loads,
+        numbers=numbers,
+        reasons=dict(zip(of_graph.tolist(), reasons.values()))
+        | {chunk: failures[number] for chunk, number in zip(unbuilt.tolist(), failed.tolist())},
+        unbuilt=dict(zip(unbuilt.tolist(), failed.tolist())),
+    )
 
 
-def _chunk(sizes: Sizes, numbers: Numbers, graphs: Int[NDArray[np.int64], " some"], reason: str = "") -> Chunk:
-    return Chunk(graphs=graphs, numbers=numbers[graphs], load=float(graph_costs(sizes, graphs).sum()), reason=reason)
-
-
-def _unbuilt(number: int, reason: str) -> Chunk:
-    return Chunk(graphs=np.empty(0, dtype=np.int64), numbers=np.array([number]), reason=reason)
+def _misfits(sizes: Sizes, budget: Budget) -> list[int]:
+    """Graphs that can never be in a batch."""
+    limits = ((sizes.nodes, budget.max_nodes), (sizes.edges, budget.max_edges))
+    found = [np.flatnonzero(counts > limit) for counts, limit in limits if limit]
+    return np.unique(np.concatenate([np.zeros(0, dtype=np.int64), *found])).tolist()
 
 
 def too_large(nodes: int, edges: int, budget: Budget) -> str:
@@ -79,15 +152,17 @@ def too_large(nodes: int, edges: int, budget: Budget) -> str:
     return ""
 
 
-def units_of(chunks: Sequence[Chunk], member_costs: Sequence[float]) -> list[Unit]:
-    """Every member on every chunk that can be predicted, costliest first; ties in order of chunk and member."""
-    units = [
-        Unit(member=member, chunk=number, cost=cost * chunk.load)
-        for number, chunk in enumerate(chunks)
-        if not chunk.reason
-        for member, cost in enumerate(member_costs)
-    ]
-    return sorted(units, key=lambda unit: (-unit.cost, unit.chunk, unit.member))
+def units_of(chunks: Chunks, members: int) -> Units:
+    """Every member on every chunk that can be predicted, in the order of chunks."""
+    fine = np.ones(len(chunks), dtype=np.bool_)
+    fine[list(chunks.reasons)] = False
+    return units_where(np.repeat(fine[:, None], members, axis=1))
+
+
+def units_where(chosen: Bool[NDArray[np.bool_], "chunks members"]) -> Units:
+    """The units that are marked."""
+    chunks, members = (np.arange(count, dtype=np.int32) for count in chosen.shape)
+    return Units(chunk=np.repeat(chunks, chosen.sum(axis=1)), member=np.broadcast_to(members, chosen.shape)[chosen])
 
 
 def makespan(costs: Sequence[float], workers: int) -> float:
@@ -102,17 +177,18 @@ def makespan(costs: Sequence[float], workers: int) -> float:
     return max(free)
 
 
-def certificate(units: Sequence[Unit], queue: Sequence[float], workers: int) -> dict[str, float]:
-    """How good a plan is: its makespan against the bound that no plan can beat, in the units of the costs.
+def certificate(
+    costs: Float[NDArray[np.float64], " units"], queue: Float[NDArray[np.float64], " bundles"], workers: int
+) -> dict[str, float]:
+    """How good a plan is: its makespan against the bound that no plan can beat, in the units of the ``costs``.
 
     ``queue`` are the costs of what is taken at once, in the order in which it is taken. The bound is the larger of the
     mean load of a worker and the costliest unit.
     """
-    costs = [unit.cost for unit in units]
-    bound = max(sum(costs) / workers, max(costs, default=0.0))
-    planned = makespan(queue, workers)
+    bound = max(float(costs.sum()) / workers, float(costs.max(initial=0.0)))
+    planned = makespan(queue.tolist(), workers)
     return {
-        "units": float(len(units)),
+        "units": float(len(costs)),
         "workers": float(workers),
         "makespan": planned,
         "lower_bound": bound,

@@ -3,7 +3,7 @@
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from hydragnn.distributed.launch import Launch
 from hydragnn.distributed.leaving import abandon
 from hydragnn.ensemble.prediction.claims import Claims
 from hydragnn.ensemble.prediction.group import WORDS, FolderGroup, Table, check_opening, make_opening
-from hydragnn.ensemble.prediction.queues import RELAY, Queue, queue_for
+from hydragnn.ensemble.prediction.queues import RELAY, Costs, Queue, queue_for
 from hydragnn.errors import InputError, MissingPackageError
 
 MAX_QUEUES = 4096
@@ -92,7 +92,7 @@ class MpiGroup(FolderGroup):
         self.meet(folder / check_opening(opening)["meeting"])
         return opening
 
-    def queue(self, number: int, costs: Sequence[float]) -> Queue:
+    def queue(self, number: int, costs: Costs) -> Queue:
         """Return the queue that counts at the numbers ``number`` of the windows."""
         if number >= MAX_QUEUES:
             raise InputError(f"a prediction has at most {MAX_QUEUES} queues; give every rank more memory")

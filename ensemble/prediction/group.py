@@ -7,7 +7,7 @@ in the folder of the prediction, which all of them see; there, work of a rank th
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import get_context, parent_process
 from pathlib import Path
@@ -18,7 +18,7 @@ import torch
 
 from hydragnn.distributed.ranks import join_ranks
 from hydragnn.ensemble.prediction.claims import ClaimQueue, Claims, Heart
-from hydragnn.ensemble.prediction.queues import FlatQueue, LocalCounter, Queue
+from hydragnn.ensemble.prediction.queues import Costs, FlatQueue, LocalCounter, Queue
 from hydragnn.errors import InputError
 
 Table = dict[str, Any]
@@ -41,7 +41,7 @@ class Group(Protocol):
     def begin(self, make: Callable[[], Table], folder: Path) -> Table:
         """Return the opening that rank 0 makes, on all ranks, and meet where it says; an InputError of rank 0 is raised by all."""
 
-    def queue(self, number: int, costs: Sequence[float]) -> Queue:
+    def queue(self, number: int, costs: Costs) -> Queue:
         """Return the shared queue of this number, with a position for each of ``costs``, which are the same on all ranks."""
 
     def first_to(self, name: str) -> bool:
@@ -84,7 +84,7 @@ class Alone:
         """What was made."""
         return make()
 
-    def queue(self, number: int, costs: Sequence[float]) -> Queue:
+    def queue(self, number: int, costs: Costs) -> Queue:
         """A queue in this process."""
         return FlatQueue(len(costs), LocalCounter())
 
@@ -147,7 +147,7 @@ class FolderGroup:
         self.meet(folder / check_opening(opening)["meeting"])
         return opening
 
-    def queue(self, number: int, costs: Sequence[float]) -> Queue:
+    def queue(self, number: int, costs: Costs) -> Queue:
         """Positions are claimed by files."""
         return ClaimQueue(self._claims, str(number), len(costs))
 

@@ -10,7 +10,7 @@ from typing import Any
 from hydragnn.datasets import BatchSettings
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.manifest import MemberEntry
-from hydragnn.ensemble.member_cache import room_for
+from hydragnn.ensemble.member_cache import MemberCache, room_for
 from hydragnn.ensemble.prediction.formats import sink_for
 from hydragnn.ensemble.prediction.group import Group
 from hydragnn.ensemble.prediction.parts import Parts
@@ -23,7 +23,7 @@ from hydragnn.files import read_json
 from hydragnn.machine import cores, visible_gpus
 from hydragnn.record import read_record
 
-VERSION = 4
+VERSION = 5
 
 SECONDS_PER_BLOCK = 10.0
 """More than a block of files takes to become graphs."""
@@ -55,18 +55,60 @@ class Job:
         return self.out.with_name(self.out.name + ".plan.json")
 
 
-def begin(job: Job, ranks: int, lock: ExitStack) -> dict[str, Any]:
-    """What rank 0 checks and decides for all: finished parts, and how many members a rank holds; InputError before any work.
+class Inputs:
+    """The model and the graphs of a job, opened once in this process."""
+
+    def __init__(self, job: Job) -> None:
+        """Nothing is opened yet."""
+        self._job = job
+        self._ensemble: Ensemble | None = None
+        self._source: Source | None = None
+
+    def ensemble(self, held: int) -> Ensemble:
+        """The members, of which at most ``held`` stay in memory from now on."""
+        self._ensemble = self._ensemble or Ensemble.load(self._job.model, held=held, branch=self._job.branch)
+        if isinstance(self._ensemble.members, MemberCache):
+            self._ensemble.members.hold(held)
+        return self._ensemble
+
+    def stored(self) -> Source:
+        """The graphs of a store as they are."""
+        self._source = self._source or store_source(self._job.source)
+        return self._source
+
+    def graphs(self, group: Group, check: Callable[[], None], *, fresh: bool) -> Source:
+        """The graphs of a store, or those that all ranks make from files unless they are there already.
+
+        InputError where no graph can be built; a ``fresh`` prediction by one process then leaves nothing behind.
+        """
+        job, ensemble = self._job, self._ensemble
+        assert ensemble is not None  # of which graphs are made as for its training
+        if is_store(job.source):
+            return self.stored()
+        building = Building(rule_for(job.source, ensemble), job.parts.folder)
+        build_together(building, group, check)
+        try:
+            return building.source()
+        except InputError:
+            if fresh and group.size == 1:
+                job.parts.delete()
+            raise
+
+
+def begin(job: Job, inputs: Inputs, ranks: int, lock: ExitStack) -> dict[str, Any]:
+    """What rank 0 checks and decides for all: how far finished work reaches, and how many members a rank holds; InputError before any work.
 
     The folder of parts is this prediction's alone until ``lock`` is closed.
     """
-    ensemble = Ensemble.load(job.model, held=1, branch=job.branch)
+    ensemble = inputs.ensemble(1)
     sink_for(job.out, ensemble)
+    held = job.held or _room(job.model, ensemble.manifest.members, ranks)
+    inputs.ensemble(held)
     parts = job.parts
     parts.check_plan(job.plan)
     with parts.entered(lock, resume=job.resume) as fresh:
         if is_store(job.source):
-            store = store_source(job.source).store
+            store = inputs.stored().store
             ensemble.needed(store)
             store.sizes()  # opens every part, so that a store that cannot be read is refused before any work
             source = store.fingerprint
@@ -75,8 +117,8 @@ def begin(job: Job, ranks: int, lock: ExitStack) -> dict[str, Any]:
         budget = job.batch.to_json() if job.batch else None
         parts.claim({"format of parts": VERSION, "ensemble": ensemble.digest, "source": source, "batch budget": budget})
     parts.forget_ranks()
-    held = job.held or _room(job.model, ensemble.manifest.members, ranks)
-    return {"fresh": fresh, "present": sorted(parts.names()), "held": held}
+    parts.records.look(all_files=True)
+    return {"fresh": fresh, "finished": parts.records.counts(), "held": held}
 
 
 def branch_for(model: Path, source: Path, branch: str = "") -> str:
@@ -96,23 +138,6 @@ def branch_for(model: Path, source: Path, branch: str = "") -> str:
         f"{model} has the branches {', '.join(known)}, and {source} is the store of none of them alone; say which is to "
         "predict: --branch NAME (branch=)"
     )
-
-
-def source_of(job: Job, ensemble: Ensemble, group: Group, check: Callable[[], None], *, fresh: bool) -> Source:
-    """The graphs of a store, or those that all ranks make from files unless they are there already.
-
-    InputError where no graph can be built; a ``fresh`` prediction by one process then leaves nothing behind.
-    """
-    if is_store(job.source):
-        return store_source(job.source)
-    building = Building(rule_for(job.source, ensemble), job.parts.folder)
-    build_together(building, group, check)
-    try:
-        return building.source()
-    except InputError:
-        if fresh and group.size == 1:
-            job.parts.delete()
-        raise
 
 
 def build_together(building: Building, group: Group, check: Callable[[], None]) -> None:

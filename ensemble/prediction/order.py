@@ -1,10 +1,13 @@
 """In which order work is taken: whole batches while there is plenty, single units towards the end, the longest first."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hydragnn.ensemble.plan import Unit
+import numpy as np
+from jaxtyping import Float, Int
+from numpy.typing import NDArray
+
+from hydragnn.ensemble.plan import Unit, Units
 
 PLENTY = 3.0
 """A batch goes to one rank with all its members while every rank has that many more such batches before it."""
@@ -21,80 +24,123 @@ Note = Mapping[str, Sequence[float]]
 member, its load and when it began (empty otherwise)."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Bundle:
-    """What is taken at once: units of one chunk, so that its batch is read once for all of them."""
-
-    units: tuple[Unit, ...]
-
-    @property
-    def cost(self) -> float:
-        """What all of it costs."""
-        return sum(unit.cost for unit in self.units)
+Costs = Float[NDArray[np.float64], " units"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Bundles:
+    """What is taken at once, in order: units of one chunk each, so that its batch is read once for all of them."""
+
+    units: Units
+    """Bundle after bundle."""
+    stops: Int[NDArray[np.int64], " bundles"]
+    """One past the last unit of every bundle."""
+    costs: Float[NDArray[np.float64], " bundles"]
+
+    def __len__(self) -> int:
+        return len(self.stops)
+
+    def __getitem__(self, number: int) -> list[Unit]:
+        return list(self.units[self.stops[number - 1] if number else 0 : self.stops[number]])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Stage:
     """What is taken now, and what later stages order anew."""
 
-    bundles: tuple[Bundle, ...]
-    left: tuple[Unit, ...]
+    bundles: Bundles
+    left: Units
+    """In the order of chunks and members."""
 
 
-def bundles_of(units: Sequence[Unit], workers: int) -> list[Bundle]:
+def bundles_by_chunk(units: Units, costs: Costs) -> Bundles:
+    """Units, which come in the order of chunks, in bundles of all of a chunk."""
+    stops = np.flatnonzero(np.diff(units.chunk, append=-1))  # of every chunk the last unit
+    starts = np.concatenate([[0], stops[:-1] + 1]) if len(stops) else stops
+    return Bundles(units=units, stops=stops + 1, costs=np.add.reduceat(costs, starts) if len(stops) else costs)
+
+
+def ordered(units: Units, costs: Costs, workers: int) -> tuple[Bundles, Int[NDArray[np.int32], " units"]]:
+    """The bundles of ``bundles_of``, and the position in ``units`` of each of theirs."""
+    whole = bundles_by_chunk(units, costs)
+    order = np.argsort(-whole.costs, kind="stable")
+    falling = whole.costs[order]
+    left = falling.sum() - np.concatenate([[0.0], falling.cumsum()[:-1]]) if len(order) else falling
+    scarce = left < PLENTY * workers * falling
+    order = order[: int(scarce.argmax()) if scarce.any() else len(order)]
+    lengths = np.diff(whole.stops, prepend=0)
+    ends = lengths[order].cumsum()
+    shifts = (whole.stops[order] - ends).astype(np.int32)
+    places = np.repeat(shifts, lengths[order]) + np.arange(ends[-1] if len(ends) else 0, dtype=np.int32)
+    single = np.ones(len(units), dtype=np.bool_)
+    single[places] = False
+    rest = np.flatnonzero(single).astype(np.int32)
+    rest = rest[np.argsort(-costs[rest], kind="stable")]
+    every = np.concatenate([places, rest])
+    stops = np.concatenate([ends, len(places) + np.arange(1, len(rest) + 1)])
+    return Bundles(units=units[every], stops=stops, costs=np.concatenate([whole.costs[order], costs[rest]])), every
+
+
+def bundles_of(units: Units, costs: Costs, workers: int) -> Bundles:
     """All units, once each: whole chunks while there is plenty of work for every worker, then single ones, longest first.
 
-    >>> units = [Unit(member=m, chunk=c, cost=1.0) for c in range(5) for m in range(2)]
-    >>> [len(bundle.units) for bundle in bundles_of(units, workers=1)]
+    ``units`` come in the order of chunks and members; ties are broken in that order.
+
+    >>> units = Units(chunk=np.repeat(np.arange(5, dtype=np.int32), 2), member=np.tile(np.arange(2, dtype=np.int32), 5))
+    >>> np.diff(bundles_of(units, np.ones(10), workers=1).stops, prepend=0).tolist()
     [2, 2, 2, 1, 1, 1, 1]
     """
-    chunks: dict[int, list[Unit]] = {}
-    for unit in units:
-        chunks.setdefault(unit.chunk, []).append(unit)
-    whole = [Bundle(units=tuple(group)) for group in chunks.values()]
-    whole.sort(key=lambda bundle: (-bundle.cost, bundle.units[0].chunk))
-    left, taken = sum(bundle.cost for bundle in whole), 0
-    while taken < len(whole) and left >= PLENTY * workers * whole[taken].cost:
-        left -= whole[taken].cost
-        taken += 1
-    single = sorted((unit for bundle in whole[taken:] for unit in bundle.units), key=longest_first)
-    return whole[:taken] + [Bundle(units=(unit,)) for unit in single]
+    return ordered(units, costs, workers)[0]
 
 
-def longest_first(unit: Unit) -> tuple[float, int, int]:
-    """Sorts costliest units to the front; ties in order of chunk and member."""
-    return -unit.cost, unit.chunk, unit.member
-
-
-def staged(units: Sequence[Unit], workers: int, stages: int) -> Stage:
+def staged(units: Units, costs: Costs, workers: int, stages: int) -> Stage:
     """The first of so many equal ``stages`` of the work, in the order for so many workers."""
-    bundles = bundles_of(units, workers)
-    if stages == 1:
-        return Stage(bundles=tuple(bundles), left=())
-    enough, reached, stop = sum(bundle.cost for bundle in bundles) / stages, 0.0, 0
-    while stop < len(bundles) and reached < enough:
-        reached += bundles[stop].cost
-        stop += 1
-    return Stage(bundles=tuple(bundles[:stop]), left=tuple(unit for bundle in bundles[stop:] for unit in bundle.units))
+    bundles, places = ordered(units, costs, workers)
+    if stages == 1 or not len(bundles):
+        return Stage(bundles=bundles, left=units[:0])
+    reached = bundles.costs.cumsum()
+    stop = int(np.searchsorted(reached, reached[-1] / stages)) + 1
+    taken = int(bundles.stops[stop - 1])
+    first = Bundles(units=bundles.units[:taken], stops=bundles.stops[:stop], costs=bundles.costs[:stop])
+    return Stage(bundles=first, left=units[np.sort(places[taken:])])
 
 
-def probing(stage: Stage, workers: int) -> Stage:
+def probing(stage: Stage, costs: Costs, workers: int) -> Stage:
     """The same stage after as many units of every member as let a rank that tells measure it, or so.
 
-    A member that was wrongly thought to be cheap would else not be met before the end.
+    A member that was wrongly thought to be cheap would else not be met before the end. ``costs`` are those of units that are left.
 
-    >>> a, b = (Unit(member=member, chunk=0, cost=2.0 - member) for member in range(2))
-    >>> [bundle.units for bundle in probing(Stage(bundles=(Bundle(units=(a,)),), left=(b,)), workers=2).bundles] == [(b,), (a,)]
-    True
+    >>> a, b = (Units(chunk=np.zeros(1, dtype=np.int32), member=np.array([member], dtype=np.int32)) for member in range(2))
+    >>> bundles = Bundles(units=a, stops=np.ones(1, dtype=np.int64), costs=np.ones(1))
+    >>> probed = probing(Stage(bundles=bundles, left=b), np.ones(1), workers=2)
+    >>> probed.bundles.units.member.tolist(), len(probed.left)
+    ([1, 0], 0)
     """
     enough = max(1, workers // POSTS)
-    met = Counter(unit.member for bundle in stage.bundles for unit in bundle.units)
-    probes: list[Unit] = []
-    left: list[Unit] = []
-    for unit in stage.left:
-        (probes if met[unit.member] < enough else left).append(unit)
-        met[unit.member] += 1
-    return Stage(bundles=(*(Bundle(units=(unit,)) for unit in probes), *stage.bundles), left=tuple(left))
+    members = np.unique(stage.left.member)
+    missing = [max(0, enough - int((stage.bundles.units.member == member).sum())) for member in members]
+    probes = np.concatenate(
+        [np.flatnonzero(stage.left.member == one)[:count] for one, count in zip(members, missing)]
+        or [np.zeros(0, dtype=np.int64)]
+    )
+    probed = join_bundles(
+        Bundles(units=stage.left[probes], stops=np.arange(1, len(probes) + 1), costs=costs[probes]), stage.bundles
+    )
+    left = np.ones(len(stage.left), dtype=np.bool_)
+    left[probes] = False
+    return Stage(bundles=probed, left=stage.left[left])
+
+
+def join_bundles(first: Bundles, second: Bundles) -> Bundles:
+    """The bundles of both, one after the other."""
+    chunk, member = (
+        np.concatenate([getattr(one.units, name) for one in (first, second)]) for name in ("chunk", "member")
+    )
+    return Bundles(
+        units=Units(chunk=chunk, member=member),
+        stops=np.concatenate([first.stops, len(first.units) + second.stops]),
+        costs=np.concatenate([first.costs, second.costs]),
+    )
 
 
 def learned_rates(expected: Sequence[float], notes: Sequence[Note], now: float) -> list[float]:

@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -12,23 +12,24 @@ from numpy.typing import NDArray
 
 from hydragnn.ensemble.members import Outcome
 from hydragnn.ensemble.plan import Unit
-from hydragnn.ensemble.prediction.claims import unique_name
+from hydragnn.ensemble.prediction.records import ALL, Records
 from hydragnn.ensemble.prediction.sinks import Piece
 from hydragnn.errors import InputError
-from hydragnn.files import DAMAGED_ARRAYS, lock_file, read_json, read_sealed, write_json
+from hydragnn.files import lock_file, read_json, read_sealed, write_json
 from hydragnn.models import distribution_from_arrays
 
-LOCK, PIECE = "lock", "piece-"
+LOCK = "lock"
 PLAN = {"planned", "measured"}
 """What the plan beside a prediction holds."""
 
 
 class Parts:
-    """A folder with one file per finished unit and the identity of the prediction that they belong to."""
+    """A folder with finished work and the identity of the prediction that it belongs to."""
 
     def __init__(self, folder: Path) -> None:
         """The folder may not exist yet."""
         self.folder = folder
+        self.records = Records(folder)
 
     @contextmanager
     def entered(self, lock: ExitStack, *, resume: bool) -> Iterator[bool]:
@@ -99,81 +100,47 @@ class Parts:
                 "repeat that command, delete the folder, or choose another --out"
             )
 
-    def path(self, unit: Unit) -> Path:
-        """Where the outcome of a unit lies."""
-        return self.folder / f"chunk-{unit.chunk:07d}-member-{unit.member:03d}.npz"
-
     def has(self, unit: Unit) -> bool:
-        """Return True where the unit is finished; a file that a power cut left torn is not."""
-        return self.whole_outcome(unit) is not None
-
-    def whole_outcome(self, unit: Unit) -> Outcome | None:
-        """The outcome of a unit; None where it is not there or torn."""
-        if not self.path(unit).is_file():
-            return None
-        try:
-            return self.read(unit)
-        except DAMAGED_ARRAYS:
-            return None
-
-    def names(self) -> set[str]:
-        """The files of all finished units, whole or torn."""
-        try:
-            return {entry.name for entry in os.scandir(self.folder) if entry.name.startswith("chunk-")}
-        except FileNotFoundError:
-            return set()
+        """Return True where the unit is finished, by itself or with all others of its chunk; what a power cut left torn is not."""
+        return self.piece(unit.chunk) is not None or self.outcome(unit) is not None
 
     def forget_ranks(self) -> None:
         """Remove the meeting places of those who worked here before."""
         for place in self.folder.glob("ranks-*"):
             shutil.rmtree(place, ignore_errors=True)
 
-    def write(self, unit: Unit, outcome: Outcome) -> None:
-        """Keep the outcome of a unit; complete or absent once this process ends, whatever ends it.
-
-        Not flushed to disk, which would cost more than predicting: the checksums inside tell a torn file.
-        """
+    def keep(self, unit: Unit, outcome: Outcome, seconds: float) -> None:
+        """Keep the outcome of a unit, which took so many ``seconds``."""
         arrays = {
             f"{prediction.kind}/{name}/{tensor}": values
             for name, prediction in outcome.predictions.items()
             for tensor, values in prediction.to_arrays().items()
         }
         arrays |= {"reasons": np.array(outcome.reasons, dtype=np.str_), "distances": outcome.distances}
-        _save(self.path(unit), arrays)
+        self.records.append(unit.chunk, unit.member, arrays, [seconds])
 
-    def _piece_path(self, number: int) -> Path:
-        return self.folder / f"{PIECE}{number:07d}.npz"
+    def keep_piece(self, chunk: int, counts: Mapping[str, int], piece: Piece, seconds: Sequence[float]) -> None:
+        """Keep what a chunk becomes in the file, with counts of its graphs; ``seconds`` of the units that were predicted for it."""
+        arrays = {f"count/{name}": np.array(count) for name, count in counts.items()} | {
+            f"piece/{name}": values for name, values in piece.items()
+        }
+        self.records.append(chunk, ALL, arrays, seconds)
 
-    def pieces(self) -> set[int]:
-        """The numbers of the pieces of the file that are there, whole or torn."""
-        try:
-            names = [entry.name for entry in os.scandir(self.folder) if entry.name.startswith(PIECE)]
-        except FileNotFoundError:
-            return set()
-        return {int(name.removeprefix(PIECE).removesuffix(".npz")) for name in names}
-
-    def write_piece(self, number: int, counts: Mapping[str, int], piece: Piece) -> None:
-        """Keep a piece of the file; complete or absent once this process ends, as the outcome of a unit."""
-        _save(
-            self._piece_path(number),
-            {f"count/{name}": np.array(count) for name, count in counts.items()}
-            | {f"piece/{name}": values for name, values in piece.items()},
-        )
-
-    def piece(self, number: int) -> tuple[dict[str, int], Piece] | None:
-        """Counts of graphs and what they become in the file; None where the piece is not there or torn."""
-        try:
-            arrays = _load(self._piece_path(number))
-        except (FileNotFoundError, *DAMAGED_ARRAYS):
+    def piece(self, chunk: int) -> tuple[dict[str, int], Piece] | None:
+        """Counts of a chunk's graphs and what they become in the file; None where they are not there or torn."""
+        arrays = self.records.read(chunk, ALL)
+        if arrays is None:
             return None
         counts = {
             name.removeprefix("count/"): int(value) for name, value in arrays.items() if name.startswith("count/")
         }
         return counts, {name.removeprefix("piece/"): v for name, v in arrays.items() if name.startswith("piece/")}
 
-    def read(self, unit: Unit) -> Outcome:
-        """The outcome of a finished unit, bit for bit."""
-        arrays = _load(self.path(unit))
+    def outcome(self, unit: Unit) -> Outcome | None:
+        """The outcome of a unit, bit for bit; None where it is not there by itself, or torn."""
+        arrays = self.records.read(unit.chunk, unit.member)
+        if arrays is None:
+            return None
         reasons, distances = tuple(arrays.pop("reasons").tolist()), arrays.pop("distances")
         tensors_of: dict[tuple[str, str], dict[str, NDArray[Any]]] = {}
         for path, values in arrays.items():
@@ -183,21 +150,6 @@ class Parts:
         return Outcome(predictions=predictions, reasons=reasons, distances=distances)
 
     def delete(self) -> None:
-        """Remove the folder once everything has been merged."""
+        """Remove the folder once everything is in the file."""
+        self.records.close()
         shutil.rmtree(self.folder, ignore_errors=True)
-
-
-def _save(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
-    temporary = path.with_name(f".{path.name}.{unique_name()}")
-    try:
-        with temporary.open("wb") as file:
-            np.savez(file, allow_pickle=False, **arrays)
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise InputError(f"cannot write {path}: {error.strerror or error}; free space, then --resume") from error
-
-
-def _load(path: Path) -> dict[str, NDArray[Any]]:
-    with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-        return {name: file[name] for name in file.files}

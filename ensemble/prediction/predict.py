@@ -4,24 +4,25 @@ import contextlib
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from hydragnn.allocator import keep_memory
 from hydragnn.datasets import BatchSettings
 from hydragnn.ensemble.ensemble import Ensemble
-from hydragnn.ensemble.plan import Chunk, chunks_of, default_budget, units_of
+from hydragnn.ensemble.plan import Chunks, Unit, chunks_of, default_budget
 from hydragnn.ensemble.prediction.formats import sink_for
 from hydragnn.ensemble.prediction.group import ChildGroup, Group, at_work
-from hydragnn.ensemble.prediction.job import Job, begin, branch_for, member_costs, source_of
+from hydragnn.ensemble.prediction.job import Inputs, Job, begin, branch_for, member_costs
 from hydragnn.ensemble.prediction.joining import worker_group
 from hydragnn.ensemble.prediction.merge import Merger
-from hydragnn.ensemble.prediction.order import Bundle, learned_rates
+from hydragnn.ensemble.prediction.order import Bundles, learned_rates
+from hydragnn.ensemble.prediction.parts import Parts
 from hydragnn.ensemble.prediction.queues import LOOK
 from hydragnn.ensemble.prediction.reporting import PredictionResult, moving_bar, plan_line, prediction_result
 from hydragnn.ensemble.prediction.schedule import Schedule, make_schedule
@@ -80,26 +81,34 @@ def predict_with(group: Group, job: Job, check: Callable[[], None], *, quiet: bo
 
     ``check`` is called before every unit of work and raises where it is to end.
     """
-    started = time.perf_counter()
+    started, inputs = time.perf_counter(), Inputs(job)
     with contextlib.ExitStack() as lock:
-        opening = group.begin(partial(begin, job, group.size, lock), job.parts.folder)
-        return _predict_opened(group, job, check, opening, started, quiet=quiet)
+        opening = group.begin(partial(begin, job, inputs, group.size, lock), job.parts.folder)
+        return _predict_opened(group, job, inputs, check, opening, started, quiet=quiet)
 
 
 def _predict_opened(
-    group: Group, job: Job, check: Callable[[], None], opening: dict[str, Any], started: float, *, quiet: bool
+    group: Group,
+    job: Job,
+    inputs: Inputs,
+    check: Callable[[], None],
+    opening: dict[str, Any],
+    started: float,
+    *,
+    quiet: bool,
 ) -> PredictionResult | None:
     """What follows once rank 0 has opened the prediction."""
-    ensemble = Ensemble.load(job.model, held=opening["held"], branch=job.branch)
-    graphs = source_of(job, ensemble, group, check, fresh=opening["fresh"])
+    ensemble = inputs.ensemble(opening["held"])
+    graphs = inputs.graphs(group, check, fresh=opening["fresh"])
     sizes = graphs.store.sizes()
     chunks = chunks_of(sizes, graphs.numbers, job.batch.limits if job.batch else default_budget(sizes), graphs.failures)
-    schedule = _schedule(job, ensemble, chunks, opening, group.size)
-    worker = Worker(group, ensemble, graphs, ensemble.needed(graphs.store), chunks, job.parts, check)
+    sink, parts = sink_for(job.out, ensemble), job.parts
+    schedule = _schedule(job, ensemble, parts, chunks, opening, group.size)
+    worker = Worker(group, ensemble, graphs, ensemble.needed(graphs.store), chunks, parts, sink, check)
     if group.rank == 0:
-        write_json(job.parts.folder / "plan.json", schedule.certificate())
+        write_json(parts.folder / "plan.json", schedule.certificate)
         if not quiet:
-            print(plan_line(schedule.certificate()), file=sys.stderr, flush=True)
+            print(plan_line(schedule.certificate), file=sys.stderr, flush=True)
     if opening["held"] >= len(ensemble.members):
         list(ensemble.members)  # loaded before the clock starts
 
@@ -115,7 +124,7 @@ def _predict_opened(
     try:
         work_through(worker, schedule, job, show=group.rank == 0 and not quiet)
         worked = time.perf_counter()
-        merger = Merger(worker, schedule.units, sink_for(job.out, ensemble))
+        merger = Merger(worker)
         if group.size > 1:
             merger.prepare()
         prepared = time.perf_counter()
@@ -128,65 +137,75 @@ def _predict_opened(
     group.speaks = True
     moments = (started, ready, worked, prepared, time.perf_counter())
     spent = {name: after - before for name, before, after in zip(STAGES_OF_TIME, moments, moments[1:])}
-    result = prediction_result(job, schedule, counts, group.notes("done"), spent)
-    job.parts.delete()
+    entries = parts.records.entries(besides=opening["finished"])
+    result = prediction_result(job, schedule, counts, group.notes("done"), entries, spent)
+    parts.delete()
     return result
 
 
 def work_through(worker: Worker, schedule: Schedule, job: Job, *, show: bool) -> None:
     """Take work until there is none; then do what others left undone."""
-    group = worker.group
+    group, records, members = worker.group, worker.parts.records, len(schedule.costs)
     worker.start()
-    with moving_bar(len(schedule.units), show) as bar:
+    with moving_bar(schedule.units, show) as bar:
         take_all(worker, LOOK, schedule.there, bar)
-        late = take_stages(worker, schedule, bar)
+        taken, rates = take_stages(worker, schedule, bar)
+        records.end()
         group.note("done", worker.account())
 
-    def missing() -> list[Late]:
+    def missing() -> Iterable[Late]:
         if job.out.exists():
             return []
-        there = job.parts.names()
-        return [one for one in late if job.parts.path(schedule.units[one.number]).name not in there]
+        records.look()
+        return schedule.late(taken, rates, records.marks(len(worker.chunks), members))
 
-    again = len(worker.done)
+    def again(number: int) -> None:
+        worker.predict([Unit(chunk=number // members, member=number % members)])
+
+    before = worker.done
     if group.size > 1:
-        finish_together(group, "unit", missing, lambda number: worker.predict([schedule.units[number]]), worker.check)
-    if len(worker.done) > again:
+        finish_together(group, "unit", missing, again, worker.check)
+    if worker.done > before:
         group.note("done", worker.account())
 
 
-def take_stages(worker: Worker, schedule: Schedule, bar: Callable[[int], None]) -> list[Late]:
-    """Take all work, this rank's lane first, by expected costs and then by those measured so far; gives what may be late."""
-    taken: dict[int, Sequence[Bundle]] = {}
+def take_stages(
+    worker: Worker, schedule: Schedule, bar: Callable[[int], None]
+) -> tuple[dict[int, Bundles], Sequence[float]]:
+    """Take all work, this rank's lane first, by expected costs and then by those measured so far; gives all queues and what was measured."""
+    taken: dict[int, Bundles] = {}
     rates: Sequence[float] = schedule.costs
 
     def measured() -> list[float]:
         return learned_rates(schedule.costs, worker.group.notes("measured"), time.time())
 
     for lane in schedule.lanes_from(worker.group.rank):
-        stage = lane.first()
+        stage = lane.first(schedule.loads, rates)
         for number in range(lane.stages):
             if number:
-                stage = lane.following(number, stage, worker.chunks, rates)
+                stage = lane.following(number, stage, schedule.loads, rates)
             taken[lane.queue(number)] = stage.bundles
             take_all(worker, lane.queue(number), stage.bundles, bar)
             rates = worker.group.publish(f"rates-{lane.queue(number)}", measured)
-    return schedule.late(taken, worker.chunks, rates)
+    return taken, rates
 
 
-def take_all(worker: Worker, number: int, bundles: Sequence[Bundle], bar: Callable[[int], None]) -> None:
+def take_all(worker: Worker, number: int, bundles: Bundles, bar: Callable[[int], None]) -> None:
     """Take from a queue until it is dry."""
-    queue = worker.group.queue(number, [bundle.cost for bundle in bundles])
-    before = list(accumulate((len(bundle.units) for bundle in bundles), initial=0))
-    worker.work(queue, bundles, lambda position: bar(before[position]))
-    bar(-before[-1])
+    queue = worker.group.queue(number, bundles.costs)
+    worker.work(queue, bundles, lambda position: bar(int(bundles.stops[position - 1]) if position else 0))
+    bar(-len(bundles.units))
 
 
-def _schedule(job: Job, ensemble: Ensemble, chunks: Sequence[Chunk], opening: dict[str, Any], ranks: int) -> Schedule:
-    costs, present = member_costs(ensemble, job.model), set(opening["present"])
-    units = units_of(chunks, costs)
-    there = [unit for unit in units if job.parts.path(unit).name in present]
-    return make_schedule(units, there, costs, held=opening["held"], ranks=ranks)
+def _schedule(
+    job: Job, ensemble: Ensemble, parts: Parts, chunks: Chunks, opening: dict[str, Any], ranks: int
+) -> Schedule:
+    costs = member_costs(ensemble, job.model)
+    every = np.ones((len(chunks), len(costs)), dtype=np.bool_)
+    every[list(chunks.reasons)] = False
+    parts.records.look(all_files=True)
+    there = parts.records.marks(*every.shape, only=opening["finished"])
+    return make_schedule(chunks.loads, every, there, costs, held=opening["held"], ranks=ranks)
 
 
 def _predict_as_child(rank: int, size: int, threads: int, opening: dict[str, Any], folder: Path, job: Job) -> None:

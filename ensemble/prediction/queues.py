@@ -9,6 +9,11 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Protocol, runtime_checkable
 
+import numpy as np
+from numpy.typing import NDArray
+
+Costs = Sequence[float] | NDArray[np.float64]
+
 BLOCKS, LOOK, PIECES, LANES = 0, 1, 2, 3
 """The first numbers of queues: for structures to be built, for parts to be looked at, for pieces of the file, for stages of the lanes."""
 
@@ -91,7 +96,7 @@ class RelayQueue:
 
     def __init__(
         self,
-        costs: Sequence[float],
+        costs: Costs,
         root: Counter,
         relay: Counter,
         relays: int,
@@ -136,7 +141,7 @@ class RelayQueue:
         return start
 
 
-def blocks(costs: Sequence[float], relays: int) -> list[tuple[int, int]]:
+def blocks(costs: Costs, relays: int) -> list[tuple[int, int]]:
     """Positions in blocks that shrink towards the end: an eighth of the relay's share of what is left; one at least.
 
     After the last block of ``LEAST`` positions all are single.
@@ -144,13 +149,13 @@ def blocks(costs: Sequence[float], relays: int) -> list[tuple[int, int]]:
     >>> blocks([1.0] * 40, relays=1)[:4]
     [(0, 5), (5, 9), (9, 10), (10, 11)]
     """
-    edges, left, inside = [0], sum(costs), 0.0
-    for position, cost in enumerate(costs):
+    edges, left, inside = [0], float(np.sum(costs)), 0.0
+    for position, cost in enumerate(np.asarray(costs).tolist()):
         if position > edges[-1] and inside + cost > left / (SHARE * relays):
             edges.append(position)
             left, inside = left - inside, 0.0
         inside += cost
-    shrinking = list(pairwise([*edges, len(costs)])) if costs else []
+    shrinking = list(pairwise([*edges, len(costs)])) if len(costs) else []
     shared = max((number + 1 for number, (start, end) in enumerate(shrinking) if end - start >= LEAST), default=0)
     rest = range(shrinking[shared - 1][1] if shared else 0, len(costs))
     return [*shrinking[:shared], *((position, position + 1) for position in rest)]
@@ -161,7 +166,7 @@ def _first_of_singles(all_blocks: Sequence[tuple[int, int]]) -> int:
     return max((number + 1 for number, (start, end) in enumerate(all_blocks) if end - start > 1), default=0)
 
 
-def queue_for(costs: Sequence[float], size: int, root: Counter, relay: Counter) -> Queue:
+def queue_for(costs: Costs, size: int, root: Counter, relay: Counter) -> Queue:
     """The queue for so many ranks."""
     if size <= MANY:
         return FlatQueue(len(costs), root)

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from numpy.typing import NDArray
 from rich.progress import Progress
 
 from hydragnn.ensemble.prediction.job import Job
@@ -73,19 +74,19 @@ def prediction_result(
     schedule: Schedule,
     counts: Mapping[str, int],
     accounts: Sequence[dict[str, Any]],
+    entries: NDArray[Any],
     seconds_of: Mapping[str, float],
 ) -> PredictionResult:
-    """What was predicted, the plan and what became of it by the ranks' accounts; the latter also written beside the predictions."""
-    planned, measured = schedule.certificate(), measured_course(accounts, schedule.ranks)
-    redone = {(chunk, member) for account in accounts for chunk, member, _ in account["units"]}
-    there = [unit for bundle in schedule.there for unit in bundle.units]
+    """What was predicted, the plan and what became of it by the ranks' accounts and the ``entries`` of what was kept; the latter also written beside the predictions."""
+    planned, measured = schedule.certificate, measured_course(accounts, entries, schedule.ranks)
+    there = len(schedule.there.units)
     write_sealed(job.plan, {"planned": planned, "measured": measured})
     seconds = sum(seconds_of.values())
     return PredictionResult(
         out=job.out,
         **counts,
-        units=len(schedule.units),
-        units_resumed=sum((unit.chunk, unit.member) not in redone for unit in there),
+        units=schedule.units,
+        units_resumed=there - max(0, measured["units_done"] - (schedule.units - there)),
         ranks=schedule.ranks,
         planned_makespan_over_bound=planned["ratio"],
         measured_makespan_over_bound=measured["ratio"],

@@ -31,7 +31,8 @@ class Source:
     """Graphs in a store, their numbers in the output, and why the missing ones could not be built."""
 
     store: GraphStore
-    numbers: Int[NDArray[np.int64], " graphs"]
+    numbers: Int[NDArray[np.int64], " graphs"] | None
+    """None where they are those in the store."""
     failures: dict[int, str]
 
 
@@ -45,7 +46,7 @@ def is_store(path: Path) -> bool:
 def store_source(path: Path) -> Source:
     """The graphs of a store as they are."""
     store = open_store(path)
-    return Source(store=store, numbers=np.arange(len(store)), failures={})
+    return Source(store=store, numbers=None, failures={})
 
 
 class Building:

@@ -1,7 +1,7 @@
 """Work that ranks share until all of it is there, whoever dies or dawdles."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from hydragnn.ensemble.prediction.group import Group
@@ -45,7 +45,7 @@ class Late:
 def finish_together(
     group: Group,
     name: str,
-    missing: Callable[[], Sequence[Late]],
+    missing: Callable[[], Iterable[Late]],
     do: Callable[[int], None],
     check: Callable[[], None] = lambda: None,
 ) -> None:
@@ -59,12 +59,15 @@ def finish_together(
     while not group.told(name):
         check()
         if turn.looks():
-            late = missing()
-            if not late:
+            waited, nothing, work = time.monotonic() - idle_since, True, None
+            for one in missing():
+                nothing = False
+                if _is_ours(group, name, one, waited):
+                    work = one
+                    break
+            if nothing:
                 group.tell(name)
                 return
-            waited = time.monotonic() - idle_since
-            work = next((one for one in late if _is_ours(group, name, one, waited)), None)
             if work is not None:
                 do(work.number)
                 continue

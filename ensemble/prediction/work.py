@@ -1,21 +1,30 @@
 """One rank at work: it takes bundles, predicts their units, and keeps account of the time."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.members import Outcome
-from hydragnn.ensemble.plan import Chunk, Unit
+from hydragnn.ensemble.plan import Chunk, Chunks, Unit
 from hydragnn.ensemble.prediction.group import Group
-from hydragnn.ensemble.prediction.order import POSTS, Bundle
+from hydragnn.ensemble.prediction.order import POSTS, Bundles
 from hydragnn.ensemble.prediction.parts import Parts
 from hydragnn.ensemble.prediction.queues import Queue
+from hydragnn.ensemble.prediction.sinks import Block, Piece, Sink
 from hydragnn.ensemble.prediction.sources import Source
 from hydragnn.ensemble.screening import Screened, outcome_of, read_screened, without_screening
 
 NOTE_EVERY = 0.5
 """Seconds between two times that a rank tells."""
+
+LONG = 1.0
+"""Seconds of a unit that is kept by itself as soon as it is done, and not only with the others of its bundle."""
+
+COUNTS = ("graphs", "failed", "outside_training_domain")
 
 
 class Worker:
@@ -27,15 +36,16 @@ class Worker:
         ensemble: Ensemble,
         graphs: Source,
         needed: Sequence[str],
-        chunks: Sequence[Chunk],
+        chunks: Chunks,
         parts: Parts,
+        sink: Sink,
         check: Callable[[], None],
     ) -> None:
         """Nothing is done yet; ``check`` is called before every unit and raises where the prediction is to end."""
         self.group, self.ensemble, self.graphs, self.chunks, self.parts = group, ensemble, graphs, chunks, parts
-        self.check = check
+        self.sink, self.check = sink, check
         self.needed = needed
-        self.done: list[tuple[int, int, float]] = []
+        self.done, self._busy = 0, 0.0
         self._spent = [0.0] * len(ensemble.names)
         self._load = [0.0] * len(ensemble.names)
         self._noted_at = -NOTE_EVERY
@@ -45,26 +55,52 @@ class Worker:
         """The clock of the account starts now."""
         self.began = self.ended = time.time()
 
-    def work(self, queue: Queue, bundles: Sequence[Bundle], moved: Callable[[int], None]) -> None:
+    def work(self, queue: Queue, bundles: Bundles, moved: Callable[[int], None]) -> None:
         """Take bundles until there are none, telling the others now and then what was measured."""
         while (position := queue.take()) is not None:
             moved(position)
-            self._note_progress(bundles[position].units)
-            self.predict(bundles[position].units)
+            units = bundles[position]
+            self._note_progress(units)
+            self.predict(units)
 
-    def predict(self, units: Sequence[Unit]) -> None:
-        """Predict units of one chunk, apart from those that are there already; their batch is read once."""
-        began = time.perf_counter()
+    def predict(self, units: Sequence[Unit]) -> dict[int, Outcome]:
+        """Predict units of one chunk, apart from those that are there already; their batch is read once. Gives outcomes by member.
+
+        What is predicted is kept, whatever ends the work: as a piece of the file if it is of all members, else unit by unit.
+        """
+        began, done = time.perf_counter(), dict[int, Outcome]()
         units = [unit for unit in units if not self.parts.has(unit)]
         if not units:
-            return
-        batch = self.read(self.chunks[units[0].chunk])
-        reading = (time.perf_counter() - began) / len(units)
-        for unit in units:
-            self.check()
+            return done
+        chunk = units[0].chunk
+        read = self.read(self.chunks[chunk])
+        seconds = dict.fromkeys((unit.member for unit in units), (time.perf_counter() - began) / len(units))
+        try:
+            for unit in units:
+                self.check()
+                began = time.perf_counter()
+                done[unit.member] = outcome_of(self.ensemble.members[unit.member], read)
+                seconds[unit.member] += time.perf_counter() - began
+                self._account(unit, seconds[unit.member])
+                if seconds[unit.member] > LONG:
+                    self.parts.keep(unit, done[unit.member], seconds.pop(unit.member))
+        finally:
             began = time.perf_counter()
-            self.parts.write(unit, outcome_of(self.ensemble.members[unit.member], batch))
-            self._account(unit, reading + time.perf_counter() - began)
+            self._keep(chunk, read, done, seconds)
+            self._busy += time.perf_counter() - began
+            self.ended = time.time()
+        return done
+
+    def _keep(self, chunk: int, read: Screened, done: Mapping[int, Outcome], seconds: dict[int, float]) -> None:
+        """Keep outcomes by member, which took so many ``seconds``; those that are not among these are kept already."""
+        if len(done) == len(self.ensemble.names):
+            began = time.perf_counter()
+            piece = self._piece(chunk, read, [done[member] for member in range(len(done))])
+            combining = time.perf_counter() - began
+            self.parts.keep_piece(chunk, *piece, [one + combining / len(seconds) for one in seconds.values()])
+            return
+        for member in done.keys() & seconds.keys():
+            self.parts.keep(Unit(chunk=chunk, member=member), done[member], seconds[member])
 
     def read(self, chunk: Chunk, *, sure: bool = False) -> Screened:
         """The graphs of a chunk, apart from those that are not valid; ``sure`` that there are none, they are not checked."""
@@ -72,51 +108,78 @@ class Worker:
             return without_screening(self.graphs.store.read(chunk.graphs, self.needed))
         return read_screened(self.graphs.store, chunk.graphs, self.needed, self.needed, chunk.numbers)
 
-    def outcome(self, unit: Unit) -> Outcome:
-        """The outcome of a unit; made again where its part is torn."""
-        outcome = self.parts.whole_outcome(unit)
-        if outcome is None:
-            self.predict([unit])
-            outcome = self.parts.read(unit)
-        return outcome
+    def combine(self, number: int) -> tuple[dict[str, int], Piece]:
+        """Counts of a chunk's graphs and what they become in the file, by what was kept of members; what is torn is predicted again."""
+        chunk = self.chunks[number]
+        outcomes = [] if chunk.reason else self._outcomes(number)
+        # graphs that are not valid have their reason in every outcome, so that without reasons there are none
+        sure = bool(outcomes) and not any(any(outcome.reasons) for outcome in outcomes)
+        return self._piece(number, self.read(chunk, sure=sure) if len(chunk.graphs) else None, outcomes)
+
+    def _outcomes(self, chunk: int) -> list[Outcome]:
+        units = [Unit(chunk=chunk, member=member) for member in range(len(self.ensemble.names))]
+        kept = {unit.member: self.parts.outcome(unit) for unit in units}
+        found = {member: outcome for member, outcome in kept.items() if outcome is not None}
+        torn = [unit for unit in units if unit.member not in found]
+        every = found | (self.predict(torn) if torn else {})
+        return [every[unit.member] for unit in units]
+
+    def _piece(self, number: int, read: Screened | None, outcomes: Sequence[Outcome]) -> tuple[dict[str, int], Piece]:
+        """Counts of a chunk's graphs and what they become in the file."""
+        chunk = self.chunks[number]
+        if chunk.reason:
+            nodes, edges = (0, 0) if read is None else (read.whole.num_nodes, read.whole.num_edges)
+            predictions = self.ensemble.nothing(nodes, edges, chunk.reason)
+        else:
+            assert read is not None
+            predictions = self.ensemble.combine(read, outcomes)
+        counts = len(predictions), int(np.count_nonzero(~predictions.ok)), sum(map(bool, predictions.domain))
+        block = Block(numbers=chunk.numbers, predictions=predictions, graphs=read)
+        return dict(zip(COUNTS, counts)), self.sink.piece(block)
 
     def account(self) -> dict[str, Any]:
         """What this rank did and when."""
-        busy = sum(seconds for _, _, seconds in self.done)
-        return {"rank": self.group.rank, "began": self.began, "ended": self.ended, "busy": busy, "units": self.done}
+        return {
+            "rank": self.group.rank,
+            "began": self.began,
+            "ended": self.ended,
+            "busy": self._busy,
+            "units": self.done,
+        }
 
     def _note_progress(self, next_ones: Sequence[Unit]) -> None:
         """Note what this rank has measured and begins now, if some time has passed and it is one of those that tell."""
         is_due = self.group.size > 1 and self.group.rank % max(1, self.group.size // POSTS) == 0
         if is_due and time.monotonic() - self._noted_at > NOTE_EVERY:
             (unit, *others) = next_ones
-            running = [] if others else [unit.member, self.chunks[unit.chunk].load, time.time()]
+            running = [] if others else [unit.member, float(self.chunks.loads[unit.chunk]), time.time()]
             self.group.note("measured", {"seconds": self._spent, "load": self._load, "running": running})
             self._noted_at = time.monotonic()
 
     def _account(self, unit: Unit, seconds: float) -> None:
-        self.done.append((unit.chunk, unit.member, seconds))
-        self.ended = time.time()
+        self.done += 1
+        self._busy += seconds
         self._spent[unit.member] += seconds
-        self._load[unit.member] += self.chunks[unit.chunk].load
+        self._load[unit.member] += float(self.chunks.loads[unit.chunk])
 
 
-def measured_course(accounts: Sequence[dict[str, Any]], ranks: int) -> dict[str, Any]:
+def measured_course(accounts: Sequence[dict[str, Any]], entries: NDArray[Any], ranks: int) -> dict[str, Any]:
     """The makespan that was measured against the bound that these costs leave, and the busy time of every rank.
 
-    The bound is that of the work done once, at its least cost. A rank that died or still hangs left no account.
+    The bound is that of the work done once, at its least cost, by the ``entries`` of what was kept. A rank that died or still
+    hangs left no account.
     """
-    once: dict[tuple[int, int], float] = {}
-    for account in accounts:
-        for chunk, member, seconds in account["units"]:
-            once[chunk, member] = min(seconds, once.get((chunk, member), seconds))
+    done = entries[entries["units"] > 0]
+    done = done[np.lexsort((done["seconds"], done["member"], done["chunk"]))]
+    keys = np.stack([done["chunk"], done["member"]])
+    once = done[(np.diff(keys, axis=1, prepend=-2) != 0).any(axis=0)]
     begin = min((account["began"] for account in accounts), default=0.0)
     makespan = max((account["ended"] for account in accounts), default=0.0) - begin
-    bound = max(sum(once.values()) / ranks, max(once.values(), default=0.0))
+    bound = max(float(once["seconds"].sum()) / ranks, float(once["largest"].max(initial=0.0)))
     return {
         "ranks_heard": len(accounts),
-        "units_done": len(once),
-        "units_done_again": sum(len(account["units"]) for account in accounts) - len(once),
+        "units_done": int(once["units"].sum()),
+        "units_done_again": int(done["units"].sum() - once["units"].sum()),
         "makespan": makespan,
         "lower_bound": bound,
         "ratio": makespan / bound if bound > 0 else 1.0,

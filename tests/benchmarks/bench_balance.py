@@ -33,7 +33,7 @@ from small_ensemble import crystals, make_ensemble, write_store, write_structure
 
 from hydragnn.datasets import open_store
 from hydragnn.ensemble import Ensemble
-from hydragnn.ensemble.plan import Chunk, chunks_of, default_budget, units_of
+from hydragnn.ensemble.plan import chunks_of, default_budget
 from hydragnn.ensemble.prediction import reporting, work
 from hydragnn.ensemble.prediction.group import Group
 from hydragnn.ensemble.prediction.job import Job, member_costs
@@ -101,14 +101,14 @@ def simulated(
     loads: Sequence[float], seconds: np.ndarray, expected: Sequence[float], ranks: int, latency: float
 ) -> dict[str, float]:
     """Makespan over bound on a virtual clock; ``seconds[chunk, member]`` is what units really take."""
-    clock, chunks = Clock(), [Chunk(graphs=np.arange(1), numbers=np.arange(1), load=load) for load in loads]
-    members = len(expected)
-    schedule = make_schedule(units_of(chunks, expected), [], expected, held=members, ranks=ranks)
+    clock, members, weights = Clock(), len(expected), np.asarray(loads)
+    every = np.ones((len(loads), members), dtype=np.bool_)
+    schedule = make_schedule(weights, every, ~every, expected, held=members, ranks=ranks)
     (lane,) = schedule.lanes
     spent, load = np.zeros((ranks, members)), np.zeros((ranks, members))
     posts: dict[int, Note] = {}
-    stages = [lane.first()]
-    queues = [_queues([bundle.cost for bundle in stages[0].bundles], ranks, clock, latency)]
+    stages = [lane.first(weights, expected)]
+    queues = [_queues(stages[0].bundles.costs, ranks, clock, latency)]
     turns = [(0.0, rank, 0) for rank in range(ranks)]
     ended = 0.0
     while turns:
@@ -118,13 +118,13 @@ def simulated(
             continue
         if stage == len(stages):
             rates = learned_rates(expected, [posts[key] for key in sorted(posts)], clock.now)
-            stages.append(lane.following(stage, stages[-1], chunks, rates))
-            queues.append(_queues([bundle.cost for bundle in stages[-1].bundles], ranks, clock, latency))
+            stages.append(lane.following(stage, stages[-1], weights, rates))
+            queues.append(_queues(stages[-1].bundles.costs, ranks, clock, latency))
         position = queues[stage][rank // RELAY].take()
         if position is None:
             heapq.heappush(turns, (clock.now, rank, stage + 1))
             continue
-        units = stages[stage].bundles[position].units
+        units = stages[stage].bundles[position]
         if rank % max(1, ranks // POSTS) == 0:
             running = [units[0].member, loads[units[0].chunk], clock.now] if len(units) == 1 else []
             posts[rank] = {"seconds": spent[rank].tolist(), "load": load[rank].tolist(), "running": running}
@@ -145,16 +145,16 @@ def simulated(
     }
 
 
-def _queues(costs: Sequence[float], ranks: int, clock: Clock, latency: float) -> list[Queue]:
+def _queues(costs: np.ndarray, ranks: int, clock: Clock, latency: float) -> list[Queue]:
     """A queue per group of ranks."""
     root = RemoteCounter(clock, latency)
     relays = range(-(-ranks // RELAY))
     return [queue_for(costs, ranks, root, RemoteCounter(clock, latency)) for _ in relays]
 
 
-def recorded(chunks: Sequence[Chunk], account: Sequence[Sequence[float]], members: int) -> np.ndarray:
+def recorded(chunks: int, account: Sequence[Sequence[float]], members: int) -> np.ndarray:
     """Seconds of every unit of a measured run, ``[chunk, member]``."""
-    seconds = np.full((len(chunks), members), np.nan)
+    seconds = np.full((chunks, members), np.nan)
     for chunk, member, took in account:
         seconds[int(chunk), int(member)] = took
     return seconds
@@ -283,8 +283,8 @@ def _simulations(folder: Path, measurement: dict[str, Any]) -> list[dict[str, An
     store = open_store(folder / "graphs.h5")
     sizes, ensemble = store.sizes(), Ensemble.load(folder / "ensemble")
     chunks = chunks_of(sizes, np.arange(len(store)), default_budget(sizes), {})
-    by = {name: recorded(chunks, measurement[name], len(MEMBERS)) for name in ("by processor", "by clock")}
-    loads, expected = [chunk.load for chunk in chunks], member_costs(ensemble, folder / "ensemble")
+    by = {name: recorded(len(chunks), measurement[name], len(MEMBERS)) for name in ("by processor", "by clock")}
+    loads, expected = chunks.loads.tolist(), member_costs(ensemble, folder / "ensemble")
     rows = []
     for ranks, per_rank in ((2, 150), (1024, 10), (8192, 10), (8192, 5)):
         for latency in (20e-6, 200e-6):

@@ -21,6 +21,8 @@ import psutil
 sys.path.insert(0, str(Path(__file__).parent))
 from small_ensemble import crystals, make_ensemble, write_structures
 
+from hydragnn.ensemble.prediction.records import Records
+
 MEMBERS = [("schnet", 16), ("egnn", 16), ("schnet", 24), ("egnn", 24)]
 WAYS = ("whole job", "MPI rank", "job step rank", "local worker")
 COMMAND = [sys.executable, "-c", "from hydragnn.scripts.cli import main; main()", "predict"]
@@ -95,6 +97,13 @@ def killed(
     return struck
 
 
+def kept_units(parts: Path) -> int:
+    """Units that were finished so far."""
+    records = Records(parts)
+    records.look(all_files=True)
+    return int(records.entries()["units"].sum())
+
+
 def main() -> int:
     """Kill, resume, compare; prints a line per kill."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -121,10 +130,10 @@ def main() -> int:
         way = WAYS[kills % len(WAYS)]
         if killed(way, started(way, ensemble, source, cut), cut, length, choice):
             kills += 1
-            kept = len(list(cut.with_name("cut.npz.parts").glob("chunk-*")))
+            kept = kept_units(cut.with_name("cut.npz.parts"))
             survived += cut.exists()
             print(
-                f"kill {kills:2d}: {way}; {'finished by the others' if cut.exists() else f'{kept} parts kept'}",
+                f"kill {kills:2d}: {way}; {'finished by the others' if cut.exists() else f'{kept} units kept'}",
                 flush=True,
             )
         if cut.exists():

@@ -1,7 +1,7 @@
 """A rank that predicts and may dawdle or die on the way; started by the tests by mpirun, srun, torchrun or alone.
 
 ``python predicting.py MODEL SOURCE OUT [--resume] [--workers N] [--faulty-rank R --after N [--at piece] [--seconds S]]``: the
-faulty rank does its N-th unit (from 0), or piece of the file, for S seconds longer, or without S it is gone before that, by SIGKILL. The
+faulty rank does its N-th unit (from 0), or span of the file, for S seconds longer, or without S it is gone before that, by SIGKILL. The
 others do not begin their N-th before, so that there is an N-th for the faulty one however much later it began.
 """
 
@@ -40,15 +40,15 @@ def before_unit(number: int, act: Callable[[], None]) -> None:
 
 
 def before_piece(number: int, act: Callable[[], None]) -> None:
-    """This rank acts before it makes its piece of this number."""
-    original, done = merge.Merger._make, count()
+    """This rank acts before it makes its pieces of this number."""
+    original, done = merge.Merger._keep, count()
 
-    def acting(merger: merge.Merger, span: int) -> Any:
+    def acting(merger: merge.Merger, span: int) -> None:
         if next(done) == number:
             act()
-        return original(merger, span)
+        original(merger, span)
 
-    merge.Merger._make = acting
+    merge.Merger._keep = acting
 
 
 BEFORE = {"unit": before_unit, "piece": before_piece}
@@ -86,7 +86,7 @@ def main() -> tuple[int, bool]:
     parser.add_argument("--fall-off", action="store_true", help="end as a script does that knows nothing of ranks")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    merge.GRAPHS = 8  # many pieces of few graphs
+    merge.GRAPHS = 8  # many spans of few graphs
     counting.FAREWELL, together.HESITATION = options.farewell, options.hesitation
     note = options.out.with_name(options.out.name + ".faltered")
     if this_launch().rank == options.faulty_rank:

@@ -1,21 +1,36 @@
 """Nothing is lost, nothing is done twice, everything stays in order and within budget."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hydragnn.datasets import Budget
+from hydragnn.datasets import Budget, pack, packing
+from hydragnn.datasets.packing import graph_costs
 from hydragnn.datasets.store import Sizes
-from hydragnn.ensemble.plan import certificate, chunks_of, default_budget, makespan, units_of
+from hydragnn.ensemble.plan import Chunks, certificate, chunks_of, default_budget, makespan, units_of
+from hydragnn.ensemble.prediction.order import bundles_of
 
 
+def cut_before(chunks: Chunks, graphs: int) -> np.ndarray:
+    """Marks graphs of the store before which no batch may go on: those that stand alone, that follow one, or a failed one."""
+    marks = np.zeros(graphs + 2, dtype=np.bool_)
+    position = 0
+    for chunk in chunks:
+        if chunk.reason:
+            marks[position] = marks[position + len(chunk.graphs)] = True
+        position += len(chunk.graphs)
+    return marks[:graphs]
+
+
+@pytest.mark.parametrize("window", [1, 3, packing.WINDOW])
 @given(
     st.lists(st.tuples(st.integers(1, 12), st.integers(0, 40), st.booleans()), max_size=40),
     st.integers(0, 5),
     st.integers(4, 30),
 )
 def test_every_graph_is_in_exactly_one_chunk_and_in_order(
-    graphs: list[tuple[int, int, bool]], max_graphs: int, max_nodes: int
+    window: int, graphs: list[tuple[int, int, bool]], max_graphs: int, max_nodes: int
 ) -> None:
     built = [(n, e) for n, e, failed in graphs if not failed]
     numbers = np.array([i for i, (_, _, failed) in enumerate(graphs) if not failed], dtype=np.int64)
@@ -24,13 +39,23 @@ def test_every_graph_is_in_exactly_one_chunk_and_in_order(
         nodes=np.array([n for n, _ in built], dtype=np.int64), edges=np.array([e for _, e in built], dtype=np.int64)
     )
     budget = Budget(max_graphs=max_graphs, max_nodes=max_nodes)
-    chunks = chunks_of(sizes, numbers, budget, failures)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packing, "WINDOW", window)
+        chunks = chunks_of(sizes, numbers, budget, failures)
     assert [int(n) for chunk in chunks for n in chunk.numbers] == list(range(len(graphs)))
     assert [int(g) for chunk in chunks for g in chunk.graphs] == list(range(len(built)))
     for chunk in chunks:
         if not chunk.reason:
             assert sizes.nodes[chunk.graphs].sum() <= max_nodes
             assert not max_graphs or len(chunk.graphs) <= max_graphs
+    fine = [chunk.graphs.tolist() for chunk in chunks if not chunk.reason]
+    assert [chunk.load for chunk in chunks] == [
+        float(graph_costs(sizes, chunk.graphs).sum()) for chunk in chunks
+    ] and chunks.counts().tolist() == [len(chunk.numbers) for chunk in chunks]
+    between = np.split(np.arange(len(built)), np.flatnonzero(cut_before(chunks, len(built))))
+    alone = {int(chunk.graphs[0]) for chunk in chunks if chunk.reason and len(chunk.graphs)}
+    packed = [pack(sizes, part, budget) for part in between if len(part) and int(part[0]) not in alone]
+    assert fine == [graphs.tolist() for batches in packed for graphs in batches]
 
 
 def test_a_graph_above_the_budget_stands_alone_and_says_what_it_needs() -> None:
@@ -51,9 +76,17 @@ def test_no_graph_is_too_large_for_the_default_budget() -> None:
 def test_every_unit_is_planned_once_costliest_first() -> None:
     sizes = Sizes(nodes=np.array([1, 2, 3]), edges=np.array([0, 0, 0]))
     chunks = chunks_of(sizes, np.arange(3), Budget(max_graphs=1), {})
-    units = units_of(chunks, [1.0, 5.0])
-    assert {(u.member, u.chunk) for u in units} == {(m, c) for m in range(2) for c in range(3)}
-    assert [u.cost for u in units] == sorted((u.cost for u in units), reverse=True)
+    units = units_of(chunks, 2)
+    assert [(u.chunk, u.member) for u in units] == [(c, m) for c in range(3) for m in range(2)]
+    bundles = bundles_of(units, units.costs(chunks.loads, [1.0, 5.0]), workers=9)
+    assert [(b.chunk, b.member) for (b,) in (bundles[place] for place in range(6))] == [
+        (2, 1),
+        (1, 1),
+        (0, 1),
+        (2, 0),
+        (1, 0),
+        (0, 0),
+    ]
 
 
 @given(st.lists(st.floats(0.1, 10.0), min_size=1, max_size=60), st.integers(1, 9))
@@ -66,4 +99,4 @@ def test_longest_first_is_within_four_thirds_of_the_bound_that_nobody_beats(cost
 
 
 def test_the_certificate_of_nothing_is_perfect() -> None:
-    assert certificate([], [], workers=2)["ratio"] == 1.0
+    assert certificate(np.zeros(0), np.zeros(0), workers=2)["ratio"] == 1.0

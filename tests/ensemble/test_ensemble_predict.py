@@ -17,8 +17,10 @@ from hydragnn.datasets import BatchSettings, MemoryStore, StoreWriter
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.prediction import merge, work
 from hydragnn.ensemble.prediction.predict import predict_to_file
+from hydragnn.ensemble.prediction.records import ENTRY
 from hydragnn.errors import InputError, Interrupted
 from hydragnn.graphs import Field, GraphBatch
+from tests.ensemble.finished import finished_units
 
 
 @pytest.fixture(scope="module")
@@ -192,7 +194,7 @@ def test_killed_processes_resume_to_the_same_bits(ensemble: Path, structures: Pa
             target=predict_to_file, args=(ensemble, structures, out), kwargs={"resume": True, "batch": one_by_one}
         )
         process.start()
-        while process.is_alive() and len(list(parts.glob("chunk-*"))) < stage:
+        while process.is_alive() and finished_units(parts) < stage:
             process.join(0.001)
         process.kill()
         process.join()
@@ -262,14 +264,15 @@ def test_a_part_torn_by_a_power_cut_is_made_again(
         patch.setattr(merge.Merger, "write", dying)
         with pytest.raises(Killed):
             predict_to_file(ensemble, stored, tmp_path / "out.npz", batch=BATCH)
-    parts = sorted((tmp_path / "out.npz.parts").glob("chunk-*"))
-    parts[0].write_bytes(b"")
-    parts[1].write_bytes(parts[1].read_bytes()[:100])
-    torn = bytearray(parts[2].read_bytes())
-    torn[len(torn) // 2] ^= 255
-    parts[2].write_bytes(bytes(torn))
+    assert finished_units(tmp_path / "out.npz.parts") == 15
+    (index,) = (tmp_path / "out.npz.parts").glob("*.index")
+    (kept,) = (tmp_path / "out.npz.parts").glob("*.work")
+    index.write_bytes(index.read_bytes()[: -2 * ENTRY.itemsize + 9])  # a part of the last unit and nothing behind it
+    content = bytearray(kept.read_bytes())
+    content[len(content) // 5] ^= 255
+    kept.write_bytes(bytes(content))
     result = predict_to_file(ensemble, stored, tmp_path / "out.npz", batch=BATCH, resume=True)
-    assert result.units - result.units_resumed == 3
+    assert result.units - result.units_resumed == 4  # of the chunk, and the last one
     assert (tmp_path / "out.npz").read_bytes() == (tmp_path / "whole.npz").read_bytes()
 
 
@@ -281,11 +284,8 @@ def test_a_torn_piece_of_the_file_is_made_again(
     original = merge.Merger.write
 
     def torn(merger: merge.Merger) -> dict[str, int]:
-        merger.prepare()
-        pieces = sorted((tmp_path / "out.npz.parts").glob("piece-*"))
-        for path, content in zip(pieces, (b"", pieces[1].read_bytes()[:100])):
-            path.write_bytes(content)
-        assert len(pieces) > 3
+        (kept,) = (tmp_path / "out.npz.parts").glob("*.work")
+        kept.write_bytes(kept.read_bytes()[: kept.stat().st_size // 2])
         return original(merger)
 
     monkeypatch.setattr(merge.Merger, "write", torn)

@@ -12,9 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hydragnn.ensemble.plan import Chunk, Unit, certificate, makespan
+from hydragnn.ensemble.plan import Units, certificate, makespan, units_where
 from hydragnn.ensemble.prediction.claims import ClaimQueue, Claims, Heart
-from hydragnn.ensemble.prediction.order import Stage, bundles_of, homes, lanes_of, learned_rates, probing, staged
+from hydragnn.ensemble.prediction.order import (
+    Bundles,
+    Stage,
+    bundles_of,
+    homes,
+    lanes_of,
+    learned_rates,
+    probing,
+    staged,
+)
 from hydragnn.ensemble.prediction.queues import (
     LANES,
     LEAST,
@@ -29,9 +38,20 @@ from hydragnn.ensemble.prediction.queues import (
 from hydragnn.ensemble.prediction.schedule import make_schedule
 
 
-def units_of(costs: Sequence[Sequence[float]]) -> list[Unit]:
-    """Costs per chunk and member as units."""
-    return [Unit(chunk=c, member=m, cost=cost) for c, row in enumerate(costs) for m, cost in enumerate(row)]
+def work_of(costs: Sequence[Sequence[float]]) -> tuple[Units, np.ndarray]:
+    """Costs per chunk and member as units, and what these cost."""
+    table = np.array(costs)
+    return units_where(np.ones(table.shape, dtype=np.bool_)), table.reshape(-1)
+
+
+def names(units: Units) -> list[tuple[int, int]]:
+    """Chunk and member of every unit."""
+    return list(zip(units.chunk.tolist(), units.member.tolist()))
+
+
+def every(bundles: Bundles) -> list[list[tuple[int, int]]]:
+    """Chunk and member of every unit of every bundle."""
+    return [[(unit.chunk, unit.member) for unit in bundles[number]] for number in range(len(bundles))]
 
 
 @given(st.lists(st.floats(0.1, 9.0), max_size=200), st.integers(1, 7), st.randoms(use_true_random=False))
@@ -156,42 +176,42 @@ matrices = st.integers(1, 12).flatmap(
 def test_bundles_hold_every_unit_once_and_towards_the_end_only_single_ones(
     costs: list[list[float]], workers: int
 ) -> None:
-    units = units_of(costs)
-    bundles = bundles_of(units, workers)
-    assert sorted((u.chunk, u.member) for b in bundles for u in b.units) == sorted((u.chunk, u.member) for u in units)
-    assert all(len({unit.chunk for unit in bundle.units}) == 1 for bundle in bundles)
-    sizes = [len(bundle.units) for bundle in bundles]
+    units, prices = work_of(costs)
+    bundles = bundles_of(units, prices, workers)
+    parts = every(bundles)
+    assert sorted(unit for part in parts for unit in part) == names(units)
+    assert all(len({chunk for chunk, _ in part}) == 1 for part in parts)
+    sizes = [len(part) for part in parts]
     assert sizes == sorted(sizes, reverse=True)
-    singles = [bundle.cost for bundle in bundles if len(bundle.units) == 1]
+    np.testing.assert_allclose(bundles.costs, [sum(costs[c][m] for c, m in part) for part in parts])
+    singles = [cost for part, cost in zip(parts, bundles.costs) if len(part) == 1]
     assert singles == sorted(singles, reverse=True) and singles
-    stage = staged(units, workers, stages=3)
-    assert [*stage.bundles] == bundles[: len(stage.bundles)]
-    cost = sum(bundle.cost for bundle in stage.bundles)
-    assert cost - stage.bundles[-1].cost < sum(bundle.cost for bundle in bundles) / 3 <= cost + 1e-9
-    probed = probing(stage, workers)
+    stage = staged(units, prices, workers, stages=3)
+    assert every(stage.bundles) == parts[: len(stage.bundles)]
+    cost = stage.bundles.costs.sum()
+    assert cost - stage.bundles.costs[-1] < prices.sum() / 3 + 1e-9 and prices.sum() / 3 <= cost + 1e-9
+    probed = probing(stage, np.array([costs[c][m] for c, m in names(stage.left)]), workers)
     for one in (stage, probed):
-        actual = [u for b in one.bundles for u in b.units] + list(one.left)
-        assert sorted((u.chunk, u.member) for u in actual) == sorted((u.chunk, u.member) for u in units)
-    assert {u.member for b in probed.bundles for u in b.units} == {u.member for u in units}
-    assert probed.bundles[len(probed.bundles) - len(stage.bundles) :] == stage.bundles
+        assert sorted(names(one.bundles.units) + names(one.left)) == names(units)
+        assert names(one.left) == sorted(names(one.left))
+    assert set(probed.bundles.units.member.tolist()) == set(units.member.tolist())
+    assert every(probed.bundles)[len(probed.bundles) - len(stage.bundles) :] == every(stage.bundles)
 
 
 @given(matrices, st.integers(1, 5))
 def test_whole_batches_cost_no_balance(costs: list[list[float]], workers: int) -> None:
-    units = units_of(costs)
-    queue = [bundle.cost for bundle in bundles_of(units, workers)]
-    mean, largest = sum(queue) / workers, max(unit.cost for unit in units)
+    units, prices = work_of(costs)
+    queue = bundles_of(units, prices, workers).costs
+    mean, largest = sum(queue) / workers, prices.max()
     # list scheduling; whole batches end while a third of the mean load is still to come in single units
-    assert makespan(queue, workers) <= mean + largest + 1e-9
-    assert certificate(units, queue, workers)["ratio"] >= 1 - 1e-9
+    assert makespan(queue.tolist(), workers) <= mean + largest + 1e-9
+    assert certificate(prices, queue, workers)["ratio"] >= 1 - 1e-9
 
 
 def test_whole_batches_are_the_rule_where_there_is_plenty() -> None:
-    units = units_of(np.ones((200, 8)).tolist())
-    bundles = bundles_of(units, workers=2)
-    whole = [bundle for bundle in bundles if len(bundle.units) == 8]
+    whole = [part for part in every(bundles_of(*work_of(np.ones((200, 8))), workers=2)) if len(part) == 8]
     assert len(whole) > 190
-    assert len(bundles_of(units_of(np.ones((128, 8)).tolist()), workers=128)) == 1024
+    assert len(bundles_of(*work_of(np.ones((128, 8))), workers=128)) == 1024
 
 
 def test_later_stages_follow_what_was_measured_instead_of_what_was_expected() -> None:
@@ -199,27 +219,29 @@ def test_later_stages_follow_what_was_measured_instead_of_what_was_expected() ->
     notes += [{"seconds": [0.0, 6.0], "load": [0.0, 2.0], "running": [0.0, 1.0, 0.0]}]
     rates = learned_rates([1.0, 1.0], notes, now=50.0)
     assert rates == [1.0, 3.0]
-    chunks = [Chunk(graphs=np.arange(1), numbers=np.arange(1), load=load) for load in (5.0, 5.0, 5.0, 7.0)]
-    (lane,) = make_schedule(units_of([[1.0, 1.0]] * 4), [], [1.0, 1.0], held=2, ranks=4).lanes
-    last = lane.following(lane.stages - 1, Stage(bundles=(), left=lane.units), chunks, rates)
-    assert [(b.units[0].chunk, b.units[0].member) for b in last.bundles][:2] == [(3, 1), (0, 1)]
-    assert [b.cost for b in last.bundles] == [21.0, 15.0, 15.0, 15.0, 7.0, 5.0, 5.0, 5.0]
-    assert not last.left
+    loads, marks = np.array([5.0, 5.0, 5.0, 7.0]), np.ones((4, 2), dtype=np.bool_)
+    (lane,) = make_schedule(loads, marks, ~marks, [1.0, 1.0], held=2, ranks=4).lanes
+    last = lane.following(
+        lane.stages - 1, Stage(bundles=lane.first(loads, [1.0, 1.0]).bundles, left=lane.units), loads, rates
+    )
+    assert names(last.bundles.units)[:2] == [(3, 1), (0, 1)]
+    assert last.bundles.costs.tolist() == [21.0, 15.0, 15.0, 15.0, 7.0, 5.0, 5.0, 5.0]
+    assert not len(last.left)
 
 
 @given(matrices, st.integers(1, 5), st.integers(1, 3))
 def test_all_stages_together_are_all_the_work_once(costs: list[list[float]], ranks: int, held: int) -> None:
-    units, chunks = units_of(costs), [Chunk(graphs=np.arange(1), numbers=np.arange(1), load=1.0) for _ in costs]
-    schedule = make_schedule(units, [], [3.0, 1.0, 2.0], held=held, ranks=ranks)
+    loads, marks = np.ones(len(costs)), np.ones((len(costs), 3), dtype=np.bool_)
+    schedule = make_schedule(loads, marks, ~marks, [3.0, 1.0, 2.0], held=held, ranks=ranks)
     actual, queues = [], []
     for lane in schedule.lanes_from(ranks - 1):
-        stage = lane.first()
+        stage = lane.first(loads, [3.0, 1.0, 2.0])
         for number in range(lane.stages):
-            stage = lane.following(number, stage, chunks, [1.0, 5.0, 0.0]) if number else stage
-            actual += [(u.chunk, u.member) for b in stage.bundles for u in b.units]
+            stage = lane.following(number, stage, loads, [1.0, 5.0, 0.0]) if number else stage
+            actual += names(stage.bundles.units)
             queues.append(lane.queue(number))
-        assert not stage.left
-    assert sorted(actual) == sorted((u.chunk, u.member) for u in units)
+        assert not len(stage.left)
+    assert sorted(actual) == names(units_where(marks))
     assert len(set(queues)) == len(queues) and min(queues) == LANES
 
 
@@ -234,8 +256,11 @@ def test_every_member_lives_in_one_lane_and_ranks_are_shared_by_cost(costs: list
 
 @pytest.mark.parametrize("ranks", [1, 2, 7])
 def test_all_ranks_plan_the_same(ranks: int) -> None:
-    units = units_of(np.random.default_rng(0).random((9, 4)).tolist())
-    one, other = (make_schedule(units, units[:3], [1.0, 2.0, 3.0, 4.0], held=2, ranks=ranks) for _ in range(2))
-    assert one == other
-    work = [u for lane in one.lanes for u in lane.units] + [u for b in one.there for u in b.units]
-    assert sorted((u.chunk, u.member) for u in work) == sorted((u.chunk, u.member) for u in units)
+    loads, marks = np.random.default_rng(0).random(9), np.ones((9, 4), dtype=np.bool_)
+    there = np.zeros_like(marks)
+    there[:2, 1:] = there[5, 0] = True
+    one, other = (make_schedule(loads, marks, there, [1.0, 2.0, 3.0, 4.0], held=2, ranks=ranks) for _ in range(2))
+    assert [names(lane.units) for lane in one.lanes] == [names(lane.units) for lane in other.lanes]
+    work = [unit for lane in one.lanes for unit in names(lane.units)]
+    assert names(one.there.units) == names(units_where(there)) and one.units == marks.size
+    assert sorted(work + names(one.there.units)) == names(units_where(marks))

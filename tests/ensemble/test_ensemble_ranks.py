@@ -24,6 +24,7 @@ from hydragnn.ensemble.prediction.frames import blocks_of, frames_of
 from hydragnn.ensemble.prediction.job import Job
 from hydragnn.ensemble.prediction.predict import predict_to_file, predict_with
 from hydragnn.errors import InputError
+from tests.ensemble.finished import finished_units
 from tests.ensemble.test_ensemble_together import Pair
 from tests.forked import Forked
 
@@ -116,10 +117,10 @@ def test_a_killed_rank_of_mpi_ends_the_job_and_resuming_ends_with_the_same_bits(
     killed = started(ensemble, stored, tmp_path / "out.npz", *options, launcher=MPIRUN)
     killed.communicate(timeout=300)
     assert killed.returncode != 0 and not (tmp_path / "out.npz").exists()
-    finished_units = len(list((tmp_path / "out.npz.parts").glob("chunk-*")))
-    assert finished_units >= 5
+    finished = finished_units(tmp_path / "out.npz.parts")
+    assert finished >= 5
     result = counts(finish(started(ensemble, stored, tmp_path / "out.npz", "--resume", launcher=MPIRUN)))
-    assert result["units_resumed"] == finished_units
+    assert result["units_resumed"] == finished
     assert (tmp_path / "out.npz").read_bytes() == whole["store"]
 
 
@@ -202,7 +203,7 @@ def test_sigterm_keeps_finished_work_and_says_how_to_go_on(
     options = ("--faulty-rank", 0, "--after", 3, "--seconds", 60)
     process = started(ensemble, stored, tmp_path / "out.npz", *options)
     parts = tmp_path / "out.npz.parts"
-    while process.poll() is None and len(list(parts.glob("chunk-*"))) < 3:
+    while process.poll() is None and finished_units(parts) < 3:
         time.sleep(0.01)
     process.terminate()
     assert "add --resume" in finish(process, code=130)

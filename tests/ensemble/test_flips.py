@@ -121,13 +121,17 @@ def test_a_flipped_bit_of_a_block_of_graphs_is_never_silent(building: Building) 
 
 
 def test_a_unit_with_a_flipped_bit_is_predicted_again(ensemble: Path, stored: Path, tmp_path: Path) -> None:
-    parts, unit = Parts(tmp_path), Unit(member=0, chunk=0, cost=1.0)
+    parts, unit = Parts(tmp_path), Unit(member=0, chunk=0)
     loaded, store = Ensemble.load(ensemble), open_store(stored)
     names = loaded.needed(store)
-    parts.write(unit, outcome_of(loaded.members[0], read_screened(store, np.arange(8), names, names)))
-    expected, torn = parts.read(unit), 0
-    for _, place in flipped([parts.path(unit)], seed=0):
-        outcome = parts.whole_outcome(unit)
+    parts.keep(unit, outcome_of(loaded.members[0], read_screened(store, np.arange(8), names, names)), 1.0)
+    parts.records.look()
+    expected, torn = parts.outcome(unit), 0
+    for _, place in flipped([*tmp_path.iterdir()], seed=0):
+        seen = Parts(tmp_path)
+        seen.records.look()
+        outcome = seen.outcome(unit)
+        seen.records.close()
         if outcome is None:
             torn += 1
             continue

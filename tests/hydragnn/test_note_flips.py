@@ -80,10 +80,13 @@ def test_notes_of_earlier_versions_have_no_checksum_and_are_read(tmp_path: Path)
 def test_a_piece_of_a_prediction_with_a_flipped_bit_is_made_again(tmp_path: Path) -> None:
     parts, values = Parts(tmp_path), np.random.default_rng(0).normal(size=(40, 3))
     written = {"graph": np.arange(40), "status": np.array(["ok"] * 40), "fields/energy/mean": values}
-    parts.write_piece(0, {"graphs": 40, "failed": 0}, written)
+    parts.keep_piece(0, {"graphs": 40, "failed": 0}, written, [1.0])
     torn = 0
-    for _, place in flipped([tmp_path / "piece-0000000.npz"], seed=2):
-        piece = parts.piece(0)
+    for _, place in flipped([*tmp_path.iterdir()], seed=2):
+        seen = Parts(tmp_path)
+        seen.records.look()
+        piece = seen.piece(0)
+        seen.records.close()
         if piece is None:
             torn += 1
             continue
