@@ -70,7 +70,7 @@ class LaunchQueue:
         return ends
 
     def work(self, deadline: float) -> None:
-        """Make folders ready and start what is ready, until the deadline at most."""
+        """Make folders ready and start what is ready, until the deadline, and at least one."""
         while self._waiting and len(self._preparing) < AT_ONCE and time.monotonic() < deadline:
             trial = next(iter(self._waiting))
             self._prepare(self._waiting.pop(trial))
@@ -87,6 +87,8 @@ class LaunchQueue:
                 self._end(task)
             else:
                 self._launcher.start(task)
+            if time.monotonic() >= deadline:
+                break
 
     def _prepare(self, task: Task) -> None:
         known = task.trial in self._configured

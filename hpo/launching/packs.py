@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from hydragnn.hpo.launching.allocation import Allocation
-from hydragnn.hpo.launching.descriptors import allow_many_files, readable
-from hydragnn.hpo.launching.launcher import AllocationLauncher, Begun, Exit, Report, Task, is_complete
+from hydragnn.hpo.launching.descriptors import Ears, allow_many_files
+from hydragnn.hpo.launching.launcher import AllocationLauncher, Begun, Exit, Report, Task
 from hydragnn.hpo.launching.local import MODULE, shares_of
-from hydragnn.hpo.launching.packstep import Pack, PackAttempt, PackQueue, pack_at_gate, request_of
+from hydragnn.hpo.launching.packstep import GoodEnds, Pack, PackAttempt, PackQueue, pack_at_gate, request_of
 from hydragnn.hpo.launching.sites import Site, Step
 from hydragnn.hpo.launching.stepprocess import STEP_RATE, end_steps
 from hydragnn.hpo.launching.watchdog import AGAIN, Beats, seconds_between_beats, text_since
@@ -59,6 +59,8 @@ class PackLauncher(AllocationLauncher):
         self._numbers, self._queue = itertools.count(), PackQueue(rate)
         self._pack_of: dict[str, Pack] = {}
         self._packs: list[Pack] = []
+        self._ears = Ears()
+        self._good_ends = GoodEnds(self._ears.ring)
         self._last_signs: dict[str, float] = {}
         """When a node last gave a sign of life."""
         self._attempts: dict[str, PackAttempt] = {}
@@ -68,7 +70,7 @@ class PackLauncher(AllocationLauncher):
         """Packs whose steps have ended, and when: they wait for the scheduler's word, like ends without a result."""
         self._open_ends: list[tuple[Exit, float]] = []
         self._leave_by = float("inf")
-        self._next_look = 0.0
+        self._next_look = self._next_rest = 0.0
 
     @property
     def slots(self) -> tuple[str, ...]:
@@ -104,10 +106,11 @@ class PackLauncher(AllocationLauncher):
         """What happened, after waiting up to so many seconds for the first, or until the bell rings."""
         deadline = time.monotonic() + seconds
         while True:
-            self._queue.open(self._log)
-            for pack in self._packs:
-                pack.flush()
-            rung = self._read(0.0 if self._reports else max(0.0, min(PAUSE, deadline - time.monotonic())), bell)
+            self._send_rest()
+            rung = self._hear(0.0 if self._reports else max(0.0, min(PAUSE, deadline - time.monotonic())), bell)
+            complete, incomplete = self._good_ends.read()
+            self._reports += complete
+            self._wait_for_word(*incomplete)
             self._look()
             if self._reports or rung or time.monotonic() >= deadline:
                 reports, self._reports = self._reports, []
@@ -140,11 +143,14 @@ class PackLauncher(AllocationLauncher):
             pack.step.input.close()
         deadline = time.monotonic() + LAST_WORDS
         for pack in self._packs:
+            self._ears.close(pack.reports.fileno())
             while pack.step.poll() is None and time.monotonic() < deadline:
                 time.sleep(PAUSE)
             pack.end()
         self._packs, self._ended_packs, self._pack_of = [], [], {}
         self._attempts.clear()
+        self._good_ends.close()
+        self._ears.end()
 
     def _pack(self, node: str) -> Pack:
         """The pack that serves a node; the first call starts those of all nodes, later ones that of a single node."""
@@ -167,6 +173,7 @@ class PackLauncher(AllocationLauncher):
         )
         pack = pack_at_gate(self._site, step, self._environment, self._log)
         self._packs.append(pack)
+        self._ears.open(pack.reports.fileno(), pack)
         self._queue.open(self._log, pack)
         self._pack_of.update(dict.fromkeys(nodes, pack))
 
@@ -175,14 +182,23 @@ class PackLauncher(AllocationLauncher):
         if pack is not None:
             pack.send(slot, words)
 
-    def _read(self, wait: float, bell: int | None) -> bool:
+    def _send_rest(self) -> None:
+        """Start the packs whose turn it is, and send what pipes had no room for; at every pause, not at every sign of life of thousands of nodes."""
+        now = time.monotonic()
+        if now < self._next_rest:
+            return
+        self._next_rest = now + PAUSE
+        self._queue.open(self._log)
+        for pack in self._packs:
+            if pack.unsent:
+                pack.flush()
+
+    def _hear(self, wait: float, bell: int | None) -> bool:
         """Hear all packs that have something to say, after waiting for the first; True where the bell rings."""
-        packs = {pack.reports.fileno(): pack for pack in self._packs}
-        ready = readable((*packs, *([] if bell is None else [bell])), wait)
-        for descriptor in ready:
-            if descriptor != bell:
-                self._receive(packs[descriptor])
-        return bell in ready
+        packs, rung = self._ears.listen(wait, bell)
+        for pack in packs:
+            self._receive(pack)
+        return rung
 
     def _receive(self, pack: Pack) -> None:
         received = os.read(pack.reports.fileno(), 1 << 20)
@@ -300,6 +316,7 @@ class PackLauncher(AllocationLauncher):
     def _pack_ended(self, pack: Pack) -> None:
         """A whole step is gone; what follows waits for the scheduler's word."""
         self._packs.remove(pack)
+        self._ears.close(pack.reports.fileno())
         pack.end()
         self._ended_packs.append((pack, time.monotonic()))
         self._watch.hurry()
@@ -362,8 +379,15 @@ class PackLauncher(AllocationLauncher):
             message=message,
         )
         ours = self._revoked or suspects or attempt.killed is not None or attempt.asked_to_leave
-        if ours or (code == 0 and is_complete(attempt.task)):
+        if ours:
             self._reports.append(end)
+        elif code == 0:
+            self._good_ends.add(end)
         else:
+            self._wait_for_word(end)
+
+    def _wait_for_word(self, *ends: Exit) -> None:
+        """Keep ends without a result until the scheduler has said that the allocation lives."""
+        for end in ends:
             self._open_ends.append((end, time.monotonic()))
             self._watch.hurry()

@@ -6,18 +6,21 @@ import select
 import subprocess
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
 from hydragnn.files import open_log
-from hydragnn.hpo.launching.launcher import Task
+from hydragnn.hpo.launching.launcher import Exit, Task, is_complete
 from hydragnn.hpo.launching.sites import Site, Step
 from hydragnn.hpo.launching.stepprocess import BURST, StepProcess, TokenBucket
 from hydragnn.hpo.launching.watchdog import Beats
 from hydragnn.hpo.scheduling.events import Identity
+
+FILES = 16  # records read side by side, because those of a shared file system take their time
 
 
 @dataclass(kw_only=True, slots=True)
@@ -100,6 +103,36 @@ class PackQueue:
         """Let those that wait end at their gates."""
         while self._waiting:
             self._waiting.popleft().step.input.close()
+
+
+class GoodEnds:
+    """Ends of attempts that found no fault, while their records are read side by side, beside the controller's loop."""
+
+    def __init__(self, ring: Callable[[], None]) -> None:
+        """``ring`` is called, in another thread, when a record was read."""
+        self._ring, self._files = ring, ThreadPoolExecutor(FILES, "packs")
+        self._reading: list[tuple[Exit, Future[bool]]] = []
+
+    def add(self, end: Exit) -> None:
+        """Begin to read the record of one."""
+        complete = self._files.submit(is_complete, end.task)
+        self._reading.append((end, complete))
+        complete.add_done_callback(lambda _: self._ring())
+
+    def read(self) -> tuple[list[Exit], list[Exit]]:
+        """Those whose records were found to be complete since the last call, and those whose were not."""
+        found: tuple[list[Exit], list[Exit]] = ([], [])
+        reading, self._reading = self._reading, []
+        for end, complete in reading:
+            if complete.done():
+                found[0 if complete.result() else 1].append(end)
+            else:
+                self._reading.append((end, complete))
+        return found
+
+    def close(self) -> None:
+        """Forget those that are left."""
+        self._files.shutdown(cancel_futures=True)
 
 
 def pack_at_gate(site: Site, step: Step, environment: Mapping[str, str], log: Path) -> Pack:

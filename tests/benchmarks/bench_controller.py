@@ -2,13 +2,15 @@
 
     PYTHONPATH=. python tests/benchmarks/bench_controller.py --slots 16384
     PYTHONPATH=. python tests/benchmarks/bench_controller.py --slots 16384 --slow 1 --pace 60 --ends 3000
+    PYTHONPATH=. python tests/benchmarks/bench_controller.py --slots 16384 --packs 2048 --slow 1 --pace 60 --ends 3000
 
 The controller is the real one: scheduler, journal with real flushes, folders of attempts, Optuna study, sampler, view. Only the
 launcher is virtual: attempts begin at once, and end in a seeded order, as many at a time as one look may find (1 to 256), or
 at random moments, ``--pace`` a second, with real records on disk. Prints median, 99th percentile and maximum for one event (the time of a look divided by its
 events) and for whole looks, what they are made of, what an event may have to wait for besides, and the peak memory. With
 ``--slow`` every file that is opened, looked at, renamed, removed, listed or flushed takes so many milliseconds more, in the
-thread that asks, as on a file system with many others.
+thread that asks, as on a file system with many others. ``--packs`` takes the launcher of packs instead of the virtual one; the pipes
+of so many packs lead to one process, in which nodes and attempts show every few seconds that they live.
 """
 
 import argparse
@@ -35,11 +37,12 @@ from hydragnn.config import hash_of
 from hydragnn.hpo import CampaignView, campaign_settings, controller, journal
 from hydragnn.hpo.controller import Controller
 from hydragnn.hpo.journal import NAME, Journal
-from hydragnn.hpo.launching.launcher import Begun, Exit, Report, Task
+from hydragnn.hpo.launching.launcher import Begun, Exit, Launcher, Report, Task
 from hydragnn.hpo.preflight import plan_on
 from hydragnn.hpo.scheduling.events import Identity, Probed
 from hydragnn.hpo.space import space_of
 from hydragnn.terminal import PlainConsole
+from tests.benchmarks.virtual_packs import virtual_packs
 
 LARGEST = 256
 """Most ends that one look finds."""
@@ -76,7 +79,6 @@ class Virtual:
         """The records that are being written, by trial."""
         self.trainings = ProcessPoolExecutor(1, multiprocessing.get_context("forkserver"))
         self.full = False
-        self.most = 0
         self.pace, self.next_end = pace, 0.0
         self.due: dict[int, float] = {}
         """When the attempts ended that were reported last, by trial."""
@@ -93,7 +95,6 @@ class Virtual:
         """Run; the record is there before the end, so that writing it is no time of the controller's."""
         self.running.append(task)
         self.records[task.trial] = self.trainings.submit(write_record, task, self.chance.random())
-        self.most = max(self.most, len(self.running))
         self.full = self.full or len(self.running) == len(self.slots)
 
     def poll(self, seconds: float, bell: int | None = None) -> list[Report]:
@@ -172,12 +173,14 @@ class Timed(Controller):
     looks: list[tuple[int, float, float]]
     """Reports, seconds and seconds of processor of each look."""
     rounds: list[float]
-    due: dict[int, float]
+    due: Any
     waited: list[float]
     """Seconds from the moment when an attempt ended to what follows from it, on disk and under way."""
 
     ends = sys.maxsize
     """After so many the campaign is left."""
+    most = 0
+    """Attempts at once."""
 
     def handle(self, reports: list[Report]) -> None:
         """Time a look that found something."""
@@ -185,8 +188,8 @@ class Timed(Controller):
         super().handle(reports)
         if reports:
             self.looks.append((len(reports), time.perf_counter() - begun, time.thread_time() - processor))
-            self.waited += [time.perf_counter() - moment for moment in self.due.values()]
-            self.due.clear()
+            ended = [report.task.trial for report in reports if isinstance(report, Exit)] if self.due else []
+            self.waited += [time.perf_counter() - self.due[trial] for trial in ended]
             if len(self.waited) >= self.ends:
                 raise Measured
 
@@ -195,6 +198,7 @@ class Timed(Controller):
         begun = time.perf_counter()
         super().work()
         self.rounds.append(time.perf_counter() - begun)
+        self.most = max(self.most, len(self.state.active))
 
 
 def slow_files(seconds: float) -> None:
@@ -273,6 +277,12 @@ def main() -> int:
     parser.add_argument("--slow", type=float, default=0.0, help="milliseconds more for each operation on files")
     parser.add_argument("--pace", type=float, default=0.0, help="ends a second; 0: as many as a look may find")
     parser.add_argument("--ends", type=int, default=sys.maxsize, help="leave after so many ends, with --pace")
+    parser.add_argument(
+        "--packs",
+        type=int,
+        default=0,
+        help="the launcher of packs, with so many, instead of a virtual one; with --pace",
+    )
     options = parser.parse_args()
     trials = options.trials or int(1.1 * options.slots)
     table = {**TABLE, "search": {**TABLE["search"], "trials": trials, "sampler": options.sampler, "seed": options.seed}}
@@ -284,11 +294,12 @@ def main() -> int:
     with ExitStack() as stack:
         parent = options.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         out = parent / "campaign"
-        launcher = Virtual(options.slots, options.seed, options.pace)
+        launcher, due = launcher_of(options, trials, out)
+        stack.callback(launcher.close)
         log = stack.enter_context(Journal(out / NAME))
         view = CampaignView(out, PlainConsole(file=stack.enter_context(Path(os.devnull).open("w"))))
         timed = Timed(settings, space_of(settings.search.space), out, log, launcher, [], view)
-        timed.looks, timed.rounds, timed.due, timed.waited = [], [], launcher.due, []
+        timed.looks, timed.rounds, timed.due, timed.waited = [], [], due, []
         timed.ends = options.ends
         if options.slow:
             slow_files(options.slow / 1000)
@@ -299,7 +310,7 @@ def main() -> int:
         whole = time.perf_counter() - begun
         size = (out / NAME).stat().st_size / 2**20
     events = sum(count for count, _, _ in timed.looks)
-    print(f"{len(state.trials)} trials, at most {launcher.most} at once, {events} reports in {len(timed.looks)} looks")
+    print(f"{len(state.trials)} trials, at most {timed.most} at once, {events} reports in {len(timed.looks)} looks")
     print(f"whole campaign {whole:.0f} s, journal {size:.0f} MiB, ending {state.ending}")
     each = [seconds / count for count, seconds, _ in timed.looks for _ in range(count)]
     print(line("one event, its share of the look", each))
@@ -319,6 +330,15 @@ def main() -> int:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(f"peak memory {peak:.2f} GiB; {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
     return 0 if np.quantile(each, 0.99) < 0.005 and peak < 2 else 1
+
+
+def launcher_of(options: argparse.Namespace, trials: int, out: Path) -> tuple[Launcher, Any]:
+    """What starts the attempts, and when those of each trial ended that were reported last."""
+    if options.packs:
+        log = out / "packs.txt"
+        return virtual_packs(options.packs, options.slots, trials, options.pace, options.seed, log, write_record)
+    virtual = Virtual(options.slots, options.seed, options.pace)
+    return virtual, virtual.due
 
 
 def line(name: str, seconds: Iterable[float]) -> str:

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from hydragnn.hpo.launching.descriptors import readable
+from hydragnn.hpo.launching.descriptors import Bell, Ears, readable
 from hydragnn.hpo.launching.launcher import Begun, Task
 from hydragnn.hpo.launching.local import LocalLauncher
 
@@ -74,3 +74,23 @@ def test_a_launcher_hears_its_worker_behind_a_thousand_open_files(
 def test_as_many_files_may_be_open_as_the_system_grants() -> None:
     said = subprocess.run([sys.executable, "-c", LIMITS], capture_output=True, text=True, check=True).stdout
     assert said.strip() == "True"
+
+
+def test_ears_hear_who_speaks_until_they_are_closed_and_the_bell(pipes: list[tuple[int, int]]) -> None:
+    ears, bell = Ears(), Bell()
+    for number, (end, _) in enumerate(pipes):
+        ears.open(end, number)
+    assert ears.listen(0.0, bell.fileno()) == ([], False)
+    bell.ring()
+    for number in (3, PIPES - 1):
+        os.write(pipes[number][1], b"x")
+    speakers, rung = ears.listen(0.0, bell.fileno())
+    assert sorted(speakers) == [3, PIPES - 1] and rung
+    ears.close(pipes[3][0])
+    ears.ring()
+    assert ears.listen(60.0) == ([PIPES - 1], False)
+    os.read(pipes[-1][0], 1)
+    ears.ring()
+    assert ears.listen(60.0) == ([], False)
+    ears.end()
+    bell.close()
