@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hydragnn.config import parse_config, stored_config
+from hydragnn.config import parse_config
 from hydragnn.errors import InputError
 from hydragnn.hpo.campaign import CampaignResult, run_search
 from hydragnn.hpo.controller import OnEvent, trial_folder
@@ -19,6 +19,7 @@ from hydragnn.hpo.preflight import open_campaign
 from hydragnn.hpo.settings import CampaignSettings, GivenRun, SearchSettings
 from hydragnn.hpo.space import NUMBER
 from hydragnn.machine import Workers
+from hydragnn.runs.folder import trained_config
 
 MANY = 1 << 20
 """More nodes than any allocation has."""
@@ -100,7 +101,7 @@ def given_runs(folders: Iterable[Path], campaign: Path, *, seeds: int = 1, epoch
     trials = {trial_folder(campaign, trial.number): trial for trial in replay(campaign / JOURNAL).trials.values()}
     runs: list[GivenRun] = []
     for folder in folders:
-        config = stored_config(folder / "config.json")
+        config = trained_config(folder)
         trial = trials.get(folder)
         for _ in range(seeds):
             changed = {"seed": len(runs), "epochs": epochs or config.train.epochs}

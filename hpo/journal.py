@@ -3,7 +3,8 @@
 A line is on disk before its consequences happen. Reading applies decisions and makes none, so that every version reads what another
 wrote: ``then`` holds what an event changed (``scheduling/changes.py``, put in place by ``scheduling/replay.py``), ``line`` counts lines, and every opening says format and program.
 Lines of the first format have the event alone; they are decided again, and the next opening writes the whole state down. The last
-line may be torn by a kill or a full disk and is then dropped; damage anywhere else is an error, because what follows it cannot be trusted.
+line may be torn by a kill, a full disk or a power cut and is then dropped; any other damage is an error: what a line said had
+consequences, and what follows it cannot be trusted.
 """
 
 import gc
@@ -248,14 +249,25 @@ def _lines(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
     for number, line in enumerate(data.splitlines(keepends=True), start=1):
         value = decode_line(line)
         position += len(line)
-        if value is None and position >= len(data):
-            return  # torn by whatever ended the writer
+        if value is None and position >= len(data) and is_torn(line):
+            return
         if value is None:
-            raise InputError(
-                f"{path} is damaged in line {number}; restore the file from a copy, or begin a new campaign"
-            )
+            raise damage(path, f"line {number}")
         check_number(value, number, path)
         yield value, position
+
+
+def is_torn(line: bytes) -> bool:
+    """Return True where a last line without a value is the beginning of one, or lacks blocks (zeros) that a power cut kept from the disk.
+
+    A line that is whole but for bytes that changed says something that had consequences, and is not to be dropped.
+    """
+    return b"\0\0" in line or not (line.endswith(b"\n") or decode_line(line[:-1] + b"\n"))
+
+
+def damage(path: Path, where: str) -> InputError:
+    """What to raise where a line is not what was written."""
+    return InputError(f"{path} is damaged in {where}; restore the file from a copy, or begin a new campaign")
 
 
 def check_number(value: dict[str, Any], number: int, path: Path) -> None:

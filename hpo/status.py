@@ -12,7 +12,17 @@ from hydragnn.errors import InputError
 from hydragnn.files import open_regular
 from hydragnn.hpo.costs import CostModel, scaling_of, work_of
 from hydragnn.hpo.journal import NAME as JOURNAL
-from hydragnn.hpo.journal import check_number, decode_line, entry_of, follows, gap, no_garbage_collection, state_of
+from hydragnn.hpo.journal import (
+    check_number,
+    damage,
+    decode_line,
+    entry_of,
+    follows,
+    gap,
+    is_torn,
+    no_garbage_collection,
+    state_of,
+)
 from hydragnn.hpo.parameters import place_of
 from hydragnn.hpo.preflight import open_campaign
 from hydragnn.hpo.scheduling.events import node_of
@@ -197,8 +207,8 @@ class Follower:
     def _read(self, lines: list[bytes], path: Path, track: Callable[[list[bytes]], Iterable[bytes]]) -> None:
         for number, line in enumerate(track(lines), start=1):
             value = decode_line(line)
-            if value is None and number < len(lines):
-                raise InputError(f"{path} is damaged at byte {self._position}; restore the file from a copy")
+            if value is None and (number < len(lines) or not is_torn(line)):
+                raise damage(path, f"line {self._count + 1}")
             if value is None:
                 break
             self._count += 1

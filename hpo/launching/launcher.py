@@ -9,7 +9,7 @@ from typing import IO, Protocol, runtime_checkable
 
 import hydragnn
 from hydragnn.errors import InputError
-from hydragnn.files import read_json
+from hydragnn.files import open_log, read_json
 from hydragnn.hpo.launching.allocation import Allocation
 from hydragnn.hpo.launching.sites import Evidence, Site
 from hydragnn.hpo.launching.watchdog import HOLD, SchedulerWatch, text_since
@@ -138,11 +138,11 @@ class AllocationLauncher:
             return
         note = f"--- attempt {task.attempt}: until epoch {task.until}, {time.strftime('%Y-%m-%d %H:%M:%S')}, "
         try:
-            with (task.folder / "log.txt").open("ab") as log:
+            with open_log(task.folder / "log.txt") as log:
                 log.write(f"{note}{' '.join(task.slots)}\n".encode())
                 log.flush()
                 self._begin(task, log)
-        except OSError as error:
+        except (OSError, InputError) as error:
             self._reports.append(Exit(task=task, code=None, message=f"cannot start a step: {error}"))
 
     def _begin(self, task: Task, log: IO[bytes]) -> None:

@@ -22,6 +22,7 @@ import psutil
 
 from hydragnn.datasets.footprint import bytes_of
 from hydragnn.errors import InputError
+from hydragnn.files import open_log
 from hydragnn.hpo.launching.descriptors import readable
 from hydragnn.hpo.launching.launcher import Begun, Exit, Report, Task, importable
 from hydragnn.hpo.launching.local_gpus import gpus_of_workers
@@ -133,10 +134,10 @@ class LocalLauncher:
         slot = task.slots[0]
         try:
             note = f"--- attempt {task.attempt}: until epoch {task.until}, {time.strftime('%Y-%m-%d %H:%M:%S')}\n"
-            with (task.folder / "log.txt").open("a", encoding="utf-8") as log:
-                log.write(note)
+            with open_log(task.folder / "log.txt") as log:
+                log.write(note.encode())
             worker = self._workers[slot] = self._workers.get(slot) or self._new_worker(slot)
-        except OSError as error:
+        except (OSError, InputError) as error:
             self._reports.append(Exit(task=task, code=None, message=f"cannot start a process: {error}"))
             return
         worker.attempt = _Attempt(task=task, kills_before=_kills_for_memory())

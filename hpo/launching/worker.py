@@ -27,6 +27,9 @@ from pathlib import Path
 from typing import Any
 
 PAUSE = 0.02  # seconds between looks at the attempt
+LOG = (
+    os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
+)  # not to another file, nor waiting at a pipe
 ACCELERATORS = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
 
 
@@ -143,7 +146,7 @@ def attempt(work: Work, request: dict[str, Any], lifeline: int) -> None:
     code = 1
     try:
         os.setsid()
-        log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
+        log = os.open(request["log"], LOG, 0o644)
         for descriptor in (1, 2):
             os.dup2(log, descriptor)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

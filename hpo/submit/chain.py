@@ -1,14 +1,17 @@
 """Chains of jobs: every job submits the one that goes on after it, as long as budgets and the chain's length allow."""
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import Field as Setting
 
 from hydragnn.errors import InputError
-from hydragnn.files import read_json, write_atomically, write_json
+from hydragnn.files import open_regular, read_sealed, write_atomically, write_sealed
 from hydragnn.hpo.job import JobSettings
 from hydragnn.hpo.journal import NAME as JOURNAL
 from hydragnn.hpo.journal import read_journal
@@ -19,12 +22,35 @@ from hydragnn.hpo.space import space_of
 from hydragnn.hpo.submit.script import Job, job_script, lead_seconds
 from hydragnn.hpo.submit.sites import SCHEDULERS, SITES
 from hydragnn.machine import Workers
-from hydragnn.settings import read_toml, with_overrides
+from hydragnn.settings import Settings, read_toml, with_overrides
 
 NAME = "jobs/chain.json"
 VERSION = 1
 UNSEEN = 120.0
 """Seconds that a killed job may have lived after the last line of its journal, which gets one a minute."""
+
+
+class SubmittedJob(Settings):
+    """A job that the scheduler took."""
+
+    serial: int = Setting(ge=1)
+    id: str
+    minutes: int = Setting(ge=1)
+    nodes: int = Setting(ge=1)
+
+
+class Chain(Settings):
+    """What ``chain.json`` says."""
+
+    version: Literal[1]
+    jobs: list[SubmittedJob]
+    source: str
+    overrides: list[str]
+    workers: Workers | None
+    directory: str
+    python: str
+    first: int = Setting(ge=1)
+    """Serial of the first job of the chain."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -170,11 +196,14 @@ def _sessions(events: Sequence[tuple[float, Any]]) -> list[Span]:
 
 
 def _stamp(out: Path, job: Mapping[str, Any], what: str) -> float | None:
-    """When a job began or ended by its own clock; None where it did not say."""
+    """When a job began or ended by its own clock; None where it did not say, or the two times that it wrote differ."""
+    path = out / "jobs" / f"{job['serial']:04d}.{what}"
     try:
-        return float((out / "jobs" / f"{job['serial']:04d}.{what}").read_text(encoding="ascii"))
+        with os.fdopen(open_regular(path), encoding="ascii") as file:
+            times = {float(line) for line in file}
     except (OSError, ValueError):
         return None
+    return times.pop() if len(times) == 1 else None
 
 
 def _job(settings: CampaignSettings, job: JobSettings, chain: Mapping[str, Any], out: Path, minutes: int) -> Job:
@@ -214,7 +243,7 @@ def _submit(job: Job, chain: Mapping[str, Any], *, after: str | None, dry_run: b
         write_atomically(job.script, text)
         id = SCHEDULERS[SITES[job.settings.site].scheduler].submit_script(str(job.script), after)
         entry = {"serial": job.serial, "id": id, "minutes": job.minutes, "nodes": job.settings.nodes}
-        write_json(job.campaign / NAME, {**chain, "jobs": [*chain["jobs"], entry]})
+        write_sealed(job.campaign / NAME, {**chain, "jobs": [*chain["jobs"], entry]})
     return Submission(id=id, script=job.script, log=job.log, text=text, hours=job.minutes / 60)
 
 
@@ -223,10 +252,10 @@ def _chain(out: Path) -> dict[str, Any]:
     path = out / NAME
     if not path.exists():
         return {"version": VERSION, "jobs": []}
-    chain = read_json(path)
+    chain = read_sealed(path)
     if not isinstance(chain, dict) or chain.get("version") != VERSION:
         raise InputError(f"{path} was not written by this version of the program; update it, or delete the file")
-    return chain
+    return Chain.parse(chain, str(path), stored=True).to_json()
 
 
 def _job_settings(settings: CampaignSettings) -> JobSettings:

@@ -10,6 +10,7 @@ alone. It ends by itself when nobody is there and nobody has come for a while, o
 
 import argparse
 import gc
+import io
 import json
 import os
 import select
@@ -26,6 +27,7 @@ import torch
 
 from hydragnn.allocator import keep_memory
 from hydragnn.distributed.ranks import join_ranks
+from hydragnn.files import open_log
 from hydragnn.record import RunRecord
 from hydragnn.runs.attempt import Attempt, Fenced, Heartbeat
 from hydragnn.runs.callback import RunCallback
@@ -117,7 +119,7 @@ class Company:
             line, _, more = line_from(connection).partition(b"\n")
             request = json.loads(line)
             options = parse(request["arguments"])
-            log = Path(request["log"]).open("a", encoding="utf-8", buffering=1)  # noqa: SIM115 - open as long as the guest is here
+            log = io.TextIOWrapper(open_log(Path(request["log"])), encoding="utf-8", line_buffering=True)
         except (OSError, ValueError, KeyError, TypeError, SystemExit):
             connection.close()  # the guest is gone, or trains alone
             return

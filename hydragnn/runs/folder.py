@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from hydragnn.config import AnyConfig, hash_of, stored_config
+from hydragnn.config import AnyConfig, hash_of, parse_config, stored_config
 from hydragnn.errors import InputError
 from hydragnn.files import check_no_link, digest, kind_of_folder
 from hydragnn.record import Cost, RunRecord, read_record
@@ -93,6 +93,22 @@ def check_nothing_else(out: Path, resume: bool) -> None:
 def is_left_behind(name: str) -> bool:
     """Return True for files that ranks and interrupted writes leave in the folder of a run."""
     return name.startswith((".ranks-", ".failure-")) or (name.startswith(".") and name.endswith(".tmp"))
+
+
+def trained_config(run: Path) -> AnyConfig:
+    """The configuration in the folder of a run; InputError where it is not what was trained, as the record has it.
+
+    Which graphs trained a model, and may not calibrate it, is known from its configuration alone.
+    """
+    config = stored_config(run / "config.json")
+    if (run / "record.json").exists():
+        trained = parse_config(read_record(run).config, f"{run / 'record.json'}", stored=True)
+        changed = differences(decisive(trained.to_json()), decisive(config.to_json()))
+        if changed:
+            raise InputError(
+                f"{run / 'config.json'} is not what was trained, as record.json has it ({', '.join(changed[:3])}); copy the run again"
+            )
+    return config
 
 
 def identity(record: RunRecord) -> dict[str, Any]:

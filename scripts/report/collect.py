@@ -12,6 +12,7 @@ from hydragnn.config import BranchedConfig, RunConfig, parse_config
 from hydragnn.ensemble.calibrations import calibration_from_json
 from hydragnn.errors import InputError
 from hydragnn.files import DAMAGED_ARRAYS, read_sealed
+from hydragnn.models import load_model
 from hydragnn.record import RunRecord, read_record
 from hydragnn.scripts.report.ablation_facts import ablation_facts
 from hydragnn.scripts.report.campaign_facts import campaign_facts
@@ -323,13 +324,10 @@ def record_parts(record: RunRecord, units: Mapping[str, str]) -> dict[str, Part]
 
 
 def _with_points(parts: dict[str, Part], folder: Path, record: RunRecord) -> dict[str, Part]:
-    """The validation part with predictions of the run's own model, where the run still has model and store."""
-    if "valid" not in parts:
+    """The validation part with predictions of the run's own model, where the run still has model and store; InputError where the model is damaged."""
+    if "valid" not in parts or not (folder / "model" / "model.json").is_file():
         return parts
-    try:
-        points = _points_of_branches(folder, record)
-    except InputError:
-        return parts
+    points = _points_of_branches(folder, record)
     known = {scores.field for scores in parts["valid"].scores}
     own = {name: values for name, values in points.items() if name in known}
     numbers = {name: values for name, values in own.items() if isinstance(values, Points)}
@@ -339,10 +337,14 @@ def _with_points(parts: dict[str, Part], folder: Path, record: RunRecord) -> dic
 
 def _points_of_branches(folder: Path, record: RunRecord) -> dict[str, Points | ClassPoints]:
     """What the run's model says about validation graphs, of every branch."""
-    if "branches" not in record.config:
-        return run_points(folder, _run_config(record.config))
-    config = BranchedConfig.parse(record.config, stored=True)
-    every = [run_points(folder, config.of_branch(branch.name), branch.name) for branch in config.branches]
+    branched = "branches" in record.config
+    config = BranchedConfig.parse(record.config, stored=True) if branched else _run_config(record.config)
+    names = [branch.name for branch in config.branches]
+    models = [load_model(folder / "model", branch=name) for name in names]
+    try:
+        every = [run_points(model, config.of_branch(name)) for model, name in zip(models, names, strict=True)]
+    except InputError:
+        return {}  # the store is gone, or holds something else by now
     return {name: points for each in every for name, points in each.items()}
 
 

@@ -1,7 +1,5 @@
 """What a single trained model says about its validation graphs: the points of parity and error plots."""
 
-from pathlib import Path
-
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
@@ -10,7 +8,7 @@ from hydragnn.config import RunConfig
 from hydragnn.datasets import Budget, GraphStore, WithoutEdges, make_split, open_store, pack
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
-from hydragnn.models import Categorical, Distribution, Normal, Point, Target, concatenate_distributions, load_model
+from hydragnn.models import Categorical, Distribution, Normal, Point, Target, TrainedModel, concatenate_distributions
 from hydragnn.scripts.report.data_facts import evenly_spaced
 from hydragnn.scripts.report.facts import ClassPoints, Points
 
@@ -18,12 +16,8 @@ GRAPHS, NODES = 400, 40_000  # seconds on one core, and enough for a cloud of do
 BATCH_NODES = 4_000
 
 
-def run_points(folder: Path, config: RunConfig, branch: str = "") -> dict[str, Points | ClassPoints]:
-    """Validation targets and predictions of the run in ``folder``, or of one branch of it, from an even sample of graphs.
-
-    InputError where the run has no model yet or its store is gone.
-    """
-    model = load_model(folder / "model", branch=branch)
+def run_points(model: TrainedModel, config: RunConfig) -> dict[str, Points | ClassPoints]:
+    """Validation targets and predictions of the model that a run, or a branch of one, trained, from an even sample of graphs; InputError without its store."""
     store: GraphStore = open_store(config.data.store)
     indices = make_split(store, config.split).valid
     if not config.data.edges:

@@ -81,13 +81,16 @@ class LauncherContract:
         launcher.go(reports[0].task)  # type: ignore[union-attr]
         assert ends(reports_until(launcher, lambda found: bool(ends(found))))[0].code == 0
 
-    def test_an_attempt_that_cannot_be_started_ends_at_once(self, make: Made, tmp_path: Path) -> None:
-        launcher = make()
-        task = self.task(launcher, tmp_path / "trial")
-        (task.folder / "log.txt").mkdir()
-        launcher.start(task)
-        [end] = launcher.poll(0.5)
-        assert isinstance(end, Exit) and end.code is None and "cannot start a" in end.message
+    def test_an_attempt_without_a_log_ends_at_once_and_writes_nowhere_else(self, make: Made, tmp_path: Path) -> None:
+        launcher, elsewhere = make(), tmp_path / "elsewhere"
+        elsewhere.write_text("mine")
+        for number, plant in enumerate((Path.mkdir, os.mkfifo, lambda log: log.symlink_to(elsewhere))):
+            task = self.task(launcher, tmp_path / f"trial-{number}")
+            plant(task.folder / "log.txt")
+            launcher.start(task)
+            [end] = launcher.poll(0.5)
+            assert isinstance(end, Exit) and end.code is None and "cannot start a" in end.message
+        assert elsewhere.read_text() == "mine"
 
     def test_a_cancelled_attempt_ends_once_and_the_others_go_on(self, make: Made, tmp_path: Path) -> None:
         launcher = make()
