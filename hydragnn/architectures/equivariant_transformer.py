@@ -125,7 +125,7 @@ class EquivariantAttention(nn.Module):
         """y_i: what every node reads from its neighbours and itself."""
         queries, keys = self.query(scalars), self.key(scalars)
         key_filters = graph.to_edges(silu(self.key_filter(radial_inputs(graph)[0])))
-        shares = self.shares(edge_product(keys, queries, graph.topology, per_channel=True) * key_filters)
+        shares = self.shares(edge_product(keys, queries, graph.topology, per="channel") * key_filters)
         own_filters = silu(self.key_filter(inputs_at_zero(graph)[0])).index_select(0, graph.owner)
         own_shares = self.shares(queries * keys * own_filters)
         others = gather_multiply_sum(values, shares * graph.to_edges(filters), graph.topology)

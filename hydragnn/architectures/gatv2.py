@@ -17,7 +17,7 @@ from hydragnn.architectures.base import (
     radial_basis,
 )
 from hydragnn.errors import InputError
-from hydragnn.kernels import segment_max, segment_sum
+from hydragnn.kernels import gather_add, gather_multiply_sum, segment_max, segment_sum
 from hydragnn.layers import MessageGraph, States
 
 
@@ -60,12 +60,10 @@ class GATv2Layer(nn.Module):
     def forward(self, states: States, graph: MessageGraph) -> States:
         """Increments of degree 0."""
         topology = graph.topology
-        features, envelope = graph.edge_inputs  # [edges, width], [edges, 1]
+        features, envelope = graph.paired_inputs[0], graph.envelope  # [items, width], [edges, 1]
         sent, received = self.from_sender(states[0]), self.from_receiver(states[0])  # [nodes, channels]
-        from_senders = sent.index_select(0, topology.senders)  # [edges, channels]
-        joined = from_senders + received.index_select(0, topology.receivers)
-        if self.from_edge is not None and features is not None:
-            joined = joined + self.from_edge(features)
+        from_edges = None if self.from_edge is None or features is None else self.from_edge(features)
+        joined = gather_add(received, sent, from_edges, graph.sharing)  # [edges, channels]
         scores, own = self.scores(joined), self.scores(sent + received)  # [edges, heads], [nodes, heads]
         # [nodes, heads]; taken off before exp, so that nothing overflows
         highest = torch.maximum(segment_max(scores.detach(), topology.receivers, topology.num_rows), own.detach())
@@ -73,7 +71,8 @@ class GATv2Layer(nn.Module):
         shares = shares if envelope is None else shares * envelope
         own_share = (own - highest).exp()
         total = own_share + segment_sum(shares, topology.receivers, topology.num_rows)  # [nodes, heads]
-        messages = segment_sum(self.weigh(from_senders, shares), topology.receivers, topology.num_rows)
+        by_head = sent.unflatten(-1, (self.heads, -1))  # [nodes, heads, width]
+        messages = gather_multiply_sum(by_head, shares.unsqueeze(-1), topology).flatten(-2)
         mixed = messages + self.weigh(sent, own_share)  # eq. 7 before the division by the total; [nodes, channels]
         return {0: self.weigh(mixed, total.reciprocal()) + self.bias}
 

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 LIBRARY = Path(__file__).resolve().with_name(f"csr.{sysconfig.get_platform()}.so")
-VERSION = 10
+VERSION = 11
 """That of ``csr.cpp``, which this module calls."""
 FUNCTIONS = {
-    "weighted_sum": (6, 5),
-    "edge_product": (6, 5),
-    "sum_and_product": (8, 6),
-    "both_sums": (8, 6),
+    "weighted_sum": (6, 6),
+    "edge_product": (6, 6),
+    "sum_and_product": (8, 7),
+    "both_sums": (8, 7),
     "edge_dot": (5, 3),
     "outer_sum": (4, 4),
     "along_directions": (4, 4),

@@ -27,41 +27,50 @@ def or_plain(compiled: Callable[..., T | None], plain: Callable[..., T]) -> Call
 
 
 def sum_to_rows(x: Tensor, weight: Tensor | None, topology: Topology) -> Tensor | None:
-    """A: edge by edge; None without weights per channel, where ``embedding_bag`` is as fast."""
+    """A: edge by edge; None without weights per channel or head, where ``embedding_bag`` is as fast."""
     return _weighted_sum(x, weight, topology.senders, topology.receivers, topology.pair, topology.num_rows)
 
 
 def sum_to_columns(g: Tensor, weight: Tensor | None, topology: Topology) -> Tensor | None:
-    """B: edge by edge, so that weights are read in their order; None without weights per channel, as in A."""
+    """B: edge by edge, so that weights are read in their order; None as in A."""
     return _weighted_sum(g, weight, topology.receivers, topology.senders, topology.pair, topology.num_columns)
 
 
 def _weighted_sum(
     x: Tensor, weight: Tensor | None, index: Tensor, into: Tensor, pair: Tensor | None, rows: int
 ) -> Tensor | None:
-    if weight is None or weight.dim() != 2 or weight.shape[-1] != x.shape[-1] or not serves(x, weight):
+    if weight is None or not _weighs(weight, x) or not serves(x, weight):
         return None
     out = x.new_empty(rows, *x.shape[1:])
-    sizes = (index.shape[0], rows, x.shape[1:-1].numel(), x.shape[-1])
+    sizes = (index.shape[0], rows, *_axes_and_channels(x, weight.dim() - 1))
     call("weighted_sum", (x, weight, index, into, pair), sizes, out)
     return out
 
 
-def product_of_ends(x: Tensor, g: Tensor, topology: Topology, per_channel: bool) -> Tensor | None:
+def _weighs(weight: Tensor, x: Tensor) -> bool:
+    """Return True where every channel of x has a weight, or every head."""
+    kept = (x.shape[-1],) if weight.dim() == 2 else (*x.shape[-2:-1], 1)
+    return x.dim() >= weight.dim() and weight.shape[1:] == kept
+
+
+def _axes_and_channels(x: Tensor, last: int) -> tuple[int, int, int]:
+    """Axes, channels of each, which are the last or last two of x, and how many of them have a weight together."""
+    return x.shape[1:-last].numel(), x.shape[-last:].numel(), x.shape[-1] if last == 2 else 1
+
+
+def product_of_ends(x: Tensor, g: Tensor, topology: Topology, per: str) -> Tensor | None:
     """C: edge by edge."""
     if not serves(x, g) or x.shape[1:] != g.shape[1:] or x.dim() < 2:
         return None
-    edges, dim, channels = topology.num_edges, x.shape[1:-1].numel(), x.shape[-1]
-    ends = (x, g, topology.senders, topology.receivers)
-    if per_channel:
-        weights = topology.num_weights
-        out = x.new_empty(weights, channels)
-        call("edge_product", (*ends, topology.pair), (edges, weights, dim, channels), out)
-    elif topology.pair is not None:
-        return None
-    else:
+    edges, ends = topology.num_edges, (x, g, topology.senders, topology.receivers)
+    if per == "edge":
         out = x.new_empty(edges)
-        call("edge_dot", ends, (edges, dim * channels), out)
+        return None if topology.pair is not None else out if call("edge_dot", ends, (edges, _width(x)), out) else None
+    if per == "head" and x.dim() < 3:
+        return None
+    kept = (x.shape[-1],) if per == "channel" else (x.shape[-2], 1)
+    out = x.new_empty(topology.num_weights, *kept)
+    call("edge_product", (*ends, topology.pair), (edges, len(out), *_axes_and_channels(x, len(kept))), out)
     return out
 
 
@@ -79,20 +88,21 @@ def gradients_of_column_sums(g: Tensor, weight: Tensor, u: Tensor, topology: Top
 def _sum_and_product(
     other: Tensor, weight: Tensor, given: Tensor, ends: tuple[Tensor, Tensor], topology: Topology, rows: int
 ) -> tuple[Tensor, ...] | None:
-    if weight.dim() != 2 or weight.shape[-1] != other.shape[-1] or not serves(other, weight, given):
+    if not _weighs(weight, other) or not serves(other, weight, given):
         return None
     out, products = _dense_like(other), _dense_like(weight)
-    sizes = (topology.num_edges, rows, topology.num_weights, other.shape[1:-1].numel(), other.shape[-1])
+    sizes = (topology.num_edges, rows, topology.num_weights, *_axes_and_channels(other, weight.dim() - 1))
     call("sum_and_product", (given, other, weight, *ends, topology.pair), sizes, products, out)
     return out, products
 
 
 def gradients_of_products(x: Tensor, g: Tensor, u: Tensor, topology: Topology) -> tuple[Tensor, ...] | None:
     """B and A in one pass, what both ends of C receive."""
-    if u.dim() != 2 or not serves(x, g, u):
+    if not _weighs(u, x) or not serves(x, g, u):
         return None
     sent, received = _dense_like(x), _dense_like(g)
-    sizes = (topology.num_edges, topology.num_columns, topology.num_rows, x.shape[1:-1].numel(), x.shape[-1])
+    ends = topology.num_columns, topology.num_rows
+    sizes = (topology.num_edges, *ends, *_axes_and_channels(x, u.dim() - 1))
     call("both_sums", (x, g, u, topology.senders, topology.receivers, topology.pair), sizes, sent, received)
     return sent, received
 

@@ -197,30 +197,30 @@ INLINE Int pair_edges_of(const T* vectors, const Int* senders, const Int* receiv
 #define OUT(array) static_cast<T*>(array)
 
 EXPORT Int weighted_sum(const void* x, const void* weight, const Int* senders, const Int* receivers, const Int* pair,
-                        void* out, Int edges, Int rows, Int dim, Int channels, Int bytes) {
-  WITH_TYPE(weighted_sum_of(IN(x), IN(weight), senders, receivers, pair, OUT(out), edges, rows, dim, channels))
+                        void* out, Int edges, Int rows, Int dim, Int channels, Int width, Int bytes) {
+  WITH_TYPE(weighted_sum_of(IN(x), IN(weight), senders, receivers, pair, OUT(out), edges, rows, dim, channels, width))
   return 0;
 }
 
 EXPORT Int edge_product(const void* x, const void* g, const Int* senders, const Int* receivers, const Int* pair,
-                        void* out, Int edges, Int weights, Int dim, Int channels, Int bytes) {
-  WITH_TYPE(product_of(IN(x), IN(g), senders, receivers, pair, OUT(out), edges, weights, dim, channels))
+                        void* out, Int edges, Int items, Int dim, Int channels, Int width, Int bytes) {
+  WITH_TYPE(product_of(IN(x), IN(g), senders, receivers, pair, OUT(out), edges, items, dim, channels, width))
   return 0;
 }
 
 EXPORT Int sum_and_product(const void* given, const void* other, const void* weight, const Int* index, const Int* into,
-                           const Int* pair, void* products, void* out, Int edges, Int rows, Int weights, Int dim,
-                           Int channels, Int bytes) {
+                           const Int* pair, void* products, void* out, Int edges, Int rows, Int items, Int dim,
+                           Int channels, Int width, Int bytes) {
   WITH_TYPE(sum_and_product_of(IN(given), IN(other), IN(weight), index, into, pair, OUT(products), OUT(out), edges,
-                               rows, weights, dim, channels))
+                               rows, items, dim, channels, width))
   return 0;
 }
 
 EXPORT Int both_sums(const void* x, const void* g, const void* weight, const Int* senders, const Int* receivers,
                      const Int* pair, void* sent, void* received, Int edges, Int columns, Int rows, Int dim,
-                     Int channels, Int bytes) {
+                     Int channels, Int width, Int bytes) {
   WITH_TYPE(both_sums_of(IN(x), IN(g), IN(weight), senders, receivers, pair, OUT(sent), OUT(received), edges, columns,
-                         rows, dim, channels))
+                         rows, dim, channels, width))
   return 0;
 }
 
@@ -372,4 +372,4 @@ EXPORT Int table_slope(const void* x, const void* g, const void* knots, const vo
 }
 
 // Raised with every change of a signature or a meaning: a library built from another version is not used.
-extern "C" Int version() { return 10; }
+extern "C" Int version() { return 11; }

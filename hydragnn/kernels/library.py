@@ -93,6 +93,7 @@ INDICES = Structure(
 FAMILIES: Mapping[str, tuple[Family, Structure]] = {
     "plain": (trilinear.PLAIN, BY_COLUMN),
     "per_edge": (trilinear.PER_EDGE, BY_COLUMN),
+    "per_head": (trilinear.PER_HEAD, BY_ROW),
     "per_channel": (trilinear.PER_CHANNEL, BY_ROW),
     "ends": (ends.ENDS, BY_ROW),
     "outer": (outer.OUTER, BY_ROW),

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -57,6 +57,7 @@ def random_graph(nodes: int, degree: int, seed: int = 0) -> Topology:
 
 Normal = Callable[..., Tensor]
 AXES = {"channels": (), "vectors": (3,)}
+HEADS, PER = 2, get_args(trilinear.Per)
 
 
 def _shared(edges: Topology) -> Topology:
@@ -80,27 +81,31 @@ def _sums(from_rows: bool) -> dict[str, Make]:
         weight = normal(edges.num_weights, *[channels] * wide)
         return Case(tensors=(*plain(axes, edges, channels, normal).tensors, weight), rest=(edges,))
 
+    def per_head(axes: tuple[int, ...], edges: Topology, channels: int, normal: Normal) -> Case:
+        weight = normal(edges.num_weights, HEADS, 1)
+        return Case(tensors=(*plain((*axes, HEADS), edges, channels, normal).tensors, weight), rest=(edges,))
+
     makes: dict[str, Make] = {}
     for name, axes in AXES.items():
         makes[f"{name}, no weight"] = partial(plain, axes)
         makes[f"{name}, weight per edge"] = partial(weighted, axes, False)
+        makes[f"{name}, weight per head"] = partial(per_head, axes)
         makes[f"{name}, weight per channel"] = partial(weighted, axes, True)
-        makes[f"{name}, shared weight"] = _sharing(partial(weighted, axes, False))
         makes[f"{name}, shared weight per channel"] = _sharing(partial(weighted, axes, True))
+    makes["channels, shared weight"] = _sharing(partial(weighted, (), False))
+    makes["channels, shared weight per head"] = _sharing(partial(per_head, ()))
     return makes
 
 
 def _products() -> dict[str, Make]:
-    def make(axes: tuple[int, ...], per_channel: bool, edges: Topology, channels: int, normal: Normal) -> Case:
+    def make(axes: tuple[int, ...], per: str, edges: Topology, channels: int, normal: Normal) -> Case:
+        axes = (*axes, HEADS) if per == "head" else axes
         x, g = normal(edges.num_columns, *axes, channels), normal(edges.num_rows, *axes, channels)
-        return Case(tensors=(x, g), rest=(edges, per_channel))
+        return Case(tensors=(x, g), rest=(edges, per))
 
-    ways = {
-        f"{name}, {'per channel' if wide else 'per edge'}": partial(make, axes, wide)
-        for name, axes in AXES.items()
-        for wide in (False, True)
-    }
-    return ways | {f"{name}, shared": _sharing(way) for name, way in ways.items()}
+    ways = {f"{name}, per {per}": partial(make, axes, per) for name, axes in AXES.items() for per in PER}
+    shared = ("channels, per edge", "channels, per head", "channels, per channel", "vectors, per channel")
+    return ways | {f"{name}, shared": _sharing(ways[name]) for name in shared}
 
 
 def _ends() -> dict[str, Make]:

@@ -49,13 +49,19 @@ def scatter_multiply_sum(g: Tensor, weight: Tensor | None, topology: Topology) -
     return torch.stack(total)
 
 
-def edge_product(x: Tensor, g: Tensor, topology: Topology, per_channel: bool) -> Tensor:
-    """y_e = sum of x_ja g_ia over all axes a, channels included unless ``per_channel``; of all edges that share a weight together."""
-    products = x.new_zeros(topology.num_weights, *x.shape[-1:] if per_channel else ())
+def edge_product(x: Tensor, g: Tensor, topology: Topology, per: str) -> Tensor:
+    """y_e = sum of x_ja g_ia over all axes a, channels included but what ``per`` keeps; of all edges that share a weight together."""
+    products = x.new_zeros(
+        topology.num_weights, *{"edge": (), "head": (*x.shape[-2:-1], 1), "channel": x.shape[-1:]}[per]
+    )
     for edge, sender, receiver in edges_of(topology):
-        product = (x[sender] * g[receiver]).reshape(-1, x.shape[-1]).sum(0)
+        product = x[sender] * g[receiver]
+        if per == "head":
+            product = product.reshape(-1, *x.shape[-2:]).sum(0).sum(-1, keepdim=True)
+        elif per == "channel":
+            product = product.reshape(-1, x.shape[-1]).sum(0)
         place = (torch.tensor(weight_of(topology, edge)),)
-        products = products.index_put(place, product if per_channel else product.sum(), accumulate=True)
+        products = products.index_put(place, product.sum() if per == "edge" else product, accumulate=True)
     return products
 
 

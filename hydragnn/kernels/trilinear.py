@@ -8,13 +8,14 @@ advanced indexing. The tables at the end of the file say so once, with the argum
     B(w, g)_j = sum of w_e * g_receiver over the edges that j sends      dB: w' = C(u, g), g' = A(w, u)
     C(x, g)_e = x_sender * g_receiver, summed to the shape of a weight   dC: x' = B(u, g), g' = A(u, x)
 
-Weights are absent (1), one number per edge ``[edges]``, or one per edge and channel ``[edges, channels]``; states are
-``[nodes, channels]`` or, for vectors, ``[nodes, dim, channels]`` with the weight shared by the axes. Where the topology says that
+Weights are absent (1), one number per edge ``[edges]``, one per edge and channel ``[edges, channels]``, or one per edge and head
+``[edges, heads, 1]`` of states whose channels are ``[heads, width]``; states are ``[nodes, channels]`` or, for vectors, ``[nodes, dim, channels]`` with the weight shared by the axes. Where the topology says that
 edges share weights (``Topology.sharing``), there is one for each pair instead.
 """
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -24,6 +25,9 @@ from hydragnn.graphs.topology import Topology
 from hydragnn.kernels import cpu, triton_forms
 from hydragnn.kernels.family import ANYWHERE, FUSABLE, INCOMING, Family, Form, Gradients, Member, on_accelerators
 from hydragnn.kernels.pairs import gives_weights, reads_weights
+
+Per = Literal["edge", "head", "channel"]
+"""What has a weight of its own."""
 
 
 def gather_multiply_sum(
@@ -39,7 +43,7 @@ def gather_multiply_sum(
     """
     if weight is None:
         return PLAIN("A", (x,), topology)
-    return (PER_CHANNEL if weight.dim() > 1 else PER_EDGE)("A", (x, weight), topology)
+    return _by_weight(weight)("A", (x, weight), topology)
 
 
 def scatter_multiply_sum(
@@ -51,17 +55,23 @@ def scatter_multiply_sum(
     """
     if weight is None:
         return PLAIN("B", (g,), topology)
-    return (PER_CHANNEL if weight.dim() > 1 else PER_EDGE)("B", (g, weight), topology)
+    return _by_weight(weight)("B", (g, weight), topology)
 
 
 def edge_product(
-    x: Float[Tensor, "columns *features"], g: Float[Tensor, "rows *features"], topology: Topology, per_channel: bool
+    x: Float[Tensor, "columns *features"], g: Float[Tensor, "rows *features"], topology: Topology, per: Per
 ) -> Float[Tensor, "items *channels"]:
-    """What sender and receiver hold, multiplied; summed over axes of vectors, and over channels unless ``per_channel``.
+    """What sender and receiver hold, multiplied; summed over axes of vectors, and over channels but those that ``per`` keeps.
+
+    They are ``[edges]``, ``[edges, heads, 1]`` or ``[edges, channels]``, as weights are.
 
     Atomics: none; its derivatives have those of ``gather_multiply_sum``.
     """
-    return (PER_CHANNEL if per_channel else PER_EDGE)("C", (x, g), topology)
+    return {"edge": PER_EDGE, "head": PER_HEAD, "channel": PER_CHANNEL}[per]("C", (x, g), topology)
+
+
+def _by_weight(weight: Tensor) -> Family:
+    return (PER_EDGE, PER_CHANNEL, PER_HEAD)[weight.dim() - 1]
 
 
 def sum_to_rows(x: Tensor, weight: Tensor | None, topology: Topology) -> Tensor:
@@ -81,18 +91,20 @@ def sum_to_columns(g: Tensor, weight: Tensor | None, topology: Topology) -> Tens
     return messages.new_zeros(topology.num_columns, *g.shape[1:]).index_add_(0, topology.senders, messages)
 
 
-def product_of_ends(x: Tensor, g: Tensor, topology: Topology, per_channel: bool) -> Tensor:
+def product_of_ends(x: Tensor, g: Tensor, topology: Topology, per: Per) -> Tensor:
     """C in plain torch."""
-    product = _product_over_axes(x, g, topology)  # [edges, channels]
-    return product if per_channel else product.sum(-1)
+    if per == "head":
+        return _product_over_axes(x, g, topology, 2).sum(-1, keepdim=True)
+    product = _product_over_axes(x, g, topology, 1)  # [edges, channels]
+    return product if per == "channel" else product.sum(-1)
 
 
-def _product_over_axes(x: Tensor, g: Tensor, topology: Topology) -> Tensor:
-    """x_sender * g_receiver summed over vector axes, one axis at a time so that temporaries stay small."""
-    if x.dim() == 2:
+def _product_over_axes(x: Tensor, g: Tensor, topology: Topology, last: int) -> Tensor:
+    """x_sender * g_receiver summed over axes before the last, one axis at a time so that temporaries stay small."""
+    if x.dim() == 1 + last:
         return x.index_select(0, topology.senders) * g.index_select(0, topology.receivers)
     total: Tensor | None = None
-    for sent, received in zip(x.flatten(1, -2).unbind(1), g.flatten(1, -2).unbind(1)):
+    for sent, received in zip(x.flatten(1, -1 - last).unbind(1), g.flatten(1, -1 - last).unbind(1)):
         left = sent.index_select(0, topology.senders)  # [edges, channels]
         right = received.index_select(0, topology.receivers)
         total = left * right if total is None else total.addcmul_(left, right)
@@ -128,11 +140,12 @@ def add_to_columns(g: Tensor, weight: Tensor | None, topology: Topology) -> Tens
     return messages.new_zeros(topology.num_columns, *g.shape[1:]).index_add(0, topology.senders, messages)
 
 
-def multiply_ends(x: Tensor, g: Tensor, topology: Topology, per_channel: bool) -> Tensor:
+def multiply_ends(x: Tensor, g: Tensor, topology: Topology, per: Per) -> Tensor:
     """C as a compiler fuses it."""
     product = x.index_select(0, topology.senders) * g.index_select(0, topology.receivers)  # [edges, *features]
-    axes = [*range(1, x.dim() - 1 if per_channel else x.dim())]
-    return product.sum(axes) if axes else product
+    axes = [*range(1, x.dim() - {"edge": 0, "head": 2, "channel": 1}[per])]
+    product = product.sum(axes) if axes else product
+    return product.sum(-1, keepdim=True) if per == "head" else product
 
 
 def _times(messages: Tensor, weight: Tensor | None) -> Tensor:
@@ -145,7 +158,7 @@ def _times(messages: Tensor, weight: Tensor | None) -> Tensor:
 
 
 def _align(weight: Tensor, x: Tensor) -> Tensor:
-    """The weight ``[edges, channels]`` with an axis of length 1 where x has vector axes."""
+    """The weight per channel or head with an axis of length 1 where x has vector axes."""
     return weight.view(weight.shape[0], *[1] * (x.dim() - weight.dim()), *weight.shape[1:])
 
 
@@ -175,10 +188,10 @@ C_FORMS: Mapping[str, Form] = {
 }
 
 
-def _trilinear(per_channel: bool) -> Family:
+def _trilinear(per: Per) -> Family:
     """A, B and C with one kind of weight, each the derivative of the others."""
-    products = {name: partial(form, per_channel=per_channel) for name, form in C_FORMS.items()}
-    together: Mapping[str, Mapping[str, Gradients]] = TOGETHER if per_channel else {name: {} for name in TOGETHER}
+    products = {name: partial(form, per=per) for name, form in C_FORMS.items()}
+    together: Mapping[str, Mapping[str, Gradients]] = {name: {} for name in TOGETHER} if per == "edge" else TOGETHER
     return Family(
         {
             "A": Member(
@@ -208,8 +221,8 @@ TOGETHER: Mapping[str, Mapping[str, Gradients]] = {
     "B": {"cpu": cpu.gradients_of_column_sums},
     "C": {"cpu": cpu.gradients_of_products},
 }
-"""One pass over the edges for what all tensors of an op receive, with weights per channel."""
-PER_EDGE, PER_CHANNEL = _trilinear(per_channel=False), _trilinear(per_channel=True)
+"""One pass over the edges for what all tensors of an op receive, with weights per channel or head."""
+PER_EDGE, PER_HEAD, PER_CHANNEL = _trilinear("edge"), _trilinear("head"), _trilinear("channel")
 PLAIN = Family(
     {
         "A": Member(

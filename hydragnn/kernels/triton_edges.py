@@ -39,10 +39,13 @@ def multiply_ends(senders, receivers, left, right, factor, out, units, num_edges
 
 @triton.jit(do_not_specialize=SIZES)
 def dot_ends(senders, receivers, left, right, pair, weight, out, units, num_edges,
-             GATHER: tl.constexpr, PAIR: tl.constexpr, WEIGHT: tl.constexpr,
+             GATHER: tl.constexpr, PAIR: tl.constexpr, WEIGHT: tl.constexpr, LEFT_AXES: tl.constexpr,
              AXES: tl.constexpr, GROUP: tl.constexpr, VEC: tl.constexpr,
              ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
-    """out[e, axis] = sum over c of left[sender or e, c] * right[receiver, axis, c], times the weight of e and c if ``WEIGHT``."""
+    """out[e, axis] = sum over c of left[sender or e, c] * right[receiver, axis, c], times the weight of e and c if ``WEIGHT``.
+
+    Where ``LEFT_AXES``, left is [sender, axis, c], and ``GROUP`` is 1.
+    """
     C = (units * VEC).to(OFF)
     e = tl.program_id(0) * BE + tl.arange(0, BE)
     axis = tl.program_id(1) * GROUP
@@ -56,7 +59,8 @@ def dot_ends(senders, receivers, left, right, pair, weight, out, units, num_edge
     for start in range(0, C, BF):
         f = start + tl.arange(0, BF)
         mask = known[:, None] & (f < C)[None, :]
-        one = tl.load(left + (j[:, None] * C + f[None, :]), mask=mask, other=0.0).to(ACC)
+        held = left + (j[:, None] * (C * AXES) + axis * C + f[None, :] if LEFT_AXES else j[:, None] * C + f[None, :])
+        one = tl.load(held, mask=mask, other=0.0).to(ACC)
         if WEIGHT:
             one = one * tl.load(weight + (k[:, None] * C + f[None, :]), mask=mask, other=0.0).to(ACC)
         at = right + (i[:, None] * (C * AXES) + axis * C + f[None, :])

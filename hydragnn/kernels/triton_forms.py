@@ -55,10 +55,16 @@ def collect_along(weight: Tensor, directions: Tensor, vectors: Tensor, topology:
     return out
 
 
-def product_of_ends(x: Tensor, g: Tensor, topology: Topology, per_channel: bool) -> Tensor:
-    """C: what sender and receiver hold, multiplied; summed over axes, and over channels unless ``per_channel``."""
+def product_of_ends(x: Tensor, g: Tensor, topology: Topology, per: str) -> Tensor:
+    """C: what sender and receiver hold, multiplied; summed over axes, and over channels but what ``per`` keeps."""
     kind = torch.promote_types(x.dtype, g.dtype)
-    if per_channel:
+    if per == "head":
+        heads, width = x.shape[-2], x.shape[1:-2].numel() * x.shape[-1]  # a head's channels of all axes are one sum
+        out = x.new_empty(topology.num_edges, heads, 1, dtype=kind)
+        left, right = (end.movedim(-2, 1) for end in (x, g))
+        _dot_ends(topology, left, right, None, out, width, heads, gather=True, left_axes=True)
+        return out
+    if per == "channel":
         channels = x.shape[-1]
         out = x.new_empty(topology.num_edges, channels, dtype=kind)
         _multiply_ends(topology, x, g, None, out, x.shape[1:-1].numel(), gather=True)
@@ -160,10 +166,12 @@ def _weights_by_column(topology: Topology) -> Tensor:
 def _sum(given: Summands) -> Tensor:
     """Sums of items of x with all their axes."""
     x, weight = given.x, given.weight
-    per_channel = weight is not None and weight.dim() > 1
-    kind = torch.promote_types(x.dtype, weight.dtype) if weight is not None and per_channel else x.dtype
+    last = (
+        0 if weight is None else weight.dim() - 1
+    )  # dimensions of x that weights have; without, axes are channels like others
+    kind = torch.promote_types(x.dtype, weight.dtype) if weight is not None and last else x.dtype
     out = x.new_empty(given.offsets.shape[0] - 1, *x.shape[1:], dtype=kind)
-    axes = x.shape[1:-1].numel() if per_channel else 1  # otherwise axes are channels like others
+    axes = x.shape[1:-last].numel() if last else 1
     _launch_sums(given, out, x.shape[1:].numel() // max(axes, 1), axes, x_axes=axes > 1)
     return out
 
@@ -196,7 +204,7 @@ def _launch_sums(
         "GATHER": given.index is not None,
         "ORDER": given.order is not None,
         "NUMBERED": given.numbers is not None and weight is not None,
-        "WEIGHT": 0 if weight is None else 1 if weight.dim() == 1 else 2,
+        "WEIGHT": 0 if weight is None else weight.dim(),
         "ALONG": given.along is not None and inner == 1,
         "INNER": inner,
         "AXES": axes,
@@ -206,12 +214,13 @@ def _launch_sums(
     units, groups = channels // options["VEC"], axes // group
     arrays = given.index, given.order, given.numbers, weight, given.along, given.x
     read = tuple(offsets if tensor is None else tensor.contiguous() for tensor in arrays)
-    launch(kernels.sum_rows, (rows, tiles, groups), (offsets, *read, out, units), constants)
+    width = given.x.shape[-1]
+    launch(kernels.sum_rows, (rows, tiles, groups), (offsets, *read, out, units, width), constants)
     if edges <= long:
         return
     windows = -(-edges // long)
     partial = out.new_empty(windows, 2, channels * axes, dtype=sum_dtype(given.x, weight, given.along))
-    sizes = (units, edges)
+    sizes = (units, width, edges)
     launch(kernels.sum_windows, (windows, tiles, groups), (offsets, given.owners, *read, partial, *sizes), constants)
     join, tiles = constants_of("sums", (partial, out), channels * axes, 1)
     units = channels * axes // join["VEC"]
@@ -240,14 +249,16 @@ def _dot_ends(
     axes: int,
     *,
     gather: bool,
+    left_axes: bool = False,
 ) -> None:
     pair = None if weight is None else topology.pair
     constants = {
         "GATHER": gather,
         "PAIR": pair is not None,
         "WEIGHT": weight is not None,
+        "LEFT_AXES": left_axes,
         "AXES": axes,
-        "GROUP": _group(axes),
+        "GROUP": 1 if left_axes else _group(axes),
     }
     _launch_edges("dot_ends", topology, (left, right, pair, weight), out, channels, constants)
 

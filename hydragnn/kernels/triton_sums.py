@@ -5,7 +5,7 @@ Rows of more than ``SPLIT`` edges are left out by ``sum_rows``: ``sum_windows`` 
 
 Names: C channels of one axis = ``units * VEC``, so that the compiler knows what divides C; BE x BF edges x channels of a
 tile; ACC the dtype of sums; OFF that of offsets, int64 where a tensor has 2^31 elements. Position p of a sum is the edge
-``order[p]``, which has the weight ``numbers[p]``; both are p unless ``ORDER``, ``NUMBERED``. ``WEIGHT``: 0 none, 1 per edge, 2 per edge and channel. There is one sum per axis,
+``order[p]``, which has the weight ``numbers[p]``; both are p unless ``ORDER``, ``NUMBERED``. ``WEIGHT``: 0 none, 1 per edge, 2 per edge and channel, 3 per edge and head of ``width`` channels. There is one sum per axis,
 of x by axes where ``X_AXES``, of x times the edge's number for the axis where ``ALONG``; a program holds those of a ``GROUP`` of at
 most three axes. Where ``INNER`` is more than 1, x has so many axes, which are summed along the edge's numbers before they are weighed.
 """
@@ -13,12 +13,12 @@ most three axes. Where ``INNER`` is more than 1, x has so many axes, which are s
 import triton
 import triton.language as tl
 
-SIZES = ("units", "edges", "num_edges", "none")
+SIZES = ("units", "edges", "num_edges", "none", "width")
 """Arguments on whose values no kernel is specialised: one binary serves all sizes."""
 
 
 @triton.jit
-def _sum_edges(first, last, index, order, numbers, weight, along, x, f, C, axis,
+def _sum_edges(first, last, index, order, numbers, weight, along, x, f, C, axis, width,
                GATHER: tl.constexpr, ORDER: tl.constexpr, NUMBERED: tl.constexpr, WEIGHT: tl.constexpr, ALONG: tl.constexpr,
                INNER: tl.constexpr, AXES: tl.constexpr, GROUP: tl.constexpr, X_AXES: tl.constexpr,
                ACC: tl.constexpr, OFF: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):  # fmt: skip
@@ -51,6 +51,9 @@ def _sum_edges(first, last, index, order, numbers, weight, along, x, f, C, axis,
         if WEIGHT == 2:
             w = tl.load(weight + (k[:, None] * C + f[None, :]), mask=mask, other=0.0).to(ACC)
             v0, v1, v2 = v0 * w, v1 * w, v2 * w
+        if WEIGHT == 3:
+            w = tl.load(weight + (k[:, None] * (C // width) + (f // width)[None, :]), mask=mask, other=0.0).to(ACC)
+            v0, v1, v2 = v0 * w, v1 * w, v2 * w
         if ALONG:
             v0 = v0 * tl.load(along + edge * AXES + axis, mask=known, other=0.0).to(ACC)[:, None]
             if GROUP > 1:
@@ -77,7 +80,7 @@ def _store_axes(out, at, acc0, acc1, acc2, f, C, GROUP: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=SIZES)
-def sum_rows(offsets, index, order, numbers, weight, along, x, out, units,
+def sum_rows(offsets, index, order, numbers, weight, along, x, out, units, width,
              SPLIT: tl.constexpr, VEC: tl.constexpr,
              GATHER: tl.constexpr, ORDER: tl.constexpr, NUMBERED: tl.constexpr, WEIGHT: tl.constexpr, ALONG: tl.constexpr,
              INNER: tl.constexpr, AXES: tl.constexpr, GROUP: tl.constexpr, X_AXES: tl.constexpr,
@@ -90,13 +93,13 @@ def sum_rows(offsets, index, order, numbers, weight, along, x, out, units,
     first = tl.load(offsets + row).to(tl.int32)
     last = tl.load(offsets + row + 1).to(tl.int32)
     last = tl.where(last - first > SPLIT, first, last)
-    acc0, acc1, acc2 = _sum_edges(first, last, index, order, numbers, weight, along, x, f, C, axis,
+    acc0, acc1, acc2 = _sum_edges(first, last, index, order, numbers, weight, along, x, f, C, axis, width,
                                   GATHER, ORDER, NUMBERED, WEIGHT, ALONG, INNER, AXES, GROUP, X_AXES, ACC, OFF, BE, BF)  # fmt: skip
     _store_axes(out, row.to(OFF) * (C * AXES) + axis * C, acc0, acc1, acc2, f, C, GROUP)
 
 
 @triton.jit(do_not_specialize=SIZES)
-def sum_windows(offsets, owners, index, order, numbers, weight, along, x, partial, units, num_edges,
+def sum_windows(offsets, owners, index, order, numbers, weight, along, x, partial, units, width, num_edges,
                 SPLIT: tl.constexpr, VEC: tl.constexpr,
                 GATHER: tl.constexpr, ORDER: tl.constexpr, NUMBERED: tl.constexpr, WEIGHT: tl.constexpr, ALONG: tl.constexpr,
                 INNER: tl.constexpr, AXES: tl.constexpr, GROUP: tl.constexpr, X_AXES: tl.constexpr,
@@ -113,13 +116,13 @@ def sum_windows(offsets, owners, index, order, numbers, weight, along, x, partia
     head_first = tl.load(offsets + head).to(tl.int32)
     head_last = tl.load(offsets + head + 1).to(tl.int32)
     if head_last - head_first > SPLIT:
-        acc0, acc1, acc2 = _sum_edges(first, tl.minimum(head_last, last), index, order, numbers, weight, along, x, f, C, axis,
+        acc0, acc1, acc2 = _sum_edges(first, tl.minimum(head_last, last), index, order, numbers, weight, along, x, f, C, axis, width,
                                       GATHER, ORDER, NUMBERED, WEIGHT, ALONG, INNER, AXES, GROUP, X_AXES, ACC, OFF, BE, BF)  # fmt: skip
         _store_axes(partial, (2 * window).to(OFF) * (C * AXES) + axis * C, acc0, acc1, acc2, f, C, GROUP)
     tail_first = tl.load(offsets + tail).to(tl.int32)
     tail_last = tl.load(offsets + tail + 1).to(tl.int32)
     if (tail != head) & (tail_last - tail_first > SPLIT):
-        acc0, acc1, acc2 = _sum_edges(tail_first, last, index, order, numbers, weight, along, x, f, C, axis,
+        acc0, acc1, acc2 = _sum_edges(tail_first, last, index, order, numbers, weight, along, x, f, C, axis, width,
                                       GATHER, ORDER, NUMBERED, WEIGHT, ALONG, INNER, AXES, GROUP, X_AXES, ACC, OFF, BE, BF)  # fmt: skip
         _store_axes(partial, (2 * window + 1).to(OFF) * (C * AXES) + axis * C, acc0, acc1, acc2, f, C, GROUP)
 

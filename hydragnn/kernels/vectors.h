@@ -136,6 +136,9 @@ struct PairSums {
       add_product(mine, x, y, count);
   }
 
+  // Whether edge e writes its weight, which others may add to.
+  MEMBER bool writes(Int e) const { return !pair || pair[e] == met; }
+
   // Called when all channels of edge e are done.
   MEMBER void pass(Int e) { met += pair && pair[e] == met; }
 };

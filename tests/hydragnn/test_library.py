@@ -112,7 +112,7 @@ def forces_and_their_gradient(x: Tensor, weight: Tensor, senders: Tensor, receiv
     """What a step of training does: a sum, its gradient, and the gradient of that."""
     edges = Topology.square(senders, receivers, x.shape[0])
     value = gather_multiply_sum(x, weight, edges).pow(2) + gather_multiply_sum(x, weight[:, 0], edges).sin()
-    directions = edge_product(x, value, edges, per_channel=True)[:, :3]
+    directions = edge_product(x, value, edges, per="channel")[:, :3]
     energy = outer_sum(weight, directions, edges).pow(2).sum()
     (force,) = torch.autograd.grad(energy, x, create_graph=True)
     return energy, force, *torch.autograd.grad(force.square().sum(), (x, weight))
