@@ -87,9 +87,8 @@ settings.register_profile("tests", deadline=None)  # the first example also impo
 settings.load_profile("tests")
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.append(
-    str(ROOT / "tests" / "hpo")
-)  # for `from world import World`: pytest's importlib mode leaves folders out
+# for `from world import World`: pytest's importlib mode leaves folders out
+sys.path += [str(ROOT / "tests" / "hpo"), str(ROOT / "tests" / "parity")]
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,5 @@
 """Whole networks, from node inputs to energies and forces, with the weights of independent implementations."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,8 @@ from hydragnn.graphs.batch import GraphBatch, edge_vectors
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 from hydragnn.models import GraphModel, build_model, degree_statistics, parse_head
 
-geometric = pytest.importorskip("torch_geometric.nn")
+pytest.importorskip("torch_geometric.nn")
+from convolutions import CONVOLUTIONS
 
 CHANNELS, LAYERS, RADIAL, CUTOFF = 6, 3, 5, 9.0
 EXACT = {"rtol": 1e-10, "atol": 1e-10}  # float64 sums in another order
@@ -66,11 +66,12 @@ def table_of(model: GraphModel) -> nn.Embedding:
 NODE_HEAD = [{"field": "charge", "hidden_dims": []}]
 
 
-def compared(model: GraphModel, batch: GraphBatch, layer: Callable[[Tensor, int], Tensor]) -> None:
+def compared(model: GraphModel, batch: GraphBatch, kind: str) -> None:
     """Their layers one after the other, on our first states and before our linear head, give our predictions."""
     states = table_of(model)(batch.nodes[ATOMIC_NUMBERS])
-    for number in range(LAYERS):
-        states = layer(states, number)
+    features = gaussians(edge_vectors(batch).norm(dim=1))
+    for layer in model.encoder.layers:
+        states = CONVOLUTIONS[kind](layer, batch)(states, edge_index(batch), features)
     expected = model.heads[0].network(states).squeeze(-1)
     torch.testing.assert_close(model(batch)["charge"].mean, expected, **EXACT)
 
@@ -184,45 +185,19 @@ def test_energies_forces_and_stress_of_painn_equal_those_of_its_authors(batch: G
 @pytest.mark.parity("gin", "PyTorch Geometric", "network of convolutions")
 @pytest.mark.parametrize("epsilon", [0.0, 0.3, 100.0], ids=["the paper's start", "another", "HydraGNN's"])
 def test_gin_equals_a_network_of_pytorch_geometrics_convolutions(batch: GraphBatch, epsilon: float) -> None:
-    model = ours("gin", batch, NODE_HEAD, {"epsilon": epsilon})
-
-    def layer(states: Tensor, number: int) -> Tensor:
-        residual = model.encoder.layers[number]
-        theirs = geometric.GINConv(residual.layer.network, train_eps=True, eps=epsilon)
-        return states + theirs(residual.norm(states), edge_index(batch))
-
-    compared(model, batch, layer)
+    compared(ours("gin", batch, NODE_HEAD, {"epsilon": epsilon}), batch, "gin")
 
 
 @pytest.mark.parity("sage", "PyTorch Geometric", "network of convolutions")
 def test_sage_equals_a_network_of_pytorch_geometrics_convolutions(batch: GraphBatch) -> None:
-    model = ours("sage", batch, NODE_HEAD)
-
-    def layer(states: Tensor, number: int) -> Tensor:
-        residual = model.encoder.layers[number]
-        theirs = geometric.SAGEConv(CHANNELS, CHANNELS, aggr="mean")
-        theirs.lin_l.load_state_dict(residual.layer.from_mean.state_dict())
-        theirs.lin_r.load_state_dict(residual.layer.from_self.state_dict())
-        return states + nn.functional.silu(theirs(residual.norm(states), edge_index(batch)))
-
-    compared(model, batch, layer)
+    compared(ours("sage", batch, NODE_HEAD), batch, "sage")
 
 
 @pytest.mark.parity("mfc", "PyTorch Geometric", "network of convolutions")
 @pytest.mark.parametrize("max_degree", [3, 9], ids=["degrees above the largest", "degrees below the largest"])
 def test_mfc_equals_a_network_of_pytorch_geometrics_convolutions(batch: GraphBatch, max_degree: int) -> None:
-    model = ours("mfc", batch, NODE_HEAD, {"max_degree": max_degree})
     assert len(batch.topology.degrees.clamp_max(max_degree).unique()) > 1
-
-    def layer(states: Tensor, number: int) -> Tensor:
-        residual = model.encoder.layers[number]
-        theirs, mine = geometric.MFConv(CHANNELS, CHANNELS, max_degree), residual.layer.by_degree
-        for degree, (weight, bias) in enumerate(zip(mine.weight.split(CHANNELS), mine.bias.split(CHANNELS))):
-            theirs.lins_r[degree].weight.data, theirs.lins_l[degree].weight.data = weight.split(CHANNELS, dim=1)
-            theirs.lins_l[degree].bias.data = bias
-        return states + nn.functional.silu(theirs(residual.norm(states), edge_index(batch)))
-
-    compared(model, batch, layer)
+    compared(ours("mfc", batch, NODE_HEAD, {"max_degree": max_degree}), batch, "mfc")
 
 
 @pytest.mark.parity("gatv2", "PyTorch Geometric", "network of convolutions")
@@ -231,23 +206,9 @@ def test_gatv2_equals_a_network_of_pytorch_geometrics_convolutions(batch: GraphB
     """On graphs without edges to oneself, since they take these away where we have images of oneself."""
     batch = without_own_images(batch)
     model = ours("gatv2", batch, NODE_HEAD, {"heads": 3, "negative_slope": slope})
-    features = gaussians(edge_vectors(batch).norm(dim=1))
-
-    def layer(states: Tensor, number: int) -> Tensor:
-        residual = model.encoder.layers[number]
-        mine, width = residual.layer, CHANNELS // 3
-        mine.bias.normal_()
-        theirs = geometric.GATv2Conv(
-            CHANNELS, width, heads=3, edge_dim=RADIAL + 1, fill_value=0.0, negative_slope=slope
-        )
-        theirs.lin_l.load_state_dict(mine.from_sender.state_dict())
-        theirs.lin_r.load_state_dict(mine.from_receiver.state_dict())
-        theirs.lin_edge.load_state_dict(mine.from_edge.state_dict())
-        theirs.att.data.copy_(mine.attention.unsqueeze(0))
-        theirs.bias.data.copy_(mine.bias)
-        return states + theirs(residual.norm(states), edge_index(batch), features)
-
-    compared(model, batch, layer)
+    for layer in model.encoder.layers:
+        layer.layer.bias.normal_()
+    compared(model, batch, "gatv2")
 
 
 def without_own_images(batch: GraphBatch) -> GraphBatch:
@@ -266,134 +227,24 @@ def without_own_images(batch: GraphBatch) -> GraphBatch:
 
 @pytest.mark.parity("cgcnn", "PyTorch Geometric", "network of convolutions")
 def test_cgcnn_equals_a_network_of_pytorch_geometrics_convolutions(batch: GraphBatch) -> None:
-    model = ours("cgcnn", batch, NODE_HEAD)
-    features = gaussians(edge_vectors(batch).norm(dim=1))
-
-    def layer(states: Tensor, number: int) -> Tensor:
-        mine = model.encoder.layers[number]
-        theirs = geometric.CGConv(CHANNELS, dim=RADIAL + 1)
-        weight = torch.cat([mine.from_receiver.weight, mine.from_sender.weight, mine.from_edge.weight], dim=1)
-        theirs.lin_f.weight.data, theirs.lin_s.weight.data = weight.chunk(2)
-        theirs.lin_f.bias.data, theirs.lin_s.bias.data = mine.from_receiver.bias.chunk(2)
-        return theirs(states, edge_index(batch), features)
-
-    compared(model, batch, layer)
-
-
-class OurStd(geometric.aggr.Aggregation):
-    """sqrt(variance + 1e-5), where theirs is sqrt(max(variance, 1e-5)) and zero below; PNA's paper has sqrt(relu(variance) + e)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.variance = geometric.aggr.VarAggregation()
-
-    def forward(self, x: Tensor, *where: Any, **more: Any) -> Tensor:
-        return (self.variance(x, *where, **more) + 1e-5).sqrt()
+    compared(ours("cgcnn", batch, NODE_HEAD), batch, "cgcnn")
 
 
 @pytest.mark.parity("pna", "PyTorch Geometric", "network of convolutions")
 def test_pna_equals_a_network_of_pytorch_geometrics_convolutions(batch: GraphBatch) -> None:
-    model = ours("pna", batch, NODE_HEAD)
-    features = gaussians(edge_vectors(batch).norm(dim=1))
-    histogram = torch.bincount(batch.topology.degrees)
-    scalers = ["identity", "amplification", "attenuation"]
-
-    def layer(states: Tensor, number: int) -> Tensor:
-        mine = model.encoder.layers[number]
-        theirs = geometric.PNAConv(
-            CHANNELS, CHANNELS, ["mean", "min", "max", OurStd()], scalers, histogram, edge_dim=CHANNELS
-        )
-        theirs.edge_encoder = nn.Linear(RADIAL + 1, CHANNELS, bias=False)
-        theirs.edge_encoder.load_state_dict(mine.from_edge.state_dict())
-        pre, post = theirs.pre_nns[0][0], theirs.post_nns[0][0]
-        pre.weight.data = torch.cat([mine.from_receiver.weight, mine.from_sender.weight, torch.eye(CHANNELS)], dim=1)
-        pre.bias.data = mine.from_receiver.bias.clone()
-        post.weight.data = torch.cat([mine.from_self.weight, *mine.from_statistics.weight.chunk(3)], dim=1)
-        post.bias.data = mine.from_self.bias.clone()
-        theirs.lin.load_state_dict(mine.mix.state_dict())
-        return states + nn.functional.silu(theirs(mine.norm(states), edge_index(batch), features))
-
-    compared(model, batch, layer)
-
-
-class FilteredPNA(geometric.PNAConv):
-    """Their convolution with edge attributes, whose messages are multiplied with a linear filter of these."""
-
-    def __init__(self, *arguments: Any, filters: nn.Module, **more: Any) -> None:
-        super().__init__(*arguments, **more)
-        self.filters = filters
-
-    def message(self, x_i: Tensor, x_j: Tensor, edge_attr: Tensor) -> Tensor:
-        """Of one edge; ``[edges, towers, channels]``."""
-        messages: Tensor = super().message(x_i, x_j, edge_attr)
-        return messages * self.filters(edge_attr).unsqueeze(1)
+    compared(ours("pna", batch, NODE_HEAD), batch, "pna")
 
 
 @pytest.mark.parity("pnaplus", "PyTorch Geometric", "network of convolutions, with filters of our own")
 def test_pnaplus_equals_a_network_of_pytorch_geometrics_convolutions_with_filters(batch: GraphBatch) -> None:
-    model = ours("pnaplus", batch, NODE_HEAD)
-    features = gaussians(edge_vectors(batch).norm(dim=1))
-    scalers = ["identity", "amplification", "attenuation"]
-
-    def layer(states: Tensor, number: int) -> Tensor:
-        mine = model.encoder.layers[number]
-        theirs = FilteredPNA(
-            CHANNELS,
-            CHANNELS,
-            ["mean", "min", "max", OurStd()],
-            scalers,
-            torch.bincount(batch.topology.degrees),
-            edge_dim=CHANNELS,
-            filters=mine.filters,
-        )
-        theirs.edge_encoder = nn.Sequential(mine.from_edge[0], nn.SiLU())
-        pre, post = theirs.pre_nns[0][0], theirs.post_nns[0][0]
-        weights = [mine.from_receiver.weight, mine.from_sender.weight, mine.from_edge[2].weight]
-        pre.weight.data, pre.bias.data = torch.cat(weights, dim=1), mine.from_receiver.bias.clone()
-        post.weight.data = torch.cat([mine.from_self.weight, *mine.from_statistics.weight.chunk(3)], dim=1)
-        post.bias.data = mine.from_self.bias.clone()
-        theirs.lin.load_state_dict(mine.mix.state_dict())
-        return states + nn.functional.silu(theirs(mine.norm(states), edge_index(batch), features))
-
-    compared(model, batch, layer)
-
-
-class NormedGIN(nn.Module):
-    """What stands inside our residual: GPSConv adds the states itself."""
-
-    def __init__(self, residual: nn.Module) -> None:
-        super().__init__()
-        self.norm, self.conv = residual.norm, geometric.GINConv(residual.layer.network)
-
-    def reset_parameters(self) -> None:
-        """The weights are ours and stay."""
-
-    def forward(self, states: Tensor, edges: Tensor) -> Tensor:
-        return self.conv(self.norm(states), edges)
+    compared(ours("pnaplus", batch, NODE_HEAD), batch, "pnaplus")
 
 
 @pytest.mark.parity("global attention", "PyTorch Geometric", "network of GPS convolutions")
 def test_gps_equals_a_network_of_pytorch_geometrics_convolutions(batch: GraphBatch) -> None:
     """Multi-head attention inside two graphs of different size; layer norms per node, SiLU."""
     model = ours("gin", batch, NODE_HEAD, {"global_attention": {"kind": "multihead", "heads": 3}})
-
-    def layer(states: Tensor, number: int) -> Tensor:
-        mine = model.encoder.layers[number]
-        theirs = geometric.GPSConv(
-            CHANNELS,
-            NormedGIN(mine.local),
-            heads=3,
-            act="silu",
-            norm="layer_norm",
-            norm_kwargs={"mode": "node"},
-        )
-        theirs.attn.in_proj_weight.data = mine.attention.project.weight.clone()
-        theirs.attn.in_proj_bias.data = mine.attention.project.bias.normal_().clone()
-        theirs.attn.out_proj.load_state_dict(mine.attention.out.state_dict())
-        theirs.mlp[0].load_state_dict(mine.network[0].state_dict())
-        theirs.mlp[3].load_state_dict(mine.network[3].state_dict())
-        for norm, its in zip(mine.norms, (theirs.norm1, theirs.norm2, theirs.norm3)):
-            its.load_state_dict({name: value.normal_() for name, value in norm.state_dict().items()})
-        return theirs(states, edge_index(batch), batch.owner("node"))
-
-    compared(model, batch, layer)
+    for layer in model.encoder.layers:
+        for parameter in (layer.attention.project.bias, *(p for norm in layer.norms for p in norm.parameters())):
+            parameter.normal_()
+    compared(model, batch, "gps")
