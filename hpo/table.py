@@ -145,6 +145,8 @@ def event_line(state: State, event: Event) -> str:
             return f"trial {event.trial} {word} at epoch {event.epochs}: {event.value:.4g}"
         case Failed():
             trial = state.trials[event.trial]
+            if state.ending and event.kind == "preempted" and trial.status == "waiting":
+                return f"trial {event.trial}: stopped with the search, goes on after epoch {event.epochs}"
             fate = {"waiting": "tried again", "running": "tried again"}.get(trial.status, "given up")
             return f"trial {event.trial}: {event.kind}, {fate}: {short(event.message)}"
         case Stopping():

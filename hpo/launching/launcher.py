@@ -257,7 +257,7 @@ def _without_result(end: Exit, record: RunRecord | None) -> Failed:
         return _failure(end, "preempted", "left, because another attempt has taken over")
     if code in (-2, -9, -10, -15) or (record is not None and record.status == "paused"):
         how = f"by signal {-code}" if code < 0 else "before the segment's end"
-        return _failure(end, "preempted", f"ended from outside {how}")
+        return _failure(end, "preempted", end.message or f"ended from outside {how}")
     if code < 0:
         return _failure(end, "defect", f"crashed with signal {-code}\n{log_tail(task.folder)}")
     kind: FailureKind = "launch" if record is None else "defect"

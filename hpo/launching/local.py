@@ -256,6 +256,8 @@ class LocalLauncher:
         killed_by_us = attempt.hung or attempt.killed_at == float("inf")
         starved = code == -signal.SIGKILL and not killed_by_us and _kills_for_memory() > attempt.kills_before
         message = f"no heartbeat for {self._hang_seconds / 60:.3g} minutes" if attempt.hung else ""
+        if killed_by_us and not attempt.hung:
+            message = "it did not save itself within grace_seconds, and goes on from its last checkpoint"
         return Exit(task=attempt.task, code=code, out_of_memory=starved, hung=attempt.hung, message=message)
 
 

@@ -1,6 +1,8 @@
 """Means of neighbours: GraphSAGE (Hamilton et al. 2017, arXiv:1706.02216, algorithm 1)."""
 
-from torch import nn
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
 
 from hydragnn.architectures.base import Architecture, ArchitectureSettings, GraphSpec
 from hydragnn.kernels import gather_multiply_sum, silu
@@ -28,8 +30,12 @@ class SAGELayer(nn.Module):
     def forward(self, states: States, graph: MessageGraph) -> States:
         """Increments of degree 0."""
         received = gather_multiply_sum(states[0], None, graph.topology)  # [nodes, channels]
-        degrees = graph.topology.degrees.clamp_min(1).to(received.dtype).unsqueeze(-1)  # [nodes, 1]
+        degrees = graph.once(("degrees", received.dtype), lambda: self.degrees(graph, received.dtype))  # [nodes, 1]
         return {0: silu(self.from_self(states[0]) + self.from_mean(received / degrees))}
+
+    def degrees(self, graph: MessageGraph, dtype: torch.dtype) -> Float[Tensor, "nodes 1"]:
+        """The edges that every node receives; 1 where there are none."""
+        return graph.topology.degrees.clamp_min(1).to(dtype).unsqueeze(-1)
 
 
 class SAGE(Architecture):

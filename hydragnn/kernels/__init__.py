@@ -1,7 +1,7 @@
 """Gather and scatter: a family of ops closed under differentiation, and reductions per receiver."""
 
 from hydragnn.graphs.topology import Topology, relation_topology
-from hydragnn.kernels.activation import SiLU, silu
+from hydragnn.kernels.activation import SiLU, first_derivatives, silu
 from hydragnn.kernels.ends import gather_add
 from hydragnn.kernels.family import as_operators, operators
 from hydragnn.kernels.gathered_outer import gather_outer_sum
@@ -36,6 +36,7 @@ __all__ = [
     "along_directions",
     "as_operators",
     "edge_product",
+    "first_derivatives",
     "gather_add",
     "gather_multiply_sum",
     "gather_outer_sum",

@@ -143,14 +143,15 @@ class Family:
         self.members = members
         self.operator: Callable[[str, Sequence[Tensor], Any], Tensor] | None = None
         """Calls a member as an operator of torch, where ``library.py`` made one of it."""
-        self._shells = {name: _shell(name, member, self) for name, member in members.items()}
+        self._values = {name: _value(member) for name, member in members.items()}
+        self._shells = {name: _shell(name, member, self).apply for name, member in members.items()}
         self._together = {name: _together(name, member, self) for name, member in members.items() if member.together}
 
     def __call__(self, name: str, tensors: Sequence[Tensor], structure: Any) -> Tensor:
         """The op ``name`` of the tensors, differentiable as often as one likes."""
         if self.operator is not None and as_operators():
             return self.operator(name, tensors, structure)
-        value: Tensor = self._shells[name].apply(structure, *tensors)
+        value: Tensor = self._shells[name](structure, *tensors)
         return value
 
     def gradients(
@@ -164,8 +165,11 @@ class Family:
         if all(needed) and not _open_blocks and _kind(known[INCOMING]) in member.together:
             values: Sequence[Tensor] = self._together[name].apply(structure, *known)
             return values
+        recorded = torch.is_grad_enabled()  # a gradient that is not has no need of a function of autograd
         return [
-            self._shells[derivative].apply(structure, *[known[argument] for argument in arguments]).to(dtypes[place])
+            (self._shells if recorded else self._values)[derivative](
+                structure, *[known[argument] for argument in arguments]
+            ).to(dtypes[place])
             if needed[place]
             else None
             for place, (derivative, arguments) in enumerate(member.derivatives)
@@ -181,9 +185,22 @@ def add(left: Tensor | None, right: Tensor | None) -> Tensor | None:
     return right if left is None else left if right is None else left + right
 
 
+def _value(member: Member) -> Callable[..., Tensor]:
+    """A member of its structure and tensors, by the form for their device."""
+    plain = member.forms[ANYWHERE] if len(member.forms) == 1 else None
+
+    def value(structure: Any, *tensors: Tensor) -> Tensor:
+        form = plain or form_on(member.forms, tensors[0].device.type)
+        if member.items and not _open_blocks:
+            check_items(member.items, tensors, structure)
+        return form(*tensors, structure)
+
+    return value
+
+
 def _shell(name: str, member: Member, family: Family) -> type[Function]:
     """The autograd function of a member."""
-    plain = member.forms[ANYWHERE] if len(member.forms) == 1 else None
+    value = family._values[name]
     # the derivative of an op that is linear in all its tensors together reads none of them
     keeps = any(argument != INCOMING for _, arguments in member.derivatives for argument in arguments)
 
@@ -193,10 +210,7 @@ def _shell(name: str, member: Member, family: Family) -> type[Function]:
             if keeps:
                 ctx.save_for_backward(*tensors)
             ctx.structure, ctx.dtypes = structure, [tensor.dtype for tensor in tensors]
-            form = plain or form_on(member.forms, tensors[0].device.type)
-            if member.items and not _open_blocks:
-                check_items(member.items, tensors, structure)
-            return form(*tensors, structure)
+            return value(structure, *tensors)
 
         @staticmethod
         def backward(ctx: Any, incoming: Tensor) -> tuple[Tensor | None, ...]:

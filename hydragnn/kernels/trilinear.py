@@ -117,14 +117,14 @@ def segment_bag(x: Tensor, index: Tensor, offsets: Tensor, weight: Tensor | None
     table = x.reshape(x.shape[0], x.shape[1:].numel())  # [columns, product of features]
     if index.shape[0] == 0:
         return x.new_zeros(offsets.shape[0] - 1, *x.shape[1:])
-    summed = torch.nn.functional.embedding_bag(
-        index,
+    summed = torch.embedding_bag(
         table,
+        index,
         offsets,
-        mode="sum",
+        mode=0,  # sums
         include_last_offset=True,
         per_sample_weights=None if weight is None else weight.to(table.dtype),
-    )
+    )[0]
     return summed.view(-1, *x.shape[1:])
 
 

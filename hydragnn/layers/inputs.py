@@ -24,6 +24,8 @@ class ClassEmbedding(nn.Module):
 
     def forward(self, values: Int[Tensor, "items *shape"]) -> Float[Tensor, "items channels"]:
         """The row of every item."""
+        if self.field.width == 1:
+            return self.table(values.flatten())
         flat = values.reshape(values.shape[0], self.field.width)  # [items, components]
         return self.table(flat + self.shifts).sum(1)  # [items, components, channels] -> [items, channels]
 

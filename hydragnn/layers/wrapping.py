@@ -22,8 +22,9 @@ class Residual(nn.Module):
     def forward(self, states: States, graph: MessageGraph) -> States:
         """New states."""
         increments = self.layer({**states, 0: self.norm(states[0])}, graph)
+        increments = {**increments, 0: self.dropout(increments[0])}
         new = {degree: states[degree] + value if degree in states else value for degree, value in increments.items()}
-        return {**states, **new, 0: states[0] + self.dropout(increments[0])}
+        return {**states, **new}
 
 
 class Checkpointed(nn.Module):

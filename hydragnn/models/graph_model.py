@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from hydragnn.graphs.batch import GraphBatch, edge_vectors
 from hydragnn.graphs.field import ATOMIC_NUMBERS
 from hydragnn.graphs.levels import CLUSTERS
+from hydragnn.kernels import first_derivatives
 from hydragnn.layers import ConditionInputs, EdgeInputs, MessageGraph, NodeInputs, PooledCondition, States
 from hydragnn.models.derivatives import energy_gradient, forces_from, stress_from
 from hydragnn.models.description import ModelDescription
@@ -51,11 +52,11 @@ class GraphModel(nn.Module):
         """
         recording = torch.is_grad_enabled()
         if not any(head.derivatives for head in self.description.heads):
-            graph = self.message_graph(batch, self.edge_vectors(batch))
-            states = self.encode(batch, graph)
-            return {
-                settings.field: head(states, graph, batch) for settings, head in zip(self.description.heads, self.heads)
-            }, states
+            with first_derivatives():
+                graph = self.message_graph(batch, self.edge_vectors(batch))
+                states = self.encode(batch, graph)
+                heads = zip(self.description.heads, self.heads)
+                return {settings.field: head(states, graph, batch) for settings, head in heads}, states
         with torch.enable_grad():
             vectors = edge_vectors(batch).detach().requires_grad_()
             graph = self.message_graph(batch, vectors)
@@ -70,8 +71,10 @@ class GraphModel(nn.Module):
         return {name: value.detach() for name, value in predictions.items()}, {d: s.detach() for d, s in states.items()}
 
     def edge_vectors(self, batch: GraphBatch) -> Float[Tensor, "edges dim"] | None:
-        """Vectors of all edges; None for graphs without geometry."""
-        return edge_vectors(batch) if self.description.dim else None
+        """Vectors of all edges; None for graphs without geometry, and where no layer looks at it."""
+        model = self.description.model
+        seen = self.description.architecture.sees_positions() or model.pooling is not None
+        return edge_vectors(batch) if self.description.dim and seen else None
 
     def message_graph(self, batch: GraphBatch, vectors: Float[Tensor, "edges dim"] | None) -> MessageGraph:
         """What the layers see of a batch whose edges have these vectors."""

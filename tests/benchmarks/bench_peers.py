@@ -90,14 +90,24 @@ def crystal(atoms: int) -> list[Any]:
     return [cell]
 
 
-def write_graphs(folder: Path, atoms: int = 0) -> tuple[int, int]:
+def molecules() -> list[Any]:
+    """Eight rattled molecules of 12 to 16 atoms."""
+    from ase.build import molecule
+
+    named = ["C6H6", "isobutane", "trans-butane", "C5H8", "CH3CH2OCH3", "C3H9N", "bicyclobutane", "Si2H6"]
+    cells = [molecule(name) for name in named]
+    for number, cell in enumerate(cells):
+        cell.rattle(0.05, seed=number)
+    return cells
+
+
+def write_graphs(folder: Path, cells: Sequence[Any]) -> tuple[int, int]:
     """Structures and edges as arrays, for peers that have neighbour lists of their own and for those that have not."""
     import torch
 
     from hydragnn.graphs.atomic import from_ase
     from hydragnn.graphs.batch import concatenate
 
-    cells = crystal(atoms) if atoms else structures(32)
     batch = concatenate([from_ase(atoms, cutoff=CUTOFF) for atoms in cells])
     np.savez(
         folder / "graphs.npz",
@@ -118,7 +128,9 @@ def write_graphs(folder: Path, atoms: int = 0) -> tuple[int, int]:
 def peers_of(kind: str, folder: Path, options: argparse.Namespace) -> list[Peer]:
     """Ours first, then those that have this architecture."""
     theirs = options.environment / "bin" / "python"
-    ours, past = [sys.executable, HERE / "peer_ours.py", kind, folder], {"PYTHONPATH": str(options.past)}
+    energies = ["energies"] if kind == "pna" else []
+    ours = [sys.executable, HERE / "peer_ours.py", kind, folder, *energies]
+    past = {"PYTHONPATH": str(options.past)}
     here = {"PYTHONPATH": str(HERE.parent.parent)}
     peers = []
 
@@ -139,7 +151,7 @@ def peers_of(kind: str, folder: Path, options: argparse.Namespace) -> list[Peer]
         add("schnetpack", command)
         add("schnetpack, memory kept", command, {"GLIBC_TUNABLES": KEPT})
     if kind != "painn" and not options.atoms:
-        command = [theirs, HERE / "peer_hydragnn.py", kind, folder]
+        command = [theirs, HERE / "peer_hydragnn.py", kind, folder, *energies]
         add("HydraGNN 3.0", command)
         add("HydraGNN 3.0, memory kept", command, {"GLIBC_TUNABLES": KEPT})
         add("HydraGNN 3.0, 64-wide inputs, memory kept", [*command, "wide"], {"GLIBC_TUNABLES": KEPT})
@@ -186,7 +198,8 @@ def main() -> None:
     parser.add_argument("--atoms", type=int, default=0)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        nodes, edges = write_graphs(Path(name), options.atoms)
+        cells = crystal(options.atoms) if options.atoms else structures(32)
+        nodes, edges = write_graphs(Path(name), cells)
         print(f"{nodes} atoms, {edges} edges; CPU ms of a training step and of inference, ratios to ours, peak MB")
         for kind in options.kinds:
             compare(kind, Path(name), options)

@@ -4,7 +4,7 @@ They compute what ``hydragnn.architectures`` computes with Bessel functions and 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import torch
@@ -91,21 +91,35 @@ class PaiNNLayer(MessagePassing):
 
 
 LAYERS = {"schnet": SchNetLayer, "painn": PaiNNLayer, "egnn": EGNNLayer}
+VECTORS = {"painn", "pnaeq"}
+"""Networks whose states are ``[nodes, 4, channels]``."""
 
 
 class Potential(nn.Module):
-    """Energies and forces of a batch of structures."""
+    """Energies and forces of a batch of structures; ``given`` are layers of somebody else."""
 
-    def __init__(self, kind: str, *, channels: int, layers: int, radial: int, cutoff: float) -> None:
+    def __init__(
+        self,
+        kind: str,
+        *,
+        channels: int,
+        layers: int,
+        radial: int,
+        cutoff: float,
+        given: Sequence[nn.Module] = (),
+        forces: bool = True,
+    ) -> None:
         super().__init__()
-        self.kind, self.cutoff = kind, cutoff
+        self.kind, self.cutoff, self.forces, self.given = kind, cutoff, forces, bool(given)
         self.embedding = nn.Embedding(119, channels)
-        self.layers = nn.ModuleList(LAYERS[kind](radial + 1, channels) for _ in range(layers))
+        self.layers = nn.ModuleList(given or (LAYERS[kind](radial + 1, channels) for _ in range(layers)))
         self.readout = network(channels, channels, 1)
         self.register_buffer("orders", torch.arange(1.0, radial + 1), persistent=False)
 
-    def forward(self, data: Data) -> tuple[Tensor, Tensor]:
-        """Energies ``[graphs]`` and forces ``[nodes, 3]``."""
+    def forward(self, data: Data) -> tuple[Tensor, ...]:
+        """Energies ``[graphs]`` and forces ``[nodes, 3]``, if there are any."""
+        if not self.forces:
+            return (self.energies(data, (data.edge_index, data.pos.new_zeros(0))),)
         with torch.enable_grad():
             positions = data.pos.requires_grad_()
             senders, receivers = data.edge_index
@@ -114,16 +128,23 @@ class Potential(nn.Module):
             x = lengths / self.cutoff
             basis = math.sqrt(2 / self.cutoff) * torch.sin(math.pi * x * self.orders) / lengths
             basis = torch.cat([basis, torch.ones_like(lengths)], dim=-1)
-            envelope = 0.5 * (torch.cos(math.pi * x.clamp_max(1.0)) + 1)
-            states = self.embedding(data.z)
-            if self.kind == "painn":
-                states = torch.cat([states.unsqueeze(1), states.new_zeros(len(states), 3, states.shape[1])], dim=1)
-            for layer in self.layers:
-                states = layer(states, data.edge_index, basis, envelope, vectors / lengths)
-            per_atom = self.readout(states[:, 0] if self.kind == "painn" else states)
-            energies = global_add_pool(per_atom, data.batch, size=data.num_graphs).squeeze(-1)
+            edges = (data.edge_index, basis)
+            if self.kind in LAYERS or self.kind in VECTORS:
+                edges += (0.5 * (torch.cos(math.pi * x.clamp_max(1.0)) + 1), vectors / lengths)
+            energies = self.energies(data, edges)
             (gradient,) = torch.autograd.grad(energies.sum(), positions, create_graph=self.training)
         return energies, -gradient
+
+    def energies(self, data: Data, edges: tuple[Tensor, ...]) -> Tensor:
+        """``[graphs]`` from what layers see of edges."""
+        states = self.embedding(data.z)
+        if self.kind in VECTORS:
+            states = torch.cat([states.unsqueeze(1), states.new_zeros(len(states), 3, states.shape[1])], dim=1)
+        for layer in self.layers:
+            states = layer(states, *edges)
+        per_atom = self.readout(states[:, 0] if self.kind in VECTORS else states)
+        summed: Tensor = global_add_pool(per_atom, data.batch, size=data.num_graphs).squeeze(-1)
+        return summed
 
 
 def renamed_schnet(ours: Mapping[str, Tensor], layer: str) -> dict[str, Tensor]:
@@ -161,12 +182,13 @@ RENAMED = {"schnet": renamed_schnet, "egnn": renamed_egnn, "painn": renamed_pain
 
 
 def with_weights(potential: Potential, ours: Mapping[str, Tensor]) -> Potential:
-    """The potential with the weights of our model of its kind."""
+    """The potential with the weights of our model of its kind; given layers have them."""
     own = {"embedding.weight": ours["node_inputs.node_tables.0.table.weight"] + ours["node_inputs.origin"]}
     for name in potential.state_dict():
         given = name.replace("readout.", "heads.0.network.") if name.startswith("readout.") else f"encoder.{name}"
         own |= {name: ours[given]} if given in ours else {}
-    for number in range(len(potential.layers)):
+    own |= {name: value for name, value in potential.state_dict().items() if potential.given and "layers." in name}
+    for number in range(0 if potential.given else len(potential.layers)):
         mine, theirs = f"encoder.layers.{number}.", f"layers.{number}."
         own.update({theirs + name: value for name, value in RENAMED[potential.kind](ours, mine).items()})
     potential.load_state_dict(own)

@@ -1,6 +1,6 @@
 """The published HydraGNN (PyPI) as a peer of ``bench_peers``: SchNet, EGNN and PNA of equal sizes; it has weights of its own form.
 
-    python peer_hydragnn.py KIND FOLDER [wide]
+    python peer_hydragnn.py KIND FOLDER [wide] [energies]
 
 Lengths of edges are its edge attributes, which is how it sees periodic images; nodes have one number, or 64 with ``wide``,
 which is the work that all layers of ours do. Forces are minus the gradient of the energies, its own losses know none.
@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 import torch
-from peer_worker import CUTOFF, FORCES, HIDDEN, LAYERS, RADIAL, arguments, serve, tensors
+from peer_worker import CUTOFF, HIDDEN, LAYERS, RADIAL, arguments, serve, tensors, trains_forces
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
@@ -57,6 +57,7 @@ def main() -> None:
     """Serve."""
     kind, folder, options = arguments()
     given: dict[str, Any] = tensors(folder)
+    forces = trains_forces(kind, options)
     width = HIDDEN if "wide" in options else 1
     model = model_of(kind, width, given["receivers"])
     senders, receivers = given["senders"], given["receivers"]
@@ -65,17 +66,17 @@ def main() -> None:
     edges = torch.stack([receivers, senders] if kind == "egnn" else [senders, receivers])
 
     def predict() -> list[Tensor]:
-        positions = given["positions"].detach().requires_grad_(FORCES[kind])
+        positions = given["positions"].detach().requires_grad_(forces)
         vectors = positions[senders] - positions[receivers] + given["shifts"]
         data = Data(x=nodes, pos=positions, edge_index=edges, batch=given["graph"])
         data.edge_attr = vectors.norm(dim=-1, keepdim=True)
         energy = model(data)[0]
-        if not FORCES[kind]:
+        if not forces:
             return [energy]
         (gradient,) = torch.autograd.grad(energy.sum(), positions, create_graph=model.training)
         return [energy, -gradient]
 
-    serve(model, predict, recorded=FORCES[kind])
+    serve(model, predict, recorded=forces)
 
 
 if __name__ == "__main__":

@@ -1,19 +1,21 @@
-"""This project, now or at an older commit, as a peer of ``bench_peers``.
+"""This project, now or at an older commit, as a peer of ``bench_peers`` and ``bench_kinds``.
 
-    python peer_ours.py KIND FOLDER [past] [write] [plain] [keep] [compiled] [computed]
+    python peer_ours.py KIND FOLDER [past] [write] [plain] [keep] [compiled] [computed] [energies] [sharp]
 
 ``past``: the modules of commit 57a3d48, found by PYTHONPATH. ``write``: its weights are those of all. ``plain``: no compiled
 kernels. ``keep``: freed memory is kept, as in every command that trains. ``compiled``: by ``train.compile``'s function. ``computed``: inference without tables of what depends on lengths alone.
+``energies``: no forces. ``sharp``: messages do not end smoothly at the cutoff, as in PyTorch Geometric's convolutions.
 """
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import ase
 import numpy as np
 import torch
-from peer_worker import CUTOFF, FORCES, HIDDEN, LAYERS, RADIAL, arguments, serve, tensors, weights
+from peer_worker import CUTOFF, HIDDEN, LAYERS, RADIAL, arguments, serve, tensors, trains_forces, weights
 from torch import Tensor
 
 from hydragnn.graphs.atomic import from_ase
@@ -25,7 +27,17 @@ FIELDS = [
     Field(name="atomic_numbers", on="node", classes=119, dtype="int64"),
     Field(name="energy", on="graph", role="target"),
     Field(name="forces", on="node", shape=(3,), parity="vector", role="target"),
+    Field(name="relation", on="edge", classes=8, dtype="int64"),
 ]
+OWN: dict[str, dict[str, Any]] = {
+    "relational": {"reduce": "mean"},
+    "gps": {"kind": "gin", "global_attention": {"kind": "multihead", "heads": 4}},
+    "dimenet": {"num_radial": 6, "envelope": "polynomial"},
+    "mace": {"num_layers": 2, "num_radial": 8, "max_ell": 2, "correlation": 3, "envelope": "polynomial"},
+    "tensornet": {"num_layers": 2, "radial": "exponential"},
+    "equivariant_transformer": {"radial": "exponential"},
+}
+"""Settings of architectures whose peers have other ones than those of ``settings_of``."""
 
 
 def batch_of(folder: Path) -> Any:
@@ -39,17 +51,29 @@ def batch_of(folder: Path) -> Any:
     return concatenate(graphs)
 
 
-def present(kind: str, folder: Path) -> tuple[Any, Any]:
-    """Model and batch as the project is now."""
+def present(kind: str, folder: Path, options: list[str]) -> tuple[Any, Any]:
+    """Model and batch as the project is now; edges are of eight kinds by the signs of their directions."""
     from hydragnn.architectures import architecture_of
+    from hydragnn.graphs.batch import edge_vectors
     from hydragnn.models import parse_head
 
     batch = batch_of(folder).to(dtype=torch.float32)
-    settings = architecture_of(kind).Settings.parse({"kind": kind, **settings_of(kind, norm="paper")})
-    return built(settings, parse_head(head_of(kind)), batch), batch
+    octants = ((edge_vectors(batch) > 0) * torch.tensor([1, 2, 4])).sum(1)
+    batch = batch.with_fields({"relation": octants}, fields=FIELDS[-1:])
+    table = {**settings_of(kind, norm="paper"), **OWN.get(kind, {})}
+    if "sharp" in options:
+        table["envelope"] = "none"
+    name = table.pop("kind", kind)
+    settings = architecture_of(name).Settings
+    known = settings.parse(
+        {"kind": name, **{key: value for key, value in table.items() if key in settings.model_fields}}
+    )
+    head = {**head_of(kind, options), **({"hidden_dims": [18]} if kind == "mace" else {})}
+    inputs = ["relation"] if kind == "relational" else []
+    return built(known, parse_head(head), batch, inputs), batch
 
 
-def past(kind: str, folder: Path) -> tuple[Any, Any]:
+def past(kind: str, folder: Path, options: list[str]) -> tuple[Any, Any]:
     """Model and batch at commit 57a3d48."""
     from hydragnn.graphs.batch import to
     from hydragnn.models import HeadSettings
@@ -58,7 +82,7 @@ def past(kind: str, folder: Path) -> tuple[Any, Any]:
     batch = to(batch_of(folder), dtype=torch.float32)
     names = {"painn": "PaiNN", "schnet": "SchNet", "egnn": "EGNN", "pna": "PNA"}
     settings = getattr(classes, names[kind] + "Settings")(**settings_of(kind))
-    given = {**head_of(kind), "kind": None, "pool": "sum"}
+    given = {**head_of(kind, options), "kind": None, "pool": "sum"}
     head = HeadSettings(**{name: value for name, value in given.items() if value})
     return built(settings, head, batch), batch
 
@@ -70,16 +94,15 @@ def settings_of(kind: str, **painn: str) -> dict[str, Any]:
     return {**sizes, "radial": "bessel", "envelope": "cosine", **(painn if kind == "painn" else {})}
 
 
-def head_of(kind: str) -> dict[str, str]:
+def head_of(kind: str, options: list[str]) -> dict[str, Any]:
     """Energies, with forces where these are trained."""
-    return {"kind": "energy", "field": "energy", **({"forces": "forces"} if FORCES[kind] else {})}
+    return {"kind": "energy", "field": "energy", **({"forces": "forces"} if trains_forces(kind, options) else {})}
 
 
-def built(settings: Any, head: Any, batch: Any) -> Any:
+def built(settings: Any, head: Any, batch: Any, inputs: Sequence[str] = ()) -> Any:
     """The model of these settings."""
-    return build_model(
-        settings, [head], FIELDS, inputs=["atomic_numbers"], dim=3, seed=0, statistics=degree_statistics([batch])
-    )
+    statistics, names = degree_statistics([batch]), ["atomic_numbers", *inputs]
+    return build_model(settings, [head], FIELDS, inputs=names, dim=3, seed=0, statistics=statistics)
 
 
 def renamed(kind: str, name: str) -> str:
@@ -111,7 +134,7 @@ def main() -> None:
         from hydragnn.kernels import compiled
 
         compiled.library = lambda: None
-    model, batch = (past if "past" in options else present)(kind, folder)
+    model, batch = (past if "past" in options else present)(kind, folder, options)
     share_weights(kind, folder, model, options)
     call = model
     if "compiled" in options:

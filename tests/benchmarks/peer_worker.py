@@ -1,4 +1,4 @@
-"""The end of a peer process in ``bench_peers``: it takes a step whenever it is asked to, and says what it cost.
+"""The end of a peer process in ``bench_peers`` and ``bench_kinds``: it takes a step whenever it is asked to, and says what it cost.
 
 Imports torch and numpy alone, since it runs in environments of others.
 """
@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 HIDDEN, LAYERS, RADIAL, CUTOFF = 64, 3, 20, 5.0
-FORCES = {"painn": True, "schnet": True, "egnn": True, "pna": False}
-"""Architectures, and whether forces are trained with the energies."""
+BLIND = {"gin", "sage", "mfc", "relational", "gps"}
+"""Architectures that see no lengths and give no forces; ``gps`` is GIN with attention among all nodes of a graph."""
 
 Predict = Callable[[], Iterable[Tensor]]
 
@@ -33,13 +33,19 @@ def weights(folder: Path, kind: str) -> dict[str, Tensor]:
         return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
 
 
+def trains_forces(kind: str, options: list[str]) -> bool:
+    """Return True where forces are trained with the energies; never with the option ``energies``."""
+    return kind not in BLIND and "energies" not in options
+
+
 def training_step(model: nn.Module, predict: Predict, weights_alone: bool) -> Callable[[], float]:
     """Forward, forces, backward and AdamW; gives the loss. ``weights_alone``: nothing else receives a gradient."""
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     inputs = list(model.parameters()) if weights_alone else None
 
     def step() -> float:
-        model.train()
+        if not model.training:
+            model.train()  # a walk over all modules, which loops take once in an epoch
         optimizer.zero_grad()
         loss = torch.stack([value.square().mean() for value in predict()]).sum()
         loss.backward(inputs=inputs)
@@ -60,6 +66,15 @@ def inference(model: nn.Module, predict: Predict, recorded: bool) -> Callable[[]
     return step
 
 
+def allocated(step: Callable[[], float]) -> float:
+    """MB that live at most in a step beside what was there before it."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        step()
+    events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
+    alive = np.cumsum([event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())])
+    return float(max(alive, default=0)) / 2**20
+
+
 def serve(
     model: nn.Module,
     predict: Predict,
@@ -67,7 +82,7 @@ def serve(
     infer: Predict | None = None,
     weights_alone: bool = False,
 ) -> None:
-    """Answer lines ``values``, ``train`` and ``infer`` on stdin until it ends, each by one line of JSON.
+    """Answer lines ``values``, ``train``, ``infer`` and ``memory`` (of training) on stdin until it ends, each by one line of JSON.
 
     ``infer`` predicts with fixed weights, where that is done otherwise than in training; values are its.
     """
@@ -79,6 +94,8 @@ def serve(
         request = line.strip()
         if request == "values":
             answer: dict[str, object] = {"values": [value.detach().flatten().tolist() for value in infer()]}
+        elif request == "memory":
+            answer = {"megabytes": allocated(steps["train"])}
         else:
             begin = time.process_time()
             steps[request]()

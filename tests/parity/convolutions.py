@@ -4,21 +4,17 @@ Each maps ``(states, edge_index, features)`` to new states, what stands around o
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
-from torch_geometric import nn as geometric
 
 from hydragnn.graphs.batch import GraphBatch
 
+geometric = pytest.importorskip("torch_geometric.nn")
+
 SCALERS = ["identity", "amplification", "attenuation"]
-
-
-class Convolution(Protocol):
-    """New states ``[nodes, channels]`` from states, ``edge_index`` and the features of edges."""
-
-    def __call__(self, states: Tensor, edge_index: Tensor, features: Tensor, /) -> Tensor: ...
 
 
 class Around(nn.Module):
@@ -37,7 +33,8 @@ class Around(nn.Module):
 def gin(residual: Any, batch: GraphBatch) -> nn.Module:
     """GINConv; its epsilon is that of our layer."""
     mine = residual.layer
-    theirs = geometric.GINConv(mine.network, train_eps=True, eps=float(mine.epsilon))
+    theirs = geometric.GINConv(nn.Identity(), train_eps=True, eps=float(mine.epsilon))
+    theirs.nn = mine.network  # which it would fill with new weights
     return Around(residual.norm, theirs, nn.Identity(), featured=False)
 
 
@@ -162,7 +159,8 @@ class NormedGIN(nn.Module):
 
     def __init__(self, residual: Any) -> None:
         super().__init__()
-        self.norm, self.conv = residual.norm, geometric.GINConv(residual.layer.network)
+        self.norm, self.conv = residual.norm, geometric.GINConv(nn.Identity(), train_eps=True)
+        self.conv.nn = residual.layer.network
 
     def reset_parameters(self) -> None:
         """The weights are ours and stay."""
@@ -197,7 +195,68 @@ class GPS(nn.Module):
         return convolved
 
 
-CONVOLUTIONS: dict[str, Callable[[Any, GraphBatch], Convolution]] = {
+class Relational(nn.Module):
+    """RGCNConv between our layer norm and our matrix after it, with a residual; kinds of edges are given."""
+
+    def __init__(self, mine: Any, batch: GraphBatch) -> None:
+        super().__init__()
+        channels = mine.own.in_features
+        self.norm, self.out = mine.norm, mine.out
+        reduced = {"sum": "add", "mean": "mean"}[mine.settings.reduce]
+        self.convolution = geometric.RGCNConv(channels, channels, mine.relations, aggr=reduced)
+        kinds = mine.told.weight.view(channels, mine.relations, channels)
+        self.convolution.weight.data = kinds.permute(1, 2, 0).contiguous()
+        self.convolution.root.data = mine.own.weight.T.contiguous()
+        self.convolution.bias.data.copy_(mine.own.bias)
+        self.register_buffer("relation", batch.edges[mine.settings.relation], persistent=False)
+
+    def forward(self, states: Tensor, edge_index: Tensor, features: Tensor) -> Tensor:
+        """New states."""
+        convolved = self.convolution(self.norm(states), edge_index, self.relation)
+        increment: Tensor = self.out(nn.functional.silu(convolved))
+        return states + increment
+
+
+class PNAEq(nn.Module):
+    """PNAEq on PyTorch Geometric's statistics and sums, from ``[nodes, 4, channels]`` (the scalar, then the vector), ends at the cutoff and directions.
+
+    It ships none; networks and the update are ours.
+    """
+
+    def __init__(self, mine: Any, batch: GraphBatch) -> None:
+        super().__init__()
+        message, histogram = mine.message, torch.bincount(batch.topology.degrees)
+        self.norm, self.gates, self.filters, self.update = message.norm, message.gates, message.filters, mine.update
+        parts = [message.from_receiver, message.from_sender, message.from_edge]
+        self.ends = nn.Linear(sum(part.in_features for part in parts), parts[0].out_features)
+        self.ends.weight.data = torch.cat([part.weight for part in parts], dim=1)
+        self.ends.bias.data.copy_(message.from_receiver.bias)
+        self.statistics = geometric.aggr.DegreeScalerAggregation(["mean", "min", "max", OurStd()], SCALERS, histogram)
+        self.mix = nn.Linear(parts[0].out_features * (1 + 4 * len(SCALERS)), parts[0].out_features)
+        scaled = message.from_statistics.weight.chunk(len(SCALERS))
+        self.mix.weight.data = torch.cat([message.from_self.weight, *scaled], dim=1)
+        self.mix.bias.data.copy_(message.from_self.bias)
+
+    def forward(self, states: Tensor, edge_index: Tensor, features: Tensor, envelope: Tensor, unit: Tensor) -> Tensor:
+        """New states."""
+        senders, receivers = edge_index
+        scalars, vectors = self.norm(states[:, 0]), states[:, 1:]
+        joined = torch.cat([scalars[receivers], scalars[senders], features], dim=-1)
+        hidden, ending = nn.functional.silu(self.ends(joined)), features * envelope
+        parts = [gate(hidden) * filter_(ending) for gate, filter_ in zip(self.gates, self.filters)]
+        told = parts[1].unsqueeze(1) * unit.unsqueeze(-1)  # [edges, 3, channels]
+        if len(parts) == 3:  # past the first layer
+            told = told + parts[2].unsqueeze(1) * vectors[senders]
+        nodes = len(states)
+        statistics = self.statistics(parts[0], receivers, dim_size=nodes)
+        new = states[:, 0] + self.mix(torch.cat([scalars, statistics], dim=-1))
+        vectors = vectors + torch.zeros_like(vectors).index_add(0, receivers, told)
+        d_scalars, d_vectors = self.update(new, vectors)
+        vectors = vectors if d_vectors is None else vectors + d_vectors
+        return torch.cat([(new + d_scalars).unsqueeze(1), vectors], dim=1)
+
+
+CONVOLUTIONS: dict[str, Callable[[Any, GraphBatch], Any]] = {
     "gin": gin,
     "sage": sage,
     "mfc": mfc,
@@ -205,6 +264,8 @@ CONVOLUTIONS: dict[str, Callable[[Any, GraphBatch], Convolution]] = {
     "cgcnn": CGCNN,
     "pna": pna,
     "pnaplus": pnaplus,
+    "pnaeq": PNAEq,
+    "relational": Relational,
     "gps": GPS,
 }
 """From a layer of ours and the batch that it will see."""

@@ -1,0 +1,116 @@
+"""PyTorch Geometric's convolutions and networks as a peer of ``bench_kinds``.
+
+    python peer_geometric.py KIND FOLDER [network]
+
+Convolutions, and PaiNN and EGNN as its users write them (``geometric_layers.py``), have this project's weights. ``network``: the SchNet or the DimeNet++ that it ships, with
+weights of its own; the triplets of DimeNet++, which it finds anew in every step, are there before the first one.
+"""
+
+import copy
+import sys
+from pathlib import Path
+
+import torch
+from peer_ours import present
+from peer_worker import BLIND, CUTOFF, HIDDEN, LAYERS, RADIAL, Predict, arguments, serve, tensors, weights
+from torch import Tensor, nn
+from torch_geometric.data import Data
+
+from tests.benchmarks.geometric_layers import Potential, with_weights
+from tests.parity.convolutions import CONVOLUTIONS
+
+
+def with_our_weights(kind: str, folder: Path, options: list[str]) -> tuple[nn.Module, Predict]:
+    """Their layers between our table of elements and our head."""
+    model, batch = present(kind, folder, options)
+    state = weights(folder, kind)
+    model.load_state_dict(state)
+    layers = (
+        [copy.deepcopy(CONVOLUTIONS[kind](layer, batch)) for layer in model.encoder.layers]
+        if kind in CONVOLUTIONS
+        else []
+    )
+    potential = Potential(
+        kind, channels=HIDDEN, layers=LAYERS, radial=RADIAL, cutoff=CUTOFF, given=layers, forces=kind not in BLIND
+    )
+    with_weights(potential, state).requires_grad_()
+    data = Data(
+        pos=batch.positions,
+        z=batch.nodes["atomic_numbers"],
+        edge_index=torch.stack([batch.senders, batch.receivers]),
+        shift=batch.edge_shifts,
+        batch=batch.owner("node"),
+        num_graphs=batch.num_graphs,
+    )
+    return potential, lambda: potential(data)
+
+
+def triplets(senders: Tensor, receivers: Tensor, shifts: Tensor, num_nodes: int) -> tuple[Tensor, ...]:
+    """Receivers and senders of edges; the nodes i, j, k of triplets, and their edges k -> j and j -> i, without the way straight back."""
+    order = receivers.argsort(stable=True)
+    counts = torch.bincount(receivers, minlength=num_nodes)
+    starts = counts.cumsum(0) - counts
+    second = torch.arange(len(senders)).repeat_interleave(counts[senders])  # [triplets]
+    place = torch.arange(len(second)) - (counts[senders].cumsum(0) - counts[senders]).repeat_interleave(counts[senders])
+    first = order[starts[senders[second]] + place]
+    back = (senders[first] == receivers[second]) & ((shifts[first] + shifts[second]).abs().sum(1) < 1e-3)
+    first, second = first[~back], second[~back]
+    return receivers, senders, receivers[second], senders[second], senders[first], first, second
+
+
+def of_its_own(kind: str, folder: Path) -> tuple[nn.Module, Predict]:
+    """A network that it ships, from elements and edges to energies and forces."""
+    given = tensors(folder)
+    senders, receivers, graph = given["senders"], given["receivers"], given["graph"]
+
+    def lengths(positions: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
+        vectors = positions[senders] + given["shifts"] - positions[receivers]
+        return torch.stack([senders, receivers]), vectors.norm(dim=-1)
+
+    if kind == "schnet":
+        from torch_geometric.nn import SchNet
+
+        model = SchNet(HIDDEN, HIDDEN, LAYERS, RADIAL, CUTOFF, interaction_graph=lengths)
+    else:
+        model = dimenet(given)
+
+    def predict() -> list[Tensor]:
+        positions = given["positions"].detach().requires_grad_()
+        energy = model(given["numbers"], positions, graph)
+        (gradient,) = torch.autograd.grad(energy.sum(), positions, create_graph=model.training)
+        return [energy, -gradient]
+
+    return model, predict
+
+
+def dimenet(given: dict[str, Tensor]) -> nn.Module:
+    """DimeNet++ on our edges. It knows no periodic images: of atoms beyond a boundary it has the distance to the nearest copy, at the same cost."""
+    from torch_geometric.nn.models import dimenet as theirs
+
+    ends = torch.stack([given["senders"], given["receivers"]])
+    known = triplets(given["senders"], given["receivers"], given["shifts"], len(given["numbers"]))
+    theirs.radius_graph = lambda *_, **__: ends
+    theirs.triplets = lambda *_, **__: known
+    return theirs.DimeNetPlusPlus(
+        hidden_channels=HIDDEN,
+        out_channels=1,
+        num_blocks=LAYERS,
+        int_emb_size=32,
+        basis_emb_size=8,
+        out_emb_channels=128,
+        num_spherical=7,
+        num_radial=6,
+        cutoff=CUTOFF,
+        output_initializer="glorot_orthogonal",
+    )
+
+
+def main() -> None:
+    """Serve."""
+    kind, folder, options = arguments()
+    model, predict = of_its_own(kind, folder) if "network" in options else with_our_weights(kind, folder, options)
+    serve(model, predict, recorded=kind not in BLIND, weights_alone=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
