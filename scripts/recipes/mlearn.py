@@ -27,6 +27,7 @@ PUBLISHED = {
     "Li": (0.10, 0.0273),
 }  # the best MAE of each element on the JARVIS leaderboard: energy in meV/atom, forces in eV/Angstrom
 WITHIN = 1.5
+CUTOFFS = {"Li": 5.0}  # where its validation frames were better with it than with the 4.2 of mlearn.toml; Angstrom
 SHEARS = dict.fromkeys(("Mo", "Cu", "Ni"), ("xy", "xz", "yz")) | dict.fromkeys(("Si", "Ge", "Li"), ("xy", "yz", "xz"))
 """In which order the files hold the off-diagonal components of virials, as their sheared crystals show."""
 
@@ -50,10 +51,17 @@ def train_members(data: Path, folder: Path, epochs: int | None) -> list[RunRecor
     """The runs of the element that the folder is named after."""
     store = make_store(data / f"{folder.name}_train.extxyz.gz", folder / STORE)
     length = epochs or epochs_for(store)
+    cutoff = f"model.cutoff={cutoff_of(folder.name)}"
     return [
-        train_recipe("mlearn", store, folder / "members" / str(seed), f"train.seed={seed}", epochs=length)
+        train_recipe("mlearn", store, folder / "members" / str(seed), f"train.seed={seed}", cutoff, epochs=length)
         for seed in range(MEMBERS)
     ]
+
+
+def cutoff_of(element: str) -> float:
+    """How far atoms of the element see, in Angstrom."""
+    cutoff: float = recipe_table("mlearn")["model"]["cutoff"]
+    return CUTOFFS.get(element, cutoff)
 
 
 def epochs_for(store: Path) -> int:
@@ -64,14 +72,15 @@ def epochs_for(store: Path) -> int:
 
 
 def make_store(file: Path, store: Path) -> Path:
-    """The frames of a file as a store: `hydragnn data build mlearn-build.toml` says the same of a file with virials in ASE's order."""
+    """The frames of a file as a store: `hydragnn data build mlearn-build.toml` says the same of a file with virials in ASE's order, with the cutoff of its element."""
     if not store.exists():
-        text = with_virials_in_order(raw_text(file), file.name[:2])
+        element = file.name[:2]
+        text = with_virials_in_order(raw_text(file), element)
         frames = store.with_name(file.name.removesuffix(".gz"))
         frames.parent.mkdir(parents=True, exist_ok=True)
         frames.write_text(text)
         table = read_toml(Path(__file__).with_name("mlearn-build.toml"))
-        api.build_store({**table, "files": [str(frames.resolve())]}, store)
+        api.build_store({**table, "cutoff": cutoff_of(element), "files": [str(frames.resolve())]}, store)
     return store
 
 

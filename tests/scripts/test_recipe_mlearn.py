@@ -14,7 +14,6 @@ from hydragnn.datasets import make_split, open_store
 from hydragnn.errors import InputError
 from hydragnn.files import read_json
 from hydragnn.scripts.recipes import mlearn
-from hydragnn.scripts.recipes.training import recipe_table
 
 
 def values(store: Path, name: str) -> np.ndarray:
@@ -45,7 +44,7 @@ def test_mlearn_store_holds_the_crystals_energies_forces_and_stress_of_the_raw_f
     np.testing.assert_allclose(stress, -0.1 * GPa * np.array(virials, dtype=float), rtol=1e-6)
     batch = open_store(store).read(range(3))
     assert batch.periodic.all() and batch.dim == 3
-    assert open_store(store).attributes["cutoff"] == recipe_table("mlearn")["model"]["cutoff"]
+    assert open_store(store).attributes["cutoff"] == mlearn.cutoff_of("Li") > mlearn.cutoff_of("Cu")
 
 
 @pytest.mark.parametrize("element", ["Mo", "Cu", "Ni", "Si", "Ge"])
@@ -98,6 +97,7 @@ def test_mlearn_counts_errors_per_atom_of_frames_that_nobody_saw_and_resumes(
     first = read_json(out / "results.json")
     store = open_store(out / "Li" / mlearn.STORE)
     config = stored_config(out / "Li" / "members" / "0" / "config.json")
+    assert config.model.cutoff == mlearn.cutoff_of("Li")
     held_out = make_split(store, config.branches[0].split).test
     energies = hydragnn.load(out / "Li" / "ensemble").predict(store)["energy"]["mean"].reshape(-1)
     errors = (energies - store.column("energy").values.reshape(-1)) / store.sizes().nodes
