@@ -15,7 +15,7 @@ from hydragnn.architectures.base import (
     one_of,
     radial_basis,
 )
-from hydragnn.kernels import Topology, gather_add, outer_sum, segment_sum, silu
+from hydragnn.kernels import Topology, activated_sum, gather_add, outer_sum, segment_sum, silu
 from hydragnn.layers import MOVED, MessageGraph, Movement, States, at_rest, mlp, where_moved
 
 
@@ -55,6 +55,7 @@ class EGNNLayer(nn.Module):
         self.nodes = mlp([2 * channels, channels, channels])
         self.coordinates = mlp([channels, channels, channels], last_bias=False) if vectors else None
         self.shift = Movement(channels) if moves else None
+        self.reads_messages = any(part is not None for part in (self.gate, self.coordinates, self.shift))
         self.dropout = nn.Dropout(settings.dropout)
 
     def forward(self, states: States, graph: MessageGraph) -> States:
@@ -62,11 +63,18 @@ class EGNNLayer(nn.Module):
         scalars, topology, there = states[0], graph.topology, where_moved(states, graph)
         features, envelope = there.paired_inputs[0], graph.envelope  # [items, width], [edges, 1]
         assert features is not None
-        messages = self.messages(scalars, features, there.sharing)
-        if envelope is None:
-            received = segment_sum(messages, topology.receivers, topology.num_rows)  # eq. 5; [nodes, channels]
-        else:  # the same of messages * envelope, which is not made
-            received = outer_sum(messages, envelope, topology).squeeze(1)
+        inner = self.inner(scalars, features, there.sharing)  # [edges, channels]
+        if envelope is not None and not self.reads_messages:
+            received = activated_sum(
+                inner, envelope, topology
+            )  # eq. 5, without an array of messages; [nodes, channels]
+        else:
+            messages = self.messages(inner)  # [edges, channels]
+            received = (
+                segment_sum(messages, topology.receivers, topology.num_rows)
+                if envelope is None
+                else outer_sum(messages, envelope, topology).squeeze(1)  # of messages * envelope, which is not made
+            )
         increment = self.nodes(torch.cat([scalars, received], dim=-1))  # eq. 6
         new = {**states, 0: scalars + self.dropout(increment)}
         if self.shift is not None:
@@ -79,16 +87,20 @@ class EGNNLayer(nn.Module):
             new[1] = states[1] + vectors if 1 in states else vectors
         return new
 
-    def messages(
+    def inner(
         self,
         scalars: Float[Tensor, "nodes channels"],
         features: Float[Tensor, "items features"],
         topology: Topology,
     ) -> Float[Tensor, "edges channels"]:
-        """Equation 3: what each edge carries, weighed by its gate where attention is on."""
+        """Equation 3 but for its last SiLU."""
         received, sent = self.from_receiver(scalars), self.from_sender(scalars)  # [nodes, channels]
-        hidden = silu(gather_add(received, sent, self.from_edge(features), topology))
-        messages = silu(self.second(hidden))  # [edges, channels]; the gate is [edges, 1]
+        inner: Tensor = self.second(silu(gather_add(received, sent, self.from_edge(features), topology)))
+        return inner
+
+    def messages(self, inner: Float[Tensor, "edges channels"]) -> Float[Tensor, "edges channels"]:
+        """Equation 3: what each edge carries, weighed by its gate where attention is on."""
+        messages = silu(inner)  # [edges, channels]; the gate is [edges, 1]
         return messages if self.gate is None else messages * torch.sigmoid(self.gate(messages))
 
 

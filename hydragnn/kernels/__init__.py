@@ -1,6 +1,7 @@
 """Gather and scatter: a family of ops closed under differentiation, and reductions per receiver."""
 
 from hydragnn.graphs.topology import Topology, relation_topology
+from hydragnn.kernels.activated import activated_sum
 from hydragnn.kernels.activation import SiLU, first_derivatives, silu
 from hydragnn.kernels.ends import gather_add
 from hydragnn.kernels.family import as_operators, operators
@@ -32,6 +33,7 @@ __all__ = [
     "SiLU",
     "Table",
     "Topology",
+    "activated_sum",
     "along_channels",
     "along_directions",
     "as_operators",

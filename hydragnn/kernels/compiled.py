@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 LIBRARY = Path(__file__).resolve().with_name(f"csr.{sysconfig.get_platform()}.so")
-VERSION = 11
+VERSION = 12
 """That of ``csr.cpp``, which this module calls."""
 FUNCTIONS = {
     "weighted_sum": (6, 6),
@@ -43,6 +43,9 @@ FUNCTIONS = {
     "softmax_curvature": (6, 3),
     "silu_curvature": (4, 2),
     "silu_slope_gradient": (5, 2),
+    "activated_sum": (4, 4),
+    "activated_gradient": (6, 3),
+    "activated_second": (9, 4),
     "table_value": (4, 4),
     "table_slope": (5, 4),
 }

@@ -307,6 +307,28 @@ def silu_slope_gradient(x: Tensor, g: Tensor, u: Tensor) -> tuple[Tensor, Tensor
     return for_x, for_g
 
 
+def activated_sum(a: Tensor, w: Tensor, topology: Topology) -> Tensor:
+    """F: edge by edge."""
+    out = a.new_empty(topology.num_rows, a.shape[1])
+    call("activated_sum", (a, w, topology.receivers), (topology.num_edges, topology.num_rows, a.shape[1]), out)
+    return out
+
+
+def activated_gradient(a: Tensor, w: Tensor, g: Tensor, topology: Topology) -> tuple[Tensor, Tensor]:
+    """What both tensors of F receive, in one pass."""
+    for_a, for_w = _dense_like(a), _dense_like(w)
+    call("activated_gradient", (a, w, g, topology.receivers), (topology.num_edges, a.shape[1]), for_a, for_w)
+    return for_a, for_w
+
+
+def activated_second(a: Tensor, w: Tensor, g: Tensor, u: Tensor, v: Tensor, topology: Topology) -> tuple[Tensor, ...]:
+    """What the three tensors of that gradient receive, in one pass."""
+    outs = _dense_like(a), _dense_like(w), _dense_like(g)
+    sizes = (topology.num_edges, topology.num_rows, a.shape[1])
+    call("activated_second", (a, w, g, u, v, topology.receivers), sizes, *outs)
+    return outs
+
+
 def table_value(x: Tensor, table: Any) -> Tensor | None:
     """F(x) of a ``Table``, item by item."""
     knots = table.knots

@@ -359,6 +359,26 @@ EXPORT Int silu_slope_gradient(const void* x, const void* g, const void* u, void
   return 0;
 }
 
+EXPORT Int activated_sum(const void* a, const void* w, const Int* receivers, void* out, Int edges, Int rows,
+                         Int channels, Int bytes) {
+  WITH_TYPE(activated_sum_of(IN(a), IN(w), receivers, OUT(out), edges, rows, channels))
+  return 0;
+}
+
+EXPORT Int activated_gradient(const void* a, const void* w, const void* g, const Int* receivers, void* for_a,
+                              void* for_w, Int edges, Int channels, Int bytes) {
+  WITH_TYPE(activated_gradient_of(IN(a), IN(w), IN(g), receivers, OUT(for_a), OUT(for_w), edges, channels))
+  return 0;
+}
+
+EXPORT Int activated_second(const void* a, const void* w, const void* g, const void* u, const void* v,
+                            const Int* receivers, void* for_a, void* for_w, void* for_g, Int edges, Int rows,
+                            Int channels, Int bytes) {
+  WITH_TYPE(activated_second_of(IN(a), IN(w), IN(g), IN(u), IN(v), receivers, OUT(for_a), OUT(for_w), OUT(for_g), edges,
+                                rows, channels))
+  return 0;
+}
+
 EXPORT Int table_value(const void* x, const void* knots, const void* per_step, void* out, Int items, Int intervals,
                        Int channels, Int bytes) {
   WITH_TYPE(table_value_of(IN(x), IN(knots), IN(per_step), OUT(out), items, intervals, channels))
@@ -372,4 +392,4 @@ EXPORT Int table_slope(const void* x, const void* g, const void* knots, const vo
 }
 
 // Raised with every change of a signature or a meaning: a library built from another version is not used.
-extern "C" Int version() { return 11; }
+extern "C" Int version() { return 12; }

@@ -1,4 +1,4 @@
-// Exponentials and SiLU's derivatives, element by element, in arithmetic that every compiler vectorises: no call of a library's exp.
+// Exponentials and SiLU with its derivatives, element by element, in arithmetic that every compiler vectorises: no call of a library's exp.
 
 #pragma once
 
@@ -95,5 +95,79 @@ INLINE void silu_slope_gradient_of(const T* __restrict x, const T* __restrict g,
     const T s = sigmoid(x[c]);
     for_x[c] = g[c] * u[c] * (s * (1 - s) * (2 + x[c] * (1 - 2 * s)));
     for_g[c] = u[c] * (s * (1 + x[c] * (1 - s)));
+  }
+}
+
+// x times its sigmoid s, 0 where that has no normal number: NaN at minus infinity, as in torch
+template <typename T>
+INLINE T silu_of(T x, T s) {
+  return x * (x < -Bits<T>::LIMIT ? 0 : s);
+}
+
+// out[c] += w silu(x[c])
+template <typename T>
+INLINE void add_silu(T* __restrict out, const T* __restrict x, T w, Int count) {
+  for (Int c = 0; c < count; ++c) out[c] += w * silu_of(x[c], sigmoid(x[c]));
+}
+
+// out[receivers[e], c] = sum of w[e] silu(a[e, c]) over the edges e
+template <typename T>
+INLINE void activated_sum_of(const T* a, const T* w, const Int* receivers, T* out, Int edges, Int rows, Int channels) {
+  clear(out, rows * channels);
+  for (Int e = 0; e < edges; ++e) add_silu(out + receivers[e] * channels, a + e * channels, w[e], channels);
+}
+
+// value[c] = silu(x[c]) and out[c] = w g[c] silu'(x[c])
+template <typename T>
+INLINE void silu_and_slope(T* __restrict value, T* __restrict out, const T* __restrict x, const T* __restrict g, T w,
+                           Int count) {
+  for (Int c = 0; c < count; ++c) {
+    const T s = sigmoid(x[c]);
+    value[c] = silu_of(x[c], s);
+    out[c] = w * g[c] * (s * (1 + x[c] * (1 - s)));
+  }
+}
+
+// for_a[e, c] = w[e] g[i, c] silu'(a[e, c]) and for_w[e] = sum over c of g[i, c] silu(a[e, c]), with i the receiver of e
+template <typename T>
+INLINE void activated_gradient_of(const T* a, const T* w, const T* g, const Int* receivers, T* for_a, T* for_w,
+                                  Int edges, Int channels) {
+  T value[BLOCK];
+  for (Int e = 0; e < edges; ++e) {
+    for_w[e] = 0;
+    for (Int begin = 0; begin < channels; begin += BLOCK) {
+      const Int count = block_at(begin, channels), at = e * channels + begin;
+      const T* arrived = g + receivers[e] * channels + begin;
+      silu_and_slope(value, for_a + at, a + at, arrived, w[e], count);
+      for_w[e] += dot(value, arrived, count);
+    }
+  }
+}
+
+// slope[c] = y[c] silu'(x[c]), out[c] = g[c] (w y[c] silu''(x[c]) + v silu'(x[c])) and row[c] += w slope[c] + v silu(x[c])
+template <typename T>
+INLINE void second_of_silu(T* __restrict slope, T* __restrict out, T* __restrict row, const T* __restrict x,
+                           const T* __restrict y, const T* __restrict g, T w, T v, Int count) {
+  for (Int c = 0; c < count; ++c) {
+    const T s = sigmoid(x[c]), first = s * (1 + x[c] * (1 - s));
+    slope[c] = y[c] * first;
+    out[c] = g[c] * (w * y[c] * (s * (1 - s) * (2 + x[c] * (1 - 2 * s))) + v * first);
+    row[c] += w * (y[c] * first) + v * silu_of(x[c], s);
+  }
+}
+
+// What that receives when u arrives at for_a and v at for_w; for_g is summed over the edges of a row
+template <typename T>
+INLINE void activated_second_of(const T* a, const T* w, const T* g, const T* u, const T* v, const Int* receivers,
+                                T* for_a, T* for_w, T* for_g, Int edges, Int rows, Int channels) {
+  T slope[BLOCK];
+  clear(for_g, rows * channels);
+  for (Int e = 0; e < edges; ++e) {
+    for_w[e] = 0;
+    for (Int begin = 0; begin < channels; begin += BLOCK) {
+      const Int count = block_at(begin, channels), at = e * channels + begin, to = receivers[e] * channels + begin;
+      second_of_silu(slope, for_a + at, for_g + to, a + at, u + at, g + to, w[e], v[e], count);
+      for_w[e] += dot(slope, g + to, count);
+    }
   }
 }

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hydragnn.graphs.topology import Topology
 from hydragnn.kernels import (
+    activated,
     activation,
     ends,
     gathered_outer,
@@ -152,6 +153,10 @@ def _outer_sums(edges: Topology, channels: int, normal: Normal) -> Case:
     return Case(tensors=(normal(edges.num_edges, channels), normal(edges.num_edges, 3)), rest=(edges,))
 
 
+def _activated(edges: Topology, channels: int, normal: Normal) -> Case:
+    return Case(tensors=(3 * normal(edges.num_edges, channels), normal(edges.num_edges, 1)), rest=(edges,))
+
+
 def _gathered_outer(edges: Topology, channels: int, normal: Normal) -> Case:
     x, weight = normal(edges.num_columns, channels), normal(edges.num_weights, channels)
     return Case(tensors=(x, weight, normal(edges.num_edges, 3)), rest=(edges,))
@@ -229,6 +234,7 @@ OPS: Mapping[str, Op] = {
         _segment_op(segments.segment_variance),
         _segment_op(segments.segment_std),
         _segment_op(segments.segment_statistics),
+        _op(activated.activated_sum, activated.FORMS, {"messages": _activated}),
         _segment_op(segments.segment_softmax, softmax.SOFTMAX_FORMS),
         _op(activation.silu, activation.SILU_FORMS, {"numbers": _numbers_of_edges}),
     )

@@ -84,6 +84,14 @@ def outer_sum(messages: Tensor, directions: Tensor, topology: Topology) -> Tenso
     return torch.stack(total)
 
 
+def activated_sum(messages: Tensor, weights: Tensor, topology: Topology) -> Tensor:
+    """y_i = sum of w_e silu(m_e) over the edges e = (j -> i)."""
+    total = [messages.new_zeros(messages.shape[1:]) for _ in range(topology.num_rows)]
+    for edge, _, receiver in edges_of(topology):
+        total[receiver] = total[receiver] + weights[edge] * messages[edge] / (1 + torch.exp(-messages[edge]))
+    return torch.stack(total)
+
+
 def gather_outer_sum(x: Tensor, weight: Tensor, directions: Tensor, topology: Topology) -> Tensor:
     """y_iac = sum of w_ec x_jc u_ea over the edges e = (j -> i)."""
     total = [x.new_zeros(directions.shape[1], x.shape[1]) for _ in range(topology.num_rows)]
