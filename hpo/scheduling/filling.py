@@ -21,7 +21,7 @@ from hydragnn.hpo.scheduling.balance import (
 )
 from hydragnn.hpo.scheduling.events import Action, Propose
 from hydragnn.hpo.scheduling.state import State, Trial, segment, with_trial
-from hydragnn.hpo.scheduling.trouble import num_startable
+from hydragnn.hpo.scheduling.trouble import note_try, num_startable
 
 LOOK = 64
 """So many trials that start too late are passed over in search for one that does not."""
@@ -29,6 +29,13 @@ LOOK = 64
 
 def fill_slots(state: State, now: float) -> tuple[State, list[Action], bool]:
     """The state after every slot that can be used is; and whether something was left only because time is short."""
+    after, actions, late = _fill(state, now)
+    if after.trouble.since < math.inf and after.starts > state.starts:
+        after = note_try(after, now)
+    return after, actions, late
+
+
+def _fill(state: State, now: float) -> tuple[State, list[Action], bool]:
     room = min(len(state.free) // state.least, num_startable(state, now)) - state.asked
     if room <= 0:
         return state, [], False

@@ -23,7 +23,7 @@ LAST_STRAW = 2
 """The same where a trial would be given up, and was never excused."""
 
 PAUSE = 30.0
-"""Seconds without a start after a fault of the machine; then ``TOGETHER`` attempts try it again."""
+"""Seconds without a start after a fault of the machine; then one attempt after the other tries it again, ``TOGETHER`` of them at most at a time."""
 
 LONGEST = 1200.0
 """Seconds of trouble after which all may start again; twice as long each time that this shows nothing. Before the first success: the end of hope."""
@@ -41,7 +41,7 @@ def note_failure(state: State, trial: Trial, event: Failed, now: float) -> tuple
     if trouble.since == math.inf:
         state = _with_vain_attempt(state, trial, now)
     elif tries:
-        state = _with_pause(state, trouble, now)
+        state = replace(state, trouble=trouble)
     return state, state.trouble.since < math.inf
 
 
@@ -128,7 +128,16 @@ def num_startable(state: State, now: float) -> int:
     if trouble.since == math.inf:
         return len(state.slots)
     trying = state.starts - trouble.first - trouble.vain
-    return 0 if now < trouble.until else max(0, _num_together(state) - trying)
+    return 0 if now < trouble.until or trying >= _num_together(state) else 1
+
+
+def note_try(state: State, now: float) -> State:
+    """The state after an attempt was started that tries a machine in trouble; the next follows a while later, so that they are of all ages and one begins soon after the trouble ends.
+
+    They are as many as if all began at once, a pause after the last had failed.
+    """
+    failing = (state.trouble.proof - PAUSE) / 2
+    return _with_pause(state, state.trouble, now, (PAUSE + failing) / _num_together(state))
 
 
 def next_look(state: State, now: float) -> float:
@@ -143,8 +152,8 @@ def _num_together(state: State) -> int:
     return min(TOGETHER, len(state.nodes), len(state.slots) // state.least)
 
 
-def _with_pause(state: State, trouble: Trouble, now: float) -> State:
-    trouble = replace(trouble, until=now + PAUSE)
+def _with_pause(state: State, trouble: Trouble, now: float, seconds: float = PAUSE) -> State:
+    trouble = replace(trouble, until=now + seconds)
     return replace(state, trouble=trouble, due=min(state.due, trouble.until))
 
 

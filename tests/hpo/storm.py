@@ -99,6 +99,8 @@ class Storm(World):
         self.untrusted: set[str] = set()
         self.latest: Event = Tick()
         """The latest end of an attempt that was reported."""
+        self.before = self.state.trouble
+        """What spoke against the machine before the latest event."""
         self.faults: Counter[int] = Counter()
         self.shortages: Counter[int] = Counter()
         self.own: dict[int, str] = {}
@@ -134,6 +136,7 @@ class Storm(World):
     def feed(self, event: Event) -> None:
         self.left = self.now
         self.latest = event if isinstance(event, Reached | Failed) else self.latest
+        self.before = self.state.trouble
         super().feed(event)
 
     def wait(self, seconds: float) -> None:
@@ -396,8 +399,9 @@ class Storm(World):
     def begin(self, action: Start) -> None:
         super().begin(action)
         assert self.now <= self.ends - self.plan.grace, "started when time was up"
-        trouble = self.state.trouble
-        assert trouble.since == math.inf or self.now >= trouble.until, "started on a machine in trouble"
+        trouble, before = self.state.trouble, self.before
+        tried = trouble.number == before.number and self.now >= before.until
+        assert trouble.since == math.inf or tried, "started on a machine in trouble"
         assert action.micro_batches == min(MOST_PARTS, 2 ** self.shortages[action.trial])
         assert self.untrusted.isdisjoint(map(node_of, action.slots)), "a node was used that has not been probed"
 
