@@ -78,7 +78,7 @@ QUICK = Effort(
     dynamics=8,
     graphs=5_000,
 )
-"""Within two minutes on two cores."""
+"""Small sizes, for a first look; minutes, and nobody has timed them as a whole on a quiet machine."""
 
 Told = Callable[[str], None]
 
