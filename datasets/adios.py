@@ -124,7 +124,7 @@ class AdiosPartReader:
             self._steps[name] = {block: step for step, block in enumerate(written)}
         try:
             self._file: Any = adios2.FileReader(str(path))
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:
             raise InputError(f"{path} cannot be read as ADIOS2 BP5; copy the store again") from error
 
     @property

@@ -1,6 +1,6 @@
 """Fitting the normalisation on the training part of a store, in one pass per field."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from hydragnn.datasets.normalisation import Normalisation, Scale
 from hydragnn.datasets.split import species_counts
 from hydragnn.datasets.store import GraphStore
-from hydragnn.datasets.survey import FieldSummary, Survey, merge_summaries
+from hydragnn.datasets.survey import BLOCK, FieldSummary, Survey, merge_summaries
 from hydragnn.errors import InputError
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
 
@@ -158,14 +158,27 @@ def _given(survey: Survey, field: Field, references: dict[int, float]) -> dict[i
         found[species_counts(survey.store)[1]] = 1
         return found
 
-    found = np.flatnonzero(survey.rows(1, SPECIES, there)[0])
-    lacking = sorted(set(found.tolist()) - set(references))
+    check_elements(field.name, references, np.flatnonzero(survey.rows(1, SPECIES, there)[0]).tolist())
+    return references
+
+
+def check_elements(field: str, references: Collection[int], elements: Iterable[int]) -> None:
+    """InputError where one of the ``elements`` of a store is not among the atomic numbers of the given references."""
+    lacking = sorted(set(elements) - set(references))
     if lacking:
         raise InputError(
-            f"the references of {field.name} have no energy for atomic number {lacking[0]}, which the store holds; "
+            f"the references of {field} have no energy for atomic number {lacking[0]}, which the store holds; "
             "add it, or say references = true to fit them"
         )
-    return references
+
+
+def elements_of(store: GraphStore) -> list[int]:
+    """The atomic numbers of a store, ascending; what is no atomic number is left out. InputError without that field."""
+    found = np.zeros(SPECIES, dtype=np.bool_)
+    for start in range(0, len(store), BLOCK):
+        numbers = store.column(ATOMIC_NUMBERS, start, min(start + BLOCK, len(store))).values
+        found[numbers[(numbers >= 0) & (numbers < SPECIES)]] = True
+    return np.flatnonzero(found).tolist()
 
 
 def fitted_references(survey: Survey, field: Field) -> dict[int, float]:

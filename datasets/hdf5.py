@@ -167,7 +167,9 @@ class Hdf5PartReader:
         try:
             self._file = h5py.File(path, "r")
         except OSError as error:
-            raise InputError(f"{path} cannot be read as HDF5 ({error}); copy the store again") from error
+            raise InputError(
+                f"{path} cannot be read as HDF5 ({' '.join(str(error).split())}); copy the store again"
+            ) from error
         self._bytes = os.open(path, os.O_RDONLY)
         self._closing = weakref.finalize(self, os.close, self._bytes)  # also where nobody closes the store
         self._written = _state_of(self._bytes)

@@ -126,13 +126,15 @@ def _manifest(table: dict[str, Any], path: Path) -> Manifest:
             raise ValueError("it names no part")
         if table["backend"] not in get_args(Backend) or table["dim"] not in (0, 2, 3):
             raise ValueError(f"backend {table['backend']}, dim {table['dim']}")
+        if not isinstance(table["fingerprint"], str) or not isinstance(table["attributes"], dict):
+            raise TypeError("fingerprint is no text, or attributes are no table")
         manifest = Manifest(
             backend=cast(Backend, table["backend"]),
             dim=table["dim"],
             fields=tuple(field_from_json(field) for field in table["fields"]),
             parts=[part_from_json(part) for part in table["parts"]],
-            fingerprint=str(table["fingerprint"]),
-            attributes=dict(table["attributes"]),
+            fingerprint=table["fingerprint"],
+            attributes=table["attributes"],
             version=table["version"],
         )
         _check_counts(manifest, table["graphs"])
@@ -145,6 +147,8 @@ def _check_counts(manifest: Manifest, graphs: int) -> None:
     """ValueError where the counts of a manifest contradict each other."""
     arrays = array_specs(manifest.dim, manifest.fields)
     fields = {field.name for field in manifest.fields}
+    if len(fields) < len(manifest.fields):
+        raise ValueError("two fields have one name")
     for part in manifest.parts:
         counts = (part.graphs, part.nodes, part.edges)
         in_blocks = tuple(sum(column) for column in zip(*part.blocks, (0, 0, 0)))

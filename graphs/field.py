@@ -26,6 +26,8 @@ RESERVED = (
     "node_offsets",
     "edge_offsets",
 )
+MOST_CLASSES = 1_000_000
+"""Every class takes a row of weights, so that more of them are a damaged number."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,6 +70,8 @@ class Field:
             )
         if (self.classes > 0) != (self.dtype == "int64"):
             raise InputError(f"field {self.name}: categorical fields have classes > 0 and dtype int64, others neither")
+        if self.classes > MOST_CLASSES:
+            raise InputError(f"field {self.name}: {self.classes} classes are too many; use at most {MOST_CLASSES:,}")
         if self.parity == "vector" and not self.shape:
             raise InputError(
                 f"field {self.name}: a vector needs a last axis of length dim; give shape=(3,) for example"

@@ -10,7 +10,9 @@ import numpy as np
 
 from hydragnn.config import AnyConfig, BranchSettings
 from hydragnn.datasets import open_store
-from hydragnn.errors import InputError
+from hydragnn.datasets.fit import check_elements, elements_of
+from hydragnn.datasets.isolated_atoms import by_atomic_number
+from hydragnn.errors import InputError, about
 from hydragnn.files import check_own, read_sealed, write_sealed
 from hydragnn.hpo.able import check_model
 from hydragnn.hpo.launching.launcher import Launcher
@@ -54,6 +56,7 @@ def check_campaign(settings: CampaignSettings, space: Space, *, begun: bool = Fa
         _check_config(settings, config)
     if not settings.runs and not begun:
         check_models(settings, space)
+        _check_references(settings, configs[0])
 
 
 def check_models(settings: CampaignSettings, space: Space) -> None:
@@ -116,6 +119,17 @@ def _check_config(settings: CampaignSettings, config: AnyConfig) -> None:
         )
     classes = [name for branch in config.branches for name in _classes_of(settings, branch)]
     check_objective(settings.search.objective, config.targets, settings.source, set(classes))
+
+
+def _check_references(settings: CampaignSettings, config: AnyConfig) -> None:
+    """InputError where a head gives energies of isolated atoms, and not of every element in its store."""
+    for branch in config.branches:
+        for head in branch.heads:
+            given = getattr(head, "references", None)
+            if isinstance(given, dict):
+                energies = dict(by_atomic_number(given))
+                with about(f"{settings.source}: {branch.data.store}"):
+                    check_elements(head.field, energies, elements_of(open_store(branch.data.store)))
 
 
 def _classes_of(settings: CampaignSettings, branch: BranchSettings) -> list[str]:

@@ -1,5 +1,6 @@
 """Architectures that cannot do what a campaign asks with its data are refused before anything starts."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,19 @@ def test_what_an_architecture_cannot_do_is_said_before_the_campaign_starts(case:
     with pytest.raises(InputError, match=message):
         run_search(campaign_settings(table, tmp_path / "CAMPAIGN.toml"), tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_an_element_without_an_energy_of_its_own_is_said_before_the_campaign_starts(tmp_path: Path) -> None:
+    write_paths(tmp_path / "store.h5", 3, rich=True)
+    for given, message in (
+        ({"H": -13.6}, "no energy for atomic number 8, which the store holds"),
+        ({"H": 1.0, "O": 2.0}, ""),
+    ):
+        head = {"kind": "energy", "field": "energy", "references": given}
+        table = asked(tmp_path / "store.h5", [head], kinds("painn", "schnet"))
+        settings = campaign_settings(table, tmp_path / "CAMPAIGN.toml")
+        with pytest.raises(InputError, match=message) if message else nullcontext():
+            check_campaign(settings, space_of(settings.search.space))
 
 
 def test_a_campaign_that_has_begun_with_such_an_architecture_goes_on(tmp_path: Path) -> None:
