@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from hydragnn.architectures.base import (
     Architecture,
-    CompileGain,
     GeometricSettings,
     GraphSpec,
     Searched,
@@ -100,7 +99,6 @@ class GATv2(Architecture):
     Settings = GATv2Settings
     sees = frozenset({"lengths", "edge_features"})
     residual = True
-    compile_gains = (CompileGain(derivatives=False, nanoseconds=8.6, compiling=39.0),)
 
     def __init__(self, settings: GATv2Settings, spec: GraphSpec) -> None:
         super().__init__(settings, spec)

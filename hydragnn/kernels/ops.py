@@ -206,9 +206,13 @@ def _op(
     return Op(name=name, call=call, reference=specification, forms=forms, variants=variants, tolerance=TOLERANCE)
 
 
-def _segment_op(call: Callable[..., Any], forms: Mapping[str, Form] | None = None) -> Op:
-    """An op of messages and receivers; its ``forms`` take (receivers, nodes) as one, plain torch is ``call`` where there are none."""
-    variants = {"channels": _messages, "heads": _heads, "numbers": _scores, "equal numbers": _equal_messages}
+def _segment_op(call: Callable[..., Any], forms: Mapping[str, Form] | None = None, *, heads: bool = False) -> Op:
+    """An op of messages and receivers; its ``forms`` take (receivers, nodes) as one, plain torch is ``call`` where there are none.
+
+    Messages of several dimensions are tried where ``heads``: other ops are made of these.
+    """
+    variants = {"channels": _messages, "numbers": _scores, "equal numbers": _equal_messages}
+    variants |= {"heads": _heads} if heads else {}
     return _op(call, {name: _of_segments(form) for name, form in (forms or {}).items()} or {ANYWHERE: call}, variants)
 
 
@@ -227,15 +231,15 @@ OPS: Mapping[str, Op] = {
         _op(outer.outer_sum, outer.S_FORMS, {"directions": _outer_sums}),
         _op(outer.along_directions, outer.T_FORMS, {"directions": _along_directions}),
         _op(outer.along_channels, outer.R_FORMS, {"directions": _along_channels}),
-        _segment_op(segments.segment_sum, per_receiver.SUM_FORMS),
+        _segment_op(segments.segment_sum, per_receiver.SUM_FORMS, heads=True),
         _segment_op(segments.segment_mean),
-        _segment_op(segments.segment_max),
+        _segment_op(segments.segment_max, heads=True),
         _segment_op(segments.segment_min),
         _segment_op(segments.segment_variance),
         _segment_op(segments.segment_std),
-        _segment_op(segments.segment_statistics),
+        _segment_op(segments.segment_statistics, heads=True),
         _op(activated.activated_sum, activated.FORMS, {"messages": _activated}),
-        _segment_op(segments.segment_softmax, softmax.SOFTMAX_FORMS),
+        _segment_op(segments.segment_softmax, softmax.SOFTMAX_FORMS, heads=True),
         _op(activation.silu, activation.SILU_FORMS, {"numbers": _numbers_of_edges}),
     )
 }
