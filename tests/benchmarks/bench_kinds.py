@@ -179,7 +179,7 @@ def page_of(rows: Sequence[Sequence[str]], options: argparse.Namespace) -> str:
 
 
 def main() -> None:
-    """Print the lines as they come, and write the document."""
+    """Print the lines and write the document as they come."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kinds", nargs="*", choices=[*PUBLIC, []], default=[])
     parser.add_argument("--environment", type=Path, required=True, help="what peers.sh made")
@@ -192,8 +192,8 @@ def main() -> None:
         for row in rows_of(kind, options):
             print(*row, sep=" | ", flush=True)
             rows.append(row)
-    if options.out is not None:
-        options.out.write_text(page_of(rows, options))
+        if options.out is not None:  # after every architecture, so that an interrupted run leaves what it measured
+            options.out.write_text(page_of(rows, options))
 
 
 if __name__ == "__main__":

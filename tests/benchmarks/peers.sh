@@ -7,7 +7,7 @@ here=$(python -c "import torch, pathlib; print(pathlib.Path(torch.__file__).pare
 there=$("$1/bin/python" -c "import sysconfig; print(sysconfig.get_paths()['purelib'])")
 echo "$here" > "$there/borrowed.pth"
 "$1/bin/pip" install --quiet hydra-core hydra-colorlog pytorch-lightning torchmetrics fasteners dirsync torch-ema matscipy \
-    tensorboard tensorboardX tqdm psutil opt_einsum_fx prettytable configargparse GitPython python-hostlist lmdb warp-lang==1.19.0
+    tensorboard tensorboardX tqdm psutil opt_einsum_fx prettytable configargparse GitPython python-hostlist lmdb pandas warp-lang==1.19.0
 # schnetpack wants sympy 1.12, and with it a torch of years ago; HydraGNN wants torch-scatter, which its layers do not import;
 # mace-torch wants e3nn 0.4.4, which lies here before the borrowed one
 "$1/bin/pip" install --quiet --no-deps schnetpack==2.1.1 HydraGNN==3.0 torchmd-net==3.1.0 mace-torch==0.3.16 e3nn==0.4.4
