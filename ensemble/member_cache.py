@@ -28,6 +28,8 @@ class MemberCache(Sequence[Member]):
     def hold(self, held: int) -> None:
         """Keep at most so many from now on."""
         self._held = held
+        while len(self._loaded) > held:
+            self._loaded.popitem(last=False)
 
     def __len__(self) -> int:
         return len(self._loaders)

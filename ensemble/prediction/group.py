@@ -8,8 +8,9 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import get_context, parent_process
+from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import Thread
 from typing import Any, Protocol, runtime_checkable
@@ -202,16 +203,23 @@ class ParentGroup(FolderGroup):
         self._processes: list[Any] = []
 
     def begin(self, make: Callable[[], Table], folder: Path) -> Table:
-        """Make the opening, then start the workers with it."""
-        opening = make_opening(make)
-        self.meet(folder / check_opening(opening)["meeting"])
+        """Start the workers, make the opening while they load their libraries, and send it to them."""
         context = get_context("spawn")
         threads = max(1, torch.get_num_threads() // self.size)
         torch.set_num_threads(threads)
+        senders = []
         for rank in range(1, self.size):
-            arguments = (rank, self.size, threads, opening, folder, *self._arguments)
+            receiver, sender = context.Pipe(duplex=False)
+            arguments = (rank, self.size, threads, receiver, folder, *self._arguments)
             self._processes.append(context.Process(target=self._work, args=arguments, daemon=True))
             self._processes[-1].start()
+            receiver.close()
+            senders.append(sender)
+        opening = make_opening(make)
+        self.meet(folder / check_opening(opening)["meeting"])
+        for sender in senders:
+            with sender, suppress(BrokenPipeError):  # of a worker that died
+                sender.send_bytes(json.dumps(opening).encode())
         return opening
 
     def close(self) -> None:
@@ -227,16 +235,17 @@ class ParentGroup(FolderGroup):
 class ChildGroup(FolderGroup):
     """The group seen from a local worker that rank 0 started."""
 
-    def __init__(self, rank: int, size: int, opening: Table) -> None:
-        """``opening`` comes from rank 0."""
+    def __init__(self, rank: int, size: int, receiver: Connection) -> None:
+        """The opening of rank 0 comes from ``receiver``."""
         super().__init__(rank, size)
-        self._opening = opening
+        self._receiver = receiver
 
     def begin(self, make: Callable[[], Table], folder: Path) -> Table:
         """Return the opening of rank 0; from now on this process ends with the one that started it."""
         Thread(target=_end_with_parent, daemon=True).start()
-        self.meet(folder / self._opening["meeting"])
-        return self._opening
+        opening: Table = json.loads(self._receiver.recv_bytes())
+        self.meet(folder / opening["meeting"])
+        return opening
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,16 @@ class Inputs:
         """The graphs of a store as they are."""
         self._source = self._source or store_source(self._job.source)
         return self._source
+
+    def foresee(self, ranks: int) -> None:
+        """Open what will be needed while rank 0 checks it, which is the one to say what is wrong."""
+        with suppress(InputError):
+            ensemble = self.ensemble(1)
+            held = self._job.held or _room(self._job.model, ensemble.manifest.members, ranks)
+            if held >= len(self.ensemble(held).members):
+                list(ensemble.members)
+            if is_store(self._job.source):
+                self.stored().store.sizes()
 
     def graphs(self, group: Group, check: Callable[[], None], *, fresh: bool) -> Source:
         """The graphs of a store, or those that all ranks make from files unless they are there already.

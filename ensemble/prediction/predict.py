@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,8 @@ def predict_with(group: Group, job: Job, check: Callable[[], None], *, quiet: bo
     ``check`` is called before every unit of work and raises where it is to end.
     """
     started, inputs = time.perf_counter(), Inputs(job)
+    if group.rank:
+        inputs.foresee(group.size)
     with contextlib.ExitStack() as lock:
         opening = group.begin(partial(begin, job, inputs, group.size, lock), job.parts.folder)
         return _predict_opened(group, job, inputs, check, opening, started, quiet=quiet)
@@ -208,10 +211,14 @@ def _schedule(
     return make_schedule(chunks.loads, every, there, costs, held=opening["held"], ranks=ranks)
 
 
-def _predict_as_child(rank: int, size: int, threads: int, opening: dict[str, Any], folder: Path, job: Job) -> None:
+def _predict_as_child(rank: int, size: int, threads: int, receiver: Connection, folder: Path, job: Job) -> None:
     """A local worker's whole life."""
     keep_memory()
     torch.set_num_threads(threads)
-    ended = contextlib.suppress(KeyboardInterrupt)
-    with ended, interruptible(signal.SIGINT, signal.SIGHUP) as check, at_work(ChildGroup(rank, size, opening)) as group:
+    ended = contextlib.suppress(KeyboardInterrupt, EOFError)  # of a parent that ends before it has opened anything
+    with (
+        ended,
+        interruptible(signal.SIGINT, signal.SIGHUP) as check,
+        at_work(ChildGroup(rank, size, receiver)) as group,
+    ):
         predict_with(group, job, check)
