@@ -7,7 +7,6 @@ import numpy as np
 import pydantic
 from jaxtyping import Float, Int
 from numpy.typing import NDArray
-from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax, softmax
 
 from hydragnn.ensemble.calibration import Part, conformal_quantile, evidence
@@ -119,6 +118,8 @@ def label_scores(
 
 def fit_temperature(field: Field, labels: Labels, probabilities: Float[Array, "items *shape_and_classes"]) -> float:
     """The temperature of least NLL on labelled items (Guo et al. 2017, arXiv:1706.04599); InputError without any."""
+    from scipy.optimize import minimize_scalar  # a quarter of a second, which predictions do not need
+
     truth, flat = _rows(field, labels, probabilities)
     logs, row = np.log(np.maximum(flat, TINY)), np.arange(len(truth))
 

@@ -98,7 +98,7 @@ def hdf5_bytes(values: NDArray[Any]) -> int:
     98544
     """
     if values.dtype.kind == "U":
-        return 16 * (len(values) + ROWS) + sum(2 * len(text.encode()) + 64 for text in values.tolist())
+        return 16 * (len(values) + ROWS) + 64 * len(values) + 8 * int(np.strings.str_len(values).sum())
     row = values.itemsize * int(np.prod(values.shape[1:], dtype=np.int64))
     return row * (len(values) + ROWS)
 

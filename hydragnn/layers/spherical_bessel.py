@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from numpy.typing import NDArray
-from scipy.optimize import brentq
 from scipy.special import spherical_jn
 from torch import Tensor, nn
 
@@ -23,6 +22,8 @@ def bessel_zeros(max_ell: int, count: int) -> NDArray[np.float64]:
     >>> bessel_zeros(1, 2).round(4).tolist()
     [[3.1416, 6.2832], [4.4934, 7.7253]]
     """
+    from scipy.optimize import brentq  # a quarter of a second, which few commands need
+
     zeros = np.pi * np.arange(1, count + max_ell + 1)
     rows = [zeros[:count]]
     for ell in range(1, max_ell + 1):

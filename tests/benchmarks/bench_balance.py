@@ -5,7 +5,8 @@
 Measured, two ranks of MPI with one thread each: the makespan over the bound of the measured costs, and the ensemble against one job
 per member on the same two ranks, in turns in the same processes. Simulated on a virtual clock that runs the predictor's own plan
 and queues: 1,024 and 8,192 ranks, with the costs of eight architectures and with recorded ones: what each unit cost its process (by
-processor), as where every rank has a processor to itself, and how long it took here (by clock), whatever else ran meanwhile. A
+processor), as where every rank has a processor to itself, and how long it took here (by clock), whatever else ran meanwhile; then one
+rank joins the pieces, at what that cost one rank here in processor seconds, while the others wait. A
 row tells the scatter of its costs: the standard deviation of what units took over what their member's rate and their load foretell.
 """
 
@@ -18,8 +19,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
@@ -32,10 +33,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 from small_ensemble import crystals, make_ensemble, write_store, write_structures
 
 from hydragnn.datasets import open_store
+from hydragnn.distributed import this_launch
 from hydragnn.ensemble import Ensemble
-from hydragnn.ensemble.plan import chunks_of, default_budget
-from hydragnn.ensemble.prediction import reporting, work
-from hydragnn.ensemble.prediction.group import Group
+from hydragnn.ensemble.plan import Unit, chunks_of, default_budget
+from hydragnn.ensemble.prediction import predict, reporting, work
+from hydragnn.ensemble.prediction.group import Alone
 from hydragnn.ensemble.prediction.job import Job, member_costs
 from hydragnn.ensemble.prediction.joining import join_group
 from hydragnn.ensemble.prediction.order import POSTS, Note, learned_rates
@@ -98,9 +100,15 @@ class RemoteCounter(LocalCounter):
 
 
 def simulated(
-    loads: Sequence[float], seconds: np.ndarray, expected: Sequence[float], ranks: int, latency: float
+    loads: Sequence[float],
+    seconds: np.ndarray,
+    expected: Sequence[float],
+    ranks: int,
+    latency: float,
+    joining: float = 0.0,
 ) -> dict[str, float]:
-    """Makespan over bound on a virtual clock; ``seconds[chunk, member]`` is what units really take."""
+    """Makespan over bound on a virtual clock; ``seconds[chunk, member]`` is what units really take, ``joining`` what one rank needs
+    for a chunk at the end, while the others wait."""
     clock, members, weights = Clock(), len(expected), np.asarray(loads)
     every = np.ones((len(loads), members), dtype=np.bool_)
     schedule = make_schedule(weights, every, ~every, expected, held=members, ranks=ranks)
@@ -142,6 +150,8 @@ def simulated(
         "scatter": float((seconds / foretold).std()),
         "ratio": ended / bound,
         "bound_s": bound,
+        "joining_s": joining * len(loads),
+        "of_ideal": float(seconds.sum()) / ranks / (ended + joining * len(loads)),
     }
 
 
@@ -182,45 +192,85 @@ def architectures(
     return loads.tolist(), seconds, (rates * generator.lognormal(0, error, 10)).tolist()
 
 
+class Course:
+    """What the prediction under way costs this rank, unit by unit, and what became of it."""
+
+    def __init__(self) -> None:
+        """From now on every prediction of this process is noted."""
+        self.units: list[tuple[int, int, float]] = []
+        self.plans: list[dict[str, Any]] = []
+        account, course = work.Worker._account, measured_course
+
+        def noted(worker: work.Worker, unit: Unit, seconds: float) -> None:
+            self.units.append((unit.chunk, unit.member, seconds))
+            account(worker, unit, seconds)
+
+        work.Worker._account = noted  # type: ignore[method-assign]
+        reporting.measured_course = lambda *known: self.plans.append(course(*known)) or self.plans[-1]  # type: ignore[func-returns-value,assignment]
+
+
 def rank_main(folder: Path, repeats: int) -> None:
-    """What each of the two ranks does: the ensemble and one job per member, in turns."""
+    """What each of the two ranks does: the ensemble and one job per member, in turns; then the ensemble by one rank, in processor seconds."""
     torch.set_num_threads(1)
     ensemble, runs = make_ensemble(folder, MEMBERS)
-    accounts_of: list[Any] = []
-    reporting.measured_course = lambda accounts, ranks: accounts_of.append(accounts) or measured_course(accounts, ranks)  # type: ignore[assignment]
-    rows: dict[str, list[dict[str, Any]]] = {}
-    with join_group() as group:
-        for source in ("structures.xyz", "graphs.h5"):
-            for _ in range(repeats):
-                together = _timed(group, [ensemble], folder / source, folder)
-                alone = _timed(group, runs, folder / source, folder)
-                rows.setdefault(source, []).append({"together": together, "alone": alone})
-        in_processor_seconds(partial(_timed, group, [ensemble], folder / "graphs.h5", folder))
-        if group.rank == 0:
-            ours = accounts_of[:: len(runs) + 1]
-            plans = [measured_course(accounts, 2) for accounts in ours[:-1]]
-            by_clock, by_processor = ([unit for one in accounts for unit in one["units"]] for accounts in ours[-2:])
-            measurement = {"rows": rows, "plans": plans, "by clock": by_clock, "by processor": by_processor}
-            (folder / "rank.json").write_text(json.dumps(measurement))
+    course, rows, plans = Course(), dict[str, list[dict[str, Any]]](), list[dict[str, Any]]()
+    for source in ("structures.xyz", "graphs.h5"):
+        for _ in range(repeats):
+            together = _timed([ensemble], folder / source, folder)
+            plans += course.plans[-1:]
+            alone = _timed(runs, folder / source, folder)
+            rows.setdefault(source, []).append({"together": together, "alone": alone})
+    course.units.clear()
+    _timed([ensemble], folder / "graphs.h5", folder)
+    by_clock = list(course.units)
+    course.units.clear()
+    with in_processor_seconds():
+        _timed([ensemble], folder / "graphs.h5", folder)
+    rank, own = this_launch().rank, {"by clock": by_clock, "by processor": list(course.units)}
+    (folder / f"units-{rank}.json").write_text(json.dumps(own))
+    if rank == 0:
+        course.units.clear()
+        measurement = {"rows": rows, "plans": plans, "alone": _alone(ensemble, folder, course)}
+        (folder / "rank.json").write_text(json.dumps(measurement))
 
 
-def in_processor_seconds(do: Callable[[], object]) -> None:
-    """Predict once more with accounts of what units cost this process, however many others share its processor."""
-    work.time = SimpleNamespace(perf_counter=time.process_time, time=time.time, monotonic=time.monotonic)  # type: ignore[assignment]
+def _alone(ensemble: Path, folder: Path, course: Course) -> dict[str, float]:
+    """Processor seconds of one rank per graph: to join pieces into the file, to combine and keep over those of units, and to begin."""
+    with in_processor_seconds():
+        job = Job(model=ensemble, source=folder / "graphs.h5", out=folder / "alone.h5")
+        job.out.unlink(missing_ok=True)
+        result = predict_with(Alone(), job, lambda: None)
+    assert result is not None
+    units = sum(seconds for _, _, seconds in course.units)
+    return {
+        "joining": result.seconds_of["writing"] / result.graphs,
+        "keeping": result.seconds_of["predicting"] / units,
+        "beginning": result.seconds_of["preparing"],
+        "graphs": result.graphs,
+        "predicting": result.seconds_of["predicting"],
+    }
+
+
+@contextmanager
+def in_processor_seconds() -> Iterator[None]:
+    """Predict with accounts of what everything cost this process, however many others share its processor."""
+    clock = SimpleNamespace(perf_counter=time.process_time, time=time.time, monotonic=time.monotonic)
+    work.time = predict.time = clock  # type: ignore[assignment]
     try:
-        do()
+        yield
     finally:
-        work.time = time  # type: ignore[assignment]
+        work.time = predict.time = time  # type: ignore[assignment]
 
 
-def _timed(group: Group, models: Sequence[Path], source: Path, folder: Path) -> dict[str, float]:
+def _timed(models: Sequence[Path], source: Path, folder: Path) -> dict[str, float]:
     """Wall seconds of a job per model one after the other, and the processor seconds of this rank."""
     begin, cpu = time.perf_counter(), time.process_time()
     for number, model in enumerate(models):
         out = folder / f"out-{len(models)}-{number}.h5"
-        if group.rank == 0:
+        if this_launch().rank == 0:
             out.unlink(missing_ok=True)
-        predict_with(group, Job(model=model, source=source, out=out), lambda: None)
+        with join_group() as group:  # what was counted and said is of one prediction
+            predict_with(group, Job(model=model, source=source, out=out), lambda: None)
     return {"wall": time.perf_counter() - begin, "cpu": time.process_time() - cpu}
 
 
@@ -236,7 +286,8 @@ def measured(folder: Path, graphs: int, repeats: int) -> dict[str, Any]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run([*launcher, "--rank", str(folder), "--repeats", str(repeats)], check=True, env=environment)
     result: dict[str, Any] = json.loads((folder / "rank.json").read_text())
-    return result
+    shares = [json.loads((folder / f"units-{rank}.json").read_text()) for rank in range(2)]
+    return result | {name: [unit for share in shares for unit in share[name]] for name in shares[0]}
 
 
 def main() -> None:
@@ -256,6 +307,7 @@ def main() -> None:
     measurement = measured(folder, options.graphs, options.repeats)
     result = {
         "measured": measurement["plans"],
+        "one rank": measurement["alone"],
         "sharing": _ratios(measurement["rows"]),
         "simulated": _simulations(folder, measurement),
     }
@@ -285,18 +337,23 @@ def _simulations(folder: Path, measurement: dict[str, Any]) -> list[dict[str, An
     chunks = chunks_of(sizes, np.arange(len(store)), default_budget(sizes), {})
     by = {name: recorded(len(chunks), measurement[name], len(MEMBERS)) for name in ("by processor", "by clock")}
     loads, expected = chunks.loads.tolist(), member_costs(ensemble, folder / "ensemble")
+    alone = measurement["alone"]
+    joining = alone["joining"] * len(store) / len(chunks)
+    by["by processor"] = by["by processor"] * alone["keeping"]
     rows = []
     for ranks, per_rank in ((2, 150), (1024, 10), (8192, 10), (8192, 5)):
         for latency in (20e-6, 200e-6):
             generator = np.random.default_rng(0)
             named = {
                 f"recorded {name}": simulated(
-                    *resampled(loads, seconds, ranks * per_rank, generator), expected, ranks, latency
+                    *resampled(loads, seconds, ranks * per_rank, generator), expected, ranks, latency, joining
                 )
                 for name, seconds in by.items()
             }
             for name, error in (("architectures", 0.3), ("unknown beforehand", 1.0)):
-                named[name] = simulated(*architectures(ranks * per_rank, error, generator), ranks, latency)
+                named[name] = simulated(
+                    *architectures(ranks * per_rank, error, generator), ranks, latency, 32 * alone["joining"]
+                )
             rows += [{"costs": name, "latency_ms": latency * 1e3, **row} for name, row in named.items()]
     return rows
 
@@ -313,11 +370,18 @@ def _print(result: dict[str, Any]) -> None:
             f"  {source:15} {row['alone_s']:7.2f} s / {row['together_s']:7.2f} s: {row['wall_ratio']:.2f}x by the clock, "
             f"{row['cpu_ratio']:.2f}x in processor seconds"
         )
-    print("simulated, the predictor's plan and queues on a virtual clock")
+    alone = result["one rank"]
+    spent = alone["predicting"] + alone["joining"] * alone["graphs"]
+    print(
+        f"measured, 1 rank: {alone['joining'] * 1e6:.1f} us of a processor per graph to join pieces, {alone['joining'] * alone['graphs'] / spent:.4f} "
+        f"of all that follows the beginning ({alone['beginning']:.2f} s without imports)"
+    )
+    print("simulated, the predictor's plan and queues on a virtual clock, pieces joined as measured")
     for row in result["simulated"]:
         print(
             f"  {row['costs']:21} {row['ranks']:5d} ranks, {row['units_per_rank']:5.1f} units per rank, "
-            f"scatter {row['scatter']:.2f}, take {row['latency_ms']:.2f} ms: simulated makespan / bound {row['ratio']:.4f} (bound {row['bound_s']:.2f} s)"
+            f"scatter {row['scatter']:.2f}, take {row['latency_ms']:.2f} ms: simulated makespan / bound {row['ratio']:.4f} (bound {row['bound_s']:.2f} s); "
+            f"with {row['joining_s']:.2f} s of joining {row['of_ideal']:.3f} of ideal"
         )
 
 
