@@ -18,7 +18,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,19 +29,20 @@ import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
+from remote_counter import Clock, RemoteCounter
 from small_ensemble import crystals, make_ensemble, write_store, write_structures
 
 from hydragnn.datasets import open_store
 from hydragnn.distributed import this_launch
 from hydragnn.ensemble import Ensemble
 from hydragnn.ensemble.plan import Unit, chunks_of, default_budget
-from hydragnn.ensemble.prediction import predict, reporting, work
+from hydragnn.ensemble.prediction import merge, predict, reporting, work
 from hydragnn.ensemble.prediction.group import Alone
 from hydragnn.ensemble.prediction.job import Job, member_costs
 from hydragnn.ensemble.prediction.joining import join_group
 from hydragnn.ensemble.prediction.order import POSTS, Note, learned_rates
 from hydragnn.ensemble.prediction.predict import predict_with
-from hydragnn.ensemble.prediction.queues import RELAY, LocalCounter, Queue, queue_for
+from hydragnn.ensemble.prediction.queues import RELAY, Queue, queue_for
 from hydragnn.ensemble.prediction.schedule import make_schedule
 from hydragnn.ensemble.prediction.work import measured_course
 
@@ -50,53 +50,8 @@ MEMBERS = [(kind, width) for width in (16, 24, 32, 48) for kind in ("egnn", "sch
 ARCHITECTURES = (48.2, 26.1, 173.3, 301.4, 526.5, 94.6, 120.3, 26.8)
 """Milliseconds per batch of 32 graphs, energy and forces: EGNN, SchNet, PaiNN, MACE, DimeNet, PNAPlus, PNAEq, PNA."""
 
-SERVICE = 2e-6
-"""Seconds for which a number that is counted up keeps others waiting."""
-
-SLOT = 10
-"""Requests among which the simulation keeps no order."""
-
-
-class Clock:
-    """The virtual time of the rank whose turn it is."""
-
-    now = 0.0
-
-
-class RemoteCounter(LocalCounter):
-    """A number in another rank's window: a request takes a while, and requests wait for each other.
-
-    Turns are not simulated in the order in which requests arrive, so a request is served in the first slot after its
-    arrival that has room, whoever was simulated before it. One that arrives while a rank still fetches what it puts there
-    is made again after that.
-    """
-
-    def __init__(self, clock: Clock, latency: float) -> None:
-        """``latency`` in seconds."""
-        super().__init__()
-        self._clock, self._latency, self._served, self._filled = clock, latency, Counter[int](), 0.0
-
-    def add(self, amount: int) -> int:
-        """Count up after the request has arrived and its turn has come."""
-        self._wait()
-        if self._clock.now < self._filled:
-            self._clock.now = self._filled
-            self._wait()
-        return super().add(amount)
-
-    def put(self, value: int) -> None:
-        """Replace the number after the request has arrived and its turn has come."""
-        self._wait()
-        self._filled = self._clock.now
-        super().put(value)
-
-    def _wait(self) -> None:
-        arrived = self._clock.now + self._latency
-        slot = int(arrived / (SLOT * SERVICE))
-        while self._served[slot] == SLOT:
-            slot += 1
-        self._served[slot] += 1
-        self._clock.now = max(arrived, slot * SLOT * SERVICE) + SERVICE
+MANY_TIMES = 20
+"""Pieces are joined once and so many times over, which tells what each graph takes and what the file takes."""
 
 
 def simulated(
@@ -106,9 +61,10 @@ def simulated(
     ranks: int,
     latency: float,
     joining: float = 0.0,
+    opening: float = 0.0,
 ) -> dict[str, float]:
-    """Makespan over bound on a virtual clock; ``seconds[chunk, member]`` is what units really take, ``joining`` what one rank needs
-    for a chunk at the end, while the others wait."""
+    """Makespan over bound on a virtual clock; ``seconds[chunk, member]`` is what units really take, ``opening`` and
+    ``joining`` what one rank needs for the file and for each chunk at the end, while the others wait."""
     clock, members, weights = Clock(), len(expected), np.asarray(loads)
     every = np.ones((len(loads), members), dtype=np.bool_)
     schedule = make_schedule(weights, every, ~every, expected, held=members, ranks=ranks)
@@ -150,8 +106,8 @@ def simulated(
         "scatter": float((seconds / foretold).std()),
         "ratio": ended / bound,
         "bound_s": bound,
-        "joining_s": joining * len(loads),
-        "of_ideal": float(seconds.sum()) / ranks / (ended + joining * len(loads)),
+        "joining_s": opening + joining * len(loads),
+        "of_ideal": float(seconds.sum()) / ranks / (ended + opening + joining * len(loads)),
     }
 
 
@@ -235,19 +191,33 @@ def rank_main(folder: Path, repeats: int) -> None:
 
 
 def _alone(ensemble: Path, folder: Path, course: Course) -> dict[str, float]:
-    """Processor seconds of one rank per graph: to join pieces into the file, to combine and keep over those of units, and to begin."""
+    """Processor seconds of one rank: to join pieces (begin a file, and per graph), to predict and keep, over those of units, to begin."""
+    writes = list[float]()
+    write = merge.Merger.write
+
+    def twice(merger: merge.Merger) -> dict[str, int]:
+        """Join all pieces, and before that all of them many times over."""
+        spans = merger.spans
+        for merger.spans in (spans * MANY_TIMES, spans):
+            begin = time.process_time()
+            counts = write(merger)
+            writes.append(time.process_time() - begin)
+        return counts
+
+    merge.Merger.write = twice  # type: ignore[method-assign]
     with in_processor_seconds():
         job = Job(model=ensemble, source=folder / "graphs.h5", out=folder / "alone.h5")
         job.out.unlink(missing_ok=True)
         result = predict_with(Alone(), job, lambda: None)
     assert result is not None
-    units = sum(seconds for _, _, seconds in course.units)
+    joining = (writes[0] - writes[1]) / (MANY_TIMES - 1) / result.graphs
+    predicting = result.seconds_of["predicting"]
     return {
-        "joining": result.seconds_of["writing"] / result.graphs,
-        "keeping": result.seconds_of["predicting"] / units,
+        "joining": joining,
+        "opening": writes[1] - joining * result.graphs,
+        "keeping": predicting / sum(seconds for _, _, seconds in course.units),
         "beginning": result.seconds_of["preparing"],
-        "graphs": result.graphs,
-        "predicting": result.seconds_of["predicting"],
+        "predicting": predicting / result.graphs,
     }
 
 
@@ -346,7 +316,12 @@ def _simulations(folder: Path, measurement: dict[str, Any]) -> list[dict[str, An
             generator = np.random.default_rng(0)
             named = {
                 f"recorded {name}": simulated(
-                    *resampled(loads, seconds, ranks * per_rank, generator), expected, ranks, latency, joining
+                    *resampled(loads, seconds, ranks * per_rank, generator),
+                    expected,
+                    ranks,
+                    latency,
+                    joining,
+                    alone["opening"],
                 )
                 for name, seconds in by.items()
             }
@@ -371,10 +346,9 @@ def _print(result: dict[str, Any]) -> None:
             f"{row['cpu_ratio']:.2f}x in processor seconds"
         )
     alone = result["one rank"]
-    spent = alone["predicting"] + alone["joining"] * alone["graphs"]
     print(
-        f"measured, 1 rank: {alone['joining'] * 1e6:.1f} us of a processor per graph to join pieces, {alone['joining'] * alone['graphs'] / spent:.4f} "
-        f"of all that follows the beginning ({alone['beginning']:.2f} s without imports)"
+        f"measured, 1 rank, processor time: {alone['joining'] * 1e6:.1f} us per graph to join pieces, {alone['joining'] / alone['predicting']:.4f} of "
+        f"{alone['predicting'] * 1e6:.0f} us to predict it; {alone['opening']:.3f} s to begin the file, {alone['beginning']:.2f} s for everything before (without imports)"
     )
     print("simulated, the predictor's plan and queues on a virtual clock, pieces joined as measured")
     for row in result["simulated"]:
