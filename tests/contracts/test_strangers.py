@@ -304,7 +304,7 @@ def test_structures_and_data_from_strangers_are_no_programs(
     (tmp_path / name).write_bytes(pickle.dumps(Payload(marker), protocol=0))
     ends_well(["predict", received / "run", tmp_path / name, "--out", tmp_path / "said.npz"])
     for source in ("ase", "pyg", "mesh"):
-        table = f'[source]\nkind = "{source}"\nfiles = ["{name}"]\n' + ("cutoff = 3.0\n" if source == "ase" else "")
+        table = f'kind = "{source}"\nfiles = ["{name}"]\n' + ("cutoff = 3.0\n" if source == "ase" else "")
         (tmp_path / "build.toml").write_text(table)
         ends_well(["data", "build", tmp_path / "build.toml", "--out", tmp_path / "new.h5"])
     assert not marker.exists()

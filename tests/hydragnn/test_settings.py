@@ -7,7 +7,7 @@ import pytest
 
 from hydragnn.config import RunConfig, parse_config, read_config
 from hydragnn.errors import InputError
-from hydragnn.settings import with_overrides
+from hydragnn.settings import read_toml, with_overrides
 
 GOOD: dict[str, Any] = {"data": {"store": "a.h5"}, "model": {"kind": "painn"}, "heads": [{"field": "energy"}]}
 
@@ -93,3 +93,12 @@ def test_a_damaged_file_is_named(tmp_path: Path, content: bytes) -> None:
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="does not exist"):
         read_config(tmp_path / "absent.toml")
+
+
+@pytest.mark.parametrize(
+    "content", [b"a = " + b"[" * 100_000, b"a = " + b"9" * 10_000, b"\xff"], ids=["nested", "digits", "bytes"]
+)
+def test_what_no_parser_takes_is_no_toml(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "run.toml").write_bytes(content)
+    with pytest.raises(InputError, match=r"run\.toml is not valid TOML"):
+        read_toml(tmp_path / "run.toml")
