@@ -26,8 +26,8 @@ RESERVED = (
     "node_offsets",
     "edge_offsets",
 )
-MOST_CLASSES = 1_000_000
-"""Every class takes a row of weights, so that more of them are a damaged number."""
+MOST_CLASSES, MOST_NUMBERS = 1_000_000, 2**31 - 1
+"""Every class of an input or a target takes a row of weights, so that more of them are a damaged number; those of an auxiliary field only number."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,8 +70,9 @@ class Field:
             )
         if (self.classes > 0) != (self.dtype == "int64"):
             raise InputError(f"field {self.name}: categorical fields have classes > 0 and dtype int64, others neither")
-        if self.classes > MOST_CLASSES:
-            raise InputError(f"field {self.name}: {self.classes} classes are too many; use at most {MOST_CLASSES:,}")
+        most = MOST_NUMBERS if self.role == "auxiliary" else MOST_CLASSES
+        if self.classes > most:
+            raise InputError(f"field {self.name}: {self.classes} classes are too many; use at most {most:,}")
         if self.parity == "vector" and not self.shape:
             raise InputError(
                 f"field {self.name}: a vector needs a last axis of length dim; give shape=(3,) for example"
