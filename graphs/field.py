@@ -26,7 +26,7 @@ RESERVED = (
     "node_offsets",
     "edge_offsets",
 )
-MOST_CLASSES, MOST_NUMBERS = 1_000_000, 2**31 - 1
+MOST_CLASSES, MOST_NUMBERS = 1_000_000, 2**63 - 1
 """Every class of an input or a target takes a row of weights, so that more of them are a damaged number; those of an auxiliary field only number."""
 
 

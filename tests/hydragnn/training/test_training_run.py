@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 
 from hydragnn.config import RunConfig
 from hydragnn.datasets import MemoryStore, make_split
@@ -18,6 +17,7 @@ from hydragnn.models import load_model
 from hydragnn.record import read_record
 from hydragnn.runs import console_progress, train
 from hydragnn.runs.progress import Bar
+from hydragnn.terminal import PlainConsole
 from hydragnn.training import evaluate
 
 
@@ -225,7 +225,7 @@ def test_a_missing_tensorboard_is_named_with_its_extra(
 def test_lines_say_epoch_losses_speed_and_time_left(
     store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
-    console = Console(file=io.StringIO())
+    console = PlainConsole(file=io.StringIO())
     train(make_config(), tmp_path / "run", store=store, progress=console_progress(console))
     first, *_, last = console.file.getvalue().splitlines()
     assert first.startswith("epoch 1/3  train ") and "graphs/s" in first and "s left" in first
@@ -233,6 +233,6 @@ def test_lines_say_epoch_losses_speed_and_time_left(
 
 
 def test_a_terminal_gets_a_bar(store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path) -> None:
-    console = Console(file=io.StringIO(), force_terminal=True, width=120)
+    console = PlainConsole(file=io.StringIO(), force_terminal=True, width=120)
     train(make_config(), tmp_path / "run", store=store, progress=Bar(console))
     assert "epoch 3/3" in console.file.getvalue() and "finished after 3 epochs" in console.file.getvalue()
