@@ -14,7 +14,7 @@ from hydragnn.graphs import Field
 def test_known_classes_of_a_field_of_very_many_are_read_without_laying_them_out(
     values: list[float], fits: bool
 ) -> None:
-    field = Field(name="clusters", on="node", classes=2**40, dtype="int64")
+    field = Field(name="clusters", on="node", role="auxiliary", classes=2**40, dtype="int64")
     stored = Stored(tensors={"known": np.array(values, dtype=np.float64)}, fields={"clusters": field}, dim=3)
     if fits:
         assert stored.kinds("known", "clusters").tolist() == values
