@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from hydragnn.errors import InputError
 from hydragnn.kernels import Pairs, Topology, gather_add, pairs_of
 from hydragnn.layers.coarser import Coarser, coarser_of
 from hydragnn.layers.radial import RadialFeatures
@@ -38,7 +39,9 @@ class MessageGraph:
     """The graph of every node; ascending."""
     nodes_per_graph: Int[Tensor, " graphs"]
     vectors: Float[Tensor, "edges dim"] | None = None
-    """From receiver to sender of every edge; None for graphs without geometry."""
+    """From receiver to sender of every edge; None for graphs without geometry, and for architectures that do not declare that they see any."""
+    without_vectors: str = "these graphs have no positions; use graphs that have some"
+    """Why there are no vectors, and the next move, for a layer that needs them."""
     edge_features: Float[Tensor, "edges features"] | None = None
     """Edge inputs as numbers; None without any."""
     edge_kinds: Mapping[str, Int[Tensor, " edges"]] = member(default_factory=dict)
@@ -88,8 +91,7 @@ class MessageGraph:
 
         Messages that should end smoothly need the envelope of the graph as it was: what moved may be longer than the cutoff.
         """
-        vectors = self.vectors
-        assert vectors is not None, "an architecture moves the nodes of graphs without positions"
+        vectors = self.known_vectors("vectors")
         there = replace(self, vectors=gather_add(-displacements, displacements, vectors, self.topology))
         if "pairs" in self.cache:
             there.cache["pairs"] = self.cache["pairs"]  # an edge and its reverse stay each other's
@@ -112,9 +114,14 @@ class MessageGraph:
 
     @property
     def _geometry(self) -> tuple[Tensor, Tensor]:
-        assert self.vectors is not None, "an architecture asked for the geometry of graphs without positions"
-        vectors = self.vectors
+        vectors = self.known_vectors("lengths or directions")
         return self.once("geometry", lambda: lengths_and_directions(vectors))
+
+    def known_vectors(self, what: str) -> Float[Tensor, "edges dim"]:
+        """``vectors``, for a layer that reads ``what`` of edges; InputError where there are none."""
+        if self.vectors is None:
+            raise InputError(f"a layer reads {what} of edges, and there are none: {self.without_vectors}")
+        return self.vectors
 
     @property
     def triplets(self) -> tuple[Int[Tensor, " triplets"], Int[Tensor, " triplets"]]:
@@ -131,7 +138,11 @@ class MessageGraph:
         if transform is None:
             return None
         species = self.species
-        assert species is not None, "lengths are measured by atoms that are not there"
+        if species is None:
+            raise InputError(
+                'lengths are measured by covalent radii, and the layers see no atomic numbers; add "species" to `sees` and `requires` '
+                "of the architecture's class, or make its radial basis without a transform"
+            )
         ends = self.topology.senders, self.topology.receivers
         return self.once("bonds", lambda: transform.bonds(*(species.index_select(0, end) for end in ends)))
 
@@ -142,7 +153,7 @@ class MessageGraph:
         Radial features with the edge features beside them; the edge features alone where there are no lengths to see.
         """
         basis = self.basis
-        if basis is None or self.vectors is None:
+        if basis is None:
             return self.edge_features, None
         return self.once("edge inputs", lambda: basis(self.lengths, self.edge_features, self.bonds))
 

@@ -32,8 +32,7 @@ class Movement(nn.Module):
         there: MessageGraph,
     ) -> Float[Tensor, "nodes dim"]:
         """How far every node is now from where it was; ``there`` is the graph as earlier layers left it."""
-        vectors = there.vectors
-        assert vectors is not None, "nodes of graphs without positions cannot move"
+        vectors = there.known_vectors("vectors")
         pull = self.last(silu(self.first(messages)))  # [edges, 1]
         pull = pull if envelope is None else pull * envelope
         step = outer_sum(pull, vectors, there.topology).squeeze(-1)  # [nodes, dim]

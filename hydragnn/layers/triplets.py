@@ -79,8 +79,7 @@ class TripletSums(nn.Module):
         self, messages: Sequence[Float[Tensor, "edges channels"]], graph: MessageGraph
     ) -> Float[Tensor, "edges channels"]:
         """The sum at every edge j -> i of the messages of degrees l = 0, 1, ... of the edges that come into j."""
-        vectors = graph.vectors
-        assert vectors is not None
+        vectors = graph.known_vectors("triplets")
         harmonics, joined = graph.once("harmonics of edges", lambda: self.of_edges(graph))
         leaving, place = graph.once("edges by sender", lambda: edges_by_sender(graph.topology))
         reverse, has_reverse = graph.once("reverses", lambda: reverses_of(vectors, graph.topology))

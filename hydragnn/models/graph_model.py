@@ -76,6 +76,20 @@ class GraphModel(nn.Module):
         seen = self.description.architecture.sees_positions() or model.pooling is not None
         return edge_vectors(batch) if self.description.dim and seen else None
 
+    @property
+    def without_vectors(self) -> str:
+        """Why layers get no vectors of edges where they get none, and what the author of the architecture does then."""
+        kind = self.description.model.kind
+        if self.description.architecture.sees_positions():
+            return (
+                f'these graphs have no positions; add "lengths" or "directions" to `requires` of the class of model {kind}, which '
+                "refuses such graphs, or let the class do without where spec.dim is 0"
+            )
+        return (
+            f'model {kind} does not declare that it sees any; add "lengths" or "directions" to `sees` of its class, and to '
+            "`requires` if it cannot do without"
+        )
+
     def message_graph(self, batch: GraphBatch, vectors: Float[Tensor, "edges dim"] | None) -> MessageGraph:
         """What the layers see of a batch whose edges have these vectors."""
         species = "species" in self.description.architecture.sees and ATOMIC_NUMBERS in self.description.inputs
@@ -85,6 +99,7 @@ class GraphModel(nn.Module):
             owner=batch.owner("node"),
             nodes_per_graph=batch.counts("node"),
             vectors=vectors,
+            without_vectors=self.without_vectors,
             edge_features=self.edge_inputs(batch),
             edge_kinds={name: batch.edges[name] for name in self.description.kind_fields},
             species=batch.nodes[ATOMIC_NUMBERS] if species else None,

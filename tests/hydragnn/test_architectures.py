@@ -16,11 +16,11 @@ import hydragnn.architectures as room
 from hydragnn import imports
 from hydragnn.architectures import Architecture, architecture_of, architectures
 from hydragnn.architectures.table import architecture_table
-from hydragnn.conformance_cases import CORNERS, make_model
+from hydragnn.conformance_cases import CORNERS, SCALARS, make_model, small_settings
 from hydragnn.datasets import Normalisation
 from hydragnn.errors import InputError
 from hydragnn.files import read_json, write_sealed
-from hydragnn.models import ModelSettings, load_model, save_model
+from hydragnn.models import ModelSettings, build_model, load_model, parse_head, save_model
 
 RING = '''
 from torch import nn
@@ -234,3 +234,37 @@ def test_a_setting_of_a_users_architecture_may_be_any_number(tmp_path: Path, mon
     model = make_model("own_rings:Ring", dtype=torch.float32, beads=10**9)
     save_model(tmp_path / "model", model, Normalisation())
     assert load_model(tmp_path / "model").settings.to_json()["beads"] == 10**9
+
+
+READS = {
+    "lengths": "graph.lengths.sum()",
+    "directions": "graph.directions.sum()",
+    "a radial basis": "graph.edge_inputs[0].sum()",
+}
+
+
+@pytest.mark.parametrize("declared", [False, True])
+@pytest.mark.parametrize("what", READS)
+def test_edges_that_are_read_and_not_there_are_an_error_that_says_what_to_declare(
+    what: str, declared: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A class that declares nothing on graphs with positions; one that says it sees lengths on graphs without."""
+    code = RING.replace("ArchitectureSettings", "GeometricSettings").replace(
+        "import Architecture,", "import radial_basis, Architecture,"
+    )
+    code = code.replace("(states[0])}", f"(states[0]) * {READS[what]}}}")
+    code += "        self.basis = radial_basis(settings, spec)\n"
+    code += '    sees = frozenset({"lengths"})\n' if declared else ""
+    module = f"own_{what.replace(' ', '_')}_{declared}"
+    (tmp_path / f"{module}.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    graphs, dim = CORNERS["two graphs"](), 0 if declared else 3
+    says = {
+        False: rf'model {module}:Ring does not declare that it sees any; add "lengths" or "directions" to `sees` of its class',
+        True: rf'these graphs have no positions; add "lengths" or "directions" to `requires` of the class of model {module}:Ring',
+    }
+    model = build_model(
+        small_settings(f"{module}:Ring"), [parse_head({"field": "charge"})], SCALARS, inputs=[], dim=dim, seed=0
+    )
+    with pytest.raises(InputError, match=says[declared]):
+        model.double()(graphs)
