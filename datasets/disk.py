@@ -13,10 +13,19 @@ from numpy.typing import NDArray
 from hydragnn.datasets.arrays import Array, ArraySpec, FlatGraphs, array_name, array_specs, join, mask_name, offsets_of
 from hydragnn.datasets.fingerprint import graph_digests
 from hydragnn.datasets.gather import gather, spans_of
-from hydragnn.datasets.manifest import Layout, Manifest, PartInfo, check_part_files, read_manifest
+from hydragnn.datasets.manifest import (
+    MANIFEST,
+    Layout,
+    Manifest,
+    PartInfo,
+    check_part_files,
+    part_files,
+    read_manifest,
+)
 from hydragnn.datasets.memory import check_fields, checked_indices
 from hydragnn.datasets.store import Column, GraphStore, Sizes
 from hydragnn.errors import InputError
+from hydragnn.files import digest
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
 
@@ -267,6 +276,19 @@ class DiskStore:
     def fingerprint(self) -> str:
         """Hash of the content; equal for equal graphs whatever the backend."""
         return self.manifest.fingerprint
+
+    def place_and_time(self) -> str:
+        """Hash of where the store lies and of the size and time of its files.
+
+        For what is kept outside it: a fingerprint is what a manifest claims, and another store may claim the same.
+        InputError where a file is gone.
+        """
+        files = [self.path / MANIFEST, *(file for part in self.parts for file in part_files(part.path).values())]
+        try:
+            stamps = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+        except OSError as error:
+            raise InputError(f"{self.path}: {error.strerror or error}; copy the whole store again") from error
+        return digest({"place": str(self.path.resolve()), "files": stamps, "fingerprint": self.fingerprint})
 
     def __len__(self) -> int:
         return self.manifest.graphs

@@ -15,6 +15,7 @@ from hydragnn.datasets.arrays import FlatGraphs, mask_name
 from hydragnn.datasets.disk import DiskStore
 from hydragnn.datasets.memory import MemoryStore
 from hydragnn.datasets.store import GraphStore
+from hydragnn.datasets.views import disk_store
 from hydragnn.errors import InputError
 from hydragnn.files import digest
 from hydragnn.graphs.field import Field
@@ -49,7 +50,10 @@ def load_into_memory(store: GraphStore, shared_by_node: bool = False) -> MemoryS
 
 def shared_folder(store: GraphStore) -> Path:
     """Where the processes of this user keep their common copy of a store."""
-    key = digest({"fingerprint": store.fingerprint, "fields": [field.name for field in store.fields()]})
+    disk = disk_store(store)
+    place = "" if disk is None else disk.place_and_time()
+    names = [field.name for field in store.fields()]
+    key = digest({"fingerprint": store.fingerprint, "place": place, "fields": names})
     return _shared_root() / f"hydragnn-{os.getuid()}-{key}"
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Bool, Int64
 from numpy import ndarray
 
+from hydragnn.datasets.disk import DiskStore
 from hydragnn.datasets.store import Column, GraphStore, Sizes, read_checked
 from hydragnn.files import digest
 from hydragnn.graphs.batch import GraphBatch
@@ -67,6 +68,12 @@ class WithoutEdges:
         column = self.store.column(name, start, stop)
         of_edges = any(field.name == name and field.on == "edge" for field in self.fields())
         return replace(column, values=column.values[:0]) if of_edges else column
+
+
+def disk_store(store: GraphStore) -> DiskStore | None:
+    """The store on disk that a store is, or is a view of; None where there is none."""
+    under = store.store if isinstance(store, WithoutEdges) else store
+    return under if isinstance(under, DiskStore) else None
 
 
 def without_edges(batch: GraphBatch) -> GraphBatch:

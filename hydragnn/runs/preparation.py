@@ -26,6 +26,7 @@ from hydragnn.datasets import (
     Normalisation,
     Survey,
     check_graphs,
+    disk_store,
     files_are_whole,
     fit_normalisation,
     joint_scale,
@@ -41,7 +42,7 @@ from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS
 from hydragnn.models import Target
 from hydragnn.runs.plan import BranchPlan, RunPlan
-from hydragnn.runs.statistics_cache import LEAST_GRAPHS, StatisticsCache, digest_of, disk_store
+from hydragnn.runs.statistics_cache import LEAST_GRAPHS, StatisticsCache, digest_of
 from hydragnn.training.class_metrics import balanced_weights
 from hydragnn.training.data import BranchData, DevicePlacement, Feed, RunData
 from hydragnn.training.evaluate import errors_on, flat_metrics, trivial_predictor

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 import hydragnn
-from hydragnn.datasets import DiskStore, GraphStore, WithoutEdges
+from hydragnn.datasets import GraphStore, disk_store
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.distributed.sharing import first_ranks_value
 from hydragnn.errors import InputError
@@ -36,25 +36,22 @@ PATIENCE = 300.0
 """Seconds to wait for another process that computes the same value, before both do it."""
 
 
-def disk_store(store: GraphStore) -> DiskStore | None:
-    """The store on disk that a store is, or is a view of; None where there is none."""
-    under = store.store if isinstance(store, WithoutEdges) else store
-    return under if isinstance(under, DiskStore) else None
-
-
 def digest_of(graphs: NDArray[np.int64]) -> str:
     """A hash of graph numbers in their order."""
     return blake2b(np.ascontiguousarray(graphs, dtype="<i8").tobytes(), digest_size=16).hexdigest()
 
 
 def cache_folder(store: GraphStore) -> Path | None:
-    """Where values of a store are kept; None where they are not."""
+    """Where values of a store are kept; None where they are not.
+
+    In the user's folder every store has its own, whatever fingerprint its manifest claims; one that moved or was touched is measured anew.
+    """
     disk = disk_store(store)
     if disk is None or len(disk) < LEAST_GRAPHS:
         return None
     if os.access(disk.path, os.W_OK):
         return disk.path / "statistics"
-    return user_cache() / f"statistics-{disk.fingerprint}"
+    return user_cache() / f"statistics-{disk.place_and_time()}"
 
 
 @dataclass(kw_only=True, slots=True, eq=False)

@@ -1,9 +1,11 @@
 """What follows from a store and its split: computed once, the bits of computing anew, and never taken from a damaged file."""
 
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ import torch
 
 from hydragnn.config import RunConfig
 from hydragnn.datasets import DiskStore, MemoryStore, StoreWriter, WithoutEdges, loader
+from hydragnn.datasets.manifest import write_manifest
+from hydragnn.datasets.shared import shared_folder
 from hydragnn.distributed import Ranks
 from hydragnn.errors import InputError
 from hydragnn.runs import graph_statistics, preparation, statistics_cache
@@ -146,6 +150,28 @@ def test_views_of_a_store_have_values_of_their_own(disk: DiskStore) -> None:
     for store, value in ((disk, 1), (WithoutEdges(disk), 2)):
         assert StatisticsCache(store=store).value({"what": "x"}, lambda: value) == value  # noqa: B023
     assert StatisticsCache(store=disk).value({"what": "x"}, lambda: 3) == 1
+
+
+@pytest.mark.parametrize("claimed", [None, "../../../elsewhere", "nul\0"])
+def test_a_claimed_fingerprint_gives_no_store_the_values_of_another(
+    claimed: str | None, store: MemoryStore, disk: DiskStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two stores that cannot be written, so that both have their values in the user's folder."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches" / "of" / "ada"))
+    with StoreWriter(tmp_path / "forged.h5", store.fields(), dim=store.dim, attributes=store.attributes) as writer:
+        writer.write(store.read(range(len(store) - 1)))
+    manifest = DiskStore(tmp_path / "forged.h5").manifest
+    write_manifest(tmp_path / "forged.h5", replace(manifest, fingerprint=claimed or disk.fingerprint))
+    forged = DiskStore(tmp_path / "forged.h5")
+    monkeypatch.setattr(statistics_cache.os, "access", lambda *_: False)
+    assert shared_folder(forged) != shared_folder(disk)
+    for one, value in ((forged, "forged"), (disk, "true")):
+        assert StatisticsCache(store=one).value({"what": "x"}, lambda: value) == value  # noqa: B023
+    for again, value in ((DiskStore(forged.path), "forged"), (DiskStore(disk.path), "true")):
+        assert StatisticsCache(store=again).value({"what": "x"}, lambda: "anew") == value
+    assert [path.name for path in (tmp_path / "caches" / "of" / "ada").iterdir()] == ["hydragnn"]
+    os.utime(next(disk.path.glob("part-*")), ns=(0, 1))  # somebody else's file under the name
+    assert StatisticsCache(store=disk).value({"what": "x"}, lambda: "anew") == "anew"
 
 
 def test_of_several_that_ask_at_once_one_computes(disk: DiskStore) -> None:
