@@ -163,7 +163,7 @@ def is_free(path: Path) -> bool:
 
 
 def lock_file(path: Path) -> int | None:
-    """A file descriptor that locks ``path`` until it is closed or the process ends, however it ends; None where another one does.
+    """A file descriptor that locks ``path`` until it is closed or the process ends, however it ends; None where another one does, or did.
 
     OSError where the file cannot be written, or its file system knows no locks.
     """
@@ -175,7 +175,22 @@ def lock_file(path: Path) -> int | None:
         if isinstance(error, BlockingIOError):
             return None
         raise
+    try:
+        stands = os.path.samestat(path.lstat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        stands = False
+    if not stands:  # who had it has just removed it, and nobody else would see this lock
+        os.close(descriptor)
+        return None
     return descriptor
+
+
+def unlock_file(path: Path, descriptor: int) -> None:
+    """Remove a lock and let go of it, also where a child that was forked meanwhile holds the descriptor, too."""
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)
 
 
 def check_no_link(path: Path) -> None:

@@ -1,13 +1,20 @@
 """The folder of a run as it stands on disk: what was begun there, with which configuration, and what does not belong."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from hydragnn.config import AnyConfig, hash_of, parse_config, stored_config
-from hydragnn.errors import InputError
-from hydragnn.files import check_no_link, digest, kind_of_folder
+from hydragnn.distributed.ranks import Ranks
+from hydragnn.distributed.sharing import first_ranks_value
+from hydragnn.errors import Busy, InputError
+from hydragnn.files import check_no_link, digest, kind_of_folder, lock_file, unlock_file
 from hydragnn.record import Cost, RunRecord, read_record
+from hydragnn.runs.attempt import Attempt
 from hydragnn.settings import Settings
 
 FIRST_FILES = ("config.json", "attempt.json", "heartbeat")
@@ -71,6 +78,40 @@ def check_folder(config: dict[str, Any], out: Path, resume: bool) -> None:
         )
 
 
+LOCK = ".lock"
+
+
+@contextmanager
+def alone_in(attempt: Attempt, ranks: Ranks, device: torch.device) -> Iterator[None]:
+    """No other process trains in the folder of a run for the length of the block; Busy where one does.
+
+    Attempts that somebody counts are told apart by their number, since one that hangs would keep its lock. Where the file system
+    knows no locks, nobody looks. All ranks call it together.
+    """
+    if attempt.number is not None:
+        yield
+        return
+    held: list[int] = []
+    if not first_ranks_value(lambda: _is_locked(attempt.folder, held), ranks, device):
+        raise Busy(f"another process trains in {attempt.folder}; wait for it, or choose another --out")
+    try:
+        yield
+    finally:
+        for descriptor in held:
+            unlock_file(attempt.folder / LOCK, descriptor)
+
+
+def _is_locked(folder: Path, held: list[int]) -> bool:
+    """Return True once the folder is this process's, with a descriptor in ``held`` where there are locks."""
+    with suppress(OSError):  # who writes there says what is wrong
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = lock_file(folder / LOCK)
+        if descriptor is None:
+            return False
+        held.append(descriptor)
+    return True
+
+
 def check_nothing_else(out: Path, resume: bool) -> None:
     """Raise InputError where the folder is something else than a run's, or a new run would be mixed with other files."""
     kind = kind_of_folder(out)
@@ -92,7 +133,7 @@ def check_nothing_else(out: Path, resume: bool) -> None:
 
 def is_left_behind(name: str) -> bool:
     """Return True for files that ranks and interrupted writes leave in the folder of a run."""
-    return name.startswith((".ranks-", ".failure-")) or (name.startswith(".") and name.endswith(".tmp"))
+    return name == LOCK or name.startswith((".ranks-", ".failure-")) or (name.startswith(".") and name.endswith(".tmp"))
 
 
 def trained_config(run: Path) -> AnyConfig:

@@ -20,7 +20,7 @@ from hydragnn.config import AnyConfig, RunConfig, stored_config
 from hydragnn.datasets import GraphStore, open_store
 from hydragnn.distributed.launch import LaunchError, this_launch
 from hydragnn.distributed.leaving import SECONDS_FOR_THE_FIRST, leave
-from hydragnn.errors import InputError, Interrupted
+from hydragnn.errors import Busy, InputError, Interrupted
 from hydragnn.files import read_sealed
 from hydragnn.record import Failure, RunRecord, read_record, write_record
 from hydragnn.runs.attempt import Attempt, Fenced
@@ -140,7 +140,8 @@ def ended_by(error: Exception, attempt: Attempt) -> int:
         note_interruption(attempt)
         print(error, file=sys.stderr)
         return 0
-    note_failure(failure_of(error), attempt)
+    if not isinstance(error, Busy):  # the run is another process's
+        note_failure(failure_of(error), attempt)
     if isinstance(error, InputError):
         print(error, file=sys.stderr)
         return FAILED if isinstance(error, LaunchError) else BAD_INPUT

@@ -17,7 +17,7 @@ from hydragnn.runs.callback import RunCallback
 from hydragnn.runs.checkpoint import latest_checkpoint, load_checkpoint
 from hydragnn.runs.compile_choice import for_company
 from hydragnn.runs.failures import failure_of, first_failure, forget_failures, propagate_failure
-from hydragnn.runs.folder import as_begun, check_folder, earlier_budget, earlier_cost, identity
+from hydragnn.runs.folder import alone_in, as_begun, check_folder, earlier_budget, earlier_cost, identity
 from hydragnn.runs.memory import within_memory
 from hydragnn.runs.plan import Stores, plan_run
 from hydragnn.runs.progress import Progress
@@ -52,7 +52,7 @@ def train(
     this attempt's number in ``out/attempt.json``: once another one stands there, nothing more is written. ``beats`` is a
     file on this node that shows that the run lives, beside ``out/heartbeat``.
 
-    Raises InputError for bad input and for an ``out`` that holds a run already (unless ``resume``), Interrupted after
+    Raises InputError for bad input and for an ``out`` that holds a run already (unless ``resume``), Busy where another process trains there, Interrupted after
     SIGINT, SIGTERM, SIGHUP or SIGUSR1, with a checkpoint written, Fenced where a later attempt owns the run, and whatever a defect
     of ours raises, after recording it.
     """
@@ -62,13 +62,15 @@ def train(
     config = as_begun(config, out) if resume else config
     with join_ranks(out, asked) as ranks:
         here = own_device(asked, ranks)
-        run, heart, stopwatch = ready_run(
-            config, this, ranks, here, resume=resume, store=store, parts=micro_batches, memory=memory
-        )
-        with trap_signals() as signals:
-            callback = RunCallback(run, ranks, stopwatch, signals, heart, progress)
-            steps = steps_to_end(run, callback, until)
-            return take_steps(steps, lambda asked: take_step(run.state, asked.share, run.context, asked.rate))
+        check_folder(config.to_json(), out, resume)  # before anything is put there
+        with alone_in(this, ranks, here):
+            run, heart, stopwatch = ready_run(
+                config, this, ranks, here, resume=resume, store=store, parts=micro_batches, memory=memory
+            )
+            with trap_signals() as signals:
+                callback = RunCallback(run, ranks, stopwatch, signals, heart, progress)
+                steps = steps_to_end(run, callback, until)
+                return take_steps(steps, lambda asked: take_step(run.state, asked.share, run.context, asked.rate))
 
 
 def ready_run(

@@ -24,7 +24,7 @@ from hydragnn.datasets import GraphStore, disk_store
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.distributed.sharing import first_ranks_value
 from hydragnn.errors import InputError
-from hydragnn.files import digest, lock_file, read_sealed, write_sealed
+from hydragnn.files import digest, lock_file, read_sealed, unlock_file, write_sealed
 from hydragnn.runs.compile_cache import user_cache
 
 FORMAT = "hydragnn-statistics"
@@ -131,5 +131,4 @@ def _write(path: Path, table: dict[str, Any], value: Any) -> None:
 
 def _unlock(path: Path | None, locks: list[int]) -> None:
     if path is not None and locks:
-        path.with_suffix(".lock").unlink(missing_ok=True)
-        os.close(locks[0])
+        unlock_file(path.with_suffix(".lock"), locks[0])

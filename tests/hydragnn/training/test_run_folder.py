@@ -8,7 +8,8 @@ import pytest
 
 from hydragnn.config import RunConfig
 from hydragnn.datasets import MemoryStore, StoreWriter
-from hydragnn.errors import InputError
+from hydragnn.errors import Busy, InputError
+from hydragnn.files import lock_file, unlock_file
 from hydragnn.runs import run, train
 
 KINDS = {
@@ -87,3 +88,23 @@ def test_nothing_is_written_through_a_link_out_of_the_folder(
     with pytest.raises(InputError, match=f"{run_ / name} is a symbolic link, and nothing is written through one"):
         train(make_config(), run_, store=store, resume=True)
     assert not list(elsewhere.iterdir())
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_of_two_that_train_in_one_folder_the_second_leaves_it_as_it_is(
+    begun: bool, store: MemoryStore, make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    """One that begins beside one that begins, and one that resumes what another process trains."""
+    config, out = make_config(), tmp_path / "run"
+    (out.mkdir(), train(config, out, store=store, until=1)) if begun else out.mkdir()
+    lock = lock_file(out / ".lock")
+    assert lock is not None
+    before = {path.name: path.stat().st_mtime_ns for path in out.iterdir()}
+    with pytest.raises(Busy, match=f"another process trains in {out}; wait for it"):
+        train(config, out, store=store, resume=begun)
+    if begun:
+        assert run.main([str(out)]) == run.BAD_INPUT
+    assert {path.name: path.stat().st_mtime_ns for path in out.iterdir()} == before
+    unlock_file(out / ".lock", lock)
+    assert train(config, out, store=store, resume=begun, until=2).epochs == 2
+    assert not (out / ".lock").exists()
