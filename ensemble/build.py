@@ -3,8 +3,8 @@
 import os
 import shutil
 import signal
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,13 +24,22 @@ from hydragnn.ensemble.member_outputs import member_outputs
 from hydragnn.ensemble.members import Member, load_run
 from hydragnn.ensemble.training_domain import with_latent_spaces
 from hydragnn.ensemble.uncertainty import are_shares
-from hydragnn.errors import InputError, Interrupted, nearest
-from hydragnn.files import flush_directory, is_free, kind_of_folder, replace_atomically, write_sealed
+from hydragnn.errors import Busy, InputError, Interrupted, nearest
+from hydragnn.files import (
+    flush_directory,
+    is_free,
+    kind_of_folder,
+    lock_file,
+    replace_atomically,
+    unlock_file,
+    write_sealed,
+)
 from hydragnn.record import FINISHED, read_record
 from hydragnn.runs.folder import trained_config
 from hydragnn.runs.moved import is_data
 from hydragnn.runs.signals import STOPPING, raise_signals
 
+LOCK = ".lock"
 MEMBER_FILES = ("model.json", "weights.safetensors", "record.json", "config.json")
 
 
@@ -54,7 +63,7 @@ def build_ensemble(
     several branches, the ensemble is of the one that is named.
     """
     check_out(out)
-    with stopping_at_once(out) as check:
+    with stopping_at_once(out) as check, in_making(out) as making:
         members = _members(runs, weights, branch)
         raw = ensemble_of(members)
         store = store or _store_of(members[0])
@@ -83,7 +92,7 @@ def build_ensemble(
             data=_data(members[0], store, split, folds, out),
             selection={**(selection or {}), "diversity": basis.diversity},
         )
-        _write(out, runs, manifest, basis.evaluation, basis.arrays, check)
+        _write(out, making, runs, manifest, basis.evaluation, basis.arrays, check)
     return basis.evaluation
 
 
@@ -205,18 +214,46 @@ def _data(member: Member, store: GraphStore, split: Split, folds: Sequence[Fold]
     }
 
 
+@contextmanager
+def in_making(out: Path) -> Iterator[Path]:
+    """An empty folder beside ``out`` for this process alone, gone at the end unless it was renamed; Busy where another process makes ``out``.
+
+    InputError where nothing can be written there.
+    """
+    making = out.with_name(f".{out.name}.making")
+    held: int | None = None
+    try:
+        making.mkdir(parents=True, exist_ok=True)
+        with suppress(OSError):  # where the file system knows no locks
+            held = lock_file(making / LOCK)
+            if held is None:
+                raise Busy(f"another process makes {out}; wait for it, or choose another --out")
+        for entry in making.iterdir():  # of a process that was killed
+            if entry.name != LOCK:
+                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+    except OSError as error:
+        raise InputError(
+            f"cannot write {out}: {error.strerror or error}; free space or choose another place"
+        ) from error
+    try:
+        yield making
+    finally:
+        shutil.rmtree(making, ignore_errors=True)
+        if held is not None:
+            unlock_file(making / LOCK, held)
+
+
 def _write(
     out: Path,
+    making: Path,
     runs: Sequence[Path],
     manifest: Manifest,
     evaluation: Evaluation,
     arrays: Mapping[str, NDArray[Any]],
     check: Callable[[], None],
 ) -> None:
-    """Fill a folder beside ``out`` and give it its name at the end; what ``check`` raises at the last moment prevents it."""
-    making = out.with_name(f".{out.name}.making")
+    """Fill the folder and give it the name ``out`` at the end; what ``check`` raises at the last moment prevents it."""
     try:
-        shutil.rmtree(making, ignore_errors=True)
         entries: list[MemberEntry] = []
         for run, entry in zip(runs, manifest.members):
             folder = making / entry.folder
@@ -229,14 +266,14 @@ def _write(
         write_sealed(making / "evaluation.json", evaluation.to_json())
         _save_arrays(making / "evaluation.npz", arrays)
         check()
+        check_out(out)
+        (making / LOCK).unlink(missing_ok=True)
         making.rename(out)
         flush_directory(out.parent)
     except OSError as error:
         raise InputError(
             f"cannot write {out}: {error.strerror or error}; free space or choose another place"
         ) from error
-    finally:
-        shutil.rmtree(making, ignore_errors=True)
 
 
 def _save_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:

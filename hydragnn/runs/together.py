@@ -1,6 +1,7 @@
 """Several runs in one process: each in a folder of its own, as if it were alone, and their steps taken together."""
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -12,7 +13,7 @@ from hydragnn.errors import InputError
 from hydragnn.record import RunRecord
 from hydragnn.runs.attempt import Attempt
 from hydragnn.runs.callback import RunCallback
-from hydragnn.runs.folder import as_begun
+from hydragnn.runs.folder import alone_in, as_begun, check_folder
 from hydragnn.runs.session import check_request, ready_run, select_device, steps_to_end
 from hydragnn.runs.signals import trap_signals
 from hydragnn.training.loop import StepRequest, Steps
@@ -40,13 +41,15 @@ def train_together(
     check_request(until, 1)
     check_folders(configs, outs)
     here = select_device(device)
-    with join_ranks(outs[0], here) as ranks:
+    with join_ranks(outs[0], here) as ranks, ExitStack() as locks:
         if ranks.size > 1:
             raise InputError("runs are trained together by one process; start it without torchrun or mpirun")
         ready = []
         for config, out in zip(configs, outs):
             config = as_begun(config, out) if resume else config
             this = Attempt(folder=out)
+            check_folder(config.to_json(), out, resume)
+            locks.enter_context(alone_in(this, ranks, here))
             ready.append(ready_run(config, this, ranks, here, resume=resume, store=store, members=len(outs)))
         with trap_signals() as signals:
             members: dict[Member, Steps[RunRecord]] = {}

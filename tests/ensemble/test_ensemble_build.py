@@ -1,6 +1,7 @@
 """From runs to a folder that can be moved, trusted and read again."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +15,8 @@ from hydragnn.datasets import MemoryStore
 from hydragnn.ensemble import Evaluation
 from hydragnn.ensemble.build import build_ensemble
 from hydragnn.ensemble.ensemble import Ensemble
-from hydragnn.errors import InputError
-from hydragnn.files import read_sealed, write_sealed
+from hydragnn.errors import Busy, InputError
+from hydragnn.files import lock_file, read_sealed, write_sealed
 
 
 @pytest.fixture(scope="module")
@@ -173,6 +174,23 @@ def test_an_existing_folder_is_never_overwritten(runs: list[Path], store: Memory
     with pytest.raises(InputError, match="exists already and is a campaign; choose another --out"):
         build_ensemble(runs, out, store=store)
     assert [entry.name for entry in out.iterdir()] == ["campaign.json"]
+
+
+def test_of_two_that_make_one_ensemble_the_second_leaves_the_first_alone(
+    runs: list[Path], store: MemoryStore, tmp_path: Path
+) -> None:
+    """And what a killed process left behind goes with the next."""
+    making = tmp_path / ".ensemble.making"
+    (making / "members" / "0").mkdir(parents=True)
+    lock = lock_file(making / ".lock")
+    assert lock is not None
+    with pytest.raises(Busy, match=r"another process makes .*ensemble; wait for it"):
+        build_ensemble(runs, tmp_path / "ensemble", store=store)
+    assert (making / "members").is_dir()
+    os.close(lock)
+    build_ensemble(runs[:1], tmp_path / "ensemble", store=store)
+    assert [path.name for path in tmp_path.iterdir()] == ["ensemble"]
+    assert not (tmp_path / "ensemble" / ".lock").exists()
 
 
 def test_an_empty_folder_becomes_the_ensemble(runs: list[Path], store: MemoryStore, tmp_path: Path) -> None:
