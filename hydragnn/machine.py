@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import joblib
 import psutil
 import torch
 
@@ -58,6 +57,8 @@ def workers_here(wanted: Workers, batches: int = 0) -> int:
 
 def cores() -> int:
     """Cores that this process may use: by its affinity, by the quota of its container, at most those of the machine without their second threads."""
+    import joblib  # a tenth of a second, which few commands need
+
     allowed: int = joblib.cpu_count()
     return min(allowed, psutil.cpu_count(logical=False) or allowed)
 

@@ -13,6 +13,10 @@ def main() -> None:
             "or removed with some of these; give each an environment of its own"
         )
     try:
+        if sys.argv[1:2] == ["predict"] and any(word.startswith("--workers") for word in sys.argv):
+            from hydragnn.forked import load_early
+
+            load_early("hydragnn.ensemble.prediction.predict")
         from hydragnn.scripts.cli import main as command
     except KeyboardInterrupt:
         sys.exit(130)

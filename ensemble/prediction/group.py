@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from multiprocessing import get_context, parent_process
+from multiprocessing import parent_process
 from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import Thread
@@ -21,6 +21,7 @@ from hydragnn.distributed.ranks import join_ranks
 from hydragnn.ensemble.prediction.claims import ClaimQueue, Claims, Heart
 from hydragnn.ensemble.prediction.queues import Costs, FlatQueue, LocalCounter, Queue
 from hydragnn.errors import InputError
+from hydragnn.forked import workers_context
 
 Table = dict[str, Any]
 
@@ -204,7 +205,7 @@ class ParentGroup(FolderGroup):
 
     def begin(self, make: Callable[[], Table], folder: Path) -> Table:
         """Start the workers, make the opening while they load their libraries, and send it to them."""
-        context = get_context("spawn")
+        context = workers_context()
         threads = max(1, torch.get_num_threads() // self.size)
         torch.set_num_threads(threads)
         senders = []
