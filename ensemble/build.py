@@ -26,6 +26,7 @@ from hydragnn.ensemble.training_domain import with_latent_spaces
 from hydragnn.ensemble.uncertainty import are_shares
 from hydragnn.errors import Busy, InputError, Interrupted, nearest
 from hydragnn.files import (
+    empty_folders_removed,
     flush_directory,
     is_free,
     kind_of_folder,
@@ -63,7 +64,7 @@ def build_ensemble(
     several branches, the ensemble is of the one that is named.
     """
     check_out(out)
-    with stopping_at_once(out) as check, in_making(out) as making:
+    with stopping_at_once(out) as check, empty_folders_removed(out.parent), in_making(out) as making:
         members = _members(runs, weights, branch)
         raw = ensemble_of(members)
         store = store or _store_of(members[0])

@@ -7,7 +7,7 @@ import json
 import os
 import stat
 import zlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from lzma import LZMAError
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,9 +19,14 @@ from hydragnn.errors import InputError
 def write_atomically(path: Path, content: bytes | str, check: Callable[[], None] | None = None) -> None:
     """Put content at path so that a reader sees the old file or the new one, never half; OSError becomes InputError.
 
-    ``check`` is called at the last moment, and what it raises leaves the old file.
+    ``check`` is called at the last moment, and what it raises leaves the old file. InputError for text with names that are no UTF-8.
     """
-    data = content.encode() if isinstance(content, str) else content
+    try:
+        data = content.encode() if isinstance(content, str) else content
+    except UnicodeEncodeError as error:
+        text = content if isinstance(content, str) else ""
+        name = text[text.rfind('"', 0, error.start) + 1 :].partition('"')[0].encode(errors="backslashreplace").decode()
+        raise InputError(f"cannot write {path}: the name {name} is no UTF-8; rename that file or folder") from error
 
     def write(temporary: Path) -> None:
         with temporary.open("wb") as file:
@@ -160,6 +165,18 @@ def check_page_target(place: Path, mark: bytes, what: str) -> None:
 def is_free(path: Path) -> bool:
     """Return True where there is nothing at ``path``, or an empty folder."""
     return not os.path.lexists(path) or (path.is_dir() and not any(path.iterdir()))
+
+
+@contextlib.contextmanager
+def empty_folders_removed(path: Path) -> Iterator[None]:
+    """Remove the folders on the way to ``path`` that were not there before, itself included, where they are empty in the end."""
+    new = [folder for folder in (path, *path.parents) if not os.path.lexists(folder)]
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # the first that is not empty is the last
+            for folder in new:
+                folder.rmdir()
 
 
 def lock_file(path: Path) -> int | None:

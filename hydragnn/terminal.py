@@ -1,9 +1,16 @@
 """What is printed for people, much of which came from files of others: no string styles, hides or steers anything."""
 
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import TextIOWrapper
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
+
+from hydragnn.errors import InputError
 
 KEPT = (9, 10)  # tab and end of line
 CONTROLS = {*range(0x20), *range(0x7F, 0xA0)} - {*KEPT}
@@ -35,3 +42,62 @@ class PlainConsole(Console):
     def render_str(self, text: str, **settings: Any) -> Text:
         """As rich renders a string, once it is visible."""
         return super().render_str(visible(text), **settings)
+
+
+class Printed:
+    """A stream whose failures end no work: what cannot be written is lost, and the first ``failure`` is remembered."""
+
+    def __init__(self, stream: Any, raised: tuple[type[OSError], ...] = ()) -> None:
+        """``raised`` are raised all the same; characters that the stream cannot encode are written out."""
+        self.stream, self.raised = stream, raised
+        self.failure: OSError | None = None
+        if isinstance(stream, TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
+
+    def write(self, text: str) -> int:
+        """As of any stream."""
+        try:
+            return self.stream.write(text)
+        except OSError as error:
+            self._note(error)
+        return len(text)
+
+    def flush(self) -> None:
+        """As of any stream."""
+        try:
+            self.stream.flush()
+        except OSError as error:
+            self._note(error)
+
+    def _note(self, error: OSError) -> None:
+        if isinstance(error, self.raised):
+            raise error
+        self.failure = self.failure or error
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+@contextmanager
+def printing() -> Iterator[None]:
+    """For the length of the block, printing ends no work where a log is on a full disk or its reader has gone.
+
+    InputError at the end where results went to stdout and were lost. BrokenPipeError where the reader of stdout has gone.
+    """
+    out, err = sys.stdout, sys.stderr
+    printed = None if out is None else Printed(out, raised=(BrokenPipeError,))
+    sys.stdout = printed or out
+    sys.stderr = None if err is None else Printed(err)
+    try:
+        try:
+            yield
+        except SystemExit as end:
+            if end.code:
+                raise
+        if printed is not None:
+            printed.flush()
+        if printed is not None and printed.failure is not None:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())  # the end of Python would try again
+            raise InputError(f"cannot print the result: {printed.failure.strerror}; everything else was done")
+    finally:
+        sys.stdout, sys.stderr = out, err

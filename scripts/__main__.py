@@ -1,6 +1,7 @@
 """The command ``hydragnn``. Its modules take seconds to import: Ctrl-C meanwhile, or a package that is missing, ends in no traceback."""
 
 import sys
+from pathlib import Path
 
 import hydragnn
 
@@ -12,6 +13,7 @@ def main() -> None:
             f"the files of another package that is called hydragnn, too (the public HydraGNN), were installed over those of hydragnn-ensemble in {sys.prefix}, "
             "or removed with some of these; give each an environment of its own"
         )
+    _check_surroundings()
     try:
         if sys.argv[1:2] == ["predict"] and any(word.startswith("--workers") for word in sys.argv):
             from hydragnn.forked import load_early
@@ -26,6 +28,18 @@ def main() -> None:
             raise
         _end(f"the package {package} is not installed in {sys.prefix}; `pip install {package}`")
     command()
+
+
+def _check_surroundings() -> None:
+    """End where libraries that are imported next would end in words of their own."""
+    try:
+        Path.cwd()
+    except OSError:
+        _end("the folder that this command was started in is gone; cd to another")
+    try:
+        Path.home()
+    except RuntimeError:
+        _end("the system knows no home folder of this user, and libraries look for their settings there; set HOME")
 
 
 def _end(sentence: str) -> None:

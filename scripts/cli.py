@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -16,7 +17,7 @@ from hydragnn.scripts.conformance_command import conformance
 from hydragnn.scripts.kernel_commands import bench, kernels
 from hydragnn.scripts.showing import run_summary, show_value
 from hydragnn.settings import store_override
-from hydragnn.terminal import PlainConsole, visible
+from hydragnn.terminal import PlainConsole, printing, visible
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -367,6 +368,11 @@ def _tell_new(out: Path, folder: Path, resume: bool) -> None:
         print(f"nothing to resume in {out}: beginning anew", file=sys.stderr, flush=True)
 
 
+def _say(sentence: str) -> None:
+    with suppress(OSError):  # the code counts where a log is on a full disk
+        print(visible(sentence), file=sys.stderr, flush=True)
+
+
 def _exit(code: int) -> NoReturn:
     """End the process; where ranks trained together, the way that ranks leave."""
     if "hydragnn.distributed.ranks" in sys.modules:
@@ -380,12 +386,13 @@ def main() -> None:
     """Run the command line: 0 on success, 2 with one sentence on bad input, 3 on a failed run or prediction, 130 on Ctrl-C, 75 at the end of an allocation."""
     keep_memory()
     try:
-        app()
+        with printing():
+            app()
     except InputError as error:
-        print(f"error: {visible(str(error))}", file=sys.stderr)
+        _say(f"error: {error}")
         _exit(error.code)
     except Interrupted as error:
-        print(f"interrupted: {visible(str(error))}", file=sys.stderr)
+        _say(f"interrupted: {error}")
         _exit(error.code)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # `hydragnn ... | head` is not an error

@@ -12,7 +12,7 @@ from hydragnn.config import AnyConfig, hash_of, parse_config, stored_config
 from hydragnn.distributed.ranks import Ranks
 from hydragnn.distributed.sharing import first_ranks_value
 from hydragnn.errors import Busy, InputError
-from hydragnn.files import check_no_link, digest, kind_of_folder, lock_file, unlock_file
+from hydragnn.files import check_no_link, digest, empty_folders_removed, kind_of_folder, lock_file, unlock_file
 from hydragnn.record import Cost, RunRecord, read_record
 from hydragnn.runs.attempt import Attempt
 from hydragnn.settings import Settings
@@ -92,13 +92,16 @@ def alone_in(attempt: Attempt, ranks: Ranks, device: torch.device) -> Iterator[N
         yield
         return
     held: list[int] = []
-    if not first_ranks_value(lambda: _is_locked(attempt.folder, held), ranks, device):
-        raise Busy(f"another process trains in {attempt.folder}; wait for it, or choose another --out")
-    try:
-        yield
-    finally:
-        for descriptor in held:
-            unlock_file(attempt.folder / LOCK, descriptor)
+    with empty_folders_removed(attempt.folder):  # of a run that ends before it has begun
+        if not first_ranks_value(lambda: _is_locked(attempt.folder, held), ranks, device):
+            raise Busy(f"another process trains in {attempt.folder}; wait for it, or choose another --out")
+        try:
+            yield
+        finally:
+            if held and not (attempt.folder / "config.json").exists():
+                (attempt.folder / "heartbeat").unlink(missing_ok=True)
+            for descriptor in held:
+                unlock_file(attempt.folder / LOCK, descriptor)
 
 
 def _is_locked(folder: Path, held: list[int]) -> bool:
