@@ -37,7 +37,7 @@ class CampaignView:
 
     def __init__(self, out: Path, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._out = out
-        self._console = console or PlainConsole()
+        self._console = console or PlainConsole(work=True)
         self._clock = clock
         self._live: Live | None = None
         self._timeline_builder = TimelineBuilder()

@@ -36,8 +36,16 @@ def visible(text: str) -> str:
 class PlainConsole(Console):
     """A console on which ``[brackets]`` are brackets, not markup, and strings are ``visible``; our own styles are ``rich.text.Text``."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, *, work: bool = False, **settings: Any) -> None:
+        """``work`` goes on while this console shows how far it is, also where the reader has gone."""
         super().__init__(markup=False, emoji=False, highlight=False, **settings)
+        self.work = work
+
+    def on_broken_pipe(self) -> None:
+        """What rich calls where the reader has gone; SystemExit where nothing but printing is done."""
+        if not self.work:
+            super().on_broken_pipe()
+        self.quiet = True
 
     def render_str(self, text: str, **settings: Any) -> Text:
         """As rich renders a string, once it is visible."""

@@ -10,7 +10,7 @@ import pytest
 from hydragnn.errors import InputError
 from hydragnn.files import write_json
 from hydragnn.scripts.__main__ import main
-from hydragnn.terminal import PlainConsole, printing
+from hydragnn.terminal import PlainConsole, Printed, printing
 
 
 def test_a_full_disk_under_a_log_ends_no_work_and_lost_results_are_an_error(
@@ -43,6 +43,7 @@ def test_work_goes_on_where_the_reader_of_its_log_has_gone(monkeypatch: pytest.M
         monkeypatch.setattr(sys, "stderr", log)
         with printing():
             PlainConsole(stderr=True).print("epoch 1/9")
+            PlainConsole(work=True, file=Printed(log, raised=(BrokenPipeError,))).print("trial 1 of 9")
             done = True
     assert done
 
