@@ -1,6 +1,8 @@
 """Typed settings read from TOML: unknown keys are errors that name the nearest valid one."""
 
 import json
+import os
+import stat
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +20,9 @@ NotNegative = Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, pydantic.Field(ge=0)]
 Fraction = Annotated[float, pydantic.Field(gt=0, lt=1)]
 """Between 0 and 1, and neither."""
+
+LARGEST = 10**7
+"""Bytes of a TOML file; what is larger is something else."""
 
 
 class Settings(pydantic.BaseModel):
@@ -75,9 +80,21 @@ def first_problem(error: pydantic.ValidationError) -> str:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The table in a TOML file; InputError where it is missing or malformed."""
+    """The table in a TOML file, or in what comes through a pipe such as /dev/stdin.
+
+    InputError where it is missing, malformed, larger than ``LARGEST`` or a device, which may have no end.
+    """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            kind = os.fstat(file.fileno()).st_mode
+            if not (stat.S_ISREG(kind) or stat.S_ISFIFO(kind)):
+                raise InputError(f"{path} is neither a file nor a pipe; give the TOML file itself")
+            content = file.read(LARGEST + 1)
+        if len(content) > LARGEST:
+            raise InputError(f"{path} has more than {LARGEST / 1e6:.0f} MB, which no configuration has; check the path")
+        return tomllib.loads(content.decode())
+    except InputError:
+        raise
     except FileNotFoundError:
         raise InputError(f"{path} does not exist; check the path") from None
     except (

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import Field as Setting
 
 from hydragnn.errors import InputError
-from hydragnn.files import open_regular, read_sealed, write_atomically, write_sealed
+from hydragnn.files import check_regular, open_regular, read_sealed, write_atomically, write_sealed
 from hydragnn.hpo.job import JobSettings
 from hydragnn.hpo.journal import NAME as JOURNAL
 from hydragnn.hpo.journal import read_journal
@@ -101,6 +101,7 @@ def submit_campaign(
 
     InputError for a file without [job], anything that the search itself would refuse, and what the scheduler refuses.
     """
+    check_regular(source)  # its jobs read it again
     settings = as_begun(campaign_settings(with_overrides(read_toml(source), overrides), source), out)
     job_settings = _job_settings(settings)
     space = space_of(settings.search.space, settings.source)

@@ -1,5 +1,7 @@
 """Settings: TOML in, a typed object out, or one sentence with the next move."""
 
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -102,3 +104,28 @@ def test_what_no_parser_takes_is_no_toml(tmp_path: Path, content: bytes) -> None
     (tmp_path / "run.toml").write_bytes(content)
     with pytest.raises(InputError, match=r"run\.toml is not valid TOML"):
         read_toml(tmp_path / "run.toml")
+
+
+def test_what_never_ends_is_not_read_as_toml(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"^/dev/zero is neither a file nor a pipe"):
+        read_toml(Path("/dev/zero"))
+    with (tmp_path / "run.toml").open("wb") as file:
+        file.truncate(10**12)  # holes: nothing on the disk
+    with pytest.raises(InputError, match=r"has more than 10 MB"):
+        read_toml(tmp_path / "run.toml")
+
+
+def test_a_shell_can_give_a_configuration_through_a_pipe() -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "wb") as file:
+        file.write(b"model.kind = 'painn'")
+    with os.fdopen(reading):
+        assert read_toml(Path(f"/dev/fd/{reading}")) == {"model": {"kind": "painn"}}
+
+
+def test_a_pipe_without_end_is_cut_off(tmp_path: Path) -> None:
+    with subprocess.Popen(["yes"], stdout=subprocess.PIPE) as endless:
+        assert endless.stdout is not None
+        with pytest.raises(InputError, match=r"has more than 10 MB"):
+            read_toml(Path(f"/dev/fd/{endless.stdout.fileno()}"))
+        endless.stdout.close()
