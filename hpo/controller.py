@@ -16,7 +16,7 @@ from pathlib import Path
 from hydragnn.config import AnyConfig
 from hydragnn.errors import InputError
 from hydragnn.files import write_atomically
-from hydragnn.hpo.estimates import Estimates
+from hydragnn.hpo.costs import Estimates
 from hydragnn.hpo.journal import NAME as JOURNAL
 from hydragnn.hpo.journal import Entry, Journal, replay, young_garbage_only
 from hydragnn.hpo.launch_queue import LaunchQueue

@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hydragnn.hpo.estimates import Estimates
+from hydragnn.hpo.costs import Estimates
 from hydragnn.hpo.sampler import MODELS, History, history_of, proposals, stand_in
 from hydragnn.hpo.sampler_process import Question, SamplerProcess
 from hydragnn.hpo.scheduling.events import Event, Exhausted, Origin, Proposed

@@ -1,7 +1,7 @@
 """The campaign as one value, and the pure rules by which it changes: no files, no clock, no processes.
 
 ``events`` are what happens and what is asked for, ``state`` is the value, ``scheduler`` takes the step. Of its rules,
-``filling`` says who is next, ``balance`` and ``sizing`` on how many slots, ``health`` on which nodes. ``ordered``
+``filling`` says who is next and, by ``sizing``, on how many slots, ``health`` on which nodes. ``ordered``
 and ``node_health`` keep changes of a large campaign cheap. Nothing else of ``hydragnn.hpo`` is imported here.
 """
 

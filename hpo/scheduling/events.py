@@ -4,7 +4,6 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 from hydragnn.errors import InputError
-from hydragnn.hpo.scheduling.journal_v1 import in_current_words
 from hydragnn.record import FailureKind
 
 Origin = Literal["sampler", "warm start", "stand-in"]
@@ -202,6 +201,9 @@ _EVENTS: dict[str, tuple[type[Any], tuple[str, ...]]] = {
     for cls in (Opened, Proposed, Exhausted, Launched, Progressed, Reached, Failed, Probed, Stopping, Tick)
 }
 
+_FIRST_OPENED = {"places": "slots"}
+_FIRST_PLAN = {"min_places": "min_slots", "max_places": "max_slots"}
+
 
 def node_of(slot: str) -> str:
     """The node that a slot belongs to: slots are whole nodes, or numbered shares of one.
@@ -243,3 +245,15 @@ def event_from_json(value: dict[str, Any]) -> Event:
     except (TypeError, KeyError, ValueError) as error:
         raise InputError(f"event {value.get('event')} is damaged ({error})") from error
     return event
+
+
+def in_current_words(event: dict[str, Any]) -> dict[str, Any]:
+    """Return an event's JSON object with the names of today: in the first journals a slot was called a place.
+
+    >>> in_current_words({"event": "opened", "places": ["n1"], "plan": {"trials": 3, "max_places": 2}})
+    {'event': 'opened', 'slots': ['n1'], 'plan': {'trials': 3, 'max_slots': 2}}
+    """
+    if event.get("event") != "opened" or "places" not in event:
+        return event
+    renamed = {_FIRST_OPENED.get(name, name): value for name, value in event.items()}
+    return {**renamed, "plan": {_FIRST_PLAN.get(name, name): value for name, value in dict(event["plan"]).items()}}

@@ -142,6 +142,19 @@ def reopen_nodes(state: State, now: float) -> tuple[State, list[Action]]:
     return replace(state, free=state.free.with_slots([*good, *probation])), actions
 
 
+def disturbing_nodes(state: State, trial: Trial) -> Iterable[str]:
+    """The nodes that have a strike from the latest attempts of a trial; all that have anything against them, where one more fault may be its last."""
+    if is_last_chance(state, trial):
+        return state.health
+    latest = range(max(1, trial.attempt - trial.faults), trial.attempt + 1)
+    return [name for attempt in latest for name in state.health.together.get((trial.number, attempt), ())]
+
+
+def is_last_chance(state: State, trial: Trial) -> bool:
+    """Return True where a trial has no retries left."""
+    return trial.faults >= state.plan.retries > 0
+
+
 def all_out(state: State) -> bool:
     """True where every node is in quarantine."""
     return bool(state.nodes) and state.health.counts.get("quarantined", 0) == len(state.nodes)

@@ -11,7 +11,7 @@ from played import Player, nodes
 from hydragnn.errors import InputError
 from hydragnn.hpo.journal import Entry, Journal, read_entries, replay
 from hydragnn.hpo.records import _timeline_builder
-from hydragnn.hpo.scheduling import balance, filling, health, scheduler
+from hydragnn.hpo.scheduling import filling, health, scheduler
 from hydragnn.hpo.scheduling.changes import changes_between, whole_state
 from hydragnn.hpo.scheduling.events import Opened, Plan, Tick
 from hydragnn.hpo.scheduling.scheduler import State, transition
@@ -24,7 +24,7 @@ LATER_RULES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     )[0],
     "new trials first": lambda patch: patch.setattr(filling, "ready_trials", new_ones_first),
     "every trial gets all it can use": lambda patch: patch.setattr(
-        balance, "fewest_slots", lambda _load, _s, _l, most: most
+        filling, "fewest_slots", lambda _load, _s, _l, most: most
     ),
     "a first failure ends all hope": lambda patch: patch.setattr(scheduler, "HOPELESS", 1),
     "nobody is tried again": lambda patch: patch.setattr(scheduler, "MACHINE_FAULTS", frozenset()),

@@ -316,7 +316,7 @@ def test_trials_grow_onto_idle_nodes_at_the_end_of_their_segment() -> None:
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_what_jumps_the_line_never_delays_the_first_by_estimate(data: Any) -> None:
-    from hydragnn.hpo.scheduling import balance
+    from hydragnn.hpo.scheduling import filling
 
     works = data.draw(st.lists(st.floats(1.0, 200.0), min_size=3, max_size=8), label="works")
     running = data.draw(st.integers(1, len(works) - 2), label="running")
@@ -329,24 +329,24 @@ def test_what_jumps_the_line_never_delays_the_first_by_estimate(data: Any) -> No
     ready = [trial for trial in state.trials.values() if trial.number >= running]
     for trial in ready:  # all of them at once want slots again
         slots_back = trial.slots
-        state = balance.replace(state, free=state.free.with_slots(slots_back), active=state.active.delete(trial.number))
-        waits = balance.replace(trial, status="waiting", slots=())
-        state = balance.replace(state, trials=state.trials.set(trial.number, waits))
+        state = filling.replace(state, free=state.free.with_slots(slots_back), active=state.active.delete(trial.number))
+        waits = filling.replace(trial, status="waiting", slots=())
+        state = filling.replace(state, trials=state.trials.set(trial.number, waits))
     ready = [state.trials[trial.number] for trial in ready]
     reservations: list[Any] = []
-    original = balance._worth_waiting
+    original = filling._worth_waiting
 
     def spy(*arguments: Any) -> Any:
         reservations.append((arguments[1], arguments[2], original(*arguments)))
         return reservations[-1][2]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(balance, "_worth_waiting", spy)
-        after, _ = balance.start_balanced(state, ready, 1.0)
+        patch.setattr(filling, "_worth_waiting", spy)
+        after, _ = filling.start_balanced(state, ready, 1.0)
     for first, wanted, reservation in reservations:
         if reservation is not None and after.trials[first.number].status != "running":
-            work = balance._known_work(state, ready)
-            ends = [(balance._segment_end(after, other, work, 1.0), len(other.slots)) for other in after.running]
+            work = filling._known_work(state, ready)
+            ends = [(filling._segment_end(after, other, work, 1.0), len(other.slots)) for other in after.running]
             free = len(after.free) + sum(count for end, count in ends if end <= reservation.time + 1e-9)
             assert free >= wanted
 
