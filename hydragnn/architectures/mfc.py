@@ -3,13 +3,12 @@
 from typing import ClassVar
 
 import torch
-from jaxtyping import Int
 from pydantic import Field as Setting
-from torch import Tensor, nn
+from torch import nn
 
 from hydragnn.architectures.base import Architecture, ArchitectureSettings, GraphSpec, Searched, one_of, steps
-from hydragnn.kernels import Topology, gather_multiply_sum, silu
-from hydragnn.layers import MessageGraph, States
+from hydragnn.kernels import gather_multiply_sum, silu
+from hydragnn.layers import Classes, LinearByClass, MessageGraph, States, classes_of
 
 
 class MFCSettings(ArchitectureSettings):
@@ -24,7 +23,7 @@ class MFCSettings(ArchitectureSettings):
     }
 
     max_degree: int = Setting(default=10, ge=1, le=256)
-    """Nodes that receive so many edges or more share their weights; work per node and weights grow with it."""
+    """Nodes that receive so many edges or more share their weights, whose number grows with it."""
 
 
 class MFCLayer(nn.Module):
@@ -37,23 +36,19 @@ class MFCLayer(nn.Module):
     def __init__(self, channels: int, max_degree: int) -> None:
         super().__init__()
         self.max_degree = max_degree
-        # rows of all degrees under each other: one product for all nodes, whatever their degrees
-        self.by_degree = nn.Linear(2 * channels, (max_degree + 1) * channels)
+        self.by_degree = LinearByClass(2 * channels, channels, max_degree + 1)
 
     def forward(self, states: States, graph: MessageGraph) -> States:
         """Increments of degree 0."""
         received = gather_multiply_sum(states[0], None, graph.topology)  # [nodes, channels]
         joined = torch.cat([states[0], received], dim=-1)  # [nodes, 2 channels]
-        candidates = self.by_degree(joined).view(
-            -1, joined.shape[1] // 2
-        )  # [nodes * degrees, channels], degree by degree
-        chosen = graph.once(("by degree", self.max_degree), lambda: self.rows(graph.topology))
-        return {0: silu(candidates.index_select(0, chosen))}
+        return {
+            0: silu(self.by_degree(joined, graph.once(("by degree", self.max_degree), lambda: self.degrees(graph))))
+        }
 
-    def rows(self, topology: Topology) -> Int[Tensor, " nodes"]:
-        """Which of the candidates of all nodes is that of its degree, for every node."""
-        degrees = topology.degrees.clamp_max(self.max_degree)  # [nodes]
-        return torch.arange(topology.num_rows, device=degrees.device) * (self.max_degree + 1) + degrees
+    def degrees(self, graph: MessageGraph) -> Classes:
+        """The edges that every node receives, as many as have weights of their own."""
+        return classes_of(graph.topology.degrees.clamp_max(self.max_degree), self.max_degree + 1)
 
 
 class MFC(Architecture):

@@ -114,18 +114,13 @@ def _product_over_axes(x: Tensor, g: Tensor, topology: Topology, last: int) -> T
 
 def segment_bag(x: Tensor, index: Tensor, offsets: Tensor, weight: Tensor | None) -> Tensor:
     """Rows of x summed per segment; embedding_bag does on CPU what sparse CSR @ x does, 1.3 to 3 times faster."""
-    table = x.reshape(x.shape[0], x.shape[1:].numel())  # [columns, product of features]
     if index.shape[0] == 0:
         return x.new_zeros(offsets.shape[0] - 1, *x.shape[1:])
-    summed = torch.embedding_bag(
-        table,
-        index,
-        offsets,
-        mode=0,  # sums
-        include_last_offset=True,
-        per_sample_weights=None if weight is None else weight.to(table.dtype),
-    )[0]
-    return summed.view(-1, *x.shape[1:])
+    flat = x.dim() == 2  # of small graphs a step is mostly calls, of which these are some
+    table = x if flat else x.reshape(x.shape[0], x.shape[1:].numel())  # [columns, product of features]
+    given = None if weight is None else weight.to(table.dtype)
+    summed = torch.embedding_bag(table, index, offsets, False, 0, False, given, True)[0]  # sums; offsets have an end
+    return summed if flat else summed.view(-1, *x.shape[1:])
 
 
 def add_to_rows(x: Tensor, weight: Tensor | None, topology: Topology) -> Tensor:

@@ -1,6 +1,7 @@
 """Layers: what architectures share: the graph that a layer sees, inputs, radial features, networks, attention, conditioning, pooling."""
 
 from hydragnn.layers.attention import GPSLayer, GraphAttention, LinearGraphAttention
+from hydragnn.layers.by_class import Classes, LinearByClass, classes_of
 from hydragnn.layers.cartesian_tensors import TensorParts, product, squares, times
 from hydragnn.layers.coarser import Coarser
 from hydragnn.layers.conditioning import ConditionInputs, FiLM, PooledCondition
@@ -25,6 +26,7 @@ __all__ = [
     "BesselBasis",
     "Checkpointed",
     "ClassEmbedding",
+    "Classes",
     "Coarser",
     "ConditionInputs",
     "DISTANCE_TRANSFORMS",
@@ -40,6 +42,7 @@ __all__ = [
     "GraphAttention",
     "GraphUNet",
     "LinearGraphAttention",
+    "LinearByClass",
     "MOVED",
     "MessageGraph",
     "Movement",
@@ -58,6 +61,7 @@ __all__ = [
     "TripletSums",
     "at_rest",
     "bessel_zeros",
+    "classes_of",
     "coupling",
     "envelope_at",
     "inputs_at_zero",

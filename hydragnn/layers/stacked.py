@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import embedding, layer_norm
 
+from hydragnn.layers.by_class import Classes, LinearByClass
 from hydragnn.layers.inputs import NodeInputs
 
 
@@ -25,16 +26,31 @@ def by_member(values: Tensor, members: int) -> Tensor:
     return values.reshape(members, values.shape[0] // members, *values.shape[1:])
 
 
+def products(layer: nn.Linear, values: Float[Tensor, "rows *axes inputs"]) -> Float[Tensor, "rows *axes outputs"]:
+    """W_m x + b_m on the rows of member m, as one batched product; outputs of all members, one after the other."""
+    weight = layer.weight.transpose(1, 2)  # [members, inputs, outputs]
+    rows = by_member(values, weight.shape[0]).flatten(1, -2)  # [members, rows of each, inputs]
+    bias = layer._parameters["bias"]  # what nn.Linear says of its type leaves out None
+    result = torch.bmm(rows, weight) if bias is None else torch.baddbmm(bias.unsqueeze(1), rows, weight)
+    return result.view(*values.shape[:-1], weight.shape[-1])
+
+
 class StackedLinear(nn.Linear):
-    """y = W_m x + b_m on the rows of member m, as one batched product."""
+    """y = W_m x + b_m on the rows of member m."""
 
     def forward(self, values: Float[Tensor, "rows *axes inputs"]) -> Float[Tensor, "rows *axes outputs"]:
-        """The outputs of all members, one after the other."""
-        weight = self.weight.transpose(1, 2)  # [members, inputs, outputs]
-        rows = by_member(values, weight.shape[0]).flatten(1, -2)  # [members, rows of each, inputs]
-        bias = self._parameters["bias"]  # what nn.Linear says of its type leaves out None
-        result = torch.bmm(rows, weight) if bias is None else torch.baddbmm(bias.unsqueeze(1), rows, weight)
-        return result.view(*values.shape[:-1], weight.shape[-1])
+        """The outputs of all members."""
+        return products(self, values)
+
+
+class StackedLinearByClass(LinearByClass):
+    """y = W_mc x + b_mc on the rows of member m and class c."""
+
+    def forward(  # type: ignore[override]  # a map of rows and their classes
+        self, values: Float[Tensor, "rows inputs"], classes: Classes
+    ) -> Float[Tensor, "rows outputs"]:
+        """One product for all rows and classes of a member, of which each row takes its own."""
+        return self.chosen(products(self, values), classes)
 
 
 class StackedEmbedding(nn.Embedding):
@@ -68,6 +84,7 @@ class StackedNodeInputs(NodeInputs):
 
 STACKED: Mapping[type[nn.Module], type[nn.Module]] = {
     nn.Linear: StackedLinear,
+    LinearByClass: StackedLinearByClass,
     nn.Embedding: StackedEmbedding,
     nn.LayerNorm: StackedLayerNorm,
     NodeInputs: StackedNodeInputs,

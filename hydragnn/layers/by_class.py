@@ -1,0 +1,74 @@
+"""Linear maps with weights of their own for every class of rows."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from hydragnn.kernels.family import ANYWHERE, as_operators, form_on
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Classes:
+    """The class of every row and, on a CPU, how many rows each class has, for its weights to see them alone."""
+
+    of_rows: Int[Tensor, " rows"]
+    order: Int[Tensor, " rows"] | None = None
+    """Rows class by class."""
+    places: Int[Tensor, " rows"] | None = None
+    """Where in ``order`` each row stands."""
+    sizes: Sequence[int] = ()
+
+
+def classes_of(of_rows: Int[Tensor, " rows"], count: int) -> Classes:
+    """The classes of rows, of ``count``; counted on a CPU alone, since a host waits to know what an accelerator counted, and not where a graph is traced."""
+    if as_operators():
+        return Classes(of_rows=of_rows)
+    form: Any = form_on(COUNTING, of_rows.device.type)
+    found: Classes = form(of_rows, count)
+    return found
+
+
+def _counted(of_rows: Tensor, count: int) -> Classes:
+    sizes: list[int] = torch.bincount(of_rows, minlength=count).tolist()
+    if max(sizes) == len(of_rows):
+        return Classes(of_rows=of_rows, sizes=sizes)
+    order = of_rows.argsort(stable=True)
+    places = torch.empty_like(order)
+    places[order] = torch.arange(len(order))
+    return Classes(of_rows=of_rows, order=order, places=places, sizes=sizes)
+
+
+COUNTING: Mapping[str, Any] = {ANYWHERE: lambda of_rows, count: Classes(of_rows=of_rows), "cpu": _counted}
+
+
+class LinearByClass(nn.Linear):
+    """y = W_c x + b_c, c the class of the row; the weights of all classes stand under each other."""
+
+    def __init__(self, inputs: int, outputs: int, classes: int) -> None:
+        super().__init__(inputs, classes * outputs)
+        self.classes, self.outputs = classes, outputs
+
+    def forward(  # type: ignore[override]  # a map of rows and their classes
+        self, values: Float[Tensor, "rows inputs"], classes: Classes
+    ) -> Float[Tensor, "rows outputs"]:
+        """One product for the rows of each class; where these are not counted, one for all rows and classes, of which each row takes its own."""
+        if not classes.sizes:
+            return self.chosen(super().forward(values), classes)
+        weights = self.weight.view(self.classes, self.outputs, -1).unbind(0)
+        biases = self.bias.view(self.classes, self.outputs).unbind(0)
+        if classes.order is None or classes.places is None:  # rows of one class
+            only = max(range(self.classes), key=classes.sizes.__getitem__)
+            return linear(values, weights[only], biases[only])
+        parts = values.index_select(0, classes.order).split(list(classes.sizes))
+        found = [linear(*given) for given in zip(parts, weights, biases) if len(given[0])]
+        return torch.cat(found).index_select(0, classes.places)
+
+    def chosen(self, candidates: Float[Tensor, "rows all_outputs"], classes: Classes) -> Float[Tensor, "rows outputs"]:
+        """What the class of every row makes of it."""
+        rows = torch.arange(len(candidates), device=candidates.device) * self.classes + classes.of_rows
+        return candidates.view(-1, self.outputs).index_select(0, rows)
