@@ -20,6 +20,19 @@ from tests.benchmarks.geometric_layers import Potential, with_weights
 from tests.parity.convolutions import CONVOLUTIONS
 
 
+class LastNorm(nn.Module):
+    """The layer norm with which some networks end, called as layers are."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, states: Tensor, *edges: Tensor) -> Tensor:
+        """States of one size."""
+        normed: Tensor = self.norm(states)
+        return normed
+
+
 def with_our_weights(kind: str, folder: Path, options: list[str]) -> tuple[nn.Module, Predict]:
     """Their layers between our table of elements and our head."""
     model, batch = present(kind, folder, options)
@@ -30,6 +43,8 @@ def with_our_weights(kind: str, folder: Path, options: list[str]) -> tuple[nn.Mo
         if kind in CONVOLUTIONS
         else []
     )
+    if layers and hasattr(model.encoder, "norm"):
+        layers.append(LastNorm(copy.deepcopy(model.encoder.norm)))
     potential = Potential(
         kind, channels=HIDDEN, layers=LAYERS, radial=RADIAL, cutoff=CUTOFF, given=layers, forces=kind not in BLIND
     )
