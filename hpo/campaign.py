@@ -1,29 +1,36 @@
-"""The search as a whole: checked before anything starts, run by a controller, stopped by signals, summed up at the end."""
+"""The search as a whole: checked before anything starts, given a launcher, run by a controller, stopped by signals, summed up at the end."""
 
 import os
 import signal
-from collections.abc import Callable
-from contextlib import ExitStack
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from hydragnn.datasets.footprint import bytes_of
 from hydragnn.errors import InputError
 from hydragnn.hpo.controller import Controller, OnEvent, trial_folder
 from hydragnn.hpo.default_space import left_out_words
 from hydragnn.hpo.journal import NAME as JOURNAL
 from hydragnn.hpo.journal import Journal
-from hydragnn.hpo.launching.allocation import read_allocation
+from hydragnn.hpo.launching.allocation import Allocation, read_allocation
 from hydragnn.hpo.launching.launcher import Launcher
-from hydragnn.hpo.launching.local import LocalLauncher, local_launcher
-from hydragnn.hpo.launching.steps import launcher_for
+from hydragnn.hpo.launching.local import LocalLauncher, gpus_of_workers
+from hydragnn.hpo.launching.packs import PackLauncher
+from hydragnn.hpo.launching.sites import site_of
+from hydragnn.hpo.launching.stepprocess import OWN_AT_ONCE, OWN_RATE, STEP_RATE, STEPS_AT_ONCE
+from hydragnn.hpo.launching.steps import Limits, StepLauncher
 from hydragnn.hpo.preflight import as_begun, check_campaign, check_folder, is_begun, plan_on, write_settings
 from hydragnn.hpo.scheduling.events import Ending
 from hydragnn.hpo.scheduling.scheduler import State, Trial
 from hydragnn.hpo.scheduling.trouble import LONGEST
-from hydragnn.hpo.settings import CampaignSettings
+from hydragnn.hpo.settings import CampaignSettings, campaign_settings
 from hydragnn.hpo.space import space_of
-from hydragnn.machine import Workers, this_machine
+from hydragnn.hpo.table import CampaignView
+from hydragnn.machine import Workers, this_machine, workers_here
 from hydragnn.runs.checkpoint import is_pickled
 from hydragnn.runs.signals import handled_by
 
@@ -88,6 +95,26 @@ class CampaignResult:
         return (
             f"{self.folder}: {ENDINGS[self.ending]}, {self.finished} of {self.trials} trials trained to the end{best}"
         )
+
+
+def run_campaign(
+    table: Mapping[str, Any],
+    source: Path,
+    out: Path,
+    *,
+    resume: bool = False,
+    workers: Workers | None = None,
+    quiet: bool = False,
+) -> CampaignResult:
+    """Search as a parsed CAMPAIGN.toml says, in folder ``out``, with a live table on a terminal and plain lines elsewhere.
+
+    ``source`` names the table in errors, and relative paths count from its folder. ``workers`` overrides search.workers.
+    Errors are those of ``run_search``.
+    """
+    settings = campaign_settings(table, source)
+    with nullcontext() if quiet else CampaignView(out) as view:
+        note = None if quiet else partial(print, file=sys.stderr, flush=True)
+        return run_search(settings, out, resume=resume, workers=workers, on_event=view, on_note=note)
 
 
 def run_search(
@@ -210,3 +237,57 @@ def launcher_of(settings: CampaignSettings, out: Path, workers: Workers | None =
     if workers is not None:
         settings = replace(settings, search=search.model_copy(update={"workers": workers}))
     return launcher_for(settings, allocation, out)
+
+
+def launcher_for(settings: CampaignSettings, allocation: Allocation, out: Path) -> Launcher:
+    """What starts a campaign's trials in an allocation: local processes, job steps, or packs of many small trials."""
+    search = settings.search
+    nodes = search.nodes_per_trial
+    largest = nodes if isinstance(nodes, int) else nodes[1]
+    hang = 60.0 * search.hang_minutes
+    if allocation.by == "local":
+        return local_launcher(settings)
+    site = site_of(allocation)
+    if search.trials_per_node > 1 and (largest > 1 or (search.ranks_per_node or 1) > 1):
+        raise InputError(
+            f"{settings.source}: trials_per_node = {search.trials_per_node} gives each trial one process on a share of a "
+            "node; leave out nodes_per_trial and ranks_per_node, or set trials_per_node = 1"
+        )
+    if search.trials_per_node % search.together:
+        raise InputError(
+            f"{settings.source}: together = {search.together} trials share a process, and trials_per_node = "
+            f"{search.trials_per_node} share a node; make trials_per_node a multiple of together, such as {search.together}"
+        )
+    own = allocation.managed or allocation.by == "flux"
+    at_once, rate = (OWN_AT_ONCE, OWN_RATE) if own else (STEPS_AT_ONCE, STEP_RATE)
+    ranks = search.ranks_per_node or max(1, allocation.gpus)
+    if search.trials_per_node > 1 or (largest == ranks == 1 and len(allocation.nodes) > STEPS_AT_ONCE):
+        log = out / "packs.txt"
+        shares, together = search.trials_per_node, search.together
+        return PackLauncher(site, allocation, shares=shares, together=together, log=log, rate=rate, hang_seconds=hang)
+    smallest = nodes if isinstance(nodes, int) else nodes[0]
+    if min(search.trials, len(allocation.nodes) // smallest) > at_once:
+        raise InputError(
+            f"{settings.source}: trials of {smallest} node(s) on {len(allocation.nodes)} nodes need more job steps at once "
+            f"than the {at_once} that an allocation carries; set nodes_per_trial to at least "
+            f"{-(-len(allocation.nodes) // at_once)}"
+        )
+    return StepLauncher(site, allocation, ranks=ranks, limits=Limits(at_once=at_once, rate=rate, hang_seconds=hang))
+
+
+def local_launcher(settings: CampaignSettings, wanted: Workers | None = None) -> LocalLauncher:
+    """A campaign's trials by processes of this machine, each on a GPU of its own where there are GPUs; InputError for too few.
+
+    ``wanted`` comes before ``search.workers``.
+    """
+    search = settings.search
+    workers = workers_here(search.workers if wanted is None else wanted, batch_memory(settings.base))
+    gpus = gpus_of_workers(workers)
+    return LocalLauncher(workers, together=search.together, hang_seconds=60.0 * search.hang_minutes, gpus=gpus)
+
+
+def batch_memory(base: Mapping[str, Any]) -> int:
+    """The bytes that the steps of a trial may take; 0 where the campaign sets no limit, or not one for all trials."""
+    batch = base.get("batch")
+    given = batch.get("memory") if isinstance(batch, Mapping) else None
+    return bytes_of(given) if isinstance(given, str) else 0

@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 
 from hydragnn.errors import InputError
-from hydragnn.hpo.campaign import trial_folder
+from hydragnn.hpo.controller import trial_folder
 from hydragnn.hpo.scheduling.events import Event, Failed, Opened, Proposed, Reached, Stopping, node_of
 from hydragnn.hpo.scheduling.replay import concerned
 from hydragnn.hpo.scheduling.scheduler import State, Trial

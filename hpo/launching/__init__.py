@@ -11,4 +11,4 @@ from hydragnn.hpo.launching.launcher import Begun, Exit, Launcher, Report, Task,
 from hydragnn.hpo.launching.local import LocalLauncher
 from hydragnn.hpo.launching.packs import PackLauncher
 from hydragnn.hpo.launching.sites import Site, site_of
-from hydragnn.hpo.launching.steps import StepLauncher, launcher_for
+from hydragnn.hpo.launching.steps import StepLauncher

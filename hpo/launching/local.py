@@ -19,17 +19,15 @@ from pathlib import Path
 from typing import IO, Any
 
 import psutil
+import torch
 
-from hydragnn.datasets.footprint import bytes_of
 from hydragnn.errors import InputError
 from hydragnn.files import open_log
 from hydragnn.hpo.launching.descriptors import readable
 from hydragnn.hpo.launching.launcher import Begun, Exit, Report, Task, importable
-from hydragnn.hpo.launching.local_gpus import gpus_of_workers
 from hydragnn.hpo.launching.watchdog import Heartbeat, seconds_between_beats
 from hydragnn.hpo.scheduling.events import Identity, Probed, node_of
-from hydragnn.hpo.settings import CampaignSettings
-from hydragnn.machine import Workers, workers_here
+from hydragnn.machine import visible_gpus
 
 ONE_THREAD = dict.fromkeys(
     ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"), "1"
@@ -37,6 +35,8 @@ ONE_THREAD = dict.fromkeys(
 MODULE = "hydragnn.runs.run"
 WORKER = Path(__file__).with_name("worker.py")
 """Run by its path, because ``-m`` would load the whole room, Optuna included, into every worker."""
+NARROWING_ON_AMD = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+"""The innermost first: HIP counts within what ROCR leaves, and reads CUDA's variable where its own is not set."""
 PAUSE = 0.02  # seconds between looks at a process that must vanish
 LAST_WAIT = 5.0  # seconds that a worker may take to leave when asked
 GONE_WAIT = 60.0  # seconds that a killed process may take to vanish from a busy machine
@@ -261,24 +261,6 @@ class LocalLauncher:
         return Exit(task=attempt.task, code=code, out_of_memory=starved, hung=attempt.hung, message=message)
 
 
-def local_launcher(settings: CampaignSettings, wanted: Workers | None = None) -> LocalLauncher:
-    """A campaign's trials by processes of this machine, each on a GPU of its own where there are GPUs; InputError for too few.
-
-    ``wanted`` comes before ``search.workers``.
-    """
-    search = settings.search
-    workers = workers_here(search.workers if wanted is None else wanted, batch_memory(settings.base))
-    gpus = gpus_of_workers(workers)
-    return LocalLauncher(workers, together=search.together, hang_seconds=60.0 * search.hang_minutes, gpus=gpus)
-
-
-def batch_memory(base: Mapping[str, Any]) -> int:
-    """The bytes that the steps of a trial may take; 0 where the campaign sets no limit, or not one for all trials."""
-    batch = base.get("batch")
-    given = batch.get("memory") if isinstance(batch, Mapping) else None
-    return bytes_of(given) if isinstance(given, str) else 0
-
-
 def _request(task: Task) -> dict[str, Any]:
     """What a worker needs to know of an attempt."""
     options = ["--until", str(task.until), "--attempt", str(task.attempt), "--micro-batches", str(task.micro_batches)]
@@ -297,6 +279,36 @@ def shares_of(nodes: Sequence[str], shares: int) -> tuple[str, ...]:
 def company_options(place: Path, members: int, hang_seconds: float) -> list[str]:
     """What tells a worker that its attempts are trained in company, and that this goes on alone before it counts as hung."""
     return ["--company", str(place), "--members", str(members), "--patience", str(hang_seconds / 2)]
+
+
+def gpus_of_workers(workers: int) -> tuple[dict[str, str], ...]:
+    """For each worker the variable that shows it one GPU, which no other worker sees; empty ones on a machine without GPUs.
+
+    InputError for more workers than GPUs: two trainings on one GPU by accident run out of memory, or take turns.
+    """
+    gpus = visible_gpus()
+    if not gpus:
+        return ({},) * workers
+    if workers > gpus:
+        raise InputError(
+            f"{workers} workers, but this process sees {gpus} GPU(s), and each worker trains on one of its own; set workers "
+            f"to at most {gpus} (search.together lets several trials share one), or hide the GPUs to train on the CPU: "
+            "export CUDA_VISIBLE_DEVICES="
+        )
+    on_amd = torch.version.hip is not None
+    return tuple(one_gpu(os.environ, worker, on_amd=on_amd) for worker in range(workers))
+
+
+def one_gpu(environment: Mapping[str, str], worker: int, *, on_amd: bool) -> dict[str, str]:
+    """The variable through which a worker sees the GPU with its number among those that are left by the environment.
+
+    >>> one_gpu({"CUDA_VISIBLE_DEVICES": "4,GPU-a"}, 1, on_amd=False), one_gpu({}, 1, on_amd=True)
+    ({'CUDA_VISIBLE_DEVICES': 'GPU-a'}, {'ROCR_VISIBLE_DEVICES': '1'})
+    """
+    names = NARROWING_ON_AMD if on_amd else ("CUDA_VISIBLE_DEVICES",)
+    name = next((name for name in names if environment.get(name)), names[-1])
+    listed = environment.get(name)
+    return {name: listed.split(",")[worker].strip() if listed else str(worker)}
 
 
 def _creation_time(pid: int) -> float:

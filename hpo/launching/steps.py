@@ -8,18 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from hydragnn.errors import InputError
 from hydragnn.hpo.launching.allocation import Allocation
 from hydragnn.hpo.launching.descriptors import readable
-from hydragnn.hpo.launching.launcher import AllocationLauncher, Begun, Exit, Launcher, Report, Task, is_complete
-from hydragnn.hpo.launching.local import MODULE, local_launcher
-from hydragnn.hpo.launching.packs import PackLauncher
+from hydragnn.hpo.launching.launcher import AllocationLauncher, Begun, Exit, Report, Task, is_complete
+from hydragnn.hpo.launching.local import MODULE
 from hydragnn.hpo.launching.probes import Probes
-from hydragnn.hpo.launching.sites import Evidence, Site, Step, site_of
+from hydragnn.hpo.launching.sites import Evidence, Site, Step
 from hydragnn.hpo.launching.stepprocess import (
     BURST,
-    OWN_AT_ONCE,
-    OWN_RATE,
     STEP_RATE,
     STEPS_AT_ONCE,
     StepProcess,
@@ -28,7 +24,6 @@ from hydragnn.hpo.launching.stepprocess import (
 )
 from hydragnn.hpo.launching.watchdog import AGAIN, Heartbeat, seconds_between_beats, text_since
 from hydragnn.hpo.scheduling.events import Identity
-from hydragnn.hpo.settings import CampaignSettings
 
 RANK = Path(__file__).with_name("rank.py")
 PAUSE = 0.05  # seconds between looks at what runs; at most 90 processes are looked at
@@ -285,39 +280,3 @@ class StepLauncher(AllocationLauncher):
             suspects=suspects,
             message=message,
         )
-
-
-def launcher_for(settings: CampaignSettings, allocation: Allocation, out: Path) -> Launcher:
-    """What starts a campaign's trials in an allocation: local processes, job steps, or packs of many small trials."""
-    search = settings.search
-    nodes = search.nodes_per_trial
-    largest = nodes if isinstance(nodes, int) else nodes[1]
-    hang = 60.0 * search.hang_minutes
-    if allocation.by == "local":
-        return local_launcher(settings)
-    site = site_of(allocation)
-    if search.trials_per_node > 1 and (largest > 1 or (search.ranks_per_node or 1) > 1):
-        raise InputError(
-            f"{settings.source}: trials_per_node = {search.trials_per_node} gives each trial one process on a share of a "
-            "node; leave out nodes_per_trial and ranks_per_node, or set trials_per_node = 1"
-        )
-    if search.trials_per_node % search.together:
-        raise InputError(
-            f"{settings.source}: together = {search.together} trials share a process, and trials_per_node = "
-            f"{search.trials_per_node} share a node; make trials_per_node a multiple of together, such as {search.together}"
-        )
-    own = allocation.managed or allocation.by == "flux"
-    at_once, rate = (OWN_AT_ONCE, OWN_RATE) if own else (STEPS_AT_ONCE, STEP_RATE)
-    ranks = search.ranks_per_node or max(1, allocation.gpus)
-    if search.trials_per_node > 1 or (largest == ranks == 1 and len(allocation.nodes) > STEPS_AT_ONCE):
-        log = out / "packs.txt"
-        shares, together = search.trials_per_node, search.together
-        return PackLauncher(site, allocation, shares=shares, together=together, log=log, rate=rate, hang_seconds=hang)
-    smallest = nodes if isinstance(nodes, int) else nodes[0]
-    if min(search.trials, len(allocation.nodes) // smallest) > at_once:
-        raise InputError(
-            f"{settings.source}: trials of {smallest} node(s) on {len(allocation.nodes)} nodes need more job steps at once "
-            f"than the {at_once} that an allocation carries; set nodes_per_trial to at least "
-            f"{-(-len(allocation.nodes) // at_once)}"
-        )
-    return StepLauncher(site, allocation, ranks=ranks, limits=Limits(at_once=at_once, rate=rate, hang_seconds=hang))

@@ -17,10 +17,10 @@ import pytest
 
 from hydragnn.errors import InputError
 from hydragnn.hpo import CampaignSettings, LocalLauncher, campaign_records, campaign_settings, run_search
+from hydragnn.hpo.campaign import launcher_for
 from hydragnn.hpo.launching.allocation import Allocation
 from hydragnn.hpo.launching.packs import PackLauncher
 from hydragnn.hpo.launching.sites import Mpiexec
-from hydragnn.hpo.launching.steps import launcher_for
 from hydragnn.hpo.preflight import check_campaign
 from hydragnn.hpo.scheduling.events import Event, Failed, Launched
 from hydragnn.hpo.space import space_of

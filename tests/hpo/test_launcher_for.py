@@ -8,18 +8,18 @@ import pytest
 
 from hydragnn.errors import InputError
 from hydragnn.hpo import CampaignSettings, LocalLauncher
-from hydragnn.hpo.launching import local_gpus
+from hydragnn.hpo.campaign import launcher_for, local_launcher
+from hydragnn.hpo.launching import local
 from hydragnn.hpo.launching.allocation import Allocation
-from hydragnn.hpo.launching.local import local_launcher
 from hydragnn.hpo.launching.packs import PackLauncher
 from hydragnn.hpo.launching.stepprocess import STEPS_AT_ONCE
-from hydragnn.hpo.launching.steps import StepLauncher, launcher_for
+from hydragnn.hpo.launching.steps import StepLauncher
 from hydragnn.machine import ROOM, Machine, workers_here
 
 
 @pytest.fixture(autouse=True)
 def no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_gpus, "visible_gpus", lambda: 0)
+    monkeypatch.setattr(local, "visible_gpus", lambda: 0)
 
 
 def allocation(nodes: int = 4, gpus: int = 0) -> Allocation:

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from hydragnn.errors import InputError
-from hydragnn.hpo import CampaignSettings
+from hydragnn.hpo import CampaignSettings, campaign
 from hydragnn.hpo.campaign import launcher_of
-from hydragnn.hpo.launching import local, local_gpus
+from hydragnn.hpo.launching import local
 from hydragnn.hpo.launching.launcher import Begun, Exit, Task
-from hydragnn.hpo.launching.local_gpus import gpus_of_workers, one_gpu
+from hydragnn.hpo.launching.local import gpus_of_workers, one_gpu
 
 VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 SAYS = "import os, pathlib, sys\npathlib.Path(sys.argv[1], 'gpu').write_text(os.environ.get('CUDA_VISIBLE_DEVICES', 'any'))\n"
@@ -30,8 +30,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
             monkeypatch.delenv(name, raising=False)
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
-        monkeypatch.setattr(local_gpus, "visible_gpus", lambda: gpus)
-        monkeypatch.setattr(local_gpus.torch.version, "hip", None)
+        monkeypatch.setattr(local, "visible_gpus", lambda: gpus)
+        monkeypatch.setattr(local.torch.version, "hip", None)
 
     return make
 
@@ -86,7 +86,9 @@ def test_trials_at_once_run_on_different_gpus_and_the_next_trial_of_a_worker_on_
     (tmp_path / "noting").mkdir()
     (tmp_path / "noting" / "__init__.py").touch()
     (tmp_path / "noting" / "training.py").write_text(SAYS)
-    monkeypatch.setattr(local, "LocalLauncher", lambda *words, **named: REAL(*words, module="noting.training", **named))
+    monkeypatch.setattr(
+        campaign, "LocalLauncher", lambda *words, **named: REAL(*words, module="noting.training", **named)
+    )
     launcher = launcher_of(settings(launcher="local"), tmp_path, 2)
     folders = [tmp_path / str(number) for number in range(4)]
     try:

@@ -26,7 +26,7 @@ FIELDS = (Field(name="charge", on="node"), Field(name="moment", on="graph", unit
 def no_gpus() -> Iterator[None]:
     """Two workers are right on any machine."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hydragnn.hpo.launching.local_gpus.visible_gpus", lambda: 0)
+        patch.setattr("hydragnn.hpo.launching.local.visible_gpus", lambda: 0)
         yield
 
 
