@@ -30,6 +30,7 @@ from hydragnn.hpo.scheduling.trouble import LONGEST
 from hydragnn.hpo.settings import CampaignSettings, campaign_settings
 from hydragnn.hpo.space import space_of
 from hydragnn.hpo.table import CampaignView
+from hydragnn.hpo.together import with_together
 from hydragnn.machine import Workers, this_machine, workers_here
 from hydragnn.runs.checkpoint import is_pickled
 from hydragnn.runs.signals import handled_by
@@ -137,6 +138,8 @@ def run_search(
     begun = is_begun(out)
     check_campaign(settings, space, begun=begun)
     enqueued = check_folder(settings, space, out, resume=resume)
+    if settings.search.together == "auto":
+        settings = with_together(settings, space, workers, this_machine() if is_local(settings, workers) else None)
     with ExitStack() as stack:
         launcher = launcher or launcher_of(settings, out, workers)
         with ExitStack() as unless_it_fits:
@@ -149,6 +152,8 @@ def run_search(
             and (workers or settings.search.workers) == "auto"
         ):
             on_note(f"{len(launcher.slots)} trials at once: this machine has {this_machine()}")
+        if on_note is not None and settings.together_text:
+            on_note(settings.together_text)
         journal = stack.enter_context(Journal(out / JOURNAL))
         stack.callback(launcher.close)
         write_settings(settings, enqueued, out)
@@ -225,6 +230,12 @@ def _without_success(state: State, failures: list[Trial], out: Path) -> str:
     return "not one configuration could be tried; widen search.space"
 
 
+def is_local(settings: CampaignSettings, workers: Workers | None) -> bool:
+    """Return True where trials are processes of this machine."""
+    launcher = settings.search.launcher
+    return (workers is not None and launcher == "auto") or read_allocation(os.environ, want=launcher).by == "local"
+
+
 def launcher_of(settings: CampaignSettings, out: Path, workers: Workers | None = None) -> Launcher:
     """What starts the trials: processes of this machine, or steps of the allocation that this process runs in.
 
@@ -253,17 +264,17 @@ def launcher_for(settings: CampaignSettings, allocation: Allocation, out: Path) 
             f"{settings.source}: trials_per_node = {search.trials_per_node} gives each trial one process on a share of a "
             "node; leave out nodes_per_trial and ranks_per_node, or set trials_per_node = 1"
         )
-    if search.trials_per_node % search.together:
+    if search.trials_per_node % search.members:
         raise InputError(
-            f"{settings.source}: together = {search.together} trials share a process, and trials_per_node = "
-            f"{search.trials_per_node} share a node; make trials_per_node a multiple of together, such as {search.together}"
+            f"{settings.source}: together = {search.members} trials share a process, and trials_per_node = "
+            f"{search.trials_per_node} share a node; make trials_per_node a multiple of together, such as {search.members}"
         )
     own = allocation.managed or allocation.by == "flux"
     at_once, rate = (OWN_AT_ONCE, OWN_RATE) if own else (STEPS_AT_ONCE, STEP_RATE)
     ranks = search.ranks_per_node or max(1, allocation.gpus)
     if search.trials_per_node > 1 or (largest == ranks == 1 and len(allocation.nodes) > STEPS_AT_ONCE):
         log = out / "packs.txt"
-        shares, together = search.trials_per_node, search.together
+        shares, together = search.trials_per_node, search.members
         return PackLauncher(site, allocation, shares=shares, together=together, log=log, rate=rate, hang_seconds=hang)
     smallest = nodes if isinstance(nodes, int) else nodes[0]
     if min(search.trials, len(allocation.nodes) // smallest) > at_once:
@@ -283,7 +294,7 @@ def local_launcher(settings: CampaignSettings, wanted: Workers | None = None) ->
     search = settings.search
     workers = workers_here(search.workers if wanted is None else wanted, batch_memory(settings.base))
     gpus = gpus_of_workers(workers)
-    return LocalLauncher(workers, together=search.together, hang_seconds=60.0 * search.hang_minutes, gpus=gpus)
+    return LocalLauncher(workers, together=search.members, hang_seconds=60.0 * search.hang_minutes, gpus=gpus)
 
 
 def batch_memory(base: Mapping[str, Any]) -> int:

@@ -6,8 +6,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from hydragnn.config import AnyConfig, BranchSettings
 from hydragnn.datasets import open_store
 from hydragnn.datasets.fit import check_elements, elements_of
@@ -21,15 +19,15 @@ from hydragnn.hpo.objective import check_objective
 from hydragnn.hpo.parameters import place_of
 from hydragnn.hpo.scheduling.events import Plan, node_of
 from hydragnn.hpo.settings import VERSION, CampaignSettings, campaign_settings
-from hydragnn.hpo.space import Point, Space, check_space, check_values, ends_of, random_point, trial_config
+from hydragnn.hpo.space import Point, Space, check_space, check_values, ends_of, valid_configs
 from hydragnn.hpo.stores import check_stores, fingerprints_of, follow_stores, without_places
 from hydragnn.hpo.warm import first_points
 from hydragnn.runs.cutoff import check_cutoff
 
 NAME = "campaign.json"
-OWN = ("version", "enqueued", "stores", "left_out")
-"""Members of campaign.json that are no settings: its version, configurations of earlier campaigns, fingerprints of the stores, and
-what a default space leaves out."""
+OWN = ("version", "enqueued", "stores", "left_out", "together_because")
+"""Members of campaign.json that are no settings: its version, configurations of earlier campaigns, fingerprints of the stores,
+what a default space leaves out, and why so many trials share a process."""
 LEFTOVERS = ("journal.lock", "journal.jsonl", "jobs")
 """What a search leaves that is killed in its very first moment, or that waits in a queue."""
 EXTENSIBLE = (
@@ -50,7 +48,7 @@ def check_campaign(settings: CampaignSettings, space: Space, *, begun: bool = Fa
         configs = [run.config for run in settings.runs]
     else:
         check_space(settings, space)
-        configs = [trial_config(settings, space, _valid_point(settings, space), 0)]
+        configs = [next(valid_configs(settings, space))]
         check_cutoffs(settings, space)
     for config in configs:
         _check_config(settings, config)
@@ -97,9 +95,9 @@ def _check_sizes(settings: CampaignSettings) -> None:
             f"search.nodes_per_trial = {search.nodes_per_trial} nodes share a trial; keep one of them at 1"
         )
 
-    if search.together > 1 and (most > 1 or (search.ranks_per_node or 1) > 1):
+    if search.members > 1 and (most > 1 or (search.ranks_per_node or 1) > 1):
         raise InputError(
-            f"{settings.source}: search.together = {search.together} trials share a process, so that none has several; leave "
+            f"{settings.source}: search.together = {search.members} trials share a process, so that none has several; leave "
             "out nodes_per_trial and ranks_per_node, or set together = 1"
         )
 
@@ -217,7 +215,7 @@ def is_begun(out: Path) -> bool:
 def as_begun(settings: CampaignSettings, out: Path) -> CampaignSettings:
     """The settings, meaning what they meant to the program that began the campaign in ``out``, where there is one.
 
-    A default space is the one that the campaign began with, whatever it is by now.
+    A default space is the one that the campaign began with, whatever it is by now, and as many trials share a process as were chosen then.
     """
     saved = read_sealed(out / NAME) if is_begun(out) else {}
     version = saved.get("version") if isinstance(saved, dict) else None
@@ -225,6 +223,10 @@ def as_begun(settings: CampaignSettings, out: Path) -> CampaignSettings:
         begun = _saved_settings(saved, out / NAME)
         search = settings.search.model_copy(update={"space": begun.search.space})
         settings = replace(settings, search=search, left_out=begun.left_out)
+    if settings.search.together == "auto" and isinstance(saved, dict) and saved:
+        begun = _saved_settings(saved, out / NAME)
+        search = settings.search.model_copy(update={"together": begun.search.together})
+        settings = replace(settings, search=search, together_because=begun.together_because)
     return replace(settings, version=version if isinstance(version, int) else VERSION)
 
 
@@ -234,7 +236,8 @@ def write_settings(settings: CampaignSettings, enqueued: list[Point], out: Path)
         follow_stores(settings, open_campaign(out), out)
     own = {"version": settings.version, "enqueued": enqueued, "stores": fingerprints_of(settings)}
     default = {} if settings.left_out is None else {"left_out": dict(settings.left_out)}
-    write_sealed(out / NAME, {**settings.to_json(), **own, **default})
+    because = {"together_because": settings.together_because} if settings.together_because else {}
+    write_sealed(out / NAME, {**settings.to_json(), **own, **default, **because})
 
 
 def open_campaign(out: Path) -> CampaignSettings:
@@ -253,7 +256,13 @@ def _saved_settings(saved: Any, path: Path) -> CampaignSettings:
             f"{path} has version {saved['version']}, this program reads up to {VERSION}; update the program"
         )
     settings = campaign_settings({key: v for key, v in saved.items() if key not in OWN}, path)
-    return replace(settings, version=saved["version"], left_out=saved.get("left_out"))
+    because = saved.get("together_because", "")
+    return replace(
+        settings,
+        version=saved["version"],
+        left_out=saved.get("left_out"),
+        together_because=because if isinstance(because, str) else "",
+    )
 
 
 def _check_unchanged(settings: CampaignSettings, saved: CampaignSettings) -> None:
@@ -282,15 +291,3 @@ def _differences(one: Any, other: Any, path: str = "") -> list[str]:
         keys = list(dict.fromkeys([*one, *other]))
         return [line for key in keys for line in _differences(one.get(key), other.get(key), f"{path}.{key}")]
     return [] if json.dumps(one) == json.dumps(other) else [path.removeprefix(".")]
-
-
-def _valid_point(settings: CampaignSettings, space: Space) -> Point:
-    """Some valid point; ``check_space`` has made sure that there is one."""
-    generator = np.random.default_rng(0)
-    while True:
-        point = random_point(space, generator)
-        try:
-            trial_config(settings, space, point, 0)
-        except InputError:
-            continue
-        return point

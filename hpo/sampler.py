@@ -131,7 +131,7 @@ class ParzenEstimators:
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # group
             self._study.sampler = optuna.samplers.TPESampler(
                 seed=_seed(settings.search.seed, number, draw),
-                n_startup_trials=_startup(settings),
+                n_startup_trials=num_random(settings),
                 multivariate=True,
                 group=True,
                 constant_liar=True,
@@ -161,7 +161,7 @@ def gp_ask(settings: CampaignSettings, space: Space, history: History, number: i
     """A Gaussian process with expected improvement; every trial counts with its value at the last rung it passed."""
     sampler = optuna.samplers.GPSampler(
         seed=_seed(settings.search.seed, number, draw),
-        n_startup_trials=_startup(settings),
+        n_startup_trials=num_random(settings),
         warn_independent_sampling=False,
     )
     trials = ((trial.values, trial.value) for trial in history.trials)
@@ -243,7 +243,10 @@ def _ask_of(settings: CampaignSettings) -> Ask:
     return found() if isinstance(found, type) else found
 
 
-def _startup(settings: CampaignSettings) -> int:
+def num_random(settings: CampaignSettings) -> int:
+    """Trials that are drawn at random, whatever those before them gave."""
+    if settings.search.sampler not in MODELS:
+        return settings.search.trials
     return min(STARTUP, max(4, settings.search.trials // 3))
 
 
@@ -258,7 +261,7 @@ def history_of(settings: CampaignSettings, state: State) -> History:
     Beyond ``HISTORY`` trials: the best, as many spread evenly over all results, and the latest without a result. A model
     learns little from more, and a proposal stays cheap however many trials there are.
     """
-    if settings.search.sampler not in MODELS or _results(state) < _startup(settings):
+    if settings.search.sampler not in MODELS or _results(state) < num_random(settings):
         return History(rungs=state.plan.rungs)
     numbers = set(state.trials) if len(state.trials) <= HISTORY else {*_best_and_spread(state), *_latest_open(state)}
     trials = (state.trials[number] for number in sorted(numbers))

@@ -66,9 +66,10 @@ class SearchSettings(Settings):
     trials_per_node: int = Field(default=1, ge=1)
     """Small trials that share a node, for example one per GPU; they are started in packs, many in one job step."""
 
-    together: int = Field(default=1, ge=1, le=64)
+    together: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = 1
     """So many trials share a process, and its thread or GPU: ``workers`` processes with so many trials each, or so many of
-    ``trials_per_node``. Where models have one shape their steps are taken as one, if that is measured to be faster."""
+    ``trials_per_node``. Where models have one shape their steps are taken as one, if that is measured to be faster. auto: as many as
+    are known to gain by it, which is decided before the first trial and kept."""
 
     ranks_per_node: int | None = Field(default=None, ge=1)
     """Processes of one trial on each of its nodes; one per GPU, or one, if absent."""
@@ -88,7 +89,12 @@ class SearchSettings(Settings):
     space: dict[str, Parameter] = Field(min_length=1)
     """Configuration path -> parameter, for example ``"model.hidden_dim"`` or ``"heads.0.weight"``; in a file also ``space = "default"``."""
 
-    @field_validator("workers", mode="before")
+    @property
+    def members(self) -> int:
+        """Trials that share a process; one where nothing was decided."""
+        return 1 if self.together == "auto" else self.together
+
+    @field_validator("workers", "together", mode="before")
     @classmethod
     def _number_or_auto(cls, value: Any) -> Any:
         if value != "auto" and (type(value) is not int or value < 1):
@@ -135,10 +141,19 @@ class CampaignSettings:
     runs: tuple[GivenRun, ...] = ()
     """Trials that are given instead of searched: the space then only numbers them, and there is no base."""
     source: str = "campaign"
+    together_because: str = ""
+    """Why so many trials share a process, where the program chose the number."""
     left_out: Mapping[str, str] | None = None
     """Architectures that a default space leaves out, each with the reason; None where the space was given."""
     version: int = VERSION
     """Of the program that began the campaign: keys that came later and that ``base`` lacks mean what was computed then."""
+
+    @property
+    def together_text(self) -> str:
+        """How many trials share a process and why, where the program chose the number; otherwise empty."""
+        number = self.search.members
+        who = f"{number} trials share" if number > 1 else "no trials share"
+        return f"{who} a process: {self.together_because}" if self.together_because else ""
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON from which ``campaign_settings`` makes the same object."""

@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations, product
@@ -136,6 +137,15 @@ def random_point(space: Space, generator: np.random.Generator, given: Point | No
         return given[path] if path in given else value_at(parameter, fraction)
 
     return space.point(value_of)
+
+
+def valid_configs(settings: CampaignSettings, space: Space) -> Iterator[AnyConfig]:
+    """The runs of valid points that are drawn at random, always the same; ``check_space`` makes sure that there are some."""
+    generator = np.random.default_rng(0)
+    while True:
+        point = random_point(space, generator)
+        with suppress(InputError):
+            yield trial_config(settings, space, point, 0)
 
 
 def all_points(space: Space) -> list[Point] | None:

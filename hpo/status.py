@@ -154,6 +154,8 @@ class CampaignStatus:
     costs: Costs
     budgets: tuple[Budget, ...]
     forecast: Forecast | None
+    together: str
+    """How many trials share a process and why, where the program chose it; otherwise empty."""
 
     def to_json(self) -> dict[str, Any]:
         """The status as plain JSON."""
@@ -172,7 +174,8 @@ class Follower:
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
         self._folder, self._clock = folder, clock
-        self._space = space_of(open_campaign(folder).search.space)
+        campaign = open_campaign(folder)
+        self._space, self._together = space_of(campaign.search.space), campaign.together_text
         self._campaign, self._timeline_builder = Replay(), TimelineBuilder()
         self._position, self._last = 0, 0.0
         self._count, self._gap = 0, ""
@@ -256,6 +259,7 @@ class Follower:
             costs=self._cost_status(state),
             budgets=_budgets(state, seconds, self._last),
             forecast=forecast(state, self._last),
+            together=self._together,
         )
 
     def _cost_status(self, state: State) -> Costs:

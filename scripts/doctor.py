@@ -29,6 +29,8 @@ class Installation:
     """Slurm, PBS or Flux, where their commands are on the path."""
     workers: str
     """How many local processes ``--workers auto`` would start, and what decides it."""
+    together: str
+    """How many trials of a search ``together = "auto"`` lets share a process."""
     optional: Mapping[str, str]
     """Packages that only some commands need."""
 
@@ -57,6 +59,7 @@ def installation() -> Installation:
         optuna=_version_of("optuna"),
         scheduler=_scheduler(),
         workers=_workers(),
+        together=_together(),
         optional={name: _version_of(name) for name in ("scikit-fem", "tensorboard", "optuna-dashboard")},
     )
 
@@ -110,6 +113,14 @@ def _scheduler() -> str:
 
     found = [name for name, command in (("slurm", "srun"), ("pbs", "qsub"), ("flux", "flux")) if which(command)]
     return ", ".join(found) or "none: trials run as local processes"
+
+
+def _together() -> str:
+    from hydragnn.hpo.together import MOST
+
+    if this_machine().gpus:
+        return "auto: 1, since what trials gain by sharing a GPU was not measured"
+    return f"auto: up to {MOST} small trials of one shape, as the campaign's data, sampler and memory allow"
 
 
 def _workers() -> str:

@@ -125,6 +125,7 @@ def status_rows(status: CampaignStatus) -> dict[str, list[str]]:
         "goodput": [_goodput_text(status)] if status.goodput is not None else [],
         "faults": [_fault_text(status, number) for number in range(len(status.faults))] or ["none"],
         "machine": [_trouble_text(status)] if status.trouble is not None else [],
+        "together": [status.together] if status.together else [],
         "costs": [_costs_text(status)],
         "budget": [f"{budget.name}: {budget.used:.3g} of {budget.limit:.3g}" for budget in status.budgets],
         "forecast": [_forecast_text(status)] if status.forecast is not None else [],

@@ -86,15 +86,20 @@ class Stack:
 def check_alike(models: Sequence[GraphModel]) -> None:
     """NotStackable unless the models have one description, in which all layers with weights can be stacked."""
     first = models[0]
-    settings = first.description.model
     if any(model.description != first.description for model in models):
         raise NotStackable("models of different shapes are trained one after the other")
+    check_layers(first)
+
+
+def check_layers(model: GraphModel) -> None:
+    """NotStackable unless all layers with weights of a model have a stacked form, and draw no random numbers."""
+    settings = model.description.model
     if settings.dropout:
         raise NotStackable("random numbers of dropout belong to one run; without dropout, runs are trained together")
-    attends, sees = settings.global_attention is not None or settings.pooling is not None, first.encoder.sees
-    if attends or "edge_kinds" in sees or type(first.encoder) not in architectures().values():
+    attends, sees = settings.global_attention is not None or settings.pooling is not None, model.encoder.sees
+    if attends or "edge_kinds" in sees or type(model.encoder) not in architectures().values():
         raise NotStackable(f"the layers of {settings.kind} are not known to work on several models at once")
-    for module in first.modules():
+    for module in model.modules():
         if next(module.parameters(recurse=False), None) is not None and type(module) not in STACKED:
             raise NotStackable(f"weights of {type(module).__name__} have no stacked form")
 

@@ -5,7 +5,7 @@
 Members of one shape, each with its own seed and learning rate. In every round all members take a step stacked and another one
 after the other, each with its batch read anew; the ratio is CPU time one after the other over CPU time stacked, the median of
 the rounds. With ``--whole`` also whole runs with validation, checkpoints and records: ``train`` for each against ``train_together``;
-with ``--campaigns`` whole searches by one worker, with a process for each trial and with one for all.
+with ``--campaigns`` whole searches by one worker, with a process for each trial and with as many in one as ``together = "auto"`` chooses.
 """
 
 import argparse
@@ -46,7 +46,7 @@ def ratio_of_runs(kind: str, store: MemoryStore, options: argparse.Namespace) ->
 
 
 def ratio_of_campaigns(kind: str, graphs: list[GraphBatch], options: argparse.Namespace) -> tuple[float, float]:
-    """Seconds of a search over learning rates on one worker, with a process for each trial and with one for all members."""
+    """Seconds of a search over learning rates on one worker, with a process for each trial and with as many in one as is chosen."""
     rates = {"type": "float", "low": 1e-4, "high": 1e-2, "log": True}
     with tempfile.TemporaryDirectory() as place:
         with StoreWriter(Path(place) / "molecules.h5", FIELDS, dim=3, attributes={"cutoff": CUTOFF}) as writer:
@@ -55,7 +55,7 @@ def ratio_of_campaigns(kind: str, graphs: list[GraphBatch], options: argparse.Na
         table = config_of(kind, 0, group_of(options)).to_json()
         table["data"]["store"] = str(Path(place) / "molecules.h5")
         seconds = []
-        for together in (1, options.members):
+        for together in (1, "auto"):
             table["search"] = {
                 "trials": 3 * options.members,
                 "sampler": "random",

@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,12 @@ from hydragnn.hpo.campaign import launcher_for
 from hydragnn.hpo.launching.allocation import Allocation
 from hydragnn.hpo.launching.packs import PackLauncher
 from hydragnn.hpo.launching.sites import Mpiexec
-from hydragnn.hpo.preflight import check_campaign
+from hydragnn.hpo.preflight import as_begun, check_campaign
 from hydragnn.hpo.scheduling.events import Event, Failed, Launched
 from hydragnn.hpo.space import space_of
+from hydragnn.hpo.status import campaign_status
+from hydragnn.hpo.together import with_together
+from hydragnn.machine import Machine
 from hydragnn.record import RunRecord
 from tests.forked import Forked
 
@@ -262,6 +266,50 @@ def test_trials_of_several_processes_share_none(settings: Settings, search: dict
     campaign = settings(**search)
     with pytest.raises(InputError, match=words):
         check_campaign(campaign, space_of(campaign.search.space))
+
+
+SMALL = Machine(cores=2, memory=4 * 10**9, gpus=0)
+
+
+@pytest.mark.parametrize(
+    ("search", "base", "machine", "number", "words"),
+    [
+        ({}, {}, SMALL, 4, "before the sampler has learned"),
+        ({"trials": 24}, {}, SMALL, 8, "so many small trials were measured to gain"),
+        ({"trials": 24, "workers": 2, "sampler": "tpe"}, {}, SMALL, 4, "before the sampler has learned"),
+        ({"trials": 24}, {}, replace(SMALL, memory=10**9), 1, "memory is enough"),
+        ({}, {}, replace(SMALL, gpus=1), 1, "was not measured"),
+        ({}, {}, None, 1, "in an allocation"),
+        ({"space": {"model.hidden_dim": {"type": "int", "low": 4, "high": 8}}}, {}, SMALL, 1, "shape of their models"),
+        ({}, {"model": {"kind": "gatv2", "hidden_dim": 8}}, SMALL, 1, "GATv2Layer have no stacked form"),
+        ({}, {"model": {"kind": "schnet", "hidden_dim": 2048}}, SMALL, 1, "batches are large"),
+        ({}, {"batch": {"max_graphs": 8, "memory": "1 GB"}}, SMALL, 1, "would get a part"),
+        ({}, {"train": {"precision": "bf16"}}, SMALL, 1, "compiled steps and bf16"),
+    ],
+    ids=["trials", "most", "sampler", "memory", "GPU", "allocation", "shapes", "layers", "large", "limit", "bf16"],
+)
+def test_auto_shares_a_process_where_that_is_known_to_gain(
+    settings: Settings, search: dict[str, Any], base: dict[str, Any], machine: Machine | None, number: int, words: str
+) -> None:
+    campaign = settings(together="auto", **search)
+    campaign = replace(campaign, base={**campaign.base, **base})
+    space = space_of(campaign.search.space)
+    chosen = with_together(campaign, space, None, machine)
+    assert chosen.search.together == number
+    assert words in chosen.together_text
+    assert chosen == with_together(campaign, space, None, machine)
+
+
+def test_a_resumed_campaign_keeps_the_number_that_was_chosen(
+    settings: Settings, fake_launcher: Callable[..., LocalLauncher], tmp_path: Path
+) -> None:
+    notes: list[str] = []
+    run_search(settings(together="auto"), tmp_path / "c", launcher=fake_launcher(), on_note=notes.append)
+    assert notes == ["4 trials share a process: more at once would be proposed before the sampler has learned"]
+    again = as_begun(settings(together="auto", workers=4, trials=8), tmp_path / "c")
+    assert (again.search.together, again.together_because) == (4, notes[0].partition(": ")[2])
+    run_search(settings(together="auto", workers=4), tmp_path / "c", resume=True, launcher=fake_launcher())
+    assert campaign_status(tmp_path / "c").together == notes[0]
 
 
 def test_shares_that_do_not_fill_processes_are_refused(settings: Settings, tmp_path: Path) -> None:
