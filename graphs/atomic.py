@@ -15,8 +15,10 @@ from hydragnn.graphs.validate import graph_from_arrays
 
 ATOMIC_NUMBERS_FIELD = Field(name=ATOMIC_NUMBERS, on="node", classes=119, dtype="int64")
 CLOSEST = 1e-3  # Angstrom; atoms nearer than this are taken for duplicates
+REACH = 1 + 1e-6
+"""Times the cutoff: pairs as near to it as coordinates are rounded are within, so that a shell of a perfect crystal or of a grid is there as a whole."""
 _VOIGT = ((0, 5, 4), (5, 1, 3), (4, 3, 2))  # ASE's order: xx, yy, zz, yz, xz, xy
-_TIE = 1e-8  # Angstrom; distances closer than this count as equal when neighbours are cut
+_TIE = 1e-8  # Angstrom, or times a cutoff below 1; distances closer than this count as equal when neighbours are cut
 
 
 def from_ase(
@@ -87,26 +89,29 @@ def neighbour_list(
     *,
     name: str = "structure",
 ) -> tuple[Int[ndarray, " edges"], Int[ndarray, " edges"], Int[ndarray, "edges 3"]]:
-    """Senders, receivers and cell shifts (in cell vectors) of all pairs within ``cutoff``, sorted by receiver.
+    """Senders, receivers and cell shifts (in cell vectors) of all pairs within ``cutoff`` (and a millionth more, ``REACH``), sorted by receiver.
 
-    Order at a receiver: sender, then shift; with ``max_neighbours``: the nearest first are kept. InputError for duplicates.
+    Order at a receiver: sender, then shift; with ``max_neighbours``: the nearest first are kept. InputError for pairs nearer than
+    0.001 and a thousandth of the cutoff, since points of a mesh may be in metres.
     """
     from vesin import NeighborList
 
-    engine = NeighborList(cutoff=float(cutoff), full_list=True, n_threads=1)
-    first, second, shift, distance = engine.compute(positions, cell, list(periodic), "ijSd")
+    # the search refuses small cutoffs, of points in metres; a power of two changes no bit of what is compared
+    scale = 1.0 if 0.1 <= cutoff <= 1e3 else 2.0 ** -np.round(np.log2(cutoff))
+    engine = NeighborList(cutoff=float(cutoff) * REACH * scale, full_list=True, n_threads=1)
+    first, second, shift, distance = engine.compute(positions * scale, cell * scale, list(periodic), "ijSd")
+    distance = distance / scale
     receivers, senders, shifts = first.astype(np.int64), second.astype(np.int64), shift.astype(np.int64)
-    if len(distance) and distance.min() < CLOSEST:
+    if len(distance) and distance.min() < min(CLOSEST, 1e-3 * cutoff):
         worst = int(distance.argmin())
         pair = sorted((int(receivers[worst]), int(senders[worst])))
-        raise InputError(
-            f"{name}: atoms {pair[0]} and {pair[1]} are {distance[worst]:.2g} Angstrom apart; remove the duplicate"
-        )
+        raise InputError(f"{name}: nodes {pair[0]} and {pair[1]} are {distance[worst]:.2g} apart; remove the duplicate")
     order = _order(receivers, senders, shifts, len(positions))
     if max_neighbours is not None:
         if max_neighbours < 1:
             raise InputError(f"{name}: max_neighbours = {max_neighbours}; give at least 1")
-        order = order[_nearest(receivers[order], senders[order], shifts[order], distance[order], max_neighbours)]
+        ranks = np.rint(distance[order] / min(_TIE, _TIE * cutoff)).astype(np.int64)
+        order = order[_nearest(receivers[order], senders[order], shifts[order], ranks, max_neighbours)]
     return senders[order], receivers[order], shifts[order]
 
 
@@ -128,11 +133,10 @@ def _nearest(
     receivers: Int[ndarray, " edges"],
     senders: Int[ndarray, " edges"],
     shifts: Int[ndarray, "edges 3"],
-    distance: Float[ndarray, " edges"],
+    rounded: Int[ndarray, " edges"],
     keep: int,
 ) -> Int[ndarray, " kept"]:
-    """Which of the sorted edges are among the ``keep`` nearest of their receiver, in the order of the edges."""
-    rounded = np.rint(distance / _TIE).astype(np.int64)
+    """Which of the sorted edges are among the ``keep`` nearest (by rounded lengths) of their receiver, in the order of the edges."""
     ranked = np.lexsort((senders, *shifts.T, rounded, receivers))
     start = np.searchsorted(receivers, receivers[ranked])
     rank = np.arange(len(ranked)) - start

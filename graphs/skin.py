@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray
 
-from hydragnn.graphs.atomic import CLOSEST, neighbour_list
+from hydragnn.graphs.atomic import CLOSEST, REACH, neighbour_list
 
 SKIN = 0.5  # Angstrom beyond the cutoff: a third more pairs to look at, and dozens of steps between searches at 300 K
 _UNSURE = 1e-9  # Angstrom; nearer to the cutoff than this, rounding decides, and the search itself is asked
@@ -52,7 +52,7 @@ class _Search:
             least = float(np.linalg.svd(deformation, compute_uv=False).min())
             moved = positions - self.positions @ deformation
         farthest = float(np.sqrt(np.square(moved).sum(axis=1).max()))
-        return self.reach * least - 2 * farthest > cutoff + _UNSURE
+        return self.reach * least - 2 * farthest > cutoff * REACH + _UNSURE
 
 
 class SkinList:
@@ -95,8 +95,8 @@ class SkinList:
                 offsets=edges[2] @ cell,
             )
         lengths = self._last.lengths(positions, cell)
-        if len(lengths) and (lengths.min() < CLOSEST or np.abs(lengths - cutoff).min() < _UNSURE):
+        if len(lengths) and (lengths.min() < CLOSEST or np.abs(lengths - cutoff * REACH).min() < _UNSURE):
             return neighbour_list(positions, cell, periodic, cutoff, name=name)
-        within = np.flatnonzero(lengths < cutoff)
+        within = np.flatnonzero(lengths < cutoff * REACH)
         senders, receivers, shifts = (of_edges.take(within, axis=0) for of_edges in self._last.edges)
         return senders, receivers, shifts

@@ -291,7 +291,7 @@ FILES = {
     "missing file": ({"kind": "ase", "files": ["nothing.xyz"], "cutoff": 3.0}, "nothing.xyz: no such file"),
     "duplicate atoms": (
         {"kind": "ase", "files": ["twins.xyz"], "cutoff": 3.0},
-        "twins.xyz, structure 1: atoms 0 and 1",
+        "twins.xyz, structure 1: nodes 0 and 1",
     ),
     "missing label": (
         {"kind": "ase", "files": ["plain.xyz"], "cutoff": 3.0, "fields": [ENERGY]},

@@ -12,6 +12,7 @@ from ase.stress import voigt_6_to_full_3x3_stress
 
 from hydragnn.errors import InputError
 from hydragnn.graphs import ATOMIC_NUMBERS, Field, edge_vectors, from_ase, validate, volumes
+from hydragnn.graphs.atomic import neighbour_list
 
 ENERGY = Field(name="energy", on="graph", unit="eV", role="target", dtype="float64")
 FORCES = Field(name="forces", on="node", shape=(3,), unit="eV/Angstrom", parity="vector", role="target")
@@ -45,6 +46,38 @@ STRUCTURES = {
     "skewed cell, atoms far outside": skewed,
     "molecule in a box, not periodic": lambda: Atoms("H2", [[0, 0, 0], [0, 0, 9.5]], cell=[10, 10, 10]),
 }
+
+
+@pytest.mark.parametrize("place", ["as it is", "moved", "turned"])
+@pytest.mark.parametrize(
+    ("lattice", "shells"), [("fcc", {0.5**0.5: 12, 1.0: 18, 1.5**0.5: 42}), ("bcc", {0.75**0.5: 8, 1.0: 14})]
+)
+def test_a_shell_of_a_perfect_crystal_at_the_cutoff_is_there_as_a_whole(
+    lattice: str, shells: dict[float, int], place: str
+) -> None:
+    atoms = bulk("Cu", lattice, a=3.61, cubic=True) * (3, 1, 2)
+    if place == "moved":
+        atoms.positions += [0.1, -7.3, 2.7]
+    elif place == "turned":
+        atoms.rotate(37, (1, 2, 3), rotate_cell=True)
+    for distance, neighbours in shells.items():
+        degrees = np.bincount(from_ase(atoms, 3.61 * distance).receivers)
+        assert (degrees == neighbours).all()
+
+
+@pytest.mark.parametrize("spacing", [1e-9, 1 / 30, 4e6])
+def test_points_of_a_grid_have_the_same_neighbours_in_every_unit(spacing: float) -> None:
+    numbers = np.stack(np.meshgrid(np.arange(9), np.arange(9), [0], indexing="ij"), axis=-1).reshape(-1, 3)
+    points, cell = (numbers + 0.3) * spacing, np.diag([9 * spacing, 9 * spacing, 1.0])
+    for distance, neighbours in ((1.0, 4), (2**0.5, 8), (2.0, 12)):
+        _, receivers, _ = neighbour_list(points, cell, [True, True, False], spacing * distance)
+        assert (np.bincount(receivers) == neighbours).all()
+    senders, receivers, shifts = neighbour_list(points, cell, [True, True, False], 2 * spacing, 4)
+    lengths = np.linalg.norm(points[senders] + shifts @ cell - points[receivers], axis=1)
+    np.testing.assert_allclose(lengths, spacing)  # the nearest are kept
+    points[1] = points[0]
+    with pytest.raises(InputError, match="nodes 0 and 1 are 0 apart"):
+        neighbour_list(points, cell, [True, True, False], spacing)
 
 
 @pytest.mark.parametrize("cutoff", [1.5, 3.2, 6.1])
@@ -182,7 +215,7 @@ def nan_atoms() -> Atoms:
 
 WRONG = {
     "no atoms": (lambda: Atoms(), {}, "no atoms"),
-    "duplicate atoms": (lambda: Atoms("H3", [[0, 0, 0], [1, 1, 1], [0, 0, 1e-6]]), {}, "atoms 0 and 2 are"),
+    "duplicate atoms": (lambda: Atoms("H3", [[0, 0, 0], [1, 1, 1], [0, 0, 1e-6]]), {}, "nodes 0 and 2 are"),
     "duplicate through the cell": (
         lambda: Atoms("H2", [[0, 0, 0], [5, 0, 0]], cell=[5, 5, 5], pbc=True),
         {},
