@@ -19,9 +19,9 @@ from hydragnn.files import write_atomically
 from hydragnn.hpo.costs import Estimates
 from hydragnn.hpo.journal import NAME as JOURNAL
 from hydragnn.hpo.journal import Entry, Journal, replay, young_garbage_only
-from hydragnn.hpo.launch_queue import LaunchQueue
+from hydragnn.hpo.launching.attempts import verdict
 from hydragnn.hpo.launching.descriptors import Bell
-from hydragnn.hpo.launching.launcher import Begun, Exit, Launcher, Report, Revoked, Task, verdict
+from hydragnn.hpo.launching.launcher import Begun, Exit, Launcher, LaunchQueue, Report, Revoked, Task
 from hydragnn.hpo.progress import AttemptProgress
 from hydragnn.hpo.proposals import Proposals
 from hydragnn.hpo.scheduling.changes import Changes, changes_between, whole_state

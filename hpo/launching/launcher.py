@@ -1,30 +1,27 @@
-"""How attempts are run: the protocol that local processes, Slurm, PBS and Flux share, and the judgement of what came out."""
+"""How attempts are started: the protocol that local processes, job steps and packs share, and the queue of those on their way.
+
+An attempt's folder is made ready beside the controller's loop, then a launcher creates its process, which waits; once the
+journal knows it, ``go`` lets it work. What it came to is judged in ``attempts.py``.
+"""
 
 import os
+import signal
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import hydragnn
+from hydragnn.config import AnyConfig
 from hydragnn.errors import InputError
-from hydragnn.files import open_log, read_json
-from hydragnn.hpo.launching.allocation import Allocation
-from hydragnn.hpo.launching.sites import Evidence, Site
-from hydragnn.hpo.launching.watchdog import HOLD, SchedulerWatch, text_since
-from hydragnn.hpo.objective import Objective, objective_value
-from hydragnn.hpo.scheduling.events import Failed, Identity, Probed, Reached
-from hydragnn.record import FailureKind, RunRecord, read_record
-from hydragnn.runs.checkpoint import latest_checkpoint
+from hydragnn.files import check_no_link, check_own, write_json, write_sealed
+from hydragnn.hpo.scheduling.events import Identity, Probed
+from hydragnn.runs.attempt import BEAT_SECONDS, SECONDS_BETWEEN_BEATS
 
-TAIL_LINES = 15
-
-OVER = ("finished", "stopped")
-"""What the record of a run says that needs no further segment."""
-
-FENCED = 4
-"""Exit code of an attempt that found ``attempt.json`` naming another one."""
+AT_ONCE = 64
+"""Folders made ready at once."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,71 +111,100 @@ class Launcher(Protocol):
         """Kill whatever still runs."""
 
 
-class AllocationLauncher:
-    """What launchers in an allocation share: its end, the scheduler as a witness, and the ends that wait for its word."""
+class LaunchQueue:
+    """Attempts on their way to the launcher, one per trial.
 
-    def __init__(self, site: Site, allocation: Allocation, module: str, environment: Mapping[str, str] | None) -> None:
-        """``module`` is what attempts run, in this process's environment with changes."""
-        self._site, self._allocation, self._module = site, allocation, module
-        self._environment = {**os.environ, **importable(), "PYTHONUNBUFFERED": "1", **(environment or {})}
-        self._watch = SchedulerWatch(site, allocation.nodes, allocation.job)
-        self._reports: list[Report] = []
-        self._revoked = ""
-        """Why the allocation is over; empty as long as it lives."""
+    Before an attempt starts, ``attempt.json`` in its folder names it, so that an earlier attempt that was thought dead
+    writes nothing any more.
+    """
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        config_of: Callable[[int], AnyConfig],
+        files: Executor,
+        store_copy: Path | None = None,
+        beat_seconds: float = SECONDS_BETWEEN_BEATS,
+        ring: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``files`` writes them side by side, and rings for each; ``store_copy``: where nodes have a copy of the store. Runs beat so often."""
+        self._launcher, self._config_of, self._files, self._ring = launcher, config_of, files, ring
+        self._told: dict[str, Any] = {} if store_copy is None else {"store": str(store_copy)}
+        if beat_seconds > SECONDS_BETWEEN_BEATS:
+            self._told[BEAT_SECONDS] = float(beat_seconds)
+        self._waiting: dict[int, Task] = {}
+        self._preparing: dict[int, tuple[Task, Future[None]]] = {}
+        self._to_withdraw: set[int] = set()
+        self._withdrawals: list[Exit] = []
+        self._configured: set[int] = set()
 
     @property
-    def deadline(self) -> float | None:
-        """When the allocation ends."""
-        return self._allocation.deadline
+    def busy(self) -> bool:
+        """Return True where something can be done at once; of what takes its time, the bell will tell."""
+        begin = bool(self._waiting) and len(self._preparing) < AT_ONCE
+        return begin or bool(self._withdrawals) or any(ready.done() for _, ready in self._preparing.values())
 
-    def start(self, task: Task) -> None:
-        """Note an attempt in its log and begin it; where there can be none, ``poll`` reports its end."""
-        if self._revoked:
-            self._reports.append(Exit(task=task, code=None, interrupted=True, message=self._revoked))
-            return
-        note = f"--- attempt {task.attempt}: until epoch {task.until}, {time.strftime('%Y-%m-%d %H:%M:%S')}, "
-        try:
-            with open_log(task.folder / "log.txt") as log:
-                log.write(f"{note}{' '.join(task.slots)}\n".encode())
-                log.flush()
-                self._begin(task, log)
-        except (OSError, InputError) as error:
-            self._reports.append(Exit(task=task, code=None, message=f"cannot start a step: {error}"))
+    def add(self, task: Task) -> None:
+        """Take an attempt."""
+        self._waiting[task.trial] = task
 
-    def _begin(self, task: Task, log: IO[bytes]) -> None:
-        """Begin an attempt that may write into its log; OSError where the machine lacks what that takes."""
-        raise NotImplementedError
+    def withdraw(self, trial: int) -> bool:
+        """Do not start a trial's attempt any more; False where none is on its way."""
+        if trial in self._waiting:
+            self._end(self._waiting.pop(trial))
+        elif trial in self._preparing:
+            self._to_withdraw.add(trial)  # it ends once nothing of it can be written any more
+        else:
+            return False
+        return True
 
-    def _lose(self, node: str, why: str) -> None:
-        """End what runs on a lost node."""
-        raise NotImplementedError
+    def withdrawals(self) -> list[Exit]:
+        """The ends of attempts that were given up since the last look."""
+        ends, self._withdrawals = self._withdrawals, []
+        return ends
 
-    def _leave(self) -> None:
-        """Give up what waits, because the allocation is over, and let what runs end."""
-        raise NotImplementedError
+    def work(self, deadline: float) -> None:
+        """Make folders ready and start what is ready, until the deadline, and at least one."""
+        while self._waiting and len(self._preparing) < AT_ONCE and time.monotonic() < deadline:
+            trial = next(iter(self._waiting))
+            self._prepare(self._waiting.pop(trial))
+        for trial, (task, ready) in list(self._preparing.items()):
+            if not ready.done():
+                continue
+            del self._preparing[trial]
+            try:
+                ready.result()
+            except InputError as error:
+                raise InputError(f"{error}; then continue with --resume") from error
+            if trial in self._to_withdraw:
+                self._to_withdraw.remove(trial)
+                self._end(task)
+            else:
+                self._launcher.start(task)
+            if time.monotonic() >= deadline:
+                break
 
-    def _hear_scheduler(self) -> None:
-        """Act on what the scheduler says of nodes and the allocation; nothing that ends with it says anything."""
-        for node, state in self._watch.changes().items():
-            word = "the scheduler has lost it" if state == "lost" else "it does not answer the scheduler"
-            self._reports.append(Probed(node=node, healthy=False, message=word))
-            if state == "lost":
-                self._lose(node, word)
-        if self._watch.over:
-            self._revoked = f"the allocation has ended (job {self._allocation.job}: {self._watch.over})"
-            self._reports.append(Revoked(message=self._revoked))
-            self._watch.close()
-            self._leave()
+    def _prepare(self, task: Task) -> None:
+        known = task.trial in self._configured
+        config = None if known else self._config_of(task.trial).to_json()
+        self._configured.add(task.trial)
+        ready = self._files.submit(write_folder, task, config, self._told)
+        ready.add_done_callback(lambda _: self._ring())
+        self._preparing[task.trial] = task, ready
 
-    def _is_known(self, nodes: Iterable[str], since: float) -> bool:
-        """Return True where looks that began later have said how these nodes and the allocation are, or it took too long."""
-        late = time.monotonic() > since + HOLD and not self._watch.suspicious
-        return late or self._watch.knows(nodes, since)
+    def _end(self, task: Task) -> None:
+        self._withdrawals.append(Exit(task=task, code=-signal.SIGTERM))
 
-    def _is_excused(self, evidence: Evidence, nodes: Iterable[str], begun: float) -> bool:
-        """Return True where the scheduler did not start a step for reasons of its own."""
-        refused = not evidence.started and not evidence.suspects
-        return evidence.unreachable or (refused and not self._watch.in_order(nodes, begun))
+
+def write_folder(task: Task, config: dict[str, Any] | None, told: Mapping[str, Any]) -> None:
+    """Write what an attempt reads first, and is ``told``; ``config`` only where it is not there yet. InputError where a link leads elsewhere."""
+    for place in (task.folder.parent, task.folder):
+        check_no_link(place)
+    for name in ("log.txt", "heartbeat"):
+        check_own(task.folder / name)
+    if config is not None:
+        write_json(task.folder / "config.json", config)
+    write_sealed(task.folder / "attempt.json", {"attempt": task.attempt, **told})
 
 
 def importable() -> dict[str, str]:
@@ -188,98 +214,3 @@ def importable() -> dict[str, str]:
         return {}
     inherited = os.environ.get("PYTHONPATH")
     return {"PYTHONPATH": os.pathsep.join([str(root), *([inherited] if inherited else [])])}
-
-
-def verdict(end: Exit, config_hash: str, objective: Objective) -> Reached | Failed:
-    """What an attempt came to, judged by the record that it left; success is a complete record, never an exit code."""
-    task = end.task
-    record = _record_of(task)
-    if end.interrupted and (record is None or not _is_complete(record, task)):
-        return _failure(end, "preempted", end.message)
-    if record is None:
-        return _without_result(end, None)
-    if record.config_hash != config_hash:
-        return _failure(end, "defect", f"the record in {task.folder} belongs to another configuration")
-    if end.out_of_memory and record.status == "failed":
-        return _without_result(end, record)  # the other ranks only saw that one was gone
-    if record.status == "failed" and record.failure is not None:
-        return _failure(end, record.failure.kind, record.failure.message)
-    if not _is_complete(record, task):
-        return _without_result(end, record)
-    value = objective_value(record, objective, task.until)
-    if value is None:
-        return _failure(end, "diverged", f"the objective is not a number up to epoch {task.until}")
-    return Reached(
-        trial=task.trial,
-        attempt=task.attempt,
-        epochs=record.epochs,
-        value=value,
-        over=record.status in OVER,
-        seconds=record.cost.seconds,
-        memory_mb=record.cost.peak_memory_mb,
-    )
-
-
-def is_complete(task: Task) -> bool:
-    """Return True where this very attempt left the record of its whole segment."""
-    record = _record_of(task)
-    return record is not None and _is_complete(record, task)
-
-
-def log_tail(folder: Path) -> str:
-    """The last lines of a run's log; empty where there is none."""
-    return "\n".join(text_since(folder / "log.txt", 0).splitlines()[-TAIL_LINES:])
-
-
-def _record_of(task: Task) -> RunRecord | None:
-    """The record that this very attempt left; None where it left none. Records from before attempts were counted are its own."""
-    try:
-        record = read_record(task.folder)
-    except InputError:
-        return None
-    return record if record.attempt in (0, task.attempt) else None
-
-
-def _is_complete(record: RunRecord, task: Task) -> bool:
-    return record.status in OVER or (record.status == "paused" and record.epochs >= task.until)
-
-
-def _without_result(end: Exit, record: RunRecord | None) -> Failed:
-    """The kind of failure of an attempt that left no result, from its exit and how far it came."""
-    task, code = end.task, end.code
-    if end.out_of_memory:
-        return _failure(end, "out_of_memory", "the system ran out of memory and killed the process")
-    if code is None:
-        return _failure(end, "launch", end.message)
-    if end.hung or end.suspects:
-        return _failure(end, "lost_node", end.message or "its heartbeat stopped")
-    if code == FENCED:
-        return _failure(end, "preempted", "left, because another attempt has taken over")
-    if code in (-2, -9, -10, -15) or (record is not None and record.status == "paused"):
-        how = f"by signal {-code}" if code < 0 else "before the segment's end"
-        return _failure(end, "preempted", end.message or f"ended from outside {how}")
-    if code < 0:
-        return _failure(end, "defect", f"crashed with signal {-code}\n{log_tail(task.folder)}")
-    kind: FailureKind = "launch" if record is None else "defect"
-    return _failure(end, kind, f"exit code {code} without a result\n{log_tail(task.folder)}")
-
-
-def _failure(end: Exit, kind: FailureKind, message: str) -> Failed:
-    task = end.task
-    return Failed(
-        trial=task.trial,
-        attempt=task.attempt,
-        kind=kind,
-        message=message.strip(),
-        epochs=saved_epochs(task.folder),
-        suspects=end.suspects,
-    )
-
-
-def saved_epochs(folder: Path) -> int:
-    """Finished epochs that the newest complete checkpoint of a run holds; 0 where there is none."""
-    try:
-        checkpoint = latest_checkpoint(folder / "checkpoints")
-        return 0 if checkpoint is None else int(read_json(checkpoint / "state.json")["epoch"])
-    except (InputError, KeyError, TypeError, ValueError):
-        return 0

@@ -23,9 +23,9 @@ import torch
 
 from hydragnn.errors import InputError
 from hydragnn.files import open_log
+from hydragnn.hpo.launching.attempts import Heartbeat, seconds_between_beats
 from hydragnn.hpo.launching.descriptors import readable
 from hydragnn.hpo.launching.launcher import Begun, Exit, Report, Task, importable
-from hydragnn.hpo.launching.watchdog import Heartbeat, seconds_between_beats
 from hydragnn.hpo.scheduling.events import Identity, Probed, node_of
 from hydragnn.machine import visible_gpus
 

@@ -17,13 +17,15 @@ from pathlib import Path
 from typing import IO, Any
 
 from hydragnn.hpo.launching.allocation import Allocation
+from hydragnn.hpo.launching.attempts import Beats, seconds_between_beats, text_since
 from hydragnn.hpo.launching.descriptors import Ears, allow_many_files
-from hydragnn.hpo.launching.launcher import AllocationLauncher, Begun, Exit, Report, Task
+from hydragnn.hpo.launching.launcher import Begun, Exit, Report, Task
 from hydragnn.hpo.launching.local import MODULE, shares_of
 from hydragnn.hpo.launching.packstep import GoodEnds, Pack, PackAttempt, PackQueue, pack_at_gate, request_of
 from hydragnn.hpo.launching.sites import Site, Step
 from hydragnn.hpo.launching.stepprocess import STEP_RATE, end_steps
-from hydragnn.hpo.launching.watchdog import AGAIN, Beats, seconds_between_beats, text_since
+from hydragnn.hpo.launching.steps import AllocationLauncher
+from hydragnn.hpo.launching.watchdog import AGAIN
 from hydragnn.hpo.scheduling.events import Identity, Probed, node_of
 
 PACK = Path(__file__).with_name("pack.py")
@@ -273,7 +275,7 @@ class PackLauncher(AllocationLauncher):
         for end, since in open_ends:
             if self._revoked:
                 self._reports.append(replace(end, interrupted=True, message=self._revoked))
-            elif self._is_known((), since):  # of its nodes, the workers themselves tell
+            elif self._watch.has_spoken((), since):  # of its nodes, the workers themselves tell
                 self._reports.append(end)
             else:
                 self._open_ends.append((end, since))
@@ -325,11 +327,11 @@ class PackLauncher(AllocationLauncher):
         """Give the nodes of an ended pack new ones, and let what ran there be tried again; False where it is too early to say."""
         began = any(node in self._last_signs for node in pack.nodes)
         evidence = self._site.evidence(text_since(self._log, pack.log_from))
-        if not began and self._is_excused(evidence, pack.nodes, pack.begun):
+        if not began and self._watch.excuses(evidence, pack.nodes, pack.begun):
             if now < since + AGAIN:
                 return False
             self._begin_again(pack, [pack.nodes])
-        elif not self._is_known((), since):
+        elif not self._watch.has_spoken((), since):
             return False
         elif len(pack.nodes) > 1 and not began:
             half = len(pack.nodes) // 2  # it names no culprit: two smaller ones start without it, or find it

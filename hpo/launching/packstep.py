@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import IO
 
 from hydragnn.files import open_log
-from hydragnn.hpo.launching.launcher import Exit, Task, is_complete
+from hydragnn.hpo.launching.attempts import Beats, is_complete
+from hydragnn.hpo.launching.launcher import Exit, Task
 from hydragnn.hpo.launching.sites import Site, Step
 from hydragnn.hpo.launching.stepprocess import BURST, StepProcess, TokenBucket
-from hydragnn.hpo.launching.watchdog import Beats
 from hydragnn.hpo.scheduling.events import Identity
 
 FILES = 16  # records read side by side, because those of a shared file system take their time

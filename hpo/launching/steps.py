@@ -1,5 +1,6 @@
-"""Attempts as job steps of an allocation: one ``srun``, ``mpiexec`` or ``flux run`` per attempt, on nodes that we choose."""
+"""Attempts as job steps of an allocation: what its launchers share, and one ``srun``, ``mpiexec`` or ``flux run`` per attempt, on nodes that we choose."""
 
+import os
 import sys
 import time
 from collections import deque
@@ -8,11 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from hydragnn.errors import InputError
+from hydragnn.files import open_log
 from hydragnn.hpo.launching.allocation import Allocation
+from hydragnn.hpo.launching.attempts import Heartbeat, is_complete, seconds_between_beats, text_since
 from hydragnn.hpo.launching.descriptors import readable
-from hydragnn.hpo.launching.launcher import AllocationLauncher, Begun, Exit, Report, Task, is_complete
+from hydragnn.hpo.launching.launcher import Begun, Exit, Report, Revoked, Task, importable
 from hydragnn.hpo.launching.local import MODULE
-from hydragnn.hpo.launching.probes import Probes
 from hydragnn.hpo.launching.sites import Evidence, Site, Step
 from hydragnn.hpo.launching.stepprocess import (
     BURST,
@@ -22,13 +25,70 @@ from hydragnn.hpo.launching.stepprocess import (
     TokenBucket,
     end_steps,
 )
-from hydragnn.hpo.launching.watchdog import AGAIN, Heartbeat, seconds_between_beats, text_since
-from hydragnn.hpo.scheduling.events import Identity
+from hydragnn.hpo.launching.watchdog import AGAIN, Probes, SchedulerWatch
+from hydragnn.hpo.scheduling.events import Identity, Probed
 
 RANK = Path(__file__).with_name("rank.py")
 PAUSE = 0.05  # seconds between looks at what runs; at most 90 processes are looked at
 HEARTBEAT_EVERY = 2.0  # seconds between looks at a trial's heartbeat
 LAST_WORDS = 15.0  # seconds that steps of an allocation that is over may take to end
+
+
+class AllocationLauncher:
+    """What launchers in an allocation share: its end, the scheduler as a witness, and the ends that wait for its word."""
+
+    def __init__(self, site: Site, allocation: Allocation, module: str, environment: Mapping[str, str] | None) -> None:
+        """``module`` is what attempts run, in this process's environment with changes."""
+        self._site, self._allocation, self._module = site, allocation, module
+        self._environment = {**os.environ, **importable(), "PYTHONUNBUFFERED": "1", **(environment or {})}
+        self._watch = SchedulerWatch(site, allocation.nodes, allocation.job)
+        self._reports: list[Report] = []
+        self._revoked = ""
+        """Why the allocation is over; empty as long as it lives."""
+
+    @property
+    def deadline(self) -> float | None:
+        """When the allocation ends."""
+        return self._allocation.deadline
+
+    def start(self, task: Task) -> None:
+        """Note an attempt in its log and begin it; where there can be none, ``poll`` reports its end."""
+        if self._revoked:
+            self._reports.append(Exit(task=task, code=None, interrupted=True, message=self._revoked))
+            return
+        note = f"--- attempt {task.attempt}: until epoch {task.until}, {time.strftime('%Y-%m-%d %H:%M:%S')}, "
+        try:
+            with open_log(task.folder / "log.txt") as log:
+                log.write(f"{note}{' '.join(task.slots)}\n".encode())
+                log.flush()
+                self._begin(task, log)
+        except (OSError, InputError) as error:
+            self._reports.append(Exit(task=task, code=None, message=f"cannot start a step: {error}"))
+
+    def _begin(self, task: Task, log: IO[bytes]) -> None:
+        """Begin an attempt that may write into its log; OSError where the machine lacks what that takes."""
+        raise NotImplementedError
+
+    def _lose(self, node: str, why: str) -> None:
+        """End what runs on a lost node."""
+        raise NotImplementedError
+
+    def _leave(self) -> None:
+        """Give up what waits, because the allocation is over, and let what runs end."""
+        raise NotImplementedError
+
+    def _hear_scheduler(self) -> None:
+        """Act on what the scheduler says of nodes and the allocation; nothing that ends with it says anything."""
+        for node, state in self._watch.changes().items():
+            word = "the scheduler has lost it" if state == "lost" else "it does not answer the scheduler"
+            self._reports.append(Probed(node=node, healthy=False, message=word))
+            if state == "lost":
+                self._lose(node, word)
+        if self._watch.over:
+            self._revoked = f"the allocation has ended (job {self._allocation.job}: {self._watch.over})"
+            self._reports.append(Revoked(message=self._revoked))
+            self._watch.close()
+            self._leave()
 
 
 @dataclass(kw_only=True, slots=True)
@@ -248,14 +308,14 @@ class StepLauncher(AllocationLauncher):
     def _was_refused(self, attempt: _Attempt) -> bool:
         """Return True where the scheduler did not start a step for reasons of its own, and it is still wanted."""
         ours = self._revoked or attempt.cancelled or attempt.killed or attempt.lost
-        return not ours and self._is_excused(attempt.evidence, attempt.task.slots, attempt.begun)
+        return not ours and self._watch.excuses(attempt.evidence, attempt.task.slots, attempt.begun)
 
     def _is_explained(self, attempt: _Attempt) -> bool:
         """Return True where all is known that decides how an attempt ended; ends without a result wait for the scheduler's word."""
         if self._revoked or attempt.cancelled or attempt.lost or attempt.complete:
             return True
         assert attempt.ended is not None
-        return self._is_known(attempt.task.slots, attempt.ended)
+        return self._watch.has_spoken(attempt.task.slots, attempt.ended)
 
     def _exit(self, attempt: _Attempt) -> Exit:
         task, evidence, states = attempt.task, attempt.evidence, self._watch.states

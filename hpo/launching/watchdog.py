@@ -1,29 +1,25 @@
-"""What tells early that something is wrong: a heartbeat that stopped, and a scheduler that has lost a node or ended the job.
+"""What tells that a node is lost or the job is over: the scheduler, and probes, which ask the nodes themselves.
 
 A launcher's own exit is no such sign: srun waits half a minute for a node that is gone, and then may return 0. A scheduler
 is a witness, not a judge: silence, errors and ``unknown`` are no news, and a look at which everything is lost at once is
 evidence about the scheduler; then heartbeats and the exits of steps decide.
 """
 
+import itertools
 import os
 import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from hydragnn.errors import InputError
-from hydragnn.files import open_regular
-from hydragnn.hpo.launching.sites import NodeState, NodeStates, Site, short_name
-from hydragnn.record import read_record
+from hydragnn.hpo.launching.sites import Evidence, NodeState, NodeStates, Site, Step, short_name
+from hydragnn.hpo.launching.stepprocess import StepProcess
+from hydragnn.hpo.scheduling.events import Probed
 
-HEARTBEAT = "heartbeat"
-"""The file that rank 0 touches while it takes steps."""
-LINGER = 10.0  # seconds that an attempt's processes may take to end once its record is complete
 LOOK_EVERY = 3.0  # seconds between looks at the nodes; sinfo answers from the controller's memory
 LOOKED_AT = 1000.0  # nodes that may be asked for per further second, because the answer of a large machine is long
 LOOK_PATIENCE = 20.0  # seconds after which a look is given up
@@ -32,105 +28,17 @@ HOLD = 10.0  # seconds that an end without a result waits for the scheduler's wo
 AGAIN = 5.0  # seconds until a step is started again for which the scheduler did not answer
 TROUBLE = 600.0
 """Seconds for which a scheduler in trouble excuses what it refuses."""
-LOG_END = 65536  # bytes of a log that are searched for the launcher's messages
 ANSWERS = 2 * LOOK_PATIENCE
 """Seconds since its last answer for which a scheduler counts as answering."""
 HANDFUL = 8
 """So many nodes can be lost between two looks however few there are; of more, not the larger part."""
 BADNESS: dict[NodeState, int] = {"well": 0, "silent": 1, "lost": 2}
 
-OPERATIONS_A_SECOND = 45.0
-"""Of the file system, for the signs of life of all runs of a campaign together: of fifty, some are left for what happens."""
-OPERATIONS_OF_A_BEAT = 10.0
-"""A look at ``attempt.json``, the heartbeat, the watchdog's look at it, and those of a record between checkpoints, which is written no more often."""
+PROBE = Path(__file__).with_name("probe.py")
+HEALTHY = "healthy"
+LAST_WORDS = 300  # characters of what a failed probe printed
 
 Clock = Callable[[], float]
-
-
-def seconds_between_beats(runs: int, patience: float) -> float:
-    """How far apart the heartbeats of each of so many runs are, and the looks at them: a second, or more where the file system would feel it.
-
-    A run that hangs is told from one that does not within the patience by four beats at least; where nobody looks, ``patience`` is infinite.
-
-    >>> [round(seconds_between_beats(runs, 600.0)) for runs in (4, 90, 500, 9_408)], round(seconds_between_beats(9_408, float("inf")))
-    ([1, 20, 111, 150], 2091)
-    """
-    return max(1.0, min(runs * OPERATIONS_OF_A_BEAT / OPERATIONS_A_SECOND, patience / 4))
-
-
-@dataclass(kw_only=True, slots=True)
-class Beats:
-    """Signs that a run still takes steps, as they come through a pipe."""
-
-    patience: float
-    clock: Clock = time.monotonic
-    _at: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._at = self.clock()
-
-    def beat(self) -> None:
-        """Note a sign of life."""
-        self._at = self.clock()
-
-    def stopped(self) -> bool:
-        """Return True where there was none for longer than the patience."""
-        return self.clock() - self._at > self.patience
-
-
-@dataclass(kw_only=True, slots=True)
-class Heartbeat:
-    """Signs that a run still takes steps: changes of its heartbeat on our own clock, whatever that of the file says."""
-
-    folder: Path
-    patience: float
-    every: float | None = None
-    """Seconds between looks at the file; a tenth of the patience if absent."""
-    runs: int = 1
-    """How many beat at the same time; looks are as far apart as their beats, or farther."""
-    clock: Clock = time.monotonic
-    _changed: float = field(init=False)
-    _stamp: tuple[int, int] | None = field(init=False, default=None)
-    _next: float = field(init=False)
-    _next_record: float = field(init=False, default=0.0)
-
-    def __post_init__(self) -> None:
-        self._changed = self.clock()
-        self._stamp = self._read()
-        self._next = self._changed
-
-    def stopped(self) -> bool:
-        """Return True where nothing changed for longer than the patience."""
-        now = self.clock()
-        if now < self._next:
-            return False
-        self._next = now + max(self._beats, self.patience / 10 if self.every is None else self.every)
-        stamp = self._read()
-        if stamp != self._stamp:
-            self._stamp, self._changed = stamp, now
-        return now - self._changed > self.patience
-
-    def lingers(self, attempt: int) -> bool:
-        """Return True where the attempt has left its last record, and some of its processes do not end, for example on a lost node."""
-        now = self.clock()
-        linger = max(LINGER, 2 * self._beats)
-        if now - self._changed < linger or now < self._next_record:
-            return False
-        self._next_record = now + linger
-        with suppress(InputError):
-            record = read_record(self.folder)
-            return record.attempt == attempt and record.status != "running"
-        return False
-
-    @property
-    def _beats(self) -> float:
-        return seconds_between_beats(self.runs, self.patience)
-
-    def _read(self) -> tuple[int, int] | None:
-        with suppress(OSError):
-            status = (self.folder / HEARTBEAT).stat()
-            return status.st_mtime_ns, status.st_ino
-        return None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -238,6 +146,16 @@ class SchedulerWatch:
         ours = set(self._nodes.values()).intersection(nodes) if self._of_nodes.possible else ()
         return job and all(self._node_times.get(node, float("-inf")) >= since for node in ours)
 
+    def has_spoken(self, nodes: Iterable[str], since: float) -> bool:
+        """Return True where it ``knows`` them, or took too long to say so."""
+        late = self._clock() > since + HOLD and not self.suspicious
+        return late or self.knows(nodes, since)
+
+    def excuses(self, evidence: Evidence, nodes: Iterable[str], begun: float) -> bool:
+        """Return True where the scheduler did not start a step for reasons of its own."""
+        refused = not evidence.started and not evidence.suspects
+        return evidence.unreachable or (refused and not self.in_order(nodes, begun))
+
     def in_order(self, nodes: Iterable[str], at: float) -> bool:
         """Return True where the scheduler answered and knew these nodes at that time; a slurmctld that has just started refuses steps on them.
 
@@ -306,10 +224,101 @@ class SchedulerWatch:
             self._of_job.hurry(LOOK_EVERY)
 
 
-def text_since(log: Path, begin: int) -> str:
-    """The end of what was written into a log from byte ``begin`` on."""
-    with suppress(OSError, InputError), os.fdopen(open_regular(log), "rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(begin, size - LOG_END))
-        return file.read().decode(errors="replace")
-    return ""
+@dataclass(kw_only=True, slots=True)
+class _Probe:
+    step: StepProcess
+    printed: IO[bytes]
+    deadline: float
+    begun: float
+    given_up: bool = False
+
+
+class Probes:
+    """Probes that run."""
+
+    def __init__(
+        self,
+        site: Site,
+        rank_line: tuple[str, ...],
+        ranks: int,
+        environment: Mapping[str, str],
+        patience: float,
+        watch: SchedulerWatch,
+    ) -> None:
+        """``watch`` tells whether the scheduler answers; while it does not, no node is to blame for a probe that fails."""
+        self._watch = watch
+        self._site, self._ranks, self._environment, self._patience = site, ranks, environment, patience
+        self._line, self._numbers = rank_line, itertools.count()
+        self._probes: dict[str, _Probe] = {}
+        self._again: dict[str, float] = {}
+        """When probes are begun again."""
+        self._reports: list[Probed] = []
+
+    def start(self, node: str) -> None:
+        """Begin to probe a node; one that is being probed already needs no second."""
+        if node in self._probes or node in self._again:
+            return
+        name = f"probe-{os.getpid()}-{next(self._numbers)}"
+        program = [*self._line, "-P", str(PROBE), "--rank", "{part}", "--ranks", str(self._ranks)]
+        program += ["--meet", name, "--threads", "{threads}"]
+        step = Step(name=name, nodes=(node,), ranks=self._ranks, program=tuple(program))
+        printed = tempfile.TemporaryFile()  # noqa: SIM115, closed when the answer was read
+        try:
+            process = StepProcess(self._site, step, printed, self._environment)
+        except OSError as error:
+            printed.close()
+            self._reports.append(Probed(node=node, healthy=False, message=f"cannot start a probe: {error}"))
+            return
+        process.go()
+        now = time.monotonic()
+        self._probes[node] = _Probe(step=process, printed=printed, begun=now, deadline=now + self._patience)
+
+    def results(self) -> list[Probed]:
+        """What probes found that have ended, or took too long, since the last call."""
+        now = time.monotonic()
+        for node in [node for node, when in self._again.items() if now >= when]:
+            del self._again[node]
+            self.start(node)
+        results, self._reports = self._reports, []
+        for node, probe in list(self._probes.items()):
+            if not self._watch.answering and not probe.given_up:
+                probe.deadline = now + self._patience
+            late = now > probe.deadline
+            if late:
+                probe.step.kill()
+            if probe.step.poll() is not None:
+                del self._probes[node]
+                results += self._result(node, probe, late)
+        return results
+
+    def give_up(self, node: str) -> None:
+        """End the probe of a node that is known to be lost."""
+        if self._again.pop(node, None) is not None:
+            self._reports.append(Probed(node=node, healthy=False, message="it was lost before it could be probed"))
+        if node in self._probes:
+            self._probes[node].given_up, self._probes[node].deadline = True, 0.0
+
+    def close(self) -> None:
+        """End all probes."""
+        self._again.clear()
+        for probe in self._probes.values():
+            probe.step.kill()
+        for probe in self._probes.values():
+            probe.step.wait()
+            probe.printed.close()
+        self._probes.clear()
+
+    def _result(self, node: str, probe: _Probe, late: bool) -> list[Probed]:
+        """What a probe says about its node: nothing where the scheduler did not start it; then it is begun again."""
+        with probe.printed as file:
+            file.seek(0)
+            printed = file.read().decode(errors="replace")
+        lines = printed.strip().splitlines()
+        if HEALTHY in lines:
+            return [Probed(node=node, healthy=True)]
+        if not late and self._watch.excuses(self._site.evidence(printed), [node], probe.begun):
+            self._again[node] = time.monotonic() + AGAIN
+            return []
+        output = "\n".join(lines)[-LAST_WORDS:] or "nothing"
+        message = f"no answer within {self._patience:.0f} s" if late else f"the probe failed; it said: {output}"
+        return [Probed(node=node, healthy=False, message=message)]

@@ -10,7 +10,8 @@ import psutil
 import pytest
 
 from hydragnn.hpo.launching.descriptors import Bell
-from hydragnn.hpo.launching.launcher import AllocationLauncher, Begun, Exit, Launcher, Report, Revoked, Task
+from hydragnn.hpo.launching.launcher import Begun, Exit, Launcher, Report, Revoked, Task
+from hydragnn.hpo.launching.steps import AllocationLauncher
 from hydragnn.hpo.scheduling.events import Probed, node_of
 from hydragnn.record import RunRecord, write_record
 

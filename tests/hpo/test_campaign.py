@@ -19,7 +19,7 @@ from hydragnn.hpo import (
     run_search,
 )
 from hydragnn.hpo.journal import Journal, read_journal
-from hydragnn.hpo.launching.launcher import log_tail
+from hydragnn.hpo.launching.attempts import log_tail
 from hydragnn.hpo.scheduling.events import Failed
 from hydragnn.hpo.status import campaign_status
 from hydragnn.runs.attempt import shown_epochs

@@ -25,9 +25,8 @@ from hydragnn.hpo import (
 )
 from hydragnn.hpo.controller import steady_clock
 from hydragnn.hpo.journal import read_journal
-from hydragnn.hpo.launch_queue import LaunchQueue
 from hydragnn.hpo.launching.descriptors import readable
-from hydragnn.hpo.launching.launcher import Begun, Report
+from hydragnn.hpo.launching.launcher import Begun, LaunchQueue, Report
 from hydragnn.hpo.sampler import history_of, proposal, proposals
 from hydragnn.hpo.scheduling.events import Event, Failed, Identity, Launched, Probed, Progressed, Proposed, Reached
 from hydragnn.hpo.scheduling.scheduler import State

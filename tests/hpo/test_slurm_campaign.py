@@ -18,7 +18,7 @@ import pytest
 import tomli_w
 
 from hydragnn.errors import InputError
-from hydragnn.hpo import CampaignResult, launch_queue, run_search
+from hydragnn.hpo import CampaignResult, run_search
 from hydragnn.hpo.campaign import launcher_for
 from hydragnn.hpo.journal import read_journal, replay
 from hydragnn.hpo.launching.allocation import read_allocation
@@ -237,7 +237,7 @@ def test_a_full_disk_stops_the_campaign_clearly_and_nothing_is_lost(
     job(4)
     monkeypatch.setenv("FAKE_BYTES", str(900_000))
     monkeypatch.setattr(
-        launch_queue, "check_no_link", lambda place: None
+        "hydragnn.hpo.launching.launcher.check_no_link", lambda place: None
     )  # the link below stands for a disk mounted there
     campaign, out = settings(trials=5, nodes_per_trial=2, rungs=[]), tmp_path / "campaign"
     followed = Followed(at_opening=lambda: small_folder(out / "trials" / "0002", disk))

@@ -13,7 +13,8 @@ import pytest
 
 from hydragnn.files import digest
 from hydragnn.hpo.launching.allocation import Allocation, read_allocation
-from hydragnn.hpo.launching.launcher import Begun, Exit, Launcher, Report, Task, verdict
+from hydragnn.hpo.launching.attempts import verdict
+from hydragnn.hpo.launching.launcher import Begun, Exit, Launcher, Report, Task
 from hydragnn.hpo.launching.packs import PackLauncher
 from hydragnn.hpo.launching.sites import Mpiexec, Site, Slurm
 from hydragnn.hpo.launching.steps import Limits, StepLauncher

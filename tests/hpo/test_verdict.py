@@ -7,7 +7,7 @@ import pytest
 
 from hydragnn.errors import InputError
 from hydragnn.hpo import Exit, Task, objective_value
-from hydragnn.hpo.launching.launcher import verdict
+from hydragnn.hpo.launching.attempts import verdict
 from hydragnn.hpo.objective import check_objective
 from hydragnn.hpo.scheduling.events import Failed, Reached
 from hydragnn.record import Cost, Failure, RunRecord, write_record

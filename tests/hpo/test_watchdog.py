@@ -9,15 +9,9 @@ from pathlib import Path
 import pytest
 
 from hydragnn.files import write_sealed
+from hydragnn.hpo.launching.attempts import Beats, Heartbeat, seconds_between_beats
 from hydragnn.hpo.launching.sites import Mpiexec, NodeStates, Slurm
-from hydragnn.hpo.launching.watchdog import (
-    LOOK_PATIENCE,
-    TROUBLE,
-    Beats,
-    Heartbeat,
-    SchedulerWatch,
-    seconds_between_beats,
-)
+from hydragnn.hpo.launching.watchdog import LOOK_PATIENCE, TROUBLE, SchedulerWatch
 from hydragnn.record import Failure, RunRecord, write_record
 from hydragnn.runs.attempt import BEAT_SECONDS, Attempt
 from hydragnn.runs.attempt import Heartbeat as Beating

@@ -10,8 +10,7 @@ import pytest
 from hydragnn.ensemble.prediction.parts import PLAN, Parts
 from hydragnn.errors import InputError
 from hydragnn.files import write_json, write_sealed
-from hydragnn.hpo.launch_queue import write_folder
-from hydragnn.hpo.launching.launcher import Task
+from hydragnn.hpo.launching.launcher import Task, write_folder
 from hydragnn.runs.attempt import Attempt, Fenced
 from hydragnn.runs.checkpoint import latest_checkpoint
 from hydragnn.scripts.report.ablation_facts import ablation_facts

@@ -1,0 +1,225 @@
+"""What attempts show: while they run by their heartbeats, at their end by the record that they left, which alone is the verdict."""
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hydragnn.errors import InputError
+from hydragnn.files import open_regular, read_json
+from hydragnn.hpo.launching.launcher import Exit, Task
+from hydragnn.hpo.objective import Objective, objective_value
+from hydragnn.hpo.scheduling.events import Failed, Reached
+from hydragnn.record import FailureKind, RunRecord, read_record
+from hydragnn.runs.checkpoint import latest_checkpoint
+
+HEARTBEAT = "heartbeat"
+"""The file that rank 0 touches while it takes steps."""
+LINGER = 10.0  # seconds that an attempt's processes may take to end once its record is complete
+LOG_END = 65536  # bytes of a log that are searched for the launcher's messages
+TAIL_LINES = 15
+
+OVER = ("finished", "stopped")
+"""What the record of a run says that needs no further segment."""
+
+FENCED = 4
+"""Exit code of an attempt that found ``attempt.json`` naming another one."""
+
+OPERATIONS_A_SECOND = 45.0
+"""Of the file system, for the signs of life of all runs of a campaign together: of fifty, some are left for what happens."""
+OPERATIONS_OF_A_BEAT = 10.0
+"""A look at ``attempt.json``, the heartbeat, the watchdog's look at it, and those of a record between checkpoints, which is written no more often."""
+
+Clock = Callable[[], float]
+
+
+def seconds_between_beats(runs: int, patience: float) -> float:
+    """How far apart the heartbeats of each of so many runs are, and the looks at them: a second, or more where the file system would feel it.
+
+    A run that hangs is told from one that does not within the patience by four beats at least; where nobody looks, ``patience`` is infinite.
+
+    >>> [round(seconds_between_beats(runs, 600.0)) for runs in (4, 90, 500, 9_408)], round(seconds_between_beats(9_408, float("inf")))
+    ([1, 20, 111, 150], 2091)
+    """
+    return max(1.0, min(runs * OPERATIONS_OF_A_BEAT / OPERATIONS_A_SECOND, patience / 4))
+
+
+@dataclass(kw_only=True, slots=True)
+class Beats:
+    """Signs that a run still takes steps, as they come through a pipe."""
+
+    patience: float
+    clock: Clock = time.monotonic
+    _at: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._at = self.clock()
+
+    def beat(self) -> None:
+        """Note a sign of life."""
+        self._at = self.clock()
+
+    def stopped(self) -> bool:
+        """Return True where there was none for longer than the patience."""
+        return self.clock() - self._at > self.patience
+
+
+@dataclass(kw_only=True, slots=True)
+class Heartbeat:
+    """Signs that a run still takes steps: changes of its heartbeat on our own clock, whatever that of the file says."""
+
+    folder: Path
+    patience: float
+    every: float | None = None
+    """Seconds between looks at the file; a tenth of the patience if absent."""
+    runs: int = 1
+    """How many beat at the same time; looks are as far apart as their beats, or farther."""
+    clock: Clock = time.monotonic
+    _changed: float = field(init=False)
+    _stamp: tuple[int, int] | None = field(init=False, default=None)
+    _next: float = field(init=False)
+    _next_record: float = field(init=False, default=0.0)
+
+    def __post_init__(self) -> None:
+        self._changed = self.clock()
+        self._stamp = self._read()
+        self._next = self._changed
+
+    def stopped(self) -> bool:
+        """Return True where nothing changed for longer than the patience."""
+        now = self.clock()
+        if now < self._next:
+            return False
+        self._next = now + max(self._beats, self.patience / 10 if self.every is None else self.every)
+        stamp = self._read()
+        if stamp != self._stamp:
+            self._stamp, self._changed = stamp, now
+        return now - self._changed > self.patience
+
+    def lingers(self, attempt: int) -> bool:
+        """Return True where the attempt has left its last record, and some of its processes do not end, for example on a lost node."""
+        now = self.clock()
+        linger = max(LINGER, 2 * self._beats)
+        if now - self._changed < linger or now < self._next_record:
+            return False
+        self._next_record = now + linger
+        with suppress(InputError):
+            record = read_record(self.folder)
+            return record.attempt == attempt and record.status != "running"
+        return False
+
+    @property
+    def _beats(self) -> float:
+        return seconds_between_beats(self.runs, self.patience)
+
+    def _read(self) -> tuple[int, int] | None:
+        with suppress(OSError):
+            status = (self.folder / HEARTBEAT).stat()
+            return status.st_mtime_ns, status.st_ino
+        return None
+
+
+def verdict(end: Exit, config_hash: str, objective: Objective) -> Reached | Failed:
+    """What an attempt came to, judged by the record that it left; success is a complete record, never an exit code."""
+    task = end.task
+    record = _record_of(task)
+    if end.interrupted and (record is None or not _is_complete(record, task)):
+        return _failure(end, "preempted", end.message)
+    if record is None:
+        return _without_result(end, None)
+    if record.config_hash != config_hash:
+        return _failure(end, "defect", f"the record in {task.folder} belongs to another configuration")
+    if end.out_of_memory and record.status == "failed":
+        return _without_result(end, record)  # the other ranks only saw that one was gone
+    if record.status == "failed" and record.failure is not None:
+        return _failure(end, record.failure.kind, record.failure.message)
+    if not _is_complete(record, task):
+        return _without_result(end, record)
+    value = objective_value(record, objective, task.until)
+    if value is None:
+        return _failure(end, "diverged", f"the objective is not a number up to epoch {task.until}")
+    return Reached(
+        trial=task.trial,
+        attempt=task.attempt,
+        epochs=record.epochs,
+        value=value,
+        over=record.status in OVER,
+        seconds=record.cost.seconds,
+        memory_mb=record.cost.peak_memory_mb,
+    )
+
+
+def is_complete(task: Task) -> bool:
+    """Return True where this very attempt left the record of its whole segment."""
+    record = _record_of(task)
+    return record is not None and _is_complete(record, task)
+
+
+def log_tail(folder: Path) -> str:
+    """The last lines of a run's log; empty where there is none."""
+    return "\n".join(text_since(folder / "log.txt", 0).splitlines()[-TAIL_LINES:])
+
+
+def _record_of(task: Task) -> RunRecord | None:
+    """The record that this very attempt left; None where it left none. Records from before attempts were counted are its own."""
+    try:
+        record = read_record(task.folder)
+    except InputError:
+        return None
+    return record if record.attempt in (0, task.attempt) else None
+
+
+def _is_complete(record: RunRecord, task: Task) -> bool:
+    return record.status in OVER or (record.status == "paused" and record.epochs >= task.until)
+
+
+def _without_result(end: Exit, record: RunRecord | None) -> Failed:
+    """The kind of failure of an attempt that left no result, from its exit and how far it came."""
+    task, code = end.task, end.code
+    if end.out_of_memory:
+        return _failure(end, "out_of_memory", "the system ran out of memory and killed the process")
+    if code is None:
+        return _failure(end, "launch", end.message)
+    if end.hung or end.suspects:
+        return _failure(end, "lost_node", end.message or "its heartbeat stopped")
+    if code == FENCED:
+        return _failure(end, "preempted", "left, because another attempt has taken over")
+    if code in (-2, -9, -10, -15) or (record is not None and record.status == "paused"):
+        how = f"by signal {-code}" if code < 0 else "before the segment's end"
+        return _failure(end, "preempted", end.message or f"ended from outside {how}")
+    if code < 0:
+        return _failure(end, "defect", f"crashed with signal {-code}\n{log_tail(task.folder)}")
+    kind: FailureKind = "launch" if record is None else "defect"
+    return _failure(end, kind, f"exit code {code} without a result\n{log_tail(task.folder)}")
+
+
+def _failure(end: Exit, kind: FailureKind, message: str) -> Failed:
+    task = end.task
+    return Failed(
+        trial=task.trial,
+        attempt=task.attempt,
+        kind=kind,
+        message=message.strip(),
+        epochs=saved_epochs(task.folder),
+        suspects=end.suspects,
+    )
+
+
+def saved_epochs(folder: Path) -> int:
+    """Finished epochs that the newest complete checkpoint of a run holds; 0 where there is none."""
+    try:
+        checkpoint = latest_checkpoint(folder / "checkpoints")
+        return 0 if checkpoint is None else int(read_json(checkpoint / "state.json")["epoch"])
+    except (InputError, KeyError, TypeError, ValueError):
+        return 0
+
+
+def text_since(log: Path, begin: int) -> str:
+    """The end of what was written into a log from byte ``begin`` on."""
+    with suppress(OSError, InputError), os.fdopen(open_regular(log), "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(begin, size - LOG_END))
+        return file.read().decode(errors="replace")
+    return ""
