@@ -105,13 +105,6 @@ def compiled(
                         yield from collector.launched_in(op.call, case.to("meta", dtype))
 
 
-def cache_folder() -> Path:
-    """Where Triton keeps what it has compiled: TRITON_CACHE_DIR, or a folder at home."""
-    from triton import knobs
-
-    return Path(knobs.cache.dir)
-
-
 def _collector(architecture: str) -> _Collector:
     if architecture not in ARCHITECTURES:
         raise InputError(

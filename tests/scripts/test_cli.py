@@ -196,7 +196,7 @@ def test_every_command_teaches(run: Callable[..., tuple[int, str, str]]) -> None
         code, out, _ = run(command, "--help")
         assert code == 0
         assert "--json" in out or command in GROUPS
-    for group, command in (("kernels", "compile"), ("bench", "kernels")):
+    for group, command in (("kernels", "compile"), ("kernels", "tune"), ("bench", "kernels")):
         assert "--json" in run(group, command, "--help")[1]
 
 
@@ -263,3 +263,9 @@ def test_kernels_for_an_unknown_machine_or_dtype_are_refused(run: Callable[..., 
     assert code == 2 and "unknown architecture gfx9000; Triton kernels are compiled for gfx90a" in err
     code, _, err = run("kernels", "compile", "--arch", "gfx90a", "--dtype", "int8")
     assert code == 2 and "unknown dtype int8; choose among float32" in err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is an accelerator to measure")
+def test_tiles_are_not_measured_without_an_accelerator(run: Callable[..., tuple[int, str, str]]) -> None:
+    code, _, err = run("kernels", "tune")
+    assert code == 2 and "this machine has none; run it on a node with a GPU" in err
