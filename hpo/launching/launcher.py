@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+import psutil
+
 import hydragnn
 from hydragnn.config import AnyConfig
 from hydragnn.errors import InputError
@@ -214,3 +216,16 @@ def importable() -> dict[str, str]:
         return {}
     inherited = os.environ.get("PYTHONPATH")
     return {"PYTHONPATH": os.pathsep.join([str(root), *([inherited] if inherited else [])])}
+
+
+def is_alive(identity: Identity) -> bool:
+    """Return True where the very process exists on this machine and is no zombie, which is nobody's to collect where the controller has died.
+
+    Another process that got its number later has another start time.
+    """
+    try:
+        process = psutil.Process(int(identity["pid"]))
+        same = abs(process.create_time() - float(identity["created"])) < 1.0
+        return same and process.status() != psutil.STATUS_ZOMBIE
+    except (psutil.NoSuchProcess, KeyError, ValueError):
+        return False

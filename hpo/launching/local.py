@@ -25,7 +25,7 @@ from hydragnn.errors import InputError
 from hydragnn.files import open_log
 from hydragnn.hpo.launching.attempts import Heartbeat, seconds_between_beats
 from hydragnn.hpo.launching.descriptors import readable
-from hydragnn.hpo.launching.launcher import Begun, Exit, Report, Task, importable
+from hydragnn.hpo.launching.launcher import Begun, Exit, Report, Task, importable, is_alive
 from hydragnn.hpo.scheduling.events import Identity, Probed, node_of
 from hydragnn.machine import visible_gpus
 
@@ -318,21 +318,10 @@ def _creation_time(pid: int) -> float:
         return 0.0  # it ended at once; the worker's next report says so
 
 
-def _is_alive(identity: Identity) -> bool:
-    """Return True where the very process exists; another one that got its number later has another start time."""
-    try:
-        process = psutil.Process(int(identity["pid"]))
-        return (
-            abs(process.create_time() - float(identity["created"])) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
-        )
-    except (psutil.NoSuchProcess, KeyError, ValueError):
-        return False
-
-
 def _end(identity: Identity) -> None:
     """Kill a process with its group, if it still is the same one, and wait until it is gone."""
     deadline = time.monotonic() + GONE_WAIT
-    while _is_alive(identity):
+    while is_alive(identity):
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(int(identity["pid"]), signal.SIGKILL)
         if time.monotonic() > deadline:

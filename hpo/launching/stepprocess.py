@@ -13,6 +13,7 @@ import psutil
 
 from hydragnn.errors import InputError
 from hydragnn.hpo.launching.allocation import Run, output_of
+from hydragnn.hpo.launching.launcher import is_alive
 from hydragnn.hpo.launching.sites import CONTRADICTING, Site, Step
 from hydragnn.hpo.scheduling.events import Identity
 
@@ -179,20 +180,10 @@ def _end_process(identity: Identity) -> None:
     """End a launcher, if the very process still exists: by SIGTERM, so that it ends its step, then by SIGKILL."""
     for kind, patience in ((signal.SIGTERM, LAST_KILL), (signal.SIGKILL, GONE_WAIT)):
         deadline = time.monotonic() + patience
-        if _is_alive(identity):
+        if is_alive(identity):
             with suppress(ProcessLookupError, PermissionError):
                 (os.killpg if kind is signal.SIGKILL else os.kill)(int(identity["pid"]), kind)
-        while _is_alive(identity) and time.monotonic() < deadline:
+        while is_alive(identity) and time.monotonic() < deadline:
             time.sleep(PAUSE)
-    if _is_alive(identity):
+    if is_alive(identity):
         raise InputError(f"process {identity['pid']} of an interrupted search does not end; kill it, then resume")
-
-
-def _is_alive(identity: Identity) -> bool:
-    """Return True where the very process exists and is no zombie, which is nobody's to collect where the controller has died."""
-    try:
-        process = psutil.Process(int(identity["pid"]))
-        same = abs(process.create_time() - float(identity["created"])) < 1.0
-        return same and process.status() != psutil.STATUS_ZOMBIE
-    except (psutil.NoSuchProcess, KeyError, ValueError):
-        return False

@@ -58,7 +58,7 @@ from hydragnn.hpo.scheduling.state import (
 )
 from hydragnn.hpo.scheduling.trouble import (
     begin_trouble,
-    excused,
+    excused_trial,
     follow_trouble,
     is_bad_luck,
     is_beyond_hope,
@@ -278,7 +278,7 @@ def _fate(state: State, trial: Trial, kind: FailureKind, in_trouble: bool) -> tu
     """What becomes of a trial whose attempt failed; ``in_trouble``: because the machine is."""
     stopped = bool(trial.cancelled)
     if in_trouble:
-        return with_waiting(state, excused(state, trial)), []
+        return with_waiting(state, excused_trial(state, trial)), []
     if kind in MACHINE_FAULTS and (stopped or trial.faults < state.plan.retries or is_bad_luck(state, trial)):
         state = replace(state, disturbed=state.disturbed + (not stopped))
         return with_waiting(state, replace(trial, faults=trial.faults + (not stopped))), []

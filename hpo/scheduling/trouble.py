@@ -80,7 +80,7 @@ def begin_trouble(state: State, now: float) -> State:
     return _with_pause(state, trouble, now)
 
 
-def excused(state: State, trial: Trial) -> Trial:
+def excused_trial(state: State, trial: Trial) -> Trial:
     """The trial after a fault of a machine in trouble: the first trouble since it gained an epoch costs nothing, later ones one retry each, never the last."""
     counts = trial.trouble not in (0, state.trouble.number)
     faults = min(state.plan.retries, trial.faults + 1) if counts else trial.faults
