@@ -77,13 +77,13 @@ class BatchSettings(Settings):
     """What a rank may take for weights, optimizer and the tensors of a step, such as ``"4 GB"``: a batch that takes more is computed
     in parts, with the same result. Absent: all of an accelerator under ``budget = "auto"``, otherwise no limit."""
 
-    max_graphs: int = Field(default=32, ge=0)
+    max_graphs: int = Field(default=32, ge=0, le=2**53)
     """Graphs per step."""
 
-    max_nodes: int = Field(default=0, ge=0)
+    max_nodes: int = Field(default=0, ge=0, le=2**53)
     """Nodes per step."""
 
-    max_edges: int = Field(default=0, ge=0)
+    max_edges: int = Field(default=0, ge=0, le=2**53)
     """Edges per step."""
 
     @model_validator(mode="after")

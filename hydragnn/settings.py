@@ -6,7 +6,7 @@ import stat
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar, get_args
 
 import pydantic
 
@@ -45,6 +45,21 @@ class Settings(pydantic.BaseModel):
         stored = info.context is not None and info.context.get("stored", False)
         return {**cls.former, **cls.before, **value} if stored and isinstance(value, Mapping) else value
 
+    @pydantic.field_validator("*", mode="before")
+    @classmethod
+    def _meant(cls, value: Any, info: Any) -> Any:
+        """What pydantic would take and nobody means: true for the number 1, numbers that no array holds, texts that no path may hold."""
+        if info.context is not None and info.context.get("stored", False):
+            return value  # an earlier program took it
+        if isinstance(value, bool) and not _takes(cls.model_fields[info.field_name].annotation, bool):
+            raise ValueError("Input should not be true or false")
+        for item in value if isinstance(value, list) else [value]:
+            if isinstance(item, int) and not -(2**63) <= item < 2**63:
+                raise ValueError("Input should be a number of less than 64 bits")
+            if isinstance(item, str) and "\0" in item:
+                raise ValueError("Input should have no NUL character")
+        return value
+
     @classmethod
     def without_later_keys(cls, table: Mapping[str, Any]) -> dict[str, Any]:
         """Return a complete table without the keys that came later, where they say what was computed before: hashes stay."""
@@ -71,6 +86,11 @@ class Settings(pydantic.BaseModel):
         """Plain JSON, complete with defaults; ``parse`` gives the same object back."""
         result: dict[str, Any] = self.model_dump(mode="json")
         return result
+
+
+def _takes(annotation: Any, kind: type) -> bool:
+    """Return True where a value of that type is among what an annotation allows."""
+    return annotation in (kind, Any) or any(_takes(part, kind) for part in get_args(annotation))
 
 
 def first_problem(error: pydantic.ValidationError) -> str:

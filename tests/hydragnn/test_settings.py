@@ -35,6 +35,11 @@ GOOD: dict[str, Any] = {"data": {"store": "a.h5"}, "model": {"kind": "painn"}, "
         ("heads.0.weight=0", "every loss weight is 0"),
         ("heads.3.weight=1", "not a position"),
         ("train.learning_rate=nan", "train.learning_rate"),
+        ("model.hidden_dim=true", "model.hidden_dim: Input should not be true or false"),
+        ("train.learning_rate=true", "train.learning_rate: Input should not be true or false"),
+        (f"split.seed={2**63}", "split.seed: Input should be a number of less than 64 bits"),
+        (f"batch.max_nodes={2**62}", "batch.max_nodes: Input should be less than or equal to"),
+        ("data.store='a\\u0000b'", "data.store: Input should have no NUL character"),
     ],
 )
 def test_a_wrong_value_is_one_sentence_that_names_the_key(assignment: str, sentence: str) -> None:
