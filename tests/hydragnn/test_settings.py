@@ -39,7 +39,7 @@ GOOD: dict[str, Any] = {"data": {"store": "a.h5"}, "model": {"kind": "painn"}, "
         ("train.learning_rate=true", "train.learning_rate: Input should not be true or false"),
         (f"split.seed={2**63}", "split.seed: Input should be a number of less than 64 bits"),
         (f"batch.max_nodes={2**62}", "batch.max_nodes: Input should be less than or equal to"),
-        ("data.store='a\\u0000b'", "data.store: Input should have no NUL character"),
+        ('data.store="a\\u0000b"', "data.store: Input should have no NUL character"),
     ],
 )
 def test_a_wrong_value_is_one_sentence_that_names_the_key(assignment: str, sentence: str) -> None:
