@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 
@@ -33,8 +34,7 @@ PENALTIES = np.logspace(-4, 3, 15)
 Vector = NDArray[np.float64]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Sized:
+class Sized(Struct, frozen=True, kw_only=True):
     """How long an epoch of a trial took on so many slots."""
 
     trial: int

@@ -18,12 +18,14 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec import Struct
 
 from hydragnn import __version__
 from hydragnn.errors import Busy, InputError
 from hydragnn.files import flush_directory, lock_file, open_regular
 from hydragnn.hpo.scheduling.changes import Changes
-from hydragnn.hpo.scheduling.events import Event, Opened, event_from_json, event_to_json
+from hydragnn.hpo.scheduling.events import DECODER as EVENT
+from hydragnn.hpo.scheduling.events import KINDS, Event, Opened, Tick, event_from_json, event_to_json
 from hydragnn.hpo.scheduling.replay import Replay, concerned
 from hydragnn.hpo.scheduling.scheduler import State, Trial, transition
 
@@ -31,7 +33,7 @@ NAME = "journal.jsonl"
 
 FORMAT = 2
 
-DECODER = msgspec.json.Decoder()
+TICK = Tick()
 
 YOUNG = 2_000
 """So many new objects are searched for circular garbage at once; that takes less than a millisecond."""
@@ -45,6 +47,24 @@ class Entry(NamedTuple):
     then: Changes | None = None
 
 
+class Line(Struct, frozen=True):
+    """What a line says besides its event."""
+
+    time: float
+    event: str
+    crc: int
+    line: int | None = None
+    then: Changes | None = None
+    format: int = FORMAT
+    program: str = ""
+
+
+LINE = msgspec.json.Decoder(Line)
+
+TOLD = frozenset({"opened", "reached", "failed"})
+"""Events that say more than was decided about them; of the others a status needs to know nothing."""
+
+
 def read_journal(path: Path) -> list[tuple[float, Event]]:
     """(time, event) of every complete line; an absent file is an empty journal, a torn last line is left out."""
     return [(entry.time, entry.event) for entry in read_entries(path)]
@@ -52,14 +72,22 @@ def read_journal(path: Path) -> list[tuple[float, Event]]:
 
 def read_entries(path: Path) -> list[Entry]:
     """Every complete line, with its decisions; an absent file is an empty journal, a torn last line is left out."""
-    return [entry_of(value, f"{path}: line {number}") for number, (value, _) in enumerate(_lines(path), start=1)]
+    return [entry_of(data, line, path, number) for number, (data, line) in enumerate(_lines(path), start=1)]
 
 
-def entry_of(value: dict[str, Any], where: str) -> Entry:
-    """The entry that a line's object describes; InputError where a newer program wrote it."""
-    if value.get("format", FORMAT) > FORMAT:
-        raise InputError(f"{where} was written by a newer program ({value.get('program')}); update this one to read it")
-    return Entry(float(value["time"]), event_from_json(value), value.get("then"))
+def entry_of(data: bytes, line: Line, path: Path, number: int, *, brief: bool = False) -> Entry:
+    """The entry that a line is; InputError where a newer program wrote it. A ``brief`` one has a tick for an event that is not ``TOLD``."""
+    if line.format > FORMAT:
+        raise InputError(
+            f"{path}: line {number} was written by a newer program ({line.program}); update this one to read it"
+        )
+    if brief and line.then is not None and line.event not in TOLD and line.event in KINDS:
+        return Entry(line.time, TICK, line.then)
+    try:
+        event = EVENT.decode(data)
+    except msgspec.ValidationError:
+        event = event_from_json(msgspec.json.decode(data))
+    return Entry(line.time, event, line.then)
 
 
 def replay(path: Path, follow: Callable[[Sequence[Trial], Event, Replay], None] | None = None) -> State:
@@ -84,13 +112,13 @@ def courses(path: Path, entries: Sequence[Entry]) -> Iterator[tuple[Sequence[Tri
     campaign = Replay()
     for number, entry in enumerate(entries):
         before = concerned(campaign, entry.event)
-        if follows(campaign, entry, f"{path}: line {number + 1}"):
+        if follows(campaign, entry, path, number + 1):
             yield before, entry, campaign
         elif not any(whole > number for whole in wholes):
-            raise gap(path, f"line {number + 1}")
+            raise gap(path, number + 1)
 
 
-def follows(campaign: Replay, entry: Entry, where: str) -> bool:
+def follows(campaign: Replay, entry: Entry, path: Path, number: int) -> bool:
     """Let an entry happen to a campaign; False where it does not follow from those before it."""
     if entry.then is None:
         state = campaign.state
@@ -102,7 +130,7 @@ def follows(campaign: Replay, entry: Entry, where: str) -> bool:
     try:
         campaign.apply(entry.event, entry.then)
     except InputError as error:
-        raise InputError(f"{where}: {error}; restore the file from a copy") from error
+        raise InputError(f"{path}: line {number}: {error}; restore the file from a copy") from error
     return True
 
 
@@ -114,10 +142,10 @@ def state_of(campaign: Replay, path: Path) -> State:
         raise InputError(f"{path}: {error}; restore the file from a copy") from error
 
 
-def gap(path: Path, where: str) -> InputError:
+def gap(path: Path, number: int) -> InputError:
     """What to raise where an event does not follow from those before it."""
     return InputError(
-        f"{path}: {where} does not follow from the lines before it; lines are missing, or another version of this program "
+        f"{path}: line {number} does not follow from the lines before it; lines are missing, or another version of this program "
         "wrote it: restore the file from a copy, continue with that version, or begin in another folder"
     )
 
@@ -134,9 +162,9 @@ class Journal:
         self._lock = acquire_lock(path.with_suffix(".lock"))
         try:
             self.undecided, self._count, self._length = False, 0, 0
-            for value, self._length in _lines(path):
-                self._count += 1
-                self.undecided = "then" not in value or (self.undecided and not value["then"].get("whole"))
+            for data, line in _lines(path):
+                self._count, self._length = self._count + 1, self._length + len(data)
+                self.undecided = line.then is None or (self.undecided and not line.then.get("whole"))
             self._file = open_regular(path, os.O_RDWR | os.O_CREAT)
             os.ftruncate(self._file, self._length)
             os.lseek(self._file, 0, os.SEEK_END)
@@ -236,25 +264,34 @@ def no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _lines(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
-    """Every complete line's object and the position where the line ends."""
+def _lines(path: Path) -> Iterator[tuple[bytes, Line]]:
+    """Every complete line, and what it says besides its event."""
     try:
         with os.fdopen(open_regular(path), "rb") as file:
-            data = file.read()
+            yield from complete_lines(file, path)
     except FileNotFoundError:
         return
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
-    position = 0
-    for number, line in enumerate(data.splitlines(keepends=True), start=1):
-        value = decode_line(line)
-        position += len(line)
-        if value is None and position >= len(data) and is_torn(line):
-            return
-        if value is None:
-            raise damage(path, f"line {number}")
-        check_number(value, number, path)
-        yield value, position
+
+
+def complete_lines(file: Iterable[bytes], path: Path, before: int = 0) -> Iterator[tuple[bytes, Line]]:
+    """Every line of those that follow the first ``before``, and what it says besides its event; a torn last one is left out."""
+    number, torn = before, b""
+    for number, data in enumerate(file, start=before + 1):
+        if torn:
+            raise damage(path, number - 1)
+        line = decode_line(data)
+        if line is None:
+            if not is_torn(data):
+                raise damage(path, number)
+            torn = data
+            continue
+        if line.line not in (None, number):
+            raise InputError(
+                f"{path}: line {number} was number {line.line} when it was written; lines are missing, restore the file from a copy"
+            )
+        yield data, line
 
 
 def is_torn(line: bytes) -> bool:
@@ -265,17 +302,9 @@ def is_torn(line: bytes) -> bool:
     return b"\0\0" in line or not (line.endswith(b"\n") or decode_line(line[:-1] + b"\n"))
 
 
-def damage(path: Path, where: str) -> InputError:
+def damage(path: Path, number: int) -> InputError:
     """What to raise where a line is not what was written."""
-    return InputError(f"{path} is damaged in {where}; restore the file from a copy, or begin a new campaign")
-
-
-def check_number(value: dict[str, Any], number: int, path: Path) -> None:
-    """InputError where a line's object was written as another line than the one that it is now."""
-    if value.get("line", number) != number:
-        raise InputError(
-            f"{path}: line {number} was number {value['line']} when it was written; lines are missing, restore the file from a copy"
-        )
+    return InputError(f"{path} is damaged in line {number}; restore the file from a copy, or begin a new campaign")
 
 
 def _encode_line(value: dict[str, Any]) -> bytes:
@@ -283,21 +312,19 @@ def _encode_line(value: dict[str, Any]) -> bytes:
     return f'{text[:-1]}, "crc": {zlib.crc32(text.encode())}}}\n'.encode()
 
 
-def decode_line(line: bytes) -> dict[str, Any] | None:
-    """The object in a line; None where the line is incomplete or its checksum does not fit.
+def decode_line(data: bytes) -> Line | None:
+    """What a line says besides its event; None where the line is incomplete or its checksum does not fit.
 
     The checksum is that of the bytes before it; where these do not fit, that of what they mean, as sorted JSON.
     """
-    if not line.endswith(b"\n"):
+    if not data.endswith(b"\n"):
         return None
-    head, _, tail = line.rpartition(b', "crc": ')
     try:
-        if tail == b"%d}\n" % zlib.crc32(b"}", zlib.crc32(head)):
-            value = DECODER.decode(head + b"}")
-            return value if isinstance(value, dict) else None
-        value = json.loads(line)
-        crc = value.pop("crc")
-    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
+        line = LINE.decode(data)
+        if line.crc == zlib.crc32(b"}", zlib.crc32(data[: data.rfind(b', "crc": ')])):
+            return line
+        value = json.loads(data)
+        del value["crc"]
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
-    text = json.dumps(value, sort_keys=True)
-    return value if isinstance(value, dict) and zlib.crc32(text.encode()) == crc else None
+    return line if zlib.crc32(json.dumps(value, sort_keys=True).encode()) == line.crc else None

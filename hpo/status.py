@@ -3,26 +3,16 @@
 import math
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from hydragnn.errors import InputError
 from hydragnn.files import open_regular
 from hydragnn.hpo.costs import CostModel, scaling_of, work_of
 from hydragnn.hpo.journal import NAME as JOURNAL
-from hydragnn.hpo.journal import (
-    check_number,
-    damage,
-    decode_line,
-    entry_of,
-    follows,
-    gap,
-    is_torn,
-    no_garbage_collection,
-    state_of,
-)
+from hydragnn.hpo.journal import complete_lines, entry_of, follows, gap, no_garbage_collection, state_of
 from hydragnn.hpo.parameters import place_of
 from hydragnn.hpo.preflight import open_campaign
 from hydragnn.hpo.scheduling.events import node_of
@@ -33,6 +23,12 @@ from hydragnn.hpo.timeline import FaultRow, NodeHours, TimelineBuilder, local_no
 
 SILENT = 180.0
 """Seconds without a line in the journal after which a controller that should write one every minute is thought gone."""
+
+BLOCK = 2**20
+"""Bytes of the journal that are read at once."""
+
+OFTEN = 5_000
+"""Lines between two words on how much has been read."""
 
 STATUSES = ("asked", "waiting", "running", "paused", "finished", "failed", "lost")
 
@@ -178,7 +174,7 @@ class Follower:
         self._space, self._together = space_of(campaign.search.space), campaign.together_text
         self._campaign, self._timeline_builder = Replay(), TimelineBuilder()
         self._position, self._last = 0, 0.0
-        self._count, self._gap = 0, ""
+        self._count, self._gap = 0, 0
         self._costs = CostModel()
 
     @property
@@ -186,49 +182,42 @@ class Follower:
         """What the journal told so far."""
         return self._timeline_builder
 
-    def update(self, track: Callable[[list[bytes]], Iterable[bytes]] = iter) -> bool:
+    def update(self, show: Callable[[int, int], object] = lambda done, whole: None) -> bool:
         """Take in what was written since the last call; whether there was anything. A line that is not complete yet waits.
 
-        ``track`` passes the lines on as they are, and may show how many.
+        ``show`` is told now and then how many bytes of how many have been read.
         """
         path = self._folder / JOURNAL
         before = self._position
         try:
-            with os.fdopen(open_regular(path), "rb") as file:
+            with os.fdopen(open_regular(path), "rb", buffering=BLOCK) as file, no_garbage_collection():
                 file.seek(before)
-                lines = file.read().splitlines(keepends=True)
+                self._read(file, path, show)
         except FileNotFoundError:
             return False
         except OSError as error:
             raise InputError(f"cannot read {path}: {error.strerror or error}") from error
-        with no_garbage_collection():
-            self._read(lines, path, track)
         if self._gap:
             raise gap(path, self._gap)
         return self._position > before
 
-    def _read(self, lines: list[bytes], path: Path, track: Callable[[list[bytes]], Iterable[bytes]]) -> None:
-        for number, line in enumerate(track(lines), start=1):
-            value = decode_line(line)
-            if value is None and (number < len(lines) or not is_torn(line)):
-                raise damage(path, f"line {self._count + 1}")
-            if value is None:
-                break
+    def _read(self, file: BinaryIO, path: Path, show: Callable[[int, int], object]) -> None:
+        """Line by line; the first that does not follow from those before it is remembered until the whole state comes."""
+        campaign, whole = self._campaign, os.fstat(file.fileno()).st_size
+        for data, line in complete_lines(file, path, self._count):
+            if self._count % OFTEN == 0:
+                show(self._position, whole)
             self._count += 1
-            check_number(value, self._count, path)
-            self._last = float(value["time"])
-            self._take(value, f"the line at byte {self._position}")
-            self._position += len(line)
-
-    def _take(self, value: dict[str, Any], where: str) -> None:
-        """One line; the first that does not follow from those before it is remembered until the whole state comes."""
-        entry = entry_of(value, where)
-        before = concerned(self._campaign, entry.event)
-        if not follows(self._campaign, entry, where):
-            self._gap = self._gap or where
-            return
-        self._gap = "" if (entry.then or {}).get("whole") else self._gap
-        self._timeline_builder.observe(before, entry.event, self._campaign, entry.time)
+            self._position += len(data)
+            self._last = line.time
+            entry = entry_of(data, line, path, self._count, brief=True)
+            before = concerned(campaign, entry.event)
+            if not follows(campaign, entry, path, self._count):
+                self._gap = self._gap or self._count
+                continue
+            if self._gap and entry.then is not None and entry.then.get("whole"):
+                self._gap = 0
+            self._timeline_builder.observe(before, entry.event, campaign, entry.time)
 
     def status(self) -> CampaignStatus:
         """How the campaign stands, as far as it was read."""

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from hydragnn.hpo.costs import Sized, seconds_on
 from hydragnn.hpo.scheduling.events import Event, Failed, Opened, Reached, node_of
 from hydragnn.hpo.scheduling.node_health import NodeHealth, NodeStatus
-from hydragnn.hpo.scheduling.replay import Replay, concerned
+from hydragnn.hpo.scheduling.replay import ENDS, Replay, concerned
 from hydragnn.hpo.scheduling.scheduler import MACHINE_FAULTS, State, Trial, transition
 from hydragnn.record import FailureKind
 
@@ -187,17 +187,19 @@ class TimelineBuilder:
 
     def observe(self, before: Sequence[Trial], event: Event, after: State | Replay, now: float) -> None:
         """Note what an event changed; ``before``: the trials that it concerns, as they were."""
-        if not isinstance(event, Opened):  # between two controllers nothing is busy
-            self._busy += self._busy_slots * max(0.0, now - self._since)
-        self._since = max(now, self._since)
         if isinstance(event, Opened):
             self._on_opened(before, event, now)
-        elif isinstance(event, Reached | Failed) and before:
-            self._on_end(before[0], after.trials[event.trial], event, now)
+        else:
+            if now > self._since:  # between two controllers nothing is busy
+                self._busy += self._busy_slots * (now - self._since)
+            if before and isinstance(event, ENDS):
+                self._on_end(before[0], after, event, now)
+        self._since = max(now, self._since)
         if after.health is not self._health:
             self._health = after.health
             self._compare_health(now)
-        self._ended = max(now, self._ended)
+        if now > self._ended:
+            self._ended = now
         self._busy_slots = len(after.slots) - len(after.free) - after.health.held
         self.campaign = after
 
@@ -236,10 +238,11 @@ class TimelineBuilder:
         self._sessions.append(Session(slots=event.slots, started=now, ended=now))
         self._ended = now
 
-    def _on_end(self, trial: Trial, became: Trial, event: Reached | Failed, now: float) -> None:
+    def _on_end(self, trial: Trial, after: State | Replay, event: Reached | Failed, now: float) -> None:
         if isinstance(event, Reached):
-            self._on_reached(trial, became, event, now)
+            self._on_reached(trial, after.status(trial.number) == "finished", event, now)
             return
+        became = after.trials[trial.number]
         to_sampler = became.status == "failed"
         kind: Outcome = became.failure.kind if became.failure else event.kind
         saved = bool(trial.cancelled) and kind in MACHINE_FAULTS
@@ -255,18 +258,19 @@ class TimelineBuilder:
         else:
             self._add(replace(span, useful=_surviving_seconds(span, trial)), confirmed=False)
 
-    def _on_reached(self, trial: Trial, became: Trial, event: Reached, now: float) -> None:
+    def _on_reached(self, trial: Trial, finished: bool, event: Reached, now: float) -> None:
         """Training time that the record vouches for: this attempt's, the rest belongs to those before it, latest first."""
         gained = max(0, event.epochs - trial.epochs)
-        span = _span(trial, now, "finished" if became.status == "finished" else "reached", epochs=gained)
-        trained = event.seconds - trial.seconds if event.seconds > trial.seconds else span.seconds
+        lasted = max(now, trial.started) - trial.started
+        trained = event.seconds - trial.seconds if event.seconds > trial.seconds else lasted
         earlier = self._unconfirmed.pop(trial.number, [])
         if not earlier and gained:
             self.sizes.append(Sized(trial=trial.number, slots=len(trial.slots), seconds=trained / gained))
         if event.memory_mb > 0:
             self.memory[trial.number] = event.memory_mb
-        self._add(replace(span, useful=min(trained, span.seconds)), confirmed=True)
-        rest = max(0.0, trained - span.seconds)
+        outcome: Outcome = "finished" if finished else "reached"
+        self._add(_span(trial, now, outcome, epochs=gained, useful=min(trained, lasted)), confirmed=True)
+        rest = max(0.0, trained - lasted)
         for index in reversed(earlier):
             counted = min(rest, self._spans[index].seconds)
             self._count(index, counted)

@@ -1,7 +1,7 @@
 """What commands print of their results."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console, RenderableType
 from rich.progress import (
     BarColumn,
-    MofNCompleteColumn,
+    DownloadColumn,
     Progress,
     SpinnerColumn,
     TextColumn,
@@ -57,11 +57,12 @@ def show_value(value: dict[str, Any], as_json: bool) -> None:
 
 
 @contextmanager
-def lines_read(console: Console) -> Iterator[Callable[[list[bytes]], Iterable[bytes]]]:
-    """Who passes the lines of a journal on and shows how many were read, with the time left, on a terminal."""
-    columns = (TextColumn("journal"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+def journal_read(console: Console) -> Iterator[Callable[[int, int], None]]:
+    """Who hears how many bytes of how many of a journal were read and shows it, with the time left, on a terminal."""
+    columns = (TextColumn("journal"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        yield progress.track
+        task = progress.add_task("journal", total=None)
+        yield lambda done, whole: progress.update(task, completed=done, total=whole)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from rich.text import Text
 from hydragnn.hpo import CampaignStatus, Follower
 from hydragnn.hpo.controller import SAMPLER_LOG
 from hydragnn.hpo.status import duration_text, values_line
-from hydragnn.scripts.showing import lines_read
+from hydragnn.scripts.showing import journal_read
 from hydragnn.terminal import PlainConsole
 
 INTERVAL = 2.0
@@ -65,8 +65,8 @@ def show_status(
     """
     console = console or PlainConsole()
     follower = Follower(folder)
-    with lines_read(console) as track:
-        follower.update(track)
+    with journal_read(console) as show:
+        follower.update(show)
     if watch and not as_json and console.is_terminal:
         _watch_live(follower, console, sleep)
         return

@@ -1,7 +1,10 @@
 """What can happen to a campaign, and what the scheduler can ask for; both are plain values."""
 
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import msgspec
+from msgspec import Struct
 
 from hydragnn.errors import InputError
 from hydragnn.record import FailureKind
@@ -38,8 +41,11 @@ class Plan:
     """Seconds that attempts need to save themselves; the campaign leaves so long before the end of a budget."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Opened:
+class Happening(Struct, frozen=True, kw_only=True, tag_field="event", tag=str.lower):
+    """What can happen; in JSON the name of its kind is a member of its own."""
+
+
+class Opened(Happening, frozen=True, kw_only=True):
     """A controller begins, or begins again; whatever ran under an earlier one runs no more."""
 
     plan: Plan
@@ -48,8 +54,7 @@ class Opened:
     """When the allocation ends, on the clock of the events; None where it does not."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Proposed:
+class Proposed(Happening, frozen=True, kw_only=True):
     """A configuration for a trial that the scheduler asked for."""
 
     trial: int
@@ -61,15 +66,13 @@ class Proposed:
     """Slots at which half of the speed is lost: an epoch on p slots takes ``work / p * (1 + (p - 1) / scaling)``; None: no loss."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Exhausted:
+class Exhausted(Happening, frozen=True, kw_only=True):
     """There is no configuration left that was not tried; answers the request for ``trial`` and all later ones."""
 
     trial: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Launched:
+class Launched(Happening, frozen=True, kw_only=True):
     """A process exists for an attempt, and waits for this line to be on disk before it works."""
 
     trial: int
@@ -77,8 +80,7 @@ class Launched:
     identity: Identity
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Progressed:
+class Progressed(Happening, frozen=True, kw_only=True):
     """A running attempt showed how far it has come."""
 
     trial: int
@@ -87,8 +89,7 @@ class Progressed:
     """Epochs done, with a fraction."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Reached:
+class Reached(Happening, frozen=True, kw_only=True):
     """An attempt ended its segment with a record; ``over`` where training needs no further segment (early stop)."""
 
     trial: int
@@ -102,8 +103,7 @@ class Reached:
     """Peak memory of one rank; 0 where unknown."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Failed:
+class Failed(Happening, frozen=True, kw_only=True):
     """An attempt ended without a result, for the stated reason."""
 
     trial: int
@@ -116,8 +116,7 @@ class Failed:
     """Nodes that are known to be at fault; empty where it can be any of the attempt's."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Probed:
+class Probed(Happening, frozen=True, kw_only=True):
     """What a node's probe found, asked for or not: an unhealthy node leaves the pool."""
 
     node: str
@@ -125,16 +124,14 @@ class Probed:
     message: str = ""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Stopping:
+class Stopping(Happening, frozen=True, kw_only=True):
     """The user, or the end of the allocation, wants the campaign to leave with everything saved."""
 
     reason: str
     ending: Literal["stopped", "walltime"] = "stopped"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Tick:
+class Tick(Happening, frozen=True, kw_only=True):
     """Nothing but time passed."""
 
 
@@ -196,10 +193,10 @@ class Close:
 
 Action = Propose | Start | Probe | Cancel | Settle | Close
 
-_EVENTS: dict[str, tuple[type[Any], tuple[str, ...]]] = {
-    cls.__name__.lower(): (cls, tuple(member.name for member in fields(cls)))
-    for cls in (Opened, Proposed, Exhausted, Launched, Progressed, Reached, Failed, Probed, Stopping, Tick)
-}
+KINDS = frozenset(cls.__name__.lower() for cls in get_args(Event))
+
+DECODER = msgspec.json.Decoder(Event)
+"""Reads the event of a JSON object that may have other members; ValidationError where ``event_from_json`` has more to say."""
 
 _FIRST_OPENED = {"places": "slots"}
 _FIRST_PLAN = {"min_places": "min_slots", "max_places": "max_slots"}
@@ -220,7 +217,8 @@ def event_to_json(event: Event) -> dict[str, Any]:
     >>> event_to_json(Exhausted(trial=3))
     {'event': 'exhausted', 'trial': 3}
     """
-    return {"event": type(event).__name__.lower(), **asdict(event)}
+    value: dict[str, Any] = msgspec.to_builtins(event)
+    return value
 
 
 def event_from_json(value: dict[str, Any]) -> Event:
@@ -229,20 +227,11 @@ def event_from_json(value: dict[str, Any]) -> Event:
     >>> event_from_json({"event": "exhausted", "trial": 3})
     Exhausted(trial=3)
     """
-    cls, names = _EVENTS.get(str(value.get("event")), (None, ()))
-    if cls is None:
+    if value.get("event") not in KINDS:
         raise InputError(f"unknown event {value.get('event')!r}; it was written by a newer program, update this one")
     try:
-        if cls is Opened:
-            value = in_current_words(value)
-            told = dict(value["plan"])
-            plan = Plan(**{**told, "rungs": tuple(told["rungs"])})
-            value = {**value, "plan": plan, "slots": tuple(value["slots"])}
-        members = {name: value[name] for name in names if name in value}
-        if "suspects" in members:
-            members["suspects"] = tuple(members["suspects"])
-        event: Event = cls(**members)
-    except (TypeError, KeyError, ValueError) as error:
+        event: Event = msgspec.convert(in_current_words(value), Event)
+    except (TypeError, ValueError) as error:
         raise InputError(f"event {value.get('event')} is damaged ({error})") from error
     return event
 

@@ -27,7 +27,7 @@ class Strike(Struct, frozen=True, kw_only=True):
         return self.trial, self.attempt
 
 
-class Node(Struct, frozen=True, kw_only=True):
+class Node(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What speaks against a node; a node without an entry is in good health."""
 
     status: NodeStatus = "pool"

@@ -4,14 +4,12 @@ Indexes (who runs, how many have a status, who stands on a rung) follow from the
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, get_type_hints
 
 from immutables import Map
-from msgspec import Struct
-from msgspec.structs import replace
-from pydantic import TypeAdapter, ValidationError
+from msgspec import ValidationError, convert
+from msgspec.structs import asdict, replace
 
 from hydragnn.errors import InputError
 from hydragnn.hpo.scheduling.changes import INDEXED, Changes
@@ -20,8 +18,11 @@ from hydragnn.hpo.scheduling.node_health import Node, NodeHealth
 from hydragnn.hpo.scheduling.ordered import Pool, Ranking
 from hydragnn.hpo.scheduling.state import Rung, State, Trial, least_slots, most_slots, nodes_of
 
-PLACED = ("trials", "nodes", "waiting", "free", "whole")
+PLACED = frozenset({"trials", "nodes", "waiting", "free", "whole"})
 """Changes that have a place of their own; the others are members of a state."""
+
+MEMBERS = {name: hint for name, hint in get_type_hints(State).items() if name not in INDEXED}
+"""The types of those."""
 
 
 class Replay:
@@ -38,7 +39,7 @@ class Replay:
         self._state: State | None = state
         self._own = False
         """True where trials, free slots and the line of those that wait are ours to change."""
-        self.trials: Any = state.trials
+        self.trials: Mapping[int, Trial] | Trials = state.trials
         self.free: Any = state.free
         self.health: NodeHealth = state.health
         self.plan, self.slots, self.nodes = state.plan, state.slots, state.nodes
@@ -50,7 +51,9 @@ class Replay:
         if self._state is None:
             try:
                 self._state = self._built()
-            except (KeyError, ValueError, TypeError, AttributeError, IndexError, ValidationError) as error:
+            except InputError:
+                raise
+            except MISFITS as error:
                 raise misfit(error) from error
         return self._state
 
@@ -60,6 +63,10 @@ class Replay:
         if self._state is not None:
             return self._state.running
         return [self.trials[number] for number in sorted(self.trials) if self.trials[number].status == "running"]
+
+    def status(self, number: int) -> str:
+        """The status of a trial, as its latest change says; KeyError for one that there is not."""
+        return self.trials.status(number) if isinstance(self.trials, Trials) else self.trials[number].status
 
     @property
     def least(self) -> int:
@@ -82,46 +89,40 @@ class Replay:
             if isinstance(event, Opened):
                 self.plan, self.slots, self.nodes = event.plan, event.slots, nodes_of(event.slots)
                 self._levels = self._levels or len(event.plan.rungs)
-            for number, members in changes.get("trials", {}).items():
-                self._change_trial(int(number), members)
-            for name, members in changes.get("nodes", {}).items():
-                self._change_node(name, members)
+            for name, value in changes.items():
+                if name not in PLACED:
+                    self._members[name] = MEMBERS[name], value
+            if "trials" in changes:
+                self._trials.change(changes["trials"])
+            if "free" in changes:
+                self.free.change(**changes["free"])
+            if "nodes" in changes:
+                self._change_nodes(changes["nodes"])
             if "waiting" in changes:
                 start, stop, new = changes["waiting"]
                 self._waiting[start:stop] = new
-            if "free" in changes:
-                self.free.change(**changes["free"])
-            for name, value in changes.items():
-                if name not in PLACED:
-                    self._members[name] = STATE[name], value
-        except (KeyError, ValueError, TypeError, AttributeError, IndexError, ValidationError) as error:
+        except MISFITS as error:
             raise misfit(error) from error
 
     def _take_over(self) -> None:
         """Make what will change our own."""
         state = self.state
-        self.trials = dict(state.trials)
+        self.trials = self._trials = Trials(state.trials)
         self.free = FreeSlots(state.free)
         self._waiting = list(state.waiting)
-        self._members: dict[str, tuple[Reader, Any]] = {}
+        self._members: dict[str, tuple[Any, Any]] = {}
         self._base, self._own = state, True
 
-    def _change_trial(self, number: int, members: dict[str, Any] | None) -> None:
-        if members is None:
-            del self.trials[number]
-        else:
-            before = self.trials.get(number)
-            self.trials[number] = replace(Trial(number=number) if before is None else before, **_read(TRIAL, members))
-
-    def _change_node(self, name: str, members: dict[str, Any] | None) -> None:
-        if members is None:
-            self.health = self.health.without(name)
-        else:
-            node = replace(self.health.get(name, Node()), **_read(NODE, members))
-            self.health = self.health.with_node(name, node)
+    def _change_nodes(self, nodes: Mapping[str, dict[str, Any] | None]) -> None:
+        for name, members in nodes.items():
+            if members is None:
+                self.health = self.health.without(name)
+            else:
+                before = asdict(self.health.get(name, Node()))
+                self.health = self.health.with_node(name, _value(Node, before | members))
 
     def _built(self) -> State:
-        trials: dict[int, Trial] = self.trials
+        trials = self._trials.built()
         return replace(
             self._base,
             plan=self.plan,
@@ -135,8 +136,56 @@ class Replay:
             rungs=_rungs(trials.values(), self._levels),
             waiting=tuple(self._waiting),
             touched=None,
-            **{name: read(value) for name, (read, value) in self._members.items()},
+            **{name: _value(hint, value) for name, (hint, value) in self._members.items()},
         )
+
+
+class Trials(Mapping[int, Trial]):
+    """Trials that change in place: a change is members in a table, and a value is made of them where somebody asks for it."""
+
+    def __init__(self, trials: Mapping[int, Trial]) -> None:
+        self._built: dict[int, Trial | None] = dict(trials)
+        """None where a trial has changed since somebody asked."""
+        self._members: dict[int, dict[str, Any]] = {}
+
+    def __getitem__(self, number: int) -> Trial:
+        trial = self._built[number]
+        if trial is None:
+            try:
+                trial = self._built[number] = _value(Trial, self._members[number])
+            except ValueError as error:
+                raise misfit(error, f"trial {number}: ") from error
+        return trial
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._built)
+
+    def __len__(self) -> int:
+        return len(self._built)
+
+    def change(self, changes: Mapping[str, dict[str, Any] | None]) -> None:
+        """Give members of trials, by their numbers, other values; None: the trial is gone. KeyError for one that is not there."""
+        for key, changed in changes.items():
+            number = int(key)
+            if changed is None:
+                del self._built[number]
+                self._members.pop(number, None)
+                continue
+            members = self._members.get(number)
+            if members is None:
+                before = self._built.get(number)
+                members = self._members[number] = {"number": number} if before is None else asdict(before)
+            members.update(changed)
+            self._built[number] = None
+
+    def status(self, number: int) -> str:
+        """The status of a trial, without making a value of it."""
+        trial = self._built[number]
+        return str(self._members[number]["status"]) if trial is None else trial.status
+
+    def built(self) -> dict[int, Trial]:
+        """All of them as values."""
+        return {number: self[number] for number in self._built}
 
 
 class FreeSlots:
@@ -176,16 +225,22 @@ def concerned(campaign: State | Replay, event: Event) -> tuple[Trial, ...]:
     """The trials whose attempts an event ends, as they are before: all that run where a controller begins; none where it no longer matters."""
     if isinstance(event, Opened):
         return tuple(campaign.running)
-    if isinstance(event, Reached | Failed):
+    if isinstance(event, ENDS):
         trial = campaign.trials.get(event.trial)
         if trial is not None and trial.status == "running" and trial.attempt == event.attempt:
             return (trial,)
     return ()
 
 
-def misfit(error: Exception) -> InputError:
+ENDS = (Reached, Failed)
+
+MISFITS = (KeyError, ValueError, TypeError, AttributeError, IndexError)
+"""What goes wrong where changes are not those of the campaign before them, or of a newer program."""
+
+
+def misfit(error: Exception, whose: str = "") -> InputError:
     """What to raise where changes cannot be put in place."""
-    return InputError(f"its changes do not fit the campaign before them ({error})")
+    return InputError(f"{whose}its changes do not fit the campaign before them ({error})")
 
 
 def _rungs(trials: Iterable[Trial], levels: int) -> tuple[Rung, ...]:
@@ -200,59 +255,9 @@ def _rungs(trials: Iterable[Trial], levels: int) -> tuple[Rung, ...]:
     return tuple(Rung(Ranking.of(all_), Ranking.of(resting)) for all_, resting in zip(reached, paused))
 
 
-Reader = Callable[[Any], Any]
-
-
-def _read(readers: Mapping[str, tuple[frozenset[type], Reader]], members: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of named members of a struct, from JSON; one that has a type that needs no reading is taken as it is."""
-    return {
-        name: value if type(value) in readers[name][0] else readers[name][1](value) for name, value in members.items()
-    }
-
-
-@cache
-def _reader(hint: Any) -> Reader:
-    """How a value of a type is read from JSON."""
-    if isinstance(hint, type) and issubclass(hint, Struct):
-        members = _readers(hint)
-        return lambda value: hint(**_read(members, value))
-    arguments = get_args(hint)
-    validate = TypeAdapter(hint).validate_python if not _holds_structs(hint) else None
-    if get_origin(hint) is Literal:
-        words = frozenset(arguments)
-        return lambda value: value if value in words else validate(value)  # type: ignore[misc]
-    if get_origin(hint) is tuple:
-        member, plain = _reader(arguments[0]), _plain_types(arguments[0])
-        if validate is None:
-            return lambda value: tuple(map(member, value))
-        return lambda value: (
-            tuple(value) if type(value) is list and plain.issuperset(map(type, value)) else validate(value)
-        )
-    assert validate is not None
-    return validate
-
-
-def _holds_structs(hint: Any) -> bool:
-    arguments = get_args(hint)
-    return get_origin(hint) is tuple and isinstance(arguments[0], type) and issubclass(arguments[0], Struct)
-
-
-def _plain_types(hint: Any) -> frozenset[type]:
-    """Types of JSON values that are values of a type as they are."""
-    if hint in (int, float, bool, str):
-        return frozenset((hint,))
-    if hint == dict[str, Any]:
-        return frozenset((dict,))
-    options = [option for option in get_args(hint) if option is not type(None)]
-    if len(options) == 1 and len(get_args(hint)) == 2:
-        return _plain_types(options[0]) | {type(None)}
-    return frozenset()
-
-
-def _readers(cls: type[Struct]) -> dict[str, tuple[frozenset[type], Reader]]:
-    """How each member of a struct is read from JSON."""
-    return {name: (_plain_types(hint), _reader(hint)) for name, hint in get_type_hints(cls).items()}
-
-
-TRIAL, NODE = _readers(Trial), _readers(Node)
-STATE = {name: _reader(hint) for name, hint in get_type_hints(State).items() if name not in INDEXED}
+def _value(hint: Any, plain: Any) -> Any:
+    """A value of a type from JSON, in which infinite numbers are words."""
+    try:
+        return convert(plain, hint)
+    except ValidationError:
+        return convert(plain, hint, strict=False)

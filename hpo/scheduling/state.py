@@ -21,7 +21,7 @@ Touched = tuple[int | str, Any] | None
 TrialStatus = Literal["asked", "waiting", "running", "paused", "finished", "failed", "lost"]
 
 
-class Trial(Struct, frozen=True, kw_only=True):
+class Trial(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One configuration on its way through the rungs."""
 
     number: int
@@ -216,6 +216,10 @@ class State(Struct, frozen=True, kw_only=True, eq=False):
     def simple(self) -> bool:
         """True for journals from before nodes had a health: all slots are on the machine ``local``, whose faults are not its own."""
         return len(self.nodes) == 1 and "local" in self.nodes
+
+    def status(self, number: int) -> TrialStatus:
+        """The status of a trial; KeyError for one that there is not."""
+        return self.trials[number].status
 
     def elapsed(self, now: float) -> float:
         """Seconds of campaign up to now, pauses between controllers left out."""

@@ -3,24 +3,30 @@
     PYTHONPATH=. python tests/benchmarks/bench_samplers.py --seeds 10
     PYTHONPATH=. python tests/benchmarks/bench_samplers.py --seeds 3 --samplers optuna
     bash tests/benchmarks/samplers.sh DIRECTORY     # an environment with DeepHyper, once; then, for the table beside its:
-    PYTHONPATH=. DIRECTORY/bin/python tests/benchmarks/bench_samplers.py --seeds 3 --workers 64 --samplers tpe optuna deephyper
+    PYTHONPATH=. DIRECTORY/bin/python tests/benchmarks/bench_samplers.py --workers 64 256 --trials 150 300 600 \\
+        --samplers tpe optuna deephyper --results FILE --hours 1
 
 Seven numbers, three of which belong to one choice each of a category; a sum of squares whose optimum is 0, seen with noise of
 0.01. Trials last log-normally long; workers ask together where a sixteenth of them is free. Printed: the true value of the
-trial that looks best, mean over seeds, and the processor's time for one proposal. Samplers are asked as a campaign asks them;
-``optuna`` is Optuna's own TPE (5: joint, with constant liars), told all trials, ``optuna-plain`` the same with its own
-settings, ``deephyper`` DeepHyper's CBO with its own settings, told together what ended together (a minute of the processor for 70 trials).
+trial that looks best after so many results, mean over the seeds that every sampler has, and the processor's time for one
+proposal. Samplers are asked as a campaign asks them; ``optuna`` is Optuna's own TPE (5: joint, with constant liars), told all
+trials, ``optuna-plain`` the same with its own settings, ``deephyper`` DeepHyper's CBO with its own settings, told together what
+ended together (a minute of the processor for 70 trials). ``--results`` keeps what was found as it is found: the same command
+goes on where it was stopped, and ``--hours`` begins no campaign after so long.
 """
 
 import argparse
 import heapq
+import json
 import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import optuna
@@ -159,17 +165,30 @@ OTHERS = {"optuna": Optuna, "optuna-plain": Optuna, "deephyper": DeepHyper}
 """Samplers that are none of ours."""
 
 
-def campaign(name: str, seed: int, workers: int, trials: int) -> tuple[float, float]:
-    """The true value of what looks best in the end, and milliseconds of the processor for one proposal."""
+class Row(NamedTuple):
+    """What a campaign found after so many results."""
+
+    sampler: str
+    workers: int
+    trials: int
+    seed: int
+    regret: float
+    """The true value of what looks best."""
+    milliseconds: float
+    """Of the processor, for one proposal."""
+
+
+def campaign(name: str, seed: int, workers: int, marks: Sequence[int]) -> Iterator[Row]:
+    """What a campaign with as many trials as the last mark found, at every mark."""
     value, noise = objective(seed), np.random.default_rng([seed, 7])
     asked = OTHERS.get(name, Asked)(name, seed, workers)
     running: list[tuple[float, int]] = []
     true: list[float] = []
     seen: dict[int, float] = {}
     now = seconds = 0.0
-    while len(seen) < trials:
+    while len(seen) < max(marks):
         begun = time.process_time()
-        wanted = min(workers - len(running), trials - len(true))
+        wanted = min(workers - len(running), max(marks) - len(true))
         points = asked.ask(wanted) if wanted else []
         seconds += time.process_time() - begun
         for point in points:
@@ -179,34 +198,71 @@ def campaign(name: str, seed: int, workers: int, trials: int) -> tuple[float, fl
             now, number = heapq.heappop(running)
             seen[number] = true[number] + 0.01 * noise.normal()
             asked.tell(number, seen[number])
-    return true[min(seen, key=lambda number: seen[number])], 1000 * seconds / trials
+            if len(seen) in marks:
+                best = true[min(seen, key=lambda number: seen[number])]
+                yield Row(name, workers, len(seen), seed, best, 1000 * seconds / len(true))
+
+
+def kept(file: Path | None) -> list[Row]:
+    """The rows in a file; none where there is no file yet. A last line that was cut off is left out."""
+    lines = file.read_text().splitlines(keepends=True) if file is not None and file.exists() else []
+    return [Row(**json.loads(line)) for line in lines if line.endswith("\n")]
+
+
+def table(rows: Sequence[Row], samplers: Sequence[str]) -> Iterator[str]:
+    """A line for every width, length and sampler, of the seeds that all of these samplers have."""
+    found: defaultdict[tuple[int, int], defaultdict[str, dict[int, Row]]] = defaultdict(lambda: defaultdict(dict))
+    for row in rows:
+        found[row.workers, row.trials][row.sampler][row.seed] = row
+    for (workers, trials), of in sorted(found.items()):
+        present = [name for name in samplers if of[name]]
+        seeds = sorted(set.intersection(*(set(of[name]) for name in present))) if present else []
+        for name in present if seeds else []:
+            regrets = [of[name][seed].regret for seed in seeds]
+            cost = np.mean([of[name][seed].milliseconds for seed in seeds])
+            each = " ".join(f"{regret:.3f}" for regret in regrets)
+            yield (
+                f"{name:12s} {workers:4d} {trials:5d} {len(seeds):3d}  {np.mean(regrets):.4f} ({max(regrets):.3f})  "
+                f"{np.median(regrets):.4f}  {cost:6.1f} ms  [{each}]"
+            )
 
 
 def main() -> None:
-    """Print the table."""
+    """Run the campaigns that are missing, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--samplers", nargs="+", default=["random", "tpe"])
     parser.add_argument("--workers", nargs="+", type=int, default=list(WIDTHS))
-    parser.add_argument("--trials", type=int, default=None, help="of each campaign (default: by its workers)")
+    parser.add_argument(
+        "--trials",
+        nargs="+",
+        type=int,
+        help="results after which is looked, the last of which ends (default: by workers)",
+    )
+    parser.add_argument("--results", type=Path, help="keeps what is found, and has what need not be done again")
+    parser.add_argument("--hours", type=float, default=np.inf, help="begin no campaign after so long")
     options = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     samplers._is_valid = lambda *arguments: True  # these are points of a function, not runs
+    rows, begun = kept(options.results), time.monotonic()
+    for seed, workers, name in product(range(options.seeds), options.workers, options.samplers):
+        marks = options.trials or [WIDTHS.get(workers, 600)]
+        missing = {*marks} - {
+            row.trials for row in rows if (row.sampler, row.workers, row.seed) == (name, workers, seed)
+        }
+        if missing and time.monotonic() - begun < 3600 * options.hours:
+            for row in campaign(name, seed, workers, marks):
+                rows.append(row)
+                print(
+                    f"  {name}, {workers} workers, {row.trials} results, seed {seed}: {row.regret:.4f}", file=sys.stderr
+                )
+                if options.results is not None:
+                    with options.results.open("a") as file:
+                        file.write(json.dumps(row._asdict()) + "\n")
     print(
-        f"mean of {options.seeds} seeds; sampler, workers, trials, regret (worst seed), ms of the processor per proposal"
+        "sampler, workers, results, seeds, mean regret (worst seed), median, ms of the processor per proposal, [every seed]"
     )
-    for name in options.samplers:
-        for workers in options.workers:
-            trials, rows = options.trials or WIDTHS.get(workers, 600), list[tuple[float, float]]()
-            for seed in range(options.seeds):
-                rows.append(campaign(name, seed, workers, trials))
-                print(f"  {name}, {workers} workers, seed {seed}: {rows[-1][0]:.4f}", file=sys.stderr, flush=True)
-            regrets, cost = [row[0] for row in rows], np.mean([row[1] for row in rows])
-            each = " ".join(f"{regret:.3f}" for regret in regrets)
-            print(
-                f"{name:12s} {workers:4d} {trials:5d}  {np.mean(regrets):.4f} ({max(regrets):.3f})  {cost:6.1f} ms  [{each}]",
-                flush=True,
-            )
+    print("\n".join(table(rows, options.samplers)))
 
 
 if __name__ == "__main__":

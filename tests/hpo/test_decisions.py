@@ -132,7 +132,9 @@ def test_changes_that_do_not_fit_are_refused(tmp_path: Path, then: dict[str, Any
     with Journal(path) as journal:
         journal.append(opening, 0.0, changes_between(State(), opening, after))
         journal.append(Tick(), 1.0, then)
-    with pytest.raises(InputError, match="line 2: its changes do not fit the campaign before them"):
+    with pytest.raises(
+        InputError, match=r"journal.jsonl: (line 2|trial 0): its changes do not fit the campaign before them"
+    ):
         replay(path)
 
 
