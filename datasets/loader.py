@@ -7,7 +7,7 @@ from jaxtyping import Int64
 from numpy import ndarray
 
 from hydragnn.datasets.memory import MemoryStore
-from hydragnn.datasets.packing import Budget, costs_of, pack, share_of
+from hydragnn.datasets.packing import NODE_COST, Budget, costs_of, pack, share_of
 from hydragnn.datasets.store import GraphStore
 from hydragnn.graphs.batch import GraphBatch
 
@@ -31,8 +31,11 @@ class Loader:
         ranks: int = 1,
         fields: Collection[str] | None = None,
         window: int | None = None,
+        node_cost: int = NODE_COST,
     ) -> None:
         """The graphs ``indices`` of a store; ``window`` is the number of graphs in memory at once (None: no limit).
+
+        Ranks get shares of equal work, of which a node has as much as ``node_cost`` edges.
 
         InputError where a single graph exceeds the budget.
         """
@@ -45,13 +48,15 @@ class Loader:
         self.ranks = ranks
         self.fields = fields
         self.window = window
+        self.node_cost = node_cost
         self.sizes = store.sizes()
-        self.costs = costs_of(self.sizes) if ranks > 1 else np.zeros(0, dtype=np.int32)
+        self.costs = costs_of(self.sizes, node_cost) if ranks > 1 else np.zeros(0, dtype=np.int32)
         self._length = len(self.batches(0))
 
     def with_budget(self, budget: Budget) -> "Loader":
         """The same graphs in the same order, in batches of another budget."""
-        same = {name: getattr(self, name) for name in ("seed", "shuffle", "rank", "ranks", "fields", "window")}
+        kept = ("seed", "shuffle", "rank", "ranks", "fields", "window", "node_cost")
+        same = {name: getattr(self, name) for name in kept}
         return Loader(self.store, self.indices, budget, **same)
 
     def __len__(self) -> int:

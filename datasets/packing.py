@@ -13,7 +13,7 @@ from hydragnn.datasets.footprint import MemoryLimit, amounts_of
 from hydragnn.datasets.store import Sizes
 from hydragnn.errors import InputError
 
-NODE_COST = 8  # measured: one node costs about as much as eight edges
+NODE_COST = 8  # where nothing else is known, one node costs about as much as eight edges
 TEAM = 16  # ranks whose shares are balanced one by one
 BLOCK = 1024  # ranks among whose teams graphs are dealt
 CLASSES = 65_535  # of costs, when they are dealt
@@ -121,18 +121,20 @@ def check_budget(indices: Int64[ndarray, " chosen"], counts: Int64[ndarray, " gr
         )
 
 
-def graph_costs(sizes: Sizes, indices: Int64[ndarray, " chosen"] | slice) -> Int64[ndarray, " chosen"]:
-    """The work that each graph means for a model, in edges."""
-    return sizes.edges[indices] + NODE_COST * sizes.nodes[indices]
+def graph_costs(
+    sizes: Sizes, indices: Int64[ndarray, " chosen"] | slice, node_cost: int = NODE_COST
+) -> Int64[ndarray, " chosen"]:
+    """The work that each graph means for a model, in edges, of which a node costs so many."""
+    return sizes.edges[indices] + node_cost * sizes.nodes[indices]
 
 
-def costs_of(sizes: Sizes) -> Integer[ndarray, " graphs"]:
+def costs_of(sizes: Sizes, node_cost: int = NODE_COST) -> Integer[ndarray, " graphs"]:
     """The work of every graph of a store, of four bytes where that is enough: looking it up in a random order waits for memory.
 
     >>> costs_of(Sizes(nodes=np.array([1, 2]), edges=np.array([10, 20]))).tolist()
     [18, 36]
     """
-    costs = graph_costs(sizes, np.s_[:])
+    costs = graph_costs(sizes, np.s_[:], node_cost)
     return costs if costs.max(initial=0) > np.iinfo(np.int32).max else costs.astype(np.int32)
 
 

@@ -266,6 +266,9 @@ class Architecture(nn.Module):
     compile_gains: ClassVar[tuple[CompileGain, ...]] = ()
     """Where compiled steps were measured to bring something."""
 
+    node_cost: ClassVar[int] = 8
+    """Edges that take a training step as long as a node does, by which ranks share a batch; measured by ``tests/benchmarks/bench_planning.py`` at 64 channels."""
+
     layers: nn.ModuleList
     """What ``__init__`` makes; conditioning, attention and the like are put around each."""
     basis: RadialFeatures | None

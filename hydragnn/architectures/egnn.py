@@ -116,6 +116,7 @@ class EGNN(Architecture):
         CompileGain(derivatives=True, nanoseconds=14.0, compiling=66.0),
         CompileGain(derivatives=False, nanoseconds=1.9, compiling=21.0),
     )
+    node_cost = 2
 
     def __init__(self, settings: EGNNSettings, spec: GraphSpec) -> None:
         super().__init__(settings, spec)

@@ -80,6 +80,7 @@ class PNA(Architecture):
     Settings = PNASettings
     sees = frozenset({"lengths", "edge_features"})
     needs = frozenset({"degrees"})
+    node_cost = 15
 
     def __init__(self, settings: PNASettings, spec: GraphSpec) -> None:
         super().__init__(settings, spec)

@@ -86,6 +86,7 @@ class SchNet(Architecture):
     Settings = SchNetSettings
     sees = frozenset({"lengths", "edge_features"})
     requires = frozenset({"lengths"})
+    node_cost = 2
 
     def __init__(self, settings: SchNetSettings, spec: GraphSpec) -> None:
         super().__init__(settings, spec)

@@ -82,7 +82,15 @@ def prepare_data(
         with about(branch.subject):
             drafts.append(make_draft(branch, placement.device, ranks, heartbeat))
     drafts = with_joint_inputs(drafts)
-    batches = partial(Loader, budget=plan.budget, seed=plan.training.seed, rank=ranks.rank, ranks=ranks.size)
+    node_cost = plan.branches[0].model.architecture.node_cost
+    batches = partial(
+        Loader,
+        budget=plan.budget,
+        seed=plan.training.seed,
+        rank=ranks.rank,
+        ranks=ranks.size,
+        node_cost=node_cost,
+    )
     branches = []
     for each in drafts:
         with about(each.plan.subject):

@@ -18,6 +18,8 @@ from hydragnn.models.distributions import Distribution
 
 ENERGY = Field(name="energy", on="graph", role="target")
 CUTOFF = 5.0
+WITH_FORCES = ("painn", "schnet", "egnn", "mace", "pnaplus", "pnaeq", "dimenet", "tensornet", "equivariant_transformer")
+"""Architectures that are measured with forces; the others with energies alone."""
 Predict = Callable[[GraphBatch], dict[str, Distribution]]
 
 

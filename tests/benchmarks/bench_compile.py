@@ -22,9 +22,7 @@ from hydragnn.architectures import architectures
 from hydragnn.graphs.atomic import from_ase
 from hydragnn.graphs.batch import GraphBatch, concatenate
 from hydragnn.models import NotCompiled, compiled_model
-from hydragnn.scripts.bench.structures import model_of, step
-
-WITH_FORCES = ("painn", "schnet", "egnn", "mace", "pnaplus", "pnaeq", "dimenet", "tensornet", "equivariant_transformer")
+from hydragnn.scripts.bench.structures import WITH_FORCES, model_of, step
 
 
 def alloys(count: int, cutoff: float, atoms: list[tuple[int, int, int]]) -> GraphBatch:

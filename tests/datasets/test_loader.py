@@ -59,6 +59,11 @@ def test_the_ranks_together_hold_the_global_batch(store: MemoryStore, ranks: int
         assert all(share[step][0] == step for share in shares)
 
 
+def test_ranks_share_work_of_which_nodes_have_what_is_said(store: MemoryStore) -> None:
+    loader = Loader(store, np.arange(60), BUDGETS["graphs"], ranks=2, node_cost=3).with_budget(Budget(max_graphs=4))
+    assert loader.costs.tolist() == (store.sizes().edges + 3 * store.sizes().nodes).tolist()
+
+
 def test_without_shuffling_graphs_come_in_their_order(store: MemoryStore) -> None:
     loader = Loader(store, np.array([5, 3, 9]), Budget(max_graphs=2), shuffle=False)
     assert [batch.tolist() for batch in loader.batches(7)] == [[5, 3], [9]]

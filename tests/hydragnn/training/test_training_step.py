@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hydragnn.architectures import architecture_of
 from hydragnn.config import RunConfig, TrainSettings
 from hydragnn.datasets import MemoryStore
 from hydragnn.distributed import Ranks
@@ -78,6 +79,14 @@ def test_the_host_never_waits_for_the_device_inside_a_step(
     assert len(parts) == micro_batches
     with NoWaiting():
         take_step(run.state, Share(branch=0, parts=parts), run.context, 1e-3)
+
+
+@pytest.mark.parametrize("model", ["pna", "painn"])
+def test_ranks_share_by_what_a_node_costs_the_architecture(
+    model: str, store: MemoryStore, make_config: Configs
+) -> None:
+    loader = assembled(make_config(model), store).data.branches[0].train.loader
+    assert loader.node_cost == architecture_of(model).node_cost
 
 
 def test_a_share_without_graphs_takes_the_step_of_its_peers(store: MemoryStore, make_config: Configs) -> None:
