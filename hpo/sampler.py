@@ -17,7 +17,7 @@ import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import FrozenTrial, TrialState, create_trial
-from scipy.special import log_ndtr
+from scipy.special import erf, log_ndtr
 
 from hydragnn.errors import InputError
 from hydragnn.hpo.parameters import Choice, Choices, IntRange, Parameter
@@ -46,6 +46,11 @@ class History:
     """In the order of their numbers; empty before there are results enough to learn from."""
     rungs: tuple[int, ...] = ()
 
+
+Distributions = dict[str, BaseDistribution]
+
+VALUED = (TrialState.COMPLETE, TrialState.PRUNED)
+"""What trials with a value are to Optuna."""
 
 Ask = Callable[[CampaignSettings, Space, History, int, int], Point]
 
@@ -121,40 +126,58 @@ class ParzenEstimators:
 
     def __init__(self) -> None:
         use_compiled_tails()
-        self._told: tuple[Trial, ...] = ()
-        self._study = study_of([])
+        self._begin()
 
     def __call__(self, settings: CampaignSettings, space: Space, history: History, number: int, draw: int) -> Point:
         """The point of a fresh sampler over the history."""
         self._learn(space, history)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # group
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # multivariate, constant_liar
             self._study.sampler = optuna.samplers.TPESampler(
                 seed=_seed(settings.search.seed, number, draw),
                 n_startup_trials=num_random(settings),
                 multivariate=True,
-                group=True,
                 constant_liar=True,
             )
-        return _suggest(space, self._study)
+        return _suggest(space, self._study, self._asked, self._groups)
+
+    def _begin(self) -> None:
+        self._told: tuple[Trial, ...] = ()
+        self._study = study_of([])
+        self._asked = _asked(self._study)
+        self._groups: list[Distributions] = []
 
     def _learn(self, space: Space, history: History) -> None:
         if history.trials[: len(self._told)] != self._told:
-            self._told, self._study = (), study_of([])
-        self._study.add_trials(_tpe_trial(space, one, history.rungs) for one in history.trials[len(self._told) :])
+            self._begin()
+        new = [_tpe_trial(space, one, history.rungs) for one in history.trials[len(self._told) :]]
+        self._study.add_trials(new)
         self._told = history.trials
+        if any(trial.state in VALUED for trial in new):
+            self._groups = _occurring_together(space, self._study)
+
+
+def _occurring_together(space: Space, study: optuna.Study) -> list[Distributions]:
+    """Parameters of which every trial with a value has all or none, in groups; those without a choice are left out."""
+    trials = study.get_trials(deepcopy=False, states=VALUED)
+    groups: list[frozenset[str]] = []
+    for names in dict.fromkeys(frozenset(trial.params) for trial in trials):
+        parts = [part for group in groups for part in (group & names, group - names)]
+        groups = [part for part in (*parts, names.difference(*groups)) if part]
+    allowed = {path: distribution(parameter) for path, parameter in space.parameters.items()}
+    return [{path: allowed[path] for path in sorted(group) if not allowed[path].single()} for group in groups]
 
 
 def use_compiled_tails() -> None:
-    """Let Optuna take the logarithm of the normal distribution from scipy; its own, a loop of Python, is two thirds of the time of a proposal.
+    """Let Optuna take the normal distribution and its logarithm from scipy; its own, loops of Python, are two thirds of the time of a proposal.
 
     An Optuna whose estimators are made otherwise is left as it is.
     """
     with suppress(ImportError):
         from optuna.samplers._tpe import _truncnorm
 
-        if hasattr(_truncnorm, "_log_ndtr"):
-            vars(_truncnorm)["_log_ndtr"] = log_ndtr
+        names = vars(_truncnorm)
+        names |= {name: compiled for name, compiled in (("_log_ndtr", log_ndtr), ("erf", erf)) if name in names}
 
 
 def gp_ask(settings: CampaignSettings, space: Space, history: History, number: int, draw: int) -> Point:
@@ -165,7 +188,9 @@ def gp_ask(settings: CampaignSettings, space: Space, history: History, number: i
         warn_independent_sampling=False,
     )
     trials = ((trial.values, trial.value) for trial in history.trials)
-    return _suggest(space, study_of((valued_trial(space, values, v) for values, v in trials if v is not None), sampler))
+    study = study_of((valued_trial(space, values, v) for values, v in trials if v is not None), sampler)
+    asked = _asked(study)
+    return _suggest(space, study, asked, [sampler.infer_relative_search_space(study, asked)])
 
 
 SAMPLERS: dict[str, Ask | type[ParzenEstimators]] = {
@@ -289,22 +314,30 @@ def _results(state: State) -> int:
     return len(state.rungs[0].reached) if state.rungs else 0
 
 
-def _suggest(space: Space, study: optuna.Study) -> Point:
-    """What a study's sampler suggests; the study learns nothing of it."""
-    trial = study.ask()
+def _asked(study: optuna.Study) -> FrozenTrial:
+    """A trial of a study that is asked for and never comes to an end: whoever samples for it may do so again."""
+    study.ask()
+    return study.get_trials(deepcopy=False)[-1]
+
+
+def _suggest(space: Space, study: optuna.Study, asked: FrozenTrial, groups: Iterable[Distributions]) -> Point:
+    """What a study's sampler suggests for a trial that was asked for, jointly within groups; the study learns nothing of it."""
+    sampler = study.sampler
+    joint = {k: value for group in groups for k, value in sampler.sample_relative(study, asked, group).items()}
 
     def value_of(path: str, parameter: Parameter) -> Any:
-        if isinstance(parameter, Choices):
-            options = [optuna_value(parameter, choice) for choice in parameter.choices]
-            return parameter.choices[options.index(trial.suggest_categorical(path, options))]
         allowed = distribution(parameter)
-        if isinstance(allowed, IntDistribution):
-            return trial.suggest_int(path, allowed.low, allowed.high, step=allowed.step, log=allowed.log)
-        return trial.suggest_float(path, parameter.low, allowed.high, step=parameter.step, log=parameter.log)
+        if path in joint:
+            value = joint[path]
+        elif allowed.single():
+            value = allowed.choices[0] if isinstance(allowed, CategoricalDistribution) else allowed.low
+        else:
+            value = sampler.sample_independent(study, asked, path, allowed)
+        if isinstance(parameter, Choices) and isinstance(allowed, CategoricalDistribution):
+            return parameter.choices[allowed.choices.index(value)]
+        return value
 
-    point = space.point(value_of)
-    study.tell(trial, state=TrialState.FAIL)
-    return point
+    return space.point(value_of)
 
 
 def _is_valid(settings: CampaignSettings, space: Space, point: Point, number: int) -> bool:
