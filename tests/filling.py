@@ -43,7 +43,7 @@ def write_predictions(path: Path) -> None:
     """Six pieces of 2.9 MB, texts among them."""
     sink = Hdf5Sink if path.suffix == ".h5" else BpSink
     values = np.random.default_rng(0).normal(size=(ROWS // 2, 10))
-    status = np.array(["ok", "the graph has no nodes; leave it out"] * (ROWS // 4))
+    status = ["ok", "the graph has no nodes; leave it out"] * (ROWS // 4)
     with sink(path, Heading(targets=(), nominal=0.9, ensemble="e", members=("a",))) as file:
         for _ in range(PIECES):
             file.write({"status": status, "fields/energy/mean": values, "edges": np.zeros(0, dtype=np.int64)})

@@ -15,17 +15,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hydragnn.ensemble.prediction.sinks import Block, Piece, Sink, joined, texts
+from hydragnn.ensemble.prediction.sinks import Block, Column, Piece, Sink, joined, texts
 
 
-def block_arrays(block: Block) -> dict[str, NDArray[Any]]:
+def block_arrays(block: Block) -> dict[str, Column]:
     """The arrays of a block by name."""
     return {
         "graph": block.numbers,
         "nodes": block.predictions.nodes_per_graph,
         **edge_arrays(block),
-        "status": np.array(texts(block.predictions.status), dtype=np.str_),
-        "domain": np.array(texts(block.predictions.domain), dtype=np.str_),
+        "status": texts(block.predictions.status),
+        "domain": texts(block.predictions.domain),
         "domain_score": block.predictions.domain_score,
         **estimate_arrays(block),
     }
@@ -91,36 +91,32 @@ ROWS = 4096
 """Rows of a chunk of an HDF5 file."""
 
 
-def hdf5_bytes(values: NDArray[Any]) -> int:
+def hdf5_bytes(values: Column) -> int:
     """At most so many bytes are added by rows of an array: they, a chunk that is not full, and texts in HDF5's heaps.
 
     >>> hdf5_bytes(np.zeros((10, 3)))
     98544
     """
-    if values.dtype.kind == "U":
-        return 16 * (len(values) + ROWS) + 64 * len(values) + 8 * int(np.strings.str_len(values).sum())
+    if isinstance(values, list):
+        return 16 * (len(values) + ROWS) + 64 * len(values) + 8 * sum(map(len, values))
     row = values.itemsize * int(np.prod(values.shape[1:], dtype=np.int64))
     return row * (len(values) + ROWS)
 
 
-def append_rows(file: Any, name: str, values: NDArray[Any]) -> None:
+def append_rows(file: Any, name: str, values: Column) -> None:
     """Append to an array of an HDF5 file, which may be new."""
     import h5py
 
-    text = values.dtype.kind == "U"
     if name not in file:
-        file.create_dataset(
-            name,
-            shape=(0, *values.shape[1:]),
-            maxshape=(None, *values.shape[1:]),
-            chunks=(ROWS, *values.shape[1:]),
-            dtype=h5py.string_dtype() if text else values.dtype,
-        )
+        row, dtype = ((), h5py.string_dtype()) if isinstance(values, list) else (values.shape[1:], values.dtype)
+        rows = {"shape": (0, *row), "maxshape": (None, *row), "chunks": (ROWS, *row)}
+        # whoever reads numbers with a changed bit is told by HDF5, which has no checksums of texts
+        file.create_dataset(name, dtype=dtype, fletcher32=not dtype.hasobject, **rows)
     data = file[name]
     start = len(data)
     data.resize(start + len(values), axis=0)
     if len(values):
-        data[start:] = values.tolist() if text else values
+        data[start:] = values
 
 
 class NpzSink(ArraySink):
@@ -138,7 +134,7 @@ class NpzSink(ArraySink):
         """Write everything at once."""
         if not complete:
             return
-        arrays = joined(self.pieces)
+        arrays = {name: np.asarray(column) for name, column in joined(self.pieces).items()}
         with self.temporary.open("wb") as file:
             np.savez(file, allow_pickle=False, heading=np.array(json.dumps(self.heading.to_json())), **arrays)
             file.flush()
@@ -158,8 +154,8 @@ class BpSink(ArraySink):
 
     def write(self, piece: Piece) -> None:
         """Append some graphs as one step, the heading with the first; OSError where there is no space."""
-        texts = {name: json.dumps(values.tolist()) for name, values in piece.items() if values.dtype.kind == "U"}
-        self.reserved.write_step({**piece, **texts}, self.attributes)
+        step = {name: json.dumps(values) if isinstance(values, list) else values for name, values in piece.items()}
+        self.reserved.write_step(step, self.attributes)
         self.attributes = {}
 
     def close(self, *, complete: bool) -> None:

@@ -1,27 +1,25 @@
 """The processes that predict together: how they begin, share a queue, tell each other what they know, and replace the dead.
 
-Ranks of MPI count at a one-sided counter. Job steps without MPI, torchrun's ranks and local workers claim positions by files
-in the folder of the prediction, which all of them see; there, work of a rank that died is taken over by the others.
+Here are what every kind of group can do, a process alone, and ranks that meet in a folder, which all of them see: they claim
+positions by files made exclusively, and work of a rank that died is taken over by the others.
 """
 
 import json
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from multiprocessing import parent_process
-from multiprocessing.connection import Connection
 from pathlib import Path
-from threading import Thread
 from typing import Any, Protocol, runtime_checkable
 
+import psutil
 import torch
 
+from hydragnn.distributed.launch import host_name
 from hydragnn.distributed.ranks import join_ranks
-from hydragnn.ensemble.prediction.claims import ClaimQueue, Claims, Heart
 from hydragnn.ensemble.prediction.queues import Costs, FlatQueue, LocalCounter, Queue
 from hydragnn.errors import InputError
-from hydragnn.forked import workers_context
 
 Table = dict[str, Any]
 
@@ -60,6 +58,9 @@ class Group(Protocol):
 
     def told(self, word: str) -> bool:
         """Return True where any rank has said it."""
+
+    def last_at(self, word: str) -> bool:
+        """Count this rank as at ``word``; return True where all others were counted before, False also where ranks are not counted."""
 
     def publish(self, name: str, make: Callable[[], Any]) -> Any:
         """Return the value that was published first under ``name``: that of ``make`` if no other rank was faster."""
@@ -111,6 +112,10 @@ class Alone:
     def told(self, word: str) -> bool:
         """Whether it was said."""
         return word in self._words
+
+    def last_at(self, word: str) -> bool:
+        """Return True where there are no others."""
+        return self.size == 1
 
     def publish(self, name: str, make: Callable[[], Any]) -> Any:
         """The value."""
@@ -173,6 +178,10 @@ class FolderGroup:
         """Return True where there is such a file, or where all is over and nobody meets here any more."""
         return self._claims.told(word)
 
+    def last_at(self, word: str) -> bool:
+        """Not counted: ranks may die."""
+        return False
+
     def publish(self, name: str, make: Callable[[], Any]) -> Any:
         """The value whose file came first."""
         return self._claims.publish(name, make)
@@ -191,64 +200,6 @@ class FolderGroup:
             self._heart.end()
 
 
-LAST_WORDS = 5.0  # seconds that a worker has to leave once everything is done
-
-
-class ParentGroup(FolderGroup):
-    """The group seen from rank 0 of local workers, which it starts; ``work`` is what a worker does with the opening."""
-
-    def __init__(self, workers: int, work: Callable[..., None], *arguments: Any) -> None:
-        """So many processes, this one included."""
-        super().__init__(0, workers)
-        self._work, self._arguments = work, arguments
-        self._processes: list[Any] = []
-
-    def begin(self, make: Callable[[], Table], folder: Path) -> Table:
-        """Start the workers, make the opening while they load their libraries, and send it to them."""
-        context = workers_context()
-        threads = max(1, torch.get_num_threads() // self.size)
-        torch.set_num_threads(threads)
-        senders = []
-        for rank in range(1, self.size):
-            receiver, sender = context.Pipe(duplex=False)
-            arguments = (rank, self.size, threads, receiver, folder, *self._arguments)
-            self._processes.append(context.Process(target=self._work, args=arguments, daemon=True))
-            self._processes[-1].start()
-            receiver.close()
-            senders.append(sender)
-        opening = make_opening(make)
-        self.meet(folder / check_opening(opening)["meeting"])
-        for sender in senders:
-            with sender, suppress(BrokenPipeError):  # of a worker that died
-                sender.send_bytes(json.dumps(opening).encode())
-        return opening
-
-    def close(self) -> None:
-        """End workers that still run: what they do has been done by others."""
-        super().close()
-        for process in self._processes:
-            process.terminate()
-            process.join(LAST_WORDS)
-            process.kill()  # one that was stopped, or hangs
-            process.join()
-
-
-class ChildGroup(FolderGroup):
-    """The group seen from a local worker that rank 0 started."""
-
-    def __init__(self, rank: int, size: int, receiver: Connection) -> None:
-        """The opening of rank 0 comes from ``receiver``."""
-        super().__init__(rank, size)
-        self._receiver = receiver
-
-    def begin(self, make: Callable[[], Table], folder: Path) -> Table:
-        """Return the opening of rank 0; from now on this process ends with the one that started it."""
-        Thread(target=_end_with_parent, daemon=True).start()
-        opening: Table = json.loads(self._receiver.recv_bytes())
-        self.meet(folder / opening["meeting"])
-        return opening
-
-
 @contextmanager
 def at_work(group: FolderGroup) -> Iterator[Group]:
     """Give the group for the length of the block, and close it."""
@@ -256,13 +207,6 @@ def at_work(group: FolderGroup) -> Iterator[Group]:
         yield group
     finally:
         group.close()
-
-
-def _end_with_parent() -> None:
-    parent = parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
 
 
 def make_opening(make: Callable[[], Table]) -> Table:
@@ -289,3 +233,164 @@ def _broadcast(value: Table, sum_in_place: Callable[[torch.Tensor], torch.Tensor
     letters[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else 0
     value_of_first: Table = json.loads(bytes(sum_in_place(letters).tolist()))
     return value_of_first
+
+
+BEAT = 2.0
+"""Seconds between two beats of a heart."""
+
+SILENCE = 30.0
+"""Seconds without a beat after which a rank counts as dead."""
+
+
+class Claims:
+    """Files of one rank in the folder: whoever makes a claim's file first has it."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        """The folder exists."""
+        self.folder, self.rank = folder, rank
+
+    def first_to(self, name: str) -> bool:
+        """Return True where this rank made the file."""
+        try:
+            descriptor = os.open(self.folder / f"claim-{name}", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            raise _refusal(self.folder, error) from error
+        with os.fdopen(descriptor, "w") as file:
+            file.write(str(self.rank))
+        return True
+
+    def is_taken(self, name: str) -> bool:
+        """Return True where anybody has it."""
+        return (self.folder / f"claim-{name}").exists()
+
+    def owner(self, name: str) -> int | None:
+        """The rank that has it; None where nobody has, or where it died between claiming and signing."""
+        try:
+            text = (self.folder / f"claim-{name}").read_text()
+        except FileNotFoundError:
+            return None
+        return int(text) if text else None
+
+    def tell(self, word: str) -> None:
+        """Leave a file that says it; a folder that is gone says more."""
+        with suppress(FileNotFoundError):
+            (self.folder / f"told-{word}").touch()
+
+    def told(self, word: str) -> bool:
+        """Return True where it was said, or where the folder is gone: then all work is done."""
+        return (self.folder / f"told-{word}").exists() or not self.folder.exists()
+
+    def publish(self, name: str, make: Callable[[], Any]) -> Any:
+        """The value that came first, made only where there is none yet; files appear with their content, because they are linked into place."""
+        final, own = self.folder / f"said-{name}.json", self.folder / f".said-{name}.{self.rank}"
+        if not final.exists():
+            try:
+                own.write_text(json.dumps(make()))
+                os.link(own, final)
+            except FileExistsError:
+                pass
+            except OSError as error:
+                raise _refusal(self.folder, error) from error
+            finally:
+                own.unlink(missing_ok=True)
+        return json.loads(final.read_text())
+
+    def note(self, name: str, value: Any) -> None:
+        """This rank's note, in place of an earlier one."""
+        own = self.folder / f".{name}.{self.rank}"
+        try:
+            own.write_text(json.dumps(value))
+            own.replace(self.folder / f"{name}-{self.rank:06d}.json")
+        except OSError as error:
+            raise _refusal(self.folder, error) from error
+
+    def notes(self, name: str) -> list[Any]:
+        """The notes of all ranks, in their order."""
+        return [json.loads(path.read_text()) for path in sorted(self.folder.glob(f"{name}-*.json"))]
+
+
+class ClaimQueue:
+    """Positions claimed by files; claims are always a run from the beginning, so the next free one is found by bisection."""
+
+    def __init__(self, claims: Claims, name: str, count: int) -> None:
+        """``count`` positions under ``name``."""
+        self._claims, self._name, self._count, self._next = claims, name, count, 0
+
+    def take(self) -> int | None:
+        """The next position that nobody has."""
+        while self._next < self._count:
+            position = self._next
+            if self._claims.first_to(f"{self._name}-{position}"):
+                self._next = position + 1
+                return position
+            self._next = self._free_after(position)
+        return None
+
+    def _free_after(self, position: int) -> int:
+        low, step = position, 1
+        while low + step < self._count and self._is_taken(low + step):
+            low, step = low + step, 2 * step
+        high = min(low + step, self._count)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._is_taken(middle) else (low, middle)
+        return high
+
+    def _is_taken(self, position: int) -> bool:
+        return self._claims.is_taken(f"{self._name}-{position}")
+
+
+class Heart(threading.Thread):
+    """Shows that a rank lives, and sees whether others do."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        """It beats once ``start`` is called."""
+        super().__init__(daemon=True)
+        self._folder, self._rank = folder, rank
+        self._over = threading.Event()
+        self._began = time.monotonic()
+        self._path(rank).write_text(f"{host_name()} {os.getpid()}")
+
+    def run(self) -> None:
+        """Beat until the end; a folder that is gone means that all work is done."""
+        while not self._over.wait(BEAT):
+            try:
+                os.utime(self._path(self._rank))
+            except OSError:
+                return
+
+    def end(self) -> None:
+        """Stop."""
+        self._over.set()
+
+    def has_stopped(self, rank: int) -> bool:
+        """Return True where that rank is dead: its process is gone from this machine, or it gave no sign of life for long.
+
+        Ages are differences between files, since clocks of machines differ.
+        """
+        try:
+            text, beat = self._path(rank).read_text(), self._path(rank).stat().st_mtime
+            now = self._path(self._rank).stat().st_mtime
+        except OSError:
+            return time.monotonic() - self._began > SILENCE
+        host, _, number = text.partition(" ")
+        if host == host_name() and number and not _runs(int(number)):
+            return True
+        return now - beat > SILENCE
+
+    def _path(self, rank: int) -> Path:
+        return self._folder / f"alive-{rank:06d}"
+
+
+def _runs(process: int) -> bool:
+    """Return True where the process is there and no zombie."""
+    try:
+        return bool(psutil.Process(process).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _refusal(folder: Path, error: OSError) -> InputError:
+    return InputError(f"cannot write {folder}: {error.strerror or error}; free space, then --resume")

@@ -1,8 +1,8 @@
-"""What is asked of a prediction, what the ranks must agree on before they begin, and the graphs they work on."""
+"""What is asked of a prediction, and the model and the graphs that it works on, opened once."""
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,19 +11,16 @@ from hydragnn.datasets import BatchSettings
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.manifest import MemberEntry
 from hydragnn.ensemble.member_cache import MemberCache, room_for
-from hydragnn.ensemble.prediction.formats import sink_for
 from hydragnn.ensemble.prediction.group import Group
-from hydragnn.ensemble.prediction.parts import Parts
 from hydragnn.ensemble.prediction.queues import BLOCKS
+from hydragnn.ensemble.prediction.records import Parts
 from hydragnn.ensemble.prediction.rules import rule_for
+from hydragnn.ensemble.prediction.schedule import Late, finish_together, once
 from hydragnn.ensemble.prediction.sources import Building, Source, is_store, store_source
-from hydragnn.ensemble.prediction.together import Late, finish_together, once
 from hydragnn.errors import InputError
 from hydragnn.files import read_json
 from hydragnn.machine import cores, visible_gpus
 from hydragnn.record import read_record
-
-VERSION = 5
 
 SECONDS_PER_BLOCK = 10.0
 """More than a block of files takes to become graphs."""
@@ -80,7 +77,7 @@ class Inputs:
         """Open what will be needed while rank 0 checks it, which is the one to say what is wrong."""
         with suppress(InputError):
             ensemble = self.ensemble(1)
-            held = self._job.held or _room(self._job.model, ensemble.manifest.members, ranks)
+            held = self._job.held or room(self._job.model, ensemble.manifest.members, ranks)
             if held >= len(self.ensemble(held).members):
                 list(ensemble.members)
             if is_store(self._job.source):
@@ -103,32 +100,6 @@ class Inputs:
             if fresh and group.size == 1:
                 job.parts.delete()
             raise
-
-
-def begin(job: Job, inputs: Inputs, ranks: int, lock: ExitStack) -> dict[str, Any]:
-    """What rank 0 checks and decides for all: how far finished work reaches, and how many members a rank holds; InputError before any work.
-
-    The folder of parts is this prediction's alone until ``lock`` is closed.
-    """
-    ensemble = inputs.ensemble(1)
-    sink_for(job.out, ensemble)
-    held = job.held or _room(job.model, ensemble.manifest.members, ranks)
-    inputs.ensemble(held)
-    parts = job.parts
-    parts.check_plan(job.plan)
-    with parts.entered(lock, resume=job.resume) as fresh:
-        if is_store(job.source):
-            store = inputs.stored().store
-            ensemble.needed(store)
-            store.sizes()  # opens every part, so that a store that cannot be read is refused before any work
-            source = store.fingerprint
-        else:
-            source = rule_for(job.source, ensemble).digest
-        budget = job.batch.to_json() if job.batch else None
-        parts.claim({"format of parts": VERSION, "ensemble": ensemble.digest, "source": source, "batch budget": budget})
-    parts.forget_ranks()
-    parts.records.look(all_files=True)
-    return {"fresh": fresh, "finished": parts.records.counts(), "held": held}
 
 
 def branch_for(model: Path, source: Path, branch: str = "") -> str:
@@ -186,7 +157,7 @@ def _measured_costs(evaluation: Any, names: Sequence[str]) -> list[float]:
     return costs if all(0 < cost < math.inf for cost in costs) else []
 
 
-def _room(model: Path, members: Sequence[MemberEntry], ranks: int) -> int:
+def room(model: Path, members: Sequence[MemberEntry], ranks: int) -> int:
     """How many members a rank of this machine can hold, if all its cores or GPUs have one."""
     weights = [path for entry in members if (path := model / entry.folder / "weights.safetensors").is_file()]
     places = visible_gpus() or cores()

@@ -5,6 +5,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -18,20 +19,28 @@ from hydragnn.datasets import BatchSettings
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.plan import Chunks, Unit, chunks_of, default_budget
 from hydragnn.ensemble.prediction.formats import sink_for
-from hydragnn.ensemble.prediction.group import ChildGroup, Group, at_work
-from hydragnn.ensemble.prediction.job import Inputs, Job, begin, branch_for, member_costs
-from hydragnn.ensemble.prediction.joining import worker_group
-from hydragnn.ensemble.prediction.merge import Merger
-from hydragnn.ensemble.prediction.order import Bundles, learned_rates
-from hydragnn.ensemble.prediction.parts import Parts
-from hydragnn.ensemble.prediction.queues import LOOK
-from hydragnn.ensemble.prediction.reporting import PredictionResult, moving_bar, plan_line, prediction_result
-from hydragnn.ensemble.prediction.schedule import Schedule, make_schedule
-from hydragnn.ensemble.prediction.together import Late, finish_together, once
-from hydragnn.ensemble.prediction.work import Worker
+from hydragnn.ensemble.prediction.group import Group, at_work
+from hydragnn.ensemble.prediction.job import Inputs, Job, branch_for, member_costs, room
+from hydragnn.ensemble.prediction.joining import ChildGroup, worker_group
+from hydragnn.ensemble.prediction.queues import LOOK, Bundles, learned_rates
+from hydragnn.ensemble.prediction.records import Parts
+from hydragnn.ensemble.prediction.reporting import (
+    PredictionResult,
+    check_plan,
+    moving_bar,
+    plan_line,
+    prediction_result,
+)
+from hydragnn.ensemble.prediction.rules import rule_for
+from hydragnn.ensemble.prediction.schedule import Late, Schedule, finish_together, make_schedule, once
+from hydragnn.ensemble.prediction.sources import is_store
+from hydragnn.ensemble.prediction.work import Merger, Worker
 from hydragnn.errors import InputError, Interrupted
 from hydragnn.files import write_json
 from hydragnn.runs.signals import raise_signals
+
+VERSION = 6
+"""Of the folder of parts: another one is refused."""
 
 STAGES_OF_TIME = ("preparing", "predicting", "combining", "writing")
 
@@ -88,6 +97,32 @@ def predict_with(group: Group, job: Job, check: Callable[[], None], *, quiet: bo
     with contextlib.ExitStack() as lock:
         opening = group.begin(partial(begin, job, inputs, group.size, lock), job.parts.folder)
         return _predict_opened(group, job, inputs, check, opening, started, quiet=quiet)
+
+
+def begin(job: Job, inputs: Inputs, ranks: int, lock: ExitStack) -> dict[str, Any]:
+    """What rank 0 checks and decides for all: how far finished work reaches, and how many members a rank holds; InputError before any work.
+
+    The folder of parts is this prediction's alone until ``lock`` is closed.
+    """
+    ensemble = inputs.ensemble(1)
+    sink_for(job.out, ensemble)
+    held = job.held or room(job.model, ensemble.manifest.members, ranks)
+    inputs.ensemble(held)
+    parts = job.parts
+    check_plan(job.plan)
+    with parts.entered(lock, resume=job.resume) as fresh:
+        if is_store(job.source):
+            store = inputs.stored().store
+            ensemble.needed(store)
+            store.sizes()  # opens every part, so that a store that cannot be read is refused before any work
+            source = store.fingerprint
+        else:
+            source = rule_for(job.source, ensemble).digest
+        budget = job.batch.to_json() if job.batch else None
+        parts.claim({"format of parts": VERSION, "ensemble": ensemble.digest, "source": source, "batch budget": budget})
+    parts.forget_ranks()
+    parts.records.look(all_files=True)
+    return {"fresh": fresh, "finished": parts.records.counts(), "held": held}
 
 
 def _predict_opened(

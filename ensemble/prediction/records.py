@@ -1,27 +1,152 @@
-"""Finished work on disk: a file of arrays per process that only grows, and an index of it; whatever ends a process, what it finished stays.
+"""Finished work on disk, so that an interrupted prediction continues where it was: a folder, and in it a file of arrays per process that only grows, with an index.
 
 An entry of the index is written after what it tells of. Nothing is flushed to disk, which would cost more than predicting: every
 entry has a digest of itself and of its arrays, so that what a power cut tore, or a disk changed, counts as not there.
 """
 
 import os
+import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from jaxtyping import Bool, Int
 from numpy.typing import NDArray
-from safetensors.numpy import load, save
 
-from hydragnn.ensemble.prediction.claims import unique_name
+from hydragnn.distributed.launch import host_name
+from hydragnn.ensemble.members import Outcome
+from hydragnn.ensemble.plan import Unit
+from hydragnn.ensemble.prediction.sinks import Column, Piece
 from hydragnn.errors import InputError
-from hydragnn.files import open_regular
+from hydragnn.files import lock_file, open_regular, read_json, write_json
+from hydragnn.models import distribution_from_arrays
 
-Arrays = Mapping[str, NDArray[Any]]
+LOCK = "lock"
+
+
+class Parts:
+    """A folder with finished work and the identity of the prediction that it belongs to."""
+
+    def __init__(self, folder: Path) -> None:
+        """The folder may not exist yet."""
+        self.folder = folder
+        self.records = Records(folder)
+
+    @contextmanager
+    def entered(self, lock: ExitStack, *, resume: bool) -> Iterator[bool]:
+        """Prepare the prediction inside, told whether it is new; bad input leaves no folder behind that was not there before.
+
+        The folder is this prediction's alone until ``lock`` is closed. InputError where another one works there, or where an
+        earlier one was interrupted and nobody asked to resume it.
+        """
+        there = self.folder.exists()
+        self._check_own()
+        self._take(lock)
+        if there and not resume:
+            raise InputError(
+                f"{self.folder} holds an interrupted prediction; add --resume to continue it, or delete the folder"
+            )
+        try:
+            yield not there
+        except InputError:
+            if not there:
+                shutil.rmtree(self.folder, ignore_errors=True)
+            raise
+
+    def _take(self, lock: ExitStack) -> None:
+        """Lock the folder, where its file system knows locks; InputError where another prediction has."""
+        with suppress(OSError):  # who writes there says what is wrong
+            self.folder.mkdir(parents=True, exist_ok=True)
+            descriptor = lock_file(self.folder / LOCK)
+            if descriptor is None:
+                raise InputError(f"another prediction works in {self.folder}; wait for it, or choose another --out")
+            lock.callback(os.close, descriptor)
+
+    def _check_own(self) -> None:
+        """Raise InputError where the folder holds something else: it is removed once the prediction is complete."""
+        if not self.folder.exists() or (self.folder / "identity.json").is_file():
+            return
+        names = sorted(path.name for path in self.folder.iterdir()) if self.folder.is_dir() else ["no folder"]
+        foreign = [name for name in names if not name.startswith((".identity.json.", "ranks-", LOCK))]
+        if foreign:
+            raise InputError(
+                f"{self.folder} holds {foreign[0]}, which belongs to no prediction; choose another --out, or move it away"
+            )
+
+    def claim(self, identity: Mapping[str, Any]) -> None:
+        """Say what the parts belong to; InputError where they belong to another prediction."""
+        path = self.folder / "identity.json"
+        if not path.is_file():
+            write_json(path, dict(identity))
+            return
+        before = read_json(path)
+        known = before if isinstance(before, dict) else {}
+        other = [name for name, value in identity.items() if known.get(name) != value]
+        if other:
+            raise InputError(
+                f"{self.folder} was begun with another {' and another '.join(other)}; "
+                "repeat that command, delete the folder, or choose another --out"
+            )
+
+    def has(self, unit: Unit) -> bool:
+        """Return True where the unit is finished, by itself or with all others of its chunk; what a power cut left torn is not."""
+        return self.piece(unit.chunk) is not None or self.outcome(unit) is not None
+
+    def forget_ranks(self) -> None:
+        """Remove the meeting places of those who worked here before."""
+        for place in self.folder.glob("ranks-*"):
+            shutil.rmtree(place, ignore_errors=True)
+
+    def keep(self, unit: Unit, outcome: Outcome, seconds: float) -> None:
+        """Keep the outcome of a unit, which took so many ``seconds``."""
+        arrays: dict[str, Column] = {
+            f"{prediction.kind}/{name}/{tensor}": values
+            for name, prediction in outcome.predictions.items()
+            for tensor, values in prediction.to_arrays().items()
+        }
+        arrays |= {"reasons": list(outcome.reasons), "distances": outcome.distances}
+        self.records.append(unit.chunk, unit.member, arrays, [seconds])
+
+    def keep_piece(self, chunk: int, counts: Mapping[str, int], piece: Piece, seconds: Sequence[float]) -> None:
+        """Keep what a chunk becomes in the file, with counts of its graphs; ``seconds`` of the units that were predicted for it."""
+        arrays: dict[str, Column] = {f"count/{name}": np.array(count) for name, count in counts.items()}
+        arrays |= {f"piece/{name}": column for name, column in piece.items()}
+        self.records.append(chunk, ALL, arrays, seconds)
+
+    def piece(self, chunk: int) -> tuple[dict[str, int], Piece] | None:
+        """Counts of a chunk's graphs and what they become in the file; None where they are not there or torn."""
+        arrays = self.records.read(chunk, ALL)
+        if arrays is None:
+            return None
+        counts = {
+            name.removeprefix("count/"): int(value) for name, value in arrays.items() if name.startswith("count/")
+        }
+        return counts, {name.removeprefix("piece/"): v for name, v in arrays.items() if name.startswith("piece/")}
+
+    def outcome(self, unit: Unit) -> Outcome | None:
+        """The outcome of a unit, bit for bit; None where it is not there by itself, or torn."""
+        arrays = self.records.read(unit.chunk, unit.member)
+        if arrays is None:
+            return None
+        reasons, distances = tuple(arrays.pop("reasons")), arrays.pop("distances")
+        tensors_of: dict[tuple[str, str], dict[str, NDArray[Any]]] = {}
+        for path, values in arrays.items():
+            kind, name, tensor = path.split("/")
+            tensors_of.setdefault((kind, name), {})[tensor] = values
+        predictions = {name: distribution_from_arrays(kind, tensors) for (kind, name), tensors in tensors_of.items()}
+        return Outcome(predictions=predictions, reasons=reasons, distances=distances)
+
+    def delete(self) -> None:
+        """Remove the folder once everything is in the file."""
+        self.records.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
 
 ENTRY = np.dtype(
     [
@@ -71,7 +196,7 @@ class Records:
         self._keys: NDArray[np.int64] | None = None
         self._open: dict[Path, int] = {}
 
-    def append(self, chunk: int, member: int, arrays: Arrays, seconds: Sequence[float]) -> None:
+    def append(self, chunk: int, member: int, arrays: Piece, seconds: Sequence[float]) -> None:
         """Keep what a member, or ``ALL``, says about a chunk, and what units took that were done for it; InputError where there is no space."""
         work, index = self._own = self._own or self._begun()
         content = save_arrays(arrays)
@@ -184,7 +309,7 @@ class Records:
             marks[chunk[chunk < chunks]] = True
         return marks
 
-    def read(self, chunk: int, member: int) -> dict[str, NDArray[Any]] | None:
+    def read(self, chunk: int, member: int) -> dict[str, Any] | None:
         """What was kept, bit for bit; None where it is not there, or torn."""
         for log, entry in self._candidates(chunk, member):
             content = self._content(log.work, entry)
@@ -211,7 +336,7 @@ class Records:
         self._order = np.argsort(keys, kind="stable")
         self._keys = keys[self._order]
 
-    def _content(self, work: Path, entry: Any) -> dict[str, NDArray[Any]] | None:
+    def _content(self, work: Path, entry: Any) -> dict[str, Any] | None:
         """The arrays of an entry; None where they are torn."""
         offset, length = int(entry["offset"]), int(entry["length"])
         try:
@@ -221,9 +346,7 @@ class Records:
             content = os.pread(file, length, offset)
         except OSError:
             return None
-        if _digest(entry, content) != entry["digest"].tobytes():
-            return None
-        return load_arrays(content)
+        return load_arrays(content) if _digest(entry, content) == entry["digest"].tobytes() else None
 
     def _opened(self, work: Path) -> int:
         if work not in self._open:
@@ -246,26 +369,30 @@ def _digest(entry: Any, content: bytes) -> bytes:
     return state.digest()
 
 
-def save_arrays(arrays: Arrays) -> bytes:
-    """Arrays of numbers, truth values and texts, in their order, as bytes that hold no code.
+def save_arrays(arrays: Piece) -> bytes:
+    """Piece of numbers, truth values and texts, in their order, as bytes that hold no code.
 
-    >>> load_arrays(save_arrays({"b": np.array(["ok", ""]), "a": np.zeros((0, 3))}))
-    {'b': array(['ok', ''], dtype='<U2'), 'a': array([], shape=(0, 3), dtype=float64)}
+    >>> load_arrays(save_arrays({"b": ["ok", ""], "a": np.zeros((0, 3))}))
+    {'b': ['ok', ''], 'a': array([], shape=(0, 3), dtype=float64)}
     """
-    named = {}
-    for number, (name, values) in enumerate(arrays.items()):
-        if values.dtype.kind == "U":
-            letters = np.ascontiguousarray(values).view(np.uint32).reshape(*values.shape, -1)
-            named[f"{number:04d} text {name}"] = letters
-        else:
-            named[f"{number:04d} {values.dtype.kind} {name}"] = np.ascontiguousarray(values).reshape(values.shape)
-    return bytes(save(named))
+    rows = [
+        (name, "", (), column) if isinstance(column, list) else (name, column.dtype.str, column.shape, column.tobytes())
+        for name, column in arrays.items()
+    ]
+    return msgspec.msgpack.encode(rows)
 
 
-def load_arrays(content: bytes) -> dict[str, NDArray[Any]]:
-    """The arrays that ``save_arrays`` made bytes of."""
-    arrays = {}
-    for key, values in sorted(load(content).items()):
-        _, kind, name = key.split(" ", 2)
-        arrays[name] = values.view(f"<U{values.shape[-1]}")[..., 0] if kind == "text" else values
-    return arrays
+_ROWS = msgspec.msgpack.Decoder(list[tuple[str, str, tuple[int, ...], memoryview | list[str]]])
+
+
+def load_arrays(content: bytes) -> dict[str, Any]:
+    """The arrays that ``save_arrays`` made bytes of; ValueError for other bytes."""
+    return {
+        name: values if isinstance(values, list) else np.frombuffer(values, dtype=dtype).reshape(shape).copy()
+        for name, dtype, shape, values in _ROWS.decode(content)
+    }
+
+
+def unique_name() -> str:
+    """A name that no other process on any machine has."""
+    return f"{host_name()}-{os.getpid()}"

@@ -1,19 +1,24 @@
 """What a prediction says: its plan, a bar while it runs, what became of the plan; and how it is told to stop."""
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 from rich.progress import Progress
 
 from hydragnn.ensemble.prediction.job import Job
 from hydragnn.ensemble.prediction.schedule import Schedule
-from hydragnn.ensemble.prediction.work import measured_course
-from hydragnn.files import write_sealed
+from hydragnn.errors import InputError
+from hydragnn.files import read_sealed, write_sealed
 from hydragnn.terminal import PlainConsole
+
+PLAN = {"planned", "measured"}
+"""What the plan beside a prediction holds."""
 
 
 def plan_line(certificate: dict[str, Any]) -> str:
@@ -110,3 +115,39 @@ def moving_bar(total: int, show: bool) -> Iterator[Callable[[int], None]]:
             progress.update(task, completed=dry[0] + max(0, units))
 
         yield moved
+
+
+def measured_course(accounts: Sequence[dict[str, Any]], entries: NDArray[Any], ranks: int) -> dict[str, Any]:
+    """The makespan that was measured against the bound that these costs leave, and the busy time of every rank.
+
+    The bound is that of the work done once, at its least cost, by the ``entries`` of what was kept. A rank that died or still
+    hangs left no account.
+    """
+    done = entries[entries["units"] > 0]
+    done = done[np.lexsort((done["seconds"], done["member"], done["chunk"]))]
+    keys = np.stack([done["chunk"], done["member"]])
+    once = done[(np.diff(keys, axis=1, prepend=-2) != 0).any(axis=0)]
+    begin = min((account["began"] for account in accounts), default=0.0)
+    makespan = max((account["ended"] for account in accounts), default=0.0) - begin
+    bound = max(float(once["seconds"].sum()) / ranks, float(once["largest"].max(initial=0.0)))
+    return {
+        "ranks_heard": len(accounts),
+        "units_done": int(once["units"].sum()),
+        "units_done_again": int(done["units"].sum() - once["units"].sum()),
+        "makespan": makespan,
+        "lower_bound": bound,
+        "ratio": makespan / bound if bound > 0 else 1.0,
+        "busy": [round(account["busy"], 3) for account in sorted(accounts, key=lambda account: int(account["rank"]))],
+    }
+
+
+def check_plan(plan: Path) -> None:
+    """Raise InputError where ``plan``, which the prediction will replace, is no plan of an earlier one."""
+    if not os.path.lexists(plan):
+        return
+    try:
+        before = read_sealed(plan)
+    except InputError:
+        before = None
+    if not isinstance(before, dict) or before.keys() != PLAN:
+        raise InputError(f"{plan} exists already and is no plan of a prediction; choose another --out or move it away")

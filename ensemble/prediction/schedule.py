@@ -1,6 +1,7 @@
-"""Who does what when: the same on all ranks, from the same numbers."""
+"""Who does what when, the same on all ranks, from the same numbers; and how all of it gets done, whoever dies or dawdles."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -10,7 +11,9 @@ from jaxtyping import Bool, Float
 from numpy.typing import NDArray
 
 from hydragnn.ensemble.plan import Units, certificate, units_where
-from hydragnn.ensemble.prediction.order import (
+from hydragnn.ensemble.prediction.group import Group
+from hydragnn.ensemble.prediction.queues import (
+    LANES,
     STAGES,
     Bundles,
     Stage,
@@ -21,8 +24,42 @@ from hydragnn.ensemble.prediction.order import (
     probing,
     staged,
 )
-from hydragnn.ensemble.prediction.queues import LANES
-from hydragnn.ensemble.prediction.together import Late
+
+LATE = 2.0
+"""Work is done again by an idle rank when it takes this many times as long as expected."""
+
+AT_LEAST = 2.0
+"""Seconds that work may take whatever was expected."""
+
+HELPERS = 16
+"""Ranks that look after late work; more of them would only crowd the file system."""
+
+HESITATION = 60.0
+"""Seconds after which others do what the first living rank should have begun."""
+
+LOOKS = 15.0
+"""Looks at shared folders per second, of all helpers together; and of all others, where words need a look."""
+
+LONGEST = 20.0
+"""Seconds between two looks at most."""
+
+PAUSES = 0.01, 0.5
+"""Seconds between two questions whether a word was said where that needs no look, at least and at most."""
+
+SHARE = 0.125
+"""Part of the time waited so far after which it is asked again."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Late:
+    """A piece of work that was taken and is not there yet."""
+
+    number: int
+    claim: str
+    """The claim of the queue it was taken from."""
+    seconds: float
+    """How long it should take."""
+
 
 Loads = Float[NDArray[np.float64], " chunks"]
 Marks = Bool[NDArray[np.bool_], "chunks members"]
@@ -119,3 +156,120 @@ def make_schedule(
     found = units_where(every & there)
     looks = bundles_by_chunk(found, found.costs(loads, costs))
     return Schedule(loads=loads, every=every, there=looks, lanes=tuple(lanes), costs=tuple(costs), ranks=ranks)
+
+
+def finish_together(
+    group: Group,
+    name: str,
+    missing: Callable[[], Iterable[Late]],
+    do: Callable[[int], None],
+    check: Callable[[], None] = lambda: None,
+) -> None:
+    """Return when nothing is missing; this rank's queues have run dry. ``check`` is called all the while.
+
+    What a dead rank had taken is done by the first that sees it. What takes ``LATE`` times as long as it should is done
+    again by one idle rank, and after the same time once more by another; all of them give the same bits. A few ranks look;
+    the one that finds nothing missing says so to all, and so does the last rank that comes here, since all others have done
+    what they took.
+    """
+    idle_since, turn = time.monotonic(), Turn(group)
+    if group.last_at(name):
+        group.tell(name)
+    while not group.told(name):
+        check()
+        if turn.looks():
+            waited, nothing, work = time.monotonic() - idle_since, True, None
+            for one in missing():
+                nothing = False
+                if _is_ours(group, name, one, waited):
+                    work = one
+                    break
+            if nothing:
+                group.tell(name)
+                return
+            if work is not None:
+                do(work.number)
+                continue
+        rest(group, time.monotonic() - idle_since)
+
+
+def once(
+    group: Group,
+    name: str,
+    done: Callable[[], bool],
+    do: Callable[[], None],
+    check: Callable[[], None] = lambda: None,
+) -> bool:
+    """Let one rank do something while the others wait until it is done; whether this rank did it. ``check`` is called all the while.
+
+    It is for the first living rank. Where that one hangs and has not begun after ``HESITATION`` seconds, another does it;
+    one that hangs while it does it is waited for.
+    """
+    idle_since, turn = time.monotonic(), Turn(group)
+    while not group.told(name):
+        check()
+        if turn.looks():
+            if done():
+                return False
+            first = all(group.gone(rank) for rank in range(group.rank))
+            if (first or time.monotonic() - idle_since > HESITATION) and _begins(group, name):
+                do()
+                group.tell(name)
+                return True
+        rest(group, time.monotonic() - idle_since)
+    return False
+
+
+class Turn:
+    """Which ranks look for themselves: helpers often, others now and then, in case that all helpers are gone."""
+
+    def __init__(self, group: Group) -> None:
+        first = 0.0
+        if helps(group):
+            self._every = min(group.size, HELPERS) / LOOKS
+        else:
+            first = self._every = max(HESITATION, group.size / LOOKS)
+        self._next = time.monotonic() + first
+
+    def looks(self) -> bool:
+        """Return True where this rank is to look now."""
+        now = time.monotonic()
+        if now < self._next:
+            return False
+        self._next = now + self._every
+        return True
+
+
+def helps(group: Group) -> bool:
+    """Return True where this rank looks after what others leave undone."""
+    return group.rank % max(1, -(-group.size // HELPERS)) == 0
+
+
+def rest(group: Group, waited: float) -> None:
+    """Wait a little more after so many seconds, so long that all ranks together take few looks at the file system."""
+    helpers = min(group.size, HELPERS)
+    if group.hears:
+        time.sleep(min(max(SHARE * waited, PAUSES[0]), PAUSES[1]))
+    elif helps(group):
+        time.sleep(helpers / LOOKS)
+    else:
+        time.sleep(min(LONGEST, (group.size - helpers) / LOOKS))
+
+
+def _is_ours(group: Group, name: str, work: Late, waited: float) -> bool:
+    owner = group.owner(work.claim)
+    if owner is not None and owner != group.rank and group.gone(owner):
+        return group.first_to(f"{name}-{work.number}-after-{owner}")
+    times = int(waited / max(AT_LEAST, LATE * work.seconds))
+    return times > 0 and group.first_to(f"{name}-{work.number}-again-{times}")
+
+
+def _begins(group: Group, name: str) -> bool:
+    """Return True where this rank is the first to claim it, or the first after one that died."""
+    claim = name
+    while not group.first_to(claim):
+        owner = group.owner(claim)
+        if owner is None or not group.gone(owner):
+            return False
+        claim = f"{name}-after-{owner}"
+    return True

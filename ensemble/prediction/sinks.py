@@ -7,6 +7,7 @@ import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -21,8 +22,11 @@ from hydragnn.errors import InputError
 from hydragnn.files import flush_directory
 from hydragnn.models import Target
 
-Piece = Mapping[str, NDArray[Any]]
-"""Arrays that are appended to a file, by name: values, texts (of numpy's kind U), or the bytes of lines (uint8)."""
+Column = NDArray[Any] | list[str]
+"""Numbers, truth values or bytes; or texts."""
+
+Piece = Mapping[str, Column]
+"""What is appended to a file, by name: arrays of values, texts, or the bytes of lines (uint8)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -136,7 +140,16 @@ class Sink(ABC):
 
 def joined(pieces: Sequence[Piece]) -> Piece:
     """Pieces of consecutive graphs as one."""
-    return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
+    return {name: _end_to_end([piece[name] for piece in pieces]) for name in pieces[0]}
+
+
+def _end_to_end(columns: Sequence[Any]) -> Column:
+    return list(chain.from_iterable(columns)) if isinstance(columns[0], list) else np.concatenate(columns)
+
+
+def size_of(piece: Piece) -> int:
+    """Bytes in memory, or so."""
+    return sum(sum(map(len, column)) if isinstance(column, list) else column.nbytes for column in piece.values())
 
 
 def texts(values: Sequence[str]) -> list[str]:

@@ -61,7 +61,7 @@ class CsvSink(Sink):
     def write(self, piece: Piece) -> None:
         """Append lines."""
         for place, lines in piece.items():
-            self.files[place].write(lines.tobytes())
+            self.files[place].write(np.asarray(lines).tobytes())
 
     def close(self, *, complete: bool) -> None:
         """Close the files."""
@@ -133,7 +133,7 @@ class XyzSink(Sink):
 
     def write(self, piece: Piece) -> None:
         """Append some structures."""
-        self.file.write(piece["structures"].tobytes())
+        self.file.write(np.asarray(piece["structures"]).tobytes())
 
     def close(self, *, complete: bool) -> None:
         """Close the file."""

@@ -1,20 +1,22 @@
-"""One rank at work: it takes bundles, predicts their units, and keeps account of the time."""
+"""One rank at work: it takes bundles, predicts their units and keeps account of the time; then it helps to make the pieces of the file, and one rank joins them."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int
 from numpy.typing import NDArray
 
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.members import Outcome
 from hydragnn.ensemble.plan import Chunk, Chunks, Unit
 from hydragnn.ensemble.prediction.group import Group
-from hydragnn.ensemble.prediction.order import POSTS, Bundles
-from hydragnn.ensemble.prediction.parts import Parts
-from hydragnn.ensemble.prediction.queues import Queue
-from hydragnn.ensemble.prediction.sinks import Block, Piece, Sink
+from hydragnn.ensemble.prediction.queues import PIECES, POSTS, Bundles, Queue
+from hydragnn.ensemble.prediction.records import Parts
+from hydragnn.ensemble.prediction.schedule import Late, finish_together
+from hydragnn.ensemble.prediction.sinks import Block, Piece, Sink, joined, size_of
 from hydragnn.ensemble.prediction.sources import Source
 from hydragnn.ensemble.screening import Screened, outcome_of, read_screened, without_screening
 
@@ -163,25 +165,84 @@ class Worker:
         self._load[unit.member] += float(self.chunks.loads[unit.chunk])
 
 
-def measured_course(accounts: Sequence[dict[str, Any]], entries: NDArray[Any], ranks: int) -> dict[str, Any]:
-    """The makespan that was measured against the bound that these costs leave, and the busy time of every rank.
+TURNS = 4
+"""Chunks whose pieces are missing are shared out in so many turns per rank."""
 
-    The bound is that of the work done once, at its least cost, by the ``entries`` of what was kept. A rank that died or still
-    hangs left no account.
-    """
-    done = entries[entries["units"] > 0]
-    done = done[np.lexsort((done["seconds"], done["member"], done["chunk"]))]
-    keys = np.stack([done["chunk"], done["member"]])
-    once = done[(np.diff(keys, axis=1, prepend=-2) != 0).any(axis=0)]
-    begin = min((account["began"] for account in accounts), default=0.0)
-    makespan = max((account["ended"] for account in accounts), default=0.0) - begin
-    bound = max(float(once["seconds"].sum()) / ranks, float(once["largest"].max(initial=0.0)))
-    return {
-        "ranks_heard": len(accounts),
-        "units_done": int(once["units"].sum()),
-        "units_done_again": int(done["units"].sum() - once["units"].sum()),
-        "makespan": makespan,
-        "lower_bound": bound,
-        "ratio": makespan / bound if bound > 0 else 1.0,
-        "busy": [round(account["busy"], 3) for account in sorted(accounts, key=lambda account: int(account["rank"]))],
-    }
+SECONDS = 10.0
+"""More than the pieces of a turn take."""
+
+APPENDED = 1 << 22
+"""Bytes that are appended to the file at once; whatever the number of ranks, so that the file is the same."""
+
+
+class Merger:
+    """What of a prediction becomes which piece of the file."""
+
+    def __init__(self, worker: Worker) -> None:
+        """All units are there."""
+        self._worker, self.chunks = worker, range(len(worker.chunks))
+
+    def prepare(self) -> None:
+        """Make pieces of chunks that units were kept of one by one, together with the other ranks, until all are there."""
+        worker = self._worker
+        undone: list[int] = worker.group.publish("undone", lambda: self._undone().tolist())
+        turns = np.array_split(undone, min(len(undone), TURNS * worker.group.size)) if undone else []
+        queue = worker.group.queue(PIECES, [1.0] * len(turns))
+        while (position := queue.take()) is not None:
+            self._keep(turns[position])
+        worker.parts.records.end()
+
+        def missing() -> list[Late]:
+            if worker.sink.path.exists():
+                return []  # the others did without this rank
+            absent = self._undone()
+            return [
+                Late(number=number, claim=f"{PIECES}-{number}", seconds=SECONDS)
+                for number, turn in enumerate(turns)
+                if np.isin(turn, absent).any()
+            ]
+
+        finish_together(worker.group, "piece", missing, lambda number: self._keep(turns[number]), worker.check)
+
+    def write(self) -> dict[str, int]:
+        """Write the file; gives counts of graphs. A piece that is not there, or torn, is made."""
+        worker, total = self._worker, Counter[str](dict.fromkeys(COUNTS, 0))
+        worker.parts.records.look(all_files=True)
+        with worker.sink:
+            pieces, size = list[Piece](), 0
+            for chunk in self.chunks:
+                counts, piece = worker.parts.piece(chunk) or self._made(chunk)
+                total.update(counts)
+                pieces.append(piece)
+                size += size_of(piece)
+                if size >= APPENDED:
+                    self._append(pieces)
+                    size = 0
+            self._append(pieces)
+        return dict(total)
+
+    def _append(self, pieces: list[Piece]) -> None:
+        """Append pieces to the file, after which there are none."""
+        if pieces:
+            whole = joined(pieces)
+            self._worker.check()
+            self._worker.sink.write(whole)
+        pieces.clear()
+
+    def _made(self, chunk: int) -> tuple[dict[str, int], Piece]:
+        self._worker.check()
+        return self._worker.combine(chunk)
+
+    def _undone(self) -> Int[NDArray[np.int64], " chunks"]:
+        """The chunks that no piece was kept of."""
+        records = self._worker.parts.records
+        records.look()
+        return np.flatnonzero(~records.combined(len(self._worker.chunks)))
+
+    def _keep(self, chunks: NDArray[np.int64]) -> None:
+        """Make the pieces of chunks that are not there."""
+        parts = self._worker.parts
+        parts.records.look()
+        for chunk in chunks.tolist():
+            if parts.piece(chunk) is None:
+                parts.keep_piece(chunk, *self._made(chunk), [])

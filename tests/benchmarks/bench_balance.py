@@ -5,9 +5,11 @@
 Measured, two ranks of MPI with one thread each: the makespan over the bound of the measured costs, and the ensemble against one job
 per member on the same two ranks, in turns in the same processes. Simulated on a virtual clock that runs the predictor's own plan
 and queues: 1,024 and 8,192 ranks, with the costs of eight architectures and with recorded ones: what each unit cost its process (by
-processor), as where every rank has a processor to itself, and how long it took here (by clock), whatever else ran meanwhile; then one
-rank joins the pieces, at what that cost one rank here in processor seconds, while the others wait. A
-row tells the scatter of its costs: the standard deviation of what units took over what their member's rate and their load foretell.
+processor), as where every rank has a processor to itself, and how long it took here (by clock), whatever else ran meanwhile. Then all
+ranks hear that all is there, combine the batches whose members were spread over ranks, hear again, and one rank joins the pieces while
+the others wait; combining and joining at what they cost one rank here in processor seconds, of batches of 32 graphs that are all
+flagged as foreign, with a text of 350 letters each. A row tells the scatter of its costs: the standard deviation of what units took over
+what their member's rate and their load foretell.
 """
 
 import argparse
@@ -20,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
@@ -32,19 +35,18 @@ sys.path.insert(0, str(Path(__file__).parent))
 from remote_counter import Clock, RemoteCounter
 from small_ensemble import crystals, make_ensemble, write_store, write_structures
 
-from hydragnn.datasets import open_store
+from hydragnn.datasets import BatchSettings, open_store
 from hydragnn.distributed import this_launch
 from hydragnn.ensemble import Ensemble
-from hydragnn.ensemble.plan import Unit, chunks_of, default_budget
-from hydragnn.ensemble.prediction import merge, predict, reporting, work
+from hydragnn.ensemble.plan import Unit, chunks_of, default_budget, makespan
+from hydragnn.ensemble.prediction import predict, reporting, work
 from hydragnn.ensemble.prediction.group import Alone
 from hydragnn.ensemble.prediction.job import Job, member_costs
 from hydragnn.ensemble.prediction.joining import join_group
-from hydragnn.ensemble.prediction.order import POSTS, Note, learned_rates
 from hydragnn.ensemble.prediction.predict import predict_with
-from hydragnn.ensemble.prediction.queues import RELAY, Queue, queue_for
-from hydragnn.ensemble.prediction.schedule import make_schedule
-from hydragnn.ensemble.prediction.work import measured_course
+from hydragnn.ensemble.prediction.queues import POSTS, RELAY, Note, Queue, learned_rates, queue_for
+from hydragnn.ensemble.prediction.reporting import PredictionResult, measured_course
+from hydragnn.ensemble.prediction.schedule import PAUSES, SHARE, make_schedule
 
 MEMBERS = [(kind, width) for width in (16, 24, 32, 48) for kind in ("egnn", "schnet")]
 ARCHITECTURES = (48.2, 26.1, 173.3, 301.4, 526.5, 94.6, 120.3, 26.8)
@@ -54,17 +56,28 @@ MANY_TIMES = 20
 """Pieces are joined once and so many times over, which tells what each graph takes and what the file takes."""
 
 
+FLAGGED = 32
+"""Graphs in a batch of those that are all flagged."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ending:
+    """Seconds of a processor after all units: ``joining`` and ``combining`` per chunk, and ``opening`` for the file."""
+
+    opening: float
+    joining: float
+    combining: float
+
+
 def simulated(
     loads: Sequence[float],
     seconds: np.ndarray,
     expected: Sequence[float],
     ranks: int,
     latency: float,
-    joining: float = 0.0,
-    opening: float = 0.0,
+    ending: Ending,
 ) -> dict[str, float]:
-    """Makespan over bound on a virtual clock; ``seconds[chunk, member]`` is what units really take, ``opening`` and
-    ``joining`` what one rank needs for the file and for each chunk at the end, while the others wait."""
+    """Makespan over bound on a virtual clock, and what is left of the ideal at the end; ``seconds[chunk, member]`` is what units really take."""
     clock, members, weights = Clock(), len(expected), np.asarray(loads)
     every = np.ones((len(loads), members), dtype=np.bool_)
     schedule = make_schedule(weights, every, ~every, expected, held=members, ranks=ranks)
@@ -74,11 +87,11 @@ def simulated(
     stages = [lane.first(weights, expected)]
     queues = [_queues(stages[0].bundles.costs, ranks, clock, latency)]
     turns = [(0.0, rank, 0) for rank in range(ranks)]
-    ended = 0.0
+    ends, spread = list[float](), set[int]()
     while turns:
         clock.now, rank, stage = heapq.heappop(turns)
         if stage == lane.stages:
-            ended = max(ended, clock.now)
+            ends.append(clock.now)
             continue
         if stage == len(stages):
             rates = learned_rates(expected, [posts[key] for key in sorted(posts)], clock.now)
@@ -92,23 +105,37 @@ def simulated(
         if rank % max(1, ranks // POSTS) == 0:
             running = [units[0].member, loads[units[0].chunk], clock.now] if len(units) == 1 else []
             posts[rank] = {"seconds": spent[rank].tolist(), "load": load[rank].tolist(), "running": running}
+        if len(units) < members:
+            spread.add(units[0].chunk)
         for unit in units:
             took = float(seconds[unit.chunk, unit.member])
             clock.now += took
             spent[rank, unit.member] += took
             load[rank, unit.member] += loads[unit.chunk]
         heapq.heappush(turns, (clock.now, rank, stage))
+    ended = max(ends)
     bound = max(float(seconds.sum()) / ranks, float(seconds.max()))
     foretold = np.outer(loads, seconds.sum(axis=0) / sum(loads))
+    turns_of = np.array_split(np.arange(len(spread)), min(len(spread), work.TURNS * ranks) or 1)
+    combined = makespan([len(turn) * ending.combining for turn in turns_of], ranks)
+    joining = ending.opening + ending.joining * len(loads)
+    waits = heard(ended - min(ends)) + heard(combined) + 4 * latency
     return {
         "ranks": ranks,
         "units_per_rank": seconds.size / ranks,
         "scatter": float((seconds / foretold).std()),
         "ratio": ended / bound,
         "bound_s": bound,
-        "joining_s": opening + joining * len(loads),
-        "of_ideal": float(seconds.sum()) / ranks / (ended + opening + joining * len(loads)),
+        "combining_s": combined,
+        "waiting_s": waits,
+        "joining_s": joining,
+        "of_ideal": float(seconds.sum()) / ranks / (ended + waits + combined + joining),
     }
+
+
+def heard(waited: float) -> float:
+    """Seconds after which a rank that has waited so long hears that all is there."""
+    return min(max(SHARE * waited, PAUSES[0]), PAUSES[1])
 
 
 def _queues(costs: np.ndarray, ranks: int, clock: Clock, latency: float) -> list[Queue]:
@@ -191,34 +218,61 @@ def rank_main(folder: Path, repeats: int) -> None:
 
 
 def _alone(ensemble: Path, folder: Path, course: Course) -> dict[str, float]:
-    """Processor seconds of one rank: to join pieces (begin a file, and per graph), to predict and keep, over those of units, to begin."""
-    writes = list[float]()
-    write = merge.Merger.write
-
-    def twice(merger: merge.Merger) -> dict[str, int]:
-        """Join all pieces, and before that all of them many times over."""
-        spans = merger.spans
-        for merger.spans in (spans * MANY_TIMES, spans):
-            begin = time.process_time()
-            counts = write(merger)
-            writes.append(time.process_time() - begin)
-        return counts
-
-    merge.Merger.write = twice  # type: ignore[method-assign]
+    """Processor seconds of one rank: to predict and keep a graph, over those of units; to begin; and per graph to join and to combine."""
     with in_processor_seconds():
-        job = Job(model=ensemble, source=folder / "graphs.h5", out=folder / "alone.h5")
-        job.out.unlink(missing_ok=True)
-        result = predict_with(Alone(), job, lambda: None)
-    assert result is not None
-    joining = (writes[0] - writes[1]) / (MANY_TIMES - 1) / result.graphs
+        result = _predicted(Job(model=ensemble, source=folder / "graphs.h5", out=folder / "alone.h5"))
     predicting = result.seconds_of["predicting"]
-    return {
-        "joining": joining,
-        "opening": writes[1] - joining * result.graphs,
+    alone = {
         "keeping": predicting / sum(seconds for _, _, seconds in course.units),
         "beginning": result.seconds_of["preparing"],
         "predicting": predicting / result.graphs,
     }
+    with ends_measured() as ends:
+        for name, limit in (("graphs.h5", 64), ("flagged.h5", FLAGGED)):
+            batch = BatchSettings(max_graphs=limit)
+            result = _predicted(Job(model=ensemble, source=folder / name, out=folder / "ends.h5", batch=batch))
+            many, once, combining = ends
+            ends.clear()
+            joining = (many - once) / (MANY_TIMES - 1) / result.graphs
+            alone[f"flagged in {name}"] = result.outside_training_domain / result.graphs
+            alone[f"joining {name}"] = joining
+            alone[f"opening {name}"] = once - joining * result.graphs
+            alone[f"combining {name}"] = combining / result.graphs
+    return alone
+
+
+def _predicted(job: Job) -> PredictionResult:
+    job.out.unlink(missing_ok=True)
+    result = predict_with(Alone(), job, lambda: None)
+    assert result is not None
+    return result
+
+
+@contextmanager
+def ends_measured() -> Iterator[list[float]]:
+    """Predictions of this process are joined many times over before they are, and combined anew from what was kept of members;
+    gives processor seconds of joining them many times, once, and of combining."""
+    taken, write, long = list[float](), work.Merger.write, work.LONG
+    work.LONG = -1.0  # every unit is kept by itself, too
+
+    def measured(merger: work.Merger) -> dict[str, int]:
+        merger.prepare()
+        chunks = merger.chunks
+        for merger.chunks in ([*chunks] * MANY_TIMES, chunks):
+            begin = time.process_time()
+            counts = write(merger)
+            taken.append(time.process_time() - begin)
+        begin = time.process_time()
+        for chunk in chunks:
+            merger._worker.parts.keep_piece(chunk, *merger._worker.combine(chunk), [])
+        taken.append(time.process_time() - begin)
+        return counts
+
+    work.Merger.write = measured  # type: ignore[method-assign]
+    try:
+        yield taken
+    finally:
+        work.Merger.write, work.LONG = write, long  # type: ignore[method-assign]
 
 
 @contextmanager
@@ -252,6 +306,10 @@ def measured(folder: Path, graphs: int, repeats: int) -> dict[str, Any]:
     if not (folder / "structures.xyz").exists():
         write_structures(folder / "structures.xyz", frames)
         write_store(folder / "graphs.h5", frames)
+        pressed = crystals(graphs // 4, seed=2, most=3)
+        for atoms in pressed:
+            atoms.set_cell(0.8 * atoms.cell, scale_atoms=True)
+        write_store(folder / "flagged.h5", pressed)
     launcher = [str(Path(sys.executable).parent / "mpirun"), "-n", "2", sys.executable, __file__]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run([*launcher, "--rank", str(folder), "--repeats", str(repeats)], check=True, env=environment)
@@ -308,10 +366,13 @@ def _simulations(folder: Path, measurement: dict[str, Any]) -> list[dict[str, An
     by = {name: recorded(len(chunks), measurement[name], len(MEMBERS)) for name in ("by processor", "by clock")}
     loads, expected = chunks.loads.tolist(), member_costs(ensemble, folder / "ensemble")
     alone = measurement["alone"]
-    joining = alone["joining"] * len(store) / len(chunks)
+    joining, combining = (alone[f"{what} flagged.h5"] for what in ("joining", "combining"))
+    ending = Ending(opening=alone["opening flagged.h5"], joining=FLAGGED * joining, combining=FLAGGED * combining)
+    more = len(store) / len(chunks) / FLAGGED
+    recorded_ending = replace(ending, joining=more * ending.joining, combining=more * ending.combining)
     by["by processor"] = by["by processor"] * alone["keeping"]
     rows = []
-    for ranks, per_rank in ((2, 150), (1024, 10), (8192, 10), (8192, 5)):
+    for ranks, per_rank in ((2, 150), (1024, 10), (1024, 50), (8192, 10)):
         for latency in (20e-6, 200e-6):
             generator = np.random.default_rng(0)
             named = {
@@ -320,15 +381,12 @@ def _simulations(folder: Path, measurement: dict[str, Any]) -> list[dict[str, An
                     expected,
                     ranks,
                     latency,
-                    joining,
-                    alone["opening"],
+                    recorded_ending,
                 )
                 for name, seconds in by.items()
             }
             for name, error in (("architectures", 0.3), ("unknown beforehand", 1.0)):
-                named[name] = simulated(
-                    *architectures(ranks * per_rank, error, generator), ranks, latency, 32 * alone["joining"]
-                )
+                named[name] = simulated(*architectures(ranks * per_rank, error, generator), ranks, latency, ending)
             rows += [{"costs": name, "latency_ms": latency * 1e3, **row} for name, row in named.items()]
     return rows
 
@@ -347,15 +405,19 @@ def _print(result: dict[str, Any]) -> None:
         )
     alone = result["one rank"]
     print(
-        f"measured, 1 rank, processor time: {alone['joining'] * 1e6:.1f} us per graph to join pieces, {alone['joining'] / alone['predicting']:.4f} of "
-        f"{alone['predicting'] * 1e6:.0f} us to predict it; {alone['opening']:.3f} s to begin the file, {alone['beginning']:.2f} s for everything before (without imports)"
+        f"measured, 1 rank, processor time: {alone['predicting'] * 1e6:.0f} us to predict a graph; {alone['beginning']:.2f} s for everything before (without imports)"
     )
+    for name in ("graphs.h5", "flagged.h5"):
+        print(
+            f"  {name:11} {alone[f'flagged in {name}']:.3f} flagged: {alone[f'joining {name}'] * 1e6:.1f} us per graph to join pieces, "
+            f"{alone[f'opening {name}']:.3f} s to begin and end the file; {alone[f'combining {name}'] * 1e6:.0f} us per graph to combine what members said apart"
+        )
     print("simulated, the predictor's plan and queues on a virtual clock, pieces joined as measured")
     for row in result["simulated"]:
         print(
             f"  {row['costs']:21} {row['ranks']:5d} ranks, {row['units_per_rank']:5.1f} units per rank, "
             f"scatter {row['scatter']:.2f}, take {row['latency_ms']:.2f} ms: simulated makespan / bound {row['ratio']:.4f} (bound {row['bound_s']:.2f} s); "
-            f"with {row['joining_s']:.2f} s of joining {row['of_ideal']:.3f} of ideal"
+            f"with {row['combining_s']:.2f} s of combining, {row['waiting_s']:.2f} s of waiting and {row['joining_s']:.2f} s of joining {row['of_ideal']:.3f} of ideal"
         )
 
 

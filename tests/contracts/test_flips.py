@@ -22,7 +22,7 @@ from hydragnn.config import config_from_table
 from hydragnn.datasets import BatchSettings, MemoryStore, check_graphs, open_store
 from hydragnn.ensemble import predict_to_file
 from hydragnn.ensemble.build import check_finished
-from hydragnn.ensemble.prediction.merge import Merger
+from hydragnn.ensemble.prediction.work import Merger
 from hydragnn.errors import InputError, Interrupted
 from hydragnn.hpo import finished_runs
 from hydragnn.hpo.final import best_runs, given_runs

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-MOST = {"how a trial is started": 8, "what happens when a node is lost": 7}
+MOST = {"how a trial is started": 8, "what happens when a node is lost": 7, "how a prediction is shared": 7}
 """Files that a question may take."""
 
 

@@ -1,7 +1,7 @@
 """A rank that predicts and may dawdle or die on the way; started by the tests by mpirun, srun, torchrun or alone.
 
 ``python predicting.py MODEL SOURCE OUT [--resume] [--workers N] [--faulty-rank R --after N [--at piece] [--seconds S]]``: the
-faulty rank does its N-th unit (from 0), or span of the file, for S seconds longer, or without S it is gone before that, by SIGKILL. The
+faulty rank does its N-th unit (from 0), or pieces of the file, for S seconds longer, or without S it is gone before that, by SIGKILL. The
 others do not begin their N-th before, so that there is an N-th for the faulty one however much later it began.
 """
 
@@ -17,11 +17,13 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from hydragnn.datasets import BatchSettings
 from hydragnn.distributed import leave, this_launch
-from hydragnn.ensemble.prediction import counting, merge, together, work
+from hydragnn.ensemble.prediction import joining, schedule, work
 from hydragnn.ensemble.prediction.predict import predict_to_file
 from hydragnn.errors import InputError, Interrupted
 from hydragnn.graphs import GraphBatch
@@ -41,14 +43,14 @@ def before_unit(number: int, act: Callable[[], None]) -> None:
 
 def before_piece(number: int, act: Callable[[], None]) -> None:
     """This rank acts before it makes its pieces of this number."""
-    original, done = merge.Merger._keep, count()
+    original, done = work.Merger._keep, count()
 
-    def acting(merger: merge.Merger, span: int) -> None:
+    def acting(merger: work.Merger, chunks: NDArray[np.int64]) -> None:
         if next(done) == number:
             act()
-        original(merger, span)
+        original(merger, chunks)
 
-    merge.Merger._keep = acting
+    work.Merger._keep = acting
 
 
 BEFORE = {"unit": before_unit, "piece": before_piece}
@@ -81,13 +83,13 @@ def main() -> tuple[int, bool]:
     parser.add_argument("--after", type=int, default=0)
     parser.add_argument("--at", choices=list(BEFORE), default="unit")
     parser.add_argument("--seconds", type=float, default=0.0)
-    parser.add_argument("--farewell", type=float, default=counting.FAREWELL)
-    parser.add_argument("--hesitation", type=float, default=together.HESITATION)
+    parser.add_argument("--farewell", type=float, default=joining.FAREWELL)
+    parser.add_argument("--hesitation", type=float, default=schedule.HESITATION)
     parser.add_argument("--fall-off", action="store_true", help="end as a script does that knows nothing of ranks")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    merge.GRAPHS = 8  # many spans of few graphs
-    counting.FAREWELL, together.HESITATION = options.farewell, options.hesitation
+    work.APPENDED = 1  # every piece for itself
+    joining.FAREWELL, schedule.HESITATION = options.farewell, options.hesitation
     note = options.out.with_name(options.out.name + ".faltered")
     if this_launch().rank == options.faulty_rank:
         BEFORE[options.at](options.after, partial(falter, note, options.seconds))

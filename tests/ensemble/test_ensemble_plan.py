@@ -9,7 +9,7 @@ from hydragnn.datasets import Budget, pack, packing
 from hydragnn.datasets.packing import graph_costs
 from hydragnn.datasets.store import Sizes
 from hydragnn.ensemble.plan import Chunks, certificate, chunks_of, default_budget, makespan, units_of
-from hydragnn.ensemble.prediction.order import bundles_of
+from hydragnn.ensemble.prediction.queues import bundles_of
 
 
 def cut_before(chunks: Chunks, graphs: int) -> np.ndarray:

@@ -15,12 +15,13 @@ from ase.io import read, write
 
 from hydragnn.datasets import BatchSettings, MemoryStore, StoreWriter
 from hydragnn.ensemble.ensemble import Ensemble
-from hydragnn.ensemble.prediction import merge, work
+from hydragnn.ensemble.prediction import work
 from hydragnn.ensemble.prediction.predict import predict_to_file
 from hydragnn.ensemble.prediction.records import ENTRY
 from hydragnn.errors import InputError, Interrupted
 from hydragnn.graphs import Field, GraphBatch
 from tests.ensemble.finished import finished_units
+from tests.flips import FLIPS, flipped
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +61,27 @@ def test_files_say_what_the_ensemble_says(ensemble: Path, stored: Path, store: M
         assert file["fields/energy"].attrs["unit"] == "eV"
         assert json.loads(file.attrs["heading"])["nominal"] == 0.9
     assert not (tmp_path / "out.h5.parts").exists()
+
+
+def test_numbers_of_which_a_bit_has_turned_are_not_read_from_hdf5(ensemble: Path, stored: Path, tmp_path: Path) -> None:
+    def numbers() -> dict[str, bytes]:
+        found: dict[str, bytes] = {}
+        with h5py.File(out) as file:
+            file.visititems(
+                lambda name, item: found.update({name: item[:].tobytes()} if getattr(item, "dtype", "O") != "O" else {})
+            )
+        return found
+
+    out, refused = tmp_path / "out.h5", 0
+    predict_to_file(ensemble, stored, out)
+    whole = numbers()
+    assert len(whole) > 10
+    for _ in flipped([out], seed=0):
+        try:
+            assert numbers() == whole
+        except (OSError, RuntimeError):
+            refused += 1
+    assert refused > FLIPS / 2
 
 
 def test_hdf5_npz_and_adios2_hold_the_same_bits(ensemble: Path, stored: Path, tmp_path: Path) -> None:
@@ -261,7 +283,7 @@ def test_a_part_torn_by_a_power_cut_is_made_again(
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(merge.Merger, "write", dying)
+        patch.setattr(work.Merger, "write", dying)
         with pytest.raises(Killed):
             predict_to_file(ensemble, stored, tmp_path / "out.npz", batch=BATCH)
     assert finished_units(tmp_path / "out.npz.parts") == 15
@@ -280,15 +302,15 @@ def test_a_torn_piece_of_the_file_is_made_again(
     ensemble: Path, stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     predict_to_file(ensemble, stored, tmp_path / "whole.npz", batch=BATCH)
-    monkeypatch.setattr(merge, "GRAPHS", 5)
-    original = merge.Merger.write
+    monkeypatch.setattr(work, "APPENDED", 1)
+    original = work.Merger.write
 
-    def torn(merger: merge.Merger) -> dict[str, int]:
+    def torn(merger: work.Merger) -> dict[str, int]:
         (kept,) = (tmp_path / "out.npz.parts").glob("*.work")
         kept.write_bytes(kept.read_bytes()[: kept.stat().st_size // 2])
         return original(merger)
 
-    monkeypatch.setattr(merge.Merger, "write", torn)
+    monkeypatch.setattr(work.Merger, "write", torn)
     predict_to_file(ensemble, stored, tmp_path / "out.npz", batch=BATCH)
     assert (tmp_path / "out.npz").read_bytes() == (tmp_path / "whole.npz").read_bytes()
 

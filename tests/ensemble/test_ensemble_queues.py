@@ -13,27 +13,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hydragnn.ensemble.plan import Units, certificate, makespan, units_where
-from hydragnn.ensemble.prediction.claims import ClaimQueue, Claims, Heart
-from hydragnn.ensemble.prediction.order import (
-    Bundles,
-    Stage,
-    bundles_of,
-    homes,
-    lanes_of,
-    learned_rates,
-    probing,
-    staged,
-)
+from hydragnn.ensemble.prediction.group import ClaimQueue, Claims, Heart
 from hydragnn.ensemble.prediction.queues import (
     LANES,
     LEAST,
     RELAY,
     SHARE,
+    Bundles,
     FlatQueue,
     LocalCounter,
     RelayQueue,
+    Stage,
     blocks,
+    bundles_of,
+    homes,
+    lanes_of,
+    learned_rates,
+    probing,
     queue_for,
+    staged,
 )
 from hydragnn.ensemble.prediction.schedule import make_schedule
 

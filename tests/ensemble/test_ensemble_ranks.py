@@ -19,7 +19,7 @@ from ase import Atoms
 from hydragnn.datasets import BatchSettings
 from hydragnn.ensemble.member_cache import MemberCache, room_for
 from hydragnn.ensemble.prediction import frames as blocks
-from hydragnn.ensemble.prediction import together, work
+from hydragnn.ensemble.prediction import schedule, work
 from hydragnn.ensemble.prediction.frames import blocks_of, frames_of
 from hydragnn.ensemble.prediction.job import Job
 from hydragnn.ensemble.prediction.predict import predict_to_file, predict_with
@@ -232,7 +232,7 @@ def test_ranks_that_leave_once_the_file_is_there_are_not_lost(
         def gone(self, rank: int) -> bool:
             return (tmp_path / "out.npz").exists()
 
-    monkeypatch.setattr(together, "HESITATION", 0.0)
+    monkeypatch.setattr(schedule, "HESITATION", 0.0)
     job = Job(model=ensemble, source=stored, out=tmp_path / "out.npz", batch=BATCH)
     assert predict_with(Leaving(dead=False), job, lambda: None).ranks_lost == 0
     assert (tmp_path / "out.npz").read_bytes() == whole["store"]
@@ -321,7 +321,7 @@ def test_blocks_that_are_built_survive_an_interruption(
     monkeypatch.undo()
     monkeypatch.setattr(blocks, "FRAMES", 7)
     with monkeypatch.context() as patch:
-        patch.setattr(together, "PAUSE", 0.0)
+        patch.setattr(schedule, "PAUSES", (0.0, 0.0))
         built_blocks = []
         patch.setattr(
             "hydragnn.ensemble.prediction.job.Building.build", lambda self, number: built_blocks.append(number)

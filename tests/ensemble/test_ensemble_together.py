@@ -5,9 +5,9 @@ import time
 
 import pytest
 
-from hydragnn.ensemble.prediction import together
+from hydragnn.ensemble.prediction import schedule
 from hydragnn.ensemble.prediction.group import Alone
-from hydragnn.ensemble.prediction.together import Late, finish_together, once
+from hydragnn.ensemble.prediction.schedule import Late, finish_together, once
 
 
 class Pair(Alone):
@@ -31,11 +31,11 @@ def test_work_of_the_dead_is_taken_over_at_once_and_late_work_of_the_living_afte
 ) -> None:
     late = Late(number=5, claim="rest-0-2", seconds=0.0)
     done = []
-    monkeypatch.setattr(together, "AT_LEAST", 60.0)
+    monkeypatch.setattr(schedule, "AT_LEAST", 60.0)
     begin = time.monotonic()
     finish_together(Pair(dead=True), "unit", lambda: [] if done else [late], done.append)
-    assert done == [5] and time.monotonic() - begin < together.AT_LEAST
-    monkeypatch.setattr(together, "AT_LEAST", 0.1)
+    assert done == [5] and time.monotonic() - begin < schedule.AT_LEAST
+    monkeypatch.setattr(schedule, "AT_LEAST", 0.1)
     finish_together(Pair(dead=False), "unit", lambda: [] if len(done) > 2 else [late], done.append)
     assert done == [5, 5, 5]  # again, and once more after the same time
 
@@ -50,11 +50,11 @@ def test_the_first_living_rank_does_what_only_one_may_do() -> None:
 def test_what_the_first_rank_does_not_begin_in_time_another_does_and_what_it_has_begun_is_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(together, "HESITATION", 0.1)
+    monkeypatch.setattr(schedule, "HESITATION", 0.1)
     done = []
     begin = time.monotonic()
     assert once(Pair(dead=False), "merge", lambda: bool(done), lambda: done.append(1))
-    assert time.monotonic() - begin > together.HESITATION
+    assert time.monotonic() - begin > schedule.HESITATION
     pair = Pair(dead=False)
     assert pair.first_to("merge")  # by rank 0, as ``owner`` says
     looks = iter([False] * 20)

@@ -14,7 +14,7 @@ from hydragnn.datasets import open_store
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.manifest import read_manifest
 from hydragnn.ensemble.plan import Unit
-from hydragnn.ensemble.prediction.parts import Parts
+from hydragnn.ensemble.prediction.records import Parts
 from hydragnn.ensemble.prediction.rules import rule_for
 from hydragnn.ensemble.prediction.sources import Building
 from hydragnn.ensemble.screening import outcome_of, read_screened

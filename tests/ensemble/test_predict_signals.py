@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from hydragnn.datasets import BatchSettings, MemoryStore
-from hydragnn.ensemble.prediction import merge, sources, work
+from hydragnn.ensemble.prediction import sources, work
 from hydragnn.ensemble.prediction.predict import predict_to_file
 from hydragnn.errors import InputError, Interrupted
 from hydragnn.runs import assembly
@@ -131,7 +131,7 @@ def test_a_worker_that_was_stopped_holds_up_neither_the_file_nor_the_command(
     assert not [one for one in psutil.Process().children() if any("spawn_main" in word for word in one.cmdline())]
 
 
-@pytest.mark.parametrize(("owner", "name"), [(sources.Building, "build"), (merge, "joined")])
+@pytest.mark.parametrize(("owner", "name"), [(sources.Building, "build"), (work, "joined")])
 def test_a_dropped_signal_ends_building_and_writing(
     owner: Any,
     name: str,

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hydragnn.ensemble.prediction.parts import PLAN, Parts
+from hydragnn.ensemble.prediction.records import Parts
+from hydragnn.ensemble.prediction.reporting import PLAN, check_plan
 from hydragnn.errors import InputError
 from hydragnn.files import write_json, write_sealed
 from hydragnn.hpo.launching.launcher import Task, write_folder
@@ -52,9 +53,9 @@ def test_a_flipped_bit_of_an_ablation_is_never_silent(tmp_path: Path) -> None:
 
 
 def test_a_plan_with_a_flipped_bit_is_no_plan(tmp_path: Path) -> None:
-    path, parts = tmp_path / "OUT.plan.json", Parts(tmp_path / "OUT.parts")
+    path = tmp_path / "OUT.plan.json"
     write_sealed(path, {key: {"makespan": 1.5, "ranks": 3} for key in PLAN})
-    found, refused = silent(path, lambda: parts.check_plan(path), eq)
+    found, refused = silent(path, lambda: check_plan(path), eq)
     assert not found and refused > FLIPS / 2
 
 
