@@ -180,9 +180,8 @@ def test_a_process_that_hangs_is_ended_before_its_trials_count_as_hung(
         company.suspend()
 
     meddler = Meddler(stop, out, 1.0)
-    launcher = LocalLauncher(
-        1, together=4, hang_seconds=60.0
-    )  # half of it is time to start alone, on a busy machine too
+    # half of a minute is time enough to begin alone, on a busy machine too
+    launcher = LocalLauncher(1, together=4, hang_seconds=60.0)
     result = run_search(settings(epochs=200), out, launcher=launcher, on_event=meddler)
     assert meddler.done
     assert (result.finished, meddler.failures) == (4, [])
