@@ -65,6 +65,7 @@ from hydragnn.hpo.scheduling.trouble import (
     next_look,
     note_failure,
     note_life,
+    note_probe,
 )
 from hydragnn.record import Failure, FailureKind
 
@@ -115,7 +116,8 @@ def _dispatch(state: State, event: Event, now: float) -> tuple[State, list[Actio
         case Failed():
             return _on_failed(state, event, now)
         case Probed():
-            return _stop_if_hopeless(*apply_probe(state, event, now), now)
+            state, actions = apply_probe(state, event, now)
+            return _stop_if_hopeless(note_probe(state, event.healthy), actions, now)
         case Stopping():
             return _stop(state, event.ending, event.reason)
         case Tick():

@@ -124,6 +124,10 @@ class Trouble(Struct, frozen=True, kw_only=True):
     """Nothing starts before."""
     proof: float = math.inf
     """Seconds that an attempt has to live to show that the machine works."""
+    sick: int = 0
+    """Probes in a row that failed, before any was answered well."""
+    well: int = 0
+    """Probes in a row that were answered well, after enough had failed."""
 
 
 class State(Struct, frozen=True, kw_only=True, eq=False):

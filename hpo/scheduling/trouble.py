@@ -2,7 +2,7 @@
 
 News about a node (a named suspect, a probe) is in ``health.py``. What nobody can explain, and came to nothing, is news about
 its trial and its nodes as long as others get through, and about the machine where others do not: starts have numbers, and
-half of those in a row that fail on different nodes are no accident.
+half of those in a row that fail on different nodes are no accident. Attempts that live end a trouble, and probes, which say so sooner, where they failed in it.
 """
 
 import math
@@ -102,6 +102,17 @@ def note_life(state: State, trial: Trial) -> State:
     if not state.trouble.spells or trial.turn < state.trouble.first:
         return state
     return _calm(state, 0)
+
+
+def note_probe(state: State, healthy: bool) -> State:
+    """The state after the answer of a node's probe. As many as speak against the machine, all failed in its trouble, and half as many answered well one after the other say that it is over."""
+    trouble, enough = state.trouble, _num_together(state)
+    if trouble.since == math.inf:
+        return state
+    if trouble.sick < enough:
+        return replace(state, trouble=replace(trouble, sick=0 if healthy else trouble.sick + 1))
+    well = trouble.well + 1 if healthy else 0
+    return _calm(state, 0) if 2 * well >= enough else replace(state, trouble=replace(trouble, well=well))
 
 
 def follow_trouble(state: State, now: float) -> State:

@@ -58,6 +58,26 @@ def test_a_storm_of_failing_launches_loses_no_trial_and_no_node(count: int, size
     assert works_again <= end + PAUSE + FAILING
 
 
+def test_probes_that_saw_a_storm_and_see_it_no_more_end_it_before_any_attempt_shows_its_life() -> None:
+    """Probes take a second here, and attempts 500 to their first sign."""
+    plan = Plan(trials=60, rungs=(1,))
+    campaign = Stormy(plan, nodes(40), work=lambda trial: 500.0, storms=((0.0, 600.0),)).run()
+    assert campaign.outcomes == {"finished": 60}
+    back = sorted(now for now, _ in campaign.starts if now >= 600.0)
+    assert back[30] <= 600.0 + PAUSE + 2.0, "all begin again with the first round of probes that are answered well"
+
+
+def test_probes_that_find_nothing_in_a_storm_do_not_end_it() -> None:
+    @dataclass
+    class Blind(Stormy):
+        def probe(self, node: str) -> None:
+            self.later(1.0, Probed(node=node, healthy=True))
+
+    campaign = Blind(Plan(trials=60, rungs=(1,)), nodes(40), work=lambda trial: 30.0, storms=((0.0, 600.0),)).run()
+    assert campaign.outcomes == {"finished": 60}
+    assert len(campaign.vain) <= 40 + TOGETHER * (600.0 / (PAUSE + FAILING) + 1)
+
+
 def test_two_storms_in_a_row_do_not_use_up_the_retries() -> None:
     campaign = Stormy(
         Plan(trials=60, rungs=(9,)), nodes(12), work=lambda trial: 30.0, storms=((0.0, 400.0), (450.0, 900.0))
