@@ -52,6 +52,7 @@ class CGCNN(Architecture):
     Settings = CGCNNSettings
     sees = frozenset({"lengths", "edge_features"})
     compile_gains = (CompileGain(derivatives=False, nanoseconds=5.2, compiling=16.0),)
+    node_cost = 1
 
     def __init__(self, settings: CGCNNSettings, spec: GraphSpec) -> None:
         super().__init__(settings, spec)

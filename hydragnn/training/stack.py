@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hydragnn.architectures import architectures
-from hydragnn.graphs.batch import GraphBatch, concatenate
+from hydragnn.graphs.batch import GraphBatch, concatenate, edge_vectors
 from hydragnn.graphs.field import ATOMIC_NUMBERS, LOCATIONS, Field
 from hydragnn.graphs.topology import Topology
 from hydragnn.layers import MessageGraph
@@ -19,6 +19,9 @@ from hydragnn.models import Distribution, GraphModel
 from hydragnn.training.context import TrainingContext
 from hydragnn.training.parameters import FlatParameters
 from hydragnn.training.state import TrainState
+
+BEYOND = 10.0
+"""Longest edges of a batch that reach beyond the cutoff."""
 
 
 class StackedModel(GraphModel):
@@ -141,7 +144,10 @@ def side_by_side(batches: Sequence[GraphBatch]) -> GraphBatch:
 
 
 def filler(like: GraphBatch, nodes: int, edges: int, graphs: int) -> GraphBatch:
-    """Graphs of zeros with so many nodes and edges in all: loops of the first node, whose length is zero."""
+    """Graphs of zeros with so many nodes and edges in all: loops of the first node, which are longer than any cutoff.
+
+    Sums over hundreds of edges that are near would overflow where layers multiply them, and no factor of zero takes that out of a gradient.
+    """
     offsets = torch.arange(nodes - graphs, nodes + 1, device=like.device)
     offsets[0] = 0
     edge_offsets = torch.full_like(offsets, edges)
@@ -153,11 +159,12 @@ def filler(like: GraphBatch, nodes: int, edges: int, graphs: int) -> GraphBatch:
         values = like[field.name]
         return values.new_zeros(counts[field.on], *values.shape[1:])
 
+    longest = edge_vectors(like).norm(dim=1).max() if like.num_edges else 1.0
     tensors = {at: {f.name: zeros(f) for f in like.fields.values() if f.on == at} for at in LOCATIONS}
     return GraphBatch(
         positions=like.positions.new_zeros(nodes, like.dim),
         topology=Topology.square(ends, ends, nodes),
-        edge_shifts=like.edge_shifts.new_zeros(edges, like.dim),
+        edge_shifts=like.edge_shifts.new_ones(edges, like.dim) * (BEYOND * longest),
         cell=like.cell.new_zeros(graphs, *like.cell.shape[1:]),
         periodic=like.periodic.new_zeros(graphs, *like.periodic.shape[1:]),
         node_offsets=offsets,

@@ -14,12 +14,14 @@ import torch
 from hydragnn.config import RunConfig
 from hydragnn.datasets import MemoryStore
 from hydragnn.errors import InputError
+from hydragnn.graphs import edge_vectors
 from hydragnn.record import RunRecord, read_record
 from hydragnn.runs import train, train_together
 from hydragnn.runs.callback import RunCallback
 from hydragnn.training import together
 from hydragnn.training.context import StepResult, TrainingContext
 from hydragnn.training.data import Share
+from hydragnn.training.stack import side_by_side
 from hydragnn.training.state import TrainState
 from hydragnn.training.together import Group, Way
 
@@ -86,6 +88,15 @@ def test_runs_trained_together_are_those_trained_alone(
         assert_stacked(record, others=2)
         assert record == read_record(tmp_path / f"{number}")
         assert_same_curves(record, train(config, tmp_path / f"alone-{number}", store=store))
+
+
+def test_what_fills_a_small_batch_up_is_beyond_every_cutoff(store: MemoryStore) -> None:
+    """Hundreds of near neighbours of one node overflow in fp32 where layers multiply their sums (MACE), and 0 times infinity is no gradient."""
+    small, large = store.read([0]), store.read(range(1, 20))
+    lengths = edge_vectors(side_by_side([small, large])).norm(dim=1)
+    longest = edge_vectors(large).norm(dim=1).max()
+    assert lengths[: small.num_edges].max() <= longest
+    assert lengths[small.num_edges : large.num_edges].min() > 5 * longest
 
 
 @pytest.mark.usefixtures("stacked")
