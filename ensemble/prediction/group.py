@@ -23,7 +23,7 @@ from hydragnn.errors import InputError
 
 Table = dict[str, Any]
 
-WORDS = ("block", "join", "unit", "piece", "merge")
+WORDS = ("block", "join", "unit", "spread", "piece", "merge")
 """What ranks tell each other: that all of these are there."""
 
 

@@ -7,14 +7,13 @@ entry has a digest of itself and of its arrays, so that what a power cut tore, o
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 from jaxtyping import Bool, Int
 from numpy.typing import NDArray
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 from hydragnn.distributed.launch import host_name
 from hydragnn.ensemble.members import Outcome
 from hydragnn.ensemble.plan import Unit
-from hydragnn.ensemble.prediction.sinks import Column, Piece
+from hydragnn.ensemble.prediction.sinks import Column, Piece, load_arrays, save_arrays
 from hydragnn.errors import InputError
 from hydragnn.files import lock_file, open_regular, read_json, write_json
 from hydragnn.models import distribution_from_arrays
@@ -256,6 +255,19 @@ class Records:
             self._read(growing[place % len(growing)])
         self._turn += count
 
+    def look_at(self, names: Iterable[str]) -> None:
+        """See what was finished meanwhile in these indices."""
+        for name in names:
+            self._read(name)
+
+    def indices_of(self, chunks: Int[NDArray[np.int64], " chunks"]) -> list[list[str]]:
+        """For every one of these chunks, in rising order, the names of the indices that tell of it."""
+        found: list[list[str]] = [[] for _ in chunks]
+        for name, log in self._logs.items():
+            for place in np.flatnonzero(np.isin(chunks, log.entries["chunk"])).tolist():
+                found[place].append(name)
+        return found
+
     def _read(self, name: str) -> None:
         log = self._logs.setdefault(
             name, _Log(work=self.folder / f"{name.removesuffix(INDEX)}{WORK}", entries=np.zeros(0, dtype=ENTRY))
@@ -367,30 +379,6 @@ def _digest(entry: Any, content: bytes) -> bytes:
     state = blake2b(entry.tobytes()[: -ENTRY["digest"].itemsize], digest_size=ENTRY["digest"].itemsize)
     state.update(content)
     return state.digest()
-
-
-def save_arrays(arrays: Piece) -> bytes:
-    """Piece of numbers, truth values and texts, in their order, as bytes that hold no code.
-
-    >>> load_arrays(save_arrays({"b": ["ok", ""], "a": np.zeros((0, 3))}))
-    {'b': ['ok', ''], 'a': array([], shape=(0, 3), dtype=float64)}
-    """
-    rows = [
-        (name, "", (), column) if isinstance(column, list) else (name, column.dtype.str, column.shape, column.tobytes())
-        for name, column in arrays.items()
-    ]
-    return msgspec.msgpack.encode(rows)
-
-
-_ROWS = msgspec.msgpack.Decoder(list[tuple[str, str, tuple[int, ...], memoryview | list[str]]])
-
-
-def load_arrays(content: bytes) -> dict[str, Any]:
-    """The arrays that ``save_arrays`` made bytes of; ValueError for other bytes."""
-    return {
-        name: values if isinstance(values, list) else np.frombuffer(values, dtype=dtype).reshape(shape).copy()
-        for name, dtype, shape, values in _ROWS.decode(content)
-    }
 
 
 def unique_name() -> str:

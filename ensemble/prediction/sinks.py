@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import msgspec
 import numpy as np
 from jaxtyping import Int
 from numpy.typing import NDArray
@@ -160,3 +161,27 @@ def texts(values: Sequence[str]) -> list[str]:
 def lines_array(text: str) -> NDArray[np.uint8]:
     """The bytes of lines."""
     return np.frombuffer(text.encode(), dtype=np.uint8)
+
+
+def save_arrays(arrays: Piece) -> bytes:
+    """Piece of numbers, truth values and texts, in their order, as bytes that hold no code.
+
+    >>> load_arrays(save_arrays({"b": ["ok", ""], "a": np.zeros((0, 3))}))
+    {'b': ['ok', ''], 'a': array([], shape=(0, 3), dtype=float64)}
+    """
+    rows = [
+        (name, "", (), column) if isinstance(column, list) else (name, column.dtype.str, column.shape, column.tobytes())
+        for name, column in arrays.items()
+    ]
+    return msgspec.msgpack.encode(rows)
+
+
+_ROWS = msgspec.msgpack.Decoder(list[tuple[str, str, tuple[int, ...], memoryview | list[str]]])
+
+
+def load_arrays(content: bytes) -> dict[str, Any]:
+    """The arrays that ``save_arrays`` made bytes of; ValueError for other bytes."""
+    return {
+        name: values if isinstance(values, list) else np.frombuffer(values, dtype=dtype).reshape(shape).copy()
+        for name, dtype, shape, values in _ROWS.decode(content)
+    }

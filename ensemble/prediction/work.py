@@ -15,7 +15,7 @@ from hydragnn.ensemble.plan import Chunk, Chunks, Unit
 from hydragnn.ensemble.prediction.group import Group
 from hydragnn.ensemble.prediction.queues import PIECES, POSTS, Bundles, Queue
 from hydragnn.ensemble.prediction.records import Parts
-from hydragnn.ensemble.prediction.schedule import Late, finish_together
+from hydragnn.ensemble.prediction.schedule import Late, finish_together, once
 from hydragnn.ensemble.prediction.sinks import Block, Piece, Sink, joined, size_of
 from hydragnn.ensemble.prediction.sources import Source
 from hydragnn.ensemble.screening import Screened, outcome_of, read_screened, without_screening
@@ -184,10 +184,13 @@ class Merger:
 
     def prepare(self) -> None:
         """Make pieces of chunks that units were kept of one by one, together with the other ranks, until all are there."""
-        worker = self._worker
-        undone: list[int] = worker.group.publish("undone", lambda: self._undone().tolist())
-        turns = np.array_split(undone, min(len(undone), TURNS * worker.group.size)) if undone else []
-        queue = worker.group.queue(PIECES, [1.0] * len(turns))
+        worker, group = self._worker, self._worker.group
+        if group.hears:  # one looks into the files of all, however many
+            once(group, "spread", worker.sink.path.exists, lambda: group.publish("spread", self._spread), worker.check)
+        spread: dict[str, list[str]] = group.publish("spread", self._spread)
+        chunks, count = list(spread.items()), min(len(spread), TURNS * group.size)
+        turns = [dict(chunks[number::count]) for number in range(count)]
+        queue = group.queue(PIECES, [1.0] * count)
         while (position := queue.take()) is not None:
             self._keep(turns[position])
         worker.parts.records.end()
@@ -195,14 +198,21 @@ class Merger:
         def missing() -> list[Late]:
             if worker.sink.path.exists():
                 return []  # the others did without this rank
-            absent = self._undone()
+            absent = set(map(str, self._undone().tolist()))
             return [
                 Late(number=number, claim=f"{PIECES}-{number}", seconds=SECONDS)
                 for number, turn in enumerate(turns)
-                if np.isin(turn, absent).any()
+                if not absent.isdisjoint(turn)
             ]
 
-        finish_together(worker.group, "piece", missing, lambda number: self._keep(turns[number]), worker.check)
+        finish_together(group, "piece", missing, lambda number: self._keep(turns[number]), worker.check)
+
+    def _spread(self) -> dict[str, list[str]]:
+        """The chunks whose units were kept of ranks apart, and the indices that tell of them."""
+        records = self._worker.parts.records
+        records.look(all_files=True)
+        undone = self._undone()
+        return dict(zip(map(str, undone.tolist()), records.indices_of(undone)))
 
     def write(self) -> dict[str, int]:
         """Write the file; gives counts of graphs. A piece that is not there, or torn, is made."""
@@ -239,10 +249,10 @@ class Merger:
         records.look()
         return np.flatnonzero(~records.combined(len(self._worker.chunks)))
 
-    def _keep(self, chunks: NDArray[np.int64]) -> None:
-        """Make the pieces of chunks that are not there."""
+    def _keep(self, turn: Mapping[str, Sequence[str]]) -> None:
+        """Make the pieces of chunks that are not there, from what these indices tell of."""
         parts = self._worker.parts
-        parts.records.look()
-        for chunk in chunks.tolist():
-            if parts.piece(chunk) is None:
-                parts.keep_piece(chunk, *self._made(chunk), [])
+        for chunk, indices in turn.items():
+            parts.records.look_at(indices)
+            if parts.piece(int(chunk)) is None:
+                parts.keep_piece(int(chunk), *self._made(int(chunk)), [])

@@ -6,10 +6,10 @@ Measured, two ranks of MPI with one thread each: the makespan over the bound of 
 per member on the same two ranks, in turns in the same processes. Simulated on a virtual clock that runs the predictor's own plan
 and queues: 1,024 and 8,192 ranks, with the costs of eight architectures and with recorded ones: what each unit cost its process (by
 processor), as where every rank has a processor to itself, and how long it took here (by clock), whatever else ran meanwhile. Then all
-ranks hear that all is there, combine the batches whose members were spread over ranks, hear again, and one rank joins the pieces while
-the others wait; combining and joining at what they cost one rank here in processor seconds, of batches of 32 graphs that are all
-flagged as foreign, with a text of 350 letters each. A row tells the scatter of its costs: the standard deviation of what units took over
-what their member's rate and their load foretell.
+ranks hear that all is there, one looks into the files of all, all combine the batches whose members were spread over ranks, hear again,
+and one rank joins the pieces while the others wait; all at what it cost one rank here in processor seconds, of batches of 32 graphs that
+are all flagged as foreign, with a text of 350 letters each. A row tells the scatter of its costs: the standard deviation of what units
+took over what their member's rate and their load foretell.
 """
 
 import argparse
@@ -45,6 +45,7 @@ from hydragnn.ensemble.prediction.job import Job, member_costs
 from hydragnn.ensemble.prediction.joining import join_group
 from hydragnn.ensemble.prediction.predict import predict_with
 from hydragnn.ensemble.prediction.queues import POSTS, RELAY, Note, Queue, learned_rates, queue_for
+from hydragnn.ensemble.prediction.records import ENTRY, Records
 from hydragnn.ensemble.prediction.reporting import PredictionResult, measured_course
 from hydragnn.ensemble.prediction.schedule import PAUSES, SHARE, make_schedule
 
@@ -62,9 +63,10 @@ FLAGGED = 32
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ending:
-    """Seconds of a processor after all units: ``joining`` and ``combining`` per chunk, and ``opening`` for the file."""
+    """Seconds of a processor after all units: ``joining`` and ``combining`` per chunk, ``opening`` for the file, ``looking`` per file of a rank."""
 
     opening: float
+    looking: float
     joining: float
     combining: float
 
@@ -118,8 +120,11 @@ def simulated(
     foretold = np.outer(loads, seconds.sum(axis=0) / sum(loads))
     turns_of = np.array_split(np.arange(len(spread)), min(len(spread), work.TURNS * ranks) or 1)
     combined = makespan([len(turn) * ending.combining for turn in turns_of], ranks)
-    joining = ending.opening + ending.joining * len(loads)
-    waits = heard(ended - min(ends)) + heard(combined) + 4 * latency
+    looking = ending.looking * ranks  # for units, and once more for pieces that were made meanwhile
+    joining = (
+        ending.opening + looking + (ending.joining + ending.looking) * len(loads)
+    )  # of which each is in another file
+    waits = heard(ended - min(ends)) + looking + heard(looking) + heard(combined) + 6 * latency
     return {
         "ranks": ranks,
         "units_per_rank": seconds.size / ranks,
@@ -227,6 +232,7 @@ def _alone(ensemble: Path, folder: Path, course: Course) -> dict[str, float]:
         "beginning": result.seconds_of["preparing"],
         "predicting": predicting / result.graphs,
     }
+    alone["looking"] = _looking(folder / "looking")
     with ends_measured() as ends:
         for name, limit in (("graphs.h5", 64), ("flagged.h5", FLAGGED)):
             batch = BatchSettings(max_graphs=limit)
@@ -239,6 +245,16 @@ def _alone(ensemble: Path, folder: Path, course: Course) -> dict[str, float]:
             alone[f"opening {name}"] = once - joining * result.graphs
             alone[f"combining {name}"] = combining / result.graphs
     return alone
+
+
+def _looking(folder: Path, files: int = 1024) -> float:
+    """Processor seconds to look into the file of one of many ranks."""
+    folder.mkdir(exist_ok=True)
+    for number in range(files):
+        (folder / f"{number}.index").write_bytes(np.zeros(20, dtype=ENTRY).tobytes())
+    begin = time.process_time()
+    Records(folder).look(all_files=True)
+    return (time.process_time() - begin) / files
 
 
 def _predicted(job: Job) -> PredictionResult:
@@ -367,7 +383,12 @@ def _simulations(folder: Path, measurement: dict[str, Any]) -> list[dict[str, An
     loads, expected = chunks.loads.tolist(), member_costs(ensemble, folder / "ensemble")
     alone = measurement["alone"]
     joining, combining = (alone[f"{what} flagged.h5"] for what in ("joining", "combining"))
-    ending = Ending(opening=alone["opening flagged.h5"], joining=FLAGGED * joining, combining=FLAGGED * combining)
+    ending = Ending(
+        opening=alone["opening flagged.h5"],
+        looking=alone["looking"],
+        joining=FLAGGED * joining,
+        combining=FLAGGED * combining,
+    )
     more = len(store) / len(chunks) / FLAGGED
     recorded_ending = replace(ending, joining=more * ending.joining, combining=more * ending.combining)
     by["by processor"] = by["by processor"] * alone["keeping"]
@@ -405,7 +426,8 @@ def _print(result: dict[str, Any]) -> None:
         )
     alone = result["one rank"]
     print(
-        f"measured, 1 rank, processor time: {alone['predicting'] * 1e6:.0f} us to predict a graph; {alone['beginning']:.2f} s for everything before (without imports)"
+        f"measured, 1 rank, processor time: {alone['predicting'] * 1e6:.0f} us to predict a graph; {alone['beginning']:.2f} s for everything before (without imports); "
+        f"{alone['looking'] * 1e6:.0f} us to look into the file of a rank"
     )
     for name in ("graphs.h5", "flagged.h5"):
         print(

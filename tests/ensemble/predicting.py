@@ -17,13 +17,11 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from hydragnn.datasets import BatchSettings
 from hydragnn.distributed import leave, this_launch
-from hydragnn.ensemble.prediction import joining, schedule, work
+from hydragnn.ensemble.prediction import joining, records, schedule, work
 from hydragnn.ensemble.prediction.predict import predict_to_file
 from hydragnn.errors import InputError, Interrupted
 from hydragnn.graphs import GraphBatch
@@ -45,10 +43,10 @@ def before_piece(number: int, act: Callable[[], None]) -> None:
     """This rank acts before it makes its pieces of this number."""
     original, done = work.Merger._keep, count()
 
-    def acting(merger: work.Merger, chunks: NDArray[np.int64]) -> None:
+    def acting(merger: work.Merger, turn: dict[str, list[str]]) -> None:
         if next(done) == number:
             act()
-        original(merger, chunks)
+        original(merger, turn)
 
     work.Merger._keep = acting
 
@@ -88,7 +86,7 @@ def main() -> tuple[int, bool]:
     parser.add_argument("--fall-off", action="store_true", help="end as a script does that knows nothing of ranks")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    work.APPENDED = 1  # every piece for itself
+    work.APPENDED = records.LOOKED_AT = 1  # every piece for itself, and a look at one file of several
     joining.FAREWELL, schedule.HESITATION = options.farewell, options.hesitation
     note = options.out.with_name(options.out.name + ".faltered")
     if this_launch().rank == options.faulty_rank:

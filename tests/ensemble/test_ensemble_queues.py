@@ -33,6 +33,7 @@ from hydragnn.ensemble.prediction.queues import (
     queue_for,
     staged,
 )
+from hydragnn.ensemble.prediction.records import Records
 from hydragnn.ensemble.prediction.schedule import make_schedule
 
 
@@ -262,3 +263,20 @@ def test_all_ranks_plan_the_same(ranks: int) -> None:
     work = [unit for lane in one.lanes for unit in names(lane.units)]
     assert names(one.there.units) == names(units_where(there)) and one.units == marks.size
     assert sorted(work + names(one.there.units)) == names(units_where(marks))
+
+
+def test_a_rank_that_combines_a_chunk_looks_only_where_its_units_are(tmp_path: Path) -> None:
+    for rank in range(5):
+        records = Records(tmp_path)
+        for chunk in (rank, 9) if rank > 2 else (rank,):
+            records.append(chunk, rank, {"energy": np.full(1, float(rank)), "reasons": [""]}, [1.0])
+        records.end()
+    one, other = Records(tmp_path), Records(tmp_path)
+    one.look(all_files=True)
+    lone, spread = one.indices_of(np.array([1, 9]))
+    assert len(lone) == 1 and len(spread) == 2
+    other.look_at(spread)
+    assert set(other.counts()) == set(spread) and other.read(1, 1) is None
+    assert [other.read(9, rank)["energy"].tolist() for rank in (3, 4)] == [[3.0], [4.0]]
+    other.look_at(lone)
+    assert other.read(1, 1)["reasons"] == [""]

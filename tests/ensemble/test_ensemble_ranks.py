@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -75,7 +76,7 @@ def finish(process: Process, code: int = 0) -> str:
 
 def counts(output: str) -> dict[str, Any]:
     """What the rank said that wrote the file; exactly one did."""
-    (line,) = [line for line in output.splitlines() if line.startswith("{")]
+    (line,) = re.findall(r"\{.*\}", output)  # behind which a note may stand, since launchers mix what ranks print
     return json.loads(line)
 
 
