@@ -301,4 +301,4 @@ def batch_memory(base: Mapping[str, Any]) -> int:
     """The bytes that the steps of a trial may take; 0 where the campaign sets no limit, or not one for all trials."""
     batch = base.get("batch")
     given = batch.get("memory") if isinstance(batch, Mapping) else None
-    return bytes_of(given) if isinstance(given, str) else 0
+    return bytes_of(given) if isinstance(given, str) and given else 0

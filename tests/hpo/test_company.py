@@ -18,7 +18,7 @@ import pytest
 
 from hydragnn.errors import InputError
 from hydragnn.hpo import CampaignSettings, LocalLauncher, campaign_records, campaign_settings, run_search
-from hydragnn.hpo.campaign import launcher_for
+from hydragnn.hpo.campaign import batch_memory, launcher_for
 from hydragnn.hpo.launching.allocation import Allocation
 from hydragnn.hpo.launching.packs import PackLauncher
 from hydragnn.hpo.launching.sites import Mpiexec
@@ -299,6 +299,11 @@ def test_auto_shares_a_process_where_that_is_known_to_gain(
     assert chosen.search.together == number
     assert words in chosen.together_text
     assert chosen == with_together(campaign, space, None, machine)
+
+
+def test_memory_without_a_limit_may_be_said() -> None:
+    """A configuration that is complete with its defaults, as records have it, has an empty one."""
+    assert [batch_memory({"batch": {"memory": given}}) for given in ("", "2 GB")] == [0, 2 * 10**9]
 
 
 def test_a_resumed_campaign_keeps_the_number_that_was_chosen(
