@@ -11,6 +11,7 @@ from numpy import ndarray
 from hydragnn.errors import InputError
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Field
+from hydragnn.graphs.search import pairs_within
 from hydragnn.graphs.validate import graph_from_arrays
 
 ATOMIC_NUMBERS_FIELD = Field(name=ATOMIC_NUMBERS, on="node", classes=119, dtype="int64")
@@ -94,14 +95,7 @@ def neighbour_list(
     Order at a receiver: sender, then shift; with ``max_neighbours``: the nearest first are kept. InputError for pairs nearer than
     0.001 and a thousandth of the cutoff, since points of a mesh may be in metres.
     """
-    from vesin import NeighborList
-
-    # the search refuses small cutoffs, of points in metres; a power of two changes no bit of what is compared
-    scale = 1.0 if 0.1 <= cutoff <= 1e3 else 2.0 ** -np.round(np.log2(cutoff))
-    engine = NeighborList(cutoff=float(cutoff) * REACH * scale, full_list=True, n_threads=1)
-    first, second, shift, distance = engine.compute(positions * scale, cell * scale, list(periodic), "ijSd")
-    distance = distance / scale
-    receivers, senders, shifts = first.astype(np.int64), second.astype(np.int64), shift.astype(np.int64)
+    receivers, senders, shifts, distance = pairs_within(positions, cell, periodic, cutoff * REACH, name)
     if len(distance) and distance.min() < min(CLOSEST, 1e-3 * cutoff):
         worst = int(distance.argmin())
         pair = sorted((int(receivers[worst]), int(senders[worst])))

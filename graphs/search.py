@@ -1,0 +1,88 @@
+"""All pairs within a cutoff: by vesin, and by a tree where structures are much longer than wide, which vesin takes for ever for or divides by zero at."""
+
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+from numpy import ndarray
+
+from hydragnn.errors import InputError
+
+Pairs = tuple[Int[ndarray, " edges"], Int[ndarray, " edges"], Int[ndarray, "edges 3"], Float[ndarray, " edges"]]
+FARTHEST = 1e7
+"""Cutoffs from the origin; farther away a coordinate has too few digits to tell who is near."""
+MOST_IMAGES = 1e7
+"""Periodic images of a cell that reach into it; more only where a cell is nearly flat, and the search has no end."""
+BOXES = 5e4
+"""Vesin 0.6 makes at most twice as many; where more are needed it makes fewer along each axis in proportion, maybe none along a short one."""
+
+
+def pairs_within(
+    positions: Float[ndarray, "nodes 3"], cell: Float[ndarray, "3 3"], periodic: Any, cutoff: float, name: str
+) -> Pairs:
+    """Firsts, seconds, shifts of the second (in cell vectors) and lengths of all ordered pairs within ``cutoff``.
+
+    InputError where positions are too far away to tell, or a cell is so flat that its images have no end.
+    """
+    # small cutoffs, of points in metres, are refused; a power of two changes no bit of what is compared
+    scale = 1.0 if 0.1 <= cutoff <= 1e3 else float(2.0 ** -np.round(np.log2(cutoff)))
+    places, vectors, reach = positions * scale, cell * scale, float(cutoff) * scale
+    _check_places(places, reach, name)
+    inverse = np.linalg.inv(vectors)
+    heights = 1 / np.sqrt(np.square(inverse).sum(axis=0))  # between opposite faces of the cell
+    images = np.where(periodic, np.ceil(reach / heights), 0)  # on either side, along each axis
+    if (2 * images + 1).prod() > MOST_IMAGES:
+        raise InputError(
+            f"{name}: the cell is so flat that {(2 * images + 1).prod():.2g} of its images are near; give the same lattice by "
+            "shorter vectors (ase.build.niggli_reduce), or a smaller cutoff"
+        )
+    along = np.where(periodic, heights, np.ptp(places @ inverse, axis=0) * heights)
+    boxes = np.maximum(1, along / reach)
+    lengthy = boxes.prod() > BOXES and boxes.min() ** 3 * BOXES < 4 * boxes.prod()
+    search = _by_tree if lengthy or boxes.prod() > 1000 + 50 * len(places) else _by_vesin
+    first, second, shifts, lengths = search(places, vectors, np.asarray(periodic, dtype=bool), reach)
+    return first, second, shifts, lengths / scale
+
+
+def _by_vesin(places: ndarray, vectors: ndarray, periodic: ndarray, reach: float) -> Pairs:
+    from vesin import NeighborList
+
+    engine = NeighborList(cutoff=reach, full_list=True, n_threads=1)
+    first, second, shifts, lengths = engine.compute(places, vectors, list(periodic), "ijSd")
+    return first.astype(np.int64), second.astype(np.int64), shifts.astype(np.int64), lengths
+
+
+def _by_tree(places: ndarray, vectors: ndarray, periodic: ndarray, reach: float) -> Pairs:
+    """All images that reach into the cell as points of a tree."""
+    from scipy.spatial import KDTree
+
+    inverse = np.linalg.inv(vectors)
+    margin = reach * np.sqrt(np.square(inverse).sum(axis=0)) + 1e-9  # in cell vectors
+    turns = np.where(periodic, np.floor(places @ inverse), 0).astype(np.int64)  # [nodes, 3]
+    inside = places - turns @ vectors
+    node, fractions, shifts = np.arange(len(places)), inside @ inverse, np.zeros((len(places), 3), dtype=np.int64)
+    for axis in np.flatnonzero(periodic):
+        steps = np.arange(-np.ceil(margin[axis]), np.ceil(margin[axis]) + 1, dtype=np.int64)
+        there = fractions[:, axis, None] + steps
+        image, step = np.nonzero((there >= -margin[axis]) & (there <= 1 + margin[axis]))
+        node, fractions, shifts = node[image], fractions[image], shifts[image]
+        fractions[:, axis] += steps[step]
+        shifts[:, axis] += steps[step]
+    images = KDTree(inside[node] + shifts @ vectors)
+    found = KDTree(inside).sparse_distance_matrix(images, reach, output_type="ndarray")
+    first, image = found["i"], found["j"]
+    apart = (first != node[image]) | shifts[image].any(axis=1)
+    first, image, lengths = first[apart], image[apart], found["v"][apart]
+    second = node[image]
+    return first.astype(np.int64), second, shifts[image] - turns[second] + turns[first], lengths
+
+
+def _check_places(places: Float[ndarray, "nodes 3"], reach: float, name: str) -> None:
+    """InputError where a node is so far away that its coordinates do not tell its neighbours."""
+    far = np.abs(places).max(axis=1) > FARTHEST * reach
+    if far.any():
+        node = int(far.argmax())
+        raise InputError(
+            f"{name}: node {node} lies {np.abs(places[node]).max() / reach:.2g} cutoffs from the origin, where coordinates do "
+            "not tell who is near; remove the structure or wrap its positions"
+        )
