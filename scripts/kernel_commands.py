@@ -156,6 +156,10 @@ def bench_kernels(
 
     here = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     place = device or (here.type if here else "cpu")
+    if place not in ("cpu", here.type if here else "cpu"):
+        raise InputError(
+            f"--device {place}: this machine has {here.type if here else 'no accelerator'}; leave --device out, or give cpu"
+        )
     fast = place != "cpu"
     settings = BenchSettings(
         device=place,

@@ -269,3 +269,5 @@ def test_kernels_for_an_unknown_machine_or_dtype_are_refused(run: Callable[..., 
 def test_tiles_are_not_measured_without_an_accelerator(run: Callable[..., tuple[int, str, str]]) -> None:
     code, _, err = run("kernels", "tune")
     assert code == 2 and "this machine has none; run it on a node with a GPU" in err
+    code, _, err = run("bench", "kernels", "--device", "cuda")
+    assert code == 2 and "--device cuda: this machine has no accelerator; leave --device out" in err
