@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import msgspec
+import numpy as np
 from msgspec import Struct
 
 from hydragnn.errors import InputError
@@ -211,13 +212,20 @@ def node_of(slot: str) -> str:
     return slot.partition("/")[0]
 
 
+def _number(value: Any) -> Any:
+    """A number of numpy, which samplers and objectives may give, as one of Python."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise NotImplementedError(type(value).__name__)
+
+
 def event_to_json(event: Event) -> dict[str, Any]:
     """The event as a JSON object.
 
     >>> event_to_json(Exhausted(trial=3))
     {'event': 'exhausted', 'trial': 3}
     """
-    value: dict[str, Any] = msgspec.to_builtins(event)
+    value: dict[str, Any] = msgspec.to_builtins(event, enc_hook=_number)
     return value
 
 

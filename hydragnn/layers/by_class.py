@@ -70,5 +70,6 @@ class LinearByClass(nn.Linear):
 
     def chosen(self, candidates: Float[Tensor, "rows all_outputs"], classes: Classes) -> Float[Tensor, "rows outputs"]:
         """What the class of every row makes of it."""
-        rows = torch.arange(len(candidates), device=candidates.device) * self.classes + classes.of_rows
+        first = torch.arange(0, classes.of_rows.shape[0] * self.classes, self.classes, device=candidates.device)
+        rows = first + classes.of_rows
         return candidates.view(-1, self.outputs).index_select(0, rows)
