@@ -229,29 +229,30 @@ class GraphBatch:
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "GraphBatch":
         """The batch on ``device`` with floating-point tensors in ``dtype``; None keeps what there is."""
+        return self.mapped(lambda value: value.to(device=device, dtype=dtype if value.is_floating_point() else None))
 
-        def move(value: Tensor) -> Tensor:
-            return value.to(device=device, dtype=dtype if value.is_floating_point() else None)
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> "GraphBatch":
+        """The batch with ``change`` done to every tensor, to those that follow from its edges and offsets too; it keeps the values."""
 
-        def move_all(values: Mapping[Any, Tensor]) -> dict[Any, Tensor]:
-            return {name: move(value) if isinstance(value, Tensor) else value for name, value in values.items()}
+        def map_all(values: Mapping[Any, Any]) -> dict[Any, Any]:
+            return {name: change(value) if isinstance(value, Tensor) else value for name, value in values.items()}
 
-        moved = replace(
+        changed = replace(
             self,
-            positions=move(self.positions),
-            topology=self.topology.to(device),
-            edge_shifts=move(self.edge_shifts),
-            cell=move(self.cell),
-            periodic=move(self.periodic),
-            node_offsets=move(self.node_offsets),
-            edge_offsets=move(self.edge_offsets),
-            nodes=move_all(self.nodes),
-            edges=move_all(self.edges),
-            graphs=move_all(self.graphs),
-            masks=move_all(self.masks),
+            positions=change(self.positions),
+            topology=self.topology.mapped(change),
+            edge_shifts=change(self.edge_shifts),
+            cell=change(self.cell),
+            periodic=change(self.periodic),
+            node_offsets=change(self.node_offsets),
+            edge_offsets=change(self.edge_offsets),
+            nodes=map_all(self.nodes),
+            edges=map_all(self.edges),
+            graphs=map_all(self.graphs),
+            masks=map_all(self.masks),
         )
-        moved._derived.update(move_all(self._derived))
-        return moved
+        changed._derived.update(map_all(self._derived))
+        return changed
 
 
 Rows = slice | Tensor  # of an array: a run of them, or every one by number

@@ -146,19 +146,20 @@ class Topology:
 
     def to(self, device: torch.device | str | None) -> "Topology":
         """The same edges on ``device``, with all that was derived so far; itself where it is there already."""
-        senders = self.senders.to(device)
-        if senders is self.senders:
-            return self
-        moved = Topology(
-            senders=senders,
-            receivers=self.receivers.to(device),
+        return self.mapped(lambda value: value.to(device))
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> "Topology":
+        """The same edges with ``change`` done to every tensor, derived ones too; it keeps the values. Itself where it gives back the same tensors."""
+        changed = Topology(
+            senders=change(self.senders),
+            receivers=change(self.receivers),
             num_columns=self.num_columns,
             num_rows=self.num_rows,
-            pair=None if self.pair is None else self.pair.to(device),
+            pair=None if self.pair is None else change(self.pair),
             num_pairs=self.num_pairs,
         )
-        moved._derived.update({name: value.to(device) for name, value in self._derived.items()})
-        return moved
+        changed._derived.update({name: change(value) for name, value in self._derived.items()})
+        return self if changed.senders is self.senders else changed
 
 
 def relation_topology(topology: Topology, relation: Int[Tensor, " edges"], relations: int) -> Topology:

@@ -17,6 +17,7 @@ from hydragnn.graphs.field import Field
 from hydragnn.models import Target
 from hydragnn.training.metrics import RunningMoments
 from hydragnn.training.micro_batches import micro_batches, parts_within
+from hydragnn.training.uploading import upload
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,10 +32,15 @@ class DevicePlacement:
     """What a part may take; more parts are made where they take more."""
 
     def parts(self, batch: GraphBatch) -> tuple[GraphBatch, ...]:
-        """The batch in parts, in place; cut where it is, so that nobody waits for the device. Without graphs, no part."""
+        """The batch in parts, in place; cut where it is, so that nobody waits for the device. Without graphs, no part.
+
+        A GPU gets them while it computes.
+        """
         pieces = micro_batches(batch, self.micro_batches)
         if self.memory is not None:
             pieces = parts_within(pieces, batch, self.memory)
+        if self.device.type == "cuda":
+            return tuple(upload(part.to(dtype=self.dtype), self.device) for part in pieces)
         return tuple(part.to(self.device, self.dtype) for part in pieces)
 
 
