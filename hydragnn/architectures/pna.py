@@ -1,19 +1,43 @@
 """Principal neighbourhood aggregation: PNA (Corso et al. 2020, arXiv:2004.05718, equations 5 to 8)."""
 
 import re
+from typing import Annotated
 
 from jaxtyping import Float
+from pydantic import AfterValidator
+from pydantic import Field as Setting
 from torch import Tensor, nn
 
 from hydragnn.architectures.base import Architecture, GeometricSettings, GraphSpec, radial_basis
 from hydragnn.kernels import Topology, gather_add, segment_statistics, silu
-from hydragnn.layers import MessageGraph, States, scaled_statistics
+from hydragnn.layers import DegreeScalers, MessageGraph, Scaler, States, scaled_statistics
+
+
+def _different(scalers: list[Scaler]) -> list[Scaler]:
+    if len({*scalers}) < len(scalers):
+        raise ValueError("a scaler stands there twice; leave one of them out")
+    return scalers
 
 
 class PNASettings(GeometricSettings):
     """Principal neighbourhood aggregation (Corso et al. 2020, arXiv:2004.05718) with edge lengths and features."""
 
     kind: str = "pna"
+
+    scalers: Annotated[list[Scaler], AfterValidator(_different)] = Setting(
+        default=["identity", "amplification", "attenuation"], min_length=1
+    )
+    """By what the statistics of a node with d edges are multiplied: 1, s = log(d + 1) / mean log(d + 1), 1 / s, and of "linear" and "inverse_linear"
+    t = d / mean d and 1 / t. The paper's three; the public HydraGNN has "linear" as well, and in PNAEq "inverse_linear", too."""
+
+    def degree_scalers(self, spec: GraphSpec) -> DegreeScalers:
+        """The scalers with the means of the training part."""
+        assert spec.statistics is not None
+        return DegreeScalers(
+            names=tuple(self.scalers),
+            mean_log_degree=spec.statistics.mean_log_degree,
+            mean_degree=spec.statistics.mean_degree,
+        )
 
     @property
     def kinks(self) -> str:
@@ -27,7 +51,7 @@ class PNASettings(GeometricSettings):
 class PNALayer(nn.Module):
     """h_i <- h_i + silu(U(h_i, S (x) A over j of M(h_i, h_j, e_ij))), A = (mean, min, max, std), S = (1, s_i, 1 / s_i) (eqs. 7, 8).
 
-    s_i = log(d_i + 1) / (mean of log(d + 1) over the training part), with d_i the edges that node i receives (eq. 5).
+    s_i = log(d_i + 1) / (mean of log(d + 1) over the training part), with d_i the edges that node i receives (eq. 5); other S are ``scalers``.
 
     The receiver's part of a message is the same for all edges of a node, so it is added after the aggregation; and the
     scalers, one number per node, act after the linear map of the four statistics. Both are exact. Deviates from the paper:
@@ -35,15 +59,15 @@ class PNALayer(nn.Module):
     say which e); a layer norm before and SiLU after the layer (the paper has batch norm and ReLU).
     """
 
-    def __init__(self, norm: nn.Module, channels: int, edge_width: int, mean_log_degree: float, dropout: float) -> None:
+    def __init__(self, norm: nn.Module, channels: int, edge_width: int, scalers: DegreeScalers, dropout: float) -> None:
         super().__init__()
-        self.mean_log_degree = mean_log_degree
+        self.scalers = scalers
         self.norm = norm
         self.from_receiver = nn.Linear(channels, channels)
         self.from_sender = nn.Linear(channels, channels, bias=False)
         self.from_edge = nn.Linear(edge_width, channels, bias=False) if edge_width else None
         self.from_self = nn.Linear(channels, channels)
-        self.from_statistics = nn.Linear(4 * channels, 3 * channels, bias=False)
+        self.from_statistics = nn.Linear(4 * channels, len(scalers.names) * channels, bias=False)
         self.mix = nn.Linear(channels, channels)
         self.dropout = nn.Dropout(dropout)
 
@@ -69,7 +93,7 @@ class PNALayer(nn.Module):
         has_edges = topology.degrees.unsqueeze(-1) > 0  # [nodes, 1]
         own = self.from_receiver(states) * has_edges  # [nodes, channels]; no message, no share of the receiver
         statistics = (own + mean, own + low, own + high, std)
-        scaled = scaled_statistics(statistics, self.from_statistics, topology, self.mean_log_degree)
+        scaled = scaled_statistics(statistics, self.from_statistics, topology, self.scalers)
         return self.mix(self.from_self(states) + scaled)
 
 
@@ -84,13 +108,12 @@ class PNA(Architecture):
 
     def __init__(self, settings: PNASettings, spec: GraphSpec) -> None:
         super().__init__(settings, spec)
-        assert spec.statistics is not None
-        channels, numbers = settings.hidden_dim, range(settings.num_layers)
+        channels, scalers = settings.hidden_dim, settings.degree_scalers(spec)
         self.basis = radial_basis(settings, spec) if spec.dim else None
         width = self.basis.width if self.basis else spec.edge_width
         self.layers = nn.ModuleList(
-            PNALayer(nn.LayerNorm(channels), channels, width, spec.statistics.mean_log_degree, settings.dropout)
-            for _ in numbers
+            PNALayer(nn.LayerNorm(channels), channels, width, scalers, settings.dropout)
+            for _ in range(settings.num_layers)
         )
 
     @classmethod

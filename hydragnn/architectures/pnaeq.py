@@ -5,24 +5,17 @@ from collections.abc import Sequence
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hydragnn.architectures.base import Architecture, CompileGain, GeometricSettings, GraphSpec, radial_basis
+from hydragnn.architectures.base import Architecture, CompileGain, GraphSpec, radial_basis
 from hydragnn.architectures.painn import PaiNNUpdate
+from hydragnn.architectures.pna import PNASettings
 from hydragnn.kernels import gather_add, gather_multiply_sum, outer_sum, segment_statistics, silu
-from hydragnn.layers import MessageGraph, States, scaled_statistics
+from hydragnn.layers import DegreeScalers, MessageGraph, States, scaled_statistics
 
 
-class PNAEqSettings(GeometricSettings):
+class PNAEqSettings(PNASettings):
     """Scalar and vector states as of PaiNN, scalars by principal neighbourhood aggregation (PNAEq of HydraGNN; arXiv:2004.05718, arXiv:2102.03150)."""
 
     kind: str = "pnaeq"
-
-    @property
-    def kinks(self) -> str:
-        """Those of minima, maxima and means."""
-        return (
-            "energies jump where a neighbour crosses the cutoff, because statistics count it at once, and forces jump where "
-            "another neighbour becomes the least or the largest, so that perfect crystals have no force constants"
-        )
 
 
 class PNAEqMessage(nn.Module):
@@ -34,14 +27,14 @@ class PNAEqMessage(nn.Module):
     least and largest have no meaning for them.
 
     Deviates from the public HydraGNN: phi has one hidden layer with SiLU, as PaiNN's, instead of two with tanh and SiLU; it sees a
-    layer norm of the scalars; scalers are the paper's (without d_i / mean d and its inverse). The standard deviation is
+    layer norm of the scalars; scalers are the paper's (d_i / mean d and its inverse: ``scalers = [..., "linear", "inverse_linear"]``). The standard deviation is
     sqrt(variance + 1e-5).
     """
 
-    def __init__(self, channels: int, edge_width: int, mean_log_degree: float, *, first: bool) -> None:
+    def __init__(self, channels: int, edge_width: int, scalers: DegreeScalers, *, first: bool) -> None:
         super().__init__()
         parts = 2 if first else 3  # no vectors come into the first layer, so that there is no c
-        self.mean_log_degree = mean_log_degree
+        self.scalers = scalers
         self.norm = nn.LayerNorm(channels)
         self.from_receiver = nn.Linear(channels, channels)
         self.from_sender = nn.Linear(channels, channels, bias=False)
@@ -49,7 +42,7 @@ class PNAEqMessage(nn.Module):
         self.gates = nn.ModuleList(nn.Linear(channels, channels) for _ in range(parts))
         self.filters = nn.ModuleList(nn.Linear(edge_width, channels, bias=False) for _ in range(parts))
         self.from_self = nn.Linear(channels, channels)
-        self.from_statistics = nn.Linear(4 * channels, 3 * channels, bias=False)
+        self.from_statistics = nn.Linear(4 * channels, len(scalers.names) * channels, bias=False)
 
     def forward(
         self,
@@ -61,7 +54,7 @@ class PNAEqMessage(nn.Module):
         topology, scalars = graph.topology, self.norm(scalars)
         messages = self.messages(scalars, graph)  # a, b and c; [edges, channels] each
         statistics = segment_statistics(messages[0], topology.receivers, topology.num_rows)  # A; [nodes, channels] each
-        scaled = scaled_statistics(statistics, self.from_statistics, topology, self.mean_log_degree)
+        scaled = scaled_statistics(statistics, self.from_statistics, topology, self.scalers)
         d_vectors = outer_sum(messages[1], graph.directions, topology)  # [nodes, dim, channels]
         if vectors is not None:
             d_vectors = d_vectors + gather_multiply_sum(vectors, messages[2], topology)
@@ -118,13 +111,12 @@ class PNAEq(Architecture):
 
     def __init__(self, settings: PNAEqSettings, spec: GraphSpec) -> None:
         super().__init__(settings, spec)
-        assert spec.statistics is not None
-        channels, count, mean_log_degree = settings.hidden_dim, settings.num_layers, spec.statistics.mean_log_degree
+        channels, count, scalers = settings.hidden_dim, settings.num_layers, settings.degree_scalers(spec)
         self.basis = radial_basis(settings, spec)
         width = self.basis.width
         self.layers = nn.ModuleList(
             PNAEqLayer(
-                PNAEqMessage(channels, width, mean_log_degree, first=number == 0),
+                PNAEqMessage(channels, width, scalers, first=number == 0),
                 PaiNNUpdate(channels, last=number == count - 1 and 1 not in spec.degrees),
                 settings.dropout,
             )

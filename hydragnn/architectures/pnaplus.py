@@ -3,23 +3,16 @@
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hydragnn.architectures.base import Architecture, GeometricSettings, GraphSpec, radial_basis
+from hydragnn.architectures.base import Architecture, GraphSpec, radial_basis
+from hydragnn.architectures.pna import PNASettings
 from hydragnn.kernels import Topology, gather_add, segment_statistics, silu
-from hydragnn.layers import MessageGraph, States, mlp, scaled_statistics
+from hydragnn.layers import DegreeScalers, MessageGraph, States, mlp, scaled_statistics
 
 
-class PNAPlusSettings(GeometricSettings):
+class PNAPlusSettings(PNASettings):
     """Principal neighbourhood aggregation of messages with filters of distance (PNA+ of HydraGNN; Corso et al. 2020, arXiv:2004.05718)."""
 
     kind: str = "pnaplus"
-
-    @property
-    def kinks(self) -> str:
-        """Those of minima, maxima and means."""
-        return (
-            "energies jump where a neighbour crosses the cutoff, because statistics count it at once, and forces jump where "
-            "another neighbour becomes the least or the largest, so that perfect crystals have no force constants"
-        )
 
 
 class PNAPlusLayer(nn.Module):
@@ -29,20 +22,20 @@ class PNAPlusLayer(nn.Module):
     them with one hidden layer. Without F and with a linear G this is PNA (eqs. 7, 8).
 
     Deviates from the public HydraGNN: F and G see edge features too, F has the envelope, which ends messages at the cutoff, scalers
-    are the paper's (without d_i / mean d), the frequencies of radial functions are not learned, a layer norm before and SiLU after the
+    are the paper's (d_i / mean d is ``scalers = [..., "linear"]``), the frequencies of radial functions are not learned, a layer norm before and SiLU after the
     layer instead of batch norm and ReLU, and a residual. The standard deviation is sqrt(variance + 1e-5).
     """
 
-    def __init__(self, channels: int, edge_width: int, mean_log_degree: float, dropout: float) -> None:
+    def __init__(self, channels: int, edge_width: int, scalers: DegreeScalers, dropout: float) -> None:
         super().__init__()
-        self.mean_log_degree = mean_log_degree
+        self.scalers = scalers
         self.norm = nn.LayerNorm(channels)
         self.from_receiver = nn.Linear(channels, channels)
         self.from_sender = nn.Linear(channels, channels, bias=False)
         self.from_edge = mlp([edge_width, channels, channels], last_bias=False)  # M of G
         self.filters = nn.Linear(edge_width, channels, bias=False)
         self.from_self = nn.Linear(channels, channels)
-        self.from_statistics = nn.Linear(4 * channels, 3 * channels, bias=False)
+        self.from_statistics = nn.Linear(4 * channels, len(scalers.names) * channels, bias=False)
         self.mix = nn.Linear(channels, channels)
         self.dropout = nn.Dropout(dropout)
 
@@ -68,7 +61,7 @@ class PNAPlusLayer(nn.Module):
         statistics = segment_statistics(
             joined * filters, topology.receivers, topology.num_rows
         )  # A; 4 x [nodes, channels]
-        scaled = scaled_statistics(statistics, self.from_statistics, topology, self.mean_log_degree)
+        scaled = scaled_statistics(statistics, self.from_statistics, topology, self.scalers)
         return self.mix(self.from_self(states) + scaled)
 
 
@@ -83,10 +76,8 @@ class PNAPlus(Architecture):
 
     def __init__(self, settings: PNAPlusSettings, spec: GraphSpec) -> None:
         super().__init__(settings, spec)
-        assert spec.statistics is not None
-        channels, mean_log_degree = settings.hidden_dim, spec.statistics.mean_log_degree
+        channels, scalers = settings.hidden_dim, settings.degree_scalers(spec)
         self.basis = radial_basis(settings, spec)
         self.layers = nn.ModuleList(
-            PNAPlusLayer(channels, self.basis.width, mean_log_degree, settings.dropout)
-            for _ in range(settings.num_layers)
+            PNAPlusLayer(channels, self.basis.width, scalers, settings.dropout) for _ in range(settings.num_layers)
         )

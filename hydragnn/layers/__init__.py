@@ -5,7 +5,7 @@ from hydragnn.layers.by_class import Classes, LinearByClass, classes_of
 from hydragnn.layers.cartesian_tensors import TensorParts, product, squares, times
 from hydragnn.layers.coarser import Coarser
 from hydragnn.layers.conditioning import ConditionInputs, FiLM, PooledCondition
-from hydragnn.layers.degree_scaling import scaled_statistics
+from hydragnn.layers.degree_scaling import DegreeScalers, Scaler, scaled_statistics
 from hydragnn.layers.distance_transforms import DISTANCE_TRANSFORMS, ELEMENTS_WITH_RADIUS, DistanceTransform
 from hydragnn.layers.harmonics import SphericalHarmonics, coupling
 from hydragnn.layers.inputs import ClassEmbedding, EdgeInputs, NodeInputs
@@ -30,6 +30,7 @@ __all__ = [
     "Coarser",
     "ConditionInputs",
     "DISTANCE_TRANSFORMS",
+    "DegreeScalers",
     "DistanceTransform",
     "ELEMENTS_WITH_RADIUS",
     "EdgeInputs",
@@ -52,6 +53,7 @@ __all__ = [
     "RadialFeatures",
     "RadialFilters",
     "Residual",
+    "Scaler",
     "SincBasis",
     "SphericalBesselBasis",
     "SphericalHarmonics",

@@ -1,6 +1,10 @@
 """Statistics of what nodes receive, scaled by how many edges they receive (Corso et al. 2020, arXiv:2004.05718, equations 5 and 7)."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import add
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -8,20 +12,57 @@ from torch import Tensor, nn
 
 from hydragnn.kernels import Topology
 
+Scaler = Literal["identity", "amplification", "attenuation", "linear", "inverse_linear"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DegreeScalers:
+    """Numbers that statistics of a node with d edges are multiplied with: 1, s, 1 / s, t or 1 / t; without edges 1, 0, 1, 0 and 1.
+
+    s = log(d + 1) / mean log(d + 1) (eq. 5) and t = d / mean d, with means over the training part; names as in PyTorch Geometric.
+    """
+
+    names: tuple[Scaler, ...]
+    mean_log_degree: float
+    mean_degree: float
+
+    def scaled(
+        self, parts: Sequence[Float[Tensor, "nodes channels"]], degrees: Float[Tensor, "nodes 1"]
+    ) -> list[Float[Tensor, "nodes channels"]]:
+        """Each of ``parts`` by the scaler in its place."""
+        sizes = self.sizes(degrees)
+        scaled = []
+        for name, part in zip(self.names, parts):
+            if name in ("amplification", "linear"):
+                part = sizes[name] * part
+            elif name in ("attenuation", "inverse_linear"):
+                part = part / torch.where(degrees > 0, sizes[name], 1.0)
+            scaled.append(part)
+        return scaled
+
+    def sizes(self, degrees: Float[Tensor, "nodes 1"]) -> dict[Scaler, Float[Tensor, "nodes 1"]]:
+        """s and t, by the names of those scalers that are there."""
+        sizes: dict[Scaler, Tensor] = {}
+        if {"amplification", "attenuation"} & {*self.names}:
+            logarithmic = torch.log1p(degrees) / (self.mean_log_degree if self.mean_log_degree > 0 else 1.0)  # eq. 5
+            sizes |= {"amplification": logarithmic, "attenuation": logarithmic}
+        if {"linear", "inverse_linear"} & {*self.names}:
+            linear = degrees / (self.mean_degree if self.mean_degree > 0 else 1.0)
+            sizes |= {"linear": linear, "inverse_linear": linear}
+        return sizes
+
 
 def scaled_statistics(
     statistics: Sequence[Float[Tensor, "nodes channels"]],
     weights: nn.Linear,
     topology: Topology,
-    mean_log_degree: float,
+    scalers: DegreeScalers,
 ) -> Float[Tensor, "nodes channels"]:
-    """W (S (x) A) with the statistics A and S = (1, s_i, 1 / s_i); a node without edges has S = (1, 0, 1).
+    """W (S (x) A) with the statistics A and the scalers S (eq. 7).
 
-    s_i = log(d_i + 1) / mean log(d + 1), with d_i the edges that node i receives and the mean over the training part. ``weights`` has the matrices of the three scalers under each other: a scaler is one number
-    per node, so it acts after the linear map of the statistics, which is exact.
+    ``weights`` has the matrices of the scalers under each other: a scaler is one number per node, so it acts after the linear map of the
+    statistics, which is exact.
     """
-    plain, amplified, attenuated = weights(torch.cat(list(statistics), dim=-1)).chunk(3, dim=-1)
+    parts = weights(torch.cat(list(statistics), dim=-1)).chunk(len(scalers.names), dim=-1)
     degrees = topology.degrees.to(weights.weight.dtype).unsqueeze(-1)  # [nodes, 1]
-    size = torch.log1p(degrees) / (mean_log_degree if mean_log_degree > 0 else 1.0)  # eq. 5; [nodes, 1]
-    scaled: Tensor = plain + size * amplified + attenuated / torch.where(degrees > 0, size, 1.0)  # eq. 7
-    return scaled
+    return reduce(add, scalers.scaled(parts, degrees))

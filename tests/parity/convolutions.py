@@ -14,8 +14,6 @@ from hydragnn.graphs.batch import GraphBatch
 
 geometric = pytest.importorskip("torch_geometric.nn")
 
-SCALERS = ["identity", "amplification", "attenuation"]
-
 
 class Around(nn.Module):
     """states + after(convolution(norm(states))), the convolution with features of edges or without."""
@@ -140,7 +138,7 @@ def pna_convolution(form: Callable[..., Any], mine: Any, batch: GraphBatch, **mo
     """Their layer of the width of ours, on the degrees of the batch."""
     channels = mine.mix.in_features
     statistics, histogram = ["mean", "min", "max", OurStd()], torch.bincount(batch.topology.degrees)
-    return form(channels, channels, statistics, SCALERS, histogram, edge_dim=channels, **more)
+    return form(channels, channels, statistics, [*mine.scalers.names], histogram, edge_dim=channels, **more)
 
 
 def around_pna(theirs: Any, mine: Any, from_edge: Tensor) -> nn.Module:
@@ -148,7 +146,9 @@ def around_pna(theirs: Any, mine: Any, from_edge: Tensor) -> nn.Module:
     pre, post = theirs.pre_nns[0][0], theirs.post_nns[0][0]
     pre.weight.data = torch.cat([mine.from_receiver.weight, mine.from_sender.weight, from_edge], dim=1)
     pre.bias.data = mine.from_receiver.bias.clone()
-    post.weight.data = torch.cat([mine.from_self.weight, *mine.from_statistics.weight.chunk(len(SCALERS))], dim=1)
+    post.weight.data = torch.cat(
+        [mine.from_self.weight, *mine.from_statistics.weight.chunk(len(mine.scalers.names))], dim=1
+    )
     post.bias.data = mine.from_self.bias.clone()
     theirs.lin.load_state_dict(mine.mix.state_dict())
     return Around(mine.norm, theirs, nn.SiLU(), featured=True)
@@ -231,9 +231,10 @@ class PNAEq(nn.Module):
         self.ends = nn.Linear(sum(part.in_features for part in parts), parts[0].out_features)
         self.ends.weight.data = torch.cat([part.weight for part in parts], dim=1)
         self.ends.bias.data.copy_(message.from_receiver.bias)
-        self.statistics = geometric.aggr.DegreeScalerAggregation(["mean", "min", "max", OurStd()], SCALERS, histogram)
-        self.mix = nn.Linear(parts[0].out_features * (1 + 4 * len(SCALERS)), parts[0].out_features)
-        scaled = message.from_statistics.weight.chunk(len(SCALERS))
+        names = message.scalers.names
+        self.statistics = geometric.aggr.DegreeScalerAggregation(["mean", "min", "max", OurStd()], [*names], histogram)
+        self.mix = nn.Linear(parts[0].out_features * (1 + 4 * len(names)), parts[0].out_features)
+        scaled = message.from_statistics.weight.chunk(len(names))
         self.mix.weight.data = torch.cat([message.from_self.weight, *scaled], dim=1)
         self.mix.bias.data.copy_(message.from_self.bias)
 

@@ -14,9 +14,11 @@ from hydragnn.architectures.pnaeq import PNAEqLayer, PNAEqMessage
 from hydragnn.architectures.relational import RelationalLayer, RelationalSettings, level_of
 from hydragnn.architectures.schnet import SchNetInteraction
 from hydragnn.kernels import Topology
-from hydragnn.layers import MOVED, MessageGraph, RadialFeatures, mlp
+from hydragnn.layers import MOVED, DegreeScalers, MessageGraph, RadialFeatures, Scaler, mlp
 
 NODES, CHANNELS, RADIAL, CUTOFF = 7, 6, 5, 4.0
+PAPER: tuple[Scaler, ...] = ("identity", "amplification", "attenuation")
+HYDRAGNN: tuple[Scaler, ...] = (*PAPER, "linear")
 SUMS = {"rtol": 1e-10, "atol": 1e-10}  # float64 sums in another order
 
 
@@ -61,14 +63,18 @@ def test_schnet_equals_the_interaction_of_pytorch_geometric(edges: Topology) -> 
 
 
 @pytest.mark.parity("pna", "PyTorch Geometric", "convolution (its variance has another floor: 1e-6)")
-def test_pna_equals_the_convolution_of_pytorch_geometric(edges: Topology) -> None:
+@pytest.mark.parametrize("names", [PAPER, HYDRAGNN, (*HYDRAGNN, "inverse_linear"), ("linear",)], ids=" ".join)
+def test_pna_equals_the_convolution_of_pytorch_geometric(edges: Topology, names: tuple[Scaler, ...]) -> None:
     geometric = pytest.importorskip("torch_geometric.nn")
-    aggregators, scalers = ["mean", "min", "max", "std"], ["identity", "amplification", "attenuation"]
-    histogram = torch.tensor([0, 2, 5, 3, 1])
-    theirs = geometric.PNAConv(CHANNELS, CHANNELS, aggregators, scalers, deg=histogram, edge_dim=3)
-    log_degrees = (torch.arange(5) + 1).log()
-    mean_log_degree = float((log_degrees * histogram).sum() / histogram.sum())
-    ours = PNALayer(nn.Identity(), CHANNELS, 3, mean_log_degree, dropout=0.0)
+    edges = Topology(senders=edges.senders[1:], receivers=edges.receivers[1:], num_columns=NODES, num_rows=NODES)
+    aggregators, histogram = ["mean", "min", "max", "std"], torch.tensor([0, 2, 5, 3, 1])
+    theirs = geometric.PNAConv(CHANNELS, CHANNELS, aggregators, [*names], deg=histogram, edge_dim=3)
+    degrees, weights = torch.arange(5), histogram / histogram.sum()
+    means = {
+        "mean_log_degree": float((degrees.log1p() * weights).sum()),
+        "mean_degree": float((degrees * weights).sum()),
+    }
+    ours = PNALayer(nn.Identity(), CHANNELS, 3, DegreeScalers(names=names, **means), dropout=0.0)
     pre, post = theirs.pre_nns[0][0], theirs.post_nns[0][0]
     with torch.no_grad():
         receiver, sender, edge = pre.weight.split(CHANNELS, dim=1)
@@ -76,10 +82,10 @@ def test_pna_equals_the_convolution_of_pytorch_geometric(edges: Topology) -> Non
         ours.from_receiver.bias.copy_(pre.bias + edge @ theirs.edge_encoder.bias)
         ours.from_sender.weight.copy_(sender)
         linear(ours.from_edge).copy_(edge @ theirs.edge_encoder.weight)
-        own, plain, amplified, attenuated = post.weight.split([CHANNELS, *[4 * CHANNELS] * 3], dim=1)
+        own, *scaled = post.weight.split([CHANNELS, *[4 * CHANNELS] * len(names)], dim=1)
         ours.from_self.weight.copy_(own)
         ours.from_self.bias.copy_(post.bias)
-        ours.from_statistics.weight.copy_(torch.cat([plain, amplified, attenuated]))
+        ours.from_statistics.weight.copy_(torch.cat(scaled))
         ours.mix.load_state_dict(theirs.lin.state_dict())
     states, features = 30 * torch.randn(NODES, CHANNELS), torch.randn(edges.num_edges, 3)
     expected = theirs(states, torch.stack([edges.senders, edges.receivers]), features)
@@ -202,7 +208,8 @@ def test_pnaeq_equals_its_equations_written_as_a_loop(edges: Topology, first: bo
         senders=edges.senders[:-4], receivers=edges.receivers[:-4], num_columns=NODES, num_rows=NODES
     )  # degrees 0, 2 and 3
     basis = RadialFeatures(CUTOFF, RADIAL, "gaussian", "cosine", inputs=2)
-    message, update = PNAEqMessage(CHANNELS, basis.width, 1.2, first=first), PaiNNUpdate(CHANNELS, last=False)
+    scalers = DegreeScalers(names=(*HYDRAGNN, "inverse_linear"), mean_log_degree=1.2, mean_degree=2.5)
+    message, update = PNAEqMessage(CHANNELS, basis.width, scalers, first=first), PaiNNUpdate(CHANNELS, last=False)
     graph = MessageGraph(
         topology=edges,
         owner=torch.zeros(NODES, dtype=torch.int64),
@@ -230,13 +237,15 @@ def test_pnaeq_equals_its_equations_written_as_a_loop(edges: Topology, first: bo
         vectors[receiver] += torch.outer(graph.vectors[e] / graph.vectors[e].norm(), gates[1])
         if not first:
             vectors[receiver] += states[1][sender] * gates[2]
-    plain, amplified, attenuated = linear(message.from_statistics).chunk(3)
+    plain, amplified, attenuated, grown, shrunk = linear(message.from_statistics).chunk(5)
     left, right = linear(update.mix).chunk(2)
     for node, mine in enumerate(received):
         empty = [torch.zeros(CHANNELS)] * 3 + [torch.full((CHANNELS,), 1e-5).sqrt()]
         statistics = torch.cat(summary(mine) if mine else empty)
-        size = math.log(len(mine) + 1) / 1.2
-        scaled = (plain + size * amplified + attenuated / (size if mine else 1.0)) @ statistics
+        size, count = math.log(len(mine) + 1) / 1.2, len(mine) / 2.5
+        matrix = plain + size * amplified + count * grown
+        matrix = matrix + attenuated / (size if mine else 1.0) + shrunk / (count if mine else 1.0)
+        scaled = matrix @ statistics
         scalars[node] = states[0][node] + message.from_self(normed[node]) + scaled
         u, v = vectors[node] @ left.T, vectors[node] @ right.T
         lengths = (v.square().sum(0) + 1).sqrt() - 1
