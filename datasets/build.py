@@ -20,7 +20,7 @@ from hydragnn.datasets.build_settings import (
     rule_of,
 )
 from hydragnn.datasets.source_arrays import npz_graphs
-from hydragnn.datasets.source_files import ase_graphs, mesh_graphs, pyg_graphs
+from hydragnn.datasets.source_files import ase_graphs, divides, mesh_graphs, pyg_graphs
 from hydragnn.datasets.source_tables import grain_graphs
 from hydragnn.datasets.writer import StoreWriter
 from hydragnn.errors import InputError, about
@@ -31,7 +31,7 @@ from hydragnn.graphs.field import Field
 TOGETHER, EDGES_TOGETHER = 64, 2**20
 """At most so many graphs are checked and written together, and no more once they have so many edges."""
 
-__all__ = ["build_store", "graphs_of", "makers_of", "read_build_settings"]
+__all__ = ["build_store", "count_of", "graphs_of", "makers_of", "read_build_settings"]
 
 
 def build_store(settings: BuildSettings, out: Path, progress: Callable[[int], None] | None = None) -> None:
@@ -88,6 +88,12 @@ def makers_of(settings: BuildSettings) -> Iterator[Make]:
 
     for number, make in enumerate(_makers(settings)):
         yield partial(complete, make, number)
+
+
+def count_of(settings: BuildSettings) -> int | None:
+    """The number of graphs, where counting is far less work than making them; None where nobody knows before they are read."""
+    known = divides(settings) if isinstance(settings, AseBuild) else not isinstance(settings, OwnBuild)
+    return sum(1 for _ in _makers(settings)) if known else None
 
 
 def _makers(settings: BuildSettings) -> Iterator[Make]:

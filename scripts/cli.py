@@ -10,7 +10,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from hydragnn.allocator import keep_memory
-from hydragnn.errors import InputError, Interrupted
+from hydragnn.errors import InputError, Interrupted, SaidByFirst
 from hydragnn.machine import Workers
 from hydragnn.scripts import api
 from hydragnn.scripts.conformance_command import conformance
@@ -100,9 +100,16 @@ def data_build(
     assignments: Set = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a store from extended XYZ or any ASE format, PyTorch Geometric lists, npz arrays, meshes or grain tables."""
+    """Make a store from extended XYZ or any ASE format, PyTorch Geometric lists, npz arrays, meshes or grain tables.
+
+    Under `mpirun -n N`, `srun` or torchrun all ranks share the work and make the store that one process makes.
+    """
     made = api.build_store(source, out, overrides=assignments or [], workers=workers, quiet=as_json)
-    show_value(made.to_json(), as_json)
+    from hydragnn.distributed import leave, this_launch
+
+    if this_launch().rank == 0:
+        show_value(made.to_json(), as_json)
+    leave(0)
 
 
 @data.command("info")
@@ -389,7 +396,8 @@ def main() -> None:
         with printing():
             app()
     except InputError as error:
-        _say(f"error: {error}")
+        if not isinstance(error, SaidByFirst):
+            _say(f"error: {error}")
         _exit(error.code)
     except Interrupted as error:
         _say(f"interrupted: {error}")
