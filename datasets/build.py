@@ -1,10 +1,13 @@
 """Stores from files: ``hydragnn data build``."""
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from hydragnn.datasets.build_settings import (
     AseBuild,
@@ -44,11 +47,23 @@ def build_store(settings: BuildSettings, out: Path, progress: Callable[[int], No
     first = next(graphs, None)
     if first is None:
         raise no_graphs(settings)
-    with StoreWriter(out, fields_of(settings, first), dim=first.dim, attributes=attributes_of(settings)) as writer:
+    attributes = attributes_of(settings)
+    with one_thread(), StoreWriter(out, fields_of(settings, first), dim=first.dim, attributes=attributes) as writer:
         for some in groups_of(chain([first], graphs)):
             writer.write_graphs(some)
             if progress is not None:
                 progress(writer.graphs)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Let torch compute with one thread in this block: graphs are so small that a second one waits and takes a tenth of a core."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def groups_of(graphs: Iterable[GraphBatch]) -> Iterator[list[GraphBatch]]:

@@ -112,8 +112,7 @@ class Source:
     position: int = 0
 
     def open(self) -> None:
-        """Begin to go through the source, in a process that computes with one thread."""
-        torch.set_num_threads(1)
+        """Begin to go through the source."""
         self.makers = makers_of(self.settings)
 
     def write(self, block: Block) -> int:
@@ -145,6 +144,7 @@ source_here: list[Source] = []
 def begin(source: Source) -> None:
     """Take part in a build; this process ends with the one that began it."""
     Thread(target=_end_with_parent, daemon=True).start()
+    torch.set_num_threads(1)
     keep_memory()
     source.open()
     source_here.append(source)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hydragnn.datasets.build import fields_of
+from hydragnn.datasets.build import fields_of, one_thread
 from hydragnn.datasets.build_settings import BuildSettings
 from hydragnn.datasets.parallel_build import Source, blocks_for, check_whole, first_and_count
 from hydragnn.datasets.writer import clear_unfinished, finish_store
@@ -52,7 +52,9 @@ def build_with_ranks(
         except InputError as error:
             raise _for_all(group, str(error)) from error
         tally = RankTally(group, out, progress)
-        group.note("done", _work(group, tally, read, out, opening))
+        with one_thread():
+            done = _work(group, tally, read, out, opening)
+        group.note("done", done)
         if group.rank:
             tally.wait_for(lambda: bool(group.notes("end")) or group.gone(0))
             if not group.notes("end"):
