@@ -1,10 +1,13 @@
 """Stores from files: ``hydragnn data build``."""
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from hydragnn.datasets.build_settings import (
     AseBuild,
@@ -20,7 +23,7 @@ from hydragnn.datasets.build_settings import (
     rule_of,
 )
 from hydragnn.datasets.source_arrays import npz_graphs
-from hydragnn.datasets.source_files import ase_graphs, mesh_graphs, pyg_graphs
+from hydragnn.datasets.source_files import ase_graphs, divides, mesh_graphs, pyg_graphs
 from hydragnn.datasets.source_tables import grain_graphs
 from hydragnn.datasets.writer import StoreWriter
 from hydragnn.errors import InputError, about
@@ -31,7 +34,7 @@ from hydragnn.graphs.field import Field
 TOGETHER, EDGES_TOGETHER = 64, 2**20
 """At most so many graphs are checked and written together, and no more once they have so many edges."""
 
-__all__ = ["build_store", "graphs_of", "makers_of", "read_build_settings"]
+__all__ = ["build_store", "count_of", "graphs_of", "makers_of", "read_build_settings"]
 
 
 def build_store(settings: BuildSettings, out: Path, progress: Callable[[int], None] | None = None) -> None:
@@ -44,11 +47,23 @@ def build_store(settings: BuildSettings, out: Path, progress: Callable[[int], No
     first = next(graphs, None)
     if first is None:
         raise no_graphs(settings)
-    with StoreWriter(out, fields_of(settings, first), dim=first.dim, attributes=attributes_of(settings)) as writer:
+    attributes = attributes_of(settings)
+    with one_thread(), StoreWriter(out, fields_of(settings, first), dim=first.dim, attributes=attributes) as writer:
         for some in groups_of(chain([first], graphs)):
             writer.write_graphs(some)
             if progress is not None:
                 progress(writer.graphs)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Let torch compute with one thread in this block: graphs are so small that a second one waits and takes a tenth of a core."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def groups_of(graphs: Iterable[GraphBatch]) -> Iterator[list[GraphBatch]]:
@@ -88,6 +103,12 @@ def makers_of(settings: BuildSettings) -> Iterator[Make]:
 
     for number, make in enumerate(_makers(settings)):
         yield partial(complete, make, number)
+
+
+def count_of(settings: BuildSettings) -> int | None:
+    """The number of graphs, where counting is far less work than making them; None where nobody knows before they are read."""
+    known = divides(settings) if isinstance(settings, AseBuild) else not isinstance(settings, OwnBuild)
+    return sum(1 for _ in _makers(settings)) if known else None
 
 
 def _makers(settings: BuildSettings) -> Iterator[Make]:

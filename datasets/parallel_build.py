@@ -1,7 +1,8 @@
-"""A store made by several processes of one machine: the graphs, in the order, that one process writes.
+"""A store made by several processes: the graphs, in the order, that one process writes.
 
-Every process goes through the source and makes the graphs of the blocks that it is given, of which each is a part of the store.
-So nobody has to know before how many graphs there are, and no graph travels between processes.
+Every process goes through the source and makes the graphs of the blocks that are its own, of which each is a part of the store.
+So no graph travels between processes. Here are processes of one machine, which one begins; ranks share the same blocks in
+``hydragnn.scripts.shared_build``.
 """
 
 import os
@@ -13,24 +14,28 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count, islice
-from multiprocessing import get_context, parent_process
+from multiprocessing import parent_process
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from hydragnn.datasets.build import attributes_of, fields_of, graphs_of, groups_of, makers_of, no_graphs
+from hydragnn.allocator import keep_memory
+from hydragnn.datasets.build import attributes_of, count_of, fields_of, graphs_of, groups_of, makers_of, no_graphs
 from hydragnn.datasets.build_settings import BuildSettings, Make
 from hydragnn.datasets.writer import StoreWriter, clear_unfinished, finish_store
 from hydragnn.errors import InputError
+from hydragnn.forked import workers_context
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import Field
 
 SMALLEST, LARGEST = 64, 65_536
 """Graphs of a block."""
 ROUNDS = 4
-"""A block holds so small a part of the graphs before it, for each process, that none has much more to do than another."""
+"""Where graphs are not counted, a block holds so small a part of the graphs before it, for each process, that none has much more to do than another."""
+PARTS = 512
+"""Where they are counted, blocks shrink to such a part of all graphs, or to one for each process, so that all processes end together."""
 SECONDS = 0.2
 """Between two looks at how far the processes are."""
 
@@ -44,17 +49,54 @@ class Block:
     length: int
 
 
-def blocks_for(workers: int) -> Iterator[Block]:
-    """Blocks without end, which grow with what lies before them, so that large stores have few parts.
+def blocks_for(processes: int, graphs: int | None = None) -> Iterator[Block]:
+    """Blocks of so many graphs, the largest first; without end, and growing with what lies before them, where nobody has counted.
 
+    >>> [block.length for block in blocks_for(2, 1000)]
+    [250, 188, 141, 106, 79, 64, 64, 64, 44]
     >>> [block.first for block in islice(blocks_for(2), 3)]
     [0, 64, 128]
     """
     first = 0
     for number in count():
-        length = min(LARGEST, max(SMALLEST, first // (ROUNDS * workers)))
-        yield Block(number=number, first=first, length=length)
-        first += length
+        if graphs is None:
+            length = max(SMALLEST, first // (ROUNDS * processes))
+        else:
+            left = graphs - first
+            length = min(left, max(SMALLEST, -(-graphs // max(PARTS, processes)), -(-left // (2 * processes))))
+        if length == 0:
+            return
+        block = Block(number=number, first=first, length=min(LARGEST, length))
+        yield block
+        first += block.length
+
+
+@runtime_checkable
+class Tally(Protocol):
+    """What a process says to those that it shares a store with, and hears from them, as it goes on."""
+
+    def add(self, graphs: int) -> bool:
+        """Count graphs that were made; return False once the block that is being written will be part of no store."""
+
+
+@dataclass(kw_only=True, slots=True)
+class LocalTally:
+    """That of processes of one machine: numbers in memory that all of them share."""
+
+    stop: Any
+    """An event: the store will not be made."""
+    made: Any
+    """A number: graphs so far."""
+
+    def add(self, graphs: int) -> bool:
+        """Count graphs of this process."""
+        with self.made.get_lock():
+            self.made.value += graphs
+        return not self.stop.is_set()
+
+
+LOOK = 1024
+"""Graphs of others that a process passes between two looks at whether it shall go on."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -65,17 +107,18 @@ class Source:
     out: Path
     fields: list[Field]
     dim: int
-    stop: Any
-    """An event: the store will not be made."""
-    made: Any
-    """A number that all processes share: graphs so far."""
+    tally: Tally
     makers: Iterator[Make] = field(default_factory=lambda: iter(()))
     position: int = 0
 
+    def open(self) -> None:
+        """Begin to go through the source."""
+        self.makers = makers_of(self.settings)
+
     def write(self, block: Block) -> int:
         """Write a block, later than all before; gives how many graphs there were, fewer than its length at the end of the source."""
-        for _ in islice(self.makers, block.first - self.position):
-            if self.stop.is_set():
+        for number, _ in enumerate(islice(self.makers, block.first - self.position)):
+            if number % LOOK == 0 and not self.tally.add(0):
                 return 0
         self.position = block.first + block.length
         groups = groups_of(make() for make in islice(self.makers, block.length))
@@ -86,10 +129,10 @@ class Source:
         with StoreWriter(
             self.out, self.fields, dim=self.dim, attributes=attributes, part=block.number, first=block.first
         ) as writer:
-            while some is not None and not self.stop.is_set():
+            while some is not None:
                 writer.write_graphs(some)
-                with self.made.get_lock():
-                    self.made.value += len(some)
+                if not self.tally.add(len(some)):
+                    break
                 some = next(groups, None)
         return writer.graphs
 
@@ -102,7 +145,8 @@ def begin(source: Source) -> None:
     """Take part in a build; this process ends with the one that began it."""
     Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
-    source.makers = makers_of(source.settings)
+    keep_memory()
+    source.open()
     source_here.append(source)
 
 
@@ -135,12 +179,9 @@ def build_with_workers(
 
     Python's rule for scripts that start processes holds: call it under ``if __name__ == "__main__":``.
     """
-    clear_unfinished(out)
     try:
-        first = next(graphs_of(settings), None)
-        if first is None:
-            raise no_graphs(settings)
-        finish_store(out, _write_parts(settings, out, first, workers, progress or (lambda graphs: None)))
+        first, graphs = first_and_count(settings, out)
+        finish_store(out, _write_parts(settings, out, first, graphs, workers, progress or (lambda graphs: None)))
     except BaseException as error:
         clear_unfinished(out, folder=True)
         if isinstance(error, BrokenProcessPool):
@@ -150,35 +191,62 @@ def build_with_workers(
         raise
 
 
+def first_and_count(settings: BuildSettings, out: Path) -> tuple[GraphBatch, int | None]:
+    """Make ``out`` ready; gives the first graph and the number of graphs where it can be known. InputError where there is none, or no place."""
+    clear_unfinished(out)
+    first = next(graphs_of(settings), None)
+    if first is None:
+        raise no_graphs(settings)
+    return first, count_of(settings)
+
+
+def check_whole(out: Path, counted: int | None, written: int) -> None:
+    """InputError where the source has not the number of graphs that were counted."""
+    if counted not in (None, written):
+        raise InputError(
+            f"{out}: {counted} graphs were counted in the files and {written} written; who writes to them? Run it again"
+        )
+
+
 def _write_parts(
-    settings: BuildSettings, out: Path, first: GraphBatch, workers: int, tell: Callable[[int], None]
+    settings: BuildSettings,
+    out: Path,
+    first: GraphBatch,
+    graphs: int | None,
+    workers: int,
+    tell: Callable[[int], None],
 ) -> int:
     """Have all parts written; gives their number. Whatever is raised, no process writes any more."""
-    context = get_context("spawn")
-    stop, made = context.Event(), context.Value("q", 0)
-    fields = fields_of(settings, first)
-    source = Source(settings=settings, out=out, fields=fields, dim=first.dim, stop=stop, made=made)
+    context = workers_context()
+    tally = LocalTally(stop=context.Event(), made=context.Value("q", 0))
+    source = Source(settings=settings, out=out, fields=fields_of(settings, first), dim=first.dim, tally=tally)
+    blocks = blocks_for(workers, graphs)
     with ProcessPoolExecutor(workers, mp_context=context, initializer=begin, initargs=(source,)) as pool:
         try:
-            return write_blocks(pool, workers, lambda: tell(made.value))
+            ahead = (
+                PARTS if graphs else 2 * workers
+            )  # beyond the end there are no graphs, but all of the source to go through
+            parts = write_blocks(pool, blocks, ahead, lambda: tell(tally.made.value))
         except BaseException:
-            stop.set()
+            tally.stop.set()
             raise
+    check_whole(out, graphs, tally.made.value)
+    return parts
 
 
-def write_blocks(pool: ProcessPoolExecutor, workers: int, tell: Callable[[], None]) -> int:
+def write_blocks(pool: ProcessPoolExecutor, blocks: Iterator[Block], ahead: int, tell: Callable[[], None]) -> int:
     """Have blocks written until one is not full; gives the number of parts. Of several errors the first one in the source is raised."""
-    blocks, waiting, parts, ended = blocks_for(workers), deque[tuple[Block, Future[int]]](), 0, False
-    while waiting or not ended:
-        while not ended and len(waiting) < 2 * workers:
-            block = next(blocks)
+    waiting, parts, ended = deque[tuple[Block, Future[int]]](), 0, False
+    while True:
+        for block in islice(blocks, 0 if ended else ahead - len(waiting)):
             with deaf_processes():
                 waiting.append((block, pool.submit(write_block, block)))
+        if not waiting:
+            return parts
         block, future = waiting.popleft()
         while not wait([future], timeout=SECONDS).done:
             tell()
         graphs = future.result()
+        tell()
         parts += graphs > 0
         ended |= graphs < block.length
-    tell()
-    return parts

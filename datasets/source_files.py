@@ -58,6 +58,11 @@ def _structures(path: Path, settings: AseBuild) -> Iterator[Callable[[], Any]]:
         raise _unreadable(path, number, error) from error
 
 
+def divides(settings: AseBuild) -> bool:
+    """Return True where all files are divided into structures without reading these."""
+    return settings.index == ":" and all(_is_extended_xyz(path, settings.format) for path in find_files(settings.files))
+
+
 def _given(atoms: Any) -> Any:
     return atoms
 
@@ -154,39 +159,42 @@ def _separate(collated: Any, slices: Any) -> list[Any]:
 
 
 def mesh_graphs(settings: MeshBuild) -> Iterator[Make]:
-    """One graph per mesh file; InputError naming the file."""
-    from hydragnn.graphs.continuum import from_mesh
-
+    """One graph per mesh file, which is read when it is made; InputError naming the file."""
     labels = read_table(Path(settings.labels)) if settings.labels else {}
     for path in find_files(settings.files):
-        mesh = read_mesh(path)
-        source = mesh.cell_data if settings.cell_centred else mesh.point_data
-        row = _row_of(labels, path, settings.labels)
-        graphs = {}
-        absent = set()
-        for field in settings.fields:
-            key = field.keys[0]
-            if field.on == "node" and key in source:
-                source[field.name] = source[key]
-            elif field.on == "graph" and all(key in row for key in field.keys):
-                graphs[field.name] = stack_rows([row[key] for key in field.keys], field)
-            elif field.optional:
-                absent.add(field.name)
-            else:
-                have = sorted(source if field.on == "node" else row)
-                raise InputError(
-                    f"{path}: no {', '.join(field.keys)} for the {field.on} field {field.name}; there is {', '.join(have) or 'nothing'}; "
-                    "name the right key, or set optional = true where graphs may lack the field"
-                )
-        yield partial(
-            from_mesh,
-            mesh,
-            fields=[field.field for field in settings.fields if field.name not in absent],
-            graphs=graphs,
-            tags=settings.tags,
-            cell_centred=settings.cell_centred,
-            name=path.name,
-        )
+        yield partial(_mesh_graph, path, settings, labels)
+
+
+def _mesh_graph(path: Path, settings: MeshBuild, labels: Table) -> GraphBatch:
+    from hydragnn.graphs.continuum import from_mesh
+
+    mesh = read_mesh(path)
+    source = mesh.cell_data if settings.cell_centred else mesh.point_data
+    row = _row_of(labels, path, settings.labels)
+    graphs = {}
+    absent = set()
+    for field in settings.fields:
+        key = field.keys[0]
+        if field.on == "node" and key in source:
+            source[field.name] = source[key]
+        elif field.on == "graph" and all(key in row for key in field.keys):
+            graphs[field.name] = stack_rows([row[key] for key in field.keys], field)
+        elif field.optional:
+            absent.add(field.name)
+        else:
+            have = sorted(source if field.on == "node" else row)
+            raise InputError(
+                f"{path}: no {', '.join(field.keys)} for the {field.on} field {field.name}; there is {', '.join(have) or 'nothing'}; "
+                "name the right key, or set optional = true where graphs may lack the field"
+            )
+    return from_mesh(
+        mesh,
+        fields=[field.field for field in settings.fields if field.name not in absent],
+        graphs=graphs,
+        tags=settings.tags,
+        cell_centred=settings.cell_centred,
+        name=path.name,
+    )
 
 
 def read_mesh(path: Path) -> Any:

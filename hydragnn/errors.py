@@ -16,6 +16,10 @@ class Busy(InputError):
     code = 75
 
 
+class SaidByFirst(InputError):
+    """What the first of several ranks says for all of them: the others exit as it does and print nothing."""
+
+
 class Interrupted(Exception):
     """Ctrl-C or a signal: everything finished is saved; the message says how to go on; the command line exits with 130."""
 

@@ -1,5 +1,6 @@
 """The command ``hydragnn``. Its modules take seconds to import: Ctrl-C meanwhile, or a package that is missing, ends in no traceback."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -15,10 +16,8 @@ def main() -> None:
         )
     _check_surroundings()
     try:
-        if sys.argv[1:2] == ["predict"] and any(word.startswith("--workers") for word in sys.argv):
-            from hydragnn.forked import load_early
-
-            load_early("hydragnn.ensemble.prediction.predict")
+        if re.search(r"--workers[= ](?!1( |$))", " ".join(sys.argv)):
+            _load_workers_early(sys.argv[1:3])
         from hydragnn.scripts.cli import main as command
     except KeyboardInterrupt:
         sys.exit(130)
@@ -28,6 +27,16 @@ def main() -> None:
             raise
         _end(f"the package {package} is not installed in {sys.prefix}; `pip install {package}`")
     command()
+
+
+def _load_workers_early(words: list[str]) -> None:
+    """Load what local workers of a command need beside what the command itself loads."""
+    from hydragnn.forked import load_early
+
+    if words[:1] == ["predict"]:
+        load_early("hydragnn.ensemble.prediction.predict")
+    elif words == ["data", "build"]:
+        load_early("hydragnn.datasets.parallel_build", "ase.io.extxyz", "h5py", "vesin")
 
 
 def _check_surroundings() -> None:

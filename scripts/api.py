@@ -38,12 +38,20 @@ def build_store(
 
     More than one of ``workers`` are processes, so that Python's rule holds: call it under ``if __name__ == "__main__":``.
     Here as in all functions ``"auto"`` are as many as this machine has room for (here cores, without its GPUs).
+    Under mpirun, srun or torchrun all ranks make the store together, and each gives what it holds.
     """
     from hydragnn.datasets.build import build_store as build
     from hydragnn.datasets.build import read_build_settings
     from hydragnn.datasets.parallel_build import build_with_workers
+    from hydragnn.distributed import this_launch
     from hydragnn.scripts.showing import graphs_made
 
+    if (launch := this_launch()).size > 1:
+        from hydragnn.scripts.shared_build import build_with_ranks
+
+        with graphs_made(quiet or launch.rank > 0) as tell:
+            build_with_ranks(lambda: read_build_settings(*_table(source, overrides)), Path(out), workers, tell)
+        return store_info(out)
     settings = read_build_settings(*_table(source, overrides))
     processes = replace(this_machine(), gpus=0).workers() if workers == "auto" else workers
     with graphs_made(quiet) as tell:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from hydragnn.allocator import keep_memory
-from hydragnn.errors import InputError, Interrupted
+from hydragnn.errors import InputError, Interrupted, SaidByFirst
 from hydragnn.machine import Workers
 from hydragnn.scripts import api
 from hydragnn.scripts.conformance_command import conformance
@@ -100,9 +100,12 @@ def data_build(
     assignments: Set = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a store from extended XYZ or any ASE format, PyTorch Geometric lists, npz arrays, meshes or grain tables."""
+    """Make a store from extended XYZ or any ASE format, PyTorch Geometric lists, npz arrays, meshes or grain tables.
+
+    Under `mpirun -n N`, `srun` or torchrun all ranks share the work and make the store that one process makes.
+    """
     made = api.build_store(source, out, overrides=assignments or [], workers=workers, quiet=as_json)
-    show_value(made.to_json(), as_json)
+    _leave_together(made.to_json(), as_json)
 
 
 @data.command("info")
@@ -151,11 +154,7 @@ def train(
 ) -> None:
     """Train one model; Ctrl-C saves, `--resume` continues with the same bits. Runs under torchrun, mpirun or srun too."""
     record = api.train(config, out, resume=resume, overrides=assignments or [], memory=memory, quiet=as_json)
-    from hydragnn.distributed import leave, this_launch
-
-    if this_launch().rank == 0:
-        show_value(run_summary(record, out), as_json)
-    leave(3 if record.status == "failed" else 0)
+    _leave_together(run_summary(record, out), as_json, 3 if record.status == "failed" else 0)
 
 
 @app.command()
@@ -368,6 +367,15 @@ def _tell_new(out: Path, folder: Path, resume: bool) -> None:
         print(f"nothing to resume in {out}: beginning anew", file=sys.stderr, flush=True)
 
 
+def _leave_together(value: dict[str, Any], as_json: bool, code: int = 0) -> NoReturn:
+    """Show the value on the first rank, and end all."""
+    from hydragnn.distributed import leave, this_launch
+
+    if this_launch().rank == 0:
+        show_value(value, as_json)
+    leave(code)
+
+
 def _say(sentence: str) -> None:
     with suppress(OSError):  # the code counts where a log is on a full disk
         print(visible(sentence), file=sys.stderr, flush=True)
@@ -389,7 +397,8 @@ def main() -> None:
         with printing():
             app()
     except InputError as error:
-        _say(f"error: {error}")
+        if not isinstance(error, SaidByFirst):
+            _say(f"error: {error}")
         _exit(error.code)
     except Interrupted as error:
         _say(f"interrupted: {error}")

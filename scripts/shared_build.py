@@ -1,0 +1,182 @@
+"""``hydragnn data build`` on ranks that a launcher started: they share the blocks of a store, and the first completes it.
+
+Ranks meet as those of a prediction do. Everything that they tell each other lies in ``OUT.ranks`` until the end: who makes which
+block, how many graphs each has made, what went wrong. Rank 0 alone decides that there is a store.
+"""
+
+import shutil
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hydragnn.datasets.build import fields_of, one_thread
+from hydragnn.datasets.build_settings import BuildSettings
+from hydragnn.datasets.parallel_build import Source, blocks_for, check_whole, first_and_count
+from hydragnn.datasets.writer import clear_unfinished, finish_store
+from hydragnn.distributed import LaunchError
+from hydragnn.ensemble.prediction.group import Group
+from hydragnn.ensemble.prediction.joining import join_group
+from hydragnn.errors import InputError, SaidByFirst
+from hydragnn.graphs.field import field_from_json
+from hydragnn.machine import Workers
+
+SECONDS = 0.5
+"""Between two looks at what other ranks have told, for one that works."""
+PAUSE = 0.05
+"""And for one that waits."""
+FAREWELL = 30.0
+"""Seconds that rank 0 waits for others to read how it ended."""
+NOWHERE = -1
+"""In place of a block's number: what went wrong concerns all blocks."""
+
+Read = Callable[[], BuildSettings]
+Table = dict[str, Any]
+
+
+def build_with_ranks(
+    read: Read, out: Path, workers: Workers = 1, progress: Callable[[int], None] = lambda graphs: None
+) -> None:
+    """Make the store that one process makes, on all ranks that the launcher started; ``progress`` is of rank 0.
+
+    InputError as of ``build_store``, and where a rank was ended, and then no store is left behind. Rank 0 raises it, the others raise
+    SaidByFirst.
+    """
+    place = out.with_name(f"{out.name}.ranks")
+    with join_group() as group:
+        try:
+            opening = group.begin(lambda: _opening(read, out, workers, place), place)
+        except LaunchError:
+            raise
+        except InputError as error:
+            raise _for_all(group, str(error)) from error
+        tally = RankTally(group, out, progress)
+        with one_thread():
+            done = _work(group, tally, read, out, opening)
+        group.note("done", done)
+        if group.rank:
+            tally.wait_for(lambda: bool(group.notes("end")) or group.gone(0))
+            if not group.notes("end"):
+                raise InputError(f"{out}: rank 0 was ended, perhaps for want of memory; run it again")
+            (problem,) = group.notes("end")
+            group.note("left", {"rank": group.rank})
+        else:
+            problem = _problem_of_store(tally, opening["graphs"])
+            group.note("end", problem)
+            tally.wait_for(lambda: tally.all_are("left"), FAREWELL)
+            shutil.rmtree(place, ignore_errors=True)
+        if problem:
+            raise _for_all(group, problem)
+
+
+def _opening(read: Read, out: Path, workers: Workers, place: Path) -> Table:
+    """What all ranks need to know, found by rank 0; InputError for what would be wrong with one process, too."""
+    if workers != 1:
+        raise InputError(
+            "--workers starts processes, and a launcher has started ranks already; leave --workers out and start as many ranks as there "
+            "are cores"
+        )
+    settings = read()
+    try:
+        first, graphs = first_and_count(settings, out)
+    except InputError:
+        clear_unfinished(out, folder=True)
+        raise
+    shutil.rmtree(place, ignore_errors=True)  # of a build that was killed
+    return {"dim": first.dim, "fields": [field.to_json() for field in fields_of(settings, first)], "graphs": graphs}
+
+
+def _for_all(group: Group, sentence: str) -> InputError:
+    """The error as this rank raises it."""
+    return InputError(sentence) if group.rank == 0 else SaidByFirst(sentence)
+
+
+def _work(group: Group, tally: "RankTally", read: Read, out: Path, opening: Table) -> Table:
+    """Write the blocks that no other rank was first to; gives how many parts there are, as far as this rank knows, and its graphs."""
+    parts = graphs = 0
+    try:
+        fields = [field_from_json(field) for field in opening["fields"]]
+        source = Source(settings=read(), out=out, fields=fields, dim=opening["dim"], tally=tally)
+        source.open()
+        for block in blocks_for(group.size, opening["graphs"]):
+            if not group.first_to(f"block-{block.number}"):
+                continue
+            tally.block = block.number
+            written = source.write(block)
+            graphs += written
+            parts = block.number + 1 if written else parts
+            if written < block.length or group.notes("failed"):
+                break
+    except InputError as error:
+        tally.fail(tally.block, str(error))
+    except Exception as error:  # a defect, of which the others hear, who would wait for this rank
+        traceback.print_exc()
+        tally.fail(tally.block, f"rank {group.rank} met a defect ({error!r}); its traceback is on standard error")
+    return {"rank": group.rank, "parts": parts, "graphs": graphs}
+
+
+class RankTally:
+    """What one rank tells the others in the folder where they meet, and hears from them."""
+
+    def __init__(self, group: Group, out: Path, progress: Callable[[int], None]) -> None:
+        """Nothing is made yet."""
+        self.group, self.out, self.block = group, out, NOWHERE
+        self._progress, self._made, self._looked, self._goes_on = progress, 0, 0.0, True
+
+    def add(self, graphs: int) -> bool:
+        """Count graphs of this rank; return False where an earlier block failed, or a rank was ended."""
+        self._made += graphs
+        if time.monotonic() - self._looked > SECONDS:
+            self.group.note("made", self._made)
+            self.look()
+            failed = any(failure["block"] < self.block for failure in self.group.notes("failed"))
+            self._goes_on = not failed and not (self.group.rank and self.group.gone(0))
+            self._looked = time.monotonic()
+        return self._goes_on
+
+    def fail(self, block: int, sentence: str) -> None:
+        """Say that there will be no store, because of a block."""
+        self.group.note("failed", {"block": block, "sentence": sentence})
+
+    def look(self) -> None:
+        """Show on rank 0 how far all ranks are, and say where one was ended before it had done its work."""
+        if self.group.rank:
+            return
+        self._progress(sum(self.group.notes("made")))
+        done = {note["rank"] for note in self.group.notes("done")}
+        lost = [rank for rank in range(1, self.group.size) if rank not in done and self.group.gone(rank)]
+        if lost:
+            sentence = (
+                f"{self.out}: rank {lost[0]} of {self.group.size} was ended, perhaps for want of memory; run it again"
+            )
+            self.fail(NOWHERE, sentence)
+
+    def all_are(self, name: str) -> bool:
+        """Return True where every other rank has left a note of this name, or does not live."""
+        there = {note["rank"] for note in self.group.notes(name)}
+        return all(rank in there or self.group.gone(rank) for rank in range(1, self.group.size))
+
+    def wait_for(self, reached: Callable[[], bool], patience: float = float("inf")) -> None:
+        """Return when it is reached, or after ``patience`` seconds."""
+        end = time.monotonic() + patience
+        while not reached() and time.monotonic() < end:
+            self.look()
+            time.sleep(PAUSE)
+
+
+def _problem_of_store(tally: RankTally, counted: int | None) -> str:
+    """Make one store of all parts, once every rank has done its work; gives why there is none, or nothing."""
+    group, out = tally.group, tally.out
+    tally.wait_for(lambda: tally.all_are("done"))
+    tally.look()
+    done, failed = group.notes("done"), group.notes("failed")
+    try:
+        if failed:
+            raise InputError(min(failed, key=lambda failure: int(failure["block"]))["sentence"])
+        check_whole(out, counted, sum(note["graphs"] for note in done))
+        finish_store(out, max(note["parts"] for note in done))
+    except InputError as error:
+        clear_unfinished(out, folder=True)
+        return str(error)
+    return ""

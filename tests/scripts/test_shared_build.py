@@ -1,0 +1,171 @@
+"""A store that ranks build together is the one that a single process builds, or there is none."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from ase import Atoms
+from ase.calculators.singlepoint import SinglePointCalculator
+from ase.io import write
+
+from hydragnn.datasets import check_store, open_store
+from hydragnn.scripts import api
+from tests.forked import Forked
+from tests.scripts.dying import GRAPHS as SLOW_GRAPHS
+
+GRAPHS = 500
+BIN = Path(sys.executable).parent
+COMMAND = ["-m", "hydragnn.scripts", "data", "build"]
+needs_mpirun = pytest.mark.skipif(not (BIN / "mpirun").exists(), reason="no mpirun beside this Python; install mpich")
+
+Build = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A BUILD.toml of two files of structures with energies."""
+    folder = tmp_path_factory.mktemp("sources")
+    rng = np.random.default_rng(0)
+    for file in range(2):
+        structures = []
+        for number in range(GRAPHS // 2):
+            atoms = Atoms(f"CO{number % 5 + 1}", positions=rng.random((number % 5 + 2, 3)) * 4)
+            atoms.calc = SinglePointCalculator(atoms, energy=float(file * GRAPHS + number))
+            structures.append(atoms)
+        write(folder / f"{file}.xyz", structures, format="extxyz")
+    return build_toml(folder, 'kind = "ase"\nfiles = ["*.xyz"]\ncutoff = 3.0\n')
+
+
+def build_toml(folder: Path, text: str) -> Path:
+    """Structures as ``text`` says, with an energy each."""
+    energy = '[[fields]]\nname = "energy"\non = "graph"\ndtype = "float64"\nrole = "target"\n'
+    (folder / "BUILD.toml").write_text(text + energy)
+    return folder / "BUILD.toml"
+
+
+@pytest.fixture
+def build(root: Path) -> Build:
+    """Build on ranks of mpirun; gives the exit code and what they said."""
+
+    def building(ranks: int, *words: object) -> tuple[int, str]:
+        command = [str(BIN / "mpirun"), "-n", str(ranks), sys.executable, *COMMAND, *map(str, words)]
+        environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+        return done.returncode, done.stdout + done.stderr
+
+    return building
+
+
+def steps(ranks: int, *words: object) -> list[tuple[int, str]]:
+    """Exit codes and words of the ranks of a job step without MPI, as srun starts them."""
+    step = {"SLURM_JOB_ID": "78", "SLURM_STEP_ID": "4", "SLURM_STEP_NUM_TASKS": str(ranks), "OMP_NUM_THREADS": "1"}
+    started = [
+        Forked([*COMMAND, *map(str, words)], {**os.environ, **step, "SLURM_PROCID": str(rank)}) for rank in range(ranks)
+    ]
+    said = [process.communicate(timeout=300)[0] for process in started]
+    return [(process.wait(), output) for process, output in zip(started, said)]
+
+
+def assert_is_the_store_of_one(source: Path, store: Path, one: Path) -> None:
+    """Every bit of every graph in the same order, and nothing beside the store."""
+    api.build_store(source, one, quiet=True)
+    expected, actual = open_store(one), open_store(store)
+    assert actual.fingerprint == expected.fingerprint  # of all graphs in their order
+    assert (actual.attributes, actual.fields()) == (expected.attributes, expected.fields())
+    for name in (field.name for field in expected.fields()):
+        np.testing.assert_array_equal(actual.column(name).values, expected.column(name).values)
+    assert check_store(store) == []
+    assert all(file.name == "manifest.json" or file.suffix == ".h5" for file in store.iterdir())
+    assert sorted(path.name for path in store.parent.iterdir()) == sorted([store.name, one.name])
+
+
+@needs_mpirun
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ranks_of_mpi_build_the_store_of_one_process(build: Build, source: Path, tmp_path: Path, ranks: int) -> None:
+    code, said = build(ranks, source, "--out", tmp_path / "store.h5", "--json")
+    assert code == 0, said
+    (line,) = (line for line in said.splitlines() if line.startswith("{"))  # one rank speaks
+    assert json.loads(line)["graphs"] == GRAPHS and json.loads(line)["parts"] > 1
+    assert_is_the_store_of_one(source, tmp_path / "store.h5", tmp_path / "one.h5")
+    before = sorted((file.name, file.stat().st_mtime_ns) for file in (tmp_path / "store.h5").iterdir())
+    code, said = build(ranks, source, "--out", tmp_path / "store.h5")
+    assert (code, said.count("is a store already")) == (2, 1), said
+    assert sorted((file.name, file.stat().st_mtime_ns) for file in (tmp_path / "store.h5").iterdir()) == before
+
+
+@needs_mpirun
+def test_an_error_in_the_part_of_one_rank_is_said_once_and_leaves_no_store(
+    build: Build, source: Path, tmp_path: Path
+) -> None:
+    for name in ("0.xyz", "1.xyz"):
+        text = source.with_name(name).read_text()
+        (tmp_path / name).write_text(text.replace("energy=740.0", "other=740.0"))
+    broken = build_toml(tmp_path, source.read_text().partition("[[")[0])
+    before = sorted(path.name for path in tmp_path.iterdir())
+    code, said = build(3, broken, "--out", tmp_path / "store.h5")
+    assert code == 2 and said.count("error: 1.xyz, structure 240: no energy for the field energy") == 1, said
+    assert said.count("error:") == 1 and "Traceback" not in said
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+@needs_mpirun
+def test_workers_of_ranks_are_refused_once(build: Build, source: Path, tmp_path: Path) -> None:
+    code, said = build(2, source, "--out", tmp_path / "store.h5", "--workers", 2)
+    assert (code, said.count("leave --workers out")) == (2, 1), said
+    assert not list(tmp_path.iterdir())
+
+
+def dying(folder: Path, **settings: Any) -> Path:
+    """A BUILD.toml of a source that ends the process of a rank."""
+    folder.mkdir()
+    lines = ['kind = "tests.scripts.dying:Dying"', 'files = ["dying.toml"]']
+    (folder / "dying.toml").write_text("\n".join([*lines, *(f"{key} = {value}" for key, value in settings.items())]))
+    return folder / "dying.toml"
+
+
+@needs_mpirun
+def test_a_killed_rank_of_mpi_ends_the_job_and_what_it_left_gives_way(build: Build, tmp_path: Path) -> None:
+    out = tmp_path / "there" / "store.h5"
+    code, said = build(2, dying(tmp_path / "source", dies=1), "--out", out)
+    assert code != 0 and "BAD TERMINATION" in said, said
+    assert not (out / "manifest.json").exists()
+    whole = dying(tmp_path / "whole")
+    assert build(2, whole, "--out", out)[0] == 0
+    assert len(open_store(out)) == SLOW_GRAPHS
+    assert_is_the_store_of_one(whole, out, out.with_name("one.h5"))
+
+
+def test_ranks_of_a_job_step_without_mpi_build_the_store_of_one_process(source: Path, tmp_path: Path) -> None:
+    (code, said), (silent, nothing) = steps(2, source, "--out", tmp_path / "store.h5")
+    assert (code, silent, nothing) == (0, 0, "") and "fingerprint" in said, said
+    assert_is_the_store_of_one(source, tmp_path / "store.h5", tmp_path / "one.h5")
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_killed_rank_of_a_job_step_ends_all_with_a_sentence_and_no_store(lost: int, tmp_path: Path) -> None:
+    out = tmp_path / "store.h5"
+    results = steps(2, dying(tmp_path / "source", dies=lost), "--out", out)
+    assert results[lost][0] == -9
+    code, said = results[1 - lost]
+    assert code == 2 and said.count("error:") == 1 and "was ended, perhaps for want of memory" in said, said
+    assert not (out / "manifest.json").exists()
+    if lost:
+        assert [path.name for path in tmp_path.iterdir()] == ["source"]
+    assert steps(2, dying(tmp_path / "whole"), "--out", out)[0][0] == 0
+    assert len(open_store(out)) == SLOW_GRAPHS and check_store(out) == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["source", "store.h5", "whole"]
+
+
+def test_a_defect_of_one_rank_ends_all(tmp_path: Path) -> None:
+    (code, said), (other, traceback) = steps(
+        2, dying(tmp_path / "source", dies=1, defect="true"), "--out", tmp_path / "s.h5"
+    )
+    assert (code, other) == (2, 2) and "rank 1 met a defect (ZeroDivisionError('of the test'))" in said, said
+    assert "ZeroDivisionError" in traceback and "error:" not in traceback
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
