@@ -28,6 +28,9 @@ from hydragnn.models import distribution_from_arrays
 
 LOCK = "lock"
 
+WHOLE, OUTLINE = ".whole", ".outline"
+"""Suffixes of a file of predictions in the making and of what ranks know of it."""
+
 
 class Parts:
     """A folder with finished work and the identity of the prediction that it belongs to."""
@@ -98,9 +101,12 @@ class Parts:
         return self.piece(unit.chunk) is not None or self.outcome(unit) is not None
 
     def forget_ranks(self) -> None:
-        """Remove the meeting places of those who worked here before."""
+        """Remove the meeting places of those who worked here before, and the files that they had laid out."""
         for place in self.folder.glob("ranks-*"):
             shutil.rmtree(place, ignore_errors=True)
+        for suffix in (WHOLE, OUTLINE):
+            for path in self.folder.glob(f"*{suffix}"):
+                path.unlink(missing_ok=True)
 
     def keep(self, unit: Unit, outcome: Outcome, seconds: float) -> None:
         """Keep the outcome of a unit, which took so many ``seconds``."""
@@ -112,11 +118,13 @@ class Parts:
         arrays |= {"reasons": list(outcome.reasons), "distances": outcome.distances}
         self.records.append(unit.chunk, unit.member, arrays, [seconds])
 
-    def keep_piece(self, chunk: int, counts: Mapping[str, int], piece: Piece, seconds: Sequence[float]) -> None:
-        """Keep what a chunk becomes in the file, with counts of its graphs; ``seconds`` of the units that were predicted for it."""
+    def keep_piece(
+        self, chunk: int, counts: Mapping[str, int], piece: Piece, seconds: Sequence[float], sizes: Sequence[int] = ()
+    ) -> None:
+        """Keep what a chunk becomes in the file, with counts of its graphs and ``sizes``; ``seconds`` of the units that were predicted for it."""
         arrays: dict[str, Column] = {f"count/{name}": np.array(count) for name, count in counts.items()}
         arrays |= {f"piece/{name}": column for name, column in piece.items()}
-        self.records.append(chunk, ALL, arrays, seconds)
+        self.records.append(chunk, ALL, arrays, seconds, sizes)
 
     def piece(self, chunk: int) -> tuple[dict[str, int], Piece] | None:
         """Counts of a chunk's graphs and what they become in the file; None where they are not there or torn."""
@@ -126,7 +134,12 @@ class Parts:
         counts = {
             name.removeprefix("count/"): int(value) for name, value in arrays.items() if name.startswith("count/")
         }
-        return counts, {name.removeprefix("piece/"): v for name, v in arrays.items() if name.startswith("piece/")}
+        return counts, _piece_of(arrays)
+
+    def piece_at(self, work: str, entry: Any) -> Piece | None:
+        """What a chunk becomes in the file, by its entry and the name of the file that it tells of; None where that is torn."""
+        arrays = self.records.content(self.folder / work, entry)
+        return None if arrays is None else _piece_of(arrays)
 
     def outcome(self, unit: Unit) -> Outcome | None:
         """The outcome of a unit, bit for bit; None where it is not there by itself, or torn."""
@@ -147,6 +160,10 @@ class Parts:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
+def _piece_of(arrays: Mapping[str, Column]) -> dict[str, Column]:
+    return {name.removeprefix("piece/"): values for name, values in arrays.items() if name.startswith("piece/")}
+
+
 ENTRY = np.dtype(
     [
         ("chunk", "<i8"),
@@ -156,11 +173,15 @@ ENTRY = np.dtype(
         ("units", "<i8"),
         ("seconds", "<f8"),
         ("largest", "<f8"),
+        ("sizes", "<i8", (9,)),
+        ("work", "<i8"),
+        ("check", "<u8"),
         ("digest", "V16"),
     ]
 )
 """``member`` is ``ALL`` where it is what all members together say of a chunk; a chunk ``END`` says that the file grows no more.
-``units`` were predicted for it in so many ``seconds``, of which the ``largest`` is that of one unit."""
+``units`` were predicted for it in so many ``seconds``, of which the ``largest`` is that of one unit. ``sizes`` are those of a piece,
+as the file needs them; ``work`` is left to whoever gathers entries of several files. The ``check`` is that of all before it."""
 
 ALL, END = -1, -1
 
@@ -195,13 +216,18 @@ class Records:
         self._keys: NDArray[np.int64] | None = None
         self._open: dict[Path, int] = {}
 
-    def append(self, chunk: int, member: int, arrays: Piece, seconds: Sequence[float]) -> None:
+    def append(
+        self, chunk: int, member: int, arrays: Piece, seconds: Sequence[float], sizes: Sequence[int] = ()
+    ) -> None:
         """Keep what a member, or ``ALL``, says about a chunk, and what units took that were done for it; InputError where there is no space."""
         work, index = self._own = self._own or self._begun()
         content = save_arrays(arrays)
         offset = os.lseek(work, 0, os.SEEK_END)
         entry = np.zeros(1, dtype=ENTRY)
-        entry[0] = (chunk, member, offset, len(content), len(seconds), sum(seconds), max(seconds, default=0.0), b"")
+        entry["chunk"], entry["member"], entry["offset"], entry["length"] = chunk, member, offset, len(content)
+        entry["units"], entry["seconds"], entry["largest"] = len(seconds), sum(seconds), max(seconds, default=0.0)
+        entry["sizes"][0, : len(sizes)] = sizes
+        entry["check"] = checks(entry)
         entry["digest"] = _digest(entry[0], content)
         self._write(work, content)
         self._write(index, entry.tobytes())
@@ -212,6 +238,7 @@ class Records:
             return
         entry = np.zeros(1, dtype=ENTRY)
         entry["chunk"] = END
+        entry["check"] = checks(entry)
         entry["digest"] = _digest(entry[0], b"")
         self._write(self._own[1], entry.tobytes())
         self._close()
@@ -285,6 +312,7 @@ class Records:
             os.close(file)
         new = np.frombuffer(content[: len(content) // ENTRY.itemsize * ENTRY.itemsize], dtype=ENTRY)
         log.read += new.nbytes
+        new = new[new["check"] == checks(new)]
         log.ended = bool(len(new)) and int(new["chunk"][-1]) == END
         log.entries = np.concatenate([log.entries, new[new["chunk"] >= 0]])
         self._keys = None
@@ -324,7 +352,7 @@ class Records:
     def read(self, chunk: int, member: int) -> dict[str, Any] | None:
         """What was kept, bit for bit; None where it is not there, or torn."""
         for log, entry in self._candidates(chunk, member):
-            content = self._content(log.work, entry)
+            content = self.content(log.work, entry)
             if content is not None:
                 return content
         return None
@@ -340,6 +368,16 @@ class Records:
             log = self._sorted[number]
             yield log, log.entries[place - (self._stops[number - 1] if number else 0)]
 
+    def pieces(self, chunks: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        """The first entry of the piece of every chunk, and the names of the files that they tell of, by number."""
+        logs = [log for log in self._logs.values() if len(log.entries)]
+        every = self.entries()
+        every["work"] = np.repeat(np.arange(len(logs)), [len(log.entries) for log in logs])
+        every = every[(every["member"] == ALL) & (every["chunk"] < chunks)]
+        found, first = np.unique(every["chunk"], return_index=True)
+        assert len(found) == chunks
+        return every[first], np.array([log.work.name.encode() for log in logs], dtype=np.bytes_)
+
     def _sort(self) -> None:
         self._sorted = list(self._logs.values())
         self._stops: Int[NDArray[np.int64], " logs"] = np.cumsum([len(log.entries) for log in self._sorted])
@@ -348,7 +386,7 @@ class Records:
         self._order = np.argsort(keys, kind="stable")
         self._keys = keys[self._order]
 
-    def _content(self, work: Path, entry: Any) -> dict[str, Any] | None:
+    def content(self, work: Path, entry: Any) -> dict[str, Any] | None:
         """The arrays of an entry; None where they are torn."""
         offset, length = int(entry["offset"]), int(entry["length"])
         try:
@@ -374,9 +412,21 @@ class Records:
             os.close(self._open.popitem()[1])
 
 
+def checks(entries: NDArray[Any]) -> NDArray[np.uint64]:
+    """A number that follows from the fields before it: another one where a bit of them has turned, or where all are zero."""
+    fields = np.frombuffer(entries.tobytes(), dtype="<u8").reshape(len(entries), -1)[:, :_CHECKED]
+    odd = np.arange(1, _CHECKED + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C14) | np.uint64(1)
+    return (fields * odd).sum(axis=1, dtype=np.uint64) + np.uint64(_CHECKED)
+
+
+_CHECKED = int(ENTRY.fields["check"][1]) // 8 if ENTRY.fields else 0
+
+
 def _digest(entry: Any, content: bytes) -> bytes:
-    """The digest of an entry and of what it tells of."""
-    state = blake2b(entry.tobytes()[: -ENTRY["digest"].itemsize], digest_size=ENTRY["digest"].itemsize)
+    """The digest of an entry, but for its ``work``, and of what it tells of."""
+    told = entry.copy()
+    told["work"] = 0
+    state = blake2b(told.tobytes()[: -ENTRY["digest"].itemsize], digest_size=ENTRY["digest"].itemsize)
     state.update(content)
     return state.digest()
 
