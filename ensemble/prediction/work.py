@@ -222,9 +222,11 @@ class Merger:
         """An entry for the piece of every chunk, and the names of the files that they tell of; a piece that is not there is made."""
         worker = self._worker
         worker.parts.records.look(all_files=True)
-        for chunk in self._undone().tolist():
+        undone = np.flatnonzero(~worker.parts.records.combined(len(self.chunks))).tolist()
+        for chunk in undone:
             worker.keep_piece(chunk, self.made(chunk), [])
-        worker.parts.records.look(all_files=True)
+        if undone:
+            worker.parts.records.look(all_files=True)
         return worker.parts.records.pieces(len(self.chunks))
 
     def write(self, sink: AppendingSink) -> dict[str, int]:
