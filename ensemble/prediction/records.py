@@ -196,9 +196,9 @@ LOOKED_AT = 256
 
 @dataclass(slots=True)
 class _Log:
-    """What is known of the file of one process."""
+    """What is known of the file of one process, which is called ``work``."""
 
-    work: Path
+    work: str
     entries: NDArray[Any]
     read: int = 0
     ended: bool = False
@@ -278,14 +278,25 @@ class Records:
             return
         growing = [name for name in names if name not in self._logs or not self._logs[name].ended]
         count = len(growing) if all_files else min(LOOKED_AT, len(growing))
-        for place in range(self._turn, self._turn + count):
-            self._read(growing[place % len(growing)])
+        self.look_at(growing[place % len(growing)] for place in range(self._turn, self._turn + count))
         self._turn += count
 
     def look_at(self, names: Iterable[str]) -> None:
-        """See what was finished meanwhile in these indices."""
-        for name in names:
-            self._read(name)
+        """See what was finished meanwhile in these indices; entries that are damaged count as not there."""
+        grown = [(log, content) for log, content in map(self._growth, names) if content]
+        if not grown:
+            return
+        every = np.frombuffer(b"".join(content for _, content in grown), dtype=ENTRY)
+        sound = every["check"] == checks(every)
+        stop = 0
+        for log, content in grown:
+            start, stop = stop, stop + len(content) // ENTRY.itemsize
+            new = every[start:stop] if bool(sound[start:stop].all()) else every[start:stop][sound[start:stop]]
+            log.read += len(content)
+            log.ended = bool(len(new)) and int(new[-1]["chunk"]) == END
+            new = new[:-1] if log.ended else new
+            log.entries = np.concatenate([log.entries, new]) if len(log.entries) else new
+        self._keys = None
 
     def indices_of(self, chunks: Int[NDArray[np.int64], " chunks"]) -> list[list[str]]:
         """For every one of these chunks, in rising order, the names of the indices that tell of it."""
@@ -295,27 +306,21 @@ class Records:
                 found[place].append(name)
         return found
 
-    def _read(self, name: str) -> None:
-        log = self._logs.setdefault(
-            name, _Log(work=self.folder / f"{name.removesuffix(INDEX)}{WORK}", entries=np.zeros(0, dtype=ENTRY))
-        )
+    def _growth(self, name: str) -> tuple[_Log, bytes]:
+        """What is known of an index, and the entries that were added since."""
+        log = self._logs.get(name)
+        if log is None:
+            log = self._logs[name] = _Log(work=f"{name.removesuffix(INDEX)}{WORK}", entries=np.zeros(0, dtype=ENTRY))
         try:
             file = open_regular(self.folder / name)
         except OSError:
-            return
+            return log, b""
         try:
-            whole = os.fstat(file).st_size // ENTRY.itemsize * ENTRY.itemsize
-            if whole <= log.read:
-                return
-            content = os.pread(file, whole - log.read, log.read)
+            size = os.fstat(file).st_size - log.read
+            content = os.pread(file, size, log.read) if size >= ENTRY.itemsize else b""
         finally:
             os.close(file)
-        new = np.frombuffer(content[: len(content) // ENTRY.itemsize * ENTRY.itemsize], dtype=ENTRY)
-        log.read += new.nbytes
-        new = new[new["check"] == checks(new)]
-        log.ended = bool(len(new)) and int(new["chunk"][-1]) == END
-        log.entries = np.concatenate([log.entries, new[new["chunk"] >= 0]])
-        self._keys = None
+        return log, content[: len(content) // ENTRY.itemsize * ENTRY.itemsize]
 
     def counts(self) -> dict[str, int]:
         """The indices that were read, and how many entries of each."""
@@ -352,7 +357,7 @@ class Records:
     def read(self, chunk: int, member: int) -> dict[str, Any] | None:
         """What was kept, bit for bit; None where it is not there, or torn."""
         for log, entry in self._candidates(chunk, member):
-            content = self.content(log.work, entry)
+            content = self.content(self.folder / log.work, entry)
             if content is not None:
                 return content
         return None
@@ -376,7 +381,7 @@ class Records:
         every = every[(every["member"] == ALL) & (every["chunk"] < chunks)]
         found, first = np.unique(every["chunk"], return_index=True)
         assert len(found) == chunks
-        return every[first], np.array([log.work.name.encode() for log in logs], dtype=np.bytes_)
+        return every[first], np.array([log.work.encode() for log in logs], dtype=np.bytes_)
 
     def _sort(self) -> None:
         self._sorted = list(self._logs.values())
