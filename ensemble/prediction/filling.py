@@ -245,6 +245,8 @@ class Filler:
         entry = pieces.entries[batch]
         found = self._worker.parts.piece_at(pieces.works[int(entry["work"])].decode(), entry)
         if found is None:
+            if self._sink.path.exists():
+                raise FileNotFoundError(f"{self._folder}: the others did without this rank")
             _, found = self._merger.made(batch)
             if self._sink.sizes(found) != tuple(entry["sizes"].tolist()):
                 raise InputError(
