@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 from hydragnn.distributed.launch import host_name
 from hydragnn.ensemble.members import Outcome
 from hydragnn.ensemble.plan import Unit
+from hydragnn.ensemble.prediction.entries import ALL, END, ENTRY, checks, digest_of
 from hydragnn.ensemble.prediction.sinks import Column, Piece, load_arrays, save_arrays
 from hydragnn.errors import InputError
 from hydragnn.files import lock_file, open_regular, read_json, write_json
@@ -164,27 +164,6 @@ def _piece_of(arrays: Mapping[str, Column]) -> dict[str, Column]:
     return {name.removeprefix("piece/"): values for name, values in arrays.items() if name.startswith("piece/")}
 
 
-ENTRY = np.dtype(
-    [
-        ("chunk", "<i8"),
-        ("member", "<i8"),
-        ("offset", "<i8"),
-        ("length", "<i8"),
-        ("units", "<i8"),
-        ("seconds", "<f8"),
-        ("largest", "<f8"),
-        ("sizes", "<i8", (9,)),
-        ("work", "<i8"),
-        ("check", "<u8"),
-        ("digest", "V16"),
-    ]
-)
-"""``member`` is ``ALL`` where it is what all members together say of a chunk; a chunk ``END`` says that the file grows no more.
-``units`` were predicted for it in so many ``seconds``, of which the ``largest`` is that of one unit. ``sizes`` are those of a piece,
-as the file needs them; ``work`` is left to whoever gathers entries of several files. The ``check`` is that of all before it."""
-
-ALL, END = -1, -1
-
 WORK, INDEX = ".work", ".index"
 
 OPEN = 256
@@ -228,7 +207,7 @@ class Records:
         entry["units"], entry["seconds"], entry["largest"] = len(seconds), sum(seconds), max(seconds, default=0.0)
         entry["sizes"][0, : len(sizes)] = sizes
         entry["check"] = checks(entry)
-        entry["digest"] = _digest(entry[0], content)
+        entry["digest"] = digest_of(entry[0], content)
         self._write(work, content)
         self._write(index, entry.tobytes())
 
@@ -239,7 +218,7 @@ class Records:
         entry = np.zeros(1, dtype=ENTRY)
         entry["chunk"] = END
         entry["check"] = checks(entry)
-        entry["digest"] = _digest(entry[0], b"")
+        entry["digest"] = digest_of(entry[0], b"")
         self._write(self._own[1], entry.tobytes())
         self._close()
 
@@ -379,8 +358,7 @@ class Records:
         every = self.entries()
         every["work"] = np.repeat(np.arange(len(logs)), [len(log.entries) for log in logs])
         every = every[(every["member"] == ALL) & (every["chunk"] < chunks)]
-        found, first = np.unique(every["chunk"], return_index=True)
-        assert len(found) == chunks
+        first = np.unique(every["chunk"], return_index=True)[1]
         return every[first], np.array([log.work.encode() for log in logs], dtype=np.bytes_)
 
     def _sort(self) -> None:
@@ -401,7 +379,7 @@ class Records:
             content = os.pread(file, length, offset)
         except OSError:
             return None
-        return load_arrays(content) if _digest(entry, content) == entry["digest"].tobytes() else None
+        return load_arrays(content) if digest_of(entry, content) == entry["digest"].tobytes() else None
 
     def _opened(self, work: Path) -> int:
         if work not in self._open:
@@ -415,25 +393,6 @@ class Records:
         self._close()
         while self._open:
             os.close(self._open.popitem()[1])
-
-
-def checks(entries: NDArray[Any]) -> NDArray[np.uint64]:
-    """A number that follows from the fields before it: another one where a bit of them has turned, or where all are zero."""
-    fields = np.frombuffer(entries.tobytes(), dtype="<u8").reshape(len(entries), -1)[:, :_CHECKED]
-    odd = np.arange(1, _CHECKED + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C14) | np.uint64(1)
-    return (fields * odd).sum(axis=1, dtype=np.uint64) + np.uint64(_CHECKED)
-
-
-_CHECKED = int(ENTRY.fields["check"][1]) // 8 if ENTRY.fields else 0
-
-
-def _digest(entry: Any, content: bytes) -> bytes:
-    """The digest of an entry, but for its ``work``, and of what it tells of."""
-    told = entry.copy()
-    told["work"] = 0
-    state = blake2b(told.tobytes()[: -ENTRY["digest"].itemsize], digest_size=ENTRY["digest"].itemsize)
-    state.update(content)
-    return state.digest()
 
 
 def unique_name() -> str:

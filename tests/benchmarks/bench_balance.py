@@ -40,12 +40,13 @@ from hydragnn.distributed import this_launch
 from hydragnn.ensemble import Ensemble
 from hydragnn.ensemble.plan import Unit, chunks_of, default_budget, makespan
 from hydragnn.ensemble.prediction import filling, hdf5, predict, reporting, work
+from hydragnn.ensemble.prediction.entries import ENTRY
 from hydragnn.ensemble.prediction.group import Alone
 from hydragnn.ensemble.prediction.job import Job, member_costs
 from hydragnn.ensemble.prediction.joining import join_group
 from hydragnn.ensemble.prediction.predict import predict_with
 from hydragnn.ensemble.prediction.queues import POSTS, RELAY, Note, Queue, learned_rates, queue_for
-from hydragnn.ensemble.prediction.records import ENTRY, Records
+from hydragnn.ensemble.prediction.records import Records
 from hydragnn.ensemble.prediction.reporting import PredictionResult, measured_course
 from hydragnn.ensemble.prediction.schedule import PAUSES, SHARE, make_schedule
 

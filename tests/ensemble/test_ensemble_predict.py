@@ -16,8 +16,8 @@ from ase.io import read, write
 from hydragnn.datasets import BatchSettings, MemoryStore, StoreWriter
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.prediction import filling, hdf5, work
+from hydragnn.ensemble.prediction.entries import ENTRY
 from hydragnn.ensemble.prediction.predict import predict_to_file
-from hydragnn.ensemble.prediction.records import ENTRY
 from hydragnn.errors import InputError, Interrupted
 from hydragnn.graphs import Field, GraphBatch
 from tests.ensemble.finished import finished_units
