@@ -1,4 +1,4 @@
-"""Prediction files made of arrays: HDF5, ADIOS2 BP and npz, with the same names in each.
+"""Prediction files made of arrays: HDF5 (in ``hdf5``), ADIOS2 BP and npz, with the same names in each.
 
 ``graph``, ``nodes``, ``status``, ``domain`` and ``domain_score`` have one row per graph; ``fields/NAME/QUANTITY`` has one row per graph or, for
 node fields, one per node, for edge fields one per edge, graphs in order (files with edge fields have ``edges`` per graph, and ``senders`` and
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hydragnn.ensemble.prediction.sinks import Block, Column, Piece, Sink, joined, texts
+from hydragnn.ensemble.prediction.sinks import AppendingSink, Block, Column, Piece, Sink, joined, texts
 
 
 def block_arrays(block: Block) -> dict[str, Column]:
@@ -56,70 +56,7 @@ class ArraySink(Sink):
         return block_arrays(block)
 
 
-class Hdf5Sink(ArraySink):
-    """HDF5, appended piece by piece."""
-
-    def open(self) -> None:
-        """Begin the file with its heading."""
-        from hydragnn.datasets.hdf5 import ReservedHdf5
-
-        self.temporary.unlink(missing_ok=True)  # of a process that was killed
-        self.reserved: ReservedHdf5 | None = ReservedHdf5(self.temporary)
-        heading = json.dumps(self.heading.to_json())
-        with self.reserved.growing(len(heading)) as file:
-            file.attrs["heading"] = heading
-
-    def write(self, piece: Piece) -> None:
-        """Append some graphs; OSError where there is no space."""
-        assert self.reserved is not None
-        with self.reserved.growing(sum(map(hdf5_bytes, piece.values()))) as file:
-            for name, values in piece.items():
-                append_rows(file, name, values)
-
-    def close(self, *, complete: bool) -> None:
-        """Flush and close."""
-        reserved, self.reserved = self.reserved, None
-        if reserved is None:
-            return
-        for target in self.heading.targets if complete else ():
-            if f"fields/{target.name}" in reserved.file:
-                reserved.file[f"fields/{target.name}"].attrs["unit"] = target.field.unit
-        reserved.close()
-
-
-ROWS = 4096
-"""Rows of a chunk of an HDF5 file."""
-
-
-def hdf5_bytes(values: Column) -> int:
-    """At most so many bytes are added by rows of an array: they, a chunk that is not full, and texts in HDF5's heaps.
-
-    >>> hdf5_bytes(np.zeros((10, 3)))
-    98544
-    """
-    if isinstance(values, list):
-        return 16 * (len(values) + ROWS) + 64 * len(values) + 8 * sum(map(len, values))
-    row = values.itemsize * int(np.prod(values.shape[1:], dtype=np.int64))
-    return row * (len(values) + ROWS)
-
-
-def append_rows(file: Any, name: str, values: Column) -> None:
-    """Append to an array of an HDF5 file, which may be new."""
-    import h5py
-
-    if name not in file:
-        row, dtype = ((), h5py.string_dtype()) if isinstance(values, list) else (values.shape[1:], values.dtype)
-        rows = {"shape": (0, *row), "maxshape": (None, *row), "chunks": (ROWS, *row)}
-        # whoever reads numbers with a changed bit is told by HDF5, which has no checksums of texts
-        file.create_dataset(name, dtype=dtype, fletcher32=not dtype.hasobject, **rows)
-    data = file[name]
-    start = len(data)
-    data.resize(start + len(values), axis=0)
-    if len(values):
-        data[start:] = values
-
-
-class NpzSink(ArraySink):
+class NpzSink(ArraySink, AppendingSink):
     """A numpy archive; kept in memory until the end, since the format has no way to append."""
 
     def open(self) -> None:
@@ -141,7 +78,7 @@ class NpzSink(ArraySink):
             os.fsync(file.fileno())
 
 
-class BpSink(ArraySink):
+class BpSink(ArraySink, AppendingSink):
     """ADIOS2 BP: one step per piece, arrays of a step end to end; texts as JSON lists."""
 
     def open(self) -> None:

@@ -5,7 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hydragnn.ensemble.ensemble import Ensemble
-from hydragnn.ensemble.prediction.arrays import BpSink, Hdf5Sink, NpzSink
+from hydragnn.ensemble.prediction.arrays import BpSink, NpzSink
+from hydragnn.ensemble.prediction.hdf5 import Hdf5Sink
 from hydragnn.ensemble.prediction.sinks import Heading, Sink
 from hydragnn.ensemble.prediction.tables import CsvSink, XyzSink
 from hydragnn.errors import InputError
@@ -45,7 +46,7 @@ def sink_for(path: Path, ensemble: Ensemble) -> Sink:
         members=ensemble.names,
     )
     sink = FORMATS[path.suffix](path, heading)
-    for final in sink.temporaries.values():
+    for final in sink.finals:
         if os.path.lexists(final):  # a broken link is somebody's, too
             raise InputError(f"{final} exists already; choose another --out or delete it")
     return sink

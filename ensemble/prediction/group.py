@@ -23,7 +23,7 @@ from hydragnn.errors import InputError
 
 Table = dict[str, Any]
 
-WORDS = ("block", "join", "unit", "spread", "piece", "merge")
+WORDS = ("block", "join", "unit", "spread", "piece", "outline", "segment", "merge")
 """What ranks tell each other: that all of these are there."""
 
 

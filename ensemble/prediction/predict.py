@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -18,8 +18,10 @@ from hydragnn.allocator import keep_memory
 from hydragnn.datasets import BatchSettings
 from hydragnn.ensemble.ensemble import Ensemble
 from hydragnn.ensemble.plan import Chunks, Unit, chunks_of, default_budget
+from hydragnn.ensemble.prediction.filling import Filler
 from hydragnn.ensemble.prediction.formats import sink_for
 from hydragnn.ensemble.prediction.group import Group, at_work
+from hydragnn.ensemble.prediction.hdf5 import Hdf5Sink
 from hydragnn.ensemble.prediction.job import Inputs, Job, branch_for, member_costs, room
 from hydragnn.ensemble.prediction.joining import ChildGroup, worker_group
 from hydragnn.ensemble.prediction.queues import LOOK, Bundles, learned_rates
@@ -33,13 +35,14 @@ from hydragnn.ensemble.prediction.reporting import (
 )
 from hydragnn.ensemble.prediction.rules import rule_for
 from hydragnn.ensemble.prediction.schedule import Late, Schedule, finish_together, make_schedule, once
+from hydragnn.ensemble.prediction.sinks import AppendingSink
 from hydragnn.ensemble.prediction.sources import is_store
 from hydragnn.ensemble.prediction.work import Merger, Worker
 from hydragnn.errors import InputError, Interrupted
 from hydragnn.files import write_json
 from hydragnn.runs.signals import raise_signals
 
-VERSION = 6
+VERSION = 7
 """Of the folder of parts: another one is refused."""
 
 STAGES_OF_TIME = ("preparing", "predicting", "combining", "writing")
@@ -156,16 +159,22 @@ def _predict_opened(
     def write() -> None:
         # now, because all leave once the file is there
         lost = sum(group.gone(rank) for rank in range(group.size) if rank != group.rank)
-        counts.update(merger.write(), ranks_lost=lost)
+        counts.update(finish(), ranks_lost=lost)
 
     wrote = False
     try:
         work_through(worker, schedule, job, show=group.rank == 0 and not quiet)
         worked = time.perf_counter()
         merger = Merger(worker)
-        if group.size > 1:
+        if group.size > 1 or isinstance(sink, Hdf5Sink):
             merger.prepare()
         prepared = time.perf_counter()
+        if isinstance(sink, Hdf5Sink):
+            filler = Filler(worker, merger, sink)
+            filler.fill()
+            finish = filler.finish
+        else:
+            finish = partial(merger.write, cast(AppendingSink, sink))
         wrote = once(group, "merge", job.out.exists, write, check)
     except (InputError, FileNotFoundError):
         if not job.out.exists():

@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +20,16 @@ from numpy.typing import NDArray
 from hydragnn.distributed.launch import host_name
 from hydragnn.ensemble.members import Outcome
 from hydragnn.ensemble.plan import Unit
+from hydragnn.ensemble.prediction.entries import ALL, END, ENTRY, checks, digest_of
 from hydragnn.ensemble.prediction.sinks import Column, Piece, load_arrays, save_arrays
 from hydragnn.errors import InputError
 from hydragnn.files import lock_file, open_regular, read_json, write_json
 from hydragnn.models import distribution_from_arrays
 
 LOCK = "lock"
+
+WHOLE, OUTLINE = ".whole", ".outline"
+"""Suffixes of a file of predictions in the making and of what ranks know of it."""
 
 
 class Parts:
@@ -98,9 +101,12 @@ class Parts:
         return self.piece(unit.chunk) is not None or self.outcome(unit) is not None
 
     def forget_ranks(self) -> None:
-        """Remove the meeting places of those who worked here before."""
+        """Remove the meeting places of those who worked here before, and the files that they had laid out."""
         for place in self.folder.glob("ranks-*"):
             shutil.rmtree(place, ignore_errors=True)
+        for suffix in (WHOLE, OUTLINE):
+            for path in self.folder.glob(f"*{suffix}"):
+                path.unlink(missing_ok=True)
 
     def keep(self, unit: Unit, outcome: Outcome, seconds: float) -> None:
         """Keep the outcome of a unit, which took so many ``seconds``."""
@@ -112,11 +118,13 @@ class Parts:
         arrays |= {"reasons": list(outcome.reasons), "distances": outcome.distances}
         self.records.append(unit.chunk, unit.member, arrays, [seconds])
 
-    def keep_piece(self, chunk: int, counts: Mapping[str, int], piece: Piece, seconds: Sequence[float]) -> None:
-        """Keep what a chunk becomes in the file, with counts of its graphs; ``seconds`` of the units that were predicted for it."""
+    def keep_piece(
+        self, chunk: int, counts: Mapping[str, int], piece: Piece, seconds: Sequence[float], sizes: Sequence[int] = ()
+    ) -> None:
+        """Keep what a chunk becomes in the file, with counts of its graphs and ``sizes``; ``seconds`` of the units that were predicted for it."""
         arrays: dict[str, Column] = {f"count/{name}": np.array(count) for name, count in counts.items()}
         arrays |= {f"piece/{name}": column for name, column in piece.items()}
-        self.records.append(chunk, ALL, arrays, seconds)
+        self.records.append(chunk, ALL, arrays, seconds, sizes)
 
     def piece(self, chunk: int) -> tuple[dict[str, int], Piece] | None:
         """Counts of a chunk's graphs and what they become in the file; None where they are not there or torn."""
@@ -126,7 +134,12 @@ class Parts:
         counts = {
             name.removeprefix("count/"): int(value) for name, value in arrays.items() if name.startswith("count/")
         }
-        return counts, {name.removeprefix("piece/"): v for name, v in arrays.items() if name.startswith("piece/")}
+        return counts, _piece_of(arrays)
+
+    def piece_at(self, work: str, entry: Any) -> Piece | None:
+        """What a chunk becomes in the file, by its entry and the name of the file that it tells of; None where that is torn."""
+        arrays = self.records.content(self.folder / work, entry)
+        return None if arrays is None else _piece_of(arrays)
 
     def outcome(self, unit: Unit) -> Outcome | None:
         """The outcome of a unit, bit for bit; None where it is not there by itself, or torn."""
@@ -147,22 +160,9 @@ class Parts:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-ENTRY = np.dtype(
-    [
-        ("chunk", "<i8"),
-        ("member", "<i8"),
-        ("offset", "<i8"),
-        ("length", "<i8"),
-        ("units", "<i8"),
-        ("seconds", "<f8"),
-        ("largest", "<f8"),
-        ("digest", "V16"),
-    ]
-)
-"""``member`` is ``ALL`` where it is what all members together say of a chunk; a chunk ``END`` says that the file grows no more.
-``units`` were predicted for it in so many ``seconds``, of which the ``largest`` is that of one unit."""
+def _piece_of(arrays: Mapping[str, Column]) -> dict[str, Column]:
+    return {name.removeprefix("piece/"): values for name, values in arrays.items() if name.startswith("piece/")}
 
-ALL, END = -1, -1
 
 WORK, INDEX = ".work", ".index"
 
@@ -175,9 +175,9 @@ LOOKED_AT = 256
 
 @dataclass(slots=True)
 class _Log:
-    """What is known of the file of one process."""
+    """What is known of the file of one process, which is called ``work``."""
 
-    work: Path
+    work: str
     entries: NDArray[Any]
     read: int = 0
     ended: bool = False
@@ -195,14 +195,19 @@ class Records:
         self._keys: NDArray[np.int64] | None = None
         self._open: dict[Path, int] = {}
 
-    def append(self, chunk: int, member: int, arrays: Piece, seconds: Sequence[float]) -> None:
+    def append(
+        self, chunk: int, member: int, arrays: Piece, seconds: Sequence[float], sizes: Sequence[int] = ()
+    ) -> None:
         """Keep what a member, or ``ALL``, says about a chunk, and what units took that were done for it; InputError where there is no space."""
         work, index = self._own = self._own or self._begun()
         content = save_arrays(arrays)
         offset = os.lseek(work, 0, os.SEEK_END)
         entry = np.zeros(1, dtype=ENTRY)
-        entry[0] = (chunk, member, offset, len(content), len(seconds), sum(seconds), max(seconds, default=0.0), b"")
-        entry["digest"] = _digest(entry[0], content)
+        entry["chunk"], entry["member"], entry["offset"], entry["length"] = chunk, member, offset, len(content)
+        entry["units"], entry["seconds"], entry["largest"] = len(seconds), sum(seconds), max(seconds, default=0.0)
+        entry["sizes"][0, : len(sizes)] = sizes
+        entry["check"] = checks(entry)
+        entry["digest"] = digest_of(entry[0], content)
         self._write(work, content)
         self._write(index, entry.tobytes())
 
@@ -212,7 +217,8 @@ class Records:
             return
         entry = np.zeros(1, dtype=ENTRY)
         entry["chunk"] = END
-        entry["digest"] = _digest(entry[0], b"")
+        entry["check"] = checks(entry)
+        entry["digest"] = digest_of(entry[0], b"")
         self._write(self._own[1], entry.tobytes())
         self._close()
 
@@ -251,14 +257,25 @@ class Records:
             return
         growing = [name for name in names if name not in self._logs or not self._logs[name].ended]
         count = len(growing) if all_files else min(LOOKED_AT, len(growing))
-        for place in range(self._turn, self._turn + count):
-            self._read(growing[place % len(growing)])
+        self.look_at(growing[place % len(growing)] for place in range(self._turn, self._turn + count))
         self._turn += count
 
     def look_at(self, names: Iterable[str]) -> None:
-        """See what was finished meanwhile in these indices."""
-        for name in names:
-            self._read(name)
+        """See what was finished meanwhile in these indices; entries that are damaged count as not there."""
+        grown = [(log, content) for log, content in map(self._growth, names) if content]
+        if not grown:
+            return
+        every = np.frombuffer(b"".join(content for _, content in grown), dtype=ENTRY)
+        sound = every["check"] == checks(every)
+        stop = 0
+        for log, content in grown:
+            start, stop = stop, stop + len(content) // ENTRY.itemsize
+            new = every[start:stop] if bool(sound[start:stop].all()) else every[start:stop][sound[start:stop]]
+            log.read += len(content)
+            log.ended = bool(len(new)) and int(new[-1]["chunk"]) == END
+            new = new[:-1] if log.ended else new
+            log.entries = np.concatenate([log.entries, new]) if len(log.entries) else new
+        self._keys = None
 
     def indices_of(self, chunks: Int[NDArray[np.int64], " chunks"]) -> list[list[str]]:
         """For every one of these chunks, in rising order, the names of the indices that tell of it."""
@@ -268,26 +285,21 @@ class Records:
                 found[place].append(name)
         return found
 
-    def _read(self, name: str) -> None:
-        log = self._logs.setdefault(
-            name, _Log(work=self.folder / f"{name.removesuffix(INDEX)}{WORK}", entries=np.zeros(0, dtype=ENTRY))
-        )
+    def _growth(self, name: str) -> tuple[_Log, bytes]:
+        """What is known of an index, and the entries that were added since."""
+        log = self._logs.get(name)
+        if log is None:
+            log = self._logs[name] = _Log(work=f"{name.removesuffix(INDEX)}{WORK}", entries=np.zeros(0, dtype=ENTRY))
         try:
             file = open_regular(self.folder / name)
         except OSError:
-            return
+            return log, b""
         try:
-            whole = os.fstat(file).st_size // ENTRY.itemsize * ENTRY.itemsize
-            if whole <= log.read:
-                return
-            content = os.pread(file, whole - log.read, log.read)
+            size = os.fstat(file).st_size - log.read
+            content = os.pread(file, size, log.read) if size >= ENTRY.itemsize else b""
         finally:
             os.close(file)
-        new = np.frombuffer(content[: len(content) // ENTRY.itemsize * ENTRY.itemsize], dtype=ENTRY)
-        log.read += new.nbytes
-        log.ended = bool(len(new)) and int(new["chunk"][-1]) == END
-        log.entries = np.concatenate([log.entries, new[new["chunk"] >= 0]])
-        self._keys = None
+        return log, content[: len(content) // ENTRY.itemsize * ENTRY.itemsize]
 
     def counts(self) -> dict[str, int]:
         """The indices that were read, and how many entries of each."""
@@ -324,7 +336,7 @@ class Records:
     def read(self, chunk: int, member: int) -> dict[str, Any] | None:
         """What was kept, bit for bit; None where it is not there, or torn."""
         for log, entry in self._candidates(chunk, member):
-            content = self._content(log.work, entry)
+            content = self.content(self.folder / log.work, entry)
             if content is not None:
                 return content
         return None
@@ -340,6 +352,15 @@ class Records:
             log = self._sorted[number]
             yield log, log.entries[place - (self._stops[number - 1] if number else 0)]
 
+    def pieces(self, chunks: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        """The first entry of the piece of every chunk, and the names of the files that they tell of, by number."""
+        logs = [log for log in self._logs.values() if len(log.entries)]
+        every = self.entries()
+        every["work"] = np.repeat(np.arange(len(logs)), [len(log.entries) for log in logs])
+        every = every[(every["member"] == ALL) & (every["chunk"] < chunks)]
+        first = np.unique(every["chunk"], return_index=True)[1]
+        return every[first], np.array([log.work.encode() for log in logs], dtype=np.bytes_)
+
     def _sort(self) -> None:
         self._sorted = list(self._logs.values())
         self._stops: Int[NDArray[np.int64], " logs"] = np.cumsum([len(log.entries) for log in self._sorted])
@@ -348,7 +369,7 @@ class Records:
         self._order = np.argsort(keys, kind="stable")
         self._keys = keys[self._order]
 
-    def _content(self, work: Path, entry: Any) -> dict[str, Any] | None:
+    def content(self, work: Path, entry: Any) -> dict[str, Any] | None:
         """The arrays of an entry; None where they are torn."""
         offset, length = int(entry["offset"]), int(entry["length"])
         try:
@@ -358,7 +379,7 @@ class Records:
             content = os.pread(file, length, offset)
         except OSError:
             return None
-        return load_arrays(content) if _digest(entry, content) == entry["digest"].tobytes() else None
+        return load_arrays(content) if digest_of(entry, content) == entry["digest"].tobytes() else None
 
     def _opened(self, work: Path) -> int:
         if work not in self._open:
@@ -372,13 +393,6 @@ class Records:
         self._close()
         while self._open:
             os.close(self._open.popitem()[1])
-
-
-def _digest(entry: Any, content: bytes) -> bytes:
-    """The digest of an entry and of what it tells of."""
-    state = blake2b(entry.tobytes()[: -ENTRY["digest"].itemsize], digest_size=ENTRY["digest"].itemsize)
-    state.update(content)
-    return state.digest()
 
 
 def unique_name() -> str:

@@ -43,8 +43,8 @@ LOOKS = 15.0
 LONGEST = 20.0
 """Seconds between two looks at most."""
 
-PAUSES = 0.01, 0.5
-"""Seconds between two questions whether a word was said where that needs no look, at least and at most."""
+PAUSES = 0.002, 0.5
+"""Seconds between two questions whether a word was said, at least, and at most where that needs no look."""
 
 SHARE = 0.125
 """Part of the time waited so far after which it is asked again."""
@@ -248,10 +248,8 @@ def helps(group: Group) -> bool:
 def rest(group: Group, waited: float) -> None:
     """Wait a little more after so many seconds, so long that all ranks together take few looks at the file system."""
     helpers = min(group.size, HELPERS)
-    if group.hears:
-        time.sleep(min(max(SHARE * waited, PAUSES[0]), PAUSES[1]))
-    elif helps(group):
-        time.sleep(helpers / LOOKS)
+    if group.hears or helps(group):
+        time.sleep(min(max(SHARE * waited, PAUSES[0]), PAUSES[1] if group.hears else helpers / LOOKS))
     else:
         time.sleep(min(LONGEST, (group.size - helpers) / LOOKS))
 

@@ -70,12 +70,35 @@ class Heading:
 
 
 class Sink(ABC):
-    """A file in the making beside its final name; it gets that name when everything has been written."""
+    """A file of predictions, written under another name, which gets its own when everything is in it."""
 
     def __init__(self, path: Path, heading: Heading) -> None:
-        """Nothing is written before the sink is entered."""
+        """Nothing is written yet."""
         self.path = path
         self.heading = heading
+
+    @property
+    def finals(self) -> Sequence[Path]:
+        """Every file that there will be."""
+        return (self.path,)
+
+    @abstractmethod
+    def piece(self, block: Block) -> Piece:
+        """What these graphs become in the file; the same whoever makes it, and nothing is written."""
+
+    def sizes(self, piece: Piece) -> tuple[int, ...]:
+        """What has to be known of a piece before the file is laid out; nothing where pieces are appended."""
+        return ()
+
+    def refusal(self, error: OSError) -> InputError:
+        """What the user reads where the file system says no."""
+        return InputError(
+            f"cannot write {self.path}: {error.strerror or error}; free space or choose another place, then --resume"
+        )
+
+
+class AppendingSink(Sink):
+    """A file to which one process appends piece after piece, beside its final name."""
 
     @property
     def temporaries(self) -> Mapping[Path, Path]:
@@ -87,13 +110,14 @@ class Sink(ABC):
         """The file in the making."""
         return next(iter(self.temporaries))
 
+    @property
+    def finals(self) -> Sequence[Path]:
+        """Every file that there will be."""
+        return tuple(self.temporaries.values())
+
     @abstractmethod
     def open(self) -> None:
         """Begin the file."""
-
-    @abstractmethod
-    def piece(self, block: Block) -> Piece:
-        """What these graphs become in the file; the same whoever makes it, and nothing is written."""
 
     @abstractmethod
     def write(self, piece: Piece) -> None:
@@ -103,7 +127,7 @@ class Sink(ABC):
     def close(self, *, complete: bool) -> None:
         """End the file; not complete means that it will be thrown away."""
 
-    def __enter__(self) -> "Sink":
+    def __enter__(self) -> "AppendingSink":
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.open()
@@ -131,12 +155,6 @@ class Sink(ABC):
     def _discard(self) -> None:
         for temporary in self.temporaries:
             shutil.rmtree(temporary) if temporary.is_dir() else temporary.unlink(missing_ok=True)
-
-    def refusal(self, error: OSError) -> InputError:
-        """What the user reads where the file system says no."""
-        return InputError(
-            f"cannot write {self.path}: {error.strerror or error}; free space or choose another place, then --resume"
-        )
 
 
 def joined(pieces: Sequence[Piece]) -> Piece:

@@ -13,7 +13,7 @@ from ase.calculators.singlepoint import SinglePointCalculator
 from numpy.typing import NDArray
 
 from hydragnn.ensemble.estimates import Estimate
-from hydragnn.ensemble.prediction.sinks import Block, Piece, Sink, lines_array, texts
+from hydragnn.ensemble.prediction.sinks import AppendingSink, Block, Piece, lines_array, texts
 from hydragnn.ensemble.predictions import estimates_of
 from hydragnn.graphs.batch import GraphBatch
 from hydragnn.graphs.field import ATOMIC_NUMBERS, Location
@@ -23,7 +23,7 @@ KEYS: Mapping[Location, tuple[str, ...]] = {"node": ("node",), "edge": ("sender"
 """The columns that say which node or edge of its graph a line is about."""
 
 
-class CsvSink(Sink):
+class CsvSink(AppendingSink):
     """One line per graph; node and edge fields go, one line per node or edge, into ``NAME.nodes.csv`` and ``NAME.edges.csv``."""
 
     @property
@@ -111,7 +111,7 @@ def _numbers(estimates: list[Estimate], rows: int) -> list[list[float | int | st
     return table
 
 
-class XyzSink(Sink):
+class XyzSink(AppendingSink):
     """Extended XYZ: energy, forces and stress as results, everything else in ``info`` and ``arrays`` by name.
 
     The mean (of classes: the label) of a field has the field's name, the other quantities NAME_std and so on. A structure

@@ -16,7 +16,7 @@ from hydragnn.ensemble.prediction.group import Group
 from hydragnn.ensemble.prediction.queues import PIECES, POSTS, Bundles, Queue
 from hydragnn.ensemble.prediction.records import Parts
 from hydragnn.ensemble.prediction.schedule import Late, finish_together, once
-from hydragnn.ensemble.prediction.sinks import Block, Piece, Sink, joined, size_of
+from hydragnn.ensemble.prediction.sinks import AppendingSink, Block, Piece, Sink, joined, size_of
 from hydragnn.ensemble.prediction.sources import Source
 from hydragnn.ensemble.screening import Screened, outcome_of, read_screened, without_screening
 
@@ -99,10 +99,14 @@ class Worker:
             began = time.perf_counter()
             piece = self._piece(chunk, read, [done[member] for member in range(len(done))])
             combining = time.perf_counter() - began
-            self.parts.keep_piece(chunk, *piece, [one + combining / len(seconds) for one in seconds.values()])
+            self.keep_piece(chunk, piece, [one + combining / len(seconds) for one in seconds.values()])
             return
         for member in done.keys() & seconds.keys():
             self.parts.keep(Unit(chunk=chunk, member=member), done[member], seconds[member])
+
+    def keep_piece(self, chunk: int, piece: tuple[dict[str, int], Piece], seconds: Sequence[float]) -> None:
+        """Keep counts of a chunk's graphs and what they become in the file; ``seconds`` of the units that were predicted for it."""
+        self.parts.keep_piece(chunk, *piece, seconds, self.sink.sizes(piece[1]))
 
     def read(self, chunk: Chunk, *, sure: bool = False) -> Screened:
         """The graphs of a chunk, apart from those that are not valid; ``sure`` that there are none, they are not checked."""
@@ -214,32 +218,44 @@ class Merger:
         undone = self._undone()
         return dict(zip(map(str, undone.tolist()), records.indices_of(undone)))
 
-    def write(self) -> dict[str, int]:
-        """Write the file; gives counts of graphs. A piece that is not there, or torn, is made."""
+    def pieces_found(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        """An entry for the piece of every chunk, and the names of the files that they tell of; a piece that is not there is made."""
+        worker = self._worker
+        worker.parts.records.look(all_files=True)
+        undone = np.flatnonzero(~worker.parts.records.combined(len(self.chunks))).tolist()
+        for chunk in undone:
+            worker.keep_piece(chunk, self.made(chunk), [])
+        if undone:
+            worker.parts.records.look(all_files=True)
+        return worker.parts.records.pieces(len(self.chunks))
+
+    def write(self, sink: AppendingSink) -> dict[str, int]:
+        """Append all pieces to the file; gives counts of graphs. A piece that is not there, or torn, is made."""
         worker, total = self._worker, Counter[str](dict.fromkeys(COUNTS, 0))
         worker.parts.records.look(all_files=True)
-        with worker.sink:
+        with sink:
             pieces, size = list[Piece](), 0
             for chunk in self.chunks:
-                counts, piece = worker.parts.piece(chunk) or self._made(chunk)
+                counts, piece = worker.parts.piece(chunk) or self.made(chunk)
                 total.update(counts)
                 pieces.append(piece)
                 size += size_of(piece)
                 if size >= APPENDED:
-                    self._append(pieces)
+                    self._append(sink, pieces)
                     size = 0
-            self._append(pieces)
+            self._append(sink, pieces)
         return dict(total)
 
-    def _append(self, pieces: list[Piece]) -> None:
+    def _append(self, sink: AppendingSink, pieces: list[Piece]) -> None:
         """Append pieces to the file, after which there are none."""
         if pieces:
             whole = joined(pieces)
             self._worker.check()
-            self._worker.sink.write(whole)
+            sink.write(whole)
         pieces.clear()
 
-    def _made(self, chunk: int) -> tuple[dict[str, int], Piece]:
+    def made(self, chunk: int) -> tuple[dict[str, int], Piece]:
+        """Counts of a chunk's graphs and what they become in the file, made anew."""
         self._worker.check()
         return self._worker.combine(chunk)
 
@@ -255,4 +271,4 @@ class Merger:
         for chunk, indices in turn.items():
             parts.records.look_at(indices)
             if parts.piece(int(chunk)) is None:
-                parts.keep_piece(int(chunk), *self._made(int(chunk)), [])
+                self._worker.keep_piece(int(chunk), self.made(int(chunk)), [])

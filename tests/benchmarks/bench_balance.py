@@ -7,8 +7,8 @@ per member on the same two ranks, in turns in the same processes. Simulated on a
 and queues: 1,024 and 8,192 ranks, with the costs of eight architectures and with recorded ones: what each unit cost its process (by
 processor), as where every rank has a processor to itself, and how long it took here (by clock), whatever else ran meanwhile. Then all
 ranks hear that all is there, one looks into the files of all, all combine the batches whose members were spread over ranks, hear again,
-and one rank joins the pieces while the others wait; all at what it cost one rank here in processor seconds, of batches of 32 graphs that
-are all flagged as foreign, with a text of 350 letters each. A row tells the scatter of its costs: the standard deviation of what units
+one looks once more and lays the file out while the others wait, and all fill it; all at what it cost one rank here in processor seconds, of
+batches of 32 graphs that are all flagged as foreign, with a text of 350 letters each. A row tells the scatter of its costs: the standard deviation of what units
 took over what their member's rate and their load foretell.
 """
 
@@ -20,9 +20,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
@@ -39,13 +39,14 @@ from hydragnn.datasets import BatchSettings, open_store
 from hydragnn.distributed import this_launch
 from hydragnn.ensemble import Ensemble
 from hydragnn.ensemble.plan import Unit, chunks_of, default_budget, makespan
-from hydragnn.ensemble.prediction import predict, reporting, work
+from hydragnn.ensemble.prediction import filling, hdf5, predict, reporting, work
+from hydragnn.ensemble.prediction.entries import ENTRY
 from hydragnn.ensemble.prediction.group import Alone
 from hydragnn.ensemble.prediction.job import Job, member_costs
 from hydragnn.ensemble.prediction.joining import join_group
 from hydragnn.ensemble.prediction.predict import predict_with
 from hydragnn.ensemble.prediction.queues import POSTS, RELAY, Note, Queue, learned_rates, queue_for
-from hydragnn.ensemble.prediction.records import ENTRY, Records
+from hydragnn.ensemble.prediction.records import Records
 from hydragnn.ensemble.prediction.reporting import PredictionResult, measured_course
 from hydragnn.ensemble.prediction.schedule import PAUSES, SHARE, make_schedule
 
@@ -53,8 +54,8 @@ MEMBERS = [(kind, width) for width in (16, 24, 32, 48) for kind in ("egnn", "sch
 ARCHITECTURES = (48.2, 26.1, 173.3, 301.4, 526.5, 94.6, 120.3, 26.8)
 """Milliseconds per batch of 32 graphs, energy and forces: EGNN, SchNet, PaiNN, MACE, DimeNet, PNAPlus, PNAEq, PNA."""
 
-MANY_TIMES = 20
-"""Pieces are joined once and so many times over, which tells what each graph takes and what the file takes."""
+MANY_TIMES = 100
+"""Pieces become a file once and so many times over, which tells what each batch takes and what the file takes."""
 
 
 FLAGGED = 32
@@ -63,12 +64,16 @@ FLAGGED = 32
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ending:
-    """Seconds of a processor after all units: ``joining`` and ``combining`` per chunk, ``opening`` for the file, ``looking`` per file of a rank."""
+    """Seconds of a processor after all units: ``laying``, ``filling`` and ``combining`` per chunk, ``opening`` for the file, ``reading`` of what was laid out, ``looking`` per file of a rank."""
 
     opening: float
     looking: float
-    joining: float
+    laying: float
+    reading: float
+    filling: float
     combining: float
+    segment: float
+    """Chunks of a segment of the file."""
 
 
 def simulated(
@@ -121,10 +126,12 @@ def simulated(
     turns_of = np.array_split(np.arange(len(spread)), min(len(spread), work.TURNS * ranks) or 1)
     combined = makespan([len(turn) * ending.combining for turn in turns_of], ranks)
     looking = ending.looking * ranks  # for units, and once more for pieces that were made meanwhile
-    joining = (
-        ending.opening + looking + (ending.joining + ending.looking) * len(loads)
-    )  # of which each is in another file
-    waits = heard(ended - min(ends)) + looking + heard(looking) + heard(combined) + 6 * latency
+    laying = looking + ending.opening + ending.laying * len(loads)
+    segments = -(-len(loads) // ending.segment)
+    one = min(ending.segment, len(loads)) * (ending.filling + ending.looking)  # each chunk's piece is in another file
+    filling = ending.reading + makespan([one] * int(segments), ranks)
+    heard_s = heard(ended - min(ends)) + heard(looking) + heard(combined) + heard(laying) + heard(filling)
+    waits, joining = looking + heard_s + 10 * latency, laying + filling
     return {
         "ranks": ranks,
         "units_per_rank": seconds.size / ranks,
@@ -237,12 +244,14 @@ def _alone(ensemble: Path, folder: Path, course: Course) -> dict[str, float]:
         for name, limit in (("graphs.h5", 64), ("flagged.h5", FLAGGED)):
             batch = BatchSettings(max_graphs=limit)
             result = _predicted(Job(model=ensemble, source=folder / name, out=folder / "ends.h5", batch=batch))
-            many, once, combining = ends
+            many, once, reading, filling, combining = ends
             ends.clear()
-            joining = (many - once) / (MANY_TIMES - 1) / result.graphs
+            laying = (many - once) / (MANY_TIMES - 1) / result.graphs
             alone[f"flagged in {name}"] = result.outside_training_domain / result.graphs
-            alone[f"joining {name}"] = joining
-            alone[f"opening {name}"] = once - joining * result.graphs
+            alone[f"laying {name}"] = laying
+            alone[f"opening {name}"] = once - laying * result.graphs
+            alone[f"reading {name}"] = reading
+            alone[f"filling {name}"] = filling / MANY_TIMES / result.graphs
             alone[f"combining {name}"] = combining / result.graphs
     return alone
 
@@ -266,29 +275,34 @@ def _predicted(job: Job) -> PredictionResult:
 
 @contextmanager
 def ends_measured() -> Iterator[list[float]]:
-    """Predictions of this process are joined many times over before they are, and combined anew from what was kept of members;
-    gives processor seconds of joining them many times, once, and of combining."""
-    taken, write, long = list[float](), work.Merger.write, work.LONG
+    """Files of predictions of this process are laid out once and with every piece many times over, which is filled, before they are, and pieces
+    combined anew from what was kept of members; gives processor seconds of laying out many, one, of reading that, filling, and combining."""
+    taken, fill, long = list[float](), filling.Filler.fill, work.LONG
     work.LONG = -1.0  # every unit is kept by itself, too
 
-    def measured(merger: work.Merger) -> dict[str, int]:
-        merger.prepare()
-        chunks = merger.chunks
-        for merger.chunks in ([*chunks] * MANY_TIMES, chunks):
-            begin = time.process_time()
-            counts = write(merger)
-            taken.append(time.process_time() - begin)
+    def timed(do: Callable[[], Any]) -> Any:
         begin = time.process_time()
-        for chunk in chunks:
-            merger._worker.parts.keep_piece(chunk, *merger._worker.combine(chunk), [])
+        given = do()
         taken.append(time.process_time() - begin)
-        return counts
+        return given
 
-    work.Merger.write = measured  # type: ignore[method-assign]
+    def measured(filler: filling.Filler) -> None:
+        merger, worker = filler._merger, filler._worker
+        entries, works = merger.pieces_found()
+        outlines = []
+        for times in (MANY_TIMES, 1):
+            merger.pieces_found = lambda times=times: (np.tile(entries, times), works)  # type: ignore[method-assign,misc]
+            outlines.append(timed(filler._laid_out))
+        timed(lambda: filler._read_outline(outlines[0]))
+        timed(lambda: [filler._fill(segment) for segment in range(len(filler._pieces.bounds[0]) - 1)])
+        timed(lambda: [worker.keep_piece(one, worker.combine(one), []) for one in merger.chunks])
+        fill(filler)
+
+    filling.Filler.fill = measured  # type: ignore[method-assign]
     try:
         yield taken
     finally:
-        work.Merger.write, work.LONG = write, long  # type: ignore[method-assign]
+        filling.Filler.fill, work.LONG = fill, long  # type: ignore[method-assign]
 
 
 @contextmanager
@@ -382,15 +396,15 @@ def _simulations(folder: Path, measurement: dict[str, Any]) -> list[dict[str, An
     by = {name: recorded(len(chunks), measurement[name], len(MEMBERS)) for name in ("by processor", "by clock")}
     loads, expected = chunks.loads.tolist(), member_costs(ensemble, folder / "ensemble")
     alone = measurement["alone"]
-    joining, combining = (alone[f"{what} flagged.h5"] for what in ("joining", "combining"))
-    ending = Ending(
-        opening=alone["opening flagged.h5"],
-        looking=alone["looking"],
-        joining=FLAGGED * joining,
-        combining=FLAGGED * combining,
-    )
-    more = len(store) / len(chunks) / FLAGGED
-    recorded_ending = replace(ending, joining=more * ending.joining, combining=more * ending.combining)
+    per_graph = {what: alone[f"{what} flagged.h5"] for what in ("laying", "filling", "combining")}
+
+    def ending_of(graphs: float) -> Ending:
+        """With so many graphs in a chunk."""
+        once = {what: alone[f"{what} flagged.h5"] for what in ("opening", "reading")}
+        costs = {what: graphs * cost for what, cost in per_graph.items()}
+        return Ending(looking=alone["looking"], segment=hdf5.ROWS / graphs, **once, **costs)
+
+    ending, recorded_ending = ending_of(FLAGGED), ending_of(len(store) / len(chunks))
     by["by processor"] = by["by processor"] * alone["keeping"]
     rows = []
     for ranks, per_rank in ((2, 150), (1024, 10), (1024, 50), (8192, 10)):
@@ -431,15 +445,15 @@ def _print(result: dict[str, Any]) -> None:
     )
     for name in ("graphs.h5", "flagged.h5"):
         print(
-            f"  {name:11} {alone[f'flagged in {name}']:.3f} flagged: {alone[f'joining {name}'] * 1e6:.1f} us per graph to join pieces, "
-            f"{alone[f'opening {name}']:.3f} s to begin and end the file; {alone[f'combining {name}'] * 1e6:.0f} us per graph to combine what members said apart"
+            f"  {name:11} {alone[f'flagged in {name}']:.3f} flagged: {alone[f'laying {name}'] * 1e6:.2f} us per graph and {alone[f'opening {name}']:.3f} s to lay the file out, "
+            f"{alone[f'filling {name}'] * 1e6:.1f} us per graph to fill it; {alone[f'combining {name}'] * 1e6:.0f} us per graph to combine what members said apart"
         )
-    print("simulated, the predictor's plan and queues on a virtual clock, pieces joined as measured")
+    print("simulated, the predictor's plan and queues on a virtual clock, the file laid out and filled as measured")
     for row in result["simulated"]:
         print(
             f"  {row['costs']:21} {row['ranks']:5d} ranks, {row['units_per_rank']:5.1f} units per rank, "
             f"scatter {row['scatter']:.2f}, take {row['latency_ms']:.2f} ms: simulated makespan / bound {row['ratio']:.4f} (bound {row['bound_s']:.2f} s); "
-            f"with {row['combining_s']:.2f} s of combining, {row['waiting_s']:.2f} s of waiting and {row['joining_s']:.2f} s of joining {row['of_ideal']:.3f} of ideal"
+            f"with {row['combining_s']:.2f} s of combining, {row['waiting_s']:.2f} s of waiting and {row['joining_s']:.2f} s of laying out and filling {row['of_ideal']:.3f} of ideal"
         )
 
 

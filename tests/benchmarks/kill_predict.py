@@ -1,6 +1,6 @@
 """Kill predicting ranks with SIGKILL at random moments, resume each time, and compare every bit with an undisturbed prediction.
 
-``python tests/benchmarks/kill_predict.py --kills 50 [--seed 0] [--folder DIR]``; exit code 0 where all is equal. In turns: the whole
+``python tests/benchmarks/kill_predict.py --kills 50 [--seed 0] [--suffix .h5] [--folder DIR]``; exit code 0 where all is equal. In turns: the whole
 job of two MPI ranks, one of its ranks, one rank of a job step without MPI (whose work the other takes over), one of two local
 workers. A prediction that ends is compared, and another one begins.
 """
@@ -110,6 +110,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--graphs", type=int, default=600)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--suffix", default=".h5", help="the format of the predictions")
     parser.add_argument("--folder", type=Path, default=None)
     options = parser.parse_args()
     folder = options.folder or Path(tempfile.mkdtemp(prefix="kill_predict_"))
@@ -118,19 +119,19 @@ def main() -> int:
     ensemble, _ = make_ensemble(folder, MEMBERS)
     source = write_structures(folder / "structures.xyz", crystals(options.graphs, most=2))
     for name in ("whole", "cut"):
-        subprocess.run(["rm", "-rf", *folder.glob(f"{name}.npz*")], check=True)
+        subprocess.run(["rm", "-rf", *folder.glob(f"{name}{options.suffix}*")], check=True)
     begin = time.monotonic()
-    (whole,) = started("local worker", ensemble, source, folder / "whole.npz")
+    (whole,) = started("local worker", ensemble, source, folder / f"whole{options.suffix}")
     assert whole.wait() == 0, "the undisturbed prediction failed"
     length = time.monotonic() - begin
     print(f"undisturbed prediction: {length:.1f} s; killing {options.kills} times at random", flush=True)
     kills = finished = survived = 0
-    cut = folder / "cut.npz"
+    cut = folder / f"cut{options.suffix}"
     while kills < options.kills:
         way = WAYS[kills % len(WAYS)]
         if killed(way, started(way, ensemble, source, cut), cut, length, choice):
             kills += 1
-            kept = kept_units(cut.with_name("cut.npz.parts"))
+            kept = kept_units(cut.with_name(f"{cut.name}.parts"))
             survived += cut.exists()
             print(
                 f"kill {kills:2d}: {way}; {'finished by the others' if cut.exists() else f'{kept} units kept'}",
@@ -138,23 +139,23 @@ def main() -> int:
             )
         if cut.exists():
             finished += 1
-            if not _equal(folder):
+            if not _equal(cut):
                 return 1
     while not cut.exists():
         for process in started("MPI rank", ensemble, source, cut):
             assert process.wait() == 0, "the last resume failed"
-    if not _equal(folder):
+    if not _equal(cut):
         return 1
     print(f"{kills} kills, {survived} of which the others survived, {finished + 1} predictions: all bits equal")
     return 0
 
 
-def _equal(folder: Path) -> bool:
+def _equal(cut: Path) -> bool:
     """Compare the finished prediction and make room for the next."""
-    same = (folder / "cut.npz").read_bytes() == (folder / "whole.npz").read_bytes()
+    same = cut.read_bytes() == cut.with_name(f"whole{cut.suffix}").read_bytes()
     if not same:
         print("the predictions differ")
-    subprocess.run(["rm", "-rf", *folder.glob("cut.npz*")], check=True)
+    subprocess.run(["rm", "-rf", *cut.parent.glob(f"{cut.name}*")], check=True)
     return same
 
 

@@ -1,7 +1,7 @@
 """A rank that predicts and may dawdle or die on the way; started by the tests by mpirun, srun, torchrun or alone.
 
-``python predicting.py MODEL SOURCE OUT [--resume] [--workers N] [--faulty-rank R --after N [--at piece] [--seconds S]]``: the
-faulty rank does its N-th unit (from 0), or pieces of the file, for S seconds longer, or without S it is gone before that, by SIGKILL. The
+``python predicting.py MODEL SOURCE OUT [--resume] [--workers N] [--faulty-rank R --after N [--at piece|segment] [--seconds S]]``: the
+faulty rank does its N-th unit (from 0), pieces or segments of the file, for S seconds longer, or without S it is gone before that, by SIGKILL. The
 others do not begin their N-th before, so that there is an N-th for the faulty one however much later it began.
 """
 
@@ -21,7 +21,7 @@ import torch
 
 from hydragnn.datasets import BatchSettings
 from hydragnn.distributed import leave, this_launch
-from hydragnn.ensemble.prediction import joining, records, schedule, work
+from hydragnn.ensemble.prediction import filling, hdf5, joining, records, schedule, work
 from hydragnn.ensemble.prediction.predict import predict_to_file
 from hydragnn.errors import InputError, Interrupted
 from hydragnn.graphs import GraphBatch
@@ -51,7 +51,19 @@ def before_piece(number: int, act: Callable[[], None]) -> None:
     work.Merger._keep = acting
 
 
-BEFORE = {"unit": before_unit, "piece": before_piece}
+def before_segment(number: int, act: Callable[[], None]) -> None:
+    """This rank acts before it writes its segment of the file of this number."""
+    original, done = filling.write_at, count()
+
+    def acting(file: int, content: bytes, place: int) -> None:
+        if next(done) == number:
+            act()
+        original(file, content, place)
+
+    filling.write_at = acting
+
+
+BEFORE = {"unit": before_unit, "piece": before_piece, "segment": before_segment}
 
 
 def falter(note: Path, seconds: float) -> None:
@@ -87,6 +99,7 @@ def main() -> tuple[int, bool]:
     options = parser.parse_args()
     torch.set_num_threads(1)
     work.APPENDED = records.LOOKED_AT = 1  # every piece for itself, and a look at one file of several
+    hdf5.ROWS = 8  # several segments
     joining.FAREWELL, schedule.HESITATION = options.farewell, options.hesitation
     note = options.out.with_name(options.out.name + ".faltered")
     if this_launch().rank == options.faulty_rank:

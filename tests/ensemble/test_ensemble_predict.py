@@ -15,9 +15,9 @@ from ase.io import read, write
 
 from hydragnn.datasets import BatchSettings, MemoryStore, StoreWriter
 from hydragnn.ensemble.ensemble import Ensemble
-from hydragnn.ensemble.prediction import work
+from hydragnn.ensemble.prediction import filling, hdf5, work
+from hydragnn.ensemble.prediction.entries import ENTRY
 from hydragnn.ensemble.prediction.predict import predict_to_file
-from hydragnn.ensemble.prediction.records import ENTRY
 from hydragnn.errors import InputError, Interrupted
 from hydragnn.graphs import Field, GraphBatch
 from tests.ensemble.finished import finished_units
@@ -236,7 +236,7 @@ def test_ctrl_c_keeps_finished_work_and_says_how_to_go_on(
         predict_to_file(ensemble, stored, tmp_path / "out.h5")
 
 
-@pytest.mark.parametrize("suffix", [".h5", ".npz", ".bp", ".csv", ".xyz"])
+@pytest.mark.parametrize("suffix", [".npz", ".bp", ".csv", ".xyz"])
 def test_a_failure_while_writing_leaves_no_half_file(
     ensemble: Path, stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
 ) -> None:
@@ -251,6 +251,23 @@ def test_a_failure_while_writing_leaves_no_half_file(
     with pytest.raises(InputError, match="No space left on device; free space"):
         predict_to_file(ensemble, stored, tmp_path / f"out{suffix}")
     assert [path.name for path in tmp_path.iterdir()] == [f"out{suffix}.parts"]
+
+
+def test_a_failure_while_a_file_is_filled_leaves_none_and_the_prediction_goes_on(
+    ensemble: Path, stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: Any) -> Never:
+        raise OSError(28, "No space left on device")
+
+    for name in ("write_at", "lay_out"):
+        with monkeypatch.context() as patch:
+            patch.setattr(filling, name, full)
+            with pytest.raises(InputError, match="No space left on device; free space"):
+                predict_to_file(ensemble, stored, tmp_path / "out.h5", resume=name == "lay_out")
+        assert [path.name for path in tmp_path.iterdir()] == ["out.h5.parts"]
+    predict_to_file(ensemble, stored, tmp_path / "out.h5", resume=True)
+    predict_to_file(ensemble, stored, tmp_path / "whole.h5")
+    assert (tmp_path / "out.h5").read_bytes() == (tmp_path / "whole.h5").read_bytes()
 
 
 def test_a_member_short_of_memory_tries_smaller_batches(
@@ -298,21 +315,27 @@ def test_a_part_torn_by_a_power_cut_is_made_again(
     assert (tmp_path / "out.npz").read_bytes() == (tmp_path / "whole.npz").read_bytes()
 
 
+@pytest.mark.parametrize("suffix", [".npz", ".h5"])
 def test_a_torn_piece_of_the_file_is_made_again(
-    ensemble: Path, stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    suffix: str, ensemble: Path, stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    predict_to_file(ensemble, stored, tmp_path / "whole.npz", batch=BATCH)
+    whole, out = tmp_path / f"whole{suffix}", tmp_path / f"out{suffix}"
+    monkeypatch.setattr(hdf5, "ROWS", 8)
+    predict_to_file(ensemble, stored, whole, batch=BATCH)
     monkeypatch.setattr(work, "APPENDED", 1)
-    original = work.Merger.write
+    original, torn = work.Worker.keep_piece, set()
 
-    def torn(merger: work.Merger) -> dict[str, int]:
-        (kept,) = (tmp_path / "out.npz.parts").glob("*.work")
-        kept.write_bytes(kept.read_bytes()[: kept.stat().st_size // 2])
-        return original(merger)
+    def keep_torn(worker: work.Worker, chunk: int, *piece: Any) -> None:
+        original(worker, chunk, *piece)
+        if chunk == 2 and not torn:
+            (kept,) = worker.parts.folder.glob("*.work")
+            content = kept.read_bytes()
+            kept.write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
+            torn.add(chunk)
 
-    monkeypatch.setattr(work.Merger, "write", torn)
-    predict_to_file(ensemble, stored, tmp_path / "out.npz", batch=BATCH)
-    assert (tmp_path / "out.npz").read_bytes() == (tmp_path / "whole.npz").read_bytes()
+    monkeypatch.setattr(work.Worker, "keep_piece", keep_torn)
+    predict_to_file(ensemble, stored, out, batch=BATCH)
+    assert torn and out.read_bytes() == whole.read_bytes()
 
 
 def test_parts_of_another_prediction_are_not_mixed_in(

@@ -20,7 +20,7 @@ from ase import Atoms
 from hydragnn.datasets import BatchSettings
 from hydragnn.ensemble.member_cache import MemberCache, room_for
 from hydragnn.ensemble.prediction import frames as blocks
-from hydragnn.ensemble.prediction import schedule, work
+from hydragnn.ensemble.prediction import hdf5, schedule, work
 from hydragnn.ensemble.prediction.frames import blocks_of, frames_of
 from hydragnn.ensemble.prediction.job import Job
 from hydragnn.ensemble.prediction.predict import predict_to_file, predict_with
@@ -155,8 +155,15 @@ def test_pieces_that_a_killed_rank_did_not_make_are_made_by_the_others(
     assert (tmp_path / "out.npz").read_bytes() == whole["structures"]
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".xyz"])
-def test_lines_that_ranks_make_are_those_of_one_process(
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of several segments, as those that ``predicting.py`` writes."""
+    monkeypatch.setattr(hdf5, "ROWS", 8)
+
+
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("suffix", [".h5", ".csv", ".xyz"])
+def test_lines_and_arrays_that_ranks_make_are_those_of_one_process(
     suffix: str, ensemble: Path, structures: Path, tmp_path: Path
 ) -> None:
     for process in steps(ensemble, structures, tmp_path / f"two{suffix}"):
@@ -164,6 +171,34 @@ def test_lines_that_ranks_make_are_those_of_one_process(
     predict_to_file(ensemble, structures, tmp_path / f"one{suffix}", batch=BATCH)
     made = {path.name: path.read_bytes() for path in tmp_path.glob(f"*{suffix}")}
     assert {name: made[name.replace("two", "one")] for name in made} == made
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_segments_that_a_killed_rank_did_not_write_are_written_by_the_others(
+    ensemble: Path, structures: Path, tmp_path: Path
+) -> None:
+    options = ("--faulty-rank", 0, "--after", 3, "--at", "segment")
+    processes = steps(ensemble, structures, tmp_path / "out.h5", *options)
+    processes[0].communicate(timeout=300)
+    assert processes[0].returncode == -signal.SIGKILL
+    assert counts(finish(processes[1]))["ranks_lost"] == 1
+    predict_to_file(ensemble, structures, tmp_path / "whole.h5", batch=BATCH)
+    assert (tmp_path / "out.h5").read_bytes() == (tmp_path / "whole.h5").read_bytes()
+
+
+@needs_mpirun
+@pytest.mark.usefixtures("small_chunks")
+def test_ranks_of_mpi_killed_while_they_write_a_file_are_resumed_to_the_same_bits(
+    ensemble: Path, stored: Path, tmp_path: Path
+) -> None:
+    options = ("--faulty-rank", 1, "--after", 2, "--at", "segment")
+    killed = started(ensemble, stored, tmp_path / "out.h5", *options, launcher=MPIRUN)
+    killed.communicate(timeout=300)
+    assert killed.returncode != 0 and not (tmp_path / "out.h5").exists()
+    assert list((tmp_path / "out.h5.parts").glob("*.whole"))
+    finish(started(ensemble, stored, tmp_path / "out.h5", "--resume", launcher=MPIRUN))
+    predict_to_file(ensemble, stored, tmp_path / "whole.h5", batch=BATCH)
+    assert (tmp_path / "out.h5").read_bytes() == (tmp_path / "whole.h5").read_bytes()
 
 
 def test_torchrun_makes_the_same_file(ensemble: Path, stored: Path, whole: dict[str, bytes], tmp_path: Path) -> None:

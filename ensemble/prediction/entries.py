@@ -1,0 +1,47 @@
+"""The entries of indices: what a process has finished, where it lies in its file, and how damage is noticed."""
+
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+ENTRY = np.dtype(
+    [
+        ("chunk", "<i8"),
+        ("member", "<i8"),
+        ("offset", "<i8"),
+        ("length", "<i8"),
+        ("units", "<i8"),
+        ("seconds", "<f8"),
+        ("largest", "<f8"),
+        ("sizes", "<i8", (9,)),
+        ("work", "<i8"),
+        ("check", "<u8"),
+        ("digest", "V16"),
+    ]
+)
+"""``member`` is ``ALL`` where it is what all members together say of a chunk; a chunk ``END`` says that the file grows no more.
+``units`` were predicted for it in so many ``seconds``, of which the ``largest`` is that of one unit. ``sizes`` are those of a piece,
+as the file needs them; ``work`` is left to whoever gathers entries of several files. The ``check`` is that of all before it."""
+
+ALL, END = -1, -1
+
+
+def checks(entries: NDArray[Any]) -> NDArray[np.uint64]:
+    """A number that follows from the fields before it: another one where a bit of them has turned, or where all are zero."""
+    fields = np.frombuffer(entries.tobytes(), dtype="<u8").reshape(len(entries), -1)[:, :_CHECKED]
+    odd = np.arange(1, _CHECKED + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C14) | np.uint64(1)
+    return (fields * odd).sum(axis=1, dtype=np.uint64) + np.uint64(_CHECKED)
+
+
+_CHECKED = int(ENTRY.fields["check"][1]) // 8 if ENTRY.fields else 0
+
+
+def digest_of(entry: Any, content: bytes) -> bytes:
+    """The digest of an entry, but for its ``work``, and of what it tells of."""
+    told = entry.copy()
+    told["work"] = 0
+    state = blake2b(told.tobytes()[: -ENTRY["digest"].itemsize], digest_size=ENTRY["digest"].itemsize)
+    state.update(content)
+    return state.digest()
