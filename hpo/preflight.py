@@ -215,7 +215,8 @@ def is_begun(out: Path) -> bool:
 def as_begun(settings: CampaignSettings, out: Path) -> CampaignSettings:
     """The settings, meaning what they meant to the program that began the campaign in ``out``, where there is one.
 
-    A default space is the one that the campaign began with, whatever it is by now, and as many trials share a process as were chosen then.
+    A default space is the one that the campaign began with, whatever it is by now, as many trials share a process as were chosen then,
+    and a sampler that was the default then goes on.
     """
     saved = read_sealed(out / NAME) if is_begun(out) else {}
     version = saved.get("version") if isinstance(saved, dict) else None
@@ -227,6 +228,9 @@ def as_begun(settings: CampaignSettings, out: Path) -> CampaignSettings:
         begun = _saved_settings(saved, out / NAME)
         search = settings.search.model_copy(update={"together": begun.search.together})
         settings = replace(settings, search=search, together_because=begun.together_because)
+    if settings.search.sampler == "auto" and isinstance(saved, dict) and saved:
+        search = settings.search.model_copy(update={"sampler": _saved_settings(saved, out / NAME).search.sampler})
+        settings = replace(settings, search=search)
     return replace(settings, version=version if isinstance(version, int) else VERSION)
 
 

@@ -1,4 +1,4 @@
-"""Which configuration comes next: Optuna's samplers, asked so that the answer depends on the campaign's history only.
+"""Which configuration comes next: Optuna's samplers and our own for many workers, whose answer depends on the campaign's history only.
 
 Every request has a fresh sampler, seeded by (campaign seed, trial number), over a study that holds the history. So a
 resumed campaign asks exactly as the undisturbed one would, and what Optuna is told can change as trials go on.
@@ -20,6 +20,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from scipy.special import erf, log_ndtr
 
 from hydragnn.errors import InputError
+from hydragnn.hpo.gaussian import Outlook
 from hydragnn.hpo.parameters import Choice, Choices, IntRange, Parameter
 from hydragnn.hpo.scheduling.scheduler import State, Trial
 from hydragnn.hpo.settings import CampaignSettings
@@ -34,6 +35,9 @@ STARTUP = 10
 HISTORY = 300
 """So many trials at most teach a model."""
 
+WIDE = 64
+"""With so many attempts at once or more, ``auto`` is the Gaussian process; docs/search.md has what both find."""
+
 STAND_IN = 1_000_000
 """Draws of stand-ins begin here, so that they are none of the sampler's own."""
 
@@ -45,6 +49,8 @@ class History:
     trials: tuple[Trial, ...] = ()
     """In the order of their numbers; empty before there are results enough to learn from."""
     rungs: tuple[int, ...] = ()
+    width: int = 1
+    """So many attempts can run at once."""
 
 
 Distributions = dict[str, BaseDistribution]
@@ -62,7 +68,7 @@ def proposals(
 
     The same history gives the same answer. For each, those before it are trials without a result.
     """
-    taken, points, ask = set(known), list[Point](), _ask_of(settings)
+    taken, points, ask = set(known), list[Point](), _ask_of(settings, history)
     for number in range(first, first + count):
         point = proposal(settings, space, history, number, taken, ask)
         if point is None:
@@ -83,7 +89,7 @@ def proposal(
     ask: Ask | None = None,
 ) -> Point | None:
     """A valid configuration for trial ``number`` that is not ``known``; None where there seems to be none left."""
-    ask = ask or _ask_of(settings)
+    ask = ask or _ask_of(settings, history)
     for draw in range(DRAWS):
         point = (ask if draw < DRAWS // 2 else random_ask)(settings, space, history, number, draw)
         if point_key(point) not in known and _is_valid(settings, space, point, number):
@@ -118,6 +124,28 @@ def sobol_ask(settings: CampaignSettings, space: Space, history: History, number
     return space.point(lambda path, parameter: value_at(parameter, fractions[path]))
 
 
+class LearnedSampler(optuna.samplers.TPESampler):
+    """Optuna's, which takes the numbers of a trial from where they are kept, and not from the trial at every request.
+
+    An Optuna that asks for them otherwise is left as it is.
+    """
+
+    numbers: dict[int, dict[str, int | float]]
+    """Of every trial, as Optuna's estimators have them."""
+
+    def _get_internal_repr(
+        self, trials: list[FrozenTrial], search_space: Distributions, study: optuna.Study
+    ) -> dict[str, np.ndarray]:
+        rows = [row for trial in trials if search_space.keys() <= (row := self._row(trial)).keys()]
+        return {path: np.asarray([row[path] for row in rows]) for path in search_space}
+
+    def _row(self, trial: FrozenTrial) -> dict[str, int | float]:
+        if trial.number not in self.numbers:
+            allowed, params = trial.distributions, trial.params
+            self.numbers[trial.number] = {p: allowed[p].to_internal_repr(value) for p, value in params.items()}
+        return self.numbers[trial.number]
+
+
 class ParzenEstimators:
     """Tree-structured Parzen estimators (Bergstra et al. 2011), joint over the parameters that occur together.
 
@@ -133,12 +161,14 @@ class ParzenEstimators:
         self._learn(space, history)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # multivariate, constant_liar
-            self._study.sampler = optuna.samplers.TPESampler(
+            sampler = LearnedSampler(
                 seed=_seed(settings.search.seed, number, draw),
                 n_startup_trials=num_random(settings),
                 multivariate=True,
                 constant_liar=True,
             )
+        sampler.numbers = self._numbers
+        self._study.sampler = sampler
         return _suggest(space, self._study, self._asked, self._groups)
 
     def _begin(self) -> None:
@@ -146,6 +176,7 @@ class ParzenEstimators:
         self._study = study_of([])
         self._asked = _asked(self._study)
         self._groups: list[Distributions] = []
+        self._numbers: dict[int, dict[str, int | float]] = {}
 
     def _learn(self, space: Space, history: History) -> None:
         if history.trials[: len(self._told)] != self._told:
@@ -180,28 +211,41 @@ def use_compiled_tails() -> None:
         names |= {name: compiled for name, compiled in (("_log_ndtr", log_ndtr), ("erf", erf)) if name in names}
 
 
-def gp_ask(settings: CampaignSettings, space: Space, history: History, number: int, draw: int) -> Point:
-    """A Gaussian process with expected improvement; every trial counts with its value at the last rung it passed."""
-    sampler = optuna.samplers.GPSampler(
-        seed=_seed(settings.search.seed, number, draw),
-        n_startup_trials=num_random(settings),
-        warn_independent_sampling=False,
-    )
-    trials = ((trial.values, trial.value) for trial in history.trials)
-    study = study_of((valued_trial(space, values, v) for values, v in trials if v is not None), sampler)
-    asked = _asked(study)
-    return _suggest(space, study, asked, [sampler.infer_relative_search_space(study, asked)])
+class GaussianProcess:
+    """A Gaussian process, fit once for an answer; every request weighs what is not known in its own way (``gaussian.py``)."""
+
+    def __init__(self) -> None:
+        self._told: tuple[Trial, ...] | None = None
+
+    def __call__(self, settings: CampaignSettings, space: Space, history: History, number: int, draw: int) -> Point:
+        """The best candidate that nobody has; at further draws the next ones. A random point before there are results enough."""
+        if not history.trials:
+            return random_ask(settings, space, history, number, draw)
+        self._learn(settings, space, history, number)
+        if draw == 0:
+            generator = np.random.default_rng(_seed(settings.search.seed, number, 1))
+            self._ranked = self._outlook.ranked(generator)
+        return self._ranked[draw] if draw < len(self._ranked) else random_ask(settings, space, history, number, draw)
+
+    def _learn(self, settings: CampaignSettings, space: Space, history: History, number: int) -> None:
+        if self._told is None or history.trials[: len(self._told)] != self._told:
+            generator = np.random.default_rng(_seed(settings.search.seed, number, 0))
+            self._outlook = Outlook(space, history.trials, generator)
+        else:
+            for trial in history.trials[len(self._told) :]:
+                self._outlook.expect(trial.values)
+        self._told = history.trials
 
 
-SAMPLERS: dict[str, Ask | type[ParzenEstimators]] = {
+SAMPLERS: dict[str, Ask | type[ParzenEstimators] | type[GaussianProcess]] = {
     "tpe": ParzenEstimators,
-    "gp": gp_ask,
+    "gp": GaussianProcess,
     "qmc": sobol_ask,
     "random": random_ask,
 }
 """How each finds one configuration, or what is made for every answer and finds them."""
 
-MODELS = ("tpe", "gp")
+MODELS = ("auto", "tpe", "gp")
 """The samplers that learn; before they have results enough, they draw at random."""
 
 
@@ -220,12 +264,12 @@ def frozen_trial(space: Space, rungs: tuple[int, ...], trial: Trial, unfinished:
     )
 
 
-def study_of(trials: Iterable[FrozenTrial], sampler: optuna.samplers.BaseSampler | None = None) -> optuna.Study:
+def study_of(trials: Iterable[FrozenTrial]) -> optuna.Study:
     """A study in memory that holds the trials, minimising."""
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)  # "A new study created" at every request otherwise
     try:
-        study = optuna.create_study(sampler=sampler)
+        study = optuna.create_study()
     finally:
         optuna.logging.set_verbosity(verbosity)
     study.add_trials(trials)
@@ -263,8 +307,9 @@ def valued_trial(space: Space, values: Point, value: float) -> FrozenTrial:
     )
 
 
-def _ask_of(settings: CampaignSettings) -> Ask:
-    found = SAMPLERS[settings.search.sampler]
+def _ask_of(settings: CampaignSettings, history: History) -> Ask:
+    name = settings.search.sampler
+    found = SAMPLERS[("gp" if history.width >= WIDE else "tpe") if name == "auto" else name]
     return found() if isinstance(found, type) else found
 
 
@@ -291,7 +336,7 @@ def history_of(settings: CampaignSettings, state: State) -> History:
     numbers = set(state.trials) if len(state.trials) <= HISTORY else {*_best_and_spread(state), *_latest_open(state)}
     trials = (state.trials[number] for number in sorted(numbers))
     told = tuple(trial for trial in trials if trial.values and trial.status != "lost")
-    return History(trials=told, rungs=state.plan.rungs)
+    return History(trials=told, rungs=state.plan.rungs, width=len(state.slots) // max(1, state.least))
 
 
 def _best_and_spread(state: State) -> set[int]:

@@ -49,6 +49,7 @@ class Question:
             "count": self.count,
             "trials": trials,
             "rungs": self.history.rungs,
+            "width": self.history.width,
             "known": list(known),
         }
 
@@ -59,7 +60,7 @@ class Question:
             Trial(number=number, status=status, values=values, results=tuple(results))
             for number, status, values, results in value["trials"]
         )
-        history = History(trials=trials, rungs=tuple(value["rungs"]))
+        history = History(trials=trials, rungs=tuple(value["rungs"]), width=value["width"])
         return cls(first=value["first"], count=value["count"], history=history)
 
 

@@ -25,8 +25,9 @@ class SearchSettings(Settings):
     trials: int = Field(default=24, ge=1)
     """Configurations to try, those that fail included."""
 
-    sampler: Literal["tpe", "gp", "qmc", "random"] = "tpe"
-    """tpe: Parzen estimators; gp: Gaussian process; qmc: scrambled Sobol points; random: independent draws."""
+    sampler: Literal["auto", "tpe", "gp", "qmc", "random"] = "auto"
+    """auto: gp where 64 trials or more can run at once, otherwise tpe; tpe: Parzen estimators; gp: Gaussian process;
+    qmc: scrambled Sobol points; random: independent draws."""
 
     seed: int = Field(default=0, ge=0)
     """Seed of the sampler; with one worker the whole campaign is a function of it."""

@@ -20,7 +20,9 @@ from hydragnn.hpo import (
 )
 from hydragnn.hpo.journal import Journal, read_journal
 from hydragnn.hpo.launching.attempts import log_tail
+from hydragnn.hpo.preflight import as_begun, check_folder, write_settings
 from hydragnn.hpo.scheduling.events import Failed
+from hydragnn.hpo.space import space_of
 from hydragnn.hpo.status import campaign_status
 from hydragnn.runs.attempt import shown_epochs
 
@@ -282,3 +284,14 @@ def test_the_optuna_study_on_disk_says_what_the_journal_says(
     assert stored() == expected
     run_search(settings(), out, launcher=fake_launcher(), resume=True)
     assert stored() == expected
+
+
+def test_a_campaign_goes_on_with_the_sampler_that_was_the_default_when_it_began(
+    settings: Settings, tmp_path: Path
+) -> None:
+    for name in ("tpe", "auto"):
+        write_settings(settings(sampler=name), [], tmp_path / name)
+        resumed = as_begun(settings(sampler="auto"), tmp_path / name)
+        assert resumed.search.sampler == name
+        assert check_folder(resumed, space_of(resumed.search.space), tmp_path / name, resume=True) == []
+    assert as_begun(settings(sampler="gp"), tmp_path / "tpe").search.sampler == "gp", "what a file says is compared"

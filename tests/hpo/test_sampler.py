@@ -9,7 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hydragnn.hpo.sampler import MODELS, SAMPLERS, History, history_of, proposal, proposals, use_compiled_tails
+from hydragnn.hpo.sampler import (
+    HISTORY,
+    MODELS,
+    SAMPLERS,
+    WIDE,
+    History,
+    history_of,
+    proposal,
+    proposals,
+    use_compiled_tails,
+)
 from hydragnn.hpo.sampler_process import Question, SamplerProcess
 from hydragnn.hpo.scheduling.events import Event, Opened, Plan, Proposed, Reached
 from hydragnn.hpo.scheduling.scheduler import State, Trial, transition
@@ -84,39 +94,40 @@ def test_a_finite_space_is_exhausted_without_repetition(settings: Any) -> None:
     assert proposal(campaign, space, history_of(campaign, state), 3, keys(state)) is None
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "gp"])
-def test_what_a_sampler_is_told_does_not_grow_with_the_campaign_and_holds_the_best(
-    settings: Any, sampler: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from hydragnn.hpo import sampler as module
-
-    campaign = settings(sampler=sampler, space={"train.learning_rate": RATE}, trials=5000)
-    studies: list[dict[float, str]] = []
-
-    def spy(space: Any, study: Any, asked: Any, groups: Any) -> Any:
-        studies.append(
-            {
-                trial.params["train.learning_rate"]: trial.state.name
-                for trial in study.trials
-                if trial.number != asked.number
-            }
-        )
-        return {"train.learning_rate": 0.09}
-
-    monkeypatch.setattr(module, "_suggest", spy)
-    values = [1e-5 * (1 + number) for number in range(2000)]
+def test_what_a_sampler_is_told_does_not_grow_with_the_campaign_and_holds_the_best(settings: Any) -> None:
+    campaign = settings(sampler="tpe", space={"train.learning_rate": RATE}, trials=5000)
     state, _ = transition(State(), Opened(plan=Plan(trials=5000, rungs=(1, 2), reduction=9999), slots=("a", "b")), 0.0)
-    for number, value in enumerate(values):
-        state, _ = transition(state, Proposed(trial=number, values={"train.learning_rate": value}), 0.0)
+    for number in range(2000):
+        values = {"train.learning_rate": 1e-5 * (1 + number)}
+        state, _ = transition(state, Proposed(trial=number, values=values), 0.0)
         if number != 1999:
             error = float(7 * number % 1999)
             state, _ = transition(state, Reached(trial=number, attempt=1, epochs=1, value=error), 0.0)
     history = history_of(campaign, state)
-    assert proposal(campaign, space_of(campaign.search.space), history, 2000, set()) is not None
-    assert len(studies[0]) <= module.HISTORY
-    best = [number for number in range(1999) if 7 * number % 1999 < 50]
-    assert {values[number] for number in best} <= set(studies[0])
-    assert ("RUNNING" in studies[0].values()) == (sampler == "tpe"), "constant liars know what runs"
+    assert len(history.trials) <= HISTORY
+    best = {number for number in range(1999) if 7 * number % 1999 < 50}
+    assert best <= {trial.number for trial in history.trials}
+    assert history.trials[-1].number == 1999, "what runs is told, too"
+    assert history.width == 2
+
+
+@pytest.mark.parametrize(("width", "sampler"), [(1, "tpe"), (WIDE - 1, "tpe"), (WIDE, "gp")])
+def test_the_default_sampler_is_the_gaussian_process_where_many_trials_run_at_once(
+    settings: Any, width: int, sampler: str
+) -> None:
+    points = asked(settings(sampler="random", space=SPACE), 12)
+    trials = tuple(
+        Trial(number=number, status="paused", values=values, results=(error(values),))
+        for number, values in enumerate(points)
+    )
+    history, space = History(trials=trials, rungs=(1, 2), width=width), space_of(settings(space=SPACE).search.space)
+    known = set(map(point_key, points))
+    by_name = {
+        name: proposals(settings(sampler=name, space=SPACE), space, history, 12, 3, known)
+        for name in ("auto", "tpe", "gp")
+    }
+    assert by_name["auto"] == by_name[sampler]
+    assert by_name["tpe"] != by_name["gp"]
 
 
 def test_a_sampler_process_that_dies_or_hangs_is_replaced_and_the_answer_is_the_same(

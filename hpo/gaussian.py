@@ -1,0 +1,267 @@
+"""A Gaussian process over a conditional space, for many workers: one fit serves all requests of an answer.
+
+A trial is a point of the unit cube, where an inactive range lies in its middle. Its result counts by its place among all
+results, as a quantile of the normal distribution, so that neither the objective's scale nor what diverged matters
+(Salinas et al. 2020, arXiv:1909.13595). The kernel is Matern's with nu = 5/2 and a length for every parameter, found with the noise by
+the maximum of the posterior (Rasmussen and Williams 2006, sections 4.2, 5.4). A request takes the candidate with the lowest
+mean - kappa deviation, with a kappa of its own from an exponential distribution (Egele et al. 2023, arXiv:2207.00479): some
+refine what is good, others look where nobody was. What runs narrows the deviation around itself and leaves the mean
+(Desautels et al. 2014, JMLR 15).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import cho_solve, cholesky, solve_triangular
+from scipy.optimize import minimize
+from scipy.special import ndtri
+from scipy.stats import rankdata
+
+from hydragnn.hpo.parameters import Choices, FloatRange, IntRange, Parameter
+from hydragnn.hpo.scheduling.scheduler import Trial
+from hydragnn.hpo.space import Point, Space, point_key, random_point, value_at
+
+Matrix = NDArray[np.float64]
+
+FITTED = 200
+"""So many results at most decide on lengths and noise: the better half, and others spread evenly over the rest."""
+
+STEPS = 15
+"""Iterations of the search for lengths and noise."""
+
+CANDIDATES = 400
+"""So many are drawn at random, as many near good trials, and as many near the best of these."""
+
+PARENTS = 20
+"""So many good points are changed."""
+
+KAPPA = 1.0
+"""Mean of the weight of what is not known."""
+
+FOCUSED = 0.2
+"""Share of the requests that look at one choice only, drawn at random, so that none is given up after a few bad results."""
+
+LEAST_NOISE = 1e-6
+
+
+class Coordinates:
+    """Points as rows of numbers: a range has one column, a choice one for each of its values."""
+
+    def __init__(self, space: Space) -> None:
+        self._places: list[tuple[str, Parameter, int]] = []
+        parameter_of: list[int] = []
+        for number, (path, parameter) in enumerate(space.parameters.items()):
+            self._places.append((path, parameter, len(parameter_of)))
+            parameter_of += [number] * (len(parameter.choices) if isinstance(parameter, Choices) else 1)
+        self.parameter_of = np.array(parameter_of)
+        """The number of the parameter that each column belongs to."""
+        chosen = (number for number, (_, one, _) in enumerate(self._places) if isinstance(one, Choices))
+        self.choices = np.flatnonzero(np.isin(self.parameter_of, list(chosen)))
+        """The columns of choices."""
+
+    def ranges(self, points: Sequence[Point]) -> Matrix:
+        """Where points lie in ranges; nothing is meant by the numbers of choices: [points, parameters]."""
+        first = np.searchsorted(self.parameter_of, np.arange(len(self._places)))
+        return self.of(points)[:, first]
+
+    def of(self, points: Sequence[Point]) -> Matrix:
+        """The rows of points, in which two different choices are at distance 1: [points, columns]."""
+        rows = np.zeros((len(points), len(self.parameter_of)))
+        for path, parameter, column in self._places:
+            active = np.array([path in point for point in points], dtype=bool)
+            values = [point[path] for point in points if path in point]
+            if isinstance(parameter, Choices):
+                rows[active, [column + parameter.choices.index(value) for value in values]] = math.sqrt(0.5)
+            else:
+                rows[:, column] = 0.5
+                rows[active, column] = fractions_of(parameter, np.array(values, dtype=np.float64))
+        return rows
+
+
+def fractions_of(parameter: FloatRange | IntRange, values: Matrix) -> Matrix:
+    """Where values lie in a range, on its scale; the middle where the range is one value.
+
+    >>> fractions_of(FloatRange(low=1e-4, high=1e-2, log=True), np.array([1e-3])).round(12).tolist()
+    [0.5]
+    """
+    ends = np.array([parameter.low, parameter.high], dtype=np.float64)
+    (low, high), here = (np.log(ends), np.log(values)) if parameter.log else (ends, values)
+    return np.asarray((here - low) / (high - low) if high > low else np.full_like(here, 0.5))
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """Matern's kernel with nu = 5/2, and the noise of what it explains."""
+
+    scales: Matrix
+    """One over the length of each column's parameter: [columns]."""
+    variance: float
+    noise: float
+
+    def between(self, rows: Matrix, columns: Matrix) -> Matrix:
+        """The covariance of scaled points: [rows, columns]."""
+        squares = (rows * rows).sum(1)[:, None] + (columns * columns).sum(1) - 2 * rows @ columns.T
+        return self.variance * matern(np.sqrt(5 * np.maximum(squares, 0.0)))
+
+
+def matern(distances: Matrix) -> Matrix:
+    """Matern's correlation with nu = 5/2 at distances in units of length / sqrt(5)."""
+    return np.asarray((1 + distances + distances * distances / 3) * np.exp(-distances))
+
+
+def likely_kernel(points: Matrix, scores: Matrix, parameter_of: NDArray[np.int64]) -> Kernel:
+    """The kernel that explains scores best, given what is likely of any objective; logarithms of all its numbers are normal a priori."""
+    parameters, identity = int(parameter_of[-1]) + 1, np.eye(len(points))
+    squares = np.zeros((parameters, len(points), len(points)))
+    for column, parameter in enumerate(parameter_of):
+        squares[parameter] += (points[:, None, column] - points[None, :, column]) ** 2
+    flat = squares.reshape(parameters, -1)
+    # lengths grow with the square root of the dimension, as distances do (Hvarfner et al. 2024, arXiv:2402.02229)
+    likely = np.array([math.log(0.5) + 0.5 * math.log(parameters)] * parameters + [0.0, -4.0])
+    spread = np.array([1.0] * parameters + [1.0, 1.5])
+
+    def improbability(logs: Matrix) -> tuple[float, Matrix]:
+        """Minus the logarithm of the posterior, and its gradient."""
+        weights, variance, noise = np.exp(-2 * logs[:-2]), math.exp(logs[-2]), math.exp(logs[-1])
+        distances = np.sqrt(5 * (weights @ flat)).reshape(identity.shape)
+        correlation = matern(distances)
+        factor = np.linalg.cholesky(variance * correlation + (noise + LEAST_NOISE) * identity)
+        inverse = cho_solve((factor, True), identity, check_finite=False)
+        explained = inverse @ scores
+        surprise = np.outer(explained, explained) - inverse  # R. & W. eq. 5.9
+        slope = surprise * variance * 5 / 3 * (1 + distances) * np.exp(-distances)
+        away = (logs - likely) / spread
+        gradient = away / spread
+        gradient[:-2] -= 0.5 * weights * (flat @ slope.ravel())
+        gradient[-2] -= 0.5 * variance * float((surprise * correlation).sum())
+        gradient[-1] -= 0.5 * noise * float(np.trace(surprise))
+        value = 0.5 * scores @ explained + np.log(np.diag(factor)).sum() + 0.5 * away @ away
+        return float(value), gradient
+
+    bounds = [(-4.0, 4.0)] * parameters + [(-3.0, 3.0), (-9.0, 1.0)]
+    options = {"maxiter": STEPS}
+    logs = minimize(improbability, likely, jac=True, method="L-BFGS-B", bounds=bounds, options=options).x
+    return Kernel(np.exp(-logs[:-2])[parameter_of], math.exp(logs[-2]), math.exp(logs[-1]) + LEAST_NOISE)
+
+
+def normal_scores(trials: Sequence[Trial]) -> Matrix:
+    """The place of each trial among all, as a quantile of the normal distribution with variance 1; equal ones have one place.
+
+    Those at the highest rung come first, as TPE has it; those that failed, last.
+    """
+    values = [trial.results[-1] if trial.results else math.inf for trial in trials]
+    keys = [(t.status == "failed", -len(t.results), math.inf if math.isnan(v) else v) for t, v in zip(trials, values)]
+    places = {key: place for place, key in enumerate(sorted(set(keys)))}
+    scores = np.asarray(ndtri((rankdata([places[key] for key in keys]) - 0.5) / len(keys)))
+    return np.asarray(scores / (scores.std() or 1.0))
+
+
+class Outlook:
+    """What the results of a campaign promise of candidates, found once and asked for many requests."""
+
+    def __init__(self, space: Space, trials: Sequence[Trial], generator: np.random.Generator) -> None:
+        """``trials``: with results, failed, or still without."""
+        self._space, self._coordinates = space, Coordinates(space)
+        judged = [trial for trial in trials if trial.results or trial.status == "failed"]
+        told = self._coordinates.of([trial.values for trial in judged])
+        scores = normal_scores(judged)
+        few = _some(scores)
+        self._kernel = likely_kernel(told[few], scores[few], self._coordinates.parameter_of)
+        open_points = [trial.values for trial in trials if not trial.results and trial.status != "failed"]
+        self._known = np.concatenate([told, self._coordinates.of(open_points)]) * self._kernel.scales
+        covariance = self._kernel.between(self._known, self._known)
+        covariance[np.diag_indices_from(covariance)] += self._kernel.noise
+        self._factor = cholesky(covariance, lower=True, check_finite=False)
+        half = (self._factor[: len(told), : len(told)], True)
+        self._explained = cho_solve(half, scores, check_finite=False)  # what runs says nothing of the mean
+        self._choices = self._coordinates.choices
+        parents = [judged[index].values for index in self._leaders(told)]
+        points, rows = self._candidates(parents, generator)
+        keys = {point_key(trial.values) for trial in trials}
+        self._index = {key: index for index, key in enumerate(map(point_key, points))}  # of equal ones, the last
+        self._free = np.zeros(len(points), dtype=bool)
+        self._free[[index for key, index in self._index.items() if key not in keys]] = True
+        self._points, self._rows = points, rows * self._kernel.scales
+        shared = self._kernel.between(self._known, self._rows)
+        self._means = shared[: len(told)].T @ self._explained
+        self._seen: Matrix = solve_triangular(self._factor, shared, lower=True, check_finite=False)
+        self._variances = np.maximum(self._kernel.variance - (self._seen**2).sum(0), 1e-12)
+
+    def ranked(self, generator: np.random.Generator) -> list[Point]:
+        """Candidates that nobody has, the most promising for a request first; the generator draws what this request looks for."""
+        bounds = self._means - generator.exponential(KAPPA) * np.sqrt(self._variances)
+        focused, choice = generator.random() < FOCUSED, generator.choice(self._choices) if len(self._choices) else None
+        of_choice = self._rows[:, choice] > 0 if focused and choice is not None else self._free
+        order = np.lexsort((bounds, ~of_choice))  # those of the choice first
+        return [self._points[index] for index in order if self._free[index]]
+
+    def expect(self, point: Point) -> None:
+        """Take it that a result of a candidate is on its way; nothing where it is none."""
+        index = self._index.get(point_key(point))
+        if index is None:
+            return
+        self._free[index] = False
+        shared = self._kernel.between(self._rows, self._rows[index : index + 1])[:, 0]
+        left = shared - self._seen.T @ self._seen[:, index]
+        row = left / math.sqrt(float(self._variances[index]) + self._kernel.noise)
+        self._seen = np.concatenate([self._seen, row[None]])
+        self._variances = np.maximum(self._variances - row * row, 1e-12)
+
+    def _mean(self, rows: Matrix) -> Matrix:
+        known = self._known[: len(self._explained)]
+        return np.asarray(self._kernel.between(rows * self._kernel.scales, known) @ self._explained)
+
+    def _leaders(self, rows: Matrix) -> list[int]:
+        """Which rows have the lowest means, and which the lowest with each choice."""
+        order = np.argsort(self._mean(rows), kind="stable")
+        of_choices = (order[rows[order, column] > 0][:1] for column in self._choices)
+        return list(dict.fromkeys([*order[:PARENTS].tolist(), *(int(index) for few in of_choices for index in few)]))
+
+    def _candidates(self, parents: Sequence[Point], generator: np.random.Generator) -> tuple[list[Point], Matrix]:
+        """Random points and such near parents, the better half of them and some others, and points near the best of them; and their rows."""
+        drawn = [random_point(self._space, generator) for _ in range(CANDIDATES)]
+        drawn += self._changed(parents, CANDIDATES, (-2.0, -0.5), generator)
+        rows = self._coordinates.of(drawn)
+        order = np.argsort(self._mean(rows), kind="stable")
+        others = generator.permutation(len(drawn))[: CANDIDATES // 2]
+        kept = list(dict.fromkeys([*order[:CANDIDATES].tolist(), *others.tolist()]))
+        near = self._changed([drawn[index] for index in self._leaders(rows)], CANDIDATES, (-2.3, -0.8), generator)
+        return [drawn[i] for i in kept] + near, np.concatenate([rows[kept], self._coordinates.of(near)])
+
+    def _changed(
+        self, parents: Sequence[Point], count: int, exponents: tuple[float, float], generator: np.random.Generator
+    ) -> list[Point]:
+        """Points near parents, the first ones oftener: one value or more is changed, a range's by a step of 10 to an exponent in between."""
+        numbers = {path: number for number, path in enumerate(self._space.parameters)}
+        chosen = (len(parents) * generator.random(count) ** 2).astype(int)
+        steps = 10 ** generator.uniform(*exponents, (count, 1)) * generator.normal(size=(count, len(numbers)))
+        draws, others = generator.random((2, count, len(numbers)))
+        change = draws < generator.random((count, 1))
+        change[np.arange(count), generator.integers(len(numbers), size=count)] = True
+        moved = np.clip(self._coordinates.ranges(parents)[chosen] + steps, 0.0, 1.0 - 1e-9)
+
+        def changed(row: int) -> Point:
+            parent, new = parents[chosen[row]], change[row]
+
+            def value_of(path: str, parameter: Parameter) -> Any:
+                number = numbers[path]
+                if path in parent and not new[number]:
+                    return parent[path]
+                fresh = path not in parent or isinstance(parameter, Choices)
+                return value_at(parameter, float((others if fresh else moved)[row, number]))
+
+            return self._space.point(value_of)
+
+        return [changed(row) for row in range(count)]
+
+
+def _some(scores: Matrix) -> NDArray[np.int64]:
+    """Which results decide on the kernel."""
+    order = np.argsort(scores, kind="stable")
+    half = FITTED // 2
+    rest = order[half:]
+    return order if len(order) <= FITTED else np.concatenate([order[:half], rest[:: -(-len(rest) // half)]])
