@@ -2,7 +2,8 @@
 
 A line is on disk before its consequences happen. Reading applies decisions and makes none, so that every version reads what another
 wrote: ``then`` holds what an event changed (``scheduling/changes.py``, put in place by ``scheduling/replay.py``), ``line`` counts lines, and every opening says format and program.
-Lines of the first format have the event alone; they are decided again, and the next opening writes the whole state down. The last
+Lines of the first format have the event alone; the rules of version 1, which never change, decide about them again
+(``scheduling/first``), and the next opening writes the whole state down. The last
 line may be torn by a kill, a full disk or a power cut and is then dropped; any other damage is an error: what a line said had
 consequences, and what follows it cannot be trusted.
 """
@@ -26,8 +27,9 @@ from hydragnn.files import flush_directory, lock_file, open_regular
 from hydragnn.hpo.scheduling.changes import Changes
 from hydragnn.hpo.scheduling.events import DECODER as EVENT
 from hydragnn.hpo.scheduling.events import KINDS, Event, Opened, Tick, event_from_json, event_to_json
+from hydragnn.hpo.scheduling.first import first_transition
 from hydragnn.hpo.scheduling.replay import Replay, concerned
-from hydragnn.hpo.scheduling.scheduler import State, Trial, transition
+from hydragnn.hpo.scheduling.scheduler import State, Trial
 
 NAME = "journal.jsonl"
 
@@ -37,6 +39,9 @@ TICK = Tick()
 
 YOUNG = 2_000
 """So many new objects are searched for circular garbage at once; that takes less than a millisecond."""
+
+MANY = 50 * YOUNG
+"""New objects that come of a journal only."""
 
 
 class Entry(NamedTuple):
@@ -106,7 +111,7 @@ def replay(path: Path, follow: Callable[[Sequence[Trial], Event, Replay], None] 
 def courses(path: Path, entries: Sequence[Entry]) -> Iterator[tuple[Sequence[Trial], Entry, Replay]]:
     """Every entry with the trials that it concerns as they were before it, and the campaign after it, which is always the same object.
 
-    Entries that today's rules cannot follow are left out where a whole state comes later.
+    Entries that the rules of version 1 cannot follow are left out where a whole state comes later.
     """
     wholes = [number for number, entry in enumerate(entries) if entry.then is not None and entry.then.get("whole")]
     campaign = Replay()
@@ -122,7 +127,7 @@ def follows(campaign: Replay, entry: Entry, path: Path, number: int) -> bool:
     """Let an entry happen to a campaign; False where it does not follow from those before it."""
     if entry.then is None:
         state = campaign.state
-        after, actions = transition(state, entry.event, entry.time)
+        after, actions = first_transition(state, entry.event, entry.time)
         if after is state and not actions:
             return False
         campaign.become(after)
@@ -254,12 +259,14 @@ def young_garbage_only() -> Iterator[None]:
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Python does not look for circular garbage: what comes of a journal is a large value without circles."""
+    """Python does not look for circular garbage: what comes of a journal is a large value without circles, in which it never looks."""
     enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
+        if gc.get_count()[0] > MANY:
+            gc.freeze()
         if enabled:
             gc.enable()
 

@@ -187,6 +187,7 @@ class TimelineBuilder:
 
     def observe(self, before: Sequence[Trial], event: Event, after: State | Replay, now: float) -> None:
         """Note what an event changed; ``before``: the trials that it concerns, as they were."""
+        health = after.health
         if isinstance(event, Opened):
             self._on_opened(before, event, now)
         else:
@@ -194,13 +195,14 @@ class TimelineBuilder:
                 self._busy += self._busy_slots * (now - self._since)
             if before and isinstance(event, ENDS):
                 self._on_end(before[0], after, event, now)
-        self._since = max(now, self._since)
-        if after.health is not self._health:
-            self._health = after.health
+        if now > self._since:
+            self._since = now
+        if health is not self._health:
+            self._health = health
             self._compare_health(now)
         if now > self._ended:
             self._ended = now
-        self._busy_slots = len(after.slots) - len(after.free) - after.health.held
+        self._busy_slots = len(after.slots) - len(after.free) - health.held
         self.campaign = after
 
     def timeline(self, now: float | None = None) -> Timeline:

@@ -2,7 +2,7 @@
 
 ``events`` are what happens and what is asked for, ``state`` is the value, ``scheduler`` takes the step. Of its rules,
 ``filling`` says who is next and, by ``sizing``, on how many slots, ``health`` on which nodes, ``trouble`` whether the machine
-itself is to blame. ``ordered`` and ``node_health`` keep changes of a large campaign cheap. Nothing else of ``hydragnn.hpo``
+itself is to blame; ``first`` has the rules of version 1 for its journals. ``ordered`` and ``node_health`` keep changes of a large campaign cheap. Nothing else of ``hydragnn.hpo``
 is imported here.
 """
 

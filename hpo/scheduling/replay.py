@@ -24,6 +24,9 @@ PLACED = frozenset({"trials", "nodes", "waiting", "free", "whole"})
 MEMBERS = {name: hint for name, hint in get_type_hints(State).items() if name not in INDEXED}
 """The types of those."""
 
+KNOWN = PLACED | MEMBERS.keys()
+"""Everything that a change can be about."""
+
 
 class Replay:
     """A campaign while it is read, changed in place; ``state`` is the value that it has come to.
@@ -35,7 +38,7 @@ class Replay:
         self.become(State() if state is None else state)
 
     def become(self, state: State) -> None:
-        """Be what the rules decided about an event that is without decisions in its journal."""
+        """Be what the rules of version 1 decided about an event that is without decisions in its journal."""
         self._state: State | None = state
         self._own = False
         """True where trials, free slots and the line of those that wait are ours to change."""
@@ -89,9 +92,9 @@ class Replay:
             if isinstance(event, Opened):
                 self.plan, self.slots, self.nodes = event.plan, event.slots, nodes_of(event.slots)
                 self._levels = self._levels or len(event.plan.rungs)
-            for name, value in changes.items():
-                if name not in PLACED:
-                    self._members[name] = MEMBERS[name], value
+            if not changes.keys() <= KNOWN:
+                raise KeyError(*sorted(changes.keys() - KNOWN))
+            self._members.update(changes)
             if "trials" in changes:
                 self._trials.change(changes["trials"])
             if "free" in changes:
@@ -110,7 +113,8 @@ class Replay:
         self.trials = self._trials = Trials(state.trials)
         self.free = FreeSlots(state.free)
         self._waiting = list(state.waiting)
-        self._members: dict[str, tuple[Any, Any]] = {}
+        self._members: Changes = {}
+        """The latest changes of all kinds; those that have a place of their own are in it too, and mean nothing there."""
         self._base, self._own = state, True
 
     def _change_nodes(self, nodes: Mapping[str, dict[str, Any] | None]) -> None:
@@ -136,7 +140,7 @@ class Replay:
             rungs=_rungs(trials.values(), self._levels),
             waiting=tuple(self._waiting),
             touched=None,
-            **{name: _value(hint, value) for name, (hint, value) in self._members.items()},
+            **{name: _value(hint, self._members[name]) for name, hint in MEMBERS.items() if name in self._members},
         )
 
 
@@ -144,48 +148,47 @@ class Trials(Mapping[int, Trial]):
     """Trials that change in place: a change is members in a table, and a value is made of them where somebody asks for it."""
 
     def __init__(self, trials: Mapping[int, Trial]) -> None:
-        self._built: dict[int, Trial | None] = dict(trials)
-        """None where a trial has changed since somebody asked."""
-        self._members: dict[int, dict[str, Any]] = {}
+        self._values = dict(trials)
+        """Those that did not change since they were made."""
+        self._members: dict[int, dict[str, Any]] = {number: {} for number in trials}
+        """Members of those that changed; empty for the others."""
 
     def __getitem__(self, number: int) -> Trial:
-        trial = self._built[number]
+        members = self._members[number]
+        trial = self._values.get(number)
         if trial is None:
             try:
-                trial = self._built[number] = _value(Trial, self._members[number])
+                trial = self._values[number] = _value(Trial, members)
             except ValueError as error:
                 raise misfit(error, f"trial {number}: ") from error
         return trial
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._built)
+        return iter(self._members)
 
     def __len__(self) -> int:
-        return len(self._built)
+        return len(self._members)
 
     def change(self, changes: Mapping[str, dict[str, Any] | None]) -> None:
         """Give members of trials, by their numbers, other values; None: the trial is gone. KeyError for one that is not there."""
         for key, changed in changes.items():
             number = int(key)
+            value = self._values.pop(number, None)
             if changed is None:
-                del self._built[number]
-                self._members.pop(number, None)
+                del self._members[number]
                 continue
             members = self._members.get(number)
-            if members is None:
-                before = self._built.get(number)
-                members = self._members[number] = {"number": number} if before is None else asdict(before)
+            if not members:
+                members = self._members[number] = {"number": number} if value is None else asdict(value)
             members.update(changed)
-            self._built[number] = None
 
     def status(self, number: int) -> str:
         """The status of a trial, without making a value of it."""
-        trial = self._built[number]
-        return str(self._members[number]["status"]) if trial is None else trial.status
+        return str(self._members[number]["status"]) if number not in self._values else self._values[number].status
 
     def built(self) -> dict[int, Trial]:
         """All of them as values."""
-        return {number: self[number] for number in self._built}
+        return {number: self[number] for number in self._members}
 
 
 class FreeSlots:
@@ -223,12 +226,12 @@ class FreeSlots:
 
 def concerned(campaign: State | Replay, event: Event) -> tuple[Trial, ...]:
     """The trials whose attempts an event ends, as they are before: all that run where a controller begins; none where it no longer matters."""
-    if isinstance(event, Opened):
-        return tuple(campaign.running)
     if isinstance(event, ENDS):
         trial = campaign.trials.get(event.trial)
         if trial is not None and trial.status == "running" and trial.attempt == event.attempt:
             return (trial,)
+    elif isinstance(event, Opened):
+        return tuple(campaign.running)
     return ()
 
 

@@ -1,0 +1,208 @@
+"""Which nodes can be trusted: strikes, probes, quarantine and probation.
+
+A node that was part of a machine fault is probed before it is used again. At the second strike, or after a failed probe, it
+stays out for a time that doubles. What one bad node explains is not held against the others that worked with it.
+"""
+
+import math
+from collections.abc import Iterable
+
+from msgspec.structs import replace
+
+from hydragnn.hpo.scheduling.events import Action, Probe, Probed, node_of
+from hydragnn.hpo.scheduling.node_health import Node, NodeHealth, Strike
+from hydragnn.hpo.scheduling.ordered import Pool
+from hydragnn.hpo.scheduling.state import State, Trial
+
+STRIKES = 2
+"""So many attempts that a node disturbs before it is out, however well it answers probes."""
+
+BACK_OFF = 30.0
+"""Seconds of the first quarantine."""
+
+LONGEST = 3600.0
+"""Seconds of the longest quarantine."""
+
+FEW = 8
+"""So many nodes that failed together come back one at a time; more of them would be missed."""
+
+PATIENCE = 600.0
+"""Seconds after which a probe without an answer counts as failed."""
+
+
+def add_strikes(state: State, trial: Trial, suspects: Iterable[str], now: float) -> tuple[State, list[Action]]:
+    """Hold a machine fault of ``trial`` against the suspects, or against all of its nodes where there are none."""
+    if state.simple:
+        return state, []
+    used: dict[str, tuple[str, ...]] = {}
+    for slot in trial.slots:
+        used[node_of(slot)] = (*used.get(node_of(slot), ()), slot)
+    named = [name for name in dict.fromkeys(suspects) if name in state.nodes]
+    actions: list[Action] = []
+    out: list[str] = []
+    for name in named or used:
+        node = state.health.get(name, Node())
+        strike = Strike(trial=trial.number, attempt=trial.attempt, slots=used.get(name, state.nodes[name]))
+        node = replace(node, strikes=(*node.strikes, strike))
+        state = _with(state, name, node)
+        if len(node.strikes) >= STRIKES and node.status != "quarantined":
+            out.append(name)
+        elif node.status == "pool":
+            state = _probing(state, name, now)
+            actions.append(Probe(node=name))
+    for name in out:
+        asked = state.health[name].until if state.health[name].status == "probing" else now
+        state = _quarantine(state, name, now, "attempts keep failing on it", asked)
+        if (
+            len(out) > 1 and not named
+        ):  # one of them is bad, the others shall come back: the next fault tells them apart
+            node = state.health[name]
+            state = _with(state, name, replace(node, strikes=node.strikes[-1:]))
+    for name in out if len(out) <= FEW or named else ():
+        state = _clear_partners(state, name)
+    return state, actions
+
+
+def release_slots(state: State, slots: tuple[str, ...]) -> State:
+    """The state after an attempt gave its slots back: to the pool, or to nodes that are held back."""
+    if not state.health:
+        return replace(state, free=state.free.with_slots(slots))
+    good: list[str] = []
+    for slot in slots:
+        node = state.health.get(node_of(slot))
+        if node is None or node.status == "pool":
+            good.append(slot)
+        else:
+            state = _with(state, node_of(slot), replace(node, held=(*node.held, slot)))
+    return replace(state, free=state.free.with_slots(good))
+
+
+def clear_strikes(state: State, slots: tuple[str, ...]) -> State:
+    """The state after a success on these slots: strikes that they brought are forgotten."""
+    if not state.health:
+        return state
+    done = frozenset(slots)
+    for name in dict.fromkeys(node_of(slot) for slot in slots):
+        node = state.health.get(name)
+        if node is not None and node.status == "pool":
+            strikes = tuple(strike for strike in node.strikes if done.isdisjoint(strike.slots))
+            kept = replace(node, strikes=strikes)
+            state = replace(state, health=state.health.with_node(name, kept) if strikes else state.health.without(name))
+    return state
+
+
+def apply_probe(state: State, event: Probed, now: float) -> tuple[State, list[Action]]:
+    """Take a node back, or take it out; an answer that changes nothing leaves the state as it is."""
+    node = state.health.get(event.node, Node())
+    if event.node not in state.nodes:
+        return state, []
+    if not event.healthy:
+        if node.status == "quarantined":
+            return state, []
+        return _clear_partners(_quarantine(state, event.node, now, event.message), event.node), []
+    if node.status == "pool":
+        return state, []
+    struck_out = len(node.strikes) >= STRIKES
+    if _is_starved(state) or not (struck_out or _has_to_wait(state, event.node)):
+        return _readmit(state, event.node), []
+    if node.status == "quarantined":
+        return state, []
+    if struck_out:
+        return _quarantine(state, event.node, now, "attempts keep failing on it"), []
+    message = "it waits until a node that failed with it is in use"
+    waits = replace(node, status="quarantined", until=now + BACK_OFF, message=message)
+    return replace(_with(state, event.node, waits), due=min(state.due, waits.until)), []
+
+
+def revisit_nodes(state: State, now: float) -> tuple[State, list[Action]]:
+    """Probe the nodes whose quarantine is over, and give up probes that nobody answers."""
+    actions: list[Action] = []
+    for name in sorted(name for name, node in state.health.items() if node.status != "pool" and node.until <= now):
+        if state.health[name].status == "quarantined":
+            state = _probing(state, name, now)
+            actions.append(Probe(node=name))
+        else:
+            state = _clear_partners(_quarantine(state, name, now, "it does not answer its probe"), name)
+    return state, actions
+
+
+def reopen_nodes(state: State, now: float) -> tuple[State, list[Action]]:
+    """The health of the nodes that a new controller has: strikes stay, and whatever was out is probed at once."""
+    before = sorted((name, node) for name, node in state.health.items() if name in state.nodes)
+    state = replace(state, health=NodeHealth(), free=Pool())
+    actions: list[Action] = []
+    for name, node in before:
+        held = () if node.status == "pool" else state.nodes[name]
+        state = _with(state, name, replace(node, held=held))
+        if node.status != "pool":
+            state = _probing(state, name, now)
+            actions.append(Probe(node=name))
+    good = [slot for slot in state.slots if node_of(slot) not in state.health]
+    probation = [slot for name, node in before if node.status == "pool" for slot in state.nodes[name]]
+    return replace(state, free=state.free.with_slots([*good, *probation])), actions
+
+
+def all_out(state: State) -> bool:
+    """True where every node is in quarantine."""
+    return bool(state.nodes) and state.health.counts.get("quarantined", 0) == len(state.nodes)
+
+
+def next_visit(state: State) -> float:
+    """When the clock alone changes a node next."""
+    return min((node.until for node in state.health.values() if node.status != "pool"), default=math.inf)
+
+
+def _probing(state: State, name: str, now: float) -> State:
+    node = replace(state.health.get(name, Node()), status="probing", until=now + PATIENCE)
+    return _hold_back(state, name, node)
+
+
+def _quarantine(state: State, name: str, now: float, message: str, earliest: float = 0.0) -> State:
+    node = state.health.get(name, Node())
+    until = max(earliest, now + min(LONGEST, BACK_OFF * 2.0 ** min(node.spells, 10)))
+    node = replace(node, status="quarantined", until=until, spells=node.spells + 1, message=message)
+    return _hold_back(state, name, node)
+
+
+def _hold_back(state: State, name: str, node: Node) -> State:
+    """The state in which a node's idle slots wait with it; those in use follow when their attempts end."""
+    idle = tuple(slot for slot in state.nodes[name] if slot in state.free)
+    state = replace(state, free=state.free.without(idle), due=min(state.due, node.until))
+    return _with(state, name, replace(node, held=(*node.held, *idle)))
+
+
+def _readmit(state: State, name: str) -> State:
+    node = state.health[name]
+    state = replace(state, free=state.free.with_slots(node.held))
+    return _with(state, name, replace(node, status="pool", held=(), until=0.0, message=""))
+
+
+def _clear_partners(state: State, culprit: str) -> State:
+    """Forget the strikes that other nodes have from attempts in which the culprit took part."""
+    shared = {strike.fault for strike in state.health[culprit].strikes}
+    for name in sorted({name for fault in shared for name in state.health.partners(culprit, fault)}):
+        node = state.health[name]
+        if node.status != "quarantined":
+            strikes = tuple(strike for strike in node.strikes if strike.fault not in shared)
+            state = _with(state, name, replace(node, strikes=strikes))
+    return state
+
+
+def _has_to_wait(state: State, name: str) -> bool:
+    """True while another node that failed with this one is idle: in one attempt again, a second fault would not tell which is bad."""
+    partners: set[str] = set()
+    for strike in state.health[name].strikes:
+        for partner in state.health.partners(name, strike.fault):
+            partners.add(partner)
+            if len(partners) >= FEW:
+                return False
+    return any(slot in state.free for partner in partners for slot in state.nodes[partner])
+
+
+def _is_starved(state: State) -> bool:
+    """True where so many nodes are out that no attempt could start, or more than half: then a good probe is believed."""
+    return 2 * state.health.out > len(state.nodes) or state.healthy < state.least
+
+
+def _with(state: State, name: str, node: Node) -> State:
+    return replace(state, health=state.health.with_node(name, node))
