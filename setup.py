@@ -2,7 +2,7 @@
 
     python setup.py build_ext --inplace     # into this checkout; pip install does the same
 
-Without a C++ compiler the installation goes on, and plain torch and glibc serve.
+`csr` are the kernels for CPUs, `arena` is the memory of their tensors. Without a C++ compiler the installation goes on, and plain torch and glibc serve.
 """
 
 import sys
