@@ -1,10 +1,11 @@
-"""The one compiled part of the package; everything else of the installation is in pyproject.toml.
+"""The compiled parts of the package; everything else of the installation is in pyproject.toml.
 
     python setup.py build_ext --inplace     # into this checkout; pip install does the same
 
-Without a C++ compiler the installation goes on, and plain torch serves.
+`csr` are the kernels for CPUs, `arena` is the memory of their tensors. Without a C++ compiler the installation goes on, and plain torch and glibc serve.
 """
 
+import sys
 import sysconfig
 
 from setuptools import Extension, setup
@@ -26,6 +27,15 @@ LOOPS = Extension(
 )
 
 
+ARENA = Extension(
+    "hydragnn.arena",
+    ["hydragnn/arena.cpp"],
+    extra_compile_args=["-O2", "-std=c++17", "-Wall", "-Wextra"],
+    libraries=["dl", "pthread"] if sys.platform == "linux" else [],
+    optional=True,
+)
+
+
 class BuildLibrary(build_ext):
     """Builds a library with a plain C interface, which is no module of Python and needs no headers of it."""
 
@@ -38,4 +48,4 @@ class BuildLibrary(build_ext):
         return list(ext.export_symbols)
 
 
-setup(ext_modules=[LOOPS], cmdclass={"build_ext": BuildLibrary})
+setup(ext_modules=[LOOPS, ARENA], cmdclass={"build_ext": BuildLibrary})

@@ -152,6 +152,7 @@ def main() -> None:
         recorded=False,
         infer=lambda: [prediction.mean for prediction in fixed(batch).values()],
         weights_alone=True,  # as the training loop does, today's and that of 57a3d48
+        ours=True,
     )
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim.adamw import adamw
 
 HIDDEN, LAYERS, RADIAL, CUTOFF = 64, 3, 20, 5.0
 BLIND = {"gin", "sage", "mfc", "relational", "gps"}
@@ -41,9 +42,49 @@ def trains_forces(kind: str, options: list[str]) -> bool:
     return kind not in BLIND and "energies" not in options
 
 
-def training_step(model: nn.Module, predict: Predict, weights_alone: bool) -> Callable[[], float]:
-    """Forward, forces, backward and AdamW; gives the loss. ``weights_alone``: nothing else receives a gradient."""
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+class FusedAdamW:
+    """What ``torch.optim.AdamW(fused=True)`` does, without its class, which loads the compiler: 140 MB that our training loops do without."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        """No moments yet."""
+        self.parameters = list(parameters)
+        self.moments = [[torch.zeros_like(parameter) for parameter in self.parameters] for _ in range(2)]
+        self.steps = [torch.zeros(()) for _ in self.parameters]
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Move the weights once along their gradients."""
+        known = [(number, p.grad) for number, p in enumerate(self.parameters) if p.grad is not None]
+        weights = [self.parameters[number] for number, _ in known]
+        first, second = ([part[number] for number, _ in known] for part in self.moments)
+        steps = [self.steps[number] for number, _ in known]
+        settings = {"beta1": 0.9, "beta2": 0.999, "lr": 1e-3, "weight_decay": 0.01, "eps": 1e-8}
+        gradients = [gradient for _, gradient in known]
+        adamw(
+            weights,
+            gradients,
+            first,
+            second,
+            [],
+            steps,
+            foreach=False,
+            fused=True,
+            amsgrad=False,
+            maximize=False,
+            **settings,
+        )
+
+
+def training_step(model: nn.Module, predict: Predict, weights_alone: bool, ours: bool) -> Callable[[], float]:
+    """Forward, forces, backward and AdamW; gives the loss. ``weights_alone``: nothing else receives a gradient. ``ours``: AdamW is
+    called as our training loops call it."""
+    parameters = model.parameters()
+    optimizer = FusedAdamW(parameters) if ours else torch.optim.AdamW(parameters, fused=True)
     inputs = list(model.parameters()) if weights_alone else None
 
     def step() -> float:
@@ -93,13 +134,14 @@ def serve(
     recorded: bool = True,
     infer: Predict | None = None,
     weights_alone: bool = False,
+    ours: bool = False,
 ) -> None:
     """Answer lines ``values``, ``train``, ``infer`` and ``memory`` (of training) on stdin until it ends, each by one line of JSON.
 
     ``infer`` predicts with fixed weights, where that is done otherwise than in training; values are its.
     """
     infer = infer or predict
-    steps = {"train": training_step(model, predict, weights_alone), "infer": inference(model, infer, recorded)}
+    steps = {"train": training_step(model, predict, weights_alone, ours), "infer": inference(model, infer, recorded)}
     model.eval()
     print(json.dumps({"parameters": sum(parameter.numel() for parameter in model.parameters())}), flush=True)
     for line in sys.stdin:
