@@ -15,7 +15,7 @@ from hydragnn.machine import Workers
 from hydragnn.scripts import api
 from hydragnn.scripts.conformance_command import conformance
 from hydragnn.scripts.kernel_commands import bench, kernels
-from hydragnn.scripts.showing import run_summary, show_value
+from hydragnn.scripts.showing import leave_together, run_summary, show_value
 from hydragnn.settings import store_override
 from hydragnn.terminal import PlainConsole, printing, visible
 
@@ -105,7 +105,7 @@ def data_build(
     Under `mpirun -n N`, `srun` or torchrun all ranks share the work and make the store that one process makes.
     """
     made = api.build_store(source, out, overrides=assignments or [], workers=workers, quiet=as_json)
-    _leave_together(made.to_json(), as_json)
+    leave_together(made.to_json(), as_json)
 
 
 @data.command("info")
@@ -154,7 +154,7 @@ def train(
 ) -> None:
     """Train one model; Ctrl-C saves, `--resume` continues with the same bits. Runs under torchrun, mpirun or srun too."""
     record = api.train(config, out, resume=resume, overrides=assignments or [], memory=memory, quiet=as_json)
-    _leave_together(run_summary(record, out), as_json, 3 if record.status == "failed" else 0)
+    leave_together(run_summary(record, out), as_json, 3 if record.status == "failed" else 0)
 
 
 @app.command()
@@ -365,15 +365,6 @@ def _tell_new(out: Path, folder: Path, resume: bool) -> None:
 
     if this_launch().rank == 0:
         print(f"nothing to resume in {out}: beginning anew", file=sys.stderr, flush=True)
-
-
-def _leave_together(value: dict[str, Any], as_json: bool, code: int = 0) -> NoReturn:
-    """Show the value on the first rank, and end all."""
-    from hydragnn.distributed import leave, this_launch
-
-    if this_launch().rank == 0:
-        show_value(value, as_json)
-    leave(code)
 
 
 def _say(sentence: str) -> None:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from rich.console import Console, RenderableType
 from rich.progress import (
@@ -54,6 +54,15 @@ def show_value(value: dict[str, Any], as_json: bool) -> None:
         table.add_row(Text(visible(key), style="bold"), _shown(item))
     paper = PlainConsole()
     PlainConsole(width=None if paper.is_terminal else WIDTH).print(table)
+
+
+def leave_together(value: dict[str, Any], as_json: bool, code: int = 0) -> NoReturn:
+    """Show the value on the first rank, and end all."""
+    from hydragnn.distributed import leave, this_launch
+
+    if this_launch().rank == 0:
+        show_value(value, as_json)
+    leave(code)
 
 
 @contextmanager
