@@ -19,6 +19,7 @@ from hydragnn.errors import InputError
 from hydragnn.files import read_json
 from hydragnn.graphs import Field, graph_from_arrays
 from hydragnn.hpo import read_campaign
+from hydragnn.hpo.space import check_space, space_of
 from hydragnn.scripts import api
 from hydragnn.scripts.recipes import acac, cantilever, fept, terfenol
 from hydragnn.scripts.recipes.__main__ import NAMES, recipe
@@ -315,6 +316,7 @@ def test_the_campaign_file_of_a_recipe_is_one(name: str, root: Path) -> None:
     path = root / "scripts" / "recipes" / f"{name}.toml"
     campaign = read_campaign(path)
     assert campaign.search.trials >= 12
+    check_space(campaign, space_of(campaign.search.space, campaign.source))
     config = config_from_table(recipe_table(name), path)
     assert config.data.store.parent == path.parent
     fields = {"fept": fept.FIELDS, "terfenol": terfenol.FIELDS, "cantilever": cantilever.FIELDS}.get(name)
