@@ -13,10 +13,13 @@ import pytest
 
 from hydragnn.config import config_from_table
 from hydragnn.datasets import StoreWriter, open_store
+from hydragnn.datasets.settings import SplitSettings
+from hydragnn.datasets.split import make_split
 from hydragnn.errors import InputError
 from hydragnn.files import read_json
 from hydragnn.graphs import Field, graph_from_arrays
 from hydragnn.hpo import read_campaign
+from hydragnn.hpo.space import check_space, space_of
 from hydragnn.scripts import api
 from hydragnn.scripts.recipes import acac, cantilever, fept, terfenol
 from hydragnn.scripts.recipes.__main__ import NAMES, recipe
@@ -105,6 +108,15 @@ def test_acac_store_holds_the_energies_and_forces_of_the_raw_file(real_data: Pat
     batch = open_store(store).read(range(6))
     np.testing.assert_array_equal(batch.positions.numpy(), table[:, :3])
     assert not batch.periodic.any(), "a molecule in a large box is not a crystal"
+
+
+def test_the_frames_that_judge_the_recipe_teach_no_other_configuration_of_acac(real_data: Path, tmp_path: Path) -> None:
+    store = open_store(acac._store(real_data / "acac", tmp_path, "300K"))
+    splits = [make_split(store, SplitSettings(**recipe_table(name)["split"])) for name in ("acac", "acac-mace")]
+    np.testing.assert_array_equal(splits[1].test, splits[0].test)
+    assert splits[1].counts == {"train": 425, "valid": 25, "calibration": 0, "test": 50}
+    config = config_from_table(recipe_table("acac-mace"), tmp_path / "acac-mace.toml")
+    assert config.targets == ["energy", "forces"]
 
 
 # --- mlearn ---
@@ -304,6 +316,7 @@ def test_the_campaign_file_of_a_recipe_is_one(name: str, root: Path) -> None:
     path = root / "scripts" / "recipes" / f"{name}.toml"
     campaign = read_campaign(path)
     assert campaign.search.trials >= 12
+    check_space(campaign, space_of(campaign.search.space, campaign.source))
     config = config_from_table(recipe_table(name), path)
     assert config.data.store.parent == path.parent
     fields = {"fept": fept.FIELDS, "terfenol": terfenol.FIELDS, "cantilever": cantilever.FIELDS}.get(name)
