@@ -22,6 +22,7 @@ from hydragnn.config import config_from_table
 from hydragnn.datasets import BatchSettings, MemoryStore, check_graphs, open_store
 from hydragnn.ensemble import predict_to_file
 from hydragnn.ensemble.build import check_finished
+from hydragnn.ensemble.prediction.sinks import Sink
 from hydragnn.ensemble.prediction.work import Merger
 from hydragnn.errors import InputError, Interrupted
 from hydragnn.hpo import finished_runs
@@ -120,7 +121,7 @@ def write_inputs(folder: Path) -> None:
 def leave_predictions(folder: Path) -> None:
     """A prediction of a store whose members spoke, beside the plan of an earlier one, and one of a BUILD.toml whose pieces are made."""
 
-    def interrupted(merger: Merger) -> Never:
+    def interrupted(merger: Merger, sink: Sink) -> Never:
         if (folder / "built").exists():
             merger.prepare()
         raise KeyboardInterrupt

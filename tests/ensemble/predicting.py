@@ -1,8 +1,8 @@
 """A rank that predicts and may dawdle or die on the way; started by the tests by mpirun, srun, torchrun or alone.
 
-``python predicting.py MODEL SOURCE OUT [--resume] [--workers N] [--faulty-rank R --after N [--at piece|segment] [--seconds S]]``: the
+``python predicting.py MODEL SOURCE OUT [--resume] [--workers N] [--faulty-rank R --after N [--at piece|segment] [--seconds S] [--others-seconds T]]``: the
 faulty rank does its N-th unit (from 0), pieces or segments of the file, for S seconds longer, or without S it is gone before that, by SIGKILL. The
-others do not begin their N-th before, so that there is an N-th for the faulty one however much later it began.
+others do not begin their N-th before, so that there is an N-th for the faulty one however much later it began, and only T seconds after that.
 """
 
 import argparse
@@ -74,10 +74,11 @@ def falter(note: Path, seconds: float) -> None:
     time.sleep(seconds)
 
 
-def wait_for(note: Path) -> None:
-    """Return when the note is there."""
+def wait_for(note: Path, seconds: float) -> None:
+    """Return so many seconds after the note is there."""
     while not note.exists():
         time.sleep(0.01)
+    time.sleep(seconds)
 
 
 def main() -> tuple[int, bool]:
@@ -93,6 +94,7 @@ def main() -> tuple[int, bool]:
     parser.add_argument("--after", type=int, default=0)
     parser.add_argument("--at", choices=list(BEFORE), default="unit")
     parser.add_argument("--seconds", type=float, default=0.0)
+    parser.add_argument("--others-seconds", type=float, default=0.0)
     parser.add_argument("--farewell", type=float, default=joining.FAREWELL)
     parser.add_argument("--hesitation", type=float, default=schedule.HESITATION)
     parser.add_argument("--fall-off", action="store_true", help="end as a script does that knows nothing of ranks")
@@ -105,7 +107,7 @@ def main() -> tuple[int, bool]:
     if this_launch().rank == options.faulty_rank:
         BEFORE[options.at](options.after, partial(falter, note, options.seconds))
     elif options.faulty_rank >= 0:
-        BEFORE[options.at](options.after, partial(wait_for, note))
+        BEFORE[options.at](options.after, partial(wait_for, note, options.others_seconds))
     try:
         result = predict_to_file(
             options.model,

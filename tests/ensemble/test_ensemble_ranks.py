@@ -119,7 +119,9 @@ def test_a_killed_rank_of_mpi_ends_the_job_and_resuming_ends_with_the_same_bits(
     killed.communicate(timeout=300)
     assert killed.returncode != 0 and not (tmp_path / "out.npz").exists()
     finished = finished_units(tmp_path / "out.npz.parts")
-    assert finished >= 5
+    assert (
+        finished >= 3
+    )  # of the five that rank 1 did at least a bundle of all three members; the other rank may have begun late
     result = counts(finish(started(ensemble, stored, tmp_path / "out.npz", "--resume", launcher=MPIRUN)))
     assert result["units_resumed"] == finished
     assert (tmp_path / "out.npz").read_bytes() == whole["store"]
@@ -191,7 +193,8 @@ def test_segments_that_a_killed_rank_did_not_write_are_written_by_the_others(
 def test_ranks_of_mpi_killed_while_they_write_a_file_are_resumed_to_the_same_bits(
     ensemble: Path, stored: Path, tmp_path: Path
 ) -> None:
-    options = ("--faulty-rank", 1, "--after", 2, "--at", "segment")
+    # the other rank, which could do the rest before MPI ends it, waits for that
+    options = ("--faulty-rank", 1, "--after", 2, "--at", "segment", "--others-seconds", 60)
     killed = started(ensemble, stored, tmp_path / "out.h5", *options, launcher=MPIRUN)
     killed.communicate(timeout=300)
     assert killed.returncode != 0 and not (tmp_path / "out.h5").exists()
