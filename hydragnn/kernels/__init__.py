@@ -4,7 +4,7 @@ from hydragnn.graphs.topology import Topology, relation_topology
 from hydragnn.kernels.activated import activated_sum
 from hydragnn.kernels.activation import SiLU, first_derivatives, silu
 from hydragnn.kernels.ends import gather_add
-from hydragnn.kernels.family import as_operators, operators
+from hydragnn.kernels.family import as_operators, is_traced, operators
 from hydragnn.kernels.gathered_outer import gather_outer_sum
 from hydragnn.kernels.library import LIBRARY
 from hydragnn.kernels.op import Case, Op
@@ -43,6 +43,7 @@ __all__ = [
     "gather_multiply_sum",
     "gather_outer_sum",
     "interpolated",
+    "is_traced",
     "operators",
     "outer_sum",
     "pairs_of",

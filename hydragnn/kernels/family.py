@@ -91,6 +91,11 @@ def as_operators() -> bool:
     return not _open_blocks and (bool(_asked_for_operators) or torch.compiler.is_dynamo_compiling())
 
 
+def is_traced() -> bool:
+    """Return True where a tracer looks on, which knows no values of tensors: within ``plain_forms`` and where ``as_operators`` is."""
+    return bool(_open_blocks) or as_operators()
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Member:
     """An op that is linear in each of its tensors.
