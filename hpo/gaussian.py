@@ -166,20 +166,20 @@ class Outlook:
     def __init__(self, space: Space, trials: Sequence[Trial], generator: np.random.Generator) -> None:
         """``trials``: with results, failed, or still without."""
         self._space, self._coordinates = space, Coordinates(space)
-        judged = [trial for trial in trials if trial.results or trial.status == "failed"]
-        told = self._coordinates.of([trial.values for trial in judged])
-        scores = normal_scores(judged)
+        finished = [trial for trial in trials if trial.results or trial.status == "failed"]
+        observed = self._coordinates.of([trial.values for trial in finished])
+        scores = normal_scores(finished)
         few = _some(scores)
-        self._kernel = likely_kernel(told[few], scores[few], self._coordinates.parameter_of)
+        self._kernel = likely_kernel(observed[few], scores[few], self._coordinates.parameter_of)
         open_points = [trial.values for trial in trials if not trial.results and trial.status != "failed"]
-        self._known = np.concatenate([told, self._coordinates.of(open_points)]) * self._kernel.scales
+        self._known = np.concatenate([observed, self._coordinates.of(open_points)]) * self._kernel.scales
         covariance = self._kernel.between(self._known, self._known)
         covariance[np.diag_indices_from(covariance)] += self._kernel.noise
         self._factor = cholesky(covariance, lower=True, check_finite=False)
-        half = (self._factor[: len(told), : len(told)], True)
+        half = (self._factor[: len(observed), : len(observed)], True)
         self._explained = cho_solve(half, scores, check_finite=False)  # what runs says nothing of the mean
         self._choices = self._coordinates.choices
-        parents = [judged[index].values for index in self._leaders(told)]
+        parents = [finished[index].values for index in self._leaders(observed)]
         points, rows = self._candidates(parents, generator)
         keys = {point_key(trial.values) for trial in trials}
         self._index = {key: index for index, key in enumerate(map(point_key, points))}  # of equal ones, the last
@@ -187,7 +187,7 @@ class Outlook:
         self._free[[index for key, index in self._index.items() if key not in keys]] = True
         self._points, self._rows = points, rows * self._kernel.scales
         shared = self._kernel.between(self._known, self._rows)
-        self._means = shared[: len(told)].T @ self._explained
+        self._means = shared[: len(observed)].T @ self._explained
         self._seen: Matrix = solve_triangular(self._factor, shared, lower=True, check_finite=False)
         self._variances = np.maximum(self._kernel.variance - (self._seen**2).sum(0), 1e-12)
 

@@ -136,6 +136,7 @@ class Filler:
         queue = group.queue(SEGMENTS, [1.0] * segments)
         while (segment := queue.take()) is not None:
             self._fill(segment)
+        self._flush()  # before anybody hears that all is there: what is only in this node's memory would be lost with it
 
         def missing() -> list[Late]:
             if self._sink.path.exists():
@@ -144,7 +145,15 @@ class Filler:
             return [Late(number=one, claim=f"{SEGMENTS}-{one}", seconds=SECONDS) for one in unfilled]
 
         finish_together(group, "segment", missing, self._fill, worker.check)
+        self._flush()  # what it did for others
         os.close(self._file)
+
+    def _flush(self) -> None:
+        """Have on disk what is written of the file, by all processes of this machine."""
+        try:
+            os.fsync(self._file)
+        except OSError as error:
+            raise self._sink.refusal(error) from error
 
     def finish(self) -> dict[str, int]:
         """Give the file its name; gives counts of graphs."""

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -174,7 +174,8 @@ def _predict_opened(
             filler.fill()
             finish = filler.finish
         else:
-            finish = partial(merger.write, cast(AppendingSink, sink))
+            assert isinstance(sink, AppendingSink)
+            finish = partial(merger.write, sink)
         wrote = once(group, "merge", job.out.exists, write, check)
     except (InputError, FileNotFoundError):
         if not job.out.exists():

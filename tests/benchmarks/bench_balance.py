@@ -13,7 +13,6 @@ took over what their member's rate and their load foretell.
 """
 
 import argparse
-import heapq
 import json
 import os
 import subprocess
@@ -22,7 +21,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
@@ -32,159 +30,29 @@ import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from remote_counter import Clock, RemoteCounter
+from balance_simulation import Ending, architectures, recorded, resampled, simulated
 from small_ensemble import crystals, make_ensemble, write_store, write_structures
 
 from hydragnn.datasets import BatchSettings, open_store
 from hydragnn.distributed import this_launch
 from hydragnn.ensemble import Ensemble
-from hydragnn.ensemble.plan import Unit, chunks_of, default_budget, makespan
+from hydragnn.ensemble.plan import Unit, chunks_of, default_budget
 from hydragnn.ensemble.prediction import filling, hdf5, predict, reporting, work
 from hydragnn.ensemble.prediction.entries import ENTRY
 from hydragnn.ensemble.prediction.group import Alone
 from hydragnn.ensemble.prediction.job import Job, member_costs
 from hydragnn.ensemble.prediction.joining import join_group
 from hydragnn.ensemble.prediction.predict import predict_with
-from hydragnn.ensemble.prediction.queues import POSTS, RELAY, Note, Queue, learned_rates, queue_for
 from hydragnn.ensemble.prediction.records import Records
 from hydragnn.ensemble.prediction.reporting import PredictionResult, measured_course
-from hydragnn.ensemble.prediction.schedule import PAUSES, SHARE, make_schedule
 
 MEMBERS = [(kind, width) for width in (16, 24, 32, 48) for kind in ("egnn", "schnet")]
-ARCHITECTURES = (48.2, 26.1, 173.3, 301.4, 526.5, 94.6, 120.3, 26.8)
-"""Milliseconds per batch of 32 graphs, energy and forces: EGNN, SchNet, PaiNN, MACE, DimeNet, PNAPlus, PNAEq, PNA."""
-
 MANY_TIMES = 100
 """Pieces become a file once and so many times over, which tells what each batch takes and what the file takes."""
 
 
 FLAGGED = 32
 """Graphs in a batch of those that are all flagged."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ending:
-    """Seconds of a processor after all units: ``laying``, ``filling`` and ``combining`` per chunk, ``opening`` for the file, ``reading`` of what was laid out, ``looking`` per file of a rank."""
-
-    opening: float
-    looking: float
-    laying: float
-    reading: float
-    filling: float
-    combining: float
-    segment: float
-    """Chunks of a segment of the file."""
-
-
-def simulated(
-    loads: Sequence[float],
-    seconds: np.ndarray,
-    expected: Sequence[float],
-    ranks: int,
-    latency: float,
-    ending: Ending,
-) -> dict[str, float]:
-    """Makespan over bound on a virtual clock, and what is left of the ideal at the end; ``seconds[chunk, member]`` is what units really take."""
-    clock, members, weights = Clock(), len(expected), np.asarray(loads)
-    every = np.ones((len(loads), members), dtype=np.bool_)
-    schedule = make_schedule(weights, every, ~every, expected, held=members, ranks=ranks)
-    (lane,) = schedule.lanes
-    spent, load = np.zeros((ranks, members)), np.zeros((ranks, members))
-    posts: dict[int, Note] = {}
-    stages = [lane.first(weights, expected)]
-    queues = [_queues(stages[0].bundles.costs, ranks, clock, latency)]
-    turns = [(0.0, rank, 0) for rank in range(ranks)]
-    ends, spread = list[float](), set[int]()
-    while turns:
-        clock.now, rank, stage = heapq.heappop(turns)
-        if stage == lane.stages:
-            ends.append(clock.now)
-            continue
-        if stage == len(stages):
-            rates = learned_rates(expected, [posts[key] for key in sorted(posts)], clock.now)
-            stages.append(lane.following(stage, stages[-1], weights, rates))
-            queues.append(_queues(stages[-1].bundles.costs, ranks, clock, latency))
-        position = queues[stage][rank // RELAY].take()
-        if position is None:
-            heapq.heappush(turns, (clock.now, rank, stage + 1))
-            continue
-        units = stages[stage].bundles[position]
-        if rank % max(1, ranks // POSTS) == 0:
-            running = [units[0].member, loads[units[0].chunk], clock.now] if len(units) == 1 else []
-            posts[rank] = {"seconds": spent[rank].tolist(), "load": load[rank].tolist(), "running": running}
-        if len(units) < members:
-            spread.add(units[0].chunk)
-        for unit in units:
-            took = float(seconds[unit.chunk, unit.member])
-            clock.now += took
-            spent[rank, unit.member] += took
-            load[rank, unit.member] += loads[unit.chunk]
-        heapq.heappush(turns, (clock.now, rank, stage))
-    ended = max(ends)
-    bound = max(float(seconds.sum()) / ranks, float(seconds.max()))
-    foretold = np.outer(loads, seconds.sum(axis=0) / sum(loads))
-    turns_of = np.array_split(np.arange(len(spread)), min(len(spread), work.TURNS * ranks) or 1)
-    combined = makespan([len(turn) * ending.combining for turn in turns_of], ranks)
-    looking = ending.looking * ranks  # for units, and once more for pieces that were made meanwhile
-    laying = looking + ending.opening + ending.laying * len(loads)
-    segments = -(-len(loads) // ending.segment)
-    one = min(ending.segment, len(loads)) * (ending.filling + ending.looking)  # each chunk's piece is in another file
-    filling = ending.reading + makespan([one] * int(segments), ranks)
-    heard_s = heard(ended - min(ends)) + heard(looking) + heard(combined) + heard(laying) + heard(filling)
-    waits, joining = looking + heard_s + 10 * latency, laying + filling
-    return {
-        "ranks": ranks,
-        "units_per_rank": seconds.size / ranks,
-        "scatter": float((seconds / foretold).std()),
-        "ratio": ended / bound,
-        "bound_s": bound,
-        "combining_s": combined,
-        "waiting_s": waits,
-        "joining_s": joining,
-        "of_ideal": float(seconds.sum()) / ranks / (ended + waits + combined + joining),
-    }
-
-
-def heard(waited: float) -> float:
-    """Seconds after which a rank that has waited so long hears that all is there."""
-    return min(max(SHARE * waited, PAUSES[0]), PAUSES[1])
-
-
-def _queues(costs: np.ndarray, ranks: int, clock: Clock, latency: float) -> list[Queue]:
-    """A queue per group of ranks."""
-    root = RemoteCounter(clock, latency)
-    relays = range(-(-ranks // RELAY))
-    return [queue_for(costs, ranks, root, RemoteCounter(clock, latency)) for _ in relays]
-
-
-def recorded(chunks: int, account: Sequence[Sequence[float]], members: int) -> np.ndarray:
-    """Seconds of every unit of a measured run, ``[chunk, member]``."""
-    seconds = np.full((chunks, members), np.nan)
-    for chunk, member, took in account:
-        seconds[int(chunk), int(member)] = took
-    return seconds
-
-
-def resampled(
-    loads: Sequence[float], seconds: np.ndarray, units: int, generator: np.random.Generator
-) -> tuple[list[float], np.ndarray]:
-    """As many chunks as make so many units, drawn from the recorded ones with sizes a quarter up and down."""
-    sample = generator.integers(0, len(loads), max(1, units // seconds.shape[1]))
-    factor = generator.uniform(0.75, 1.25, len(sample))
-    return (np.asarray(loads)[sample] * factor).tolist(), seconds[sample] * factor[:, None]
-
-
-def architectures(
-    units: int, error: float, generator: np.random.Generator
-) -> tuple[list[float], np.ndarray, list[float]]:
-    """Units of ten members of very different cost; batches vary by half, and units by 10 % around their member's rate.
-
-    What is expected of a member before it is measured is off by ``error`` (the standard deviation of its logarithm).
-    """
-    rates = np.array([ARCHITECTURES[i % 8] for i in range(10)]) * 1e-3 * generator.uniform(1, 1.5, 10)
-    loads = generator.uniform(0.7, 1.4, max(1, units // 10))
-    seconds = np.outer(loads, rates) * generator.lognormal(0, 0.1, (len(loads), 10))
-    return loads.tolist(), seconds, (rates * generator.lognormal(0, error, 10)).tolist()
 
 
 class Course:
