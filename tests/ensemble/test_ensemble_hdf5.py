@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 import h5py
 import numpy as np
@@ -13,13 +13,15 @@ from hypothesis import strategies as st
 from hydragnn.datasets.packing import Budget
 from hydragnn.datasets.store import Sizes
 from hydragnn.ensemble.plan import chunks_of
-from hydragnn.ensemble.prediction import hdf5
+from hydragnn.ensemble.prediction import filling, hdf5
 from hydragnn.ensemble.prediction.filling import Filler
 from hydragnn.ensemble.prediction.group import Alone
 from hydragnn.ensemble.prediction.hdf5 import Hdf5Sink, checksums, chunk_rows, heap_sizes
+from hydragnn.ensemble.prediction.predict import predict_to_file
 from hydragnn.ensemble.prediction.records import Parts
 from hydragnn.ensemble.prediction.sinks import Heading, joined
 from hydragnn.ensemble.prediction.work import Merger, Worker
+from hydragnn.errors import InputError
 from hydragnn.graphs import Field
 from hydragnn.models import Target
 
@@ -140,3 +142,20 @@ def test_a_thousand_texts_take_as_much_as_is_foreseen() -> None:
 
 def test_a_segment_holds_few_graphs_where_they_are_large() -> None:
     assert chunk_rows([1000, 10_000_000, 0])[0] < 20 and chunk_rows([100_000, 1_600_000, 9])[0] == 4096
+
+
+def test_a_failure_while_a_file_is_filled_leaves_none_and_the_prediction_goes_on(
+    ensemble: Path, stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: Any) -> Never:
+        raise OSError(28, "No space left on device")
+
+    for name in ("write_at", "lay_out"):
+        with monkeypatch.context() as patch:
+            patch.setattr(filling, name, full)
+            with pytest.raises(InputError, match="No space left on device; free space"):
+                predict_to_file(ensemble, stored, tmp_path / "out.h5", resume=name == "lay_out")
+        assert [path.name for path in tmp_path.iterdir()] == ["out.h5.parts"]
+    predict_to_file(ensemble, stored, tmp_path / "out.h5", resume=True)
+    predict_to_file(ensemble, stored, tmp_path / "whole.h5")
+    assert (tmp_path / "out.h5").read_bytes() == (tmp_path / "whole.h5").read_bytes()

@@ -15,7 +15,7 @@ from ase.io import read, write
 
 from hydragnn.datasets import BatchSettings, MemoryStore, StoreWriter
 from hydragnn.ensemble.ensemble import Ensemble
-from hydragnn.ensemble.prediction import filling, hdf5, work
+from hydragnn.ensemble.prediction import hdf5, work
 from hydragnn.ensemble.prediction.entries import ENTRY
 from hydragnn.ensemble.prediction.predict import predict_to_file
 from hydragnn.errors import InputError, Interrupted
@@ -251,23 +251,6 @@ def test_a_failure_while_writing_leaves_no_half_file(
     with pytest.raises(InputError, match="No space left on device; free space"):
         predict_to_file(ensemble, stored, tmp_path / f"out{suffix}")
     assert [path.name for path in tmp_path.iterdir()] == [f"out{suffix}.parts"]
-
-
-def test_a_failure_while_a_file_is_filled_leaves_none_and_the_prediction_goes_on(
-    ensemble: Path, stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*arguments: Any) -> Never:
-        raise OSError(28, "No space left on device")
-
-    for name in ("write_at", "lay_out"):
-        with monkeypatch.context() as patch:
-            patch.setattr(filling, name, full)
-            with pytest.raises(InputError, match="No space left on device; free space"):
-                predict_to_file(ensemble, stored, tmp_path / "out.h5", resume=name == "lay_out")
-        assert [path.name for path in tmp_path.iterdir()] == ["out.h5.parts"]
-    predict_to_file(ensemble, stored, tmp_path / "out.h5", resume=True)
-    predict_to_file(ensemble, stored, tmp_path / "whole.h5")
-    assert (tmp_path / "out.h5").read_bytes() == (tmp_path / "whole.h5").read_bytes()
 
 
 def test_a_member_short_of_memory_tries_smaller_batches(
