@@ -24,7 +24,7 @@ import torch
 from hydragnn.allocator import keep_memory
 from hydragnn.datasets.build import attributes_of, count_of, fields_of, graphs_of, groups_of, makers_of, no_graphs
 from hydragnn.datasets.build_settings import BuildSettings, Make
-from hydragnn.datasets.writer import StoreWriter, clear_unfinished, finish_store
+from hydragnn.datasets.writer import StoreWriter, clear_unfinished, finish_store, only_maker
 from hydragnn.errors import InputError
 from hydragnn.forked import workers_context
 from hydragnn.graphs.batch import GraphBatch
@@ -175,10 +175,15 @@ def write_block(block: Block) -> int:
 def build_with_workers(
     settings: BuildSettings, out: Path, workers: int, progress: Callable[[int], None] | None = None
 ) -> None:
-    """Make a store as ``build_store`` does, in so many processes; InputError as there, and then no store is left behind.
+    """Make a store as ``build_store`` does, in so many processes; InputError as there, and then no store is left behind, Busy as there.
 
     Python's rule for scripts that start processes holds: call it under ``if __name__ == "__main__":``.
     """
+    with only_maker(out):
+        _build_alone(settings, out, workers, progress)
+
+
+def _build_alone(settings: BuildSettings, out: Path, workers: int, progress: Callable[[int], None] | None) -> None:
     try:
         first, graphs = first_and_count(settings, out)
         finish_store(out, _write_parts(settings, out, first, graphs, workers, progress or (lambda graphs: None)))

@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -26,7 +27,7 @@ from hydragnn.datasets.manifest import (
     write_manifest,
 )
 from hydragnn.errors import InputError
-from hydragnn.files import flush_directory, read_sealed, write_sealed
+from hydragnn.files import alone_in_folder, flush_directory, read_sealed, write_sealed
 from hydragnn.graphs.batch import GraphBatch, concatenate
 from hydragnn.graphs.field import Field, field_from_json
 from hydragnn.graphs.validate import validate
@@ -81,7 +82,7 @@ class StoreWriter:
 
         Errors count graphs from ``first``, the number that the first one will have in the store.
 
-        InputError where the place is taken or cannot be written.
+        InputError where the place is taken or cannot be written, Busy where another process makes a store there.
         """
         path = Path(path)
         self.path = path
@@ -100,7 +101,12 @@ class StoreWriter:
         self._digests: list[Array] = []
         self._rows = dict.fromkeys(("node", "edge", "graph"), 0)
         self._engine: PartWriter | None = None
-        _prepare(path, self.name, alone=part is None)
+        self._alone = ExitStack()
+        if part is None:
+            self._alone.enter_context(only_maker(path))
+        with self._alone:
+            _prepare(path, self.name, alone=part is None)
+            self._alone = self._alone.pop_all()
 
     def write(self, batch: GraphBatch) -> None:
         """Add the graphs of a batch; InputError where they are not valid or the place is full."""
@@ -204,6 +210,7 @@ class StoreWriter:
             digests = np.concatenate(self._digests) if self._digests else np.zeros((0, 16), dtype=np.uint8)
             if self._part is None:
                 _complete(self, [part], digests)
+                self._alone.close()
             else:
                 _write_part(self, part, digests)
         except OSError as error:
@@ -223,6 +230,7 @@ class StoreWriter:
         if self._part is None and not (self.path / MANIFEST).exists():
             _remove(self.path / self.name)
             _remove_if_empty(self.path)
+        self._alone.close()
 
     def __enter__(self) -> "StoreWriter":
         return self
@@ -273,6 +281,11 @@ def _prepare(path: Path, name: str, alone: bool) -> None:
             raise PermissionError(13, os.strerror(13))
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror or error}; choose another place") from error
+
+
+def only_maker(path: Path) -> AbstractContextManager[None]:
+    """For the length of the block nobody else makes a store at ``path``; Busy where somebody does."""
+    return alone_in_folder(path, "makes")
 
 
 def clear_unfinished(path: Path, *, folder: bool = False) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from zipfile import BadZipFile
 
-from hydragnn.errors import InputError
+from hydragnn.errors import Busy, InputError
 
 
 def write_atomically(path: Path, content: bytes | str, check: Callable[[], None] | None = None) -> None:
@@ -176,7 +176,8 @@ def empty_folders_removed(path: Path) -> Iterator[None]:
     finally:
         with contextlib.suppress(OSError):  # the first that is not empty is the last
             for folder in new:
-                folder.rmdir()
+                with contextlib.suppress(FileNotFoundError):
+                    folder.rmdir()
 
 
 def lock_file(path: Path) -> int | None:
@@ -208,6 +209,43 @@ def unlock_file(path: Path, descriptor: int) -> None:
         path.unlink(missing_ok=True)
     fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)
+
+
+@contextlib.contextmanager
+def alone_in_folder(folder: Path, what: str) -> Iterator[None]:
+    """Keep a folder, made where it is not there, for this process; Busy where another one ``what`` there, as in "makes".
+
+    Nothing is left in the folder, which goes where it was not there before and is empty in the end. Where the file system knows no
+    locks of folders, nobody looks.
+    """
+    with empty_folders_removed(folder):
+        with contextlib.suppress(OSError):  # who writes there says what is wrong
+            folder.mkdir(parents=True, exist_ok=True)
+        try:
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError:
+            yield
+            return
+        try:
+            if _is_kept_by_other(descriptor):
+                raise Busy(f"another process {what} {folder}; wait for it, or choose another path")
+            yield
+        finally:
+            with contextlib.suppress(
+                OSError
+            ):  # said at once, since a child that was forked meanwhile holds the descriptor, too
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+            os.close(descriptor)
+
+
+def _is_kept_by_other(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def check_no_link(path: Path) -> None:

@@ -8,13 +8,14 @@ import shutil
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from hydragnn.datasets.build import fields_of, one_thread
 from hydragnn.datasets.build_settings import BuildSettings
 from hydragnn.datasets.parallel_build import Source, blocks_for, check_whole, first_and_count
-from hydragnn.datasets.writer import clear_unfinished, finish_store
+from hydragnn.datasets.writer import clear_unfinished, finish_store, only_maker
 from hydragnn.distributed import LaunchError
 from hydragnn.ensemble.prediction.group import Group
 from hydragnn.ensemble.prediction.joining import join_group
@@ -40,13 +41,13 @@ def build_with_ranks(
 ) -> None:
     """Make the store that one process makes, on all ranks that the launcher started; ``progress`` is of rank 0.
 
-    InputError as of ``build_store``, and where a rank was ended, and then no store is left behind. Rank 0 raises it, the others raise
-    SaidByFirst.
+    InputError as of ``build_store`` (Busy by its sentence alone), and where a rank was ended, and then no store is left behind. Rank 0
+    raises it, the others raise SaidByFirst.
     """
     place = out.with_name(f"{out.name}.ranks")
-    with join_group() as group:
+    with join_group() as group, ExitStack() as alone:
         try:
-            opening = group.begin(lambda: _opening(read, out, workers, place), place)
+            opening = group.begin(lambda: _opening(read, out, workers, place, alone), place)
         except LaunchError:
             raise
         except InputError as error:
@@ -70,14 +71,15 @@ def build_with_ranks(
             raise _for_all(group, problem)
 
 
-def _opening(read: Read, out: Path, workers: Workers, place: Path) -> Table:
-    """What all ranks need to know, found by rank 0; InputError for what would be wrong with one process, too."""
+def _opening(read: Read, out: Path, workers: Workers, place: Path, alone: ExitStack) -> Table:
+    """What all ranks need to know, found by rank 0, which keeps the place; InputError for what would be wrong with one process, too."""
     if workers != 1:
         raise InputError(
             "--workers starts processes, and a launcher has started ranks already; leave --workers out and start as many ranks as there "
             "are cores"
         )
     settings = read()
+    alone.enter_context(only_maker(out))
     try:
         first, graphs = first_and_count(settings, out)
     except InputError:

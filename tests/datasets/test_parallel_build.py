@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -16,10 +17,11 @@ import pytest
 from ase import Atoms
 from ase.io import write
 
-from hydragnn.datasets import build_store, check_store, open_store, parallel_build, read_build_settings
+from hydragnn.datasets import StoreWriter, build_store, check_store, open_store, parallel_build, read_build_settings
+from hydragnn.datasets.build import fields_of, graphs_of
 from hydragnn.datasets.build_settings import BuildSettings
 from hydragnn.datasets.parallel_build import LARGEST, blocks_for, build_with_workers, deaf_processes
-from hydragnn.errors import InputError
+from hydragnn.errors import Busy, InputError
 from hydragnn.graphs.batch import GraphBatch
 
 GRAPHS = 300
@@ -148,3 +150,27 @@ def test_blocks_follow_each_other_and_grow_with_what_lies_before() -> None:
     assert [block.first for block in blocks[1:]] == ends[:-1]
     assert all(block.length <= max(64, block.first // 32) for block in blocks)
     assert blocks[-1].length == LARGEST
+
+
+def test_nobody_else_makes_a_store_where_one_is_being_made(settings: BuildSettings, tmp_path: Path) -> None:
+    """Two jobs with one --out: the second is told so and takes nothing away from the first, whether it builds alone or with workers."""
+    out = tmp_path / "frames.h5"
+    first = next(graphs_of(settings))
+    with StoreWriter(out, fields_of(settings, first), dim=first.dim) as writer:
+        writer.write(first)
+        for build in (build_store, partial(build_with_workers, workers=2)):
+            with pytest.raises(Busy, match="another process makes"):
+                build(settings, out)
+    assert len(open_store(out)) == 1
+    with pytest.raises(InputError, match="is a store already"):
+        build_store(settings, out)
+
+
+def test_a_place_is_free_again_once_its_writer_has_given_up(settings: BuildSettings, tmp_path: Path) -> None:
+    """Also where it left nothing, and where it was refused at once."""
+    out = tmp_path / "deep" / "frames.h5"
+    with pytest.raises(InputError), StoreWriter(out, [], dim=3):
+        raise InputError("given up")
+    assert not out.parent.exists()
+    build_store(settings, out)
+    assert len(open_store(out)) > 1

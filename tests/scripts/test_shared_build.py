@@ -15,6 +15,7 @@ from ase.calculators.singlepoint import SinglePointCalculator
 from ase.io import write
 
 from hydragnn.datasets import check_store, open_store
+from hydragnn.datasets.writer import only_maker
 from hydragnn.scripts import api
 from tests.forked import Forked
 from tests.scripts.dying import GRAPHS as SLOW_GRAPHS
@@ -112,6 +113,16 @@ def test_an_error_in_the_part_of_one_rank_is_said_once_and_leaves_no_store(
     assert code == 2 and said.count("error: 1.xyz, structure 240: no energy for the field energy") == 1, said
     assert said.count("error:") == 1 and "Traceback" not in said
     assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+@needs_mpirun
+def test_ranks_are_refused_where_another_process_makes_a_store(build: Build, source: Path, tmp_path: Path) -> None:
+    """And they leave nothing behind, as they do where a store is there already."""
+    out = tmp_path / "frames.h5"
+    with only_maker(out):
+        code, said = build(2, source, "--out", out)
+    assert (code, said.count("another process makes")) == (2, 1), said
+    assert not any(tmp_path.iterdir())
 
 
 @needs_mpirun
