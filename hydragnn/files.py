@@ -256,7 +256,7 @@ def check_no_link(path: Path) -> None:
         )
 
 
-def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
+def open_regular(path: Path | str, flags: int = os.O_RDONLY) -> int:
     """A descriptor of the file at ``path``, which a new one is made for where ``flags`` say so; OSError as of ``os.open``.
 
     InputError where a link, a pipe, a device or a folder is there: nothing is followed out of a folder, and nothing waits for a writer.
@@ -264,7 +264,7 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
     try:
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
     except OSError:
-        check_own(path)
+        check_own(Path(path))
         raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)

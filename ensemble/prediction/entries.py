@@ -1,10 +1,17 @@
 """The entries of indices: what a process has finished, where it lies in its file, and how damage is noticed."""
 
+import os
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from hydragnn.files import open_regular
+
+WORK, INDEX = ".work", ".index"
+"""Suffixes of the file of a process and of its index."""
 
 ENTRY = np.dtype(
     [
@@ -45,3 +52,34 @@ def digest_of(entry: Any, content: bytes) -> bytes:
     state = blake2b(told.tobytes()[: -ENTRY["digest"].itemsize], digest_size=ENTRY["digest"].itemsize)
     state.update(content)
     return state.digest()
+
+
+NOTHING: NDArray[Any] = np.zeros(0, dtype=ENTRY)
+
+
+@dataclass(slots=True)
+class Log:
+    """What is known of the file of one process, whose index is called ``name``."""
+
+    name: str
+    entries: NDArray[Any] = field(default_factory=lambda: NOTHING)
+    read: int = 0
+    """Bytes of the index that were looked at."""
+    ended: bool = False
+
+    @property
+    def work(self) -> str:
+        """What the file is called."""
+        return f"{self.name.removesuffix(INDEX)}{WORK}"
+
+    def growth(self, folder: str) -> bytes:
+        """The whole entries that were added to the index in a folder since it was looked at."""
+        try:
+            file = open_regular(f"{folder}/{self.name}")  # one of thousands, and a Path would take as long as the file
+        except OSError:
+            return b""
+        try:
+            content = os.pread(file, os.fstat(file).st_size - self.read, self.read)
+        finally:
+            os.close(file)
+        return content[: len(content) // ENTRY.itemsize * ENTRY.itemsize]

@@ -1,6 +1,6 @@
 """In which order work is taken, and the shared queue that gives out every position once, in order.
 
-Whole batches come first, while there is plenty, then single units, the longest first. What is counted (an MPI window, a number
+Whole batches come first, while there is plenty, then parts of them, with ever fewer members each, the longest first. What is counted (an MPI window, a number
 in this process, a number on a simulated clock) is a ``Counter``; how ranks count together is the same for all of them.
 """
 
@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -16,8 +16,13 @@ from numpy.typing import NDArray
 
 from hydragnn.ensemble.plan import Unit, Units
 
-PLENTY = 3.0
+PLENTY = 1.0
 """A batch goes to one rank with all its members while every rank has that many more such batches before it."""
+
+PARTS = 1.5
+"""Then it goes to several, its members in parts: so many of them are what every rank has before it."""
+
+TINY = float(np.finfo(np.float64).tiny)
 
 STAGES = 5
 """Equal parts of the work; after each of them, what is left is ordered anew by what was measured meanwhile."""
@@ -74,28 +79,59 @@ def ordered(units: Units, costs: UnitCosts, workers: int) -> tuple[Bundles, Int[
     falling = whole.costs[order]
     left = falling.sum() - np.concatenate([[0.0], falling.cumsum()[:-1]]) if len(order) else falling
     scarce = left < PLENTY * workers * falling
-    order = order[: int(scarce.argmax()) if scarce.any() else len(order)]
+    count = int(scarce.argmax()) if scarce.any() else len(order)
     lengths = np.diff(whole.stops, prepend=0)
-    ends = lengths[order].cumsum()
-    shifts = (whole.stops[order] - ends).astype(np.int32)
-    places = np.repeat(shifts, lengths[order]) + np.arange(ends[-1] if len(ends) else 0, dtype=np.int32)
-    single = np.ones(len(units), dtype=np.bool_)
-    single[places] = False
-    rest = np.flatnonzero(single).astype(np.int32)
-    rest = rest[np.argsort(-costs[rest], kind="stable")]
-    every = np.concatenate([places, rest])
-    stops = np.concatenate([ends, len(places) + np.arange(1, len(rest) + 1)])
-    return Bundles(units=units[every], stops=stops, costs=np.concatenate([whole.costs[order], costs[rest]])), every
+    places = _runs((whole.stops - lengths)[order[:count]], lengths[order[:count]])
+    shared = np.ones(len(units), dtype=np.bool_)
+    shared[places] = False
+    rest = np.flatnonzero(shared).astype(np.int32)
+    wanted = np.zeros(len(whole.costs))
+    wanted[order[count:]] = np.ceil(PARTS * workers * falling[count:] / np.maximum(left[count:], TINY))
+    starts = _starts_of_parts(np.searchsorted(whole.stops, rest, side="right"), costs[rest], wanted)
+    sizes, sums = np.diff(starts, append=len(rest)), np.add.reduceat(costs[rest], starts) if len(rest) else costs[:0]
+    turns = np.argsort(-sums, kind="stable")
+    every = np.concatenate([places, rest[_runs(starts[turns], sizes[turns])]])
+    stops = np.concatenate([lengths[order[:count]], sizes[turns]]).cumsum()
+    return Bundles(units=units[every], stops=stops, costs=np.concatenate([falling[:count], sums[turns]])), every
+
+
+def _runs(
+    starts: Int[NDArray[np.integer[Any]], " runs"], lengths: Int[NDArray[np.integer[Any]], " runs"]
+) -> Int[NDArray[np.int32], " places"]:
+    """So many numbers from each of the starts on.
+
+    >>> _runs(np.array([5, 0]), np.array([2, 3])).tolist()
+    [5, 6, 0, 1, 2]
+    """
+    ends = lengths.cumsum()
+    shifts = (starts + lengths - ends).astype(np.int32)
+    return np.repeat(shifts, lengths) + np.arange(ends[-1] if len(ends) else 0, dtype=np.int32)
+
+
+def _starts_of_parts(
+    chunk: Int[NDArray[np.integer[Any]], " units"], costs: UnitCosts, wanted: Float[NDArray[np.float64], " chunks"]
+) -> Int[NDArray[np.integer[Any]], " parts"]:
+    """Where parts begin, if the units of every chunk, which come one after the other, make as many of equal cost as ``wanted``, or nearly.
+
+    >>> _starts_of_parts(np.zeros(4, dtype=np.int64), np.array([1.0, 1.0, 2.0, 4.0]), np.array([2.0])).tolist()
+    [0, 3]
+    """
+    begins = np.diff(chunk, prepend=-1) != 0
+    reached = costs.cumsum()
+    before = (reached - costs)[begins][begins.cumsum() - 1]  # costs of other chunks
+    total = np.bincount(chunk, weights=costs, minlength=len(wanted))[chunk]
+    part = np.floor((reached - costs / 2 - before) / np.maximum(total, TINY) * wanted[chunk])
+    return np.flatnonzero(begins | (np.diff(part, prepend=0) != 0))
 
 
 def bundles_of(units: Units, costs: UnitCosts, workers: int) -> Bundles:
-    """All units, once each: whole chunks while there is plenty of work for every worker, then single ones, longest first.
+    """All units, once each: whole chunks while there is plenty of work for every worker, then ever smaller parts of them, longest first.
 
     ``units`` come in the order of chunks and members; ties are broken in that order.
 
-    >>> units = Units(chunk=np.repeat(np.arange(5, dtype=np.int32), 2), member=np.tile(np.arange(2, dtype=np.int32), 5))
-    >>> np.diff(bundles_of(units, np.ones(10), workers=1).stops, prepend=0).tolist()
-    [2, 2, 2, 1, 1, 1, 1]
+    >>> units = Units(chunk=np.repeat(np.arange(5, dtype=np.int32), 4), member=np.tile(np.arange(4, dtype=np.int32), 5))
+    >>> np.diff(bundles_of(units, np.ones(20), workers=2).stops, prepend=0).tolist()
+    [4, 4, 4, 4, 2, 1, 1]
     """
     return ordered(units, costs, workers)[0]
 

@@ -9,7 +9,6 @@ import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 from hydragnn.distributed.launch import host_name
 from hydragnn.ensemble.members import Outcome
 from hydragnn.ensemble.plan import Unit
-from hydragnn.ensemble.prediction.entries import ALL, END, ENTRY, checks, digest_of
+from hydragnn.ensemble.prediction.entries import ALL, END, ENTRY, INDEX, WORK, Log, checks, digest_of
 from hydragnn.ensemble.prediction.sinks import Column, Piece, load_arrays, save_arrays
 from hydragnn.errors import InputError
 from hydragnn.files import lock_file, open_regular, read_json, write_json
@@ -164,23 +163,11 @@ def _piece_of(arrays: Mapping[str, Column]) -> dict[str, Column]:
     return {name.removeprefix("piece/"): values for name, values in arrays.items() if name.startswith("piece/")}
 
 
-WORK, INDEX = ".work", ".index"
-
 OPEN = 256
 """Files that are kept open for reading."""
 
 LOOKED_AT = 256
 """Files whose size is asked for in one look, at most: the others have their turn in the next ones."""
-
-
-@dataclass(slots=True)
-class _Log:
-    """What is known of the file of one process, which is called ``work``."""
-
-    work: str
-    entries: NDArray[Any]
-    read: int = 0
-    ended: bool = False
 
 
 class Records:
@@ -189,7 +176,7 @@ class Records:
     def __init__(self, folder: Path) -> None:
         """The folder may not exist yet."""
         self.folder = folder
-        self._logs: dict[str, _Log] = {}
+        self._logs: dict[str, Log] = {}
         self._turn = 0
         self._own: tuple[int, int] | None = None
         self._keys: NDArray[np.int64] | None = None
@@ -262,18 +249,21 @@ class Records:
 
     def look_at(self, names: Iterable[str]) -> None:
         """See what was finished meanwhile in these indices; entries that are damaged count as not there."""
-        grown = [(log, content) for log, content in map(self._growth, names) if content]
+        folder = str(self.folder)
+        grown = [
+            (log, content) for log, content in ((log, log.growth(folder)) for log in map(self._log, names)) if content
+        ]
         if not grown:
             return
         every = np.frombuffer(b"".join(content for _, content in grown), dtype=ENTRY)
         sound = every["check"] == checks(every)
-        stop = 0
+        every_is_sound, ends, stop = bool(sound.all()), every["chunk"] == END, 0
         for log, content in grown:
             start, stop = stop, stop + len(content) // ENTRY.itemsize
-            new = every[start:stop] if bool(sound[start:stop].all()) else every[start:stop][sound[start:stop]]
+            kept = slice(start, stop) if every_is_sound else start + np.flatnonzero(sound[start:stop])
             log.read += len(content)
-            log.ended = bool(len(new)) and int(new[-1]["chunk"]) == END
-            new = new[:-1] if log.ended else new
+            log.ended = bool(ends[kept][-1:].any())
+            new = every[kept][:-1] if log.ended else every[kept]
             log.entries = np.concatenate([log.entries, new]) if len(log.entries) else new
         self._keys = None
 
@@ -285,21 +275,12 @@ class Records:
                 found[place].append(name)
         return found
 
-    def _growth(self, name: str) -> tuple[_Log, bytes]:
-        """What is known of an index, and the entries that were added since."""
+    def _log(self, name: str) -> Log:
+        """What is known of an index."""
         log = self._logs.get(name)
         if log is None:
-            log = self._logs[name] = _Log(work=f"{name.removesuffix(INDEX)}{WORK}", entries=np.zeros(0, dtype=ENTRY))
-        try:
-            file = open_regular(self.folder / name)
-        except OSError:
-            return log, b""
-        try:
-            size = os.fstat(file).st_size - log.read
-            content = os.pread(file, size, log.read) if size >= ENTRY.itemsize else b""
-        finally:
-            os.close(file)
-        return log, content[: len(content) // ENTRY.itemsize * ENTRY.itemsize]
+            log = self._logs[name] = Log(name=name)
+        return log
 
     def counts(self) -> dict[str, int]:
         """The indices that were read, and how many entries of each."""
@@ -341,7 +322,7 @@ class Records:
                 return content
         return None
 
-    def _candidates(self, chunk: int, member: int) -> Iterator[tuple[_Log, Any]]:
+    def _candidates(self, chunk: int, member: int) -> Iterator[tuple[Log, Any]]:
         if self._keys is None:
             self._sort()
         assert self._keys is not None

@@ -18,8 +18,11 @@ ARCHITECTURES = (48.2, 26.1, 173.3, 301.4, 526.5, 94.6, 120.3, 26.8)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ending:
-    """Seconds of a processor after all units: ``laying``, ``filling`` and ``combining`` per chunk, ``opening`` for the file, ``reading`` of what was laid out, ``looking`` per file of a rank."""
+    """Seconds of a processor beside those of units: ``batch`` per chunk to read it, and make what members share of it, for one rank more; after all units ``laying``, ``filling`` and ``combining`` per chunk,
+    ``opening`` for the file, ``reading`` of what was laid out, ``looking`` per file of a rank; ``keeping`` is the part of their units' seconds that whole chunks take more, to become a piece."""
 
+    keeping: float
+    batch: float
     opening: float
     looking: float
     laying: float
@@ -39,9 +42,10 @@ def simulated(
     ending: Ending,
 ) -> dict[str, float]:
     """Makespan over bound on a virtual clock, and what is left of the ideal at the end; ``seconds[chunk, member]`` is what units really take."""
-    ends, spread = work_done(loads, seconds, expected, ranks, latency)
+    ends, spread = work_done(loads, seconds, expected, ranks, latency, ending)
     ended = max(ends)
-    bound = max(float(seconds.sum()) / ranks, float(seconds.max()))
+    ideal = float(seconds.sum()) * (1 + ending.keeping) / ranks
+    bound = max(ideal, float(seconds.max()))
     foretold = np.outer(loads, seconds.sum(axis=0) / sum(loads))
     waits, combined, joining = ended_together(ended - min(ends), len(loads), spread, ranks, latency, ending)
     return {
@@ -53,12 +57,17 @@ def simulated(
         "combining_s": combined,
         "waiting_s": waits,
         "joining_s": joining,
-        "of_ideal": float(seconds.sum()) / ranks / (ended + waits + combined + joining),
+        "of_ideal": ideal / (ended + waits + combined + joining),
     }
 
 
 def work_done(
-    loads: Sequence[float], seconds: np.ndarray, expected: Sequence[float], ranks: int, latency: float
+    loads: Sequence[float],
+    seconds: np.ndarray,
+    expected: Sequence[float],
+    ranks: int,
+    latency: float,
+    ending: Ending,
 ) -> tuple[list[float], int]:
     """When every rank has done its units, by the predictor's own plan and queues, and how many chunks have members on several ranks."""
     clock, members, weights = Clock(), len(expected), np.asarray(loads)
@@ -90,6 +99,9 @@ def work_done(
             posts[rank] = {"seconds": spent[rank].tolist(), "load": load[rank].tolist(), "running": running}
         if len(units) < members:
             spread.add(units[0].chunk)
+            clock.now += ending.batch * (1 - len(units) / members)  # the rest of it is in the seconds of units
+        else:
+            clock.now += ending.keeping * float(seconds[units[0].chunk].sum())
         for unit in units:
             took = float(seconds[unit.chunk, unit.member])
             clock.now += took

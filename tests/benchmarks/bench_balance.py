@@ -7,7 +7,8 @@ per member on the same two ranks, in turns in the same processes. Simulated on a
 and queues: 1,024 and 8,192 ranks, with the costs of eight architectures and with recorded ones: what each unit cost its process (by
 processor), as where every rank has a processor to itself, and how long it took here (by clock), whatever else ran meanwhile. Then all
 ranks hear that all is there, one looks into the files of all, all combine the batches whose members were spread over ranks, hear again,
-one looks once more and lays the file out while the others wait, and all fill it; all at what it cost one rank here in processor seconds, of
+one looks once more and lays the file out while the others wait, and all fill it; a batch whose members are spread is read once for every
+rank that has some. All at what it cost one rank here in processor seconds: of the recorded graphs ("and flagged": as if all of them were foreign), and for architectures of
 batches of 32 graphs that are all flagged as foreign, with a text of 350 letters each. A row tells the scatter of its costs: the standard deviation of what units
 took over what their member's rate and their load foretell.
 """
@@ -21,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
@@ -38,7 +40,7 @@ from hydragnn.distributed import this_launch
 from hydragnn.ensemble import Ensemble
 from hydragnn.ensemble.plan import Unit, chunks_of, default_budget
 from hydragnn.ensemble.prediction import filling, hdf5, predict, reporting, work
-from hydragnn.ensemble.prediction.entries import ENTRY
+from hydragnn.ensemble.prediction.entries import ENTRY, checks
 from hydragnn.ensemble.prediction.group import Alone
 from hydragnn.ensemble.prediction.job import Job, member_costs
 from hydragnn.ensemble.prediction.joining import join_group
@@ -103,7 +105,7 @@ def _alone(ensemble: Path, folder: Path, course: Course) -> dict[str, float]:
         result = _predicted(Job(model=ensemble, source=folder / "graphs.h5", out=folder / "alone.h5"))
     predicting = result.seconds_of["predicting"]
     alone = {
-        "keeping": predicting / sum(seconds for _, _, seconds in course.units),
+        "keeping": predicting / sum(seconds for _, _, seconds in course.units) - 1,
         "beginning": result.seconds_of["preparing"],
         "predicting": predicting / result.graphs,
     }
@@ -112,7 +114,7 @@ def _alone(ensemble: Path, folder: Path, course: Course) -> dict[str, float]:
         for name, limit in (("graphs.h5", 64), ("flagged.h5", FLAGGED)):
             batch = BatchSettings(max_graphs=limit)
             result = _predicted(Job(model=ensemble, source=folder / name, out=folder / "ends.h5", batch=batch))
-            many, once, reading, filling, combining = ends
+            many, once, reading, filling, combining, apart, together = ends
             ends.clear()
             laying = (many - once) / (MANY_TIMES - 1) / result.graphs
             alone[f"flagged in {name}"] = result.outside_training_domain / result.graphs
@@ -121,14 +123,17 @@ def _alone(ensemble: Path, folder: Path, course: Course) -> dict[str, float]:
             alone[f"reading {name}"] = reading
             alone[f"filling {name}"] = filling / MANY_TIMES / result.graphs
             alone[f"combining {name}"] = combining / result.graphs
+            alone[f"batch {name}"] = (apart - together) / (len(MEMBERS) - 1) / result.graphs
     return alone
 
 
 def _looking(folder: Path, files: int = 1024) -> float:
     """Processor seconds to look into the file of one of many ranks."""
     folder.mkdir(exist_ok=True)
+    entries = np.zeros(20, dtype=ENTRY)
+    entries["check"] = checks(entries)
     for number in range(files):
-        (folder / f"{number}.index").write_bytes(np.zeros(20, dtype=ENTRY).tobytes())
+        (folder / f"{number}.index").write_bytes(entries.tobytes())
     begin = time.process_time()
     Records(folder).look(all_files=True)
     return (time.process_time() - begin) / files
@@ -144,7 +149,8 @@ def _predicted(job: Job) -> PredictionResult:
 @contextmanager
 def ends_measured() -> Iterator[list[float]]:
     """Files of predictions of this process are laid out once and with every piece many times over, which is filled, before they are, and pieces
-    combined anew from what was kept of members; gives processor seconds of laying out many, one, of reading that, filling, and combining."""
+    combined anew from what was kept of members; gives processor seconds of laying out many, one, of reading that, filling, combining,
+    and predicting again with batches that are read for every unit, and once for all of theirs."""
     taken, fill, long = list[float](), filling.Filler.fill, work.LONG
     work.LONG = -1.0  # every unit is kept by itself, too
 
@@ -164,6 +170,8 @@ def ends_measured() -> Iterator[list[float]]:
         timed(lambda: filler._read_outline(outlines[0]))
         timed(lambda: [filler._fill(segment) for segment in range(len(filler._pieces.bounds[0]) - 1)])
         timed(lambda: [worker.keep_piece(one, worker.combine(one), []) for one in merger.chunks])
+        for apart in (True, False):
+            timed(lambda apart=apart: _predict_again(worker, apart=apart))
         fill(filler)
 
     filling.Filler.fill = measured  # type: ignore[method-assign]
@@ -171,6 +179,14 @@ def ends_measured() -> Iterator[list[float]]:
         yield taken
     finally:
         filling.Filler.fill, work.LONG = fill, long  # type: ignore[method-assign]
+
+
+def _predict_again(worker: work.Worker, *, apart: bool) -> None:
+    for number in range(len(worker.chunks)):
+        chunk = worker.chunks[number]
+        read = worker.read(chunk)
+        for member in worker.ensemble.members:
+            work.outcome_of(member, worker.read(chunk) if apart else read)
 
 
 @contextmanager
@@ -264,16 +280,18 @@ def _simulations(folder: Path, measurement: dict[str, Any]) -> list[dict[str, An
     by = {name: recorded(len(chunks), measurement[name], len(MEMBERS)) for name in ("by processor", "by clock")}
     loads, expected = chunks.loads.tolist(), member_costs(ensemble, folder / "ensemble")
     alone = measurement["alone"]
-    per_graph = {what: alone[f"{what} flagged.h5"] for what in ("laying", "filling", "combining")}
 
-    def ending_of(graphs: float) -> Ending:
-        """With so many graphs in a chunk."""
-        once = {what: alone[f"{what} flagged.h5"] for what in ("opening", "reading")}
-        costs = {what: graphs * cost for what, cost in per_graph.items()}
-        return Ending(looking=alone["looking"], segment=hdf5.ROWS / graphs, **once, **costs)
+    def ending_of(name: str, graphs: float, keeping: float) -> Ending:
+        """With so many graphs in a chunk, of one of the stores."""
+        once = {what: alone[f"{what} {name}"] for what in ("opening", "reading")}
+        costs = {what: graphs * alone[f"{what} {name}"] for what in ("laying", "filling", "combining", "batch")}
+        return Ending(keeping=keeping, looking=alone["looking"], segment=hdf5.ROWS / graphs, **once, **costs)
 
-    ending, recorded_ending = ending_of(FLAGGED), ending_of(len(store) / len(chunks))
-    by["by processor"] = by["by processor"] * alone["keeping"]
+    ending, each = ending_of("flagged.h5", FLAGGED, 0.0), len(store) / len(chunks)
+    own = ending_of("graphs.h5", each, alone["keeping"])
+    flagged = replace(ending_of("flagged.h5", each, alone["keeping"]), batch=own.batch)
+    cases = [(name, seconds, own) for name, seconds in by.items()]
+    cases.append(("and flagged", by["by processor"], flagged))
     rows = []
     for ranks, per_rank in ((2, 150), (1024, 10), (1024, 50), (8192, 10)):
         for latency in (20e-6, 200e-6):
@@ -286,7 +304,7 @@ def _simulations(folder: Path, measurement: dict[str, Any]) -> list[dict[str, An
                     latency,
                     recorded_ending,
                 )
-                for name, seconds in by.items()
+                for name, seconds, recorded_ending in cases
             }
             for name, error in (("architectures", 0.3), ("unknown beforehand", 1.0)):
                 named[name] = simulated(*architectures(ranks * per_rank, error, generator), ranks, latency, ending)
@@ -314,7 +332,7 @@ def _print(result: dict[str, Any]) -> None:
     for name in ("graphs.h5", "flagged.h5"):
         print(
             f"  {name:11} {alone[f'flagged in {name}']:.3f} flagged: {alone[f'laying {name}'] * 1e6:.2f} us per graph and {alone[f'opening {name}']:.3f} s to lay the file out, "
-            f"{alone[f'filling {name}'] * 1e6:.1f} us per graph to fill it; {alone[f'combining {name}'] * 1e6:.0f} us per graph to combine what members said apart"
+            f"{alone[f'filling {name}'] * 1e6:.1f} us per graph to fill it; {alone[f'combining {name}'] * 1e6:.0f} us per graph to combine what members said apart, {alone[f'batch {name}'] * 1e6:.0f} us to read it for one rank more"
         )
     print("simulated, the predictor's plan and queues on a virtual clock, the file laid out and filled as measured")
     for row in result["simulated"]:

@@ -289,12 +289,12 @@ def test_a_part_torn_by_a_power_cut_is_made_again(
     assert finished_units(tmp_path / "out.npz.parts") == 15
     (index,) = (tmp_path / "out.npz.parts").glob("*.index")
     (kept,) = (tmp_path / "out.npz.parts").glob("*.work")
-    index.write_bytes(index.read_bytes()[: -2 * ENTRY.itemsize + 9])  # a part of the last unit and nothing behind it
+    index.write_bytes(index.read_bytes()[: -2 * ENTRY.itemsize + 9])  # a part of the last chunk and nothing behind it
     content = bytearray(kept.read_bytes())
     content[len(content) // 5] ^= 255
     kept.write_bytes(bytes(content))
     result = predict_to_file(ensemble, stored, tmp_path / "out.npz", batch=BATCH, resume=True)
-    assert result.units - result.units_resumed == 4  # of the chunk, and the last one
+    assert result.units - result.units_resumed == 6  # of the chunk, and of the last one
     assert (tmp_path / "out.npz").read_bytes() == (tmp_path / "whole.npz").read_bytes()
 
 
