@@ -179,6 +179,18 @@ class GeometricSettings(ArchitectureSettings):
     """Smooth end of messages at the cutoff; absent: polynomial, or none for meshes, grains and others whose edges do not come from a
     cutoff."""
 
+    envelope_exponent: int = Setting(default=6, ge=2, le=32)
+    """p of the polynomial envelope 1 - (p + 1)(p + 2)/2 x^p + p (p + 2) x^(p + 1) - p (p + 1)/2 x^(p + 2) with x = r / cutoff: the larger, the
+    longer messages stay what they are (arXiv:2003.03123, eq. 8)."""
+
+    @model_validator(mode="after")
+    def _check_exponent(self) -> "GeometricSettings":
+        if self.envelope_exponent != 6 and self.envelope in ("cosine", "none"):
+            raise ValueError(
+                'envelope_exponent is that of the polynomial; leave it out, or set envelope = "polynomial"'
+            )
+        return self
+
     def on_stores(self, cutoffs: Sequence[float | None]) -> "GeometricSettings":
         """Left out, the cutoff is the smallest of the stores', with an envelope where the edges of all of them come from one."""
         known = [cutoff for cutoff in cutoffs if cutoff is not None]
@@ -307,8 +319,6 @@ class Architecture(nn.Module):
             return "is read out at the nodes of every layer"
         if settings.pooling is not None and not settings.pools_clusters:
             return ""  # nodes and edges that stay are what they were
-        if "edge_kinds" in cls.requires:
-            return "tells kinds of edges apart, which have no mean"
         return "" if "species" not in cls.requires else "needs the species of its nodes, and a cluster has none"
 
     @classmethod
@@ -343,4 +353,5 @@ def radial_basis(
     """
     cutoff = settings.former["cutoff"] if settings.cutoff is None else settings.cutoff
     envelope = settings.envelope or settings.former["envelope"]
-    return RadialFeatures(cutoff, settings.num_radial, settings.radial, envelope, spec.edge_width, transform)
+    exponent = settings.envelope_exponent
+    return RadialFeatures(cutoff, settings.num_radial, settings.radial, envelope, spec.edge_width, transform, exponent)

@@ -148,7 +148,7 @@ class AngularFilters(nn.Module):
 
     def __init__(self, settings: DimeNetSettings, basis: RadialFeatures) -> None:
         super().__init__()
-        self.cutoff, self.envelope = basis.cutoff, basis.envelope
+        self.cutoff, self.envelope, self.exponent = basis.cutoff, basis.envelope, basis.exponent
         degrees, radial = settings.num_spherical, settings.num_radial
         self.basis = SphericalBesselBasis(basis.cutoff, degrees, radial)
         whole = orthogonal(degrees * radial, settings.basis_emb_size, bias=False).weight.detach()
@@ -167,7 +167,7 @@ class AngularFilters(nn.Module):
         lengths, directions, pairs = graph.lengths, graph.directions, graph.pairs
         if pairs is not None:
             lengths, directions = lengths.index_select(0, pairs.first), directions.index_select(0, pairs.first)
-        envelope = envelope_at(lengths, self.cutoff, self.envelope)
+        envelope = envelope_at(lengths, self.cutoff, self.envelope, self.exponent)
         factor = self.cutoff / lengths if envelope is None else envelope * self.cutoff / lengths  # [items]
         factor = torch.where((directions != 0).any(-1), factor, 0.0)
         return [(values * factor.unsqueeze(-1)).contiguous() for values in self.basis(lengths).unbind(1)]

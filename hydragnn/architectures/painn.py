@@ -32,6 +32,24 @@ def paper_norm(squares: Tensor) -> Tensor:
 NORMS: dict[str, Callable[[Tensor], Tensor]] = {"smooth": smooth_norm, "paper": paper_norm}
 
 
+Directions = Literal["unit", "over_length"]
+
+
+NEAREST = 1 / 50
+"""Of the cutoff: what lies nearer is weighed as if it were there, .1 Angstrom for a cutoff of 5, since 1 / |r| has no end."""
+
+
+def directions_of(graph: MessageGraph, form: Directions) -> Float[Tensor, "edges dim"]:
+    """r_ij / |r_ij| of every edge, or over its length once more; zero where the length is zero."""
+    if form == "unit":
+        return graph.directions
+    assert graph.basis is not None
+    nearest = NEAREST * graph.basis.cutoff
+    return graph.once(
+        "directions over length", lambda: graph.directions / graph.lengths.clamp_min(nearest).unsqueeze(-1)
+    )
+
+
 class PaiNNSettings(GeometricSettings):
     """Scalar and vector states, rotation-equivariant (Schuett et al. 2021, arXiv:2102.03150)."""
 
@@ -42,6 +60,10 @@ class PaiNNSettings(GeometricSettings):
     norm: Literal["smooth", "paper"] = "smooth"
     """Length of a vector in the updates: smooth is sqrt(|v|^2 + 1) - 1; paper is sqrt(|v|^2 + 1e-8), whose energies have cusps
     where vectors vanish, at symmetric sites."""
+
+    directions: Directions = "unit"
+    """What a message adds to vectors: unit vectors along edges, or as in the public HydraGNN these over_length, r_ij / |r_ij|^2 in the store's unit
+    of length, by which near neighbours outweigh far ones."""
 
     @property
     def kinks(self) -> str:
@@ -121,19 +143,26 @@ class PaiNNLayer(RadialFilters):
     """
 
     def __init__(
-        self, filters: Sequence[nn.Linear], message: PaiNNMessage, update: PaiNNUpdate, dropout: float
+        self,
+        filters: Sequence[nn.Linear],
+        message: PaiNNMessage,
+        update: PaiNNUpdate,
+        dropout: float,
+        directions: Directions = "unit",
     ) -> None:
         super().__init__()
         self.filters = nn.ModuleList(filters)
         self.message = message
         self.update = update
         self.dropout = nn.Dropout(dropout)
+        self.directions: Directions = directions
 
     def forward(self, states: States, graph: MessageGraph) -> States:
         """New states of degrees 0 and 1."""
+        directions = directions_of(graph, self.directions)
         filters = self.filters_of(graph)  # 2 or 3 x [items, channels]
         scalars, vectors = states[0], states.get(1)
-        d_scalars, d_vectors = self.message(scalars, vectors, filters, graph.directions, graph.sharing)
+        d_scalars, d_vectors = self.message(scalars, vectors, filters, directions, graph.sharing)
         scalars = scalars + self.dropout(d_scalars)
         vectors = d_vectors if vectors is None else vectors + d_vectors
         d_scalars, more = self.update(scalars, vectors)
@@ -184,7 +213,7 @@ class PaiNN(Architecture):
             for number in range(count)
         ]
         self.layers = nn.ModuleList(
-            PaiNNLayer(of_layer, message, update, settings.dropout)
+            PaiNNLayer(of_layer, message, update, settings.dropout, settings.directions)
             for of_layer, message, update in zip(filters, messages, updates)
         )
 

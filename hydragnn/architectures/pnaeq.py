@@ -6,7 +6,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hydragnn.architectures.base import Architecture, CompileGain, GraphSpec, radial_basis
-from hydragnn.architectures.painn import PaiNNUpdate
+from hydragnn.architectures.painn import Directions, PaiNNUpdate, directions_of
 from hydragnn.architectures.pna import PNASettings
 from hydragnn.kernels import gather_add, gather_multiply_sum, outer_sum, segment_statistics, silu
 from hydragnn.layers import DegreeScalers, MessageGraph, States, scaled_statistics
@@ -16,6 +16,10 @@ class PNAEqSettings(PNASettings):
     """Scalar and vector states as of PaiNN, scalars by principal neighbourhood aggregation (PNAEq of HydraGNN; arXiv:2004.05718, arXiv:2102.03150)."""
 
     kind: str = "pnaeq"
+
+    directions: Directions = "unit"
+    """What a message adds to vectors: unit vectors along edges, or as in the public HydraGNN these over_length, r_ij / |r_ij|^2 in the store's unit
+    of length, by which near neighbours outweigh far ones."""
 
 
 class PNAEqMessage(nn.Module):
@@ -31,8 +35,11 @@ class PNAEqMessage(nn.Module):
     sqrt(variance + 1e-5).
     """
 
-    def __init__(self, channels: int, edge_width: int, scalers: DegreeScalers, *, first: bool) -> None:
+    def __init__(
+        self, channels: int, edge_width: int, scalers: DegreeScalers, *, first: bool, directions: Directions = "unit"
+    ) -> None:
         super().__init__()
+        self.directions: Directions = directions
         parts = 2 if first else 3  # no vectors come into the first layer, so that there is no c
         self.scalers = scalers
         self.norm = nn.LayerNorm(channels)
@@ -55,7 +62,7 @@ class PNAEqMessage(nn.Module):
         messages = self.messages(scalars, graph)  # a, b and c; [edges, channels] each
         statistics = segment_statistics(messages[0], topology.receivers, topology.num_rows)  # A; [nodes, channels] each
         scaled = scaled_statistics(statistics, self.from_statistics, topology, self.scalers)
-        d_vectors = outer_sum(messages[1], graph.directions, topology)  # [nodes, dim, channels]
+        d_vectors = outer_sum(messages[1], directions_of(graph, self.directions), topology)  # [nodes, dim, channels]
         if vectors is not None:
             d_vectors = d_vectors + gather_multiply_sum(vectors, messages[2], topology)
         return self.from_self(scalars) + scaled, d_vectors
@@ -116,7 +123,7 @@ class PNAEq(Architecture):
         width = self.basis.width
         self.layers = nn.ModuleList(
             PNAEqLayer(
-                PNAEqMessage(channels, width, scalers, first=number == 0),
+                PNAEqMessage(channels, width, scalers, first=number == 0, directions=settings.directions),
                 PaiNNUpdate(channels, last=number == count - 1 and 1 not in spec.degrees),
                 settings.dropout,
             )

@@ -14,7 +14,7 @@ from hydragnn.imports import class_named, without_the_current_folder
 GROUP = "hydragnn.architectures"
 """Entry-point group in which packages announce architectures; the name of an entry is its kind."""
 
-_NOT_ARCHITECTURES = ("base", "registry", "table")
+_NOT_ARCHITECTURES = ("base", "moving", "registry", "table")
 
 
 @cache

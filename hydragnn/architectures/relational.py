@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hydragnn.architectures.base import Architecture, ArchitectureSettings, GraphSpec, Searched, one_of, steps
 from hydragnn.errors import InputError
 from hydragnn.kernels import Topology, gather_multiply_sum, relation_topology, segment_mean, silu
-from hydragnn.layers import MessageGraph, States
+from hydragnn.layers import Coarser, MessageGraph, States, part_of
 
 Reduce = Literal["sum", "mean", "sqrt"]
 
@@ -50,58 +50,31 @@ class RelationalSettings(ArchitectureSettings):
         return self
 
 
-class Level(NamedTuple):
-    """The nodes that a layer changes (None: all), their edges keyed by (receiver, relation), and weights of the edges."""
+class KeyedEdges(NamedTuple):
+    """Edges keyed by (receiver, relation), and a weight for each (None: 1)."""
 
-    nodes: Int[Tensor, " level_nodes"] | None
-    keyed: Topology
-    weight: Float[Tensor, " level_edges"] | None
+    topology: Topology
+    weight: Float[Tensor, " edges"] | None
 
 
-def level_of(
-    topology: Topology,
-    relation: Int[Tensor, " edges"],
-    relations: int,
-    reduce: Reduce,
-    dtype: torch.dtype,
-    level_edges: Int[Tensor, " level_edges"] | None = None,
-) -> Level:
-    """The chosen edges and the nodes at their ends, renumbered; without a choice all edges and all nodes.
-
-    >>> edges = Topology(senders=torch.tensor([2, 0]), receivers=torch.tensor([0, 2]), num_columns=3, num_rows=3)
-    >>> level = level_of(edges, torch.tensor([0, 0]), 1, "sum", torch.float32, torch.tensor([0, 1]))
-    >>> level.nodes.tolist(), level.keyed.senders.tolist()
-    ([0, 2], [1, 0])
-    """
-    nodes = None
-    if level_edges is not None:
-        topology, nodes = _part_of(topology, level_edges)
-        relation = relation.index_select(0, level_edges)
+def keyed_edges(
+    topology: Topology, relation: Int[Tensor, " edges"], relations: int, reduce: Reduce, dtype: torch.dtype
+) -> KeyedEdges:
+    """The edges in rows of their receiver and relation, and c_r, which joins those of a row as ``reduce`` says."""
     keyed = relation_topology(topology, relation, relations)
     if reduce == "sum":
-        return Level(nodes, keyed, None)
+        return KeyedEdges(keyed, None)
     shares = keyed.degrees.clamp_min(1).double().reciprocal()  # c_r; [nodes * relations]
-    weight = (shares if reduce == "mean" else shares.sqrt()).to(dtype).index_select(0, keyed.receivers)
-    return Level(nodes, keyed, weight)
+    return KeyedEdges(keyed, (shares if reduce == "mean" else shares.sqrt()).to(dtype).index_select(0, keyed.receivers))
 
 
-def _part_of(topology: Topology, level_edges: Tensor) -> tuple[Topology, Tensor]:
-    """The chosen edges between the nodes that they touch, and the numbers of these nodes."""
-    senders = topology.senders.index_select(0, level_edges)
-    receivers = topology.receivers.index_select(0, level_edges)
-    # [nodes], True where an edge of the level begins or ends
-    touched = torch.zeros(topology.num_rows, dtype=torch.bool, device=senders.device)
-    touched[senders] = True
-    touched[receivers] = True
-    nodes = touched.nonzero().squeeze(1)
-    place = touched.cumsum(0) - 1  # [nodes], number among the touched ones
-    part = Topology(
-        senders=place.index_select(0, senders),
-        receivers=place.index_select(0, receivers),
-        num_columns=nodes.shape[0],
-        num_rows=nodes.shape[0],
-    )
-    return part, nodes
+def level_of(graph: MessageGraph, field: str, level: int) -> Coarser:
+    """The edges of one level, and the nodes at their ends."""
+    edges = (graph.edge_kinds[field] == level).nonzero().squeeze(1)
+    touched = torch.zeros(graph.num_nodes, dtype=torch.bool, device=edges.device)
+    touched[graph.topology.senders[edges]] = True
+    touched[graph.topology.receivers[edges]] = True
+    return part_of(graph, touched, edges)
 
 
 class RelationalLayer(nn.Module):
@@ -125,36 +98,35 @@ class RelationalLayer(nn.Module):
 
     def forward(self, states: States, graph: MessageGraph) -> States:
         """New states of degree 0; those of nodes that no edge of the layer's level touches stay."""
-        scalars = states[0]
-        level = graph.once((self.level, scalars.dtype), lambda: self.level_in(graph, scalars.dtype))
-        if level.nodes is None:
-            return {0: scalars + self.dropout(self.increment(scalars, level))}
-        increment = self.dropout(self.increment(scalars.index_select(0, level.nodes), level))  # [level_nodes, channels]
-        return {0: scalars.index_add(0, level.nodes, increment.to(scalars.dtype))}
+        scalars, level = states[0], self.level
+        if level is None:
+            return {0: scalars + self.dropout(self.increment(scalars, graph))}
+        part = graph.once(("level", level), lambda: level_of(graph, self.settings.level, level))
+        increment = self.dropout(self.increment(part.pooled(scalars), part.graph))  # [level_nodes, channels]
+        return {0: scalars + part.unpooled(increment.to(scalars.dtype))}
 
     def increment(
-        self, states: Float[Tensor, "level_nodes channels"], level: Level
-    ) -> Float[Tensor, "level_nodes channels"]:
-        """Increment of the states of a level's nodes."""
+        self, states: Float[Tensor, "nodes channels"], graph: MessageGraph
+    ) -> Float[Tensor, "nodes channels"]:
+        """Increment of the states of all nodes of a graph."""
+        edges = graph.once(("keyed", states.dtype), lambda: self.keyed(graph, states.dtype))
         states = self.norm(states)
-        # a row of sums per (receiver, relation), so that all W_r are one matrix: [level_nodes, relations * channels]
-        sums = gather_multiply_sum(states, level.weight, level.keyed).reshape(states.shape[0], self.told.in_features)
+        # a row of sums per (receiver, relation), so that all W_r are one matrix: [nodes, relations * channels]
+        sums = gather_multiply_sum(states, edges.weight, edges.topology).reshape(states.shape[0], self.told.in_features)
         return self.out(silu(self.own(states) + self.told(sums)))
 
-    def level_in(self, graph: MessageGraph, dtype: torch.dtype) -> Level:
-        """The layer's level of a graph, with weights in ``dtype``."""
-        relation, level_edges = graph.edge_kinds[self.settings.relation], None
-        if self.level is not None:
-            level_edges = (graph.edge_kinds[self.settings.level] == self.level).nonzero().squeeze(1)
-        return level_of(graph.topology, relation, self.relations, self.settings.reduce, dtype, level_edges)
+    def keyed(self, graph: MessageGraph, dtype: torch.dtype) -> KeyedEdges:
+        """The edges of a graph as the layer reads them, with weights in ``dtype``."""
+        relation = graph.edge_kinds[self.settings.relation]
+        return keyed_edges(graph.topology, relation, self.relations, self.settings.reduce, dtype)
 
 
 class Relational(Architecture):
     """A matrix for every kind of edge (eq. 2); edge features enter as their mean over a node's edges.
 
     Deviates from the paper: edge features, a norm after the last layer, and no sharing among the matrices (its eqs. 3, 4).
-    With a schedule, each layer acts on one level of edges and on the nodes that they touch: a multigrid cycle whose
-    skip connections are the residuals.
+    With a schedule, each layer acts on one level of edges and on the nodes that they touch, a ``Coarser`` graph as those of pooling are: a
+    multigrid cycle whose skip connections are the residuals.
     """
 
     kind = "relational"

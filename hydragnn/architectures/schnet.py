@@ -5,18 +5,26 @@ import re
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hydragnn.architectures.base import Architecture, GeometricSettings, GraphSpec, radial_basis
+from hydragnn.architectures.base import Architecture, GraphSpec, radial_basis
+from hydragnn.architectures.moving import MovingSettings
 from hydragnn.kernels import Topology, gather_multiply_sum
-from hydragnn.layers import MOVED, MessageGraph, Movement, RadialFilters, States, at_rest, mlp, where_moved
+from hydragnn.layers import (
+    MOVED,
+    MeanMovement,
+    MessageGraph,
+    Movement,
+    RadialFilters,
+    States,
+    at_rest,
+    mlp,
+    where_moved,
+)
 
 
-class SchNetSettings(GeometricSettings):
+class SchNetSettings(MovingSettings):
     """Continuous-filter convolutions (Schuett et al. 2017, arXiv:1706.08566)."""
 
     kind: str = "schnet"
-
-    moving_coordinates: bool = False
-    """Move the nodes after every layer but the last, along their edges, so that later layers see other lengths."""
 
 
 class SchNetInteraction(nn.Module):
@@ -43,7 +51,8 @@ class SchNetLayer(RadialFilters):
 
     Deviates from the paper: the envelope ends the filters at the cutoff, the network sees edge features and a constant
     beside the radial basis, has SiLU once instead of the shifted softplus twice, and the increment has dropout. With
-    ``movement``, which the paper does not have, nodes move by d_i <- d_i + sum_j u(r_ij) f(F(r_ij)) r_ij.
+    ``movement``, which the paper does not have, nodes move by d_i <- d_i + sum_j u(r_ij) f(F(r_ij)) r_ij, or as in the public
+    HydraGNN (``MeanMovement``).
     """
 
     def __init__(
@@ -95,7 +104,11 @@ class SchNet(Architecture):
         filters = [mlp([self.basis.width, channels, channels]) for _ in numbers]
         interactions = [SchNetInteraction(channels) for _ in numbers]
         moving = settings.num_layers - 1 if settings.moving_coordinates else 0
-        movements = [Movement(channels) if number < moving else None for number in numbers]
+        mean = settings.movement == "mean"
+        movements = [
+            None if number >= moving else MeanMovement(channels, bounded=False) if mean else Movement(channels)
+            for number in numbers
+        ]
         self.layers = nn.ModuleList(
             SchNetLayer(f, i, settings.dropout, m) for f, i, m in zip(filters, interactions, movements)
         )

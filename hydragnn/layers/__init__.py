@@ -3,7 +3,7 @@
 from hydragnn.layers.attention import GPSLayer, GraphAttention, LinearGraphAttention
 from hydragnn.layers.by_class import Classes, LinearByClass, classes_of
 from hydragnn.layers.cartesian_tensors import TensorParts, product, squares, times
-from hydragnn.layers.coarser import Coarser
+from hydragnn.layers.coarser import Coarser, part_of
 from hydragnn.layers.conditioning import ConditionInputs, FiLM, PooledCondition
 from hydragnn.layers.degree_scaling import DegreeScalers, Scaler, scaled_statistics
 from hydragnn.layers.distance_transforms import DISTANCE_TRANSFORMS, ELEMENTS_WITH_RADIUS, DistanceTransform
@@ -11,7 +11,7 @@ from hydragnn.layers.harmonics import SphericalHarmonics, coupling
 from hydragnn.layers.inputs import ClassEmbedding, EdgeInputs, NodeInputs
 from hydragnn.layers.message_graph import MessageGraph, States, inputs_at_zero, lengths_and_directions, radial_inputs
 from hydragnn.layers.mlp import mlp
-from hydragnn.layers.movement import MOVED, Movement, at_rest, where_moved
+from hydragnn.layers.movement import MOVED, MeanMovement, Movement, at_rest, where_moved
 from hydragnn.layers.pooling import GraphUNet
 from hydragnn.layers.radial import BesselBasis, ExponentialBasis, GaussianBasis, RadialFeatures, SincBasis, envelope_at
 from hydragnn.layers.radial_tables import RadialFilters, tables_of
@@ -45,6 +45,7 @@ __all__ = [
     "LinearGraphAttention",
     "LinearByClass",
     "MOVED",
+    "MeanMovement",
     "MessageGraph",
     "Movement",
     "NodeInputs",
@@ -69,6 +70,7 @@ __all__ = [
     "inputs_at_zero",
     "lengths_and_directions",
     "mlp",
+    "part_of",
     "pool_nodes",
     "product",
     "radial_inputs",

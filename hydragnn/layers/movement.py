@@ -39,6 +39,33 @@ class Movement(nn.Module):
         return states[MOVED] + step if MOVED in states else step
 
 
+class MeanMovement(Movement):
+    """d_i <- d_i + mean_j g(f(m_ij)) r_ij / (|r_ij| + 1), the form of the public HydraGNN: g is tanh in its EGNN (``bounded``), nothing in its SchNet.
+
+    The 1 is one unit of length. No envelope ends what a neighbour does, since the mean counts it anyhow. Deviates from HydraGNN in that no step is
+    clamped at 100 along each axis, which would not turn with the graph.
+    """
+
+    def __init__(self, channels: int, *, bounded: bool) -> None:
+        super().__init__(channels)
+        self.bounded = bounded
+
+    def forward(
+        self,
+        states: States,
+        messages: Float[Tensor, "edges channels"],
+        envelope: Float[Tensor, "edges 1"] | None,
+        there: MessageGraph,
+    ) -> Float[Tensor, "nodes dim"]:
+        """How far every node is now from where it was; ``there`` is the graph as earlier layers left it."""
+        topology, vectors = there.topology, there.known_vectors("vectors")
+        pull = self.last(silu(self.first(messages)))  # [edges, 1]
+        pull = (torch.tanh(pull) if self.bounded else pull) / (there.lengths.unsqueeze(-1) + 1)
+        total = outer_sum(pull, vectors, topology).squeeze(-1)  # [nodes, dim]
+        step = total / topology.degrees.clamp_min(1).to(total.dtype).unsqueeze(-1)
+        return states[MOVED] + step if MOVED in states else step
+
+
 def where_moved(states: States, graph: MessageGraph) -> MessageGraph:
     """The graph as earlier layers left it."""
     return graph.moved(states[MOVED]) if MOVED in states else graph

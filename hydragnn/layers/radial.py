@@ -136,11 +136,11 @@ RADIAL = {
 
 
 def envelope_at(
-    lengths: Float[Tensor, " edges"], cutoff: float, kind: Literal["polynomial", "cosine", "none"]
+    lengths: Float[Tensor, " edges"], cutoff: float, kind: Literal["polynomial", "cosine", "none"], exponent: int = 6
 ) -> Float[Tensor, " edges"] | None:
     """A factor from 1 at length 0 to 0 at the cutoff and beyond; None for ``none``, which multiplies nothing.
 
-    ``polynomial`` has two continuous derivatives at the cutoff (arXiv:2003.03123, eq. 8 with p = 6); ``cosine`` has one.
+    ``polynomial`` has two continuous derivatives at the cutoff (arXiv:2003.03123, eq. 8 with p the ``exponent``); ``cosine`` has one.
 
     >>> envelope_at(torch.tensor([0.0, 5.0, 7.0]), cutoff=5.0, kind="polynomial")
     tensor([1., 0., 0.])
@@ -150,7 +150,8 @@ def envelope_at(
     x = (lengths / cutoff).clamp_max(1.0)  # [edges], from 0 to 1
     if kind == "cosine":
         return 0.5 * (torch.cos(math.pi * x) + 1)
-    return 1 + x.pow(6) * (-28 + x * (48 - 21 * x))
+    p = exponent
+    return 1 + x.pow(p) * (-(p + 1) * (p + 2) // 2 + x * (p * (p + 2) - p * (p + 1) // 2 * x))
 
 
 class RadialFeatures(nn.Module):
@@ -168,6 +169,7 @@ class RadialFeatures(nn.Module):
         envelope: Literal["polynomial", "cosine", "none"],
         inputs: int,
         transform: DistanceTransform | None = None,
+        exponent: int = 6,
     ) -> None:
         super().__init__()
         largest = None if transform is None or radial != "chebyshev" else transform.range
@@ -175,6 +177,7 @@ class RadialFeatures(nn.Module):
         self.transform = transform
         self.cutoff = cutoff
         self.envelope: Literal["polynomial", "cosine", "none"] = envelope
+        self.exponent = exponent
         self.width = num_radial + inputs + 1
 
     def forward(
@@ -194,5 +197,5 @@ class RadialFeatures(nn.Module):
         parts = [self.basis(seen), torch.ones_like(lengths).unsqueeze(-1)]  # [edges, radial], [edges, 1]
         if features is not None:
             parts.append(features.to(lengths.dtype))
-        envelope = envelope_at(lengths, self.cutoff, self.envelope)
+        envelope = envelope_at(lengths, self.cutoff, self.envelope, self.exponent)
         return torch.cat(parts, dim=-1), None if envelope is None else envelope.unsqueeze(-1)

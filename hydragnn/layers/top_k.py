@@ -1,14 +1,12 @@
 """The next coarser level by learned scores: the nodes that score highest, and the edges between them."""
 
 import math
-from dataclasses import replace
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from hydragnn.kernels import Topology
-from hydragnn.layers.coarser import Coarser
+from hydragnn.layers.coarser import Coarser, part_of
 from hydragnn.layers.message_graph import MessageGraph
 
 TIE = 1e-5
@@ -32,15 +30,9 @@ class TopK(nn.Module):
         """The level of the nodes that stay; its ``pooled`` multiplies with the gate, and the others hear nothing from ``unpooled``."""
         scores = states @ (self.direction / self.direction.norm()).to(states.dtype)  # [nodes]
         stay = highest(scores.detach(), graph, self.ratio)
-        kept = stay.nonzero().squeeze(1)
-        count, nodes = kept.shape[0], graph.num_nodes
-        each = torch.arange(count, device=kept.device)
-        return Coarser(
-            graph=among(graph, stay),
-            joining=Topology(senders=kept, receivers=each, num_columns=nodes, num_rows=count),
-            leaving=Topology(senders=each, receivers=kept, num_columns=count, num_rows=nodes),
-            share=scores.index_select(0, kept).tanh(),
-        )
+        edges = graph.topology
+        between = (stay[edges.senders] & stay[edges.receivers]).nonzero().squeeze(1)
+        return part_of(graph, stay, between, share=scores[stay].tanh())
 
 
 def highest(scores: Float[Tensor, " nodes"], graph: MessageGraph, ratio: float) -> Bool[Tensor, " nodes"]:
@@ -60,28 +52,3 @@ def highest(scores: Float[Tensor, " nodes"], graph: MessageGraph, ratio: float) 
     largest = torch.maximum(at(first).abs(), at(first + counts - 1).abs())
     lowest = at(first + wanted - 1)
     return scores >= (lowest - TIE * largest)[graph.owner]
-
-
-def among(graph: MessageGraph, stay: Bool[Tensor, " nodes"]) -> MessageGraph:
-    """The graph of the nodes that stay and of the edges between them, with lengths and features as they are."""
-    edges = graph.topology
-    between = (stay[edges.senders] & stay[edges.receivers]).nonzero().squeeze(1)
-    number = stay.long().cumsum(0) - 1  # of every node that stays
-    senders, receivers = (number[end[between]] for end in (edges.senders, edges.receivers))
-    owner = graph.owner[stay]
-
-    def of(values: Tensor | None, kept: Tensor) -> Tensor | None:
-        return None if values is None else values[kept]
-
-    return replace(
-        graph,
-        topology=Topology.square(senders, receivers, owner.shape[0]),
-        owner=owner,
-        nodes_per_graph=torch.bincount(owner, minlength=graph.num_graphs),
-        vectors=of(graph.vectors, between),
-        positions=of(graph.positions, stay),
-        edge_features=of(graph.edge_features, between),
-        edge_kinds={name: kinds[between] for name, kinds in graph.edge_kinds.items()},
-        species=of(graph.species, stay),
-        clusters=None,
-    )

@@ -42,7 +42,7 @@ for kind in ("schnet", "pna"):
     for name in ("MultiheadAttention", "LinearAttention"):
         globals()[f"Test{name}Around{kind}"] = suite(f"Test{name}Around{kind}", kind, AROUND[name])
 
-for kind in ("egnn", "schnet", "pna", "tensornet", "gatv2"):
+for kind in ("egnn", "schnet", "pna", "tensornet", "gatv2", "relational"):
     globals()[f"TestPoolingAround{kind}"] = suite(f"TestPoolingAround{kind}", kind, AROUND["Pooling"])
 for kind in ("painn", "gatv2", "relational"):
     top = {"pooling": {"levels": 2, "by": "scores", "ratio": 0.6}, "num_layers": 3}
@@ -55,6 +55,11 @@ globals()["TestPoolingCheckpointed"] = suite(
 for kind in ("egnn", "schnet"):
     moving = {"moving_coordinates": True}
     globals()[f"TestMoving{kind}"] = suite(f"TestMoving{kind}", kind, moving)
+    globals()[f"TestMovingByMeans{kind}"] = suite(f"TestMovingByMeans{kind}", kind, {**moving, "movement": "mean"})
+for kind in ("painn", "pnaeq"):
+    globals()[f"TestOverLength{kind}"] = suite(f"TestOverLength{kind}", kind, {"directions": "over_length"})
+globals()["TestEquation6"] = suite("TestEquation6", "egnn", {"residual": False})
+globals()["TestSteepEnvelope"] = suite("TestSteepEnvelope", "schnet", {"envelope_exponent": 3})
 globals()["TestMovingCheckpointed"] = suite("TestMovingCheckpointed", "egnn", {**moving, **AROUND["Checkpointed"]})
 
 DEGREES: dict[str, dict[str, Any]] = {

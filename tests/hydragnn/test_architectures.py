@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -154,6 +155,18 @@ def test_lists_of_architectures_in_the_documents_are_complete(
     after = (root / "docs" / "models.md").read_text().split(sentence)[1]
     named = set(re.findall(r"`(\w+)`", re.split(r"[.)]| have", after)[0]))
     assert named == {kind for kind, architecture in architectures().items() if belongs(architecture)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "says"),
+    [
+        ("egnn", {"movement": "mean"}, "set moving_coordinates = true"),
+        ("painn", {"envelope_exponent": 5, "envelope": "cosine"}, 'set envelope = "polynomial"'),
+    ],
+)
+def test_a_setting_that_would_do_nothing_is_refused(kind: str, settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        small_settings(kind, **settings)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from hydragnn.architectures.relational import level_of
+from hydragnn.architectures.relational import keyed_edges
 from hydragnn.conformance_cases import make_graph, no_nodes
 from hydragnn.graphs.batch import concatenate
 from hydragnn.kernels import Topology, gather_multiply_sum
@@ -116,12 +116,12 @@ def test_the_root_of_their_number_divides_the_sum_of_neighbours_of_one_kind() ->
         senders=torch.tensor([1, 2, 3, 0]), receivers=torch.tensor([0, 0, 0, 1]), num_columns=4, num_rows=4
     )
     relation = torch.tensor([1, 0, 1, 1])
-    plain, rooted, averaged = (level_of(edges, relation, 2, how, torch.float64) for how in ("sum", "sqrt", "mean"))
+    plain, rooted, averaged = (keyed_edges(edges, relation, 2, how, torch.float64) for how in ("sum", "sqrt", "mean"))
     x = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     counts = torch.tensor([1.0, 2, 1, 1, 1, 1, 1, 1], dtype=torch.float64).unsqueeze(1)
-    total = gather_multiply_sum(x, plain.weight, plain.keyed)
-    torch.testing.assert_close(gather_multiply_sum(x, rooted.weight, rooted.keyed), total / counts.sqrt())
-    torch.testing.assert_close(gather_multiply_sum(x, averaged.weight, averaged.keyed), total / counts)
+    total = gather_multiply_sum(x, plain.weight, plain.topology)
+    torch.testing.assert_close(gather_multiply_sum(x, rooted.weight, rooted.topology), total / counts.sqrt())
+    torch.testing.assert_close(gather_multiply_sum(x, averaged.weight, averaged.topology), total / counts)
 
 
 def test_triplets_are_all_pairs_of_edges_that_follow_each_other() -> None:

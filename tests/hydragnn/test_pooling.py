@@ -1,6 +1,7 @@
 """Layers on coarser levels: parity with loops over clusters, runs that pool, and what cannot."""
 
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,27 @@ def test_edge_features_are_means_of_what_was_merged() -> None:
     assert coarse.edge_features is not None
     ends = zip(coarse.topology.receivers.tolist(), coarse.topology.senders.tolist())
     expected = torch.tensor([np.mean(areas[pair]) for pair in ends], dtype=torch.float64)
+    torch.testing.assert_close(coarse.edge_features.squeeze(1), expected)
+
+
+@pytest.mark.parametrize("corner", CORNERS)
+def test_between_two_clusters_is_an_edge_of_every_kind_that_joins_nodes_of_theirs(corner: str) -> None:
+    batch = CORNERS[corner]()
+    kinds = {"relation": batch.edges["relation"], "level": (batch.edges["area"] > 0.5).long() * 7}
+    graph = replace(message_graph(batch), edge_kinds=kinds)
+    coarse, of_node = graph.coarser.graph, {}
+    for number, nodes in enumerate(clusters_by_loops(batch, 0)):
+        of_node |= dict.fromkeys(nodes, number)
+    areas = defaultdict(list)
+    for edge, (sender, receiver) in enumerate(zip(batch.senders.tolist(), batch.receivers.tolist())):
+        if of_node[sender] != of_node[receiver]:
+            kind = tuple(int(values[edge]) for values in kinds.values())
+            areas[of_node[receiver], of_node[sender], *kind].append(float(batch.edges["area"][edge]))
+    edges, columns = coarse.topology, (values.tolist() for values in coarse.edge_kinds.values())
+    found = list(zip(edges.receivers.tolist(), edges.senders.tolist(), *columns))
+    assert found == sorted(areas)
+    expected = torch.tensor([np.mean(areas[edge]) for edge in found], dtype=torch.float64)
+    assert coarse.edge_features is not None
     torch.testing.assert_close(coarse.edge_features.squeeze(1), expected)
 
 
@@ -281,7 +303,7 @@ def test_a_field_of_the_same_name_is_an_input_like_any_other() -> None:
 
 def test_every_architecture_says_whether_it_pools() -> None:
     able = {kind for kind, a in architectures().items() if not a.unpoolable(a.Settings(kind=kind))}
-    assert able == set(architectures()) - {"dimenet", "mace", "relational"}
+    assert able == set(architectures()) - {"dimenet", "mace"}
 
 
 def test_a_store_without_levels_is_refused_before_anything_starts(tmp_path: Path) -> None:

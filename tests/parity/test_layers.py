@@ -1,20 +1,20 @@
 """Our layers with the weights of independent implementations: PyTorch Geometric's, and the papers' equations as loops."""
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from hydragnn.architectures.egnn import EGNNLayer, EGNNSettings
-from hydragnn.architectures.painn import PaiNNMessage, PaiNNUpdate
+from hydragnn.architectures.painn import Directions, PaiNNLayer, PaiNNMessage, PaiNNUpdate
 from hydragnn.architectures.pna import PNALayer
 from hydragnn.architectures.pnaeq import PNAEqLayer, PNAEqMessage
-from hydragnn.architectures.relational import RelationalLayer, RelationalSettings, level_of
-from hydragnn.architectures.schnet import SchNetInteraction
+from hydragnn.architectures.relational import RelationalLayer, RelationalSettings
+from hydragnn.architectures.schnet import SchNetInteraction, SchNetLayer
 from hydragnn.kernels import Topology
-from hydragnn.layers import MOVED, DegreeScalers, MessageGraph, RadialFeatures, Scaler, mlp
+from hydragnn.layers import MOVED, DegreeScalers, MeanMovement, MessageGraph, RadialFeatures, Scaler, envelope_at, mlp
 
 NODES, CHANNELS, RADIAL, CUTOFF = 7, 6, 5, 4.0
 PAPER: tuple[Scaler, ...] = ("identity", "amplification", "attenuation")
@@ -38,6 +38,12 @@ def linear(module: nn.Module) -> Tensor:
 
 def pairs_of(edges: Topology) -> list[tuple[int, int, int]]:
     return [(e, s, r) for e, (s, r) in enumerate(zip(edges.senders.tolist(), edges.receivers.tolist()))]
+
+
+def graph_with(edges: Topology, **more: Any) -> MessageGraph:
+    """One graph of these edges."""
+    owner, size = torch.zeros(NODES, dtype=torch.int64), torch.tensor([NODES])
+    return MessageGraph(topology=edges, owner=owner, nodes_per_graph=size, **more)
 
 
 @pytest.mark.parity("schnet", "PyTorch Geometric", "interaction")
@@ -108,9 +114,8 @@ def test_relational_layers_equal_the_convolution_of_pytorch_geometric(
     states, relation = torch.randn(NODES, CHANNELS), torch.arange(edges.num_edges) % 2 * 2
     convolved = theirs(ours.norm(states), torch.stack([edges.senders, edges.receivers]), relation)
     expected = ours.out(nn.functional.silu(convolved))
-    torch.testing.assert_close(
-        ours.increment(states, level_of(edges, relation, 3, reduce, torch.float64)), expected, **SUMS
-    )
+    graph = graph_with(edges, edge_kinds={"relation": relation})
+    torch.testing.assert_close(ours.increment(states, graph), expected, **SUMS)
 
 
 @pytest.mark.parity("painn", "its equations as loops", "messages")
@@ -153,23 +158,21 @@ def test_painn_updates_equal_equations_9_and_10(norm: Literal["paper", "smooth"]
 
 @pytest.mark.parity("egnn", "its equations as loops", "layer, at rest and moving")
 @pytest.mark.parametrize("attention", [True, False])
-@pytest.mark.parametrize("moves", [True, False])
-def test_egnn_equals_its_equations_written_as_a_loop(edges: Topology, attention: bool, moves: bool) -> None:
+@pytest.mark.parametrize("moves", ["no", "sum", "mean"])
+def test_egnn_equals_its_equations_written_as_a_loop(
+    edges: Topology, attention: bool, moves: Literal["no", "sum", "mean"]
+) -> None:
+    """Moving by means without a residual is the layer of the public HydraGNN: its ``E_GCL``, but for the activation and what is seen of lengths."""
     basis = RadialFeatures(CUTOFF, RADIAL, "gaussian", "cosine", inputs=2)
-    settings = EGNNSettings(hidden_dim=CHANNELS, attention=attention)
-    layer = EGNNLayer(settings, basis.width, vectors=True, moves=moves)
-    graph = MessageGraph(
-        topology=edges,
-        owner=torch.zeros(NODES, dtype=torch.int64),
-        nodes_per_graph=torch.tensor([NODES]),
-        vectors=torch.randn(edges.num_edges, 3),
-        edge_features=torch.randn(edges.num_edges, 2),
-        basis=basis,
-    )
+    movement: Any = {} if moves == "no" else {"moving_coordinates": True, "movement": moves}
+    settings = EGNNSettings(hidden_dim=CHANNELS, attention=attention, residual=moves != "mean", **movement)
+    layer = EGNNLayer(settings, basis.width, vectors=True, moves=moves != "no")
+    numbers = {"vectors": torch.randn(edges.num_edges, 3), "edge_features": torch.randn(edges.num_edges, 2)}
+    graph = graph_with(edges, **numbers, basis=basis)
     envelope = graph.edge_inputs[1]
     assert envelope is not None and graph.vectors is not None
-    states, before = torch.randn(NODES, CHANNELS), torch.randn(NODES, 3) * moves
-    actual = layer({0: states, **({MOVED: before} if moves else {})}, graph)
+    states, before = torch.randn(NODES, CHANNELS), torch.randn(NODES, 3) * (moves != "no")
+    actual = layer({0: states, **({MOVED: before} if moves != "no" else {})}, graph)
     joined = torch.cat([linear(layer.from_receiver), linear(layer.from_sender), linear(layer.from_edge)], dim=1)
     received, vectors, after = torch.zeros_like(states), torch.zeros(NODES, 3, CHANNELS), before.clone()
     for e, sender, receiver in pairs_of(edges):
@@ -181,14 +184,19 @@ def test_egnn_equals_its_equations_written_as_a_loop(edges: Topology, attention:
             carried = carried * torch.sigmoid(layer.gate(carried))
         if layer.shift is not None:
             pull = layer.shift.last(nn.functional.silu(layer.shift.first(carried)))
-            after[receiver] += envelope[e] * pull * edge
+            if moves == "sum":
+                after[receiver] += envelope[e] * pull * edge
+            else:
+                neighbours = int((edges.receivers == receiver).sum())
+                after[receiver] += torch.tanh(pull) * edge / (edge.norm() + 1) / neighbours
         carried = carried * envelope[e]
         received[receiver] += carried
         assert layer.coordinates is not None
         vectors[receiver] += torch.outer(edge / edge.norm(), layer.coordinates(carried) * envelope[e])
     for node in range(NODES):
         expected = layer.nodes(torch.cat([states[node], received[node]]))
-        torch.testing.assert_close(actual[0][node], states[node] + expected, **SUMS)
+        expected = expected + states[node] if settings.residual else expected
+        torch.testing.assert_close(actual[0][node], expected, **SUMS)
     torch.testing.assert_close(actual[1], vectors, **SUMS)
     torch.testing.assert_close(actual.get(MOVED, before), after, **SUMS)
 
@@ -200,24 +208,59 @@ def summary(messages: list[Tensor]) -> list[Tensor]:
     return [mean, stacked.amin(0), stacked.amax(0), ((stacked - mean).square().mean(0) + 1e-5).sqrt()]
 
 
+@pytest.mark.parity("schnet", "its equations as loops", "moving as in the public HydraGNN")
+def test_schnet_moves_by_means_as_the_public_hydragnn_does(edges: Topology) -> None:
+    """x_i + mean_j f(W_ij) r_ij / (|r_ij| + 1): its ``CFConv.coord_model``, whose filters W end at the cutoff."""
+    basis = RadialFeatures(CUTOFF, RADIAL, "gaussian", "cosine", inputs=0)
+    move = MeanMovement(CHANNELS, bounded=False)
+    layer = SchNetLayer(mlp([basis.width, CHANNELS, CHANNELS]), SchNetInteraction(CHANNELS), 0.0, move)
+    graph = graph_with(edges, vectors=torch.randn(edges.num_edges, 3), basis=basis)
+    assert graph.vectors is not None
+    actual = layer({0: torch.randn(NODES, CHANNELS)}, graph)[MOVED]
+    expected = torch.zeros(NODES, 3)
+    for receiver in range(NODES):
+        mine = [graph.vectors[e] for e, _, to in pairs_of(edges) if to == receiver]
+        for edge in mine:
+            features, ending = basis(edge.norm().view(1), None)
+            assert ending is not None
+            pull = move.last(nn.functional.silu(move.first(layer.filters(features) * ending)))
+            expected[receiver] += pull[0] * edge / (edge.norm() + 1) / len(mine)
+    torch.testing.assert_close(actual, expected, **SUMS)
+
+
+@pytest.mark.parity("painn", "its equations as loops", "vectors as in the public HydraGNN")
+def test_vectors_over_length_are_those_of_the_public_hydragnn(edges: Topology) -> None:
+    """Its PAINNStack and PNAEqStack add (d_ij / |d_ij|) / |d_ij|, gated, to the vectors; here by hand in the first layer."""
+    basis = RadialFeatures(CUTOFF, RADIAL, "sinc", "cosine", inputs=0)
+    filters = [nn.Linear(basis.width, CHANNELS, bias=False) for _ in range(2)]
+    update = PaiNNUpdate(CHANNELS, last=True)
+    layer = PaiNNLayer(filters, PaiNNMessage(CHANNELS, 2), update, 0.0, directions="over_length")
+    graph = graph_with(edges, vectors=torch.randn(edges.num_edges, 3), basis=basis)
+    assert graph.vectors is not None
+    scalars, expected = torch.randn(NODES, CHANNELS), torch.zeros(NODES, 3, CHANNELS)
+    for e, sender, receiver in pairs_of(edges):
+        length = graph.vectors[e].norm()
+        features, ending = basis(length.view(1), None)
+        assert ending is not None
+        gate = layer.message.states(scalars[sender])[CHANNELS:] * filters[1](features * ending)[0]
+        expected[receiver] += torch.outer(graph.vectors[e] / length / length, gate)
+    torch.testing.assert_close(layer({0: scalars}, graph)[1], expected, **SUMS)
+
+
 @pytest.mark.parity("pnaeq", "its equations as loops", "layer")
+@pytest.mark.parametrize("directions", ["unit", "over_length"])
 @pytest.mark.parametrize("first", [True, False], ids=["first layer", "later layer"])
-def test_pnaeq_equals_its_equations_written_as_a_loop(edges: Topology, first: bool) -> None:
+def test_pnaeq_equals_its_equations_written_as_a_loop(edges: Topology, first: bool, directions: Directions) -> None:
     """Statistics of scalars, sums of vectors, then PaiNN's update; node by node, with nothing but torch."""
     edges = Topology(
         senders=edges.senders[:-4], receivers=edges.receivers[:-4], num_columns=NODES, num_rows=NODES
     )  # degrees 0, 2 and 3
     basis = RadialFeatures(CUTOFF, RADIAL, "gaussian", "cosine", inputs=2)
     scalers = DegreeScalers(names=(*HYDRAGNN, "inverse_linear"), mean_log_degree=1.2, mean_degree=2.5)
-    message, update = PNAEqMessage(CHANNELS, basis.width, scalers, first=first), PaiNNUpdate(CHANNELS, last=False)
-    graph = MessageGraph(
-        topology=edges,
-        owner=torch.zeros(NODES, dtype=torch.int64),
-        nodes_per_graph=torch.tensor([NODES]),
-        vectors=torch.randn(edges.num_edges, 3),
-        edge_features=torch.randn(edges.num_edges, 2),
-        basis=basis,
-    )
+    message = PNAEqMessage(CHANNELS, basis.width, scalers, first=first, directions=directions)
+    update = PaiNNUpdate(CHANNELS, last=False)
+    numbers = {"vectors": torch.randn(edges.num_edges, 3), "edge_features": torch.randn(edges.num_edges, 2)}
+    graph = graph_with(edges, **numbers, basis=basis)
     states = {0: torch.randn(NODES, CHANNELS), 1: torch.randn(NODES, 3, CHANNELS)}
     if first:
         del states[1]
@@ -234,7 +277,8 @@ def test_pnaeq_equals_its_equations_written_as_a_loop(edges: Topology, first: bo
         gates = [gate(nn.functional.silu(hidden)) for gate in message.gates]
         gates = [gate * (linear(w) @ features[e]) * envelope[e] for gate, w in zip(gates, message.filters)]
         received[receiver].append(gates[0])
-        vectors[receiver] += torch.outer(graph.vectors[e] / graph.vectors[e].norm(), gates[1])
+        power = 1 if directions == "unit" else 2  # the public HydraGNN's unit vectors are divided by their length again
+        vectors[receiver] += torch.outer(graph.vectors[e] / graph.vectors[e].norm() ** power, gates[1])
         if not first:
             vectors[receiver] += states[1][sender] * gates[2]
     plain, amplified, attenuated, grown, shrunk = linear(message.from_statistics).chunk(5)
@@ -252,6 +296,17 @@ def test_pnaeq_equals_its_equations_written_as_a_loop(edges: Topology, first: bo
         shift, product, scale = update.gates(torch.cat([scalars[node], lengths])).chunk(3)
         torch.testing.assert_close(actual[0][node], scalars[node] + shift + product * (u * v).sum(0), **SUMS)
         torch.testing.assert_close(actual[1][node], vectors[node] + scale * u, **SUMS)
+
+
+@pytest.mark.parity("radial basis", "PyTorch Geometric", "envelopes of several exponents")
+@pytest.mark.parametrize("exponent", [3, 5, 6])
+def test_envelopes_are_those_of_dimenet_in_pytorch_geometric(exponent: int) -> None:
+    dimenet = pytest.importorskip("torch_geometric.nn.models.dimenet")
+    lengths = 0.1 + 4.5 * torch.rand(20)  # some beyond the cutoff
+    ours = envelope_at(lengths, CUTOFF, "polynomial", exponent)
+    assert ours is not None
+    expected = dimenet.Envelope(exponent - 1)(lengths / CUTOFF) * lengths / CUTOFF  # theirs is over the length
+    torch.testing.assert_close(ours, expected, **SUMS)
 
 
 @pytest.mark.parity("radial basis", "e3nn", "bessel functions")
