@@ -1,4 +1,4 @@
-"""The command ``hydragnn``. Its modules take seconds to import: Ctrl-C meanwhile, or a package that is missing, ends in no traceback."""
+"""The command ``hydragnn``. What commands need is imported by each, and takes seconds: Ctrl-C meanwhile, or a package that is missing, ends in no traceback."""
 
 import re
 import sys
@@ -19,6 +19,8 @@ def main() -> None:
         if re.search(r"--workers[= ](?!1( |$))", " ".join(sys.argv)):
             _load_workers_early(sys.argv[1:3])
         from hydragnn.scripts.cli import main as command
+
+        command()
     except KeyboardInterrupt:
         sys.exit(130)
     except ModuleNotFoundError as error:
@@ -26,7 +28,6 @@ def main() -> None:
         if package in ("", "hydragnn"):
             raise
         _end(f"the package {package} is not installed in {sys.prefix}; `pip install {package}`")
-    command()
 
 
 def _load_workers_early(words: list[str]) -> None:
