@@ -1,23 +1,55 @@
-"""Which configuration to try next, and how far: campaigns of trials, judged at rungs, that survive any kill."""
+"""Which configuration to try next, and how far: campaigns of trials, judged at rungs, that survive any kill.
 
-from hydragnn.hpo.campaign import CampaignResult, OnEvent, run_campaign, run_search, trial_folder
-from hydragnn.hpo.costs import CostModel
-from hydragnn.hpo.final import FinalTraining, best_runs, given_runs, run_final
-from hydragnn.hpo.launching.launcher import Exit, Launcher, Task
-from hydragnn.hpo.launching.local import LocalLauncher
-from hydragnn.hpo.objective import Objective, objective_value
-from hydragnn.hpo.records import (
-    CampaignHistory,
-    TrialHistory,
-    campaign_history,
-    campaign_records,
-    finished_runs,
-    parameter_importance,
-)
-from hydragnn.hpo.sampler import SAMPLERS
-from hydragnn.hpo.scheduling.scheduler import State, Trial, transition
-from hydragnn.hpo.settings import CampaignSettings, GivenRun, SearchSettings, campaign_settings, read_campaign
-from hydragnn.hpo.space import Space, space_of
-from hydragnn.hpo.status import CampaignStatus, Follower, campaign_status
-from hydragnn.hpo.table import CampaignView
-from hydragnn.hpo.timeline import Timeline
+Names are loaded on first use: a status comes from the journal alone, and needs no part of what trains.
+"""
+
+from typing import TYPE_CHECKING
+
+from hydragnn.imports import names_in
+
+if TYPE_CHECKING:
+    from hydragnn.hpo.campaign import CampaignResult, OnEvent, run_campaign, run_search, trial_folder
+    from hydragnn.hpo.costs import CostModel
+    from hydragnn.hpo.final import FinalTraining, best_runs, given_runs, run_final
+    from hydragnn.hpo.launching.launcher import Exit, Launcher, Task
+    from hydragnn.hpo.launching.local import LocalLauncher
+    from hydragnn.hpo.objective import Objective, objective_value
+    from hydragnn.hpo.records import (
+        CampaignHistory,
+        TrialHistory,
+        campaign_history,
+        campaign_records,
+        finished_runs,
+        parameter_importance,
+    )
+    from hydragnn.hpo.sampler import SAMPLERS
+    from hydragnn.hpo.scheduling.scheduler import State, Trial, transition
+    from hydragnn.hpo.search_settings import SearchSettings
+    from hydragnn.hpo.settings import CampaignSettings, GivenRun, campaign_settings, read_campaign
+    from hydragnn.hpo.space import Space, space_of
+    from hydragnn.hpo.status import CampaignStatus, Follower, campaign_status
+    from hydragnn.hpo.table import CampaignView
+    from hydragnn.hpo.timeline import Timeline
+
+MODULES = {
+    "campaign": ("CampaignResult", "OnEvent", "run_campaign", "run_search", "trial_folder"),
+    "costs": ("CostModel",),
+    "final": ("FinalTraining", "best_runs", "given_runs", "run_final"),
+    "launching.launcher": ("Exit", "Launcher", "Task"),
+    "launching.local": ("LocalLauncher",),
+    "objective": ("Objective", "objective_value"),
+    "records": (
+        *("CampaignHistory", "TrialHistory", "campaign_history"),
+        *("campaign_records", "finished_runs", "parameter_importance"),
+    ),
+    "sampler": ("SAMPLERS",),
+    "scheduling.scheduler": ("State", "Trial", "transition"),
+    "search_settings": ("SearchSettings",),
+    "settings": ("CampaignSettings", "GivenRun", "campaign_settings", "read_campaign"),
+    "space": ("Space", "space_of"),
+    "status": ("CampaignStatus", "Follower", "campaign_status"),
+    "table": ("CampaignView",),
+    "timeline": ("Timeline",),
+}
+
+__getattr__ = names_in(__name__, MODULES)

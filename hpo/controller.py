@@ -17,6 +17,7 @@ from hydragnn.config import AnyConfig
 from hydragnn.errors import InputError
 from hydragnn.files import write_atomically
 from hydragnn.hpo.costs import Estimates
+from hydragnn.hpo.folder import SAMPLER_LOG
 from hydragnn.hpo.journal import NAME as JOURNAL
 from hydragnn.hpo.journal import Entry, Journal, replay, young_garbage_only
 from hydragnn.hpo.launching.attempts import verdict
@@ -43,16 +44,16 @@ from hydragnn.hpo.scheduling.events import (
 from hydragnn.hpo.scheduling.replay import concerned
 from hydragnn.hpo.scheduling.scheduler import State, transition
 from hydragnn.hpo.settings import CampaignSettings
-from hydragnn.hpo.space import Point, Space, trial_config
+from hydragnn.hpo.space import Point, Space
 from hydragnn.hpo.study_log import NAME as STUDY_LOG
 from hydragnn.hpo.study_log import StudyLog
+from hydragnn.hpo.trial_configs import trial_config
 
 HEARTBEAT = 0.5  # seconds between looks at the clock while nothing happens
 ROUND = 0.01  # seconds that each kind of slow work may take between two looks
 LAST_ROUND = 3.0  # seconds for the study of a campaign that is left before its end
 SAVING = 0.7  # part of the grace period that attempts get to save themselves; killing and writing take the rest
 FILES = 32  # files read or written side by side, because those of a shared file system take their time
-SAMPLER_LOG = "sampler.log"
 ROOM = 1 << 20  # bytes that must still fit on the disk after a failure
 
 OnEvent = Callable[[State, Event, float], None]

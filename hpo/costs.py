@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
-from scipy.optimize import minimize_scalar
 
 from hydragnn.hpo.parameters import Choices, Parameter
 from hydragnn.hpo.scheduling.events import Event, Reached
@@ -199,6 +198,8 @@ def scaling_of(sizes: Iterable[Sized]) -> float | None:
     groups = [group for group in by_trial.values() if len({size.slots for size in group}) > 1]
     if not groups:
         return None
+    from scipy.optimize import minimize_scalar  # takes long to load, and few campaigns need it
+
     slots = np.array([size.slots for group in groups for size in group], dtype=float)
     costs = np.log([size.seconds * size.slots for group in groups for size in group])
     counts = np.array([len(group) for group in groups])

@@ -7,9 +7,6 @@ from typing import Any
 from hydragnn.architectures import architecture_of
 from hydragnn.hpo.able import able_kinds
 
-DEFAULT = "default"
-"""What ``search.space`` says for the space of this file."""
-
 KIND = "model.kind"
 
 TRAINING: dict[str, dict[str, Any]] = {

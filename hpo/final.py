@@ -16,7 +16,8 @@ from hydragnn.hpo.journal import replay
 from hydragnn.hpo.launching.launcher import Launcher
 from hydragnn.hpo.parameters import IntRange
 from hydragnn.hpo.preflight import open_campaign
-from hydragnn.hpo.settings import CampaignSettings, GivenRun, SearchSettings
+from hydragnn.hpo.search_settings import SearchSettings
+from hydragnn.hpo.settings import CampaignSettings, GivenRun
 from hydragnn.hpo.space import NUMBER
 from hydragnn.machine import Workers
 from hydragnn.runs.folder import trained_config

@@ -13,18 +13,19 @@ from hydragnn.datasets.isolated_atoms import by_atomic_number
 from hydragnn.errors import InputError, about
 from hydragnn.files import check_own, read_sealed, write_sealed
 from hydragnn.hpo.able import check_model
+from hydragnn.hpo.folder import NAME, SAMPLER_LOG, VERSION, campaign_table, checked_table
 from hydragnn.hpo.launching.launcher import Launcher
 from hydragnn.hpo.launching.local import LocalLauncher
 from hydragnn.hpo.objective import check_objective
 from hydragnn.hpo.parameters import place_of
 from hydragnn.hpo.scheduling.events import Plan, node_of
-from hydragnn.hpo.settings import VERSION, CampaignSettings, campaign_settings
-from hydragnn.hpo.space import Point, Space, check_space, check_values, ends_of, valid_configs
+from hydragnn.hpo.settings import CampaignSettings, campaign_settings
+from hydragnn.hpo.space import Point, Space, ends_of
 from hydragnn.hpo.stores import check_stores, fingerprints_of, follow_stores, without_places
+from hydragnn.hpo.trial_configs import check_space, check_values, valid_configs
 from hydragnn.hpo.warm import first_points
 from hydragnn.runs.cutoff import check_cutoff
 
-NAME = "campaign.json"
 OWN = ("version", "enqueued", "stores", "left_out", "together_because")
 """Members of campaign.json that are no settings: its version, configurations of earlier campaigns, fingerprints of the stores,
 what a default space leaves out, and why so many trials share a process."""
@@ -181,7 +182,7 @@ def plan_on(launcher: Launcher, settings: CampaignSettings) -> Plan:
     return plan
 
 
-APPENDED = ("journal.jsonl", "journal.lock", "sampler.log", "optuna.log", "packs.txt")
+APPENDED = ("journal.jsonl", "journal.lock", SAMPLER_LOG, "optuna.log", "packs.txt")
 """What a controller opens in a campaign's folder to write to; never through links."""
 
 
@@ -246,19 +247,14 @@ def write_settings(settings: CampaignSettings, enqueued: list[Point], out: Path)
 
 def open_campaign(out: Path) -> CampaignSettings:
     """The settings of the campaign in a folder; InputError where there is none or it is from a newer version."""
-    path = out / NAME
-    if not path.exists():
-        raise InputError(f"{out} is not a campaign (no {NAME}); check the path")
-    return _saved_settings(read_sealed(path), path)
+    return _settings_of(campaign_table(out), out / NAME)
 
 
 def _saved_settings(saved: Any, path: Path) -> CampaignSettings:
-    if not isinstance(saved, dict) or not isinstance(saved.get("version"), int) or "enqueued" not in saved:
-        raise InputError(f"{path} is not a campaign's; check the path")
-    if saved["version"] > VERSION:
-        raise InputError(
-            f"{path} has version {saved['version']}, this program reads up to {VERSION}; update the program"
-        )
+    return _settings_of(checked_table(saved, path), path)
+
+
+def _settings_of(saved: dict[str, Any], path: Path) -> CampaignSettings:
     settings = campaign_settings({key: v for key, v in saved.items() if key not in OWN}, path)
     because = saved.get("together_because", "")
     return replace(

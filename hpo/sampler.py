@@ -24,7 +24,8 @@ from hydragnn.hpo.gaussian import Outlook
 from hydragnn.hpo.parameters import Choice, Choices, IntRange, Parameter
 from hydragnn.hpo.scheduling.scheduler import State, Trial
 from hydragnn.hpo.settings import CampaignSettings
-from hydragnn.hpo.space import Point, Space, all_points, point_key, random_point, trial_config, value_at
+from hydragnn.hpo.space import Point, Space, all_points, point_key, random_point, value_at
+from hydragnn.hpo.trial_configs import trial_config
 
 DRAWS = 100
 """So many proposals that are invalid or known are thrown away before the sampler counts as exhausted."""

@@ -11,13 +11,14 @@ from typing import Any, BinaryIO
 from hydragnn.errors import InputError
 from hydragnn.files import open_regular
 from hydragnn.hpo.costs import CostModel, scaling_of, work_of
+from hydragnn.hpo.folder import NAME, campaign_table
 from hydragnn.hpo.journal import NAME as JOURNAL
 from hydragnn.hpo.journal import complete_lines, entry_of, follows, gap, no_garbage_collection, state_of
 from hydragnn.hpo.parameters import place_of
-from hydragnn.hpo.preflight import open_campaign
 from hydragnn.hpo.scheduling.events import node_of
 from hydragnn.hpo.scheduling.replay import Replay, concerned
 from hydragnn.hpo.scheduling.scheduler import State
+from hydragnn.hpo.search_settings import search_settings, together_text
 from hydragnn.hpo.space import Point, space_of
 from hydragnn.hpo.timeline import FaultRow, NodeHours, TimelineBuilder, local_nodes
 
@@ -170,8 +171,10 @@ class Follower:
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
         self._folder, self._clock = folder, clock
-        campaign = open_campaign(folder)
-        self._space, self._together = space_of(campaign.search.space), campaign.together_text
+        table = campaign_table(folder)
+        search = search_settings(table.get("search", {}), str(folder / NAME))
+        self._space = space_of(search.space)
+        self._together = together_text(search, str(table.get("together_because", "")))
         self._campaign, self._timeline_builder = Replay(), TimelineBuilder()
         self._position, self._last = 0, 0.0
         self._count, self._gap = 0, 0

@@ -12,7 +12,8 @@ from hydragnn.hpo.journal import NAME as JOURNAL
 from hydragnn.hpo.journal import replay
 from hydragnn.hpo.parameters import Choice, Choices, IntRange, Parameter
 from hydragnn.hpo.settings import CampaignSettings
-from hydragnn.hpo.space import NUMBER, Point, Space, contains, is_point, point_key, trial_config, value_at
+from hydragnn.hpo.space import NUMBER, Point, Space, contains, is_point, point_key, value_at
+from hydragnn.hpo.trial_configs import trial_config
 
 SHARE = 4
 """One of so many trials may come from earlier campaigns."""

@@ -6,8 +6,6 @@ import sys
 import sysconfig
 from pathlib import Path
 
-import torch
-
 OPTIONS = {"M_MMAP_MAX": (-4, 0), "M_TRIM_THRESHOLD": (-1, -1), "M_TOP_PAD": (-2, 64 * 2**20)}
 """Numbers and values of glibc's malloc.h and mallopt(3): nothing is mapped on its own, nothing is given back, and the heap grows by 64 MiB."""
 
@@ -35,6 +33,8 @@ def keep_memory() -> bool:
     that to its end. Where the arena was not built, glibc keeps what was freed, with its holes. Whoever has set ``GLIBC_TUNABLES``
     has decided; where there is a GPU, or another C library, nothing changes.
     """
+    import torch  # here, so that commands that compute nothing can start without it
+
     if sys.platform != "linux" or "GLIBC_TUNABLES" in os.environ or torch.cuda.is_available():
         return False
     libc = ctypes.CDLL(None)

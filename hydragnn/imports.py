@@ -1,15 +1,27 @@
 """Classes of other packages by name, ``package.module:Name``: never from where a stranger's files may lie."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from hydragnn.errors import InputError
 
 T = TypeVar("T")
+
+
+def names_in(package: str, modules: Mapping[str, tuple[str, ...]]) -> Callable[[str], Any]:
+    """The ``__getattr__`` of a package whose names lie in these modules of it, each of which is imported where one of them is first asked for."""
+    homes = {name: module for module, names in modules.items() for name in names}
+
+    def value_of(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(import_module(f"{package}.{homes[name]}"), name)
+
+    return value_of
 
 
 def class_named(reference: str, base: type[T], *, where: str, noun: str, parent: str) -> type[T]:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import psutil
-import torch
 
 Workers = int | Literal["auto"]
 """Processes of this machine; ``auto``: as many as it has room for."""
@@ -68,6 +67,8 @@ def visible_gpus() -> int:
 
     What the user, or Slurm or Flux for a job, has narrowed through the environment is not counted.
     """
+    import torch  # takes seconds to load, and commands that start nothing do not need it
+
     return torch.cuda.device_count()
 
 

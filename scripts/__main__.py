@@ -1,10 +1,7 @@
-"""The command ``hydragnn``. Its modules take seconds to import: Ctrl-C meanwhile, or a package that is missing, ends in no traceback."""
+"""The command ``hydragnn``. What commands need is imported by each, and takes seconds: Ctrl-C meanwhile, or a package that is missing, ends in no traceback."""
 
-import gc
 import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import hydragnn
@@ -21,8 +18,9 @@ def main() -> None:
     try:
         if re.search(r"--workers[= ](?!1( |$))", " ".join(sys.argv)):
             _load_workers_early(sys.argv[1:3])
-        with without_collection():
-            from hydragnn.scripts.cli import main as command
+        from hydragnn.scripts.cli import main as command
+
+        command()
     except KeyboardInterrupt:
         sys.exit(130)
     except ModuleNotFoundError as error:
@@ -30,18 +28,6 @@ def main() -> None:
         if package in ("", "hydragnn"):
             raise
         _end(f"the package {package} is not installed in {sys.prefix}; `pip install {package}`")
-    command()
-
-
-@contextmanager
-def without_collection() -> Iterator[None]:
-    """Import without looks for garbage, which take a sixth of the time and find none; what was imported is never looked at again."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 def _load_workers_early(words: list[str]) -> None:

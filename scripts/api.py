@@ -9,13 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydragnn.config import AnyConfig, config_from_table
 from hydragnn.errors import InputError, Interrupted, OutOfWalltime
 from hydragnn.machine import Workers, this_machine, workers_here
 from hydragnn.record import RunRecord
 from hydragnn.settings import read_toml, store_override, with_overrides
 
 if TYPE_CHECKING:
+    from hydragnn.config import AnyConfig
     from hydragnn.datasets import StoreInfo
     from hydragnn.ensemble import Ensemble, Evaluation, PredictionResult
     from hydragnn.hpo import CampaignResult, CampaignStatus
@@ -70,7 +70,7 @@ def store_info(store: Path | str) -> "StoreInfo":
 
 
 def train(
-    config: Path | str | Table | AnyConfig,
+    config: "Path | str | Table | AnyConfig",
     out: Path | str,
     *,
     resume: bool = False,
@@ -82,6 +82,7 @@ def train(
 
     ``memory`` (``"4 GB"``) is what a rank may take; it goes before ``batch.memory`` of the configuration.
     """
+    from hydragnn.config import AnyConfig, config_from_table
     from hydragnn.runs import console_progress
     from hydragnn.runs import train as run
 
@@ -170,7 +171,7 @@ def simulate(
 
 def status(campaign: Path | str) -> "CampaignStatus":
     """How the campaign in a folder stands, from its journal: trials, rungs, nodes, goodput, faults, budget, forecast."""
-    from hydragnn.hpo import campaign_status
+    from hydragnn.hpo.status import campaign_status
 
     return campaign_status(Path(campaign))
 

@@ -33,9 +33,19 @@ app = typer.Typer(
     See it work on three scales in minutes: `hydragnn quickstart`. Every command takes `--json`.""",
 )
 data = typer.Typer(no_args_is_help=True, help="Make, look at, check and convert stores of graphs.")
+WITHOUT_TENSORS = ("doctor", "simulate", "status")
+"""Commands that compute with no tensors, and do not wait for torch therefore."""
+
 app.add_typer(data, name="data")
 app.add_typer(kernels, name="kernels")
 app.add_typer(bench, name="bench")
+
+
+@app.callback()
+def begin(context: typer.Context) -> None:
+    """Before a command that computes: this process keeps the memory of its tensors."""
+    if context.invoked_subcommand not in WITHOUT_TENSORS and "--help" not in sys.argv:
+        keep_memory()
 
 
 def workers_of(text: str | int) -> Workers:
@@ -383,7 +393,6 @@ def _exit(code: int) -> NoReturn:
 
 def main() -> None:
     """Run the command line: 0 on success, 2 with one sentence on bad input, 3 on a failed run or prediction, 130 on Ctrl-C, 75 at the end of an allocation."""
-    keep_memory()
     try:
         with printing():
             app()

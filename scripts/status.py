@@ -10,9 +10,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from hydragnn.hpo import CampaignStatus, Follower
-from hydragnn.hpo.controller import SAMPLER_LOG
-from hydragnn.hpo.status import duration_text, values_line
+from hydragnn.hpo.folder import SAMPLER_LOG
+from hydragnn.hpo.status import CampaignStatus, Follower, duration_text, values_line
 from hydragnn.scripts.showing import journal_read
 from hydragnn.terminal import PlainConsole
 

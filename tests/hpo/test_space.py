@@ -14,16 +14,8 @@ from hydragnn.errors import InputError
 from hydragnn.files import read_json, write_json
 from hydragnn.hpo.preflight import as_begun, open_campaign, write_settings
 from hydragnn.hpo.settings import campaign_settings
-from hydragnn.hpo.space import (
-    all_points,
-    check_space,
-    contains,
-    is_point,
-    random_point,
-    space_of,
-    trial_config,
-    value_at,
-)
+from hydragnn.hpo.space import all_points, contains, is_point, random_point, space_of, value_at
+from hydragnn.hpo.trial_configs import check_space, trial_config
 
 SOURCE = Path("CAMPAIGN.toml")
 KIND = {"type": "categorical", "choices": ["schnet", "egnn"]}

@@ -22,8 +22,9 @@ from hydragnn.errors import InputError
 from hydragnn.files import read_sealed
 from hydragnn.hpo import CampaignSettings, campaign_settings, run_search
 from hydragnn.hpo.job import JobSettings
-from hydragnn.hpo.space import space_of, trial_config
+from hydragnn.hpo.space import space_of
 from hydragnn.hpo.submit import SITES, Job, Span, job_script, submit_campaign, successor, walltime
+from hydragnn.hpo.trial_configs import trial_config
 from hydragnn.record import read_record
 from hydragnn.runs.run import main as train
 

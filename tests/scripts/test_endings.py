@@ -131,14 +131,20 @@ INTERRUPTED = "import os, signal; signal.signal(2, signal.default_int_handler); 
     ("meanwhile", "code", "said"),
     [
         (INTERRUPTED, 130, ""),
-        ("raise ModuleNotFoundError('No module named torch', name='torch._C')", 2, "error: the package torch is not"),
+        ("raise ModuleNotFoundError('No module named ours', name='{}._C')", 2, "error: the package {} is not"),
     ],
 )
+@pytest.mark.parametrize(
+    ("package", "words"),
+    [("typer", ["--help"]), ("torch", ["predict", "ensemble", "store", "--out", "out.h5"])],
+    ids=["of the command line", "of a command"],
+)
 def test_ctrl_c_while_modules_are_imported_and_a_package_that_is_missing_end_in_no_traceback(
-    meanwhile: str, code: int, said: str, tmp_path: Path
+    package: str, words: list[str], meanwhile: str, code: int, said: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "torch.py").write_text(f"{meanwhile}\n")
-    command = [sys.executable, "-c", "from hydragnn.scripts.__main__ import main; main()", "--help"]
+    (tmp_path / f"{package}.py").write_text(f"{meanwhile.format(package)}\n")
+    said = said.format(package)
+    command = [sys.executable, "-c", "from hydragnn.scripts.__main__ import main; main()", *words]
     ended = subprocess.run(
         command, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False
     )

@@ -19,7 +19,8 @@ from hydragnn.errors import InputError
 from hydragnn.files import read_json
 from hydragnn.graphs import Field, graph_from_arrays
 from hydragnn.hpo import read_campaign
-from hydragnn.hpo.space import check_space, space_of
+from hydragnn.hpo.space import space_of
+from hydragnn.hpo.trial_configs import check_space
 from hydragnn.scripts import api
 from hydragnn.scripts.recipes import acac, cantilever, fept, terfenol
 from hydragnn.scripts.recipes.__main__ import NAMES, recipe

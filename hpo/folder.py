@@ -1,0 +1,31 @@
+"""What lies in a campaign's folder, and what its ``campaign.json`` says before anything is made of it."""
+
+from pathlib import Path
+from typing import Any
+
+from hydragnn.errors import InputError
+from hydragnn.files import read_sealed
+
+NAME = "campaign.json"
+SAMPLER_LOG = "sampler.log"
+VERSION = 3
+"""Of campaigns on disk. 1: keys that came later mean what was computed then (``Settings.before``, ``Settings.former``); 2: those of heads do."""
+
+
+def campaign_table(out: Path) -> dict[str, Any]:
+    """The table in a campaign's folder; InputError where there is none or it is from a newer version."""
+    path = out / NAME
+    if not path.exists():
+        raise InputError(f"{out} is not a campaign (no {NAME}); check the path")
+    return checked_table(read_sealed(path), path)
+
+
+def checked_table(saved: Any, path: Path) -> dict[str, Any]:
+    """What was read from ``path``; InputError where it is no campaign's, or a newer version's."""
+    if not isinstance(saved, dict) or not isinstance(saved.get("version"), int) or "enqueued" not in saved:
+        raise InputError(f"{path} is not a campaign's; check the path")
+    if saved["version"] > VERSION:
+        raise InputError(
+            f"{path} has version {saved['version']}, this program reads up to {VERSION}; update the program"
+        )
+    return saved

@@ -1,0 +1,125 @@
+"""What a campaign searches: the [search] section of CAMPAIGN.toml, typed."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from hydragnn.errors import InputError
+from hydragnn.hpo.parameters import Parameter, parsed_parameter
+from hydragnn.settings import Settings
+
+DEFAULT = "default"
+"""What ``search.space`` says in a file for the space that ships."""
+
+
+class SearchSettings(Settings):
+    """How many configurations are tried, which, for how long, and what makes one better than another."""
+
+    trials: int = Field(default=24, ge=1)
+    """Configurations to try, those that fail included."""
+
+    sampler: Literal["auto", "tpe", "gp", "qmc", "random"] = "auto"
+    """auto: gp where 64 trials or more can run at once, otherwise tpe; tpe: Parzen estimators; gp: Gaussian process;
+    qmc: scrambled Sobol points; random: independent draws."""
+
+    seed: int = Field(default=0, ge=0)
+    """Seed of the sampler; with one worker the whole campaign is a function of it."""
+
+    workers: Annotated[int, Field(ge=1)] | Literal["auto"] = 1
+    """Processes that train trials, on one thread and, where there are GPUs, one GPU each; of one trial, or of so many as are
+    ``together``. auto: as many as this machine's GPUs, or its cores where it has none, and its free memory are enough for."""
+
+    objective: str | dict[str, float] = "valid/loss"
+    """What is minimised: ``valid/loss``, one metric such as ``valid/energy/mae``, or a table of weights per field, whose mean
+    absolute errors are divided by those of the trivial predictor: ``{energy = 1.0, forces = 2.0}``."""
+
+    rungs: list[int] = Field(default_factory=list)
+    """Epochs after which trials are compared and only the best go on; the last segment ends at ``train.epochs``."""
+
+    reduction: int = Field(default=3, ge=1)
+    """At every rung the best ``1 / reduction`` of the trials that reached it go on; 1: all of them."""
+
+    finalists: int = Field(default=5, ge=0)
+    """At least so many trials are trained to the end, however few the rungs let through, so that an ensemble finds members."""
+
+    retries: int = Field(default=3, ge=0)
+    """Further attempts that one trial gets after faults of the machine; faults of the configuration are not repeated."""
+
+    max_hours: float | None = Field(default=None, gt=0)
+    """Budget of time; what runs is saved shortly before, and a resume with a larger budget goes on."""
+
+    max_node_hours: float | None = Field(default=None, gt=0)
+    """Budget of nodes times hours, idle nodes included, because that is what a site bills."""
+
+    launcher: Literal["auto", "local", "slurm", "pbs", "flux"] = "auto"
+    """How trials are started; auto: as job steps of the allocation that the search runs in, else as local processes."""
+
+    nodes_per_trial: int | tuple[int, int] = 1
+    """Nodes of one trial, or the smallest and the largest number; within these bounds they follow the cost and the idle nodes."""
+
+    trials_per_node: int = Field(default=1, ge=1)
+    """Small trials that share a node, for example one per GPU; they are started in packs, many in one job step."""
+
+    together: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = 1
+    """So many trials share a process, and its thread or GPU: ``workers`` processes with so many trials each, or so many of
+    ``trials_per_node``. Where models have one shape their steps are taken as one, if that is measured to be faster. auto: as many as
+    are known to gain by it, which is decided before the first trial and kept."""
+
+    ranks_per_node: int | None = Field(default=None, ge=1)
+    """Processes of one trial on each of its nodes; one per GPU, or one, if absent."""
+
+    grace_seconds: float = Field(default=10.0, gt=0)
+    """Time that trials get to save themselves before a budget or the allocation ends."""
+
+    hang_minutes: float = Field(default=10.0, gt=0)
+    """A trial that takes no step for so long is killed and tried on other nodes."""
+
+    timeout_minutes: float | None = Field(default=None, gt=0)
+    """A segment that takes longer fails with ``timeout``."""
+
+    warm_start: list[Path] = Field(default_factory=list)
+    """Earlier campaign folders or DeepHyper ``results.csv`` files; their best configurations are tried first."""
+
+    space: dict[str, Parameter] = Field(min_length=1)
+    """Configuration path -> parameter, for example ``"model.hidden_dim"`` or ``"heads.0.weight"``; in a file also ``space = "default"``."""
+
+    @property
+    def members(self) -> int:
+        """Trials that share a process; one where nothing was decided."""
+        return 1 if self.together == "auto" else self.together
+
+    @field_validator("workers", "together", mode="before")
+    @classmethod
+    def _number_or_auto(cls, value: Any) -> Any:
+        if value != "auto" and (type(value) is not int or value < 1):
+            raise ValueError('give a number from 1, or "auto"')
+        return value
+
+    @model_validator(mode="after")
+    def _check(self) -> "SearchSettings":
+        if sorted(set(self.rungs)) != self.rungs or (self.rungs and self.rungs[0] < 1):
+            raise ValueError(f"rungs = {self.rungs}: must be increasing numbers of epochs from 1")
+        if isinstance(self.objective, dict) and not any(weight > 0 for weight in self.objective.values()):
+            raise ValueError("objective: no field has a positive weight; give at least one")
+        if isinstance(self.objective, dict) and min(self.objective.values()) < 0:
+            raise ValueError("objective: a negative weight rewards errors; use weights of 0 or more")
+        return self
+
+
+def search_settings(table: Mapping[str, Any], source: str) -> SearchSettings:
+    """The section that a table describes, its space given as a table; InputError on anything wrong."""
+    space = table.get("space", {})
+    if not isinstance(space, Mapping) or not space:
+        raise InputError(
+            f'{source}: search.space is empty; add for example [search.space."train.learning_rate"], or say space = "{DEFAULT}"'
+        )
+    parameters = {path: parsed_parameter(path, value, source) for path, value in space.items()}
+    return SearchSettings.parse({**table, "space": parameters}, source=f"{source}: [search]")
+
+
+def together_text(search: SearchSettings, because: str) -> str:
+    """How many trials share a process and why, where the program chose the number; otherwise, without a reason, empty."""
+    who = f"{search.members} trials share" if search.members > 1 else "no trials share"
+    return f"{who} a process: {because}" if because else ""

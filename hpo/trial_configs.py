@@ -1,0 +1,185 @@
+"""The run that each point of a search space is, and what is checked of all of them."""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from itertools import combinations, product
+from typing import Any
+
+import numpy as np
+
+from hydragnn.config import AnyConfig, parse_config
+from hydragnn.errors import InputError
+from hydragnn.hpo.able import known_keys
+from hydragnn.hpo.parameters import Choices, Parameter, place_of
+from hydragnn.hpo.settings import CampaignSettings
+from hydragnn.hpo.space import NUMBER, Point, Space, all_points, allowed_values, ends_of, random_point
+from hydragnn.models.head_kinds import HEAD_KINDS
+from hydragnn.settings import with_value
+
+FIXED = ("data.store", "split", "train.epochs")
+"""Trials that differ in these cannot be compared, so that they are not searched."""
+
+UNKNOWN_KEY = re.compile(r"unknown key ([^;\s]+);")
+TRIES = 64
+
+
+def valid_configs(settings: CampaignSettings, space: Space) -> Iterator[AnyConfig]:
+    """The runs of valid points that are drawn at random, always the same; ``check_space`` makes sure that there are some."""
+    generator = np.random.default_rng(0)
+    while True:
+        point = random_point(space, generator)
+        with suppress(InputError):
+            yield trial_config(settings, space, point, 0)
+
+
+def trial_config(settings: CampaignSettings, space: Space, values: Point, number: int) -> AnyConfig:
+    """The run of trial ``number``: the base with the point's values; InputError where they do not go together.
+
+    Of given runs, the one that the values name. The seed is ``train.seed + number`` unless the space has ``train.seed``. Where ``model.kind`` is searched, keys of
+    the base's [model] that the chosen kind does not know are left out, provided that another of the kinds knows them.
+    """
+    if settings.runs:
+        return settings.runs[values[NUMBER]].config
+    table: dict[str, Any] = json.loads(json.dumps(settings.base))
+    kinds = space.parameters.get("model.kind")
+    if isinstance(kinds, Choices) and isinstance(table.get("model"), dict):
+        table["model"] = known_keys(table["model"], str(values["model.kind"]), [str(k) for k in kinds.choices])
+    for path, value in values.items():
+        with_value(table, place_of(path), value)
+    if "train.seed" not in map(place_of, space.parameters) and isinstance(table.setdefault("train", {}), dict):
+        seed = table["train"].get("seed", 0)
+        table["train"]["seed"] = seed + number if isinstance(seed, int) else seed
+    if settings.version == 2:
+        complete_energies(table)
+    return parse_config(table, source=settings.source, stored=settings.version == 1)
+
+
+def complete_energies(table: dict[str, Any]) -> None:
+    """Give the energy heads of a run's table what campaigns of version 2 meant where they left it out, in place."""
+    kind = HEAD_KINDS["energy"]
+    for section in (table, *table.get("branches", [])):
+        for head in section.get("heads", []):
+            if head.get("kind") == "energy":
+                head.update({**kind.former, **kind.before, **head})
+
+
+def check_space(settings: CampaignSettings, space: Space) -> None:
+    """InputError unless every value at the ends of every parameter takes part in at least one valid configuration."""
+    _check_paths(settings, space)
+    _check_places(settings, space)
+    check_values(settings, space, lambda config: None)
+    points = all_points(space)
+    if points is not None and len(points) < settings.search.trials:
+        raise InputError(
+            f"{settings.source}: search.space has {len(points)} points, fewer than trials = {settings.search.trials}; "
+            "lower search.trials or widen the space"
+        )
+
+
+def check_values(settings: CampaignSettings, space: Space, check: Callable[[AnyConfig], object]) -> None:
+    """InputError unless every value at the ends of parameters, and every combination of kinds, is part of a run that passes ``check``.
+
+    Kinds are the choices of all parameters that are called so (``model.kind``, ``heads.0.kind``); ``check`` raises InputError.
+    """
+    generator = np.random.default_rng(0)
+    for path, parameter in space.parameters.items():
+        for value in ends_of(parameter):
+            given = _given(space, path, value, generator)
+            problem = _problem(settings, space, given, generator, check)
+            _refuse(f'search.space."{path}" = {value!r} takes', problem, space, path)
+    for kinds in _combinations_of_kinds(space):
+        problem = _problem(settings, space, partial(dict, kinds), generator, check)
+        words = " and ".join(f'"{path}" = {value!r}' for path, value in kinds.items())
+        _refuse(f"search.space: {words} together take", problem, space, next(iter(kinds)))
+
+
+def _given(space: Space, path: str, value: Any, rng: np.random.Generator) -> Callable[[], Point]:
+    return lambda: {**_conditions(space, path, rng), path: value}
+
+
+def _problem(
+    settings: CampaignSettings,
+    space: Space,
+    given: Callable[[], Point],
+    rng: np.random.Generator,
+    check: Callable[[AnyConfig], object],
+) -> str:
+    """What is wrong with every configuration that has the given values; empty where one is right."""
+    problem = ""
+    for _ in range(TRIES):
+        try:
+            check(trial_config(settings, space, random_point(space, rng, given()), 0))
+        except InputError as error:
+            problem = problem or str(error)
+        else:
+            return ""
+    return problem
+
+
+def _refuse(what: str, problem: str, space: Space, path: str) -> None:
+    """Raise InputError where there is a problem; the sentence says what to do about a parameter, or is that of the base."""
+    if not problem:
+        return
+    unknown = UNKNOWN_KEY.search(problem)
+    if unknown and not any(f"{known}.".startswith(f"{unknown[1]}.") for known in space.parameters):
+        raise InputError(problem)  # the base's own, whatever the values
+    hint = "; a parameter that only some choices know needs when = {...}" if unknown else ""
+    raise InputError(f"{what} part in no valid run: {problem}{'' if space.parameters[path].when else hint}")
+
+
+def _combinations_of_kinds(space: Space) -> list[Point]:
+    """Every combination of the choices of several parameters called kind that are active together."""
+    kinds = {path: p for path, p in space.parameters.items() if path.endswith(".kind") and isinstance(p, Choices)}
+    if len(kinds) < 2:
+        return []
+    combinations = [dict(zip(kinds, values)) for values in product(*(p.choices for p in kinds.values()))]
+    return [one for one in combinations if all(_may_be_active(kinds[path], one) for path in kinds)]
+
+
+def _may_be_active(parameter: Parameter, values: Point) -> bool:
+    """Return False where one of the values rules a parameter out."""
+    return all(
+        path not in values or any(values[path] == allowed for allowed in allowed_values(condition))
+        for path, condition in parameter.when.items()
+    )
+
+
+def _conditions(space: Space, path: str, rng: np.random.Generator) -> Point:
+    """Values of the parameters above ``path`` that make it active."""
+    given: Point = {}
+    for parent, condition in space.parameters[path].when.items():
+        options = allowed_values(condition)
+        given |= {**_conditions(space, parent, rng), parent: options[int(rng.integers(len(options)))]}
+    return given
+
+
+def _check_paths(settings: CampaignSettings, space: Space) -> None:
+    for whole in space.parameters:
+        path = re.sub(r"^branches\.\d+\.", "", place_of(whole))  # a branch has the sections of a run
+        if path == "name" or any(path == fixed or path.startswith(fixed + ".") for fixed in FIXED):
+            raise InputError(
+                f'{settings.source}: search.space."{whole}": trials that differ in it cannot be compared; '
+                "set it in the base configuration"
+            )
+        section, *_, last = path.split(".")
+        if settings.search.objective == "valid/loss" and section == "heads" and last != "hidden_dims":
+            raise InputError(
+                f'{settings.source}: search.space."{whole}" changes what valid/loss means, so that trials cannot be '
+                'compared by it; set objective to a metric such as "valid/energy/mae" or to weights per field'
+            )
+
+
+def _check_places(settings: CampaignSettings, space: Space) -> None:
+    """InputError where two parameters of one place can be active together."""
+    for (one, first), (other, second) in combinations(space.parameters.items(), 2):
+        if place_of(one) == place_of(other) and not any(
+            path in second.when and not any(v in allowed_values(second.when[path]) for v in allowed_values(condition))
+            for path, condition in first.when.items()
+        ):
+            raise InputError(
+                f'{settings.source}: search.space."{one}" and "{other}" set the same key; give each a when of its own, so that '
+                "never both hold"
+            )
